@@ -4,10 +4,8 @@ from kvplan.report.keys.record import Block, Kind, Record
 
 _NEW = "new, theory of prefill and decode apart"
 _NO_SPLIT = "No formula covers the traffic with prefill and decode apart, or there are too few GPUs."
-_NO_GOODPUT = (
-    "No objectives are set, or the closed forms do not reach that far: `fleet.reason` says up to where."
-)
-_NO_TIME = "No closed form at the offered rate."
+_NO_GOODPUT = "goodput.rate_rps has that of the profile's fleet; kvplan size --split compares both ways."
+_NO_TIME = "The queue grows at the offered rate, or the simulator does not model the fleet so."
 
 
 def _figures(which: str, what: str, rate: str, missing: str) -> tuple[Record, ...]:
@@ -39,14 +37,14 @@ def _figures(which: str, what: str, rate: str, missing: str) -> tuple[Record, ..
         ),
         Record(
             f"{head}.ttft_s",
-            f"Mean TTFT of {what} at the offered rate, routed at random.",
+            f"Mean TTFT of {what} at the offered rate, simulated behind the router.",
             source=_NEW,
             unit="s",
             absent=_NO_TIME,
         ),
         Record(
             f"{head}.itl_s",
-            f"Mean ITL of {what} at the offered rate, routed at random.",
+            f"Mean ITL of {what} at the offered rate, simulated behind the router.",
             source=_NEW,
             unit="s",
             absent=_NO_TIME,

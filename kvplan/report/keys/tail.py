@@ -42,8 +42,8 @@ SOURCES = Block(
             "sources",
             "For each block how its numbers are known, and from where.",
             formula="theorem: a published formula; computed: beyond the papers, or numerical with a certificate; "
-            "simulated: measured on runs, or the fluid map iterated; estimated: with factors fitted to simulations; "
-            "assumption: from the profile, or observed",
+            "simulated: measured on runs, or the fluid map iterated; estimated: approximations whose "
+            "error was measured by simulation; assumption: from the profile, or observed",
             kind=Kind.TABLE,
         ),
     ),
