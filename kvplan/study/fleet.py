@@ -18,6 +18,8 @@ def timed(found: FleetFigures | None, model: ServingModel, plan: Plan, own: Late
     ----------
     own
         What the fleet of the model was seen to do.
+    goodput_rps
+        Up to which rate it keeps all objectives; None without any. Of the other way no such rate is looked for.
     """
     fleet = model.fleet
     if found is None or fleet is None:
@@ -26,9 +28,9 @@ def timed(found: FleetFigures | None, model: ServingModel, plan: Plan, own: Late
     if fleet.is_split:
         together = replace(fleet, prefill=0, decode=0, replicas=joined.replicas)
         joined = _with_times(joined, _simulated(replace(model, fleet=together), plan))
-        split = _with_times(split, own)
+        split = _with_times(split, own)._replace(goodput_rps=goodput_rps)
     else:
-        joined = _with_times(joined, own)
+        joined = _with_times(joined, own)._replace(goodput_rps=goodput_rps)
         if split.prefill and split.decode:
             apart = replace(fleet, prefill=split.prefill, decode=split.decode, replicas=0)
             split = _with_times(split, _simulated(replace(model, fleet=apart), plan))

@@ -178,16 +178,17 @@ def operating_point(model: ServingModel, plan: Plan) -> OperatingPoint:
         return seen.trend is Trend.STEADY and not unsettled(seen.sample)
 
     settings, arrivals = engine_settings(model), Load().on(model).name
+    parameters = {name: values[0] if len(values) == 1 else values for name, values in settings.given.items()}
     try:
         seen = observe(model, plan, settings, settled)
     except UsageError as refused:
         none = Estimate(math.nan, math.nan, math.nan)
         latency = Latency(Status.UNDECIDED, str(refused))
-        return OperatingPoint(settings.policy, settings.given, arrivals, latency, none, none, 0, 0)
+        return OperatingPoint(settings.policy, parameters, arrivals, latency, none, none, 0, 0)
     sample = seen.sample
     return OperatingPoint(
         settings.policy,
-        settings.given,
+        parameters,
         arrivals,
         _latency(seen, model),
         sample.rate(),
