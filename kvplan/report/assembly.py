@@ -392,9 +392,9 @@ class Analyses:
         if self.whole.fleet is None:
             return None
         found = fleet_figures(self.whole, self.plan.limits)
-        return fleet_block(
-            timed(found, self.whole, self.plan, self.latency), proved=self.model.timing.is_linear
-        )
+        good = self.goodput and self.goodput.rate_rps
+        seen = timed(found, self.whole, self.plan, self.latency, good)
+        return fleet_block(seen, proved=self.model.timing.is_linear)
 
     @cached_property
     def sources(self) -> dict[str, Source]:

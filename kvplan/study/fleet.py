@@ -11,7 +11,13 @@ from kvplan.study.operating_point import Latency, operating_point
 _Side = TypeVar("_Side", SplitFleet, JoinedFleet)
 
 
-def timed(found: FleetFigures | None, model: ServingModel, plan: Plan, own: Latency) -> FleetFigures | None:
+def timed(
+    found: FleetFigures | None,
+    model: ServingModel,
+    plan: Plan,
+    own: Latency,
+    goodput_rps: float | None = None,
+) -> FleetFigures | None:
     """Figures of a fleet with mean TTFT and ITL at the offered rate, simulated, of both ways.
 
     Parameters
