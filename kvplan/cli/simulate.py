@@ -234,6 +234,7 @@ def _operating_point(loaded: "Loaded", format: TableFormat, output: Path | None)
     """The same figures as in the report of the profile."""
     from kvplan.formats import csv, json
     from kvplan.layout import operating_point as table
+    from kvplan.simulation.experiments.load import Load
     from kvplan.study.operating_point import operating_point
 
     point = operating_point(loaded.model, loaded.plan)
@@ -244,7 +245,7 @@ def _operating_point(loaded: "Loaded", format: TableFormat, output: Path | None)
         DocumentFormat(format.value),
         output,
         lambda: json.operating_point(point, loaded),
-        lambda: [table.build(point, loaded.name)],
+        lambda: [table.build(point, Load().on(loaded.model), loaded.name)],
         loaded.sha256,
     )
     write_result(text, output)

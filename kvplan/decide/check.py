@@ -196,7 +196,7 @@ def check(
     if problems:
         return Checked(profile.source, file, profile.name, profile.sha256, (), tuple(problems))
     answered, together = _with_remedies(profile, subject, results)
-    notes = tuple(_notes(profile, subject, answered))
+    notes = (*_notes(profile, subject), *_missed(subject.analyses, results))
     return Checked(profile.source, file, profile.name, profile.sha256, answered, (), together, notes)
 
 
@@ -219,11 +219,29 @@ def _refused(profile: Profile, accepted: Collection[str]) -> Iterator[Problem]:
     yield Problem(str(refusal), refusal.line)
 
 
-def _notes(profile: Profile, subject: Subject, results: Sequence[Result]) -> Iterator[str]:
+def _notes(profile: Profile, subject: Subject) -> Iterator[str]:
     analyses = subject.analyses
     yield from doubts(analyses.model)
     if profile.model.measured.band is not None:
         yield from band_notes(analyses.model, analyses.load, analyses.verdict.recovers_up_to_rps or 0.0)
+
+
+def _missed(analyses: Analyses, results: Sequence[Result]) -> Iterator[str]:
+    """Objectives that are missed for sure at the offered rate, where nothing that is required is about latencies."""
+    if any(result.key.path[0] in ("goodput", "latency") for result in results):
+        return
+    for slo in analyses.objectives:
+        latency = analyses.latency
+        time, _, figure = slo.key.partition(".")
+        value = getattr(getattr(latency, time), figure)
+        if value is None or slo.holds(value):
+            continue
+        least, _ = latency.ci95.get(slo.key, (value, None))
+        if not slo.holds(least):
+            yield (
+                f"{slo.key} of [slo] is missed: it is {slo.written(value)} at the offered rate. To gate that: "
+                f"latency.{slo.text}."
+            )
 
 
 def report_of(profile: Profile, progress: Progress | None = None) -> Analyses:

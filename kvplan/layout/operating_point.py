@@ -3,21 +3,24 @@
 from collections.abc import Iterator
 
 from kvplan.layout.elements import Block, Paragraph, Section, number, table, words
+from kvplan.layout.simulation import replayed
 from kvplan.report.words import Basis
+from kvplan.simulation.experiments.load import Load
 from kvplan.study.operating_point import OperatingPoint
 from kvplan.units import ABSENT, format_number, format_seconds
 
 
-def build(point: OperatingPoint, name: str) -> Section:
-    """A section with every figure and its 95 % interval."""
-    return Section("operating_point", f"{name}: at its own rates", tuple(_blocks(point)), Basis.SIMULATED)
+def build(point: OperatingPoint, load: Load, name: str) -> Section:
+    """A section with every figure and its 95 % interval; `load` is what came."""
+    return Section("operating_point", f"{name}: at its own rates", tuple(_blocks(point, load)), Basis.SIMULATED)
 
 
-def _blocks(point: OperatingPoint) -> Iterator[Block]:
+def _blocks(point: OperatingPoint, load: Load) -> Iterator[Block]:
     latency = point.latency
+    came = f"{point.arrivals} arrivals" if load.trace is None else replayed(load)
     yield Paragraph(
-        f"Policy {point.policy}, {point.arrivals} arrivals, {format_number(point.requests)} requests in {point.runs} "
-        f"runs after a warm-up; the queue is {latency.status}."
+        f"Policy {point.policy}, {came}, {format_number(point.requests)} requests in {point.runs} "
+        f"run{'s' * (point.runs != 1)} after a warm-up; the queue is {latency.status}."
     )
     if latency.reason is not None:
         yield Paragraph(f"No latencies: {latency.reason}.")

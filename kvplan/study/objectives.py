@@ -156,8 +156,8 @@ def _share_above(sample: Sample, time: str, limit: float) -> tuple[float, float]
 
 
 def _over_limit(shown: Estimate, limit: float) -> tuple[float, float]:
-    if limit == 0:
-        return (math.inf, 0.0) if shown.value > 0 else (0.0, 0.0)
+    if limit <= 0:
+        return (math.inf, 0.0) if shown.value > limit else (0.0, 0.0)
     return shown.value / limit, (shown.high - shown.value) / limit
 
 

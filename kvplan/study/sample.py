@@ -121,8 +121,8 @@ class _Gaps:
 
     def share_above(self, limit: float) -> Ratio:
         """Of the bin that the limit is in, a part, as if gaps were even in it; none if they are all alike."""
-        place = math.log(limit / SHORTEST_GAP_S) * GAPS_IN_E
-        first = min(max(math.floor(place + _EDGE), 0), GAPS - 2)
+        place = math.log(max(limit / SHORTEST_GAP_S, 1.0)) * GAPS_IN_E
+        first = min(math.floor(place + _EDGE), GAPS - 2)
         part = min(max(first + 1 - place, 0.0), 1.0)
         before, here, after = np.diff(self._below)[[max(first - 1, 0), first, first + 1]]
         if part < 1 - _EDGE and before + after < _ALONE * here:

@@ -46,6 +46,10 @@ def test_every_command_says_the_same(name: str, run: Run, tmp_path: Path) -> Non
     (checked,) = json.loads(out)["profiles"]
     assert {r["key"]: r["got"] for r in checked["requirements"] if r["origin"] == "option"} == numbers
 
+    (simulated,) = document(run, "simulate", name)["policies"]
+    latencies = {key: value for key, value in known.items() if key.startswith("latency.")}
+    assert {key: at(simulated, key.removeprefix("latency.")) for key in latencies} == latencies
+
     path = tmp_path / "report.json"
     path.write_text(json.dumps(report))
     code, out, error = run("diff", str(path), name, "--format", "json")

@@ -55,16 +55,16 @@ def test_plots_of_an_earlier_run_do_not_stay_unnoticed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = {"notes.svg": "mine", "roots.svg.bak": "mine", "kv-density.png": "old"}
-    for name, content in {**mine, "nested-segments.svg": "old", "timeline-offered.svg": "old"}.items():
+    for name, content in {**mine, "nested-segments.svg": "old", "fleet-rates.svg": "old"}.items():
         (tmp_path / name).write_text(content)
-    (tmp_path / "timeline-saturated.svg").mkdir()
+    (tmp_path / "cache-hits.svg").mkdir()
     assert main(["analyze", NAME, "--plot", str(tmp_path), "-o", os.devnull]) == 0
-    expected = {*mine, *(f"{name}.svg" for name in FILES), "timeline-saturated.svg"}
+    expected = {*mine, *(f"{name}.svg" for name in FILES), "cache-hits.svg"}
     assert set(os.listdir(tmp_path)) == expected
     assert {name: (tmp_path / name).read_text() for name in mine} == mine
     _, removed, left = capsys.readouterr().err.splitlines()
     assert removed.endswith(
-        ": removed what an earlier run had plotted: nested-segments.svg, timeline-offered.svg"
+        ": removed what an earlier run had plotted: fleet-rates.svg, nested-segments.svg"
     )
     assert left.endswith(": left there, from an earlier run: kv-density.png")
 

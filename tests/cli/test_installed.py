@@ -11,7 +11,7 @@ from every import every
 
 CALLS = {  # with the exit code and some of what is said; of what reads files, that an empty one is refused
     "--version": (0, "kvplan "),
-    "analyze tool-calls-h100": (0, "NEEDS CAP"),
+    "analyze tool-calls-h100": (0, "STABLE"),
     "check tool-calls-h100 --accept workload --require 'load.headroom >= 30%'": (1, "FAIL"),
     "diff tool-calls-h100 tool-calls-h100": (0, "Nothing differs."),
     "simulate tool-calls-h100 --requests 20": (0, "greedy"),
