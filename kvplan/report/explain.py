@@ -235,11 +235,20 @@ def _values(record: Record, document: Mapping[str, Any]) -> Iterator[tuple[str, 
         for block, source in document["sources"].items():
             yield block, f"{source['kind']}: {source['source']}"
     elif not record.list_key:
-        yield "", at(document, record.key)
+        value = at(document, record.key)
+        yield from _leaves(value) if isinstance(value, dict) else [("", value)]
     else:
         field = record.key.partition("[]")[2].removeprefix(".")
         for k, entry in enumerate(at(document, record.list_key) or ()):
             yield _entry_name(record, document, k, entry), at(entry, field) if field else entry
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _entry_name(record: Record, document: Mapping[str, Any], k: int, entry: Any) -> str:
@@ -263,7 +272,10 @@ def _filled(record: Record, value: Any, evidence: Evidence) -> tuple[str, Mappin
 def _with_unit(value: Any, unit: str) -> str:
     if value is None:
         return "null"
-    text = f"[{', '.join(map(written, value))}]" if isinstance(value, list) else written(value)
+    if isinstance(value, list):
+        text = f"[{', '.join('null' if end is None else written(end) for end in value)}]"
+    else:
+        text = written(value)
     return f"{text} {unit}" if unit else text
 
 

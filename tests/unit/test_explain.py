@@ -502,3 +502,14 @@ def test_pages_are_of_the_kind_that_was_asked_for() -> None:
 
     assert isinstance(page(find("load")), Summary)
     assert isinstance(page(find("load.headroom")), Explained)
+
+
+def test_intervals_are_explained_figure_by_figure() -> None:
+    document, inputs = made("pulse")
+    intervals = {"ttft_s": {"mean": [0.5, None]}, "waiting": [0, 1]}
+    known = {**document, "latency": {**document["latency"], "ci95": intervals}}
+    page = explain(find("latency.ci95"), known, inputs)
+    assert [(row.name, row.value) for row in page.rows] == [
+        ("ttft_s.mean", "[0.5, null]"),
+        ("waiting", "[0, 1]"),
+    ]
