@@ -240,7 +240,14 @@ def _values(record: Record, document: Mapping[str, Any]) -> Iterator[tuple[str, 
     else:
         field = record.key.partition("[]")[2].removeprefix(".")
         for k, entry in enumerate(at(document, record.list_key) or ()):
-            yield _entry_name(record, document, k, entry), at(entry, field) if field else entry
+            yield _entry_name(record, document, k, entry), _of_entry(entry, field)
+
+
+def _of_entry(entry: Any, field: str) -> Any:
+    """A field of an entry; of a list within it, that of each."""
+    inner, _, rest = field.partition("[].")
+    value = at(entry, inner) if inner else entry
+    return [at(item, rest) for item in value] if rest else value
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
