@@ -1,7 +1,8 @@
 """What ends the collapse of a prefix cache, tried: a limit of running requests together with a bound on waiting.
 
 A burst leaves memory full of requests in flight, of which none finds anything. Fewer running requests leave room for
-what the next ones ask for, and no queue outlasts it. Neither ends a collapse alone.
+what the next ones ask for, and no queue outlasts it. Neither ends a collapse alone; where the replica has such a limit,
+a bound on waiting is tried beside that.
 """
 
 from collections.abc import Mapping
@@ -81,20 +82,21 @@ def protection(model: ServingModel, plan: Plan) -> Gained | None:
     found, settings = prefix_cache(cached_replica(model)), engine_settings(model)
     seats = next((name for name in SEATS if name in POLICIES[settings.policy].parameters), None)
     warm, lost = found.warm, found.separatrix_in_flight
-    if seats is None or not found.collapse_possible or warm is None or lost is None:
+    if seats is None or not found.collapse_possible or warm is None or warm.characteristic_time_s is None:
         return None
-    if warm.characteristic_time_s is None:
+    if lost is None and model.replica.max_num_seqs is None:
         return None
-    running = max(1, int(_OF_SEPARATRIX * lost))
-    patience_s = float(f"{_PATIENCE * warm.characteristic_time_s:.2g}")
-    limits = {seats: (float(running),), SHED_AFTER: (patience_s,)}
+    chosen = [Setting(SHED_AFTER, float(f"{_PATIENCE * warm.characteristic_time_s:.2g}"))]
+    if lost is not None:  # else the replica's own limit lies below
+        chosen.insert(0, Setting(seats, max(1, int(_OF_SEPARATRIX * lost))))
+    limits = {setting.name: (float(setting.value),) for setting in chosen}
     jobs = [(given, seed) for given in ({}, limits) for seed in _SEEDS]
     ends = at_once(lambda job: _end(model, plan, settings, found, *job), jobs)
     without, within = ends[: len(_SEEDS)], ends[len(_SEEDS) :]
     if any(end.warm for end in without) or not all(end.warm for end in within):
         return None
     gain = sum(end.served for end in within) / sum(end.served for end in without) - 1
-    return Gained((Setting(seats, running), Setting(SHED_AFTER, patience_s)), gain, sustains=True)
+    return Gained(tuple(chosen), gain, sustains=True)
 
 
 def _end(

@@ -13,9 +13,9 @@ from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.analysis.equilibrium import load, saturation, sustainable_rate
 from kvplan.analysis.prefix_cache import population_of
 from kvplan.errors import ProfileError
-from kvplan.model import ServingModel
+from kvplan.model import Plan, ServingModel
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.report.assembly import Report, analyze, to_document
+from kvplan.report.assembly import Analyses, plain
 from kvplan.report.prefix_cache import enough_memory, running_cap
 from kvplan.report.words import Status
 
@@ -53,37 +53,46 @@ def profile(text: str, *changes: tuple[str, str]) -> Profile:
     return parse_profile(text.encode(), "some.toml")
 
 
-def report(text: str, *changes: tuple[str, str]) -> Report:
-    return analyze(profile(text, *changes).model, name="some", sha256="")
+def analyses(text: str, *changes: tuple[str, str]) -> Analyses:
+    """What a report holds, each block computed where a test looks at it."""
+    return Analyses(profile(text, *changes).model, Plan())
 
 
 def test_agents_of_the_theory() -> None:
     """Figures of theory §8: guaranteed 12.03, good 16.7; at 13.35 requests/s .822, .14 and 21.1 ms."""
-    found = to_document(report(AGENTS))
-    cache = found["prefix_cache"]
-    assert found["load"]["offered_rps"] == pytest.approx(0.834 * 16)
-    assert found["load"]["sustainable_rps"] == cache["sustainable_rps"]["guaranteed"]
+    found = analyses(AGENTS)
+    cache, offered, state = plain(found.prefix_cache, "prefix_cache"), found.load, found.equilibrium
+    assert offered.offered_rps == pytest.approx(0.834 * 16)
+    assert offered.sustainable_rps == cache["sustainable_rps"]["guaranteed"]
     assert cache["sustainable_rps"] == pytest.approx({"guaranteed": 12.03, "good": 16.67}, abs=0.01)
     assert cache["hit_ratio"] == pytest.approx(0.822, abs=0.004)
-    assert found["equilibrium"]["kv_utilization"] == pytest.approx(0.14, abs=0.002)
-    assert found["equilibrium"]["iteration_time_s"] == pytest.approx(0.0211, rel=0.01)
-    assert found["saturation"]["throughput_rps"] == pytest.approx(cache["collapsed"]["throughput_rps"])
-    assert found["load"]["headroom"] < 0
+    assert state.kv_utilization == pytest.approx(0.14, abs=0.002)
+    assert state.iteration_time_s == pytest.approx(0.0211, rel=0.01)
+    assert found.saturation.throughput_rps == pytest.approx(cache["collapsed"]["throughput_rps"])
+    assert offered.headroom is not None
+    assert offered.headroom < 0
     assert cache["collapse_possible"] is True
-    assert found["verdict"]["status"] == "needs_cap"
+    assert found.status is Status.NEEDS_CAP
     assert "branches" not in cache
 
 
 def test_it_says_what_keeps_agents_from_collapsing() -> None:
-    found = report(AGENTS)
+    found = analyses(AGENTS)
     assert found.prefix_cache is not None
     cap = running_cap(found.prefix_cache)
     assert cap is not None
     assert found.equilibrium.requests_in_flight is not None
     assert found.prefix_cache.separatrix_in_flight is not None
     assert found.equilibrium.requests_in_flight < cap < found.prefix_cache.separatrix_in_flight
-    assert "--max-num-seqs, SGLang" in found.actions[0]
-    assert re.search(rf"Cap running requests at {cap} .* longer than", found.actions[0])
+    limits = {setting.name: setting.value for setting in found.advice[0].settings}
+    seats = limits.pop("max_num_seqs")
+    assert found.equilibrium.requests_in_flight < seats < found.prefix_cache.separatrix_in_flight
+    # an eighth of the time after which what nobody asks for is gone
+    age = found.prefix_cache.characteristic_time_s
+    assert limits == {"shed_after": pytest.approx(age and age / 8, rel=0.02)}
+    assert re.match(
+        rf"Set max_num_seqs = {seats} and shed_after = .*: tried, .* then drains", found.actions[0]
+    )
     assert "2 replicas" in found.actions[1]
 
 
@@ -99,8 +108,8 @@ def test_enough_memory_guarantees_the_rate() -> None:
 
 
 def test_a_shared_prompt_raises_what_is_sustainable() -> None:
-    assert report(CHAT).load.sustainable_rps == pytest.approx(9.2232, abs=1e-4)
-    found = report(CHAT, ("rate = 20", "rate = 20\nshared = 800"))
+    assert analyses(CHAT).load.sustainable_rps == pytest.approx(9.2232, abs=1e-4)
+    found = analyses(CHAT, ("rate = 20", "rate = 20\nshared = 800"))
     assert found.load.sustainable_rps == pytest.approx(24.2247, abs=1e-4)
     assert found.prefix_cache is not None
     assert found.prefix_cache.collapse_possible is False
@@ -114,28 +123,27 @@ def test_a_shared_prompt_raises_what_is_sustainable() -> None:
 
 @pytest.mark.parametrize("gap", ['{ law = "fixed", value = "9 s" }', '{ law = "exponential", mean = "1 s" }'])
 def test_ones_own_prefixes_guarantee_nothing(gap: str) -> None:
-    found = report(CHAT, ("rate = 20", f"rate = 9\nreuse = {{ tokens = 0.9, share = 0.9, gap = {gap} }}"))
-    assert found.load.sustainable_rps == pytest.approx(report(CHAT).load.sustainable_rps, rel=1e-12)
+    found = analyses(CHAT, ("rate = 20", f"rate = 9\nreuse = {{ tokens = 0.9, share = 0.9, gap = {gap} }}"))
+    assert found.load.sustainable_rps == pytest.approx(analyses(CHAT).load.sustainable_rps, rel=1e-12)
     assert found.prefix_cache is not None
     assert found.prefix_cache.sustainable_rps.good is not None
     assert found.prefix_cache.sustainable_rps.good >= found.load.sustainable_rps
 
 
 def test_without_a_cache_nothing_is_found() -> None:
-    off = report(AGENTS, ("block_tokens = 16", "block_tokens = 16, prefix_caching = false"))
+    off = analyses(AGENTS, ("block_tokens = 16", "block_tokens = 16, prefix_caching = false"))
     assert off.prefix_cache is None
-    assert off.verdict.status is Status.OVERLOADED
-    assert to_document(off)["prefix_cache"] is None
-    on = report(AGENTS)
+    assert off.status is Status.OVERLOADED
+    on = analyses(AGENTS)
     assert off.load.sustainable_rps == pytest.approx(on.load.sustainable_rps, rel=1e-4)  # prompts in groups
 
 
 def test_strangers_have_only_what_a_preempted_request_left() -> None:
-    found = to_document(report(CHAT))["prefix_cache"]
+    found = plain(analyses(CHAT).prefix_cache, "prefix_cache")
     assert found.pop("preemption_recovered_share") == pytest.approx(
         1 - (200 / 1000) * (1 - math.exp(-1000 / 200))
     )
-    for part in ("sustainable_rps", "collapsed", "host", "sustainable_rps_without_host"):
+    for part in ("sustainable_rps", "collapsed", "host", "sustainable_rps_without_host", "trial"):
         assert set(found.pop(part).values()) == {None}
     assert set(found.values()) == {None}
 
@@ -150,12 +158,9 @@ def test_strangers_have_only_what_a_preempted_request_left() -> None:
 def test_empty_prompts_find_nothing(common: str) -> None:
     text = 'schema = 1\nname = "x"\ngpu.memory_tokens = 9999\ntiming.d0 = 1\n[[classes]]\nname = "a"\ninput = 0\n'
 
-    def found(last: str) -> dict[str, Any]:
-        model = parse_profile(f"{text}decode = 9\nrate = 1\n{last}\n".encode(), "x.toml").model
-        return to_document(analyze(model, name="", sha256=""))
-
-    assert found(common)["prefix_cache"] == found("")["prefix_cache"]
-    assert found(common)["load"] == found("")["load"]
+    found, without = (analyses(f"{text}decode = 9\nrate = 1\n{last}\n") for last in (common, ""))
+    assert found.prefix_cache == without.prefix_cache
+    assert found.load == without.load
 
 
 @pytest.mark.parametrize(("input_tokens", "counts"), [((0,), False), ((0, 1), True)])
@@ -167,14 +172,14 @@ def test_a_measured_curve_counts_as_soon_as_one_prompt_has_tokens(
         "prefix.hit_curve = [[1000, 0.1]]\n"
     )
     classes = (f'[[classes]]\nname = "{n}"\ninput = {n}\ndecode = 9\nrate = 1\n' for n in input_tokens)
-    model = parse_profile((text + "".join(classes)).encode(), "x.toml").model
-    assert any("counts for nothing" in note for note in analyze(model, name="", sha256="").notes) is counts
-    assert not model.finds_prefixes
+    found = analyses(text + "".join(classes))
+    assert any("counts for nothing" in note for note in found.notes) is counts
+    assert not found.model.finds_prefixes
 
 
 def test_more_than_a_warm_cache_serves_is_too_much() -> None:
-    found = report(AGENTS, ("0.834", "1.1"))
-    assert found.verdict.status is Status.OVERLOADED
+    found = analyses(AGENTS, ("0.834", "1.1"))
+    assert found.status is Status.OVERLOADED
     assert "even a warm prefix cache" in found.verdict.summary
     assert found.equilibrium.kv_tokens is None
 
@@ -183,8 +188,8 @@ def test_few_streams_are_a_note_and_no_reason_to_call_it_overloaded() -> None:
     """E[L] is about 16,500 tokens: 48 streams; prefill takes long, so that a warm cache serves a third more."""
     changes = ("4_000_000", "800_000"), ("4 us", "20 us")
     rate = 1.05 * load(profile(AGENTS, *changes).model).sustainable_rps / 16
-    found = report(AGENTS, *changes, ("0.834", f"{rate:.6f}"))
-    assert found.verdict.status is Status.NEEDS_CAP
+    found = analyses(AGENTS, *changes, ("0.834", f"{rate:.6f}"))
+    assert found.status is Status.NEEDS_CAP
     assert any("48 streams" in note for note in found.notes)
 
 
@@ -196,7 +201,7 @@ def users(count: int) -> ServingModel:
 def test_users_ask_as_fast_as_they_are_answered(count: int) -> None:
     """users = λ·(nτ + think), n = 120 stages and a think time of 10·e^½ s."""
     model = users(count)
-    found = analyze(model, name="", sha256="")
+    found = Analyses(model, Plan())
     tau = found.equilibrium.iteration_time_s
     assert tau is not None
     assert model.total_rate_rps * (120 * tau + 10 * math.exp(0.5)) == pytest.approx(count, rel=1e-6)
@@ -208,10 +213,10 @@ def test_users_ask_as_fast_as_they_are_answered(count: int) -> None:
 
 
 def test_more_users_than_fill_memory_are_too_many() -> None:
-    found = analyze(users(2000), name="", sha256="")
+    found = Analyses(users(2000), Plan())
     assert found.load.headroom is not None
     assert found.load.headroom < 0
-    assert found.verdict.status is not Status.STABLE
+    assert found.status is not Status.STABLE
 
 
 def test_what_is_always_in_use_costs_a_cold_replica_nothing() -> None:
@@ -231,7 +236,7 @@ def test_a_prompt_that_few_share_is_not_counted_on() -> None:
 def test_a_hit_curve_makes_prefill_shorter() -> None:
     """Half way between the points; work without it: 1e-7·S + 60e-6·1000."""
     curve = "[prefix]\nhit_curve = [[50_000, 0.1], [150_000, 0.3]]"
-    found = report(CHAT + curve)
+    found = analyses(CHAT + curve)
     footprint = 1000 * 200 + 200 * 201 / 2
     work = 1e-7 * footprint + 60e-6 * 1000 * 0.8
     assert found.load.sustainable_rps == pytest.approx(100_000 / (footprint * 0.012 + 100_000 * work))
@@ -251,7 +256,7 @@ def test_what_can_collapse_is_never_called_stable(
     memory: int, rate: float, first: int, shared: int, think: float
 ) -> None:
     try:
-        found = report(
+        found = analyses(
             AGENTS,
             ("4_000_000", str(memory)),
             ("0.834", repr(rate)),
@@ -264,16 +269,17 @@ def test_what_can_collapse_is_never_called_stable(
     cache: Any = found.prefix_cache
     assert cache.sustainable_rps.guaranteed <= cache.sustainable_rps.good
     if cache.collapse_possible:
-        assert found.verdict.status is not Status.STABLE
-    if found.verdict.status is Status.STABLE:
+        assert found.status is not Status.STABLE
+    if found.status is Status.STABLE:
         assert found.load.offered_rps <= cache.sustainable_rps.guaranteed
-        assert found.verdict.recovers_up_to_rps <= cache.sustainable_rps.guaranteed
+        assert found.recovery.rate_rps is not None
+        assert found.recovery.rate_rps <= cache.sustainable_rps.guaranteed
 
 
 def test_what_a_switched_off_cache_would_find_is_said_to_count_for_nothing() -> None:
-    off = report(AGENTS, ("block_tokens = 16", "block_tokens = 16, prefix_caching = false"))
+    off = analyses(AGENTS, ("block_tokens = 16", "block_tokens = 16, prefix_caching = false"))
     assert any("counts for nothing" in note for note in off.notes)
-    assert not any("counts for nothing" in note for note in report(AGENTS).notes)
+    assert not any("counts for nothing" in note for note in analyses(AGENTS).notes)
 
 
 def test_a_gap_of_nothing_guarantees_nothing() -> None:
@@ -282,7 +288,7 @@ def test_a_gap_of_nothing_guarantees_nothing() -> None:
         f'{{ law = "quantiles", values = [{first}, "1 s", "5 s", "60 s"] }}' for first in ('"0 s"', '"1 us"')
     ]
     law = '{ law = "lognormal", median = "10 s", sigma = 1.0 }'
-    at_once, soon = (report(AGENTS, (law, gap)) for gap in gaps)
+    at_once, soon = (analyses(AGENTS, (law, gap)) for gap in gaps)
     assert at_once.load.sustainable_rps == pytest.approx(soon.load.sustainable_rps, rel=1e-9)
     assert at_once.prefix_cache is not None
     assert at_once.prefix_cache.collapse_possible is True
@@ -291,7 +297,7 @@ def test_a_gap_of_nothing_guarantees_nothing() -> None:
 def test_the_cap_lies_between_the_warm_state_and_where_it_is_lost() -> None:
     """Near the good rate the two are close."""
     for rate in ("0.76", "0.9", "1.0", "1.035"):
-        cache = report(AGENTS, ("0.834", rate)).prefix_cache
+        cache = analyses(AGENTS, ("0.834", rate)).prefix_cache
         assert cache is not None
         assert cache.separatrix_in_flight is not None
         cap = running_cap(cache)
@@ -300,23 +306,25 @@ def test_the_cap_lies_between_the_warm_state_and_where_it_is_lost() -> None:
 
 
 def test_with_a_limit_of_its_own_the_wait_is_what_is_missing() -> None:
-    found = report(AGENTS, ("block_tokens = 16", "block_tokens = 16, max_num_seqs = 117"))
-    assert found.actions[0].startswith("Give up requests that wait longer than")
-    assert found.actions[1].startswith("Or serve")
+    found = analyses(AGENTS, ("block_tokens = 16", "block_tokens = 16, max_num_seqs = 117"))
+    assert [setting.name for setting in found.advice[0].settings] == ["shed_after"]
+    assert found.advice[0].sustains_offered
+    assert found.actions[0].startswith("Set shed_after = ")
+    assert found.actions[1].startswith("Serve it with 2 replicas")
 
 
 def test_too_many_users_are_an_overload_and_no_collapse() -> None:
-    found = analyze(users(500), name="", sha256="")
-    assert found.verdict.status is Status.OVERLOADED
+    found = Analyses(users(500), Plan())
+    assert found.status is Status.OVERLOADED
     assert found.verdict.summary.startswith("500 users, and a replica for 441")
 
 
 def test_a_knee_binds_as_computation_does() -> None:
     """The same where nothing is reused: a tenth more memory buys next to nothing."""
-    found = report(AGENTS, ('d3 = "1 us"', 'd3 = "1 us", d5 = "20 us", knee_tokens = 256'))
-    alone = report(
+    found = analyses(AGENTS, ('d3 = "1 us"', 'd3 = "1 us", d5 = "20 us", knee_tokens = 256'))
+    alone = analyses(
         AGENTS,
         ('d3 = "1 us"', 'd3 = "1 us", d5 = "20 us", knee_tokens = 256'),
         ("block_tokens = 16", "block_tokens = 16, prefix_caching = false"),
     )
-    assert found.verdict.binding == alone.verdict.binding == "compute"
+    assert found.binding == alone.binding == "compute"

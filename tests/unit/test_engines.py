@@ -255,11 +255,12 @@ def test_a_requirement_that_was_not_met_before_stops_nothing() -> None:
 
 
 def test_without_a_gate_the_verdict_must_not_get_worse() -> None:
-    """4.2 requests/s are more than 41 running for ten seconds allow."""
+    """4.2 requests/s are more than 41 running for ten seconds allow, and 42 have none of the half per cent to spare."""
     model = mix_model((15, 10, 4.2), memory=1025, prefill="fused", timing=Timing(1.0))
     one = advice(caps_gain, model=model)
     assert verdicts(one, "--max-num-seqs")["41"] is Verdict.BREAKS
-    assert emitted(one) == [("--max-num-seqs", "42")]
+    assert 42 * 0.995 < 42 < 43 * 0.995
+    assert emitted(one) == [("--max-num-seqs", "43")]
     assert [t.broken for t in one.tried if t.candidate.value == "41"] == [
         f"verdict.status stays {report_of(model).verdict.status}"
     ]
