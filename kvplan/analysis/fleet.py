@@ -92,6 +92,7 @@ def one_replica(model: ServingModel) -> ServingModel:
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.model.fleet import Fleet
     >>> one = RequestClass("a", 100, (50,), (1.0,), 4.0)
     >>> one_replica(ServingModel((one,), Timing(0.02), Replica(100_000), fleet=Fleet(replicas=8))).total_rate_rps
     0.5
@@ -126,6 +127,7 @@ def fleet_figures(
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.model.fleet import Fleet
     >>> chat = RequestClass("chat", 2000, (200,), (1.0,), 60.0)
     >>> law, replica = Timing(8e-3, 0.04e-6, 25e-6, 15e-6), Replica(450_000, max_num_batched_tokens=8192)
     >>> model = ServingModel((chat,), law, replica, fleet=Fleet(5, 3))

@@ -66,7 +66,7 @@ def analyze(
     --------
     >>> report = analyze(load("tool-calls-h100"))
     >>> report.verdict.status.value, round(report.load.sustainable_rps, 2)
-    ('needs_cap', 54.87)
+    ('stable', 54.87)
     """
     from kvplan.api import arguments
     from kvplan.report import assembly

@@ -31,6 +31,7 @@ BUDGET_S = 1.0  # counted work of all runs
 RUNS = 2  # of a round
 _REQUESTS, _FEW_REQUESTS = 2_500, 300  # in the first round; few where many would take an eighth of the budget
 _CUT = 0.2  # of the window, before it, at least
+_IN_A_BATCH = 2.0  # iterations, at least: a batch in which none begins sees no queue
 _PARTS = 24  # of a day
 _PARTS_S = (86_400.0, 3_600.0, 600.0)  # of a schedule that is too long
 _MOST_REQUESTS, _MOST_OF_PERIOD = 5_000_000, 2_000_000  # of a run; of a period that is run as a whole
@@ -228,11 +229,10 @@ def observe(
         return _replayed(model, plan, settings, 1 if model.arrivals.share == 1 else runs)
     alone, rate = one_replica(model), model.total_rate_rps
     warm, period, life = warm_up_s(alone), _period_s(model), life_s(alone)
-    heavy, length = _factor(model, settings), max(_REQUESTS / rate, 2 * life)
-    if requests is not None:
-        length = max(requests / rate, 2 * life)
-    elif heavy * runs * _work_s(alone, rate, warm + length) > budget_s / 8:
-        length = max(_FEW_REQUESTS / rate, 2 * life)
+    heavy, least = _factor(model, settings), max(2 * life, _IN_A_BATCH * BATCHES * typical_iteration_s(alone))
+    length = max((requests or _REQUESTS) / rate, least)
+    if requests is None and heavy * runs * _work_s(alone, rate, warm + length) > budget_s / 8:
+        length = max(_FEW_REQUESTS / rate, least)
     if period is not None:
         length = math.ceil(length / period) * period
     if rate * (warm + length) > _MOST_REQUESTS:
