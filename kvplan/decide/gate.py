@@ -85,7 +85,10 @@ class Subject:
                 return str(self.analyses.status)
             case ("verdict", "binding"):
                 return self.analyses.binding
-            case ("verdict", "recovers_up_to_rps"):  # without the drain of a burst, which takes runs of its own
+            case (
+                "verdict",
+                "recovers_up_to_rps",
+            ):  # without the drain of a burst, which takes runs of its own
                 return value_of(key, lambda _: {"recovers_up_to_rps": self.analyses.recovery.rate_rps})
             case ("prefix_cache", "trial", _) if self.tries:
                 return value_of(key, lambda name: plain(self.analyses.tried_prefix_cache, name))

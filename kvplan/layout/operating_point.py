@@ -12,7 +12,9 @@ from kvplan.units import ABSENT, format_number, format_seconds
 
 def build(point: OperatingPoint, load: Load, name: str) -> Section:
     """A section with every figure and its 95 % interval; `load` is what came."""
-    return Section("operating_point", f"{name}: at its own rates", tuple(_blocks(point, load)), Basis.SIMULATED)
+    return Section(
+        "operating_point", f"{name}: at its own rates", tuple(_blocks(point, load)), Basis.SIMULATED
+    )
 
 
 def _blocks(point: OperatingPoint, load: Load) -> Iterator[Block]:

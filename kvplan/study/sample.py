@@ -185,7 +185,10 @@ class Sample:
         times = self.times(time)
         if times.total == 0:
             return None
-        return around(times.mean()) if figure == "mean" else _percentile(times, QUANTILES[figure])
+        if figure != "mean":
+            return _percentile(times, QUANTILES[figure])
+        mean = around(times.mean())
+        return mean._replace(low=_rounded(mean.low, math.floor), high=_rounded(mean.high, math.ceil))
 
     def figure(self, key: str) -> Estimate | None:
         """A figure by its key: ``ttft_s.p95``, ``waiting``, ``recomputed_share``, say; None where there is none."""

@@ -63,9 +63,7 @@ def test_plots_of_an_earlier_run_do_not_stay_unnoticed(
     assert set(os.listdir(tmp_path)) == expected
     assert {name: (tmp_path / name).read_text() for name in mine} == mine
     _, removed, left = capsys.readouterr().err.splitlines()
-    assert removed.endswith(
-        ": removed what an earlier run had plotted: fleet-rates.svg, nested-segments.svg"
-    )
+    assert removed.endswith(": removed what an earlier run had plotted: fleet-rates.svg, nested-segments.svg")
     assert left.endswith(": left there, from an earlier run: kv-density.png")
 
 

@@ -1,6 +1,5 @@
 """Objectives and prices, from the profile and from the command line, through every command that takes them."""
 
-import json
 from pathlib import Path
 
 import pytest
