@@ -401,7 +401,7 @@ def _intervals(sample: Sample) -> Iterator[tuple[str, tuple[float, float | None]
     keys = [f"{time}.{figure}" for time in LATENCIES for figure in FIGURES]
     for key in (*keys, "preemptions_per_request", *OVER_TIME):
         if (found := sample.figure(key)) is not None:
-            yield key, (found.low, None if math.isinf(found.high) else found.high)
+            yield key, found.interval
 
 
 def _cliffs(sample: Sample) -> Iterator[FlatRange]:

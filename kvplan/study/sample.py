@@ -54,6 +54,14 @@ class Estimate(NamedTuple):
     share_width: float = math.inf
 
     @property
+    def interval(self) -> tuple[float, float | None]:
+        """As it is reported: ends rounded outward to bins, None where the sample does not have the upper one."""
+        if self.low == self.high:
+            return self.low, self.high
+        high = None if math.isinf(self.high) else _rounded(self.high, math.ceil)
+        return _rounded(self.low, math.floor), high
+
+    @property
     def relative_width(self) -> float:
         """Of the larger side."""
         if self.value <= 0:
@@ -187,8 +195,7 @@ class Sample:
             return None
         if figure != "mean":
             return _percentile(times, QUANTILES[figure])
-        mean = around(times.mean())
-        return mean._replace(low=_rounded(mean.low, math.floor), high=_rounded(mean.high, math.ceil))
+        return around(times.mean())
 
     def figure(self, key: str) -> Estimate | None:
         """A figure by its key: ``ttft_s.p95``, ``waiting``, ``recomputed_share``, say; None where there is none."""
