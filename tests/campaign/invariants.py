@@ -51,7 +51,9 @@ _FLUID = re.compile(
     r"(load\.(?!sens)|equilibrium|saturation|worst_cycle|stability\.[^m]|rate_cap\.p|verdict\.b)"
 )
 _BY_CLASS = re.compile(r"classes\[|wait\.|safety_buffer\.theorem_bound")
-_DRAWN = re.compile(r"latency|verdict\.drain|advice|goodput")  # by runs on draws that follow the order of classes
+_DRAWN = re.compile(
+    r"latency|verdict\.drain|advice|goodput"
+)  # by runs on draws that follow the order of classes
 _INTERVAL = "latency.ci95."
 _WIDER = 3.0  # intervals of 95 %, of which a campaign compares thousands
 
