@@ -31,9 +31,12 @@ class Pair(NamedTuple):
 
 _TOLERANCE = 1e-6  # relative: more than another order of summation changes
 _PEAK = 1e-5  # of a rate at the peak of a curve, which is looked for on a grid
-# A percentile can fall where its law has next to nothing, a simulated cycle never quite repeats, a rate can be that at
-# which a formula ends, and rounding can say in which group of like requests some are counted.
-_ROUGH = re.compile(r"latency\..*\.p\d\d|worst_cycle|verdict\.recovers|goodput|safety_buffer\.overflow")
+# A percentile can fall where its law has next to nothing, gaps and ends of intervals are counted in bins, a simulated
+# cycle never quite repeats, a rate can be that at which a formula ends, and rounding can say in which group of like
+# requests some are counted.
+_ROUGH = re.compile(
+    r"latency\.(.*\.p\d\d|ci95|cliffs|(.*\.)?itl_s)|worst_cycle|verdict\.recovers|goodput|safety_buffer\.overflow"
+)
 _ROUGHLY = 2e-2
 _SMALL = 1e-9  # of a share or a probability, below which one is as good as another
 _DRAWS = 50
@@ -48,6 +51,11 @@ _FLUID = re.compile(
     r"(load\.(?!sens)|equilibrium|saturation|worst_cycle|stability\.[^m]|rate_cap\.p|verdict\.b)"
 )
 _BY_CLASS = re.compile(r"classes\[|wait\.|safety_buffer\.theorem_bound")
+_DRAWN = re.compile(
+    r"latency|verdict\.drain|advice|goodput"
+)  # by runs on draws that follow the order of classes
+_INTERVAL = "latency.ci95."
+_WIDER = 3.0  # intervals of 95 %, of which a campaign compares thousands
 
 
 def judge(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
@@ -130,8 +138,9 @@ def slower_clock(rng: np.random.Generator, document: Table) -> Pair:
         for gap in (source.get("think", {}), source.get("reuse", {}).get("gap", {})):
             _scale(gap, factor, "mean", "median", "value", "values")
     units = {"s": factor, **dict.fromkeys(("requests/s", "tokens/s", "iterations/s"), 1 / factor)}
-    # what is cached where nothing is ever thrown away is what comes in 10^12 s
-    return Pair(document, changed, _same(units, lambda key: key != "prefix_cache.cached_tokens"))
+    # What is cached where nothing is ever thrown away is what comes in 10^12 s, and bursts last as long on every clock.
+    absolute = re.compile(r"prefix_cache\.cached_tokens|verdict\.drain")
+    return Pair(document, changed, _same(units, lambda key: not absolute.match(key)))
 
 
 def larger_replica(rng: np.random.Generator, document: Table) -> Pair:
@@ -173,7 +182,13 @@ def split_class(rng: np.random.Generator, document: Table) -> Pair:
     _scale(twin, part, "rate", "share")
     _scale(split, 1 - part, "rate", "share")
     classes.insert(int(rng.integers(len(classes) + 1)), twin)
-    return Pair(one, other, _same({}, lambda key: not _BY_CLASS.search(key)))
+    same = _same({}, lambda key: not (_BY_CLASS.search(key) or _DRAWN.match(key)))
+
+    def broken(before: Figures, after: Figures) -> Iterator[str]:
+        yield from same(before, after)
+        yield from _apart(before, after)
+
+    return Pair(one, other, broken)
 
 
 def other_order(rng: np.random.Generator, document: Table) -> Pair:
@@ -187,7 +202,8 @@ def other_order(rng: np.random.Generator, document: Table) -> Pair:
 
     def broken(before: Figures, after: Figures) -> Iterator[str]:
         listed = {re.sub(r"(classes|thresholds)\[(\d+)\]", moved, key): before[key] for key in before}
-        return _same({}, lambda key: True)(listed, after)
+        yield from _same({}, lambda key: not _DRAWN.match(key))(listed, after)
+        yield from _apart(before, after)
 
     return Pair(document, document | {"classes": [classes[i] for i in order]}, broken)
 
@@ -317,7 +333,11 @@ def figures(text: str) -> Figures:
 
 
 def _unit(path: str) -> str:
+    if path.startswith(_INTERVAL):
+        path = path.replace(_INTERVAL, "latency.").partition("[")[0]
     key = re.sub(r"\[\d+\]", "[]", path)
+    if key.startswith("latency.cliffs[]") and key.endswith("_s"):
+        return "s"
     record = CONTRACT.get(key) or CONTRACT.get(key.removesuffix("[]"))  # of two numbers there is one
     return record.unit if record else ""  # a block that is null has none
 
@@ -339,6 +359,20 @@ def _same(factors: Mapping[str, float], judged: Callable[[str], bool]) -> Compar
                 yield f"{key}: {was!r}, then {now!r}"
 
     return broken
+
+
+def _apart(before: Figures, after: Figures) -> Iterator[str]:
+    """Latencies whose intervals are further apart than chance explains."""
+    for low in before:
+        high = low.replace("[0]", "[1]")
+        if not (low.startswith(_INTERVAL) and low.endswith("[0]")) or after.get(low) is None:
+            continue
+        ends = [(found[low], found[high]) for found in (before, after)]
+        if any(end is None for pair in ends for end in pair):
+            continue
+        apart = abs(sum(ends[0]) - sum(ends[1])) / 2
+        if apart > _WIDER * sum(most - least for least, most in ends) / 2:
+            yield f"{low}: {ends[0]}, then {ends[1]}"
 
 
 def _is_number(value: object) -> bool:

@@ -69,6 +69,17 @@ def test_a_figure_that_is_one_percent_off_breaks_a_law(law: str, tmp_path: Path)
         assert any(key in line for line in pair.broken(before, off))
 
 
+@pytest.mark.parametrize("law", ["split class", "other order"])
+def test_a_latency_that_is_half_as_long_breaks_a_law(law: str, tmp_path: Path) -> None:
+    """Where draws differ, intervals must not be far from each other."""
+    pair = invariants.LAWS[law](np.random.default_rng(3), TWO_CLASSES)
+    before, after = (_figures(profile, tmp_path, "analyze") for profile in (pair.one, pair.other))
+    for key in ("ttft_s.mean", "ttft_s.p95", "running"):
+        ends = [f"latency.ci95.{key}[{end}]" for end in (0, 1)]
+        off = after | {end: after[end] / 2 for end in ends}
+        assert any(key in line for line in pair.broken(before, off))
+
+
 def _figures(profile: invariants.Table, folder: Path, command: str, *options: str) -> invariants.Figures:
     path = folder / "profile.toml"
     path.write_text(toml(profile), encoding="utf-8")
