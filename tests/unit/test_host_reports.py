@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from kvplan.model import Plan
 from kvplan.profile.reading import parse_profile
-from kvplan.report.assembly import Report, analyze, to_document
+from kvplan.report.assembly import Analyses, plain
 from kvplan.report.words import Status
 
 PROFILE = """schema = 1
@@ -32,16 +33,17 @@ reuse = { tokens = 3000, share = 0.8, gap = { law = "exponential", mean = "60 s"
 TIER = PROFILE[PROFILE.index("[gpu.offload]") : PROFILE.index("[timing]")]
 
 
-def report(*changes: tuple[str, str]) -> Report:
+def report(*changes: tuple[str, str]) -> Analyses:
+    """What a report holds, each block computed where a test looks at it."""
     text = PROFILE
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
-    return analyze(parse_profile(text.encode(), "x.toml").model, name="", sha256="")
+    return Analyses(parse_profile(text.encode(), "x.toml").model, Plan())
 
 
-def cache(found: Report) -> dict[str, Any]:
-    block: dict[str, Any] = to_document(found)["prefix_cache"]
+def cache(found: Analyses) -> dict[str, Any]:
+    block: dict[str, Any] = plain(found.prefix_cache, "prefix_cache")
     return block
 
 
@@ -62,7 +64,7 @@ def test_the_tier_raises_the_good_rate_and_not_the_guaranteed_one() -> None:
 def test_between_the_rates_the_wait_that_empties_the_cache_is_said() -> None:
     """Three times a full memory at once does not: no bound on waiting is needed, and none advised."""
     found = report()
-    assert found.verdict.status is Status.NEEDS_CAP
+    assert found.status is Status.NEEDS_CAP
     assert "waits longer than 12.8 s can empty it for good" in found.verdict.summary
     assert not any(setting.name == "shed_after" for one in found.advice for setting in one.settings)
     assert found.actions[-1].startswith("Serve it with 2 replicas")
@@ -71,14 +73,14 @@ def test_between_the_rates_the_wait_that_empties_the_cache_is_said() -> None:
 
 def test_up_to_the_guaranteed_rate_nothing_is_to_be_done() -> None:
     found = report(("rate = 4.4", "rate = 3.0"))
-    assert found.verdict.status is Status.STABLE
+    assert found.status is Status.STABLE
     assert found.prefix_cache is not None
     assert found.prefix_cache.host.longest_wait_s is None
 
 
 def test_beyond_what_a_full_replica_serves_no_wait_is_short_enough() -> None:
     found = report(("rate = 4.4", "rate = 4.9"))
-    assert found.verdict.status is Status.NEEDS_CAP
+    assert found.status is Status.NEEDS_CAP
     assert "one burst can empty it for good" in found.verdict.summary
     assert [setting.name for setting in found.advice[0].settings] == ["max_num_seqs", "shed_after"]
     assert found.advice[0].sustains_offered
