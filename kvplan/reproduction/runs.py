@@ -1,6 +1,6 @@
 """Runs of an experiment: a report, a simulation, the fluid map or a cycle, each as one document of figures."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -50,12 +50,34 @@ def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | Non
     if run.fluid is not None:
         return _fluid(run, model)
     if run.policy is None:
-        from kvplan.report.assembly import analyze, to_document
-
-        return to_document(analyze(model, name="", sha256="", plan=plan))
+        return _Reported(model, plan)
     if run.grid:
         return _best(run, partial(_simulated, model=model, plan=plan, announce=announce))
     return _simulated(run, model=model, plan=plan, announce=announce)
+
+
+class _Reported(Mapping[str, Any]):
+    """The blocks of a report, each computed when a figure asks for it."""
+
+    def __init__(self, model: ServingModel, plan: Plan) -> None:
+        from kvplan.report.assembly import Analyses
+
+        self._analyses = Analyses(model, plan)
+
+    def __getitem__(self, block: str) -> Any:
+        from kvplan.report.assembly import Report, plain
+
+        if block not in Report._fields:
+            raise KeyError(block)
+        return plain(getattr(self._analyses, block), block)
+
+    def __iter__(self) -> Iterator[str]:
+        from kvplan.report.assembly import Report
+
+        return iter(Report._fields)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _gaps(run: Run, model: ServingModel) -> Document:

@@ -254,7 +254,9 @@ class Backlog:
             self._own_weights(requests, setup)
         c, done = s.counter, self._done()
         (self._state,), c[JOINED], c[RELEASED] = self._rows.refilled((s,), int(c[ROWLESS]))
-        left = np.setdiff1d(done, self._rows.number)
+        stays = np.zeros(self._rows.requests.arrival_s.size, dtype=np.bool_)
+        stays[self._rows.number] = True
+        left = done[~stays[done]]
         self._left += self._footprints[left].sum(), self._totals[left].sum()
         c[ROWLESS] -= c[RELEASED] - c[JOINED]
 

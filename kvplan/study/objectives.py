@@ -97,7 +97,7 @@ def decide(
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> from kvplan.model.slo import parse_slo
     >>> model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 10.0),), Timing(0.01), Replica(10_000))
-    >>> slos = [parse_slo("itl_s.mean <= 10 ms"), parse_slo("e2e_s.p90 <= 50 ms")]
+    >>> slos = [parse_slo("itl_s.mean <= 11 ms"), parse_slo("e2e_s.p90 <= 50 ms")]
     >>> [d.state.value for d in decide(model, Plan(), Settings("vllm", {}), slos)]
     ['holds', 'misses']
     """

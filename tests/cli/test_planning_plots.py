@@ -17,7 +17,7 @@ from kvplan.decide.fleet import Hour, Offer, Sizing, fleet
 from kvplan.model import ServingModel
 from kvplan.model.slo import parse_slo
 from kvplan.plots import charts, drawing, planning
-from kvplan.report.assembly import analyze
+from kvplan.report.assembly import Analyses
 from kvplan.study.replicas import Kept, scaled
 from kvplan.sweeps.definition import Runs, define
 from kvplan.sweeps.results import read
@@ -60,9 +60,9 @@ def test_a_map_has_the_rows_of_the_file_in_their_places(run: Run, tmp_path: Path
                 continue
             model = scaled(profile.model, rate)  # of its only class
             model = replace(model, replica=replace(model.replica, memory_tokens=int(memory)))
-            report = analyze(model, name="", sha256="")
-            assert found.figure[row, column] == report.load.headroom
-            assert planning.STATUSES[int(found.status[row, column])] is report.verdict.status
+            analyses = Analyses(model, profile.plan)
+            assert found.figure[row, column] == analyses.load.headroom
+            assert planning.STATUSES[int(found.status[row, column])] is analyses.status
     assert set(np.unique(found.status[1:]).tolist()) == {0, 1, 2}
 
 

@@ -131,7 +131,7 @@ def test_more_conservative_than_all_output_to_come_is_not_tried() -> None:
 
 def test_sglang_counts_4096_tokens_to_come_of_each() -> None:
     """Before its last token comes, after the first, one of 6000 has 5999 … 1 to come, of these 4096 count at most."""
-    model = mix_model((10, 6000, 0.001), memory=20_000_000, prefill="fused", timing=Timing(1.0))
+    model = mix_model((10, 6000, 0.001), memory=200_000, prefill="fused", timing=Timing(1.0))
     report = report_of(model)
     spread = report.safety_buffer.kv_std_tokens
     assert spread is not None

@@ -1,6 +1,7 @@
 """Laws of lengths: as they are defined, however they are written, as formulas count them, and as runs draw them."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -12,14 +13,13 @@ from scipy import integrate, stats  # type: ignore[import-untyped]
 
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
 from kvplan.analysis.stability import stability, survival_weights
-from kvplan.api import analyze
 from kvplan.formats import json as json_format
 from kvplan.ingest.profile_text import Part, composed, timing_text
 from kvplan.model import Knowledge, Origin, Prefill, Prompt, RequestClass, ServingModel, Timing
 from kvplan.model.lengths import Lengths
 from kvplan.model.streams import class_streams
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.report.assembly import to_document
+from kvplan.report.assembly import analyze, to_document
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 
 PROFILE = """\
@@ -105,7 +105,9 @@ def test_uniform_and_geometric_laws_are_exact() -> None:
 
 
 def report(text: str, inputs: str = "700") -> str:
-    found = to_document(analyze(profile(inputs, text)))
+    given = profile(inputs, text)
+    model = replace(given.model, replica=replace(given.model.replica, memory_tokens=40_000))
+    found = to_document(analyze(model, name="", sha256="", plan=given.plan))
     del found["profile"]  # its hash is of the text
     return json_format.render(found)
 

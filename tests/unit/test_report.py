@@ -41,7 +41,7 @@ def scalars(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def test_the_keys_are_those_of_the_contract() -> None:
     """Key for key, in its order at the top, nothing beside it."""
-    found = document(mix_model((5, 3, 1.0), (7, 4, 1.0)))
+    found = document(mix_model((5, 3, 1.0), (7, 4, 1.0), memory=1200))
     assert list(found) == BLOCKS
     assert keys_of(found) == set(KEYS)
     assert found["schema_version"] == 2
