@@ -269,4 +269,8 @@ def _percentile(times: _Times | _Gaps, share: float) -> Estimate:
 
 def _rounded(value: float, to: Callable[[float], int]) -> float:
     """To the end of a bin."""
-    return value if value <= 0 or math.isinf(value) else math.exp(to(math.log(value) * BINS_IN_E) / BINS_IN_E)
+    return (
+        value
+        if value <= 0 or math.isinf(value)
+        else math.exp(to(round(math.log(value) * BINS_IN_E, 9)) / BINS_IN_E)
+    )
