@@ -54,6 +54,7 @@ from kvplan.simulation.state import (
     stage_weights,
 )
 
+_LONG = 1_000_000  # tokens, beyond which lengths are not laid out one by one
 _PIECE = 1 << 12  # requests that are drawn at a time
 _MOST_WAITING = 1 << 17
 
@@ -292,6 +293,9 @@ def _blocks_below(tokens: IntArray, block: int) -> FloatArray:
 
 def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
     """Mean block-iterations of requests whose first tokens and stages are independent, over every pair of them."""
+    if max(first.values.size * stages.values.size, _LONG) < first.values.max():  # few pairs of long requests
+        pairs = (np.ravel(one) for one in np.meshgrid(first.values, stages.values, indexing="ij"))
+        return float(np.outer(first.weights, stages.weights).ravel() @ footprint(s, *pairs))
     one, other = (np.bincount(law.values, law.weights) for law in (first, stages))
     size = one.size + other.size - 1
     sums = np.fft.irfft(np.fft.rfft(one, 2 * size) * np.fft.rfft(other, 2 * size))[:size]
