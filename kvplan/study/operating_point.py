@@ -34,7 +34,8 @@ _CUT = 0.2  # of the window, before it, at least
 _IN_A_BATCH = 2.0  # iterations, at least: a batch in which none begins sees no queue
 _PARTS = 24  # of a day
 _PARTS_S = (86_400.0, 3_600.0, 600.0)  # of a schedule that is too long
-_MOST_REQUESTS, _MOST_OF_PERIOD = 5_000_000, 2_000_000  # of a run; of a period that is run as a whole
+_MOST_REQUESTS, _MOST_OF_PERIOD = 2_000_000, 1_000_000  # of a run; of a period that is run as a whole
+_MANY_REPLICAS = 32
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _REQUEST_S, _ITERATION_S = 1e-6, 20e-9  # counted
 _DRAFTS, _LAYERS, _SGLANG = 8.0, 3.0, 3.0  # times as much work
@@ -243,7 +244,9 @@ def observe(
         batches = BATCHES if period is None else _PARTS * round(length / period)
         spans = _spans(max(warm, _CUT * length), length / batches, batches, aligned=period is not None)
         first = 1_000 * stream + len(windows)
-        made = at_once(partial(_run, model, plan, settings, spans), range(first, first + runs))
+        # replicas have arrays of their own: runs of many take their memory one after the other
+        threads = 1 if model.fleet is not None and model.fleet.size > _MANY_REPLICAS else None
+        made = at_once(partial(_run, model, plan, settings, spans), range(first, first + runs), threads)
         windows += made
         last = heavy * sum(_REQUEST_S * w.arrived + _ITERATION_S * w.iterations for w in made)
         work += last

@@ -35,7 +35,7 @@ _PEAK = 1e-5  # of a rate at the peak of a curve, which is looked for on a grid
 # cycle never quite repeats, a rate can be that at which a formula ends, and rounding can say in which group of like
 # requests some are counted.
 _ROUGH = re.compile(
-    r"latency\.(.*\.p\d\d|ci95|cliffs|(.*\.)?itl_s)|worst_cycle|verdict\.recovers|goodput|safety_buffer\.overflow"
+    r"latency\.(.*\.p\d\d|ci95|cliffs|(.*\.)?itl_s)|worst_cycle|fleet\..*tl_s|fleet\..*ttft_s|verdict\.recovers|goodput|safety_buffer\.overflow"
 )
 _ROUGHLY = 2e-2
 _SMALL = 1e-9  # of a share or a probability, below which one is as good as another

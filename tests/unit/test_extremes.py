@@ -18,7 +18,9 @@ from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.report.assembly import analyze, to_document
 
 TIMING = Timing(0.01, 1e-7, 1e-5, 1e-5)
-PATIENCE_S = 30.0  # of this process alone, both its threads, generously: machines differ; what hangs takes minutes
+PATIENCE_S = (
+    30.0  # of this process alone, both its threads, generously: machines differ; what hangs takes minutes
+)
 
 
 @contextmanager
