@@ -118,8 +118,8 @@ def operating_point(point: "OperatingPoint", profile: "Owner") -> Document:
     """A profile at its own rates, as one policy is written; `runs` were made in all."""
     from kvplan.report.assembly import plain
 
-    served, latency = point.served, plain(point.latency)
-    intervals = {"throughput_rps": [served.low, served.high], **latency.pop("ci95")}
+    latency = plain(point.latency)
+    intervals = {key: list(interval) for key, _, interval in point.figures() if interval is not None}
     return {
         **_document(profile),
         "arrivals": {"kind": point.arrivals, "requests": point.requests, "horizon_s": None},
@@ -128,8 +128,8 @@ def operating_point(point: "OperatingPoint", profile: "Owner") -> Document:
             {
                 "policy": point.policy,
                 "parameters": dict(point.parameters),
-                "throughput_rps": served.value,
-                "iteration_time_s": point.iteration_s.value,
+                "throughput_rps": point.served and point.served.value,
+                "iteration_time_s": point.iteration_s and point.iteration_s.value,
                 **latency,
                 "ci95": intervals,
             }

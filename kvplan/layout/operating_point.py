@@ -20,9 +20,13 @@ def build(point: OperatingPoint, load: Load, name: str) -> Section:
 def _blocks(point: OperatingPoint, load: Load) -> Iterator[Block]:
     latency = point.latency
     came = f"{point.arrivals} arrivals" if load.trace is None else replayed(load)
+    if point.runs == 0:
+        yield Paragraph(f"Nothing was run: {latency.reason}.")
+        return
+    queue = "steady, but some figures are not settled" if latency.unsettled else latency.status
     yield Paragraph(
         f"Policy {point.policy}, {came}, {format_number(point.requests)} requests in {point.runs} "
-        f"run{'s' * (point.runs != 1)} after a warm-up; the queue is {latency.status}."
+        f"run{'s' * (point.runs != 1)} after a warm-up; the queue is {queue}."
     )
     if latency.reason is not None:
         yield Paragraph(f"No latencies: {latency.reason}.")

@@ -1,5 +1,6 @@
 """Where the numbers of a report come from, and what was assumed or not modelled."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -267,7 +268,12 @@ def notes(
 def beside_runs(state: Equilibrium, point: OperatingPoint) -> str | None:
     """Where the formula of the iteration time is outside the interval of runs, and more than a little off."""
     formula, seen = state.iteration_time_s, point.iteration_s
-    if formula is None or point.latency.status in ("growing", "undecided"):
+    if (
+        formula is None
+        or seen is None
+        or math.isinf(seen.high)
+        or point.latency.status in ("growing", "undecided")
+    ):
         return None
     if seen.low <= formula <= seen.high or abs(formula / seen.value - 1) <= _LITTLE:
         return None

@@ -101,11 +101,14 @@ def drain(model: ServingModel, plan: Plan) -> Drain:
     if alone.arrivals.trace is not None:
         alone = replace(alone, arrivals=ArrivalProcess())
     course = _course(alone)
+    burst = _requests(alone, course)
+    if burst < 1:
+        return Drain(burst, 0.0, 0.0, 0.0)
     runs = at_once(partial(_drained, alone, plan, engine_settings(model), course), range(SEEDS))
     times = sorted(run.drained_s for run in runs)
     middle = times[SEEDS // 2]
     seconds, low, high = (None if math.isinf(t) else t for t in (middle, times[0], times[-1]))
-    return Drain(_requests(alone, course), seconds, low, high, "" if seconds is not None else _reason(runs))
+    return Drain(burst, seconds, low, high, "" if seconds is not None else _reason(runs))
 
 
 def _course(model: ServingModel) -> _Course:

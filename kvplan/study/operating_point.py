@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
-from kvplan.analysis.equilibrium import per_request
+from kvplan.analysis.equilibrium import per_request, sustainable_rate
 from kvplan.analysis.fleet import one_replica
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
@@ -36,6 +36,8 @@ _PARTS = 24  # of a day
 _PARTS_S = (86_400.0, 3_600.0, 600.0)  # of a schedule that is too long
 _MOST_REQUESTS, _MOST_OF_PERIOD = 2_000_000, 1_000_000  # of a run; of a period that is run as a whole
 _MANY_REPLICAS = 32
+_BEYOND = 1 + 1e-6  # a little more than to the last completion
+_FAR = 1.5  # of what is sustainable, from which a run is not needed to say that the queue grows
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _REQUEST_S, _ITERATION_S = 1e-6, 20e-9  # counted
 _DRAFTS, _LAYERS, _SGLANG = 8.0, 3.0, 3.0  # times as much work
@@ -142,16 +144,17 @@ class OperatingPoint(NamedTuple):
     parameters: Mapping[str, object]
     arrivals: str
     latency: Latency
-    served: Estimate
-    iteration_s: Estimate
+    served: Estimate | None
+    iteration_s: Estimate | None
     requests: int
     runs: int
 
     def figures(self) -> Iterator[tuple[str, float | None, tuple[float, float | None] | None]]:
         """Keys, values and 95 % intervals of all figures of the whole."""
         latency = self.latency
-        yield "throughput_rps", self.served.value, (self.served.low, self.served.high)
-        yield "iteration_time_s", self.iteration_s.value, (self.iteration_s.low, self.iteration_s.high)
+        for key, found in (("throughput_rps", self.served), ("iteration_time_s", self.iteration_s)):
+            if found is not None:
+                yield key, found.value, None if math.isinf(found.high) else found.interval
         for time in LATENCIES:
             for figure in FIGURES:
                 key = f"{time}.{figure}"
@@ -184,9 +187,13 @@ def operating_point(model: ServingModel, plan: Plan) -> OperatingPoint:
     try:
         seen = observe(model, plan, settings, settled)
     except UsageError as refused:
-        none = Estimate(math.nan, math.nan, math.nan)
+        times = model.total_rate_rps / sustainable_rate(model)[1] if model.fleet is None else 0.0
         latency = Latency(Status.UNDECIDED, str(refused))
-        return OperatingPoint(settings.policy, parameters, arrivals, latency, none, none, 0, 0)
+        if times > _FAR:
+            latency = Latency(
+                Status.GROWING, f"the queue grows: {times:.3g} times what is sustainable is offered"
+            )
+        return OperatingPoint(settings.policy, parameters, arrivals, latency, None, None, 0, 0)
     sample = seen.sample
     return OperatingPoint(
         settings.policy,
@@ -314,19 +321,25 @@ def _run(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, seed
 
 
 def _replayed(model: ServingModel, plan: Plan, settings: Settings, runs: int) -> Observation:
-    """One replay of a trace; of a part of it at random several."""
+    """One replay of a trace, to its last completion; of a part of it at random several."""
     load = Load().on(model)
     assert load.trace is not None
-    arrival_s = load.trace.arrival_s
-    end_s, alone = float(arrival_s[-1]), one_replica(model)
-    begin_s = min(warm_up_s(alone), _CUT * end_s)
-    spans = Spans(begin_s, max(end_s - begin_s, 1e-9) / _PARTS, _PARTS)
-    made = at_once(partial(_run, model, plan, settings, spans), range(runs))
-    width_s = made[0].width_s
-    judged = together([trend(w.least, model.total_rate_rps * width_s) for w in made])
+    last_s = float(load.trace.arrival_s[-1])
+    ends_s = at_once(partial(_end_s, model, plan, settings), range(runs))
+    width_s = _BEYOND * max(*ends_s, last_s, 1e-9) / _PARTS
+    made = at_once(partial(_run, model, plan, settings, Spans(0.0, width_s, _PARTS)), range(runs))
+    arriving = max(math.ceil(last_s / width_s), 4)  # batches: after the last arrival every queue drains
+    judged = together([trend(w.least[:arriving], model.total_rate_rps * width_s) for w in made])
     if any(w.stuck for w in made):
         judged = Trend.GROWING
     return Observation(Sample.of(made, width_s * _PARTS), judged, tuple(made), 0.0, is_replay=True)
+
+
+def _end_s(model: ServingModel, plan: Plan, settings: Settings, seed: int) -> float:
+    """When the last request of a trace is done."""
+    requests = generate(model, Load().on(model), seed)
+    job = Job(settings, Scenario(model, plan, requests, ("trace",), seed))
+    return job.run(lambda _: True, None, True).end_s
 
 
 def unsettled(sample: Sample) -> tuple[str, ...]:

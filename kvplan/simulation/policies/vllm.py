@@ -14,7 +14,7 @@ import numpy as np
 
 from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.errors import UsageError
-from kvplan.model import Admission
+from kvplan.model import Admission, Engine
 from kvplan.simulation.actions import (
     advance,
     begin_tick,
@@ -268,7 +268,8 @@ def compute_prompt(s: State, request: int, budget: int) -> int:
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Engine limits from the profile; absent ones do not bind."""
     replica = scenario.model.replica
-    watermark, admission = watermark_share(settings), admission_rule(settings)
+    engine = scenario.model.engine or Engine()
+    watermark, admission = watermark_share(settings, engine), admission_rule(settings, engine)
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
     caching, patience_s = prefix_caching(scenario, settings), patience(scenario, settings)
@@ -293,17 +294,17 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     }
 
 
-def watermark_share(settings: Settings) -> float:
-    """Share of the blocks kept free at admission while anything runs."""
-    share = settings.number("watermark", 0.0)
+def watermark_share(settings: Settings, engine: Engine) -> float:
+    """Share of the blocks kept free at admission while anything runs; the profile's where nothing is set."""
+    share = settings.number("watermark", engine.watermark)
     if not 0 <= share < 1:
         raise UsageError(f"{settings.policy}.watermark = {share:g}: a share of the blocks, from 0 to below 1")
     return share
 
 
-def admission_rule(settings: Settings) -> int:
-    """What has to fit at admission, `WHOLE_PROMPT` or `FIRST_PART`."""
-    rule = settings.number("admission", WHOLE_PROMPT)
+def admission_rule(settings: Settings, engine: Engine) -> int:
+    """What has to fit at admission, `WHOLE_PROMPT` or `FIRST_PART`; the profile's where nothing is set."""
+    rule = settings.number("admission", ADMISSION.index(engine.admission))
     if rule not in (WHOLE_PROMPT, FIRST_PART):
         words = f"{WHOLE_PROMPT} ({ADMISSION[WHOLE_PROMPT]}) or {FIRST_PART} ({ADMISSION[FIRST_PART]})"
         raise UsageError(f"{settings.policy}.admission = {rule:g}: {words}")

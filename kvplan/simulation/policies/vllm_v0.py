@@ -8,6 +8,7 @@ Left out is the prefix cache, which was off by default.
 
 import numpy as np
 
+from kvplan.model import Engine
 from kvplan.simulation.actions import (
     advance,
     blocks_of,
@@ -83,7 +84,7 @@ def next_fits(s: State) -> bool:
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Engine limits from the profile; absent ones do not bind."""
     replica = scenario.model.replica
-    watermark = vllm.watermark_share(settings)
+    watermark = vllm.watermark_share(settings, scenario.model.engine or Engine())
     seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     patience_s = patience(scenario, settings)
     blocks = replica.memory_tokens // replica.block_tokens
