@@ -30,6 +30,7 @@ SEEDS = 3
 _TIMES, _LEAST_S = 4.0, 60.0  # the offered rate while the burst lasts, and how long at least
 _SESSIONS_S, _SESSIONS_TIMES = 120.0, 3.0  # sessions of so many seconds, so many times, at once
 _MOST_REQUESTS = 1_000_000  # of a run
+_MOST_BURST = 2_000_000  # requests until it ends
 _WORK_S, _REQUEST_S, _ITERATION_S = 1.0, 1e-6, 20e-9  # of a run, counted
 _STEPS = 8  # looks at the queue in the time for which it has to be empty
 _NEAR = 0.85  # the highest load of which the first horizon is guessed
@@ -104,6 +105,9 @@ def drain(model: ServingModel, plan: Plan) -> Drain:
     burst = _requests(alone, course)
     if burst < 1:
         return Drain(burst, 0.0, 0.0, 0.0)
+    if (coming := burst + alone.total_rate_rps * course.begin_s) > _MOST_BURST:
+        reason = f"{coming:.3g} requests until the burst ends; {_MOST_BURST:,} is the most that are simulated"
+        return Drain(burst, None, None, None, reason)
     runs = at_once(partial(_drained, alone, plan, engine_settings(model), course), range(SEEDS))
     times = sorted(run.drained_s for run in runs)
     middle = times[SEEDS // 2]
