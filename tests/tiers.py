@@ -42,7 +42,7 @@ KEPT = {
     "unit/test_explain::test_every_number_of_a_prefix_cache_has_a_calculation_somewhere": 0,
     "cli/test_analyze::test_json_has_the_same_bytes_whatever_the_hash_seed": 1,
     "unit/test_text_file::test_millions_of_blank_lines_are_refused_before_their_end": 3,
-    "papers/test_experiments::test_an_experiment_comes_out_as_recorded": 2,
+    "papers/test_experiments::test_an_experiment_comes_out_as_recorded": 1,
     "cli/test_analyze::test_only_what_a_command_needs_is_imported": 2,
     "properties/test_worst_cycle::test_a_simulated_worst_cycle_is_where_the_slow_map_goes": 1,
     "real/test_scoreboard::test_no_error_is_larger_than_on_record": 1,
@@ -125,6 +125,8 @@ KEPT = {
     "papers/test_simulated_values::test_usage_has_the_tail_of_the_formula": 1,
     "cli/test_check::test_a_full_disk_leaves_the_old_file_and_is_no_pass": 1,
     "cli/test_check::test_a_reader_that_has_gone_is_no_pass": 1,
+    "properties/test_remedy::test_more_memory_remedies_a_verdict_that_hangs_on_a_simulated_cycle": 0,
+    "unit/test_engines::test_sglang_counts_4096_tokens_to_come_of_each": 0,
 }
 
 
