@@ -18,7 +18,7 @@ from kvplan.analysis.split import (
     served,
     sides,
 )
-from kvplan.model import ServingModel
+from kvplan.model import ArrivalProcess, ServingModel
 
 _TIE = 1e-9  # relative, of rates neither of which wins
 _BETWEEN = ("itl_s.", "tpot_s.")  # objectives that limit the time of an iteration
@@ -102,6 +102,20 @@ def one_replica(model: ServingModel) -> ServingModel:
         return model
     part = with_part_of_users(model, 1 / fleet.size)
     return replace(part, arrivals=model.arrivals.split(fleet.size), fleet=None)
+
+
+def steady_replica(model: ServingModel) -> ServingModel:
+    """One replica with its share at the rates of the classes: without schedule, at random in place of a trace.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> one = RequestClass("a", 100, (50,), (1.0,), 4.0)
+    >>> steady_replica(ServingModel((one,), Timing(0.02), Replica(100_000))).schedule is None
+    True
+    """
+    alone = replace(one_replica(model), schedule=None)
+    return alone if alone.arrivals.trace is None else replace(alone, arrivals=ArrivalProcess())
 
 
 def between_tokens_s(limits: Mapping[str, float]) -> float | None:

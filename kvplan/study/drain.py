@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import per_request, saturation, sustainable_rate
-from kvplan.analysis.fleet import one_replica
-from kvplan.model import ArrivalProcess, Plan, ServingModel
+from kvplan.analysis.fleet import steady_replica
+from kvplan.model import Plan, ServingModel
 from kvplan.model.schedule import Steps
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import at_once
@@ -98,9 +98,7 @@ def drain(model: ServingModel, plan: Plan) -> Drain:
     >>> felt.burst_requests, felt.seconds < 0.1
     (2400.0, True)
     """
-    alone = replace(one_replica(model), schedule=None)
-    if alone.arrivals.trace is not None:
-        alone = replace(alone, arrivals=ArrivalProcess())
+    alone = steady_replica(model)
     course = _course(alone)
     burst = _requests(alone, course)
     if burst < 1:

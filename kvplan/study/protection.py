@@ -6,13 +6,12 @@ a bound on waiting is tried beside that.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from kvplan.analysis.cache_states import cached_replica
-from kvplan.analysis.fleet import one_replica
+from kvplan.analysis.fleet import steady_replica
 from kvplan.analysis.prefix_cache import PrefixCache, full_memory, prefix_cache
-from kvplan.model import ArrivalProcess, Plan, ServingModel
+from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.runner import Job, at_once
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.limits import SHED_AFTER
@@ -74,9 +73,7 @@ def protection(model: ServingModel, plan: Plan) -> Gained | None:
     >>> protection(ServingModel((one,), Timing(0.01), Replica(10_000)), Plan()) is None
     True
     """
-    model = replace(one_replica(model), schedule=None)
-    if model.arrivals.trace is not None:
-        model = replace(model, arrivals=ArrivalProcess())
+    model = steady_replica(model)
     if not (model.finds_prefixes and model.is_plain) or model.hit_curve:
         return None
     found, settings = prefix_cache(cached_replica(model)), engine_settings(model)

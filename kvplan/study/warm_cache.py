@@ -15,9 +15,9 @@ import numpy as np
 
 from kvplan.analysis.cache_states import CachedReplica, cached_replica
 from kvplan.analysis.equilibrium import per_request
-from kvplan.analysis.fleet import one_replica
+from kvplan.analysis.fleet import steady_replica
 from kvplan.analysis.prefix_cache import CacheState, full_memory, prefix_cache
-from kvplan.model import ArrivalProcess, FloatArray, Plan, ServingModel
+from kvplan.model import FloatArray, Plan, ServingModel
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, Progress, at_once, run_to_the_end
 from kvplan.simulation.outcome import Outcome
@@ -141,9 +141,7 @@ def warm_cache(model: ServingModel, plan: Plan, progress: Progress | None = None
     >>> warm_cache(ServingModel((again,), Timing(0.012, 1e-7, 60e-6), Replica(100_000, 16)), Plan()) is None
     True
     """
-    model = replace(one_replica(model), schedule=None)
-    if model.arrivals.trace is not None:
-        model = replace(model, arrivals=ArrivalProcess())
+    model = steady_replica(model)
     if not (model.finds_prefixes and model.is_plain) or model.hit_curve:
         return None
     cached = cached_replica(model)
