@@ -142,7 +142,7 @@ class Backlog:
         ages: IntArray | None = None,
     ) -> None:
         self._model, self._plan, self._settings, self._seed = model, plan, settings, seed
-        self._policy, self._residents, self._pieces = POLICIES[settings.policy], residents, list[Requests]()
+        self._policy, self._requests, self._pieces = POLICIES[settings.policy], residents, 0
         self.stuck = False
         replica, shortest = model.replica, min(int(c.inputs.values.min()) for c in model.classes)
         most = min(
@@ -230,13 +230,13 @@ class Backlog:
 
     def _drawn(self, count: int) -> tuple[Requests, Setup]:
         """The residents and at least so many more, the first always the same; and what the policy makes of them."""
-        model = self._model
-        while len(self._pieces) * _PIECE < count:
-            rng = np.random.default_rng([*self._seed, len(self._pieces)])
+        model, parts = self._model, [] if self._requests is None else [self._requests]
+        while self._pieces * _PIECE < count:
+            rng = np.random.default_rng([*self._seed, self._pieces])
             piece = saturated(model, rng, requests=_PIECE)
-            self._pieces.append(piece if model.drafts is None else with_drafts(piece, model.drafts, rng))
-        parts = self._pieces if self._residents is None else [self._residents, *self._pieces]
-        requests = replace(joined(parts), most_waiting=self._most_waiting)
+            parts.append(piece if model.drafts is None else with_drafts(piece, model.drafts, rng))
+            self._pieces += 1
+        requests = self._requests = replace(joined(parts), most_waiting=self._most_waiting)
         names = tuple(c.name for c in model.classes)
         setup, _ = self._policy.prepare(Scenario(model, self._plan, requests, names), self._settings)
         return requests, setup
