@@ -24,13 +24,13 @@ from kvplan.model.gaps import Exponential, Gap, Lognormal
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
 from kvplan.report.assembly import Analyses
-from kvplan.report.prefix_cache import patience_s, running_cap
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.experiments.runner import Job
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.sessions import Burst
+from kvplan.study.protection import protection
 
 _MOST_TURNS = 300_000, 1_200_000  # of a run, and of one that is made again because its queue was not gone yet
 _TIMES = 4  # what the burst should take to drain, if its rate is right
@@ -125,9 +125,10 @@ def judge(number: int) -> Judged:
             break
     back = None
     if cache.collapse_possible and cache.hit_ratio is not None and status is Status.NEEDS_CAP:
-        cap, patience = running_cap(cache), patience_s(cache)
-        if cap is not None and patience is not None:
-            tried = _run(scenario, {"max_num_seqs": (float(cap),), "shed_after": (patience,)}, horizon)
+        limits = protection(model, Plan())
+        if limits is not None:
+            given = {setting.name: (float(setting.value),) for setting in limits.settings}
+            tried = _run(scenario, given, horizon)
             back = abs(_hit_ratio(scenario, tried) - cache.hit_ratio) < _NEAR
     return Judged(number, status, streams, drained, back)
 

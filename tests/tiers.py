@@ -28,7 +28,6 @@ def at_night(*values: Any) -> list[Any]:
 # night, and so is a test of which there is none here.
 KEPT = {
     "cli/test_docs::test_consoles_show_what_is_printed": 2,
-    "cli/test_emit::test_settings_put_into_a_gated_profile_pass_check": 1,
     "papers/test_overflow_risk::test_the_risk_is_that_of_simulated_paths": 0,
     "cli/test_campaign::test_nothing_breaks": 1,
     "compiled/test_loops::test_compiled_and_plain_runs_leave_the_same_bytes": 1,

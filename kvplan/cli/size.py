@@ -289,8 +289,7 @@ def _sizing(
 ) -> "Sizing":
     from kvplan.decide.fleet import Offer, Sizing, fleet, notes
     from kvplan.decide.host_tier import weighed
-    from kvplan.decide.sizing import MOST_REQUESTS, simulated
-    from kvplan.engines.advice import default_requests
+    from kvplan.decide.sizing import MOST_REQUESTS, default_requests, simulated
     from kvplan.report.verdict import requests_in_memory
 
     check_runs(seeds, requests)

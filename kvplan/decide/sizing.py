@@ -18,6 +18,7 @@ from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, Plan, ServingModel
 from kvplan.model.fleet import Routing as Router
 from kvplan.model.slo import Slo
+from kvplan.report.verdict import requests_in_memory
 from kvplan.study.judging import Trend
 from kvplan.study.objectives import State
 from kvplan.study.replicas import Kept, keeps, most_simulated, scaled, stand_in
@@ -32,6 +33,23 @@ HYSTERESIS = (
 )
 _IDLE = 1e-4  # share of time in which an all but idle replica has anything to do
 _ROUNDING = 1e-9  # relative, of a load that is exactly what is sustainable
+_TURNS, _LEAST_REQUESTS, _MOST_REQUESTS = 10, 2_000, 20_000  # of a run, by what memory holds
+_SESSIONS = 3  # times the longest, one run
+
+
+def default_requests(model: ServingModel) -> int:
+    """Requests of a run: so many that memory is filled several times over, and that many sessions begin and end.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> default_requests(ServingModel((RequestClass("a", 10, (9,), (1.0,), 1.0),), Timing(1.0), Replica(9000)))
+    6000
+    """
+    wanted = math.ceil(_TURNS * requests_in_memory(model))
+    longest = (c.sessions.turns.longest * c.sessions.think.mean_s for c in model.classes if c.sessions)
+    wanted = max(wanted, math.ceil(_SESSIONS * max(longest, default=0.0) * model.total_rate_rps))
+    return min(max(wanted, _LEAST_REQUESTS), _MOST_REQUESTS)
 
 
 class Probe(NamedTuple):

@@ -24,16 +24,14 @@ if TYPE_CHECKING:
     from kvplan.decide.sizing import Size
     from kvplan.decide.splitting import Candidate as Way
     from kvplan.decide.splitting import Fewest
-    from kvplan.engines.advice import Advice
-    from kvplan.engines.candidates import Candidate
+    from kvplan.emit.settings import EngineSettings
     from kvplan.layout.splitting import Shown
     from kvplan.model import FloatArray
     from kvplan.profile.reading import Profile
-    from kvplan.report.assembly import ProfileIdentity
+    from kvplan.report.assembly import ProfileIdentity, Report
     from kvplan.reproduction.judge import Reproduction
     from kvplan.reproduction.real.score import Scoreboard
     from kvplan.simulation.experiments.hindsight_bound import StudyBound
-    from kvplan.simulation.experiments.paired import Gains
     from kvplan.simulation.experiments.pools import Runs
     from kvplan.simulation.experiments.study import Study
     from kvplan.study.operating_point import OperatingPoint
@@ -206,53 +204,18 @@ def _change(change: "differing.Change") -> Document:
 # ---------------------------------------------------------------------------------------------------- emit
 
 
-def emit(advice: "Advice", profile: "Owner", requests: int, seeds: Sequence[int]) -> Document:
-    """Settings of an engine; gains are relative, and positive where it is better."""
-    from kvplan.engines.advice import Verdict
-    from kvplan.engines.base import LIMITS
+def emit(found: "EngineSettings", report: "Report") -> Document:
+    """Settings of an engine, and what the report says of it without those that are advised."""
+    from kvplan.report.assembly import plain
 
     return {
-        **_document(profile),
-        "engine": advice.engine.name,
-        "simulated": {"policy": advice.engine.policy, "requests": requests, "seeds": list(seeds)},
-        "planned": [one._asdict() for one in advice.planned],
-        "settings": [
-            {
-                **_candidate(one.candidate),
-                "why": one.candidate.why,
-                "version": one.candidate.setting.since,
-                "profile_key": f"gpu.{limit}" if (limit := LIMITS.get(one.candidate.setting.kind)) else None,
-                "policy": one.candidate.variant.policy,
-                "parameters": dict(one.candidate.variant.parameters),
-                "gains": _gains(one.gains),
-                "headroom": None
-                if one.headroom is None
-                else {"before": advice.headroom, "after": one.headroom},
-            }
-            for one in advice.emitted
-        ],
-        "together": _gains(advice.together),
-        "left_out": [
-            {
-                **_candidate(one.candidate),
-                "verdict": one.verdict,
-                "breaks": one.broken or None,
-                "gains": _gains(one.gains),
-            }
-            for one in advice.tried
-            if one.verdict is not Verdict.EMITTED
-        ],
-        "not_simulated": [one._asdict() for one in advice.mentions],
-        "notes": list(advice.notes),
+        **_document(report.profile),
+        "engine": found.engine.name,
+        **{key: plain(getattr(report, key), key) for key in ("verdict", "latency", "advice")},
+        "settings": [flag._asdict() for flag in found.flags],
+        "others": [[flag._asdict() for flag in flags] for flags in found.others],
+        "notes": list(found.notes),
     }
-
-
-def _candidate(c: "Candidate") -> Document:
-    return {**_fields(c.setting, "kind", "flag"), **_fields(c, "value", "block")}
-
-
-def _gains(found: "Gains | None") -> Document | None:
-    return None if found is None else {key: _mean(*gain) for key, gain in found._asdict().items()}
 
 
 # ---------------------------------------------------------------------------------------------------- size

@@ -133,7 +133,7 @@ def _summary(report: Report) -> Table:
         ("Headroom", headroom, sources["load"].kind),
         ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), sources["verdict"].kind),
         ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
-        *_latency_in_short(report),
+        *latency_in_short(report),
         *_trial_in_short(report),
         *_goodput_in_short(report),
         *_after_a_burst(report),
@@ -147,7 +147,8 @@ def _summary(report: Report) -> Table:
     return table(_FIGURES, (_figure(*row) for row in rows))
 
 
-def _latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+def latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    """A line for each time of the operating point, or why there is none."""
     found, basis = report.latency, report.sources["latency"].kind
     if found.reason is not None:
         yield "Latency", found.reason, basis

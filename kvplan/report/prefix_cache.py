@@ -21,8 +21,6 @@ from kvplan.study.warm_cache import Trial
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 FEW_STREAMS = 100  # in memory, below which near the good rate a warm cache does not last
-_CAP = 0.6  # of the separatrix: between what the warm state runs and where it is lost
-_PATIENCE = 1 / 8  # of the characteristic time, after which what they wait for is gone
 _MOST_MEMORY = 64  # times what there is
 
 
@@ -233,20 +231,6 @@ def collapse_actions(model: ServingModel, offered: Load) -> tuple[str, ...]:
     if (memory := enough_memory(model)) is not None:
         found.append(f"give the KV cache {format_tokens(memory)} tokens: then it cannot collapse.")
     return tuple(text[0].upper() + text[1:] for text in found)
-
-
-def running_cap(cache: CacheBlock) -> int | None:
-    """Running requests to allow, between what the warm state runs and where it is lost; None where it is not."""
-    if cache.separatrix_in_flight is None or not cache.branches:
-        return None
-    lost, warm = cache.separatrix_in_flight, cache.branches[0].requests_in_flight
-    return max(1, round(max(_CAP * lost, math.sqrt(warm * lost))))
-
-
-def patience_s(cache: CacheBlock) -> float | None:
-    """How long a request may wait, seconds, so that what it waits for is still there; None where nothing goes."""
-    age = cache.characteristic_time_s
-    return None if age is None else age * _PATIENCE
 
 
 def enough_memory(model: ServingModel) -> int | None:

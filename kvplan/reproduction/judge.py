@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import stdev
 from typing import Any, NamedTuple
 
 from kvplan.reproduction.experiment import Experiment, Figure, Verdict
-from kvplan.simulation.experiments.paired import paired
+from kvplan.simulation.intervals import t_quantile
 
 _ORDER = (Verdict.REPRODUCED, Verdict.SAME_DIRECTION, Verdict.NOT_DETERMINABLE, Verdict.REFUTED)
 
@@ -126,7 +127,8 @@ def measured(of: Sequence[Place], over: Sequence[Place] = ()) -> Measured:
         each = [_mean(of, seed).value for seed in range(seeds)]
         if over:
             each = [value / _mean(over, seed).value - 1 for seed, value in enumerate(each)]
-        return Measured(*(round(part, 12) for part in paired(each)))
+        mean, half = math.fsum(each) / seeds, t_quantile(seeds - 1) * stdev(each) / math.sqrt(seeds)
+        return Measured(*(round(part, 12) for part in (mean, mean - half, mean + half)))
     return relative_change(_mean(of, 0), _mean(over, 0)) if over else _mean(of, 0)
 
 

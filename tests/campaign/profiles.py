@@ -89,7 +89,7 @@ def _command(rng: np.random.Generator, path: str, *, brings: bool) -> tuple[str,
             return ("simulate", path, "--policy", policies, "--requests", "60", "--format", three)
         case "emit":
             engine = str(rng.choice(["vllm", "sglang", "trtllm"]))
-            return ("emit", path, "--engine", engine, "--requests", "60", "--seeds", "2", "--format", three)
+            return ("emit", path, "--engine", engine, "--format", three)
         case "mix":
             return ("mix", path, "--replicas", "2", "--no-simulate", "--format", three)
         case "size":

@@ -146,12 +146,6 @@ def test_poisson_arrivals_need_no_workload(tmp_path: Path) -> None:
     assert "That is enough" in done.stdout
 
 
-def test_emit_says_which_arrivals_it_took(tmp_path: Path) -> None:
-    file = with_workload(tmp_path, "cv = 3")
-    emitted = run("emit", file, "--engine", "vllm", "--requests", "300", "--seeds", "2")
-    assert "Requests at the offered rate cluster" in " ".join((emitted.stdout + emitted.stderr).split())
-
-
 @pytest.mark.parametrize("key", ["cv = 2", 'trace = "requests.csv"'])
 def test_sessions_do_not_cluster(tmp_path: Path, key: str) -> None:
     trace_in(tmp_path)

@@ -191,7 +191,7 @@ def test_averages_of_iterations_with_drafts_are_no_samples(run: Run, tmp_path: P
 
 
 def test_the_number_of_drafts_goes_to_the_engine(run: Run, base: str) -> None:
-    code, text, _ = run("emit", "--engine", "vllm", base, "--requests", "200", "--seeds", "2")
+    code, text, _ = run("emit", "--engine", "vllm", base)
     assert code == 0
     assert "--speculative-config '{\"num_speculative_tokens\": 3}'" in text.splitlines()
     for engine in ("sglang", "trtllm"):

@@ -362,7 +362,7 @@ COMMANDS = (
     "sweep FILE --vary timing.d0=1ms,2ms -o OUTPUT",
     f"size FILE --rate 1 {FEW}",
     f"mix FILE --replicas 2 {FEW}",
-    f"emit FILE --engine vllm {FEW}",
+    "emit FILE",
 )
 
 

@@ -208,7 +208,7 @@ def test_other_commands_answer_for_assumptions(run: Run, tmp_path: Path) -> None
     for arguments in (
         ("sweep", path, "--vary", "classes.a.rate=2,4", "-o", str(tmp_path / "rows.csv")),
         ("size", path, "--rate", "20", "--requests", "50", "--seeds", "2"),
-        ("emit", path, "--engine", "vllm"),
+        ("analyze", path),
     ):
         assert run(*arguments)[0] == 0
 

@@ -1,7 +1,6 @@
 """Decisions about profiles whose requests have prefixes in common: settings, fleets, remedies, sweeps, placements."""
 
 import math
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,18 +16,11 @@ from kvplan.decide.fleet import fleet
 from kvplan.decide.remedy import Lever
 from kvplan.decide.requirement import parse
 from kvplan.decide.routing import routing
-from kvplan.decide.sizing import size
-from kvplan.engines import EngineName, engine
-from kvplan.engines.advice import Advice, advise, default_requests
-from kvplan.engines.base import Kind
-from kvplan.engines.collapse import as_simulated
+from kvplan.decide.sizing import default_requests, size
 from kvplan.errors import UsageError
-from kvplan.layout import settings
-from kvplan.model import Plan, ServingModel
+from kvplan.model import ServingModel
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Report, analyze
-from kvplan.simulation.experiments import paired
-from kvplan.simulation.experiments.paired import Variant
 from kvplan.study.replicas import Kept, scaled
 
 AGENTS = """
@@ -75,112 +67,6 @@ def reported(arrive: str = "rate = 0.834", gpu: str = "") -> Report:
 
 def steady(model: ServingModel) -> Kept:
     return kept(True)
-
-
-# ------------------------------------------------------------------------------------------------------ settings
-
-
-class Runs:
-    """In place of simulations that gain nothing: what was asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[Variant] = []
-
-    def measure(self, variants: Sequence[Variant]) -> list[paired.Measured | None]:
-        self.asked += variants
-        return [paired.Measured((10.0, 10.0), (1.0, 1.0), (4.0, 4.0), 7)] * len(variants)
-
-
-def advice(
-    name: str, arrive: str = "rate = 0.834", gpu: str = "", *, required: Sequence[str] = ()
-) -> tuple[Advice, Runs]:
-    runs = Runs()
-    found = advise(
-        engine(name),
-        reported(arrive, gpu),
-        agents(arrive, gpu).model,
-        Plan(),
-        requests=20_000,
-        measure=runs.measure,
-        required=[parse(text) for text in required],
-    )
-    return found, runs
-
-
-def test_a_cache_that_can_collapse_gets_a_cap_and_a_bound_on_its_queue() -> None:
-    """The cap is .6 of the separatrix, 195; what wait are served in an eighth of T where nothing is found."""
-    report = reported()
-    read = (
-        _DECODE * _PROMPT + ((161**2 - 1) / 12 + 120**2 + 120) / 2
-    )  # nearly: pages and means of products apart
-    x = 117 / _DECODE
-    rate = x / (0.015 + x * (5e-9 * read + 4e-6 * _PROMPT + 1e-6 * _DECODE))
-    assert report.prefix_cache is not None
-    assert report.prefix_cache.characteristic_time_s is not None
-    waiting = math.floor(rate * report.prefix_cache.characteristic_time_s / 8)
-    assert {p.flag: p.value for p in advice("vllm")[0].planned} == {
-        "--max-num-seqs": "117",
-        "--max-num-queued-reqs": str(117 + waiting),  # those that run count there
-    }
-    assert {p.flag: p.value for p in advice("sglang")[0].planned} == {
-        "--max-running-requests": "117",
-        "--max-queued-requests": str(waiting),
-    }
-    assert {p.flag: p.value for p in advice("trtllm")[0].planned} == {"max_batch_size": "117"}
-
-
-def test_all_that_is_tried_is_tried_under_that_cap_and_no_other_is() -> None:
-    for name, parameter in (("vllm", "max_num_seqs"), ("sglang", "max_running_requests")):
-        found, runs = advice(name)
-        assert all(one.candidate.setting.kind is not Kind.RUNNING for one in found.tried)
-        assert runs.asked
-        assert all(variant.parameters[0] == (parameter, 117.0) for variant in runs.asked)
-
-
-@pytest.mark.parametrize("name", EngineName)
-def test_who_gives_up_those_that_wait_is_said(name: EngineName) -> None:
-    found, _ = advice(name)
-    says = "has no bound on its queue: have a gateway" if name is EngineName.TRTLLM else "Versions without --"
-    assert any(says in note and "longer than 4.5 s" in note for note in found.notes)
-    text = settings.text(found, "agents", "kvplan", 20_000, [0, 1])
-    assert "\n# Nothing else to set." in text
-
-
-@pytest.mark.parametrize("name", EngineName)
-def test_a_cache_is_switched_off_where_the_profile_does_and_nowhere_else(name: EngineName) -> None:
-    flags = {
-        "vllm": "--no-enable-prefix-caching",
-        "sglang": "--disable-radix-cache",
-        "trtllm": "enable_block_reuse",
-    }
-    off, _ = advice(name, "rate = 0.5", "prefix_caching = false")
-    assert [one.flag for one in off.planned] == [flags[name]]
-    assert any("switches the prefix cache off, although" in note for note in off.notes)
-    for rate in ("0.5", "0.834", "2"):
-        on, _ = advice(name, f"rate = {rate}")
-        assert flags[name] not in settings.text(on, "agents", "kvplan", 20_000, [0, 1])
-
-
-def test_yaml_has_the_switch_in_its_section() -> None:
-    off, _ = advice("trtllm", "rate = 0.5", "prefix_caching = false")
-    assert "\nkv_cache_config:\n  enable_block_reuse: false\n" in settings.text(off, "a", "kvplan", 9, [0, 1])
-
-
-def test_a_limit_of_the_profile_below_the_cap_stays() -> None:
-    found, _ = advice("vllm", gpu="max_num_seqs = 110")
-    assert "--max-num-active-seqs" not in [one.flag for one in found.planned]
-
-
-def test_a_cap_that_breaks_the_gate_is_set_and_said_to_break_it() -> None:
-    found, _ = advice("vllm", required=["prefix_cache.sustainable_rps.guaranteed >= 12"])
-    assert any("breaks prefix_cache.sustainable_rps.guaranteed >= 12" in note for note in found.notes)
-    assert not any("breaks" in note for note in advice("vllm")[0].notes)
-
-
-def test_nothing_stands_in_with_a_cache_for_an_engine_without_one() -> None:
-    model = agents().model
-    assert as_simulated(engine("vllm"), model) is model
-    assert not as_simulated(engine("trtllm"), model).finds_prefixes
 
 
 def test_runs_last_for_many_sessions() -> None:

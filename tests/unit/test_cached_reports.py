@@ -16,7 +16,7 @@ from kvplan.errors import ProfileError
 from kvplan.model import Plan, ServingModel
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, plain
-from kvplan.report.prefix_cache import enough_memory, running_cap
+from kvplan.report.prefix_cache import enough_memory
 from kvplan.report.words import Status
 
 AGENTS = """
@@ -79,11 +79,8 @@ def test_agents_of_the_theory() -> None:
 def test_it_says_what_keeps_agents_from_collapsing() -> None:
     found = analyses(AGENTS)
     assert found.prefix_cache is not None
-    cap = running_cap(found.prefix_cache)
-    assert cap is not None
     assert found.equilibrium.requests_in_flight is not None
     assert found.prefix_cache.separatrix_in_flight is not None
-    assert found.equilibrium.requests_in_flight < cap < found.prefix_cache.separatrix_in_flight
     limits = {setting.name: setting.value for setting in found.advice[0].settings}
     seats = limits.pop("max_num_seqs")
     assert found.equilibrium.requests_in_flight < seats < found.prefix_cache.separatrix_in_flight
@@ -292,17 +289,6 @@ def test_a_gap_of_nothing_guarantees_nothing() -> None:
     assert at_once.load.sustainable_rps == pytest.approx(soon.load.sustainable_rps, rel=1e-9)
     assert at_once.prefix_cache is not None
     assert at_once.prefix_cache.collapse_possible is True
-
-
-def test_the_cap_lies_between_the_warm_state_and_where_it_is_lost() -> None:
-    """Near the good rate the two are close."""
-    for rate in ("0.76", "0.9", "1.0", "1.035"):
-        cache = analyses(AGENTS, ("0.834", rate)).prefix_cache
-        assert cache is not None
-        assert cache.separatrix_in_flight is not None
-        cap = running_cap(cache)
-        assert cap is not None
-        assert cache.branches[0].requests_in_flight < cap < cache.separatrix_in_flight
 
 
 def test_with_a_limit_of_its_own_the_wait_is_what_is_missing() -> None:

@@ -23,7 +23,7 @@ LAYERS = (
     {"study"},
     {"report"},
     {"decide"},
-    {"engines"},
+    {"emit"},
     {"ingest", "sweeps"},
     {"reproduction"},
     {"plots"},

@@ -1,0 +1,81 @@
+"""What an engine calls the things that a profile says of it.
+
+A further engine is a module with its record, `ENGINE`, and its name in `kvplan.model.EngineName`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from kvplan.model import Replica
+from kvplan.model.offload import Offload
+
+
+class Spelling(NamedTuple):
+    """What an engine calls a parameter of its policy; `since` is the version that has it, as far as that is known."""
+
+    flag: str
+    since: str = ""
+
+
+class Flag(NamedTuple):
+    """A setting to write.
+
+    Attributes
+    ----------
+    value
+        As the engine wants it; None where the flag is all.
+    section
+        Of the configuration file, if it is inside one.
+    """
+
+    flag: str
+    value: str | None
+    why: str
+    since: str = ""
+    section: str = ""
+
+
+class Queue(NamedTuple):
+    """A bound on requests that wait; `counts_running`: those that run count, too."""
+
+    flag: str
+    counts_running: bool
+    since: str
+
+
+class Engine(NamedTuple):
+    """An engine that settings can be written for.
+
+    Attributes
+    ----------
+    spellings
+        By parameter of the engine's policies.
+    cache_off
+        Switches the prefix cache off.
+    first_chunk
+        Makes the engine admit by the first chunk; None where it has a rule of its own.
+    queue
+        None where the engine has no bound on its queue.
+    finds_prefixes
+        Whether its policies have a prefix cache.
+    host_tier
+        Sets the host tier of a replica; None where it is not known how.
+    drafts
+        Sets the number of drafts in an iteration; None where its policies have none.
+    assigns
+        Between a flag and its value.
+    note
+        What its simulation takes for granted.
+    """
+
+    name: str
+    title: str
+    spellings: Mapping[str, Spelling]
+    cache_off: Flag
+    first_chunk: Flag | None = None
+    queue: Queue | None = None
+    finds_prefixes: bool = True
+    host_tier: Callable[[Offload, Replica], Iterator[Flag]] | None = None
+    drafts: Callable[[int], Flag] | None = None
+    assigns: str = " "
+    note: str = ""

@@ -1,0 +1,216 @@
+"""A profile as settings of an engine: what it says of the engine, and what was tried on it and gains."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
+
+from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.fleet import one_replica
+from kvplan.emit.base import Engine, Flag
+from kvplan.errors import UsageError
+from kvplan.model import Admission, EngineName, Plan, Prefill, ServingModel
+from kvplan.model import Engine as Served
+from kvplan.report.advice import effect
+from kvplan.report.assembly import Report
+from kvplan.report.verdict import requests_in_memory
+from kvplan.report.words import Status
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.limits import SEQUENCES, SHED_AFTER, TOKENS
+from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.study.advice import WATERMARK, Advice
+from kvplan.study.protection import SEATS
+from kvplan.units import format_number, format_seconds
+
+
+class EngineSettings(NamedTuple):
+    """Settings for an engine.
+
+    Attributes
+    ----------
+    flags
+        What to set; the settings of `advice` stand in the place of what the profile says.
+    advice
+        What of the report's advice is set; None where nothing gains.
+    others
+        The rest of the report's advice, to be set instead.
+    """
+
+    engine: Engine
+    flags: tuple[Flag, ...]
+    advice: Advice | None
+    others: tuple[tuple[Flag, ...], ...]
+    notes: tuple[str, ...]
+
+
+def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
+    """Return the model as this engine serves it, without what its policy does not have.
+
+    Raises
+    ------
+    UsageError
+        No engine computes prompts as the profile says, or the engine's policy lacks what the profile has.
+
+    Examples
+    --------
+    >>> from kvplan.emit import engine
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 1.0),), Timing(1.0), Replica(1025))
+    >>> for_engine(engine("sglang"), model).engine.name.value
+    'sglang'
+    """
+    if model.replica.prefill is not Prefill.FUSED:
+        raise UsageError(
+            f'--engine {engine.name}: engines compute prompts with prefill = "fused", and the profile says '
+            f'"{model.replica.prefill}"'
+        )
+    served = model.engine or Served()
+    if served.name != engine.name:
+        served = Served(EngineName(engine.name))
+    model = replace(model, engine=served)
+    if not engine.finds_prefixes:
+        replica = replace(model.replica, prefix_caching=False, offload=None)
+        model = replace(model, replica=replica, hit_curve=())
+    policy = POLICIES[engine_settings(model).policy]
+    if not policy.host_tier:
+        model = replace(model, replica=replace(model.replica, offload=None))
+    if (what := policy.lacks(model)) is not None:
+        raise UsageError(
+            f"--engine {engine.name}: its scheduler is not simulated beside {what}; that of vllm is"
+        )
+    return model
+
+
+def engine_settings_of(engine: Engine, report: Report, model: ServingModel, plan: Plan) -> EngineSettings:
+    """Write a profile as settings of an engine.
+
+    Parameters
+    ----------
+    report
+        Of the model as the engine serves it (`for_engine`).
+    model
+        As the profile has it.
+
+    Examples
+    --------
+    >>> from kvplan.emit import engine
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> from kvplan.report.assembly import analyze
+    >>> replica = Replica(1025, max_num_seqs=64)
+    >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 1.0),), Timing(1.0), replica)
+    >>> report = analyze(for_engine(engine("vllm"), model), name="", sha256="")
+    >>> [(f.flag, f.value) for f in engine_settings_of(engine("vllm"), report, model, Plan()).flags]
+    [('--max-num-seqs', '64')]
+    """
+    best, *rest = report.advice or (None,)
+    flags = {flag.flag: flag for flag in _of_profile(engine, model)}
+    if best is not None:
+        flags |= {flag.flag: flag for flag in _of_advice(engine, best, model)}
+    if report.verdict.status is Status.OVERLOADED:
+        flags = {flag.flag: flag for flag in _queue_bound(engine, report, model, plan)} | flags
+    return EngineSettings(
+        engine=engine,
+        flags=tuple(flags.values()),
+        advice=best,
+        others=tuple(tuple(_of_advice(engine, each, model)) for each in rest),
+        notes=tuple(_notes(engine, report, model)),
+    )
+
+
+def _of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
+    """What the profile says of its engine."""
+    replica, why = model.replica, "the profile's"
+    limits = {**dict.fromkeys(SEATS, replica.max_num_seqs), TOKENS: replica.max_num_batched_tokens}
+    for name, value in limits.items():
+        if value is not None and name in engine.spellings:
+            flag, since = engine.spellings[name]
+            yield Flag(flag, str(value), why, since)
+    if model.engine is not None and model.engine.name == engine.name:
+        if model.engine.watermark and WATERMARK in engine.spellings:
+            flag, since = engine.spellings[WATERMARK]
+            yield Flag(flag, format_number(model.engine.watermark), why, since)
+        if model.engine.admission is Admission.FIRST_CHUNK and engine.first_chunk is not None:
+            yield engine.first_chunk
+    if not replica.prefix_caching:
+        yield engine.cache_off
+    if replica.offload is not None and engine.host_tier is not None:
+        yield from engine.host_tier(replica.offload, replica)
+    if model.drafts is not None and engine.drafts is not None:
+        yield engine.drafts(model.drafts.tokens)
+
+
+def _of_advice(engine: Engine, advice: Advice, model: ServingModel) -> Iterator[Flag]:
+    """Settings that were tried together; a bound on waiting becomes one on the queue, where there is one."""
+    values = {setting.name: setting.value for setting in advice.settings}
+    why = effect(advice)
+    for name, value in values.items():
+        if name in engine.spellings:
+            flag, since = engine.spellings[name]
+            yield Flag(flag, f"{value:g}" if name == WATERMARK else f"{value:.0f}", why, since)
+    patience_s, queue = values.get(SHED_AFTER), engine.queue
+    if patience_s is None or queue is None:
+        return
+    cap = int(next((values[name] for name in SEATS if name in values), model.replica.max_num_seqs or 0))
+    served_rps = _served_rps(cap, model)
+    waiting = max(1, int(served_rps * patience_s))
+    beside = f" beside {cap} running" * queue.counts_running
+    yield Flag(
+        queue.flag,
+        str(waiting + cap * queue.counts_running),
+        f"with the limit of running requests, and both are needed: {waiting}{beside} are served within "
+        f"{format_seconds(patience_s, 2)} at {format_number(served_rps)} requests/s, all that an empty cache leaves",
+        queue.since,
+    )
+
+
+def _served_rps(cap: int, model: ServingModel) -> float:
+    """Rate that so many running requests are served at where the cache finds only what is in use."""
+    alone = one_replica(model)
+    return sustainable_rate(replace(alone, replica=replace(alone.replica, max_num_seqs=cap)))[1]
+
+
+def _queue_bound(engine: Engine, report: Report, model: ServingModel, plan: Plan) -> Iterator[Flag]:
+    """Little's law: who waits as long as the horizon at the sustainable rate has so many before him."""
+    if engine.queue is None:
+        return
+    alone = one_replica(model)
+    running = min(alone.replica.max_num_seqs or 1 << 62, round(requests_in_memory(alone)))
+    waiting = round(report.load.sustainable_rps * plan.horizon_s)
+    yield Flag(
+        engine.queue.flag,
+        str(waiting + running * engine.queue.counts_running),
+        "not simulated: the load is more than can be sustained, and the queue would grow without end; so nobody waits "
+        f"longer than the plan's horizon of {format_seconds(plan.horizon_s)}. It is the place for a shorter wait",
+        engine.queue.since,
+    )
+
+
+def _notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]:
+    if engine.note:
+        yield engine.note
+    for one in report.advice[:1]:
+        patience_s = next((s.value for s in one.settings if s.name == SHED_AFTER), None)
+        if patience_s is not None:
+            where = f"{engine.title} has no bound on its queue" if engine.queue is None else "Better still"
+            yield f"{where}: have a gateway give up requests that wait longer than {format_seconds(patience_s)}."
+    replica = model.replica
+    if replica.offload is not None:
+        if engine.host_tier is None:
+            yield f"The host tier of the profile is not written for {engine.title}."
+        elif not [*engine.host_tier(replica.offload, replica)]:
+            yield f"{engine.title} wants more host memory than the KV cache of the GPU has: the host tier is left out."
+        if not POLICIES[engine_settings(for_engine(engine, model)).policy].host_tier:
+            yield "Figures are without the host tier."
+    if model.finds_prefixes and not engine.finds_prefixes:
+        yield "Figures are without a prefix cache, which the engine has."
+    limits = {SEQUENCES: replica.max_num_seqs, TOKENS: replica.max_num_batched_tokens}
+    absent = [key for key, value in limits.items() if value is None]
+    if absent:
+        yield f"The profile has no {' and no '.join(absent)}: the engine has a default of its own."
+
+
+def alternatives(settings: EngineSettings) -> Iterator[str]:
+    """What of the report's advice could be set instead, a line each."""
+    for flags in settings.others:
+        written = " ".join(chain.from_iterable((f.flag, f.value or "") for f in flags)).strip()
+        yield f"Or {written}: {flags[0].why}"

@@ -1,0 +1,50 @@
+"""SGLang."""
+
+from collections.abc import Iterator
+
+from kvplan.emit.base import Engine, Flag, Queue, Spelling
+from kvplan.model import Replica
+from kvplan.model.offload import Offload
+from kvplan.units import format_tokens
+
+
+def host_tier(tier: Offload, replica: Replica) -> Iterator[Flag]:
+    """Set a pool on the host, which must be larger than the GPU's; nothing where it is not."""
+    ratio = tier.memory_tokens / replica.memory_tokens
+    if ratio <= 1:
+        return
+    since = "As SGLang documents HiCache in 2026."
+    yield Flag("--enable-hierarchical-cache", None, "the profile's host tier", since)
+    yield Flag(
+        "--hicache-ratio",
+        f"{ratio:.4g}",
+        f"{format_tokens(tier.memory_tokens)} tokens on the host for {format_tokens(replica.memory_tokens)} on the "
+        "GPU; it must be larger than 1",
+        f"{since} Or --hicache-size {tier.memory_bytes // replica.gpus // 10**9}, gigabytes of each rank.",
+    )
+    policy = "write_through" if tier.inclusive else "write_back"
+    when = "as they are computed" if tier.inclusive else "when the GPU throws them away"
+    yield Flag("--hicache-write-policy", policy, f"blocks are written to the host {when}", since)
+
+
+ENGINE = Engine(
+    name="sglang",
+    title="SGLang",
+    spellings={
+        "max_running_requests": Spelling("--max-running-requests", "SGLang 0.1.17 and later."),
+        "max_num_batched_tokens": Spelling(
+            "--chunked-prefill-size", "Of prompts alone: SGLang computes running requests beside it."
+        ),
+    },
+    cache_off=Flag("--disable-radix-cache", None, "prefix_caching = false in the profile"),
+    queue=Queue(
+        "--max-queued-requests",
+        counts_running=False,
+        since="In SGLang's server arguments, without effect in disaggregation: check your version.",
+    ),
+    note=(
+        "SGLang's scheduler keeps room for the longest output that clients ask for, here the longest decode length of "
+        "their class."
+    ),
+    host_tier=host_tier,
+)

@@ -1,0 +1,211 @@
+"""A profile as settings of engines: flags worked out by hand, and the report's advice among them."""
+
+import json
+import math
+import shlex
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from strategies import mix_model
+
+from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.emit import engine
+from kvplan.emit.settings import EngineSettings, engine_settings_of, for_engine
+from kvplan.errors import UsageError
+from kvplan.formats import json as json_format
+from kvplan.layout import settings
+from kvplan.model import (
+    Admission,
+    Engine,
+    EngineName,
+    Plan,
+    Prefill,
+    Replica,
+    RequestClass,
+    ServingModel,
+    Timing,
+)
+from kvplan.model.drafts import Drafts
+from kvplan.model.gaps import Exponential
+from kvplan.model.offload import Offload
+from kvplan.model.reuse import Reuse
+from kvplan.report.assembly import Report, analyze
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.requests import Requests
+from kvplan.study.advice import Advice
+from kvplan.study.protection import Setting
+
+# A request holds 16 … 25 tokens, 205 in all over ten iterations: 5 admissions an iteration fill the memory.
+ONE = mix_model((15, 10, 0.1), memory=1025, prefill="fused", timing=Timing(1.0, d2=0.125))
+TIER = Offload(800_000, 5e-6, memory_bytes=800_000 * 131_072)
+WATERMARK = Advice((Setting("watermark", 0.019),), 0.0466, True, "vLLM of June 2026", 0.39, 0.38)
+SEATS = Advice((Setting("max_num_seqs", 46),), 0.03, True, None, 0.39, 0.4)
+BOTH = Advice((Setting("max_num_seqs", 50), Setting("shed_after", 4.5)), 0.09, True, None, 0.1, 0.1)
+
+
+@cache
+def analyzed(model: ServingModel) -> Report:
+    return analyze(model, name="one", sha256="")
+
+
+def report_of(name: str, model: ServingModel, *advice: Advice) -> Report:
+    return analyzed(for_engine(engine(name), model))._replace(advice=advice)
+
+
+def written(name: str, model: ServingModel, *advice: Advice) -> tuple[EngineSettings, Report]:
+    report = report_of(name, model, *advice)
+    return engine_settings_of(engine(name), report, model, Plan()), report
+
+
+def flags(name: str, model: ServingModel, *advice: Advice) -> dict[str, str | None]:
+    found, _ = written(name, model, *advice)
+    return {flag.flag: flag.value for flag in found.flags}
+
+
+def limited(**limits: Any) -> ServingModel:
+    return replace(ONE, replica=replace(ONE.replica, **limits))
+
+
+def cached(tier: Offload | None = TIER) -> ServingModel:
+    one = RequestClass("a", 3000, (200,), (1.0,), 1.0, reuse=Reuse(3000, 0.8, Exponential(60.0)))
+    return ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(400_000, 16, gpus=2, offload=tier))
+
+
+def test_what_the_profile_says_is_written_in_the_words_of_each_engine() -> None:
+    both = limited(max_num_seqs=64, max_num_batched_tokens=512)
+    assert flags("vllm", both) == {"--max-num-seqs": "64", "--max-num-batched-tokens": "512"}
+    assert flags("sglang", both) == {"--max-running-requests": "64", "--chunked-prefill-size": "512"}
+    assert flags("trtllm", both) == {"max_batch_size": "64", "max_num_tokens": "512"}
+    assert flags("vllm", ONE) == {}
+
+
+def test_how_the_engine_admits_is_written_for_that_engine_alone() -> None:
+    first = replace(ONE, engine=Engine(EngineName.VLLM, Admission.FIRST_CHUNK, watermark=0.05))
+    assert flags("vllm", first) == {"--watermark": "0.05", "--no-scheduler-reserve-full-isl": None}
+    assert flags("sglang", first) == {}
+    paused = replace(ONE, engine=Engine(EngineName.TRTLLM, Admission.FIRST_CHUNK))
+    assert flags("trtllm", paused) == {"capacity_scheduler_policy": "MAX_UTILIZATION"}
+    assert flags("trtllm", replace(ONE, engine=Engine(EngineName.TRTLLM))) == {}
+
+
+def test_the_figures_are_those_of_the_engine_that_is_asked_for() -> None:
+    served = for_engine(engine("trtllm"), replace(cached(), engine=Engine(EngineName.VLLM, watermark=0.1)))
+    assert served.engine == Engine(EngineName.TRTLLM)
+    assert not served.finds_prefixes
+    assert served.replica.offload is None
+    kept = replace(ONE, engine=Engine(EngineName.VLLM, Admission.FIRST_CHUNK, 0.1))
+    assert for_engine(engine("vllm"), kept) == kept
+    assert for_engine(engine("vllm"), cached()).replica.offload == TIER
+    assert for_engine(engine("sglang"), cached()).replica.offload is None
+
+
+def test_no_engine_computes_prompts_apart() -> None:
+    with pytest.raises(UsageError, match=r'engine sglang: .* the profile says "inline"'):
+        for_engine(engine("sglang"), limited(prefill=Prefill.INLINE))
+    drafting = replace(ONE, drafts=Drafts(2, (0.7, 0.5)))
+    with pytest.raises(UsageError, match="not simulated beside drafts"):
+        for_engine(engine("sglang"), drafting)
+    assert flags("vllm", drafting) == {"--speculative-config": "'{\"num_speculative_tokens\": 2}'"}
+
+
+def test_what_gains_most_stands_in_the_place_of_what_the_profile_says() -> None:
+    some = limited(max_num_seqs=64)
+    assert flags("vllm", some, WATERMARK) == {"--max-num-seqs": "64", "--watermark": "0.019"}
+    assert flags("vllm", some, SEATS) == {"--max-num-seqs": "46"}
+    found, report = written("vllm", some, WATERMARK, SEATS)
+    text = " ".join(settings.text(found, report).replace("\n#", " ").split())
+    assert "--watermark 0.019 tried, +4.66% under a backlog; the offered rate then drains; TTFT p95" in text
+    assert "Or --max-num-seqs 46: tried, +3% under a backlog" in text
+
+
+def test_limits_that_end_a_collapse_are_a_cap_and_a_bound_on_the_queue() -> None:
+    """What waits is served within 4.5 s by 50 running requests that find nothing; vLLM counts those that run, too."""
+    model = cached(None)
+    served = sustainable_rate(replace(model, replica=replace(model.replica, max_num_seqs=50)))[1]
+    waiting = math.floor(4.5 * served)
+    assert flags("vllm", model, BOTH) == {
+        "--max-num-seqs": "50",
+        "--max-num-queued-reqs": str(50 + waiting),
+    }
+    seats = BOTH._replace(settings=(Setting("max_running_requests", 50), BOTH.settings[1]))
+    assert flags("sglang", model, seats) == {
+        "--max-running-requests": "50",
+        "--max-queued-requests": str(waiting),
+    }
+    found, _ = written("trtllm", ONE, BOTH)
+    assert [flag.flag for flag in found.flags] == ["max_batch_size"]
+    assert any("no bound on its queue: have a gateway give up" in note for note in found.notes)
+
+
+def test_an_overloaded_replica_gets_a_bound_on_its_queue() -> None:
+    """Who waits for the horizon of an hour has so many before him; some 50 run."""
+    found, report = written("vllm", replace(ONE, classes=(replace(ONE.classes[0], rate_rps=99.0),)))
+    [flag] = found.flags
+    assert flag.flag == "--max-num-queued-reqs"
+    assert int(flag.value or 0) == round(3600 * report.load.sustainable_rps) + 50
+
+
+def test_lines_for_a_shell_and_for_yaml_are_the_settings_alone() -> None:
+    some = limited(max_num_seqs=64, prefix_caching=False)
+    found, report = written("vllm", some, WATERMARK)
+    lines = [line.partition("#")[0] for line in settings.text(found, report).splitlines()]
+    wanted = [word for f in found.flags for word in (f.flag, f.value) if word is not None]
+    assert shlex.split(" ".join(lines)) == wanted
+    found, report = written("trtllm", some)
+    assert "\nkv_cache_config:\n  enable_block_reuse: false\n" in settings.text(found, report)
+
+
+def test_the_document_has_the_operating_point_of_the_report() -> None:
+    found, report = written("vllm", ONE, SEATS, WATERMARK)
+    document = json_format.emit(found, report)
+    assert document["latency"]["ttft_s"]["mean"] == report.latency.ttft_s.mean
+    assert document["verdict"]["recovers_up_to_rps"] == report.verdict.recovers_up_to_rps
+    assert [flag["value"] for flag in document["settings"]] == ["46"]
+    assert [[flag["flag"] for flag in other] for other in document["others"]] == [["--watermark"]]
+    json_format.render(document)
+
+
+def test_vllm_is_told_the_bytes_of_all_ranks() -> None:
+    found = flags("vllm", cached())
+    assert json.loads((found["--kv-transfer-config"] or "").strip("'")) == {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 104_857_600_000, "offload_prompt_only": False},
+    }
+
+
+def test_sglang_is_told_how_many_times_the_gpu() -> None:
+    wanted = {
+        "--enable-hierarchical-cache": None,
+        "--hicache-ratio": "2",
+        "--hicache-write-policy": "write_through",
+    }
+    assert flags("sglang", cached()) == wanted
+    victims = flags("sglang", cached(replace(TIER, inclusive=False)))
+    assert victims == wanted | {"--hicache-write-policy": "write_back"}
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "words"),
+    [
+        ("sglang", 300_000, "the host tier is left out"),
+        ("sglang", 800_000, "Figures are without the host tier."),
+        ("trtllm", 800_000, "not written for TensorRT-LLM"),
+        ("trtllm", 800_000, "without a prefix cache, which the engine has"),
+    ],
+)
+def test_what_an_engine_does_not_have_is_said(name: str, tokens: int, words: str) -> None:
+    found, _ = written(name, cached(replace(TIER, memory_tokens=tokens)))
+    assert any(words in note for note in found.notes)
+
+
+def test_a_policy_without_a_host_tier_refuses_it() -> None:
+    none = np.zeros(1, dtype=np.int64)
+    scenario = Scenario(cached(), Plan(), Requests(np.zeros(1), none + 9, none + 9, none), ("a",))
+    with pytest.raises(UsageError, match=r"sglang: a host tier, \[gpu.offload\], is not modelled"):
+        POLICIES["sglang"].prepare(scenario, Settings("sglang", {}))
+    assert POLICIES["sglang"].prepare(scenario, Settings("sglang", {"prefix_caching": (0.0,)}))
