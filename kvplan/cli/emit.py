@@ -16,7 +16,7 @@ from kvplan.cli.common import (
     with_slos,
 )
 from kvplan.cli.output import check_writable, write_result
-from kvplan.model.engine import EngineName
+from kvplan.engine import EngineName
 
 
 def emit(

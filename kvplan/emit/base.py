@@ -1,6 +1,6 @@
 """What an engine calls the things that a profile says of it.
 
-A further engine is a module with its record, `ENGINE`, and its name in `kvplan.model.EngineName`.
+A further engine is a module with its record, `ENGINE`, and its name in `kvplan.engine.EngineName`.
 """
 
 from collections.abc import Callable, Iterator, Mapping

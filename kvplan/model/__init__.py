@@ -22,10 +22,10 @@
 ===============  ======================================================================
 """
 
+from kvplan.engine import Admission, Engine, EngineName
 from kvplan.model.arrays import FloatArray, IntArray, as_written, sum_by, survival
 from kvplan.model.arrivals import ArrivalProcess, Recorded
 from kvplan.model.classes import Mix, Prompt, RequestClass
-from kvplan.model.engine import Admission, Engine, EngineName
 from kvplan.model.prompts import Prompts
 from kvplan.model.provenance import Knowledge, MeasuredRange, Origin, Provenance
 from kvplan.model.replica import Plan, Replica

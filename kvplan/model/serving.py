@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvplan.engine import Engine
 from kvplan.model.arrays import FloatArray, IntArray, as_written
 from kvplan.model.arrivals import ArrivalProcess
 from kvplan.model.classes import Mix, RequestClass, in_rows
 from kvplan.model.drafts import Drafts, Stays, stays
-from kvplan.model.engine import Engine
 from kvplan.model.fleet import Fleet, Hardware
 from kvplan.model.kv_layout import KvLayout
 from kvplan.model.partial import PartialPrompts, no_partial_prompts, partial_prompts

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from kvplan.engine import Admission, Engine, EngineName
 from kvplan.model import Prefill, ServingModel
-from kvplan.model.engine import Admission, Engine, EngineName
 from oracle.kernel import UNLIMITED, Law, Rules
 
 

@@ -11,8 +11,8 @@ from oracle import System, Truth, truth
 from strategies import mix_model, one_class
 from tiers import examples
 
+from kvplan.engine import EngineName
 from kvplan.model import Admission, Engine, Plan, Prefill, Replica, ServingModel, Timing
-from kvplan.model.engine import EngineName
 from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.study.advice import Advice, advice
 from kvplan.study.operating_point import operating_point

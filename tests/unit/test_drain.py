@@ -14,8 +14,8 @@ from small_runs import CLASSES, Case, cases
 from strategies import mix_model, one_class
 from tiers import examples
 
+from kvplan.engine import EngineName
 from kvplan.model import ArrivalProcess, Engine, Plan, Prefill, Replica, ServingModel, Timing
-from kvplan.model.engine import EngineName
 from kvplan.simulation.open_run import OpenRun, Queue
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings

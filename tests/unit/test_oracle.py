@@ -10,8 +10,8 @@ from oracle import System, Unsupported, live, replay, truth
 from oracle.kernel import footprint
 from oracle.saturated import residents, starts
 
+from kvplan.engine import Admission, Engine, EngineName
 from kvplan.model import ArrivalProcess, Prefill, Recorded, Replica, RequestClass, ServingModel, Timing
-from kvplan.model.engine import Admission, Engine, EngineName
 from kvplan.simulation.requests import Requests
 
 LAW = Timing(0.01, 1e-6, 2e-5, 1e-4, 3e-4, 4e-5, 40)

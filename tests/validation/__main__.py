@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from time import monotonic
 
-from kvplan.model.engine import Admission, Engine
+from kvplan.engine import Admission, Engine
 from validation import advice, goodput, latency, verdict
 from validation.profiles import Case, in_directory, of_engine, random_cases
 from validation.truths import Truths

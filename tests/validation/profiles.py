@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
+from kvplan.engine import Engine
 from kvplan.model import Prefill, ServingModel
-from kvplan.model.engine import Engine
 from kvplan.profile.reading import load_profile, parse_profile
 
 RANDOM = "random"
