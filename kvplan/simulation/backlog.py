@@ -6,11 +6,13 @@ long it takes. So a run is measured in iterations, and what its iterations were 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
+from kvplan.model import FloatArray, IntArray, Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.drafts import Drafts
 from kvplan.model.lengths import Lengths
 from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation import engine
@@ -232,9 +234,7 @@ class Backlog:
         """The residents and at least so many more, the first always the same; and what the policy makes of them."""
         model, parts = self._model, [] if self._requests is None else [self._requests]
         while self._pieces * _PIECE < count:
-            rng = np.random.default_rng([*self._seed, self._pieces])
-            piece = saturated(model, rng, requests=_PIECE)
-            parts.append(piece if model.drafts is None else with_drafts(piece, model.drafts, rng))
+            parts.append(_piece(model.classes, model.drafts, (*self._seed, self._pieces)))
             self._pieces += 1
         requests = self._requests = replace(joined(parts), most_waiting=self._most_waiting)
         names = tuple(c.name for c in model.classes)
@@ -273,6 +273,14 @@ class Backlog:
         self._totals = stages if requests.drafted is None else requests.decode_tokens
         self._footprints = footprint(self._state, first, self._totals)
         self._prompts = np.concatenate([[0], np.cumsum(requests.input_tokens)])
+
+
+@lru_cache(maxsize=64)  # settings are compared on the same requests
+def _piece(classes: tuple[RequestClass, ...], drafts: Drafts | None, seed: tuple[int, ...]) -> Requests:
+    """Draw some requests of these classes, which no replica has a part in."""
+    rng = np.random.default_rng(seed)
+    drawn = saturated(ServingModel(classes, Timing(1.0), Replica(1)), rng, requests=_PIECE)
+    return drawn if drafts is None else with_drafts(drawn, drafts, rng)
 
 
 def footprint(s: State, first: IntArray, emitted: IntArray) -> FloatArray:
