@@ -68,7 +68,6 @@ KEPT = {
     "properties/test_gaps::test_they_add_up_to_what_passes_from_the_first_token_to_the_last": 1,
     "unit/test_cached_decisions::test_fewer_users_are_whole_and_as_many_as_pass": 0,
     "unit/test_cached_decisions::test_a_sweep_has_the_figures_of_analyze": 1,
-    "unit/test_cached_decisions::test_a_cache_is_switched_off_where_the_profile_does_and_nowhere_else": 1,
     "unit/test_sweep::test_workers_that_die_again_and_again_end_the_sweep": 0,
     "cli/test_explain_command::test_only_what_a_command_needs_is_imported": 1,
     "cli/test_html_and_plots::test_plots_are_written_beside_the_report": 1,

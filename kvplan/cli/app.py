@@ -19,6 +19,7 @@ from kvplan.cli import (
     fit,
     importing,
     mix,
+    plan,
     profiles,
     reproduce,
     simulate,
@@ -58,6 +59,7 @@ def _kvplan(
 
 
 _EXAMPLES: dict[Callable[..., None], str] = {
+    plan.plan: "kvplan plan Llama-3.1-70B --gpu H100 --rate 12 --in 3000 --out 400 --slo ttft-p95=2s",
     analyze.analyze: "kvplan analyze llama-3.1-8b-rtx4090 --format markdown -o capacity.md",
     check.check: "kvplan check my-service.toml --require 'load.headroom >= 20%'",
     diff.diff: "kvplan diff before.toml after.toml",

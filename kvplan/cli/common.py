@@ -78,7 +78,7 @@ Slos = Annotated[
     option(
         "--slo",
         metavar="KEY<=VALUE",
-        help="Objective, such as 'ttft_s.p95 <= 2 s' or 'itl_s.p99 <= 80 ms', beside those of [slo]. May be repeated.",
+        help="Objective, such as ttft-p95=2s or 'itl_s.p99 <= 80 ms', beside those of [slo]. May be repeated.",
     ),
 ]
 Format = Annotated[DocumentFormat, typer.Option("--format", help="Format of the result.")]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvplan.emit.settings import EngineSettings
     from kvplan.layout.splitting import Shown
     from kvplan.model import FloatArray
+    from kvplan.planning.plan import Plan as Planned
     from kvplan.profile.reading import Profile
     from kvplan.report.assembly import ProfileIdentity, Report
     from kvplan.reproduction.judge import Reproduction
@@ -216,6 +217,86 @@ def emit(found: "EngineSettings", report: "Report") -> Document:
         "others": [[flag._asdict() for flag in flags] for flags in found.others],
         "notes": list(found.notes),
     }
+
+
+# ---------------------------------------------------------------------------------------------------- plan
+
+
+def plan(found: "Planned") -> Document:
+    """Replicas for a demand: `plan` of the contract."""
+    from kvplan.layout.plan import command
+    from kvplan.planning.plan import Status
+
+    document: Document = _document() | {
+        "schema_version": 2,
+        "plan": {"status": found.status, "demand": found.demand},
+    }
+    refused = [{"kind": one.name, "why": one.why} for one in found.refused]
+    if found.status is Status.IMPOSSIBLE:
+        document["plan"]["refused"] = refused
+        return document
+    setting, winner = found.setting, found.winner
+    assert found.profile is not None
+    replica, mix, rate = winner.task.model.replica, winner.task.model.mix, winner.task.model.total_rate_rps
+    hour = setting.replicas * winner.price if found.request.priced else None
+    out = rate * mix.mean(mix.decode_tokens) * 3600 / 1e6
+    every = out + rate * mix.mean(mix.input_tokens) * 3600 / 1e6
+    drain = found.drain
+    document["plan"] |= {
+        "kind": winner.name,
+        "replicas": setting.replicas,
+        "gpus": setting.replicas * replica.gpus,
+        "engine": {
+            "name": found.request.engine,
+            "max_num_batched_tokens": setting.batched_tokens,
+            "max_num_seqs": replica.max_num_seqs,
+            "command": command(found),
+        },
+        "cost": {
+            "per_hour": hour,
+            "per_million_tokens": None if hour is None else hour / every,
+            "per_million_output_tokens": None if hour is None else hour / out,
+        },
+        "objectives": [one._asdict() for one in found.objectives],
+        "sizes": [
+            {**_fields(one, "replicas", "state", "missed"), "max_num_batched_tokens": one.batched_tokens}
+            for one in found.sizes
+        ],
+        "room": found.room,
+        "routers": dict(found.routers),
+        "band": None if found.band is None else found.band._asdict(),
+        "spread": [{"cv": cv, "replicas": replicas} for cv, replicas in found.spread],
+        "burst": None
+        if drain is None
+        else {
+            "requests": drain.burst_requests,
+            "drain_s": drain.seconds,
+            "low": drain.low,
+            "high": drain.high,
+        },
+        "recovers": found.verdict,
+        "recovers_up_to_rps": None
+        if found.recovers_up_to_rps is None
+        else found.recovers_up_to_rps * setting.replicas,
+        "alternatives": [
+            {
+                "kind": one.candidate.name,
+                "replicas": one.setting.replicas,
+                "gpus": one.setting.replicas * one.candidate.task.model.replica.gpus,
+                "max_num_batched_tokens": one.setting.batched_tokens,
+                "per_hour": one.setting.replicas * one.candidate.price if found.request.priced else None,
+                "band": None if one.band is None else one.band._asdict(),
+            }
+            for one in found.alternatives
+        ],
+        "refused": refused,
+        "inputs": {
+            name: getattr(found.profile.model.provenance, name).basis
+            for name in ("gpu", "timing", "workload")
+        },
+        "profile": {"sha256": found.profile.sha256},
+    }
+    return document
 
 
 # ---------------------------------------------------------------------------------------------------- size

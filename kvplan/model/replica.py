@@ -82,7 +82,8 @@ class Plan:
     """What the plan should guarantee: at most a probability `delta` of one overflow within the horizon.
 
     With `segments` None the planner chooses how many Nested WAIT has. `slos` are what latencies are to stay within,
-    `gpu_hour` what a GPU costs in an hour; None: nobody says.
+    `gpu_hour` what a GPU costs in an hour; None: nobody says. A number of replicas is enough if objectives hold with
+    iterations longer by the share `slower`, and with `headroom` added to the demand.
     """
 
     delta: float = 0.01
@@ -90,6 +91,8 @@ class Plan:
     segments: int | None = None
     slos: tuple[Slo, ...] = ()
     gpu_hour: float | None = None
+    slower: float = 0.05
+    headroom: float = 0.0
 
     @property
     def limits(self) -> dict[str, float]:

@@ -11,7 +11,8 @@ TIMES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 FIGURES = ("mean", "p50", "p90", "p95", "p99")
 KEYS = (*(f"{time}.{figure}" for time in TIMES for figure in FIGURES), "recomputed_share")
 _LONGEST = 200  # characters
-_SLO = re.compile(r"([A-Za-z_][\w.]*) *(<=|<) *(\S.*)", re.ASCII)
+_SLO = re.compile(r"([A-Za-z_][\w.]*(?:[- ](?:mean|p\d\d))?) *(<=|<|=) *(\S.*)", re.ASCII)
+_SHORT = re.compile(r"(ttft|itl|tpot|e2e)[-. ](mean|p\d\d)")
 _NUMBER = re.compile(r"\d{1,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 
 
@@ -39,21 +40,29 @@ def parse_slo(text: str) -> Slo:
     Raises
     ------
     UsageError
-        It is not ``KEY <= VALUE``, or no such figure can be bounded.
+        It is not ``KEY <= VALUE``, or ``TIME-FIGURE=VALUE``, or no such figure can be bounded.
 
     Examples
     --------
     >>> parse_slo("ttft_s.p95 <= 500 ms").bound, parse_slo("recomputed_share < 1%").bound
     (0.5, 0.01)
+    >>> parse_slo("ttft-p95=2s").text, parse_slo("itl p99 < 80 ms").key
+    ('ttft_s.p95 <= 2s', 'itl_s.p99')
     """
     shown = repr(text if len(text) <= 80 else text[:77] + "...")
     found = _SLO.fullmatch(text.strip(" ")) if len(text) <= _LONGEST else None
     if found is None:
-        raise UsageError(f"--slo {shown}: KEY <= VALUE is wanted, such as 'ttft_s.p95 <= 2 s'")
+        raise UsageError(f"--slo {shown}: an objective is wanted, such as ttft-p95=2s or 'ttft_s.p95 <= 2 s'")
     key, symbol, value = found.groups()
+    if (short := _SHORT.fullmatch(key)) is not None:
+        key = f"{short[1]}_s.{short[2]}"
+        if _NUMBER.fullmatch(value):
+            raise UsageError(f"--slo {shown}: a time with a unit is wanted, such as {value}s")
+    symbol = "<" if symbol == "<" else "<="
     if key not in KEYS:
         raise UsageError(f"--slo {shown}: {did_you_mean(key, KEYS, 'the figures are')}")
-    return Slo(" ".join(text.split()), key, symbol == "<", _bound(key, value, f"--slo {shown}"))
+    written = f"{key} {symbol} {' '.join(value.split())}"
+    return Slo(written, key, symbol == "<", _bound(key, value, f"--slo {shown}"))
 
 
 def of_requests(slos: Iterable[Slo], *, drafts: bool = False) -> dict[str, float]:

@@ -345,7 +345,8 @@ def plan_of(document: schema.Document) -> Plan:
         if (bound := getattr(getattr(document.slo, time), figure)) is not None
     )
     price = None if document.cost is None else document.cost.gpu_hour
-    return Plan(document.plan.delta, document.plan.horizon, document.plan.segments, slos, price)
+    plan = document.plan
+    return Plan(plan.delta, plan.horizon, plan.segments, slos, price, plan.slower, plan.headroom)
 
 
 def model_of(document: schema.Document) -> ServingModel:

@@ -689,6 +689,13 @@ class _Plan(_Table):
     segments: _Segments = _about(
         'Segments of Nested WAIT: "auto", or a number up to that of the distinct decode lengths.', None
     )
+    slower: Annotated[float, Field(ge=0, le=1)] = _about(
+        "Objectives must hold with iterations longer by this share, too: for kvplan plan and plan.holds.",
+        0.05,
+    )
+    headroom: Annotated[float, Field(ge=0, le=10)] = _about(
+        "Share that kvplan plan and plan.holds add to the demand.", 0.0
+    )
 
 
 class _Gate(_Table):

@@ -25,6 +25,7 @@ LAYERS = (
     {"decide"},
     {"emit"},
     {"ingest", "sweeps"},
+    {"planning"},
     {"reproduction"},
     {"plots"},
     {"layout"},

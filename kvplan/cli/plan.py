@@ -1,0 +1,329 @@
+"""`kvplan plan`: from a model, GPUs and a demand to replicas, settings and price."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvplan.cli import completion
+from kvplan.cli.common import KvType, Output, Slos, argument, option, sections_text
+from kvplan.cli.output import check_writable, write_result
+from kvplan.engine import EngineName
+from kvplan.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from kvplan.model.fleet import Routing
+    from kvplan.model.slo import Slo
+    from kvplan.planning.demand import Demand
+    from kvplan.planning.kinds import Kind
+    from kvplan.planning.plan import Plan, Request
+    from kvplan.profile.reading import Profile
+
+
+class PlanFormat(StrEnum):
+    """How a plan is written."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
+class Router(StrEnum):
+    """What sends requests to replicas."""
+
+    ANY = "any"
+    SESSION = "session"
+    ROUND_ROBIN = "round-robin"
+    LEAST_REQUESTS = "least-requests"
+
+
+def plan(
+    services: Annotated[
+        list[str],
+        argument(
+            metavar="MODEL|PROFILE...",
+            help="A model of the catalogue, a config.json of Hugging Face, or profiles of replicas to compare.",
+            autocompletion=completion.models,
+        ),
+    ],
+    gpu: Annotated[
+        str | None, option("--gpu", metavar="NAME,...", help="GPUs to compare, such as H100,B200.")
+    ] = None,
+    tp: Annotated[
+        str | None, option("--tp", metavar="N,...", help="GPUs that share the model. Default: 1,2,4,8.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        option(
+            "--weights",
+            metavar="TYPE,...",
+            help="Types of the weights, such as bf16,fp8. Default: the model's own, and fp8 where the GPU has it.",
+        ),
+    ] = None,
+    kv_dtype: KvType = "auto",
+    engine: Annotated[EngineName, typer.Option("--engine", help="The engine.")] = EngineName.VLLM,
+    rate: Annotated[
+        float | None, option("--rate", help="Requests/s of the whole service; of conversations, turns/s.")
+    ] = None,
+    users: Annotated[
+        int | None, option("--users", help="Users who ask, read the answer, think, and ask again.")
+    ] = None,
+    think: Annotated[
+        str | None,
+        option("--think", metavar="TIME", help="From an answer to the next question. Default: 30 s."),
+    ] = None,
+    input: Annotated[
+        str | None,
+        option(
+            "--in", metavar="N[:CV]", help="Tokens of a prompt, mean and coefficient of variation (0.95)."
+        ),
+    ] = None,
+    out: Annotated[
+        str | None, option("--out", metavar="N[:CV]", help="Tokens of an answer; like --in.")
+    ] = None,
+    system_prompt: Annotated[
+        int, typer.Option("--system-prompt", help="Tokens that all prompts begin with, beside --in.")
+    ] = 0,
+    turns: Annotated[
+        float,
+        typer.Option("--turns", help="Turns of a conversation, in the mean; each carries all before it."),
+    ] = 1.0,
+    slo: Slos = None,
+    gpu_hour: Annotated[
+        str | None,
+        option("--gpu-hour", metavar="PRICE", help="Price of a GPU an hour: 3, or H100=3,B200=5.5."),
+    ] = None,
+    headroom: Annotated[
+        str | None,
+        option("--headroom", metavar="SHARE", help="Added to the demand, such as 20%. Default: 0."),
+    ] = None,
+    slower: Annotated[
+        str | None,
+        option(
+            "--slower",
+            metavar="SHARE",
+            help="Objectives must hold with iterations longer by this share, too. Default: 5%.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        option("--max-num-batched-tokens", help="Token budget of an iteration. Default: the best found."),
+    ] = None,
+    router: Annotated[Router, typer.Option("--router", help="What sends requests to replicas.")] = Router.ANY,
+    format: Annotated[PlanFormat, typer.Option("--format", help="Format of the plan.")] = PlanFormat.TEXT,
+    full: Annotated[
+        bool, typer.Option("--full", help="Name every alternative and every kind refused.")
+    ] = False,
+    output: Output = None,
+) -> None:
+    """Find the cheapest replicas that meet the objectives of a demand. -o plan.toml keeps the plan as a profile."""
+    from kvplan.formats import json
+    from kvplan.layout import plan as screen
+    from kvplan.planning import plan as planning
+
+    check_writable(output)
+    slos = _slos(slo)
+    demand = _demand(rate, users, think, input, out, system_prompt, turns)
+    hours = _gpu_hours(gpu_hour, gpu)
+    profiles = _profiles(services)
+    if profiles:
+        if gpu or tp or weights:
+            raise UsageError(
+                "--gpu, --tp and --weights go with a model; profiles say what their replicas are"
+            )
+        options: Sequence[Kind | Profile] = [_with_slos(one, slos) for one in profiles]
+        slos = slos or profiles[0].plan.slos
+    else:
+        if demand is None:
+            raise UsageError("a model needs a demand: --rate or --users, --in and --out")
+        options = _kinds(services, gpu, tp, weights, kv_dtype, hours)
+    found = _planned(
+        planning.Request(
+            options,
+            demand,
+            tuple(slos),
+            rate_rps=rate,
+            slower=_share(slower, "--slower", 0.05),
+            headroom=_share(headroom, "--headroom", 0.0),
+            engine=engine,
+            batched_tokens=tokens,
+            gpu_hour=hours,
+            router=_router(router),
+            priced=hours is not None
+            or (bool(profiles) and all(p.plan.gpu_hour is not None for p in profiles)),
+        )
+    )
+    section = screen.build(found, full=full)
+    keeps = output is not None and output.suffix == ".toml"
+    shown = None if keeps else output
+    if format is PlanFormat.JSON:
+        text = json.render(json.plan(found))
+    else:
+        text = sections_text([section], shown, as_markdown=format is PlanFormat.MARKDOWN)
+    write_result(text, shown)
+    if keeps and found.profile is not None:
+        write_result(found.profile.text, output)
+    if found.status is planning.Status.IMPOSSIBLE:
+        raise typer.Exit(ExitCode.GATE_FAILED)
+
+
+def _planned(request: "Request") -> "Plan":
+    """Search, with what is being looked at on standard error if that is a terminal."""
+    from kvplan.planning.plan import plan as search
+
+    if sys.stderr is None or not sys.stderr.isatty():
+        return search(request)
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status("") as line:
+        return search(request, lambda what: line.update(Text(what)))
+
+
+def _slos(texts: Sequence[str] | None) -> "tuple[Slo, ...]":
+    from kvplan.model.slo import parse_slo
+
+    return tuple({s.key: s for s in map(parse_slo, texts or ())}.values())
+
+
+def _with_slos(profile: "Profile", slos: "Sequence[Slo]") -> "Profile":
+    return replace(profile, plan=replace(profile.plan, slos=tuple(slos))) if slos else profile
+
+
+def _demand(
+    rate: float | None,
+    users: int | None,
+    think: str | None,
+    prompt: str | None,
+    answer: str | None,
+    system_prompt: int,
+    turns: float,
+) -> "Demand | None":
+    """What was asked for; None where a profile has to say it."""
+    from kvplan.planning.demand import Demand, parse_length
+    from kvplan.units import parse_time
+
+    if rate is not None and users is not None:
+        raise UsageError("--rate and --users: one of them says how much is asked for")
+    if rate is not None and not 1e-9 <= rate <= 1e9:
+        raise UsageError(f"--rate {rate:g}: 1e-9 to 1e9 requests/s")
+    if users is not None and not 1 <= users <= 10**7:
+        raise UsageError(f"--users {users}: 1 to 10,000,000")
+    if (prompt is None) != (answer is None):
+        raise UsageError(
+            f"--{'in' if prompt is None else 'out'} is missing: prompts and answers both have lengths"
+        )
+    if prompt is None or answer is None:
+        if users is not None or turns != 1 or system_prompt:
+            raise UsageError("--users, --turns and --system-prompt go with --in and --out")
+        return None
+    if rate is None and users is None:
+        raise UsageError("--rate R, or --users N, says how much is asked for")
+    if not 1 <= turns <= 1000:
+        raise UsageError(f"--turns {turns:g}: 1 to 1000")
+    if not 0 <= system_prompt <= 10**7:
+        raise UsageError(f"--system-prompt {system_prompt}: 0 to 10,000,000 tokens")
+    if think is not None and users is None and turns == 1:
+        raise UsageError("--think goes with --users or --turns")
+    return Demand(
+        parse_length(prompt, "--in"),
+        parse_length(answer, "--out"),
+        rate,
+        users,
+        None if think is None else parse_time(think, "--think"),
+        system_prompt,
+        turns,
+    )
+
+
+def _profiles(services: Sequence[str]) -> "list[Profile]":
+    """The profiles that were named; none where a model was."""
+    from kvplan.cli.common import replaying, standard_input
+    from kvplan.profile.reading import load_profile, shipped_profiles
+
+    shipped = shipped_profiles()
+    named = [one for one in services if one.endswith(".toml") or one == "-" or one in shipped]
+    if named and len(named) < len(services):
+        other = next(one for one in services if one not in named)
+        raise UsageError(
+            f"{other[:80]}: a model does not go with profiles; kvplan plan either, or write a profile"
+        )
+    if not named and len(services) > 1:
+        raise UsageError("one model at a time; several profiles can be compared")
+    return [replaying(load_profile(one, stdin=standard_input())) for one in named]
+
+
+def _kinds(
+    services: Sequence[str],
+    gpu: str | None,
+    tp: str | None,
+    weights: str | None,
+    kv_dtype: str,
+    hours: "Mapping[str, float] | None",
+) -> "list[Kind]":
+    from kvplan.ingest.model.config import read_model
+    from kvplan.ingest.model.hardware import find_gpu, gpus
+    from kvplan.planning.kinds import kinds
+
+    shape = read_model(services[0])
+    if gpu is None:
+        raise UsageError(f"--gpu is missing: which GPUs? Known are {', '.join(one.name for one in gpus())}")
+    found = [find_gpu(name.strip()) for name in gpu.split(",")]
+    numbers = []
+    for text in (tp or "").split(","):
+        if text.strip():
+            if not text.strip().isdecimal() or not 1 <= int(text) <= 64:
+                raise UsageError(
+                    f"--tp {text.strip()[:40]!r}: whole numbers from 1 to 64, with commas between"
+                )
+            numbers.append(int(text))
+    types = [text.strip() for text in (weights or "").split(",") if text.strip()]
+    return list(
+        kinds(shape, found, tensor_parallel=numbers, weights=types, kv_dtype=kv_dtype, gpu_hours=hours)
+    )
+
+
+def _gpu_hours(text: str | None, gpu: str | None) -> "dict[str, float] | None":
+    """Prices of GPUs by their names in the catalogue."""
+    if text is None:
+        return None
+    from kvplan.ingest.model.hardware import find_gpu
+
+    names = [find_gpu(name.strip()).name for name in gpu.split(",")] if gpu else [""]
+    prices: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.rpartition("=")
+        try:
+            price = float(value)
+        except ValueError:
+            price = -1.0
+        if not 0 < price <= 1e6:
+            raise UsageError(
+                f"--gpu-hour {part.strip()[:40]!r}: a price above 0, or NAME=PRICE, such as H100=3"
+            )
+        prices |= dict.fromkeys([find_gpu(name.strip()).name] if equals else names, price)
+    without = [name for name in names if name not in prices]
+    if without:
+        raise UsageError(f"--gpu-hour: no price for {', '.join(without)}; give every GPU one, or none")
+    return prices
+
+
+def _share(text: str | None, name: str, default: float) -> float:
+    if text is None:
+        return default
+    try:
+        share = float(text.rstrip("% ")) / (100 if text.rstrip().endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError(f"{name} {text[:40]!r}: a share from 0 to 1, or a percentage, such as 20%")
+    return share
+
+
+def _router(router: Router) -> "Routing | None":
+    from kvplan.model.fleet import Routing
+
+    return None if router is Router.ANY else Routing(str(router))

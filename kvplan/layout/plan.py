@@ -1,0 +1,242 @@
+"""The screen of `kvplan plan`: replicas, price, objectives, sizes beside it, alternatives, what to do next."""
+
+from collections.abc import Iterator
+
+from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table, words
+from kvplan.planning.kinds import Kind
+from kvplan.planning.plan import Alternative, Band, Plan, Size, Status
+from kvplan.planning.search import Candidate, Setting
+from kvplan.study.objectives import State
+from kvplan.units import ABSENT, format_number, format_percent, format_seconds
+
+_MISSED = {"load": "more load than is sustainable", "queue": "the queue grows"}
+_FEELS_SLOW_S = 0.1  # ITL p95, above which it is said where nobody limits it
+_MOST = 4  # refused kinds that are named
+_HOUR_S = 3600.0
+
+
+def build(plan: Plan, *, full: bool = False) -> Section:
+    """Build the screen; `full`: with every alternative and every kind that was refused."""
+    title = f"{_model(plan)}: {plan.demand}"
+    blocks = _impossible(plan) if plan.status is Status.IMPOSSIBLE else _planned(plan, full)
+    return Section("plan", title, tuple(blocks))
+
+
+def _planned(plan: Plan, full: bool) -> Iterator[Block]:
+    yield Paragraph(_headline(plan))
+    if plan.band is not None:
+        yield Paragraph(f"{_in_band(plan.band)} if iterations take {_times(plan.band)} times the estimate.")
+    slower = f"{format_percent(plan.request.slower)} slower"
+    columns = (Column(""), number("limit"), number("expected"), number("95 % interval"), number(slower))
+    rows = [
+        (
+            _words(o.key),
+            "none" if o.limit is None else format_seconds(o.limit),
+            format_seconds(o.value),
+            _interval(o.low, o.high),
+            format_seconds(o.slower),
+        )
+        for o in plan.objectives
+    ]
+    yield table(columns, rows)
+    for o in plan.objectives:
+        if o.limit is not None and o.cliff is not None:
+            ends = " to ".join(map(format_seconds, o.cliff))
+            yield Paragraph(f"{_words(o.key)} is on a cliff: {ends} for a few per cent of the values.")
+    costs = [number("per hour")] if plan.request.priced else []
+    yield table(
+        (number("replicas"), number("GPUs"), *costs, words("")), (_size(plan, size) for size in plan.sizes)
+    )
+    yield Paragraph(_routing(plan))
+    if plan.alternatives:
+        shown = plan.alternatives if full else plan.alternatives[:3]
+        others = (
+            words("alternatives"),
+            number("GPUs"),
+            *costs,
+            number("if slower or faster"),
+            number("tokens"),
+        )
+        yield table(others, (_alternative(plan, one) for one in shown))
+    yield Paragraph(command(plan))
+    yield Paragraph(_after_a_burst(plan))
+    yield Bullets(tuple(_notes(plan, full)))
+
+
+def _impossible(plan: Plan) -> Iterator[Block]:
+    limits = ", ".join(f"{_words(s.key)} {format_seconds(s.bound)}" for s in plan.request.slos)
+    yield Paragraph("Impossible at any number of replicas" + (f"; limits: {limits}." if limits else "."))
+    yield table((Column("kind"), words("on an idle replica")), [(r.name, r.why) for r in plan.refused])
+    yield Bullets(("Looser objectives, shorter prompts, or other GPUs would make it possible.",))
+
+
+def _model(plan: Plan) -> str:
+    first = plan.request.options[0]
+    return first.shape.name.rpartition("/")[2] if isinstance(first, Kind) else first.name
+
+
+def _headline(plan: Plan) -> str:
+    setting, winner = plan.setting, plan.winner
+    each, total = winner.task.model.replica.gpus, _gpus(winner, setting)
+    kind = _kind(plan, winner)
+    gpu = "GPU" if kind is None else kind.gpu.name
+    weights = "" if kind is None else f", {kind.weights} weights"
+    replicas = f"{setting.replicas:,} replica{'s' * (setting.replicas != 1)} x {each} {gpu}"
+    text = f"{replicas} = {total:,} GPU{'s' * (total != 1)}{weights}"
+    if not plan.request.priced:
+        return f"{text}."
+    hour = setting.replicas * winner.price
+    model = winner.task.model
+    mix = model.mix
+    out = model.total_rate_rps * mix.mean(mix.decode_tokens) * _HOUR_S / 1e6
+    every = out + model.total_rate_rps * mix.mean(mix.input_tokens) * _HOUR_S / 1e6
+    return (
+        f"{text}, {_money(hour)}/h: {_money(hour / every)} per million tokens, "
+        f"{_money(hour / out)} per million output tokens."
+    )
+
+
+def _in_band(band: Band) -> str:
+    low, high = band.replicas
+    if low == high and low is not None:
+        return "As many"
+    return f"{ABSENT if low is None else f'{low:,}'} to {'no number of' if high is None else f'{high:,}'} replicas"
+
+
+def _times(band: Band) -> str:
+    return f"{band.low:.2f} to {band.high:.2f}"
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    if low is None:
+        return ABSENT
+    return f"{format_seconds(low)} to {'more' if high is None else format_seconds(high)}"
+
+
+def _words(key: str) -> str:
+    return key.replace("_s.", " ")
+
+
+def _size(plan: Plan, size: Size) -> tuple[str, ...]:
+    chosen = size.replicas == plan.setting.replicas
+    setting = Setting(size.replicas, size.batched_tokens)
+    if size.state is State.HOLDS:
+        said = "all met"
+        if chosen and plan.room is not None:
+            said += f"; room for {format_percent(plan.room)} more" if plan.room else "; no room for more"
+    elif size.state is State.OPEN:
+        said = "not sure even after long runs"
+    else:
+        said = "misses " + "; ".join(_missed(size, key) for key in size.missed)
+    cost = [_money(size.replicas * plan.winner.price)] if plan.request.priced else []
+    return f"{'* ' * chosen}{size.replicas:,}", f"{_gpus(plan.winner, setting):,}", *cost, said
+
+
+def _missed(size: Size, key: str) -> str:
+    if key in _MISSED:
+        return _MISSED[key]
+    decision = next(d for d in size.decided if d.key == key)
+    if key.endswith(".mean") or decision.value is None:
+        return f"{_words(key)}: {format_seconds(decision.value)}"
+    share = format_percent(decision.share)
+    return f"{_words(key)}: {share} above {format_seconds(decision.limit)}"
+
+
+def _routing(plan: Plan) -> str:
+    if plan.winner.task.model.finds_prefixes:
+        return "Behind a router that keeps a conversation on its replica."
+    fewer = {replicas for _, replicas in plan.routers if replicas < plan.setting.replicas}
+    if plan.request.router is not None:
+        return f"Behind a {plan.request.router} router."
+    if not fewer:
+        return "Any router will do."
+    names = " or ".join(name for name, replicas in plan.routers if replicas == min(fewer))
+    return f"Any router will do; behind {names} {min(fewer):,} may be enough."
+
+
+def _alternative(plan: Plan, one: Alternative) -> tuple[str, ...]:
+    cost, best = one.setting.replicas * one.candidate.price, plan.setting.replicas * plan.winner.price
+    more = f" {format_percent(cost / best - 1, 2, signed=True)}" if cost != best else ""
+    band = [] if one.band is None else one.band.replicas
+    return (
+        f"{one.setting.replicas:,} x {one.candidate.name}",
+        f"{_gpus(one.candidate, one.setting):,}",
+        *([_money(cost) + more] if plan.request.priced else []),
+        " to ".join("never" if n is None else _cost(plan, n * one.candidate.price) for n in band) or ABSENT,
+        ABSENT if one.setting.batched_tokens is None else f"{one.setting.batched_tokens:,}",
+    )
+
+
+def command(plan: Plan) -> str:
+    """Return what starts the engine of the plan."""
+    kind, setting = _kind(plan, plan.winner), plan.setting
+    assert plan.profile is not None
+    replica = plan.profile.model.replica
+    flags = []
+    if replica.gpus > 1:
+        flags.append(f"--tensor-parallel-size {replica.gpus}")
+    if kind is not None and not kind.own_weights:
+        flags.append(f"--quantization {kind.weights}")
+    if setting.batched_tokens is not None:
+        flags.append(f"--max-num-batched-tokens {setting.batched_tokens}")
+    if replica.max_num_seqs is not None:
+        flags.append(f"--max-num-seqs {replica.max_num_seqs}")
+    if plan.request.engine != "vllm":
+        return f"kvplan emit plan.toml writes the settings of {plan.request.engine}."
+    return f"vllm serve {'MODEL' if kind is None else kind.shape.name} {' '.join(flags)}".strip()
+
+
+def _after_a_burst(plan: Plan) -> str:
+    drain, said = plan.drain, ""
+    if drain is not None and drain.burst_requests is not None:
+        burst = f"{format_number(drain.burst_requests, 3)} requests a replica"
+        said = f"After a burst of {burst}: {drain.reason}."
+        if drain.seconds is not None:
+            said = f"After a burst of {burst}: normal in {format_seconds(drain.seconds)}."
+    if plan.recovers_up_to_rps is not None:
+        rate = plan.recovers_up_to_rps * plan.setting.replicas
+        times = rate / plan.winner.task.model.total_rate_rps
+        said += f" Recovers by itself up to {format_number(rate)} requests/s ({times:.2f} times the demand)."
+    return said.strip()
+
+
+def _notes(plan: Plan, full: bool) -> Iterator[str]:
+    limited = {slo.key.partition(".")[0] for slo in plan.request.slos}
+    latency = plan.latency
+    p95 = None if latency is None else latency.itl_s.p95
+    if "itl_s" not in limited and p95 is not None and p95 > _FEELS_SLOW_S:
+        yield f"No objective limits ITL, whose p95 is {format_seconds(p95)}."
+    if plan.spread:
+        sizes = ", ".join(f"{n:,} at cv {cv:g}" for cv, n in plan.spread)
+        yield f"Lengths assumed log-normal, cv 0.95 ({sizes})."
+    kind = _kind(plan, plan.winner)
+    if kind is not None:
+        memory = format_number(plan.winner.task.model.replica.memory_tokens, 6)
+        yield f"Speed and KV memory ({memory} tokens) are estimated; the rest is stated."
+        yield (
+            "Next: measure the speed: kvplan calibrate RESULT --base plan.toml, RESULT of vllm bench serve on one "
+            "replica."
+        )
+    if plan.refused:
+        named = "; ".join(f"{r.name}: {r.why}" for r in plan.refused[: None if full else _MOST])
+        more = len(plan.refused) - _MOST
+        yield f"Cannot: {named}" + (f"; and {more} more." if more > 0 and not full else ".")
+    if plan.race.dearer:
+        yield f"{plan.race.dearer} other kinds cost 1.6 times as much or more."
+
+
+def _kind(plan: Plan, candidate: Candidate) -> Kind | None:
+    kinds = (option for option in plan.request.options if isinstance(option, Kind))
+    return next((kind for kind in kinds if kind.name == candidate.name), None)
+
+
+def _gpus(candidate: Candidate, setting: Setting) -> int:
+    return setting.replicas * candidate.task.model.replica.gpus
+
+
+def _cost(plan: Plan, amount: float) -> str:
+    return _money(amount) if plan.request.priced else format_number(amount)
+
+
+def _money(amount: float) -> str:
+    return f"${amount:,.2f}"

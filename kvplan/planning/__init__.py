@@ -1,0 +1,1 @@
+"""From a model, GPUs and a demand to replicas and settings."""

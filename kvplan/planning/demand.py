@@ -1,0 +1,126 @@
+"""What a service is asked for, and the tables of a profile that say so."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvplan.errors import UsageError
+from kvplan.ingest.profile_text import table_text
+
+DEFAULT_CV = 0.95  # of lengths: of five public traces .15 to 1.31, mostly near 1
+_THINK_S = 30.0  # between turns, where nobody says
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Tokens of prompts or answers: log-normal about a mean; all alike where cv is 0."""
+
+    mean: float
+    cv: float = DEFAULT_CV
+
+    @property
+    def law(self) -> object:
+        """The value of a key in a profile."""
+        if self.cv == 0:
+            return round(self.mean)
+        mean = round(self.mean) if self.mean == round(self.mean) else self.mean
+        return {"lognormal": {"mean": mean, "cv": self.cv}}
+
+
+def parse_length(text: str, option: str) -> Length:
+    """Read ``3000`` or ``3000:0.8``, a mean and a coefficient of variation.
+
+    Raises
+    ------
+    UsageError
+        It is neither.
+
+    Examples
+    --------
+    >>> parse_length("3000:0.8", "--in"), parse_length("400", "--out").cv
+    (Length(mean=3000.0, cv=0.8), 0.95)
+    """
+    mean, colon, cv = text.partition(":")
+    try:
+        found = Length(float(mean), float(cv) if colon else DEFAULT_CV)
+    except ValueError:
+        found = Length(0.0)
+    if not (1 <= found.mean <= 1e7 and (found.cv == 0 or 1e-3 <= found.cv <= 10)):
+        raise UsageError(
+            f"{option} {text[:40]!r}: tokens are wanted, or tokens:cv, such as 3000 or 3000:0.8 "
+            "(1 to 10,000,000; cv 0, or 0.001 to 10)"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What all replicas together are asked for.
+
+    Attributes
+    ----------
+    rate_rps
+        Requests/s, or turns/s of conversations; None: `users` ask.
+    users
+        A closed population: each asks, reads the answer, thinks, and asks again.
+    prompt, answer
+        Lengths; of conversations what each turn adds, and its answer.
+    system_prompt
+        Tokens that all prompts begin with.
+    turns
+        Of a conversation, in the mean; each turn carries all that came before. Taken as uniform from 1 on: the longest
+        conversations of a geometric law fit into no memory.
+    """
+
+    prompt: Length
+    answer: Length
+    rate_rps: float | None = None
+    users: int | None = None
+    think_s: float | None = None
+    system_prompt: int = 0
+    turns: float = 1.0
+
+    @property
+    def is_conversation(self) -> bool:
+        """Whether requests have prefixes in common."""
+        return self.turns > 1 or self.system_prompt > 0 or self.users is not None
+
+    @property
+    def assumes_spread(self) -> bool:
+        """Whether nobody said how much lengths vary."""
+        return DEFAULT_CV in (self.prompt.cv, self.answer.cv)
+
+    def with_cv(self, cv: float) -> "Demand":
+        """Return the same demand with lengths that vary otherwise."""
+        return replace(self, prompt=Length(self.prompt.mean, cv), answer=Length(self.answer.mean, cv))
+
+    @property
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """The tables of a profile.
+
+        Examples
+        --------
+        >>> Demand(Length(3000), Length(400, 0), rate_rps=12.0).tables["classes"]
+        [{'name': 'requests', 'input': {'lognormal': {'mean': 3000, 'cv': 0.95}}, 'decode': 400, 'rate': 12.0}]
+        """
+        if not self.is_conversation:
+            table = {"name": "requests", "input": self.prompt.law, "decode": self.answer.law}
+            return {"classes": [{**table, "rate": self.rate_rps}]}
+        asked = {"users": self.users} if self.rate_rps is None else {"rate": self.rate_rps / self.turns}
+        think = _THINK_S if self.think_s is None else self.think_s
+        table = {
+            "name": "conversations" if self.turns > 1 else "requests",
+            **asked,
+            "shared": self.system_prompt,
+            "first": self.prompt.law,
+            "user": self.prompt.law,
+            "decode": self.answer.law,
+            "turns": {"uniform": [1, round(2 * self.turns) - 1]} if self.turns > 1 else 1,
+            "think": {"law": "exponential", "mean": f"{think:g} s"},
+        }
+        return {"sessions": [table]}
+
+    @property
+    def toml(self) -> str:
+        """The same as text."""
+        [(name, tables)] = self.tables.items()
+        return table_text(name, tables)

@@ -1,0 +1,142 @@
+"""Kinds of replicas: a model on so many GPUs, with weights of a type, as the tables of a profile that is estimated."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvplan.errors import UsageError
+from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
+from kvplan.ingest.model.hardware import Gpu, vllm_limits
+from kvplan.ingest.model.roofline import Roofline, roofline
+from kvplan.ingest.model.shape import ModelShape
+from kvplan.ingest.model.weights import named_storage
+from kvplan.ingest.profile_text import kv_tables, table_text, timing_text
+from kvplan.model import MeasuredRange
+
+TENSOR_PARALLEL = (1, 2, 4, 8)  # that are tried where nobody says
+OVERHEAD_S = 0.024  # of a request outside the engine: measured of vLLM on public sweeps
+_FEW_SEQUENCES = 256  # vLLM's default on small GPUs; more have no effect but on large memories
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model on GPUs of a kind.
+
+    Attributes
+    ----------
+    weights
+        Type of the weights; that of the model's configuration where `own_weights`.
+    gpu_hour
+        Price of a GPU; None: GPUs are counted.
+    """
+
+    shape: ModelShape
+    gpu: Gpu
+    tensor_parallel: int
+    weights: str
+    own_weights: bool
+    kv_dtype: str = "auto"
+    gpu_hour: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Short, as tables have it."""
+        return f"{self.gpu.name} TP{self.tensor_parallel} {self.weights}"
+
+    @property
+    def price(self) -> float:
+        """Of a replica an hour, or its GPUs."""
+        return self.tensor_parallel * (1.0 if self.gpu_hour is None else self.gpu_hour)
+
+    @cached_property
+    def memory(self) -> ReplicaEstimate:
+        """What a replica holds.
+
+        Raises
+        ------
+        UsageError
+            Weights do not fit, or heads cannot be shared out.
+        """
+        return estimate_replica(
+            self.shape,
+            self.gpu,
+            tensor_parallel=self.tensor_parallel,
+            kv_dtype=self.kv_dtype,
+            weight_dtype=None if self.own_weights else self.weights,
+        )
+
+    @cached_property
+    def speed(self) -> Roofline:
+        """How long iterations take."""
+        return roofline(
+            self.shape,
+            self.gpu,
+            tensor_parallel=self.tensor_parallel,
+            kv_dtype=self.kv_dtype,
+            weight_dtype=None if self.own_weights else self.weights,
+        )
+
+    @property
+    def batched_tokens(self) -> int:
+        """The engine's own budget of an iteration."""
+        return vllm_limits(self.gpu)["max_num_batched_tokens"]
+
+    def toml(self, max_num_seqs: int = _FEW_SEQUENCES, batched_tokens: int | None = None) -> str:
+        """The tables [gpu], [timing] and [provenance] of a profile."""
+        memory = self.memory
+        gpu: dict[str, object] = {"memory_tokens": memory.memory_tokens, "block_tokens": memory.block_tokens}
+        if memory.is_mixed:
+            gpu = {"kv_blocks": memory.kv_blocks, "block_tokens": memory.block_tokens}
+        if self.tensor_parallel > 1:
+            gpu["gpus"] = self.tensor_parallel
+        gpu["max_num_seqs"] = max_num_seqs
+        gpu["max_num_batched_tokens"] = batched_tokens or self.batched_tokens
+        if memory.is_mixed:
+            gpu["kv"] = kv_tables(memory.layout)
+        origin = {"basis": "estimated", "source": f"{self.shape.name} on {self.name}"}
+        return "\n\n".join(
+            (
+                table_text("provenance", {"gpu": origin, "timing": origin}),
+                table_text("gpu", gpu),
+                timing_text(self.speed.timing, OVERHEAD_S, MeasuredRange(band=self.speed.band)),
+            )
+        )
+
+
+def kinds(
+    shape: ModelShape,
+    gpus: Sequence[Gpu],
+    *,
+    tensor_parallel: Sequence[int] = (),
+    weights: Sequence[str] = (),
+    kv_dtype: str = "auto",
+    gpu_hours: Mapping[str, float] | None = None,
+) -> Iterator[Kind]:
+    """List the kinds to try; without `weights` the model's own, and fp8 where the GPU computes with it.
+
+    Examples
+    --------
+    >>> from kvplan.ingest.model.config import read_model
+    >>> from kvplan.ingest.model.hardware import find_gpu
+    >>> some = kinds(read_model("Llama-3.1-8B"), [find_gpu("H100")], tensor_parallel=[1, 2])
+    >>> [kind.name for kind in some]
+    ['H100 SXM TP1 bf16', 'H100 SXM TP1 fp8', 'H100 SXM TP2 bf16', 'H100 SXM TP2 fp8']
+    """
+    own = "bf16" if shape.storage == named_storage("bf16") else shape.storage.name
+    for gpu in gpus:
+        price = None if gpu_hours is None else gpu_hours[gpu.name]
+        types = weights or (own, *(["fp8"] if gpu.flops_fp8 is not None and shape.storage.bits > 8 else []))
+        for number in tensor_parallel or TENSOR_PARALLEL:
+            for name in types:
+                is_own = name == own or named_storage(name) == shape.storage
+                yield Kind(shape, gpu, number, name, is_own, kv_dtype, price)
+
+
+def fits(kind: Kind) -> str | None:
+    """Say why a kind cannot serve its model at all; None where it can."""
+    try:
+        kind.memory, kind.speed  # noqa: B018
+    except UsageError as error:
+        text = str(error)
+        return "weights do not fit" if "leaves no room" in text else text
+    return None

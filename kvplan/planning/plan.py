@@ -1,0 +1,433 @@
+"""The plan of a service: the cheapest replicas that meet its objectives, and what the number of them hangs on."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from kvplan.analysis.equilibrium import per_request
+from kvplan.errors import ProfileError
+from kvplan.model import ServingModel
+from kvplan.model.fleet import Routing
+from kvplan.model.slo import Slo
+from kvplan.planning.demand import Demand
+from kvplan.planning.kinds import Kind, fits
+from kvplan.planning.search import Candidate, Found, Race, Setting, neighbours, race
+from kvplan.planning.trial import Task
+from kvplan.planning.writing import written
+from kvplan.profile.reading import Profile, parse_profile
+from kvplan.report.assembly import Analyses
+from kvplan.study.drain import Drain
+from kvplan.study.objectives import Decision, State
+from kvplan.study.operating_point import Latency
+
+_SHOWN = ("ttft_s.p95", "itl_s.p95", "e2e_s.p95")  # beside the objectives
+_CVS = (0.4, 1.2)  # of lengths that nobody states
+_ALTERNATIVES = 4
+_ROOM = 0.01  # step of the demand
+_MOST_ROOM = 0.5
+_MANY_SEQUENCES = 1_024
+
+
+class Status(StrEnum):
+    """What came of it."""
+
+    PLANNED = "planned"
+    IMPOSSIBLE = "impossible"
+
+
+class Objective(NamedTuple):
+    """A figure of the fleet, and its limit where it has one; times in seconds.
+
+    Attributes
+    ----------
+    value, low, high
+        Expected, and its 95 % interval.
+    slower
+        With iterations slower.
+    cliff
+        Between what times the figure moves for a per cent of the requests.
+    """
+
+    key: str
+    limit: float | None
+    value: float | None
+    low: float | None
+    high: float | None
+    slower: float | None
+    state: State
+    cliff: tuple[float, float] | None
+
+
+class Size(NamedTuple):
+    """A number of replicas, with its best token budget; `missed` are keys of objectives, "load" or "queue"."""
+
+    replicas: int
+    batched_tokens: int | None
+    state: State
+    missed: tuple[str, ...]
+    decided: tuple[Decision, ...]
+
+
+class Band(NamedTuple):
+    """How many replicas it takes at the ends of the error band of the timing."""
+
+    low: float
+    high: float
+    replicas: tuple[int | None, int | None]
+
+
+class Alternative(NamedTuple):
+    """Another kind of replica, by short runs."""
+
+    candidate: Candidate
+    setting: Setting
+    band: Band | None
+
+
+class Refused(NamedTuple):
+    """A kind that cannot do it at any number, and why."""
+
+    name: str
+    why: str
+
+
+class Plan(NamedTuple):
+    """What `kvplan plan` says.
+
+    Attributes
+    ----------
+    race
+        The search.
+    refused
+        Kinds that cannot serve the model, or meet the objectives.
+    profile
+        The service as planned, which `-o` writes; None where it is impossible.
+    room
+        Share by which the demand may grow at this size.
+    spread
+        Replicas by cv of lengths that are assumed; empty where they are stated.
+    simulations
+        Sizes looked at.
+    """
+
+    status: Status
+    demand: str
+    request: "Request"
+    race: Race
+    refused: tuple[Refused, ...]
+    profile: Profile | None = None
+    objectives: tuple[Objective, ...] = ()
+    sizes: tuple[Size, ...] = ()
+    room: float | None = None
+    band: Band | None = None
+    spread: tuple[tuple[float, int], ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    routers: tuple[tuple[str, int], ...] = ()
+    drain: Drain | None = None
+    latency: Latency | None = None
+    verdict: str = ""
+    recovers_up_to_rps: float | None = None
+
+    @property
+    def winner(self) -> Candidate:
+        """The kind of replica that was chosen."""
+        assert self.race.winner is not None
+        return self.race.winner
+
+    @property
+    def setting(self) -> Setting:
+        """How many of them, and the token budget."""
+        assert self.race.found is not None
+        return self.race.found.setting
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of the search.
+
+    Attributes
+    ----------
+    options
+        Kinds, or profiles, that may serve it.
+    demand
+        Of kinds; profiles have their own unless it is given.
+    rate_rps
+        In the place of the rates of profiles.
+    batched_tokens
+        Not searched.
+    priced
+        Whether prices are known, so that cost is money and not GPUs.
+    """
+
+    options: Sequence[Kind | Profile]
+    demand: Demand | None
+    slos: tuple[Slo, ...]
+    rate_rps: float | None = None
+    slower: float = 0.05
+    headroom: float = 0.0
+    engine: str = "vllm"
+    batched_tokens: int | None = None
+    gpu_hour: Mapping[str, float] | None = None
+    router: Routing | None = None
+    priced: bool = False
+
+
+def plan(request: Request, tell: Callable[[str], None] = lambda _: None) -> Plan:
+    """Find the cheapest replicas that meet the objectives, and look around them.
+
+    Raises
+    ------
+    UsageError, ProfileError
+        A profile lacks traffic, or cannot serve it.
+    """
+    candidates, refused = [], []
+    profiles: dict[Candidate, Profile] = {}
+    for option in request.options:
+        profile = _profile(option, request)
+        if isinstance(profile, Refused):
+            refused.append(profile)
+            continue
+        candidate = _candidate(option, profile, request)
+        profiles[candidate] = profile
+        candidates.append(candidate)
+    found = race(candidates, tell)
+    refused += [Refused(c.name, _why_idle(c)) for c in found.refused]
+    demand = _in_words(next(iter(profiles.values())), request) if profiles else ""
+    if found.winner is None or found.found is None:
+        return Plan(Status.IMPOSSIBLE, demand, request, found, tuple(refused))
+    winner, size = found.winner, found.found
+    tell("around the plan")
+    service = _service(profiles[winner], winner, size.setting, request)
+    analyses = Analyses(service.model, service.plan)
+    latency, verdict = analyses.latency, analyses.verdict
+    others = sorted(
+        (c for c in found.sizes if c is not winner),
+        key=lambda c: (found.sizes[c].replicas * c.price, found.sizes[c].replicas),
+    )
+    return Plan(
+        Status.PLANNED,
+        demand,
+        request,
+        found,
+        tuple(refused),
+        service,
+        tuple(_objectives(request.slos, latency, size)),
+        tuple(_sizes(winner, size)),
+        _room(winner, size.setting),
+        _band(winner, size.setting),
+        tuple(_spread(profiles[winner], winner, size.setting, request)),
+        tuple(Alternative(c, found.sizes[c], _band(c, found.sizes[c])) for c in others[:_ALTERNATIVES]),
+        tuple(_routers(winner, size.setting)),
+        verdict.drain,
+        latency,
+        verdict.status,
+        verdict.recovers_up_to_rps,
+    )
+
+
+def _profile(option: Kind | Profile, request: Request) -> Profile | Refused:
+    """The service on one replica of a kind; why it cannot be."""
+    if isinstance(option, Profile):
+        return _with_demand(option, request)
+    if (why := fits(option)) is not None:
+        return Refused(option.name, why)
+    assert request.demand is not None
+    try:
+        profile = _of_kind(option, request)
+        held = per_request(profile.model)
+        if profile.model.replica.memory_tokens * held.iterations > 256 * held.held:
+            profile = _of_kind(option, request, max_num_seqs=_MANY_SEQUENCES)
+    except ProfileError as error:
+        if "does not fit" not in error.message:
+            raise
+        return Refused(option.name, "the longest request does not fit")
+    return profile
+
+
+def _of_kind(kind: Kind, request: Request, **limits: int) -> Profile:
+    assert request.demand is not None
+    name = f"{kind.shape.name} on {kind.tensor_parallel} x {kind.gpu.name}"
+    engine = "" if request.engine == "vllm" else f'\n\n[engine]\nname = "{request.engine}"'
+    text = f'schema = 1\nname = "{name}"\n\n{kind.toml(**limits)}{engine}\n\n{request.demand.toml}\n'
+    return parse_profile(text.encode(), name)
+
+
+def _with_demand(profile: Profile, request: Request) -> Profile:
+    """A profile with the traffic that was asked for, where it was."""
+    if request.demand is not None:
+        changes: dict[str, Any] = dict(request.demand.tables)
+    elif request.rate_rps is not None:
+        changes = _rates(profile.tables, request.rate_rps / profile.model.total_rate_rps)
+    else:
+        return profile
+    return parse_profile(written(profile.tables, changes).encode(), profile.source)
+
+
+def _rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """Traffic tables with all rates times a factor; of users as many more."""
+
+    def scaled(table: Mapping[str, Any]) -> dict[str, Any]:
+        new = {"rate": lambda v: v * factor, "users": lambda v: max(1, round(v * factor))}
+        return {key: new[key](value) if key in new else value for key, value in table.items()}
+
+    kept = {name: tables[name] for name in ("classes", "sessions", "workload", "prefix") if name in tables}
+    return {
+        name: scaled(value) if name == "workload" else value if name == "prefix" else [*map(scaled, value)]
+        for name, value in kept.items()
+    }
+
+
+def _candidate(option: Kind | Profile, profile: Profile, request: Request) -> Candidate:
+    model = profile.model
+    slos = request.slos
+    task = Task(
+        model, replace(profile.plan, slos=slos), request.slower, request.headroom, router=request.router
+    )
+    if isinstance(option, Kind):
+        return Candidate(option.name, task, option.price, option.batched_tokens, request.batched_tokens)
+    hour = None if request.gpu_hour is None else next(iter(request.gpu_hour.values()))
+    hour = profile.plan.gpu_hour if hour is None else hour
+    price = model.replica.gpus * (1.0 if hour is None else hour)
+    return Candidate(profile.name, task, price, model.replica.max_num_batched_tokens, request.batched_tokens)
+
+
+def _service(profile: Profile, winner: Candidate, setting: Setting, request: Request) -> Profile:
+    """The profile of the whole service, with gate and objectives."""
+    routing = request.router or (Routing.SESSION if winner.task.model.finds_prefixes else Routing.RANDOM)
+    changes: dict[str, Any] = {"gpu": {**profile.tables["gpu"]}}
+    if setting.batched_tokens is not None:
+        changes["gpu"]["max_num_batched_tokens"] = setting.batched_tokens
+    changes["fleet"] = {"replicas": setting.replicas, "routing": str(routing)}
+    if request.slos:
+        slos: dict[str, dict[str, str]] = {}
+        for slo in request.slos:
+            time, _, figure = slo.key.partition(".")
+            slos.setdefault(time, {})[figure] = f"{slo.bound:g} s"
+        changes["slo"] = slos
+    if request.priced:
+        changes["cost"] = {"gpu_hour": winner.price / winner.task.model.replica.gpus}
+    changes["plan"] = {
+        **profile.tables.get("plan", {}),
+        "slower": request.slower,
+        "headroom": request.headroom,
+    }
+    return parse_profile(written(profile.tables, changes).encode(), "plan.toml")
+
+
+def _objectives(slos: Sequence[Slo], latency: Latency, size: Found) -> list[Objective]:
+    limits = {slo.key: slo.bound for slo in slos}
+    assert size.judged is not None
+    assert size.judged.slower is not None
+    slower = {key: figure.value for key, figure in size.judged.slower.figures.items()}
+    states = {d.key: d.state for d in size.judged.slower.decided}
+    cliffs = {cliff.key: (cliff.low_s, cliff.high_s) for cliff in latency.cliffs}
+    rows = []
+    for key in dict.fromkeys((*limits, *_SHOWN)):
+        time, _, figure = key.partition(".")
+        value = getattr(getattr(latency, time), figure)
+        low, high = latency.ci95.get(key, (None, None))
+        state = states.get(key, State.HOLDS)
+        rows.append(
+            Objective(key, limits.get(key), value, low, high, slower.get(key), state, cliffs.get(key))
+        )
+    return rows
+
+
+def _sizes(winner: Candidate, size: Found) -> list[Size]:
+    every = [size, *neighbours(winner, size.setting.replicas)]
+    found = []
+    for one in sorted(every, key=lambda f: f.setting.replicas):
+        assert one.judged is not None
+        kept = [k for k in (one.judged.slower, one.judged.expected) if k is not None]
+        decided = kept[0].decided if kept else ()
+        found.append(Size(*one.setting, one.judged.state, one.judged.missed, decided))
+    return found
+
+
+def _room(winner: Candidate, setting: Setting) -> float:
+    """Share by which the demand may grow, by short runs."""
+
+    def holds(steps: int) -> bool:
+        task = replace(winner.task, headroom=(1 + winner.task.headroom) * (1 + _ROOM * steps) - 1)
+        return task.quick(*setting).passes
+
+    low, high = 0, round(_MOST_ROOM / _ROOM) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low * _ROOM
+
+
+def _replicas(candidate: Candidate, near: float) -> int | None:
+    """Of one kind, by short runs, begun at about so many."""
+    setting = candidate.fewest(near=round(near)) if candidate.idle_excess <= 1 else None
+    return None if setting is None else setting.replicas
+
+
+def _band(candidate: Candidate, setting: Setting) -> Band | None:
+    """Replicas at the ends of the error band of the timing."""
+    band = candidate.task.model.measured.band
+    if band is None:
+        return None
+    low, high = (
+        _replicas(candidate.varied(setting, replace(candidate.task, times=end)), setting.replicas * end)
+        for end in band
+    )
+    return Band(*band, (low, high))
+
+
+def _spread(
+    profile: Profile, winner: Candidate, setting: Setting, request: Request
+) -> list[tuple[float, int]]:
+    """Replicas with lengths that vary less, and more, where nobody states how much they do."""
+    if request.demand is None or not request.demand.assumes_spread:
+        return []
+    found = []
+    for cv in _CVS:
+        tables = request.demand.with_cv(cv).tables
+        model = parse_profile(written(profile.tables, tables).encode(), profile.source).model
+        other = winner.varied(setting, replace(winner.task, model=model))
+        if (replicas := _replicas(other, setting.replicas)) is not None:
+            found.append((cv, replicas))
+    return found
+
+
+def _routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
+    """Replicas behind routers that look, where those take fewer."""
+    found = []
+    for routing in (Routing.ROUND_ROBIN, Routing.LEAST_REQUESTS):
+        replicas = setting.replicas
+        if winner.task.model.finds_prefixes or winner.task.router is not None:
+            continue
+        task = replace(winner.task, router=routing)
+        while replicas > 1 and task.quick(replicas - 1, setting.batched_tokens).passes:
+            replicas -= 1
+        found.append((str(routing), replicas))
+    return found
+
+
+def _why_idle(candidate: Candidate) -> str:
+    """What a request misses that is alone."""
+    budgets = candidate.budgets(1)
+    looks = [
+        candidate.task.idle(tokens) for tokens in (budgets[0], max(budgets, key=lambda b: b or math.inf))
+    ]
+    best = min(looks, key=lambda look: look.excess)
+    return "; ".join(
+        f"{d.key} {d.value:.3g} s" + (" missed" if d.share > d.allowed else "")
+        for d in best.decided
+        if d.value
+    )
+
+
+def _in_words(profile: Profile, request: Request) -> str:
+    model: ServingModel = profile.model
+    total = model.total_rate_rps
+    mix = model.mix
+    prompt, answer = mix.mean(mix.input_tokens), mix.mean(mix.decode_tokens)
+    asked = f"{total:,.4g} requests/s"
+    if request.demand is not None and request.demand.users is not None:
+        asked = f"{request.demand.users:,} users"
+    return f"{asked}, {prompt:,.0f} tokens in, {answer:,.0f} out (means)"

@@ -1,0 +1,205 @@
+"""Whether so many replicas meet the objectives: by short runs while many are compared, by long ones in the end.
+
+A size is enough if every objective holds at the timing as it stands and with iterations `slower`, which keeps away from
+cliffs; without objectives, if the queue is steady there and not too near what is sustainable.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+from kvplan.analysis.equilibrium import equilibrium, sustainable_rate
+from kvplan.analysis.fleet import one_replica
+from kvplan.model import Plan, ServingModel, Timing
+from kvplan.model.fleet import Routing
+from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.study.goodput import at_rate
+from kvplan.study.judging import Trend
+from kvplan.study.objectives import Decision, State, decisions
+from kvplan.study.operating_point import Observation, observe
+from kvplan.study.replicas import Kept, keeps, stand_in
+
+_MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tried
+_BOUND = 0.98  # of what is sustainable, slower, that replicas are asked for at most in the bound
+_SHORT = 4_000  # requests of each of two runs, while many are compared
+_LONG = 15_000  # of conversations, in the runs that decide
+_IDLE = 0.01  # of what is sustainable
+_SEEN, _JUDGED, _ALONE = 101, 102, 103  # streams of seeds
+
+
+class Missed(StrEnum):
+    """What is missed that is no objective."""
+
+    LOAD = "load"
+    QUEUE = "queue"
+
+
+class Quick(NamedTuple):
+    """What short runs say, with iterations slower.
+
+    Attributes
+    ----------
+    excess
+        The largest of shares beyond a limit over those allowed; above 1 something is missed, infinite where the load
+        is too much or the queue grows.
+    decided
+        Of each objective.
+    """
+
+    excess: float
+    decided: tuple[Decision, ...]
+
+    @property
+    def passes(self) -> bool:
+        """Whether all is met, as far as short runs tell."""
+        return self.excess <= 1
+
+
+class Judged(NamedTuple):
+    """What long runs say: at the timing as it stands, and slower; None where the load is too much."""
+
+    expected: Kept | None
+    slower: Kept | None
+
+    @property
+    def state(self) -> State:
+        """Of all together."""
+        if self.expected is None or self.slower is None:
+            return State.MISSES
+        states = {self.expected.state, self.slower.state}
+        return next((s for s in (State.MISSES, State.OPEN) if s in states), State.HOLDS)
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Keys of the objectives that are missed, or what else is."""
+        if self.expected is None or self.slower is None:
+            return (Missed.LOAD,)
+        keys = [
+            d.key
+            for kept in (self.expected, self.slower)
+            for d in kept.decided
+            if d.state is State.MISSES and kept.trend is not Trend.GROWING
+        ]
+        if Trend.GROWING in (self.expected.trend, self.slower.trend):
+            keys.append(Missed.QUEUE)
+        return tuple(dict.fromkeys(keys))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A service on replicas of a kind.
+
+    Attributes
+    ----------
+    model
+        A replica, with the rates of the whole service.
+    plan
+        With the objectives.
+    slower
+        Share by which iterations may take longer.
+    headroom
+        Share that is added to the demand.
+    times
+        Iterations take so many times as long as the model says: ends of an error band.
+    router
+        None: each request goes to a replica at random, and the turns of a conversation with it.
+    """
+
+    model: ServingModel
+    plan: Plan
+    slower: float = 0.05
+    headroom: float = 0.0
+    times: float = 1.0
+    router: Routing | None = None
+
+    @property
+    def rate_rps(self) -> float:
+        """What is asked for, headroom included."""
+        return self.model.total_rate_rps * (1 + self.headroom)
+
+    def at(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> ServingModel:
+        """What stands for so many replicas."""
+        timing = stretched(self.model.timing, self.times * (1 + self.slower * slower))
+        replica = replace(self.model.replica, max_num_batched_tokens=batched_tokens)
+        model = replace(self.model, timing=timing, replica=replica, fleet=None)
+        return stand_in(model, self.rate_rps, replicas, self.router)
+
+    def sustainable_rps(self, batched_tokens: int | None, *, slower: bool = True) -> float:
+        """Of a replica."""
+        return sustainable_rate(one_replica(self.at(1, batched_tokens, slower=slower)))[1]
+
+    def bound(self, batched_tokens: int | None) -> int:
+        """Replicas that are surely needed."""
+        return max(math.ceil(self.rate_rps / (_BOUND * self.sustainable_rps(batched_tokens)) - 1e-9), 1)
+
+    def quick(self, replicas: int, batched_tokens: int | None) -> Quick:
+        """Look at so many replicas, slower."""
+        if self._is_too_much(replicas, batched_tokens):
+            return Quick(math.inf, ())
+        return self._look(self.at(replicas, batched_tokens, slower=True), _SEEN)
+
+    def idle(self, batched_tokens: int | None) -> Quick:
+        """Look at a replica that all but nobody asks for anything, slower."""
+        model = self.at(1, batched_tokens, slower=True)
+        return self._look(at_rate(model, _IDLE * sustainable_rate(one_replica(model))[1]), _ALONE)
+
+    def judge(self, replicas: int, batched_tokens: int | None) -> Judged:
+        """Decide about so many replicas."""
+        if self._is_too_much(replicas, batched_tokens):
+            return Judged(None, None)
+        slow = self._keeps(replicas, batched_tokens, slower=True)
+        return Judged(self._keeps(replicas, batched_tokens, slower=False), slow)
+
+    def even_budgets(self, replicas: int) -> list[int]:
+        """Token budgets at which every iteration is within the limit on gaps: nine and seven tenths of what fits."""
+        limit = min((s.bound for s in self.plan.slos if s.key.startswith("itl_s.p")), default=None)
+        timing = self.at(replicas, None, slower=True).timing
+        if limit is None or timing.d2 <= 0:
+            return []
+        state = equilibrium(one_replica(self.at(replicas, None, slower=True)))
+        held, running = state.kv_tokens or 0.0, state.requests_in_flight or 0.0
+        room = (limit - timing(held, 0.0, running)) / timing.d2
+        return [tokens for share in (0.9, 0.7) if (tokens := int(share * room) // 64 * 64) > 0]
+
+    def _is_too_much(self, replicas: int, batched_tokens: int | None) -> bool:
+        return self.rate_rps > _MOST_LOAD * replicas * self.sustainable_rps(batched_tokens)
+
+    def _look(self, model: ServingModel, stream: int) -> Quick:
+        seen = observe(
+            model, self.plan, engine_settings(model), _at_once, stream=stream, budget_s=0.0, requests=_SHORT
+        )
+        decided = decisions(seen, self.plan.slos)
+        if seen.trend is Trend.GROWING:
+            return Quick(math.inf, decided)
+        if not decided:
+            return Quick(0.0 if seen.trend is Trend.STEADY else 2.0, decided)
+        return Quick(max(d.share / d.allowed for d in decided), decided)
+
+    def _keeps(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> Kept:
+        model = self.at(replicas, batched_tokens, slower=slower)
+        requests = _LONG if self._returns else _SHORT
+        return keeps(
+            model, self.plan, engine_settings(model), self.plan.slos, stream=_JUDGED, requests=requests
+        )
+
+    @cached_property
+    def _returns(self) -> bool:
+        return self.model.finds_prefixes
+
+
+def _at_once(seen: Observation) -> bool:
+    return True
+
+
+def stretched(timing: Timing, times: float) -> Timing:
+    """Return the law with every iteration so many times as long.
+
+    Examples
+    --------
+    >>> stretched(Timing(0.01, 1e-6), 2.0)(1000, 0, 1)
+    0.022
+    """
+    names = ("d0", "d1", "d2", "d3", "d4", "d5")
+    return replace(timing, **{name: getattr(timing, name) * times for name in names})

@@ -1,0 +1,37 @@
+"""Profiles written anew: tables of one with some changed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvplan.ingest.profile_text import quoted, table_text
+
+_ORDER = (
+    "provenance", "gpu", "engine", "timing", "speculative", "fleet", "workload", "classes", "sessions", "prefix",
+    "slo", "cost", "plan", "gate",
+)  # fmt: skip
+_TRAFFIC = ("classes", "sessions", "workload", "prefix")
+
+
+def written(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+    """Write a profile with some of its tables changed, or left out where that is None.
+
+    New classes or sessions take the place of all traffic.
+
+    Examples
+    --------
+    >>> print(written({"schema": 1, "name": "a", "gpu": {"memory_tokens": 9}}, {"timing": {"d0": "1 s"}}))
+    schema = 1
+    name = "a"
+    <BLANKLINE>
+    [gpu]
+    memory_tokens = 9
+    <BLANKLINE>
+    [timing]
+    d0 = "1 s"
+    <BLANKLINE>
+    """
+    replaced = _TRAFFIC if "classes" in changes or "sessions" in changes else ()
+    every = {**{k: v for k, v in tables.items() if k not in replaced}, **changes}
+    head = f"schema = {every['schema']}\nname = {quoted(every['name'])}"
+    found = [table_text(name, every[name]) for name in _ORDER if every.get(name)]
+    return "\n\n".join([head, *found]) + "\n"
