@@ -21,8 +21,7 @@ from kvplan.study.recovery import Recovery, admissions_per_iteration, iterations
 MAX_REPLICAS = 1_000_000
 MOST_PARTS = 8  # groups of a placement; of more classes neighbours in decode length stay together
 _BUDGET_S = 4.0  # counted work of what is measured; nothing more is looked at beyond
-_RUN_S, _REQUEST_S, _STEP_S = 0.05, 8e-6, 4e-7  # counted
-_SIGMAS = 1.96
+_RUN_S, _LENGTH_S, _REQUEST_S, _STEP_S = 0.05, 3e-4, 8e-6, 4e-7  # counted
 
 
 class Pool(NamedTuple):
@@ -94,6 +93,7 @@ def placements_compared(model: ServingModel, plan: Plan, replicas: int) -> Compa
     part = cache(lambda group: subset(steady, group, replicas if group == everything else 1))
     offered: Rate = cache(lambda group: math.fsum(model.classes[i].rate_rps for i in group))
     sustainable: Rate = cache(lambda group: sustainable_rate(part(group))[1])
+    work_s: Rate = cache(lambda group: _work_s(part(group)))
 
     def measure(group: Group) -> float:
         seen[group] = recovery(part(group), engine_settings(model))
@@ -103,7 +103,7 @@ def placements_compared(model: ServingModel, plan: Plan, replicas: int) -> Compa
         )  # 0 where nothing completes any more
 
     def may_measure(groups: Sequence[Group]) -> bool:
-        return sum(_work_s(part(group)) for group in (*seen, *groups)) <= _BUDGET_S
+        return sum(map(work_s, (*seen, *groups))) <= _BUDGET_S
 
     needs = [offered((i,)) / sustainable((i,)) for i in everything]
     parts, apart = (_parts(model, needs, most) for most in (MOST_PARTS, min(replicas, MOST_PARTS)))
@@ -147,7 +147,8 @@ def subset(model: ServingModel, classes: Sequence[int], replicas: int = 1) -> Se
 
 
 def _work_s(model: ServingModel) -> float:
-    return _RUN_S + iterations_wanted(model) * (_STEP_S + _REQUEST_S * admissions_per_iteration(model))
+    each = _STEP_S + _REQUEST_S * admissions_per_iteration(model)
+    return _RUN_S + _LENGTH_S * model.mix.stages.size + iterations_wanted(model) * each
 
 
 def _parts(model: ServingModel, needs: Sequence[float], most: int) -> tuple[Group, ...]:
@@ -166,7 +167,7 @@ def _in_order(groups: Iterable[Iterable[int]]) -> tuple[Group, ...]:
 
 def _placement(pools: tuple[Pool, ...]) -> Placement:
     spare, tightest = min(p.headroom for p in pools), min(pools, key=attrgetter("headroom"))
-    error = _SIGMAS * tightest.recovery.standard_error_rps / tightest.offered_rps
+    error = 1.96 * tightest.recovery.standard_error_rps / tightest.offered_rps
     return Placement(
         offered_rps=math.fsum(p.replicas * p.offered_rps for p in pools),
         beyond_rps=math.fsum(p.replicas * max(0.0, p.offered_rps - p.sustainable_rps) for p in pools),
@@ -187,9 +188,8 @@ def _figure(pools: Sequence[Pool], key: str) -> Figure | None:
         return None
     if len(pools) == 1:
         return Figure(values[0], ends[0])
-    shares = np.array([p.replicas * p.offered_rps for p in pools])
-    shares /= shares.sum()
-    value = float(shares @ values)
+    rates = np.array([p.replicas * p.offered_rps for p in pools])
+    value, shares = float(np.average(values, weights=rates)), rates / rates.sum()
     if any(end is None or end[1] is None for end in ends):
         return Figure(value, None)
     below, above = np.hypot.reduce(shares[:, None] * (np.array(ends) - np.array(values)[:, None]))

@@ -181,10 +181,8 @@ def test_mixing_evicts_less_and_serves_more(
     model = ServingModel(classes, Timing(0.0072, 0.124e-6), Replica(memory, prefill=Prefill.FUSED))
     devices = []
     for kept in ((0,), (1,), (0, 1)):
-        load = Load(Arrivals.SATURATED, requests)
-        found = study(
-            replace(model, classes=tuple(classes[i] for i in kept)), Plan(), load, chosen(["greedy"], []), [0]
-        )
+        device, greedy = replace(model, classes=tuple(classes[i] for i in kept)), chosen(["greedy"], [])
+        found = study(device, Plan(), Load(Arrivals.SATURATED, requests), greedy, [0])
         (result,), evicted = found.results, found.first[0].series.evictions
         assert result.throughput_rps is not None
         late = float(evicted[-1] - evicted[evicted.size // 2])
