@@ -34,7 +34,6 @@ KEPT = {
     "papers/test_reference_values::test_mixes_lose_more_to_a_pool_of_long_requests": 0,
     "cli/test_html_browser::test_a_page_is_silent_fits_and_can_be_read": 1,
     "properties/test_concurrency::test_where_no_eviction_is_possible_no_policy_evicts": 1,
-    "properties/test_mixing::test_twelve_classes_are_searched_locally_and_no_worse_than_segregated_or_mixed": 0,
     "properties/test_bursts::test_usage_spreads_as_on_a_path": 1,
     "properties/test_law::test_a_sweep_has_the_same_bits_as_one_report_after_the_other": 0,
     "unit/test_explain::test_nearly_every_number_has_a_calculation_somewhere": 0,

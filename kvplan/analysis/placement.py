@@ -1,182 +1,134 @@
-"""How good a placement is, and how many replicas each of its groups should have (new).
+"""Which classes share a replica: placements, what they are worth, and a search that measures few groups (SIC 5.2).
 
-A *placement* puts every class into one group and gives every group some of N equal replicas, at least one. A group's
-replicas share its traffic evenly, so each of them sees all of the group's classes, in the group's proportions.
-
-Better is, in this order: less demand that no policy could serve (beyond the sustainable rates of the groups), more of
-the demand served while every group is in its worst cycle, by the clock, and more headroom of the tightest group.
+A *placement* puts every class into one group and gives every group some of N equal replicas, at least one, which share
+its traffic evenly. The search is new.
 """
 
+import heapq
 import math
-from collections.abc import Sequence
-from functools import lru_cache
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvplan.analysis.pool import Pool
+Group = tuple[int, ...]  # classes by their place, ascending
+Rate = Callable[[Group], float]  # requests/s of a group, or of one replica of it
 
-NEAR = 0.01  # what the formulas do not tell apart for sure
-_DIGITS = 9  # beyond which a difference is rounding
-ROUNDING = 1e-9  # relative
-_ONE_BY_ONE = 64  # so few replicas are given out singly
+NEAR = 0.01  # what is worth so much more is better
 
 
-class Group(NamedTuple):
-    """Classes, by their place in the profile, and how many replicas serve them."""
+class Search(NamedTuple):
+    """The best of `ways` partitions; `complete` unless something unmeasured could have been better."""
 
-    classes: tuple[int, ...]
-    replicas: int
-    pool: Pool
-
-    @property
-    def headroom(self) -> float:
-        """Sustainable over offered rate, less 1."""
-        return self.replicas / self.pool.need - 1
+    best: tuple[Group, ...]
+    ways: int
+    measured: int
+    complete: bool
 
 
-class Score(NamedTuple):
-    """What placements are compared by, the first first.
+def partitions(count: int, most: int) -> Iterator[tuple[Group, ...]]:
+    """Yield all ways to put so many things into at most `most` groups.
 
-    Attributes
-    ----------
-    unserved
-        Share of the requests beyond the sustainable rates of their groups.
-    worst_served
-        Share of the requests that is served while every group is in its worst cycle.
-    headroom
-        Of the tightest group.
+    >>> list(partitions(2, 2))
+    [((0, 1),), ((0,), (1,))]
     """
 
-    unserved: float
-    worst_served: float
-    headroom: float
+    def extend(groups: tuple[Group, ...], thing: int) -> Iterator[tuple[Group, ...]]:
+        if thing == count:
+            yield groups
+            return
+        for at, group in enumerate(groups):
+            yield from extend((*groups[:at], (*group, thing), *groups[at + 1 :]), thing + 1)
+        if len(groups) < most:
+            yield from extend((*groups, (thing,)), thing + 1)
 
-    @property
-    def key(self) -> tuple[float, ...]:
-        """Smaller is better; rounded, so that what means nothing decides nothing."""
-        return (
-            round(self.unserved, _DIGITS),
-            round(-self.worst_served, _DIGITS),
-            round(-self.headroom, _DIGITS),
-        )
-
-    @property
-    def serves_all(self) -> bool:
-        """Whether nothing is left unserved even in the worst cycles."""
-        return self.key[1] <= -1
-
-    def is_near(self, best: "Score") -> bool:
-        """Whether in nothing it is worse by more than 1 %."""
-        return (
-            self.unserved <= best.unserved + NEAR
-            and self.worst_served >= (1 - NEAR) * best.worst_served
-            and self.headroom + 1 >= (1 - NEAR) * (best.headroom + 1)
-        )
+    return extend((), 0)
 
 
-class Placement(NamedTuple):
-    """Classes in groups, replicas given out, and how good that is; groups in the order of their first classes."""
-
-    groups: tuple[Group, ...]
-    score: Score
-
-    @property
-    def worst_headroom(self) -> float:
-        """What the group with the least to spare serves in its worst cycle, over what is offered to it, less 1."""
-        return min(g.replicas * g.pool.worst_rps / g.pool.offered_rps for g in self.groups) - 1
-
-
-def score(pools: Sequence[Pool], given: Sequence[int]) -> Score:
-    """How good it is to give each pool so many replicas."""
-    total = math.fsum(p.offered_rps for p in pools)
-    beyond = (max(0.0, p.offered_rps - r * p.sustainable_rps) for p, r in zip(pools, given, strict=True))
-    served = (min(p.offered_rps, r * p.worst_rps) for p, r in zip(pools, given, strict=True))
-    return Score(
-        unserved=math.fsum(beyond) / total,
-        worst_served=math.fsum(served) / total,
-        headroom=min(r / p.need for p, r in zip(pools, given, strict=True)) - 1,
-    )
-
-
-def give_replicas(pools: Sequence[Pool], replicas: int) -> tuple[int, ...]:
-    """Give out replicas, at least one each, so that the score is the best.
+def give_replicas(offered: Sequence[float], served: Sequence[float], replicas: int) -> tuple[int, ...]:
+    """Give out replicas, at least one a group, so that the placement is worth most.
 
     Parameters
     ----------
-    pools
-        One for each group.
-    replicas
-        At least as many as groups.
+    offered, served
+        Requests/s offered to each group, and served by one replica of it.
 
     References
     ----------
-    New. What a group serves grows ever less with each replica, and so does what it serves in its worst cycle: to give
-    the next one where it adds most to the first, then to the second, then to the group with the largest need for what
-    it has, is optimal for the three in that order (theory of separable concave allocation).
+    In overload the next replica goes where it adds most, which is ever less; else to the group that needs most for what
+    it has (Adams' method): nobody has more than the quota rounded up, so nobody lacks more than there are groups.
 
     Examples
     --------
-    Seven replicas are too few: one of the first class serves 3 requests/s, one of the others 20 until it has nothing
-    left to do.
-
-    >>> from kvplan.analysis.worst_cycle import CycleKind
-    >>> def pool(offered, rps):
-    ...     return Pool(1, 1.0, False, True, CycleKind.NONE, None, rps, rps, offered, 1.0)
-    >>> give_replicas([pool(30.0, 3.0), pool(30.0, 20.0), pool(90.0, 20.0)], 7)
+    >>> give_replicas([30.0, 30.0, 90.0], [3.0, 20.0, 20.0], 7)  # too few
     (1, 2, 4)
     """
-    given, left = [1] * len(pools), replicas - len(pools)
-    blocks = sorted(
-        ((gain, at, count) for at, p in enumerate(pools) for gain, count in _gains(p, replicas)),
-        key=lambda block: block[0],
-        reverse=True,
-    )
-    for _, equals in groupby(blocks, key=lambda block: block[0]):
-        room: dict[int, int] = {}
-        for _, at, count in equals:
-            room[at] = room.get(at, 0) + count
-        if sum(room.values()) > left:
-            _give_to_the_busiest(given, room, [p.need for p in pools], left)
-            break
-        for at, count in room.items():
-            given[at] += count
-            left -= count
+    needs = [o / s for o, s in zip(offered, served, strict=True)]
+    enough, quota = [math.ceil(need) for need in needs], replicas / math.fsum(needs)
+    if sum(enough) <= replicas:
+        given = [max(e, math.floor(quota * n) - len(needs)) for e, n in zip(enough, needs, strict=True)]
+        for _ in range(replicas - sum(given)):
+            given[max(range(len(needs)), key=lambda i: needs[i] / given[i])] += 1
+        return tuple(given)
+    given, left = [1] * len(needs), replicas - len(needs)
+    gains = [(s, i, math.floor(need) - 1) for i, (s, need) in enumerate(zip(served, needs, strict=True))]
+    gains += [(offered[i] - (room + 1) * rate, i, 1) for rate, i, room in gains if room >= 0]
+    for _, at, room in sorted(gains, key=lambda gain: -gain[0]):
+        more = min(max(room, 0), left)
+        given[at], left = given[at] + more, left - more
     return tuple(given)
 
 
-@lru_cache(maxsize=4096)  # a search asks again and again
-def _gains(one: Pool, most: int) -> tuple[tuple[tuple[float, float], int], ...]:
-    """What each replica after the first adds in requests/s, served at most and in the worst cycle; runs of equals."""
-    rates = one.sustainable_rps, one.worst_rps
-    full = [
-        int(min(one.offered_rps / rate + ROUNDING, most)) if rate > 0 else most for rate in rates
-    ]  # kept busy
-    have, runs = 1, []
-    for until in sorted({min(max(full[0], 1), most), min(full[0] + 1, most)} | {full[1], full[1] + 1, most}):
-        if have < until <= most:
-            gains = [
-                rate if have < busy else max(one.offered_rps - busy * rate, 0.0) if have == busy else 0.0
-                for rate, busy in zip(rates, full, strict=True)
-            ]
-            runs.append(((gains[0], gains[1]), until - have))
-            have = until
-    return tuple(runs)
+def worth(offered: Sequence[float], served: Sequence[float], given: Sequence[int]) -> float:
+    """Measure a placement: the share of the requests that is served; where that is all, by what factor rates may grow.
+
+    >>> worth([1.0, 3.0], [2.0, 2.0], [1, 2]), worth([1.0, 3.0], [2.0, 2.0], [1, 1])
+    (1.3333333333333333, 0.75)
+    """
+    capacities = [r * s for r, s in zip(given, served, strict=True)]
+    factor = min(c / o for c, o in zip(capacities, offered, strict=True))
+    return factor if factor >= 1 else math.fsum(map(min, offered, capacities)) / math.fsum(offered)
 
 
-def _give_to_the_busiest(given: list[int], room: dict[int, int], needs: Sequence[float], left: int) -> None:
-    """Give what is left, each to whoever has the largest need for what it has, within the room of each."""
-    start = {at: given[at] for at in room}
-    low, high = 0.0, max(needs[at] / start[at] for at in room)
-    # to all whose need for what they have is above a level, as low as can be afforded; ties are left
-    while left > _ONE_BY_ONE and low < (level := (low + high) / 2) < high:
-        wanted = {at: min(max(math.ceil(needs[at] / level), start[at]), start[at] + room[at]) for at in room}
-        more = sum(wanted[at] - given[at] for at in room)
-        if more > left:
-            low = level
+def search(
+    ways: Sequence[tuple[Group, ...]],
+    replicas: int,
+    offered: Rate,
+    bound: Rate,
+    measure: Rate,
+    known: dict[Group, float],
+    may_measure: Callable[[Sequence[Group]], bool],
+) -> Search:
+    """Look for the partition that is worth most, measuring only groups of such as could be better than what is known.
+
+    Of those that are worth about as much (`NEAR`), the one of the fewest groups is best. `bound` is the most that
+    `measure` can say, `known` what it said, of all groups of some partition at least, and `may_measure` tells whether
+    there is time for more.
+    """
+
+    def worth_of(groups: tuple[Group, ...]) -> float:
+        rates, served = [offered(g) for g in groups], [known[g] if g in known else bound(g) for g in groups]
+        return worth(rates, served, give_replicas(rates, served, replicas))
+
+    def of_known() -> dict[tuple[Group, ...], float]:
+        return {groups: worth_of(groups) for groups in ways if known.keys() >= set(groups)}
+
+    heap, most, complete = (
+        [(-worth_of(way), at) for at, way in enumerate(ways)],
+        max(of_known().values()),
+        True,
+    )
+    heapq.heapify(heap)
+    while heap and -heap[0][0] > (1 + NEAR) * most:
+        upper, at = heap[0]
+        now, unknown = worth_of(ways[at]), [g for g in ways[at] if g not in known]
+        if now < -upper:  # a group of it has been measured meanwhile
+            heapq.heapreplace(heap, (-now, at))
+        elif not unknown:
+            most = now
+        elif not (complete := may_measure(unknown)):
+            break
         else:
-            high, left = level, left - more
-            for at in room:
-                given[at] = wanted[at]
-    for _ in range(left):
-        open_ = (at for at in room if given[at] < start[at] + room[at])
-        given[max(open_, key=lambda at: needs[at] / given[at])] += 1
+            known |= {g: measure(g) for g in unknown}
+    worths = of_known()
+    near = [groups for groups in worths if (1 + NEAR) * worths[groups] >= max(worths.values())]
+    best = min(near, key=lambda groups: (len(groups), -worths[groups]))
+    return Search(best, len(ways), len(known), complete)

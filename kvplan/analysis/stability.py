@@ -17,7 +17,6 @@ from kvplan.analysis.concurrency import eviction_free_limit, never_grows
 from kvplan.analysis.roots import (
     MOST,
     ComplexArray,
-    LargestRoot,
     all_inside_exact,
     count_outside,
     expand_on_circle,
@@ -90,19 +89,11 @@ def nothing_else_attracts(stages: IntArray, *, stable: bool, certified: bool, ra
     return stable and certified and _QUICK * int(stages.max()) * (1 - radius) >= 1
 
 
-def is_quick(model: ServingModel) -> bool:
-    """The same of a proved stable equilibrium, by a count: whether no root is further out, whatever the radius is."""
-    radius = 1 - 1 / (_QUICK * int(model.mix.stages.max()))
-    weights = survival_weights(model)
-    return radius > 0 and count_outside(weights, radius, relative_error=survival_error(model)) == 0
-
-
 def spectrum(
     w: FloatArray,
     exact: Callable[[], list[int]] | None = None,
     *,
     relative_error: float = 0.0,
-    radius: bool = True,
 ) -> Spectrum:
     """Spectral radius and stability of Σ_k w_k z^(L-1-k).
 
@@ -114,8 +105,6 @@ def spectrum(
         Integers proportional to the same weights, asked for where a root is too close to the circle for floats.
     relative_error
         Bound on the relative error of each w_k.
-    radius
-        Whether it is looked for, which takes most of the time; else it is NaN.
 
     References
     ----------
@@ -131,9 +120,7 @@ def spectrum(
     >>> result.radius, result.stable, result.certified, result.unstable_modes
     (1.0, False, True, 0)
     """
-    root = (
-        largest_root(w, relative_error=relative_error) if radius else LargestRoot(math.nan, certified=False)
-    )
+    root = largest_root(w, relative_error=relative_error)
     outside = count_outside(w, relative_error=relative_error)
     if outside is None:  # a root on the circle, or too close to it: look a little further out
         outside = count_outside(w, 1 + _NEAR_CIRCLE, relative_error=relative_error)
@@ -328,18 +315,17 @@ def _horner(coefficients: ComplexArray, t: FloatArray) -> ComplexArray:
     return value
 
 
-def model_spectrum(model: ServingModel, *, radius: bool = True) -> Spectrum:
+def model_spectrum(model: ServingModel) -> Spectrum:
     """`spectrum` of the survival polynomial of a model's mix; a single stage has no roots and is stable."""
     mix, weights = model.mix, survival_weights(model)
     if model.drafts is not None or _has_laws(model):
-        return spectrum(weights, relative_error=_LAW_ERROR, radius=radius)
+        return spectrum(weights, relative_error=_LAW_ERROR)
     if never_grows(model):
         return _of_falling(weights, int(np.gcd.reduce(mix.held.drops)), rounding_error(mix.stages))
     return spectrum(
         weights,
         lambda: exact_survival_weights(model),
         relative_error=rounding_error(mix.stages),
-        radius=radius,
     )
 
 

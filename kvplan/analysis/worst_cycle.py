@@ -269,17 +269,13 @@ def closed_form(model: ServingModel, most: int = MOST) -> tuple[CycleKind, Cycle
     return CycleKind.HOMOGENEOUS if homogeneous else CycleKind.PULSE, cycle
 
 
-def mixed_cycle(
-    model: ServingModel, *, stable: bool, max_steps: int | None = None
-) -> tuple[CycleKind, Cycle | None]:
+def mixed_cycle(model: ServingModel, *, stable: bool) -> tuple[CycleKind, Cycle | None]:
     """The worst cycle of the mix.
 
     Parameters
     ----------
     stable
         Whether nothing but the eviction-free equilibrium is taken to attract (`attracts_all`).
-    max_steps
-        Of the fluid map from each collapsed state, see `find_attractor`.
 
     Returns
     -------
@@ -300,7 +296,7 @@ def mixed_cycle(
         return known
     if stable:
         return CycleKind.NONE, None
-    found = simulate_collapsed(model, max_steps)
+    found = simulate_collapsed(model)
     worst = min(found, key=lambda cycle: cycle.throughput)
     if worst.settled and worst.evictions <= _NOTHING * worst.throughput:
         return CycleKind.NONE, None
@@ -317,7 +313,7 @@ def attracts_all(model: ServingModel, stability: Stability) -> bool:
     )
 
 
-def simulate_collapsed(model: ServingModel, max_steps: int | None = None) -> list[Cycle]:
+def simulate_collapsed(model: ServingModel) -> list[Cycle]:
     """Where the fluid map settles from each of several collapsed states.
 
     The map has no scale of its own: it is run with one token of memory, once for all rates and timings of a mix, and
@@ -328,7 +324,7 @@ def simulate_collapsed(model: ServingModel, max_steps: int | None = None) -> lis
     share = np.ldexp(part.round(_SHARE_DIGITS), exponent)
     each = np.inf if seats is None else seats / memory
     arrays = mix.input_tokens.tobytes(), share.tobytes()
-    found = _settled(mix.held, mix.read, *arrays, each, max_steps)
+    found = _settled(mix.held, mix.read, *arrays, each)
     return [one.of_memory(memory) for one in found]
 
 
@@ -339,12 +335,11 @@ def _settled(
     prompt: bytes,
     share: bytes,
     seats: float,
-    max_steps: int | None,
 ) -> list[Cycle]:
     """The same for a token of memory; the bytes of arrays, which unlike arrays can be looked up."""
     prompts = np.frombuffer(prompt, np.int64).astype(np.float64)
     system = fluid_map(held, np.frombuffer(share), prompts, 1.0, seats, read=read)
-    return [find_attractor(system, start, max_steps) for start in collapsed_starts(system)]
+    return [find_attractor(system, start) for start in collapsed_starts(system)]
 
 
 def class_cycle(model: ServingModel, index: int) -> ClassCycle:

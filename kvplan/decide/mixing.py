@@ -1,269 +1,196 @@
-"""Placements of classes on replicas, compared: by the formulas, and by simulation if that is wanted.
-
-What the formulas do not tell apart for sure, and the two placements that need no search, are simulated on the same
-arrivals, saturated. Of those whose demand beyond capacity is as small, within 1 %, the one is best that serves most
-of the demand there, and then the one whose tightest group has most to spare.
-"""
+"""Which classes share a replica, by runs of the profile's engine: segregated, mixed and the best placement found."""
 
 import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
-from kvplan.analysis.diversification import Diversification, diversification
-from kvplan.analysis.equilibrium import saturation
-from kvplan.analysis.mixing import Mixing, compare
-from kvplan.analysis.placement import NEAR, Group, Placement
-from kvplan.analysis.pool import subset
+import numpy as np
+
+from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.placement import Group, Rate, Search, give_replicas, partitions, search
 from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, Plan, ServingModel
-from kvplan.simulation.experiments.pools import Pooled, Runs, measure, part, spread
+from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.study.operating_point import Latency, operating_point
+from kvplan.study.recovery import Recovery, admissions_per_iteration, iterations_wanted, recovery
 
-POLICY = "greedy"  # what is simulated
-TURNS = 30  # so many times what memory holds at the pace of the longest request, the requests of a run
-LEAST_REQUESTS, MOST_REQUESTS = 6_000, 200_000  # of a run
-_DIGITS = 9  # of shares, beyond which a difference is rounding
+MAX_REPLICAS = 1_000_000
+MOST_PARTS = 8  # groups of a placement; of more classes neighbours in decode length stay together
+_BUDGET_S = 4.0  # counted work of what is measured; nothing more is looked at beyond
+_RUN_S, _LENGTH_S, _REQUEST_S, _STEP_S = 0.05, 3e-4, 8e-6, 4e-7  # counted
 
 
-class Simulated(NamedTuple):
-    """A placement in simulation; figures one a seed, those of the offered rates None where they were not run.
+class Pool(NamedTuple):
+    """A group on its replicas; all else is of one of them, and `served_rps` under a backlog, from the worst start."""
 
-    Attributes
-    ----------
-    saturated, offered
-        Of each group.
-    served
-        Share of the offered requests that the saturated groups serve.
-    headroom
-        What the saturated group with the least to spare serves, over what is offered to it, less 1.
-    """
-
-    saturated: tuple[Runs, ...]
-    offered: tuple[Runs, ...] | None
-    served: tuple[float, ...]
-    headroom: tuple[float, ...]
+    classes: tuple[str, ...]
+    replicas: int
+    offered_rps: float
+    sustainable_rps: float
+    served_rps: float
+    recovery: Recovery
+    latency: Latency
 
     @property
-    def key(self) -> tuple[float, float]:
-        """Smaller is better."""
-        seeds = len(self.served)
-        return (
-            round(-math.fsum(self.served) / seeds, _DIGITS),
-            round(-math.fsum(self.headroom) / seeds, _DIGITS),
-        )
+    def headroom(self) -> float:
+        """What is served under a backlog over what is offered, less 1."""
+        return self.served_rps / self.offered_rps - 1
 
 
-class Contender(NamedTuple):
-    """A placement and what became of it in simulation; None where it was not simulated, or could not be ended."""
+class Figure(NamedTuple):
+    """A figure of all requests, and its 95 % interval, as in `Latency.ci95`."""
 
-    placement: Placement
-    simulated: Simulated | None
+    value: float
+    ci95: tuple[float, float | None] | None
+
+
+class Placement(NamedTuple):
+    """Rates of all replicas, and latencies at the offered rate, None where the queue of a group grows.
+
+    `served_rps` of the offered requests are served while all groups have a backlog, `beyond_rps` are more than any
+    policy serves; `headroom` is that of the tightest group.
+    """
+
+    offered_rps: float
+    beyond_rps: float
+    served_rps: float
+    headroom: Figure
+    ttft_s: Figure | None
+    e2e_s: Figure | None
+    preemptions_per_request: Figure | None
+    groups: tuple[Pool, ...]
 
 
 class Comparison(NamedTuple):
-    """All there is to say.
+    """The placements named segregated, mixed and best; `left_out` is what the profile has and they do not look at."""
 
-    Attributes
-    ----------
-    names
-        Of the classes.
-    segregated, mixed, best
-        The placements of those names; the best one by simulation if there was one.
-    contenders
-        What the best was chosen from, in the order of the formulas.
-    diversification
-        Of the best placement.
-    seeds
-        Of the simulation; empty where nothing was simulated.
-    scheduled
-        Whether the profile has a schedule, which all this leaves out.
-    arrivals
-        Of all classes together.
-    """
-
-    names: tuple[str, ...]
     replicas: int
-    mixing: Mixing
-    segregated: Contender
-    mixed: Contender
-    best: Contender
-    contenders: tuple[Contender, ...]
-    diversification: Diversification
-    policy: str
-    seeds: tuple[int, ...]
-    scheduled: bool = False
-    arrivals: ArrivalProcess = ArrivalProcess()
-
-    @property
-    def offered_rps(self) -> float:
-        """Requests/s of all classes."""
-        return math.fsum(g.pool.offered_rps for g in self.best.placement.groups)
-
-    @property
-    def shown(self) -> tuple[Contender, ...]:
-        """In the order of their names."""
-        return self.segregated, self.mixed, self.best
+    parts: int  # of which placements are made
+    search: Search
+    left_out: tuple[str, ...]
+    placements: Mapping[str, Placement]
 
 
-def refuse_prefixes(model: ServingModel) -> None:
-    """Placements are of requests that have nothing in common.
+def placements_compared(model: ServingModel, plan: Plan, replicas: int) -> Comparison:
+    """Measure the three placements of classes on so many replicas, which share a model's constant rates.
 
     Raises
     ------
     UsageError
         There are sessions, or a prefix cache that finds something: what it does depends on who shares the replica.
     """
+    _refuse_prefixes(model)
+    extras = (("the schedule", model.schedule), ("the times of the trace", model.arrivals.trace))
+    left_out = tuple(name for name, what in extras if what is not None)
+    arrivals = model.arrivals if model.arrivals.trace is None else ArrivalProcess()
+    steady = replace(model, fleet=None, schedule=None, arrivals=arrivals)
+    everything, seen = tuple(range(len(model.classes))), dict[Group, Recovery]()
+    # what is mixed is looked at with its share, for the digits of `analyze`
+    part = cache(lambda group: subset(steady, group, replicas if group == everything else 1))
+    offered: Rate = cache(lambda group: math.fsum(model.classes[i].rate_rps for i in group))
+    sustainable: Rate = cache(lambda group: sustainable_rate(part(group))[1])
+    work_s: Rate = cache(lambda group: _work_s(part(group)))
+
+    def measure(group: Group) -> float:
+        seen[group] = recovery(part(group), engine_settings(model))
+        rate, most = seen[group].served_rps, sustainable(group)
+        return (
+            most if rate is None else min(max(rate, 1e-9 * most), most)
+        )  # 0 where nothing completes any more
+
+    def may_measure(groups: Sequence[Group]) -> bool:
+        return sum(map(work_s, (*seen, *groups))) <= _BUDGET_S
+
+    needs = [offered((i,)) / sustainable((i,)) for i in everything]
+    parts, apart = (_parts(model, needs, most) for most in (MOST_PARTS, min(replicas, MOST_PARTS)))
+    made = partitions(len(parts), replicas)
+    ways = [_in_order(chain(*(parts[i] for i in group)) for group in way) for way in made]
+    ways += [apart] * (apart not in ways)
+    known = {group: measure(group) for group in dict.fromkeys((*apart, everything))}
+    found = search(ways, replicas, offered, sustainable, measure, known, may_measure)
+
+    @cache
+    def pool(group: Group, given: int) -> Pool:
+        share, names = subset(steady, group, given), tuple(model.classes[i].name for i in group)
+        rates = share.total_rate_rps, sustainable(group), known[group]
+        return Pool(names, given, *rates, seen[group], operating_point(share, plan).latency)
+
+    @cache
+    def placement(groups: tuple[Group, ...]) -> Placement:
+        given = give_replicas([offered(g) for g in groups], [known[g] for g in groups], replicas)
+        return _placement(tuple(map(pool, groups, given)))
+
+    shown = {"segregated": apart, "mixed": (everything,), "best": found.best}
+    placements = {name: placement(groups) for name, groups in shown.items()}
+    return Comparison(replicas, len(parts), found, left_out, placements)
+
+
+def _refuse_prefixes(model: ServingModel) -> None:
     if any(c.sessions is not None for c in model.classes):
-        raise UsageError(
-            "mix places classes of requests one by one, and the profile has [[sessions]]; see kvplan size"
-        )
+        raise UsageError("mix places classes of requests, and the profile has [[sessions]]; see kvplan size")
     if model.finds_prefixes:
         raise UsageError(
-            "mix is for requests that have no prefixes in common: what a prefix cache finds depends on who shares the "
-            "replica. With prefix_caching = false in [gpu] it compares placements without one"
+            "mix is for requests without prefixes in common: what a cache finds depends on who shares the replica. "
+            "With prefix_caching = false in [gpu] it compares placements without one"
         )
 
 
-def placements_compared(
-    model: ServingModel,
-    plan: Plan,
-    replicas: int,
-    *,
-    requests: int | None,
-    seeds: Sequence[int],
-    progress: Callable[[float], None] | None = None,
-    announce: Callable[[str, bool], None] | None = None,
-) -> Comparison:
-    """The three placements of a model's classes on so many replicas; at constant rates, whatever its schedule.
+def subset(model: ServingModel, classes: Sequence[int], replicas: int = 1) -> ServingModel:
+    """Return what one of so many replicas sees that serve these classes alone."""
+    kept = tuple(replace(model.classes[i], rate_rps=model.classes[i].rate_rps / replicas) for i in classes)
+    share = math.fsum(c.rate_rps for c in kept) / model.total_rate_rps
+    return replace(model, classes=kept, arrivals=model.arrivals.split(1 / share))
 
-    Parameters
-    ----------
-    requests
-        Of the simulated workload, over all replicas; None: as many as each group needs.
-    seeds
-        Of the simulation; none: by the formulas alone.
-    progress
-        Told the share that is done.
-    announce
-        As for `kvplan.simulation.experiments.study.study`.
-    """
-    constant = replace(model, schedule=None)
-    mixing = compare(constant, replicas, progress=part(progress, 0.0, 0.4))
-    apart, together, *near = (Contender(p, None) for p in (mixing.segregated, mixing.mixed, *mixing.near))
-    contenders: tuple[Contender, ...] = (near[0],)
-    best = near[0]
-    if seeds:
-        runs = _Simulation(constant, plan, requests, seeds, announce)
-        placements = list(dict.fromkeys(c.placement for c in (*near, apart, together)))
-        runs.run(placements, saturated=True, progress=part(progress, 0.4, 0.8))
-        contenders = tuple(
-            Contender(p, runs.of(p))
-            for p in sorted(placements, key=lambda p: p.score.key)
-            if p.score.unserved <= mixing.best.score.unserved + NEAR
-        )
-        best = min(contenders, key=lambda c: (0.0, 0.0) if c.simulated is None else c.simulated.key)
-        shown = [c.placement for c in (apart, together, best)]
-        runs.run(shown, saturated=False, progress=part(progress, 0.8, 1.0))
-        apart, together, best = (Contender(p, runs.of(p)) for p in shown)
-    return Comparison(
-        names=tuple(c.name for c in model.classes),
-        replicas=replicas,
-        mixing=mixing,
-        segregated=apart,
-        mixed=together,
-        best=best,
-        contenders=contenders,
-        diversification=diversification(constant, best.placement),
-        policy=POLICY,
-        seeds=tuple(seeds),
-        scheduled=model.schedule is not None,
-        arrivals=model.arrivals,
+
+def _work_s(model: ServingModel) -> float:
+    each = _STEP_S + _REQUEST_S * admissions_per_iteration(model)
+    return _RUN_S + _LENGTH_S * model.mix.stages.size + iterations_wanted(model) * each
+
+
+def _parts(model: ServingModel, needs: Sequence[float], most: int) -> tuple[Group, ...]:
+    """Each class alone; of more than `most`, neighbours in decode length together, about as busy as each other."""
+    lengths = [float(np.average(c.decode_tokens, weights=c.decode_weights)) for c in model.classes]
+    order = sorted(range(len(needs)), key=lambda i: (lengths[i], needs[i]))
+    in_order = np.array([needs[i] for i in order])
+    middles = (np.cumsum(in_order) - in_order / 2) / in_order.sum()
+    place = np.arange(len(needs)) if len(needs) <= most else (most * middles).astype(int)
+    return _in_order([order[i] for i in np.flatnonzero(place == at)] for at in np.unique(place))
+
+
+def _in_order(groups: Iterable[Iterable[int]]) -> tuple[Group, ...]:
+    return tuple(sorted(tuple(sorted(group)) for group in groups))
+
+
+def _placement(pools: tuple[Pool, ...]) -> Placement:
+    spare, tightest = min(p.headroom for p in pools), min(pools, key=attrgetter("headroom"))
+    error = 1.96 * tightest.recovery.standard_error_rps / tightest.offered_rps
+    return Placement(
+        offered_rps=math.fsum(p.replicas * p.offered_rps for p in pools),
+        beyond_rps=math.fsum(p.replicas * max(0.0, p.offered_rps - p.sustainable_rps) for p in pools),
+        served_rps=math.fsum(p.replicas * min(p.offered_rps, p.served_rps) for p in pools),
+        headroom=Figure(spare, (spare - error, spare + error)),
+        ttft_s=_figure(pools, "ttft_s.mean"),
+        e2e_s=_figure(pools, "e2e_s.mean"),
+        preemptions_per_request=_figure(pools, "preemptions_per_request"),
+        groups=pools,
     )
 
 
-class _Simulation:
-    """Runs of groups; each once, though several placements may have it."""
-
-    def __init__(
-        self,
-        model: ServingModel,
-        plan: Plan,
-        requests: int | None,
-        seeds: Sequence[int],
-        announce: Callable[[str, bool], None] | None,
-    ) -> None:
-        self._model, self._plan, self._requests = model, plan, requests
-        self._seeds, self._announce = seeds, announce
-        self._runs: dict[tuple[Group, bool], Runs | None] = {}
-
-    def run(
-        self, placements: Sequence[Placement], *, saturated: bool, progress: Callable[[float], None] | None
-    ) -> None:
-        groups = list(dict.fromkeys(g for p in placements for g in p.groups))
-        measured = measure(
-            self._model,
-            [Pooled(g.classes, g.replicas, self._requests_of(g)) for g in groups],
-            self._plan,
-            saturated=saturated,
-            seeds=self._seeds,
-            policy=POLICY,
-            progress=progress,
-            announce=self._announce,
-        )
-        self._runs |= {(g, saturated): runs for g, runs in zip(groups, measured, strict=True)}
-
-    def _requests_of(self, group: Group) -> int:
-        if self._requests is not None:
-            share = group.pool.offered_rps / self._model.total_rate_rps
-            return spread(self._requests, share, group.replicas)
-        return default_requests(subset(self._model, group.classes))
-
-    def of(self, placement: Placement) -> Simulated | None:
-        """What is known; None where a run could not be ended."""
-        saturated, offered = (
-            tuple(runs for g in placement.groups if (runs := self._runs.get((g, load))) is not None)
-            for load in (True, False)
-        )
-        if len(saturated) < len(placement.groups):
-            return None
-        return Simulated(
-            saturated=saturated,
-            offered=offered if len(offered) == len(placement.groups) else None,
-            **_worth(placement, saturated),
-        )
-
-
-def _worth(placement: Placement, saturated: Sequence[Runs]) -> dict[str, tuple[float, ...]]:
-    rates = [g.pool.offered_rps for g in placement.groups]
-    total = math.fsum(rates)
-    capacities = list(
-        zip(*(runs.throughput_rps for runs in saturated), strict=True)
-    )  # of the groups, by seed
-    return {
-        "served": tuple(math.fsum(map(min, rates, each)) / total for each in capacities),
-        "headroom": tuple(
-            min(x / rate for x, rate in zip(each, rates, strict=True)) - 1 for each in capacities
-        ),
-    }
-
-
-def over_groups(placement: Placement, runs: Sequence[Runs], figure: str) -> tuple[float, ...]:
-    """A figure of a placement's requests, one a seed: that of its groups, weighted by what is offered to them."""
-    rates = [g.pool.offered_rps for g in placement.groups]
-    total = math.fsum(rates)
-    by_seed = zip(*(getattr(one, figure) for one in runs), strict=True)
-    return tuple(math.fsum(map(operator.mul, rates, each)) / total for each in by_seed)
-
-
-def default_requests(model: ServingModel) -> int:
-    """Requests of a run of one replica: so many that the longest are replaced several times over.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> default_requests(ServingModel((RequestClass("a", 10, (9,), (1.0,), 1.0),), Timing(1.0), Replica(9000)))
-    18000
-    """
-    wanted = round(TURNS * saturation(model).admissions_per_iteration * int(model.mix.stages.max()))
-    return min(max(wanted, LEAST_REQUESTS), MOST_REQUESTS)
+def _figure(pools: Sequence[Pool], key: str) -> Figure | None:
+    """A mean of the groups' requests; of one group the very figure of its operating point."""
+    values = [attrgetter(key)(p.latency) for p in pools]
+    ends = [p.latency.ci95.get(key) for p in pools]
+    if None in values:
+        return None
+    if len(pools) == 1:
+        return Figure(values[0], ends[0])
+    rates = np.array([p.replicas * p.offered_rps for p in pools])
+    value, shares = float(np.average(values, weights=rates)), rates / rates.sum()
+    if any(end is None or end[1] is None for end in ends):
+        return Figure(value, None)
+    below, above = np.hypot.reduce(shares[:, None] * (np.array(ends) - np.array(values)[:, None]))
+    return Figure(value, (value - float(below), value + float(above)))

@@ -13,13 +13,12 @@ from kvplan.formats.commands import json_without_commands
 from kvplan.version import __version__
 
 if TYPE_CHECKING:
-    from kvplan.analysis.placement import Group
     from kvplan.decide import check as checking
     from kvplan.decide import diff as differing
     from kvplan.decide.autoscaling import Day
     from kvplan.decide.crossing import Lines
     from kvplan.decide.fleet import Sizing, Weighed
-    from kvplan.decide.mixing import Comparison, Contender
+    from kvplan.decide.mixing import Comparison
     from kvplan.decide.remedy import Remedy
     from kvplan.decide.sizing import Size
     from kvplan.decide.splitting import Candidate as Way
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from kvplan.reproduction.judge import Reproduction
     from kvplan.reproduction.real.score import Scoreboard
     from kvplan.simulation.experiments.hindsight_bound import StudyBound
-    from kvplan.simulation.experiments.pools import Runs
     from kvplan.simulation.experiments.study import Study
     from kvplan.study.operating_point import OperatingPoint
     from kvplan.study.replicas import Kept
@@ -490,123 +488,21 @@ def _kept(kept: "Kept") -> Document:
 
 def mix(found: "Comparison", profile: "Owner") -> Document:
     """Placements of classes on replicas."""
-    from kvplan.layout.mixing import NAMES, notes
+    from kvplan.layout.mixing import notes
+    from kvplan.report.assembly import plain
 
-    mixing = found.mixing
-    simulated = {"policy": found.policy, "seeds": list(found.seeds)}
     return {
         **_document(profile),
-        "replicas": found.replicas,
-        "search": {"method": mixing.search, **_fields(mixing, "partitions", "complete", "near_count")},
-        "simulated": simulated if found.seeds else None,
-        "placements": [
-            {"name": name, **_placement(found, one)} for name, one in zip(NAMES, found.shown, strict=True)
-        ],
-        "contenders": [_contender(found, one) for one in found.contenders],
-        "diversification": [
-            {
-                "class": found.names[c.class_index],
-                "group": c.group_index,
-                "decode": {"from": c.old_decode, "to": c.new_decode},
-                **_fields(c.pool, "gcd", "spectral_radius", "stable", "loss"),
-                "offered_decode_tokens_per_s_change": c.offered_tokens_per_s,
-                "worst_decode_tokens_per_s_relative_change": c.collapsed_tokens,
-            }
-            for c in found.diversification.changes
-        ],
-        "sources": {k: v for k, v in _MIX_SOURCES.items() if found.seeds or v["basis"] != "simulated"},
+        **_fields(found, "replicas", "parts", "left_out"),
+        "search": _fields(found.search, "ways", "measured", "complete"),
+        "placements": [{"name": name, **plain(one)} for name, one in found.placements.items()],
+        "sources": {
+            "served_rps": {"source": "new: saturated runs, as recovers_up_to_rps", "basis": "simulated"},
+            "latency": {"source": "new: runs at the offered rate, as latency", "basis": "simulated"},
+            "groups": {"source": "traffic splits evenly over a group's replicas", "basis": "assumption"},
+        },
         "notes": list(notes(found)),
     }
-
-
-_MIX_SOURCES = {
-    "placements": {
-        "source": "SIC eq. 9, 10, Theorem 3; worst cycles as in kvplan analyze; search: new",
-        "basis": "computed",
-    },
-    "placements.groups.worst_cycle": {
-        "source": "by kind: homogeneous and pulse computed, simulated: the fluid map iterated, none: stable",
-        "basis": "computed",
-    },
-    "diversification": {"source": "SIC 5.3; its price: new", "basis": "computed"},
-    "contenders": {
-        "source": "new: within 1% of the best by the formulas, decided by the saturated simulation",
-        "basis": "simulated",
-    },
-    "routing": {"source": "traffic splits evenly over a group's replicas", "basis": "assumption"},
-    "simulated": {"source": "whole requests, as SIC 6.2 compares", "basis": "simulated"},
-}
-
-
-def _contender(found: "Comparison", one: "Contender") -> Document:
-    """What a placement was judged by."""
-    placement, simulated = one
-    return {
-        "groups": [
-            {"classes": [found.names[i] for i in g.classes], "replicas": g.replicas} for g in placement.groups
-        ],
-        **placement.score._asdict(),
-        "worst_served_rps": placement.score.worst_served * found.offered_rps,
-        "worst_headroom": placement.worst_headroom,
-        "simulated": None
-        if simulated is None
-        else {
-            "served": _mean_over_runs(simulated.served),
-            "served_rps": _mean_over_runs([found.offered_rps * share for share in simulated.served]),
-            "headroom": _mean_over_runs(simulated.headroom),
-        },
-    }
-
-
-def _placement(found: "Comparison", one: "Contender") -> Document:
-    from kvplan.decide.mixing import over_groups
-
-    document, (placement, simulated) = _contender(found, one), one
-    loads: dict[str, Sequence[Runs]] = {}
-    if simulated is not None:
-        loads = {"saturated": simulated.saturated, "offered": simulated.offered or ()}
-        document["simulated"] |= {
-            load: {key: _mean_over_runs(over_groups(placement, runs, key)) for key in ("evictions", "e2e_s")}
-            for load, runs in loads.items()
-            if runs
-        }
-    document["groups"] = [
-        {
-            **brief,
-            **_group(group),
-            "simulated": {load: _runs(runs[at]) for load, runs in loads.items()} or None,
-        }
-        for at, (brief, group) in enumerate(zip(document["groups"], placement.groups, strict=True))
-    ]
-    return document
-
-
-def _group(group: "Group") -> Document:
-    p = group.pool
-    return {
-        **_fields(p, "gcd", "spectral_radius", "stable", "certified"),
-        "worst_cycle": {
-            "kind": p.kind,
-            "loss": p.loss,
-            "throughput_rps": p.worst_rps * group.replicas,
-            "settled": p.settled,
-        },
-        "offered_rps": p.offered_rps,
-        "sustainable_rps": p.sustainable_rps * group.replicas,
-        "headroom": group.headroom,
-    }
-
-
-def _runs(runs: "Runs") -> Document:
-    figures = {key: _mean_over_runs(getattr(runs, key)) for key in ("throughput_rps", "evictions", "e2e_s")}
-    return {"requests": runs.requests, **figures}
-
-
-def _mean_over_runs(values: Sequence[float]) -> Document:
-    from kvplan.simulation.intervals import over_runs
-
-    interval = over_runs(values)
-    return {"mean": math.fsum(values) / len(values), "ci95": None if interval is None else list(interval)}
 
 
 # ----------------------------------------------------------------------------------------------- reproduce

@@ -91,7 +91,7 @@ def _command(rng: np.random.Generator, path: str, *, brings: bool) -> tuple[str,
             engine = str(rng.choice(["vllm", "sglang", "trtllm"]))
             return ("emit", path, "--engine", engine, "--format", three)
         case "mix":
-            return ("mix", path, "--replicas", "2", "--no-simulate", "--format", three)
+            return ("mix", path, "--replicas", "2", "--format", three)
         case "size":
             # at random one replica stands for all, unless requests bring others: then up to 64 are run, in each part
             # of a schedule

@@ -62,7 +62,7 @@ def test_no_name_commands_a_terminal_or_a_ci_server(run: Run, tmp_path: Path) ->
             "explain wait.classes[].threshold",
             "explain equilibrium.classes[].in_flight --format markdown",
             *("simulate --requests 50", "size --requests 500", "emit --engine vllm"),
-            "mix --replicas 2 --no-simulate",
+            "mix --replicas 2",
         ),
         check,
     )
@@ -361,7 +361,7 @@ COMMANDS = (
     "explain stability.min_stable_input_tokens.asymptotic FILE",
     "sweep FILE --vary timing.d0=1ms,2ms -o OUTPUT",
     f"size FILE --rate 1 {FEW}",
-    f"mix FILE --replicas 2 {FEW}",
+    "mix FILE --replicas 2",
     "emit FILE",
 )
 

@@ -18,7 +18,7 @@ CALLS = {  # with the exit code and some of what is said; of what reads files, t
     "sweep tool-calls-h100 --vary gpu.memory_tokens=200k,400k --executor serial -o out.csv": (0, ""),
     "size tool-calls-h100 --rate 20 --requests 20 --seeds 2": (0, "replica"),
     "emit tool-calls-h100 --engine vllm": (0, "--max-num-seqs 698"),
-    "mix tool-calls-h100 --replicas 2 --no-simulate": (0, "replica"),
+    "mix tool-calls-h100 --replicas 2": (0, "replica"),
     "explain worst_cycle.loss tool-calls-h100": (0, "worst_cycle.loss"),
     "reproduce sic-example-02": (0, "reproduced"),
     "init mine.toml": (0, ""),

@@ -44,7 +44,7 @@ COMMANDS = [
         (["simulate", "tool-calls-h100", "--policy", "greedy,vllm", "--trace", "PIPE"], ROWS),
         (["emit", "PIPE", "--engine", "vllm"], PROFILE),
         (["size", "PIPE", "--rate", "2", "--requests", "300"], PROFILE),
-        (["mix", "PIPE", "--replicas", "2", "--no-simulate"], PROFILE),
+        (["mix", "PIPE", "--replicas", "2"], PROFILE),
         (["sweep", "PIPE", "--vary", "timing.d0=1ms,2ms", "-o", "OUTPUT"], PROFILE),
         (["import", "metrics", "PIPE"], METRICS),
     ),

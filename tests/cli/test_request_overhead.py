@@ -147,9 +147,6 @@ def test_a_sweep_varies_it(run: Run, pair: tuple[str, str], tmp_path: Path) -> N
 
 
 def test_placements_and_settings_are_compared_with_it(run: Run, pair: tuple[str, str]) -> None:
-    arguments = ("--replicas", "2", "--simulate", "--requests", "300", "--seeds", "2")
-    told, plain = (document(run, "mix", profile, *arguments) for profile in pair)
+    told, plain = (document(run, "mix", profile, "--replicas", "2") for profile in pair)
     for one, other in zip(told["placements"], plain["placements"], strict=True):
-        for load in ("saturated", "offered"):
-            mean = other["simulated"][load]["e2e_s"]["mean"]
-            assert one["simulated"][load]["e2e_s"]["mean"] == pytest.approx(mean + OVERHEAD)
+        assert one["e2e_s"]["value"] == pytest.approx(other["e2e_s"]["value"] + OVERHEAD)

@@ -22,6 +22,9 @@ from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.model import FloatArray, IntArray, Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.actions import group_list
 from kvplan.simulation.engine import bound, run
+from kvplan.simulation.experiments.load import Arrivals, Load
+from kvplan.simulation.experiments.options import chosen
+from kvplan.simulation.experiments.study import study
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
@@ -156,6 +159,39 @@ def test_the_protocol_trace_of_example_1() -> None:
     assert seen == [(2, 0, 0), (1, 2, 0), (1, 1, 2), (5, 1, 1), (1, 4, 1)]
     assert outcome.series.kv_tokens.tolist() == [6, 11, 17, 24, 24]
     assert outcome.series.evictions.tolist() == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "memory", "requests", "least_reduction"),
+    [
+        pytest.param((20, 21), 1900, 446_464, 100_000, 0.75, marks=pytest.mark.nightly),
+        ((100, 125), 600, 200_000, 10_000, 0.15),
+    ],
+)
+def test_mixing_evicts_less_and_serves_more(
+    lengths: tuple[int, int], tokens: int, memory: int, requests: int, least_reduction: float
+) -> None:
+    """SIC 6.2, Table 1: -94.2 % and -34.0 % evictions, more throughput in both, each device with the same work.
+
+    Inputs, memory and the number of requests are not legible in our copy of the paper. Here: for (20, 21) inputs above
+    the smallest stable one, and as many requests as it takes until the beginning, when memory fills at once, is
+    forgotten.
+    """
+    classes = tuple(RequestClass(str(d), tokens, (d,), (1.0,), 1.0) for d in lengths)
+    model = ServingModel(classes, Timing(0.0072, 0.124e-6), Replica(memory, prefill=Prefill.FUSED))
+    devices = []
+    for kept in ((0,), (1,), (0, 1)):
+        device, greedy = replace(model, classes=tuple(classes[i] for i in kept)), chosen(["greedy"], [])
+        found = study(device, Plan(), Load(Arrivals.SATURATED, requests), greedy, [0])
+        (result,), evicted = found.results, found.first[0].series.evictions
+        assert result.throughput_rps is not None
+        late = float(evicted[-1] - evicted[evicted.size // 2])
+        devices.append((result.evictions, late, result.throughput_rps))
+    one, other, mixed = devices
+    assert mixed[0] < (1 - least_reduction) * (one[0] + other[0]) / 2
+    assert mixed[2] > (one[2] + other[2]) / 2  # SegAvg of the paper
+    if lengths == (20, 21):  # nearly clean, once the beginning is forgotten
+        assert mixed[1] < 0.02 * (one[1] + other[1]) / 2
 
 
 # ------------------------------------------------------------- open arrivals and a backlog (SIC 6.1; s = 2, d = 3)

@@ -200,7 +200,7 @@ def test_placements_are_of_strangers(tmp_path: Path, capfd: pytest.CaptureFixtur
         assert main(["mix", "--replicas", "2", str(file)]) == 2
         assert name in capfd.readouterr().err
     file.write_text(SHARED.replace("100_000", "100_000, prefix_caching = false"))
-    assert main(["mix", "--replicas", "2", "--no-simulate", str(file)]) == 0
+    assert main(["mix", "--replicas", "2", str(file)]) == 0
 
 
 @pytest.mark.parametrize(

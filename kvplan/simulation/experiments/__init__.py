@@ -1,1 +1,1 @@
-"""Experiments: policies side by side, in pairs, over pools of replicas."""
+"""Experiments: policies side by side, and in pairs."""
