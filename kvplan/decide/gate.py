@@ -3,13 +3,15 @@
 import operator
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvplan.analysis.stability import UNCERTIFIED
-from kvplan.decide.requirement import Key, KeyPath, Named, Requirement, Value, quoted
+from kvplan.decide.requirement import PLAN_HOLDS, Key, KeyPath, Named, Requirement, Value, quoted
 from kvplan.decide.simulated import GOODPUT, Standing, standing
 from kvplan.errors import UsageError
+from kvplan.model.fleet import Routing
+from kvplan.planning.trial import Task
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity, plain
 from kvplan.report.keys import BLOCKS, Kind
 from kvplan.report.words import Status
@@ -114,7 +116,7 @@ class Subject:
 
 def is_costly(key: Key) -> bool:
     """Whether a key takes so many runs that they are made for who asks alone, and not for every remedy."""
-    return key.path[:2] == ("prefix_cache", "trial") or key.path == GOODPUT
+    return key.path[:2] == ("prefix_cache", "trial") or key.path in (GOODPUT, PLAN_HOLDS.path)
 
 
 def value_of(key: Key, block: Callable[[str], Any]) -> Value:
@@ -200,6 +202,8 @@ def judge(requirement: Requirement, subject: Subject) -> Judgement:
         overloaded = subject.analyses.overloaded
         said = str(Status.OVERLOADED) if overloaded else f"not {Status.OVERLOADED}"
         return Judgement(said, None, overloaded == (requirement.symbol == "=="))
+    if requirement.key is PLAN_HOLDS:
+        return _of_plan(subject.analyses)
     doubt = subject.doubt(requirement.key)
     if doubt and subject.block("stability")[requirement.key.path[-1]] is None:
         return Judgement("uncertified", None, False, doubt)  # null because nothing is proved
@@ -212,6 +216,21 @@ def judge(requirement: Requirement, subject: Subject) -> Judgement:
     if isinstance(got, bool | str) or isinstance(wanted, bool | str):
         return Judgement(got, None, passed, doubt)
     return Judgement(got, _margin(requirement.symbol, got, wanted), passed, doubt)
+
+
+def _of_plan(analyses: Analyses) -> Judgement:
+    """Whether the replicas are enough: every objective holds, slower and with headroom, by runs that decide."""
+    model, plan, fleet = analyses.whole, analyses.plan, analyses.whole.fleet
+    if fleet is not None and fleet.is_split:
+        raise UsageError("plan.holds is about replicas that prefill and decode; this fleet has them apart")
+    looks = fleet is not None and fleet.routing not in (Routing.RANDOM, Routing.SESSION)
+    router = fleet.routing if fleet is not None and looks else None
+    task = Task(replace(model, fleet=None), plan, plan.slower, plan.headroom, router=router)
+    tokens = model.replica.max_num_batched_tokens
+    judged = task.judge(1 if fleet is None else fleet.size, tokens)
+    said = f"misses {', '.join(judged.missed)}" if judged.missed else str(judged.state)
+    doubt = "long runs leave it open" if judged.state is State.OPEN else ""
+    return Judgement(said, None, judged.state is State.HOLDS, doubt)
 
 
 def _by_runs(requirement: Requirement, stands: Standing, wanted: float, subject: Subject) -> Judgement:

@@ -1,7 +1,7 @@
 """Requirements on a report, as `[gate] require` and ``--require`` write them.
 
-A requirement is ``KEY OPERATOR VALUE``. The key is one of the JSON report; an entry of a list is chosen by its number
-or its name: ``rate_cap.classes[0].integer_budget``, ``rate_cap.classes[chat].per_iteration``,
+A requirement is ``KEY OPERATOR VALUE``, or ``plan.holds``. The key is one of the JSON report; an entry of a list is
+chosen by its number or its name: ``rate_cap.classes[0].integer_budget``, ``rate_cap.classes[chat].per_iteration``,
 ``rate_cap.classes["a]b"].per_iteration``. Numbers may have ``_``, ``%`` or a unit that fits the key.
 
 Unknown keys and units that do not fit are refused.
@@ -65,6 +65,8 @@ class Requirement:
     wanted: Value
 
 
+# The one requirement without an operator: the replicas of the profile are enough, as `kvplan plan` decides.
+PLAN_HOLDS = Key("plan.holds", ("plan", "holds"), Record("plan.holds", "", kind=Kind.TRUTH))
 _PER = {f"/{unit}": 1 / TIME_UNITS[unit] for unit in ("s", "min", "h")}
 _UNITS: Mapping[str, Mapping[str, Fraction]] = {
     "s": TIME_UNITS,
@@ -111,6 +113,8 @@ def parse(text: str) -> Requirement:
             f"must be {_SHAPE}, printable and at most {MAX_LENGTH} characters, not {quoted(text)}"
         )
     stripped = text.strip()
+    if stripped == PLAN_HOLDS.text:
+        return Requirement(stripped, PLAN_HOLDS, "==", "true", True)
     path, end = _path(stripped)
     found = _OPERATOR.match(stripped, end)
     if not path or found is None or found.end() == len(stripped):

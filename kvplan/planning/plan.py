@@ -313,6 +313,9 @@ def _service(profile: Profile, winner: Candidate, setting: Setting, request: Req
         "slower": request.slower,
         "headroom": request.headroom,
     }
+    gate = profile.tables.get("gate", {})
+    demanded = [text for text in gate.get("require", ()) if text != "plan.holds"]
+    changes["gate"] = {**gate, "require": [*demanded, "plan.holds"]}
     return parse_profile(written(profile.tables, changes).encode(), "plan.toml")
 
 

@@ -51,6 +51,19 @@ def test_the_document_and_the_written_profile_agree_with_analyze(run: Run, plann
     assert report["inputs"] == {"gpu": "estimated", "timing": "estimated", "workload": "stated"}
 
 
+def test_the_written_profile_passes_its_own_gate_and_fewer_replicas_do_not(
+    planned: tuple[str, Path], tmp_path: Path
+) -> None:
+    done = command.run("check", planned[1])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "plan.holds" in done.stdout
+    tight = tmp_path / "tight.toml"
+    tight.write_text(planned[1].read_text().replace("rate = 60", "rate = 150"))
+    done = command.run("check", tight)
+    assert done.returncode == 1
+    assert "misses load" in done.stdout
+
+
 def test_a_profile_is_planned_at_another_rate(run: Run) -> None:
     """Two replicas at 100 requests/s: 54.87 are sustainable each, 52.3 with iterations 5 % longer."""
     code, text, _ = command_result(
