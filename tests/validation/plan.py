@@ -67,12 +67,13 @@ def _ratios(
 
 def table(judged: list[Row]) -> str:
     """A line for each demand."""
-    return "\n".join(
-        f"{row.name:28} {row.said.replicas:3} x {row.said.kind:24} {'enough' if row.confirmed else 'TOO FEW':8}"
-        f"{'least' if row.least else 'TOO MANY':9}"
-        f"{max(row.enough.values(), default=0):6.3f} {max(row.fewer.values(), default=9):6.3f} {row.said.seconds:5.1f} s"
-        for row in judged
-    )
+    lines = []
+    for row in judged:
+        verdict = f"{'enough' if row.confirmed else 'TOO FEW':8}{'least' if row.least else 'TOO MANY':9}"
+        nearest = f"{max(row.enough.values(), default=0):6.3f} {max(row.fewer.values(), default=9):6.3f}"
+        size = f"{row.said.replicas:3} x {row.said.kind:24}"
+        lines.append(f"{row.name:28} {size} {verdict}{nearest} {row.said.seconds:5.1f} s")
+    return "\n".join(lines)
 
 
 def broken(judged: list[Row]) -> bool:
