@@ -222,7 +222,9 @@ def worst_cycle(model: ServingModel, stability: Stability, recovers_up_to_rps: f
     if cycle is not None:
         # the cycle admits whole prompts, which is more where the token budget is less than one
         per_iteration = min(cycle.throughput, full.admissions_per_iteration)
-        rps = cycle_throughput_rps(model, cycle) * (per_iteration / cycle.throughput)
+        rps = 0.0  # where what is admitted is evicted again before it is done
+        if cycle.throughput > 0:
+            rps = cycle_throughput_rps(model, cycle) * (per_iteration / cycle.throughput)
     _, sustainable = sustainable_rate(model)
     low = recovers_up_to_rps or 0.0
     return WorstCycle(

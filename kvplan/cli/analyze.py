@@ -55,10 +55,11 @@ def analyze(
         option(
             "--section",
             metavar="KEY",
-            help="Show only this part of the details, such as load or wait. May be repeated. Default: all.",
+            help="Show this part of the details, such as load or wait. May be repeated.",
             autocompletion=completion.sections,
         ),
     ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Show all details below the first screen.")] = False,
     trial: Annotated[
         bool,
         typer.Option(
@@ -87,7 +88,7 @@ def analyze(
         from kvplan.plots import catalogue
 
         plots = catalogue.build(result, loaded.model, loaded.plan)
-    text = _rendered(result, loaded.model, format, output, section, plots)
+    text = _rendered(result, loaded.model, format, output, section, plots, full=full)
     if plot is not None:
         _write_plots(plots, plot, plot_format)
     write_result(text, output)
@@ -125,12 +126,16 @@ def _rendered(
     output: Path | None,
     sections: list[str] | None,
     plots: "tuple[Plot, ...]",
+    *,
+    full: bool,
 ) -> str:
     """The report as text; colour and width only where a terminal reads it."""
     from kvplan.analysis.fleet import one_replica
     from kvplan.layout import plot
     from kvplan.layout.report import build
 
+    if format is not Format.TEXT and full:
+        raise UsageError("--full goes with --format text; the other formats are always whole")
     if format is Format.JSON:
         if sections:
             raise UsageError("--section chooses what text and Markdown show; JSON is always whole")
@@ -148,6 +153,9 @@ def _rendered(
     from kvplan.formats import terminal as to_terminal
 
     width, colour = terminal(output)
+    if not (full or sections):
+        short = document._replace(sections=(), origin=f"{document.origin}; --full shows the details")
+        return to_terminal.render(short, width=width, colour=colour)
     blocks = can_show("".join(plot.BLOCKS))
     picture = None
     if width >= to_terminal.MAX_WIDTH:

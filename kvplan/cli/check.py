@@ -3,6 +3,7 @@
 import os
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,6 +93,12 @@ def check(
             "May be repeated.",
         ),
     ] = None,
+    remedies: Annotated[
+        bool,
+        typer.Option(
+            "--remedies", help="Where something fails, look for the smallest change that would pass."
+        ),
+    ] = False,
     format: Format = DocumentFormat.TEXT,
     output: Output = None,
     junit: Annotated[
@@ -106,7 +113,8 @@ def check(
         _refuse_overwriting(profiles, baseline, output, junit)
         required = _requirements(require or [])
         before = _baseline(baseline, tolerance or [])
-    checked = [_checked(name, required, before, accept or [], alone=len(profiles) == 1) for name in profiles]
+    judge = partial(_checked, alone=len(profiles) == 1, changes=remedies)
+    checked = [judge(name, required, before, accept or []) for name in profiles]
     for problem in (problem for one in checked for problem in one.problems):
         say(f"error: {problem.message}")
     code = checking.exit_code(checked)
@@ -178,6 +186,7 @@ def _checked(
     accepted: "Sequence[str]",
     *,
     alone: bool,
+    changes: bool,
 ) -> "Checked":
     from kvplan.decide import check as checking
     from kvplan.errors import ProfileError
@@ -190,7 +199,14 @@ def _checked(
         return checking.unusable(file, error)
     with progress_bar() as progress:
         return checking.check(
-            loaded, file, required, baseline, accepted=accepted, alone=alone, progress=progress
+            loaded,
+            file,
+            required,
+            baseline,
+            accepted=accepted,
+            alone=alone,
+            changes=changes,
+            progress=progress,
         )
 
 

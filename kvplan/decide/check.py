@@ -159,11 +159,13 @@ def check(
     *,
     accepted: Collection[str] = (),
     alone: bool = True,
+    changes: bool = True,
     progress: Progress | None = None,
 ) -> Checked:
     """Judge a profile by its own requirements, by others, and by an earlier report.
 
-    `progress` is told how far runs are that take seconds.
+    `changes` that would pass are looked for where something fails; `progress` is told how far runs are that take
+    seconds.
 
     Parts that are assumed are refused, except those that the profile or `accepted` names. Where no other profile is
     compared with the same baseline, the name there need not be this one's.
@@ -195,7 +197,7 @@ def check(
         problems.append(_problem(profile, UsageError(f"nothing is required of it: {missing}")))
     if problems:
         return Checked(profile.source, file, profile.name, profile.sha256, (), tuple(problems))
-    answered, together = _with_remedies(profile, subject, results)
+    answered, together = _with_remedies(profile, subject, results) if changes else (tuple(results), ())
     notes = (*_notes(profile, subject), *_missed(subject.analyses, results))
     return Checked(profile.source, file, profile.name, profile.sha256, answered, (), together, notes)
 

@@ -18,7 +18,7 @@ from kvplan.report.words import Status
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.limits import SEQUENCES, SHED_AFTER, TOKENS
 from kvplan.simulation.policies.of_engine import engine_settings
-from kvplan.study.advice import WATERMARK, Advice
+from kvplan.study.advice import ADMISSION, WATERMARK, Advice
 from kvplan.study.protection import SEATS
 from kvplan.units import format_number, format_seconds
 
@@ -103,16 +103,19 @@ def engine_settings_of(engine: Engine, report: Report, model: ServingModel, plan
     [('--max-num-seqs', '64')]
     """
     best, *rest = report.advice or (None,)
+    recovers = report.verdict.status is Status.STABLE
     flags = {flag.flag: flag for flag in _of_profile(engine, model)}
+    if best is not None and ADMISSION in {setting.name for setting in best.settings} and engine.first_chunk:
+        flags.pop(engine.first_chunk.flag, None)
     if best is not None:
-        flags |= {flag.flag: flag for flag in _of_advice(engine, best, model)}
+        flags |= {flag.flag: flag for flag in _of_advice(engine, best, model, recovers=recovers)}
     if report.verdict.status is Status.OVERLOADED:
         flags = {flag.flag: flag for flag in _queue_bound(engine, report, model, plan)} | flags
     return EngineSettings(
         engine=engine,
         flags=tuple(flags.values()),
         advice=best,
-        others=tuple(tuple(_of_advice(engine, each, model)) for each in rest),
+        others=tuple(tuple(_of_advice(engine, each, model, recovers=recovers)) for each in rest),
         notes=tuple(_notes(engine, report, model)),
     )
 
@@ -139,10 +142,10 @@ def _of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
         yield engine.drafts(model.drafts.tokens)
 
 
-def _of_advice(engine: Engine, advice: Advice, model: ServingModel) -> Iterator[Flag]:
+def _of_advice(engine: Engine, advice: Advice, model: ServingModel, *, recovers: bool) -> Iterator[Flag]:
     """Settings that were tried together; a bound on waiting becomes one on the queue, where there is one."""
     values = {setting.name: setting.value for setting in advice.settings}
-    why = effect(advice)
+    why = effect(advice, recovers=recovers)
     for name, value in values.items():
         if name in engine.spellings:
             flag, since = engine.spellings[name]
@@ -193,6 +196,9 @@ def _notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]
         if patience_s is not None:
             where = f"{engine.title} has no bound on its queue" if engine.queue is None else "Better still"
             yield f"{where}: have a gateway give up requests that wait longer than {format_seconds(patience_s)}."
+        if ADMISSION in {setting.name for setting in one.settings}:
+            said = effect(one, recovers=report.verdict.status is Status.STABLE)
+            yield f"Admission of whole prompts, as vLLM does since March 2026 unless told not to: {said}"
     replica = model.replica
     if replica.offload is not None:
         if engine.host_tier is None:

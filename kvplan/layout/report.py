@@ -59,6 +59,7 @@ _LEVERS = {
     "d4": "d4 (√sequences)",
     "d5": "d5 (beyond the knee)",
 }
+_MOST_LISTED = 8  # thresholds of the first screen
 _LEAST_PROBABILITY = 1e-12  # the methods say nothing about less
 
 
@@ -124,27 +125,83 @@ def _without_basis(block: Block) -> Block:
 
 
 def _summary(report: Report) -> Table:
-    offered, cycle, sources = report.load, report.worst_cycle, report.sources
+    offered, sources = report.load, report.sources
     headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(offered)
-    loss = format_percent(cycle.loss)
-    if cycle.loss > 0:
-        loss += f" per iteration, down to {_rps(cycle.throughput_rps)}"
     rows = (
         ("Headroom", headroom, sources["load"].kind),
         ("Recovers up to", _rps(report.verdict.recovers_up_to_rps), sources["verdict"].kind),
-        ("Worst-cycle loss", loss, sources["worst_cycle"].kind),
         *latency_in_short(report),
-        *_trial_in_short(report),
         *_goodput_in_short(report),
-        *_after_a_burst(report),
-        *_fleet_in_short(report),
         *_cost_in_short(report),
-        *(
-            ("Strongest lever" if i == 0 else "Other lever", _lever(lever), sources["load"].kind)
-            for i, lever in enumerate(report.levers)
-        ),
+        *_kv_in_short(report),
+        *_trial_in_short(report),
+        *_fleet_in_short(report),
+        *_after_a_burst(report),
+        *_papers_in_short(report),
+        ("Strongest lever", _lever(report.levers[0]), sources["load"].kind),
     )
     return table(_FIGURES, (_figure(*row) for row in rows))
+
+
+def _kv_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    state, cache, drafts = report.equilibrium, report.prefix_cache, report.speculative
+    if state.kv_utilization is not None:
+        running = f"{format_number(state.requests_in_flight, 3)} running"
+        value = f"{format_percent(state.kv_utilization)} used in equilibrium, {running}"
+        yield "KV cache", value, report.sources["equilibrium"].kind
+    if cache is not None and cache.reusable_ratio is not None:
+        rates = cache.sustainable_rps
+        hits = "no warm state" if cache.hit_ratio is None else f"{format_percent(cache.hit_ratio)} hits"
+        value = f"{hits}; {format_number(rates.guaranteed)} guaranteed, {_rps(rates.good)} warm"
+        yield "Prefix cache", value, report.sources["prefix_cache"].kind
+    if drafts is not None:
+        value = f"{format_number(drafts.tokens_per_iteration, 3)} tokens an iteration"
+        yield "Drafts", value, report.sources["speculative"].kind
+
+
+def _papers_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
+    """What the papers are about: worst cycle, rate cap, thresholds, safety buffer."""
+    cycle, cap, sources = report.worst_cycle, report.rate_cap, report.sources
+    if cycle.loss > 0:
+        value = f"{format_percent(cycle.loss)} lost, down to {_rps(cycle.throughput_rps)}"
+        if cycle.danger_zone_rps is not None:
+            value += f"; danger from {format_number(cycle.danger_zone_rps[0])}"
+        yield "Worst cycle", value, sources["worst_cycle"].kind
+    each = f"{format_number(cap.per_iteration)} admissions an iteration"
+    yield "Rate cap", f"{each}, {_rps(cap.per_second)}", sources["rate_cap"].kind
+    yield "WAIT", _wait_in_short(report), sources["wait"].kind
+    yield "Nested WAIT", _nested_in_short(report), sources["nested_wait"].kind
+    buffer, there = report.safety_buffer, report.equilibrium.kv_tokens
+    if buffer.required_kv_tokens is not None and there is not None:
+        value = (
+            f"{format_tokens(buffer.required_kv_tokens)} tokens keep an overflow as rare as the plan wants"
+        )
+        yield "Safety buffer", value, Basis.ESTIMATED
+
+
+def _wait_in_short(report: Report) -> str:
+    plan = report.wait
+    if plan.thresholds is None:
+        return "no thresholds keep up"
+    if not plan.fits:
+        return f"does not fit: {format_tokens(plan.kv_tokens)} tokens"
+    return _listed("thresholds", [format_number(n) for n in plan.thresholds])
+
+
+def _nested_in_short(report: Report) -> str:
+    plan = report.nested_wait
+    if report.kv_layout is not None or report.speculative is not None:
+        return "not modelled beside drafts or layers of several kinds"
+    if not plan.feasible:
+        return "no thresholds keep up"
+    if not plan.fits:
+        return f"does not fit: {format_tokens(plan.required_kv_tokens)} tokens"
+    return _listed("thresholds", [format_number(segment.threshold) for segment in plan.segments])
+
+
+def _listed(what: str, values: list[str]) -> str:
+    more = f" and {len(values) - _MOST_LISTED} more" if len(values) > _MOST_LISTED else ""
+    return f"{what} {', '.join(values[:_MOST_LISTED])}{more}"
 
 
 def latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
@@ -157,6 +214,11 @@ def latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
         if one.mean is not None:
             figures = (f"{figure} {_known(found, key, figure)}" for figure in ("mean", "p95", "p99"))
             yield name, ", ".join(figures), basis
+    worst = found.worst_part
+    if worst is not None:
+        when = f"{format_seconds(worst.begin_s)} to {format_seconds(worst.end_s)}"
+        ttft = f"mean {format_seconds(worst.ttft_s.mean)}, p95 {format_seconds(worst.ttft_s.p95)}"
+        yield "Worst 24th", f"{when}: TTFT {ttft}", basis
 
 
 def _trial_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
@@ -193,6 +255,9 @@ def _after_a_burst(report: Report) -> Iterator[tuple[str, str, Basis]]:
     if found.burst_requests is None:
         return
     burst = f"of {format_number(found.burst_requests, 3)} requests"
+    if found.burst_requests < 1:
+        yield "After a burst", found.reason, Basis.SIMULATED
+        return
     if found.seconds is None:
         yield "After a burst", f"{burst}: {found.reason}", Basis.SIMULATED
         return

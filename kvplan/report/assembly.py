@@ -441,7 +441,7 @@ class Analyses:
             None if self.model.finds_prefixes else self.safety_buffer,
             self.peak,
             self.recovery,
-            (*advice_actions(self.advice), *self.cache_actions),
+            (*advice_actions(self.advice, recovers=self.status is Status.STABLE), *self.cache_actions),
             None if self.whole.fleet is not None else self.goodput,
         )
 

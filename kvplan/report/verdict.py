@@ -131,7 +131,9 @@ def _at_these_rates(
             f"{replicas} replicas."
         )
     elif status is Status.NEEDS_CAP:
-        if not tried:
+        if recovers.rate_rps is None:
+            yield f"Whether a backlog drains is not known: {recovers.reason}."
+        elif not tried:
             yield "No setting tried sustains this load under a backlog; lower the rate or add memory."
         if local.stabilising_change is not None:
             yield f"Or remove the cause. {local.stabilising_change}."

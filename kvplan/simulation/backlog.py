@@ -225,9 +225,9 @@ class Backlog:
             first = first_tokens(self._model.replica.prefill, inputs.values)
             first = np.maximum(inputs.values, 1) if self._policy.engine else first
             stages = stage_count(self._model.replica.prefill, outputs.values)
-            chance = outputs.weights / outputs.weights.sum()
-            both = _mean_footprint(self._state, Lengths(first, inputs.weights), Lengths(stages, chance))
-            found += share * np.array([both, stages @ chance, inputs.mean])
+            chance = outputs.probabilities
+            laws = Lengths(first, inputs.probabilities), Lengths(stages, chance)
+            found += share * np.array([_mean_footprint(self._state, *laws), stages @ chance, inputs.mean])
         return Means(*(found / self._model.total_rate_rps).tolist())
 
     def _drawn(self, count: int) -> tuple[Requests, Setup]:
@@ -300,7 +300,10 @@ def _blocks_below(tokens: IntArray, block: int) -> FloatArray:
 
 
 def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
-    """Mean block-iterations of requests whose first tokens and stages are independent, over every pair of them."""
+    """Mean block-iterations of requests whose first tokens and stages are independent, over every pair of them.
+
+    The weights of both are probabilities.
+    """
     if max(first.values.size * stages.values.size, _LONG) < first.values.max():  # few pairs of long requests
         pairs = (np.ravel(one) for one in np.meshgrid(first.values, stages.values, indexing="ij"))
         return float(np.outer(first.weights, stages.weights).ravel() @ footprint(s, *pairs))

@@ -35,10 +35,14 @@ from kvplan.study.recovery import (
     weights_of,
 )
 
-WATERMARK = "watermark"  # parameter of policies
+WATERMARK, ADMISSION = "watermark", "admission"  # parameters of policies
+_WHOLE_PROMPT = 0.0
 _WATERMARKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 _SEATS = tuple(n / 10 for n in range(4, 14))  # of the requests that memory holds
-_SINCE = {WATERMARK: "vLLM of June 2026 (pull request 44594)"}
+_SINCE = {
+    WATERMARK: "vLLM of June 2026 (pull request 44594)",
+    ADMISSION: "vLLM of March 2026 (pull request 37307)",
+}
 _LOSS = 0.02  # of what is sustainable, beyond which settings are tried
 _GAIN, _SURE = 0.02, 3.0  # that a setting has to bring, and by how many standard errors it has to be one
 _SHORT = 2  # halvings of the first runs
@@ -62,7 +66,7 @@ class Advice(NamedTuple):
     needs_version
         Of the engine; None: any.
     ttft_p95_s_without, ttft_p95_s_with
-        At the offered rate, by runs with the same arrivals; None where the queue grows.
+        At the offered rate, by runs with the same arrivals; None where the queue grows, or it is not settled.
     """
 
     settings: tuple[Setting, ...]
@@ -152,14 +156,14 @@ def _advice(
     grows = seen.trend is Trend.GROWING
     if grows and point.latency.status is not Status.GROWING:
         return None
-    p95 = None if grows else seen.sample.estimate("ttft_s", "p95")
+    p95 = seen.sample.estimate("ttft_s", "p95") if known(seen) else None
     since = next((_SINCE[s.name] for s in gained.settings if s.name in _SINCE), None)
     return Advice(
         gained.settings,
         gained.gain,
         gained.sustains,
         since,
-        point.latency.ttft_s.p95,
+        None if "ttft_s.p95" in point.latency.unsettled else point.latency.ttft_s.p95,
         None if p95 is None else p95.value,
     )
 
@@ -167,6 +171,8 @@ def _advice(
 def _knobs(model: ServingModel, settings: Settings) -> Iterator[tuple[str, list[float]]]:
     """Parameters that the policy has, and the values to begin with."""
     parameters = POLICIES[settings.policy].parameters
+    if settings.given.get(ADMISSION, (_WHOLE_PROMPT,))[0] != _WHOLE_PROMPT:
+        yield ADMISSION, [_WHOLE_PROMPT]
     if WATERMARK in parameters:
         yield WATERMARK, list(_WATERMARKS)
     for name in SEATS:
@@ -207,6 +213,8 @@ class _Flood:
 
 def _best(replica: _Variant, name: str, values: list[float], weights: Means) -> Setting:
     """The value that serves most from a flood, all with the same requests."""
+    if len(values) == 1:
+        return Setting(name, values[0])
     runs: dict[float, _Flood] = {}
     rates: dict[float, float] = {}
 

@@ -23,6 +23,7 @@ from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, with_drafts
 from kvplan.simulation.sessions import Burst, merged, stream_of_sessions
+from kvplan.study.operating_point import as_run
 from kvplan.study.warm_up import life_s, typical_iteration_s
 
 DAY_S = 86_400.0
@@ -98,13 +99,15 @@ def drain(model: ServingModel, plan: Plan) -> Drain:
     >>> felt.burst_requests, felt.seconds < 0.1
     (2400.0, True)
     """
-    alone = steady_replica(model)
+    alone = as_run(steady_replica(model))
     course = _course(alone)
     burst = _requests(alone, course)
     if burst < 1:
-        return Drain(burst, 0.0, 0.0, 0.0)
+        return Drain(burst, None, None, None, "less than a request comes in such a burst")
     if (coming := burst + alone.total_rate_rps * course.begin_s) > _MOST_BURST:
-        reason = f"{coming:.3g} requests until the burst ends; {_MOST_BURST:,} is the most that are simulated"
+        reason = (
+            f"{coming:,.0f} requests come until the burst ends, and at most {_MOST_BURST:,} are simulated"
+        )
         return Drain(burst, None, None, None, reason)
     runs = at_once(partial(_drained, alone, plan, engine_settings(model), course), range(SEEDS))
     times = sorted(run.drained_s for run in runs)

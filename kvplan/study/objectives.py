@@ -140,7 +140,7 @@ def _decision(sample: Sample, seen: Observation, key: str, limit: float) -> Deci
     if seen.is_replay:
         width = 0.0
     else:
-        width *= _LOOKS * (_SHORT if sample.completed < LONG else 1.0)
+        width *= _LOOKS * (_SHORT if sample.times("e2e_s").total < LONG else 1.0)
     state = _state(share, width, allowed, seen)
     if seen.trend is Trend.GROWING:
         return Decision(key, limit, state, None, None, None, share, width, allowed)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
+from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
 from kvplan.analysis.fleet import one_replica
 from kvplan.errors import UsageError
@@ -233,6 +234,7 @@ def observe(
     runs
         Of a round.
     """
+    model = as_run(model)
     if model.arrivals.trace is not None:
         return _replayed(model, plan, settings, 1 if model.arrivals.share == 1 else runs)
     alone, rate = one_replica(model), model.total_rate_rps
@@ -308,6 +310,11 @@ def _factor(model: ServingModel, settings: Settings) -> float:
 def _spans(begin_s: float, width_s: float, count: int, *, aligned: bool) -> Spans:
     """From `begin_s` on; `aligned`, from the next multiple of the width on."""
     return Spans(math.ceil(begin_s / width_s) * width_s if aligned else begin_s, width_s, count)
+
+
+def as_run(model: ServingModel) -> ServingModel:
+    """What is run of a model: of a measured hit curve no run knows who hits, and prompts take less time instead."""
+    return with_cold_cache(model) if model.hit_curve and model.arrivals.trace is None else model
 
 
 def _run(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, seed: int) -> Window:

@@ -100,7 +100,9 @@ def recovery(model: ServingModel, settings: Settings) -> Recovery:
         return Recovery(sustainable_rate(model)[1])
     held = admissions_per_iteration(model) * float(model.mix.mean(model.mix.stages))
     if held > _MOST_HELD:
-        return Recovery(None, reason=f"memory holds some {held:,.0f} requests, more than are simulated")
+        return Recovery(
+            None, settled=False, reason=f"memory holds some {held:,.0f} requests, more than are simulated"
+        )
     try:
         saturated = _saturated(_mix_alone(model), settings.policy, tuple(sorted(settings.given.items())))
     except UsageError as refused:

@@ -213,7 +213,7 @@ class Sample:
             return None
         near = min(0.01, (1 - share) / 2)
         low, high = times.quantile(share - near)[0], times.quantile(share + near)[1]
-        if high <= _STEEP * low:
+        if high <= _STEEP * low or low <= 0:
             return None
         between = times.counts(np.geomspace(low, high, _CLIFF_BINS + 1))
         return Cliff(low, high) if between.min() < _EMPTY * 2 * near * times.total / _CLIFF_BINS else None

@@ -76,7 +76,7 @@ def test_the_width_follows_the_terminal() -> None:
 
 @pytest.mark.parametrize(("columns", "there"), [("99", False), ("100", True), ("300", True)])
 def test_a_plot_is_shown_where_the_width_allows(columns: str, there: bool) -> None:
-    text = run("analyze", "tool-calls-h100", env={"COLUMNS": columns}).stdout
+    text = run("analyze", "tool-calls-h100", "--full", env={"COLUMNS": columns}).stdout
     assert ("═ danger zone" in text) == there
     assert ("Throughput against offered rate, requests/s  computed\n" in text) == there
     assert max(map(len, text.splitlines())) <= 100
@@ -250,7 +250,7 @@ def test_a_terminal_draws_with_what_its_encoding_has() -> None:
         ("ascii", ". only"),
     ):
         received = on_terminal(
-            "analyze", "tool-calls-h100", COLUMNS="120", PYTHONIOENCODING=encoding, NO_COLOR="1"
+            "analyze", "tool-calls-h100", "--full", COLUMNS="120", PYTHONIOENCODING=encoding, NO_COLOR="1"
         )
         assert legend in received, encoding
         assert received.isascii() == (encoding == "ascii")

@@ -56,11 +56,14 @@ def test_a_profile_that_meets_everything_is_exit_code_zero(good: Path) -> None:
     assert "PASS    load.headroom  >= 0.25  0.5  +0.25 (+100%)" in result.stdout
 
 
-def test_a_profile_that_fails_is_exit_code_one_with_its_remedies(bad: Path) -> None:
+def test_a_profile_that_fails_is_exit_code_one_with_remedies_on_demand(bad: Path) -> None:
     """12/1.25 = 9.6 requests/s would do, or 11·5·1.25 = 68.75 tokens, or two replicas of 5.5 requests/s each."""
-    result = run("check", bad)
+    plain = run("check", bad)
+    assert (plain.returncode, plain.stderr) == (1, "")
+    assert "FAIL" in plain.stdout
+    assert "rate down" not in plain.stdout
+    result = run("check", bad, "--remedies")
     assert (result.returncode, result.stderr) == (1, "")
-    assert "FAIL" in result.stdout
     text = " ".join(result.stdout.split())
     assert "rate down 12.7% to 9.6 requests/s (classes[0].rate = 9.6); or memory up 15% to 69 tokens" in text
     assert "(gpu.memory_tokens = 69); or 2 replicas in place of one (classes[0].rate = 5.5 each)." in text

@@ -13,6 +13,7 @@ from strategies import mix_model
 from tiers import examples
 
 from kvplan.model import FloatArray, Plan, Prefill, ServingModel, Timing
+from kvplan.profile.reading import parse_profile
 from kvplan.simulation.backlog import Backlog, Mark, joined, picked
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests, saturated
@@ -203,3 +204,35 @@ def test_a_replica_that_can_serve_nobody_is_stuck() -> None:
     run = Backlog(mix_model((3, (2, 40), 1.0), memory=20), Plan(), Settings("greedy", {}), SEED)
     run.on(10_000)
     assert run.stuck
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        "1000",
+        "{ 990 = 1, 1000 = 1, 1010 = 1 }",
+        "{ 990 = 7, 1000 = 7, 1010 = 7 }",
+        "{ uniform = [900, 1100] }",
+        "{ geometric = 1000 }",
+        "{ lognormal = { mean = 1000, cv = 0.8 } }",
+    ],
+)
+def test_what_is_served_is_counted_in_requests_whatever_law_prompts_have(law: str) -> None:
+    """Footprint, tokens and prompts of a long run, over those of a request in the mean, are its completions."""
+    text = f"""
+        schema = 1
+        name = "a"
+        gpu = {{ memory_tokens = 60_000, block_tokens = 16 }}
+        timing = {{ d0 = "10 ms" }}
+        classes = [{{ name = "a", input = {law}, decode = {{ 20 = 1, 40 = 1 }}, rate = 1 }}]
+    """
+    model = parse_profile("\n".join(map(str.strip, text.splitlines())).encode(), "a").model
+    run = Backlog(model, Plan(), Settings("vllm", {}), [1])
+    run.on(500)
+    before = run.mark()
+    after, means = run.on(20_000), run.means()
+    completed = after.completed - before.completed
+    assert completed > 20_000
+    for name in means._fields:
+        served = (getattr(after, name) - getattr(before, name)) / getattr(means, name)
+        assert served == pytest.approx(completed, rel=0.02), name

@@ -18,6 +18,7 @@ from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
 from kvplan.model.schedule import Steps
 from kvplan.model.sessions import Sessions
+from kvplan.study.drain import drain
 from kvplan.study.operating_point import Latency, OperatingPoint, Status, WorstPart, operating_point
 from kvplan.study.windows import LATENCIES
 
@@ -185,3 +186,14 @@ def test_a_trace_is_replayed_once_and_has_no_intervals() -> None:
     assert worst.begin_s <= 100.5 < worst.end_s + 1
     assert worst.ttft_s.mean is not None
     assert worst.ttft_s.mean > 5 * alone
+
+
+def test_a_measured_hit_curve_makes_prompts_shorter_by_what_hits_at_capacity() -> None:
+    """No run knows who hits: latencies are those of the same requests with a part of d2."""
+    one = RequestClass("a", 1000, (50,), (1.0,), 10.0)
+    timing = Timing(0.01, d2=5e-5)
+    curve = ServingModel((one,), timing, Replica(100_000), hit_curve=((50_000, 0.4), (100_000, 0.6)))
+    plain = replace(curve, hit_curve=(), timing=replace(timing, d2=0.4 * timing.d2))
+    assert operating_point(curve, Plan()).latency.ttft_s == operating_point(plain, Plan()).latency.ttft_s
+    found, same = drain(curve, Plan()), drain(plain, Plan())
+    assert (found.seconds, found.low, found.high) == (same.seconds, same.low, same.high)
