@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from kvplan.errors import UsageError
+from kvplan.ranges import LONGEST_S
 
 ABSENT = "–"
 
@@ -76,8 +77,8 @@ def parse_time(text: str, option: str) -> float:
             seconds = parse_seconds(text)
         except UsageError as error:
             raise UsageError(f"{option}: {error}") from None
-    if not 0 < seconds < 1e12:
-        raise UsageError(f"{option} {text!r}: a time above 0, below 1e12 s")
+    if not 0 < seconds <= LONGEST_S:
+        raise UsageError(f"{option} {text!r}: a time above 0, up to {LONGEST_S:g} s")
     return seconds
 
 
