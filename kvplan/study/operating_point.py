@@ -34,6 +34,7 @@ _REQUESTS, _FEW_REQUESTS = 2_500, 300  # in the first round; few where many woul
 _CUT = 0.2  # of the window, before it, at least
 _IN_A_BATCH = 2.0  # iterations, at least: a batch in which none begins sees no queue
 _PARTS = 24  # of a day
+_MOST_IN_PARTS = 20  # periods of a run: each batch takes 200 kB
 _PARTS_S = (86_400.0, 3_600.0, 600.0)  # of a schedule that is too long
 _MOST_REQUESTS, _MOST_OF_PERIOD = 2_000_000, 1_000_000  # of a run; of a period that is run as a whole
 _MANY_REPLICAS = 32
@@ -250,8 +251,8 @@ def observe(
     windows: list[Window] = []
     work = 0.0
     while True:
-        batches = BATCHES if period is None else _PARTS * round(length / period)
-        spans = _spans(max(warm, _CUT * length), length / batches, batches, aligned=period is not None)
+        width, batches = _batches(length, period)
+        spans = _spans(max(warm, _CUT * length), width, batches, aligned=period is not None)
         first = 1_000 * stream + len(windows)
         # replicas have arrays of their own: runs of many take their memory one after the other
         threads = 1 if model.fleet is not None and model.fleet.size > _MANY_REPLICAS else None
@@ -266,7 +267,7 @@ def observe(
         elif judged is Trend.GROWING and model.schedule is not None and period != model.schedule.period_s:
             judged = Trend.UNDECIDED  # a part of a period may well grow
         seen = Observation(
-            Sample.of(windows, spans.width_s if period is None else period), judged, tuple(windows), work
+            Sample.of(windows, max(spans.width_s, period or 0.0)), judged, tuple(windows), work
         )
         if judged is Trend.GROWING or work + 2 * last > budget_s or enough(seen):
             return seen
@@ -305,6 +306,17 @@ def _factor(model: ServingModel, settings: Settings) -> float:
     return (1.0 if model.replica.layout is None else _LAYERS) * (
         _SGLANG if settings.policy == "sglang" else 1.0
     )
+
+
+def _batches(length_s: float, period_s: float | None) -> tuple[float, int]:
+    """Width and number of the batches of a run: parts of periods, or whole ones where there are many."""
+    if period_s is None:
+        return length_s / BATCHES, BATCHES
+    periods = round(length_s / period_s)
+    if periods <= _MOST_IN_PARTS:
+        return length_s / (_PARTS * periods), _PARTS * periods
+    each = math.ceil(periods / (_PARTS * _MOST_IN_PARTS))
+    return each * period_s, periods // each
 
 
 def _spans(begin_s: float, width_s: float, count: int, *, aligned: bool) -> Spans:
@@ -457,16 +469,18 @@ def _cliffs(sample: Sample) -> Iterator[FlatRange]:
 
 
 def _worst_part(seen: Observation, model: ServingModel) -> WorstPart | None:
-    """The 24th part with the longest mean TTFT; None where rates do not vary."""
+    """The 24th part with the longest mean TTFT; None where rates do not vary, or by too fast."""
     if model.schedule is None and model.arrivals.trace is None:
         return None
-    parts = [
-        Sample(tuple(w.only(_place(w, model, part), _PARTS) for w in seen.windows)) for part in range(_PARTS)
-    ]
+    period = _period_s(model)
+    windows = [w for w in seen.windows if period is None or w.width_s < period]
+    if not windows:
+        return None
+    parts = [Sample(tuple(w.only(_place(w, model, part), _PARTS) for w in windows)) for part in range(_PARTS)]
     means = [part.estimate("ttft_s", "mean") for part in parts]
     worst = max(range(_PARTS), key=lambda i: -math.inf if (mean := means[i]) is None else mean.value)
-    width = seen.windows[0].width_s
-    begin = worst * width + (seen.windows[0].begin_s if model.schedule is None else 0.0)
+    width = windows[0].width_s
+    begin = worst * width + (windows[0].begin_s if model.schedule is None else 0.0)
     return WorstPart(begin, begin + width, *(_distribution(parts[worst], time) for time in LATENCIES))
 
 
