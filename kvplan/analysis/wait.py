@@ -20,6 +20,7 @@ from kvplan.analysis.batch_queue import batch_wait_s
 from kvplan.analysis.equilibrium import iteration_time, per_request, prompts_of
 from kvplan.analysis.worst_window import Windows, at_rates, class_windows
 from kvplan.model import FloatArray, ServingModel, Timing
+from kvplan.solve import boundary
 
 # λ_i ΔT this close below a whole number counts as having reached it: rounding can then never report a threshold
 # that does not satisfy ΔT < n_i/λ_i strictly.
@@ -29,7 +30,6 @@ _ROUNDING = Fraction(1, 2**48)  # of Λ
 _TOO_CLOSE = 1e-9  # to a work rate of 1, for a bound that is only there to save steps
 _MAX_STEPS = 2_000  # of the fixed-point iteration; after that: feasible, but perhaps not the smallest
 _LONGEST_S = 1e300  # whose parts are still finite
-_BISECTIONS = 120
 _LOWERING_STEPS = 65
 _GROWTH, _LONGEST_S = 1.02, 1e18  # of the search for a feasible time under a law that is not linear
 _DIAL_ROWS = 5
@@ -267,14 +267,10 @@ def _crossing(
     def at(time: float) -> FloatArray:
         return np.floor(arrivals(time)) + 1
 
-    low = means.iteration_time_s(below)
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if means.iteration_time_s(at(middle)) <= middle:
-            high = middle
-        else:
-            low = middle
-    return at(high)
+    def lasts(time: float) -> bool:
+        return means.iteration_time_s(at(time)) <= time
+
+    return at(boundary(lasts, means.iteration_time_s(below), high)[1])
 
 
 def _least_time(thresholds: FloatArray, rate: FloatArray, work_s: FloatArray, fixed_s: float) -> float:
@@ -338,12 +334,7 @@ def largest_thresholds(
 
     least = low = means.iteration_time_s(smallest)
     high = max(low, min(memory_tokens / float(means.rate_rps @ means.held), _LONGEST_S))
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if float(at(middle) @ means.held) <= memory_tokens:
-            low = middle
-        else:
-            high = middle
+    low, _ = boundary(lambda interval: float(at(interval) @ means.held) > memory_tokens, low, high)
     for interval in np.geomspace(low, least, _LOWERING_STEPS).tolist():
         thresholds = at(interval)
         if (safely(means.iteration_time_s(thresholds)) < thresholds).all():
