@@ -280,7 +280,7 @@ def _with_range(load: Load, model: ServingModel) -> Load:
 def _load(model: Model, cost: PerRequest) -> Load:
     offered: Any = model.total_rate_rps
     sustainable = _least(_rates(model.mix, model.timing, model.replica, cost))
-    factor = _load_factor(sustainable, offered)
+    factor = sustainable / offered
     return Load(
         offered_rps=offered,
         work_rate=offered * cost.steepest_s,
@@ -293,19 +293,12 @@ def _load(model: Model, cost: PerRequest) -> Load:
     )
 
 
-def _load_factor(sustainable: Number, offered: Any) -> Number:
-    return _where(offered > sustainable / 1e300, lambda: sustainable / offered)
-
-
 def load_times(load: Load, factor: float) -> Load:
     """The same traffic so many times over: what can be sustained stays."""
     offered = load.offered_rps * factor
-    most = _load_factor(load.sustainable_rps, offered)
-    return _single(
-        load._replace(
-            offered_rps=offered, work_rate=load.work_rate * factor, load_factor_max=most, headroom=most - 1
-        )
-    )
+    most = load.sustainable_rps / offered
+    work = load.work_rate * factor
+    return load._replace(offered_rps=offered, work_rate=work, load_factor_max=most, headroom=most - 1)
 
 
 def _sensitivity(model: Model, cost: PerRequest, base: Number) -> Sensitivity:

@@ -192,8 +192,7 @@ def capacity_rps(model: ServingModel) -> float:
     """
     if not model.finds_prefixes or cached_replica(model).users is None:
         return sustainable_rate(model)[1]
-    factor = load(model).load_factor_max
-    return math.inf if factor is None else factor * model.total_rate_rps
+    return load(model).load_factor_max * model.total_rate_rps
 
 
 def size(

@@ -245,7 +245,8 @@ class Backlog:
         """Give rows to those who come next, of whom there are always more."""
         s = self._state
         if s.counter[ROWLESS] <= 2 * s.time.shape[0]:
-            requests, setup = self._drawn(2 * self._rows.requests.arrival_s.size)
+            # by little: the old ones are held until the new ones are joined to them
+            requests, setup = self._drawn(self._rows.requests.arrival_s.size * 9 // 8)
             more = requests.arrival_s.size - self._rows.requests.arrival_s.size
             self._rows.extend(requests, setup)
             if requests.drafted is not None:
