@@ -175,7 +175,7 @@ BAD = {
         "memory_tokens = 40_000", "memory = 5\nkv_bytes_per_token = 8", 5, "gpu.memory", 'such as "5.05 GiB", not 5'
     ),
     "more memory than there is": edit(
-        "memory_tokens = 40_000", 'memory = "1e999 TiB"\nkv_bytes_per_token = 8', 5, "gpu.memory", "not an amount of memory"
+        "memory_tokens = 40_000", 'memory = "1e999 TiB"\nkv_bytes_per_token = 8', 5, "gpu.memory", "not an amount"
     ),
     "memory for less than a token": edit(
         "memory_tokens = 40_000", 'memory = "1 kB"\nkv_bytes_per_token = 131_072', 5, "gpu.memory", "not 0"
