@@ -245,9 +245,10 @@ class Backlog:
         """Give rows to those who come next, of whom there are always more."""
         s = self._state
         if s.counter[ROWLESS] <= 2 * s.time.shape[0]:
-            # by little: the old ones are held until the new ones are joined to them
-            requests, setup = self._drawn(self._rows.requests.arrival_s.size * 9 // 8)
-            more = requests.arrival_s.size - self._rows.requests.arrival_s.size
+            # by an eighth where there are many: the old ones are held until the new ones are joined to them
+            size = self._rows.requests.arrival_s.size
+            requests, setup = self._drawn(size + max(size // 8, 2 * s.time.shape[0]))
+            more = requests.arrival_s.size - size
             self._rows.extend(requests, setup)
             if requests.drafted is not None:
                 self._state = s = s._replace(emitted=requests.drafted.emitted)
