@@ -14,7 +14,6 @@ A tier of host memory keeps what the GPU has thrown away until a second time T2 
 memory that GPU and host reach together (theory §13). What it finds beyond the GPU is loaded, which can take time.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,11 +24,11 @@ from kvplan.model import FloatArray, Prompts, Replica, ServingModel, Timing
 from kvplan.model.gaps import Gap
 from kvplan.model.streams import Stream, class_streams
 from kvplan.model.weights import Prefill
+from kvplan.solve import falling_root
 
-__all__ = ["FOREVER_S", "CachedReplica", "States", "cached_replica", "falling_root", "hit_ratio"]
+__all__ = ["FOREVER_S", "CachedReplica", "States", "cached_replica", "hit_ratio"]
 
 FOREVER_S = 1e12  # nothing is ever thrown away
-_CLOSE = 1e-12
 _NEAR = 1e-8  # a step of Newton's so small that the next is within rounding
 _STEPS = 100
 
@@ -391,48 +390,3 @@ def cached_replica(model: ServingModel) -> CachedReplica:
     thinks = [c.sessions.think.mean_s for c in model.classes if c.sessions is not None]
     mean = sum(share * think for share, think in zip(cached.shares, thinks, strict=True))
     return replace(cached, users=sum(n for n in users if n is not None), think_s=mean)
-
-
-def falling_root(f: Callable[[FloatArray], FloatArray], low: FloatArray, high: FloatArray) -> FloatArray:
-    """Where functions of one variable each, which fall, pass zero between `low` and `high`; all of shape (n,).
-
-    By inverse quadratic interpolation where that is safe, else by bisection.
-
-    References
-    ----------
-    Chandrupatla, *A new hybrid quadratic/bisection algorithm for finding the zero of a nonlinear function without
-    using derivatives*, Advances in Engineering Software 28 (1997).
-
-    Examples
-    --------
-    >>> falling_root(lambda t: 4.0 - t**2, np.array([0.0]), np.array([10.0])).round(9).tolist()
-    [2.0]
-    >>> falling_root(lambda t: 4.0 + 1e-15 - t, np.array([0.0, 0.0]), np.array([4.0, 9.0])).round(9).tolist()
-    [4.0, 4.0]
-    """
-    a, b = high, low  # b is the best guess, and the root lies between it and a
-    at_a, at_b = f(a), f(b)
-    end = np.where(np.abs(at_a) < np.abs(at_b), a, b)  # where rounding hides a zero at an end
-    hidden = np.sign(at_a) == np.sign(at_b)
-    a, b = np.where(hidden, end, a), np.where(hidden, end, b)
-    part = np.full(a.shape, 0.5)
-    for _ in range(_STEPS):
-        new = a + part * (b - a)
-        at_new = f(new)
-        same = np.sign(at_new) == np.sign(at_a)
-        c, at_c = np.where(same, a, b), np.where(same, at_a, at_b)
-        b, at_b = np.where(same, b, a), np.where(same, at_b, at_a)
-        a, at_a = new, at_new
-        best = np.where(np.abs(at_a) < np.abs(at_b), a, b)
-        with np.errstate(all="ignore"):
-            least = _CLOSE * np.abs(best) / np.abs(b - a)
-            if ((least > 0.5) | (at_a == 0) | ~np.isfinite(least)).all():
-                return best
-            xi, phi = (a - b) / (c - b), (at_a - at_b) / (at_c - at_b)
-            safe = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi)
-            quadratic = at_a / (at_b - at_a) * at_c / (at_b - at_c) + (c - a) / (b - a) * at_a / (
-                at_c - at_a
-            ) * at_b / (at_c - at_b)
-        least = np.clip(np.where(np.isfinite(least), least, 0.5), 0.0, 0.5)
-        part = np.clip(np.where(safe & np.isfinite(quadratic), quadratic, 0.5), least, 1 - least)
-    return best

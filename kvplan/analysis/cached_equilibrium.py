@@ -66,7 +66,7 @@ def load(model: ServingModel, *, sensitive: bool = True) -> Load:
     cached = cached_replica(model)
     rate = guaranteed_rate(model)
     offered = cached.rate_rps
-    factor = rate / offered if offered > rate / 1e300 else None
+    factor = rate / offered
     if cached.users is not None:
         factor = population_of(cached).guaranteed / cached.users
     mix = model.mix
@@ -78,7 +78,7 @@ def load(model: ServingModel, *, sensitive: bool = True) -> Load:
         offered_rps=offered,
         work_rate=offered * float(mix.mean(model.timing.work(*amounts))),
         load_factor_max=factor,
-        headroom=None if factor is None else factor - 1,
+        headroom=factor - 1,
         sustainable_rps=rate,
         sustainable_rps_range=None,
         sustainable_decode_tokens_per_s=rate * cached.mean("decode"),

@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from kvplan.model import ServingModel
+from kvplan.solve import boundary
 
 _DEVIATIONS = 12  # of a number of arrivals, beyond which nothing is added
-_HALVINGS = 60
 _LONG = 40  # cv² or 1/cv² arrivals, after which what the first one did is forgotten to the last digit
 LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps, that anybody means
 
@@ -51,12 +51,11 @@ def cv_of_dispersion(rate_rps: float, index: float, window_s: float) -> float:
     >>> round(cv_of_dispersion(2.0, index_of_dispersion(2.0, 3.0, 1.0), 1.0), 6)
     3.0
     """
-    low, high = math.log(LEAST_CV), math.log(MOST_CV)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        below = index_of_dispersion(rate_rps, math.exp(middle), window_s) < index
-        low, high = (middle, high) if below else (low, middle)
-    return math.exp(high)
+
+    def enough(log_cv: float) -> bool:
+        return index_of_dispersion(rate_rps, math.exp(log_cv), window_s) >= index
+
+    return math.exp(boundary(enough, math.log(LEAST_CV), math.log(MOST_CV))[1])
 
 
 def stay_s(model: ServingModel) -> float:

@@ -23,6 +23,7 @@ import numpy as np
 from kvplan.analysis import cached_equilibrium
 from kvplan.analysis.records import ClassOccupancy, Equilibrium, Lever, Load, Saturation, Sensitivity
 from kvplan.model import Mix, Prompts, Replica, ServingModel, SideBySide, Tangent, Timing, side_by_side
+from kvplan.solve import boundary, first_of_steps, peak
 
 Number = Any  # a float of one model; of many side by side, an array of shape (n_models, 1)
 Model = ServingModel | SideBySide
@@ -32,7 +33,6 @@ _STEPS = 200  # of the equilibrium's iteration from below, which ends at once wh
 _GROWTH = 1.02  # ... and after those a search upwards in such steps
 _LONGEST_S = 1e15
 _MORE, _LESS = 1.1, 0.9  # a tenth more or less of a parameter, for sensitivities and levers
-_GOLDEN = (math.sqrt(5) - 1) / 2  # so that one of two points inside a smaller interval is known already
 _PEAK = 1e-9  # relative, of where a rate is highest: beside it the rate itself is lower by the square
 _FEWEST, _STEP = (
     0.1,
@@ -153,16 +153,7 @@ def _fastest(
     if best == len(tried) - 1:
         return limit
     low, high = tried[max(best - 1, 0)], tried[best + 1]
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left, at_right = rate(left), rate(right)
-    while high - low > _PEAK * high:  # the largest of a function with one peak between the two
-        if at_left < at_right:
-            low, left, at_left = left, right, at_right
-            at_right = rate(right := low + _GOLDEN * (high - low))
-        else:
-            high, right, at_right = right, left, at_left
-            at_left = rate(left := high - _GOLDEN * (high - low))
-    return (low + high) / 2
+    return peak(rate, low, high, close=_PEAK)
 
 
 def running_at_most(model: ServingModel) -> float | None:
@@ -289,7 +280,7 @@ def _with_range(load: Load, model: ServingModel) -> Load:
 def _load(model: Model, cost: PerRequest) -> Load:
     offered: Any = model.total_rate_rps
     sustainable = _least(_rates(model.mix, model.timing, model.replica, cost))
-    factor = _load_factor(sustainable, offered)
+    factor = sustainable / offered
     return Load(
         offered_rps=offered,
         work_rate=offered * cost.steepest_s,
@@ -302,19 +293,12 @@ def _load(model: Model, cost: PerRequest) -> Load:
     )
 
 
-def _load_factor(sustainable: Number, offered: Any) -> Number:
-    return _where(offered > sustainable / 1e300, lambda: sustainable / offered)
-
-
 def load_times(load: Load, factor: float) -> Load:
     """The same traffic so many times over: what can be sustained stays."""
     offered = load.offered_rps * factor
-    most = _load_factor(load.sustainable_rps, offered)
-    return _single(
-        load._replace(
-            offered_rps=offered, work_rate=load.work_rate * factor, load_factor_max=most, headroom=most - 1
-        )
-    )
+    most = load.sustainable_rps / offered
+    work = load.work_rate * factor
+    return load._replace(offered_rps=offered, work_rate=work, load_factor_max=most, headroom=most - 1)
 
 
 def _sensitivity(model: Model, cost: PerRequest, base: Number) -> Sensitivity:
@@ -435,15 +419,12 @@ def _iteration_time(model: Model, cost: PerRequest) -> Number:
             return tau
         if tau > _LONGEST_S:
             return math.nan
-    low = high = tau
-    while next_time(high) > high:
-        low, high = high, high * _GROWTH
-        if high > _LONGEST_S:
-            return math.nan
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if next_time(middle) > middle else (low, middle)
-    return high
+
+    def lasts(tau: float) -> bool:
+        return next_time(tau) <= tau
+
+    high = first_of_steps(lasts, tau, _GROWTH, _LONGEST_S)
+    return math.nan if high is None else boundary(lasts, max(tau, high / _GROWTH), high)[1]
 
 
 def equilibrium(model: ServingModel) -> Equilibrium:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.analysis.cache_states import CachedReplica, falling_root
+from kvplan.analysis.cache_states import CachedReplica
 from kvplan.analysis.prefix_cache import (
     CacheState,
     SustainableRates,
@@ -21,6 +21,7 @@ from kvplan.analysis.prefix_cache import (
     sustainable_rates,
     wait_without_hits_s,
 )
+from kvplan.solve import falling_root
 
 
 class HostTier(NamedTuple):

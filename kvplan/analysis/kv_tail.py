@@ -18,6 +18,7 @@ import numpy as np
 
 from kvplan.analysis.kv_cumulants import ClusterGrid, cumulants
 from kvplan.model import FloatArray
+from kvplan.solve import boundary
 
 _FARTHEST = 38.6  # standard deviations: the normal tail there is 1e-325
 _LEAST_LOG = -745.0  # of the smallest float
@@ -28,7 +29,6 @@ _MAX_PASSES = 12
 _SMOOTH = 3.0  # K'' may grow so much between neighbours in the table
 _NEAR_MEAN = 0.02  # standard deviations within which 1/u - 1/r is taken at its limit
 _LEAST_SHARE = 0.1
-_BISECTIONS = 60
 _PMF_POINTS = 1 << 16
 _PMF_STANDARD_DEVIATIONS = 40
 _PMF_LARGEST_JUMPS = 8
@@ -328,10 +328,7 @@ def _level_at(table: CumulantTable, log_probability: float) -> float:
 def _crossing(rising: Callable[[float], float], table: CumulantTable, index: int) -> float:
     """Where a rising function changes sign between two neighbours in the table."""
     low, high = float(table.theta[index]), float(table.theta[index + 1])
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if rising(middle) > 0 else (middle, high)
-    return high
+    return boundary(lambda theta: rising(theta) > 0, low, high)[1]
 
 
 @dataclass(frozen=True)

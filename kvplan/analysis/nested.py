@@ -42,7 +42,6 @@ _EXPONENTS = (
     (4.0, 8.0, 12.0, 16.0, 20.0, 25.0),
     (1.0, 2.0, 6.0, 10.0, 14.0, 18.0, 22.0, 28.0, 32.0, 40.0, 60.0, 100.0, 400.0),
 )
-_MOST_ITERATIONS = 1e300
 
 
 class Segment(NamedTuple):
@@ -191,8 +190,7 @@ def requirement(segments: Segments, thresholds: FloatArray, *, delta: float, hor
 def _queues(segments: Segments, thresholds: FloatArray, delta: float, horizon_s: float) -> Requirement:
     """The requirement, were all inputs as in the mean."""
     time = segments.iteration_time_s(thresholds)
-    with np.errstate(over="ignore"):
-        iterations = np.clip(np.ceil(horizon_s / time), 1.0, _MOST_ITERATIONS)
+    iterations = np.maximum(np.ceil(horizon_s / time), 1.0)
     shared = math.log(2) * (segments.count > 1) * (segments.laws is not None)
     each = np.log(iterations) - math.log(delta) + shared
     exponent = np.log(np.maximum(segments.count - 1, 1)) + each

@@ -13,11 +13,9 @@ from kvplan.analysis.wait import GUARD
 from kvplan.model import FloatArray, IntArray
 
 HOPELESS = 1e60  # a first threshold: no smaller one keeps up under a law that is not linear
-_LEAST_STEPS = 40  # towards the least first threshold, before settling for one that is only locally so
+_LEAST_STEPS = 200  # towards the least first threshold, before settling for any that keeps up
 _TOO_CLOSE = 1e-9  # to a work rate of 1, for a bound that is only there to save steps
-_NARROWING_STEPS = 120
 _NEWTON_STEPS = 60
-_SMALLEST_SHARE = 1e-300  # a larger share only shortens θ, which is safe; its inverse must not overflow
 
 
 def decay_rates(before: FloatArray, here: FloatArray, continuing: FloatArray) -> FloatArray:
@@ -49,7 +47,7 @@ def decay_rates(before: FloatArray, here: FloatArray, continuing: FloatArray) ->
     if not finite.any():
         return theta
     n, m = before[finite], here[finite]
-    p = np.maximum(continuing[finite], _SMALLEST_SHARE)
+    p = continuing[finite]
     ratio = m / n
     # The logarithm's slope passes n_k/n_(k-1) at `lowest`; the root lies to the right of it, below `highest`, and
     # near 2·lowest. The function is convex: after one Newton step the iterates fall towards the root.
@@ -103,7 +101,7 @@ def thresholds_of(segments: Segments, slack: FloatArray, start: FloatArray) -> F
     """Thresholds with the smallest first one, from `start` on, that keeps up: Λ_1·ΔT(n) < n_1. Λ < 1 is assumed.
 
     n_1 ← ⌊Λ_1 ΔT(n)⌋ + 1 from below ends on the least, here in larger steps that leave none out. Where even they are
-    too many (Λ very near 1) a search finds a first threshold that keeps up while the one below it does not.
+    too many (Λ very near 1) it is a larger one.
 
     Parameters
     ----------
@@ -130,7 +128,7 @@ def thresholds_of(segments: Segments, slack: FloatArray, start: FloatArray) -> F
             break
         least[low] = raised
     else:
-        least[low] = _crossing(segments, slack, low, least[low])
+        least[low] = _enough(segments, slack, low, least[low])
     return fill(least, segments.continuing, slack)
 
 
@@ -146,8 +144,7 @@ def _raised(segments: Segments, slack: FloatArray, columns: IntArray, first: Flo
     time = filled * work
     fixed = segments.fixed_s(filled, columns)
     keeps_up = np.floor(segments.arrivals(fixed + time.sum(axis=0), columns)) + 1 <= first
-    with np.errstate(over="ignore"):
-        order = np.argsort(filled / rate, axis=0)
+    order = np.argsort(filled / rate, axis=0)
     load = np.cumsum(np.take_along_axis(rate * work, order, axis=0), axis=0) * GUARD
     passed = np.cumsum(np.take_along_axis(time, order, axis=0), axis=0)
     idle = 1 - load
@@ -171,31 +168,14 @@ def _demand(segments: Segments, slack: FloatArray, columns: IntArray, first: Flo
     return demand
 
 
-def _crossing(segments: Segments, slack: FloatArray, columns: IntArray, low: FloatArray) -> FloatArray:
-    """First thresholds that keep up, each just above one that does not or equal to `low`.
-
-    Demand rises by about Λ a unit, so extrapolation from below comes near; halving in turn bounds the steps.
-    """
+def _enough(segments: Segments, slack: FloatArray, columns: IntArray, low: FloatArray) -> FloatArray:
+    """First thresholds that keep up: demand rises by about Λ a unit, so extrapolation from below comes near."""
     idle = 1 - (segments.work * segments.rate).sum(axis=0)[columns]
     wanted = _demand(segments, slack, columns, low)
     high: FloatArray = low + np.ceil(2 * (wanted - low).clip(0) / idle)
     hopeless = math.inf if segments.timing.is_linear else HOPELESS
     while (lacking := (_demand(segments, slack, columns, high) > high) & (high < hopeless)).any():
         low, high = np.where(lacking, high, low), np.where(lacking, 3 * high - 2 * low, high)
-    low, wanted = low.copy(), _demand(segments, slack, columns, low)
-    for step in range(_NARROWING_STEPS):
-        wide = np.flatnonzero((high - low > 1) & (wanted > low))
-        if not wide.size:
-            break
-        below, above = low[wide], high[wide]
-        ahead = (
-            np.ceil((wanted[wide] - below) / idle[wide]) if step % 2 == 0 else np.floor((above - below) / 2)
-        )
-        middle = np.clip(below + ahead, below + 1, above - 1)
-        demand = _demand(segments, slack, columns[wide], middle)
-        lacking = demand > middle
-        low[wide], high[wide] = np.where(lacking, middle, below), np.where(lacking, above, middle)
-        wanted[wide] = np.where(lacking, demand, wanted[wide])
     return high
 
 

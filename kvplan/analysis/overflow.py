@@ -32,7 +32,6 @@ _MOST_WORK = 1 - 1e-3  # Λ; above, the shape of the law no longer changes
 _ROUNDING = 1e-9
 _VACUOUS = 0.5  # a bound on a probability that says nothing
 _LEAST_WORK = 0.01  # Λ; below, the law at constant iteration time is off by less than others at their best
-_LEAST_STD = 1e-140  # tokens; squares of less underflow
 _MAX_JUMP = 1 << 22  # pages; for longer requests the saddlepoint alone is used
 _LIKELY = 0.1  # levels that are exceeded more often may be below the mean
 _MOST_PROMPTS, _FEWEST_CLUSTERS = 0.5, 4
@@ -245,9 +244,6 @@ def _tails(model: ServingModel, delta: float, iterations: float) -> _Tails | Non
     lattice = model.mix.lattice_tokens
     level = (model.replica.capacity_tokens // lattice + 0.5) * lattice
     grid, at, stretch = usage_law(model)
-    if at.std_without_feedback < _LEAST_STD:
-        nothing = Tail(-math.inf, (-math.inf, -math.inf))
-        return _Tails(at.std_without_feedback, passage(1.0, iterations), nothing, None, nothing)
     table = saddlepoint_table(grid, at, with_left=level < at.mean * stretch or delta > _LIKELY)
     if not table.theta.size:
         return None

@@ -11,9 +11,9 @@ import numpy as np
 from kvplan.analysis.cache_states import CachedReplica, cached_replica
 from kvplan.analysis.prefix_cache import full_memory
 from kvplan.model import ServingModel
+from kvplan.solve import boundary
 
 _TIMES = 64  # iteration times tried for the least that lasts
-_HALVINGS = 50
 _ROUNDING = 1e-9
 
 
@@ -95,10 +95,7 @@ def with_rates_of_users(model: ServingModel) -> ServingModel:
     after = next((i for i, tau in enumerate(tried) if longer(tau) <= 0), None)
     tau = most
     if after is not None:
-        low, tau = tried[max(after - 1, 0)], tried[after]
-        for _ in range(_HALVINGS):
-            middle = (low + tau) / 2
-            low, tau = (middle, tau) if longer(middle) > 0 else (low, middle)
+        tau = boundary(lambda tau: longer(tau) <= 0, tried[max(after - 1, 0)], tried[after])[1]
     rates = (stream.rate_rps for stream in at(tau).streams)
     return replace(
         model, classes=tuple(replace(c, rate_rps=rate) for c, rate in zip(model.classes, rates, strict=True))

@@ -17,9 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.analysis.cache_states import FOREVER_S, CachedReplica, States, falling_root
+from kvplan.analysis.cache_states import FOREVER_S, CachedReplica, States
 from kvplan.model import FloatArray
 from kvplan.model.gaps import normal
+from kvplan.solve import falling_root
 
 _POINTS = 64  # of the curve, at equal ratios, over ...
 _SPAN = 1e-3  # ... at least this much of what fills memory

@@ -31,14 +31,14 @@ class Lever(NamedTuple):
 class Load(NamedTuple):
     """What is offered against what can be sustained; the keys of the report's `load` block.
 
-    `load_factor_max` α scales every rate until the first limit is met; None where it overflows a float. The
-    range of the sustainable rate is that of the timing's error band; None where it has none.
+    `load_factor_max` α scales every rate until the first limit is met. The range of the sustainable rate is that of
+    the timing's error band; None where it has none.
     """
 
     offered_rps: float
     work_rate: float
-    load_factor_max: float | None
-    headroom: float | None
+    load_factor_max: float
+    headroom: float
     sustainable_rps: float
     sustainable_rps_range: tuple[float, float] | None
     sustainable_decode_tokens_per_s: float

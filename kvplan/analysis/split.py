@@ -27,10 +27,10 @@ import numpy as np
 from kvplan.analysis.equilibrium import per_request, prompts_of
 from kvplan.model import FloatArray, Prompts, ServingModel, Timing
 from kvplan.model.fleet import Fleet
+from kvplan.solve import boundary, first_of_steps, peak
 
 ITL, COMPUTE, LINK = "itl", "compute", "transfer"  # what can bind beside the limits of a replica
 _NEAR, _FAR, _POINTS = 1e-6, 1e4, 96  # where a crossing is looked for, in shortest and longest iterations
-_HALVINGS = 60
 _TIE = 1e-12  # relative, of rates neither of which wins
 _ENDLESS = 1e18  # requests an iteration
 _SELDOM_LOG = -60.0  # of requests an iteration, below which no law has its knee
@@ -326,10 +326,10 @@ def _by_link(side: Side) -> float:
     def excess(requests: float) -> float:
         return requests * side.link_s - side.iteration_time(requests)
 
-    high = 1.0
-    while side.link_s > side.work_s and excess(high) < 0 and high < _ENDLESS:
-        high *= 2
-    return _root(excess, high) if excess(high) > 0 else math.inf
+    if side.link_s <= side.work_s:
+        return math.inf
+    high = first_of_steps(lambda requests: excess(requests) > 0, 1.0, 2.0, _ENDLESS)
+    return math.inf if high is None else _root(excess, high)
 
 
 def _by_time(side: Side, itl_s: float, most: float) -> float:
@@ -341,32 +341,27 @@ def _by_time(side: Side, itl_s: float, most: float) -> float:
         return 0.0
     if side.timing.is_linear:
         return spare / side.work_s if side.work_s > 0 else math.inf
-    high = 1.0 if most == math.inf else most
-    while most == math.inf and side.iteration_time(high) < itl_s and high < _ENDLESS:
-        high *= 2
-    if side.iteration_time(high) < itl_s:
-        return math.inf
-    return _root(lambda x: side.iteration_time(x) - itl_s, high)
+
+    def too_long(requests: float) -> bool:
+        return side.iteration_time(requests) >= itl_s
+
+    high = first_of_steps(too_long, min(most, 1.0), 2.0, min(most, _ENDLESS))
+    return math.inf if high is None else _root(lambda x: side.iteration_time(x) - itl_s, high)
 
 
 def _root(excess: Callable[[float], float], high: float) -> float:
-    from scipy.optimize import brentq  # type: ignore[import-untyped]
-
-    return float(brentq(excess, 0.0, high, xtol=1e-300, rtol=1e-12))
+    return boundary(lambda x: excess(x) > 0, 0.0, high, close=1e-12)[1]
 
 
 def _fastest(side: Side, most: float) -> float:
     """x up to `most` with the largest rate: past the knee of a convex law fewer can be served faster."""
-    from scipy.optimize import minimize_scalar
+
+    def rate(log: float) -> float:
+        return math.exp(log) / side.iteration_time(math.exp(log))
 
     top = math.log(most)
-    found = minimize_scalar(
-        lambda log: -math.exp(log) / side.iteration_time(math.exp(log)),
-        bounds=(min(_SELDOM_LOG, top - 1), top),
-        method="bounded",
-        options={"xatol": 1e-9},
-    )
-    return math.exp(found.x) if -found.fun > most / side.iteration_time(most) else most
+    best = peak(rate, min(_SELDOM_LOG, top - 1), top, close=1e-9)
+    return math.exp(best) if rate(best) > most / side.iteration_time(most) else most
 
 
 # ------------------------------------------------------------------------------------------------------ a fleet
@@ -450,7 +445,5 @@ def _crossing(found: Sides, gpus: int, split: Callable[[float], float]) -> Cross
     if crossed is None:
         return None
     low, high, before = crossed
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if winner(middle) == before else (low, middle)
-    return Crossing(high, before > 0)
+    _, crossed_s = boundary(lambda itl_s: winner(itl_s) != before, low, high)
+    return Crossing(crossed_s, before > 0)

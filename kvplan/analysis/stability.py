@@ -28,7 +28,6 @@ from kvplan.units import format_number, format_tokens
 
 _EXACT_MAX_STAGES = 300  # exact Schur-Cohn takes about a second there
 _NEAR_CIRCLE = 1e-9  # where the circle itself cannot be decided in floats, roots are counted this far out
-_RAREST = 1e-280  # share of a class so rare that asymptotic figures are beyond a float
 _ADVICE_MAX_CHANGE = 8  # tokens by which a decode limit may be moved in search of stability
 _ADVICE_MAX_CLASSES = 16
 _ADVICE_MAX_STAGES = 2_000
@@ -257,15 +256,13 @@ def _asymptotic_min_input(
     if stages.max() == stages.min() or not (shorter | longer).all() or np.ptp(inputs) > 0:
         return None
     spread = float(share[shorter].sum()) * float(share[longer].sum())  # p·(1 - p), however near 1 p is
-    if spread < _RAREST:
-        return None
     return smallest + float(share @ stages) ** 3 / (2 * math.pi**2 * spread)
 
 
 def _asymptotic_with_drafts(model: ServingModel) -> float | None:
     """Ḡ·d²/(2π²·Var G) for one length (theory §11): a fixed length is a random number of iterations."""
     drafts, lengths = model.drafts, {d for c in model.classes for d in c.decode_tokens}
-    if drafts is None or len(lengths) > 1 or drafts.variance < _RAREST:
+    if drafts is None or len(lengths) > 1 or drafts.variance == 0:
         return None
     return drafts.mean * float(*lengths) ** 2 / (2 * math.pi**2 * drafts.variance)
 

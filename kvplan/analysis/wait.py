@@ -10,7 +10,6 @@ A class with several decode lengths enters at the mean of its footprint and iter
 
 import math
 from collections.abc import Callable
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -20,16 +19,14 @@ from kvplan.analysis.batch_queue import batch_wait_s
 from kvplan.analysis.equilibrium import iteration_time, per_request, prompts_of
 from kvplan.analysis.worst_window import Windows, at_rates, class_windows
 from kvplan.model import FloatArray, ServingModel, Timing
+from kvplan.solve import boundary, first_of_steps
 
 # λ_i ΔT this close below a whole number counts as having reached it: rounding can then never report a threshold
 # that does not satisfy ΔT < n_i/λ_i strictly.
 GUARD = 1 + 1e-12
 
-_ROUNDING = Fraction(1, 2**48)  # of Λ
 _TOO_CLOSE = 1e-9  # to a work rate of 1, for a bound that is only there to save steps
 _MAX_STEPS = 2_000  # of the fixed-point iteration; after that: feasible, but perhaps not the smallest
-_LONGEST_S = 1e300  # whose parts are still finite
-_BISECTIONS = 120
 _LOWERING_STEPS = 65
 _GROWTH, _LONGEST_S = 1.02, 1e18  # of the search for a feasible time under a law that is not linear
 _DIAL_ROWS = 5
@@ -196,9 +193,6 @@ def smallest_thresholds(means: ClassMeans, windows: Windows | None = None) -> tu
     rate, work = means.rate_rps * GUARD, means.work_s
     if not float((rate * work).sum()) < 1:
         return None
-    alone = _alone(means, windows)
-    if alone is not None:
-        return np.array([alone]), True
     arrivals = _arrivals(rate, windows)
     thresholds = np.zeros(rate.size)
     for _ in range(_MAX_STEPS):
@@ -213,27 +207,7 @@ def smallest_thresholds(means: ClassMeans, windows: Windows | None = None) -> tu
             return None
         thresholds = raised
     enough = _long_enough(means, windows, thresholds)
-    return None if enough is None else (_crossing(means, thresholds, arrivals, enough), False)
-
-
-def _alone(means: ClassMeans, windows: Windows | None) -> float | None:
-    """Smallest threshold of a single class under a linear law: n(1 - λc) > λ·d0, but for the rounding in c exact.
-
-    Near Λ = 1 digits count. None where the general search is needed, too: with windows, beyond the steepest ones.
-    """
-    if means.rate_rps.size > 1 or not means.timing.is_linear:
-        return None
-    work, d0 = float(means.work_s[0]), means.fixed_s(np.zeros(1))
-    rate = float(means.rate_rps[0] if windows is None else windows.ramp_rps[0])
-    slack = 1 - Fraction(rate) * Fraction(work) - _ROUNDING
-    if slack <= 0:
-        return None
-    threshold = float(Fraction(rate * GUARD) * Fraction(d0) // slack + 1)
-    if windows is None:
-        return threshold
-    time = d0 + threshold * work
-    steepest = time <= windows.ramp_s and math.floor(float(windows.most_in(time)[0]) * GUARD) + 1 == threshold
-    return threshold if steepest else None
+    return None if enough is None else (np.floor(arrivals(enough)) + 1, False)
 
 
 def _arrivals(rate: FloatArray, windows: Windows | None) -> Callable[[float], FloatArray]:
@@ -251,36 +225,16 @@ def _long_enough(means: ClassMeans, windows: Windows | None, below: FloatArray) 
         most = 0.0 if windows is None else float(windows.peak_rps @ work) * windows.period_s * GUARD
         return (means.fixed_s(below) + float(work.sum()) + most) / (1 - float(rate @ work))
     arrivals = _arrivals(rate, windows)
-    time = means.iteration_time_s(below)
-    while means.iteration_time_s(np.floor(arrivals(time)) + 1) > time:
-        time *= _GROWTH
-        if time > _LONGEST_S:
-            return None
-    return time
 
+    def lasts(time: float) -> bool:
+        return means.iteration_time_s(np.floor(arrivals(time)) + 1) <= time
 
-def _crossing(
-    means: ClassMeans, below: FloatArray, arrivals: Callable[[float], FloatArray], high: float
-) -> FloatArray:
-    """Feasible thresholds ⌊λ_i T⌋ + 1 at a time T >= ΔT just above one where they are not; `below` are not."""
-
-    def at(time: float) -> FloatArray:
-        return np.floor(arrivals(time)) + 1
-
-    low = means.iteration_time_s(below)
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if means.iteration_time_s(at(middle)) <= middle:
-            high = middle
-        else:
-            low = middle
-    return at(high)
+    return first_of_steps(lasts, means.iteration_time_s(below), _GROWTH, _LONGEST_S)
 
 
 def _least_time(thresholds: FloatArray, rate: FloatArray, work_s: FloatArray, fixed_s: float) -> float:
     """Least T = fixed + Σ c_i max(n_i, λ_i T), rounded down, and never below fixed + Σ c_i n_i."""
-    with np.errstate(over="ignore"):
-        order = np.argsort(thresholds / rate, kind="stable")
+    order = np.argsort(thresholds / rate, kind="stable")
     filled = (thresholds * work_s)[order]
     slope = np.cumsum((rate * work_s)[order])
     rest = np.append(np.cumsum(filled[::-1])[::-1][1:], 0.0)
@@ -337,13 +291,8 @@ def largest_thresholds(
         return thresholds
 
     least = low = means.iteration_time_s(smallest)
-    high = max(low, min(memory_tokens / float(means.rate_rps @ means.held), _LONGEST_S))
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if float(at(middle) @ means.held) <= memory_tokens:
-            low = middle
-        else:
-            high = middle
+    high = max(low, memory_tokens / float(means.rate_rps @ means.held))
+    low, _ = boundary(lambda interval: float(at(interval) @ means.held) > memory_tokens, low, high)
     for interval in np.geomspace(low, least, _LOWERING_STEPS).tolist():
         thresholds = at(interval)
         if (safely(means.iteration_time_s(thresholds)) < thresholds).all():
@@ -446,8 +395,6 @@ def dial(model: ServingModel) -> tuple[DialRow, ...]:
     if tau is None or rate * cost.held * tau > model.replica.capacity_tokens:
         return ()
     longest = model.replica.capacity_tokens / (rate * cost.held)
-    if not math.isfinite(longest):
-        return ()
     rows = []
     for interval in np.geomspace(tau, longest, _DIAL_ROWS).tolist():
         x = rate * interval

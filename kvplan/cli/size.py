@@ -32,6 +32,7 @@ from kvplan.cli.prices import labels_of, price_of_gpus, prices_of
 from kvplan.cli.searching import ALL_OF_TRACE, telling, watching
 from kvplan.cli.splitting import compare_split, gpus_of
 from kvplan.errors import UsageError
+from kvplan.ranges import LEAST_RATE, MOST_RATE
 from kvplan.units import format_number, parse_time
 
 if TYPE_CHECKING:
@@ -179,8 +180,8 @@ def size(
 
     check_plot(plot, [*profiles, prefill, decode], output)
     check_writable(output)
-    if rate is not None and not 1e-12 <= rate <= 1e12:
-        raise UsageError(f"--rate {rate:g}: requests/s, from 1e-12 to 1e12")
+    if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
+        raise UsageError(f"--rate {rate:g}: requests/s, from {LEAST_RATE:g} to {MOST_RATE:g}")
     growth = _HEADROOM if headroom is None else headroom
     if not 0 <= growth <= 100:
         raise UsageError(f"--headroom {growth:g}: a share from 0 to 100, such as 0.2")

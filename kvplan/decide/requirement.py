@@ -87,7 +87,7 @@ _PART = re.compile(
 )
 _OPERATOR = re.compile(r" *(<=|>=|==|!=|<|>) *")
 _NUMBER = re.compile(
-    r"([+-]?\d(?:_?\d){0,39}(?:\.\d(?:_?\d){0,39})?(?:[eE][+-]?\d{1,3})?) *(\D.*)?", re.ASCII
+    r"([+-]?\d(?:_?\d){0,39}(?:\.\d(?:_?\d){0,39})?(?:[eE][+-]?\d{1,2})?) *(\D.*)?", re.ASCII
 )
 _SHAPE = "KEY OPERATOR VALUE, such as 'load.headroom >= 0.2'"
 
@@ -245,10 +245,7 @@ def parse_number(key: Key, text: str) -> float:
     if unit and unit not in units:
         fits = f"write {' or '.join(units)}, or nothing" if units else "write no unit"
         raise UsageError(f"the unit {quoted(unit)} does not fit {key.text}; {fits}")
-    try:
-        return float(Fraction(number) * (units[unit] if unit else 1))
-    except OverflowError:
-        raise UsageError(f"{quoted(text)} is too large a number") from None
+    return float(Fraction(number) * (units[unit] if unit else 1))
 
 
 def _text(key: Key, bound: str) -> str:

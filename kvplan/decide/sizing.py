@@ -19,6 +19,7 @@ from kvplan.model import ArrivalProcess, Plan, ServingModel
 from kvplan.model.fleet import Routing as Router
 from kvplan.model.slo import Slo
 from kvplan.report.verdict import requests_in_memory
+from kvplan.solve import least_whole
 from kvplan.study.judging import Trend
 from kvplan.study.objectives import State
 from kvplan.study.replicas import Kept, keeps, most_simulated, scaled, stand_in
@@ -191,8 +192,7 @@ def capacity_rps(model: ServingModel) -> float:
     """
     if not model.finds_prefixes or cached_replica(model).users is None:
         return sustainable_rate(model)[1]
-    factor = load(model).load_factor_max
-    return math.inf if factor is None else factor * model.total_rate_rps
+    return load(model).load_factor_max * model.total_rate_rps
 
 
 def size(
@@ -321,10 +321,7 @@ def search(low: int, enough: Callable[[int], bool], guess: int = 0) -> int | Non
             low, high = high, min(high + step, MAX_REPLICAS)
             if enough(high):
                 break
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return least_whole(enough, low, high)
 
 
 def missed(kept: Kept, slos: Sequence[Slo]) -> tuple[str, ...]:

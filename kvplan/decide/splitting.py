@@ -22,6 +22,7 @@ from kvplan.model.fleet import Fleet, Hardware
 from kvplan.model.slo import Slo
 from kvplan.profile.reading import Profile
 from kvplan.report.fleet import fleet_block
+from kvplan.solve import boundary
 from kvplan.study.replicas import scaled
 from kvplan.units import format_rate, format_tokens
 
@@ -385,7 +386,5 @@ def largest_rate(model: ServingModel, one: Candidate, slos: Sequence[Slo], measu
             if rate < _LEAST * start:
                 return one
         low, high = rate / _STEP, rate
-    while high > (1 + NEAR) * low:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if holds(middle) else (low, middle)
+    low, _ = boundary(lambda rate: not holds(rate), low, high, close=NEAR, geometric=True)
     return one._replace(goodput_rps=low, figures=found[low].figures)

@@ -4,8 +4,6 @@ import numpy as np
 
 from kvplan.model import FloatArray, IntArray
 
-MAX_INPUT_TOKENS = 10**9
-MAX_OUTPUT_TOKENS = 10**6
 BINS = 8  # classes made of ranges of the input length, at most
 POINTS = 50  # decode lengths of a class, at most
 

@@ -17,6 +17,7 @@ from kvplan.model.kv_layout import KvLayout
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.profile.schema import MAX_SOURCE, Gpu
+from kvplan.ranges import LEAST_COST_S, LEAST_WEIGHT, MOST_WEIGHT
 from kvplan.version import __version__
 
 _TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
@@ -26,7 +27,6 @@ _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in 
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _WIDTH = 118
 _POINTS_IN_LINE = 5  # of a curve
-_LEAST_S = 1e-12  # a profile can say no less
 _TRAFFIC = ": traffic of "  # between the names of replica and traffic
 
 
@@ -394,7 +394,9 @@ def _class(c: RequestClass) -> str:
 
 def _weight(weight: float) -> str:
     return (
-        f"{weight:.0f}" if weight.is_integer() and weight < 1e12 else repr(max(float(f"{weight:.6g}"), 1e-12))
+        f"{weight:.0f}"
+        if weight.is_integer() and weight < MOST_WEIGHT
+        else repr(max(float(f"{weight:.6g}"), LEAST_WEIGHT))
     )
 
 
@@ -402,7 +404,7 @@ def _duration(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return _value(f"{seconds / size:.4g} {unit}")
-    return _value(f"{seconds * 1e6:.4g} us") if seconds >= _LEAST_S else "0"
+    return _value(f"{seconds * 1e6:.4g} us") if seconds >= LEAST_COST_S else "0"
 
 
 def _kept(base: Profile, names: Sequence[str]) -> dict[str, str]:

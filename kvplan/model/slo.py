@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvplan.errors import UsageError, did_you_mean
+from kvplan.ranges import LONGEST_S, SHORTEST_S
 from kvplan.units import format_percent, format_seconds, parse_seconds
 
 TIMES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
@@ -99,6 +100,6 @@ def _bound(key: str, value: str, place: str) -> float:
             raise UsageError(f"{place}: {error}") from None
     if share and not 0 <= number <= 1:
         raise UsageError(f"{place}: a share from 0 to 1")
-    if not share and not 0 < number < 1e12:
-        raise UsageError(f"{place}: must be {'above 0' if number <= 0 else 'below 1e12 s'}")
+    if not share and not SHORTEST_S <= number <= LONGEST_S:
+        raise UsageError(f"{place}: must be from {SHORTEST_S:g} s to {LONGEST_S:g} s")
     return number

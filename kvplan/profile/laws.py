@@ -15,15 +15,19 @@ from kvplan.errors import UsageError, did_you_mean, shown
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths, longest_lognormal
 from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.ranges import (
+    LEAST_WEIGHT,
+    LONGEST_S,
+    MAX_CACHE_TOKENS,
+    MAX_DECODE_TOKENS,
+    MAX_TOKENS,
+    MOST_WEIGHT,
+    SHORTEST_S,
+)
 from kvplan.units import TIME_UNITS, format_number, format_tokens, parse_seconds, quantity_pattern
 
-MAX_INPUT_TOKENS = 10**9
-MAX_DECODE_TOKENS = 1_000_000
 MAX_INPUTS, MAX_OUTPUTS = 16, 1024  # lengths of each that formulas count, with the moments of the law
 MAX_TURNS = 10_000
-MAX_MEMORY_TOKENS = 10**12
-TINY, HUGE = 1e-12, 1e12  # far outside anything real, and near enough that no figure overflows
-_WEIGHTS = f"a number from {format_number(TINY)} to {format_number(HUGE)}"
 _TAIL = 35  # a geometric law is cut at so many times its mean
 _MOST_VALUES = 1000  # of a list
 _LEAST_SPREAD, _MOST_CV, _MOST_SIGMA = 1e-3, 1000.0, 10.0
@@ -37,7 +41,7 @@ def refusal(message: str, *inside: str | int) -> PydanticCustomError:
     return PydanticCustomError("refused", "{message}", {"message": message, "inside": inside})
 
 
-def seconds(value: object) -> object:
+def _time(value: object) -> int | float:
     """A time in seconds, where it is one."""
     if isinstance(value, str):
         try:
@@ -85,13 +89,20 @@ def _number(least: float, most: float, value: object) -> float:
     return float(value)
 
 
-def _time(least: float, value: object) -> float:
-    found = seconds(value)
-    if not isinstance(found, int | float) or not least <= found <= HUGE:
-        raise refusal(
-            f"must be a time of {format_number(least)} s to {format_number(HUGE)} s, not {shown(value)}"
-        )
+def seconds(least: float, most: float, value: object, *, or_none: bool = False) -> float:
+    """A time in seconds, as a number or with a unit, from the least to the most; or 0, where there may be none."""
+    found = _time(value)
+    if not ((or_none and found == 0) or least <= found <= most):
+        allowed = f"{'0, or ' * or_none}a time from {format_number(least)} s to {format_number(most)} s"
+        raise refusal(f"must be {allowed}, not {shown(value)}")
     return float(found)
+
+
+def seconds_schema(least: float, most: float, *, or_none: bool = False) -> JsonDict:
+    """JSON Schema of such a time; of one with a unit it says no range."""
+    number: JsonDict = {"type": "number", "minimum": least, "maximum": most}
+    text: JsonDict = {"type": "string", "pattern": quantity_pattern(TIME_UNITS)}
+    return {"anyOf": [number, {"const": 0}, text] if or_none else [number, text]}
 
 
 # ----------------------------------------------------------------------------------------------- lengths
@@ -160,12 +171,14 @@ def _weights(most: int, of: str, value: dict[str, object]) -> dict[int, float]:
             if key[:1].isalpha():
                 raise refusal(f"no law of lengths; {did_you_mean(key, _NAMED, 'laws are')}", key)
             raise refusal(f"the length must be {allowed}, not {shown(key)}", key)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not TINY <= weight <= HUGE:
-            raise refusal(f"the weight must be {_WEIGHTS}, not {shown(weight)}", key)
-        weights[int(key)] = float(weight)
+        weights[int(key)] = _inside(_weight, weight, key)
     if not weights:
         raise refusal("must have at least one length = weight, not an empty table")
     return weights
+
+
+def _weight(value: object) -> float:
+    return _number(LEAST_WEIGHT, MOST_WEIGHT, value)
 
 
 _TOKENS = " of tokens"
@@ -190,7 +203,9 @@ def _lengths_schema(least: int, longest: int, most: int) -> JsonDict:
             _table({"lognormal": lognormal}),
             {
                 "type": "object",
-                "patternProperties": {pattern: {"type": "number", "minimum": TINY, "maximum": HUGE}},
+                "patternProperties": {
+                    pattern: {"type": "number", "minimum": LEAST_WEIGHT, "maximum": MOST_WEIGHT}
+                },
                 "additionalProperties": False,
                 "minProperties": 1,
             },
@@ -219,7 +234,7 @@ def _law(least: int, longest: int, most: int, of: str) -> Any:
     ]
 
 
-Input = _law(0, MAX_INPUT_TOKENS, MAX_DECODE_TOKENS, _TOKENS)
+Input = _law(0, MAX_TOKENS, MAX_DECODE_TOKENS, _TOKENS)
 Tokens = _law(1, MAX_DECODE_TOKENS, MAX_DECODE_TOKENS, _TOKENS)
 Turns = _law(1, MAX_TURNS, MAX_TURNS, "")
 
@@ -227,19 +242,22 @@ Turns = _law(1, MAX_TURNS, MAX_TURNS, "")
 # -------------------------------------------------------------------------------------------------- gaps
 
 
+_GAP = partial(seconds, SHORTEST_S, LONGEST_S, or_none=True)
+
+
 def _values(value: object) -> tuple[float, ...]:
     if not isinstance(value, list) or not 1 <= len(value) <= _MOST_VALUES:
         raise refusal(
             f'must be a list of 1 to {_MOST_VALUES} times, such as ["1 s", "4 s"], not {shown(value)}'
         )
-    return tuple(_inside(partial(_time, 0.0), item, i) for i, item in enumerate(value))
+    return tuple(_inside(_GAP, item, i) for i, item in enumerate(value))
 
 
-_POSITIVE, _ANY = partial(_time, TINY), partial(_time, 0.0)
+_POSITIVE = partial(seconds, SHORTEST_S, LONGEST_S)
 _LAWS: dict[str, tuple[dict[str, Check], Callable[..., Gap]]] = {
     "exponential": ({"mean": _POSITIVE}, Exponential),
-    "lognormal": ({"median": _POSITIVE, "sigma": partial(_number, 1e-3, _MOST_SIGMA)}, Lognormal),
-    "fixed": ({"value": _ANY}, lambda value: Quantiles((value,))),
+    "lognormal": ({"median": _POSITIVE, "sigma": partial(_number, _LEAST_SPREAD, _MOST_SIGMA)}, Lognormal),
+    "fixed": ({"value": _GAP}, lambda value: Quantiles((value,))),
     "quantiles": ({"values": _values}, Quantiles),
 }
 
@@ -261,13 +279,12 @@ def _gap(value: object) -> Gap:
 
 
 def _gap_schema() -> JsonDict:
-    text: JsonDict = {"type": "string", "pattern": quantity_pattern(TIME_UNITS)}
-    time: JsonDict = {"anyOf": [{"type": "number", "minimum": 0, "maximum": HUGE}, text]}
+    mean, gap = (seconds_schema(SHORTEST_S, LONGEST_S, or_none=or_none) for or_none in (False, True))
     parameters: dict[str, JsonDict] = {
-        "exponential": {"mean": time},
-        "lognormal": {"median": time, "sigma": {"type": "number", "minimum": 1e-3, "maximum": _MOST_SIGMA}},
-        "fixed": {"value": time},
-        "quantiles": {"values": {"type": "array", "items": time, "minItems": 1, "maxItems": _MOST_VALUES}},
+        "exponential": {"mean": mean},
+        "lognormal": {"median": mean, "sigma": _spread(_MOST_SIGMA)},
+        "fixed": {"value": gap},
+        "quantiles": {"values": {"type": "array", "items": gap, "minItems": 1, "maxItems": _MOST_VALUES}},
     }
     return {
         "oneOf": [
@@ -291,7 +308,7 @@ GapLaw = Annotated[Any, PlainValidator(_gap), WithJsonSchema(_gap_schema())]
 def _shared(value: object) -> tuple[SharedPrompt, ...]:
     """Prompts in common; one that all have may be given as a number."""
     if not isinstance(value, list):
-        return (SharedPrompt(_whole(1, 10**9, _TOKENS, value)),)
+        return (SharedPrompt(_whole(1, MAX_TOKENS, _TOKENS, value)),)
     if not 1 <= len(value) <= _MOST_VALUES:
         raise refusal(f"must have 1 to {_MOST_VALUES} prompts, not {len(value)}")
     found = tuple(_inside(_shared_prompt, item, i) for i, item in enumerate(value))
@@ -304,13 +321,15 @@ def _shared_prompt(value: object) -> SharedPrompt:
     if not isinstance(value, dict):
         raise refusal(f"must be a table such as {{ tokens = 3000, weight = 0.6 }}, not {shown(value)}")
     found = _keys(
-        value, {"tokens": partial(_whole, 1, 10**9, _TOKENS), "weight": partial(_number, TINY, 1.0)}, {}
+        value,
+        {"tokens": partial(_whole, 1, MAX_TOKENS, _TOKENS), "weight": partial(_number, LEAST_WEIGHT, 1.0)},
+        {},
     )
     return SharedPrompt(found["tokens"], found["weight"])
 
 
-_COUNT_SCHEMA: JsonDict = {"type": "integer", "minimum": 1, "maximum": 10**9}
-_SHARE_SCHEMA: JsonDict = {"type": "number", "minimum": TINY, "maximum": 1}
+_COUNT_SCHEMA: JsonDict = {"type": "integer", "minimum": 1, "maximum": MAX_TOKENS}
+_SHARE_SCHEMA: JsonDict = {"type": "number", "minimum": LEAST_WEIGHT, "maximum": 1}
 _SHARED_SCHEMA: JsonDict = {
     "anyOf": [
         _COUNT_SCHEMA,
@@ -332,9 +351,9 @@ Shared = Annotated[Any, PlainValidator(_shared), WithJsonSchema(_SHARED_SCHEMA)]
 
 def _asked_for(value: object) -> int | float:
     """A share up to 1.0, or a whole number of tokens."""
-    if isinstance(value, float) and TINY <= value <= 1:
+    if isinstance(value, float) and LEAST_WEIGHT <= value <= 1:
         return value
-    if type(value) is int and 1 <= value <= 10**9:
+    if type(value) is int and 1 <= value <= MAX_TOKENS:
         return value
     raise refusal(f"must be a share up to 1.0, or a whole number of tokens from 1, not {shown(value)}")
 
@@ -348,7 +367,11 @@ def _from(value: object) -> bool:
 def _reuse(value: object) -> Reuse:
     if not isinstance(value, dict):
         raise refusal(f"must be a table with tokens, share and gap, not {shown(value)}")
-    needed: dict[str, Check] = {"tokens": _asked_for, "share": partial(_number, TINY, 1.0), "gap": _gap}
+    needed: dict[str, Check] = {
+        "tokens": _asked_for,
+        "share": partial(_number, LEAST_WEIGHT, 1.0),
+        "gap": _gap,
+    }
     found = _keys(value, needed, {"from": _from})
     return Reuse(found["tokens"], found["share"], found["gap"], found.get("from", False))
 
@@ -356,7 +379,7 @@ def _reuse(value: object) -> Reuse:
 _REUSE_SCHEMA: JsonDict = {
     "type": "object",
     "properties": {
-        "tokens": {"type": "number", "minimum": TINY, "maximum": 10**9},
+        "tokens": {"type": "number", "minimum": LEAST_WEIGHT, "maximum": MAX_TOKENS},
         "share": _SHARE_SCHEMA,
         "gap": _gap_schema(),
         "from": {"enum": ["completion", "arrival"]},
@@ -382,7 +405,7 @@ def _hit_curve(value: object) -> tuple[tuple[float, float], ...]:
 def _point(value: object) -> tuple[float, float]:
     if not isinstance(value, list) or len(value) != 2:
         raise refusal(f"must be [cache tokens, hit ratio], such as [1_000_000, 0.05], not {shown(value)}")
-    return _inside(partial(_number, 1, MAX_MEMORY_TOKENS), value[0], 0), _inside(
+    return _inside(partial(_number, 1, MAX_CACHE_TOKENS), value[0], 0), _inside(
         partial(_number, 0, 0.999), value[1], 1
     )
 
@@ -392,7 +415,7 @@ _CURVE_SCHEMA: JsonDict = {
     "items": {
         "type": "array",
         "prefixItems": [
-            {"type": "number", "minimum": 1, "maximum": MAX_MEMORY_TOKENS},
+            {"type": "number", "minimum": 1, "maximum": MAX_CACHE_TOKENS},
             {"type": "number", "minimum": 0, "maximum": 0.999},
         ],
         "minItems": 2,

@@ -242,7 +242,7 @@ class Analyses:
         if self.prefix_cache is not None and self.prefix_cache.collapse_possible:
             return Status.NEEDS_CAP
         if self.prefix_cache is not None and self.prefix_cache.users is not None:
-            enough = (self.load.load_factor_max or 0.0) * self._recovered_part >= 1
+            enough = self.load.load_factor_max * self._recovered_part >= 1
             return Status.STABLE if enough else Status.NEEDS_CAP
         rate = self.recovery.rate_rps
         return Status.STABLE if rate is not None and self.load.offered_rps <= rate else Status.NEEDS_CAP

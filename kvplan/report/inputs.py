@@ -141,10 +141,8 @@ def headroom_range_text(offered: Load) -> str:
 
 def counts_rates(offered: Load) -> bool:
     """Whether the headroom is about rates, rather than about users."""
-    factor = offered.load_factor_max
-    return factor is not None and math.isclose(
-        factor * offered.offered_rps, offered.sustainable_rps, rel_tol=1e-6
-    )
+    most = offered.load_factor_max * offered.offered_rps
+    return math.isclose(most, offered.sustainable_rps, rel_tol=1e-6)
 
 
 def verdicts_in(

@@ -17,6 +17,7 @@ from kvplan.analysis.prefix_cache import (
 from kvplan.analysis.records import Load
 from kvplan.model import ServingModel
 from kvplan.report.inputs import sustainable_text
+from kvplan.solve import boundary
 from kvplan.study.warm_cache import Trial
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
@@ -243,13 +244,10 @@ def enough_memory(model: ServingModel) -> int | None:
             return False
         return not prefix_cache(cached_replica(larger)).collapse_possible
 
-    low, high = 1.0, float(_MOST_MEMORY)
-    if not is_safe(high):
+    if not is_safe(_MOST_MEMORY):
         return None
-    while high > low * 1.01:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if is_safe(middle) else (middle, high)
-    return math.ceil(model.replica.memory_tokens * high)
+    _, times = boundary(is_safe, 1.0, _MOST_MEMORY, close=0.01, geometric=True)
+    return math.ceil(model.replica.memory_tokens * times)
 
 
 def cache_notes(cache: CacheBlock, model: ServingModel) -> tuple[str, ...]:

@@ -149,7 +149,7 @@ def _at_these_rates(
         )
     else:
         yield f"{_NOTHING}: up to {format_number(recovers.rate_rps)} requests/s any backlog drains by itself."
-    if offered.headroom is not None and 0 <= offered.headroom < 0.1:
+    if 0 <= offered.headroom < 0.1:
         yield f"Headroom is only {format_percent(offered.headroom)}: a burst fills memory for long."
 
 

@@ -245,8 +245,10 @@ class Backlog:
         """Give rows to those who come next, of whom there are always more."""
         s = self._state
         if s.counter[ROWLESS] <= 2 * s.time.shape[0]:
-            requests, setup = self._drawn(2 * self._rows.requests.arrival_s.size)
-            more = requests.arrival_s.size - self._rows.requests.arrival_s.size
+            # by an eighth where there are many: the old ones are held until the new ones are joined to them
+            size = self._rows.requests.arrival_s.size
+            requests, setup = self._drawn(size + max(size // 8, 2 * s.time.shape[0]))
+            more = requests.arrival_s.size - size
             self._rows.extend(requests, setup)
             if requests.drafted is not None:
                 self._state = s = s._replace(emitted=requests.drafted.emitted)

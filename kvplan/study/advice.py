@@ -50,6 +50,7 @@ _HALVINGS = 3  # of the steps about the best
 _LONGER = 3  # doublings of the runs in pairs
 _SEARCH = 6_000  # completions of a run while the best is looked for, at most
 _PAIR, _PAIRS = 80_000, 200_000  # of a run in pairs at first; completions and evictions of all of those
+_MOST_HELD = 5_000  # requests in memory: a score of runs, each with several times as many rows
 _OBSERVE_S, _KNOWN = 0.5, 0.1  # counted work at the offered rate; how near TTFT p95 has to be known
 _SEED, _FRESH = (39, 1), (39, 2)
 
@@ -116,6 +117,10 @@ def advice(model: ServingModel, plan: Plan, base: Recovery, point: OperatingPoin
 def _may_gain(alone: ServingModel, base: Recovery) -> bool:
     """Whether a replica does not recover, or loses much of what is sustainable to evictions."""
     if base.rate_rps is None or base.served_rps is None:
+        return False
+    admissions = admissions_per_iteration(alone)
+    held = admissions * float(alone.mix.mean(alone.mix.stages))
+    if held > _MOST_HELD or admissions * (BATCHES << _SHORT) > _PAIRS:  # no batch of theirs is short enough
         return False
     return base.rate_rps < alone.total_rate_rps or base.served_rps < (1 - _LOSS) * sustainable_rate(alone)[1]
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from kvplan.analysis.cold_cache import with_cold_cache
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
 from kvplan.analysis.fleet import one_replica
+from kvplan.analysis.worst_window import at_rates
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.load import Load, generate
@@ -34,9 +35,11 @@ _REQUESTS, _FEW_REQUESTS = 2_500, 300  # in the first round; few where many woul
 _CUT = 0.2  # of the window, before it, at least
 _IN_A_BATCH = 2.0  # iterations, at least: a batch in which none begins sees no queue
 _PARTS = 24  # of a day
+_MOST_IN_PARTS = 20  # periods of a run: each batch takes 200 kB
 _PARTS_S = (86_400.0, 3_600.0, 600.0)  # of a schedule that is too long
 _MOST_REQUESTS, _MOST_OF_PERIOD = 2_000_000, 1_000_000  # of a run; of a period that is run as a whole
 _MANY_REPLICAS = 32
+_MEETING = 1e-4  # share of requests that meet another, so few that latencies are those of each alone
 _BEYOND = 1 + 1e-6  # a little more than to the last completion
 _FAR = 1.5  # of what is sustainable, from which a run is not needed to say that the queue grows
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -250,8 +253,8 @@ def observe(
     windows: list[Window] = []
     work = 0.0
     while True:
-        batches = BATCHES if period is None else _PARTS * round(length / period)
-        spans = _spans(max(warm, _CUT * length), length / batches, batches, aligned=period is not None)
+        width, batches = _batches(length, period)
+        spans = _spans(max(warm, _CUT * length), width, batches, aligned=period is not None)
         first = 1_000 * stream + len(windows)
         # replicas have arrays of their own: runs of many take their memory one after the other
         threads = 1 if model.fleet is not None and model.fleet.size > _MANY_REPLICAS else None
@@ -266,7 +269,7 @@ def observe(
         elif judged is Trend.GROWING and model.schedule is not None and period != model.schedule.period_s:
             judged = Trend.UNDECIDED  # a part of a period may well grow
         seen = Observation(
-            Sample.of(windows, spans.width_s if period is None else period), judged, tuple(windows), work
+            Sample.of(windows, max(spans.width_s, period or 0.0)), judged, tuple(windows), work
         )
         if judged is Trend.GROWING or work + 2 * last > budget_s or enough(seen):
             return seen
@@ -307,6 +310,17 @@ def _factor(model: ServingModel, settings: Settings) -> float:
     )
 
 
+def _batches(length_s: float, period_s: float | None) -> tuple[float, int]:
+    """Width and number of the batches of a run: parts of periods, or whole ones where there are many."""
+    if period_s is None:
+        return length_s / BATCHES, BATCHES
+    periods = round(length_s / period_s)
+    if periods <= _MOST_IN_PARTS:
+        return length_s / (_PARTS * periods), _PARTS * periods
+    each = math.ceil(periods / (_PARTS * _MOST_IN_PARTS))
+    return each * period_s, periods // each
+
+
 def _spans(begin_s: float, width_s: float, count: int, *, aligned: bool) -> Spans:
     """From `begin_s` on; `aligned`, from the next multiple of the width on."""
     return Spans(math.ceil(begin_s / width_s) * width_s if aligned else begin_s, width_s, count)
@@ -318,6 +332,33 @@ def as_run(model: ServingModel) -> ServingModel:
 
 
 def _run(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, seed: int) -> Window:
+    faster = _hastening(model)
+    if faster == 1:
+        return _window(model, plan, settings, spans, seed)
+    hastened = at_rates(model, [faster * c.rate_rps for c in model.classes])
+    shorter = Spans(spans.begin_s / faster, spans.width_s / faster, spans.number)
+    seen = _window(hastened, plan, settings, shorter, seed)
+    return replace(seen, begin_s=spans.begin_s, width_s=spans.width_s)
+
+
+def _hastening(model: ServingModel) -> float:
+    """Times its rate at which a replica that is idle nearly always still serves requests one by one; at least 1.
+
+    At 1e-9 requests/s the clock of a run reaches 1e13 s, of which a float tells milliseconds. Where a request meets
+    another once in ten thousand times its latency is that of one alone, and only idle time is longer at a lower rate:
+    the window of a hastened run counts as so many times longer. Arrivals that cluster, recorded ones, schedules and
+    users who ask again keep their times.
+    """
+    sessions = any(c.sessions is not None and c.sessions.users for c in model.classes)
+    if sessions or model.schedule is not None or model.arrivals.trace is not None or model.arrivals.cv > 1:
+        return 1.0
+    stay_s = life_s(one_replica(model)) + max(
+        (c.reuse.gap.mean_s for c in model.classes if c.reuse), default=0.0
+    )
+    return max(_MEETING / (model.total_rate_rps * stay_s), 1.0)
+
+
+def _window(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, seed: int) -> Window:
     end_s = spans.begin_s + spans.number * spans.width_s
     model = _seen_from(model, seed)
     load = Load(requests=None, horizon_s=end_s).on(model)
@@ -435,16 +476,18 @@ def _cliffs(sample: Sample) -> Iterator[FlatRange]:
 
 
 def _worst_part(seen: Observation, model: ServingModel) -> WorstPart | None:
-    """The 24th part with the longest mean TTFT; None where rates do not vary."""
+    """The 24th part with the longest mean TTFT; None where rates do not vary, or by too fast."""
     if model.schedule is None and model.arrivals.trace is None:
         return None
-    parts = [
-        Sample(tuple(w.only(_place(w, model, part), _PARTS) for w in seen.windows)) for part in range(_PARTS)
-    ]
+    period = _period_s(model)
+    windows = [w for w in seen.windows if period is None or w.width_s < period]
+    if not windows:
+        return None
+    parts = [Sample(tuple(w.only(_place(w, model, part), _PARTS) for w in windows)) for part in range(_PARTS)]
     means = [part.estimate("ttft_s", "mean") for part in parts]
     worst = max(range(_PARTS), key=lambda i: -math.inf if (mean := means[i]) is None else mean.value)
-    width = seen.windows[0].width_s
-    begin = worst * width + (seen.windows[0].begin_s if model.schedule is None else 0.0)
+    width = windows[0].width_s
+    begin = worst * width + (windows[0].begin_s if model.schedule is None else 0.0)
     return WorstPart(begin, begin + width, *(_distribution(parts[worst], time) for time in LATENCIES))
 
 

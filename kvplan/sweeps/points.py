@@ -15,9 +15,10 @@ from kvplan.analysis.stability import Stability, stability
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, ServingModel, Timing, as_written
 from kvplan.model.lengths import Lengths
-from kvplan.profile import laws, schema
+from kvplan.profile import schema
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import model_of, plan_of
+from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.study.recovery import Recovery
@@ -158,7 +159,7 @@ def _rests_on_recovery(sweep: Sweep) -> bool:
 def _with_room(model: ServingModel) -> ServingModel:
     """A model that is the same for all of the same stability."""
     replica, drafts = model.replica, model.drafts
-    room = Replica(laws.MAX_MEMORY_TOKENS, replica.block_tokens, replica.prefill, layout=replica.layout)
+    room = Replica(MAX_MEMORY_TOKENS, replica.block_tokens, replica.prefill, layout=replica.layout)
     timing = _ANY_TIMING if drafts is None else drafts.slowed(_ANY_TIMING)
     return replace(model, timing=timing, request_overhead_s=0.0, replica=room)
 

@@ -37,6 +37,7 @@ class Call:
     env: Mapping[str, str] = field(default_factory=dict)
     input: str = ""
     twice: bool = False
+    refused: bool = False  # something in it is out of range
 
     @property
     def wanted(self) -> str:
@@ -96,6 +97,8 @@ def _broken(call: Call, said: Answer) -> Iterator[str]:
     if said.code not in allowed:
         yield f"exit code {said.code}: {said.err.strip()[-1500:]}"
         return
+    if call.refused and said.code != 2:
+        yield "what is out of range was taken"
     if "Traceback" in said.err + said.out:
         yield f"a traceback: {said.err.strip()[-1500:]}"
     if said.seconds > (SECONDS_UNDER_LOAD if os.getloadavg()[0] >= len(os.sched_getaffinity(0)) else SECONDS):

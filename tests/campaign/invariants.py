@@ -14,6 +14,7 @@ from command import process
 
 from campaign.calls import Call, TooLongError, answer
 from campaign.profiles import ROUTERS, Table, toml, valid
+from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.report.keys import CONTRACT
 
 Figures = dict[str, Any]  # of a report, by path
@@ -109,7 +110,11 @@ def more_memory(rng: np.random.Generator, document: Table) -> Pair:
             "timing": {k: v for k, v in document["timing"].items() if k not in ("d5", "knee_tokens")}
         }
     gpu = document["gpu"]
-    key, most = ("kv_blocks", 10**12 // gpu["block_tokens"]) if "kv" in gpu else ("memory_tokens", 10**12)
+    key, most = (
+        ("kv_blocks", MAX_MEMORY_TOKENS // gpu["block_tokens"])
+        if "kv" in gpu
+        else ("memory_tokens", MAX_MEMORY_TOKENS)
+    )
     more = min(gpu[key] + max(1, round(gpu[key] * rng.choice([0, 0.01, 0.5, 9]))), most)
 
     def broken(before: Figures, after: Figures) -> Iterator[str]:

@@ -10,6 +10,22 @@ from typing import Any
 import numpy as np
 
 from campaign.calls import GITHUB, Call
+from kvplan.ranges import (
+    LEAST_COST_S,
+    LEAST_DELTA,
+    LEAST_RATE,
+    LEAST_WEIGHT,
+    LONGEST_ITERATION_S,
+    LONGEST_S,
+    MAX_BLOCK_TOKENS,
+    MAX_DECODE_TOKENS,
+    MAX_GPUS,
+    MAX_MEMORY_TOKENS,
+    MAX_TOKENS,
+    MOST_RATE,
+    MOST_WEIGHT,
+    SHORTEST_S,
+)
 from kvplan.report.keys import CONTRACT
 
 KEYS = tuple(CONTRACT)
@@ -56,18 +72,19 @@ _HOSTILE_VALUES = (
     *(True, "", "5 parsecs", "1e400 s", "٣ s", "nan", "0x10", [], {}, [[]], [1, "a"], {"a": {"b": 1}}, "a" * 10_000),
     *(_HOSTILE_NAMES),
 )  # fmt: skip
-_ENDS = (0.0, 1.0, 2.0, 1e-12)
+_ENDS = (0.0, 1.0, 2.0, 1e-12, 1e-9, 1e9)
 ROUTERS = ("random", "round-robin", "least-requests", "least-kv", "session")
 FORMATS = ("text", "json", "markdown", "html")
 
 
 def case(rng: np.random.Generator, folder: Path) -> Call:
     """A command on a profile of its own, which is written into the folder."""
-    path, profile = folder / "profile.toml", text(rng)
+    refused = rng.random() < 0.05
+    path, profile = folder / "profile.toml", beyond(rng) if refused else text(rng)
     path.write_bytes(profile.encode(errors="surrogatepass"))
     env = GITHUB if rng.random() < 0.3 else {}
     command = _command(rng, str(path), brings="reuse" in profile or "sessions" in profile)
-    return Call(command, env, twice=rng.random() < 0.05 and command[0] != "sweep")
+    return Call(command, env, twice=rng.random() < 0.05 and command[0] != "sweep", refused=refused)
 
 
 def _command(rng: np.random.Generator, path: str, *, brings: bool) -> tuple[str, ...]:
@@ -98,7 +115,14 @@ def _command(rng: np.random.Generator, path: str, *, brings: bool) -> tuple[str,
             how = ("--routing", "random", "--requests", "4" if brings else "60", "--seeds", "2")
             return ("size", path, "--rate", repr(_rate(rng)), *how, "--format", three)
         case "sweep":
-            return ("sweep", path, "--vary", f"timing.d0={_time(rng)},{_time(rng)}", "-o", f"{path}.csv")
+            return (
+                "sweep",
+                path,
+                "--vary",
+                f"timing.d0={_iteration(rng)},{_iteration(rng)}",
+                "-o",
+                f"{path}.csv",
+            )
         case "import":
             return ("import", "model", "Llama-3.1-8B", "--gpu", "RTX 4090", "--base", path)
     return ("diff", path, str(rng.choice(["tool-calls-h100", "agents-collapse"])), "--format", three)
@@ -120,6 +144,29 @@ def text(rng: np.random.Generator) -> str:
             _spoil(rng, document)
     written = toml(document)
     return _torn(rng, written) if 0.3 <= kind < 0.4 else written
+
+
+def beyond(rng: np.random.Generator) -> str:
+    """A profile with one number that nobody means."""
+    document = valid(rng)
+    one = document["classes"][0]
+    table, key, value = (
+        (document["gpu"], "memory_tokens", MAX_MEMORY_TOKENS + 1),
+        (document["gpu"], "block_tokens", MAX_BLOCK_TOKENS + 1),
+        (document["gpu"], "gpus", MAX_GPUS + 1),
+        (document["timing"], "d0", 1.01 * LONGEST_ITERATION_S),
+        (document["timing"], "d0", SHORTEST_S / 2),
+        (document["timing"], "d1", LEAST_COST_S / 2),
+        (document, "plan", {"delta": LEAST_DELTA / 2}),
+        (document, "plan", {"horizon": 1.01 * LONGEST_S}),
+        (one, "input", MAX_TOKENS + 1),
+        (one, "decode", MAX_DECODE_TOKENS + 1),
+        (one, "decode", {"9": LEAST_WEIGHT / 2}),
+        (one, "rate", LEAST_RATE / 2),
+        (one, "rate", 1.01 * MOST_RATE),
+    )[rng.integers(13)]
+    table[key] = value
+    return toml(document)
 
 
 def toml(table: Table) -> str:
@@ -178,16 +225,16 @@ def valid(rng: np.random.Generator) -> Table:
         names = [name for name in _HOSTILE_NAMES if name.strip() and name.isprintable() and len(name) <= 200]
         classes[0]["name"] = str(rng.choice(names))
     longest = max(c["input"] + _longest(c["decode"]) for c in classes)
-    block = int(rng.choice([1, 16, 64, 10**6], p=[0.5, 0.4, 0.09, 0.01]))
+    block = int(rng.choice([1, 16, 64, MAX_BLOCK_TOKENS], p=[0.5, 0.4, 0.09, 0.01]))
     pages = -(-longest // block) + round(longest / block * _log_uniform(rng, 1e-3, 1e4))
     gpu: Table = {
-        "memory_tokens": min(pages * block + int(rng.integers(block)), 10**12),
+        "memory_tokens": min(pages * block + int(rng.integers(block)), MAX_MEMORY_TOKENS),
         "block_tokens": block,
     }
     _maybe(
         rng, gpu, 0.2, prefill=prefill, max_num_seqs=_whole(rng, 1e4), prefix_caching=bool(rng.random() < 0.5)
     )
-    _maybe(rng, gpu, 0.2, max_num_batched_tokens=_whole(rng, 1e5), gpus=_whole(rng, 1e6))
+    _maybe(rng, gpu, 0.2, max_num_batched_tokens=_whole(rng, 1e5), gpus=_whole(rng, MAX_GPUS))
     document: Table = {
         "schema": 1,
         "name": str(rng.choice(["plain", *_HOSTILE_NAMES[:3]])),
@@ -210,7 +257,7 @@ def valid(rng: np.random.Generator) -> Table:
     optional: Table = {
         "workload": workload,
         "plan": {
-            "delta": _log_uniform(rng, 1e-300, 1),
+            "delta": _log_uniform(rng, LEAST_DELTA, 1),
             "horizon": _time(rng),
             "segments": int(rng.integers(1, 4)),
         },
@@ -219,7 +266,7 @@ def valid(rng: np.random.Generator) -> Table:
                 str(rng.choice(["mean", "p50", "p90", "p95", "p99"])): _time(rng)
             }
         },
-        "cost": {"gpu_hour": _log_uniform(rng, 1e-12, 1e12)},
+        "cost": {"gpu_hour": _log_uniform(rng, LEAST_WEIGHT, MOST_WEIGHT)},
         "provenance": {"gpu": str(rng.choice(["measured", "stated", "estimated", "assumed"]))},
         "gate": {"require": [f"{rng.choice(KEYS)} >= 0"], "accept": ["gpu", "timing", "workload"]},
         "prefix": {"hit_curve": [[_whole(rng, 1e6), 0.1], [10**7, 0.6]]},
@@ -280,9 +327,11 @@ def _layered_or_drafting(rng: np.random.Generator, document: Table) -> None:
             "never": np.zeros(tokens),
             "any": np.sort(rng.random(tokens))[::-1],
         }
-        costs = {key: 0 if rng.random() < 0.2 else _time(rng) for key in ("draft_time", "verify_time")}
+        costs = {key: 0 if rng.random() < 0.2 else _iteration(rng) for key in ("draft_time", "verify_time")}
         document["speculative"] = {"tokens": tokens, "accepted": chances[law].tolist(), **costs}
-        _maybe(rng, document["speculative"], 0.3, overhead=_time(rng), lookahead=bool(rng.random() < 0.5))
+        _maybe(
+            rng, document["speculative"], 0.3, overhead=_iteration(rng), lookahead=bool(rng.random() < 0.5)
+        )
 
 
 def _layers(rng: np.random.Generator) -> Table:
@@ -297,7 +346,7 @@ def _layers(rng: np.random.Generator) -> Table:
 def _class(rng: np.random.Generator, i: int) -> Table:
     one: Table = {
         "name": f"class {i}",
-        "input": _whole(rng, 1e9 if rng.random() < 0.05 else 1e4),
+        "input": _whole(rng, MAX_TOKENS if rng.random() < 0.05 else 1e4),
         "decode": _decode(rng),
         "rate": _rate(rng),
     }
@@ -305,12 +354,14 @@ def _class(rng: np.random.Generator, i: int) -> Table:
         one["shared"] = int(rng.integers(1, one["input"] + 1))
     if rng.random() < 0.1:
         tokens = float(rng.uniform(0.1, 1)) if rng.random() < 0.7 else _whole(rng, 1e4)
-        one["reuse"] = {"tokens": tokens, "share": _log_uniform(rng, 1e-12, 1), "gap": _gap(rng)}
+        one["reuse"] = {"tokens": tokens, "share": _log_uniform(rng, LEAST_WEIGHT, 1), "gap": _gap(rng)}
     return one
 
 
 def _decode(rng: np.random.Generator) -> int | Table:
-    most = rng.choice([35, 200, 2e3, 1e6], p=[0.6, 0.3, 0.095, 0.005])  # the shorter the quicker
+    most = rng.choice(
+        [35, 200, 2e3, MAX_DECODE_TOKENS], p=[0.6, 0.3, 0.095, 0.005]
+    )  # the shorter the quicker
     match rng.integers(8):
         case 0:
             low = _whole(rng, most)
@@ -318,7 +369,10 @@ def _decode(rng: np.random.Generator) -> int | Table:
         case 1:
             return {"geometric": _log_uniform(rng, 1, most / 35)}
         case 2 | 3:
-            return {str(_whole(rng, most)): _number(rng, 1e-12, 1e12) for _ in range(int(rng.integers(1, 6)))}
+            return {
+                str(_whole(rng, most)): _number(rng, LEAST_WEIGHT, MOST_WEIGHT)
+                for _ in range(int(rng.integers(1, 6)))
+            }
     return _whole(rng, most)
 
 
@@ -332,9 +386,11 @@ def _longest(decode: int | Table) -> int:
 
 def _timing(rng: np.random.Generator) -> Table:
     extreme = rng.random() < 0.2
-    timing: Table = {"d0": _time(rng) if extreme else _log_uniform(rng, 1e-3, 1)}
-    for key, high in (("d1", 1e-5), ("d2", 1e-3), ("d3", 1e-2), ("d4", 1e-2), ("request_overhead", 1)):
-        _maybe(rng, timing, 0.3, **{key: _time(rng) if extreme else _log_uniform(rng, high / 1e4, high)})
+    timing: Table = {"d0": _iteration(rng) if extreme else _log_uniform(rng, 1e-3, 1)}
+    for key, high in (("d1", 1e-5), ("d2", 1e-3), ("d3", 1e-2), ("d4", 1e-2)):
+        _maybe(rng, timing, 0.3, **{key: _cost(rng) if extreme else _log_uniform(rng, high / 1e4, high)})
+    overhead = _iteration(rng) if extreme else _log_uniform(rng, 1e-4, 1)
+    _maybe(rng, timing, 0.3, request_overhead=overhead)
     if rng.random() < 0.1:
         timing |= {"d5": _log_uniform(rng, 1e-9, 1e-3), "knee_tokens": _whole(rng, 1e5)}
     if rng.random() < 0.05:
@@ -380,11 +436,19 @@ def _maybe(rng: np.random.Generator, table: Table, often: float, **values: objec
 
 
 def _rate(rng: np.random.Generator) -> float:
-    return _log_uniform(rng, 1e-300, 1e12) if rng.random() < 0.1 else _log_uniform(rng, 1e-4, 1e3)
+    return _log_uniform(rng, LEAST_RATE, MOST_RATE) if rng.random() < 0.1 else _log_uniform(rng, 1e-4, 1e3)
+
+
+def _iteration(rng: np.random.Generator) -> float:
+    return _number(rng, SHORTEST_S, LONGEST_ITERATION_S)
+
+
+def _cost(rng: np.random.Generator) -> float:
+    return _number(rng, LEAST_COST_S, LONGEST_ITERATION_S)
 
 
 def _time(rng: np.random.Generator) -> float | str:
-    seconds = _number(rng, 1e-12, 1e12)
+    seconds = _number(rng, SHORTEST_S, LONGEST_S)
     return f"{seconds!r} s" if rng.random() < 0.1 else seconds
 
 

@@ -107,7 +107,7 @@ def test_a_closed_loop_starts_at_once(model: ServingModel, clients: int, request
 
 @given(
     laws=st.lists(
-        st.lists(st.sampled_from([1e-300, 1e-9, 0.1, 1.0, 7.0]), min_size=1, max_size=40),
+        st.lists(st.sampled_from([1e-9, 0.1, 1.0, 7.0]), min_size=1, max_size=40),
         min_size=1,
         max_size=5,
     ),

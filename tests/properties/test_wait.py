@@ -80,7 +80,7 @@ def test_the_accelerated_search_ends_where_plain_iteration_does(system: tuple[An
     assert found[0].tolist() == n
 
 
-@every("gap", [1e-1, 1e-3, 1e-5, 1e-8, 1e-11])
+@every("gap", [1e-1, 1e-3, 1e-5, 1e-8])
 @every("classes", [1, 2, 7, 40])
 def test_thresholds_keep_up_exactly_however_near_the_limit(gap: float, classes: int) -> None:
     rng = np.random.default_rng(classes)

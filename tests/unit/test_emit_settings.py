@@ -118,7 +118,10 @@ def test_what_gains_most_stands_in_the_place_of_what_the_profile_says() -> None:
     assert flags("vllm", some, SEATS) == {"--max-num-seqs": "46"}
     found, report = written("vllm", some, WATERMARK, SEATS)
     text = " ".join(settings.text(found, report).replace("\n#", " ").split())
-    assert "--watermark 0.019 tried, +4.66% under a backlog; the offered rate drains without it; TTFT p95" in text
+    assert (
+        "--watermark 0.019 tried, +4.66% under a backlog; the offered rate drains without it; TTFT p95"
+        in text
+    )
     assert "Or --max-num-seqs 46: tried, +3% under a backlog" in text
 
 

@@ -14,7 +14,7 @@ import kvplan
 ROOT = Path(kvplan.__file__).parent
 # from the lowest up: a room may import what stands before it, and nothing that stands beside or behind it
 LAYERS = (
-    {"errors", "version"},
+    {"errors", "ranges", "solve", "version"},
     {"units", "compiling", "engine"},
     {"model"},
     {"analysis"},

@@ -177,7 +177,7 @@ def test_profiles_that_kvplan_accepts_are_accepted() -> None:
 BEYOND_JSON_SCHEMA = {
     *("schema as a float", "tokens as a float", "nan", "nan as a weight", "nothing but lines"),
     *("source of two lines", "escape sequence in a name", "date as text", "date with a time"),
-    *("too large a time", "more memory than there is", "memory for less than a token", "horizon 0"),
+    *("iteration of hours", "memory for less than a token", "horizon 0"),
     *("range backwards", "blocks larger than memory", "shares below 1", "shares above 1 by little"),
     *("class twice", "no prompt inline", "class larger than memory", "class larger than memory in blocks"),
     *("uniform backwards", "lognormal too long for anything", "lognormal too long for the memory"),

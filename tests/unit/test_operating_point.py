@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from every import every
 from strategies import one_class
 
 from kvplan.analysis.equilibrium import sustainable_rate
@@ -197,3 +198,20 @@ def test_a_measured_hit_curve_makes_prompts_shorter_by_what_hits_at_capacity() -
     assert operating_point(curve, Plan()).latency.ttft_s == operating_point(plain, Plan()).latency.ttft_s
     found, same = drain(curve, Plan()), drain(plain, Plan())
     assert (found.seconds, found.low, found.high) == (same.seconds, same.low, same.high)
+
+
+@every("rate", [1e-9, 1e-6])
+def test_a_replica_that_hardly_anybody_asks_has_the_latency_of_one_request(rate: float) -> None:
+    """However far the clock of a run goes; only how many run, in the mean, goes with the rate."""
+    alone = ServingModel(
+        (RequestClass("a", 100, (50,), (1.0,), rate),), Timing(1e-3, 1e-7, 1e-5), Replica(10_000)
+    )
+    steps = [1e-3 + 1e-7 * (100 + k) + 1e-5 * 100 * (k == 0) for k in range(50)]
+    point = operating_point(alone, Plan())
+    found = point.latency
+    assert found.ttft_s.p99 == pytest.approx(steps[0], rel=1e-3)
+    assert found.itl_s.mean == pytest.approx(sum(steps[1:]) / 49, rel=1e-3)
+    assert found.e2e_s.mean == pytest.approx(sum(steps), rel=1e-3)
+    assert found.running == pytest.approx(rate * sum(steps), rel=0.05)
+    assert point.served is not None
+    assert point.served.value == pytest.approx(rate, rel=0.05)

@@ -78,7 +78,7 @@ def test_the_longest_request_just_fits(memory: str, decode: int, needed: int) ->
             'draft_time = "1 ms"\n',
             'draft_time = "2 h"\n',
             11,
-            "speculative.draft_time: drafts take 4 h an iteration: at most a million times d0, 2.78 h",
+            "speculative.draft_time: must be 0, or a time from 1e-09 s to 3,600 s, not '2 h'",
         ),
         ("rate = 1\n", "rate = 1\nshared = 50\n", 19, "classes[0].shared: not modelled beside [speculative]"),
         ("memory_tokens = 8000\n", "memory_tokens = 153\n", 14, "its longest request holds 154 KV tokens"),

@@ -225,7 +225,7 @@ def test_saturated_requests_are_drawn_by_share_and_all_there() -> None:
 
 
 def test_lengths_are_those_of_the_class_whatever_its_rate() -> None:
-    rare = RequestClass("rare", 1, (2, 4), (1.0, 3.0), 1e-300)
+    rare = RequestClass("rare", 1, (2, 4), (1.0, 3.0), 1e-9)
     model = ServingModel((*TWO.classes, rare), TWO.timing, TWO.replica)
     kind = np.full(10_000, 2)
     decode = lengths(model, kind, generator())

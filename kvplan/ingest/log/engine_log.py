@@ -19,14 +19,13 @@ from kvplan.ingest.log.pool import Pool, find_pool, most_blocks
 from kvplan.ingest.text_file import lines_of
 from kvplan.model import Replica
 from kvplan.model.kv_layout import KvLayout, least_block_tokens
-from kvplan.profile.laws import MAX_MEMORY_TOKENS
+from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.units import format_number, format_percent, format_tokens
 
 LOGS = (vllm.LOG, sglang.LOG, tensorrt_llm.LOG, tgi.LOG)
 _WORDS = tuple(dict.fromkeys(word for log in LOGS for word in log.words))
 _SHORTEST = min(map(len, _WORDS))  # what is shorter says nothing, and there can be millions
 _START = re.compile("|".join(log.start for log in LOGS if log.start))
-_ABSURD = 10**12  # tokens
 _AFTER = 10  # lines after a capacity that may still tell about it
 _OFF = 0.02  # of the capacity: rounding and half-filled blocks explain less
 _SHOWN = 160  # characters of a statement
@@ -336,9 +335,9 @@ def _limits(starts: list[_StartUp], source: str, base: Replica | None) -> Engine
     start = starts[-1]
     used = start.chosen()
     memory = start.tokens(used)
-    if not 0 < memory <= _ABSURD:
+    if not 0 < memory <= MAX_MEMORY_TOKENS:
         seen = f"a KV capacity of {format_tokens(memory)} tokens" if memory <= 0 else "an absurd KV capacity"
-        message = f"{seen}; must be at least 1 and at most {format_tokens(_ABSURD)}: {used.text}"
+        message = f"{seen}; must be at least 1 and at most {format_tokens(MAX_MEMORY_TOKENS)}: {used.text}"
         raise ProfileError(source, message, line=used.line)
     pool = _pool(start, used, source, base)
     block = start.block_tokens if used.kind.in_blocks else start.limits.get(BLOCK)

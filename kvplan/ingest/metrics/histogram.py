@@ -14,6 +14,7 @@ import numpy as np
 
 from kvplan.ingest.lengths import BINS, POINTS, cut, span
 from kvplan.model import FloatArray, IntArray, RequestClass
+from kvplan.solve import boundary
 from kvplan.units import format_number, format_percent, format_tokens
 
 _MAX_LOG_EXPONENT = 12.0  # e^12: all lengths at the lower end
@@ -226,14 +227,9 @@ def _placed(buckets: _Buckets, number: IntArray, mean: float) -> tuple[FloatArra
         return low + width * even ** math.exp(log_exponent)
 
     wanted = mean * weight.sum()
-    above, below = -_MAX_LOG_EXPONENT, _MAX_LOG_EXPONENT
-    for _ in range(100):  # the mean falls as the exponent grows
-        middle = (above + below) / 2
-        if weight @ points(middle) > wanted:
-            above = middle
-        else:
-            below = middle
-    return points((above + below) / 2), weight
+    # the mean falls as the exponent grows
+    _, exponent = boundary(lambda log: weight @ points(log) <= wanted, -_MAX_LOG_EXPONENT, _MAX_LOG_EXPONENT)
+    return points(exponent), weight
 
 
 def _whole(placed: tuple[FloatArray, FloatArray]) -> tuple[IntArray, FloatArray]:

@@ -15,16 +15,15 @@ import numpy as np
 from kvplan.errors import ProfileError, UsageError, shown
 from kvplan.ingest.drafts import ObservedDrafts, drafts_text, observed
 from kvplan.ingest.hits import ObservedHits, hits_text
-from kvplan.ingest.lengths import MAX_INPUT_TOKENS
 from kvplan.ingest.metrics import sglang, vllm
 from kvplan.ingest.metrics.histogram import LengthHistogram, Lengths, independent_classes, lengths
 from kvplan.ingest.metrics.snapshot import Key, Snapshot, read_snapshot
 from kvplan.model import RequestClass
+from kvplan.ranges import MAX_MEMORY_TOKENS, MAX_TOKENS
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 ENGINES = (vllm.METRICS, sglang.METRICS)
 _OFF = 0.02  # by which two figures of one thing may differ without a word
-_ABSURD = 10**12  # tokens of KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +220,7 @@ class _Reader:
         if not series:
             return None
         edges = sorted(set.intersection(*(set(buckets) for buckets in series.values())) - {math.inf})
-        edges = [edge for edge in edges if edge <= MAX_INPUT_TOKENS]
+        edges = [edge for edge in edges if edge <= MAX_TOKENS]
         cumulative = [math.fsum(buckets[edge] for buckets in series.values()) for edge in edges]
         for needed in ("_sum", "_count"):
             if f"{name}{needed}" not in self.late.samples:
@@ -232,7 +231,7 @@ class _Reader:
             raise ProfileError(
                 self.late.source, "counts fall from one bucket to the next", key=f"{name}_bucket"
             )
-        if total > count * MAX_INPUT_TOKENS:
+        if total > count * MAX_TOKENS:
             message = f"{format_number(total)} tokens in {format_number(count)} requests cannot be"
             raise ProfileError(self.late.source, message, key=f"{name}_sum")
         return LengthHistogram(np.array(edges, dtype=np.float64), counts, total, count)
@@ -334,7 +333,7 @@ class _Reader:
             self.notes.append("the KV capacity is not exported")
             return None, None
         memory, block = min(found, key=lambda capacity: capacity.memory_tokens)
-        if memory > _ABSURD:
+        if memory > MAX_MEMORY_TOKENS:
             raise ProfileError(self.late.source, f"a KV capacity of {memory:.3g} tokens is absurd")
         largest = max(capacity.memory_tokens for capacity in found)
         if largest != memory:

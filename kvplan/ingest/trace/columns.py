@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 
 from kvplan.errors import ProfileError
 from kvplan.ingest.cells import json_object, plain_name, shown
-from kvplan.ingest.lengths import MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS
 from kvplan.ingest.text_file import Lines
 from kvplan.ingest.trace.format import Extras, FirstLine, RequestFormat
 from kvplan.ingest.trace.identities import BadRowError, Request
-
-_MAX_TIME_S = 1e12
+from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
 
 # Usual names, plain; the first that is there counts.
 _TIME, _INPUT, _OUTPUT = map(
@@ -96,8 +94,8 @@ class Columns(NamedTuple):
             raise BadRowError("missing", name) from None
         return (
             seconds(seen[0], self.time) * self.unit_s,
-            _tokens(seen[1], self.input, MAX_INPUT_TOKENS),
-            _tokens(seen[2], self.output, MAX_OUTPUT_TOKENS),
+            _tokens(seen[1], self.input, MAX_TOKENS),
+            _tokens(seen[2], self.output, MAX_DECODE_TOKENS),
         )
 
 
@@ -148,7 +146,7 @@ def seconds(value: Any, name: str) -> float:
             found = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (TypeError, ValueError, OverflowError, AttributeError):
         found = math.nan
-    if not abs(found) <= _MAX_TIME_S:
+    if not abs(found) <= LATEST_S:
         raise BadRowError(
             f"{shown(value)}; must be a time: a number of seconds, or a date; a column of milliseconds is called "
             "timestamp_ms",

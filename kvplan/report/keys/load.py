@@ -5,7 +5,6 @@ from kvplan.report.keys.evidence import Evidence
 from kvplan.report.keys.record import Block, Kind, Record, Warm
 
 _LIMITS = "WAIT-s eq. 3-6, WAIT Prop. 1, 2; engine limits and pages new"
-_TOO_SMALL = "The offered load is so small that the factor exceeds what a float holds."
 
 
 # What `load.sensitivity` is about, by how formulas call it; a limit need not be there
@@ -74,7 +73,6 @@ LOAD = Block(
             here=law_text.load_factor_here,
             source=_LIMITS,
             symbol="α",
-            absent=_TOO_SMALL,
             warm=Warm(
                 "α = guaranteed rate/Σλ; of a closed population, users guaranteed over users",
                 _warm_factor_here,
@@ -87,7 +85,6 @@ LOAD = Block(
             here=lambda e: f"{e('load.load_factor_max', 9)} − 1",
             least=-1.0,
             source=_LIMITS,
-            absent=_TOO_SMALL,
         ),
         Record(
             "load.sustainable_rps",

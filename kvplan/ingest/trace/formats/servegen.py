@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError, shown
-from kvplan.ingest.lengths import MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.trace.format import Description, DescriptionFormat, Part
 from kvplan.model import FloatArray, IntArray
+from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS, MOST_RATE
 
 _TRACE = re.compile(r"\ufeff?\s*[\d.]+,[\d.eE+-]+,[\d.eE+-]*,(Gamma|Weibull|Poisson)?,[^,]*,[^,]*\r?\n")
 _DATASET = re.compile(r'\ufeff?\s*\{\s*"\d+"\s*:\s*\{\s*"(input|output)_tokens"')
@@ -27,12 +27,11 @@ _NOT_A_DATASET = (
     *(SyntaxError, MemoryError, RecursionError),
 )
 _SUFFIXES = ("-trace.csv", "-dataset.json")
-_TINY, _HUGE = 1e-12, 1e12  # of anything but 0; far outside anything real, and no figure overflows
 _MOST_PAIRS = 1 << 24  # of an input and an output length, at a time
 
 
 def _sensible(value: float) -> bool:
-    return value == 0 or _TINY <= value <= _HUGE
+    return 0 <= value <= MOST_RATE
 
 
 def _recognises(start: str) -> bool:
@@ -101,11 +100,13 @@ def _windows(path: Path) -> tuple[FloatArray, FloatArray, FloatArray, str]:
                 continue
             try:
                 start, rate, cv = float(row[0]), float(row[1]), float(row[2] or math.nan)
-                if not (abs(start) <= _HUGE and _sensible(rate) and (math.isnan(cv) or _sensible(cv))):
+                if not (abs(start) <= LATEST_S and _sensible(rate) and (math.isnan(cv) or _sensible(cv))):
                     raise ValueError
             except (IndexError, ValueError):
                 seen = repr(",".join(row)[:60])
-                message = f"{seen}; must be a start, a rate and a coefficient of variation, up to {_HUGE:g}"
+                message = (
+                    f"{seen}; must be a start, a rate and a coefficient of variation, up to {MOST_RATE:g}"
+                )
                 raise ProfileError(str(path), message, line=lines.number) from None
             rows.append((start, rate, cv))
     starts, rates, cvs = np.array(sorted(rows)).reshape(-1, 3).T
@@ -123,8 +124,8 @@ def _distributions(path: Path) -> tuple[list[tuple[float, _LengthShares, _Length
         found = [
             (
                 float(begin),
-                _distribution(tables["input_tokens"], MAX_INPUT_TOKENS),
-                _distribution(tables["output_tokens"], MAX_OUTPUT_TOKENS),
+                _distribution(tables["input_tokens"], MAX_TOKENS),
+                _distribution(tables["output_tokens"], MAX_DECODE_TOKENS),
             )
             for begin, tables in json.loads(text).items()
             # a part in which nothing was seen has empty tables
@@ -148,7 +149,7 @@ def _distribution(text: str, most: int) -> _LengthShares:
     usable = table and all(0 <= int(length) <= most for length in table)
     shares = np.array([float(share) for share in table.values()])
     if not usable or not (all(map(_sensible, shares.tolist())) and shares.any()):
-        raise ValueError(f"lengths must be from 0 to {most:,}, shares 0 or from {_TINY:g} to {_HUGE:g}")
+        raise ValueError(f"lengths must be from 0 to {most:,}, shares from 0 to {MOST_RATE:g}")
     seen = shares > 0
     return np.array([int(length) for length in table], dtype=np.int64)[seen], shares[seen] / shares.sum()
 
