@@ -51,7 +51,8 @@ _LONGER = 3  # doublings of the runs in pairs
 _SEARCH = 6_000  # completions of a run while the best is looked for, at most
 _PAIR, _PAIRS = 80_000, 200_000  # of a run in pairs at first; completions and evictions of all of those
 _MOST_HELD = 5_000  # requests in memory: a score of runs, each with several times as many rows
-_OBSERVE_S, _KNOWN = 0.5, 0.1  # counted work at the offered rate; how near TTFT p95 has to be known
+_OBSERVE_S = 0.5  # counted work at the offered rate
+_KNOWN, _SHOWN = 0.1, 0.25  # relative width of TTFT p95 at which runs end; beyond which it is not said
 _SEED, _FRESH = (39, 1), (39, 2)
 
 
@@ -161,7 +162,9 @@ def _advice(
     grows = seen.trend is Trend.GROWING
     if grows and point.latency.status is not Status.GROWING:
         return None
-    p95 = seen.sample.estimate("ttft_s", "p95") if known(seen) else None
+    p95 = seen.sample.estimate("ttft_s", "p95") if seen.trend is Trend.STEADY else None
+    if p95 is not None and p95.relative_width > _SHOWN:
+        p95 = None
     since = next((_SINCE[s.name] for s in gained.settings if s.name in _SINCE), None)
     return Advice(
         gained.settings,
