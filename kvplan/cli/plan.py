@@ -186,7 +186,10 @@ def _planned(request: "Request") -> "Plan":
 def _slos(texts: Sequence[str] | None) -> "tuple[Slo, ...]":
     from kvplan.model.slo import parse_slo
 
-    return tuple({s.key: s for s in map(parse_slo, texts or ())}.values())
+    found = {slo.key: slo for slo in map(parse_slo, texts or ())}
+    if "recomputed_share" in found:
+        raise UsageError("--slo recomputed_share: a plan holds times, ttft, itl, tpot and e2e")
+    return tuple(found.values())
 
 
 def _with_slos(profile: "Profile", slos: "Sequence[Slo]") -> "Profile":

@@ -101,6 +101,7 @@ def test_what_no_replica_can_do_is_said_with_exit_1(run: Run) -> None:
         ([*DEMAND, "--out", "9k"], "--out '9k': tokens are wanted"),
         ([*DEMAND, "--out", "9", "--slo", "ttft-p95=2"], "a time with a unit is wanted, such as 2s"),
         ([*DEMAND, "--out", "9", "--slo", "ttft-p94=2s"], "did you mean ttft_s.p9"),
+        ([*DEMAND, "--out", "9", "--slo", "recomputed_share<=1%"], "a plan holds times"),
         ([*DEMAND, "--out", "9", "--gpu-hour", "x"], "--gpu-hour 'x': a price above 0"),
         ([*DEMAND, "--out", "9", "--gpu-hour", "B200=3"], "no price for H100 SXM"),
         ([*DEMAND, "--out", "9", "--headroom", "x"], "--headroom 'x': a share"),
