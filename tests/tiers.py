@@ -115,7 +115,6 @@ KEPT = {
     "cli/test_sweep::test_without_columns_there_are_a_few_computed_figures": 1,
     "cli/test_check::test_the_locale_changes_no_byte": 1,
     "cli/test_analyze::test_the_locale_changes_no_byte_outside_a_terminal": 1,
-    "cli/test_bad_profiles::test_installed_command_exits_with_2_and_one_message": 2,
     "properties/test_hindsight::test_a_bound_that_is_not_proven_optimal_is_still_one": 1,
     "cli/test_analyze::test_a_full_disk_behind_standard_output_is_an_error": 1,
     "cli/test_analyze::test_a_reader_that_has_gone_ends_the_command_quietly": 1,

@@ -97,20 +97,6 @@ def test_documents_with_any_values_in_them(document: Any, data: st.DataObject) -
     read(json.dumps(document, indent=data.draw(st.sampled_from([None, 1]))))
 
 
-@examples(60)
-@given(st.sampled_from(DOCUMENTS), st.sampled_from([None, 1]), st.integers(0, 5000))
-def test_documents_that_end_anywhere(document: Any, indent: int | None, length: int) -> None:
-    read(json.dumps(document, indent=indent)[:length])
-
-
-@examples(60)
-@given(st.sampled_from(DOCUMENTS), st.sampled_from([None, 1]), st.data())
-def test_documents_with_characters_changed(document: Any, indent: int | None, data: st.DataObject) -> None:
-    text = json.dumps(document, indent=indent)
-    at = data.draw(st.integers(0, len(text) - 1))
-    read(text[:at] + data.draw(st.text(max_size=3)) + text[at + data.draw(st.integers(0, 5)) :])
-
-
 LOG, TABLE = run()
 
 

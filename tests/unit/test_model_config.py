@@ -599,14 +599,3 @@ def test_any_configuration_gives_a_shape_or_one_clear_refusal(
     said = refusal(lambda: shape_of(parse_object(text, "config.json"), "any"))
     assert said.startswith("config.json: ") or not said
     assert "\n" not in said
-
-
-@given(JSON)
-def test_any_json_is_read_or_refused(value: Any) -> None:
-    said = refusal(lambda: shape_of(parse_object(json.dumps(value), "config.json"), "any"))
-    assert said.startswith("config.json: ")
-
-
-@given(TEXT)
-def test_any_name_is_known_or_refused(name: str) -> None:
-    assert "\n" not in refusal(lambda: read_model(name))

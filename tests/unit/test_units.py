@@ -75,12 +75,6 @@ def test_what_is_not_an_amount_of_memory_is_refused_with_the_units_that_are_allo
     )
 
 
-def test_a_long_text_is_cut_in_the_message() -> None:
-    with pytest.raises(UsageError) as refusal:
-        parse_seconds("x" * 10_000)
-    assert len(str(refusal.value)) < 200
-
-
 @given(st.text())
 def test_any_text_is_a_finite_time_or_refused(text: str) -> None:
     with contextlib.suppress(UsageError):
