@@ -47,13 +47,11 @@ def process(*arguments: object, env: Mapping[str, str] = {}, **options: object) 
     )
 
 
-def python(program: str, env: Mapping[str, str] = {}) -> Done:
+def python(program: str, env: Mapping[str, str] = {}, **options: object) -> Done:
     """A program in a process of its own, which ends well."""
-    return subprocess.run(
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
         [sys.executable, "-c", program],
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
+        **{"capture_output": True, "encoding": "utf-8", "check": True, **options},
         env=ENVIRONMENT | dict(env),
     )
 

@@ -1,4 +1,4 @@
-"""The three tiers of tests, and one folder of compiled loops for all processes of a session."""
+"""The three tiers of tests, and a folder for what all processes of a session share: compiled loops and reports."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ settings.register_profile(
     print_blob=True,
 )
 
-_loops = pytest.StashKey[str]()
+_shared = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,20 +44,24 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("nightly" if config.getoption("--nightly") else "commit")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every command compiles the whole package
-    if "KVPLAN_CACHE_DIR" not in os.environ:  # workers and commands inherit it
-        config.stash[_loops] = tempfile.mkdtemp(prefix="kvplan-loops-")
-        os.environ["KVPLAN_CACHE_DIR"] = config.stash[_loops]
-        os.environ.setdefault("NUMBA_CACHE_DIR", config.stash[_loops])  # of what tests compile themselves
+    if "KVPLAN_TESTS_SHARE" not in os.environ:  # workers and commands inherit all of these
+        shared = config.stash[_shared] = tempfile.mkdtemp(prefix="kvplan-tests-")
+        os.environ["KVPLAN_TESTS_SHARE"] = shared
+        os.environ.setdefault("KVPLAN_CACHE_DIR", shared)
+        os.environ.setdefault("NUMBA_CACHE_DIR", shared)  # of what tests compile themselves
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if _loops in config.stash:
-        del os.environ["KVPLAN_CACHE_DIR"]
-        shutil.rmtree(config.stash[_loops], ignore_errors=True)
+    if _shared in config.stash:
+        del os.environ["KVPLAN_TESTS_SHARE"]
+        shutil.rmtree(config.stash[_shared], ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the tests that `-m` does not ask for are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    from measured import remember  # where tests run, and not where they are only handed out
+
+    remember()
     for item in items:
         if is_quick(item):
             item.add_marker(pytest.mark.quick)

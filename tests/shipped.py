@@ -1,7 +1,10 @@
-"""The shipped profiles and their reports, each made once in a process for all tests that look at them."""
+"""The shipped profiles and their reports, each made once in a session for all tests that look at them."""
 
+import os
+import pickle
 from functools import cache
 from io import BytesIO
+from pathlib import Path
 
 from kvplan.profile.reading import Profile, load_profile, shipped_profiles
 from kvplan.report.assembly import Report, analyze
@@ -16,5 +19,13 @@ def profile(name: str) -> Profile:
 
 @cache
 def report(name: str) -> Report:
-    given = profile(name)
-    return analyze(given.model, name=given.name, sha256=given.sha256, plan=given.plan)
+    """The report of a profile, which the first process that asks for it makes."""
+    kept = Path(os.environ["KVPLAN_TESTS_SHARE"], f"{name}.pickle")
+    if not kept.exists():
+        given = profile(name)
+        made = analyze(given.model, name=given.name, sha256=given.sha256, plan=given.plan)
+        whole = kept.with_suffix(f".{os.getpid()}")
+        whole.write_bytes(pickle.dumps(made))
+        whole.replace(kept)
+    found: Report = pickle.loads(kept.read_bytes())
+    return found

@@ -12,7 +12,7 @@ from every import every
 from hypothesis import settings
 from tiers import COMMIT
 
-CASES = {"profiles": 20, "files": 20, "invariants": 3, "faults": 1}
+CASES = {"profiles": 8, "files": 12, "invariants": 2, "faults": 1}
 
 
 @pytest.mark.parametrize("kind", CASES)

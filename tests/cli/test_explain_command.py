@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import python
 from every import every
 
 from kvplan.cli import app as cli
@@ -74,13 +73,6 @@ def test_without_a_profile_the_default_is_used_and_named(run: Run) -> None:
     assert run("explain", "load.headroom", DEFAULT_PROFILE) == (0, out, "")
 
 
-def test_the_width_follows_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for width in (40, 60):
-        monkeypatch.setenv("COLUMNS", str(width))
-        _, out, _ = run("explain", "worst_cycle.throughput_rps", "tool-calls-h100")
-        assert width - 12 < max(map(len, out.splitlines())) <= width
-
-
 @every(
     ("arguments", "says"),
     [
@@ -108,36 +100,3 @@ def test_keys_and_blocks_are_completed() -> None:
         *sorted(k for k in CONTRACT if k.startswith("nested_wait.")),
     ]
     assert set(completion.keys_to_explain("")) == {*BLOCKS, *CONTRACT}
-
-
-def test_completion_imports_nothing_heavy() -> None:
-    program = "import sys; from kvplan.cli import completion; completion.keys_to_explain('load'); print(*sys.modules)"
-    result = python(program)
-    assert "kvplan.report.keys" in result.stdout.split()
-    assert {"numpy", "pydantic", "rich", "kvplan.report.explain"} & set(result.stdout.split()) == set()
-
-
-@every("command", ["explain", "init", "profiles", "schema"])
-def test_help_is_plain_and_has_an_example(command: str, run: Run) -> None:
-    code, out, error = run(command, "--help")
-    assert (code, error) == (0, "")
-    assert out.isascii()
-    assert f"Example: kvplan {command}" in out
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["explain", "load", "paper-sic-limit-cycle"],
-        ["profiles"],
-        ["init"],
-        ["schema"],
-        ["schema", "--of", "report"],
-    ],
-)
-def test_only_what_a_command_needs_is_imported(arguments: list[str]) -> None:
-    program = f"import sys; from kvplan.cli.app import main; main({arguments}); print(*sys.modules, file=sys.stderr)"
-    result = python(program)
-    loaded = set(result.stderr.split())
-    assert "kvplan.cli.app" in loaded
-    assert {"rich", "scipy", "numba"} & loaded == set()

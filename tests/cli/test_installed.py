@@ -9,6 +9,13 @@ from pathlib import Path
 from command import ENVIRONMENT
 from every import every
 
+PROFILE = """schema = 1
+name = "a shop"
+gpu = { memory_tokens = 1_500 }
+timing = { d0 = "10 ms", d2 = "20 us" }
+classes = [{ name = "chat", input = 200, decode = { 4 = 1, 8 = 1 }, rate = 6 }]
+"""
+
 CALLS = {  # with the exit code and some of what is said; of what reads files, that an empty one is refused
     "--version": (0, "kvplan "),
     "analyze tool-calls-h100": (0, "STABLE"),
@@ -36,10 +43,11 @@ CALLS = {  # with the exit code and some of what is said; of what reads files, t
 def test_every_command_runs_as_installed(call: str, tmp_path: Path) -> None:
     kvplan = shutil.which("kvplan", path=str(Path(sys.executable).parent))
     assert kvplan is not None
+    (tmp_path / "shop.toml").write_text(PROFILE)
+    code, says = CALLS[call]
     done = subprocess.run(
         [kvplan, *shlex.split(call)], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True
     )
-    code, says = CALLS[call]
     assert done.returncode == code, done.stderr
     assert says in done.stdout + done.stderr
 

@@ -13,7 +13,7 @@ from kvplan.layout.report import build
 from kvplan.model import Plan, ServingModel
 from kvplan.model.schedule import Sinusoid, Steps
 from kvplan.profile.reading import parse_profile
-from kvplan.report.assembly import Report, analyze, to_document
+from kvplan.report.assembly import Analyses, Report, analyze, to_document
 from kvplan.report.explain import find, page
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.load import generate
@@ -122,7 +122,7 @@ def first_screen(report: Report) -> str:
 
 
 def test_a_peak_beyond_what_is_sustainable_is_the_first_thing_to_do() -> None:
-    sustainable = at_rate(1.0).load.sustainable_rps
+    sustainable = Analyses(model_of(GOOD), Plan()).load.sustainable_rps
     found = at_rate(0.6 * sustainable / 10)
     assert found.verdict.status is not Status.OVERLOADED
     first = build(found).actions[0]
@@ -164,9 +164,10 @@ def test_a_peak_in_the_danger_zone_is_said() -> None:
     assert "Nothing" not in first_screen(found)
 
 
-def test_thresholds_and_their_sources_are_those_of_the_worst_window() -> None:
+def test_thresholds_their_sources_and_explanations_are_those_of_the_worst_window() -> None:
     busy = GOOD.replace("rate = 6", "rate = 18").replace("rate = 4", "rate = 12")
-    varying, plain = (report_of(model_of(text)) for text in (busy + STEPS, busy))
+    model = model_of(busy + STEPS)
+    varying, plain = report_of(model), Analyses(model_of(busy), Plan())
     assert varying.wait.thresholds is not None
     assert plain.wait.thresholds is not None
     assert varying.wait.thresholds > plain.wait.thresholds
@@ -174,14 +175,8 @@ def test_thresholds_and_their_sources_are_those_of_the_worst_window() -> None:
         assert "worst window" in varying.sources[block].source
         assert "worst window" not in plain.sources[block].source
     assert any("for the worst window of the schedule" in note for note in varying.notes)
-
-
-def test_explanations_of_thresholds_say_that_rates_vary() -> None:
-    model = model_of(GOOD + STEPS)
-    explained = page(find("wait.thresholds"), report_of(model), model, Plan())
-    assert "Rates vary here" in explained.meaning
-    load = page(find("load.offered_rps"), report_of(model), model, Plan())
-    assert "Rates vary" not in load.meaning
+    assert "Rates vary here" in page(find("wait.thresholds"), varying, model, Plan()).meaning
+    assert "Rates vary" not in page(find("load.offered_rps"), varying, model, Plan()).meaning
 
 
 def simulated(tmp_path: Path, text: str, *options: str) -> Any:

@@ -26,7 +26,7 @@ LONG = {
         "sic-table-d2-partial",
         "sic-table-d4",
     ),
-    *("sic-d5-bursts", "sic-table-1-coprime", "sic-table-d2-coprime", "wait-figures-16-18"),
+    *("fleet-split", "sic-d5-bursts", "sic-table-1-coprime", "sic-table-d2-coprime", "wait-figures-16-18"),
     *("prefix-collapse", "wait-6-known", "wait-6-nested", "wait-6-ten-bins", "wait-equation-13"),
 }
 

@@ -110,10 +110,30 @@ def test_the_core_imports_nothing_of_the_outer_world() -> None:
     check_every([module for module in MODULES if room(module) in CORE], check)
 
 
-def test_a_report_is_made_without_loading_what_is_slow_to_load() -> None:
-    """`import kvplan.report.assembly` in a fresh process loads neither scipy nor numba, nor the layers around it."""
-    code = "import sys, kvplan.report.assembly; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    done = python(code)
-    loaded = set(done.stdout.split())
-    assert "numpy" in loaded
-    assert not loaded & {"scipy", "numba", "llvmlite", "pydantic", "typer", "rich"}
+# What is done one after the other in a process, and what must not have been loaded until then
+STEPS = [
+    ("import kvplan; kvplan.load", {"numpy", "pydantic", "typer"}),
+    ("import kvplan.report.keys", {"numpy", "pydantic", "typer"}),
+    ("from kvplan.cli import completion; completion.keys_to_explain('load')", {"numpy", "pydantic"}),
+    ("from kvplan.cli.app import main; main(['--version'])", {"numpy", "pydantic"}),
+    ("main(['--help'])", {"numpy", "pydantic"}),
+    ("import kvplan.ingest.trace.replay", {"pydantic", "pandas"}),
+    ("import kvplan.ingest.model.roofline, kvplan.simulation.metrics", {"pydantic"}),
+    ("import kvplan.report.assembly", {"pydantic", "llvmlite"}),
+    *((f"main({call.split()})", set[str]()) for call in ("profiles", "init", "schema", "schema --of report")),
+    ("main(['explain', 'load', QUICK])", set()),
+    ("main(['analyze', QUICK, '--format', 'json', '-o', os.devnull])", set()),
+    ("main(['analyze', QUICK, '-o', os.devnull])", {"matplotlib"}),
+]
+NEVER = {"numba", "scipy"}
+
+
+def test_nothing_is_loaded_before_it_is_needed(tmp_path: Path) -> None:
+    program = "import os, sys; from contextlib import redirect_stdout; QUICK = 'paper-fc-budgets'\n"
+    for code, late in STEPS:
+        unwanted = late | NEVER | ({"rich", "matplotlib"} if "matplotlib" not in late else set())
+        program += f"with redirect_stdout(sys.stderr):\n    {code}\n"
+        program += f"print({code!r}, *{unwanted} & sys.modules.keys(), sep='\\t')\n"
+    loaded = [line.split("\t") for line in python(program, cwd=tmp_path).stdout.splitlines()]
+    assert [line for line in loaded if len(line) > 1] == []
+    assert len(loaded) == len(STEPS)

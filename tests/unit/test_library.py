@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import python
 from every import every
 
 import kvplan
@@ -18,15 +17,6 @@ from kvplan.profile.reading import load_profile
 from kvplan.report.assembly import analyze, to_document
 
 NAME = "paper-fc-budgets"
-
-
-def test_importing_loads_nothing_heavy() -> None:
-    """Only the standard library; what a function needs comes when it is called."""
-    code = "import sys, kvplan; kvplan.load; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    done = python(code)
-    loaded = set(done.stdout.split())
-    assert "kvplan" in loaded
-    assert not loaded & {"numpy", "scipy", "numba", "pydantic", "typer", "rich"}
 
 
 def test_functions_are_not_hidden_by_modules() -> None:

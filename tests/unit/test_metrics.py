@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import python
 from every import every
 from runs import NAN, a_run, a_series, counts, one_server
 from tiers import at_night
@@ -354,9 +353,3 @@ def test_half_of_the_seeds_decide() -> None:
     steady = one_server(poisson(0.5, 2000, 11), np.full(2000, 1.0))
     assert result_of(growing, steady).status is RunStatus.GROWING
     assert result_of(growing, steady, steady).status is RunStatus.STEADY
-
-
-def test_metrics_load_without_scipy() -> None:
-    code = "import sys, kvplan.simulation.metrics; print('scipy' in sys.modules, 'numba' in sys.modules)"
-    done = python(code)
-    assert done.stdout.split() == ["False", "False"]

@@ -74,21 +74,6 @@ def test_a_name_that_is_not_printable_stays_on_one_line(tmp_path: Path) -> None:
     assert str(refusal.value).isprintable()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anything")
-@pytest.mark.parametrize("read_only", ["file", "folder"])
-def test_what_is_read_only_is_not_written(read_only: str, tmp_path: Path) -> None:
-    target = tmp_path / "report.txt"
-    target.write_text("old")
-    place = target if read_only == "file" else tmp_path
-    place.chmod(0o500)
-    try:
-        with pytest.raises(OutputError, match="Permission denied"):
-            write_result("new\n", target)
-    finally:
-        tmp_path.chmod(0o700)
-    assert target.read_text() == "old"
-
-
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_link_is_followed(exists: bool, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -172,12 +171,6 @@ def test_arrivals_out_of_order_and_a_row_cut_off_are_told(file: Path) -> None:
 def test_benchmark_results_with_start_times_are_replayed(file: Path) -> None:
     file.write_text(json.dumps({"input_lens": [3, 5], "output_lens": [4, 6], "start_times": [10.5, 12.0]}))
     assert columns(read_trace(file)) == [(0.0, 3, 4), (1.5, 5, 6)]
-
-
-def test_reading_a_trace_loads_nothing_heavy() -> None:
-    code = "import sys, kvplan.ingest.trace.replay; print(*{name.split('.')[0] for name in sys.modules})"
-    done = python(code)
-    assert not set(done.stdout.split()) & {"scipy", "numba", "pydantic", "typer", "rich", "pandas"}
 
 
 def test_hashes_of_blocks_say_which_prompts_begin_alike(tmp_path: Path) -> None:

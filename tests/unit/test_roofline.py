@@ -4,7 +4,6 @@ from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
-from command import python
 from every import every
 from hypothesis import given
 from hypothesis import strategies as st
@@ -207,11 +206,3 @@ def test_every_model_has_a_timing_on_every_gpu(gpu: Gpu) -> None:
 def test_a_group_the_heads_do_not_allow_is_refused() -> None:
     with pytest.raises(UsageError, match="must divide the 32 attention heads"):
         roofline(read_model("Llama-3.1-8B"), H100, tensor_parallel=3)
-
-
-def test_it_needs_neither_a_command_line_nor_profiles() -> None:
-    code = (
-        "import kvplan.ingest.model.roofline, sys; print({'typer', 'pydantic', 'scipy'} & set(sys.modules))"
-    )
-    found = python(code)
-    assert found.stdout == "set()\n"
