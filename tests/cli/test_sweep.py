@@ -1,12 +1,10 @@
 """`kvplan sweep`: its figures are those of other commands, and whatever stops it, its file comes out the same."""
 
 import csv
-import errno
 import json
 import os
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +13,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from io import BytesIO
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -203,29 +200,6 @@ def test_a_file_cut_anywhere_is_completed_to_the_same_bytes(tmp_path: Path, suff
         assert found.dropped == (cut > 0 and not data[:cut].endswith(b"\n"))
 
 
-def test_a_parallel_simulated_sweep_that_is_killed_ends_as_one_left_alone(
-    profile: Path, tmp_path: Path
-) -> None:
-    """The campaign kills others, and their workers, at random moments."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["kvplan.cli.app", "kvplan.sweeps.worker"])
-    whole, part = tmp_path / "whole.csv", tmp_path / "part.csv"
-    options = ["--vary", "gpu.memory_tokens=100:90k:480", "--simulate", "--policy", "greedy"]
-    options += ["--requests", "400"]
-    command = ["sweep", str(profile), *options, "--resume", "--workers", "2", "-o", str(part)]
-    process = context.Process(target=main, args=(command,))
-    process.start()
-    wait_for_lines(part, 2)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    stopped = part.stat().st_size
-    assert main(command) == 0
-    assert run(profile, *options, "--executor", "serial", "-o", whole) == 0
-    assert stopped < whole.stat().st_size  # else nothing is left to go on with
-    assert part.read_bytes() == whole.read_bytes()
-
-
 def test_ctrl_c_says_how_to_go_on(profile: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     options = ["--vary", "gpu.memory_tokens=100:90k:40000", "--columns", "rate_cap.*", "--workers", "2"]
@@ -278,31 +252,6 @@ def wait_for_lines(path: Path, lines: int) -> None:
     while not (path.exists() and path.read_bytes().count(b"\n") > lines):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_a_full_disk_leaves_whole_lines_and_room_is_all_it_takes_to_go_on(
-    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Files of this process may only grow so far, which fails in the middle of a write as a full disk does."""
-    whole, part = tmp_path / "whole.csv", tmp_path / "part.csv"
-    options = ["--vary", "gpu.memory_tokens=100:90k:3000", "--columns", "load.*", "--executor", "serial"]
-    assert run(profile, *options, "-o", whole) == 0
-    data = whole.read_bytes()
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) * 2 // 3, most))
-    try:
-        assert run(profile, *options, "-o", part) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    kept = part.read_bytes()
-    assert data.startswith(kept)
-    assert kept.endswith(b"\n")
-    assert kept.count(b"\n") > 1000
-    why = os.strerror(errno.EFBIG)
-    said = f"error: {part}: cannot be written: {why}; what is there is kept, and --resume goes on from it\n"
-    assert capsys.readouterr().err == said
-    assert run(profile, *options, "-o", part, "--resume") == 0
-    assert part.read_bytes() == data
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -371,36 +320,6 @@ def test_cores_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     sweep(a_sweep(), one, executor="serial")
     sweep(a_sweep(), two, executor="cores", workers=2)
     assert one.read_bytes() == two.read_bytes()
-
-
-def test_a_worker_that_is_killed_is_replaced(profile: Path, tmp_path: Path) -> None:
-    whole, part = tmp_path / "whole.csv", tmp_path / "part.csv"
-    options = ["--vary", "gpu.memory_tokens=100:90k:300", "--columns", "rate_cap.*"]
-    assert run(profile, *options, "--executor", "serial", "-o", whole) == 0
-    command = [
-        sys.executable,
-        "-m",
-        "kvplan",
-        "sweep",
-        str(profile),
-        *options,
-        "--workers",
-        "2",
-        "-o",
-        str(part),
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=ENVIRONMENT)
-    wait_for_lines(part, 9)
-    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
-    assert process.communicate(timeout=100) == (None, b"")
-    assert process.returncode == 0
-    assert part.read_bytes() == whole.read_bytes()
-
-
-def workers_of(pid: int) -> list[int]:
-    """Processes that a pool of a process has started; the tracker of its resources is none of them."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def test_work_at_once_keeps_an_error_for_its_result() -> None:

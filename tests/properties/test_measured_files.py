@@ -10,16 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from result_files import (
     FORWARD_PASS,
-    HEADER,
     INFERENCEMAX,
     PHASE,
-    SERIES,
     SGLANG,
     VLLM,
     aiperf,
     guidellm,
     report,
-    run,
     stage,
 )
 from tiers import examples
@@ -95,16 +92,3 @@ def test_documents_with_any_values_in_them(document: Any, data: st.DataObject) -
     for _ in range(data.draw(st.integers(1, 3))):
         document = changed(document, data.draw(st.sampled_from(places(document))), data.draw(VALUES))
     read(json.dumps(document, indent=data.draw(st.sampled_from([None, 1]))))
-
-
-LOG, TABLE = run()
-
-
-@examples(60)
-@given(st.booleans(), st.data())
-def test_request_logs_and_series_with_any_cells(series: bool, data: st.DataObject) -> None:
-    header, rows = (SERIES, TABLE) if series else (HEADER, LOG)
-    row = data.draw(st.integers(0, len(rows) - 1))
-    cells = rows[row].rstrip("\n").split(",")
-    cells[data.draw(st.integers(0, len(cells) - 1))] = str(data.draw(VALUES))
-    read(header + "".join([*rows[:row], ",".join(cells) + "\n", *rows[row + 1 :]]))

@@ -323,22 +323,6 @@ def test_a_cycle_is_simulated_once_for_a_profile_and_all_its_remedies(
         assert Analyses(changed, profile.plan).status == "stable"
 
 
-def test_no_change_that_stabilises_is_looked_for_in_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight counts of roots in each of some fifty steps, of a profile whose prompts have a prefix in common."""
-    from kvplan.analysis import stability as module
-
-    looked = []
-    change = module._stabilising_change
-    monkeypatch.setattr(module, "_stabilising_change", lambda model: looked.append(model) or change(model))
-    text = SIMULATED.replace('"disaggregated"', '"fused", prefix_caching = true')
-    text = text.replace("input = 20,", "input = 20, shared = 5,")
-    profile = parse_profile(text.encode(), "shared.toml")
-    assert profile.model.finds_prefixes
-    (result,) = checking.check(profile, None, [parse("stability.unstable_modes < 0")]).results
-    assert not result.judgement.passed
-    assert len(looked) <= 1
-
-
 def test_a_figure_is_shown_on_the_side_of_the_bound_where_it_is() -> None:
     requirement = parse("load.headroom >= 0.2")
     assert telling_digits(requirement, 0.19999) == 5
@@ -787,14 +771,6 @@ def test_probabilities_that_vanish_are_no_difference_and_small_ones_no_large_eff
         "wait.kv_tokens",
         "safety_buffer.overflow_probability",
     ]
-
-
-def test_a_change_that_no_float_holds_is_none() -> None:
-    a = side(wait={"kv_tokens": 1e-314}, load={"headroom": -1e308})
-    b = side(wait={"kv_tokens": 2.0}, load={"headroom": 1e308})
-    found = diff.compare(a, b)
-    assert [(c.key, c.relative) for c in found.changes] == [("load.headroom", None), ("wait.kv_tokens", None)]
-    assert json_format.diff(found)["changes"][0]["relative_change"] is None
 
 
 def test_sources_come_last() -> None:

@@ -139,13 +139,6 @@ def test_the_figures_are_the_same_however_a_law_is_written(spellings: list[str],
             assert mine.decode_tokens.tolist() == same.decode_tokens.tolist()
 
 
-@pytest.mark.parametrize("name", ["many", "lognormal"])
-def test_so_are_reports(name: str) -> None:
-    first, other = SPELLINGS[name]
-    assert report(first) == report(other)
-    assert report("50", first) == report("50", other)
-
-
 @given(
     st.integers(100, 50_000).map(lambda n: n / 10), st.integers(50, 1500).map(lambda n: n / 1000), st.data()
 )

@@ -6,9 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import slow_simulator
-from oracle import System, Unsupported, live, replay, truth
-from oracle.kernel import footprint
-from oracle.saturated import residents, starts
+from oracle import System, live, replay, truth
 
 from kvplan.engine import Admission, Engine, EngineName
 from kvplan.model import ArrivalProcess, Prefill, Recorded, Replica, RequestClass, ServingModel, Timing
@@ -107,25 +105,6 @@ def test_requests_fare_as_in_the_slow_simulator_where_the_first_chunk_is_admitte
 # -- rates under a backlog --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prefill", list(Prefill))
-def test_the_smooth_count_is_that_of_completions(prefill: Prefill) -> None:
-    """Of 60,000 requests at once, over the time until the last but a hundredth are done."""
-    some = ServingModel(
-        (RequestClass("a", 30, (5, 20), (1.0, 2.0), 1.0), RequestClass("b", 8, (40,), (1.0,), 1.0)),
-        LAW,
-        Replica(900, 4, prefill, prefix_caching=False),
-    )
-    system = System.of(some)
-    known = truth(system)
-    tokens, iterations = system.draw(60_000, np.random.default_rng(5))
-    _, _, finish, evicted = replay(system, np.zeros(60_000), tokens, iterations)
-    assert evicted.mean() > 0.02
-    done = np.sort(finish)
-    counted = (done.size * 0.98) / (done[int(done.size * 0.99)] - done[int(done.size * 0.01)])
-    assert known.settled
-    assert known.rate_rps == pytest.approx(counted, rel=0.006)
-
-
 def test_one_length_keeps_the_worst_cycle_of_the_papers() -> None:
     """s = 2, d = 3: M/(d(s + d)) an iteration (SIC), from every start."""
     some = ServingModel(
@@ -144,28 +123,6 @@ def test_the_worst_start_counts() -> None:
     assert (known.start, known.settled) == ("flood", True)
     assert known.rate_rps == pytest.approx(23_592, rel=0.005)
     assert all(run.rate_rps > 26_000 for run in known.starts if run.start != "flood")
-
-
-@pytest.mark.parametrize("prefill", list(Prefill))
-def test_starts_fill_the_memory(prefill: Prefill) -> None:
-    rng = np.random.default_rng(1)
-    for _ in range(20):
-        system = System.of(model(prefill, rng))
-        for period in (None, 7.0):
-            tokens, iterations, age = residents(system, period, rng)
-            assert ((age >= 1) & (age < iterations)).all()
-            assert (np.diff(age) <= 0).all()
-            assert -(-(tokens + age - 1) // system.rules.block).sum() <= system.rules.blocks
-            assert tokens.size <= system.rules.seats
-            assert period is None or ((age - 1) % 7 == 0).all()
-
-
-def test_pulses_have_the_periods_of_the_lengths() -> None:
-    some = ServingModel(
-        (RequestClass("a", 5, (12, 30), (1.0, 1.0), 1.0),), LAW, Replica(500, 1, Prefill.DISAGGREGATED)
-    )
-    periods = {name: period for name, period in starts(System.of(some)).items() if period}
-    assert periods == {"pulse-gcd": 6, "pulse-mean": 21, "pulse-half": 15}
 
 
 # -- latencies at a rate ----------------------------------------------------------------------------------------
@@ -201,20 +158,3 @@ def test_a_replica_with_one_seat_is_a_queue_with_one_server() -> None:
     assert seen.figures["tpot_s.p99"] == pytest.approx(0.01)
     regular = replace(some, arrivals=ArrivalProcess(cv=0.0))
     assert live(System.of(regular), rate_rps=load / service).figures["ttft_s.p99"] == pytest.approx(0.01)
-
-
-def test_what_the_oracle_does_not_know_is_refused() -> None:
-    some = ServingModel((RequestClass("a", 3, (10,), (1.0,), 1.0),), LAW, Replica(1000))
-    other = replace(some, engine=Engine(EngineName.SGLANG))
-    with pytest.raises(Unsupported, match="engine"):
-        System.of(other)
-    trace = Recorded(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
-    recorded = replace(some, arrivals=ArrivalProcess(trace=trace))
-    with pytest.raises(Unsupported, match="trace"):
-        System.of(recorded)
-
-
-def test_footprints_add_up_blocks() -> None:
-    for block in (1, 4, 16):
-        blocks = np.cumsum([-(-tokens // block) for tokens in range(1, 100)])
-        assert [footprint(tokens, block) for tokens in range(100)] == [0, *blocks.tolist()]
