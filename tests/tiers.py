@@ -84,7 +84,6 @@ KEPT = {
     "properties/test_wait::test_the_queue_of_one_class_is_that_of_its_markov_chain": 1,
     "papers/test_simulated_values::test_lengths_2_and_3_evict_only_where_the_criterion_says_so": 1,
     "unit/test_cached_reports::test_what_can_collapse_is_never_called_stable": 1,
-    "cli/test_sweep::test_a_worker_that_is_killed_is_replaced": 0,
     "properties/test_nested_memory::test_required_memory_is_passed_in_a_share_delta_of_horizons_at_most": 1,
     "papers/test_prefix_theory::test_sessions_are_served_as_theory_says": 1,
     "unit/test_explain::test_every_figure_is_named_by_a_formula": 0,

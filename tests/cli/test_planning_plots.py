@@ -24,7 +24,7 @@ from kvplan.sweeps.results import read
 
 Run = Callable[..., tuple[int, str]]
 NAME = "tool-calls-h100"
-GRID = ["--vary", "gpu.memory_tokens=400k,50k,10", "--vary", "classes[0].rate=2:80:3"]
+GRID = ["--vary", "gpu.memory_tokens=400k,50k,10", "--vary", "classes[0].rate=2:54:3"]
 COLUMNS = ["--columns", "verdict.status,load.headroom", "--executor", "serial"]
 PNG, SVG = b"\x89PNG", b"<?xml"
 
@@ -50,7 +50,7 @@ def test_a_map_has_the_rows_of_the_file_in_their_places(run: Run, tmp_path: Path
     assert isinstance(found, planning.SweepMap)
     assert found.column == "load.headroom"
     assert found.y.values.tolist() == [10, 50_000, 400_000]
-    assert found.x.values.tolist() == [2, 41, 80]
+    assert found.x.values.tolist() == [2, 28, 54]
     assert found.status is not None
     for row, memory in enumerate(found.y.values.tolist()):
         for column, rate in enumerate(found.x.values.tolist()):

@@ -91,8 +91,13 @@ def advised(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-@every("text", [GOOD, GOOD.partition('\n\n[[classes]]\nname = "tools"')[0] + "\n"])
-@every("schedule", ["{ at = 0, factor = 1 }, { at = 9, factor = 1 }", "{ amplitude = 0 }"])
+@every(
+    ("schedule", "text"),
+    [
+        ("{ at = 0, factor = 1 }, { at = 9, factor = 1 }", GOOD),
+        ("{ amplitude = 0 }", GOOD.partition('\n\n[[classes]]\nname = "tools"')[0] + "\n"),
+    ],
+)
 def test_a_schedule_that_does_not_vary_changes_no_figure(schedule: str, text: str) -> None:
     """For two classes, and for one, whose wait is known exactly; what is measured is as good as the same."""
     same = model_of(text + f"[workload]\nperiod = 3600\nschedule = [{schedule}]\n")

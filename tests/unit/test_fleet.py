@@ -20,6 +20,7 @@ from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
 from kvplan.model.slo import parse_slo
 from kvplan.report.assembly import Analyses
+from kvplan.report.fleet import fleet_block
 from kvplan.study.fleet import timed
 from kvplan.study.operating_point import operating_point
 
@@ -208,7 +209,8 @@ def test_what_no_formula_covers_has_no_rates() -> None:
 
 
 def block_text(model: ServingModel, *slos: str) -> str:
-    found = Analyses(model, Plan(slos=tuple(map(parse_slo, slos)))).fleet
+    figures = fleet_figures(model, Plan(slos=tuple(map(parse_slo, slos))).limits)
+    found = fleet_block(figures, proved=model.timing.is_linear)
     assert found is not None
     return found.reason
 
