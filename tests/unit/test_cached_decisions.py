@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from every import every
 from kept import kept
+from measured import report_in_parts
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.population import users_of, with_part_of_users
@@ -63,10 +64,7 @@ def agents(arrive: str = "rate = 0.834", gpu: str = "") -> Profile:
 
 @cache
 def reported(arrive: str = "rate = 0.834", gpu: str = "") -> Any:
-    """What a report says, each block made when it is asked for."""
-    found = Analyses(agents(arrive, gpu).model, Plan())
-    found.profile = ProfileIdentity("n", "")  # type: ignore[attr-defined]
-    return found
+    return report_in_parts(agents(arrive, gpu).model)
 
 
 def steady(model: ServingModel) -> Kept:
