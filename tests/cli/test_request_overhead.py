@@ -1,7 +1,5 @@
 """What a request takes outside the engine: part of TTFT, E2E and of WAIT's latency in every command, of no load."""
 
-import csv
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +61,6 @@ def test_it_moves_ttft_and_e2e_of_every_policy_with_their_intervals_and_nothing_
             assert interval == (before and pytest.approx([end + shift for end in before]))
 
 
-def test_csv_has_it_and_the_notes_say_so(run: Run, pair: tuple[str, str]) -> None:
-    arguments = ("--policy", "vllm", "--requests", "200")
-    tables = [run("simulate", profile, *arguments, "--format", "csv")[1] for profile in pair]
-    rows = [{row["figure"]: row["value"] for row in csv.DictReader(StringIO(table))} for table in tables]
-    for figure in ("ttft_s.mean", "ttft_s.p95", "e2e_s.p50"):
-        assert float(rows[0][figure]) == pytest.approx(float(rows[1][figure]) + OVERHEAD)
-    assert rows[0]["tpot_s.mean"] == rows[1]["tpot_s.mean"]
-    notes = [document(run, "simulate", profile, *arguments)["notes"] for profile in pair]
-    assert sum("TTFT and E2E have 250 ms in them" in note for note in notes[0]) == 1
-    assert not any("outside the engine" in note for note in notes[1])
-
-
 def test_in_a_closed_loop_the_client_waits_for_it_too(run: Run, tmp_path: Path) -> None:
     """Three iterations of a second and half a second: a client has its answer, and sends the next, every 3.5 s."""
     profile = tmp_path / "slots.toml"
@@ -128,22 +114,6 @@ def test_sizes_meet_objectives_with_it_and_count_who_waits_in_the_engine(
     late = sized(pair[0], "--slo", "ttft_s.p95 <= 240 ms")
     assert late["replicas"] is None
     assert late["reason"].endswith("and 250 ms outside the engine; more replicas cannot make it less")
-
-
-def test_a_sweep_varies_it(run: Run, pair: tuple[str, str], tmp_path: Path) -> None:
-    columns = "load.headroom,stability.spectral_radius,simulation.vllm.e2e_s.mean"
-    out = tmp_path / "sweep.csv"
-    code, _, messages = run(
-        "sweep", pair[0], "--vary", "timing.request_overhead=0,1 s", "--columns", columns,
-        "--simulate", "--policy", "vllm", "--requests", "100", "--workers", "1", "-o", str(out),
-    )  # fmt: skip
-    assert code == 0, messages
-    none, second = csv.DictReader(out.read_text().splitlines()[1:])
-    assert float(second["timing.request_overhead"]) == 1
-    later = float(second["simulation.vllm.e2e_s.mean"]) - float(none["simulation.vllm.e2e_s.mean"])
-    assert later == pytest.approx(1, abs=0.1)  # the points have other requests
-    same = ("load.headroom", "stability.spectral_radius")
-    assert [second[key] for key in same] == [none[key] for key in same]
 
 
 def test_placements_and_settings_are_compared_with_it(run: Run, pair: tuple[str, str]) -> None:

@@ -90,15 +90,6 @@ def test_what_is_loaded_was_computed_before_and_takes_its_time(case: Case, tier:
         assert found.link_busy_s <= outcome.busy_s * (1 + 1e-9)
 
 
-@given(case=CASES)
-def test_a_host_with_room_for_nothing_more_changes_nothing(case: Case) -> None:
-    """Inclusive and as large as the memory in use at most: everything that it has is on the GPU."""
-    tier = Offload(case.replica.block_tokens, 0.5)
-    with_host, alone = run("vllm", hosted(case, tier)), run("vllm", case)
-    assert with_host.finish_s.tobytes() == alone.finish_s.tobytes()
-    assert with_host.series.kv_tokens.tolist() == alone.series.kv_tokens.tolist()
-
-
 @every("inclusive", [True, False])
 @every("overlap", [True, False])
 def test_compiled_runs_leave_the_same_bytes(inclusive: bool, overlap: bool) -> None:

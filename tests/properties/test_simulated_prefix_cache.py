@@ -54,43 +54,6 @@ def test_every_request_finds_what_a_pool_of_numbered_blocks_has_for_it(case: Cas
     agree(case, run("vllm", case))
 
 
-@given(case=CASES)
-def test_what_is_found_was_computed_before(case: Case) -> None:
-    outcome = run("vllm", case)
-    assert outcome.found is not None
-    block, found = case.replica.block_tokens, outcome.found
-    assert (found.hit_tokens % block == 0).all()
-    assert (found.hit_tokens < case.requests.input_tokens).all()
-    assert (found.recovered_tokens[outcome.evictions == 0] == 0).all()
-    assert (found.cached_tokens + outcome.series.kv_tokens <= case.replica.memory_tokens - block).all()
-    done = np.isfinite(outcome.finish_s)
-    assert outcome.shed is not None
-    assert not (done & outcome.shed).any()
-    admitted = np.isfinite(outcome.first_token_s) | (outcome.evictions > 0) | (found.hit_tokens > 0)
-    assert not (admitted & outcome.shed).any()
-
-
-@given(case=CASES)
-def test_without_anything_in_common_only_the_evicted_find_something(case: Case) -> None:
-    requests = replace(case.requests, prefixes=None)
-    outcome = run("vllm", replace(case, requests=requests))
-    assert outcome.found is not None
-    assert (outcome.found.hit_tokens == 0).all()
-    agree(replace(case, requests=requests), outcome)
-
-
-@given(case=CASES)
-def test_a_cache_that_nobody_uses_changes_nothing(case: Case) -> None:
-    """Nothing in common and nobody evicted: the same run with and without."""
-    alone = replace(case, requests=replace(case.requests, prefixes=None))
-    cached = run("vllm", alone)
-    plain = run("vllm", replace(alone, parameters=alone.parameters | {"prefix_caching": (0.0,)}))
-    assert plain.found is None
-    if plain.evictions.sum() == 0:
-        assert cached.finish_s.tobytes() == plain.finish_s.tobytes()
-        assert cached.series.kv_tokens.tolist() == plain.series.kv_tokens.tolist()
-
-
 @pytest.mark.parametrize("turns", [True, False])
 def test_compiled_runs_leave_the_same_bytes(turns: bool) -> None:
     shape = Shape(

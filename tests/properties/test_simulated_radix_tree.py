@@ -111,32 +111,6 @@ def test_the_retracted_find_what_had_come_into_the_tree(block: int, batched: int
     assert recovered >= 7 * block
 
 
-@given(case=CASES)
-def test_what_is_found_was_computed_before(case: Case) -> None:
-    outcome = run("sglang", case)
-    assert outcome.found is not None
-    block, found = case.replica.block_tokens, outcome.found
-    assert (found.hit_tokens % block == 0).all()
-    assert (found.hit_tokens < np.maximum(case.requests.input_tokens, 1)).all()
-    assert (found.recovered_tokens[outcome.evictions == 0] == 0).all()
-    assert (found.cached_tokens + outcome.series.kv_tokens <= case.replica.memory_tokens).all()
-    done = np.isfinite(outcome.finish_s)
-    assert outcome.shed is not None
-    assert not (done & outcome.shed).any()
-
-
-@given(case=CASES)
-def test_a_tree_that_nobody_uses_changes_nothing(case: Case) -> None:
-    """Nothing in common and nobody retracted: the same run with and without."""
-    alone = replace(case, requests=replace(case.requests, prefixes=None))
-    cached = run("sglang", alone)
-    plain = run("sglang", replace(alone, parameters=alone.parameters | {"prefix_caching": (0.0,)}))
-    assert plain.found is None
-    if plain.evictions.sum() == 0:
-        assert cached.finish_s.tobytes() == plain.finish_s.tobytes()
-        assert cached.series.kv_tokens.tolist() == plain.series.kv_tokens.tolist()
-
-
 def test_a_leaf_goes_as_a_whole_and_the_one_touched_last_stays() -> None:
     """Prompts of 6 and 4 tokens, and one of 4 that takes the room of one: all six of the first go, for four lacking.
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from oracles import RootCount, count_roots, stage_weights, survival_polynomial
 from strategies import mix_model, request_rows
 
-from kvplan.analysis import stability as searched
 from kvplan.analysis.fluid_map import fluid_map, run
 from kvplan.analysis.stability import (
     exact_survival_weights,

@@ -195,16 +195,6 @@ def test_an_overload_has_no_thresholds() -> None:
     assert (result.feasible, result.fits, result.thresholds, result.dial) == (False, False, None, ())
 
 
-def test_the_longest_requests_and_the_largest_memories_are_fine() -> None:
-    long = wait(dataclasses.replace(one_class(0.5, decode=100_000), replica=Replica(10**9)))
-    assert finite(long)
-    assert long.thresholds == (1,)  # half a request a second, an iteration of 10 ms
-    assert long.kv_tokens == 10 * 10**5 + 10**5 * (10**5 + 1) / 2  # five times that memory
-    assert (long.fits, long.max_thresholds) == (False, None)
-    short = wait(dataclasses.replace(one_class(0.5), replica=Replica(10**9)))
-    assert short.max_thresholds == (10**9 // 155,)
-
-
 def stationary_queue(arrivals: float, threshold: int) -> float:
     """Mean of W at the start of an iteration, from the transition matrix cut off far out."""
     size = 60 * threshold + 200

@@ -1,7 +1,5 @@
 """A loop over cases fails where one of them does, and names all that do."""
 
-from pathlib import Path
-
 import pytest
 from every import check_every, every
 
@@ -20,15 +18,6 @@ def test_all_failures_are_reported_at_once() -> None:
 def test_no_cases_prove_nothing() -> None:
     with pytest.raises(AssertionError, match="no cases"):
         check_every([], refuse_even)
-
-
-@every("first", ["a", "b"])
-@every(("second", "length"), [("a", 1), ("bc", 2)])
-def test_loops_within_loops_and_fixtures(first: str, second: str, length: int, tmp_path: Path) -> None:
-    """Each case has an empty folder."""
-    assert len(second) == length
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / first).touch()
 
 
 def test_a_looped_test_fails_with_its_cases() -> None:

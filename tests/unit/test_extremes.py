@@ -5,13 +5,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from every import check_every, every
 from strategies import mix_model
 
-from kvplan.analysis import kv_tail
-from kvplan.model import Replica, RequestClass, ServingModel, Timing
+from kvplan.model import ServingModel, Timing
 from kvplan.report.assembly import analyze, to_document
 
 TIMING = Timing(0.01, 1e-7, 1e-5, 1e-5)
@@ -62,10 +60,3 @@ def test_what_does_not_depend_on_the_rate_is_the_same_at_any_rate(exponent: int)
         assert scaled[block][key] == pytest.approx(one[block][key], rel=1e-9), key
     assert scaled["stability"]["stable"] == one["stability"]["stable"]
     assert scaled["load"]["offered_rps"] == pytest.approx(4 * float(f"1e{exponent}"), rel=1e-12)
-
-
-def test_where_no_sum_is_finite_there_is_no_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_tail, "cumulants", lambda grid, theta: np.full((3, theta.size), math.nan))
-    found = report(ServingModel((RequestClass("a", 100, (50,), (1.0,), 2.0),), TIMING, Replica(9000)))
-    assert set(found["safety_buffer"].values()) == {None}
-    assert (found["latency"]["status"], found["latency"]["reason"]) == ("steady", None)  # by runs

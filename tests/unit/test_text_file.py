@@ -100,15 +100,6 @@ def test_loops_over_lines_go_on_where_the_last_one_stopped() -> None:
     assert lines.rest() == ""
 
 
-@each_reader
-def test_a_line_that_never_ends_is_refused(tmp_path: Path, read: Callable[[Path], str], text: str) -> None:
-    """Some kilobytes that are 10 MB, and would be 10 GB as easily."""
-    path = tmp_path / "file.gz"
-    path.write_bytes(gzip.compress(text.encode() + b"\0" * 10_000_000))
-    with pytest.raises(UsageError, match=r"line|characters"):
-        read(path)
-
-
 def test_a_little_that_unpacks_to_a_lot_of_short_lines_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file.gz"
     path.write_bytes(gzip.compress((b"1,2".ljust(127) + b"\n") * (1 << 18)))
@@ -134,17 +125,6 @@ def test_zstd_frames_follow_one_another_and_unpack_piece_by_piece(tmp_path: Path
 def test_a_line_without_end_is_refused(read: Callable[[Path], str], text: str) -> None:
     with pytest.raises(UsageError, match="/dev/zero"):
         read(Path("/dev/zero"))
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@each_reader
-def test_millions_of_blank_lines_are_refused_before_their_end(
-    tmp_path: Path, read: Callable[[Path], str], text: str, end: str
-) -> None:
-    path = tmp_path / "file"
-    path.write_text(text + end * 1_500_000, newline="")
-    with pytest.raises(UsageError, match="more than 1,000,000 blank lines"):
-        read(path)
 
 
 HEADS = [
