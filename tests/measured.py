@@ -5,7 +5,6 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import wraps
 from typing import Any
 
-from kvplan.model import Plan, ServingModel
 from kvplan.report import assembly
 from kvplan.study import operating_point
 from kvplan.study.operating_point import OperatingPoint
@@ -46,10 +45,3 @@ def remember() -> None:
     for name in FOUND:
         setattr(assembly, name, once(getattr(assembly, name)))
     operating_point.operating_point = assembly.operating_point
-
-
-def report_in_parts(model: ServingModel, plan: Plan = Plan()) -> Any:  # noqa: B008
-    """A report of which only those blocks are made that a test, or what it calls, looks at."""
-    parts = assembly.Analyses(model, plan)
-    parts.profile = assembly.ProfileIdentity("one", "")  # type: ignore[attr-defined]
-    return parts

@@ -111,7 +111,6 @@ KEPT = {
     "properties/test_hindsight::test_a_bound_that_is_not_proven_optimal_is_still_one": 1,
     "papers/test_simulated_values::test_usage_has_the_tail_of_the_formula": 1,
     "properties/test_remedy::test_more_memory_remedies_a_verdict_that_hangs_on_a_simulated_cycle": 0,
-    "unit/test_engines::test_sglang_counts_4096_tokens_to_come_of_each": 0,
 }
 
 

@@ -332,26 +332,3 @@ def test_every_command_takes_classes_eighteen_powers_of_ten_apart(run: Run, tmp_
         assert code == 0, error
 
     check_every(COMMANDS, check)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "text",
-    [
-        f'schema = 1\nname = "many"\ngpu = {{ {LARGE} }}\ntiming = {{ {SLOW} }}\n'
-        + "".join(
-            f"[[classes]]\nname = '{i}'\ninput = {1 + 7919 * i % 9999}\ndecode = {step * (1 + i % 997)}\nrate = 1e-4\n"
-            for i in range(1000)
-        )
-        for step in (2, 1003)
-    ],
-    ids=["1,000 classes", "1,000 classes of a million tokens"],
-)
-def test_an_answer_takes_seconds(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "much.toml"
-    path.write_text(text)
-    called = [sys.executable, "-m", "kvplan", "analyze", str(path), "--format", "json"]
-    took = used(called, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
-    assert (took.code, took.err) == (0, "")
-    assert took.seconds < 10
-    assert took.mib < 1000

@@ -3,12 +3,10 @@
 import math
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from every import every
 from kept import kept
-from measured import report_in_parts
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.population import users_of, with_part_of_users
@@ -20,9 +18,9 @@ from kvplan.decide.requirement import parse
 from kvplan.decide.routing import routing
 from kvplan.decide.sizing import default_requests, size
 from kvplan.errors import UsageError
-from kvplan.model import ServingModel
+from kvplan.model import Plan, ServingModel
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.report.assembly import Report, analyze
+from kvplan.report.assembly import Analyses
 from kvplan.study.replicas import Kept, scaled
 
 AGENTS = """
@@ -63,8 +61,9 @@ def agents(arrive: str = "rate = 0.834", gpu: str = "") -> Profile:
 
 
 @cache
-def reported(arrive: str = "rate = 0.834", gpu: str = "") -> Any:
-    return report_in_parts(agents(arrive, gpu).model)
+def reported(arrive: str = "rate = 0.834", gpu: str = "") -> Analyses:
+    """What a report says, each block made when a test looks at it."""
+    return Analyses(agents(arrive, gpu).model, Plan())
 
 
 def steady(model: ServingModel) -> Kept:

@@ -8,8 +8,8 @@ import pytest
 import slow_simulator
 from oracle import System, live, replay, truth
 
-from kvplan.engine import Admission, Engine, EngineName
-from kvplan.model import ArrivalProcess, Prefill, Recorded, Replica, RequestClass, ServingModel, Timing
+from kvplan.engine import Admission
+from kvplan.model import ArrivalProcess, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.requests import Requests
 
 LAW = Timing(0.01, 1e-6, 2e-5, 1e-4, 3e-4, 4e-5, 40)
