@@ -14,9 +14,11 @@ from kvplan.analysis.admission import rate_cap
 from kvplan.analysis.equilibrium import (
     equilibrium,
     load,
+    most_admissions,
     saturation,
     strongest_levers,
     sustainable_rate,
+    time_alone,
 )
 from kvplan.model import Prefill, RequestClass, ServingModel, Timing
 
@@ -321,3 +323,16 @@ def test_requests_hold_whole_pages_and_these_take_no_time() -> None:
     timed = replace(timed, timing=replace(timed.timing, d1=1e-6))
     paged = replace(timed, replica=replace(timed.replica, block_tokens=16))
     assert load(timed).work_rate == load(paged).work_rate == pytest.approx(36e-6)
+
+
+def test_the_first_limit_that_is_met_bounds_admissions() -> None:
+    """Of 24 tokens a request holds 3 + 4 + 5 over three iterations: two an iteration; three in flight are one."""
+    found = [most_admissions(mix_model((2, 3, 1.0), memory=24, max_num_seqs=seats)) for seats in (None, 3)]
+    assert found == [2, 1]
+
+
+def test_a_request_alone_takes_the_time_of_its_iterations_and_of_its_work() -> None:
+    """Three iterations of 1.5 s, 10 tokens of prefill, and 11 + 12 + 13 tokens that are read."""
+    law = Timing(1.0, d1=0.01, d2=0.1, d3=0.5)
+    alone = time_alone(mix_model((10, 3, 1.0), memory=100, prefill="fused", timing=law))
+    assert alone == pytest.approx(3 * 1.5 + 10 * 0.1 + 36 * 0.01)
