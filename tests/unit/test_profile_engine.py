@@ -4,7 +4,6 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import tomli
 
-from kvplan.engines import EngineName as WithSettings
 from kvplan.errors import ProfileError
 from kvplan.ingest.profile_text import Part, composed
 from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin
@@ -124,7 +123,3 @@ def test_an_engine_is_kept_where_a_profile_is_composed() -> None:
     found = composed(base, [timing], source="a.csv")
     assert found.model.engine == base.model.engine
     assert "# MAX_UTILIZATION" in found.text
-
-
-def test_settings_are_written_for_the_engines_that_are_simulated() -> None:
-    assert set(WithSettings) == set(EngineName)
