@@ -17,20 +17,9 @@ classes = [{ name = "chat", input = 200, decode = { 4 = 1, 8 = 1 }, rate = 6 }]
 """
 CALLS = {  # with the exit code and some of what is said
     "--version": (0, "kvplan "),
-    "analyze tool-calls-h100": (0, "STABLE"),
-    "check tool-calls-h100 --accept workload --require 'load.headroom >= 30%'": (1, "FAIL"),
-    "diff tool-calls-h100 tool-calls-h100": (0, "Nothing differs."),
-    "simulate tool-calls-h100 --requests 20": (0, "greedy"),
-    "sweep tool-calls-h100 --vary gpu.memory_tokens=200k,400k --executor serial -o out.csv": (0, ""),
-    "size tool-calls-h100 --rate 20 --requests 20 --seeds 2": (0, "replica"),
-    "emit tool-calls-h100 --engine vllm": (0, "--max-num-seqs 698"),
-    "mix tool-calls-h100 --replicas 2": (0, "replica"),
-    "explain worst_cycle.loss tool-calls-h100": (0, "worst_cycle.loss"),
-    "reproduce sic-example-02": (0, "reproduced"),
-    "init mine.toml": (0, ""),
-    "profiles": (0, "tool-calls-h100"),
-    "schema": (0, "$schema"),
-    "import model Llama-3.1-8B --gpu 'RTX 4090'": (0, "memory_tokens"),
+    "analyze shop.toml": (0, "STABLE"),
+    "check shop.toml --require 'load.headroom >= 30'": (1, "FAIL"),
+    "sweep shop.toml --vary gpu.memory_tokens=2k,4k --columns load.headroom --workers 2 -o out.csv": (0, ""),
     "import log /dev/null": (2, "/dev/null"),
 }
 
