@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import command
 import numpy as np
@@ -38,6 +39,7 @@ from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Routing
 from kvplan.model.schedule import Sinusoid, Steps
 from kvplan.model.slo import Slo, parse_slo
+from kvplan.report.assembly import Analyses
 from kvplan.study.replicas import Kept, scaled
 
 COMMAND = ["size"]
@@ -84,7 +86,7 @@ def random_case(number: int) -> tuple[ServingModel, float, list[str]]:
     return model, demand, slos[: number % 3]
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", [*range(12), *at_night(*range(12, 20))])
 def test_as_many_as_trying_one_two_three_finds(number: int) -> None:
     """Every size from 1 on is judged here; only runs that `size` made are not made again."""
     model, demand, texts = random_case(number)
@@ -543,10 +545,15 @@ def test_what_is_asked_for_again_anywhere_is_not_found(run: Run, tmp_path: Path)
     assert ttft["random"] > 1.3 * ttft["session"]
 
 
+def cache_of(path: str | Path) -> Any:
+    """What `analyze` says of the prefix cache of a profile."""
+    return Analyses(kvplan.load(path).model, Plan()).prefix_cache
+
+
 def test_a_host_tier_is_weighed_against_gpus(run: Run, talks: str) -> None:
     """The rates are those that `analyze` says of the tier: whatever waits, and where waits are bounded."""
-    report = json.loads(command.run("analyze", talks, "--format", "json").stdout)["prefix_cache"]
-    rates = [report["sustainable_rps"]["guaranteed"]] * 2 + [report["host"]["recovers_up_to_rps"]]
+    cache = cache_of(talks)
+    rates = [cache.sustainable_rps.guaranteed] * 2 + [cache.host.recovers_up_to_rps]
     demand = 3.5 * rates[0]  # two with it, for 2.7 times as much
     counts = [math.ceil(demand / rate) for rate in rates]
     assert counts[0] > counts[2]
@@ -568,8 +575,7 @@ def test_a_host_tier_is_weighed_against_gpus(run: Run, talks: str) -> None:
 
     of_one = Path(talks).with_name("one.toml")
     of_one.write_text(TALKS.replace("rate = 1\n", f"rate = {demand / counts[2] / 16}\n"))
-    report = json.loads(command.run("analyze", of_one, "--format", "json").stdout)["prefix_cache"]
-    assert bounded["longest_wait_s"] == pytest.approx(report["host"]["longest_wait_s"])
+    assert bounded["longest_wait_s"] == pytest.approx(cache_of(of_one).host.longest_wait_s)
 
     _, text, _ = run(talks, "--rate", str(demand), "--headroom", "0", *prices, "--compare")
     words = " ".join(text.split())
