@@ -86,18 +86,10 @@ def test_no_file_name_commands_a_terminal_or_a_runner(
 
 # ---------------------------------------------------------------------------------------------- refusals
 
-LAYER = "{ kind = 'full', layers = 8, bytes = 1024 }"
-WINDOW = "{ kind = 'window', layers = 24, bytes = 1024, window = 4096 }"
-LAYERED = f"kv_blocks = 100_000_000, kv = [{LAYER}, {WINDOW}]"
 DRAFTS = "speculative = {{ tokens = {}, accepted = {}, draft_time = 1e-4, verify_time = 1e-5 }}"
 LARGE, SLOW = "memory_tokens = 100_000_000, prefix_caching = false", "d0 = 0.01, d1 = 1e-7"
 SIMULATE = ("--requests", "20", "--policy")
 TOO_MUCH = {
-    "radix tree": (
-        profile("memory_tokens = 100_000_000", SLOW, "input = 7_000_000\ndecode = 9\nrate = 1"),
-        ("simulate", *SIMULATE, "sglang"),
-        "a radix tree of up to",
-    ),
     "drafts simulated": (
         profile(
             "memory_tokens = 100_000_000",

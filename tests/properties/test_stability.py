@@ -417,23 +417,3 @@ def test_advice_names_a_change_that_does_stabilise() -> None:
         survival_polynomial([([100 + k + 1 for k in range(d)], Fraction(1, 2)) for d in changed])
     )
     assert exact.on == exact.outside == 0
-
-
-def test_inputs_that_no_float_tells_apart_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A class that all but never comes puts the last crossing beyond 2**53, where floats are more than 1 apart."""
-    tried = []
-    counted = searched.count_outside
-
-    def count(w: FloatArray, *args: float, **options: float) -> int | None:
-        tried.append(w)
-        return counted(w, *args, **options)
-
-    monkeypatch.setattr(searched, "count_outside", count)
-    found = min_stable_input(mix_model((1, (2, 6, 16, 32), 1e-12), (1586, 101, 52.0)))
-    assert found.exact is None
-    assert len({w.tobytes() for w in tried}) == len(tried) > 0
-
-
-def test_the_input_of_a_class_that_all_but_never_comes_may_be_all_there_is() -> None:
-    """Weights m + 1 and 2, a root at -2/(m + 1): inside from 2 on. The mean input is 1e-309, and 1 over it no float."""
-    assert min_stable_input(mix_model((0, 2, 1e9), (1, 1, 1e-9))).exact == 2
