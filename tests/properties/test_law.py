@@ -361,6 +361,8 @@ OTHER: dict[str, dict[str, Any]] = {
         "segments": 3,
         "slos": (parse_slo("e2e_s.p95 <= 1 h"), parse_slo("tpot_s.p99 <= 1 h")),
         "gpu_hour": 2.5,
+        "slower": 0.2,
+        "headroom": 0.5,
     },
     "model": {
         "request_overhead_s": 0.5,
@@ -417,6 +419,11 @@ UNMOVED = {
         "arrivals",
         "explain",
     ): "a dispersion is in the report's figures, which are explained all the same",
+    **{
+        ("plan", name, what): "a number of replicas alone, of which no report says anything"
+        for name in ("slower", "headroom")
+        for what in ("analyze", "sweep", "explain")
+    },
     ("plan", "slos", "simulate"): "it counts who was served well, and serves nobody otherwise",
     **{
         ("plan", name, "side by side"): "no part in load, equilibrium and saturation"

@@ -128,7 +128,7 @@ def test_a_requirement_is_read(text: str, path: tuple[object, ...], symbol: str,
         ("load.headroom >= inf", "is a number"),
         ("load.headroom >= null", "is a number"),
         ("load.headroom >= 0x10", "does not fit"),
-        ("load.headroom >= 1e999", "too large"),
+        ("load.headroom >= 1e999", "does not fit"),
         ("load.headroom >= 0.2 0.3", "does not fit"),
         ("load.headroom >= 20 ms", "does not fit load.headroom; write %, or nothing"),
         ("stability.gcd == 3%", "write no unit"),
@@ -315,7 +315,7 @@ def test_a_cycle_is_simulated_once_for_a_profile_and_all_its_remedies(
     profile = parse_profile(SIMULATED.encode(), "simulated.toml")
     (result,) = checking.check(profile, None, [parse("verdict.status == stable")]).results
     assert {remedy.lever.value for remedy in result.remedies} >= {"rate", "replicas"}
-    starts = [tuple(start) for _, start, _ in runs]
+    starts = [tuple(args[1]) for args in runs]
     assert len(starts) == len(set(starts)) == 4
     for remedy in result.remedies:
         changed = profile.changed({c.path: c.after for c in remedy.changes})
