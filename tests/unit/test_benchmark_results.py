@@ -336,6 +336,13 @@ def test_rate_sweeps_in_tables_say_what_was_asked_for_sent_and_done() -> None:
     assert found.group == "a"
 
 
+def test_an_answer_takes_its_first_token_and_the_times_between_the_others() -> None:
+    header = "requested_rps,done_rps,input,output,ttft_s,tpot_s\n"
+    (found,) = parse_samples([header, "10,9.9,200,64,0.1,0.01\n", "20,19.8,200,64,0.1,0.01\n"], "file")
+    assert isinstance(found, Sweep)
+    assert found.points[0].e2e_s == pytest.approx(0.1 + 63 * 0.01)
+
+
 ENVELOPE = {"timestamp": 1250, "event": {"schema": "dynamo.fpm.trace.v1", "fpm": FORWARD_PASS}}
 
 

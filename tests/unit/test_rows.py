@@ -3,18 +3,12 @@
 import hashlib
 import io
 import json
-import sys
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from every import every
-
-if sys.version_info >= (3, 14):
-    pass
-else:
-    pass
 
 from kvplan.errors import UsageError
 from kvplan.ingest.text_file import Lines
@@ -95,6 +89,23 @@ def test_every_format_is_recognised_by_content(tmp_path: Path, name: str, conten
     assert trace.format == name
     assert trace.sha256 == hashlib.sha256(content.encode()).hexdigest()
     assert trace.cut_off == 0
+
+
+def test_chats_are_none_of_mooncakes_though_their_seconds_are_whole(tmp_path: Path) -> None:
+    row = '{"chat_id": 1, "timestamp": %d, "input_length": 374, "output_length": 44, "hash_ids": [7]}\n'
+    trace, rows = rows_of(tmp_path, row % 1 + row % 3)
+    assert (trace.format, [arrival for arrival, _, _ in rows]) == ("Qwen-Bailian JSON lines", [1, 3])
+    assert (
+        len(
+            [
+                f
+                for f in FORMATS
+                if isinstance(f, RequestFormat)
+                and f.recognises(FirstLine.of(Lines("trace", io.StringIO(row % 1, newline=""))))
+            ]
+        )
+        == 1
+    )
 
 
 def test_bom_mixed_line_ends_blank_lines_and_a_missing_last_one_change_nothing(tmp_path: Path) -> None:
