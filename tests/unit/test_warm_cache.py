@@ -1,6 +1,7 @@
 """Trials of a warm prefix cache: what the theory's own runs showed, and who has them made."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -199,13 +200,13 @@ def test_analyze_says_in_words_what_runs_showed(small: Path) -> None:
 
 @pytest.mark.usefixtures("_short")
 def test_check_makes_a_trial_where_a_requirement_names_it(small: Path) -> None:
-    def checked(*requirements: str) -> tuple[int, str]:
+    def checked(*requirements: str, more: Sequence[str] = ()) -> tuple[int, str]:
         required = [part for text in requirements for part in ("--require", text)]
-        result = run("check", small, *ACCEPT, *required)
+        result = run("check", small, *ACCEPT, *required, *more)
         return result.returncode, " ".join((result.stdout + result.stderr).split())
 
     assert checked("prefix_cache.trial.lasted == 5")[0] == 0
-    code, text = checked("prefix_cache.trial.runs >= 6", "load.headroom >= 0")
+    code, text = checked("prefix_cache.trial.runs >= 6", "load.headroom >= 0", more=["--remedies"])
     assert code == 1
     assert "no change is tried on a warm prefix cache" in text
     assert "load.headroom >= 0: rate down" in text
