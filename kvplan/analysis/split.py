@@ -261,20 +261,6 @@ def served(side: Side, itl_s: float = math.inf) -> Served:
     return Served(requests / time, time, binding)
 
 
-def even_budget(side: Side, itl_s: float) -> float:
-    """Tokens that iterations compute which are all as long as `itl_s`, no other limit binding.
-
-    Examples
-    --------
-    >>> both = Side(Timing(8e-3, 0.04e-6, 25e-6, 15e-6), 417_900, 2000, 200, computed_tokens=2199)
-    >>> round(even_budget(both, 0.02))
-    379
-    """
-    free = replace(side, memory_tokens=math.inf, max_num_seqs=math.inf, max_num_batched_tokens=math.inf)
-    found = served(free, itl_s)
-    return found.rate_rps * found.iteration_time_s * side.computed_tokens
-
-
 @lru_cache(maxsize=256)
 def _most(side: Side) -> tuple[float, str]:
     """Requests an iteration at which a replica serves most, and the limit that keeps it from more of them."""
@@ -414,16 +400,6 @@ def crossing(found: Sides, prefill: int, decode: int, gpus: int) -> Crossing | N
     (0.0495, True)
     """
     return _crossing(found, gpus, lambda itl_s: split_rps(found, prefill, decode, itl_s))
-
-
-def best_crossing(found: Sides, gpus: int) -> Crossing | None:
-    """As `crossing`, of the split that is best at each limit."""
-
-    def most(itl_s: float) -> float:
-        best = best_split(found, gpus, itl_s)
-        return 0.0 if best is None else best.rate_rps
-
-    return _crossing(found, gpus, most)
 
 
 def _crossing(found: Sides, gpus: int, split: Callable[[float], float]) -> Crossing | None:

@@ -23,7 +23,6 @@ from kvplan.cli import (
     profiles,
     reproduce,
     simulate,
-    size,
     sweep,
 )
 from kvplan.cli.common import say
@@ -65,7 +64,6 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     diff.diff: "kvplan diff before.toml after.toml",
     simulate.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
     sweep.sweep: "kvplan sweep my-service.toml --vary 'gpu.memory_tokens=20k:400k:20' -o results.csv",
-    size.size: "kvplan size tool-calls-h100 --rate 200 --slo 'ttft_s.p95 <= 2 s' --price gpu=2.50",
     emit.emit: "kvplan emit tool-calls-h100 --engine vllm",
     mix.mix: "kvplan mix two-tier-100-125 --replicas 2",
     explain.explain: "kvplan explain worst_cycle.loss tool-calls-h100",

@@ -82,10 +82,6 @@ Slos = Annotated[
     ),
 ]
 Format = Annotated[DocumentFormat, typer.Option("--format", help="Format of the result.")]
-Seeds = Annotated[
-    int,
-    typer.Option("--seeds", help="Number of seeds that each simulation is run with, at least 2."),
-]
 Requests = Annotated[
     int | None,
     option(
@@ -172,16 +168,6 @@ def replaying(loaded: "profile_file.Profile") -> "profile_file.Profile":
 def standard_input() -> BinaryIO:
     """The bytes of standard input; none where it is closed."""
     return sys.stdin.buffer if sys.stdin else io.BytesIO()
-
-
-def check_runs(seeds: int, requests: int | None) -> None:
-    """Refuse numbers that no simulation can be run with."""
-    from kvplan.simulation.experiments.load import MAX_REQUESTS
-
-    if seeds < _LEAST_SEEDS:
-        raise UsageError(f"--seeds {seeds}: at least {_LEAST_SEEDS}, for there is no interval with one")
-    if requests is not None and not 1 <= requests <= MAX_REQUESTS:
-        raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
 
 
 def check_plot(plot: Path | None, profiles: Sequence[str | None], output: Path | None) -> None:

@@ -1,1 +1,1 @@
-"""Decisions on reports: gate, remedies, differences, sizes."""
+"""Decisions on reports: gate, remedies, differences."""

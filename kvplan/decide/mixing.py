@@ -131,7 +131,7 @@ def placements_compared(model: ServingModel, plan: Plan, replicas: int) -> Compa
 
 def _refuse_prefixes(model: ServingModel) -> None:
     if any(c.sessions is not None for c in model.classes):
-        raise UsageError("mix places classes of requests, and the profile has [[sessions]]; see kvplan size")
+        raise UsageError("mix places classes of requests, and the profile has [[sessions]]; see kvplan plan")
     if model.finds_prefixes:
         raise UsageError(
             "mix is for requests without prefixes in common: what a cache finds depends on who shares the replica. "

@@ -15,17 +15,9 @@ from kvplan.version import __version__
 if TYPE_CHECKING:
     from kvplan.decide import check as checking
     from kvplan.decide import diff as differing
-    from kvplan.decide.autoscaling import Day
-    from kvplan.decide.crossing import Lines
-    from kvplan.decide.fleet import Sizing, Weighed
     from kvplan.decide.mixing import Comparison
     from kvplan.decide.remedy import Remedy
-    from kvplan.decide.sizing import Size
-    from kvplan.decide.splitting import Candidate as Way
-    from kvplan.decide.splitting import Fewest
     from kvplan.emit.settings import EngineSettings
-    from kvplan.layout.splitting import Shown
-    from kvplan.model import FloatArray
     from kvplan.planning.plan import Plan as Planned
     from kvplan.profile.reading import Profile
     from kvplan.report.assembly import ProfileIdentity, Report
@@ -34,7 +26,6 @@ if TYPE_CHECKING:
     from kvplan.simulation.experiments.hindsight_bound import StudyBound
     from kvplan.simulation.experiments.study import Study
     from kvplan.study.operating_point import OperatingPoint
-    from kvplan.study.replicas import Kept
 
     Owner = Profile | ProfileIdentity
 
@@ -295,192 +286,6 @@ def plan(found: "Planned") -> Document:
         "profile": {"sha256": found.profile.sha256},
     }
     return document
-
-
-# ---------------------------------------------------------------------------------------------------- size
-
-
-def size(found: "Sizing", day: "Day | None" = None) -> Document:
-    """Replicas for a demand, of every profile; and of the one a simulated period of its schedule."""
-    from kvplan.layout.sizing import notes
-
-    best = found.best
-    routed = [offer.fleet.heaviest.router is not None for offer in found.offers]
-    sources = _SIZE_SOURCES | (_ROUTED if any(routed) else {}) | ({} if all(routed) else _AT_RANDOM)
-    document = {
-        **_document(),
-        "headroom": found.headroom,
-        "slos": [slo.text for slo in found.slos],
-        "simulated": {"policy": found.policy, "requests": list(found.requests), "seeds": found.seeds},
-        "best": None if best is None else best.label,
-        "profiles": [
-            {
-                **_fields(offer, "label", "name", "sha256"),
-                "gpus_per_replica": offer.gpus,
-                "price_per_replica_hour": offer.price,
-                "cost_per_hour": offer.cost,
-                "cost_per_million_output_tokens": offer.per_million_output_tokens,
-                "mean_replicas": offer.fleet.mean_replicas,
-                "mean_gpus": offer.mean_gpus,
-                "gpus": None if (count := offer.fleet.heaviest.replicas) is None else count * offer.gpus,
-                **_size(offer.fleet.heaviest),
-                "host_tier": None if offer.tier is None else _weighed(offer.tier, offer.gpus),
-                "hours": [
-                    {
-                        **_fields(hour, "start_s", "end_s"),
-                        "demand_rps": 0 if hour.size is None else hour.size.demand_rps,
-                        "replicas": hour.replicas,
-                        "binding": None if hour.size is None else hour.size.binding,
-                    }
-                    for hour in offer.fleet.hours
-                ],
-            }
-            for offer in found.offers
-        ],
-        "sources": sources,
-        "notes": list(notes(found)),
-    }
-    return document if day is None else {**document, "autoscaling": _day(day)}
-
-
-def _day(found: "Day") -> Document:
-    from kvplan.layout.autoscaling import notes
-
-    lost = found.lost_to_loading
-    return {
-        **_fields(found, "period_s", "load_s", "replicas", "requests", "seeds", "routing"),
-        **{
-            name: {"cost": found.cost(figures), **{key: _mean(*known) for key, known in figures.items()}}
-            for name, figures in found.ways.items()
-        },
-        "lost_to_loading": None if lost is None else _mean(*lost),
-        "basis": "simulated",
-        "notes": list(notes(found)),
-    }
-
-
-def _weighed(tier: "Weighed", gpus: int) -> list[Document]:
-    return [
-        {
-            **_fields(way, "has_tier", "longest_wait_s"),
-            "replicas": way.fleet.heaviest.replicas,
-            "mean_gpus": None if (mean := way.fleet.mean_replicas) is None else mean * gpus,
-            "price_per_replica_hour": way.price,
-            "cost_per_hour": way.cost,
-            "worth": tier.worth(way),
-            "worth_per_replica_hour": tier.worth_per_hour(way),
-        }
-        for way in tier.ways
-    ]
-
-
-def splitting(shown: "Shown", profile: "Profile") -> Document:
-    """Split or together: keys of the report's `fleet` block, with what was simulated, and all candidates."""
-    from kvplan.layout.splitting import notes
-
-    found = shown.found
-    return {
-        **_document(),
-        "profile": {"name": profile.name, "sha256": profile.sha256},
-        "sides": None
-        if shown.kinds is None
-        else {
-            role: {"name": one.name, "sha256": one.sha256, "gpus_per_replica": one.model.replica.gpus}
-            for role, one in zip(("prefill", "decode", "together"), shown.kinds, strict=True)
-        },
-        "slos": [slo.text for slo in shown.slos],
-        "simulated": {"policy": shown.policy, "requests": shown.requests, "seeds": shown.seeds},
-        "demand": None if shown.demand is None else _demand(shown.demand),
-        "fleet": {
-            "split": None if found.split is None else _way(found.split, shown),
-            "together": None if found.together is None else _way(found.together, shown),
-            "winner": found.winner,
-            "crossing_itl_s": found.crossing_itl_s,
-            "reason": found.reason,
-        },
-        "limits": None if shown.lines is None else _lines(shown.lines),
-        "candidates": [_way(one, shown) for one in found.tried],
-        "notes": list(notes(shown)),
-    }
-
-
-def _lines(one: "Lines") -> Document:
-    def both(rates: "FloatArray") -> Document:
-        known = [[None if math.isnan(rate) else rate for rate in way] for way in rates.tolist()]
-        return dict(zip(("split_rps", "together_rps"), known, strict=True))
-
-    return {
-        "objective": one.key,
-        "limit_s": one.limit_s.tolist(),
-        "formula": both(one.formula),
-        "simulated": both(one.simulated),
-        "crossing": {
-            "formula": None if one.crossing is None else one.crossing._asdict(),
-            "simulated": None if one.crossed is None else one.crossed._asdict(),
-        },
-    }
-
-
-def _demand(one: "Fewest") -> Document:
-    fewer = None if one.fewer is None else dict(zip(("gpus", "goodput_rps"), one.fewer, strict=True))
-    return {**_fields(one, "needed_rps", "gpus"), "fewer": fewer}
-
-
-def _way(one: "Way", shown: "Shown") -> Document:
-    fleet = one.fleet
-    mean = {key: one.figures.get(f"{key}.mean") for key in ("ttft_s", "itl_s")}
-    return {
-        "prefill": fleet.prefill if fleet.is_split else None,
-        "decode": fleet.decode if fleet.is_split else None,
-        "replicas": fleet.size,
-        "max_num_batched_tokens": one.budget_tokens,
-        "gpus": one.gpus,
-        "cost_per_hour": shown.per_hour(one),
-        "rate_rps": one.formula_rps,
-        "goodput_rps": one.goodput_rps,
-        **{key: None if known is None else known.mean for key, known in mean.items()},
-        "figures": {key: known._asdict() for key, known in one.figures.items()},
-    }
-
-
-_SIZE_SOURCES = {
-    "closed_form": {"source": "WAIT-s eq. 3-6", "basis": "computed"},
-    "replicas": {"source": "new: simulated at that size and one less", "basis": "simulated"},
-    "thresholds.kv_utilization": {"source": "WAIT-s eq. 3-6", "basis": "computed"},
-    "thresholds.waiting": {"source": "Little's law on the simulated TTFT", "basis": "simulated"},
-}
-_AT_RANDOM = {
-    "even_split": {"source": "every replica gets each request with probability 1/N", "basis": "assumption"}
-}
-_ROUTED = {"router": {"source": "new: all replicas simulated with their router", "basis": "simulated"}}
-
-
-def _size(one: "Size") -> Document:
-    return {
-        **_fields(one, "demand_rps", "needed_rps", "sustainable_rps", "limit", "closed_form", "replicas"),
-        "binding": None if one.replicas is None else one.binding,
-        "reason": one.reason or None,
-        "probes": [
-            {
-                **_fields(probe, "replicas", "rate_rps", "load", "enough"),
-                "missed": list(probe.missed),
-                **_kept(probe.kept),
-            }
-            for probe in one.probes
-        ],
-        "router": one.router,
-        "idle": None if one.idle is None else _kept(one.idle),
-        "thresholds": None if one.thresholds is None else one.thresholds._asdict(),
-        "users": None if one.users is None else dict(zip(("demand", "guaranteed"), one.users, strict=True)),
-        "routing": None
-        if one.routing is None
-        else {name: routed._asdict() for name, routed in one.routing._asdict().items()},
-    }
-
-
-def _kept(kept: "Kept") -> Document:
-    figures = {key: _mean(f.value, f.low, f.high) for key, f in kept.figures.items()}
-    return {"steady": kept.trend == "steady", "figures": figures}
 
 
 # ----------------------------------------------------------------------------------------------------- mix

@@ -68,11 +68,6 @@ class Fleet:
         return self.replicas == 0
 
     @property
-    def sides_differ(self) -> bool:
-        """Whether a side runs on something of its own."""
-        return self.prefill_on is not None or self.decode_on is not None
-
-    @property
     def size(self) -> int:
         """Replicas in all."""
         return self.prefill + self.decode + self.replicas

@@ -1,11 +1,10 @@
-"""Drawing prefix caches, sweeps and sizes on axes of matplotlib; `kvplan.plots.drawing` makes files of them."""
+"""Drawing prefix caches and sweeps on axes of matplotlib; `kvplan.plots.drawing` makes files of them."""
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.decide.crossing import Lines
 from kvplan.plots import planning
 from kvplan.plots.fleet import FleetRates
 from kvplan.plots.palette import LIGHT
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_FLEET_COLOURS = ("blue", "orange", "green", "violet", "red")
 _LEAST_PERCENT = 1e-9  # that an axis can end at
 _THOUSANDS_FROM = 10_000
 _STATUS_NAMES = ("stable", "needs cap", "overloaded")
@@ -90,38 +88,6 @@ def fleet_rates(axes: "Axes", content: FleetRates) -> None:
     _plain_log(axes.xaxis)
 
 
-def split_lines(axes: "Axes", content: Lines) -> None:
-    """What the best split and the best together serve against a limit, by formula and by simulation."""
-    limit = 1000 * content.limit_s
-    for name, colour, formula, simulated in zip(
-        ("apart", "together"), ("orange", "blue"), content.formula, content.simulated, strict=True
-    ):
-        shown = np.where(simulated > 0, simulated, np.nan)
-        axes.plot(limit, shown, color=LIGHT[colour], label=name)
-        axes.plot(limit, formula, ":", color=LIGHT[colour], linewidth=1.2)
-    axes.plot([], [], ":", color=LIGHT["ink"], linewidth=1.2, label="by formula")
-    axes.axvline(1000 * content.own_s, color=LIGHT["ink"], linewidth=1.0, linestyle="--", label="objective")
-    for found, rates, face in (
-        (content.crossing, content.formula, LIGHT["paper"]),
-        (content.crossed, content.simulated, LIGHT["ink"]),
-    ):
-        if found is not None and limit[0] <= 1000 * found.itl_s <= limit[-1]:
-            height = float(np.interp(found.itl_s, content.limit_s, rates[0]))
-            style: dict[str, Any] = {"color": LIGHT["ink"], "markerfacecolor": face, "markersize": 6}
-            axes.plot([1000 * found.itl_s], [height], "o", **style)
-    axes.plot([], [], "o", color=LIGHT["ink"], label="even")
-    if content.crossed is not None:
-        alike = 1000 * content.crossed.low_s, 1000 * content.crossed.high_s
-        axes.axvspan(*alike, color=LIGHT["ink"], alpha=0.1, linewidth=0, label="alike to 2%")
-    block, _, name = content.key.partition(".")
-    axes.set(
-        xlabel=f"limit on {block.removesuffix('_s').upper()} {name}, ms", ylabel="requests/s", xscale="log"
-    )
-    axes.set_xlim(limit[0], limit[-1])
-    axes.set_ylim(0, None)
-    _plain_log(axes.xaxis)
-
-
 def _joined(shown: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """And the point after each, so that a line has no gap where its kind changes."""
     joined: NDArray[np.bool_] = shown | np.append(False, shown[:-1])
@@ -189,24 +155,3 @@ def _scale(axes: "Axes", scale: planning.Scale, which: str) -> None:
         axes.set(**{f"{which}scale": "log"})
     elif scale.values[-1] >= _THOUSANDS_FROM:
         getattr(axes, f"{which}axis").set_major_formatter(EngFormatter(sep=""))
-
-
-def fleet(axes: "Axes", content: planning.FleetPlot) -> None:
-    """Replicas against demand: steps by formula, and what was simulated."""
-    from matplotlib.ticker import MaxNLocator
-
-    top = 0.0
-    for number, one in enumerate(content.profiles):
-        colour = LIGHT[_FLEET_COLOURS[number % len(_FLEET_COLOURS)]]
-        label = "formula" if len(content.profiles) == 1 else f"{one.label}: formula"
-        axes.stairs(one.replicas, one.demand_rps, baseline=None, color=colour, label=label)
-        for points, mark in ((one.enough, "o"), (one.not_enough, "x")):
-            axes.plot(points[:, 0], points[:, 1], mark, color=colour, markersize=5)
-            top = max(top, float(points[:, 1].max(initial=0)))
-        top = max(top, float(one.replicas[-1]))
-    axes.plot([], [], "o", color=LIGHT["ink"], label="simulated: enough")
-    axes.plot([], [], "x", color=LIGHT["ink"], label="simulated: not enough")
-    axes.set(xlabel="demand, requests/s", ylabel=content.unit)
-    axes.set_xlim(0, max(float(one.demand_rps[-1]) for one in content.profiles))
-    axes.set_ylim(0, 1.08 * top)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=content.unit == "replicas"))

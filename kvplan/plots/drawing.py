@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvplan.decide import crossing
 from kvplan.errors import UsageError
 from kvplan.plots import charts, data, fleet, planning, prefix_cache
 from kvplan.plots.palette import LIGHT
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PlotData = data.ReportData | planning.SweepMap | planning.SweepLine | planning.FleetPlot | crossing.Lines
+PlotData = data.ReportData | planning.SweepMap | planning.SweepLine
 
 HOW_TO_INSTALL = "plots need matplotlib; in a checkout of kvplan: pip install '.[plot]'"
 
@@ -190,10 +189,6 @@ def _drawn(content: PlotData) -> "Figure":
             charts.sweep_map(figure, axes, content)
         case planning.SweepLine():
             charts.sweep_line(axes, content)
-        case planning.FleetPlot():
-            charts.fleet(axes, content)
-        case crossing.Lines():
-            charts.split_lines(axes, content)
     _legend(figure, axes)
     return figure
 

@@ -1,4 +1,4 @@
-"""What is in the plots of sweeps and of sizes: arrays from their results; nothing is drawn here."""
+"""What is in the plots of sweeps: arrays from their results; nothing is drawn here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,16 +12,12 @@ from kvplan.report.keys import Kind
 from kvplan.report.words import Status
 
 if TYPE_CHECKING:
-    from kvplan.decide.fleet import Hour, Sizing
-    from kvplan.decide.sizing import Size
     from kvplan.sweeps.definition import Sweep
 
 STATUSES = (Status.STABLE, Status.NEEDS_CAP, Status.OVERLOADED)  # by the number that stands for each
 STATUS_KEY = "verdict.status"
 MOST_POINTS = 10**6
 _USUAL = "load.headroom"
-_BEYOND = 1.5  # times the largest demand
-_MOST_STEPS = 400
 
 
 class Scale(NamedTuple):
@@ -61,35 +57,6 @@ class SweepLine:
     column: str
     figure: FloatArray
     status: FloatArray | None
-
-
-@dataclass(frozen=True)
-class FleetSteps:
-    """Replicas of one profile against demand.
-
-    Attributes
-    ----------
-    demand_rps : ndarray, shape (n_steps + 1,)
-        Where the closed form takes a step; 0 first, the end of the plot last.
-    replicas : ndarray, shape (n_steps,)
-        Between them.
-    enough, not_enough : ndarray, shape (n, 2)
-        Demand and replicas of simulated sizes.
-    """
-
-    label: str
-    demand_rps: FloatArray
-    replicas: FloatArray
-    enough: FloatArray
-    not_enough: FloatArray
-
-
-@dataclass(frozen=True)
-class FleetPlot:
-    """All profiles of a `kvplan size`; `unit` is what their `replicas` are counted in."""
-
-    profiles: tuple[FleetSteps, ...]
-    unit: str = "replicas"
 
 
 def check_sweep(sweep: "Sweep") -> None:
@@ -173,58 +140,3 @@ def sweep_plot(sweep: "Sweep", found: Mapping[str, Sequence[object]]) -> SweepMa
         return SweepLine(scales[0], name, figure, status)
     # the first key of a grid changes slowest: rows of the map
     return SweepMap(scales[1], scales[0], name, figure, status)
-
-
-def fleet_plot(found: "Sizing", *, compare: bool = False) -> FleetPlot:
-    """Replicas against demand, for every profile that was offered: steps by formula, and what was simulated.
-
-    To be compared, what they are ranked by: the cost of an hour where they have prices, else GPUs.
-    """
-    title, each = "replicas", [1.0] * len(found.offers)
-    if compare:
-        title, each = "GPUs", [float(offer.gpus) for offer in found.offers]
-        if prices := [offer.price for offer in found.offers if offer.price is not None]:
-            title, each = "cost per hour", prices
-    most = max(
-        size.demand_rps for offer in found.offers for size in _sizes(offer.fleet.heaviest, offer.fleet.hours)
-    )
-    return FleetPlot(
-        tuple(
-            _steps(
-                offer.label,
-                _sizes(offer.fleet.heaviest, offer.fleet.hours),
-                found.headroom,
-                _BEYOND * most,
-                height,
-            )
-            for offer, height in zip(found.offers, each, strict=True)
-        ),
-        title,
-    )
-
-
-def _sizes(heaviest: "Size", hours: "Sequence[Hour]") -> list["Size"]:
-    return [hour.size for hour in hours if hour.size is not None] or [heaviest]
-
-
-def _steps(
-    label: str, sizes: "Sequence[Size]", headroom: float, top_rps: float, each_costs: float
-) -> FleetSteps:
-    one = max(sizes, key=lambda size: size.demand_rps)
-    each = one.sustainable_rps / (1 + headroom)
-    count = int(np.ceil(top_rps / each))
-    every = -(-count // _MOST_STEPS)  # beyond, neighbours cannot be told apart
-    replicas = np.unique(np.append(np.arange(every, count, every), count))
-    edges = np.minimum(np.append(0.0, replicas * each), top_rps)
-    tried = [(size.demand_rps, probe.replicas, probe.enough) for size in sizes for probe in size.probes]
-    near = [
-        point
-        for point in tried
-        if point[1] <= 2 * max(size.replicas or size.closed_form for size in sizes) + 1
-    ]
-
-    def points(wanted: bool) -> FloatArray:
-        chosen = [(demand, count * each_costs) for demand, count, enough in near if enough is wanted]
-        return np.array(chosen, dtype=np.float64).reshape(-1, 2)
-
-    return FleetSteps(label, edges, replicas * each_costs, points(True), points(False))

@@ -752,7 +752,7 @@ class _Bounds(_Table):
 
 
 class _Slos(_Table):
-    """Service level objectives, which goodput and `kvplan size` hold to."""
+    """Service level objectives, which goodput and `kvplan plan` hold to."""
 
     model_config = ConfigDict(title="Service level objectives")
 

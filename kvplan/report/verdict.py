@@ -109,7 +109,7 @@ def _for_objectives(goodput: Goodput | None, offered: Load, status: Status) -> s
         return f"Loosen {goodput.binding}, or shorten iterations: even an idle replica misses it."
     return (
         f"Bring the load below {format_number(goodput.rate_rps)} requests/s, above which {goodput.binding} is missed, "
-        "or serve it with more replicas: kvplan size finds how many."
+        "or serve it with more replicas: kvplan plan finds how many."
     )
 
 

@@ -77,16 +77,13 @@ def test_a_trace_of_another_rate_is_stretched_and_said_to_be(tmp_path: Path) -> 
     assert "replayed from a trace, gaps 2 times as long as recorded" in said
 
 
-def test_size_needs_more_for_arrivals_that_cluster(tmp_path: Path) -> None:
+def test_a_plan_needs_more_for_arrivals_that_cluster(tmp_path: Path) -> None:
     """Of twenty at once each of two replicas computes ten prompts, in 20 ms + 10 · 300 · 50 µs = 170 ms."""
 
     def needed(text: str) -> int:
-        file = with_workload(tmp_path, text)
-        slo = ("--slo", "ttft_s.p95 <= 0.15 s", "--seeds", "2")
-        found = json.loads(
-            run("size", file, *slo, "--rate", "20", "--headroom", "0", "--format", "json").stdout
-        )
-        return found["profiles"][0]["replicas"]
+        slo = ("--slo", "ttft_s.p95 <= 0.15 s")
+        done = run("plan", with_workload(tmp_path, text), *slo, "--rate", "20", "--format", "json")
+        return json.loads(done.stdout)["plan"]["replicas"]
 
     trace_in(tmp_path)
     poisson, clustered, replayed = needed("cv = 1"), needed("cv = 6"), needed('trace = "requests.csv"')

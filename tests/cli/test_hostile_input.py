@@ -59,7 +59,7 @@ def test_no_name_commands_a_terminal_or_a_ci_server(run: Run, tmp_path: Path) ->
             *("analyze --format text", "analyze --format markdown", "analyze --format json"),
             "explain wait.classes[].threshold",
             "explain equilibrium.classes[].in_flight --format markdown",
-            *("simulate --requests 50", "size --requests 500", "emit --engine vllm"),
+            *("simulate --requests 50", "plan", "emit --engine vllm"),
             "mix --replicas 2",
         ),
         check,
@@ -300,14 +300,13 @@ def test_extreme_profiles_are_analyzed(run: Run, tmp_path: Path) -> None:
     check_every(EXTREME, check)
 
 
-FEW = "--requests 60 --seeds 2"
 COMMANDS = (
     "check FILE --require verdict.status==overloaded",
     "simulate FILE --policy greedy,vllm --requests 60",
     "explain load FILE",
     "explain stability.min_stable_input_tokens.asymptotic FILE",
     "sweep FILE --vary timing.d0=1ms,2ms -o OUTPUT",
-    f"size FILE --rate 1 {FEW}",
+    "plan FILE --rate 1",
     "mix FILE --replicas 2",
     "emit FILE",
 )

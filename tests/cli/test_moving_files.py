@@ -43,7 +43,7 @@ COMMANDS = [
         (["simulate", "PIPE", "--requests", "50"], PROFILE),
         (["simulate", "tool-calls-h100", "--policy", "greedy,vllm", "--trace", "PIPE"], ROWS),
         (["emit", "PIPE", "--engine", "vllm"], PROFILE),
-        (["size", "PIPE", "--rate", "2", "--requests", "300"], PROFILE),
+        (["plan", "PIPE", "--rate", "2"], PROFILE),
         (["mix", "PIPE", "--replicas", "2"], PROFILE),
         (["sweep", "PIPE", "--vary", "timing.d0=1ms,2ms", "-o", "OUTPUT"], PROFILE),
         (["import", "metrics", "PIPE"], METRICS),
@@ -146,9 +146,7 @@ for block in range(1000):
     assert fit.mib < 1000
 
 
-@pytest.mark.parametrize(
-    "command", [["simulate", "--requests", "50"], ["analyze"], ["size", "--requests", "300"]]
-)
+@pytest.mark.parametrize("command", [["simulate", "--requests", "50"], ["analyze"], ["plan"]])
 def test_a_result_goes_whole_through_a_pipe_that_has_a_name(command: list[str], tmp_path: Path) -> None:
     """Nothing opens it before: its reader would take that for the end."""
     profile, pipe, found = tmp_path / "a.toml", tmp_path / "pipe", []
@@ -166,10 +164,9 @@ def test_a_result_goes_whole_through_a_pipe_that_has_a_name(command: list[str], 
 @every(
     "command",
     [
-        *(["analyze", "IT"], ["simulate", "IT"], ["emit", "IT", "--engine", "vllm"], ["size", "IT"]),
+        *(["analyze", "IT"], ["simulate", "IT"], ["emit", "IT", "--engine", "vllm"], ["plan", "IT"]),
         ["explain", "load", "IT"],
         *(
-            ["size", "IT", "--split", "2"],
             ["mix", "IT", "--replicas", "2"],
             ["diff", "tool-calls-h100", "IT"],
         ),
@@ -198,7 +195,7 @@ def test_no_result_of_a_simulation_is_written_over_what_it_is_of(
 
 
 @pytest.mark.parametrize(
-    "command", [["size", "IT", "--rate", "5"], ["sweep", "IT", "--vary", "timing.d0=1ms,2ms", "-o", "ROWS"]]
+    "command", [["plan", "IT", "--rate", "5"], ["sweep", "IT", "--vary", "timing.d0=1ms,2ms", "-o", "ROWS"]]
 )
 def test_no_plot_is_written_over_the_profile(command: list[str], tmp_path: Path) -> None:
     profile = tmp_path / "a.svg"
@@ -211,7 +208,7 @@ def test_no_plot_is_written_over_the_profile(command: list[str], tmp_path: Path)
 
 def test_no_plot_is_written_where_the_result_goes(tmp_path: Path) -> None:
     both = tmp_path / "both.svg"
-    done = run("size", "tool-calls-h100", "--rate", "5", "--plot", both, "-o", both)
+    done = run("plan", "tool-calls-h100", "--rate", "5", "--plot", both, "-o", both)
     said = f"error: --plot and -o are both {both}; one would overwrite the other\n"
     assert (done.returncode, done.stderr) == (2, said)
     assert not both.exists()

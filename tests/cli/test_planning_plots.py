@@ -1,6 +1,5 @@
 """`kvplan sweep --plot` and `kvplan size --plot`: what is in them is what the results say, or it is refused."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,17 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kept import kept
 from matplotlib.figure import Figure
 
 import kvplan
 from kvplan.cli.app import main
-from kvplan.decide.fleet import Hour, Offer, Sizing, fleet
-from kvplan.model import ServingModel
-from kvplan.model.slo import parse_slo
 from kvplan.plots import charts, drawing, planning
 from kvplan.report.assembly import Analyses
-from kvplan.study.replicas import Kept, scaled
+from kvplan.study.replicas import scaled
 from kvplan.sweeps.definition import Runs, define
 from kvplan.sweeps.results import read
 
@@ -81,12 +76,10 @@ def test_a_line_has_one_key(run: Run, tmp_path: Path) -> None:
     assert np.all(np.diff(found.figure) > 0)
 
 
-def names(content: planning.SweepLine | planning.FleetPlot) -> list[str]:
+def names(content: planning.SweepLine) -> list[str]:
     """What the legend says."""
     axes = Figure().add_subplot()
-    charts.sweep_line(axes, content) if isinstance(content, planning.SweepLine) else charts.fleet(
-        axes, content
-    )
+    charts.sweep_line(axes, content)
     return [str(label) for label in axes.get_legend_handles_labels()[1]]
 
 
@@ -173,49 +166,8 @@ def test_without_matplotlib_both_say_what_is_wanted(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drawing, "find_spec", lambda name: None)
-    for arguments in (["sweep", NAME, *GRID, "-o", tmp_path / "rows.csv"], ["size", NAME]):
+    for arguments in (["sweep", NAME, *GRID, "-o", tmp_path / "rows.csv"], ["plan", NAME]):
         code, message = run(*arguments, "--plot", tmp_path / "a.svg")
         assert code == 2
         assert "pip install '.[plot]'" in message
     assert list(tmp_path.iterdir()) == []
-
-
-def test_steps_are_where_one_more_replica_is_needed() -> None:
-    """Each step where the demand and a quarter more fills so many replicas; simulated sizes are points."""
-    profile = kvplan.load(NAME)
-    sustainable = kvplan.analyze(profile).load.sustainable_rps
-
-    def measure(model: ServingModel) -> Kept:
-        delay = 1 / max(sustainable - model.total_rate_rps, 1e-9)
-        return kept(True, {"ttft_s.mean": delay}, slos)
-
-    slos = (parse_slo("ttft_s.mean <= 0.05"),)
-    demand = 3.5 * sustainable
-    found = fleet(profile.model, rate_rps=demand, headroom=0.25, slos=slos, measure=measure)
-    night = fleet(profile.model, rate_rps=1.0, headroom=0.25, slos=slos, measure=measure).heaviest
-    hours = (Hour(0.0, 1.0, night), Hour(1.0, 2.0, None), Hour(2.0, 3.0, found.heaviest))
-    offers = (
-        Offer("a", "A", "", found, 1, None, 5.0),
-        Offer("b", "B", "", found._replace(hours=hours), 1, None, 5.0),
-    )
-    content = planning.fleet_plot(Sizing(offers, 0.25, slos, "vllm", (10,), 2))
-    first, second = content.profiles
-    assert names(content) == ["a: formula", "b: formula", "simulated: enough", "simulated: not enough"]
-    assert names(planning.FleetPlot((first,)))[0] == "formula"  # whatever the profile is called
-    for demand_rps, replicas in zip(first.demand_rps[1:-1], first.replicas[:-1], strict=True):
-        assert demand_rps * 1.25 == pytest.approx(replicas * sustainable)
-    assert first.demand_rps[-1] == pytest.approx(1.5 * demand)
-    chosen = found.heaviest.replicas
-    assert chosen is not None
-    assert first.enough.tolist() == [[demand, chosen], [demand, chosen + 1]]
-    assert [demand, chosen - 1] in first.not_enough.tolist()
-    assert [1.0, 1.0] in second.enough.tolist()
-
-
-def test_a_size_is_drawn(run: Run, tmp_path: Path) -> None:
-    picture = tmp_path / "size.png"
-    small = ["--rate", "20", "--requests", "50", "--seeds", "2"]
-    code, _ = run("size", NAME, *small, "--format", "json", "-o", tmp_path / "size.json", "--plot", picture)
-    assert code == 0
-    assert picture.read_bytes().startswith(PNG)
-    assert json.loads((tmp_path / "size.json").read_text())["best"] == NAME

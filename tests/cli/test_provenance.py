@@ -100,18 +100,6 @@ def test_simulations_say_where_their_runs_went(run: Run, told: str) -> None:
     assert not any("extrapolated" in note for note in few["notes"])
 
 
-def test_sizes_say_what_the_error_band_makes_of_them(run: Run, told: str) -> None:
-    found = document(run, "size", told, "--rate", "300", "--requests", "500", "--seeds", "2")
-    (profile,) = found["profiles"]
-    notes = [note for note in found["notes"] if "timing" in note]
-    rate = profile["sustainable_rps"]
-    fewest, most = (-(-360 * end // rate) for end in (0.5, 2))  # with 20 % headroom
-    assert notes[0].startswith("Inputs: gpu measured; timing estimated (a data sheet, 2026-11-22)")
-    assert any(f"the formulas ask for {fewest:,.0f} to {most:,.0f} replicas" in note for note in notes)
-    assert any(FULL in note for note in notes)
-    assert fewest < profile["closed_form"] < most
-
-
 def test_what_differs_between_two_profiles_can_be_a_date(run: Run, told: str, tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text(TOLD.replace("2026-11-22", "2026-11-23").replace("[0.5, 2]", "[0.5, 3]"))
@@ -207,7 +195,7 @@ def test_other_commands_answer_for_assumptions(run: Run, tmp_path: Path) -> None
     path = gated(tmp_path, "[]")
     for arguments in (
         ("sweep", path, "--vary", "classes.a.rate=2,4", "-o", str(tmp_path / "rows.csv")),
-        ("size", path, "--rate", "20", "--requests", "50", "--seeds", "2"),
+        ("plan", path, "--rate", "20"),
         ("analyze", path),
     ):
         assert run(*arguments)[0] == 0

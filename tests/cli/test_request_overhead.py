@@ -1,7 +1,6 @@
 """What a request takes outside the engine: part of TTFT, E2E and of WAIT's latency in every command, of no load."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import Run, document
@@ -98,22 +97,6 @@ def test_hindsight_bounds_latency_with_it(run: Run, tmp_path: Path) -> None:
     found = document(run, "simulate", str(profile), *arguments)
     assert found["policies"][0]["e2e_s"]["mean"] == 3.5  # all four at once: 4·5 tokens
     assert found["hindsight"] == {"e2e_s.mean": {"bound": 3.5, "proven": True, "gap": 0.0}}
-
-
-def test_sizes_meet_objectives_with_it_and_count_who_waits_in_the_engine(
-    run: Run, pair: tuple[str, str]
-) -> None:
-    def sized(profile: str, *more: str) -> dict[str, Any]:
-        (found,) = document(run, "size", profile, "--requests", "2000", "--seeds", "2", *more)["profiles"]
-        return dict(found)
-
-    told, plain = (sized(profile) for profile in pair)
-    assert told["replicas"] == plain["replicas"]
-    assert told["thresholds"] == pytest.approx(plain["thresholds"])
-    assert sized(pair[1], "--slo", "ttft_s.p95 <= 240 ms")["replicas"] is not None
-    late = sized(pair[0], "--slo", "ttft_s.p95 <= 240 ms")
-    assert late["replicas"] is None
-    assert late["reason"].endswith("and 250 ms outside the engine; more replicas cannot make it less")
 
 
 def test_placements_and_settings_are_compared_with_it(run: Run, pair: tuple[str, str]) -> None:

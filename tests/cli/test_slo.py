@@ -139,76 +139,6 @@ def test_people_read_whom_goodput_counts_and_how_sure_it_is(run: Run, profile: s
     assert "TTFT at most 300 ms, TPOT (the mean of its inter-token latencies) at most 120 ms." in said
 
 
-def test_profiles_are_only_compared_where_that_is_asked_for(run: Run, profile: str, tmp_path: Path) -> None:
-    """In one table however long a name is: of eight GPUs two replicas cost what they do of four, twice."""
-    dearer = tmp_path / "a-kind-of-replica-with-eight.toml"
-    dearer.write_text(PROFILE.replace("gpus = 4", "gpus = 8"))
-    arguments = ("size", str(dearer), profile, "--compare", "--seeds", "2", "--requests", "300")
-    code, out, _ = run(*arguments, "--plot", str(tmp_path / "cost.svg"))
-    assert code == 0
-    assert out.count("Profile") == 1
-    assert max(map(len, out.splitlines())) <= 80
-    lines = [line.split() for line in out.splitlines()]
-    large = next(row for row in lines if row[:1] == ["large"])
-    dear = next(row for row in lines if row[:1] and row[0].startswith("a-kind"))
-    assert lines.index(large) < lines.index(dear)
-    assert float(dear[3]) == 2 * float(large[3]) == 20 * float(large[1])
-    assert "Size:" not in out
-    assert "cost per hour" in (tmp_path / "cost.svg").read_text()
-
-
-def test_a_comparison_has_the_figure_of_what_decides(run: Run, profile: str) -> None:
-    """One replica is not enough for 8 requests/s, as its gaps are too long: that objective's own figure is shown."""
-    arguments = (profile, "--rate", "8", "--seeds", "2", "--requests", "2000")
-    (found,) = document(run, "size", *arguments)["profiles"]
-    assert found["binding"] == "itl_s.p99 <= 120 ms"
-    (taken,) = [one for one in found["probes"] if one["replicas"] == found["replicas"]]
-    shown = float(next(row for row in _rows(run, *arguments) if row[0] == "large")[-2])
-    assert shown == pytest.approx(1e3 * taken["figures"]["itl_s.p99"]["mean"], rel=1e-2)
-    assert found["cost_per_hour"] == 10 * found["replicas"]
-    hourly = 8 * 200 * 3600 / 1e6
-    assert found["cost_per_million_output_tokens"] == pytest.approx(found["cost_per_hour"] / hourly)
-
-
-def _rows(run: Run, *arguments: str) -> list[list[str]]:
-    code, out, _ = run("size", *arguments, "--compare")
-    assert code == 0
-    return [line.split() for line in out.splitlines() if line.strip()]
-
-
-def test_eight_replicas_of_four_gpus_cost_eighty_an_hour(run: Run, tmp_path: Path) -> None:
-    """Requests that fill the memory take ten iterations of 50 ms: two a second, of a replica; seven get more."""
-    path = tmp_path / "slow.toml"
-    path.write_text(
-        """\
-schema = 1
-name = "one at a time"
-gpu = { memory_tokens = 1_000, gpus = 4, prefill = "disaggregated" }
-timing = { d0 = "50 ms" }
-classes = [{ name = "a", input = 990, decode = 10, rate = 1 }]
-"""
-    )
-    arguments = ("size", str(path), "--rate", "14.4", "--headroom", "0", "--price", "gpu=2.50")
-    found = document(run, *arguments, "--seeds", "2", "--requests", "100")["profiles"][0]
-    assert (found["replicas"], found["gpus"], found["cost_per_hour"]) == (8, 32, 80.0)
-
-
-def test_profiles_are_compared_at_one_demand(run: Run, profile: str, tmp_path: Path) -> None:
-    other = tmp_path / "busier.toml"
-    other.write_text(PROFILE.replace("rate = 4", "rate = 6"))
-    code, _, error = run("size", profile, str(other))
-    assert code == 2
-    assert "the profiles offer 4, 6 requests/s; compare them at one demand, with --rate" in error
-
-
-def test_without_prices_the_plot_of_a_comparison_is_of_gpus(run: Run, profile: str, tmp_path: Path) -> None:
-    path = Path(profile)
-    path.write_text(PROFILE.replace("cost = { gpu_hour = 2.50 }", ""))
-    drawn = tmp_path / "gpus.svg"
-    _rows(run, profile, "--seeds", "2", "--requests", "300", "--plot", str(drawn))
-    assert "<!-- GPUs -->" in drawn.read_text()
-
-
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
@@ -225,14 +155,6 @@ def test_rubbish_is_refused_with_its_line(run: Run, profile: str, before: str, a
     assert code == 2
     assert said in error
     assert f"{path}:{6 if 'slo' in said or 'mean' in said else 7}:" in error
-
-
-def test_profiles_with_other_objectives_are_not_compared(run: Run, profile: str, tmp_path: Path) -> None:
-    other = tmp_path / "other.toml"
-    other.write_text(PROFILE.replace("300 ms", "200 ms"))
-    code, _, error = run("size", profile, str(other))
-    assert code == 2
-    assert "differ in ttft_s.p95 of [slo]" in error
 
 
 def test_json_has_no_more_than_the_contract(run: Run, profile: str) -> None:

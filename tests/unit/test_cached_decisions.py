@@ -1,4 +1,4 @@
-"""Decisions about profiles whose requests have prefixes in common: settings, fleets, remedies, sweeps, placements."""
+"""Decisions about profiles whose requests have prefixes in common: settings, remedies, sweeps, placements."""
 
 import math
 from functools import cache
@@ -6,22 +6,15 @@ from pathlib import Path
 
 import pytest
 from every import every
-from kept import kept
 
-from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.population import users_of, with_part_of_users
 from kvplan.cli.app import main
 from kvplan.decide.check import check
-from kvplan.decide.fleet import fleet
 from kvplan.decide.remedy import Lever
 from kvplan.decide.requirement import parse
-from kvplan.decide.routing import routing
-from kvplan.decide.sizing import default_requests, size
-from kvplan.errors import UsageError
-from kvplan.model import Plan, ServingModel
+from kvplan.model import Plan
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses
-from kvplan.study.replicas import Kept, scaled
 
 AGENTS = """
 schema = 1
@@ -66,94 +59,13 @@ def reported(arrive: str = "rate = 0.834", gpu: str = "") -> Analyses:
     return Analyses(agents(arrive, gpu).model, Plan())
 
 
-def steady(model: ServingModel) -> Kept:
-    return kept(True)
-
-
-def test_runs_last_for_many_sessions() -> None:
-    """24 turns with a mean of 10 s·exp(1/2) between them, three times, at 16·.834 turns/s."""
-    expected = 3 * 24 * 10 * math.exp(0.5) * 16 * 0.834
-    assert default_requests(agents().model) == math.ceil(expected)
-
-
 # -------------------------------------------------------------------------------------------------------- fleets
-
-
-def test_the_guaranteed_rate_decides_how_many_replicas() -> None:
-    found = size(agents().model, demand_rps=40, headroom=0.2, slos=[], measure=steady)
-    assert found.sustainable_rps == pytest.approx(12.03, abs=0.01)
-    assert found.replicas == math.ceil(48 / found.sustainable_rps) == 4
-
-
-def test_replicas_get_whole_users_who_are_all_there() -> None:
-    seen: list[int] = []
-
-    def measure(model: ServingModel) -> Kept:
-        seen.append(users_of(model))
-        return kept(True)
-
-    model = agents("users = 601").model
-    found = fleet(model, rate_rps=None, headroom=0, slos=[], measure=measure).heaviest
-    assert found.users is not None
-    wanted, most = found.users
-    assert (wanted, found.replicas) == (601, math.ceil(601 / most))
-    assert seen[0] == math.ceil(601 / 2)
-    alone = reported(f"users = {most}")
-    above = reported(f"users = {most + 1}")
-    assert (alone.load.headroom or 0) >= 0 > (above.load.headroom or 0)
-
-
-def test_a_demand_of_less_than_one_user_is_refused() -> None:
-    model = agents("users = 200").model
-    with pytest.raises(UsageError, match="less than a user of each kind asks for"):
-        fleet(
-            model,
-            rate_rps=model.total_rate_rps / 201,
-            headroom=0.0,
-            slos=(),
-            measure=steady,
-        )
-
-
-def test_twice_the_rate_of_users_is_twice_the_users() -> None:
-    model = agents("users = 200").model
-    found = fleet(model, rate_rps=2 * model.total_rate_rps, headroom=0, slos=[], measure=steady).heaviest
-    assert found.users is not None
-    assert found.users[0] == 400
-    assert found.demand_rps == pytest.approx(2 * model.total_rate_rps)
 
 
 @every("parts", [2, 3, 7, 200])
 def test_parts_of_users_make_up_all_of_them(parts: int) -> None:
     users = users_of(with_part_of_users(agents("users = 200").model, 1 / parts))
     assert (users - 1) * parts < 200 <= users * parts
-
-
-def test_routed_anywhere_a_turn_finds_its_session_once_in_so_many_times() -> None:
-    """Where memory keeps everything long enough, hits are what is asked for over the replicas."""
-    model = agents("rate = 0.02").model
-    found = routing(model, 4)
-    assert found is not None
-    stays, anywhere = found.sessions.hit_ratio, found.anywhere.hit_ratio
-    assert stays is not None
-    assert anywhere is not None
-    assert stays == pytest.approx(cached_replica(model).reusable / _PROMPT, rel=1e-3)
-    assert anywhere == pytest.approx(stays / 4, rel=2e-3)
-
-
-def test_routing_changes_nothing_that_is_guaranteed() -> None:
-    model = scaled(agents().model, 11.0)
-    found, alone = routing(model, 3), routing(model, 1)
-    assert found is not None
-    assert alone is not None
-    assert found.sessions == alone.sessions == alone.anywhere
-    assert found.anywhere.guaranteed_rps == pytest.approx(found.sessions.guaranteed_rps)
-    assert found.anywhere.good_rps < found.sessions.good_rps
-
-
-def test_what_all_share_is_found_on_every_replica() -> None:
-    model = parse_profile(SHARED.encode(), "shared.toml").model
-    assert routing(model, 4) is None
 
 
 # ---------------------------------------------------------------------------------------------- remedies, the gate

@@ -4,7 +4,7 @@ from kvplan.report.keys.record import Block, Kind, Record
 
 _NEW = "new, theory of prefill and decode apart"
 _NO_SPLIT = "No formula covers the traffic with prefill and decode apart, or there are too few GPUs."
-_NO_GOODPUT = "goodput.rate_rps has that of the profile's fleet; kvplan size --split compares both ways."
+_NO_GOODPUT = "goodput.rate_rps has that of the profile's fleet; kvplan plan --split compares both ways."
 _NO_TIME = "The queue grows at the offered rate, or the simulator does not model the fleet so."
 
 
