@@ -1,6 +1,6 @@
 """Kinds of replicas: a model on so many GPUs, with weights of a type, as the tables of a profile that is estimated."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,8 +26,6 @@ class Kind:
     ----------
     weights
         Type of the weights; that of the model's configuration where `own_weights`.
-    gpu_hour
-        Price of a GPU; None: GPUs are counted.
     """
 
     shape: ModelShape
@@ -36,17 +34,11 @@ class Kind:
     weights: str
     own_weights: bool
     kv_dtype: str = "auto"
-    gpu_hour: float | None = None
 
     @property
     def name(self) -> str:
         """Short, as tables have it."""
         return f"{self.gpu.name} TP{self.tensor_parallel} {self.weights}"
-
-    @property
-    def price(self) -> float:
-        """Of a replica an hour, or its GPUs."""
-        return self.tensor_parallel * (1.0 if self.gpu_hour is None else self.gpu_hour)
 
     @cached_property
     def memory(self) -> ReplicaEstimate:
@@ -110,7 +102,6 @@ def kinds(
     tensor_parallel: Sequence[int] = (),
     weights: Sequence[str] = (),
     kv_dtype: str = "auto",
-    gpu_hours: Mapping[str, float] | None = None,
 ) -> Iterator[Kind]:
     """List the kinds to try; without `weights` the model's own, and fp8 where the GPU computes with it.
 
@@ -124,12 +115,11 @@ def kinds(
     """
     own = "bf16" if shape.storage == named_storage("bf16") else shape.storage.name
     for gpu in gpus:
-        price = None if gpu_hours is None else gpu_hours[gpu.name]
         types = weights or (own, *(["fp8"] if gpu.flops_fp8 is not None and shape.storage.bits > 8 else []))
         for number in tensor_parallel or TENSOR_PARALLEL:
             for name in types:
                 is_own = name == own or named_storage(name) == shape.storage
-                yield Kind(shape, gpu, number, name, is_own, kv_dtype, price)
+                yield Kind(shape, gpu, number, name, is_own, kv_dtype)
 
 
 def fits(kind: Kind) -> str | None:

@@ -7,13 +7,17 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kvplan.analysis.equilibrium import per_request
-from kvplan.errors import ProfileError
+from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.model.shape import kv_bytes_per_token
+from kvplan.model import Plan as ServicePlan
 from kvplan.model import ServingModel
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import Slo
+from kvplan.planning.day import Day, day, heaviest, parts
 from kvplan.planning.demand import Demand
 from kvplan.planning.kinds import Kind, fits
 from kvplan.planning.search import Candidate, Found, Race, Setting, neighbours, race
+from kvplan.planning.split import Apart, apart
 from kvplan.planning.trial import Task
 from kvplan.planning.writing import written
 from kvplan.profile.reading import Profile, parse_profile
@@ -108,8 +112,14 @@ class Plan(NamedTuple):
         Share by which the demand may grow at this size.
     spread
         Replicas by cv of lengths that are assumed; empty where they are stated.
-    simulations
-        Sizes looked at.
+    apart
+        Prefill and decode on replicas of their own, where that was asked for.
+    day
+        The period of the schedule, where that was asked for.
+    mean_rps
+        The demand, of a schedule its mean.
+    worst
+        From when to when in the period of a schedule the demand is that which is planned for, seconds.
     """
 
     status: Status
@@ -129,6 +139,10 @@ class Plan(NamedTuple):
     latency: Latency | None = None
     verdict: str = ""
     recovers_up_to_rps: float | None = None
+    apart: Apart | None = None
+    day: Day | None = None
+    mean_rps: float = 0.0
+    worst: tuple[float, float] | None = None
 
     @property
     def winner(self) -> Candidate:
@@ -155,10 +169,16 @@ class Request:
         Of kinds; profiles have their own unless it is given.
     rate_rps
         In the place of the rates of profiles.
+    schedule
+        Table [workload] with a period and a schedule.
+    load_s
+        From the start of a replica until it serves; None: the period of the schedule is not planned.
+    split
+        Whether prefill and decode apart are looked at.
     batched_tokens
         Not searched.
-    priced
-        Whether prices are known, so that cost is money and not GPUs.
+    prices
+        Of replicas, by the names of kinds and the sources of profiles.
     """
 
     options: Sequence[Kind | Profile]
@@ -169,9 +189,16 @@ class Request:
     headroom: float = 0.0
     engine: str = "vllm"
     batched_tokens: int | None = None
-    gpu_hour: Mapping[str, float] | None = None
+    schedule: Mapping[str, Any] | None = None
+    load_s: float | None = None
+    split: bool = False
+    prices: Mapping[str, float] | None = None
     router: Routing | None = None
-    priced: bool = False
+
+    @property
+    def priced(self) -> bool:
+        """Whether cost is money, and not GPUs."""
+        return self.prices is not None
 
 
 def plan(request: Request, tell: Callable[[str], None] = lambda _: None) -> Plan:
@@ -186,6 +213,8 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None) -> Plan
     profiles: dict[Candidate, Profile] = {}
     for option in request.options:
         profile = _profile(option, request)
+        if isinstance(profile, Profile):
+            profile = _with_schedule(profile, request)
         if isinstance(profile, Refused):
             refused.append(profile)
             continue
@@ -213,7 +242,7 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None) -> Plan
         found,
         tuple(refused),
         service,
-        tuple(_objectives(request.slos, latency, size)),
+        tuple(_objectives(request.slos, latency, size, varies=_varies(service.model, latency))),
         tuple(_sizes(winner, size)),
         _room(winner, size.setting),
         _band(winner, size.setting),
@@ -224,7 +253,36 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None) -> Plan
         latency,
         verdict.status,
         verdict.recovers_up_to_rps,
+        _apart(profiles[winner], winner, size.setting, request) if request.split else None,
+        _day(profiles[winner].model, service.plan, winner, size.setting, request),
+        *_when(profiles[winner].model),
     )
+
+
+def _apart(profile: Profile, winner: Candidate, setting: Setting, request: Request) -> Apart:
+    """Prefill and decode apart; prompts that hold up no answers may be as long as the engine has them."""
+    kinds = (o for o in request.options if isinstance(o, Kind) and o.name == winner.name)
+    bytes_of = [kv_bytes_per_token(kind.shape, kv_dtype=kind.kv_dtype) for kind in kinds]
+    tokens = setting.batched_tokens
+    if winner.fixed_tokens is None and tokens is not None:
+        tokens = max(tokens, winner.engine_tokens or 0)
+    return apart(profile, winner.task, setting._replace(batched_tokens=tokens), next(iter(bytes_of), None))
+
+
+def _day(
+    model: ServingModel, plan: ServicePlan, winner: Candidate, setting: Setting, request: Request
+) -> Day | None:
+    return None if request.load_s is None else day(model, plan, winner.task, setting, request.load_s)
+
+
+def _when(model: ServingModel) -> tuple[float, tuple[float, float] | None]:
+    """The mean demand, and the part of a schedule that is planned for."""
+    if model.schedule is None or model.arrivals.trace is not None:
+        return model.total_rate_rps, None
+    every = parts(model)
+    mean = math.fsum(part.total_rate_rps for part in every if part is not None) / len(every)
+    place, width = heaviest(model)[0], model.schedule.period_s / len(every)
+    return mean, (place * width, (place + 1) * width)
 
 
 def _profile(option: Kind | Profile, request: Request) -> Profile | Refused:
@@ -265,6 +323,18 @@ def _with_demand(profile: Profile, request: Request) -> Profile:
     return parse_profile(written(profile.tables, changes).encode(), profile.source)
 
 
+def _with_schedule(profile: Profile, request: Request) -> Profile:
+    """A profile whose rates vary as was asked for."""
+    if request.schedule is not None:
+        table = {**profile.tables.get("workload", {}), **request.schedule}
+        profile = parse_profile(written(profile.tables, {"workload": table}).encode(), profile.source)
+    if request.load_s is not None and profile.model.schedule is None:
+        raise UsageError(
+            f"--schedule: {profile.name} has no [[workload.schedule]]; --schedule FILE gives one"
+        )
+    return profile
+
+
 def _rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """Traffic tables with all rates times a factor; of users as many more."""
 
@@ -283,14 +353,24 @@ def _candidate(option: Kind | Profile, profile: Profile, request: Request) -> Ca
     model = profile.model
     slos = request.slos
     task = Task(
-        model, replace(profile.plan, slos=slos), request.slower, request.headroom, router=request.router
+        _planned_for(model),
+        replace(profile.plan, slos=slos),
+        request.slower,
+        request.headroom,
+        router=request.router,
     )
     if isinstance(option, Kind):
-        return Candidate(option.name, task, option.price, option.batched_tokens, request.batched_tokens)
-    hour = None if request.gpu_hour is None else next(iter(request.gpu_hour.values()))
-    hour = profile.plan.gpu_hour if hour is None else hour
-    price = model.replica.gpus * (1.0 if hour is None else hour)
-    return Candidate(profile.name, task, price, model.replica.max_num_batched_tokens, request.batched_tokens)
+        name, tokens = option.name, option.batched_tokens
+    else:
+        name, tokens = profile.name, model.replica.max_num_batched_tokens
+    key = name if isinstance(option, Kind) else option.source
+    price = float(model.replica.gpus) if request.prices is None else request.prices[key]
+    return Candidate(name, task, price, tokens, request.batched_tokens)
+
+
+def _planned_for(model: ServingModel) -> ServingModel:
+    """What arrives in the heaviest part of a schedule; a trace varies by itself."""
+    return model if model.schedule is None or model.arrivals.trace is not None else heaviest(model)[1]
 
 
 def _service(profile: Profile, winner: Candidate, setting: Setting, request: Request) -> Profile:
@@ -319,7 +399,8 @@ def _service(profile: Profile, winner: Candidate, setting: Setting, request: Req
     return parse_profile(written(profile.tables, changes).encode(), "plan.toml")
 
 
-def _objectives(slos: Sequence[Slo], latency: Latency, size: Found) -> list[Objective]:
+def _objectives(slos: Sequence[Slo], latency: Latency, size: Found, *, varies: bool) -> list[Objective]:
+    """Figures of the service; of a schedule those of its worst part."""
     limits = {slo.key: slo.bound for slo in slos}
     assert size.judged is not None
     assert size.judged.slower is not None
@@ -329,13 +410,19 @@ def _objectives(slos: Sequence[Slo], latency: Latency, size: Found) -> list[Obje
     rows = []
     for key in dict.fromkeys((*limits, *_SHOWN)):
         time, _, figure = key.partition(".")
-        value = getattr(getattr(latency, time), figure)
-        low, high = latency.ci95.get(key, (None, None))
+        value = getattr(getattr(latency.worst_part if varies else latency, time), figure)
+        low, high = (None, None) if varies else latency.ci95.get(key, (None, None))
         state = states.get(key, State.HOLDS)
+        if varies and key in limits and (value is None or value > limits[key]):
+            state = State.MISSES
         rows.append(
             Objective(key, limits.get(key), value, low, high, slower.get(key), state, cliffs.get(key))
         )
     return rows
+
+
+def _varies(model: ServingModel, latency: Latency) -> bool:
+    return _when(model)[1] is not None and latency.worst_part is not None
 
 
 def _sizes(winner: Candidate, size: Found) -> list[Size]:
@@ -389,9 +476,9 @@ def _spread(
         return []
     found = []
     for cv in _CVS:
-        tables = request.demand.with_cv(cv).tables
+        tables = {**request.demand.with_cv(cv).tables, "workload": profile.tables.get("workload")}
         model = parse_profile(written(profile.tables, tables).encode(), profile.source).model
-        other = winner.varied(setting, replace(winner.task, model=model))
+        other = winner.varied(setting, replace(winner.task, model=_planned_for(model)))
         if (replicas := _replicas(other, setting.replicas)) is not None:
             found.append((cv, replicas))
     return found

@@ -12,14 +12,15 @@ from typing import NamedTuple
 
 from kvplan.analysis.equilibrium import equilibrium, sustainable_rate
 from kvplan.analysis.fleet import one_replica
+from kvplan.analysis.split import sides, split_rps
 from kvplan.model import Plan, ServingModel, Timing
-from kvplan.model.fleet import Routing
+from kvplan.model.fleet import Fleet, Routing
 from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.study.goodput import at_rate
 from kvplan.study.judging import Trend
 from kvplan.study.objectives import Decision, State, decisions
 from kvplan.study.operating_point import Observation, observe
-from kvplan.study.replicas import Kept, keeps, stand_in
+from kvplan.study.replicas import Kept, keeps, scaled, stand_in
 
 _MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tried
 _BOUND = 0.98  # of what is sustainable, slower, that replicas are asked for at most in the bound
@@ -105,6 +106,8 @@ class Task:
         Iterations take so many times as long as the model says: ends of an error band.
     router
         None: each request goes to a replica at random, and the turns of a conversation with it.
+    apart
+        Replicas that prefill and others that decode, in the place of any number that do both.
     """
 
     model: ServingModel
@@ -113,6 +116,7 @@ class Task:
     headroom: float = 0.0
     times: float = 1.0
     router: Routing | None = None
+    apart: Fleet | None = None
 
     @property
     def rate_rps(self) -> float:
@@ -124,6 +128,8 @@ class Task:
         timing = stretched(self.model.timing, self.times * (1 + self.slower * slower))
         replica = replace(self.model.replica, max_num_batched_tokens=batched_tokens)
         model = replace(self.model, timing=timing, replica=replica, fleet=None)
+        if self.apart is not None:
+            return replace(scaled(model, self.rate_rps), fleet=self.apart)
         return stand_in(model, self.rate_rps, replicas, self.router)
 
     def sustainable_rps(self, batched_tokens: int | None, *, slower: bool = True) -> float:
@@ -164,6 +170,9 @@ class Task:
         return [tokens for share in (0.9, 0.7) if (tokens := int(share * room) // 64 * 64) > 0]
 
     def _is_too_much(self, replicas: int, batched_tokens: int | None) -> bool:
+        if self.apart is not None:
+            found = sides(self.at(replicas, batched_tokens, slower=True), self.apart)
+            return self.rate_rps > _MOST_LOAD * split_rps(found, self.apart.prefill, self.apart.decode)
         return self.rate_rps > _MOST_LOAD * replicas * self.sustainable_rps(batched_tokens)
 
     def _look(self, model: ServingModel, stream: int) -> Quick:
