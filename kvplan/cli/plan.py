@@ -1,18 +1,29 @@
 """`kvplan plan`: from a model, GPUs and a demand to replicas, settings and price."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvplan.cli import completion
-from kvplan.cli.common import KvType, Output, Slos, argument, option, sections_text
-from kvplan.cli.output import check_writable, write_result
+from kvplan.cli.common import (
+    KvType,
+    Output,
+    Slos,
+    argument,
+    check_plot,
+    option,
+    refuse_overwriting,
+    sections_text,
+)
+from kvplan.cli.output import check_writable, write_bytes, write_result
 from kvplan.engine import EngineName
-from kvplan.errors import ExitCode, UsageError
+from kvplan.errors import ExitCode, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from kvplan.model.fleet import Routing
@@ -96,6 +107,14 @@ def plan(
         str | None,
         option("--gpu-hour", metavar="PRICE", help="Price of a GPU an hour: 3, or H100=3,B200=5.5."),
     ] = None,
+    replica_hour: Annotated[
+        str | None,
+        option(
+            "--replica-hour",
+            metavar="PRICE",
+            help="Price of a replica an hour: 12, or NAME=12 by GPU or file name.",
+        ),
+    ] = None,
     headroom: Annotated[
         str | None,
         option("--headroom", metavar="SHARE", help="Added to the demand, such as 20%. Default: 0."),
@@ -113,6 +132,31 @@ def plan(
         option("--max-num-batched-tokens", help="Token budget of an iteration. Default: the best found."),
     ] = None,
     router: Annotated[Router, typer.Option("--router", help="What sends requests to replicas.")] = Router.ANY,
+    split: Annotated[
+        bool,
+        typer.Option("--split", help="Also look at prefill and decode on replicas of their own."),
+    ] = False,
+    schedule: Annotated[
+        str | None,
+        option(
+            "--schedule",
+            metavar="FILE",
+            help="Plan a day with replicas that come and go: a TOML file with a [workload] period and schedule, a "
+            "trace, or 'own' for the profile's schedule.",
+        ),
+    ] = None,
+    load_time: Annotated[
+        str | None,
+        option(
+            "--load-time",
+            metavar="TIME",
+            help="With --schedule: from the start of a replica until it serves. Default: 2 min.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        option("--plot", metavar="FILE", help="Draw replicas and cost against demand, .svg or .png."),
+    ] = None,
     format: Annotated[PlanFormat, typer.Option("--format", help="Format of the plan.")] = PlanFormat.TEXT,
     full: Annotated[
         bool, typer.Option("--full", help="Name every alternative and every kind refused.")
@@ -127,7 +171,8 @@ def plan(
     check_writable(output)
     slos = _slos(slo)
     demand = _demand(rate, users, think, input, out, system_prompt, turns)
-    hours = _gpu_hours(gpu_hour, gpu)
+    check_plot(plot, services, output)
+    load_s = _load_s(schedule, load_time)
     profiles = _profiles(services)
     if profiles:
         if gpu or tp or weights:
@@ -135,11 +180,13 @@ def plan(
                 "--gpu, --tp and --weights go with a model; profiles say what their replicas are"
             )
         options: Sequence[Kind | Profile] = [_with_slos(one, slos) for one in profiles]
+        refuse_overwriting(output, [Path(one) for one in services])
+        _check_alike(profiles, slos, rate)
         slos = slos or profiles[0].plan.slos
     else:
         if demand is None:
             raise UsageError("a model needs a demand: --rate or --users, --in and --out")
-        options = _kinds(services, gpu, tp, weights, kv_dtype, hours)
+        options = _kinds(services, gpu, tp, weights, kv_dtype)
     found = _planned(
         planning.Request(
             options,
@@ -150,10 +197,11 @@ def plan(
             headroom=_share(headroom, "--headroom", 0.0),
             engine=engine,
             batched_tokens=tokens,
-            gpu_hour=hours,
+            schedule=_schedule(schedule),
+            load_s=load_s,
+            split=split,
+            prices=_prices(options, gpu_hour, replica_hour),
             router=_router(router),
-            priced=hours is not None
-            or (bool(profiles) and all(p.plan.gpu_hour is not None for p in profiles)),
         )
     )
     section = screen.build(found, full=full)
@@ -166,6 +214,11 @@ def plan(
     write_result(text, shown)
     if keeps and found.profile is not None:
         write_result(found.profile.text, output)
+    if plot is not None and found.profile is not None:
+        from kvplan.plots import drawing
+        from kvplan.plots.planning import plan_plot
+
+        write_bytes(drawing.file_of("plan", plan_plot(found), plot.suffix), plot)
     if found.status is planning.Status.IMPOSSIBLE:
         raise typer.Exit(ExitCode.GATE_FAILED)
 
@@ -265,7 +318,6 @@ def _kinds(
     tp: str | None,
     weights: str | None,
     kv_dtype: str,
-    hours: "Mapping[str, float] | None",
 ) -> "list[Kind]":
     from kvplan.ingest.model.config import read_model
     from kvplan.ingest.model.hardware import find_gpu, gpus
@@ -284,34 +336,103 @@ def _kinds(
                 )
             numbers.append(int(text))
     types = [text.strip() for text in (weights or "").split(",") if text.strip()]
-    return list(
-        kinds(shape, found, tensor_parallel=numbers, weights=types, kv_dtype=kv_dtype, gpu_hours=hours)
-    )
+    return list(kinds(shape, found, tensor_parallel=numbers, weights=types, kv_dtype=kv_dtype))
 
 
-def _gpu_hours(text: str | None, gpu: str | None) -> "dict[str, float] | None":
-    """Prices of GPUs by their names in the catalogue."""
-    if text is None:
-        return None
+def _prices(
+    options: "Sequence[Kind | Profile]", gpu_hour: str | None, replica_hour: str | None
+) -> "dict[str, float] | None":
+    """Price of a replica an hour, by the name of each kind and the source of each profile; None: nobody says."""
+    from kvplan.planning.kinds import Kind
+
+    of_gpu, of_replica = _named_prices(gpu_hour, "--gpu-hour"), _named_prices(replica_hour, "--replica-hour")
+    prices: dict[str, float | None] = {}
+    names = set()
+    for one in options:
+        if isinstance(one, Kind):
+            name, key, gpus, own = one.gpu.name, one.name, one.tensor_parallel, None
+        else:
+            name, key = Path(one.source).name.removesuffix(".toml"), one.source
+            gpus, own = one.model.replica.gpus, one.plan.gpu_hour
+        names.add(name)
+        each = of_gpu.get(name, of_gpu.get("", own))
+        prices[key] = of_replica.get(name, of_replica.get("", None if each is None else gpus * each))
+        if prices[key] is None and (of_gpu or of_replica):
+            given = "--gpu-hour" if of_gpu else "--replica-hour"
+            raise UsageError(f"{given}: no price for {name}; give every one a price, or none")
+    for name in (*of_gpu, *of_replica):
+        if name and name not in names:
+            raise UsageError(
+                f"no replica is called {name!r}; {did_you_mean(name, sorted(names), 'there are')}"
+            )
+    known = {key: price for key, price in prices.items() if price is not None}
+    return known if known and len(known) == len(prices) else None
+
+
+def _named_prices(text: str | None, option: str) -> dict[str, float]:
+    """Prices by name, of GPUs as the catalogue has them; of all by the empty name."""
     from kvplan.ingest.model.hardware import find_gpu
 
-    names = [find_gpu(name.strip()).name for name in gpu.split(",")] if gpu else [""]
     prices: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, value = part.rpartition("=")
+    for part in () if text is None else text.split(","):
+        name, _, value = part.rpartition("=")
         try:
             price = float(value)
         except ValueError:
             price = -1.0
         if not 0 < price <= 1e6:
             raise UsageError(
-                f"--gpu-hour {part.strip()[:40]!r}: a price above 0, or NAME=PRICE, such as H100=3"
+                f"{option} {part.strip()[:40]!r}: a price above 0, or NAME=PRICE, such as H100=3"
             )
-        prices |= dict.fromkeys([find_gpu(name.strip()).name] if equals else names, price)
-    without = [name for name in names if name not in prices]
-    if without:
-        raise UsageError(f"--gpu-hour: no price for {', '.join(without)}; give every GPU one, or none")
+        name = name.strip()
+        with suppress(UsageError):
+            name = find_gpu(name).name if name else name
+        prices[name] = price
     return prices
+
+
+def _load_s(schedule: str | None, load_time: str | None) -> float | None:
+    """Time that a replica takes to start; None where the period of a schedule is not asked for."""
+    from kvplan.planning.day import LOAD_S
+    from kvplan.units import parse_time
+
+    if schedule is None:
+        if load_time is not None:
+            raise UsageError("--load-time goes with --schedule")
+        return None
+    return LOAD_S if load_time is None else parse_time(load_time, "--load-time")
+
+
+def _schedule(text: str | None) -> "dict[str, Any] | None":
+    """The table [workload] of a file; None where the profile has its own."""
+    if text is None or text == "own":
+        return None
+    import tomli
+
+    from kvplan.ingest.trace.replay import read_trace
+    from kvplan.planning.day import schedule_of
+
+    path = Path(text)
+    if path.suffix != ".toml":
+        return schedule_of(read_trace(path).requests.arrival_s)
+    try:
+        table = tomli.loads(path.read_text(encoding="utf-8")).get("workload", {})
+    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--schedule {path}: {error}") from None
+    if not isinstance(table, dict) or not {"period", "schedule"} <= table.keys():
+        raise UsageError(f"--schedule {path}: a table [workload] with period and schedule is wanted")
+    return {key: table[key] for key in ("period", "schedule")}
+
+
+def _check_alike(profiles: "Sequence[Profile]", slos: "Sequence[Slo]", rate: float | None) -> None:
+    """Refuse to compare what is not asked for the same."""
+    differ = sorted({s.key for one in profiles for s in set(one.plan.slos) ^ set(profiles[0].plan.slos)})
+    if differ and not slos:
+        raise UsageError(f"the profiles differ in {', '.join(differ)} of [slo]: give it to all, with --slo")
+    rates = sorted({float(f"{one.model.total_rate_rps:.9g}") for one in profiles})
+    if len(rates) > 1 and rate is None:
+        offered = ", ".join(f"{one:g}" for one in rates)
+        raise UsageError(f"the profiles offer {offered} requests/s; compare them at one demand, with --rate")
 
 
 def _share(text: str | None, name: str, default: float) -> float:

@@ -11,6 +11,7 @@ from kvplan.decide.requirement import PLAN_HOLDS, Key, KeyPath, Named, Requireme
 from kvplan.decide.simulated import GOODPUT, Standing, standing
 from kvplan.errors import UsageError
 from kvplan.model.fleet import Routing
+from kvplan.planning.day import planned_for
 from kvplan.planning.trial import Task
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity, plain
 from kvplan.report.keys import BLOCKS, Kind
@@ -225,7 +226,7 @@ def _of_plan(analyses: Analyses) -> Judgement:
         raise UsageError("plan.holds is about replicas that prefill and decode; this fleet has them apart")
     looks = fleet is not None and fleet.routing not in (Routing.RANDOM, Routing.SESSION)
     router = fleet.routing if fleet is not None and looks else None
-    task = Task(replace(model, fleet=None), plan, plan.slower, plan.headroom, router=router)
+    task = Task(planned_for(replace(model, fleet=None)), plan, plan.slower, plan.headroom, router=router)
     tokens = model.replica.max_num_batched_tokens
     judged = task.judge(1 if fleet is None else fleet.size, tokens)
     said = f"misses {', '.join(judged.missed)}" if judged.missed else str(judged.state)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvplan.decide.mixing import Comparison
     from kvplan.decide.remedy import Remedy
     from kvplan.emit.settings import EngineSettings
+    from kvplan.planning.day import Day
     from kvplan.planning.plan import Plan as Planned
     from kvplan.profile.reading import Profile
     from kvplan.report.assembly import ProfileIdentity, Report
@@ -226,7 +227,7 @@ def plan(found: "Planned") -> Document:
         return document
     setting, winner = found.setting, found.winner
     assert found.profile is not None
-    replica, mix, rate = winner.task.model.replica, winner.task.model.mix, winner.task.model.total_rate_rps
+    replica, mix, rate = winner.task.model.replica, winner.task.model.mix, found.mean_rps
     hour = setting.replicas * winner.price if found.request.priced else None
     out = rate * mix.mean(mix.decode_tokens) * 3600 / 1e6
     every = out + rate * mix.mean(mix.input_tokens) * 3600 / 1e6
@@ -253,6 +254,10 @@ def plan(found: "Planned") -> Document:
         ],
         "room": found.room,
         "routers": dict(found.routers),
+        "split": None
+        if found.apart is None or found.apart.fleet is None
+        else _fields(found.apart.fleet, "prefill", "decode"),
+        "day": None if found.day is None else _day(found.day),
         "band": None if found.band is None else found.band._asdict(),
         "spread": [{"cv": cv, "replicas": replicas} for cv, replicas in found.spread],
         "burst": None
@@ -286,6 +291,16 @@ def plan(found: "Planned") -> Document:
         "profile": {"sha256": found.profile.sha256},
     }
     return document
+
+
+def _day(day: "Day") -> Document:
+    return {
+        **_fields(day, "period_s", "load_s", "served_rps", "add_rps", "remove_rps"),
+        **_fields(day, "gpu_hours", "fixed_gpu_hours"),
+        "hours": [hour._asdict() for hour in day.hours],
+        "simulated": {name: way._asdict() for name, way in day.ways.items()} or None,
+        "reason": day.reason or None,
+    }
 
 
 # ----------------------------------------------------------------------------------------------------- mix

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 
 from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table, words
+from kvplan.planning.day import Day
 from kvplan.planning.kinds import Kind
 from kvplan.planning.plan import Alternative, Band, Plan, Size, Status
 from kvplan.planning.search import Candidate, Setting
+from kvplan.planning.split import Apart
 from kvplan.study.objectives import State
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
@@ -48,6 +50,10 @@ def _planned(plan: Plan, full: bool) -> Iterator[Block]:
         (number("replicas"), number("GPUs"), *costs, words("")), (_size(plan, size) for size in plan.sizes)
     )
     yield Paragraph(_routing(plan))
+    if plan.apart is not None:
+        yield Paragraph(_apart(plan, plan.apart))
+    if plan.day is not None:
+        yield from _day(plan, plan.day)
     if plan.alternatives:
         shown = plan.alternatives if full else plan.alternatives[:3]
         others = (
@@ -85,11 +91,9 @@ def _headline(plan: Plan) -> str:
     text = f"{replicas} = {total:,} GPU{'s' * (total != 1)}{weights}"
     if not plan.request.priced:
         return f"{text}."
-    hour = setting.replicas * winner.price
-    model = winner.task.model
-    mix = model.mix
-    out = model.total_rate_rps * mix.mean(mix.decode_tokens) * _HOUR_S / 1e6
-    every = out + model.total_rate_rps * mix.mean(mix.input_tokens) * _HOUR_S / 1e6
+    hour, mix = setting.replicas * winner.price, winner.task.model.mix
+    out = plan.mean_rps * mix.mean(mix.decode_tokens) * _HOUR_S / 1e6
+    every = out + plan.mean_rps * mix.mean(mix.input_tokens) * _HOUR_S / 1e6
     return (
         f"{text}, {_money(hour)}/h: {_money(hour / every)} per million tokens, "
         f"{_money(hour / out)} per million output tokens."
@@ -154,6 +158,47 @@ def _routing(plan: Plan) -> str:
     return f"Any router will do; behind {names} {min(fewer):,} may be enough."
 
 
+def _apart(plan: Plan, found: Apart) -> str:
+    if found.fleet is None:
+        return f"Prefill and decode apart: {found.why}."
+    fleet, link = found.fleet, "" if found.transfer is None else f", KV over {found.transfer} (assumed)"
+    return f"Prefill and decode apart: {fleet.prefill:,} + {fleet.decode:,} = {fleet.size:,} replicas are enough{link}."
+
+
+def _day(plan: Plan, day: Day) -> Iterator[Block]:
+    """Replicas that come and go, against as many as the heaviest part needs."""
+    most, least = (pick(day.hours, key=lambda hour: (hour.replicas, hour.demand_rps)) for pick in (max, min))
+    yield Paragraph(
+        f"Over {format_seconds(day.period_s)}: {least.replicas:,} to {most.replicas:,} replicas, the most from "
+        f"{format_seconds(most.begin_s)} on. A replica serves {format_number(day.served_rps)} requests/s: add one "
+        f"above {format_number(day.add_rps)} each, remove one where the others stay below {format_number(day.remove_rps)}."
+    )
+    if day.reason:
+        yield Paragraph(
+            f"{format_number(day.gpu_hours)} GPU-hours by the hour, {format_number(day.fixed_gpu_hours)} fixed; "
+            f"{day.reason}."
+        )
+        return
+    each = plan.winner.price / day.gpus
+    priced = plan.request.priced
+    columns = (
+        Column("one simulated period"), number("GPU-hours"), *[number("cost")] * priced, number("within"),
+        number("ttft p95"), number("most waiting"),
+    )  # fmt: skip
+    rows = [
+        (
+            name,
+            format_number(way.gpu_hours),
+            *[_money(each * way.gpu_hours)] * priced,
+            ABSENT if way.within is None else format_percent(way.within, 4),
+            format_seconds(way.ttft_p95_s),
+            f"{way.waiting:,}",
+        )
+        for name, way in day.ways.items()
+    ]
+    yield table(columns, rows)
+
+
 def _alternative(plan: Plan, one: Alternative) -> tuple[str, ...]:
     cost, best = one.setting.replicas * one.candidate.price, plan.setting.replicas * plan.winner.price
     more = f" {format_percent(cost / best - 1, 2, signed=True)}" if cost != best else ""
@@ -201,6 +246,12 @@ def _after_a_burst(plan: Plan) -> str:
 
 
 def _notes(plan: Plan, full: bool) -> Iterator[str]:
+    if plan.worst is not None:
+        begin, end = map(format_seconds, plan.worst)
+        rate = format_number(plan.winner.task.model.total_rate_rps)
+        yield f"Rates vary: planned for {rate} requests/s, from {begin} to {end}; figures are those of the worst part."
+        if any(o.state is State.MISSES for o in plan.objectives):
+            yield "Rates vary within that part, too: it misses an objective; --headroom plans for more."
     limited = {slo.key.partition(".")[0] for slo in plan.request.slos}
     latency = plan.latency
     p95 = None if latency is None else latency.itl_s.p95

@@ -134,6 +134,11 @@ def heaviest(model: ServingModel) -> tuple[int, ServingModel]:
     return -place, part
 
 
+def planned_for(model: ServingModel) -> ServingModel:
+    """What arrives in the heaviest part of a schedule; a trace varies by itself."""
+    return model if model.schedule is None or model.arrivals.trace is not None else heaviest(model)[1]
+
+
 def _load(part: ServingModel) -> float:
     return part.total_rate_rps / sustainable_rate(replace(part, fleet=None))[1]
 

@@ -13,7 +13,7 @@ from kvplan.model import Plan as ServicePlan
 from kvplan.model import ServingModel
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import Slo
-from kvplan.planning.day import Day, day, heaviest, parts
+from kvplan.planning.day import Day, day, heaviest, parts, planned_for
 from kvplan.planning.demand import Demand
 from kvplan.planning.kinds import Kind, fits
 from kvplan.planning.search import Candidate, Found, Race, Setting, neighbours, race
@@ -221,7 +221,8 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None) -> Plan
         candidate = _candidate(option, profile, request)
         profiles[candidate] = profile
         candidates.append(candidate)
-    found = race(candidates, tell)
+    named = all(isinstance(option, Profile) for option in request.options)
+    found = race(candidates, tell, full=named)
     refused += [Refused(c.name, _why_idle(c)) for c in found.refused]
     demand = _in_words(next(iter(profiles.values())), request) if profiles else ""
     if found.winner is None or found.found is None:
@@ -353,24 +354,21 @@ def _candidate(option: Kind | Profile, profile: Profile, request: Request) -> Ca
     model = profile.model
     slos = request.slos
     task = Task(
-        _planned_for(model),
+        planned_for(model),
         replace(profile.plan, slos=slos),
         request.slower,
         request.headroom,
         router=request.router,
     )
+    price = float(model.replica.gpus) if request.prices is None else request.prices[_key(option)]
     if isinstance(option, Kind):
-        name, tokens = option.name, option.batched_tokens
-    else:
-        name, tokens = profile.name, model.replica.max_num_batched_tokens
-    key = name if isinstance(option, Kind) else option.source
-    price = float(model.replica.gpus) if request.prices is None else request.prices[key]
-    return Candidate(name, task, price, tokens, request.batched_tokens)
+        return Candidate(option.name, task, price, option.batched_tokens, request.batched_tokens)
+    return Candidate(profile.name, task, price, model.replica.max_num_batched_tokens, request.batched_tokens)
 
 
-def _planned_for(model: ServingModel) -> ServingModel:
-    """What arrives in the heaviest part of a schedule; a trace varies by itself."""
-    return model if model.schedule is None or model.arrivals.trace is not None else heaviest(model)[1]
+def _key(option: Kind | Profile) -> str:
+    """Under which its price is known."""
+    return option.name if isinstance(option, Kind) else option.source
 
 
 def _service(profile: Profile, winner: Candidate, setting: Setting, request: Request) -> Profile:
@@ -478,7 +476,7 @@ def _spread(
     for cv in _CVS:
         tables = {**request.demand.with_cv(cv).tables, "workload": profile.tables.get("workload")}
         model = parse_profile(written(profile.tables, tables).encode(), profile.source).model
-        other = winner.varied(setting, replace(winner.task, model=_planned_for(model)))
+        other = winner.varied(setting, replace(winner.task, model=planned_for(model)))
         if (replicas := _replicas(other, setting.replicas)) is not None:
             found.append((cv, replicas))
     return found

@@ -156,12 +156,14 @@ class Race(NamedTuple):
     dearer: int
 
 
-def race(candidates: Iterable[Candidate], tell: Callable[[str], None] = lambda _: None) -> Race:
-    """Find the size of the cheapest candidate that long runs confirm."""
+def race(
+    candidates: Iterable[Candidate], tell: Callable[[str], None] = lambda _: None, *, full: bool = False
+) -> Race:
+    """Find the size of the cheapest candidate that long runs confirm; `full`: of dear ones, too."""
     refused, sizes, best, dearer = list[Candidate](), dict[Candidate, Setting](), math.inf, 0
     for candidate in sorted(candidates, key=lambda c: c.bound * c.price):
         tell(candidate.name)
-        ceiling = None if best == math.inf else math.floor(_CEILING * best / candidate.price)
+        ceiling = None if full or best == math.inf else math.floor(_CEILING * best / candidate.price)
         if ceiling is not None and ceiling < candidate.bound:
             dearer += 1
         elif candidate.idle_excess > 1:

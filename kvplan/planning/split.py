@@ -1,9 +1,10 @@
 """Prefill and decode on replicas of their own: whether fewer of them do than replicas that do both."""
 
-from collections.abc import Iterator
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from kvplan.analysis.fleet import between_tokens_s
 from kvplan.analysis.split import served, sides
 from kvplan.errors import ProfileError
 from kvplan.model.fleet import Fleet
@@ -17,6 +18,7 @@ from kvplan.study.objectives import State
 
 TRANSFER = "50 GB/s"  # of KV from side to side, where [fleet] does not say
 MOST_APART = 64  # replicas that are simulated, all of them
+_CEILING = 1.6  # times what the formulas ask for, beyond which nothing is tried
 _TRIED = 3  # splits of a number of replicas, by formula the best
 
 
@@ -45,10 +47,8 @@ def apart(profile: Profile, task: Task, setting: Setting, kv_bytes: int | None =
     what = POLICIES[engine_settings(task.model).policy].lacks(replace(task.model, fleet=fleet))
     if what is not None:
         return Apart(None, f"{what} is not simulated for this engine")
-    if setting.replicas > MOST_APART + 1:
-        return Apart(None, f"splits of more than {MOST_APART} replicas are not simulated")
     found = fewest_apart(replace(task, apart=fleet), setting.replicas - 1, setting.batched_tokens)
-    return Apart(found, "" if found else "no split of fewer replicas meets them", assumed)
+    return Apart(found, "" if found else "no split of fewer replicas is enough", assumed)
 
 
 def _one_of_each(profile: Profile, task: Task, transfer: str | None, kv_bytes: int | None) -> Fleet | str:
@@ -70,35 +70,23 @@ def _one_of_each(profile: Profile, task: Task, transfer: str | None, kv_bytes: i
 
 
 def fewest_apart(task: Task, most: int, batched_tokens: int | None) -> Fleet | None:
-    """The least split of at most so many replicas that long runs confirm: short ones go down, long ones up again."""
-    passing: list[Fleet] = []
-    for size in range(most, 1, -1):
-        found = next(
-            (
-                f
-                for f in _splits(task, size, batched_tokens)
-                if _with(task, f).quick(size, batched_tokens).passes
-            ),
-            None,
-        )
-        if found is None:
-            break
-        passing.append(found)
-    for fleet in reversed(passing):
-        if _with(task, fleet).judge(fleet.size, batched_tokens).state is State.HOLDS:
-            return fleet
-    return None
-
-
-def _with(task: Task, fleet: Fleet) -> Task:
-    return replace(task, apart=fleet)
-
-
-def _splits(task: Task, size: int, batched_tokens: int | None) -> Iterator[Fleet]:
-    """Splits of so many replicas, that first which serves most by formula."""
+    """The least split of at most so many replicas that long runs confirm, from what the formulas ask for on."""
     assert task.apart is not None
-    found = sides(task.at(size, batched_tokens, slower=True), task.apart)
-    prefill_rps, decode_rps = served(found.prefill).rate_rps, served(found.decode).rate_rps
-    every = sorted(range(1, size), key=lambda p: -min(p * prefill_rps, (size - p) * decode_rps))
-    for prefill in every[:_TRIED]:
-        yield replace(task.apart, prefill=prefill, decode=size - prefill)
+    found = sides(task.at(1, batched_tokens, slower=True), task.apart)
+    limit = between_tokens_s({slo.key: slo.bound for slo in task.plan.slos}) or math.inf
+    prefill_rps, decode_rps = served(found.prefill).rate_rps, served(found.decode, limit).rate_rps
+    if not prefill_rps or not decode_rps:
+        return None
+    least = math.ceil(task.rate_rps / prefill_rps) + math.ceil(task.rate_rps / decode_rps)
+    for size in range(least, min(most, MOST_APART, math.ceil(_CEILING * least)) + 1):
+        for prefill in sorted(range(1, size), key=lambda p: -min(p * prefill_rps, (size - p) * decode_rps))[
+            :_TRIED
+        ]:
+            fleet = replace(task.apart, prefill=prefill, decode=size - prefill)
+            one = replace(task, apart=fleet)
+            if (
+                one.quick(size, batched_tokens).passes
+                and one.judge(size, batched_tokens).state is State.HOLDS
+            ):
+                return fleet
+    return None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kvplan.analysis.equilibrium import equilibrium, sustainable_rate
 from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.split import sides, split_rps
-from kvplan.model import Plan, ServingModel, Timing
+from kvplan.model import ArrivalProcess, Plan, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.study.goodput import at_rate
@@ -147,8 +147,8 @@ class Task:
         return self._look(self.at(replicas, batched_tokens, slower=True), _SEEN)
 
     def idle(self, batched_tokens: int | None) -> Quick:
-        """Look at a replica that all but nobody asks for anything, slower."""
-        model = self.at(1, batched_tokens, slower=True)
+        """Look at a replica that all but nobody asks for anything, slower: one of so many that nothing clusters."""
+        model = replace(self.at(1, batched_tokens, slower=True), arrivals=ArrivalProcess())
         return self._look(at_rate(model, _IDLE * sustainable_rate(one_replica(model))[1]), _ALONE)
 
     def judge(self, replicas: int, batched_tokens: int | None) -> Judged:

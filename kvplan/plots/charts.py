@@ -1,4 +1,4 @@
-"""Drawing prefix caches and sweeps on axes of matplotlib; `kvplan.plots.drawing` makes files of them."""
+"""Drawing prefix caches, sweeps and plans on axes of matplotlib; `kvplan.plots.drawing` makes files of them."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_KIND_COLOURS = ("blue", "orange", "green", "violet", "red")
+_AROUND, _POINTS = 2.0, 2_000  # times the demand of a plan; of a line
 _LEAST_PERCENT = 1e-9  # that an axis can end at
 _THOUSANDS_FROM = 10_000
 _STATUS_NAMES = ("stable", "needs cap", "overloaded")
@@ -155,3 +157,22 @@ def _scale(axes: "Axes", scale: planning.Scale, which: str) -> None:
         axes.set(**{f"{which}scale": "log"})
     elif scale.values[-1] >= _THOUSANDS_FROM:
         getattr(axes, f"{which}axis").set_major_formatter(EngFormatter(sep=""))
+
+
+def plan(axes: "Axes", content: planning.PlanPlot) -> None:
+    """Cost against demand, of a plan and its alternatives, and the replicas of the plan."""
+    from matplotlib.ticker import MaxNLocator
+
+    demand = np.linspace(0, _AROUND * content.demand_rps, _POINTS)
+    for number, one in enumerate(content.kinds):
+        colour, width = LIGHT[_KIND_COLOURS[number % len(_KIND_COLOURS)]], 1.2 if number else 2.2
+        line: dict[str, Any] = {"color": colour, "linewidth": width, "drawstyle": "steps-pre"}
+        axes.plot(demand, one.cost(demand), label=one.name, **line)
+    axes.axvline(content.demand_rps, color=LIGHT["soft"], linewidth=1.0, linestyle="--")
+    axes.plot([content.demand_rps], [content.cost], "o", color=LIGHT["ink"], label="the plan")
+    top, each = axes.get_ylim()[1], content.kinds[0].each
+    axes.set(xlabel="demand, requests/s", ylabel=content.unit, xlim=(0, demand[-1]), ylim=(0, top))
+    scales: Any = (lambda cost: cost / each, lambda count: count * each)
+    replicas = axes.secondary_yaxis("right", functions=scales)
+    replicas.set_ylabel(f"replicas of {content.kinds[0].name}")
+    replicas.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PlotData = data.ReportData | planning.SweepMap | planning.SweepLine
+PlotData = data.ReportData | planning.SweepMap | planning.SweepLine | planning.PlanPlot
 
 HOW_TO_INSTALL = "plots need matplotlib; in a checkout of kvplan: pip install '.[plot]'"
 
@@ -189,6 +189,8 @@ def _drawn(content: PlotData) -> "Figure":
             charts.sweep_map(figure, axes, content)
         case planning.SweepLine():
             charts.sweep_line(axes, content)
+        case planning.PlanPlot():
+            charts.plan(axes, content)
     _legend(figure, axes)
     return figure
 

@@ -1,4 +1,4 @@
-"""What is in the plots of sweeps: arrays from their results; nothing is drawn here."""
+"""What is in the plots of sweeps and plans: arrays from their results; nothing is drawn here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,12 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray
+from kvplan.planning.day import served_rps
 from kvplan.report.keys import Kind
 from kvplan.report.words import Status
 
 if TYPE_CHECKING:
+    from kvplan.planning.plan import Plan
     from kvplan.sweeps.definition import Sweep
 
 STATUSES = (Status.STABLE, Status.NEEDS_CAP, Status.OVERLOADED)  # by the number that stands for each
@@ -57,6 +59,43 @@ class SweepLine:
     column: str
     figure: FloatArray
     status: FloatArray | None
+
+
+class Steps(NamedTuple):
+    """What replicas of a kind cost against demand: `each` a replica, which serves `served_rps`."""
+
+    name: str
+    each: float
+    served_rps: float
+
+    def cost(self, demand_rps: FloatArray) -> FloatArray:
+        """Of as many as serve each demand.
+
+        >>> Steps("a", 3.0, 2.0).cost(np.array([1.0, 2.0, 5.0])).tolist()
+        [3.0, 3.0, 9.0]
+        """
+        return np.asarray(self.each * np.ceil(np.maximum(demand_rps, 1e-9) / self.served_rps * (1 - 1e-9)))
+
+
+@dataclass(frozen=True)
+class PlanPlot:
+    """Replicas and cost against demand: the plan first, then its alternatives; `unit` is that of the cost."""
+
+    kinds: tuple[Steps, ...]
+    demand_rps: float
+    cost: float
+    unit: str
+
+
+def plan_plot(found: "Plan") -> PlanPlot:
+    """The plot of a plan, around its demand, by short runs."""
+    chosen = [(found.winner, found.setting), *((one.candidate, one.setting) for one in found.alternatives)]
+    task = found.winner.task
+    kinds = tuple(
+        Steps(c.name, c.price, served_rps(c.task, s, long=False) / (1 + task.headroom)) for c, s in chosen
+    )
+    unit = "cost per hour" if found.request.priced else "GPUs"
+    return PlanPlot(kinds, task.model.total_rate_rps, found.setting.replicas * found.winner.price, unit)
 
 
 def check_sweep(sweep: "Sweep") -> None:

@@ -1,14 +1,22 @@
 """`kvplan plan`: the screen, the document, the profile that it writes, and what it refuses."""
 
 import json
+import re
+from io import BytesIO
 from pathlib import Path
 
 import command
+import numpy as np
 import pytest
 from command import Run
 from every import every
 
+from kvplan.planning.plan import Request, plan
+from kvplan.plots.planning import plan_plot
+from kvplan.profile.reading import load_profile
+
 COMMAND = ["plan"]
+NO_SCHEDULE = Path(__file__).parents[2] / "pyproject.toml"
 DEMAND = ("Llama-3.1-8B", "--gpu", "H100", "--tp", "1", "--weights", "fp8", "--rate", "60", "--in", "500:0")
 SHORT = (*DEMAND, "--out", "20:0", "--slo", "ttft-p95=300ms", "--gpu-hour", "3")
 
@@ -79,6 +87,109 @@ def command_result(done: command.Done) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+SLOTS = """\
+schema = 1
+name = "one at a time, {gpus} GPUs"
+gpu = {{ memory_tokens = 1_000, gpus = {gpus}, prefill = "disaggregated" }}
+timing = {{ d0 = "50 ms" }}
+classes = [{{ name = "a", input = 990, decode = 10, rate = 14.4 }}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("prices", "gpus", "cost"),
+    [
+        (["--gpu-hour", "2.5"], [32, 64], 80.0),
+        (["--gpu-hour", "2.5", "--replica-hour", "large=3"], [64, 32], 24.0),
+        (["--replica-hour", "small=1,large=3"], [32, 64], 8.0),
+        ([], [32, 64], None),
+    ],
+)
+def test_profiles_are_ranked_by_what_they_cost(
+    run: Run, tmp_path: Path, prices: list[str], gpus: list[int], cost: float | None
+) -> None:
+    """Ten iterations of 52.5 ms, one request at a time: 1.9 a second, so that 14.4 take 8 replicas."""
+    files = [tmp_path / "large.toml", tmp_path / "small.toml"]
+    for file, each in zip(files, (8, 4), strict=True):
+        file.write_text(SLOTS.format(gpus=each))
+    code, text, _ = run(*map(str, files), *prices, "--format", "json")
+    found = json.loads(text)["plan"]
+    assert (code, found["replicas"], found["cost"]["per_hour"]) == (0, 8, cost)
+    assert [found["gpus"], found["alternatives"][0]["gpus"]] == gpus
+
+
+DAY = """\
+schema = 1
+name = "day"
+gpu = { memory_tokens = 60_000, block_tokens = 16, max_num_batched_tokens = 2048 }
+timing = { d0 = "14.5 ms", d1 = "0.25 us", d2 = "85 us" }
+classes = [{ name = "chat", input = 800, decode = { 60 = 1, 240 = 1 }, rate = 10 }]
+slo = { ttft_s.p95 = "1 s" }
+cost = { gpu_hour = 2 }
+workload = { period = "1 h", schedule = [{ at = "10 min", factor = 2 }, { at = "20 min", factor = 0.3 }] }
+"""
+
+
+def test_a_day_is_planned_for_its_worst_part_with_replicas_that_come_and_go(run: Run, tmp_path: Path) -> None:
+    """Of 24 parts of 2.5 min four have 20 requests/s, the others 3; the mean is 5.83."""
+    file, plan = tmp_path / "day.toml", tmp_path / "plan.toml"
+    file.write_text(DAY)
+    code, text, _ = run(str(file), "--schedule", "own", "--load-time", "30 s", "--format", "json")
+    found = json.loads(text)["plan"]
+    day, most = found["day"], found["replicas"]
+    assert (code, [round(hour["demand_rps"], 6) for hour in day["hours"]]) == (
+        0,
+        [3] * 4 + [20] * 4 + [3] * 16,
+    )
+    assert 20 / most <= day["served_rps"] < 20 / (most - 1)
+    assert [hour["replicas"] for hour in day["hours"]] == [1] * 4 + [most] * 4 + [1] * 16
+    assert day["gpu_hours"] == pytest.approx((20 + 4 * most) / 24)
+    assert day["remove_rps"] == pytest.approx(0.8 * day["served_rps"])
+    ways = day["simulated"]
+    assert ways["fixed"]["gpu_hours"] == day["fixed_gpu_hours"] == pytest.approx(most)
+    assert day["gpu_hours"] < ways["scheduled"]["gpu_hours"] < ways["fixed"]["gpu_hours"]
+    assert ways["scheduled"]["within"] > ways["autoscaled"]["within"] > 0.5
+    output_tokens = 3600 * 140 / 24 * 150
+    assert found["cost"]["per_million_output_tokens"] == pytest.approx(2 * most / output_tokens * 1e6)
+    text = command.run("plan", file).stdout
+    assert run(str(file), "-o", str(plan))[0] == 0
+    said = " ".join(text.split())
+    assert "planned for 20 requests/s, from 10 min to 12.5 min; figures are those of the worst part" in said
+    report = json.loads(command.run("analyze", plan, "--format", "json").stdout)
+    [ttft] = [one for one in found["objectives"] if one["key"] == "ttft_s.p95"]
+    assert ttft["value"] == report["latency"]["worst_part"]["ttft_s"]["p95"]
+    assert command.run("check", plan, "--require", "plan.holds").returncode == 0
+
+
+def test_a_split_that_is_said_to_be_enough_keeps_the_objectives_in_a_report(run: Run, tmp_path: Path) -> None:
+    """No replica that does both keeps its gaps even: nearly ninety are needed, and a handful apart."""
+    _, text, _ = run("prefill-decode", "--rate", "90", "--split", "--format", "json")
+    found = json.loads(text)["plan"]
+    split = found["split"]
+    assert 8 <= split["prefill"] + split["decode"] < found["replicas"] / 4
+    profile = command.run("profiles", "prefill-decode").stdout
+    changes = {"prefill": split["prefill"], "decode": split["decode"], "rate": 90}
+    for key, value in changes.items():
+        profile = re.sub(rf"^{key} = .*$", f"{key} = {value}", profile, flags=re.MULTILINE)
+    file = tmp_path / "split.toml"
+    file.write_text(profile)
+    latency = json.loads(command.run("analyze", file, "--format", "json").stdout)["latency"]
+    assert latency["ttft_s"]["p95"] <= 1.0
+    assert latency["itl_s"]["p99"] <= 0.02
+
+
+def test_the_plot_has_the_plan_on_the_steps_of_its_kind(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(SLOTS.format(gpus=4))
+    assert run(str(file), "--gpu-hour", "2.5", "--plot", str(tmp_path / "plan.png"))[0] == 0
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    profile = load_profile(str(file), stdin=BytesIO())
+    drawn = plan_plot(plan(Request([profile], None, (), prices={profile.source: 10.0})))
+    [kind] = drawn.kinds
+    assert (drawn.demand_rps, drawn.cost, drawn.unit) == (14.4, 80.0, "cost per hour")
+    assert kind.cost(np.array([1.8, 3.7, 14.4])).tolist() == [10.0, 20.0, 80.0]
+
+
 def test_what_no_replica_can_do_is_said_with_exit_1(run: Run) -> None:
     code, text, _ = run(*DEMAND, "--out", "20:0", "--slo", "ttft-p95=9ms")
     assert code == 1
@@ -110,6 +221,16 @@ def test_what_no_replica_can_do_is_said_with_exit_1(run: Run) -> None:
         (["tool-calls-h100", "Llama-3.1-8B"], "a model does not go with profiles"),
         (["tool-calls-h100", "--gpu", "H100"], "go with a model"),
         (["nowhere.toml"], "nowhere.toml"),
+        (["tool-calls-h100", "prefill-decode"], "the profiles differ in itl_s.p99, ttft_s.p95 of [slo]"),
+        (["tool-calls-h100", "agents-collapse"], "compare them at one demand, with --rate"),
+        (["tool-calls-h100", "--replica-hour", "tool=3"], "no price for tool-calls-h100"),
+        (
+            ["tool-calls-h100", "--gpu-hour", "2", "--replica-hour", "tool-call=3"],
+            "did you mean tool-calls-h100?",
+        ),
+        (["tool-calls-h100", "--load-time", "30s"], "--load-time goes with --schedule"),
+        (["tool-calls-h100", "--schedule", "own"], "has no [[workload.schedule]]"),
+        (["tool-calls-h100", "--schedule", str(NO_SCHEDULE)], "a table [workload]"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_a_line(run: Run, arguments: list[str], message: str) -> None:
