@@ -321,15 +321,25 @@ def _with_demand(profile: Profile, request: Request) -> Profile:
         changes = _rates(profile.tables, request.rate_rps / profile.model.total_rate_rps)
     else:
         return profile
-    return parse_profile(written(profile.tables, changes).encode(), profile.source)
+    return _changed(profile, changes, profile.source)
+
+
+def _changed(profile: Profile, changes: Mapping[str, Any], source: str) -> Profile:
+    """A profile with other tables, and the trace that was read for it, if it still has one."""
+    found = parse_profile(written(profile.tables, changes).encode(), source)
+    arrivals = profile.model.arrivals
+    if arrivals.trace is None or "trace" not in found.tables.get("workload", {}):
+        return found
+    return replace(found, model=replace(found.model, arrivals=arrivals))
 
 
 def _with_schedule(profile: Profile, request: Request) -> Profile:
-    """A profile whose rates vary as was asked for."""
-    if request.schedule is not None:
-        table = {**profile.tables.get("workload", {}), **request.schedule}
-        profile = parse_profile(written(profile.tables, {"workload": table}).encode(), profile.source)
-    if request.load_s is not None and profile.model.schedule is None:
+    """A profile whose rates vary as was asked for, and not as a trace does."""
+    if request.load_s is None:
+        return profile
+    table = {key: value for key, value in profile.tables.get("workload", {}).items() if key != "trace"}
+    profile = _changed(profile, {"workload": {**table, **(request.schedule or {})}}, profile.source)
+    if profile.model.schedule is None:
         raise UsageError(
             f"--schedule: {profile.name} has no [[workload.schedule]]; --schedule FILE gives one"
         )
@@ -394,7 +404,7 @@ def _service(profile: Profile, winner: Candidate, setting: Setting, request: Req
     gate = profile.tables.get("gate", {})
     demanded = [text for text in gate.get("require", ()) if text != "plan.holds"]
     changes["gate"] = {**gate, "require": [*demanded, "plan.holds"]}
-    return parse_profile(written(profile.tables, changes).encode(), "plan.toml")
+    return _changed(profile, changes, "plan.toml")
 
 
 def _objectives(slos: Sequence[Slo], latency: Latency, size: Found, *, varies: bool) -> list[Objective]:
