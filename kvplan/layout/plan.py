@@ -171,7 +171,8 @@ def _day(plan: Plan, day: Day) -> Iterator[Block]:
     yield Paragraph(
         f"Over {format_seconds(day.period_s)}: {least.replicas:,} to {most.replicas:,} replicas, the most from "
         f"{format_seconds(most.begin_s)} on. A replica serves {format_number(day.served_rps)} requests/s: add one "
-        f"above {format_number(day.add_rps)} each, remove one where the others stay below {format_number(day.remove_rps)}."
+        f"above {format_number(day.add_rps)} each, remove one where the others stay below "
+        f"{format_number(day.remove_rps)}."
     )
     if day.reason:
         yield Paragraph(

@@ -22,6 +22,7 @@ from kvplan.simulation.metrics import policy_result
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.simulation.policies.protocol import Scenario
+from kvplan.solve import boundary
 from kvplan.study.objectives import State
 
 PARTS = 24  # of a period
@@ -174,9 +175,9 @@ def served_rps(task: Task, setting: Setting, *, long: bool = True) -> float:
 
     low = task.rate_rps
     high = max(setting.replicas * task.sustainable_rps(setting.batched_tokens), low)
-    while high > (1 + _PRECISE) * low:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if keeping(middle).quick(*setting).passes else (low, middle)
+    low, _ = boundary(
+        lambda rate: not keeping(rate).quick(*setting).passes, low, high, close=_PRECISE, geometric=True
+    )
     while long and low > task.rate_rps and keeping(low).judge(*setting).state is not State.HOLDS:
         low = max(_LESS * low, task.rate_rps)
     return low / setting.replicas

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from kvplan.planning.trial import Judged, Quick, Task
 from kvplan.simulation.experiments.runner import at_once
+from kvplan.solve import least_whole
 from kvplan.study.objectives import State
 
 BUDGETS = (512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 16_384)
@@ -125,12 +126,7 @@ class Candidate:
             if ceiling is not None or size > MOST_REPLICAS:
                 return None
             low, size, step = size + 1, size + step, 2 * step
-        while low < size:
-            middle = (low + size) // 2
-            if self.best(middle)[1].passes:
-                size = middle
-            else:
-                low = middle + 1
+        size = least_whole(lambda n: self.best(n)[1].passes, low - 1, size)
         return self.best(size)[0]
 
 

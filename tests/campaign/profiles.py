@@ -89,7 +89,7 @@ def case(rng: np.random.Generator, folder: Path) -> Call:
 
 def _command(rng: np.random.Generator, path: str, *, brings: bool) -> tuple[str, ...]:
     kind = rng.choice(
-        ["analyze", "check", "explain", "simulate", "emit", "mix", "size", "sweep", "import", "diff"],
+        ["analyze", "check", "explain", "simulate", "emit", "mix", "plan", "sweep", "import", "diff"],
         p=[0.58, 0.13, 0.11, 0.05, 0.02, 0.02, 0.02, 0.03, 0.02, 0.02],
     )
     three = str(rng.choice(FORMATS[:3]))
@@ -109,11 +109,8 @@ def _command(rng: np.random.Generator, path: str, *, brings: bool) -> tuple[str,
             return ("emit", path, "--engine", engine, "--format", three)
         case "mix":
             return ("mix", path, "--replicas", "2", "--format", three)
-        case "size":
-            # at random one replica stands for all, unless requests bring others: then up to 64 are run, in each part
-            # of a schedule
-            how = ("--routing", "random", "--requests", "4" if brings else "60", "--seeds", "2")
-            return ("size", path, "--rate", repr(_rate(rng)), *how, "--format", three)
+        case "plan":
+            return ("plan", path, "--rate", repr(_rate(rng)), "--format", str(rng.choice(["text", "markdown", "json"])))
         case "sweep":
             return (
                 "sweep",

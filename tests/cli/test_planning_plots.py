@@ -1,4 +1,4 @@
-"""`kvplan sweep --plot` and `kvplan size --plot`: what is in them is what the results say, or it is refused."""
+"""`kvplan sweep --plot`: what is in them is what the results say, or it is refused."""
 
 import math
 from collections.abc import Callable

@@ -398,7 +398,7 @@ UNMOVED = {
     ("plan", "segments", "explain"): "which segments come of it is in the report",
     ("replica", "prefill", "simulate"): "vllm counts as engines do, whatever the convention",
     **{
-        ("replica", "gpus", what): "`size` counts and prices them"
+        ("replica", "gpus", what): "`plan` counts and prices them"
         for what in ("analyze", "side by side", "sweep", "simulate", "explain")
     },
     **{

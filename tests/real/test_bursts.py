@@ -1,4 +1,4 @@
-"""What `size` calls enough for a fitted profile is enough in a replay of the very trace, split among the replicas."""
+"""What `plan` calls enough for a fitted profile is enough in a replay of the very trace, split among the replicas."""
 
 import json
 from pathlib import Path
@@ -50,11 +50,11 @@ def fitted(folder: Path, trace: Path, memory: int) -> Path:
 
 
 def replicas(profile: Path, *options: object, limit_s: float = LIMIT_S) -> int:
-    """How many `size` calls enough, at the rate of the profile and without headroom that could hide a mistake."""
+    """How many `plan` calls enough, at the rate of the profile and without headroom that could hide a mistake."""
     slo = ("--slo", f"ttft_s.p95 <= {limit_s:g} s", "--headroom", "0")
-    done = run("size", profile, *slo, *options, "--format", "json")
+    done = run("plan", profile, *slo, *options, "--format", "json")
     assert done.returncode == 0, done.stderr
-    return int(json.loads(done.stdout)["profiles"][0]["replicas"])
+    return int(json.loads(done.stdout)["plan"]["replicas"])
 
 
 def first_tokens(folder: Path, profile: Path, requests: Requests, parts: list[FloatArray]) -> FloatArray:
