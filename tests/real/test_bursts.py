@@ -49,10 +49,10 @@ def fitted(folder: Path, trace: Path, memory: int) -> Path:
     return file
 
 
-def replicas(profile: Path, *options: object, limit_s: float = LIMIT_S) -> int:
+def replicas(profile: Path, limit_s: float = LIMIT_S) -> int:
     """How many `plan` calls enough, at the rate of the profile and without headroom that could hide a mistake."""
     slo = ("--slo", f"ttft_s.p95 <= {limit_s:g} s", "--headroom", "0")
-    done = run("plan", profile, *slo, *options, "--format", "json")
+    done = run("plan", profile, *slo, "--format", "json")
     assert done.returncode == 0, done.stderr
     return int(json.loads(done.stdout)["plan"]["replicas"])
 
@@ -116,7 +116,7 @@ def test_azures_code_trace_is_not_planned_as_poisson(tmp_path: Path) -> None:
 def test_the_busiest_time_of_a_described_client_is_served(tmp_path: Path) -> None:
     """ServeGen's client lists no requests: some of its busiest windows, drawn as it describes them, short requests."""
     profile, limit_s = fitted(tmp_path, SERVEGEN, 60_000), 0.3
-    count = replicas(profile, "--requests", "4000", "--seeds", "3", limit_s=limit_s)
+    count = replicas(profile, limit_s=limit_s)
     assert count > 1
     model = kvplan.load(profile).model
     _, rates, cvs, _ = _windows(SERVEGEN)
@@ -129,24 +129,3 @@ def test_the_busiest_time_of_a_described_client_is_served(tmp_path: Path) -> Non
         requests = times, model.mix.input_tokens[row], model.mix.decode_tokens[row]
         for parts in dealt(requests, count):
             assert np.percentile(first_tokens(tmp_path, profile, requests, parts), 95) <= limit_s
-
-
-@pytest.mark.nightly
-def test_an_autoscaler_is_late_for_the_bursts_of_the_code_trace(tmp_path: Path) -> None:
-    """As the page on planning says."""
-    path = tmp_path / "code.toml"
-    path.write_text(f"""schema = 1
-name = "code"
-gpu = {{ memory_tokens = 60_000, block_tokens = 16, max_num_batched_tokens = 2048 }}
-timing = {{ d0 = "14.5 ms", d1 = "0.25 us", d2 = "85 us" }}
-classes = [{{ name = "code", input = 2048, decode = 28, rate = 2.5 }}]
-workload = {{ trace = "{CODE}" }}
-slo = {{ ttft_s.p95 = "5 s" }}
-""")
-    done = run("size", path, "--schedule", "--format", "json")
-    assert done.returncode == 0, done.stderr
-    day = json.loads(done.stdout)["autoscaling"]
-    assert (day["replicas"], day["load_s"]) == (5, 120)
-    shares = [round(day[name]["within"]["mean"], 2) for name in ("autoscaled", "fixed")]
-    assert shares == [0.54, 0.98]
-    assert "scheduled" not in day
