@@ -95,6 +95,8 @@ Output = Annotated[
         "--output", "-o", metavar="FILE", help="Write the result to this file instead of standard output."
     ),
 ]
+
+
 def read(profile: str | None, output: Path | None) -> "profile_file.Profile":
     """The profile that was asked for; says which where none was, and refuses to write the result over it."""
     refuse_overwriting(output, [] if profile in (None, "-") else [Path(profile)])

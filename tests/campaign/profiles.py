@@ -83,11 +83,11 @@ def case(rng: np.random.Generator, folder: Path) -> Call:
     path, profile = folder / "profile.toml", beyond(rng) if refused else text(rng)
     path.write_bytes(profile.encode(errors="surrogatepass"))
     env = GITHUB if rng.random() < 0.3 else {}
-    command = _command(rng, str(path), brings="reuse" in profile or "sessions" in profile)
+    command = _command(rng, str(path))
     return Call(command, env, twice=rng.random() < 0.05 and command[0] != "sweep", refused=refused)
 
 
-def _command(rng: np.random.Generator, path: str, *, brings: bool) -> tuple[str, ...]:
+def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
     kind = rng.choice(
         ["analyze", "check", "explain", "simulate", "emit", "mix", "plan", "sweep", "import", "diff"],
         p=[0.58, 0.13, 0.11, 0.05, 0.02, 0.02, 0.02, 0.03, 0.02, 0.02],
@@ -110,7 +110,7 @@ def _command(rng: np.random.Generator, path: str, *, brings: bool) -> tuple[str,
         case "mix":
             return ("mix", path, "--replicas", "2", "--format", three)
         case "plan":
-            return ("plan", path, "--rate", repr(_rate(rng)), "--format", str(rng.choice(["text", "markdown", "json"])))
+            return ("plan", path, "--rate", repr(_rate(rng)), "--format", three)
         case "sweep":
             return (
                 "sweep",
