@@ -21,6 +21,7 @@ from kvplan.planning.split import Apart, apart
 from kvplan.planning.trial import Task
 from kvplan.planning.writing import written
 from kvplan.profile.reading import Profile, parse_profile
+from kvplan.ranges import LEAST_RATE
 from kvplan.report.assembly import Analyses
 from kvplan.study.drain import Drain
 from kvplan.study.objectives import Decision, State
@@ -347,10 +348,13 @@ def _with_schedule(profile: Profile, request: Request) -> Profile:
 
 
 def _rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """Traffic tables with all rates times a factor; of users as many more."""
+    """Traffic tables with all rates times a factor, as far as a profile can say them; of users as many more."""
 
     def scaled(table: Mapping[str, Any]) -> dict[str, Any]:
-        new = {"rate": lambda v: v * factor, "users": lambda v: max(1, round(v * factor))}
+        new = {
+            "rate": lambda v: v and max(v * factor, LEAST_RATE),
+            "users": lambda v: max(1, round(v * factor)),
+        }
         return {key: new[key](value) if key in new else value for key, value in table.items()}
 
     kept = {name: tables[name] for name in ("classes", "sessions", "workload", "prefix") if name in tables}
