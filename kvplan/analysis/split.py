@@ -331,7 +331,9 @@ def _by_time(side: Side, itl_s: float, most: float) -> float:
     def too_long(requests: float) -> bool:
         return side.iteration_time(requests) >= itl_s
 
-    high = first_of_steps(too_long, min(most, 1.0), 2.0, min(most, _ENDLESS))
+    high = first_of_steps(too_long, 1.0, 2.0, min(most, _ENDLESS))
+    if high is None and too_long(most):
+        high = most
     return math.inf if high is None else _root(lambda x: side.iteration_time(x) - itl_s, high)
 
 
