@@ -223,7 +223,9 @@ def plan(found: "Planned") -> Document:
     }
     refused = [{"kind": one.name, "why": one.why} for one in found.refused]
     if found.status is Status.IMPOSSIBLE:
-        document["plan"]["refused"] = refused
+        limits = [{"key": key, "limit": limit} for key, limit in found.ways.limits]
+        possible = {**found.ways._asdict(), "limits": limits}
+        document["plan"] |= {"refused": refused, "possible": possible}
         return document
     setting, winner = found.setting, found.winner
     assert found.profile is not None

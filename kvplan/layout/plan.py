@@ -8,6 +8,7 @@ from kvplan.planning.kinds import Kind
 from kvplan.planning.plan import Alternative, Band, Plan, Size, Status
 from kvplan.planning.search import Candidate, Setting
 from kvplan.planning.split import Apart
+from kvplan.planning.ways import Ways
 from kvplan.study.objectives import State
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
@@ -73,7 +74,20 @@ def _impossible(plan: Plan) -> Iterator[Block]:
     limits = ", ".join(f"{_words(s.key)} {format_seconds(s.bound)}" for s in plan.request.slos)
     yield Paragraph("Impossible at any number of replicas" + (f"; limits: {limits}." if limits else "."))
     yield table((Column("kind"), words("on an idle replica")), [(r.name, r.why) for r in plan.refused])
-    yield Bullets(("Looser objectives, shorter prompts, or other GPUs would make it possible.",))
+    found = tuple(_would_do(plan.ways))
+    if found:
+        yield Paragraph("It would be possible, for a request that is alone:")
+        yield Bullets(found)
+
+
+def _would_do(ways: Ways) -> Iterator[str]:
+    if ways.limits:
+        limits = " and ".join(f"{_words(key)} {format_seconds(limit)}" for key, limit in ways.limits)
+        yield f"with {limits}, on {ways.kind}"
+    if ways.prompt_tokens is not None:
+        yield f"with prompts of {ways.prompt_tokens:,.0f} tokens, on {ways.kind}"
+    if ways.others:
+        yield f"on {' or '.join(ways.others)}"
 
 
 def _model(plan: Plan) -> str:

@@ -93,6 +93,10 @@ class Demand:
         """Return the same demand with lengths that vary otherwise."""
         return replace(self, prompt=Length(self.prompt.mean, cv), answer=Length(self.answer.mean, cv))
 
+    def with_prompts(self, share: float) -> "Demand":
+        """Return the same demand with prompts of a share of the length."""
+        return replace(self, prompt=Length(max(1.0, self.prompt.mean * share), self.prompt.cv))
+
     @property
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """The tables of a profile.

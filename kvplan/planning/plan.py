@@ -19,6 +19,7 @@ from kvplan.planning.kinds import Kind, fits
 from kvplan.planning.search import Candidate, Found, Race, Setting, neighbours, race
 from kvplan.planning.split import Apart, apart
 from kvplan.planning.trial import Task
+from kvplan.planning.ways import Ways, ways
 from kvplan.planning.writing import written
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.ranges import LEAST_RATE
@@ -144,6 +145,7 @@ class Plan(NamedTuple):
     day: Day | None = None
     mean_rps: float = 0.0
     worst: tuple[float, float] | None = None
+    ways: Ways = Ways()
 
     @property
     def winner(self) -> Candidate:
@@ -227,7 +229,10 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None) -> Plan
     refused += [Refused(c.name, _why_idle(c)) for c in found.refused]
     demand = _in_words(next(iter(profiles.values())), request) if profiles else ""
     if found.winner is None or found.found is None:
-        return Plan(Status.IMPOSSIBLE, demand, request, found, tuple(refused))
+        tell("what would make it possible")
+        return Plan(
+            Status.IMPOSSIBLE, demand, request, found, tuple(refused), ways=_ways(found.refused, request)
+        )
     winner, size = found.winner, found.found
     tell("around the plan")
     service = _service(profiles[winner], winner, size.setting, request)
@@ -374,7 +379,9 @@ def _candidate(option: Kind | Profile, profile: Profile, request: Request) -> Ca
         request.headroom,
         router=request.router,
     )
-    price = float(model.replica.gpus) if request.prices is None else request.prices[_key(option)]
+    price = (
+        float(model.replica.gpus) if request.prices is None else request.prices.get(_key(option), math.nan)
+    )
     if isinstance(option, Kind):
         return Candidate(option.name, task, price, option.batched_tokens, request.batched_tokens)
     return Candidate(profile.name, task, price, model.replica.max_num_batched_tokens, request.batched_tokens)
@@ -512,16 +519,28 @@ def _routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
 
 def _why_idle(candidate: Candidate) -> str:
     """What a request misses that is alone."""
-    budgets = candidate.budgets(1)
-    looks = [
-        candidate.task.idle(tokens) for tokens in (budgets[0], max(budgets, key=lambda b: b or math.inf))
-    ]
-    best = min(looks, key=lambda look: look.excess)
     return "; ".join(
         f"{d.key} {d.value:.3g} s" + (" missed" if d.share > d.allowed else "")
-        for d in best.decided
+        for d in candidate.idle_look.decided
         if d.value
     )
+
+
+def _ways(refused: Sequence[Candidate], request: Request) -> Ways:
+    """What would make it possible."""
+    given, demand = [option for option in request.options if isinstance(option, Kind)], request.demand
+
+    def candidate_of(kind: Kind, asked: Request = request) -> Candidate | None:
+        profile = _profile(kind, asked)
+        return None if isinstance(profile, Refused) else _candidate(kind, profile, asked)
+
+    def shorter(candidate: Candidate, share: float) -> Candidate | None:
+        assert demand is not None
+        kind = next(kind for kind in given if kind.name == candidate.name)
+        return candidate_of(kind, replace(request, demand=demand.with_prompts(share)))
+
+    tokens = demand.prompt.mean if given and demand is not None else None
+    return ways(refused, tokens, shorter, given, candidate_of)
 
 
 def _in_words(profile: Profile, request: Request) -> str:

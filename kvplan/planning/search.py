@@ -77,13 +77,18 @@ class Candidate:
         return replace(self, task=task, listed=listed)
 
     @cached_property
-    def idle_excess(self) -> float:
-        """How much of the objectives a replica uses that all but nobody asks; above 1 no number of them is enough."""
+    def idle_look(self) -> Quick:
+        """What a request sees that is alone, with the better of two budgets."""
         budgets = self.budgets(1)
         ends = dict.fromkeys(
             (budgets[0], max(budgets, key=lambda b: b or math.inf))
         )  # even, and for short waits
-        return min(at_once(lambda tokens: self.task.idle(tokens).excess, list(ends)))
+        return min(at_once(self.task.idle, list(ends)), key=lambda look: look.excess)
+
+    @property
+    def idle_excess(self) -> float:
+        """How much of the objectives that uses; above 1 no number of replicas is enough."""
+        return self.idle_look.excess
 
     @cached_property
     def bound(self) -> int:

@@ -172,11 +172,21 @@ def candidate_of(task: Task) -> Candidate:
     return Candidate("a", task, 1.0, None, listed=())
 
 
-def test_an_objective_that_an_idle_replica_misses_makes_it_impossible() -> None:
+def test_what_would_make_a_demand_possible_does() -> None:
+    """An idle replica misses it; each way alone leads to a plan of a rate that leaves it idle."""
     shape = read_model("Llama-3.1-8B")
     some = list(kinds(shape, [find_gpu("RTX 4090")], tensor_parallel=[1], weights=["bf16"]))
-    slow = Request(some, Demand(Length(500), Length(50), 1.0), (parse_slo("ttft-p95=20ms"),))
-    found = plan(slow)
+    demand = Demand(Length(500), Length(50), 0.01)
+    found = plan(Request(some, demand, (parse_slo("ttft-p95=100ms"),)))
     assert found.status is Status.IMPOSSIBLE
     [refused] = found.refused
     assert "ttft_s.p95" in refused.why
+    [(key, limit)] = found.ways.limits
+    looser = (parse_slo(f"{key} <= {limit} s"),)
+    assert plan(Request(some, demand, looser)).status is Status.PLANNED
+    assert found.ways.prompt_tokens is not None
+    shorter = Demand(Length(found.ways.prompt_tokens), Length(50), 0.01)
+    assert plan(Request(some, shorter, (parse_slo("ttft-p95=100ms"),))).status is Status.PLANNED
+    longer = Demand(Length(1.3 * found.ways.prompt_tokens), Length(50), 0.01)
+    assert plan(Request(some, longer, (parse_slo("ttft-p95=100ms"),))).status is Status.IMPOSSIBLE
+    assert len(found.ways.others) == 2

@@ -1,0 +1,102 @@
+"""What would make a demand possible that no number of replicas meets: by what a request sees that is alone."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kvplan.ingest.model.hardware import Gpu, gpus
+from kvplan.planning.kinds import Kind, kinds
+from kvplan.planning.search import Candidate
+
+_SLACK = 1.1  # of a limit that an idle replica just meets, for others to be served beside
+_HALVINGS = 6
+_MOST_KINDS = 2
+
+
+class Ways(NamedTuple):
+    """Three of them; what was not found is None or empty.
+
+    Attributes
+    ----------
+    kind
+        The kind of replica that comes nearest.
+    limits
+        Looser limits of the objectives that it misses, seconds, by key.
+    prompt_tokens
+        Mean of shorter prompts with which it meets them all.
+    others
+        Other GPUs that meet them all.
+    """
+
+    kind: str = ""
+    limits: tuple[tuple[str, float], ...] = ()
+    prompt_tokens: float | None = None
+    others: tuple[str, ...] = ()
+
+
+def ways(
+    refused: Sequence[Candidate],
+    prompt_tokens: float | None,
+    shorter: Callable[[Candidate, float], Candidate | None],
+    given: Sequence[Kind],
+    candidate_of: Callable[[Kind], Candidate | None],
+) -> Ways:
+    """Look for looser objectives, shorter prompts and other GPUs, each alone.
+
+    Parameters
+    ----------
+    refused
+        Candidates that miss an objective while idle.
+    prompt_tokens
+        Mean of the demand; None: it cannot be changed.
+    shorter
+        A candidate with prompts of a share of the length; None where it cannot be made.
+    given
+        Kinds that were asked for.
+    candidate_of
+        The candidate of another kind; None where the model does not fit.
+    """
+    if not refused:
+        return Ways(others=_others(given, candidate_of))
+    nearest = min(refused, key=lambda c: c.idle_excess)
+    missed = [d for d in nearest.idle_look.decided if d.share > d.allowed and d.value is not None]
+    limits = tuple((d.key, _SLACK * d.value) for d in missed if d.value is not None)
+    tokens = None if prompt_tokens is None else _shortened(nearest, prompt_tokens, shorter)
+    return Ways(nearest.name, limits, tokens, _others(given, candidate_of))
+
+
+def _shortened(
+    nearest: Candidate, prompt_tokens: float, shorter: Callable[[Candidate, float], Candidate | None]
+) -> float | None:
+    """The longest prompts, to about a part in sixty, with which an idle replica meets everything."""
+
+    def meets(share: float) -> bool:
+        candidate = shorter(nearest, share)
+        return candidate is not None and candidate.idle_excess <= 1
+
+    low, high = 1 / prompt_tokens, 1.0
+    if not meets(low):
+        return None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if meets(middle) else (low, middle)
+    return low * prompt_tokens
+
+
+def _others(given: Sequence[Kind], candidate_of: Callable[[Kind], Candidate | None]) -> tuple[str, ...]:
+    """Kinds of GPUs that were not asked for, the fastest memory first, on as few GPUs as do."""
+    if not given:
+        return ()
+    asked = {kind.gpu.name for kind in given}
+    found: list[str] = []
+    for gpu in sorted(gpus(), key=lambda gpu: gpu.bandwidth_bytes_per_s, reverse=True):
+        if gpu.name not in asked and len(found) < _MOST_KINDS:
+            found += _first(given[0], gpu, candidate_of)
+    return tuple(found)
+
+
+def _first(like: Kind, gpu: Gpu, candidate_of: Callable[[Kind], Candidate | None]) -> list[str]:
+    for kind in kinds(like.shape, [gpu], kv_dtype=like.kv_dtype):
+        candidate = candidate_of(kind)
+        if candidate is not None and candidate.idle_excess <= 1:
+            return [kind.name]
+    return []
