@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from every import check_every, every
-from shipped import NAMES, profile, report
+from shipped import LOOKED_AT, NAMES, profile, report
 from tiers import is_night
 
 from kvplan.analysis.population import with_rates_of_users
@@ -145,7 +145,7 @@ def made(name: str) -> Case:
 
 
 EVERY = [*((shipped, name) for name in NAMES), *((made, name) for name in MODELS)]
-ON_A_COMMIT = (*NAMES[:10], "inputs told", "agents and others, bent", "host tier")
+ON_A_COMMIT = (*LOOKED_AT, "inputs told", "agents and others, bent", "host tier")
 
 
 def cases() -> dict[str, Case]:
