@@ -220,7 +220,7 @@ def test_colour_is_for_terminals_that_want_it(good: Path, tmp_path: Path) -> Non
 def test_a_terminal_draws_with_what_its_encoding_has(encoding: str, legend: str) -> None:
     """A plot of what there is; and in ASCII a replacement of all else, instead of a crash."""
     environment = {"COLUMNS": "120", "PYTHONIOENCODING": encoding, "NO_COLOR": "1"}
-    received = on_terminal("analyze", "paper-sic-limit-cycle", **environment)
+    received = on_terminal("analyze", "paper-sic-limit-cycle", "--full", **environment)
     assert legend in received
     assert received.isascii() == (encoding == "ascii")
     assert "Smallest stable input" in received
