@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.cells import cell_len
-from shipped import NAMES
+from shipped import LOOKED_AT as SHIPPED
 from shipped import report as shipped
-from tiers import is_night
 
 from kvplan.formats import json as json_format
 from kvplan.formats import markdown, terminal
@@ -43,17 +42,6 @@ NEARLY_CRITICAL = ServingModel(  # theory §3: spectral radius 0.999963
     Replica(10**6),
 )
 ONE_STAGE = ServingModel((RequestClass("score", 9, (1,), (1.0,), 1.0),), Timing(1.0), Replica(60))
-ON_A_COMMIT = (  # of each kind; the golden reports render all
-    "agents-collapse",
-    "azure-conv-overloaded",
-    "eagle-3-h100",
-    "llama-3.1-8b-rtx4090",
-    "paper-fc-budgets",
-    "paper-sic-limit-cycle",
-    "prefill-decode",
-    "shared-prompt",
-)
-SHIPPED = NAMES if is_night() else ON_A_COMMIT
 HOSTILE = (
     "[bold red]x[/] [link=https://example.org]y[/link]",
     "a|b`c`d\\|e\\",

@@ -13,10 +13,10 @@ from every import every
 from hypothesis import given
 from strategies import mix_model, models
 
-from kvplan.model import ServingModel, Timing
+from kvplan.model import Plan, ServingModel, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
-from kvplan.report.assembly import analyze, to_document
+from kvplan.report.assembly import Analyses, analyze, to_document
 from kvplan.report.schema import json_schema
 from kvplan.version import __version__
 
@@ -199,13 +199,11 @@ def test_two_calls_give_the_same_document() -> None:
 
 def test_completing_more_short_requests_does_not_make_up_for_starved_long_ones() -> None:
     """Lengths 1 and 10: in all more than n* complete, but of the long class a third of what the equilibrium serves."""
-    found = document(
-        mix_model((0, 1, 1500.0), (0, 10, 1500.0), memory=1000, prefill="fused", timing=Timing(0.01))
-    )
-    n_star = 1000 / 28
-    assert found["saturation"]["admissions_per_iteration"] == pytest.approx(n_star)
-    assert found["worst_cycle"]["throughput_per_iteration"] == pytest.approx(20, rel=1e-6)
-    assert found["worst_cycle"]["loss"] == pytest.approx(1 - 20 / n_star, rel=1e-6)
+    model = mix_model((0, 1, 1500.0), (0, 10, 1500.0), memory=1000, prefill="fused", timing=Timing(0.01))
+    found, n_star = Analyses(model, Plan()), 1000 / 28
+    assert found.saturation.admissions_per_iteration == pytest.approx(n_star)
+    assert found.worst_cycle.throughput_per_iteration == pytest.approx(20, rel=1e-6)
+    assert found.worst_cycle.loss == pytest.approx(1 - 20 / n_star, rel=1e-6)
 
 
 @pytest.mark.parametrize("beside", ["drafts", "layers"])

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import jsonschema  # type: ignore[import-untyped]
 from every import check_every, every
-from shipped import NAMES, report
+from shipped import LOOKED_AT, report
 
 from kvplan.model import Knowledge
 from kvplan.report.assembly import Report, to_document
@@ -67,7 +67,7 @@ def test_every_number_of_a_report_lies_in_the_range_of_its_key() -> None:
         assert len(ranged) > 50
         assert [(key, x) for key, x in ranged if not gateable()[key].least <= x <= gateable()[key].most] == []
 
-    check_every(NAMES, check)
+    check_every(LOOKED_AT, check)
 
 
 def test_every_record_says_what_its_field_holds() -> None:
@@ -115,7 +115,7 @@ def test_every_key_of_the_contract_is_in_the_schema() -> None:
 def test_the_schema_accepts_the_reports_and_is_one() -> None:
     validator = jsonschema.Draft202012Validator(json_schema())
     validator.check_schema(validator.schema)
-    check_every(NAMES, lambda name: validator.validate(to_document(report(name))))
+    check_every(LOOKED_AT, lambda name: validator.validate(to_document(report(name))))
 
 
 @every(
@@ -133,7 +133,7 @@ def test_the_schema_accepts_the_reports_and_is_one() -> None:
     ],
 )
 def test_the_schema_refuses_what_no_report_holds(block: str, change: dict[str, Any]) -> None:
-    document = copy.deepcopy(to_document(report(NAMES[0])))
+    document = copy.deepcopy(to_document(report(LOOKED_AT[0])))
     document[block] |= change
     assert not jsonschema.Draft202012Validator(json_schema()).is_valid(document)
 
