@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from every import every
-from shipped import NAMES as SHIPPED
+from shipped import LOOKED_AT as SHIPPED
 from shipped import report as shipped
 
 from kvplan.formats import html

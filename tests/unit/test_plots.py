@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 from every import check_every, every
-from shipped import NAMES as SHIPPED
+from shipped import LOOKED_AT as SHIPPED
 from shipped import profile, report
 from strategies import mix_model
 from tiers import at_night, is_night
