@@ -6,7 +6,17 @@ later versions called them ``# cuda blocks``.
 
 import re
 
-from kvplan.ingest.log.forms import BATCHED, BLOCK, NUMBER, SEQS, Capacity, EngineLog, argument
+from kvplan.ingest.log.forms import (
+    BATCHED,
+    BLOCK,
+    NUMBER,
+    PIPELINE,
+    SEQS,
+    TENSOR,
+    Capacity,
+    EngineLog,
+    argument,
+)
 
 TOKENS = Capacity(re.compile(rf"GPU KV cache size: {NUMBER} tokens"))
 BLOCKS = Capacity(
@@ -25,7 +35,7 @@ LOG = EngineLog(
     words=(
         *("GPU KV cache size", " blocks: ", "Maximum concurrency", "API server version"),
         *("max_num_", "max-num-", "block_size", "block-size", "block size to", "Prefix cache hit rate"),
-        *("Hybrid KV cache manager", "SpecDecoding metrics"),
+        *("Hybrid KV cache manager", "SpecDecoding metrics", "tensor_parallel", "tensor-parallel"),
     ),
     capacities=(TOKENS, BLOCKS),
     limits=(
@@ -33,6 +43,8 @@ LOG = EngineLog(
         (BLOCK, re.compile(r"Setting attention block size to (\d+) tokens")),
         (SEQS, argument("max_num_seqs")),
         (BATCHED, argument("max_num_batched_tokens")),
+        (TENSOR, argument("tensor_parallel_size")),
+        (PIPELINE, argument("pipeline_parallel_size")),
     ),
     start="vLLM API server version",
     hit_rate=HIT_RATE,

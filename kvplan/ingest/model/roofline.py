@@ -147,7 +147,7 @@ def roofline(
     if any(one.window for one in shape.kept):
         notes.append(
             "d1 is for the context that layers with full attention read, and windows or chunks in proportion: it goes "
-            "with the [[gpu.kv]] that kvplan import model writes"
+            "with the [[gpu.kv]] of the same model"
         )
     return Roofline(timing, band, configurations, tuple(notes))
 

@@ -157,7 +157,7 @@ def _parsed(
         _add_json(documents(source, number, first, (line for _, line in numbered)), collector)
     else:
         header = next(csv.reader([first]))
-        format = _table(map(plain_name, header))
+        format = table_format(map(plain_name, header))
         if tells_of_drafts(header):
             raise UsageError(f"{source}: runs with drafts come from a file of their own, and not by a pipe")
         filled = ((number, line) for number, line in numbered if line.strip())
@@ -182,8 +182,8 @@ def tells_of_drafts(header: Iterable[str]) -> bool:
     return all(columns & set(names) for names in (DRAFTS, EMITTED))
 
 
-def _table(columns: Iterable[str]) -> TableFormat | None:
-    """The format of a table with these columns, by their plain names."""
+def table_format(columns: Iterable[str]) -> TableFormat | None:
+    """The format of a table with these columns, by their plain names; None where there is none."""
     names = set(columns)
     known = (format for format in FORMATS if isinstance(format, TableFormat))
     fitting = (format for format in known if all(names & set(column) for column in format.columns))
@@ -210,7 +210,7 @@ def _add_json(found: Iterable[Document | int], collector: Collector) -> None:
         if format is None:
             known = (format for format in FORMATS if isinstance(format, DocumentFormat))
             format = next((format for format in known if format.recognises(document)), None)
-            format = format or _table(map(plain_name, document.value))
+            format = format or table_format(map(plain_name, document.value))
         if format is None:
             return
         if isinstance(format, DocumentFormat):
