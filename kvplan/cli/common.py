@@ -44,33 +44,12 @@ Profile = Annotated[
         autocompletion=completion.profiles,
     ),
 ]
-Base = Annotated[
-    str | None,
-    option(
-        "--base",
-        metavar="PROFILE",
-        help="Profile that supplies what is not measured: a TOML file or the name of a shipped profile. "
-        "Default: the shipped llama-3.1-8b-rtx4090.",
-        autocompletion=completion.profiles,
-    ),
-]
-TensorParallel = Annotated[
-    int, typer.Option("--tensor-parallel", "--tp", min=1, help="Number of GPUs that share the model.")
-]
 KvType = Annotated[
     str,
     typer.Option(
         "--kv-dtype",
         metavar="TYPE",
         help="Data type of the KV cache, such as fp8; auto is the type of the model.",
-    ),
-]
-WeightType = Annotated[
-    str | None,
-    option(
-        "--weight-dtype",
-        metavar="TYPE",
-        help="Data type of the weights, such as fp8. Default: that of the model's configuration.",
     ),
 ]
 Slos = Annotated[
@@ -117,12 +96,9 @@ def with_slos(loaded: "profile_file.Profile", texts: Sequence[str] | None) -> "p
     return replace(loaded, plan=replace(loaded.plan, slos=tuple(slos.values())))
 
 
-def read_base(base: str | None, *, silent: bool = False) -> "profile_file.Profile":
-    """The profile that supplies what is not measured; says which where none was asked for, unless told not to."""
-    loaded = _loaded(base)
-    if base is None and not silent:
-        say(f"note: no --base given; what is not measured is that of the shipped {loaded.source}")
-    return loaded
+def read_base(base: str) -> "profile_file.Profile":
+    """The profile that supplies what is not measured."""
+    return _loaded(base)
 
 
 def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str = "-o") -> None:
@@ -136,17 +112,6 @@ def refuse_one_file_for_both(one: Path | None, option: str, output: Path | None)
     """Refuse to write what an option names where the result goes."""
     if one is not None and output is not None and os.path.realpath(one) == os.path.realpath(output):
         raise UsageError(f"{option} and -o are both {output}; one would overwrite the other")
-
-
-def read_once(file: Path, *, beside: str | None) -> Path:
-    """The file as readers take it, where '-' is standard input; the base `beside` it cannot be read from there too."""
-    from kvplan.ingest.text_file import STANDARD_INPUT
-
-    if str(file) != "-":
-        return file
-    if beside == "-":
-        raise UsageError("standard input can be the file or the --base, not both")
-    return STANDARD_INPUT
 
 
 def _loaded(profile: str | None) -> "profile_file.Profile":

@@ -82,6 +82,13 @@ def kind_of(path: Path) -> FileKind:
     raise UsageError(f"{path}: not recognized, begins {shown(start)}; looked for {every}{way_out}")
 
 
+def carries_times(path: Path) -> bool:
+    """Whether requests come with the times of their tokens, from which iterations can be told."""
+    with lines_of(path, errors="replace") as lines:
+        first = FirstLine.of(lines)
+    return table_format(map(plain_name, first.names)) is REQUEST_LOG
+
+
 def _kinds(path: Path) -> Iterator[FileKind]:
     start = beginning(path, _BEGINNING, "replace")
     if any(f.recognises(start) for f in TRACE_FORMATS if isinstance(f, DescriptionFormat)):
@@ -116,7 +123,10 @@ def _of_json(first: str, lines: Lines) -> Iterator[FileKind]:
         yield FileKind.TIMING
         if table is not None and "input_lens" in keys:
             return  # a benchmark's own requests are no traffic
-    if _lists_requests(FirstLine(first, True, list(keys), keys)) or {"input_lens", "output_lens"} <= keys.keys():
+    if (
+        _lists_requests(FirstLine(first, True, list(keys), keys))
+        or {"input_lens", "output_lens"} <= keys.keys()
+    ):
         yield FileKind.REQUESTS
 
 

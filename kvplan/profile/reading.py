@@ -68,6 +68,8 @@ class Profile:
         The model; None where a part of it is missing.
     missing
         Parts that are not there: gpu, timing, classes.
+    provenance
+        How the others are known.
     trace
         The file of ``[workload] trace``, which is not read yet.
     """
@@ -80,7 +82,8 @@ class Profile:
     requirements: tuple[str, ...]
     accepted: tuple[str, ...]
     known: ServingModel | None
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...]
+    provenance: Provenance
     trace: Path | None = None
 
     @property
@@ -286,6 +289,7 @@ def parse_profile(data: bytes, source: str, folder: Path | None = None) -> Profi
         accepted=tuple(checked.gate.accept),
         known=None if checked.missing else model_of(checked),
         missing=checked.missing,
+        provenance=Provenance(**dict(checked.provenance)),
         trace=None if trace is None else (folder or Path()) / trace,
     )
 

@@ -14,7 +14,17 @@ from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.drafts import ObservedDrafts, drafts_text, observed
 from kvplan.ingest.hits import ObservedHits, hits_text
 from kvplan.ingest.log import sglang, tensorrt_llm, tgi, vllm
-from kvplan.ingest.log.forms import BATCHED, BLOCK, PIPELINE, SEQS, TENSOR, UNIFIED, Capacity, EngineLog, whole
+from kvplan.ingest.log.forms import (
+    BATCHED,
+    BLOCK,
+    PIPELINE,
+    SEQS,
+    TENSOR,
+    UNIFIED,
+    Capacity,
+    EngineLog,
+    whole,
+)
 from kvplan.ingest.log.pool import Pool, find_pool, most_blocks
 from kvplan.ingest.text_file import lines_of
 from kvplan.model import Replica

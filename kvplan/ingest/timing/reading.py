@@ -1,7 +1,7 @@
 """Reads what was measured of iterations and loads; `kvplan.ingest.timing.formats` has a module for each format."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.cells import plain_name, shown
 from kvplan.ingest.text_file import lines_of
-from kvplan.ingest.timing.collector import Collector, Found
+from kvplan.ingest.timing.collector import Collector, Found, NoSamplesError
 from kvplan.ingest.timing.format import (
     Document,
     DocumentFormat,
@@ -55,21 +55,26 @@ def read_groups(
     capacity_tokens: int | None = None,
     assumed_tokens: int | None = None,
     group: str | None = None,
+    may_lack: Collection[Path] = (),
 ) -> tuple[tuple[Measured, ...], ...]:
     """Samples of several files, those of one replica together, or of one group alone; see `read_samples`.
 
     The requests of a run beside a series of it rebuild the KV usage that was not recorded, and give no samples of their
-    own.
+    own. Files that `may_lack` samples tell of other things too.
 
     Raises
     ------
     UsageError
-        A file gives no samples, or none has that group.
+        Another file gives no samples, or none has that group.
     """
     grouped: dict[str, list[Found]] = {}
     for path in paths:
-        for some in _read(path, capacity_tokens, assumed_tokens):
-            grouped.setdefault(some.group, []).append(some)
+        try:
+            for some in _read(path, capacity_tokens, assumed_tokens):
+                grouped.setdefault(some.group, []).append(some)
+        except NoSamplesError:
+            if path not in may_lack:
+                raise
     found = {name: _measured(several) for name, several in grouped.items()}
     if group is None:
         return tuple(found.values())
@@ -167,7 +172,7 @@ def _parsed(
             _add_log(chain([(number, first)], filled), collector)
     if found := collector.found():
         return found
-    raise ProfileError(
+    raise NoSamplesError(
         source,
         "no samples of iterations: neither lines of vLLM's or SGLang's log, nor the result of a benchmark, nor a table "
         "with kv_tokens and iteration_ms, with concurrency, tpot_ms, input_tokens and output_tokens, or with "

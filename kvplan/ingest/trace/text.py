@@ -4,63 +4,60 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from kvplan.ingest.lengths import BINS, POINTS
-from kvplan.ingest.profile_text import caching_text, classes_part, comment, composed, prefix_text, quoted
+from kvplan.ingest.profile_text import Part, caching_text, classes_text, comment, prefix_text, quoted
 from kvplan.ingest.trace.bursts import LEAST, MOST, Bursts
-from kvplan.ingest.trace.fit import Distortion, bursts, describe, moment_errors
+from kvplan.ingest.trace.fit import SLOTS, Distortion, bursts, describe, moment_errors
 from kvplan.ingest.trace.prefixes import Prefixes
 from kvplan.ingest.trace.traffic import Traffic
-from kvplan.model import Knowledge, Origin, RequestClass
-from kvplan.profile.reading import Profile
+from kvplan.model import Knowledge, Origin, RequestClass, ServingModel
 from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
 from kvplan.version import __version__
 
 _DATED_S = 1e9  # a clock that shows more than this counts from 1970
 
 
-def fitted_profile(
+def traffic_part(
     traffic: Traffic,
     classes: Sequence[RequestClass],
-    base: Profile,
+    like: ServingModel | None,
     *,
-    default_base: bool = False,
     distortion: Distortion | None = None,
     reference: str | None = None,
-) -> Profile:
-    """A profile of classes that were fitted to traffic, on the replica of `base`; it says where every part comes from.
+) -> Part:
+    """The tables of classes that were fitted to traffic, with [workload] and [prefix]; comments say where from.
 
-    `reference` is how the profile refers to the trace where arrivals have to be replayed; None: it can not.
-
-    Raises
-    ------
-    ProfileError
-        Base and classes do not go together: a request is longer than the memory.
+    Parameters
+    ----------
+    like
+        Replica and timing, by which it is told how arrivals cluster while a request is served; None: not known, and
+        arrivals are replayed.
+    reference
+        How the profile refers to the trace where arrivals have to be replayed; None: it can not.
 
     Examples
     --------
-    >>> from io import BytesIO
     >>> from kvplan.ingest.trace.fit import binned
     >>> from kvplan.ingest.trace.traffic import _example
-    >>> from kvplan.profile.reading import load_profile
-    >>> base = load_profile("llama-3.1-8b-rtx4090", stdin=BytesIO())
-    >>> profile = fitted_profile(_example(), binned(_example()), base)
-    >>> [(c.input_tokens, c.rate_rps) for c in profile.model.classes], profile.model.timing == base.model.timing
-    ([(10, 0.25), (12, 0.25), (300, 0.5)], True)
+    >>> print(traffic_part(_example(), binned(_example()), None, reference="trace.csv").body.split("[[")[0])
+    [workload]
+    trace = "trace.csv"
+    <BLANKLINE>
+    <BLANKLINE>
     """
-    found_bursts = bursts(traffic, tuple(classes), base.model)
-    about = [*_about(traffic, classes, base, distortion), *arrivals_notes(found_bursts, reference)]
+    found_bursts = None if like is None else bursts(traffic, tuple(classes), like)
+    about = [*_about(traffic, classes, like, distortion), *arrivals_notes(found_bursts, reference)]
     unexplained = found_bursts is not None and not found_bursts.enough and reference is None
-    part = classes_part(classes, about, _origin(traffic, unexplained))
-    if found_bursts is not None and (table := workload_table(found_bursts, reference)):
-        part = part._replace(body=f"{table}\n\n{part.body}")
+    body = classes_text(classes)
+    if found_bursts is not None:
+        table = workload_table(found_bursts, reference)
+    else:
+        replayed = like is None and traffic.counts is not None and reference is not None
+        table = f"[workload]\ntrace = {quoted(reference or '')}" if replayed else ""
+    if table:
+        body = f"{table}\n\n{body}"
     if (found := traffic.prefixes) is not None and found.curve:
-        part = part._replace(body=f"{part.body}\n\n{prefix_table(found)}")
-    return composed(
-        base,
-        [part],
-        source=str(traffic.path),
-        traffic=traffic.path.name,
-        default_base=default_base,
-    )
+        body = f"{body}\n\n{prefix_table(found)}"
+    return Part("classes", tuple(about), body, _origin(traffic, unexplained))
 
 
 def arrivals_notes(found: Bursts | None, reference: str | None) -> Iterable[str]:
@@ -149,7 +146,7 @@ def prefix_table(found: Prefixes) -> str:
     return "\n".join([comment(about), *(f"#   {line}" for line in instead), prefix_text(found.curve)])
 
 
-def hit_note(found: Prefixes, memory_tokens: int) -> str:
+def hit_note(found: Prefixes, memory_tokens: int | None) -> str:
     """What a prefix cache makes of a trace, in a sentence.
 
     Examples
@@ -159,10 +156,13 @@ def hit_note(found: Prefixes, memory_tokens: int) -> str:
     """
     if not found.curve:
         return "no prompt begins as an earlier one did: a prefix cache finds nothing"
+    size = format_tokens(found.curve[-1][0])
+    reusable = format_percent(found.reusable)
+    if memory_tokens is None:
+        return f"a prefix cache finds {reusable} of the prompt tokens in memory that is large enough ({size})"
     return (
         f"a prefix cache finds {format_percent(found.found_by(memory_tokens))} of the prompt tokens in "
-        f"{format_tokens(memory_tokens)} tokens of memory, {format_percent(found.reusable)} in any that is large "
-        f"enough ({format_tokens(found.curve[-1][0])})"
+        f"{format_tokens(memory_tokens)} tokens of memory, {reusable} in any that is large enough ({size})"
     )
 
 
@@ -186,7 +186,7 @@ def _begin(traffic: Traffic) -> datetime | None:
 def _about(
     traffic: Traffic,
     classes: Sequence[RequestClass],
-    base: Profile,
+    like: ServingModel | None,
     distortion: Distortion | None,
 ) -> Iterable[str]:
     yield (
@@ -202,11 +202,11 @@ def _about(
     if burstiness := _burstiness(traffic):
         yield burstiness
     if traffic.prefixes is not None:
-        yield f"Prefixes: {hit_note(traffic.prefixes, base.model.replica.memory_tokens)}."
+        yield f"Prefixes: {hit_note(traffic.prefixes, None if like is None else like.replica.memory_tokens)}."
     for note in traffic.notes:
         yield f"Note: {note}."
     if distortion is None:
-        footprint, variance = moment_errors(traffic, tuple(classes), base.model)
+        footprint, variance = moment_errors(traffic, tuple(classes), like or SLOTS)
         ranges = f"{len(classes)} ranges" if len(classes) > 1 else "one range"
         yield (
             f"Each class: the mean of a range of input lengths ({ranges}, at most {BINS}), and the decode lengths "
