@@ -181,7 +181,7 @@ def gather(files: Files, asked: Asked, base: Profile | None = None) -> Gathered:
     if kept is not None:
         rest = [f"[{name}]" for name in tables if name not in (*written, "schema", "name", "provenance")]
         given.append(Given(kept.source, "profile", "", f"kept: {', '.join(rest)}"))
-    names = {one.table: one.source for one in given}
+    names = {one.table: one.source for one in given if one.kind != "option"}
     replica_of = names.get("gpu") or (names.get("timing") if kept is None else None)
     profile = composed(
         kept,
@@ -415,7 +415,10 @@ def _fitted(
     said = [accuracy(fit), *notes(fit, measured, prior)]
     if kept is not None and "speculative" in kept.tables:
         said.append("what is measured is taken to be without the drafts of the base")
-    names = ", ".join(dict.fromkeys(_file(some.source) for some in measured))
+    sources = list(dict.fromkeys(some.source for some in measured))
+    for source in sources:  # a note of several files is one
+        said = list(dict.fromkeys(note.removeprefix(f"{source}: ") for note in said))
+    names = _file(sources[0]) + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
     kinds = ", ".join(dict.fromkeys(some.format for some in measured))
     return Finding((part,), (Given(names, kinds, "timing", _constants(fit.timing)),), tuple(said))
 

@@ -136,7 +136,7 @@ def roofline(
         shape, gpu, reached or efficiency(), tensor_parallel=tensor_parallel, kv_dtype=kv_dtype
     )
     band, configurations, trust = _trust(shape, gpu, tensor_parallel)
-    notes = [f"{trust}. Calibrate as soon as there is a log"]
+    notes = [f"{trust}. Import a log as soon as there is one"]
     if weight_dtype is not None:
         notes.append(f"weights are taken to be kept in {shape.storage.name}, whatever the configuration says")
     if shape.counts.experts:
