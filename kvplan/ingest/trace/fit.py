@@ -10,7 +10,7 @@ from kvplan.ingest.trace.bursts import Bursts, described, split
 from kvplan.ingest.trace.traffic import Traffic
 from kvplan.model import FloatArray, IntArray, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.weights import Weights, first_tokens, stage_count
-from kvplan.profile.laws import MAX_MEMORY_TOKENS
+from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.units import format_percent
 
 SLOTS = ServingModel((), Timing(1.0), Replica(MAX_MEMORY_TOKENS))  # where neither replica nor timing is known
