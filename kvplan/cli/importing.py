@@ -186,7 +186,9 @@ def _kinds(known: "list[tuple[FileKind, Path]]", unknown: list[Path]) -> "dict[F
 
 def _reference(trace: Path, output: Path | None) -> str | None:
     """How a profile that is written there refers to the trace; None where that is standard input or a pipe."""
-    if not trace.is_file():
+    from kvplan.ingest.text_file import STANDARD_INPUT
+
+    if trace is STANDARD_INPUT or not trace.is_file():
         return None
     folder = Path() if output is None else output.parent
     return Path(os.path.relpath(trace, folder)).as_posix()

@@ -29,7 +29,7 @@ from kvplan.ingest.profile_text import Part, classes_part, composed, replica_par
 from kvplan.ingest.recognition import FileKind, carries_times
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing import prior as priors
-from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
+from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, mean_error, read_drafts
 from kvplan.ingest.timing.fit import fit_measured
 from kvplan.ingest.timing.reading import Measured, listed, read_groups
 from kvplan.ingest.timing.samples import Samples
@@ -41,7 +41,7 @@ from kvplan.model import Knowledge, Origin, Replica, Timing
 from kvplan.profile import schema
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.simulation.experiments.runner import Announce, Progress
-from kvplan.units import format_number, format_rate, format_seconds, format_tokens
+from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
 
 _ENGINES = {"vLLM": EngineName.VLLM, "SGLang": EngineName.SGLANG, "TensorRT-LLM": EngineName.TRTLLM}
 _ALONE = (FileKind.REQUESTS, FileKind.METRICS, FileKind.MODEL, FileKind.PROFILE, FileKind.DRAFTS)
@@ -459,7 +459,13 @@ def _drafts_found(
         old = {} if kept is None else kept.tables.get("speculative", {})
         part = drafts_part(found, lookahead=old.get("lookahead", True))
         figures = f"{found.drafts.tokens} tokens, {format_seconds(found.drafts.draft_s)} a draft"
-        return Finding((part,), (Given(_file(path), "drafts", "speculative", figures),), part.about[1:])
+        errors = (
+            format_percent(mean_error(found, foretold)) for foretold in (found.fitted_s, found.held_out_s)
+        )
+        said = f"Mean error of the time between tokens {', of runs not fitted to '.join(errors)}"
+        return Finding(
+            (part,), (Given(_file(path), "drafts", "speculative", figures),), (said, *part.about[1:])
+        )
     counted = [one for one in (limits, metrics) if one is not None and one.drafts is not None]
     if not counted or counted[0].drafts is None:
         return Finding()

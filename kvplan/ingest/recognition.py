@@ -133,6 +133,7 @@ def _of_json(first: str, lines: Lines) -> Iterator[FileKind]:
 def _of_table(first: str, lines: Lines) -> Iterator[FileKind]:
     try:
         header = next(csv.reader([first]), [])
+        listed = _lists_requests(FirstLine.of_text(first)) if header else False
     except csv.Error:
         return
     if tells_of_drafts(header):
@@ -141,7 +142,7 @@ def _of_table(first: str, lines: Lines) -> Iterator[FileKind]:
     table = table_format(map(plain_name, header))
     if table is not None and table is not REQUEST_LOG:
         yield FileKind.TIMING
-    if table is REQUEST_LOG or _lists_requests(FirstLine.of_text(first)):
+    if table is REQUEST_LOG or listed:
         yield FileKind.REQUESTS
 
 

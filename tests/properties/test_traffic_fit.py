@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from kvplan.ingest.lengths import cut
+from kvplan.ingest.profile_text import composed
 from kvplan.ingest.trace.fit import binned, compact, distortion, moment_errors, whole
-from kvplan.ingest.trace.text import fitted_profile
+from kvplan.ingest.trace.text import traffic_part
 from kvplan.ingest.trace.traffic import Traffic, measure
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import parse_profile
@@ -149,7 +150,7 @@ require = ["load.headroom >= 0.2"]
         "base.toml",
     )
     classes = binned(traffic)
-    fitted = fitted_profile(traffic, classes, base)
+    fitted = composed(base, [traffic_part(traffic, classes, base.model)], source="x")
     assert parse_profile(fitted.text.encode(), "again").model == fitted.model
     assert (fitted.plan, fitted.requirements) == (base.plan, base.requirements)
     assert (fitted.model.replica, fitted.model.timing) == (base.model.replica, base.model.timing)
@@ -161,7 +162,7 @@ require = ["load.headroom >= 0.2"]
         )
         assert written.rate_rps == pytest.approx(c.rate_rps, rel=1e-5)
     assert "yesteryear" not in fitted.text
-    again = fitted_profile(traffic, classes, fitted)
+    again = composed(fitted, [traffic_part(traffic, classes, fitted.model)], source="x")
     assert (again.name, again.model) == (fitted.name, fitted.model)
     assert max(map(len, fitted.text.partition("schema")[0].splitlines())) <= 120
 
@@ -214,7 +215,7 @@ rate = 1.0
     )
     requests = Requests(np.arange(3.0), np.array([5, 5, 6]), np.array([7, 8, 9]), np.zeros(3, dtype=np.int64))
     traffic = fit_of(requests)
-    text = fitted_profile(traffic, binned(traffic), base).text
+    text = composed(base, [traffic_part(traffic, binned(traffic), base.model)], source="x").text
     kept = '# from the log\n[gpu]\nmemory_tokens = 10_000  # 625 blocks\n\n[timing]  # calibrated\nd0 = "10 ms"\n'
     assert kept in text
     assert "yesteryear" not in text

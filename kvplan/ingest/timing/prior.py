@@ -19,7 +19,7 @@ class Prior(NamedTuple):
     source: str
 
 
-NOTHING = Prior(Timing(0.0), "")  # what nobody knows
+NOTHING = Prior(Timing(1.0), "")  # an iteration takes time; what of it is proportional to what, nobody knows
 
 
 def of_deployment(deployment: Deployment, reached: Efficiency | None = None) -> Prior | None:
