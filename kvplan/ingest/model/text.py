@@ -50,9 +50,9 @@ def estimate_part(
     old = {} if base is None else base.tables.get("gpu", {})
     if found.tensor_parallel != old.get("gpus", 1):
         values["gpus"] = found.tensor_parallel
-    if taken := {key: value for key, value in limits.items() if key not in old}:
-        values |= taken
-        about += (f"{' and '.join(taken)}: defaults of vllm serve on such a GPU.",)
+    if limits and not old:
+        values |= limits
+        about += (f"{' and '.join(limits)}: defaults of vllm serve on such a GPU.",)
     return replica_part(base, values, about, _origin(shape, gpu, found.tensor_parallel))
 
 

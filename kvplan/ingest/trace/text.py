@@ -38,11 +38,9 @@ def traffic_part(
     --------
     >>> from kvplan.ingest.trace.fit import binned
     >>> from kvplan.ingest.trace.traffic import _example
-    >>> print(traffic_part(_example(), binned(_example()), None, reference="trace.csv").body.split("[[")[0])
-    [workload]
-    trace = "trace.csv"
-    <BLANKLINE>
-    <BLANKLINE>
+    >>> part = traffic_part(_example(), binned(_example()), None)
+    >>> part.body.splitlines()[:2], part.origin.source
+    (['[[classes]]', 'name = "input 10"'], 'example')
     """
     found_bursts = None if like is None else bursts(traffic, tuple(classes), like)
     about = [*_about(traffic, classes, like, distortion), *arrivals_notes(found_bursts, reference)]
