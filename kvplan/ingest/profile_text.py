@@ -4,13 +4,13 @@ import datetime
 import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import tomli
 
 from kvplan.errors import ProfileError
-from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, RequestClass, Timing
+from kvplan.model import Knowledge, MeasuredRange, Origin, RequestClass, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.model.gaps import Quantiles
 from kvplan.model.kv_layout import KvLayout
@@ -25,7 +25,7 @@ _TABLES = ("gpu", "engine", "timing", "speculative", "fleet", "plan", "slo", "co
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token", "kv_blocks", "kv")  # one way excludes the others
 _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
-_KNOWN_AS = {"classes": "workload"}  # in [provenance]
+_KNOWN_AS = {"gpu": "gpu", "timing": "timing", "classes": "workload"}  # in [provenance]
 _WIDTH = 118
 _POINTS_IN_LINE = 5  # of a curve
 _TRAFFIC = ": traffic of "  # between the names of replica and traffic
@@ -304,19 +304,15 @@ def quoted(text: str) -> str:
 
 def _provenance(base: Profile | None, parts: Sequence[Part]) -> dict[str, object]:
     """How the tables that are there are known: as the parts say, and what is kept of `base` as it says."""
-    kept = Provenance() if base is None else base.provenance
-    there = {"gpu", "timing", "classes"} - set(("gpu", "timing", "classes") if base is None else base.missing)
-    found = {}
-    for part in parts:
-        if part.table in ("gpu", "timing", "classes"):
-            there.add(part.table)
-            origin = getattr(kept, _KNOWN_AS.get(part.table, part.table))
-            known = _together(part, origin, base.source) if base and part.kept else part.origin
-            found[_KNOWN_AS.get(part.table, part.table)] = known
-    origins = replace(kept, **found)
-    names = [f.name for f in fields(Provenance)]
-    known_as = {_KNOWN_AS.get(name, name) for name in there}
-    return {name: _origin(getattr(origins, name)) for name in names if name in known_as}
+    known = {}
+    for table, name in _KNOWN_AS.items():
+        kept = None if base is None or table in base.missing else getattr(base.provenance, name)
+        part = next((part for part in parts if part.table == table), None)
+        if part is not None:
+            known[name] = _together(part, kept, base.source) if base and kept and part.kept else part.origin
+        elif kept is not None:
+            known[name] = kept
+    return {name: _origin(origin) for name, origin in known.items()}
 
 
 def _together(part: Part, kept: Origin, base: str) -> Origin:
