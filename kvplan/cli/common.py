@@ -79,7 +79,7 @@ Output = Annotated[
 def read(profile: str | None, output: Path | None) -> "profile_file.Profile":
     """The profile that was asked for; says which where none was, and refuses to write the result over it."""
     refuse_overwriting(output, [] if profile in (None, "-") else [Path(profile)])
-    loaded = _loaded(profile)
+    loaded = load(profile)
     if profile is None:
         say(f"note: no profile given; using the shipped {loaded.source}")
     return loaded
@@ -96,11 +96,6 @@ def with_slos(loaded: "profile_file.Profile", texts: Sequence[str] | None) -> "p
     return replace(loaded, plan=replace(loaded.plan, slos=tuple(slos.values())))
 
 
-def read_base(base: str) -> "profile_file.Profile":
-    """The profile that supplies what is not measured."""
-    return _loaded(base)
-
-
 def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str = "-o") -> None:
     """Refuse to write a result over what it is made from, unless that is a device or a pipe."""
     for path in inputs:
@@ -114,7 +109,8 @@ def refuse_one_file_for_both(one: Path | None, option: str, output: Path | None)
         raise UsageError(f"{option} and -o are both {output}; one would overwrite the other")
 
 
-def _loaded(profile: str | None) -> "profile_file.Profile":
+def load(profile: str | None) -> "profile_file.Profile":
+    """The profile that goes by this reference, with the trace that it refers to."""
     from kvplan.profile.reading import load_profile
 
     return replaying(load_profile(profile, stdin=standard_input()))

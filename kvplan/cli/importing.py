@@ -11,11 +11,10 @@ from kvplan.cli.common import (
     KvType,
     Output,
     argument,
+    load,
     option,
     progress_bar,
-    read_base,
     refuse_overwriting,
-    say,
     say_compiling,
     say_section,
 )
@@ -24,7 +23,6 @@ from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvplan.ingest.gathering import Gathered
     from kvplan.ingest.recognition import FileKind
 
 
@@ -55,12 +53,7 @@ def importing(
     ] = None,
     capacity: Annotated[
         int | None,
-        option(
-            "--capacity",
-            min=1,
-            metavar="TOKENS",
-            help="KV cache capacity, which logged usage is a share of. Default: what the log says.",
-        ),
+        option("--capacity", min=1, metavar="TOKENS", help="KV cache capacity. Default: what the log says."),
     ] = None,
     tensor_parallel: Annotated[
         int | None, option("--tp", min=1, help="GPUs that share the model. Default: what the log says, or 1.")
@@ -92,28 +85,19 @@ def importing(
         ),
     ] = None,
     group: Annotated[
-        str | None,
-        option("--group", metavar="NAME", help="The replica, or model, where a file tells of several."),
+        str | None, option("--group", metavar="NAME", help="The replica, or model, where a file has several.")
     ] = None,
     since: Annotated[
         Path | None,
-        option(
-            "--since", metavar="FILE", help="Earlier answer of /metrics: what happened in between is counted."
-        ),
+        option("--since", metavar="FILE", help="Earlier answer of /metrics, to count from there."),
     ] = None,
     interval: Annotated[
-        str | None,
-        option(
-            "--interval", metavar="TIME", help='Time that the counters of /metrics cover, such as "300 s".'
-        ),
+        str | None, option("--interval", metavar="TIME", help='Time that /metrics covers, such as "300 s".')
     ] = None,
     classes: Annotated[
         int | None,
         option(
-            "--classes",
-            min=1,
-            help="Make so many classes of one decode length each, and say what that distorts. "
-            "Default: lengths as recorded, in bins.",
+            "--classes", min=1, help="So many classes of one decode length. Default: lengths as recorded."
         ),
     ] = None,
     name: Annotated[str | None, option("--name", metavar="NAME", help="Name of the profile.")] = None,
@@ -123,6 +107,7 @@ def importing(
     from kvplan.ingest.gathering import Asked, gather
     from kvplan.ingest.recognition import FileKind
     from kvplan.ingest.text_file import held
+    from kvplan.layout import gathered
     from kvplan.units import parse_time
 
     known = [(kind, _path(file)) for kind, file in map(_told, told or ())]
@@ -133,7 +118,7 @@ def importing(
     if base == "-" and "-" in (files or ()):
         raise UsageError("standard input can be the file or the --base, not both")
     refuse_overwriting(output, paths if since is None else [*paths, since])
-    kept = None if base is None else read_base(base)
+    kept = None if base is None else load(base)
     with held(paths):
         kinds = _kinds(known, unknown)
         with progress_bar() as progress:
@@ -156,7 +141,7 @@ def importing(
                 announce=say_compiling,
             )
             found = gather(kinds, asked, kept)
-    _say(found)
+    say_section(gathered.build(found))
     write_result(found.profile.text, output)
 
 
@@ -192,18 +177,3 @@ def _reference(trace: Path, output: Path | None) -> str | None:
         return None
     folder = Path() if output is None else output.parent
     return Path(os.path.relpath(trace, folder)).as_posix()
-
-
-def _say(found: "Gathered") -> None:
-    """What each file gave, what there is to note, and what is missing and supplied by what."""
-    from kvplan.layout import gathered
-
-    say_section(gathered.build(found))
-    if found.hits is None or found.profile.known is None:
-        return
-    from kvplan.ingest.hits import compared_with_plan
-    from kvplan.report.prefix_cache import cache_block
-
-    plan = cache_block(found.profile.known)
-    if plan is not None and plan.hit_ratio is not None:
-        say(f"note: {compared_with_plan(found.hits, plan.hit_ratio)}")

@@ -15,7 +15,6 @@ import tomli
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.drafts import drafts_part as observed_part
-from kvplan.ingest.hits import ObservedHits
 from kvplan.ingest.log import vllm
 from kvplan.ingest.log.engine_log import EngineLimits, NoCapacityError, read_engine_log
 from kvplan.ingest.log.text import log_part
@@ -99,7 +98,6 @@ class Gathered(NamedTuple):
     profile: Profile
     given: tuple[Given, ...]
     notes: tuple[str, ...]
-    hits: ObservedHits | None
 
 
 def gather(files: Files, asked: Asked, base: Profile | None = None) -> Gathered:
@@ -171,26 +169,17 @@ class _Gathering:
         profile = composed(
             self.kept,
             parts,
-            source=self._source,
+            source=str(next((path for several in self.files.values() for path in several), "--model")),
             replica=replica,
             traffic=names.get("classes"),
             name=self.asked.name,
         )
-        counted = (
-            one.hits for one in (self.limits, self.metrics) if one is not None and one.hits is not None
-        )
         said = tuple(dict.fromkeys(note for one in found for note in one.notes))
-        return Gathered(profile, tuple(given), said, next(counted, None))
+        return Gathered(profile, tuple(given), said)
 
     @property
     def tables(self) -> Mapping[str, Any]:
         return {} if self.kept is None else self.kept.tables
-
-    @property
-    def _source(self) -> str:
-        """What a message about all of it names."""
-        paths = [str(path) for several in self.files.values() for path in several]
-        return next(iter(paths), self.asked.model or "--capacity")
 
     # ------------------------------------------------------------------------------------------ replica
 
@@ -352,7 +341,9 @@ class _Gathering:
         if self.estimate is not None:
             prior = priors.Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.name}")
         elif self.kept is not None and "timing" in self.tables:
-            prior = priors.Prior(_law(self.tables["timing"]), self.kept.source)
+            table = schema.check({"schema": 1, "name": "law", "timing": self.tables["timing"]}).timing
+            law = Timing(**{name: getattr(table, name) for name in Timing.__slots__})
+            prior = priors.Prior(law, self.kept.source)
         fit = fit_measured(
             measured,
             prior.timing,
@@ -447,11 +438,6 @@ class _Gathering:
 def _replica(tables: Mapping[str, Any]) -> Replica | None:
     """The replica of tables that have it."""
     return schema.Gpu.model_validate(tables["gpu"]).replica if "gpu" in tables else None
-
-
-def _law(table: Mapping[str, Any]) -> Timing:
-    checked = schema.check({"schema": 1, "name": "timing", "timing": table}).timing
-    return Timing(**{name: getattr(checked, name) for name in Timing.__slots__})
 
 
 def _constants(timing: Timing) -> str:

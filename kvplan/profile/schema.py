@@ -877,8 +877,7 @@ class _Provenance(_Table):
 class Document(_Table):
     """A replica and its traffic, or what is known of them.
 
-    Values stand in for tables that are absent, so that relations between the others can be checked; `missing` names
-    those parts, and no model is made without them.
+    What stands in for absent tables lets the others be checked; no model is made where parts are `missing`.
     """
 
     model_config = ConfigDict(

@@ -17,7 +17,7 @@ from kvplan.ingest.trace.text import traffic_part
 from kvplan.ingest.trace.traffic import Traffic, measure
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import parse_profile
-from kvplan.simulation.requests import Requests, poisson, renewal
+from kvplan.simulation.requests import Requests, poisson
 
 # Five standard deviations: with the few thousand figures compared here, one false alarm in about a thousand runs.
 SIGMAS = 5.0
@@ -67,16 +67,6 @@ def test_a_trace_of_a_profile_gives_it_back_within_chance(model: ServingModel, s
         for length, weight in zip(c.decode_tokens, c.decode_weights, strict=True):
             p = weight / weights
             assert abs(seen.get(length, 0) / drawn - p) <= SIGMAS * math.sqrt(p * (1 - p) / drawn) + 5 / drawn
-
-
-@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
-def test_burstiness_comes_back(cv: float) -> None:
-    model = ServingModel((RequestClass("a", 10, (5,), (1.0,), 20.0),), Timing(0.01), Replica(1000))
-    traffic = fit_of(renewal(model, np.random.default_rng(1), cv=cv, requests=40_000, horizon_s=None))
-    assert traffic.gap_cv == pytest.approx(cv, rel=0.08)
-    # in the long run the counts of a renewal process disperse as the square of its gaps
-    assert traffic.dispersion == pytest.approx(cv**2, rel=0.6)
-    assert traffic.dispersion_window_s == 60
 
 
 @st.composite

@@ -70,7 +70,8 @@ def test_results_of_load_generators_are_recognized(name: str, indent: int | None
 
 def test_what_is_none_of_them_is_refused_with_all_that_was_looked_for(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"  # a name says nothing
-    for text in ("hello\n", "a,b\n1,2\n", '{"a": 1}\n', "[]\n", "key: value\n"):
+    texts = '[{"id": "a_0", "conversations": [{"from": "human", "value": "Hi"}]}]'  # ShareGPT: neither times nor tokens
+    for text in ("hello\n", "a,b\n1,2\n", '{"a": 1}\n', "[]\n", "key: value\n", texts):
         path.write_text(text)
         with pytest.raises(UsageError, match=r"not recognized.*--as KIND=FILE") as refusal:
             kind_of(path)

@@ -14,17 +14,7 @@ from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.drafts import ObservedDrafts, drafts_text, observed
 from kvplan.ingest.hits import ObservedHits, hits_text
 from kvplan.ingest.log import sglang, tensorrt_llm, tgi, vllm
-from kvplan.ingest.log.forms import (
-    BATCHED,
-    BLOCK,
-    PIPELINE,
-    SEQS,
-    TENSOR,
-    UNIFIED,
-    Capacity,
-    EngineLog,
-    whole,
-)
+from kvplan.ingest.log.forms import BATCHED, BLOCK, PP, SEQS, TP, UNIFIED, Capacity, EngineLog, whole
 from kvplan.ingest.log.pool import Pool, find_pool, most_blocks
 from kvplan.ingest.text_file import lines_of
 from kvplan.model import Replica
@@ -209,8 +199,8 @@ class _StartUp:
 
     @property
     def gpus(self) -> int | None:
-        tensor = self.limits.get(TENSOR)
-        return None if tensor is None else tensor * self.limits.get(PIPELINE, 1)
+        tensor = self.limits.get(TP)
+        return None if tensor is None else tensor * self.limits.get(PP, 1)
 
     def tokens(self, statement: _Statement) -> int:
         return statement.amount * (self.block_tokens if statement.kind.in_blocks else 1)

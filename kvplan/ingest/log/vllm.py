@@ -6,17 +6,7 @@ later versions called them ``# cuda blocks``.
 
 import re
 
-from kvplan.ingest.log.forms import (
-    BATCHED,
-    BLOCK,
-    NUMBER,
-    PIPELINE,
-    SEQS,
-    TENSOR,
-    Capacity,
-    EngineLog,
-    argument,
-)
+from kvplan.ingest.log.forms import BATCHED, BLOCK, NUMBER, PP, SEQS, TP, Capacity, EngineLog, argument
 
 TOKENS = Capacity(re.compile(rf"GPU KV cache size: {NUMBER} tokens"))
 BLOCKS = Capacity(
@@ -43,8 +33,8 @@ LOG = EngineLog(
         (BLOCK, re.compile(r"Setting attention block size to (\d+) tokens")),
         (SEQS, argument("max_num_seqs")),
         (BATCHED, argument("max_num_batched_tokens")),
-        (TENSOR, argument("tensor_parallel_size")),
-        (PIPELINE, argument("pipeline_parallel_size")),
+        (TP, argument("tensor_parallel_size")),
+        (PP, argument("pipeline_parallel_size")),
     ),
     start="vLLM API server version",
     hit_rate=HIT_RATE,

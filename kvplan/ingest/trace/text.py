@@ -124,22 +124,15 @@ def prefix_table(found: Prefixes) -> str:
     ]
     if not found.complete:
         about.append("They are the first of the trace; there was no room for more.")
-    if found.hashed:
+    if not found.hashed:
         about.append(
-            "What is generated has no hashes: where a later prompt repeats it, an engine finds more."
-        )
-    else:
-        about.append(
-            "Estimated: a turn is taken to repeat all that came before it in its conversation, answers too, wherever "
-            "its prompt is long enough."
+            "Estimated: a turn is taken to repeat all that came before it, wherever its prompt is long enough."
         )
     instead = caching_text(found.shared, found.reuse)
     if instead:
         about.append(
-            "The curve stands for all that requests share and ask for again, and tells what other cache sizes find. To "
-            "tell what other iteration times do, plan with gaps between turns: in place of this table, put into each "
-            "class (of what is shared what fits into its input; gaps are between arrivals, since the trace has no "
-            "completions):"
+            "To tell what other iteration times do, put into each class, in place of this table (of what is shared "
+            "what fits into its input; gaps are between arrivals):"
         )
     return "\n".join([comment(about), *(f"#   {line}" for line in instead), prefix_text(found.curve)])
 
@@ -197,8 +190,6 @@ def _about(
         f"Lengths: {format_tokens(traffic.mean_input)} tokens in, {format_tokens(traffic.mean_decode)} out, "
         "on average."
     )
-    if burstiness := _burstiness(traffic):
-        yield burstiness
     if traffic.prefixes is not None:
         yield f"Prefixes: {hit_note(traffic.prefixes, None if like is None else like.replica.memory_tokens)}."
     for note in traffic.notes:
@@ -224,21 +215,10 @@ def _error(relative: float) -> str:
 
 def _when(traffic: Traffic) -> str:
     assert traffic.span_s is not None
-    rate = f"{format_tokens(traffic.span_s)} s, {format_rate(traffic.rate_rps)}"
-    if traffic.span_s < 1000:
-        rate = f"{format_number(traffic.span_s)} s, {format_rate(traffic.rate_rps)}"
+    span = format_number(traffic.span_s) if traffic.span_s < 1000 else format_tokens(traffic.span_s)
+    rate = f"{span} s, {format_rate(traffic.rate_rps)}"
     begin = _begin(traffic)
     if begin is None:
         return f"Time: {rate}."
     end = begin + timedelta(seconds=traffic.span_s)
     return f"Time: {begin:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} UTC, {rate}."
-
-
-def _burstiness(traffic: Traffic) -> str | None:
-    found = []
-    if traffic.gap_cv is not None:
-        found.append(f"coefficient of variation of the gaps {format_number(traffic.gap_cv, 3)}")
-    if traffic.dispersion is not None and traffic.dispersion_window_s is not None:
-        window = format_number(traffic.dispersion_window_s)
-        found.append(f"variance over mean of the counts in {window} s {format_number(traffic.dispersion, 3)}")
-    return f"Arrivals: {', '.join(found)} (1 for Poisson arrivals)." if found else None
