@@ -110,13 +110,7 @@ def lines_of(path: Path, *, errors: str = "strict", longest: int = _LONGEST_LINE
 
 @contextmanager
 def held(paths: Iterable[Path]) -> Iterator[None]:
-    """Keep what standard input and pipes among these paths give, so that each can be read several times.
-
-    Raises
-    ------
-    UsageError
-        One cannot be read.
-    """
+    """Keep what standard input and pipes among these paths give, so that each can be read several times."""
     with ExitStack() as stack:
         for path in paths:
             if path is STANDARD_INPUT or (path.exists() and not path.is_file() and not path.is_dir()):

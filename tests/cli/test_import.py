@@ -154,18 +154,34 @@ def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, fold
 def test_a_model_without_traffic_is_planned_for_the_one_that_is_asked(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "replica.toml"
     path.write_text(run("import", "--model", "Llama-3.1-8B", "--gpu", "H100")[1])
-    code, text, _ = run("plan", str(path), "--rate", "5", "--in", "1000:0", "--out", "100:0")
-    assert (code, "1 replica x 1 GPU" in text) == (0, True)
-    for arguments in (
-        ("analyze",),
-        ("check",),
-        ("simulate",),
-        ("emit",),
-        ("plan",),
-        ("mix", "--replicas", "2"),
-    ):
-        code, _, error = run(*arguments[:1], str(path), *arguments[1:])
-        assert (code, "no [[classes]]: kvplan import REQUESTS" in error) == (2, True), arguments
+    for asked in (("--rate", "5"), ("--users", "40")):
+        code, text, _ = run("plan", str(path), *asked, "--in", "1000:0", "--out", "100:0")
+        assert (code, "1 replica x 1 GPU" in text) == (0, True)
+
+
+def test_every_command_refuses_what_it_lacks_a_part_of(run: Run, folder: Path) -> None:
+    part = folder / "part.toml"
+    parts = {"serve.log": "[gpu]", "iterations.csv": "[timing]", "trace.csv": "[[classes]]"}
+    rows = str(folder / "rows.csv")
+    for file, there in parts.items():
+        assert run("import", str(folder / file), "-o", str(part))[0] == 0
+        for before, after in (
+            (["analyze"], []),
+            (["check"], ["--require", "load.headroom > 0"]),
+            (["diff", "tool-calls-h100"], []),
+            (["emit"], []),
+            (["explain", "load.headroom"], []),
+            (["mix"], ["--replicas", "2"]),
+            (["plan"], ["--rate", "2"]),
+            (["simulate"], []),
+            (["simulate"], ["--policy", "vllm"]),
+            (["sweep"], ["--vary", "plan.delta=1e-6:1e-2:log3", "-o", rows]),
+        ):
+            code, out, error = run(*before, str(part), *after)
+            said = " ".join((out + error).split())
+            assert code == 2, (before, said)
+            for name in parts.values():
+                assert (f"no {name}: kvplan import" in said) == (name != there), (before, said)
 
 
 def test_logs_say_which_gpus_and_which_engine(run: Run, tmp_path: Path) -> None:
