@@ -26,7 +26,7 @@ from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus, vllm_limits
 from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.text import estimate_part, roofline_part
-from kvplan.ingest.profile_text import Part, classes_part, composed, replica_part, table_text
+from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, composed, replica_part, table_text
 from kvplan.ingest.recognition import FileKind, carries_times
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing import prior as priors
@@ -160,6 +160,7 @@ class _Gathering:
         parts = [one.part for one in found if one.part is not None]
         if self.kept is not None:
             gone = {*(part.table for part in parts), "schema", "name", "provenance"}
+            gone |= set(TRAFFIC_TABLES) if "classes" in gone else set()
             rest = ", ".join(f"[{name}]" for name in self.tables if name not in gone)
             given.append(Given(self.kept.source, "profile", "", f"kept: {rest}"))
         names = {one.table: one.source for one in given if one.kind != "option"}
@@ -399,10 +400,9 @@ class _Gathering:
         engine = self.asked.engine or (self.limits and _ENGINES.get(self.limits.engine))
         if engine is None or engine == self.tables.get("engine", {}).get("name", EngineName.VLLM):
             return Finding()
-        about = "name: by --engine." if self.asked.engine else "name: whose log was read."
-        return Finding(
-            Part("engine", (about,), table_text("engine", {"name": str(engine)}), Origin(Knowledge.STATED))
-        )
+        about = ("name: by --engine." if self.asked.engine else "name: whose log was read.",)
+        body = table_text("engine", {"name": str(engine)})
+        return Finding(Part("engine", about, body, Origin(Knowledge.STATED)))
 
     def _traffic(self, parts: Sequence[Part]) -> Finding:
         """The tables of classes: of requests, else of a server's histograms."""

@@ -20,8 +20,8 @@ from kvplan.profile.schema import MAX_SOURCE
 from kvplan.ranges import LEAST_COST_S, LEAST_WEIGHT, MOST_WEIGHT
 from kvplan.version import __version__
 
-_TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
-_TABLES = ("gpu", "engine", "timing", "speculative", "fleet", "plan", "slo", "cost", "gate", *_TRAFFIC_TABLES)
+TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
+_TABLES = ("gpu", "engine", "timing", "speculative", "fleet", "plan", "slo", "cost", "gate", *TRAFFIC_TABLES)
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token", "kv_blocks", "kv")  # one way excludes the others
 _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
@@ -81,7 +81,7 @@ def composed(
     """
     measured = {part.table for part in parts}
     if "classes" in measured:
-        measured.update(_TRAFFIC_TABLES)
+        measured.update(TRAFFIC_TABLES)
     about = f"Put together by kvplan {__version__}; every table says where it comes from."
     tables: dict[str, str] = {}
     if base is not None:

@@ -43,7 +43,7 @@ LOOKED_FOR: Mapping[FileKind, str] = {
     FileKind.PROFILE: "a profile of kvplan",
 }
 _BEGINNING = 1 << 16  # characters
-_PROFILE = re.compile(r"^\s*schema\s*=\s*\d", re.MULTILINE)
+_PROFILE = re.compile(r"\s*(?:#[^\n]*\s+)*(?:schema\s*=\s*\d|name\s*=\s*[\"'][^\n]*\s+schema\s*=)")
 _METRICS = re.compile(r"^(# (HELP|TYPE) |(vllm|sglang)[:_]\w+(\{| ))", re.MULTILINE)
 _STATISTICS = ("Avg prompt throughput", "Iteration(", "Decode batch", "Prefill batch")  # lines of logs
 _CAPACITIES = tuple(kind.form for log in LOGS for kind in log.capacities)
@@ -94,8 +94,9 @@ def _kinds(path: Path) -> Iterator[FileKind]:
     if any(f.recognises(start) for f in TRACE_FORMATS if isinstance(f, DescriptionFormat)):
         yield FileKind.REQUESTS
         return
-    if _PROFILE.search(start) and not is_json(start):
+    if _PROFILE.match(start):  # its comments quote what it was made of
         yield FileKind.PROFILE
+        return
     if _METRICS.search(start):
         yield FileKind.METRICS
     with lines_of(path, errors="replace") as lines:
