@@ -98,16 +98,14 @@ BAD = {
     "comments only": Bad(b"# nothing\n", 1, "schema", "required"),
     "no schema": edit("schema = 1\n", "", 1, "schema", "required"),
     "no name": edit('name = "bad on purpose"\n', "", 1, "name", "required"),
-    "no gpu": edit("[gpu]\nmemory_tokens = 40_000\nblock_tokens = 16\n", "", 1, "gpu", "required"),
+    "neither gpu, timing nor classes": Bad(
+        b'schema = 1\nname = "a"\nclasses = []\n', 1, None, "needs one of [gpu], [timing], [[classes]] at least"
+    ),
     "no memory": edit("memory_tokens = 40_000\n", "", 4, "gpu", "needs memory_tokens, or memory with"),
     "no d0": edit('d0 = "14.5 ms"\n', "", 8, "timing.d0", "required"),
     "no input": edit("input = 2000\n", "", 18, "classes[1].input", "required"),
     "no decode": edit("decode = 211\n", "", 12, "classes[0].decode", "required"),
     "no rate": edit("rate = 0.5\n", "", 18, "classes[1].rate", "required"),
-    "no classes": Bad(GOOD.partition("[[classes]]")[0].encode(), 1, "classes", "required"),
-    "empty list of classes": Bad(
-        b"classes = []\n" + GOOD.partition("[[classes]]")[0].encode(), 1, "classes", "required: a class of requests"
-    ),
     "one class in single brackets": Bad(
         GOOD.partition("[[classes]]")[0].encode() + b'[classes]\nname = "a"\n', 12, "classes", "not a table"
     ),

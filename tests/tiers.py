@@ -100,7 +100,6 @@ KEPT = {
     "unit/test_request_log::test_what_the_cache_had_is_no_prefill_whichever_an_engine_counts": 1,
     "unit/test_metrics::test_a_stationary_queue_is_rarely_called_growing": 1,
     "properties/test_rows::test_a_run_is_the_same_to_the_last_bit_in_few_rows_and_in_many": 10,
-    "cli/test_calibrate::test_numbers_of_a_log_that_are_none_are_passed_over": 2,
     "unit/test_text_file::test_a_line_without_end_is_refused": 2,
     "properties/test_nested::test_simulated_memory_passes_the_requirement_no_oftener_than_promised": 1,
     "unit/test_timing_fit::test_a_law_found_from_small_loads_foretells_larger_ones": 1,

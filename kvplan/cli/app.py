@@ -11,12 +11,10 @@ import typer
 
 from kvplan.cli import (
     analyze,
-    calibrate,
     check,
     diff,
     emit,
     explain,
-    fit,
     importing,
     mix,
     plan,
@@ -68,25 +66,14 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     mix.mix: "kvplan mix two-tier-100-125 --replicas 2",
     explain.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
     reproduce.reproduce: "kvplan reproduce sic-example-02",
-    fit.fit: "kvplan fit trace.csv --base my-service.toml -o fitted.toml",
-    calibrate.calibrate: "kvplan calibrate serve.log --base my-service.toml -o calibrated.toml",
+    importing.importing: "kvplan import serve.log requests.csv -o service.toml",
     profiles.init: "kvplan init my-service.toml",
     profiles.profiles: "kvplan profiles tool-calls-h100 > mine.toml",
     profiles.schema: "kvplan schema -o kvplan.schema.json",
 }
-_IMPORTS: dict[Callable[..., None], str] = {
-    importing.log: "kvplan import log serve.log --base my-service.toml -o imported.toml",
-    importing.metrics: "kvplan import metrics now.prom --since earlier.prom --interval '5 min'",
-    importing.model: "kvplan import model Llama-3.1-8B --gpu 'RTX 4090'",
-}
 for _command, _example in _EXAMPLES.items():
-    app.command(epilog=f"Example: {_example}")(_command)
-_importing = typer.Typer(
-    help="Make a profile of what an engine or a model says of itself.", rich_markup_mode=None
-)
-for _command, _example in _IMPORTS.items():
-    _importing.command(epilog=f"Example: {_example}")(_command)
-app.add_typer(_importing, name="import")
+    named = "import" if _command is importing.importing else None  # a word of Python's own
+    app.command(named, epilog=f"Example: {_example}")(_command)
 
 
 @cache

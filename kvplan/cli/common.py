@@ -44,33 +44,12 @@ Profile = Annotated[
         autocompletion=completion.profiles,
     ),
 ]
-Base = Annotated[
-    str | None,
-    option(
-        "--base",
-        metavar="PROFILE",
-        help="Profile that supplies what is not measured: a TOML file or the name of a shipped profile. "
-        "Default: the shipped llama-3.1-8b-rtx4090.",
-        autocompletion=completion.profiles,
-    ),
-]
-TensorParallel = Annotated[
-    int, typer.Option("--tensor-parallel", "--tp", min=1, help="Number of GPUs that share the model.")
-]
 KvType = Annotated[
     str,
     typer.Option(
         "--kv-dtype",
         metavar="TYPE",
         help="Data type of the KV cache, such as fp8; auto is the type of the model.",
-    ),
-]
-WeightType = Annotated[
-    str | None,
-    option(
-        "--weight-dtype",
-        metavar="TYPE",
-        help="Data type of the weights, such as fp8. Default: that of the model's configuration.",
     ),
 ]
 Slos = Annotated[
@@ -100,7 +79,7 @@ Output = Annotated[
 def read(profile: str | None, output: Path | None) -> "profile_file.Profile":
     """The profile that was asked for; says which where none was, and refuses to write the result over it."""
     refuse_overwriting(output, [] if profile in (None, "-") else [Path(profile)])
-    loaded = _loaded(profile)
+    loaded = load(profile)
     if profile is None:
         say(f"note: no profile given; using the shipped {loaded.source}")
     return loaded
@@ -117,14 +96,6 @@ def with_slos(loaded: "profile_file.Profile", texts: Sequence[str] | None) -> "p
     return replace(loaded, plan=replace(loaded.plan, slos=tuple(slos.values())))
 
 
-def read_base(base: str | None, *, silent: bool = False) -> "profile_file.Profile":
-    """The profile that supplies what is not measured; says which where none was asked for, unless told not to."""
-    loaded = _loaded(base)
-    if base is None and not silent:
-        say(f"note: no --base given; what is not measured is that of the shipped {loaded.source}")
-    return loaded
-
-
 def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str = "-o") -> None:
     """Refuse to write a result over what it is made from, unless that is a device or a pipe."""
     for path in inputs:
@@ -138,18 +109,8 @@ def refuse_one_file_for_both(one: Path | None, option: str, output: Path | None)
         raise UsageError(f"{option} and -o are both {output}; one would overwrite the other")
 
 
-def read_once(file: Path, *, beside: str | None) -> Path:
-    """The file as readers take it, where '-' is standard input; the base `beside` it cannot be read from there too."""
-    from kvplan.ingest.text_file import STANDARD_INPUT
-
-    if str(file) != "-":
-        return file
-    if beside == "-":
-        raise UsageError("standard input can be the file or the --base, not both")
-    return STANDARD_INPUT
-
-
-def _loaded(profile: str | None) -> "profile_file.Profile":
+def load(profile: str | None) -> "profile_file.Profile":
+    """The profile that goes by this reference, with the trace that it refers to."""
     from kvplan.profile.reading import load_profile
 
     return replaying(load_profile(profile, stdin=standard_input()))

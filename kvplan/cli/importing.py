@@ -1,6 +1,6 @@
-"""`kvplan import`: what an engine or a model says of itself becomes a profile."""
+"""`kvplan import`: whatever there is of a service becomes one profile."""
 
-from collections.abc import Sequence
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,202 +8,172 @@ import typer
 
 from kvplan.cli import completion
 from kvplan.cli.common import (
-    Base,
     KvType,
     Output,
-    TensorParallel,
-    WeightType,
     argument,
+    load,
     option,
-    read_base,
-    read_once,
+    progress_bar,
     refuse_overwriting,
-    say,
+    say_compiling,
+    say_section,
 )
 from kvplan.cli.output import write_result
+from kvplan.engine import EngineName
+from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvplan.ingest.drafts import ObservedDrafts
-    from kvplan.ingest.hits import ObservedHits
-    from kvplan.ingest.profile_text import Part
-    from kvplan.profile.reading import Profile
+    from kvplan.ingest.recognition import FileKind
 
 
-def log(
-    file: Annotated[
-        Path,
+def importing(
+    files: Annotated[
+        list[str] | None,
         argument(
-            metavar="FILE",
-            help="File with what vLLM, SGLang, TensorRT-LLM or TGI printed when it started, or '-' for standard input.",
-        ),
-    ],
-    base: Base = None,
-    output: Output = None,
-) -> None:
-    """Read KV cache capacity and limits from an engine's log."""
-    from kvplan.ingest.log.engine_log import read_engine_log
-    from kvplan.ingest.log.text import log_part
-
-    refuse_overwriting(output, [file])
-    file = read_once(file, beside=base)
-    kept = read_base(base)
-    found = read_engine_log(file, kept.model.replica)
-    _write(
-        kept,
-        base,
-        [log_part(found, kept)],
-        found.notes,
-        file,
-        replica=f"replica of {file.name}",
-        hits=found.hits,
-        drafts=found.drafts,
-        output=output,
-    )
-
-
-def metrics(
-    file: Annotated[
-        Path,
-        argument(
-            metavar="FILE",
-            help="File with what /metrics of vLLM or SGLang answered, in Prometheus' text format.",
-        ),
-    ],
-    since: Annotated[
-        Path | None,
-        option(
-            "--since",
-            metavar="FILE",
-            help="Earlier answer of the same server: only what happened between the two is counted.",
-        ),
-    ] = None,
-    interval: Annotated[
-        str | None,
-        option(
-            "--interval",
-            metavar="TIME",
-            help='Time that the counters cover, between the two answers or in all, such as "300 s" or "1 h". '
-            "Default: what the answers say of it.",
+            metavar="[FILE]...",
+            help="Whatever there is, told apart by content: logs of engines, results of load generators, tables of "
+            "iterations, requests or traces, an answer of /metrics, a config.json, a profile; '-' for standard input.",
         ),
     ] = None,
     model: Annotated[
-        str | None, option("--model", metavar="NAME", help="Model to read, where the metrics are of several.")
-    ] = None,
-    base: Base = None,
-    output: Output = None,
-) -> None:
-    """Read KV cache capacity, lengths and rates from metrics."""
-    from kvplan.ingest.metrics.server import read_metrics
-    from kvplan.ingest.metrics.text import metrics_parts
-    from kvplan.units import parse_time
-
-    refuse_overwriting(output, [file] if since is None else [file, since])
-    kept = read_base(base)
-    interval_s = None if interval is None else parse_time(interval, "--interval")
-    found = read_metrics(file, since, interval_s=interval_s, model=model)
-    parts = metrics_parts(found, kept)
-    _write(
-        kept,
-        base,
-        parts,
-        found.notes,
-        file,
-        replica=f"replica of {file.name}" if found.memory_tokens is not None else None,
-        traffic=file.name if found.classes else None,
-        hits=found.hits,
-        drafts=found.drafts,
-        output=output,
-    )
-
-
-def model(
-    name: Annotated[
-        str,
-        argument(
+        str | None,
+        option(
+            "--model",
             metavar="MODEL",
-            help="Model: a config.json of Hugging Face, or a name of the catalogue, such as Llama-3.1-8B.",
+            help="With --gpu: estimate what no FILE measures. A name of the catalogue, or a config.json.",
             autocompletion=completion.models,
         ),
-    ],
+    ] = None,
     gpu: Annotated[
-        str,
-        option(
-            "--gpu",
-            metavar="NAME",
-            help="GPU: a name of the catalogue, such as 'H100 SXM'.",
-            autocompletion=completion.gpus,
-        ),
-    ],
-    tensor_parallel: TensorParallel = 1,
+        str | None,
+        option("--gpu", metavar="NAME", help="GPU of --model, such as H100.", autocompletion=completion.gpus),
+    ] = None,
+    engine: Annotated[
+        EngineName | None, option("--engine", help="The engine. Default: the one whose log is read, or vllm.")
+    ] = None,
+    capacity: Annotated[
+        int | None,
+        option("--capacity", min=1, metavar="TOKENS", help="KV cache capacity. Default: what the log says."),
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, option("--tp", min=1, help="GPUs that share the model. Default: what the log says, or 1.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        option("--weights", metavar="TYPE", help="Type of the weights, such as fp8. Default: the model's."),
+    ] = None,
+    kv_dtype: KvType = "auto",
     utilization: Annotated[
         float,
         typer.Option("--utilization", help="Share of the GPU's memory that the engine may use; 0.9 is 90%."),
     ] = 0.9,
-    kv_dtype: KvType = "auto",
-    weight_dtype: WeightType = None,
-    block_tokens: Annotated[
-        int, typer.Option("--block-tokens", help="Page size of the KV cache, in tokens.")
-    ] = 16,
-    base: Base = None,
+    base: Annotated[
+        str | None,
+        option(
+            "--base",
+            metavar="PROFILE",
+            help="Profile that supplies what is neither measured nor estimated. Default: it is left out.",
+            autocompletion=completion.profiles,
+        ),
+    ] = None,
+    told: Annotated[
+        list[str] | None,
+        option(
+            "--as",
+            metavar="KIND=FILE",
+            help="What a file is that is not recognized: log, timing, drafts, requests, metrics, model or profile.",
+        ),
+    ] = None,
+    group: Annotated[
+        str | None, option("--group", metavar="NAME", help="The replica, or model, where a file has several.")
+    ] = None,
+    since: Annotated[
+        Path | None,
+        option("--since", metavar="FILE", help="Earlier answer of /metrics, to count from there."),
+    ] = None,
+    interval: Annotated[
+        str | None, option("--interval", metavar="TIME", help='Time that /metrics covers, such as "300 s".')
+    ] = None,
+    classes: Annotated[
+        int | None,
+        option(
+            "--classes", min=1, help="So many classes of one decode length. Default: lengths as recorded."
+        ),
+    ] = None,
+    name: Annotated[str | None, option("--name", metavar="NAME", help="Name of the profile.")] = None,
     output: Output = None,
 ) -> None:
-    """Estimate KV cache capacity from a model and a GPU."""
-    from kvplan.ingest.model.config import read_model
-    from kvplan.ingest.model.estimate import estimate_replica
-    from kvplan.ingest.model.hardware import find_gpu
-    from kvplan.ingest.model.text import estimate_part
+    """Make one profile of whatever there is: logs, results, requests, metrics, a model."""
+    from kvplan.ingest.gathering import Asked, gather
+    from kvplan.ingest.recognition import FileKind
+    from kvplan.ingest.text_file import held
+    from kvplan.layout import gathered
+    from kvplan.units import parse_time
 
-    shape, device = read_model(name), find_gpu(gpu)
-    found = estimate_replica(
-        shape,
-        device,
-        utilization=utilization,
-        kv_dtype=kv_dtype,
-        tensor_parallel=tensor_parallel,
-        block_tokens=block_tokens,
-        weight_dtype=weight_dtype,
-    )
-    kept = read_base(base)
-    part = estimate_part(found, shape, device, kept, default_base=base is None)
-    several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
-    replica = f"{shape.name} on {several}{device.name}"
-    _write(kept, base, [part], found.notes, Path(name), replica=replica, output=output)
+    known = [(kind, _path(file)) for kind, file in map(_told, told or ())]
+    unknown = [_path(file) for file in files or ()]
+    paths = [*(path for _, path in known), *unknown]
+    if not paths and model is None and capacity is None:
+        raise UsageError("a FILE is wanted, or --model and --gpu where nothing is measured")
+    if base == "-" and "-" in (files or ()):
+        raise UsageError("standard input can be the file or the --base, not both")
+    refuse_overwriting(output, paths if since is None else [*paths, since])
+    kept = None if base is None else load(base)
+    with held(paths):
+        kinds = _kinds(known, unknown)
+        with progress_bar() as progress:
+            asked = Asked(
+                model=model,
+                gpu=gpu,
+                engine=engine,
+                capacity=capacity,
+                tensor_parallel=tensor_parallel,
+                weights=weights,
+                kv_dtype=kv_dtype,
+                utilization=utilization,
+                group=group,
+                since=since,
+                interval_s=None if interval is None else parse_time(interval, "--interval"),
+                classes=classes,
+                reference=next((_reference(path, output) for path in kinds.get(FileKind.REQUESTS, ())), None),
+                name=name,
+                progress=progress,
+                announce=say_compiling,
+            )
+            found = gather(kinds, asked, kept)
+    say_section(gathered.build(found))
+    write_result(found.profile.text, output)
 
 
-def _write(
-    kept: "Profile",
-    base: str | None,
-    parts: "Sequence[Part]",
-    notes: Sequence[str],
-    file: Path,
-    *,
-    replica: str | None = None,
-    traffic: str | None = None,
-    hits: "ObservedHits | None" = None,
-    drafts: "ObservedDrafts | None" = None,
-    output: Path | None,
-) -> None:
-    """Write the profile with these parts measured, and say what there is to say."""
-    from kvplan.ingest.profile_text import composed
+def _told(text: str) -> "tuple[FileKind, str]":
+    from kvplan.ingest.recognition import FileKind
 
-    if drafts is not None:
-        from kvplan.ingest.drafts import drafts_part
+    kind, equals, file = text.partition("=")
+    if not equals or kind not in list(FileKind):
+        raise UsageError(f"--as {text[:80]!r}: KIND=FILE, where KIND is {', '.join(FileKind)}")
+    return FileKind(kind), file
 
-        part = drafts_part(drafts, kept, file.name)
-        if part is None:
-            notes = (*notes, "accepted drafts go into a --base with [speculative], which says what they cost")
-        else:
-            parts = (*parts, part)
-    profile = composed(
-        kept, parts, source=str(file), replica=replica, traffic=traffic, default_base=base is None
-    )
-    for note in notes:
-        say(f"note: {note}")
-    if hits is not None and base is not None:
-        from kvplan.ingest.hits import compared_with_plan
-        from kvplan.report.prefix_cache import cache_block
 
-        plan = cache_block(kept.model)
-        if plan is not None and plan.hit_ratio is not None:
-            say(f"note: {compared_with_plan(hits, plan.hit_ratio)}")
-    write_result(profile.text, output)
+def _path(file: str) -> Path:
+    from kvplan.ingest.text_file import STANDARD_INPUT
+
+    return STANDARD_INPUT if file == "-" else Path(file)
+
+
+def _kinds(known: "list[tuple[FileKind, Path]]", unknown: list[Path]) -> "dict[FileKind, list[Path]]":
+    from kvplan.ingest.recognition import kind_of
+
+    kinds: dict[FileKind, list[Path]] = {}
+    for kind, path in [*known, *((kind_of(path), path) for path in unknown)]:
+        kinds.setdefault(kind, []).append(path)
+    return kinds
+
+
+def _reference(trace: Path, output: Path | None) -> str | None:
+    """How a profile that is written there refers to the trace; None where that is standard input or a pipe."""
+    from kvplan.ingest.text_file import STANDARD_INPUT
+
+    if trace is STANDARD_INPUT or not trace.is_file():
+        return None
+    folder = Path() if output is None else output.parent
+    return Path(os.path.relpath(trace, folder)).as_posix()

@@ -174,6 +174,8 @@ def plan(
     check_plot(plot, services, output)
     load_s = _load_s(schedule, load_time)
     profiles = _profiles(services)
+    if profiles and demand is not None:
+        profiles = [planning.with_demand(one, demand) for one in profiles]
     if profiles:
         if gpu or tp or weights:
             raise UsageError(

@@ -22,7 +22,7 @@ from kvplan.report.inputs import assumed, band_notes, doubts
 from kvplan.report.keys import Kind, Record
 from kvplan.simulation.experiments.runner import Progress
 
-_MEASURED_BY = {"gpu": "import log", "timing": "calibrate", "workload": "fit"}
+_MEASURED_BY = {"gpu": "LOG", "timing": "RESULT...", "workload": "REQUESTS"}
 
 
 class Outcome(StrEnum):
@@ -211,7 +211,7 @@ def _refused(profile: Profile, accepted: Collection[str]) -> Iterator[Problem]:
     known = "; ".join(source for source in sources if source)
     *others, last = parts
     named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
-    measured = ", ".join(f"{name}: kvplan {_MEASURED_BY[name]}" for name in parts)
+    measured = ", ".join(f"{name}: kvplan import {_MEASURED_BY[name]}" for name in parts)
     accept = " ".join(f"--accept {name}" for name in parts)
     refusal = profile.error(
         f"{named} assumed{f' ({known})' if known else ''}, and no gate passes on that; measure ({measured}), state in "

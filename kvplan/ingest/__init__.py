@@ -8,5 +8,6 @@
 `timing`     logs, series and tables to samples of iterations, and those to a timing
 ===========  ===========================================================================
 
-Every file from outside is read by `text_file`; `profile_text` writes the profile.
+Every file from outside is read by `text_file`; `recognition` tells what it is, `gathering` makes one profile of all,
+`profile_text` writes it.
 """

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import tomli
-
 from kvplan.ingest.profile_text import Part, printable, table_text
 from kvplan.model import Knowledge, Origin
 from kvplan.profile.reading import Profile
@@ -38,13 +36,13 @@ def drafts_text(found: ObservedDrafts) -> str:
     return f"of {len(found.accepted)} drafts in an iteration {shares} were accepted, by position ({found.stated})"
 
 
-def drafts_part(found: ObservedDrafts, base: Profile, source: str) -> Part | None:
+def drafts_part(found: ObservedDrafts, base: Profile | None, source: str) -> Part | None:
     """The table [speculative] of `base` with as many drafts, accepted so often; None where it has none.
 
     What drafts cost no engine states: without a base that says it, there is no table to write.
     """
-    old: dict[str, Any] | None = tomli.loads(base.text).get("speculative")
-    if old is None:
+    old: dict[str, Any] | None = None if base is None else base.tables.get("speculative")
+    if base is None or old is None:
         return None
     values = {"tokens": len(found.accepted), "accepted": list(found.accepted)}
     kept = [key for key in old if key not in values]

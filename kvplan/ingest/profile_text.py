@@ -4,27 +4,28 @@ import datetime
 import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import tomli
 
 from kvplan.errors import ProfileError
-from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, RequestClass, Timing
+from kvplan.model import Knowledge, MeasuredRange, Origin, RequestClass, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.model.gaps import Quantiles
 from kvplan.model.kv_layout import KvLayout
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.profile.schema import MAX_SOURCE, Gpu
+from kvplan.profile.schema import MAX_SOURCE
 from kvplan.ranges import LEAST_COST_S, LEAST_WEIGHT, MOST_WEIGHT
 from kvplan.version import __version__
 
-_TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
-_TABLES = ("gpu", "engine", "timing", "speculative", "fleet", "plan", "slo", "cost", "gate", *_TRAFFIC_TABLES)
+TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
+_TABLES = ("gpu", "engine", "timing", "speculative", "fleet", "plan", "slo", "cost", "gate", *TRAFFIC_TABLES)
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token", "kv_blocks", "kv")  # one way excludes the others
 _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
+_KNOWN_AS = {"gpu": "gpu", "timing": "timing", "classes": "workload"}  # in [provenance]
 _WIDTH = 118
 _POINTS_IN_LINE = 5  # of a curve
 _TRAFFIC = ": traffic of "  # between the names of replica and traffic
@@ -45,23 +46,23 @@ class Part(NamedTuple):
 
 
 def composed(
-    base: Profile,
+    base: Profile | None,
     parts: Sequence[Part],
     *,
     source: str,
     replica: str | None = None,
     traffic: str | None = None,
-    default_base: bool = False,
+    name: str | None = None,
 ) -> Profile:
     """A profile with some tables measured, and the others of `base`, with their comments where they can be kept.
 
-    Names of replica and traffic take the place of those in the name of `base`. If nobody asked for `base`, its tables
-    are assumed, and marked as such, and classes that do not fit in measured memory are left out.
+    Without a base there are no others. Names of replica and traffic take the place of those in the name of `base`;
+    `name` of all of it.
 
     Raises
     ------
     ProfileError
-        The parts do not go with the rest: a request is longer than the memory.
+        The parts do not go together: a request is longer than the memory.
 
     Examples
     --------
@@ -75,32 +76,39 @@ def composed(
     (0.02, True)
     >>> profile.model.provenance.timing.source
     'monday.csv'
+    >>> composed(None, [part], source="monday.csv", replica="replica of monday.csv").missing
+    ('gpu', 'classes')
     """
-    parts = [_with_overhead(base, part) for part in parts]
     measured = {part.table for part in parts}
     if "classes" in measured:
-        measured.update(_TRAFFIC_TABLES)
-    kept = _kept(base, [name for name in _TABLES if name not in measured])
-    if default_base:
-        origin = f"Kept from {base.source}, the shipped default, for want of a --base: not measured."
-        kept = {name: f"{comment([origin])}\n{text}" for name, text in kept.items()}
+        measured.update(TRAFFIC_TABLES)
+    about = f"Put together by kvplan {__version__}; every table says where it comes from."
+    tables: dict[str, str] = {}
+    if base is not None:
+        parts = [_with_overhead(base, part) for part in parts]
+        tables = _kept(base, [name for name in _TABLES if name not in measured])
+        about = (
+            f"Put together by kvplan {__version__}. What is not said to be measured: kept from "
+            f"{base.source} ({base.name}; sha256 {base.sha256[:12]})."
+        )
+    tables |= {part.table: f"{comment(part.about)}\n{part.body}" for part in parts}
+    text = [
+        comment([about]),
+        f"schema = 1\nname = {_value(name or _name('' if base is None else base.name, replica, traffic))}",
+        table_text("provenance", _provenance(base, parts)),
+        *(tables[name] for name in _TABLES if name in tables),
+    ]
     try:
-        return _joined(base, parts, kept, replica, traffic, default_base)
+        return parse_profile(("\n\n".join(text) + "\n").encode(), "<composed>")
     except ProfileError as error:
-        if default_base and "classes" in kept and (fitting := _fitting(base, parts)):
-            left = len(base.model.classes) - len(fitting)
-            about = (
-                f"{origin} Left out as longer than the memory: {left} of {len(base.model.classes)} classes."
-            )
-            kept = {name: text for name, text in kept.items() if name not in _TRAFFIC_TABLES}
-            kept["classes"] = f"{comment([about])}\n{classes_text(fitting)}"
-            return _joined(base, parts, kept, replica, traffic, default_base)
-        message = f"does not go with the rest of {base.source}: {error.message}; see --base"
-        raise ProfileError(source, message) from None
+        rest = "the rest" if base is None else f"the rest of {base.source}"
+        raise ProfileError(source, f"does not go with {rest}: {error.message}") from None
 
 
-def replica_part(base: Profile, values: Mapping[str, Any], about: Iterable[str], origin: Origin) -> Part:
-    """The table [gpu] of `base` with some values found out.
+def replica_part(
+    base: Profile | None, values: Mapping[str, Any], about: Iterable[str], origin: Origin
+) -> Part:
+    """The table [gpu] of `base`, where it has one, with some values found out.
 
     Examples
     --------
@@ -114,7 +122,7 @@ def replica_part(base: Profile, values: Mapping[str, Any], about: Iterable[str],
     max_num_seqs = 256
     max_num_batched_tokens = 2_048
     """
-    old: dict[str, Any] = tomli.loads(base.text)["gpu"]
+    old: dict[str, Any] = {} if base is None else base.tables.get("gpu", {})
     if any(key in values for key in _MEMORY):
         loads = (
             "offload" in old and "memory_tokens" in values
@@ -122,7 +130,7 @@ def replica_part(base: Profile, values: Mapping[str, Any], about: Iterable[str],
         old = {k: v for k, v in old.items() if k not in _MEMORY or (loads and k == "kv_bytes_per_token")}
     table = {**values, **{key: value for key, value in old.items() if key not in values}}
     rest = [key for key in table if key not in values]
-    kept = [f"Kept from {printable(base.source)}: {', '.join(rest)}."] if rest else []
+    kept = [f"Kept from {printable(base.source)}: {', '.join(rest)}."] if base and rest else []
     return Part(
         "gpu",
         (*about, *kept),
@@ -262,11 +270,11 @@ def speculative_text(drafts: Drafts) -> str:
 
 def _with_overhead(base: Profile, part: Part) -> Part:
     """A timing keeps what a request of `base` takes outside the engine, unless it says that itself."""
-    overhead = base.model.request_overhead_s
+    overhead = base.tables.get("timing", {}).get("request_overhead", 0)
     if part.table != "timing" or overhead == 0 or "request_overhead" in tomli.loads(part.body)["timing"]:
         return part
     about = f"Kept from {printable(base.source)}: request_overhead."
-    body = f"{part.body}\nrequest_overhead = {_duration(overhead)}"
+    body = f"{part.body}\nrequest_overhead = {_value(overhead)}"
     return part._replace(about=(*part.about, about), body=body, kept=("request_overhead",))
 
 
@@ -294,46 +302,17 @@ def quoted(text: str) -> str:
     return shown.replace("##[", "#\\u0023[")
 
 
-def _joined(
-    base: Profile,
-    parts: Sequence[Part],
-    kept: Mapping[str, str],
-    replica: str | None,
-    traffic: str | None,
-    default_base: bool,
-) -> Profile:
-    tables = dict(kept)
-    for part in parts:
-        tables[part.table] = f"{comment(part.about)}\n{part.body}"
-    about = f"Put together by kvplan {__version__}; every table says where it comes from."
-    if not default_base:
-        about = (
-            f"Put together by kvplan {__version__}. What is not said to be measured: kept from "
-            f"{base.source} ({base.name}; sha256 {base.sha256[:12]})."
-        )
-    origins = _provenance(base, parts, default_base)
-    text = [
-        comment([about]),
-        f"schema = 1\nname = {_value(_name(base.name, replica, traffic))}",
-        table_text("provenance", {f.name: _origin(getattr(origins, f.name)) for f in fields(Provenance)}),
-    ]
-    text += [tables[name] for name in _TABLES if name in tables]
-    return parse_profile(("\n\n".join(text) + "\n").encode(), "<composed>")
-
-
-def _provenance(base: Profile, parts: Sequence[Part], default_base: bool) -> Provenance:
-    """How the tables are known: as the parts say, and what is kept of `base` as it says, or assumed."""
-    kept = base.model.provenance
-    if default_base:
-        assumed = Origin(Knowledge.ASSUMED, f"another model's, {base.source}")
-        kept = Provenance(assumed, assumed, assumed)
-    found = {}
-    for part in parts:
-        name = "workload" if part.table == "classes" else part.table
-        if name not in Provenance.__dataclass_fields__:
-            continue
-        found[name] = _together(part, getattr(kept, name), base.source) if part.kept else part.origin
-    return replace(kept, **found)
+def _provenance(base: Profile | None, parts: Sequence[Part]) -> dict[str, object]:
+    """How the tables that are there are known: as the parts say, and what is kept of `base` as it says."""
+    known = {}
+    for table, name in _KNOWN_AS.items():
+        kept = None if base is None or table in base.missing else getattr(base.provenance, name)
+        part = next((part for part in parts if part.table == table), None)
+        if part is not None:
+            known[name] = _together(part, kept, base.source) if base and kept and part.kept else part.origin
+        elif kept is not None:
+            known[name] = kept
+    return {name: _origin(origin) for name, origin in known.items()}
 
 
 def _together(part: Part, kept: Origin, base: str) -> Origin:
@@ -362,22 +341,8 @@ def _plain(number: float) -> float:
 def _name(base: str, replica: str | None, traffic: str | None) -> str:
     old_replica, joint, old_traffic = base.partition(_TRAFFIC)
     of = _TRAFFIC + traffic if traffic else joint + old_traffic
-    name = printable((replica or old_replica) + of)
+    name = printable(((replica or old_replica) + of).removeprefix(": "))
     return name if len(name) <= 200 else name[:199] + "…"
-
-
-def _fitting(base: Profile, parts: Sequence[Part]) -> list[RequestClass]:
-    """Classes of `base` whose longest request fits in the measured memory."""
-    measured = "\n\n".join(part.body for part in parts if part.table == "gpu")
-    if not measured:
-        return []
-    replica = Gpu.model_validate(tomli.loads(measured)["gpu"]).replica
-    return [
-        c
-        for c in base.model.classes
-        if replica.largest_held(c.max_tokens - c.decode_tokens[-1] + 1, c.max_tokens)
-        <= replica.capacity_tokens
-    ]
 
 
 def _class(c: RequestClass) -> str:

@@ -4,10 +4,12 @@ import gzip
 import io
 import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
+from shutil import copyfileobj
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 import zstandard
@@ -15,6 +17,7 @@ import zstandard
 from kvplan.errors import UsageError
 
 STANDARD_INPUT = Path("<stdin>")  # this very object; a file may have that name
+_HELD: dict[int, BinaryIO] = {}  # of paths, by what they are and not by their names
 _LONGEST_LINE = 64_000_000  # characters; the results of a benchmark are one line
 _LINE_ENDS = {"\n", "\r", "\r\n"}
 _BLANK_LINES = 1_000_000  # one after the other
@@ -105,7 +108,21 @@ def lines_of(path: Path, *, errors: str = "strict", longest: int = _LONGEST_LINE
         lines.sha256 = hashing.digest.hexdigest()
 
 
-def beginning(path: Path, characters: int) -> str:
+@contextmanager
+def held(paths: Iterable[Path]) -> Iterator[None]:
+    """Keep what standard input and pipes among these paths give, so that each can be read several times."""
+    with ExitStack() as stack:
+        for path in paths:
+            if path is STANDARD_INPUT or (path.exists() and not path.is_file() and not path.is_dir()):
+                with _refusals(path), _opened(path) as pipe:
+                    kept: Any = stack.enter_context(TemporaryFile())
+                    copyfileobj(pipe, kept)
+                _HELD[id(path)] = kept
+                stack.callback(_HELD.pop, id(path))
+        yield
+
+
+def beginning(path: Path, characters: int, errors: str = "strict") -> str:
     """The first characters of a file that may be compressed; the rest is not read.
 
     Raises
@@ -113,11 +130,14 @@ def beginning(path: Path, characters: int) -> str:
     UsageError
         As `lines_of`.
     """
-    with _refusals(path), path.open("rb", buffering=0) as file, _unpacked(_Hashing(file), "strict") as text:
+    with _refusals(path), _opened(path) as file, _unpacked(_Hashing(file), errors) as text:
         return text.read(characters)
 
 
 def _opened(path: Path) -> AbstractContextManager[BinaryIO]:
+    if (kept := _HELD.get(id(path))) is not None:
+        kept.seek(0)
+        return nullcontext(kept)
     if path is STANDARD_INPUT:
         return nullcontext(sys.stdin.buffer if sys.stdin else io.BytesIO())
     return path.open("rb")

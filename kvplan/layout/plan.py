@@ -280,7 +280,7 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         memory = format_number(plan.winner.task.model.replica.memory_tokens, 6)
         yield f"Speed and KV memory ({memory} tokens) are estimated; the rest is stated."
         yield (
-            "Next: measure the speed: kvplan calibrate RESULT --base plan.toml, RESULT of vllm bench serve on one "
+            "Next: measure the speed: kvplan import RESULT --base plan.toml, RESULT of vllm bench serve on one "
             "replica."
         )
     if plan.refused:

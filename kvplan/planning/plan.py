@@ -322,21 +322,25 @@ def _of_kind(kind: Kind, request: Request, **limits: int) -> Profile:
 def _with_demand(profile: Profile, request: Request) -> Profile:
     """A profile with the traffic that was asked for, where it was."""
     if request.demand is not None:
-        changes: dict[str, Any] = dict(request.demand.tables)
-    elif request.rate_rps is not None:
-        changes = _rates(profile.tables, request.rate_rps / profile.model.total_rate_rps)
-    else:
+        return with_demand(profile, request.demand)
+    if request.rate_rps is None:
         return profile
+    changes = _rates(profile.tables, request.rate_rps / profile.model.total_rate_rps)
     return _changed(profile, changes, profile.source)
+
+
+def with_demand(profile: Profile, demand: Demand) -> Profile:
+    """Return a profile, which may lack traffic, with that of a demand."""
+    return _changed(profile, demand.tables, profile.source)
 
 
 def _changed(profile: Profile, changes: Mapping[str, Any], source: str) -> Profile:
     """A profile with other tables, and the trace that was read for it, if it still has one."""
     found = parse_profile(written(profile.tables, changes).encode(), source)
-    arrivals = profile.model.arrivals
-    if arrivals.trace is None or "trace" not in found.tables.get("workload", {}):
+    known = profile.known
+    if known is None or known.arrivals.trace is None or "trace" not in found.tables.get("workload", {}):
         return found
-    return replace(found, model=replace(found.model, arrivals=arrivals))
+    return replace(found, known=replace(found.model, arrivals=known.arrivals))
 
 
 def _with_schedule(profile: Profile, request: Request) -> Profile:

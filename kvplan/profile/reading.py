@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 DEFAULT_PROFILE = "llama-3.1-8b-rtx4090"
 MAX_BYTES = 10_000_000
 MAX_LINES = 1_000_000
+_SUPPLIED_BY = {
+    "gpu": "kvplan import LOG reads it, import --model M --gpu G estimates it",
+    "timing": "kvplan import RESULT... measures it, import --model M --gpu G estimates it",
+    "classes": "kvplan import REQUESTS reads them, kvplan plan takes --rate, --in and --out, or write them",
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,12 @@ class Profile:
         ``[gate] require``, as written.
     accepted
         ``[gate] accept``: parts of which the gate may pass assumptions.
+    known
+        The model; None where a part of it is missing.
+    missing
+        Parts that are not there: gpu, timing, classes.
+    provenance
+        How the others are known.
     trace
         The file of ``[workload] trace``, which is not read yet.
     """
@@ -70,8 +81,23 @@ class Profile:
     plan: Plan
     requirements: tuple[str, ...]
     accepted: tuple[str, ...]
-    model: ServingModel
+    known: ServingModel | None
+    missing: tuple[str, ...]
+    provenance: Provenance
     trace: Path | None = None
+
+    @property
+    def model(self) -> ServingModel:
+        """Replica, timing and traffic.
+
+        Raises
+        ------
+        ProfileError
+            One of them is missing; with what supplies it.
+        """
+        if self.known is None:
+            raise ProfileError(self.source, "; ".join(map(supply, self.missing)))
+        return self.known
 
     def error(self, message: str, *path: str | int) -> ProfileError:
         """A refusal of one key of this profile, with its line; for what only later stages can judge.
@@ -115,6 +141,17 @@ class Profile:
         except schema.SchemaError as error:
             path, message, _ = error.problems[0]
             raise self.error(message, *path) from None
+
+
+def supply(part: str) -> str:
+    """Say that a part of a profile is missing, and what supplies it.
+
+    Examples
+    --------
+    >>> supply("timing")
+    'no [timing]: kvplan import RESULT... measures it, import --model M --gpu G estimates it'
+    """
+    return f"no {schema.PARTS[part]}: {_SUPPLIED_BY[part]}"
 
 
 def with_value(table: Any, path: tuple[str | int, ...], value: object) -> Any:
@@ -250,7 +287,9 @@ def parse_profile(data: bytes, source: str, folder: Path | None = None) -> Profi
         plan=plan_of(checked),
         requirements=tuple(checked.gate.require),
         accepted=tuple(checked.gate.accept),
-        model=model_of(checked),
+        known=None if checked.missing else model_of(checked),
+        missing=checked.missing,
+        provenance=Provenance(**dict(checked.provenance)),
         trace=None if trace is None else (folder or Path()) / trace,
     )
 
@@ -261,7 +300,7 @@ def from_tables(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, P
     Raises
     ------
     ProfileError
-        A value is not allowed.
+        A value is not allowed, or a part is missing.
 
     Examples
     --------
@@ -278,6 +317,8 @@ def from_tables(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, P
     except schema.SchemaError as error:
         path, message, _ = error.problems[0]
         raise ProfileError(source, message, key=written(path)) from None
+    if checked.missing:
+        raise ProfileError(source, supply(checked.missing[0]))
     return model_of(checked), plan_of(checked)
 
 
@@ -333,7 +374,7 @@ def _first_in_file(problems: list[schema.Problem], text: str, source: str) -> Pr
     found = offsets(text, [p.path for p in candidates])
     first = min(range(len(found)), key=found.__getitem__)
     path, message, _ = candidates[first]
-    return ProfileError(source, message, key=written(path), line=line_at(text, found[first]))
+    return ProfileError(source, message, key=written(path) or None, line=line_at(text, found[first]))
 
 
 def plan_of(document: schema.Document) -> Plan:
@@ -350,7 +391,7 @@ def plan_of(document: schema.Document) -> Plan:
 
 
 def model_of(document: schema.Document) -> ServingModel:
-    """The model of a checked document."""
+    """The model of a checked document that has all parts."""
     gpu, timing, origins = document.gpu, document.timing, document.provenance
     classes = [_request_class(c, document.workload) for c in document.classes]
     law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__})

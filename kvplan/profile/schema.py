@@ -78,6 +78,7 @@ from kvplan.units import (
     quantity_pattern,
 )
 
+PARTS = {"gpu": "[gpu]", "timing": "[timing]", "classes": "[[classes]]"}  # of a profile; one must be there
 MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_LAYERS = 10_000
 _MOST_KINDS = 64  # of layers
@@ -375,8 +376,13 @@ _ENGINE_WHERE_FUSED: JsonDict = {
 }
 _RATE_OR_USERS: JsonDict = {"oneOf": [{"required": ["rate"]}, {"required": ["users"]}]}
 _SOME: JsonDict = {"minItems": 1}
-_TRAFFIC: JsonDict = {
-    "anyOf": [{"required": [kind], "properties": {kind: _SOME}} for kind in ("classes", "sessions")]
+_A_PART: JsonDict = {
+    "anyOf": [
+        {"required": ["gpu"]},
+        {"required": ["timing"]},
+        {"required": ["classes"], "properties": {"classes": _SOME}},
+        {"required": ["sessions"], "properties": {"sessions": _SOME}},
+    ]
 }
 _RATE_OR_SCHEDULE: JsonDict = {
     "anyOf": [{"required": [key]} for key in ("rate", "schedule", "cv", "trace")],
@@ -869,13 +875,16 @@ class _Provenance(_Table):
 
 
 class Document(_Table):
-    """A replica and its traffic, as `kvplan analyze` reads them."""
+    """A replica and its traffic, or what is known of them.
+
+    What stands in for absent tables lets the others be checked; no model is made where parts are `missing`.
+    """
 
     model_config = ConfigDict(
         title="kvplan profile",
         json_schema_extra={
             **_RATES_ONE_WAY,
-            **_TRAFFIC,
+            **_A_PART,
             "allOf": [_BYTES_WHERE_MOVED, _ENGINE_WHERE_FUSED],
         },
     )
@@ -884,8 +893,8 @@ class Document(_Table):
         "Version of this schema.", alias="schema"
     )
     name: _Name = _about("What the report is headed.")
-    gpu: Gpu
-    timing: _Timing
+    gpu: Gpu = Gpu(memory_tokens=MAX_MEMORY_TOKENS)
+    timing: _Timing = _Timing(d0=1.0)
     workload: Workload | None = None
     classes: Annotated[list[Class], FailFast(), Field(max_length=_MOST_CLASSES)] = _about(
         "The traffic, class by class.", []
@@ -902,6 +911,12 @@ class Document(_Table):
     cost: _Costs | None = None
     gate: _Gate = _Gate()
     provenance: _Provenance = _Provenance()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Parts that the profile does not say: gpu, timing, classes."""
+        absent = [name for name in ("gpu", "timing") if name not in self.model_fields_set]
+        return (*absent, *([] if self.classes or self.sessions else ["classes"]))
 
 
 class SchemaError(Exception):
@@ -990,7 +1005,7 @@ def json_schema() -> dict[str, Any]:
     --------
     >>> described = json_schema()
     >>> described["title"], described["required"], described["additionalProperties"]
-    ('kvplan profile', ['schema', 'name', 'gpu', 'timing'], False)
+    ('kvplan profile', ['schema', 'name'], False)
     """
     from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
@@ -1052,8 +1067,8 @@ def _conflicts(document: Document) -> Iterator[Problem]:
 
 
 def _session_conflicts(document: Document) -> Iterator[Problem]:
-    if not document.classes and not document.sessions:
-        yield Problem(("classes",), "required: a class of requests, or [[sessions]]", missing=True)
+    if len(document.missing) == len(PARTS):
+        yield Problem((), f"needs one of {', '.join(PARTS.values())} at least", missing=True)
     if document.sessions and document.workload is not None and document.workload.schedule:
         yield Problem(
             ("workload", "schedule"), "not modelled beside [[sessions]], whose turns come after answers"

@@ -179,9 +179,9 @@ READ_WITH_CSV = "import sys, csv, numpy; list(csv.reader(open(sys.argv[1], newli
 
 @pytest.mark.skipif(not AZURE.exists(), reason="the Azure conversation trace is not here")
 def test_fit_takes_less_than_eight_times_numpy_and_csv() -> None:
-    ours = [sys.executable, "-m", "kvplan", "fit", str(AZURE)]
+    ours = [sys.executable, "-m", "kvplan", "import", str(AZURE)]
     theirs = [sys.executable, "-c", READ_WITH_CSV, str(AZURE)]
-    assert ratio(launch(ours), launch(theirs), 7, "kvplan fit on Azure conv against numpy and csv") <= 8
+    assert ratio(launch(ours), launch(theirs), 7, "kvplan import of Azure conv against numpy and csv") <= 8
 
 
 def test_fitting_four_times_the_rows_takes_four_times_as_long(tmp_path: Path) -> None:

@@ -101,24 +101,28 @@ _BASELINE = json.dumps(
     {"schema_version": 2, "kvplan_version": "0", "load": {"sustainable_rps": 12.5, "headroom": 0.2}}
 ).encode()
 
-_FIT = ("fit", "{file}")
-_CALIBRATE = ("calibrate", "{file}")
-_METRICS_OF = ("import", "metrics", "{file}", "--interval", "100 s")
+_FIT = ("import", "--as", "requests={file}")
+_CALIBRATE = ("import", "--as", "timing={file}")
+_METRICS_OF = ("import", "{file}", "--interval", "100 s")
 _CHECK = ("check", "tool-calls-h100", "--accept", "workload", "--baseline", "{file}")
 
 
 def kinds() -> list[Kind]:
     """Every kind of file, some of them published ones where these are there."""
     own = [
-        Kind(_log(), "serve.log", ("import", "log", "{file}")),
-        Kind(_SGLANG, "sglang.log", ("import", "log", "{file}")),
+        Kind(_log(), "serve.log", ("import", "{file}")),
+        Kind(_SGLANG, "sglang.log", ("import", "{file}")),
         Kind(_log(), "serve.log", (*_CALIBRATE, "--capacity", "41408")),
         Kind(_SGLANG, "sglang.log", _CALIBRATE),
         Kind(_TABLE, "table.csv", _CALIBRATE),
         Kind(_METRICS, "now.prom", _METRICS_OF),
-        Kind(_METRICS, "now.prom", ("import", "metrics", "{file}", "--since", "{file}", "--interval", "9 s")),
-        Kind(_MODEL, "config.json", ("import", "model", "{file}", "--gpu", "RTX 4090")),
-        Kind(_MODEL, "config.json", ("calibrate", "--model", "{file}", "--gpu", "H100 SXM")),
+        Kind(
+            _METRICS,
+            "now.prom",
+            ("import", "--as", "metrics={file}", "--since", "{file}", "--interval", "9 s"),
+        ),
+        Kind(_MODEL, "config.json", ("import", "{file}", "--gpu", "RTX 4090")),
+        Kind(_MODEL, "config.json", ("import", "--model", "{file}", "--gpu", "H100 SXM")),
         *(Kind(content, "trace", _FIT) for content in (_TRACE, _AZURE, _BURSTGPT, _MOONCAKE)),
         Kind(_TRACE, "trace.csv", ("simulate", "tool-calls-h100", "--trace", "{file}")),
         Kind(_SERVEGEN, "a-trace.csv", _FIT, {"a-dataset.json": _LENGTHS}),
@@ -127,7 +131,7 @@ def kinds() -> list[Kind]:
         Kind(_sweep(), "rows.csv", _SWEEP),
     ]
     published = [
-        ("engine-logs/startup_lines.txt", ("import", "log", "{file}")),
+        ("engine-logs/startup_lines.txt", ("import", "{file}")),
         ("engine-logs/vllm_metrics_snapshot.prom", _METRICS_OF),
         ("azure-code/AzureLLMInferenceTrace_code.csv", _FIT),
         ("mooncake-conversation/conversation_trace.first8000.jsonl", _FIT),
@@ -138,7 +142,7 @@ def kinds() -> list[Kind]:
         ("inference-perf/sweeps.csv", _CALIBRATE),
         ("silicon-sweeps/sweeps.csv", _CALIBRATE),
         *(
-            (f"model-configs/{path.name}", ("import", "model", "{file}", "--gpu", "H100 SXM"))
+            (f"model-configs/{path.name}", ("import", "{file}", "--gpu", "H100 SXM"))
             for path in sorted(_SHARED.glob("model-configs/*.json"))
         ),
     ]

@@ -121,7 +121,7 @@ def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
                 f"{path}.csv",
             )
         case "import":
-            return ("import", "model", "Llama-3.1-8B", "--gpu", "RTX 4090", "--base", path)
+            return ("import", "--model", "Llama-3.1-8B", "--gpu", "RTX 4090", "--base", path)
     return ("diff", path, str(rng.choice(["tool-calls-h100", "agents-collapse"])), "--format", three)
 
 

@@ -113,7 +113,7 @@ def test_a_fitted_profile_finds_its_trace_from_anywhere(
     profiles = tmp_path / "profiles"
     profiles.mkdir()
     base = with_workload(tmp_path, "cv = 1")
-    done = run("fit", tmp_path / "requests.csv", "--base", base, "-o", profiles / "fitted.toml")
+    done = run("import", tmp_path / "requests.csv", "--base", base, "-o", profiles / "fitted.toml")
     assert done.returncode == 0, done.stderr
     assert 'trace = "../requests.csv"' in (profiles / "fitted.toml").read_text()
     monkeypatch.chdir(profiles)
@@ -128,7 +128,7 @@ def test_a_fitted_profile_finds_its_trace_from_anywhere(
 
 def test_a_trace_that_comes_by_a_pipe_can_not_be_referred_to(tmp_path: Path) -> None:
     text = trace_in(tmp_path).read_text()
-    done = run("fit", "-", "--base", with_workload(tmp_path, "cv = 1"), input=text)
+    done = run("import", "-", "--base", with_workload(tmp_path, "cv = 1"), input=text)
     assert done.returncode == 0, done.stderr
     assert "trace =" not in done.stdout
     assert "save the trace, and refer to it by trace in [workload]" in " ".join(done.stdout.split("\n# "))
@@ -138,7 +138,7 @@ def test_poisson_arrivals_need_no_workload(tmp_path: Path) -> None:
     times = np.cumsum(np.random.default_rng(1).standard_exponential(3000)) / 5
     file = tmp_path / "t.csv"
     file.write_text("time,input,output\n" + "".join(f"{t:.6f},300,40\n" for t in times))
-    done = run("fit", file, "--base", with_workload(tmp_path, "cv = 2"))
+    done = run("import", file, "--base", with_workload(tmp_path, "cv = 2"))
     assert "[workload]" not in done.stdout
     assert "That is enough" in done.stdout
 

@@ -246,7 +246,7 @@ def test_commands_and_options_in_the_prose_exist() -> None:
         }
         used = {word for word in words if re.match("--?[a-z]", word)} - {"--help"}
         assert not (used - options), text
-    assert seen >= set(root.list_commands(context)) - {"import"}
+    assert seen >= set(root.list_commands(context))
 
 
 def test_links_between_pages_lead_somewhere() -> None:

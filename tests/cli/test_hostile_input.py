@@ -75,13 +75,13 @@ def test_no_file_name_commands_a_terminal_or_a_runner(
     table.write_text("kv_tokens,iteration_ms\n" + "".join(f"{1000 * i},{10 + i}\n" for i in range(40)))
     path = table.with_suffix(".toml")
     path.write_text(PLAIN)
-    said = [run("calibrate", str(table), "--format", format) for format in ("text", "markdown")]
+    said = [run("import", str(table))]
     said.append(run("check", str(path), "--require", "load.headroom > 1e9"))
-    said.append(run("fit", "no\x1b[31mil\u202e.csv"))
+    said.append(run("import", "no\x1b[31mil\u202e.csv"))
     for _, out, error in said:
         assert "\\x1b" in out + error
         assert all(c.isprintable() or c in "\n\u200b" for c in out + error)
-    assert [code for code, *_ in said] == [0, 0, 1, 2]
+    assert [code for code, *_ in said] == [0, 1, 2]
 
 
 # ---------------------------------------------------------------------------------------------- refusals
@@ -162,8 +162,8 @@ def test_files_that_mean_nothing_are_refused_in_one_line(run: Run, tmp_path: Pat
     for arguments, says in (
         ((*check, "--baseline", str(baseline), *tolerance), "'sustainable_rps' stands in it twice"),
         ((*check, "--require", "wait.thresholds[٠] <= 5"), "no entry is called"),
-        (("calibrate", str(table)), "not CSV: field larger than field limit"),
-        (("import", "metrics", str(metrics), "--interval", "9 s"), "must be a number"),
+        (("import", "--as", f"timing={table}"), "not CSV: field larger than field limit"),
+        (("import", str(metrics), "--interval", "9 s"), "must be a number"),
     ):
         code, _, error = run(*arguments)
         assert (code, error.count("error: ")) == (2, 1), error
@@ -180,7 +180,7 @@ def test_a_description_with_numbers_that_mean_nothing_is_refused(run: Run, tmp_p
         path.write_text(windows)
         tables = {"input_tokens": repr(inputs), "output_tokens": repr(dict.fromkeys(range(1, 1001), 1.0))}
         (tmp_path / "client-dataset.json").write_text(json.dumps({"0": tables}))
-        code, _, error = run("fit", str(path))
+        code, _, error = run("import", str(path))
         assert code == 2
         assert "client-" in error
 

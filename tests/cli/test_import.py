@@ -1,122 +1,273 @@
-"""`kvplan import`, and what it writes put into the next command."""
+"""`kvplan import`: whatever there is becomes one profile, and what nothing supplied is absent from it."""
 
 import gzip
-import subprocess
-import sys
+import json
+import re
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import tomli
-from command import ENVIRONMENT, Run, process
+from command import Run, process
 from command import run as inside
 from every import every
 
-from kvplan.profile.reading import parse_profile
+from kvplan.model import Knowledge, MeasuredRange, Origin
+from kvplan.profile.reading import Profile, parse_profile
 
+EXAMPLE = Path(__file__).parents[2] / "docs/example"
 LOG = "INFO 02-19 23:56:55 kv_cache_utils.py:524] GPU KV cache size: 60,000 tokens\n"
-TRACE = "time,input,output\n0,100,20\n1,100,40\n2,300,5\n5,300,5\n"
-ITERATIONS = "kv_tokens,iteration_ms\n" + "".join(f"{k},{10 + k / 1000}\n" for k in range(0, 20_000, 1000))
+TRACE = "time,input,output\n0,100,20\n1,100,40\n2,300,5\n4,300,0\n5,300,5\n"
+# A server whose iterations take 10 ms, 1 us per KV token, 100 us per prefill token.
+ITERATIONS = "kv_tokens,prefill_tokens,iteration_ms\n" + "".join(
+    f"{k},{p},{10 + k / 1000 + p / 10:.3f}\n" for k in (0, 1000, 4000, 20000) for p in (0, 50, 200)
+)
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> str:
-    path = tmp_path / "serve.log"
-    path.write_text(LOG)
-    return str(path)
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "serve.log").write_text(LOG)
+    (tmp_path / "trace.csv").write_text(TRACE)
+    (tmp_path / "iterations.csv").write_text(ITERATIONS)
+    return tmp_path
 
 
-def test_the_memory_of_a_log_goes_into_a_profile_and_the_rest_is_kept(run: Run, log: str) -> None:
-    code, text, messages = run("import", "log", log)
-    assert code == 0
-    assert (
-        messages
-        == "note: no --base given; what is not measured is that of the shipped llama-3.1-8b-rtx4090\n"
+def imported(run: Run, *arguments: object) -> tuple[Profile, str]:
+    """The profile, and what was said, in one line."""
+    code, text, messages = run("import", *map(str, arguments))
+    assert code == 0, messages
+    return parse_profile(text.encode(), ""), " ".join(messages.split())
+
+
+def test_the_example_becomes_a_whole_profile_in_one_command(run: Run, tmp_path: Path) -> None:
+    """What was logged is of d0 = 14.5 ms, d1 = .25 us and d2 = 85 us, with noise."""
+    made = tmp_path / "service.toml"
+    code, text, messages = run(
+        "import", str(EXAMPLE / "serve.log"), str(EXAMPLE / "requests.csv"), "-o", str(made)
     )
-    profile = parse_profile(text.encode(), "")
+    assert (code, text) == (0, "")
+    profile = parse_profile(made.read_bytes(), "")
+    assert profile.name == "replica of serve.log: traffic of requests.csv"
+    replica, timing = profile.model.replica, profile.model.timing
+    assert (replica.memory_tokens, replica.block_tokens, replica.max_num_seqs) == (41_408, 16, 128)
+    assert (timing.d0, timing.d1, timing.d2) == pytest.approx((14.5e-3, 0.25e-6, 85e-6), rel=0.02)
+    assert profile.model.total_rate_rps == pytest.approx(3.101, rel=1e-3)
+    found = profile.provenance
+    assert [found.gpu.source, found.timing.source, found.workload.source] == [
+        "serve.log",
+        "serve.log",
+        "requests.csv",
+    ]
+    for row in (
+        "serve.log vLLM's log [gpu]",
+        "serve.log vLLM stats log [timing]",
+        "requests.csv CSV [classes]",
+    ):
+        assert row in " ".join(messages.split())
+    assert max(map(len, messages.splitlines())) <= 80
+    assert len(messages.splitlines()) <= 40
+    assert run("analyze", str(made))[0] == 0
+
+
+def test_a_part_that_nothing_supplied_is_absent_and_named(run: Run, folder: Path) -> None:
+    for files, there in (
+        (("serve.log",), {"gpu"}),
+        (("iterations.csv",), {"timing"}),
+        (("trace.csv",), {"classes"}),
+        (("serve.log", "iterations.csv"), {"gpu", "timing"}),
+        (("trace.csv", "iterations.csv", "serve.log"), {"gpu", "timing", "classes"}),
+    ):
+        profile, said = imported(run, *(folder / file for file in files))
+        assert set(profile.tables) - {"schema", "name", "provenance", "workload"} == there
+        assert set(profile.tables["provenance"]) == {"workload" if t == "classes" else t for t in there}
+        for part, name in (("gpu", "[gpu]"), ("timing", "[timing]"), ("classes", "[[classes]]")):
+            assert (f"no {name}: kvplan import" in said) == (part not in there)
+
+
+def test_a_base_supplies_the_rest_and_keeps_how_it_is_known(run: Run, folder: Path) -> None:
+    other = parse_profile(run("profiles", "tool-calls-h100")[1].encode(), "")
+    profile, said = imported(run, folder / "iterations.csv", "--base", "tool-calls-h100")
+    assert (profile.name, profile.model.classes) == (other.name, other.model.classes)
+    assert profile.model.replica == other.model.replica
+    assert profile.model.timing.constants[:3] == (0.01, 1e-6, 1e-4)
+    assert profile.model.measured == MeasuredRange((0, 20_000), (0, 200), (1, 1))
+    assert profile.provenance.timing == Origin(Knowledge.MEASURED, "iterations.csv")
+    assert profile.provenance.gpu == other.provenance.gpu
+    assert "12 samples, none left out" in said
+    profile, _ = imported(
+        run, folder / "serve.log", folder / "trace.csv", "--base", "tool-calls-h100", "--name", "x"
+    )
+    assert (profile.name, profile.model.timing) == ("x", other.model.timing)
     assert profile.model.replica.memory_tokens == 60_000
-    assert profile.name == "replica of serve.log"
-    assert f"memory_tokens: stated by vLLM in {log}, line 1" in " ".join(text.replace("\n# ", "\n").split())
-    assert (
-        "# Kept from llama-3.1-8b-rtx4090: block_tokens, max_num_seqs, max_num_batched_tokens.\n[gpu]" in text
-    )
-    code, text, _ = run("import", "log", log, "--base", "tool-calls-h100")
-    based, (_, other, _) = parse_profile(text.encode(), ""), run("profiles", "tool-calls-h100")
-    assert based.model.classes == parse_profile(other.encode(), "").model.classes
-    assert based.model.replica.memory_tokens == 60_000
+    assert [(c.input_tokens, c.decode_tokens) for c in profile.model.classes] == [
+        (100, (20, 40)),
+        (300, (5,)),
+    ]
 
 
-def test_classes_of_the_default_that_do_not_fit_are_left_out_and_said_to_be(run: Run, tmp_path: Path) -> None:
-    """Its longest requests hold 4,043 tokens; in the base of somebody's own that is an error."""
-    small = tmp_path / "small.log"
-    small.write_text("GPU KV cache size: 2,000 tokens\n")
-    code, text, _ = run("import", "log", str(small))
-    assert code == 0
-    assert len(parse_profile(text.encode(), "").model.classes) == 6
-    assert "Left out as longer than the memory: 2 of 8 classes." in " ".join(
-        text.replace("\n# ", "\n").split()
-    )
-    code, text, messages = run("import", "log", str(small), "--base", "llama-3.1-8b-rtx4090")
-    assert (code, text) == (2, "")
-    assert f"error: {small}: does not go with the rest of llama-3.1-8b-rtx4090" in messages
-
-
-def test_log_trace_and_iterations_become_one_profile_through_pipes(log: str, tmp_path: Path) -> None:
-    trace, iterations = tmp_path / "trace.csv", tmp_path / "iterations.csv"
-    trace.write_text(TRACE)
-    iterations.write_text(ITERATIONS)
-    command = f'"{sys.executable}" -m kvplan'
-    pipe = (
-        f"{command} import log {log} | {command} fit {trace} --base - | "
-        f"{command} calibrate {iterations} --base - | tee {tmp_path}/made.toml | {command} analyze -"
-    )
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", pipe],
-        capture_output=True,
-        check=True,
-        env=ENVIRONMENT | {"COLUMNS": "100"},
-    )
-    assert done.stdout.decode().startswith("replica of serve.log: traffic of trace.csv\n")
-    made = (tmp_path / "made.toml").read_bytes()
-    profile = parse_profile(made, "")
-    assert profile.name == "replica of serve.log: traffic of trace.csv"
-    assert profile.model.replica.memory_tokens == 60_000
-    assert [c.input_tokens for c in profile.model.classes] == [100, 300]
-    assert (profile.model.timing.d0, profile.model.timing.d1) == (0.01, 1e-6)
-    text = made.decode()
-    for source in (log, str(trace), str(iterations)):
-        assert text.count(f"{source}") == 1  # each table says where it comes from, to the end
-    assert "[gpu]" in text
-    assert "not measured" not in text
-
-
-@pytest.mark.parametrize("command", ["import log", "fit", "calibrate"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_what_is_read_can_come_from_standard_input(
-    command: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_measured_comes_before_a_profile_and_that_before_an_estimate_and_that_before_a_base(
+    run: Run, folder: Path
 ) -> None:
-    """The same profile, with the same digest, as from a file of the name that messages give it."""
-    monkeypatch.chdir(tmp_path)
-    text = {"import log": LOG, "fit": TRACE, "calibrate": ITERATIONS}[command].encode()
-    data = gzip.compress(text) if packed else text
-    (tmp_path / "<stdin>").write_bytes(data)
-    named = inside(*command.split(), "<stdin>", input="not this")
-    assert named.returncode == 0
-    assert sha256(data).hexdigest() in named.stdout
-    read = inside(*command.split(), "-", input=data)
-    assert (read.returncode, read.stdout, read.stderr) == (0, named.stdout, named.stderr)
-    if command == "fit" and not packed:
-        assert process("fit", "-", input=TRACE).stdout == named.stdout
+    own = folder / "own.toml"
+    own.write_text('schema = 1\nname = "own"\n[timing]\nd0 = "99 ms"\n')
+    model = ("--model", "Llama-3.1-8B", "--gpu", "RTX 4090")
+    profile, _ = imported(run, own, *model)
+    assert profile.tables["timing"]["d0"] == "99 ms"
+    assert profile.tables["gpu"]["memory_tokens"] == pytest.approx(41_408, rel=0.01)
+    profile, _ = imported(run, "--base", own, *model)
+    assert profile.tables["timing"]["d0"] == "19.4 ms"
+    profile, _ = imported(run, folder / "serve.log", folder / "iterations.csv", *model, "--base", own)
+    assert profile.tables["timing"]["d1"] == "1 us"
+    assert profile.tables["gpu"]["memory_tokens"] == 60_000
+    assert profile.tables["gpu"]["max_num_seqs"] == 256  # vLLM's own on such a GPU
+    code, _, error = run("import", str(own), "--base", "tool-calls-h100")
+    assert (code, "a profile beside --base" in error) == (2, True)
 
 
-@pytest.mark.parametrize("command", [("import", "log"), ("fit",), ("calibrate",)])
-def test_standard_input_is_read_for_one_thing_and_may_be_empty(command: tuple[str, ...], run: Run) -> None:
-    code, text, messages = run(*command, "-", "--base", "-")
-    assert (code, text) == (2, "")
-    assert messages == "error: standard input can be the file or the --base, not both\n"
-    code, text, messages = run(*command, "-", "--base", "tool-calls-h100")
-    assert (code, text, messages.count("\n")) == (2, "", 1)
-    assert messages.startswith("error: <stdin>: ")
+def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, folder: Path) -> None:
+    """131,072 bytes a token (32 layers, 8 heads of 128, keys and values, 2 bytes); 15.0 GB of weights."""
+    on = ("--model", "Llama-3.1-8B", "--gpu", "rtx4090")
+    whole, said = imported(run, *on)
+    halved, _ = imported(run, *on, "--kv-dtype", "fp8")
+    tables = whole.tables
+    assert halved.tables["gpu"]["memory_tokens"] == pytest.approx(2 * tables["gpu"]["memory_tokens"], abs=32)
+    assert tables["timing"]["measured"]["band"] == [0.6, 2.07]
+    assert {str(whole.provenance.gpu.basis), str(whole.provenance.timing.basis)} == {"estimated"}
+    assert "measured iterations took 0.6 to 2.1 times as long in 23 configurations" in said
+    traffic, _ = imported(run, *on, folder / "trace.csv")
+    timing = traffic.model.timing
+    # reached are 0.75 to 1 of 1.008 TB/s; a layer takes 20 to 100 us besides
+    assert 131_072 / 1.008e12 <= timing.d1 <= 131_072 / 0.756e12
+    assert 15.0e9 / 1.008e12 < timing.d0 < 15.0e9 / 0.756e12 + 32 * 100e-6
+    several, _ = imported(run, "--model", "Llama-3.1-70B", "--gpu", "H100", "--tp", "4", "--weights", "fp8")
+    assert several.tables["gpu"]["gpus"] == 4
+    config = folder / "mine" / "config.json"
+    config.parent.mkdir()
+    config.write_text(
+        '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "hidden_size": 4096,'
+        ' "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,'
+        ' "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": false}'
+    )
+    for path in (config, config.parent):
+        assert imported(run, path, "--gpu", "RTX 4090")[0].tables["gpu"] == tables["gpu"]
+
+
+def test_a_model_without_traffic_is_planned_for_the_one_that_is_asked(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "replica.toml"
+    path.write_text(run("import", "--model", "Llama-3.1-8B", "--gpu", "H100")[1])
+    for asked in (("--rate", "5"), ("--users", "40")):
+        code, text, _ = run("plan", str(path), *asked, "--in", "1000:0", "--out", "100:0")
+        assert (code, "1 replica x 1 GPU" in text) == (0, True)
+
+
+def test_every_command_refuses_what_it_lacks_a_part_of(run: Run, folder: Path) -> None:
+    part = folder / "part.toml"
+    parts = {"serve.log": "[gpu]", "iterations.csv": "[timing]", "trace.csv": "[[classes]]"}
+    rows = str(folder / "rows.csv")
+    for file, there in parts.items():
+        assert run("import", str(folder / file), "-o", str(part))[0] == 0
+        for before, after in (
+            (["analyze"], []),
+            (["check"], ["--require", "load.headroom > 0"]),
+            (["diff", "tool-calls-h100"], []),
+            (["emit"], []),
+            (["explain", "load.headroom"], []),
+            (["mix"], ["--replicas", "2"]),
+            (["plan"], ["--rate", "2"]),
+            (["simulate"], []),
+            (["simulate"], ["--policy", "vllm"]),
+            (["sweep"], ["--vary", "plan.delta=1e-6:1e-2:log3", "-o", rows]),
+        ):
+            code, out, error = run(*before, str(part), *after)
+            said = " ".join((out + error).split())
+            assert code == 2, (before, said)
+            for name in parts.values():
+                assert (f"no {name}: kvplan import" in said) == (name != there), (before, said)
+
+
+def test_logs_say_which_gpus_and_which_engine(run: Run, tmp_path: Path) -> None:
+    for text, gpus, engine in (
+        (f"config: tensor_parallel_size=4, pipeline_parallel_size=2\n{LOG}", 8, None),
+        (f"non-default args: {{'tensor_parallel_size': 2}}\n{LOG}", 2, None),
+        ("server_args=ServerArgs(tp_size=8, pp_size=1)\nmax_total_num_tokens=900000, x\n", 8, "sglang"),
+        ("[TensorRT-LLM] Using 132608 tokens in paged KV cache\n", 1, "trtllm"),
+    ):
+        log = tmp_path / "any.txt"
+        log.write_text(text)
+        tables = imported(run, log)[0].tables
+        assert tables["gpu"].get("gpus", 1) == gpus
+        assert tables.get("engine", {}).get("name") == engine
+
+
+def test_times_of_requests_give_a_timing_beside_the_traffic(run: Run, tmp_path: Path) -> None:
+    """Alone with the engine: 10 ms an iteration and 1 us for a KV token, prompts at 100 us a token."""
+    rows = ["arrival_s,input_tokens,output_tokens,first_token_s,last_token_s"]
+    for i in range(40):
+        prompt, answer, begin = 100 + 97 * i % 900, 20 + 13 * i % 200, 30.0 * i
+        first = begin + 0.01 + 101e-6 * prompt
+        last = first + sum(0.01 + 1e-6 * (prompt + j) for j in range(1, answer))
+        rows.append(f"{begin},{prompt},{answer},{first},{last}")
+    path = tmp_path / "requests.csv"
+    path.write_text("\n".join(rows) + "\n")
+    profile, said = imported(run, path, "--capacity", 60_000)
+    assert profile.model.timing.d0 == pytest.approx(0.01, rel=0.05)
+    assert "requests.csv request log [timing]" in said
+    assert profile.name == "replica of requests.csv: traffic of requests.csv"
+
+
+def test_loads_stand_back_behind_iterations_and_name_their_replica(run: Run, folder: Path) -> None:
+    sweep = folder / "sweep.csv"
+    sweep.write_text(
+        "concurrency,input_tokens,output_tokens,ttft_ms,tpot_ms\n"
+        + "".join(f"{c},500,100,{60 + c},{10 + c / 10}\n" for c in (1, 2, 4, 8, 16, 32))
+    )
+    profile, said = imported(run, sweep, folder / "iterations.csv")
+    assert profile.tables["timing"]["d0"] == "10 ms"
+    assert "sweep.csv: not used beside iterations" in said
+    profile, said = imported(run, sweep)
+    assert "sweep.csv concurrency sweep [timing]" in said
+    path = folder / "model.csv"
+    path.write_text(
+        "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel\n"
+        + "".join(
+            f"llama,{gpu},{size},{batch},128,{20 + size * batch * 0.1 * factor},{20 + size * batch * 0.001},1\n"
+            for gpu, factor in (("a100", 2), ("h100", 1))
+            for size in (128, 512)
+            for batch in (1, 2, 4)
+        )
+    )
+    code, _, error = run("import", str(path))
+    assert (code, "2 replicas; choose one with --group: 'llama, a100, TP1'" in error) == (2, True)
+    profile, _ = imported(run, path, "--group", "llama, h100, TP1")
+    assert float(profile.tables["timing"]["d2"].split()[0]) == pytest.approx(100, rel=0.02)
+    assert run("import", str(path), "--group", "llama")[0] == 2
+
+
+def test_usage_is_a_share_of_the_capacity_that_is_given(run: Run, tmp_path: Path) -> None:
+    """A default capacity is never assumed, and an estimated one neither."""
+    lines = ["t,prompt_throughput,gen_throughput,running,kv_cache_pct"]
+    for i in range(1, 30):
+        seconds = 0.01 + 1e-6 * 41_408 * (10 + 3 * i) / 100
+        lines.append(f"{i},0,{(20 + i % 7) / seconds:.6f},{20 + i % 7},{10 + 3 * i}")
+    file = tmp_path / "series.csv"
+    file.write_text("\n".join(lines) + "\n")
+    for given in ((), ("--model", "Llama-3.1-8B", "--gpu", "L4")):
+        code, text, messages = run("import", str(file), *given)
+        assert (code, text) == (2, "")
+        assert messages.endswith(
+            "a capacity that is not stated here; give --capacity, or a --base that has it\n"
+        )
+    log = tmp_path / "serve.log"
+    log.write_text(LOG.replace("60,000", "41,408"))
+    for given, d1 in (
+        (["--capacity", 41408], 1e-6),
+        (["--base", "llama-3.1-8b-rtx4090"], 1e-6),
+        (["--base", "llama-3.1-8b-rtx4090", "--capacity", 20704], 2e-6),
+        ([log], 1e-6),
+    ):
+        profile, _ = imported(run, file, *given)
+        timing = profile.tables["timing"]
+        assert float(timing["d0"].split()[0]) == pytest.approx(10, rel=1e-3)
+        assert float(timing["d1"].split()[0]) == pytest.approx(d1 * 1e6, rel=1e-3)
 
 
 HISTOGRAM = """
@@ -136,231 +287,184 @@ def metrics_text(requests: int) -> str:
     )
 
 
-def test_metrics_bring_memory_lengths_and_rates(run: Run, tmp_path: Path) -> None:
+def test_metrics_bring_memory_lengths_and_rates(run: Run, folder: Path) -> None:
     """300 requests in the 100 s between two snapshots, 500 in the 1,000 s that the counters of the later cover."""
-    earlier, later = tmp_path / "earlier.prom", tmp_path / "later.prom"
+    earlier, later = folder / "earlier.prom", folder / "later.prom"
     earlier.write_text(metrics_text(200))
     later.write_text(metrics_text(500))
     for options, rate in (
-        (["--since", str(earlier), "--interval", "100 s"], 3.0),
+        (["--since", earlier, "--interval", "100 s"], 3.0),
         (["--interval", "1000"], 0.5),
     ):
-        code, text, messages = run("import", "metrics", str(later), *options)
-        assert code == 0
-        profile = parse_profile(text.encode(), "")
-        assert profile.model.replica.memory_tokens == 8000
-        assert profile.model.replica.block_tokens == 16
-        assert sum(c.rate_rps for c in profile.model.classes) == pytest.approx(rate, rel=1e-5)
-        for c in profile.model.classes:
-            weighted = zip(c.decode_tokens, c.decode_weights, strict=True)
-            assert sum(d * w for d, w in weighted) / sum(c.decode_weights) == pytest.approx(20, rel=0.005)
+        profile, said = imported(run, later, folder / "iterations.csv", *options)
+        assert (profile.model.replica.memory_tokens, profile.model.replica.block_tokens) == (8000, 16)
+        assert profile.model.total_rate_rps == pytest.approx(rate, rel=1e-5)
         assert profile.name == "replica of later.prom: traffic of later.prom"
-        assert "taken as independent" in messages
-    code, text, messages = run("import", "metrics", str(later), "--interval", "soon")
-    assert (code, text) == (2, "")
-    assert "--interval: 'soon' is not a time" in messages
+        assert "taken as independent" in said
+    profile, _ = imported(run, later, folder / "trace.csv", folder / "serve.log", "--interval", "100")
+    assert profile.tables["gpu"]["memory_tokens"] == 60_000  # what a log and requests say comes first
+    assert profile.name == "replica of serve.log: traffic of trace.csv"
+    assert "--interval: 'soon' is not a time" in run("import", str(later), "--interval", "soon")[2]
 
 
-def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run) -> None:
-    """131,072 bytes a token (32 layers, 8 heads of 128, keys and values, 2 bytes); 15.0 GB of weights."""
-    code, text, messages = run("import", "model", "Llama-3.1-8B", "--gpu", "RTX 4090", "--kv-dtype", "fp8")
-    assert code == 0
-    halved, whole = (
-        parse_profile(
-            run("import", "model", "Llama-3.1-8B", "--gpu", "rtx4090", *kv)[1].encode(), ""
-        ).model.replica.memory_tokens
-        for kv in (["--kv-dtype", "fp8"], [])
-    )
-    assert halved == pytest.approx(2 * whole, abs=32)
-    assert whole == pytest.approx(41_408, rel=0.01)  # what vLLM reported on one
-    assert "which is an assumption" in messages or "an estimate" in messages
-    code, text, messages = run("calibrate", "--model", "Llama-3.1-8B", "--gpu", "RTX 4090")
-    profile = parse_profile(text.encode(), "")
-    timing = profile.model.timing
-    assert code == 0
-    # reached are 0.75 to 1 of 1.008 TB/s; a layer takes 20 to 100 us besides
-    assert 131_072 / 1.008e12 <= timing.d1 <= 131_072 / 0.756e12
-    assert 15.0e9 / 1.008e12 < timing.d0 < 15.0e9 / 0.756e12 + 32 * 100e-6
-    assert tomli.loads(text)["timing"]["measured"]["band"] == [0.6, 2.07]
-    assert (
-        "note: estimated: measured iterations took 0.6 to 2.1 times as long in 23 configurations" in messages
-    )
-    assert "Note: estimated: measured iterations took" in text
+def test_what_is_read_can_come_from_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same profile, with the same digest, as from a file of the name that messages give it."""
+    monkeypatch.chdir(folder)
+    for text in (LOG, ITERATIONS, TRACE):
+        for data in (text.encode(), gzip.compress(text.encode())):
+            (folder / "<stdin>").write_bytes(data)
+            named = inside("import", "<stdin>", input="not this")
+            assert named.returncode == 0
+            assert sha256(data).hexdigest() in named.stdout
+            read = inside("import", "-", input=data)
+            alike = re.sub(r'\[workload\]\ntrace = "<stdin>"\n\n', "", named.stdout)
+            assert (read.returncode, read.stdout) == (0, alike)
+    assert process("import", "-", input=LOG).stdout == inside("import", "-", input=LOG).stdout
+    made = inside("import", "-", "trace.csv", input=LOG).stdout  # with a comment that quotes the log
+    assert "iterations.csv" in inside("import", "-", "iterations.csv", input=made).stdout
 
 
-def test_a_timing_is_estimated_for_types_of_weights_and_cache(run: Run) -> None:
-    on = ["calibrate", "--model", "Llama-3.1-70B", "--gpu", "h100_sxm", "--tp", "8"]
-    plain, narrow = (
-        parse_profile(run(*on, *options)[1].encode(), "").model.timing
-        for options in ([], ["--weight-dtype", "fp8", "--kv-dtype", "fp8"])
-    )
-    assert narrow.d1 == pytest.approx(plain.d1 / 2, rel=1e-3)
-    assert narrow.d0 < plain.d0
-    assert narrow.d2 < plain.d2
-    code, text, messages = run("calibrate", "--model", "Qwen3-235B-A22B", "--gpu", "B300", "--tp", "4")
-    assert code == 0
-    assert parse_profile(text.encode(), "").model.timing.d4 > 0
-    assert "a mixture of experts on 4 GPUs" in messages
-    code, text, messages = run(*on, "--weight-dtype", "int3")
-    assert (code, text) == (2, "")
-    assert "'int3' is not a type of weights" in messages
+def test_compact_classes_say_what_they_distort(run: Run, folder: Path) -> None:
+    profile, said = imported(run, folder / "trace.csv", "--classes", 2, "--base", "llama-3.1-8b-rtx4090")
+    assert [(c.input_tokens, c.decode_tokens) for c in profile.model.classes] == [(100, (30,)), (300, (5,))]
+    assert "1 - ρ is " in said
 
 
-def test_a_config_json_is_read_like_a_model_of_the_catalogue(run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "config.json").write_text(
-        '{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "hidden_size": 4096,'
-        ' "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,'
-        ' "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": false}'
-    )
-    code, mine, _ = run("import", "model", str(folder), "--gpu", "RTX 4090")
-    _, theirs, _ = run("import", "model", "Llama-3.1-8B", "--gpu", "RTX 4090")
-    assert code == 0
-    assert parse_profile(mine.encode(), "").model.replica == parse_profile(theirs.encode(), "").model.replica
+def test_hashes_become_a_hit_curve_and_what_classes_would_have_in_its_place(run: Run, tmp_path: Path) -> None:
+    """Six chats of two turns, 30 s apart: the second repeats the 64 tokens of the first; nothing else is shared."""
+    rows = []
+    for chat in range(6):
+        first = [10 * chat + block for block in range(4)]
+        for turn, hashes in enumerate((first, [*first, 10 * chat + 7])):
+            name = {"chat_id": 2 * chat + turn, "parent_chat_id": 2 * chat if turn else -1, "turn": turn + 1}
+            lengths = {"input_length": 16 * len(hashes), "output_length": 17}
+            rows.append({**name, "timestamp": 50.0 * chat + 30.0 * turn, **lengths, "hash_ids": hashes})
+    trace = tmp_path / "chats.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    profile, said = imported(run, trace, "--base", "tool-calls-h100")
+    text, found = profile.text, 6 * 64 / (6 * (64 + 80))
+    assert f"a prefix cache finds {100 * found:.3g}% of the prompt tokens in" in said
+    assert profile.model.hit_curve[-1] == (64, round(found, 4))
+    # again, with what the comment says
+    lines = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
+    without = re.sub(r"\[prefix\]\nhit_curve = \[.*?\n\]\n", "", text, flags=re.DOTALL)
+    other = parse_profile(without.replace("[[classes]]", "\n".join(["[[classes]]", *lines])).encode(), "")
+    for c in other.model.classes:
+        assert c.reuse is not None
+        assert (c.reuse.share, c.reuse.from_arrival) == (0.5, True)
+        assert set(c.reuse.gap.values_s) == {30.0}  # type: ignore[union-attr]
 
 
 @every(
     ("arguments", "message"),
     [
+        ([], "a FILE is wanted, or --model and --gpu where nothing is measured"),
+        (["NONE"], "cannot be read"),
+        (["WORDS"], "not recognized, begins 'hello"),
+        (["EMPTY"], "empty"),
         (
-            ["import", "model", "nonsense", "--gpu", "RTX 4090"],
-            "no model in the catalogue nor file of that name",
+            ["BOTH"],
+            "can be timing (results of a load generator, or a table of iterations or loads) and requests",
         ),
         (
-            ["import", "model", "Llama-3.1-8B", "--gpu", "H1000"],
-            "no GPU in the catalogue of that name; did you mean",
+            ["--as", "table=WORDS"],
+            "KIND=FILE, where KIND is log, timing, drafts, requests, metrics, model, profile",
         ),
-        (["import", "model", "Llama-3.1-70B", "--gpu", "RTX 4090"], "tensor parallelism 8 fits"),
-        (["import", "model", "Llama-3.1-8B"], "--gpu"),
-        (["calibrate"], "a FILE is wanted, or --model and --gpu"),
-        (["calibrate", "--model", "Llama-3.1-8B"], "--model and --gpu go together"),
-        (["calibrate", "some.log", "--gpu", "L4"], "--model and --gpu go together"),
-        (["calibrate", "some.log", "--tp", "2"], "say how --model runs on --gpu"),
-        (["calibrate", "some.log", "--weight-dtype", "fp8"], "say how --model runs on --gpu"),
-        (["calibrate", "--model", "Llama-3.1-8B", "--gpu", "L4", "--format", "text"], "nothing is fitted"),
-        (["import", "metrics", "nothing.prom"], "nothing.prom: cannot be read"),
+        (["--as", "log=WORDS"], "states no KV capacity; looked for vLLM's"),
+        (["--as", "timing=WORDS"], "no samples of iterations"),
+        (["--as", "requests=WORDS"], "not a trace: no column for time, input, output"),
+        (["TRACE", "TRACE"], "a second file of kind requests"),
+        (["LOG", "OTHER"], "logs of engines with different limits"),
+        (["-", "--base", "-"], "standard input can be the file or the --base, not both"),
+        (["LOG", "-o", "LOG"], "would overwrite what is read"),
+        (["LOG", "--weights", "fp8"], "--gpu, --weights and --kv-dtype say how a model runs"),
+        (["--model", "Llama-3.1-8B"], "--gpu is missing: which GPU? Known are "),
+        (["--model", "nonsense", "--gpu", "RTX 4090"], "no model in the catalogue nor file of that name"),
+        (["--model", "Llama-3.1-8B", "--gpu", "H1000"], "no GPU in the catalogue of that name; did you mean"),
+        (["--model", "Llama-3.1-70B", "--gpu", "RTX 4090"], "tensor parallelism 8 fits"),
+        (["--model", "Llama-3.1-8B", "--gpu", "L4", "--weights", "int3"], "'int3' is not a type of weights"),
+        (["LOG", "--interval", "9 s"], "--since and --interval go with an answer of /metrics"),
+        (["LONG", "LOG"], "does not go with the rest"),
+        (["FREE"], "no fixed time of an iteration (d0 = 0)"),
+        (["WRONG"], ":2: iteration_ms: 'x'; must be a number"),
+        (["ONE"], "1 request; a rate needs arrivals at two times at least"),
     ],
 )
-def test_what_is_not_known_is_refused_in_one_line(run: Run, arguments: list[str], message: str) -> None:
-    code, text, messages = run(*arguments)
+def test_what_cannot_be_used_is_refused_in_one_line(
+    run: Run, folder: Path, arguments: list[str], message: str
+) -> None:
+    contents = {
+        "WORDS": "hello\nworld\n",
+        "EMPTY": "",
+        "TRACE": TRACE,
+        "LOG": LOG,
+        "OTHER": "max_num_seqs=9\n" + LOG,
+        "BOTH": "time,input,output,kv_tokens,iteration_ms\n1,2,3,4,5\n",
+        "LONG": "time,input,output\n1,90000,3\n2,90000,3\n",
+        "FREE": "kv_tokens,iteration_ms\n1000,1\n2000,2\n3000,3\n3000,3\n",
+        "WRONG": "kv_tokens,iteration_ms\n1,x\n",
+        "ONE": "time,input,output\n1,2,3\n",
+    }
+    for name, text in contents.items():
+        (folder / name).write_text(text)
+    known = [*contents, "NONE"]
+    words = [
+        re.sub(r"\b([A-Z]{3,5})$", lambda m: str(folder / m[1]) if m[1] in known else m[1], word)
+        for word in arguments
+    ]
+    code, text, messages = run("import", *words)
     assert (code, text) == (2, "")
     assert message in messages.splitlines()[-1]
     assert messages.splitlines()[-1].startswith("error: ")
 
 
-def test_what_is_read_is_never_written_over(run: Run, log: str, tmp_path: Path) -> None:
-    trace, iterations = tmp_path / "trace.csv", tmp_path / "iterations.csv"
-    trace.write_text(TRACE)
-    iterations.write_text(ITERATIONS)
-    for command, file in (
-        (["fit"], trace),
-        (["calibrate"], iterations),
-        (["import", "log"], Path(log)),
-        (["import", "metrics"], trace),
-    ):
-        before = file.read_bytes()
-        code, text, messages = run(*command, str(file), "-o", str(file))
-        assert (code, text) == (2, "")
-        assert messages == f"error: -o {file}: would overwrite what is read\n"
-        assert file.read_bytes() == before
-
-
-def test_blocks_of_a_pool_are_read_with_the_layers_of_a_base(run: Run, tmp_path: Path) -> None:
-    """gpt-oss-20b: two groups of 12 layers; 2,048 + ⌈(127 + 8,192) / 16⌉ + 1 blocks a request of 32,768 tokens."""
-    base, log, model = tmp_path / "model.toml", tmp_path / "serve.log", ["import", "model", "gpt-oss-20b"]
-    code, text, messages = run(*model, "--gpu", "H100")
-    base.write_text(text)
-    assert code == 0
-    assert "[[gpu.kv]]" in text
-    assert (
-        "2 groups of 12 layers share a pool: a block is 16 tokens in each layer of a group, 393,216 bytes."
-        in text
+def test_what_a_file_is_can_be_said(run: Run, folder: Path) -> None:
+    both = folder / "both.csv"
+    both.write_text(
+        "time,input,output,kv_tokens,iteration_ms\n"
+        + "".join(f"{i},2,3,{i * 100},{10 + i}\n" for i in range(20))
     )
-    assert "memory_tokens" not in text.partition("[timing]")[0]
+    assert imported(run, "--as", f"requests={both}")[0].missing == ("gpu", "timing")
+    assert imported(run, "--as", f"timing={both}")[0].missing == ("gpu", "classes")
+
+
+def test_blocks_of_a_pool_are_read_with_the_layers_of_a_base_or_of_the_model(
+    run: Run, tmp_path: Path
+) -> None:
+    """gpt-oss-20b: two groups of 12 layers; 2,048 + ⌈(127 + 8,192) / 16⌉ + 1 blocks a request of 32,768 tokens."""
+    base, log, model = (
+        tmp_path / "model.toml",
+        tmp_path / "serve.log",
+        ("--model", "gpt-oss-20b", "--gpu", "H100"),
+    )
+    estimated, _ = imported(run, *model)
+    base.write_text(estimated.text)
+    assert (
+        "2 groups of 12 layers share a pool: a block is 16 tokens in each layer of a group" in estimated.text
+    )
+    assert "memory_tokens" not in estimated.tables["gpu"]
     blocks, most = 100_001, 2048 + 520 + 1
     log.write_text(
         f"max_num_batched_tokens=8192\nGPU KV cache size: {blocks // 2 * 16:,} tokens\n"
         f"Maximum concurrency for 32,768 tokens per request: {blocks / most:.2f}x\n"
     )
-    code, text, messages = run("import", "log", str(log), "--base", str(base))
-    replica = parse_profile(text.encode(), "").model.replica
-    assert code == 0
-    assert replica.layout == parse_profile(base.read_bytes(), "").model.replica.layout
-    assert f"{replica.memory_tokens // 16 / most:.2f}" == f"{blocks / most:.2f}"
-    assert "tokens are taken as blocks of 16 over 2 groups" in messages
+    for given in (("--base", base), model):
+        profile, said = imported(run, log, *given)
+        gpu = profile.tables["gpu"]
+        assert gpu["kv"] == estimated.tables["gpu"]["kv"]
+        assert f"{gpu['kv_blocks'] / most:.2f}" == f"{blocks / most:.2f}"
+        assert "tokens are taken as blocks of 16 over 2 groups" in said
     log.write_text(
         "Hybrid KV cache manager is disabled for this hybrid model\nGPU KV cache size: 7,584 tokens\n"
     )
-    code, text, messages = run("import", "log", str(log), "--base", str(base))
-    plain = parse_profile(text.encode(), "").model.replica
-    assert (code, plain.memory_tokens, plain.layout) == (0, 7584, None)
+    profile, _ = imported(run, log, "--base", base)
+    assert (profile.tables["gpu"]["memory_tokens"], "kv" in profile.tables["gpu"]) == (7584, False)
 
 
-def test_notes_of_a_model_are_said_once(run: Run) -> None:
-    _, text, messages = run("import", "model", "DeepSeek-V3", "--gpu", "H200", "--tp", "8")
-    assert messages.count("bytes of fp8 weights") == 1
-    assert " ".join(text.replace("\n# ", " ").split()).count("bytes of fp8 weights") == 1
-
-
-def test_a_replica_has_the_gpus_of_its_tensor_parallel_group(run: Run, tmp_path: Path) -> None:
-    base = tmp_path / "eight.toml"
-    _, text, _ = run("import", "model", "DeepSeek-V3", "--gpu", "H200", "--tp", "8")
-    assert parse_profile(text.encode(), "").model.replica.gpus == 8
-    base.write_text(text)
-    _, text, _ = run("import", "model", "Llama-3.1-8B", "--gpu", "RTX 4090", "--base", str(base))
-    assert parse_profile(text.encode(), "").model.replica.gpus == 1
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ('"hybrid_layer_ids": [1, 3]', "hybrid_layer_ids: layers that share one attention are not supported"),
-        ('"block_types": ["recurrent", "attention"]', "block_types: layers listed by kind are not supported"),
-        ('"architectures": ["BertForMaskedLM"]', "architectures: none of these generates text"),
-    ],
-)
-def test_a_model_whose_cache_is_not_understood_is_refused(
-    run: Run, tmp_path: Path, keys: str, message: str
-) -> None:
-    config = tmp_path / "mine.json"
-    config.write_text(
-        '{"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, '
-        f'"vocab_size": 100, {keys}}}'
-    )
-    code, text, messages = run("import", "model", str(config), "--gpu", "L4")
-    assert (code, text) == (2, "")
-    assert message in messages
-
-
-def test_what_cannot_be_imported_exits_2(run: Run, tmp_path: Path) -> None:
-    nothing = tmp_path / "nothing.log"
-    nothing.write_text("hello\n")
-    for arguments in (["log", str(nothing)], ["log", str(nothing) + ".none"], ["log"], []):
-        code, text, messages = run("import", *arguments)
-        assert (code, text) == (2, "")
-        assert messages.splitlines()[-1].startswith("error: ")
-        assert "Traceback" not in messages
-
-
-def test_hits_are_said_and_compared_with_what_the_plan_expects(run: Run, tmp_path: Path) -> None:
-    """Half of each prompt is shared by all: 48 of 100 tokens in whole pages, always in use."""
-    base, log = tmp_path / "base.toml", tmp_path / "serve.log"
-    text = (
-        'schema = 1\nname = "shared"\ngpu = { memory_tokens = 60_000, block_tokens = 16 }\ntiming = { d0 = "10 ms" }\n'
-        '[[classes]]\nname = "a"\ninput = 100\ndecode = 50\nrate = 20\nshared = 50\n'
-    )
-    base.write_text(text)
+def test_what_a_prefix_cache_found_is_said(run: Run, folder: Path) -> None:
+    log = folder / "serve.log"
     log.write_text(LOG + "Engine 000: Running: 8 reqs, Prefix cache hit rate: 5.0%\n")
-    code, written, messages = run("import", "log", str(log), "--base", str(base))
-    assert code == 0
+    profile, said = imported(run, log)
     note = "the prefix cache found 5% of the prompt tokens (stated last in line 2)"
-    assert f"note: {note}\n" in messages
-    assert note in " ".join(written.replace("\n# ", "\n").split())
-    assert (
-        "note: the prefix cache found 5% of the prompt tokens, the plan expects 48%: requests share less"
-        in messages
-    )
-    base.write_text(text.replace("shared = 50\n", ""))
-    assert "the plan expects" not in run("import", "log", str(log), "--base", str(base))[2]
-    assert "the plan expects" not in run("import", "log", str(log))[2]
+    assert note in said
+    assert note in " ".join(profile.text.replace("\n# ", "\n").split())

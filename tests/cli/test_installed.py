@@ -20,7 +20,7 @@ CALLS = {  # with the exit code and some of what is said
     "analyze shop.toml": (0, "STABLE"),
     "check shop.toml --require 'load.headroom >= 30'": (1, "FAIL"),
     "sweep shop.toml --vary gpu.memory_tokens=2k,4k --columns load.headroom --workers 2 -o out.csv": (0, ""),
-    "import log /dev/null": (2, "/dev/null"),
+    "import /dev/null": (2, "/dev/null"),
 }
 
 

@@ -33,9 +33,7 @@ SAMPLES = "kv_tokens,prefill_tokens,iteration_ms\n" + "".join(
 )
 COMMANDS = [
     (["analyze", "PIPE"], PROFILE),
-    (["fit", "PIPE"], ROWS),
-    (["calibrate", "PIPE"], SAMPLES),
-    (["import", "log", "PIPE"], LOG),
+    *((["import", "PIPE", "--base", "tool-calls-h100"], text) for text in (ROWS, SAMPLES, LOG)),
     *at_night(
         (["check", "PIPE", "--require", "load.headroom > 0"], PROFILE),
         (["diff", "PIPE", "tool-calls-h100"], PROFILE),
@@ -46,7 +44,7 @@ COMMANDS = [
         (["plan", "PIPE", "--rate", "2"], PROFILE),
         (["mix", "PIPE", "--replicas", "2"], PROFILE),
         (["sweep", "PIPE", "--vary", "timing.d0=1ms,2ms", "-o", "OUTPUT"], PROFILE),
-        (["import", "metrics", "PIPE"], METRICS),
+        (["import", "PIPE"], METRICS),
     ),
 ]
 
@@ -136,7 +134,7 @@ for block in range(1000):
     rows = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=ENVIRONMENT)
     with rows:
         fit = used(
-            [sys.executable, "-m", "kvplan", "fit", "-"],
+            [sys.executable, "-m", "kvplan", "import", "-"],
             stdin=rows.stdout,
             env=ENVIRONMENT,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31)),

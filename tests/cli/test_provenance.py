@@ -159,7 +159,7 @@ def test_nothing_passes_on_an_assumption_that_nobody_accepted(run: Run, tmp_path
     code, _, messages = run("check", path)
     assert (code, messages.count("\n")) == (2, 1)
     assert f"error: {path}:6: provenance.timing: timing and workload are assumed (another's)" in messages
-    assert "timing: kvplan calibrate, workload: kvplan fit" in messages
+    assert "timing: kvplan import RESULT..., workload: kvplan import REQUESTS" in messages
     assert messages.endswith('accept = ["timing", "workload"], or --accept timing --accept workload\n')
     code, _, messages = run("check", path, "--accept", "timing")
     assert code == 2
@@ -201,10 +201,10 @@ def test_other_commands_answer_for_assumptions(run: Run, tmp_path: Path) -> None
         assert run(*arguments)[0] == 0
 
 
-def test_a_gate_passes_on_a_model_only_after_fit_and_calibrate(
+def test_a_gate_judges_what_was_measured_or_estimated_for_the_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pipelines: the KV cache is estimated, which may pass; timing and traffic are another model's."""
+    """In pipelines: a part that nothing supplied is refused, and what is estimated may pass."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trace.csv").write_text(
         "time,input,output\n" + "".join(f"{t},100,{20 + t % 7}\n" for t in range(60))
@@ -221,13 +221,11 @@ def test_a_gate_passes_on_a_model_only_after_fit_and_calibrate(
             found = inside(*command.split(), input=found.stdout)
         return found.returncode, found.stderr
 
-    model = "import model Llama-3.1-8B --gpu RTX-4090"
     check = "check - --require load.headroom>=0"
-    code, messages = piped(model, check)
-    assert code == 2
-    assert "timing and workload are assumed (another model's, llama-3.1-8b-rtx4090)" in messages
-    code, messages = piped(model, "fit trace.csv --base -", check)
-    assert (code, "provenance.timing: timing is assumed" in messages) == (2, True)
-    assert piped(model, "fit trace.csv --base -", "calibrate iterations.csv --base -", check)[0] == 0
+    code, messages = piped("import iterations.csv", check)
+    assert (code, "no [gpu]: kvplan import LOG" in messages, "no [[classes]]" in messages) == (2, True, True)
+    model = "import --model Llama-3.1-8B --gpu RTX-4090 trace.csv"
+    assert piped(model, check)[0] == 0
+    assert piped(model, "import - iterations.csv", check)[0] == 0
     code, messages = piped("init", check)
     assert (code, "gpu, timing and workload are assumed (an example)" in messages) == (2, True)

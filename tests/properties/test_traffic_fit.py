@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from kvplan.ingest.lengths import cut
+from kvplan.ingest.profile_text import composed
 from kvplan.ingest.trace.fit import binned, compact, distortion, moment_errors, whole
-from kvplan.ingest.trace.text import fitted_profile
+from kvplan.ingest.trace.text import traffic_part
 from kvplan.ingest.trace.traffic import Traffic, measure
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import parse_profile
-from kvplan.simulation.requests import Requests, poisson, renewal
+from kvplan.simulation.requests import Requests, poisson
 
 # Five standard deviations: with the few thousand figures compared here, one false alarm in about a thousand runs.
 SIGMAS = 5.0
@@ -66,16 +67,6 @@ def test_a_trace_of_a_profile_gives_it_back_within_chance(model: ServingModel, s
         for length, weight in zip(c.decode_tokens, c.decode_weights, strict=True):
             p = weight / weights
             assert abs(seen.get(length, 0) / drawn - p) <= SIGMAS * math.sqrt(p * (1 - p) / drawn) + 5 / drawn
-
-
-@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
-def test_burstiness_comes_back(cv: float) -> None:
-    model = ServingModel((RequestClass("a", 10, (5,), (1.0,), 20.0),), Timing(0.01), Replica(1000))
-    traffic = fit_of(renewal(model, np.random.default_rng(1), cv=cv, requests=40_000, horizon_s=None))
-    assert traffic.gap_cv == pytest.approx(cv, rel=0.08)
-    # in the long run the counts of a renewal process disperse as the square of its gaps
-    assert traffic.dispersion == pytest.approx(cv**2, rel=0.6)
-    assert traffic.dispersion_window_s == 60
 
 
 @st.composite
@@ -149,7 +140,7 @@ require = ["load.headroom >= 0.2"]
         "base.toml",
     )
     classes = binned(traffic)
-    fitted = fitted_profile(traffic, classes, base)
+    fitted = composed(base, [traffic_part(traffic, classes, base.model)], source="x")
     assert parse_profile(fitted.text.encode(), "again").model == fitted.model
     assert (fitted.plan, fitted.requirements) == (base.plan, base.requirements)
     assert (fitted.model.replica, fitted.model.timing) == (base.model.replica, base.model.timing)
@@ -161,7 +152,7 @@ require = ["load.headroom >= 0.2"]
         )
         assert written.rate_rps == pytest.approx(c.rate_rps, rel=1e-5)
     assert "yesteryear" not in fitted.text
-    again = fitted_profile(traffic, classes, fitted)
+    again = composed(fitted, [traffic_part(traffic, classes, fitted.model)], source="x")
     assert (again.name, again.model) == (fitted.name, fitted.model)
     assert max(map(len, fitted.text.partition("schema")[0].splitlines())) <= 120
 
@@ -214,7 +205,7 @@ rate = 1.0
     )
     requests = Requests(np.arange(3.0), np.array([5, 5, 6]), np.array([7, 8, 9]), np.zeros(3, dtype=np.int64))
     traffic = fit_of(requests)
-    text = fitted_profile(traffic, binned(traffic), base).text
+    text = composed(base, [traffic_part(traffic, binned(traffic), base.model)], source="x").text
     kept = '# from the log\n[gpu]\nmemory_tokens = 10_000  # 625 blocks\n\n[timing]  # calibrated\nd0 = "10 ms"\n'
     assert kept in text
     assert "yesteryear" not in text

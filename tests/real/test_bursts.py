@@ -41,10 +41,10 @@ Requests = tuple[FloatArray, FloatArray, FloatArray]  # arrival, tokens in and o
 
 
 def fitted(folder: Path, trace: Path, memory: int) -> Path:
-    """The profile that `fit` writes, on a replica with that memory."""
+    """The profile that `import` writes, on a replica with that memory."""
     base, file = folder / "base.toml", folder / "fitted.toml"
     base.write_text(REPLICA.format(memory=memory))
-    done = run("fit", trace, "--base", base, "-o", file)
+    done = run("import", trace, "--base", base, "-o", file)
     assert done.returncode == 0, done.stderr
     return file
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kvplan.ingest.profile_text import composed
 from kvplan.ingest.trace.fit import binned, compact, distortion
 from kvplan.ingest.trace.replay import read_trace
-from kvplan.ingest.trace.text import fitted_profile
+from kvplan.ingest.trace.text import traffic_part
 from kvplan.ingest.trace.traffic import measure
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import load_profile
@@ -53,7 +54,8 @@ def test_the_profile_keeps_what_decides_about_the_trace(path: Path, like: Servin
 
 def test_the_written_profile_of_azure_conv_keeps_it_too(like: ServingModel) -> None:
     traffic = measure(AZURE)
-    fitted = fitted_profile(traffic, binned(traffic), load_profile(None, stdin=BytesIO()))
+    base = load_profile(None, stdin=BytesIO())
+    fitted = composed(base, [traffic_part(traffic, binned(traffic), base.model)], source="x")
     kept = distortion(traffic, fitted.model.classes, like)
     assert (kept.stable, kept.trace_stable) == (True, True)
     assert kept.gap == pytest.approx(kept.trace_gap, rel=0.05)

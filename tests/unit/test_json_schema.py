@@ -228,6 +228,7 @@ def test_kvplan_and_the_schema_refuse_the_same() -> None:
     check_every(MORE, check)
 
 
-def test_no_classes_are_refused() -> None:
-    document = tomli.loads(GOOD) | {"classes": []}
+def test_a_profile_has_one_part_at_least() -> None:
+    document = {"schema": 1, "name": "a", "classes": []}
     assert not VALIDATOR.is_valid(document)
+    assert VALIDATOR.is_valid(document | {"timing": tomli.loads(GOOD)["timing"]})

@@ -335,6 +335,6 @@ def test_sessions_draw_the_same_laws() -> None:
 def test_a_base_keeps_its_laws_as_they_were_written() -> None:
     base = profile(LOGNORMAL, "{ geometric = 200.5 }")
     timing = Part("timing", ("Measured.",), timing_text(Timing(0.02)), Origin(Knowledge.STATED))
-    kept = composed(base, [timing], source="x", default_base=False)
+    kept = composed(base, [timing], source="x")
     assert kept.model.classes == base.model.classes
     assert "lognormal = { mean = 400, cv = 0.95 }" in kept.text

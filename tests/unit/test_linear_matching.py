@@ -9,18 +9,13 @@ from every import every
 
 from kvplan.decide.requirement import named, parse, parse_key
 from kvplan.errors import UsageError
-from kvplan.ingest.trace.format import FirstLine
-from kvplan.ingest.trace.formats import servegen, sharegpt
+from kvplan.ingest.trace.formats import servegen
 from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import parse_profile
 
 
 def profile(text: str) -> None:
     parse_profile(text.encode(), "p.toml")
-
-
-def conversations(text: str) -> None:
-    sharegpt.FORMAT.recognises(FirstLine(text, False, (), None))
 
 
 @every(
@@ -34,7 +29,6 @@ def conversations(text: str) -> None:
         (profile, "schema = 1\n", "\r", "name"),
         (servegen.FORMAT.recognises, "1,1,1,,", "1", ""),
         (servegen.FORMAT.recognises, "", " ", "{"),
-        (conversations, "[{", '"conversations":', ""),
     ],
 )
 def test_matching_is_linear(read: Callable[[str], object], begins: str, repeated: str, ends: str) -> None:

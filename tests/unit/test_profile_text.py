@@ -40,8 +40,8 @@ def base(text: str = BASE) -> Profile:
     return parse_profile(text.encode(), "base.toml")
 
 
-def origins(kept: Profile, *parts: Part, default_base: bool = False) -> Provenance:
-    return composed(kept, parts, source="x", default_base=default_base).model.provenance
+def origins(kept: Profile, *parts: Part) -> Provenance:
+    return composed(kept, parts, source="x").model.provenance
 
 
 def test_what_is_kept_of_a_base_is_known_as_it_was() -> None:
@@ -50,9 +50,12 @@ def test_what_is_kept_of_a_base_is_known_as_it_was() -> None:
     assert origins(base(), timing) == Provenance(STATED, LOG, ASSUMED)
 
 
-def test_what_is_kept_of_a_base_that_nobody_asked_for_is_assumed() -> None:
-    kept = Origin(Knowledge.ASSUMED, "another model's, base.toml")
-    assert origins(base(), TRAFFIC, default_base=True) == Provenance(kept, kept, LOG)
+def test_without_a_base_there_is_what_was_found_and_nothing_else() -> None:
+    found = composed(None, [TRAFFIC], source="x", traffic="trace.csv")
+    assert (found.name, found.missing) == ("traffic of trace.csv", ("gpu", "timing"))
+    assert found.tables["provenance"] == {
+        "workload": {"basis": "measured", "source": "serve.log", "date": LOG.date}
+    }
 
 
 @every(

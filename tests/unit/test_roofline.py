@@ -154,7 +154,7 @@ def test_a_band_is_that_of_configurations_alike() -> None:
     assert dense.configurations == 5
     assert dense.notes == (
         f"estimated: measured iterations took {low:.2g} to {high:.2g} times as long in 5 configurations like this, a "
-        "dense model on 8 GPUs. Calibrate as soon as there is a log",
+        "dense model on 8 GPUs. Import a log as soon as there is one",
     )
     experts = roofline(read_model("DeepSeek-V3"), H100, tensor_parallel=8)
     assert experts.band != dense.band

@@ -282,7 +282,7 @@ def test_servegen_lengths_are_never_run_as_code(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With smaller tables, so that a small file fills them."""
     monkeypatch.setattr(rows, "BLOCK_ROWS", 1 << 10)
-    for name in ("_MAX_PAIRS", "_MAX_SECONDS", "_REORDERED"):
+    for name in ("_MAX_PAIRS", "_MAX_SECONDS"):
         monkeypatch.setattr(traffic, name, 1 << 12)
 
     def peak(size: int) -> int:
@@ -297,8 +297,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.
         assert traffic.count.sum() == size
         assert traffic.count.size <= 1 << 12
         assert traffic.mean_input == pytest.approx(5000, rel=0.02)
-        assert traffic.gap_cv == pytest.approx(0, abs=1e-6)
-        assert traffic.dispersion == pytest.approx(0, abs=1e-9)
+        assert traffic.rate_rps == pytest.approx(1, rel=1e-6)
         assert any("lengths rounded" in note for note in traffic.notes)
         return most
 

@@ -155,19 +155,6 @@ def test_traces_that_identify_nothing_say_so(tmp_path: Path) -> None:
     assert note.startswith("hash_ids are not as many as the prompts have blocks")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        '[{"id": "a_0", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}]',
-        '{"id": "a_0", "model": "", "conversations": []}\n{"id": "b_0", "conversations": []}\n',
-        '{"messages": [{"role": "user", "content": "Hi"}]}\n',
-    ],
-)
-def test_texts_of_conversations_are_no_traffic(tmp_path: Path, content: str) -> None:
-    with pytest.raises(ProfileError, match=r":1: texts of conversations, without arrival times and tokens"):
-        prefixes(tmp_path, content)
-
-
 @every("hashes", [["a"], [[1]], [1.5], [2**70]])
 def test_hashes_must_be_whole_numbers(tmp_path: Path, hashes: list[Any]) -> None:
     content = mooncake([(0, 9, 1, [1]), (1, 9, 1, hashes), (2, 9, 1, [1])])

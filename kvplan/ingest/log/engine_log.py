@@ -14,7 +14,7 @@ from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.drafts import ObservedDrafts, drafts_text, observed
 from kvplan.ingest.hits import ObservedHits, hits_text
 from kvplan.ingest.log import sglang, tensorrt_llm, tgi, vllm
-from kvplan.ingest.log.forms import BATCHED, BLOCK, SEQS, UNIFIED, Capacity, EngineLog, whole
+from kvplan.ingest.log.forms import BATCHED, BLOCK, PP, SEQS, TP, UNIFIED, Capacity, EngineLog, whole
 from kvplan.ingest.log.pool import Pool, find_pool, most_blocks
 from kvplan.ingest.text_file import lines_of
 from kvplan.model import Replica
@@ -68,6 +68,8 @@ class EngineLimits:
         Layers of several kinds, in blocks as this start has them; None where the memory is for one kind.
     prefix_caching
         Whether states are cached. None: this start does not say.
+    gpus
+        That share the model. None: this start does not say.
     """
 
     source: str
@@ -84,6 +86,11 @@ class EngineLimits:
     notes: tuple[str, ...]
     layout: KvLayout | None = None
     prefix_caching: bool | None = None
+    gpus: int | None = None
+
+
+class NoCapacityError(UsageError):
+    """A log states no KV capacity."""
 
 
 def read_engine_log(path: Path, base: Replica | None = None) -> EngineLimits:
@@ -93,8 +100,8 @@ def read_engine_log(path: Path, base: Replica | None = None) -> EngineLimits:
 
     Raises
     ------
-    UsageError
-        The file cannot be read, or states no capacity.
+    NoCapacityError, UsageError
+        The file states no capacity; or cannot be read.
     ProfileError
         The capacity is none at all, or absurd, or contradicts the maximum concurrency; with its line.
     """
@@ -108,7 +115,7 @@ def parse_engine_log(lines: Iterable[str], source: str, base: Replica | None = N
 
     Raises
     ------
-    UsageError, ProfileError
+    NoCapacityError, ProfileError
         As `read_engine_log`.
 
     Examples
@@ -123,7 +130,7 @@ def parse_engine_log(lines: Iterable[str], source: str, base: Replica | None = N
             reader.line(number, _ESCAPE.sub("", line) if "\x1b" in line else line)
     if not reader.starts:
         forms = ", ".join(f"{log.engine}'s {log.looked_for}" for log in LOGS)
-        raise UsageError(f"{source}: states no KV capacity; looked for {forms}")
+        raise NoCapacityError(f"{source}: states no KV capacity; looked for {forms}")
     return _limits(reader.starts, source, base)
 
 
@@ -189,6 +196,11 @@ class _StartUp:
     @property
     def block_tokens(self) -> int:
         return self.limits.get(BLOCK, self.log.block_tokens)
+
+    @property
+    def gpus(self) -> int | None:
+        tensor = self.limits.get(TP)
+        return None if tensor is None else tensor * self.limits.get(PP, 1)
 
     def tokens(self, statement: _Statement) -> int:
         return statement.amount * (self.block_tokens if statement.kind.in_blocks else 1)
@@ -356,6 +368,7 @@ def _limits(starts: list[_StartUp], source: str, base: Replica | None) -> Engine
         notes=tuple(_notes(starts, used, pool)),
         layout=pool.layout if pool else None,
         prefix_caching=pool.caches_states if pool else None,
+        gpus=start.gpus,
     )
 
 
@@ -436,8 +449,8 @@ def _notes(starts: list[_StartUp], used: _Statement, pool: Pool | None) -> Itera
             yield (
                 f"the log's maximum concurrency, {format_number(times, 6)} times {format_tokens(length)} tokens, makes "
                 f"{format_tokens(length * times)} tokens, {format_percent(length * times / memory - 1, signed=True)}"
-                " of the capacity; some layers may hold less than the whole context, or blocks another size: a --base "
-                "with [[gpu.kv]], as kvplan import model writes it, tells"
+                " of the capacity; some layers may hold less than the whole context, or blocks another size: --model "
+                "and --gpu, or a --base with [[gpu.kv]], tell"
             )
 
 

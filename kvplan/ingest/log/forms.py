@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
+TP, PP = "tensor_parallel", "pipeline_parallel"
 UNIFIED = "unified"  # the line that says so
 NUMBER = r"(-?\d[\d,]*)"
 

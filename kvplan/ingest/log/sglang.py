@@ -5,7 +5,7 @@ Where that is missing, ``KV Cache is allocated. … #tokens: 60000, …, page_si
 
 import re
 
-from kvplan.ingest.log.forms import BATCHED, BLOCK, NUMBER, SEQS, Capacity, EngineLog, argument
+from kvplan.ingest.log.forms import BATCHED, BLOCK, NUMBER, PP, SEQS, TP, Capacity, EngineLog, argument
 
 LOG = EngineLog(
     engine="SGLang",
@@ -22,6 +22,8 @@ LOG = EngineLog(
         (SEQS, argument("max_running_requests")),
         (BATCHED, argument("max_prefill_tokens")),
         (BATCHED, argument("chunked_prefill_size")),  # where it is not off, with -1, it is the tighter one
+        (TP, argument("tp_size")),
+        (PP, argument("pp_size")),
     ),
     start=r"\bserver_args=",
     computed_and_found=re.compile(

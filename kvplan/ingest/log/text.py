@@ -1,6 +1,6 @@
 """Where a capacity and limits out of a log come from, in sentences."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -11,8 +11,8 @@ from kvplan.profile.reading import Profile
 from kvplan.version import __version__
 
 
-def log_part(found: EngineLimits, base: Profile) -> Part:
-    """The table [gpu] with what a log states.
+def log_part(found: EngineLimits, base: Profile | None, defaults: Mapping[str, int] | None = None) -> Part:
+    """The table [gpu] with what a log states, and `defaults` of the engine where it says nothing.
 
     Examples
     --------
@@ -35,10 +35,15 @@ def log_part(found: EngineLimits, base: Profile) -> Part:
         "prefix_caching": found.prefix_caching,
         "max_num_seqs": found.max_num_seqs,
         "max_num_batched_tokens": found.max_num_batched_tokens,
+        "gpus": found.gpus,
     }
     values = {key: value for key, value in stated.items() if value is not None}
+    about = list(_about(found, values))
+    known = values.keys() | (base.tables.get("gpu", {}).keys() if base is not None else set())
+    if taken := {key: value for key, value in (defaults or {}).items() if key not in known}:
+        about.append(f"{', '.join(taken)}: defaults of {found.engine}.")
     origin = Origin(Knowledge.MEASURED, PurePath(found.source).name)
-    return replica_part(base, values, _about(found, values), origin)
+    return replica_part(base, values | taken, about, origin)
 
 
 def _about(found: EngineLimits, values: Iterable[str]) -> Iterable[str]:

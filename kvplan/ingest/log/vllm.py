@@ -6,7 +6,7 @@ later versions called them ``# cuda blocks``.
 
 import re
 
-from kvplan.ingest.log.forms import BATCHED, BLOCK, NUMBER, SEQS, Capacity, EngineLog, argument
+from kvplan.ingest.log.forms import BATCHED, BLOCK, NUMBER, PP, SEQS, TP, Capacity, EngineLog, argument
 
 TOKENS = Capacity(re.compile(rf"GPU KV cache size: {NUMBER} tokens"))
 BLOCKS = Capacity(
@@ -25,7 +25,7 @@ LOG = EngineLog(
     words=(
         *("GPU KV cache size", " blocks: ", "Maximum concurrency", "API server version"),
         *("max_num_", "max-num-", "block_size", "block-size", "block size to", "Prefix cache hit rate"),
-        *("Hybrid KV cache manager", "SpecDecoding metrics"),
+        *("Hybrid KV cache manager", "SpecDecoding metrics", "tensor_parallel", "tensor-parallel"),
     ),
     capacities=(TOKENS, BLOCKS),
     limits=(
@@ -33,6 +33,8 @@ LOG = EngineLog(
         (BLOCK, re.compile(r"Setting attention block size to (\d+) tokens")),
         (SEQS, argument("max_num_seqs")),
         (BATCHED, argument("max_num_batched_tokens")),
+        (TP, argument("tensor_parallel_size")),
+        (PP, argument("pipeline_parallel_size")),
     ),
     start="vLLM API server version",
     hit_rate=HIT_RATE,

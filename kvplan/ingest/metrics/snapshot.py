@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import time
 from typing import NamedTuple, TextIO, cast
 
 from kvplan.errors import ProfileError, UsageError
@@ -131,7 +132,7 @@ def read_snapshot(path: Path, engines: Sequence[EngineMetrics], model: str | Non
         models=tuple(models),
         samples=_of_model(samples, models, model, source),
         time_s=max(times, default=None),
-        modified_s=path.stat().st_mtime,
+        modified_s=path.stat().st_mtime if path.is_file() else time(),
     )
 
 

@@ -11,7 +11,7 @@ from kvplan.units import format_tokens
 from kvplan.version import __version__
 
 
-def metrics_parts(found: ServerMetrics, base: Profile) -> list[Part]:
+def metrics_parts(found: ServerMetrics, base: Profile | None) -> list[Part]:
     """The table [gpu] if the metrics have the capacity, and the classes if they have the lengths.
 
     Raises

@@ -136,7 +136,7 @@ def roofline(
         shape, gpu, reached or efficiency(), tensor_parallel=tensor_parallel, kv_dtype=kv_dtype
     )
     band, configurations, trust = _trust(shape, gpu, tensor_parallel)
-    notes = [f"{trust}. Calibrate as soon as there is a log"]
+    notes = [f"{trust}. Import a log as soon as there is one"]
     if weight_dtype is not None:
         notes.append(f"weights are taken to be kept in {shape.storage.name}, whatever the configuration says")
     if shape.counts.experts:
@@ -147,7 +147,7 @@ def roofline(
     if any(one.window for one in shape.kept):
         notes.append(
             "d1 is for the context that layers with full attention read, and windows or chunks in proportion: it goes "
-            "with the [[gpu.kv]] that kvplan import model writes"
+            "with the [[gpu.kv]] of the same model"
         )
     return Roofline(timing, band, configurations, tuple(notes))
 

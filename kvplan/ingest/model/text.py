@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kvplan.ingest.model.estimate import ReplicaEstimate
-from kvplan.ingest.model.hardware import Gpu, vllm_limits
+from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.roofline import Roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.profile_text import Part, kv_tables, replica_part, timing_text
@@ -26,9 +26,9 @@ _KEPT: Mapping[Attention, str] = MappingProxyType(
 
 
 def estimate_part(
-    found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Profile, *, default_base: bool
+    found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Profile | None, *, limits: Mapping[str, int]
 ) -> Part:
-    """The table [gpu] of an estimate; its limits are vLLM's own rather than those of a base nobody asked for."""
+    """The table [gpu] of an estimate; `limits` are the engine's own, which a base may say better."""
     several = f"{found.tensor_parallel} x " if found.tensor_parallel > 1 else ""
     each = " each" if found.tensor_parallel > 1 else ""
     memory = "kv_blocks" if found.is_mixed else "memory_tokens"
@@ -36,7 +36,7 @@ def estimate_part(
     per_token = "" if found.is_mixed else f" at {layout.bytes_per_token:,} bytes a token"
     about: tuple[str, ...] = (
         f"{memory}: estimated by kvplan {__version__} for {shape.name} ({shape.source}) on {several}{gpu.name} "
-        f"({gpu.source}); what the engine logs when it starts is better: kvplan import log.",
+        f"({gpu.source}); what the engine logs when it starts is better.",
         f"{format_bytes(found.memory_bytes_for_kv)}{each} for KV{per_token}, beside "
         f"{format_bytes(found.weights_bytes)} of weights and {format_bytes(found.overhead_bytes)} of overhead, an "
         "assumption.",
@@ -47,11 +47,12 @@ def estimate_part(
     values["block_tokens"] = found.block_tokens
     if found.is_mixed:
         values["kv"] = kv_tables(layout)
-    if found.tensor_parallel != base.model.replica.gpus:
+    old = {} if base is None else base.tables.get("gpu", {})
+    if found.tensor_parallel != old.get("gpus", 1):
         values["gpus"] = found.tensor_parallel
-    if default_base:
-        values |= vllm_limits(gpu)
-        about += (f"{' and '.join(vllm_limits(gpu))}: the defaults of vllm serve on such a GPU.",)
+    if limits and not old:
+        values |= limits
+        about += (f"{' and '.join(limits)}: defaults of vllm serve on such a GPU.",)
     return replica_part(base, values, about, _origin(shape, gpu, found.tensor_parallel))
 
 

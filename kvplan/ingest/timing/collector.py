@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.errors import ProfileError, UsageError
+from kvplan.errors import ProfileError
 from kvplan.ingest.timing.requests import Request, log_of
 from kvplan.ingest.timing.samples import LeftOut, RequestLog, Samples, Series
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
@@ -15,6 +15,10 @@ Found = Samples | Sweep | Series | RequestLog
 
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5  # of an iteration
 _LONGEST_TOKENS, _MOST_IN_FLIGHT = 1_000_000, 20_000  # of a request; of a load
+
+
+class NoSamplesError(ProfileError):
+    """A file says nothing of iterations."""
 
 
 class Second(NamedTuple):
@@ -218,7 +222,7 @@ class Collector:
 
         Raises
         ------
-        UsageError
+        NoSamplesError
             Rows were left out, and no other is there.
         """
         unknown = any(row.running for row in self._seconds) and not any(
@@ -251,7 +255,7 @@ class Collector:
         )
         if left_out and not found:
             rows = (f"{some.count} rows: {some.reason} (first: line {some.line})" for some in left_out)
-            raise UsageError(f"{self.source}: no samples of iterations; {'; '.join(rows)}")
+            raise NoSamplesError(self.source, f"no samples of iterations; {'; '.join(rows)}")
         return found
 
     def _series(self, left_out: tuple[LeftOut, ...]) -> Series:

@@ -19,6 +19,9 @@ class Prior(NamedTuple):
     source: str
 
 
+NOTHING = Prior(Timing(1.0), "")  # an iteration takes time; what of it is proportional to what, nobody knows
+
+
 def of_deployment(deployment: Deployment, reached: Efficiency | None = None) -> Prior | None:
     """The estimate for what a file says was measured; None where the catalogue does not know it.
 

@@ -1,7 +1,7 @@
 """Reads what was measured of iterations and loads; `kvplan.ingest.timing.formats` has a module for each format."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.cells import plain_name, shown
 from kvplan.ingest.text_file import lines_of
-from kvplan.ingest.timing.collector import Collector, Found
+from kvplan.ingest.timing.collector import Collector, Found, NoSamplesError
 from kvplan.ingest.timing.format import (
     Document,
     DocumentFormat,
@@ -55,21 +55,26 @@ def read_groups(
     capacity_tokens: int | None = None,
     assumed_tokens: int | None = None,
     group: str | None = None,
+    may_lack: Collection[Path] = (),
 ) -> tuple[tuple[Measured, ...], ...]:
     """Samples of several files, those of one replica together, or of one group alone; see `read_samples`.
 
     The requests of a run beside a series of it rebuild the KV usage that was not recorded, and give no samples of their
-    own.
+    own. Files that `may_lack` samples tell of other things too.
 
     Raises
     ------
     UsageError
-        A file gives no samples, or none has that group.
+        Another file gives no samples, or none has that group.
     """
     grouped: dict[str, list[Found]] = {}
     for path in paths:
-        for some in _read(path, capacity_tokens, assumed_tokens):
-            grouped.setdefault(some.group, []).append(some)
+        try:
+            for some in _read(path, capacity_tokens, assumed_tokens):
+                grouped.setdefault(some.group, []).append(some)
+        except NoSamplesError:
+            if path not in may_lack:
+                raise
     found = {name: _measured(several) for name, several in grouped.items()}
     if group is None:
         return tuple(found.values())
@@ -157,7 +162,7 @@ def _parsed(
         _add_json(documents(source, number, first, (line for _, line in numbered)), collector)
     else:
         header = next(csv.reader([first]))
-        format = _table(map(plain_name, header))
+        format = table_format(map(plain_name, header))
         if tells_of_drafts(header):
             raise UsageError(f"{source}: runs with drafts come from a file of their own, and not by a pipe")
         filled = ((number, line) for number, line in numbered if line.strip())
@@ -167,7 +172,7 @@ def _parsed(
             _add_log(chain([(number, first)], filled), collector)
     if found := collector.found():
         return found
-    raise ProfileError(
+    raise NoSamplesError(
         source,
         "no samples of iterations: neither lines of vLLM's or SGLang's log, nor the result of a benchmark, nor a table "
         "with kv_tokens and iteration_ms, with concurrency, tpot_ms, input_tokens and output_tokens, or with "
@@ -182,8 +187,8 @@ def tells_of_drafts(header: Iterable[str]) -> bool:
     return all(columns & set(names) for names in (DRAFTS, EMITTED))
 
 
-def _table(columns: Iterable[str]) -> TableFormat | None:
-    """The format of a table with these columns, by their plain names."""
+def table_format(columns: Iterable[str]) -> TableFormat | None:
+    """The format of a table with these columns, by their plain names; None where there is none."""
     names = set(columns)
     known = (format for format in FORMATS if isinstance(format, TableFormat))
     fitting = (format for format in known if all(names & set(column) for column in format.columns))
@@ -210,7 +215,7 @@ def _add_json(found: Iterable[Document | int], collector: Collector) -> None:
         if format is None:
             known = (format for format in FORMATS if isinstance(format, DocumentFormat))
             format = next((format for format in known if format.recognises(document)), None)
-            format = format or _table(map(plain_name, document.value))
+            format = format or table_format(map(plain_name, document.value))
         if format is None:
             return
         if isinstance(format, DocumentFormat):

@@ -9,7 +9,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.profile_text import Part, timing_text
 from kvplan.ingest.timing.equations import Kind, Terms
 from kvplan.ingest.timing.fit import Outlier, TimingFit
-from kvplan.ingest.timing.prior import Prior
+from kvplan.ingest.timing.prior import NOTHING, Prior
 from kvplan.ingest.timing.reading import Measured
 from kvplan.model import FloatArray, Knowledge, MeasuredRange, Origin
 from kvplan.model.provenance import Range
@@ -87,9 +87,16 @@ def _ends(values: FloatArray) -> Range:
 
 def _origin(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Origin:
     files = ", ".join(dict.fromkeys(PurePath(some.source).name for some in measured))
+    if free := _free(fit, prior):
+        return Origin(Knowledge.ESTIMATED, f"{files}; {free} is not told, and taken as 0")
     if not fit.from_prior:
         return Origin(Knowledge.MEASURED, files)
     return Origin(Knowledge.ESTIMATED, f"{files}; {_from_prior(fit, prior)}")
+
+
+def _free(fit: TimingFit, prior: Prior) -> str:
+    """What costs nothing by measurements alone: KV tokens, prompts or both."""
+    return " and ".join(d for d in ("d1", "d2") if prior is NOTHING and getattr(fit.timing, d) == 0)
 
 
 def _from_prior(fit: TimingFit, prior: Prior) -> str:
@@ -161,6 +168,8 @@ def notes(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> list[st
     found = []
     if fit.from_prior:
         found.append(f"the measurements do not determine {_from_prior(fit, prior)}")
+    if free := _free(fit, prior):
+        found.append(f"the measurements do not tell {free}, taken as 0: --model and --gpu, or a --base, tell")
     if len(fit.considered) > 1:
         found.append(_terms(fit))
     found += dict.fromkeys(f"{some.source}: {note}" for some in measured for note in some.notes)

@@ -101,11 +101,7 @@ class Columns(NamedTuple):
 
 def _usual(first: FirstLine, lines: Lines, extras: Extras) -> Iterator[Request]:
     """The requests of a table that has a column each for time, input and output under a usual name."""
-    plain = {plain_name(name): name for name in reversed(first.names)}
-    found = {
-        what: next((plain[alias] for alias in aliases if alias in plain), "")
-        for what, aliases in (("time", _TIME), ("input", _INPUT), ("output", _OUTPUT))
-    }
+    found = _columns(first)
     if missing := [what for what, name in found.items() if not name]:
         raise ProfileError(
             lines.source,
@@ -116,6 +112,20 @@ def _usual(first: FirstLine, lines: Lines, extras: Extras) -> Iterator[Request]:
     in_ms = re.search(r"(_| |\()ms\)?$", found["time"].lower())
     columns = Columns(found["time"], found["input"], found["output"], 1e-3 if in_ms else 1.0)
     return columns.requests(first, lines, extras)
+
+
+def is_usual(first: FirstLine) -> bool:
+    """Whether there is a column each for time, input and output, under a usual name."""
+    return all(_columns(first).values())
+
+
+def _columns(first: FirstLine) -> dict[str, str]:
+    """What columns are called; empty where they are missing."""
+    plain = {plain_name(name): name for name in reversed(first.names)}
+    return {
+        what: next((plain[alias] for alias in aliases if alias in plain), "")
+        for what, aliases in (("time", _TIME), ("input", _INPUT), ("output", _OUTPUT))
+    }
 
 
 USUAL = (

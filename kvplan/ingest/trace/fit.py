@@ -8,9 +8,12 @@ from kvplan.analysis.dispersion import LEAST_CV, MOST_CV, stay_s
 from kvplan.ingest.lengths import BINS, POINTS, cut, span
 from kvplan.ingest.trace.bursts import Bursts, described, split
 from kvplan.ingest.trace.traffic import Traffic
-from kvplan.model import FloatArray, IntArray, RequestClass, ServingModel
+from kvplan.model import FloatArray, IntArray, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.weights import Weights, first_tokens, stage_count
+from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.units import format_percent
+
+SLOTS = ServingModel((), Timing(1.0), Replica(MAX_MEMORY_TOKENS))  # where neither replica nor timing is known
 
 
 class Distortion(NamedTuple):

@@ -43,6 +43,11 @@ class FirstLine(NamedTuple):
         text = next((line for line in lines if line.strip()), "")
         if not text:
             raise UsageError(f"{lines.source}: empty; a trace has a row for every request")
+        return cls.of_text(text)
+
+    @classmethod
+    def of_text(cls, text: str) -> "FirstLine":
+        """A line that is there."""
         if text.lstrip().startswith("{"):
             values = json_object(text)
             return cls(text, True, list(values or ()), values)

@@ -86,7 +86,7 @@ def with_trace(profile: "Profile") -> "Profile":
     ProfileError
         The trace cannot be used, or brings a request that never fits.
     """
-    if profile.trace is None:
+    if profile.trace is None or profile.known is None:
         return profile
     place = "workload", "trace"
     try:
@@ -100,7 +100,7 @@ def with_trace(profile: "Profile") -> "Profile":
     if recorded.rate_rps is None:
         raise profile.error("all its requests arrive at one time, so that they have no rate", *place)
     arrivals = replace(profile.model.arrivals, trace=recorded)
-    return replace(profile, model=replace(profile.model, arrivals=arrivals))
+    return replace(profile, known=replace(profile.model, arrivals=arrivals))
 
 
 def _hashes(file: TraceFile, inputs: IntArray) -> tuple[list[list[int]] | None, int]:

@@ -4,63 +4,58 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from kvplan.ingest.lengths import BINS, POINTS
-from kvplan.ingest.profile_text import caching_text, classes_part, comment, composed, prefix_text, quoted
+from kvplan.ingest.profile_text import Part, caching_text, classes_text, comment, prefix_text, quoted
 from kvplan.ingest.trace.bursts import LEAST, MOST, Bursts
-from kvplan.ingest.trace.fit import Distortion, bursts, describe, moment_errors
+from kvplan.ingest.trace.fit import SLOTS, Distortion, bursts, describe, moment_errors
 from kvplan.ingest.trace.prefixes import Prefixes
 from kvplan.ingest.trace.traffic import Traffic
-from kvplan.model import Knowledge, Origin, RequestClass
-from kvplan.profile.reading import Profile
+from kvplan.model import Knowledge, Origin, RequestClass, ServingModel
 from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
 from kvplan.version import __version__
 
 _DATED_S = 1e9  # a clock that shows more than this counts from 1970
 
 
-def fitted_profile(
+def traffic_part(
     traffic: Traffic,
     classes: Sequence[RequestClass],
-    base: Profile,
+    like: ServingModel | None,
     *,
-    default_base: bool = False,
     distortion: Distortion | None = None,
     reference: str | None = None,
-) -> Profile:
-    """A profile of classes that were fitted to traffic, on the replica of `base`; it says where every part comes from.
+) -> Part:
+    """The tables of classes that were fitted to traffic, with [workload] and [prefix]; comments say where from.
 
-    `reference` is how the profile refers to the trace where arrivals have to be replayed; None: it can not.
-
-    Raises
-    ------
-    ProfileError
-        Base and classes do not go together: a request is longer than the memory.
+    Parameters
+    ----------
+    like
+        Replica and timing, by which it is told how arrivals cluster while a request is served; None: not known, and
+        arrivals are replayed.
+    reference
+        How the profile refers to the trace where arrivals have to be replayed; None: it can not.
 
     Examples
     --------
-    >>> from io import BytesIO
     >>> from kvplan.ingest.trace.fit import binned
     >>> from kvplan.ingest.trace.traffic import _example
-    >>> from kvplan.profile.reading import load_profile
-    >>> base = load_profile("llama-3.1-8b-rtx4090", stdin=BytesIO())
-    >>> profile = fitted_profile(_example(), binned(_example()), base)
-    >>> [(c.input_tokens, c.rate_rps) for c in profile.model.classes], profile.model.timing == base.model.timing
-    ([(10, 0.25), (12, 0.25), (300, 0.5)], True)
+    >>> part = traffic_part(_example(), binned(_example()), None)
+    >>> part.body.splitlines()[:2], part.origin.source
+    (['[[classes]]', 'name = "input 10"'], 'example')
     """
-    found_bursts = bursts(traffic, tuple(classes), base.model)
-    about = [*_about(traffic, classes, base, distortion), *arrivals_notes(found_bursts, reference)]
+    found_bursts = None if like is None else bursts(traffic, tuple(classes), like)
+    about = [*_about(traffic, classes, like, distortion), *arrivals_notes(found_bursts, reference)]
     unexplained = found_bursts is not None and not found_bursts.enough and reference is None
-    part = classes_part(classes, about, _origin(traffic, unexplained))
-    if found_bursts is not None and (table := workload_table(found_bursts, reference)):
-        part = part._replace(body=f"{table}\n\n{part.body}")
+    body = classes_text(classes)
+    if found_bursts is not None:
+        table = workload_table(found_bursts, reference)
+    else:
+        replayed = like is None and traffic.counts is not None and reference is not None
+        table = f"[workload]\ntrace = {quoted(reference or '')}" if replayed else ""
+    if table:
+        body = f"{table}\n\n{body}"
     if (found := traffic.prefixes) is not None and found.curve:
-        part = part._replace(body=f"{part.body}\n\n{prefix_table(found)}")
-    return composed(
-        base,
-        [part],
-        source=str(traffic.path),
-        traffic=traffic.path.name,
-        default_base=default_base,
-    )
+        body = f"{body}\n\n{prefix_table(found)}"
+    return Part("classes", tuple(about), body, _origin(traffic, unexplained))
 
 
 def arrivals_notes(found: Bursts | None, reference: str | None) -> Iterable[str]:
@@ -129,27 +124,20 @@ def prefix_table(found: Prefixes) -> str:
     ]
     if not found.complete:
         about.append("They are the first of the trace; there was no room for more.")
-    if found.hashed:
+    if not found.hashed:
         about.append(
-            "What is generated has no hashes: where a later prompt repeats it, an engine finds more."
-        )
-    else:
-        about.append(
-            "Estimated: a turn is taken to repeat all that came before it in its conversation, answers too, wherever "
-            "its prompt is long enough."
+            "Estimated: a turn is taken to repeat all that came before it, wherever its prompt is long enough."
         )
     instead = caching_text(found.shared, found.reuse)
     if instead:
         about.append(
-            "The curve stands for all that requests share and ask for again, and tells what other cache sizes find. To "
-            "tell what other iteration times do, plan with gaps between turns: in place of this table, put into each "
-            "class (of what is shared what fits into its input; gaps are between arrivals, since the trace has no "
-            "completions):"
+            "To tell what other iteration times do, put into each class, in place of this table (of what is shared "
+            "what fits into its input; gaps are between arrivals):"
         )
     return "\n".join([comment(about), *(f"#   {line}" for line in instead), prefix_text(found.curve)])
 
 
-def hit_note(found: Prefixes, memory_tokens: int) -> str:
+def hit_note(found: Prefixes, memory_tokens: int | None) -> str:
     """What a prefix cache makes of a trace, in a sentence.
 
     Examples
@@ -159,10 +147,13 @@ def hit_note(found: Prefixes, memory_tokens: int) -> str:
     """
     if not found.curve:
         return "no prompt begins as an earlier one did: a prefix cache finds nothing"
+    size = format_tokens(found.curve[-1][0])
+    reusable = format_percent(found.reusable)
+    if memory_tokens is None:
+        return f"a prefix cache finds {reusable} of the prompt tokens in memory that is large enough ({size})"
     return (
         f"a prefix cache finds {format_percent(found.found_by(memory_tokens))} of the prompt tokens in "
-        f"{format_tokens(memory_tokens)} tokens of memory, {format_percent(found.reusable)} in any that is large "
-        f"enough ({format_tokens(found.curve[-1][0])})"
+        f"{format_tokens(memory_tokens)} tokens of memory, {reusable} in any that is large enough ({size})"
     )
 
 
@@ -186,7 +177,7 @@ def _begin(traffic: Traffic) -> datetime | None:
 def _about(
     traffic: Traffic,
     classes: Sequence[RequestClass],
-    base: Profile,
+    like: ServingModel | None,
     distortion: Distortion | None,
 ) -> Iterable[str]:
     yield (
@@ -199,14 +190,12 @@ def _about(
         f"Lengths: {format_tokens(traffic.mean_input)} tokens in, {format_tokens(traffic.mean_decode)} out, "
         "on average."
     )
-    if burstiness := _burstiness(traffic):
-        yield burstiness
     if traffic.prefixes is not None:
-        yield f"Prefixes: {hit_note(traffic.prefixes, base.model.replica.memory_tokens)}."
+        yield f"Prefixes: {hit_note(traffic.prefixes, None if like is None else like.replica.memory_tokens)}."
     for note in traffic.notes:
         yield f"Note: {note}."
     if distortion is None:
-        footprint, variance = moment_errors(traffic, tuple(classes), base.model)
+        footprint, variance = moment_errors(traffic, tuple(classes), like or SLOTS)
         ranges = f"{len(classes)} ranges" if len(classes) > 1 else "one range"
         yield (
             f"Each class: the mean of a range of input lengths ({ranges}, at most {BINS}), and the decode lengths "
@@ -226,21 +215,10 @@ def _error(relative: float) -> str:
 
 def _when(traffic: Traffic) -> str:
     assert traffic.span_s is not None
-    rate = f"{format_tokens(traffic.span_s)} s, {format_rate(traffic.rate_rps)}"
-    if traffic.span_s < 1000:
-        rate = f"{format_number(traffic.span_s)} s, {format_rate(traffic.rate_rps)}"
+    span = format_number(traffic.span_s) if traffic.span_s < 1000 else format_tokens(traffic.span_s)
+    rate = f"{span} s, {format_rate(traffic.rate_rps)}"
     begin = _begin(traffic)
     if begin is None:
         return f"Time: {rate}."
     end = begin + timedelta(seconds=traffic.span_s)
     return f"Time: {begin:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} UTC, {rate}."
-
-
-def _burstiness(traffic: Traffic) -> str | None:
-    found = []
-    if traffic.gap_cv is not None:
-        found.append(f"coefficient of variation of the gaps {format_number(traffic.gap_cv, 3)}")
-    if traffic.dispersion is not None and traffic.dispersion_window_s is not None:
-        window = format_number(traffic.dispersion_window_s)
-        found.append(f"variance over mean of the counts in {window} s {format_number(traffic.dispersion, 3)}")
-    return f"Arrivals: {', '.join(found)} (1 for Poisson arrivals)." if found else None

@@ -20,8 +20,6 @@ from kvplan.units import format_percent
 
 _MAX_PAIRS = 1 << 20
 _MAX_SECONDS = 1 << 20
-_REORDERED = 1 << 16  # arrivals sorted at a time
-_WINDOW_S = 60
 _OUTPUT_BITS = 20
 
 
@@ -42,9 +40,8 @@ class Traffic:
     rate_rps
         Requests per second over the span.
     gap_cv
-        Coefficient of variation of the times between arrivals; 1 for Poisson arrivals.
-    dispersion, dispersion_window_s
-        Variance over mean of the arrivals in windows of so many seconds; 1 for Poisson arrivals. None: too short.
+        Coefficient of variation of the times between arrivals, as a description says. None: it does not, or the
+        requests are listed.
     counts : ndarray, shape (n_cells,)
         Arrivals in each `cell_s` seconds from the first on; expected ones of a description. None: no arrival times.
     prefixes
@@ -64,8 +61,6 @@ class Traffic:
     span_s: float | None
     rate_rps: float
     gap_cv: float | None
-    dispersion: float | None
-    dispersion_window_s: float | None
     prefixes: Prefixes | None
     notes: tuple[str, ...]
     counts: FloatArray | None = None
@@ -125,7 +120,6 @@ def measure(path: Path) -> Traffic:
         what = "1 request" if served == 1 else f"{served:,} requests, all at one time"
         raise UsageError(f"{path}: {what}; a rate needs arrivals at two times at least")
     prefixes = prefixes_of(extras.identities)
-    dispersion, window = arrivals.dispersion() if timed else (None, None)
     counts, cell_s = arrivals.counts() if timed else (None, 1.0)
     return Traffic(
         path=path,
@@ -138,9 +132,7 @@ def measure(path: Path) -> Traffic:
         start_s=arrivals.first if timed else None,
         span_s=span,
         rate_rps=(served - 1 if timed else served) / span,
-        gap_cv=arrivals.gap_cv() if timed else None,
-        dispersion=dispersion,
-        dispersion_window_s=window,
+        gap_cv=None,
         prefixes=prefixes,
         notes=tuple(_notes(trace, rows, served, arrivals, pairs, prefixes)),
         counts=counts,
@@ -163,8 +155,6 @@ def _notes(
         yield "the file ends within its last row, which is left out"
     if arrivals.unsorted:
         yield f"{arrivals.unsorted:,} arrivals are earlier than one before them in the file; put in order"
-    if arrivals.late:
-        yield f"{arrivals.late:,} of these are too far off to be put in order, and count as gaps of 0 s"
     if trace.extras.duration_s is not None:
         yield "no arrival times: the rate is that of completions, which can be below what was offered"
     if prefixes is None and trace.extras.identities.hashes:
@@ -194,8 +184,6 @@ def _of_description(path: Path, format: str, described: Description) -> Traffic:
         span_s=described.span_s,
         rate_rps=float(count.sum()) / described.span_s,
         gap_cv=described.gap_cv,
-        dispersion=None,
-        dispersion_window_s=None,
         prefixes=None,
         notes=(*described.notes, *pairs.notes()),
         counts=described.rates_rps * (described.span_s / described.windows),
@@ -273,14 +261,8 @@ class _Arrivals:
     def __init__(self) -> None:
         self.first = math.inf
         self.unsorted = 0
-        self.late = 0
         self._last = -math.inf  # the latest seen
-        self._done = -math.inf  # the latest of which the gap before it is counted
         self._origin: float | None = None
-        self._gaps = 0
-        self._square = 0.0
-        self._waiting: list[FloatArray] = []
-        self._size = 0
         self._width_s = 1
         self._seconds = _Tally(_MAX_SECONDS, self._double)
 
@@ -298,32 +280,9 @@ class _Arrivals:
         if self._origin is None:
             self._origin = float(times[0])
         self._seconds.add(np.floor((times - self._origin) / self._width_s).astype(np.int64))
-        self._waiting.append(times)
-        self._size += times.size
-        if self._size > _REORDERED:
-            self._count(_REORDERED // 2)
 
     def finish(self) -> None:
-        self._count(0)
         self._seconds.merge()
-
-    def gap_cv(self) -> float | None:
-        if self._gaps < 2:
-            return None
-        mean = self.span / self._gaps
-        return math.sqrt(max(self._square / self._gaps / mean**2 - 1, 0.0))
-
-    def dispersion(self) -> tuple[float | None, float | None]:
-        """In windows of a minute, or of a tenth of the span if that is shorter."""
-        wide = max(int(min(_WINDOW_S, self.span / 10)) // self._width_s, 1)
-        window = wide * self._width_s
-        windows = int(self.span // window)
-        if windows < 10:
-            return None, None
-        place = (self._seconds.keys - self._seconds.keys[0]) // wide
-        inside = place < windows
-        counts = np.bincount(place[inside], self._seconds.counts[inside], windows)
-        return float(counts.var() / counts.mean()), float(window)
 
     def counts(self) -> tuple[FloatArray, float]:
         """Arrivals in cells of time, and how long these are, seconds; a last one that is not whole is left out."""
@@ -336,21 +295,6 @@ class _Arrivals:
         counts = np.bincount(place[inside], self._seconds.counts[inside], cells)
         return counts.astype(np.float64), float(self._width_s * wide)
 
-    def _count(self, keep: int) -> None:
-        """Add the gaps of all but the `keep` latest arrivals."""
-        if not self._size:
-            return
-        times = np.sort(np.concatenate(self._waiting))
-        self._waiting, self._size = [times[times.size - keep :]], keep
-        times = times[: times.size - keep]
-        if self._done > -math.inf:
-            self.late += int((times < self._done).sum())
-            times = np.concatenate([[self._done], np.maximum(times, self._done)])
-        gaps = np.diff(times)
-        self._gaps += gaps.size
-        self._square += float(gaps @ gaps)
-        self._done = float(times[-1])
-
     def _double(self, keys: IntArray) -> IntArray:
         self._width_s *= 2
         return keys >> 1
@@ -359,6 +303,4 @@ class _Arrivals:
 def _example() -> Traffic:
     """Four requests, for examples in docstrings."""
     inputs, decode, count = np.array([10, 12, 300]), np.array([20, 40, 5]), np.array([1.0, 1.0, 2.0])
-    return Traffic(
-        Path("example"), "CSV", "", 4, inputs, decode, count, 0.0, 3.0, 1.0, None, None, None, None, ()
-    )
+    return Traffic(Path("example"), "CSV", "", 4, inputs, decode, count, 0.0, 3.0, 1.0, None, None, ())

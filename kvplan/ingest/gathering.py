@@ -1,0 +1,456 @@
+"""One profile of all that files tell of a service, each part from the best source.
+
+A part is measured, else of a profile among the files, else estimated from a model and a GPU, else the base's; else it
+is absent.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import tomli
+
+from kvplan.engine import EngineName
+from kvplan.errors import UsageError
+from kvplan.ingest.drafts import drafts_part as observed_part
+from kvplan.ingest.log import vllm
+from kvplan.ingest.log.engine_log import EngineLimits, NoCapacityError, read_engine_log
+from kvplan.ingest.log.text import log_part
+from kvplan.ingest.metrics.server import ServerMetrics, read_metrics
+from kvplan.ingest.metrics.text import metrics_parts
+from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
+from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus, vllm_limits
+from kvplan.ingest.model.roofline import Roofline, roofline
+from kvplan.ingest.model.shape import ModelShape
+from kvplan.ingest.model.text import estimate_part, roofline_part
+from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, composed, replica_part, table_text
+from kvplan.ingest.recognition import FileKind, carries_times
+from kvplan.ingest.text_file import lines_of
+from kvplan.ingest.timing import prior as priors
+from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, mean_error, read_drafts
+from kvplan.ingest.timing.fit import fit_measured
+from kvplan.ingest.timing.reading import Measured, listed, read_groups
+from kvplan.ingest.timing.samples import Samples
+from kvplan.ingest.timing.text import accuracy, notes, timing_part
+from kvplan.ingest.trace import fit as trace_fit
+from kvplan.ingest.trace.text import hit_note, traffic_part
+from kvplan.ingest.trace.traffic import measure
+from kvplan.model import Knowledge, Origin, Replica, Timing
+from kvplan.profile import schema
+from kvplan.profile.reading import Profile, parse_profile
+from kvplan.simulation.experiments.runner import Announce, Progress
+from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
+
+_ENGINES = {"vLLM": EngineName.VLLM, "SGLang": EngineName.SGLANG, "TensorRT-LLM": EngineName.TRTLLM}
+_POOLED = (FileKind.LOG, FileKind.TIMING)
+
+Files = Mapping[FileKind, Sequence[Path]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is said beside the files, as the options of `kvplan import`.
+
+    `reference` is how the profile refers to the requests where they are to be replayed; None: it can not.
+    """
+
+    model: str | None = None
+    gpu: str | None = None
+    engine: EngineName | None = None
+    capacity: int | None = None
+    tensor_parallel: int | None = None
+    weights: str | None = None
+    kv_dtype: str = "auto"
+    utilization: float = 0.9
+    group: str | None = None
+    since: Path | None = None
+    interval_s: float | None = None
+    classes: int | None = None
+    reference: str | None = None
+    name: str | None = None
+    progress: Progress | None = None
+    announce: Announce | None = None
+
+
+class Given(NamedTuple):
+    """A table of the profile, and what it is from."""
+
+    source: str
+    kind: str
+    table: str
+    figures: str
+
+
+class Finding(NamedTuple):
+    """A table that was found, if one was, and what there is to say of it."""
+
+    part: Part | None = None
+    given: Given | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Gathered(NamedTuple):
+    """A profile, what gave what, and what there is to say of it."""
+
+    profile: Profile
+    given: tuple[Given, ...]
+    notes: tuple[str, ...]
+
+
+def gather(files: Files, asked: Asked, base: Profile | None = None) -> Gathered:
+    """Put together one profile.
+
+    Raises
+    ------
+    UsageError
+        A file cannot be read or used, several of a kind cannot be pooled, or nothing was found.
+    ProfileError
+        The parts do not go together.
+    """
+    for kind, several in files.items():
+        if len(several) > 1 and kind not in _POOLED:
+            raise UsageError(f"{several[1]}: a second file of kind {kind}, beside {several[0]}; give one")
+    own = next(map(_profile, files.get(FileKind.PROFILE, ())), None)
+    if own is not None and base is not None:
+        raise UsageError(f"{own.source}: a profile beside --base; give one of them")
+    return _Gathering(files, asked, own or base, () if own is None else tuple(own.tables)).gathered
+
+
+def _profile(path: Path) -> Profile:
+    with lines_of(path) as lines:
+        text = lines.rest()
+    return parse_profile(text.encode(), str(path), path.parent)
+
+
+class _Estimate(NamedTuple):
+    """Of a model on GPUs; without `memory` where it does not fit, though it ran."""
+
+    shape: ModelShape
+    gpu: Gpu
+    tensor_parallel: int
+    speed: Roofline
+    memory: ReplicaEstimate | None
+
+    @property
+    def name(self) -> str:
+        several = f"{self.tensor_parallel} x " if self.tensor_parallel > 1 else ""
+        return f"{self.shape.name} on {several}{self.gpu.name}"
+
+
+@dataclass(frozen=True)
+class _Gathering:
+    """What is there to find tables in; those `settled` are not estimated, for `kept` is the service's own profile."""
+
+    files: Files
+    asked: Asked
+    kept: Profile | None
+    settled: tuple[str, ...]
+
+    @property
+    def gathered(self) -> Gathered:
+        found = [self.replica, self.timing, self._drafts, self._engine]
+        parts = [one.part for one in found if one.part is not None]
+        if self.files.get(FileKind.LOG) and self.limits is None and self.timing.part is None:
+            read_engine_log(self.files[FileKind.LOG][0])  # which says what was looked for
+        found.append(self._traffic(parts))
+        given = [one.given for one in found if one.given is not None]
+        parts = [one.part for one in found if one.part is not None]
+        if self.kept is not None:
+            gone = {*(part.table for part in parts), "schema", "name", "provenance"}
+            gone |= set(TRAFFIC_TABLES) if "classes" in gone else set()
+            rest = ", ".join(f"[{name}]" for name in self.tables if name not in gone)
+            given.append(Given(self.kept.source, "profile", "", f"kept: {rest}"))
+        names = {one.table: one.source for one in given if one.kind != "option"}
+        replica = names.get("gpu") or (names.get("timing") if self.kept is None else None)
+        if replica is not None and not (self.estimate and replica == self.estimate.name):
+            replica = f"replica of {replica}"
+        profile = composed(
+            self.kept,
+            parts,
+            source=str(next((path for several in self.files.values() for path in several), "--model")),
+            replica=replica,
+            traffic=names.get("classes"),
+            name=self.asked.name,
+        )
+        said = tuple(dict.fromkeys(note for one in found for note in one.notes))
+        return Gathered(profile, tuple(given), said)
+
+    @property
+    def tables(self) -> Mapping[str, Any]:
+        return {} if self.kept is None else self.kept.tables
+
+    # ------------------------------------------------------------------------------------------ replica
+
+    @cached_property
+    def limits(self) -> EngineLimits | None:
+        """What logs state; with layers of several kinds as the model or the base has them."""
+        estimate = self.estimate
+        like = _replica(self.tables)
+        if estimate is not None and estimate.memory is not None and estimate.memory.is_mixed:
+            part = estimate_part(estimate.memory, estimate.shape, estimate.gpu, None, limits={})
+            like = _replica(tomli.loads(part.body))
+        return self._stated(like)
+
+    def _stated(self, like: Replica | None) -> EngineLimits | None:
+        """The least capacity of several logs, which must be alike otherwise."""
+        found = []
+        for log in self.files.get(FileKind.LOG, ()):
+            try:
+                found.append(read_engine_log(log, like))
+            except NoCapacityError:  # it may have statistics
+                continue
+        if len({(one.engine, one.gpus, one.max_num_seqs, one.max_num_batched_tokens) for one in found}) > 1:
+            names = ", ".join(one.source for one in found)
+            raise UsageError(f"{names}: logs of engines with different limits; a profile is of one replica")
+        return min(found, key=lambda one: one.memory_tokens, default=None)
+
+    @cached_property
+    def metrics(self) -> ServerMetrics | None:
+        asked = self.asked
+        for path in self.files.get(FileKind.METRICS, ()):
+            model = None if self.files.get(FileKind.TIMING) else asked.group
+            return read_metrics(path, asked.since, interval_s=asked.interval_s, model=model)
+        if asked.since is not None or asked.interval_s is not None:
+            raise UsageError("--since and --interval go with an answer of /metrics")
+        return None
+
+    @cached_property
+    def estimate(self) -> _Estimate | None:
+        asked, logs = self.asked, self.files.get(FileKind.LOG)
+        model: str | Path | None = next(iter(self.files.get(FileKind.MODEL, ())), asked.model)
+        if model is None:
+            if (asked.gpu and not logs) or asked.weights or asked.kv_dtype != "auto":
+                message = (
+                    "--gpu, --weights and --kv-dtype say how a model runs: --model M, or its config.json"
+                )
+                raise UsageError(message)
+            return None
+        if asked.model not in (None, model):
+            raise UsageError(f"{model}: a model beside --model {asked.model}; give one of them")
+        if asked.gpu is None:
+            raise UsageError(
+                f"--gpu is missing: which GPU? Known are {', '.join(one.name for one in gpus())}"
+            )
+        shape, gpu = read_model(model), find_gpu(asked.gpu)
+        stated = self._stated(None) if logs and asked.tensor_parallel is None else None
+        tensor_parallel = asked.tensor_parallel or (stated.gpus if stated else None) or 1
+        how = {"tensor_parallel": tensor_parallel, "kv_dtype": asked.kv_dtype, "weight_dtype": asked.weights}
+        memory: ReplicaEstimate | None = None
+        try:
+            memory = estimate_replica(shape, gpu, utilization=asked.utilization, **how)  # type: ignore[arg-type]
+        except UsageError:
+            if not logs:
+                raise
+        return _Estimate(shape, gpu, tensor_parallel, roofline(shape, gpu, **how), memory)  # type: ignore[arg-type]
+
+    @cached_property
+    def replica(self) -> Finding:
+        """The table [gpu]: logged, exported, stated or estimated."""
+        asked, kept, limits, metrics, estimate = (
+            self.asked,
+            self.kept,
+            self.limits,
+            self.metrics,
+            self.estimate,
+        )
+        engine = asked.engine or _ENGINES.get(limits.engine if limits else "", EngineName.VLLM)
+        own = vllm_limits(find_gpu(asked.gpu)) if asked.gpu and engine is EngineName.VLLM else {}
+        said: tuple[str, ...] = ()
+        if limits is not None:
+            blocks = {"block_tokens": vllm.BLOCK_TOKENS} if engine is EngineName.VLLM else {}
+            part, said = log_part(limits, kept, blocks | own), limits.notes
+            source, kind = PurePath(limits.source).name, f"{limits.engine}'s log"
+        elif metrics is not None and metrics.memory_tokens is not None:
+            part, said = metrics_parts(metrics, kept)[0], metrics.notes
+            source, kind = PurePath(metrics.source).name, f"{metrics.engine}'s metrics"
+        elif asked.capacity is not None:
+            source, kind, origin = "--capacity", "option", Origin(Knowledge.STATED, "--capacity")
+            part = replica_part(
+                kept, {"memory_tokens": asked.capacity}, ["memory_tokens: by --capacity."], origin
+            )
+        elif estimate is not None and estimate.memory is not None and "gpu" not in self.settled:
+            part = estimate_part(estimate.memory, estimate.shape, estimate.gpu, kept, limits=own)
+            source, kind, said = estimate.name, "estimate", estimate.memory.notes
+        else:
+            return Finding()
+        table = tomli.loads(part.body)["gpu"]
+        if asked.tensor_parallel not in (None, 1) and "gpus" not in table:
+            table["gpus"] = asked.tensor_parallel
+            part = part._replace(body=table_text("gpu", table))
+        if absent := [key for key in ("max_num_seqs", "max_num_batched_tokens") if key not in table]:
+            said += (
+                f"{' and '.join(absent)}: not known, and so no limit; write them into [gpu], or give --gpu",
+            )
+        figures = [f"{key} {format_tokens(value)}" for key, value in table.items() if type(value) is int]
+        return Finding(part, Given(source, kind, "gpu", ", ".join(figures)), said)
+
+    # ------------------------------------------------------------------------------------------- timing
+
+    @cached_property
+    def timing(self) -> Finding:
+        """The table [timing]: fitted, to iterations before loads, or estimated."""
+        found, estimate = self._measured, self.estimate
+        if found.part is not None or estimate is None or "timing" in self.settled:
+            return found
+        part = roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.tensor_parallel)
+        low, high = map(format_number, estimate.speed.band)
+        figures = f"{_constants(estimate.speed.timing)}; {low} to {high} times that"
+        said = (*found.notes, *estimate.shape.notes, *estimate.speed.notes)
+        return Finding(part, Given(estimate.name, "estimate", "timing", figures), said)
+
+    @property
+    def _measured(self) -> Finding:
+        results, logs = self.files.get(FileKind.TIMING, ()), self.files.get(FileKind.LOG, ())
+        timed = [path for path in self.files.get(FileKind.REQUESTS, ()) if carries_times(path)]
+        if not (paths := [*results, *logs, *timed]):
+            return Finding()
+        known = (
+            self._fitted_on if self.replica.given is None or self.replica.given.kind != "estimate" else None
+        )
+        groups = read_groups(
+            paths,
+            capacity_tokens=self.asked.capacity,
+            assumed_tokens=None if known is None else known.memory_tokens,
+            group=None if FileKind.METRICS in self.files and not results else self.asked.group,
+            may_lack=[*logs, *timed],
+        )
+        refusals: list[UsageError] = []
+        for measured in _candidates(groups, paths[0]):
+            try:
+                found = self._fitted(measured)
+            except UsageError as error:
+                refusals.append(error)
+                continue
+            used = {some.source for some in measured}
+            idle = ", ".join(path.name for path in results if str(path) not in used)
+            return found._replace(
+                notes=(*found.notes, *([f"{idle}: not used beside iterations"] if idle else ()))
+            )
+        if results and refusals:
+            raise refusals[0]
+        return Finding(notes=tuple(f"no timing: {error}" for error in refusals))
+
+    @property
+    def _fitted_on(self) -> Replica | None:
+        return _replica(self.tables if self.replica.part is None else tomli.loads(self.replica.part.body))
+
+    def _fitted(self, measured: Sequence[Measured]) -> Finding:
+        prior = priors.of_measured(measured) or priors.NOTHING
+        if self.estimate is not None:
+            prior = priors.Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.name}")
+        elif self.kept is not None and "timing" in self.tables:
+            table = schema.check({"schema": 1, "name": "law", "timing": self.tables["timing"]}).timing
+            law = Timing(**{name: getattr(table, name) for name in Timing.__slots__})
+            prior = priors.Prior(law, self.kept.source)
+        fit = fit_measured(
+            measured,
+            prior.timing,
+            believed=prior is not priors.NOTHING,
+            replica=self._fitted_on,
+            capacity_tokens=self.asked.capacity,
+            progress=self.asked.progress,
+            announce=self.asked.announce,
+        )
+        part = timing_part(fit, measured, prior)
+        said = [accuracy(fit), *notes(fit, measured, prior)]
+        if "speculative" in self.tables:
+            said.append("what is measured is taken to be without the drafts of the base")
+        sources = list(dict.fromkeys(some.source for some in measured))
+        for source in sources:  # a note of several files is one
+            said = list(dict.fromkeys(note.removeprefix(f"{source}: ") for note in said))
+        name = PurePath(sources[0]).name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
+        kinds = ", ".join(dict.fromkeys(some.format for some in measured))
+        return Finding(part, Given(name, kinds, "timing", _constants(fit.timing)), tuple(said))
+
+    # ------------------------------------------------------------------------- drafts, engine, traffic
+
+    @property
+    def _drafts(self) -> Finding:
+        """The table [speculative]: fitted to runs, or with what an engine counted."""
+        for path in self.files.get(FileKind.DRAFTS, ()):
+            runs = read_drafts(path, self.asked.group)
+            if runs is None:
+                raise UsageError(f"{path}: runs with drafts come from a file, and not by a pipe")
+            fit = fit_drafts(runs)
+            part = drafts_part(fit, lookahead=self.tables.get("speculative", {}).get("lookahead", True))
+            errors = (
+                format_percent(mean_error(fit, foretold)) for foretold in (fit.fitted_s, fit.held_out_s)
+            )
+            said = f"Mean error of the time between tokens {', of runs not fitted to '.join(errors)}"
+            figures = f"{fit.drafts.tokens} tokens, {format_seconds(fit.drafts.draft_s)} a draft"
+            given = Given(path.name, "drafts", "speculative", figures)
+            return Finding(part, given, (said, *part.about[1:]))
+        for one in (self.limits, self.metrics):
+            if one is None or one.drafts is None:
+                continue
+            source = PurePath(one.source).name
+            if (written := observed_part(one.drafts, self.kept, source)) is not None:
+                return Finding(written, Given(source, "counters", "speculative", "tokens, accepted"))
+            return Finding(
+                notes=("accepted drafts go into a --base with [speculative], which has their cost",)
+            )
+        return Finding()
+
+    @property
+    def _engine(self) -> Finding:
+        """The table [engine], where it is another than the base's."""
+        engine = self.asked.engine or (self.limits and _ENGINES.get(self.limits.engine))
+        if engine is None or engine == self.tables.get("engine", {}).get("name", EngineName.VLLM):
+            return Finding()
+        about = ("name: by --engine." if self.asked.engine else "name: whose log was read.",)
+        body = table_text("engine", {"name": str(engine)})
+        return Finding(Part("engine", about, body, Origin(Knowledge.STATED)))
+
+    def _traffic(self, parts: Sequence[Part]) -> Finding:
+        """The tables of classes: of requests, else of a server's histograms."""
+        for path in self.files.get(FileKind.REQUESTS, ()):
+            traffic, few = measure(path), self.asked.classes
+            classes = trace_fit.binned(traffic) if few is None else trace_fit.compact(traffic, few)
+            provisional = [*parts, classes_part(classes, (), Origin(Knowledge.MEASURED))]
+            like = composed(self.kept, provisional, source=str(path), name="so far").known
+            change = None if few is None else trace_fit.distortion(traffic, classes, like or trace_fit.SLOTS)
+            part = traffic_part(traffic, classes, like, distortion=change, reference=self.asked.reference)
+            said = list(traffic.notes)
+            if traffic.prefixes is not None:
+                said.append(hit_note(traffic.prefixes, None if like is None else like.replica.memory_tokens))
+            if change is not None:
+                said.append(trace_fit.describe(change))
+            if like is None and traffic.counts is not None:
+                said.append(
+                    "how arrivals cluster is told once [gpu] and [timing] are known; they are replayed"
+                )
+            lengths = (
+                f"{format_tokens(traffic.mean_input)} tokens in, {format_tokens(traffic.mean_decode)} out"
+            )
+            figures = f"{format_tokens(traffic.rows)} requests, {format_rate(traffic.rate_rps)}, {lengths}"
+            return Finding(part, Given(path.name, traffic.format, "classes", figures), tuple(said))
+        metrics = self.metrics
+        if metrics is None or not metrics.classes:
+            return Finding()
+        figures = f"{format_tokens(metrics.requests)} requests, {format_rate(metrics.rate_rps)}"
+        given = Given(PurePath(metrics.source).name, f"{metrics.engine}'s metrics", "classes", figures)
+        return Finding(metrics_parts(metrics, self.kept)[-1], given, metrics.notes)
+
+
+def _replica(tables: Mapping[str, Any]) -> Replica | None:
+    """The replica of tables that have it."""
+    return schema.Gpu.model_validate(tables["gpu"]).replica if "gpu" in tables else None
+
+
+def _constants(timing: Timing) -> str:
+    names = [name for name in ("d0", "d1", "d2", "d3", "d4", "d5") if getattr(timing, name) > 0]
+    return ", ".join(f"{name} {format_seconds(getattr(timing, name))}" for name in names)
+
+
+def _candidates(groups: Iterable[Sequence[Measured]], path: Path) -> list[Sequence[Measured]]:
+    """What can be fitted to, the best first: iterations and loads that name no replica, then those that name one."""
+    named = {some[0].group: some for some in groups if some}
+    unnamed = named.pop("", ())
+    if len(named) > 1 and not unnamed:
+        raise UsageError(f"{path}: {len(named)} replicas; choose one with --group: {listed(named)}")
+    samples = [some for some in unnamed if isinstance(some, Samples)]
+    sweeps = [some for some in unnamed if not isinstance(some, Samples)]
+    return [some for some in (samples, sweeps, *(named.values() if len(named) == 1 else ())) if some]
