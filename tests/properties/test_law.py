@@ -285,7 +285,7 @@ def test_simulated_iterations_last_as_long_as_the_equilibrium_says(share: float)
     assert found.requests_in_flight is not None
     assert found.requests_in_flight > 5
     requests = {0.3: 8_000, 0.6: 40_000, 0.9: 600_000}[share]  # swings are longer near the limit
-    run = simulate(replace(bent, model=offered), "vllm", horizon_s=requests / offered.total_rate_rps).results[
+    run = simulate(replace(bent, known=offered), "vllm", horizon_s=requests / offered.total_rate_rps).results[
         0
     ]
     interval = run.ci95["iteration_time_s"]
