@@ -1,5 +1,6 @@
 """What differs between two reports, for people and programs."""
 
+import json
 from collections.abc import Sequence
 
 from kvplan.decide.diff import Change, Comparison, Leaf, Row, Side, folded
@@ -8,7 +9,7 @@ from kvplan.layout.elements import Block, Column, Paragraph, Section, Table, num
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds
 
 _MAX_ROWS = 40
-_MAX_TEXT = 20
+_MAX_TEXT, _MAX_LIST = 20, 28  # characters
 
 
 def build(found: Comparison) -> Section:
@@ -58,7 +59,9 @@ def _shown(value: Leaf, change: Change, digits: int) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return f"{len(value)} entries"
+        [only] = value if len(value) == 1 else [value]
+        text = json.dumps(only).replace('"', "")
+        return text if len(text) <= _MAX_LIST else f"{len(value)} entries"
     if isinstance(value, str):
         printable = "".join(c if c.isprintable() else "\ufffd" for c in value)
         return printable if len(printable) <= _MAX_TEXT else printable[: _MAX_TEXT - 1] + "…"
