@@ -4,6 +4,7 @@ import csv
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ LOOKED_FOR: Mapping[FileKind, str] = {
     FileKind.MODEL: "a config.json of Hugging Face",
     FileKind.PROFILE: "a profile of kvplan",
 }
+_MOST_LINES = 100_000  # that are read of a log until it says what it is
 _BEGINNING = 1 << 16  # characters
-_PROFILE = re.compile(r"\s*(?:#[^\n]*\s+)*(?:schema\s*=\s*\d|name\s*=\s*[\"'][^\n]*\s+schema\s*=)")
+_SCHEMA, _NAME = re.compile(r"schema\s*=\s*\d"), re.compile(r"name\s*=\s*[\"']")
 _METRICS = re.compile(r"^(# (HELP|TYPE) |(vllm|sglang)[:_]\w+(\{| ))", re.MULTILINE)
 _STATISTICS = ("Avg prompt throughput", "Iteration(", "Decode batch", "Prefill batch")  # lines of logs
 _CAPACITIES = tuple(kind.form for log in LOGS for kind in log.capacities)
@@ -94,7 +96,7 @@ def _kinds(path: Path) -> Iterator[FileKind]:
     if any(f.recognises(start) for f in TRACE_FORMATS if isinstance(f, DescriptionFormat)):
         yield FileKind.REQUESTS
         return
-    if _PROFILE.match(start):  # its comments quote what it was made of
+    if _begins_as_a_profile(start):
         yield FileKind.PROFILE
         return
     if _METRICS.search(start):
@@ -105,8 +107,15 @@ def _kinds(path: Path) -> Iterator[FileKind]:
             yield from _of_json(first, lines)
         else:
             yield from _of_table(first, lines)
-            if _is_of_a_log(first) or any(map(_is_of_a_log, lines)):
+            if _is_of_a_log(first) or any(map(_is_of_a_log, islice(lines, _MOST_LINES))):
                 yield FileKind.LOG
+
+
+def _begins_as_a_profile(start: str) -> bool:
+    """Whether `schema` or `name` and `schema` come first, below comments, which quote what it was made of."""
+    lines = (line.strip() for line in start.splitlines())
+    first, second, *_ = *islice((line for line in lines if line and line[0] != "#"), 2), "", ""
+    return bool(_SCHEMA.match(first) or (_NAME.match(first) and _SCHEMA.match(second)))
 
 
 def _of_json(first: str, lines: Lines) -> Iterator[FileKind]:

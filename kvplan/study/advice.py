@@ -223,10 +223,12 @@ def _best(replica: _Variant, name: str, values: list[float], weights: Means) -> 
     """The value that serves most from a flood, all with the same requests."""
     if len(values) == 1:
         return Setting(name, values[0])
-    runs: dict[float, _Flood] = {}
+    runs: dict[float, _Flood] = {}  # of those that may go on: each takes megabytes
     rates: dict[float, float] = {}
 
     def measure(some: list[float], level: int) -> None:
+        for value in [value for value in runs if value not in some]:
+            del runs[value]
         for value in some:
             if value not in runs:
                 runs[value] = _Flood(_with(*replica, (Setting(name, value),)), _SEED, _SEARCH)
@@ -241,7 +243,7 @@ def _best(replica: _Variant, name: str, values: list[float], weights: Means) -> 
     known = {value: rates[value] for value in left}
     for _ in range(_HALVINGS):
         best = max(known, key=lambda value: known[value])
-        near = _between(sorted({0.0, *runs}), best, whole=name in SEATS)
+        near = _between(sorted({0.0, *rates}), best, whole=name in SEATS)
         measure(near, _SHORT)
         known |= {value: rates[value] for value in near}
     return Setting(name, max(known, key=lambda value: known[value]))

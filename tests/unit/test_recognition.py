@@ -125,3 +125,11 @@ def written(folder: Path) -> list[Path]:
             kind_of(path)
             found.append(path)
     return found
+
+
+def test_a_line_of_comment_signs_is_no_riddle(tmp_path: Path) -> None:
+    """Read in time in proportion to its length, whatever stands in it."""
+    path = tmp_path / "file"
+    path.write_text("# a" * 20_000 + "\n")
+    with pytest.raises(UsageError, match="not recognized"):
+        kind_of(path)
