@@ -262,12 +262,13 @@ def _demand(
 ) -> "Demand | None":
     """What was asked for; None where a profile has to say it."""
     from kvplan.planning.demand import Demand, parse_length
+    from kvplan.ranges import LEAST_RATE, MAX_TOKENS, MOST_RATE
     from kvplan.units import parse_time
 
     if rate is not None and users is not None:
         raise UsageError("--rate and --users: one of them says how much is asked for")
-    if rate is not None and not 1e-9 <= rate <= 1e9:
-        raise UsageError(f"--rate {rate:g}: 1e-9 to 1e9 requests/s")
+    if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
+        raise UsageError(f"--rate {rate:g}: {LEAST_RATE:g} to {MOST_RATE:g} requests/s")
     if users is not None and not 1 <= users <= 10**7:
         raise UsageError(f"--users {users}: 1 to 10,000,000")
     if (prompt is None) != (answer is None):
@@ -282,8 +283,8 @@ def _demand(
         raise UsageError("--rate R, or --users N, says how much is asked for")
     if not 1 <= turns <= 1000:
         raise UsageError(f"--turns {turns:g}: 1 to 1000")
-    if not 0 <= system_prompt <= 10**7:
-        raise UsageError(f"--system-prompt {system_prompt}: 0 to 10,000,000 tokens")
+    if not 0 <= system_prompt <= MAX_TOKENS:
+        raise UsageError(f"--system-prompt {system_prompt}: 0 to {MAX_TOKENS:,} tokens")
     if think is not None and users is None and turns == 1:
         raise UsageError("--think goes with --users or --turns")
     return Demand(

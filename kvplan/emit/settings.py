@@ -105,9 +105,9 @@ def engine_settings_of(engine: Engine, report: Report, model: ServingModel, plan
     best, *rest = report.advice or (None,)
     recovers = report.verdict.status is Status.STABLE
     flags = {flag.flag: flag for flag in _of_profile(engine, model)}
-    if best is not None and ADMISSION in {setting.name for setting in best.settings} and engine.first_chunk:
-        flags.pop(engine.first_chunk.flag, None)
     if best is not None:
+        if engine.first_chunk is not None and ADMISSION in {setting.name for setting in best.settings}:
+            flags.pop(engine.first_chunk.flag, None)
         flags |= {flag.flag: flag for flag in _of_advice(engine, best, model, recovers=recovers)}
     if report.verdict.status is Status.OVERLOADED:
         flags = {flag.flag: flag for flag in _queue_bound(engine, report, model, plan)} | flags

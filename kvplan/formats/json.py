@@ -215,7 +215,7 @@ def emit(found: "EngineSettings", report: "Report") -> Document:
 def plan(found: "Planned") -> Document:
     """Replicas for a demand: `plan` of the contract."""
     from kvplan.layout.plan import command
-    from kvplan.planning.plan import Status
+    from kvplan.planning.plan import Cost, Status
 
     document: Document = _document() | {
         "schema_version": 2,
@@ -229,11 +229,7 @@ def plan(found: "Planned") -> Document:
         return document
     setting, winner = found.setting, found.winner
     assert found.profile is not None
-    replica, mix, rate = winner.task.model.replica, winner.task.model.mix, found.mean_rps
-    hour = setting.replicas * winner.price if found.request.priced else None
-    out = rate * mix.mean(mix.decode_tokens) * 3600 / 1e6
-    every = out + rate * mix.mean(mix.input_tokens) * 3600 / 1e6
-    drain = found.drain
+    replica, cost, drain = winner.task.model.replica, found.cost, found.drain
     document["plan"] |= {
         "kind": winner.name,
         "replicas": setting.replicas,
@@ -244,11 +240,7 @@ def plan(found: "Planned") -> Document:
             "max_num_seqs": replica.max_num_seqs,
             "command": command(found),
         },
-        "cost": {
-            "per_hour": hour,
-            "per_million_tokens": None if hour is None else hour / every,
-            "per_million_output_tokens": None if hour is None else hour / out,
-        },
+        "cost": dict.fromkeys(Cost._fields) if cost is None else cost._asdict(),
         "objectives": [one._asdict() for one in found.objectives],
         "sizes": [
             {**_fields(one, "replicas", "state", "missed"), "max_num_batched_tokens": one.batched_tokens}

@@ -15,7 +15,6 @@ from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 _MISSED = {"load": "more load than is sustainable", "queue": "the queue grows"}
 _FEELS_SLOW_S = 0.1  # ITL p95, above which it is said where nobody limits it
 _MOST = 4  # refused kinds that are named
-_HOUR_S = 3600.0
 
 
 def build(plan: Plan, *, full: bool = False) -> Section:
@@ -103,15 +102,10 @@ def _headline(plan: Plan) -> str:
     weights = "" if kind is None else f", {kind.weights} weights"
     replicas = f"{setting.replicas:,} replica{'s' * (setting.replicas != 1)} x {each} {gpu}"
     text = f"{replicas} = {total:,} GPU{'s' * (total != 1)}{weights}"
-    if not plan.request.priced:
+    if plan.cost is None:
         return f"{text}."
-    hour, mix = setting.replicas * winner.price, winner.task.model.mix
-    out = plan.mean_rps * mix.mean(mix.decode_tokens) * _HOUR_S / 1e6
-    every = out + plan.mean_rps * mix.mean(mix.input_tokens) * _HOUR_S / 1e6
-    return (
-        f"{text}, {_money(hour)}/h: {_money(hour / every)} per million tokens, "
-        f"{_money(hour / out)} per million output tokens."
-    )
+    hour, every, out = map(_money, plan.cost)
+    return f"{text}, {hour}/h: {every} per million tokens, {out} per million output tokens."
 
 
 def _in_band(band: Band) -> str:

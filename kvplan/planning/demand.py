@@ -5,6 +5,7 @@ from typing import Any
 
 from kvplan.errors import UsageError
 from kvplan.ingest.profile_text import table_text
+from kvplan.ranges import MAX_TOKENS
 
 DEFAULT_CV = 0.95  # of lengths: of five public traces .15 to 1.31, mostly near 1
 _THINK_S = 30.0  # between turns, where nobody says
@@ -44,10 +45,10 @@ def parse_length(text: str, option: str) -> Length:
         found = Length(float(mean), float(cv) if colon else DEFAULT_CV)
     except ValueError:
         found = Length(0.0)
-    if not (1 <= found.mean <= 1e7 and (found.cv == 0 or 1e-3 <= found.cv <= 10)):
+    if not (1 <= found.mean <= MAX_TOKENS and (found.cv == 0 or 1e-3 <= found.cv <= 10)):
         raise UsageError(
             f"{option} {text[:40]!r}: tokens are wanted, or tokens:cv, such as 3000 or 3000:0.8 "
-            "(1 to 10,000,000; cv 0, or 0.001 to 10)"
+            f"(1 to {MAX_TOKENS:,}; cv 0, or 0.001 to 10)"
         )
     return found
 

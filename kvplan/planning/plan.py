@@ -34,6 +34,7 @@ _ALTERNATIVES = 4
 _ROOM = 0.01  # step of the demand
 _MOST_ROOM = 0.5
 _MANY_SEQUENCES = 1_024
+_HOUR_S = 3600.0
 
 
 class Status(StrEnum):
@@ -99,6 +100,14 @@ class Refused(NamedTuple):
     why: str
 
 
+class Cost(NamedTuple):
+    """Of an hour, of a million tokens in and out, and of a million out."""
+
+    per_hour: float
+    per_million_tokens: float
+    per_million_output_tokens: float
+
+
 class Plan(NamedTuple):
     """What `kvplan plan` says.
 
@@ -158,6 +167,16 @@ class Plan(NamedTuple):
         """How many of them, and the token budget."""
         assert self.race.found is not None
         return self.race.found.setting
+
+    @property
+    def cost(self) -> Cost | None:
+        """What all replicas cost; None where prices are not known."""
+        if not self.request.priced:
+            return None
+        hour, mix = self.setting.replicas * self.winner.price, self.winner.task.model.mix
+        out = self.mean_rps * mix.mean(mix.decode_tokens) * _HOUR_S / 1e6
+        every = out + self.mean_rps * mix.mean(mix.input_tokens) * _HOUR_S / 1e6
+        return Cost(hour, hour / every, hour / out)
 
 
 @dataclass(frozen=True)
@@ -425,7 +444,6 @@ def _service(profile: Profile, winner: Candidate, setting: Setting, request: Req
 def _objectives(slos: Sequence[Slo], latency: Latency, size: Found, *, varies: bool) -> list[Objective]:
     """Figures of the service; of a schedule those of its worst part."""
     limits = {slo.key: slo.bound for slo in slos}
-    assert size.judged is not None
     assert size.judged.slower is not None
     slower = {key: figure.value for key, figure in size.judged.slower.figures.items()}
     states = {d.key: d.state for d in size.judged.slower.decided}
@@ -452,7 +470,6 @@ def _sizes(winner: Candidate, size: Found) -> list[Size]:
     every = [size, *neighbours(winner, size.setting.replicas)]
     found = []
     for one in sorted(every, key=lambda f: f.setting.replicas):
-        assert one.judged is not None
         kept = [k for k in (one.judged.slower, one.judged.expected) if k is not None]
         decided = kept[0].decided if kept else ()
         found.append(Size(*one.setting, one.judged.state, one.judged.missed, decided))

@@ -32,10 +32,10 @@ class Setting(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A size that is enough, or the least that short runs have as such, where `judged` is None."""
+    """A size, and what long runs say of it."""
 
     setting: Setting
-    judged: Judged | None
+    judged: Judged
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +80,8 @@ class Candidate:
     def idle_look(self) -> Quick:
         """What a request sees that is alone, with the better of two budgets."""
         budgets = self.budgets(1)
-        ends = dict.fromkeys(
-            (budgets[0], max(budgets, key=lambda b: b or math.inf))
-        )  # even, and for short waits
+        # an even one keeps gaps short, the largest the wait for the first token
+        ends = dict.fromkeys((budgets[0], max(budgets, key=lambda b: b or math.inf)))
         return min(at_once(self.task.idle, list(ends)), key=lambda look: look.excess)
 
     @property

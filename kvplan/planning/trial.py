@@ -7,7 +7,6 @@ cliffs; without objectives, if the queue is steady there and not too near what i
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
 from typing import NamedTuple
 
 from kvplan.analysis.equilibrium import equilibrium, sustainable_rate
@@ -161,10 +160,11 @@ class Task:
     def even_budgets(self, replicas: int) -> list[int]:
         """Token budgets at which every iteration is within the limit on gaps: nine and seven tenths of what fits."""
         limit = min((s.bound for s in self.plan.slos if s.key.startswith("itl_s.p")), default=None)
-        timing = self.at(replicas, None, slower=True).timing
+        model = self.at(replicas, None, slower=True)
+        timing = model.timing
         if limit is None or timing.d2 <= 0:
             return []
-        state = equilibrium(one_replica(self.at(replicas, None, slower=True)))
+        state = equilibrium(one_replica(model))
         held, running = state.kv_tokens or 0.0, state.requests_in_flight or 0.0
         room = (limit - timing(held, 0.0, running)) / timing.d2
         return [tokens for share in (0.9, 0.7) if (tokens := int(share * room) // 64 * 64) > 0]
@@ -177,7 +177,7 @@ class Task:
 
     def _look(self, model: ServingModel, stream: int) -> Quick:
         seen = observe(
-            model, self.plan, engine_settings(model), _at_once, stream=stream, budget_s=0.0, requests=_SHORT
+            model, self.plan, engine_settings(model), _one_round, stream=stream, budget_s=0.0, requests=_SHORT
         )
         decided = decisions(seen, self.plan.slos)
         if seen.trend is Trend.GROWING:
@@ -188,17 +188,13 @@ class Task:
 
     def _keeps(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> Kept:
         model = self.at(replicas, batched_tokens, slower=slower)
-        requests = _LONG if self._returns else _SHORT
+        requests = _LONG if self.model.finds_prefixes else _SHORT
         return keeps(
             model, self.plan, engine_settings(model), self.plan.slos, stream=_JUDGED, requests=requests
         )
 
-    @cached_property
-    def _returns(self) -> bool:
-        return self.model.finds_prefixes
 
-
-def _at_once(seen: Observation) -> bool:
+def _one_round(seen: Observation) -> bool:
     return True
 
 

@@ -74,17 +74,11 @@ def test_the_written_profile_passes_its_own_gate_and_fewer_replicas_do_not(
 
 def test_a_profile_is_planned_at_another_rate(run: Run) -> None:
     """Two replicas at 100 requests/s: 54.87 are sustainable each, 52.3 with iterations 5 % longer."""
-    code, text, _ = command_result(
-        command.run("plan", "tool-calls-h100", "--rate", "100", "--format", "json")
-    )
+    code, text, _ = run("tool-calls-h100", "--rate", "100", "--format", "json")
     found = json.loads(text)["plan"]
     assert (code, found["replicas"], found["cost"]["per_hour"]) == (0, 2, None)
     assert [size["state"] for size in found["sizes"]] == ["misses", "holds", "holds"]
     assert found["sizes"][0]["missed"] == ["load"]
-
-
-def command_result(done: command.Done) -> tuple[int, str, str]:
-    return done.returncode, done.stdout, done.stderr
 
 
 SLOTS = """\
