@@ -1,12 +1,15 @@
 """`kvplan plan`: from a model, GPUs and a demand to replicas, settings and price."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+import kvplan
 from kvplan.cli import completion
 from kvplan.cli.common import (
     KvType,
@@ -22,9 +25,6 @@ from kvplan.cli.common import (
 from kvplan.cli.output import check_writable, write_bytes, write_result
 from kvplan.engine import EngineName
 from kvplan.errors import ExitCode
-
-if TYPE_CHECKING:
-    from kvplan.planning.plan import Plan, Request
 
 
 class PlanFormat(StrEnum):
@@ -159,14 +159,13 @@ def plan(
     """Find the cheapest replicas that meet the objectives of a demand. -o plan.toml keeps the plan as a profile."""
     from kvplan.formats import json
     from kvplan.layout import plan as screen
-    from kvplan.planning import options
-    from kvplan.planning import plan as planning
+    from kvplan.planning.plan import Status
 
     check_writable(output)
     check_plot(plot, services, output)
     refuse_overwriting(output, [Path(one) for one in services])
-    found = _planned(
-        options.request(
+    with _looking() as progress:
+        found = kvplan.plan(
             [load(one) if one == "-" else one for one in services],
             gpu=gpu,
             tp=tp,
@@ -190,8 +189,8 @@ def plan(
             split=split,
             schedule=schedule,
             load_time=load_time,
+            progress=progress,
         )
-    )
     section = screen.build(found, full=full)
     keeps = output is not None and output.suffix == ".toml"
     shown = None if keeps else output
@@ -207,18 +206,18 @@ def plan(
         from kvplan.plots.planning import plan_plot
 
         write_bytes(drawing.file_of("plan", plan_plot(found), plot.suffix), plot)
-    if found.status is planning.Status.IMPOSSIBLE:
+    if found.status is Status.IMPOSSIBLE:
         raise typer.Exit(ExitCode.GATE_FAILED)
 
 
-def _planned(request: "Request") -> "Plan":
-    """Search, with what is being looked at on standard error if that is a terminal."""
-    from kvplan.planning.plan import plan as search
-
+@contextmanager
+def _looking() -> Iterator[Callable[[str], None] | None]:
+    """What is being looked at, on standard error if that is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
-        return search(request)
+        yield None
+        return
     from rich.console import Console
     from rich.text import Text
 
     with Console(stderr=True).status("") as line:
-        return search(request, lambda what: line.update(Text(what)))
+        yield lambda what: line.update(Text(what))

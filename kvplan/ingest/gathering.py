@@ -4,8 +4,9 @@ A part is measured, else of a profile among the files, else estimated from a mod
 is absent.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -27,8 +28,8 @@ from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.text import estimate_part, roofline_part
 from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, composed, replica_part, table_text
-from kvplan.ingest.recognition import FileKind, carries_times
-from kvplan.ingest.text_file import lines_of
+from kvplan.ingest.recognition import FileKind, carries_times, kind_of
+from kvplan.ingest.text_file import STANDARD_INPUT, held, lines_of
 from kvplan.ingest.timing import prior as priors
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, mean_error, read_drafts
 from kvplan.ingest.timing.fit import fit_measured
@@ -98,6 +99,28 @@ class Gathered(NamedTuple):
     profile: Profile
     given: tuple[Given, ...]
     notes: tuple[str, ...]
+
+
+def gather_files(
+    named: Sequence[tuple[FileKind | None, Path]], asked: Asked, base: Profile | None, folder: Path = Path()
+) -> Gathered:
+    """Put together one profile of files of any kind; `folder` is where it will stand.
+
+    Raises
+    ------
+    UsageError, ProfileError
+        As `gather`; or a file is not recognised, or there is nothing to read.
+    """
+    if not named and asked.model is None and asked.capacity is None:
+        raise UsageError("a FILE is wanted, or --model and --gpu where nothing is measured")
+    with held([path for _, path in named]):
+        kinds: dict[FileKind, list[Path]] = {}
+        for kind, path in named:
+            kinds.setdefault(kind or kind_of(path), []).append(path)
+        trace = next(iter(kinds.get(FileKind.REQUESTS, ())), None)
+        if trace is not None and trace is not STANDARD_INPUT and trace.is_file():
+            asked = replace(asked, reference=Path(os.path.relpath(trace, folder)).as_posix())
+        return gather(kinds, asked, base)
 
 
 def gather(files: Files, asked: Asked, base: Profile | None = None) -> Gathered:
