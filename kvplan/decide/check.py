@@ -149,7 +149,8 @@ def exit_code(checked: Sequence[Checked]) -> ExitCode:
 
 def unusable(file: str | None, error: ProfileError) -> Checked:
     """The result for a profile that cannot be read."""
-    return Checked(error.source, file, None, None, (), (Problem(str(error), error.line),))
+    problems = (Problem(str(one), getattr(one, "line", None)) for one in (error, *error.others))
+    return Checked(error.source, file, None, None, (), tuple(problems))
 
 
 def check(
