@@ -198,7 +198,7 @@ def plan(
             slower=_share(slower, "--slower", 0.05),
             headroom=_share(headroom, "--headroom", 0.0),
             engine=engine,
-            batched_tokens=tokens,
+            settings={} if tokens is None else {"max_num_batched_tokens": tokens},
             schedule=_schedule(schedule),
             load_s=load_s,
             split=split,

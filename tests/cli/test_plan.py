@@ -31,7 +31,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 
 def test_the_screen_says_how_many_at_what_price_and_why(planned: tuple[str, Path]) -> None:
-    text = " ".join(planned[0].split())
+    text = " ".join(planned[0].replace("\\\n", "").split())
     assert "1 replica x 1 H100 SXM = 1 GPU, fp8 weights, $3.00/h" in text
     assert "ttft p95 300 ms" in text
     assert "* 1 1 $3.00 all met" in text
