@@ -1,8 +1,11 @@
 """The screen of `kvplan plan`: replicas, price, objectives, sizes beside it, alternatives, what to do next."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from textwrap import wrap
 
+from kvplan.emit import engine
+from kvplan.emit.settings import flags_of_profile
 from kvplan.layout.elements import Block, Bullets, Column, Figure, Paragraph, Section, number, table, words
 from kvplan.planning.day import Day
 from kvplan.planning.kinds import Kind
@@ -233,18 +236,18 @@ def _alternative(plan: Plan, one: Alternative) -> tuple[str, ...]:
 def command(plan: Plan, candidate: Candidate, setting: Setting) -> str:
     """Return what starts the engine of a replica."""
     kind, replica = plan.kind(candidate.name), candidate.task.model.replica
-    flags = []
-    if replica.gpus > 1:
-        flags.append(f"--tensor-parallel-size {replica.gpus}")
-    if kind is not None and not kind.own_weights:
-        flags.append(f"--quantization {kind.weights}")
-    if setting.batched_tokens is not None:
-        flags.append(f"--max-num-batched-tokens {setting.batched_tokens}")
-    if replica.max_num_seqs is not None:
-        flags.append(f"--max-num-seqs {replica.max_num_seqs}")
     if plan.request.engine != "vllm":
         return f"kvplan emit plan.toml writes the settings of {plan.request.engine}."
-    return f"vllm serve {'MODEL' if kind is None else kind.shape.name} {' '.join(flags)}".strip()
+    served = replace(
+        candidate.task.model, replica=replace(replica, max_num_batched_tokens=setting.batched_tokens)
+    )
+    words = ["vllm serve", "MODEL" if kind is None else kind.shape.name]
+    if replica.gpus > 1:
+        words.append(f"--tensor-parallel-size {replica.gpus}")
+    if kind is not None and not kind.own_weights:
+        words.append(f"--quantization {kind.weights}")
+    words += [f"{flag.flag} {flag.value or ''}".strip() for flag in flags_of_profile(engine("vllm"), served)]
+    return " ".join(words)
 
 
 def _shell(text: str) -> Figure:
@@ -285,7 +288,8 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
     kind = plan.kind(plan.winner.name)
     if kind is not None:
         memory = format_number(plan.winner.task.model.replica.memory_tokens, 6)
-        yield f"Speed and KV memory ({memory} tokens) are estimated; the rest is stated."
+        traffic = plan.winner.task.model.provenance.workload.basis
+        yield f"Speed and KV memory ({memory} tokens) are estimated; rates and lengths are {traffic}."
     if plan.next is not None:
         low, high = plan.next.replicas
         most = "no number of" if high is None else f"{high:,}"

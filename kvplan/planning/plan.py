@@ -10,19 +10,20 @@ from kvplan.analysis.equilibrium import per_request
 from kvplan.errors import ProfileError, UsageError
 from kvplan.executors import SERIAL, Engine
 from kvplan.ingest.model.shape import kv_bytes_per_token
+from kvplan.ingest.trace.replay import replaying
 from kvplan.model import Plan as ServicePlan
 from kvplan.model import ServingModel
 from kvplan.model.fleet import Routing
 from kvplan.model.provenance import Knowledge
 from kvplan.model.slo import Slo
 from kvplan.planning.day import Day, day, heaviest, parts, planned_for
-from kvplan.planning.demand import Demand
+from kvplan.planning.demand import Demand, Replay
 from kvplan.planning.kinds import Kind, fits
 from kvplan.planning.search import Band, Candidate, Found, Race, Setting, neighbours, race
 from kvplan.planning.split import Apart, apart
 from kvplan.planning.trial import Task
 from kvplan.planning.ways import Ways, ways
-from kvplan.planning.writing import written
+from kvplan.planning.writing import TRAFFIC, written
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.ranges import LEAST_RATE
 from kvplan.report.assembly import Analyses
@@ -225,7 +226,7 @@ class Request:
     """
 
     options: Sequence[Kind | Profile]
-    demand: Demand | None
+    demand: Demand | Replay | None
     slos: tuple[Slo, ...]
     rate_rps: float | None = None
     slower: float = 0.05
@@ -420,7 +421,7 @@ def _of_kind(kind: Kind, request: Request, **limits: int) -> Profile:
     name = f"{kind.shape.name} on {kind.tensor_parallel} x {kind.gpu.name}"
     engine = "" if request.engine == "vllm" else f'\n\n[engine]\nname = "{request.engine}"'
     text = f'schema = 1\nname = "{name}"\n\n{kind.toml(**limits)}{engine}\n\n{request.demand.toml}\n'
-    return parse_profile(text.encode(), name)
+    return _replayed(parse_profile(text.encode(), name), request.demand)
 
 
 def _with_demand(profile: Profile, request: Request) -> Profile:
@@ -429,13 +430,24 @@ def _with_demand(profile: Profile, request: Request) -> Profile:
         return with_demand(profile, request.demand)
     if request.rate_rps is None:
         return profile
-    changes = _rates(profile.tables, request.rate_rps / profile.model.total_rate_rps)
+    changes = with_rates(profile.tables, request.rate_rps / profile.model.total_rate_rps)
     return _changed(profile, changes, profile.source)
 
 
-def with_demand(profile: Profile, demand: Demand) -> Profile:
+def with_demand(profile: Profile, demand: Demand | Replay) -> Profile:
     """Return a profile, which may lack traffic, with that of a demand."""
-    return _changed(profile, demand.tables, profile.source)
+    return _replayed(_changed(profile, demand.tables, profile.source), demand)
+
+
+def _replayed(profile: Profile, demand: Demand | Replay) -> Profile:
+    """A profile with the requests of a trace, where those are the demand."""
+    if not isinstance(demand, Replay):
+        return profile
+    origin = {
+        **profile.tables.get("provenance", {}),
+        "workload": {"basis": "measured", "source": demand.source},
+    }
+    return replaying(_changed(profile, {"provenance": origin}, profile.source), demand.recorded)
 
 
 def _changed(profile: Profile, changes: Mapping[str, Any], source: str) -> Profile:
@@ -471,7 +483,7 @@ def _with_schedule(profile: Profile, request: Request) -> Profile:
     return profile
 
 
-def _rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
+def with_rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """Traffic tables with all rates times a factor, as far as a profile can say them; of users as many more."""
 
     def scaled(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -481,7 +493,7 @@ def _rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
         }
         return {key: new[key](value) if key in new else value for key, value in table.items()}
 
-    kept = {name: tables[name] for name in ("classes", "sessions", "workload", "prefix") if name in tables}
+    kept = {name: tables[name] for name in TRAFFIC if name in tables}
     return {
         name: scaled(value) if name == "workload" else value if name == "prefix" else [*map(scaled, value)]
         for name, value in kept.items()
@@ -593,7 +605,7 @@ def _spread(
     profile: Profile, winner: Candidate, setting: Setting, request: Request
 ) -> list[tuple[float, int]]:
     """Replicas with lengths that vary less, and more, where nobody states how much they do."""
-    if request.demand is None or not request.demand.assumes_spread:
+    if not isinstance(request.demand, Demand) or not request.demand.assumes_spread:
         return []
     found = []
     for cv in _CVS:
@@ -637,11 +649,11 @@ def _ways(refused: Sequence[Candidate], request: Request) -> Ways:
         return None if isinstance(profile, Refused) else _candidate(kind, profile, asked)
 
     def shorter(candidate: Candidate, share: float) -> Candidate | None:
-        assert demand is not None
+        assert isinstance(demand, Demand)
         kind = next(kind for kind in given if kind.name == candidate.name)
         return candidate_of(kind, replace(request, demand=demand.with_prompts(share)))
 
-    tokens = demand.prompt.mean if given and demand is not None else None
+    tokens = demand.prompt.mean if given and isinstance(demand, Demand) else None
     return ways(refused, tokens, shorter, given, candidate_of)
 
 
