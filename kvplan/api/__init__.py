@@ -49,6 +49,7 @@ def plan(
     think: float | str | None = None,
     input: float | str | None = None,
     output: float | str | None = None,
+    trace: "PathLike | None" = None,
     system_prompt: int = 0,
     turns: float = 1.0,
     slo: str | Iterable[str] = (),
@@ -56,11 +57,13 @@ def plan(
     replica_hour: float | str | Mapping[str, float] | None = None,
     headroom: float | str | None = None,
     slower: float | str | None = None,
-    max_num_batched_tokens: int | None = None,
+    settings: str | Iterable[str] | Mapping[str, object] = (),
     router: str = "any",
     split: bool = False,
     schedule: "PathLike | None" = None,
     load_time: float | str | None = None,
+    executor: str = "serial",
+    folder: "PathLike | None" = None,
     progress: Callable[[str], None] | None = None,
 ) -> "Plan":
     """Find the cheapest replicas that meet the objectives of a demand, as `kvplan plan` does.
@@ -81,8 +84,14 @@ def plan(
         Prices, for all or by name.
     headroom, slower
         Shares, such as ``0.2`` or ``"20%"``.
+    trace
+        Requests to replay instead of lengths; the planned profile refers to it from `folder`.
+    settings
+        Of the engine, such as ``{"max_num_batched_tokens": 8192}``, instead of searched.
     schedule
         A file, or ``"own"`` for that of the profile.
+    executor
+        Where kinds are looked at: ``serial``, ``cores``, ``dask`` or the address of a scheduler.
     progress
         Told what is being looked at.
 
@@ -96,11 +105,14 @@ def plan(
     >>> found.status.value, found.setting.replicas, found.cost.per_hour
     ('planned', 1, 3.0)
     """
+    from kvplan import executors
     from kvplan.api import arguments, outcomes
     from kvplan.engine import EngineName
+    from kvplan.ingest.text_file import reference_to
     from kvplan.planning import options
     from kvplan.planning.plan import plan as search
 
+    executors.check(executor, None)
     request = options.request(
         arguments.services(services),
         gpu=arguments.text(gpu, "gpu"),
@@ -113,6 +125,10 @@ def plan(
         think=arguments.time(think, "think"),
         input=arguments.text(input, "input"),
         output=arguments.text(output, "output"),
+        trace=None if trace is None else str(arguments.path(trace, "trace")),
+        trace_reference=None
+        if trace is None
+        else reference_to(arguments.path(trace, "trace"), arguments.path(folder or "", "folder")),
         system_prompt=arguments.whole(system_prompt, "system_prompt"),
         turns=arguments.number(turns, "turns") or 0.0,
         slo=arguments.texts(slo, "slo"),
@@ -120,15 +136,14 @@ def plan(
         replica_hour=arguments.text(replica_hour, "replica_hour"),
         headroom=arguments.text(headroom, "headroom"),
         slower=arguments.text(slower, "slower"),
-        max_num_batched_tokens=None
-        if max_num_batched_tokens is None
-        else arguments.whole(max_num_batched_tokens, "max_num_batched_tokens"),
+        settings=arguments.pairs(settings, "settings"),
         router=arguments.choice(router, "router", ("any", "session", "round-robin", "least-requests")),
         split=split,
         schedule=None if schedule is None else str(arguments.path(schedule, "schedule")),
         load_time=arguments.time(load_time, "load_time"),
     )
-    return outcomes.Plan._make(search(request, progress or (lambda _: None)))
+    with executors.started(executor, None) as place:
+        return outcomes.Plan._make(search(request, progress or (lambda _: None), engine=place))
 
 
 def analyze(
@@ -212,13 +227,9 @@ def check(
     from kvplan.decide import check as checking
 
     required = checking.requirements(arguments.texts(require, "require"))
-    tolerated = (
-        arguments.assignments(tolerance, "tolerance")
-        if isinstance(tolerance, Mapping)
-        else arguments.texts(tolerance, "tolerance")
-    )
     before = checking.baseline(
-        None if baseline is None else str(arguments.path(baseline, "baseline")), tolerated
+        None if baseline is None else str(arguments.path(baseline, "baseline")),
+        arguments.pairs(tolerance, "tolerance"),
     )
     found = checking.check(
         arguments.profile(profile),

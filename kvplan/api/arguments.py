@@ -193,6 +193,11 @@ def names(value: Any, name: str) -> list[str]:
     return found
 
 
+def pairs(value: Any, name: str) -> list[str]:
+    """Return ``KEY=VALUE`` of a mapping, or as written in a list."""
+    return assignments(value, name) if isinstance(value, Mapping) else texts(value, name)
+
+
 def assignments(values: Any, name: str) -> list[str]:
     """``KEY=VALUES`` of a mapping.
 

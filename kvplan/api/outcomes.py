@@ -15,6 +15,8 @@ from kvplan.layout import plan as plan_screen
 from kvplan.layout.elements import Section
 from kvplan.planning import plan as planning
 
+_OF_A_KIND = ("name", "replicas", "gpus", "gpu", "parallelism", "weights", "engine", "cost")
+
 
 class Plan(Result, planning.Plan):
     """A plan. Its columns have a row for the kind of replica that was chosen, and for each alternative."""
@@ -24,16 +26,10 @@ class Plan(Result, planning.Plan):
 
     def _records(self, document: dict[str, Any]) -> Iterable[Mapping[str, Any]]:
         plan = document["plan"]
-        if self.status is not planning.Status.PLANNED:
-            return [{"kind": one["kind"], "why": one["why"]} for one in plan["refused"]]
-        chosen = {
-            "kind": plan["kind"],
-            "replicas": plan["replicas"],
-            "gpus": plan["gpus"],
-            "max_num_batched_tokens": plan["engine"]["max_num_batched_tokens"],
-            "per_hour": plan["cost"]["per_hour"],
-        }
-        return [chosen, *({key: one[key] for key in chosen} for one in plan["alternatives"])]
+        if self.status is planning.Status.IMPOSSIBLE:
+            refused: list[dict[str, Any]] = plan["refused"]
+            return refused
+        return [{key: one[key] for key in _OF_A_KIND} for one in (plan, *plan.get("alternatives", ()))]
 
     def _sections(self) -> Sequence[Section]:
         return [plan_screen.build(self)]

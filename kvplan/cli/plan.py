@@ -88,6 +88,14 @@ def plan(
     out: Annotated[
         str | None, option("--out", metavar="N[:CV]", help="Tokens of an answer; like --in.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        option(
+            "--trace",
+            metavar="FILE",
+            help="Requests to replay, instead of --in and --out; faster with --rate.",
+        ),
+    ] = None,
     system_prompt: Annotated[
         int, typer.Option("--system-prompt", help="Tokens that all prompts begin with, beside --in.")
     ] = 0,
@@ -120,11 +128,25 @@ def plan(
             help="Objectives must hold with iterations longer by this share, too. Default: 5%.",
         ),
     ] = None,
-    tokens: Annotated[
-        int | None,
-        option("--max-num-batched-tokens", help="Token budget of an iteration. Default: the best found."),
+    settings: Annotated[
+        list[str] | None,
+        option(
+            "--settings",
+            metavar="KEY=VALUE",
+            help="A setting of the engine that is given instead of searched, such as max_num_batched_tokens=8192. "
+            "May be repeated.",
+        ),
     ] = None,
     router: Annotated[Router, typer.Option("--router", help="What sends requests to replicas.")] = Router.ANY,
+    executor: Annotated[
+        str,
+        option(
+            "--executor",
+            metavar="NAME",
+            help="Where kinds of replicas are looked at: in this process (serial), on all cores (cores), in a local "
+            "Dask cluster (dask), or by a running Dask scheduler (tcp://HOST:PORT).",
+        ),
+    ] = "serial",
     split: Annotated[
         bool,
         typer.Option("--split", help="Also look at prefill and decode on replicas of their own."),
@@ -177,6 +199,8 @@ def plan(
             think=think,
             input=input,
             output=out,
+            trace=trace,
+            folder=None if output is None else output.parent,
             system_prompt=system_prompt,
             turns=turns,
             slo=slo or (),
@@ -184,11 +208,12 @@ def plan(
             replica_hour=replica_hour,
             headroom=headroom,
             slower=slower,
-            max_num_batched_tokens=tokens,
+            settings=settings or (),
             router=router,
             split=split,
             schedule=schedule,
             load_time=load_time,
+            executor=executor,
             progress=progress,
         )
     section = screen.build(found, full=full)
@@ -208,6 +233,8 @@ def plan(
         write_bytes(drawing.file_of("plan", plan_plot(found), plot.suffix), plot)
     if found.status is Status.IMPOSSIBLE:
         raise typer.Exit(ExitCode.GATE_FAILED)
+    if found.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -4,7 +4,6 @@ A part is measured, else of a profile among the files, else estimated from a mod
 is absent.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,7 +28,7 @@ from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.text import estimate_part, roofline_part
 from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, composed, replica_part, table_text
 from kvplan.ingest.recognition import FileKind, carries_times, kind_of
-from kvplan.ingest.text_file import STANDARD_INPUT, held, lines_of
+from kvplan.ingest.text_file import held, lines_of, reference_to
 from kvplan.ingest.timing import prior as priors
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, mean_error, read_drafts
 from kvplan.ingest.timing.fit import fit_measured
@@ -117,10 +116,8 @@ def gather_files(
         kinds: dict[FileKind, list[Path]] = {}
         for kind, path in named:
             kinds.setdefault(kind or kind_of(path), []).append(path)
-        trace = next(iter(kinds.get(FileKind.REQUESTS, ())), None)
-        if trace is not None and trace is not STANDARD_INPUT and trace.is_file():
-            asked = replace(asked, reference=Path(os.path.relpath(trace, folder)).as_posix())
-        return gather(kinds, asked, base)
+        reference = next((reference_to(path, folder) for path in kinds.get(FileKind.REQUESTS, ())), None)
+        return gather(kinds, replace(asked, reference=reference), base)
 
 
 def gather(files: Files, asked: Asked, base: Profile | None = None) -> Gathered:

@@ -11,15 +11,18 @@ import tomli
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError, did_you_mean
+from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu, gpus
+from kvplan.ingest.recognition import FileKind
 from kvplan.ingest.trace.replay import read_trace, with_trace
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import Slo, parse_slo
 from kvplan.planning.day import LOAD_S, schedule_of
-from kvplan.planning.demand import Demand, parse_length
+from kvplan.planning.demand import Demand, Replay, parse_length
 from kvplan.planning.kinds import Kind, kinds
-from kvplan.planning.plan import Request, with_demand
+from kvplan.planning.plan import SETTINGS, Request, with_demand, with_rates
+from kvplan.planning.writing import TRAFFIC
 from kvplan.profile.reading import Profile, load_profile, shipped_profiles
 from kvplan.ranges import LEAST_RATE, MAX_TOKENS, MOST_RATE
 from kvplan.units import parse_time
@@ -38,6 +41,8 @@ def request(
     think: str | None = None,
     input: str | None = None,
     output: str | None = None,
+    trace: str | None = None,
+    trace_reference: str | None = None,
     system_prompt: int = 0,
     turns: float = 1.0,
     slo: Sequence[str] = (),
@@ -45,13 +50,15 @@ def request(
     replica_hour: str | None = None,
     headroom: str | None = None,
     slower: str | None = None,
-    max_num_batched_tokens: int | None = None,
+    settings: Sequence[str] = (),
     router: str = "any",
     split: bool = False,
     schedule: str | None = None,
     load_time: str | None = None,
 ) -> Request:
     """Read what is asked of a plan; parameters are the options of `kvplan plan`.
+
+    `trace_reference` is how the planned profile refers to the trace; None: as `trace` does.
 
     Raises
     ------
@@ -61,7 +68,9 @@ def request(
         A profile cannot be read, or lacks what the options do not supply.
     """
     slos = _slos(slo)
-    demand = _demand(rate, users, think, input, output, system_prompt, turns)
+    demand: Demand | Replay | None = _demand(rate, users, think, input, output, system_prompt, turns, trace)
+    if trace is not None:
+        demand = _replay(Path(trace), trace_reference or trace, rate)
     load_s = _load_s(schedule, load_time)
     profiles = _profiles(services)
     if profiles and demand is not None:
@@ -71,12 +80,15 @@ def request(
             raise UsageError(
                 "--gpu, --tp and --weights go with a model; profiles say what their replicas are"
             )
-        options: Sequence[Kind | Profile] = [_with_slos(one, slos) for one in profiles]
-        _check_alike(profiles, slos, rate)
-        slos = slos or profiles[0].plan.slos
+        profiles = [_with_slos(one, slos) for one in profiles]
+        options: Sequence[Kind | Profile] = profiles
+        _check_alike(profiles, rate)
+        slos = profiles[0].plan.slos
     else:
         if demand is None:
-            raise UsageError("a model needs a demand: --rate or --users, --in and --out")
+            raise UsageError(
+                "a model needs a demand: --rate or --users, with --in and --out, or --trace FILE"
+            )
         options = _kinds(str(services[0]), gpu, tp, weights, kv_dtype)
     return Request(
         options,
@@ -86,13 +98,29 @@ def request(
         slower=_share(slower, "--slower", 0.05),
         headroom=_share(headroom, "--headroom", 0.0),
         engine=engine,
-        batched_tokens=max_num_batched_tokens,
+        settings=_settings(settings),
         schedule=_schedule(schedule),
         load_s=load_s,
         split=split,
         prices=_prices(options, gpu_hour, replica_hour),
         router=None if router == "any" else Routing(router),
     )
+
+
+def _settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Settings of an engine by key; values are those that a profile may have."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, _, value = (part.strip() for part in text.partition("="))
+        if key not in SETTINGS:
+            raise UsageError(
+                f"--settings {text[:60]!r}: {did_you_mean(key, sorted(SETTINGS), 'KEY=VALUE with')}"
+            )
+        try:
+            found[key] = tomli.loads(f"value = {value}")["value"]
+        except tomli.TOMLDecodeError:
+            found[key] = value  # a word, such as first-chunk
+    return found
 
 
 def _slos(texts: Sequence[str]) -> tuple[Slo, ...]:
@@ -103,7 +131,9 @@ def _slos(texts: Sequence[str]) -> tuple[Slo, ...]:
 
 
 def _with_slos(profile: Profile, slos: Sequence[Slo]) -> Profile:
-    return replace(profile, plan=replace(profile.plan, slos=tuple(slos))) if slos else profile
+    """A profile with further objectives, which take the place of its own on the same figure."""
+    every = {slo.key: slo for slo in (*profile.plan.slos, *slos)}
+    return replace(profile, plan=replace(profile.plan, slos=tuple(every.values())))
 
 
 def _demand(
@@ -114,8 +144,9 @@ def _demand(
     answer: str | None,
     system_prompt: int,
     turns: float,
+    trace: str | None,
 ) -> Demand | None:
-    """What was asked for; None where a profile has to say it."""
+    """What was asked for; None where a profile or a trace has to say it."""
     if rate is not None and users is not None:
         raise UsageError("--rate and --users: one of them says how much is asked for")
     if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
@@ -126,6 +157,8 @@ def _demand(
         raise UsageError(
             f"--{'in' if prompt is None else 'out'} is missing: prompts and answers both have lengths"
         )
+    if trace is not None and not (prompt is None and users is None):
+        raise UsageError("--trace has lengths and arrivals; --in, --out and --users do not go with it")
     if prompt is None or answer is None:
         if users is not None or turns != 1 or system_prompt:
             raise UsageError("--users, --turns and --system-prompt go with --in and --out")
@@ -147,6 +180,16 @@ def _demand(
         system_prompt,
         turns,
     )
+
+
+def _replay(path: Path, reference: str, rate: float | None) -> Replay:
+    """The requests of a file, at another rate if one is given."""
+    traffic = gather({FileKind.REQUESTS: [path]}, Asked(reference=reference)).profile.tables
+    tables: dict[str, Any] = {name: traffic[name] for name in TRAFFIC if name in traffic}
+    recorded = read_trace(path).recorded
+    if rate is not None and recorded.rate_rps is not None:
+        tables = with_rates(tables, rate / recorded.rate_rps)
+    return Replay(tables, recorded, path.name)
 
 
 def _profiles(services: Sequence[str | Profile]) -> list[Profile]:
@@ -259,10 +302,10 @@ def _schedule(text: str | None) -> dict[str, Any] | None:
     return {key: table[key] for key in ("period", "schedule")}
 
 
-def _check_alike(profiles: Sequence[Profile], slos: Sequence[Slo], rate: float | None) -> None:
+def _check_alike(profiles: Sequence[Profile], rate: float | None) -> None:
     """Refuse to compare what is not asked for the same."""
     differ = sorted({s.key for one in profiles for s in set(one.plan.slos) ^ set(profiles[0].plan.slos)})
-    if differ and not slos:
+    if differ:
         raise UsageError(f"the profiles differ in {', '.join(differ)} of [slo]: give it to all, with --slo")
     rates = sorted({float(f"{one.model.total_rate_rps:.9g}") for one in profiles})
     if len(rates) > 1 and rate is None:
