@@ -161,19 +161,19 @@ def _checked(
     file = name if name != "-" and os.path.lexists(name) else None
     try:
         loaded = replaying(load_profile(name, stdin=standard_input()))
-    except ProfileError as error:
+        with progress_bar() as progress:
+            return checking.check(
+                loaded,
+                file,
+                required,
+                baseline,
+                accepted=accepted,
+                alone=alone,
+                changes=changes,
+                progress=progress,
+            )
+    except ProfileError as error:  # it cannot be read, or lacks a part
         return checking.unusable(file, error)
-    with progress_bar() as progress:
-        return checking.check(
-            loaded,
-            file,
-            required,
-            baseline,
-            accepted=accepted,
-            alone=alone,
-            changes=changes,
-            progress=progress,
-        )
 
 
 def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None) -> str:

@@ -16,12 +16,12 @@ from typing import NamedTuple
 from kvplan.errors import EngineError
 from kvplan.executors import SERIAL, Engine
 from kvplan.planning.trial import Judged, Quick, Task
+from kvplan.profile.schema import MOST_REPLICAS
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.solve import least_whole
 from kvplan.study.objectives import State
 
 BUDGETS = (512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 16_384)
-MOST_REPLICAS = 100_000
 _CEILING = 1.6  # times the least cost so far, beyond which a kind is not tried
 _TIE = 1.05  # times the least cost, within which the cost at the slow end of the error band decides
 _NEAR = 0.1  # of the best use of the objectives, within which the engine's own budget is taken

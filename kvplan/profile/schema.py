@@ -84,7 +84,7 @@ MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_LAYERS = 10_000
 _MOST_KINDS = 64  # of layers
 MOST_DRAFTS = 100
-_MOST_REPLICAS = 10_000  # of a fleet
+MOST_REPLICAS = 10_000  # of a fleet
 _LONGEST_PATH = 4096  # characters
 LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps
 
@@ -267,7 +267,7 @@ _Overhead = Annotated[float, _Seconds(SHORTEST_S, LONGEST_ITERATION_S, or_none=T
 _Cost = Annotated[float, _Seconds(LEAST_COST_S, LONGEST_ITERATION_S, or_none=True)]
 _Duration = Annotated[float, _Seconds(SHORTEST_S, LONGEST_S)]
 _Moment = Annotated[float, _Seconds(SHORTEST_S, LONGEST_S, or_none=True)]
-_Count = Annotated[int, Field(ge=1, le=_MOST_REPLICAS)]
+_Count = Annotated[int, Field(ge=1, le=MOST_REPLICAS)]
 _Bytes = Annotated[
     int,
     Field(ge=1, le=10**16),

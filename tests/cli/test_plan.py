@@ -9,6 +9,7 @@ import command
 import numpy as np
 import pytest
 from command import Run
+from command import run as run_command
 from every import every
 
 from kvplan.planning.plan import Request, plan
@@ -267,7 +268,20 @@ def test_what_no_replica_can_do_is_said_with_exit_1(run: Run) -> None:
         ([*DEMAND, "--out", "9", "--gpu-hour", "B200=3"], "no price for H100 SXM"),
         ([*DEMAND, "--out", "9", "--trace", "x.csv"], "--in, --out and --users do not go with it"),
         ([*DEMAND, "--out", "9", "--settings", "max_num_seq=2"], "did you mean max_num_seqs?"),
-        ([*DEMAND, "--out", "9", "--settings", "max_num_seqs=x"], "gpu.max_num_seqs: must be a whole number"),
+        (
+            [*DEMAND, "--out", "9", "--settings", "max_num_seqs=x"],
+            "--settings max_num_seqs: must be a whole number",
+        ),
+        ([*DEMAND, "--out", "9", "--kv-dtype", "fp7"], "'fp7' is not a type of KV cache; there are auto"),
+        ([*DEMAND, "--out", "9", "--gpu", "L4"], "several go with commas, --gpu A,B"),
+        (
+            ["tool-calls-h100", "--rate", "1e8"],
+            "replicas or more, of Tool calls on one H100, fixed length, and a",
+        ),
+        (
+            ["Llama-3.1-8B", "--gpu", "H100", "--users", "9", "--in", "9", "--out", "9", "--think", "30"],
+            "--think '30': a unit is missing, such as 30s",
+        ),
         (
             [*DEMAND, "--out", "9", "--executor", "gpus"],
             "--executor 'gpus': serial, cores, dask or the address",
@@ -295,3 +309,20 @@ def test_what_cannot_be_used_is_refused_in_a_line(run: Run, arguments: list[str]
     assert (code, text) == (2, "")
     assert message in messages
     assert messages.count("\n") == 1
+
+
+def test_a_model_alone_is_told_all_that_is_missing(run: Run) -> None:
+    code, text, messages = run("Llama-3.1-70B")
+    assert (code, text) == (2, "")
+    demand, gpus = messages.splitlines()
+    assert demand.startswith("error: a demand is missing: --rate or --users, with --in and --out; or --trace")
+    assert gpus.startswith("error: --gpu is missing: which GPUs? Known are RTX 3090")
+
+
+def test_a_profile_without_traffic_is_told_three_ways_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "no-traffic.toml"
+    path.write_text('schema = 1\nname = "x"\n[gpu]\nmemory_tokens = 9000\n[timing]\nd0 = "10 ms"\n')
+    ways = "kvplan import REQUESTS reads them, kvplan plan takes --rate, --in and --out, or write them"
+    for command in ("plan", "analyze", "check", "simulate", "emit"):
+        done = run_command(command, str(path))
+        assert (done.returncode, done.stderr) == (2, f"error: {path}: no [[classes]]: {ways}\n")
