@@ -250,7 +250,7 @@ def test_what_no_replica_can_do_is_said_with_exit_1(run: Run) -> None:
     [
         (
             ["Llama-3.1-8B", "--gpu", "H100"],
-            "a model needs a demand: --rate or --users, with --in and --out, or",
+            "a demand is missing: --rate or --users, with --in and --out; or",
         ),
         (
             ["Llama-3.1-8B", "--rate", "1", "--in", "9", "--out", "9"],
@@ -323,6 +323,6 @@ def test_a_profile_without_traffic_is_told_three_ways_to_it(tmp_path: Path) -> N
     path = tmp_path / "no-traffic.toml"
     path.write_text('schema = 1\nname = "x"\n[gpu]\nmemory_tokens = 9000\n[timing]\nd0 = "10 ms"\n')
     ways = "kvplan import REQUESTS reads them, kvplan plan takes --rate, --in and --out, or write them"
-    for command in ("plan", "analyze", "check", "simulate", "emit"):
-        done = run_command(command, str(path))
+    for name in ("plan", "analyze", "check", "simulate", "emit"):
+        done = run_command(name, str(path))
         assert (done.returncode, done.stderr) == (2, f"error: {path}: no [[classes]]: {ways}\n")

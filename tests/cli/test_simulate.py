@@ -120,7 +120,7 @@ def test_parameters_are_set(tmp_path: Path) -> None:
 @every(
     ("arguments", "message"),
     [
-        (["--policy", "best"], "'best' does not exist; the policies are a-min"),
+        (["--policy", "best"], "'best' does not exist; the policies are: a-min"),
         (["--policy", "greedy,greedy"], "'greedy' is there twice"),
         (["--policy", ","], "at least one of"),
         (["--set", "vllm.watermark"], "POLICY.PARAMETER=VALUE"),
