@@ -174,7 +174,7 @@ def loosely(shown: str) -> str:
             return unit + found[1]
         return number.join(map(re.escape, re.split(rf"(?<![\w-]){number}", word)))
 
-    return r"\s+".join(map(pattern, shown.split()))
+    return r"\s*" + r"\s+".join(map(pattern, shown.split())) + r"\s*"
 
 
 def run_consoles(page: str, kinds: tuple[str, ...], folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
