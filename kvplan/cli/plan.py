@@ -220,8 +220,8 @@ def plan(
         ),
         executor,
     )
-    section = screen.build(found, full=full)
     keeps = output is not None and output.suffix == ".toml"
+    section = screen.build(found, full=full, kept=keeps)
     shown = None if keeps else output
     if format is PlanFormat.JSON:
         text = json.render(json.plan(found))

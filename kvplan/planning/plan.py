@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any, NamedTuple
 
 from kvplan.analysis.equilibrium import per_request
@@ -21,12 +22,13 @@ from kvplan.planning.demand import Demand, Replay
 from kvplan.planning.kinds import Kind, fits
 from kvplan.planning.search import Band, Candidate, Found, Race, Setting, neighbours, race
 from kvplan.planning.split import Apart, apart
-from kvplan.planning.trial import Task
+from kvplan.planning.trial import Missed, Quick, Task
 from kvplan.planning.ways import Ways, ways
 from kvplan.planning.writing import TRAFFIC, written
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.ranges import LEAST_RATE
 from kvplan.report.assembly import Analyses
+from kvplan.solve import least_whole
 from kvplan.study.drain import Drain
 from kvplan.study.objectives import Decision, State
 from kvplan.study.operating_point import Latency
@@ -131,7 +133,7 @@ class Plan(NamedTuple):
     profile
         The service as planned, which `-o` writes; None where it is impossible.
     room
-        Share by which the demand may grow at this size.
+        Share by which the demand may grow at this size, up to half; `room_ends`: the key of what is missed beyond it.
     spread
         Replicas by cv of lengths that are assumed; empty where they are stated.
     apart
@@ -155,6 +157,7 @@ class Plan(NamedTuple):
     objectives: tuple[Objective, ...] = ()
     sizes: tuple[Size, ...] = ()
     room: float | None = None
+    room_ends: str = ""
     band: Band | None = None
     spread: tuple[tuple[float, int], ...] = ()
     alternatives: tuple[Alternative, ...] = ()
@@ -267,7 +270,7 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
         candidates.append(candidate)
     named = all(isinstance(option, Profile) for option in request.options)
     found = race(candidates, tell, full=named, engine=engine)
-    refused += [Refused(c.name, _why_idle(c), c.idle_look.decided) for c in found.refused]
+    refused += [Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in found.refused]
     demand = _in_words(next(iter(profiles.values())), request) if profiles else ""
     try:
         return _around(found, profiles, refused, demand, request, tell)
@@ -311,7 +314,7 @@ def _around(
         service,
         tuple(_objectives(request.slos, latency, size, varies=_varies(service.model, latency))),
         tuple(_sizes(winner, size)),
-        _room(winner, size.setting),
+        *_room(winner, size.setting),
         band,
         tuple(spread),
         tuple(_alternatives(found, winner)),
@@ -587,18 +590,18 @@ def _sizes(winner: Candidate, size: Found) -> list[Size]:
     return found
 
 
-def _room(winner: Candidate, setting: Setting) -> float:
-    """Share by which the demand may grow, by short runs."""
+def _room(winner: Candidate, setting: Setting) -> tuple[float, str]:
+    """Share by which the demand may grow, by short runs, and the key of what it misses then."""
 
-    def holds(steps: int) -> bool:
+    @cache
+    def look(steps: int) -> Quick:
         task = replace(winner.task, headroom=(1 + winner.task.headroom) * (1 + _ROOM * steps) - 1)
-        return task.quick(*setting).passes
+        return task.quick(*setting)
 
-    low, high = 0, round(_MOST_ROOM / _ROOM) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low * _ROOM
+    most = round(_MOST_ROOM / _ROOM)
+    steps = most - least_whole(lambda less: look(most - less).passes, -1, most)
+    missed = max(look(steps + 1).decided, key=lambda d: d.share / d.allowed, default=None)
+    return steps * _ROOM, Missed.LOAD if missed is None else missed.key
 
 
 def _spread(
@@ -629,15 +632,6 @@ def _routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
             replicas -= 1
         found.append((str(routing), replicas))
     return found
-
-
-def _why_idle(candidate: Candidate) -> str:
-    """What a request misses that is alone."""
-    return "; ".join(
-        f"{d.key} {d.value:.3g} s" + (" missed" if d.share > d.allowed else "")
-        for d in candidate.idle_look.decided
-        if d.value
-    )
 
 
 def _ways(refused: Sequence[Candidate], request: Request) -> Ways:
