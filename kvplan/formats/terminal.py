@@ -18,6 +18,7 @@ from rich.text import Text
 from kvplan.formats.commands import printable, without_commands
 from kvplan.layout.elements import Block, Bullets, Column, Document, Figure, Paragraph, Section, Table
 from kvplan.report.words import Status
+from kvplan.units import ABSENT
 
 MIN_WIDTH, MAX_WIDTH = 40, 100  # narrower cannot be laid out, wider is harder to read
 
@@ -208,8 +209,10 @@ def _shrunk(table: Table, width: int) -> list[int]:
 
 
 def _of_columns(table: Table, chosen: Sequence[int]) -> Table:
+    """Some columns, without the rows that say nothing there."""
     columns = tuple(table.columns[i] for i in chosen)
-    return Table(columns, tuple(tuple(row[i] for i in chosen) for row in table.rows), table.cut)
+    rows = (tuple(row[i] for i in chosen) for row in table.rows)
+    return Table(columns, tuple(row for row in rows if {*row[1:]} != {ABSENT}), table.cut)
 
 
 def _aligned(table: Table) -> list[Text]:
