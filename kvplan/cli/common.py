@@ -61,13 +61,7 @@ Slos = Annotated[
     ),
 ]
 Format = Annotated[DocumentFormat, typer.Option("--format", help="Format of the result.")]
-Requests = Annotated[
-    int | None,
-    option(
-        "--requests",
-        help="Number of requests in each run. Default: ten times what memory holds, and from 2,000 to 20,000.",
-    ),
-]
+Full = Annotated[bool, typer.Option("--full", help="Show everything, not the first screen alone.")]
 Output = Annotated[
     Path | None,
     option(

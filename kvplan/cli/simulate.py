@@ -10,6 +10,7 @@ import typer
 from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
+    Full,
     Output,
     Profile,
     Slos,
@@ -158,13 +159,14 @@ def simulate(
             help="Add bounds that no policy can surpass. For small runs whose iterations take d0 alone.",
         ),
     ] = False,
+    full: Full = False,
     format: Annotated[TableFormat, typer.Option("--format", help="Format of the result.")] = TableFormat.TEXT,
     output: Output = None,
 ) -> None:
     """Simulate a profile at its own rates, or with options scheduling policies side by side on the same arrivals."""
     given = (policy, setting, arrivals, cv, concurrency, burst, trace, requests, horizon, burst_sessions)
     if all(option is None for option in (*given, seeds, seed, series)) and not hindsight:
-        _operating_point(with_slos(read(profile, output), slo), format, output)
+        _operating_point(with_slos(read(profile, output), slo), format, output, full=full)
         return
     from kvplan.formats import csv, json
     from kvplan.layout import simulation as tables
@@ -221,7 +223,7 @@ def simulate(
             DocumentFormat(format.value),
             output,
             lambda: json.simulate(found, loaded, bounds),
-            lambda: [tables.build(found, loaded.name, bounds)],
+            lambda: [tables.build(found, loaded.name, bounds, full=full or format is not TableFormat.TEXT)],
             loaded.sha256,
         )
     write_result(text, output)
@@ -230,7 +232,7 @@ def simulate(
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _operating_point(loaded: "Loaded", format: TableFormat, output: Path | None) -> None:
+def _operating_point(loaded: "Loaded", format: TableFormat, output: Path | None, *, full: bool) -> None:
     """The same figures as in the report of the profile."""
     from kvplan.formats import csv, json
     from kvplan.layout import operating_point as table
@@ -245,7 +247,11 @@ def _operating_point(loaded: "Loaded", format: TableFormat, output: Path | None)
         DocumentFormat(format.value),
         output,
         lambda: json.operating_point(point, loaded),
-        lambda: [table.build(point, Load().on(loaded.model), loaded.name)],
+        lambda: [
+            table.build(
+                point, Load().on(loaded.model), loaded.name, full=full or format is not TableFormat.TEXT
+            )
+        ],
         loaded.sha256,
     )
     write_result(text, output)
