@@ -12,16 +12,20 @@ import typer
 
 from kvplan.cli import completion
 from kvplan.cli.common import (
+    DocumentFormat,
+    Format,
     KvType,
     Output,
+    Plot,
     Slos,
     argument,
     check_plot,
     option,
     refuse_overwriting,
-    sections_text,
+    rendered,
+    write_plot,
 )
-from kvplan.cli.output import check_writable, write_bytes, write_result
+from kvplan.cli.output import check_writable, write_result
 from kvplan.engine import EngineName
 from kvplan.errors import ExitCode, UsageError, did_you_mean
 
@@ -31,15 +35,8 @@ if TYPE_CHECKING:
     from kvplan.planning.demand import Demand
     from kvplan.planning.kinds import Kind
     from kvplan.planning.plan import Plan, Request
+    from kvplan.plots.chart import Chart
     from kvplan.profile.reading import Profile
-
-
-class PlanFormat(StrEnum):
-    """How a plan is written."""
-
-    TEXT = "text"
-    MARKDOWN = "markdown"
-    JSON = "json"
 
 
 class Router(StrEnum):
@@ -153,11 +150,8 @@ def plan(
             help="With --schedule: from the start of a replica until it serves. Default: 2 min.",
         ),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        option("--plot", metavar="FILE", help="Draw replicas and cost against demand, .svg or .png."),
-    ] = None,
-    format: Annotated[PlanFormat, typer.Option("--format", help="Format of the plan.")] = PlanFormat.TEXT,
+    plot: Plot = None,
+    format: Format = DocumentFormat.TEXT,
     full: Annotated[
         bool, typer.Option("--full", help="Name every alternative and every kind refused.")
     ] = False,
@@ -209,18 +203,15 @@ def plan(
     section = screen.build(found, full=full)
     keeps = output is not None and output.suffix == ".toml"
     shown = None if keeps else output
-    if format is PlanFormat.JSON:
-        text = json.render(json.plan(found))
-    else:
-        text = sections_text([section], shown, as_markdown=format is PlanFormat.MARKDOWN)
-    write_result(text, shown)
+    charts: Sequence[Chart] = ()
+    if plot is not None or format is DocumentFormat.HTML:
+        from kvplan.plots.charts import of_plan
+
+        charts = of_plan(found)
+    write_result(rendered(format, shown, lambda: json.plan(found), lambda: [section], charts=charts), shown)
     if keeps and found.profile is not None:
         write_result(found.profile.text, output)
-    if plot is not None and found.profile is not None:
-        from kvplan.plots import drawing
-        from kvplan.plots.planning import plan_plot
-
-        write_bytes(drawing.file_of("plan", plan_plot(found), plot.suffix), plot)
+    write_plot(charts, plot)
     if found.status is planning.Status.IMPOSSIBLE:
         raise typer.Exit(ExitCode.GATE_FAILED)
 
