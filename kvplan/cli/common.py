@@ -101,6 +101,16 @@ def with_slos(loaded: "profile_file.Profile", texts: Sequence[str] | None) -> "p
     return replace(loaded, plan=replace(loaded.plan, slos=tuple(slos.values())))
 
 
+def reference_to(trace: Path, output: Path | None) -> str | None:
+    """How a profile that is written there refers to the trace; None where that is standard input or a pipe."""
+    from kvplan.ingest.text_file import STANDARD_INPUT
+
+    if trace is STANDARD_INPUT or not trace.is_file():
+        return None
+    folder = Path() if output is None else output.parent
+    return Path(os.path.relpath(trace, folder)).as_posix()
+
+
 def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str = "-o") -> None:
     """Refuse to write a result over what it is made from, unless that is a device or a pipe."""
     for path in inputs:

@@ -1,6 +1,5 @@
 """`kvplan import`: whatever there is of a service becomes one profile."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from kvplan.cli.common import (
     load,
     option,
     progress_bar,
+    reference_to,
     refuse_overwriting,
     say_compiling,
     say_section,
@@ -135,7 +135,9 @@ def importing(
                 since=since,
                 interval_s=None if interval is None else parse_time(interval, "--interval"),
                 classes=classes,
-                reference=next((_reference(path, output) for path in kinds.get(FileKind.REQUESTS, ())), None),
+                reference=next(
+                    (reference_to(path, output) for path in kinds.get(FileKind.REQUESTS, ())), None
+                ),
                 name=name,
                 progress=progress,
                 announce=say_compiling,
@@ -167,13 +169,3 @@ def _kinds(known: "list[tuple[FileKind, Path]]", unknown: list[Path]) -> "dict[F
     for kind, path in [*known, *((kind_of(path), path) for path in unknown)]:
         kinds.setdefault(kind, []).append(path)
     return kinds
-
-
-def _reference(trace: Path, output: Path | None) -> str | None:
-    """How a profile that is written there refers to the trace; None where that is standard input or a pipe."""
-    from kvplan.ingest.text_file import STANDARD_INPUT
-
-    if trace is STANDARD_INPUT or not trace.is_file():
-        return None
-    folder = Path() if output is None else output.parent
-    return Path(os.path.relpath(trace, folder)).as_posix()

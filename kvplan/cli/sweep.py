@@ -93,7 +93,8 @@ def sweep(
     plot: Plot = None,
 ) -> None:
     """Compute figures of the report at many points. A point is the profile with other values of some numbers."""
-    from kvplan.sweeps import executors, store
+    from kvplan import executors
+    from kvplan.sweeps import store
     from kvplan.sweeps.definition import define
     from kvplan.sweeps.run import sweep as run
 

@@ -104,7 +104,7 @@ def engine_settings_of(engine: Engine, report: Report, model: ServingModel, plan
     """
     best, *rest = report.advice or (None,)
     recovers = report.verdict.status is Status.STABLE
-    flags = {flag.flag: flag for flag in _of_profile(engine, model)}
+    flags = {flag.flag: flag for flag in flags_of_profile(engine, model)}
     if best is not None:
         if engine.first_chunk is not None and ADMISSION in {setting.name for setting in best.settings}:
             flags.pop(engine.first_chunk.flag, None)
@@ -120,8 +120,8 @@ def engine_settings_of(engine: Engine, report: Report, model: ServingModel, plan
     )
 
 
-def _of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
-    """What the profile says of its engine."""
+def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
+    """Write what a profile says of its engine."""
     replica, why = model.replica, "the profile's"
     limits = {**dict.fromkeys(SEATS, replica.max_num_seqs), TOKENS: replica.max_num_batched_tokens}
     for name, value in limits.items():

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvplan.emit.settings import EngineSettings
     from kvplan.planning.day import Day
     from kvplan.planning.plan import Plan as Planned
+    from kvplan.planning.search import Band, Candidate, Setting
     from kvplan.profile.reading import Profile
     from kvplan.report.assembly import ProfileIdentity, Report
     from kvplan.reproduction.judge import Reproduction
@@ -214,77 +215,107 @@ def emit(found: "EngineSettings", report: "Report") -> Document:
 
 def plan(found: "Planned") -> Document:
     """Replicas for a demand: `plan` of the contract."""
-    from kvplan.layout.plan import command
-    from kvplan.planning.plan import Cost, Status
+    from kvplan.planning.plan import Status
 
-    document: Document = _document() | {
-        "schema_version": 2,
-        "plan": {"status": found.status, "demand": found.demand},
-    }
-    refused = [{"kind": one.name, "why": one.why} for one in found.refused]
+    document: Document = {"status": found.status, "demand": found.demand}
     if found.status is Status.IMPOSSIBLE:
         limits = [{"key": key, "limit": limit} for key, limit in found.ways.limits]
-        possible = {**found.ways._asdict(), "limits": limits}
-        document["plan"] |= {"refused": refused, "possible": possible}
-        return document
-    setting, winner = found.setting, found.winner
-    assert found.profile is not None
-    replica, cost, drain = winner.task.model.replica, found.cost, found.drain
-    document["plan"] |= {
-        "kind": winner.name,
+        document["possible"] = {**found.ways._asdict(), "limits": limits}
+    else:
+        document |= _replicas(found, found.winner, found.setting)
+    if found.status is Status.PLANNED:
+        document |= _around(found)
+    document["refused"] = [
+        {
+            **_kind(found, one.name),
+            "why": one.why,
+            "least": [_fields(d, "key", "value", "limit") for d in one.least] or None,
+        }
+        for one in found.refused
+    ]
+    document["simulations"] = found.race.simulations
+    return _document() | {"schema_version": 2, "plan": document}
+
+
+def _replicas(found: "Planned", candidate: "Candidate", setting: "Setting") -> Document:
+    """So many replicas of a kind, their engine and what they cost."""
+    from kvplan.layout.plan import command
+    from kvplan.planning.plan import Cost
+
+    replica, cost = candidate.task.model.replica, found.cost_of(candidate, setting)
+    return {
+        **_kind(found, candidate.name),
         "replicas": setting.replicas,
         "gpus": setting.replicas * replica.gpus,
         "engine": {
             "name": found.request.engine,
             "max_num_batched_tokens": setting.batched_tokens,
             "max_num_seqs": replica.max_num_seqs,
-            "command": command(found),
+            "command": command(found, candidate, setting),
         },
         "cost": dict.fromkeys(Cost._fields) if cost is None else cost._asdict(),
+    }
+
+
+def _kind(found: "Planned", name: str) -> Document:
+    """A kind of replica; of a profile what it says of one."""
+    kind = found.kind(name)
+    if kind is None:
+        return {"name": name, "gpu": None, "parallelism": None, "weights": None}
+    shared = dict.fromkeys(("data", "expert", "pipeline", "context"), 1)
+    parallelism = {"tensor": kind.tensor_parallel, **shared}
+    return {"name": name, "gpu": kind.gpu.name, "parallelism": parallelism, "weights": kind.weights}
+
+
+def _around(found: "Planned") -> Document:
+    """What is known beside how many replicas it takes."""
+    assert found.profile is not None
+    drain, fleet = found.drain, None if found.apart is None else found.apart.fleet
+    origin = found.profile.model.provenance
+    return {
         "objectives": [one._asdict() for one in found.objectives],
         "sizes": [
-            {**_fields(one, "replicas", "state", "missed"), "max_num_batched_tokens": one.batched_tokens}
+            {
+                **_fields(one, "replicas", "state", "missed"),
+                "engine": {"max_num_batched_tokens": one.batched_tokens},
+            }
             for one in found.sizes
         ],
         "room": found.room,
-        "routers": dict(found.routers),
-        "split": None
-        if found.apart is None or found.apart.fleet is None
-        else _fields(found.apart.fleet, "prefill", "decode"),
+        "routers": {name.replace("-", "_"): replicas for name, replicas in found.routers},
+        "split": None if fleet is None else _fields(fleet, "prefill", "decode"),
         "day": None if found.day is None else _day(found.day),
-        "band": None if found.band is None else found.band._asdict(),
+        "band": _band(found, found.winner, found.band),
         "spread": [{"cv": cv, "replicas": replicas} for cv, replicas in found.spread],
         "burst": None
         if drain is None
         else {
             "requests": drain.burst_requests,
             "drain_s": drain.seconds,
-            "low": drain.low,
-            "high": drain.high,
+            **_fields(drain, "low", "high", "preempted"),
         },
         "recovers": found.verdict,
         "recovers_up_to_rps": None
         if found.recovers_up_to_rps is None
-        else found.recovers_up_to_rps * setting.replicas,
+        else found.recovers_up_to_rps * found.setting.replicas,
         "alternatives": [
             {
-                "kind": one.candidate.name,
-                "replicas": one.setting.replicas,
-                "gpus": one.setting.replicas * one.candidate.task.model.replica.gpus,
-                "max_num_batched_tokens": one.setting.batched_tokens,
-                "per_hour": one.setting.replicas * one.candidate.price if found.request.priced else None,
-                "band": None if one.band is None else one.band._asdict(),
+                **_replicas(found, one.candidate, one.setting),
+                "band": _band(found, one.candidate, one.band),
             }
             for one in found.alternatives
         ],
-        "refused": refused,
-        "inputs": {
-            name: getattr(found.profile.model.provenance, name).basis
-            for name in ("gpu", "timing", "workload")
-        },
+        "inputs": {name: getattr(origin, name).basis for name in ("gpu", "timing", "workload")},
+        "next": None if found.next is None else found.next._asdict(),
         "profile": {"sha256": found.profile.sha256},
     }
-    return document
+
+
+def _band(found: "Planned", candidate: "Candidate", band: "Band | None") -> Document | None:
+    if band is None:
+        return None
+    prices = [None if n is None or not found.request.priced else n * candidate.price for n in band.replicas]
+    return {**band._asdict(), "per_hour": prices}
 
 
 def _day(day: "Day") -> Document:

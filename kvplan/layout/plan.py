@@ -1,33 +1,44 @@
 """The screen of `kvplan plan`: replicas, price, objectives, sizes beside it, alternatives, what to do next."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table, words
+from kvplan.emit import engine
+from kvplan.emit.settings import flags_of_profile
+from kvplan.layout.elements import Block, Bullets, Column, Figure, Paragraph, Section, number, table, words
 from kvplan.planning.day import Day
 from kvplan.planning.kinds import Kind
-from kvplan.planning.plan import Alternative, Band, Plan, Size, Status
-from kvplan.planning.search import Candidate, Setting
+from kvplan.planning.plan import Alternative, Plan, Refused, Size, Status
+from kvplan.planning.search import Band, Candidate, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
 from kvplan.study.objectives import State
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
 _MISSED = {"load": "more load than is sustainable", "queue": "the queue grows"}
+_NEXT = {"timing": "speed, with vllm bench serve on one replica", "lengths": "lengths"}
+_WIDTH = 73  # of a command, before a flag and a backslash
+_ALTERNATIVES = 3  # that are shown
 _FEELS_SLOW_S = 0.1  # ITL p95, above which it is said where nobody limits it
-_MOST = 4  # refused kinds that are named
+_MOST, _MOST_IMPOSSIBLE = 2, 12  # refused kinds that are named, beside a plan and where there is none
 
 
-def build(plan: Plan, *, full: bool = False) -> Section:
-    """Build the screen; `full`: with every alternative and every kind that was refused."""
+def build(plan: Plan, *, full: bool = False, kept: bool = False) -> Section:
+    """Build the screen; `full`: with every alternative and kind that was refused; `kept`: a profile was written."""
     title = f"{_model(plan)}: {plan.demand}"
-    blocks = _impossible(plan) if plan.status is Status.IMPOSSIBLE else _planned(plan, full)
+    screens = {Status.IMPOSSIBLE: _impossible, Status.INTERRUPTED: _interrupted, Status.PLANNED: _planned}
+    blocks = [*screens[plan.status](plan, full)]
+    if plan.status is Status.PLANNED:
+        keep = () if kept else ("-o plan.toml keeps it: profile and gate, for check, analyze and emit.",)
+        blocks.append(Bullets((*_notes(plan, full), *keep)))
     return Section("plan", title, tuple(blocks))
 
 
 def _planned(plan: Plan, full: bool) -> Iterator[Block]:
-    yield Paragraph(_headline(plan))
+    band = ""
     if plan.band is not None:
-        yield Paragraph(f"{_in_band(plan.band)} if iterations take {_times(plan.band)} times the estimate.")
+        band = f" {_in_band(plan.band)} if iterations take {_times(plan.band)} times the estimate."
+    yield Paragraph(_headline(plan) + band)
     slower = f"{format_percent(plan.request.slower)} slower"
     columns = (Column(""), number("limit"), number("expected"), number("95 % interval"), number(slower))
     rows = [
@@ -55,7 +66,7 @@ def _planned(plan: Plan, full: bool) -> Iterator[Block]:
     if plan.day is not None:
         yield from _day(plan, plan.day)
     if plan.alternatives:
-        shown = plan.alternatives if full else plan.alternatives[:3]
+        shown = plan.alternatives if full else _few(plan.alternatives)
         others = (
             words("alternatives"),
             number("GPUs"),
@@ -64,19 +75,35 @@ def _planned(plan: Plan, full: bool) -> Iterator[Block]:
             number("tokens"),
         )
         yield table(others, (_alternative(plan, one) for one in shown))
-    yield Paragraph(command(plan))
+    yield _shell(command(plan, plan.winner, plan.setting))
     yield Paragraph(_after_a_burst(plan))
-    yield Bullets(tuple(_notes(plan, full)))
 
 
-def _impossible(plan: Plan) -> Iterator[Block]:
+def _interrupted(plan: Plan, full: bool) -> Iterator[Block]:
+    sure = "by short runs, not confirmed" if plan.race.found is None else "confirmed by long runs"
+    yield Paragraph(f"Interrupted. The best so far, {sure}:")
+    yield Paragraph(_headline(plan))
+    yield _shell(command(plan, plan.winner, plan.setting))
+
+
+def _impossible(plan: Plan, full: bool) -> Iterator[Block]:
     limits = ", ".join(f"{_words(s.key)} {format_seconds(s.bound)}" for s in plan.request.slos)
     yield Paragraph("Impossible at any number of replicas" + (f"; limits: {limits}." if limits else "."))
-    yield table((Column("kind"), words("on an idle replica")), [(r.name, r.why) for r in plan.refused])
+    rows = ((r.name, _why(r)) for r in sorted(plan.refused, key=lambda r: not r.least))
+    most = None if full else _MOST_IMPOSSIBLE
+    yield table((Column("kind"), words("on an idle replica")), rows, most, "and {} more kinds, with --full")
     found = tuple(_would_do(plan.ways))
     if found:
         yield Paragraph("It would be possible, for a request that is alone:")
         yield Bullets(found)
+
+
+def _why(refused: Refused) -> str:
+    """Why a kind cannot: what a request misses that is alone, or that the model does not fit."""
+    figures = (
+        f"{_words(d.key)} {format_seconds(d.value)}{' missed' * (d.share > d.allowed)}" for d in refused.least
+    )
+    return "; ".join(figures) or refused.why
 
 
 def _would_do(ways: Ways) -> Iterator[str]:
@@ -97,7 +124,7 @@ def _model(plan: Plan) -> str:
 def _headline(plan: Plan) -> str:
     setting, winner = plan.setting, plan.winner
     each, total = winner.task.model.replica.gpus, _gpus(winner, setting)
-    kind = _kind(plan, winner)
+    kind = plan.kind(winner.name)
     gpu = "GPU" if kind is None else kind.gpu.name
     weights = "" if kind is None else f", {kind.weights} weights"
     replicas = f"{setting.replicas:,} replica{'s' * (setting.replicas != 1)} x {each} {gpu}"
@@ -135,7 +162,8 @@ def _size(plan: Plan, size: Size) -> tuple[str, ...]:
     if size.state is State.HOLDS:
         said = "all met"
         if chosen and plan.room is not None:
-            said += f"; room for {format_percent(plan.room)} more" if plan.room else "; no room for more"
+            ends = _MISSED.get(plan.room_ends) or f"{_words(plan.room_ends)} is too near its limit"
+            said += f"; room for {format_percent(plan.room)} more" if plan.room else f"; no room: {ends}"
     elif size.state is State.OPEN:
         said = "not sure even after long runs"
     else:
@@ -209,7 +237,7 @@ def _day(plan: Plan, day: Day) -> Iterator[Block]:
 
 
 def _alternative(plan: Plan, one: Alternative) -> tuple[str, ...]:
-    cost, best = one.setting.replicas * one.candidate.price, plan.setting.replicas * plan.winner.price
+    cost, best = one.candidate.cost(one.setting), plan.winner.cost(plan.setting)
     more = f" {format_percent(cost / best - 1, 2, signed=True)}" if cost != best else ""
     band = [] if one.band is None else one.band.replicas
     return (
@@ -221,23 +249,40 @@ def _alternative(plan: Plan, one: Alternative) -> tuple[str, ...]:
     )
 
 
-def command(plan: Plan) -> str:
-    """Return what starts the engine of the plan."""
-    kind, setting = _kind(plan, plan.winner), plan.setting
-    assert plan.profile is not None
-    replica = plan.profile.model.replica
-    flags = []
-    if replica.gpus > 1:
-        flags.append(f"--tensor-parallel-size {replica.gpus}")
-    if kind is not None and not kind.own_weights:
-        flags.append(f"--quantization {kind.weights}")
-    if setting.batched_tokens is not None:
-        flags.append(f"--max-num-batched-tokens {setting.batched_tokens}")
-    if replica.max_num_seqs is not None:
-        flags.append(f"--max-num-seqs {replica.max_num_seqs}")
+def command(plan: Plan, candidate: Candidate, setting: Setting) -> str:
+    """Return what starts the engine of a replica."""
+    kind, replica = plan.kind(candidate.name), candidate.task.model.replica
     if plan.request.engine != "vllm":
         return f"kvplan emit plan.toml writes the settings of {plan.request.engine}."
-    return f"vllm serve {'MODEL' if kind is None else kind.shape.name} {' '.join(flags)}".strip()
+    served = replace(
+        candidate.task.model, replica=replace(replica, max_num_batched_tokens=setting.batched_tokens)
+    )
+    words = ["vllm serve", "MODEL" if kind is None else kind.shape.name]
+    if replica.gpus > 1:
+        words.append(f"--tensor-parallel-size {replica.gpus}")
+    if kind is not None and not kind.own_weights:
+        words.append(f"--quantization {kind.weights}")
+    words += [f"{flag.flag} {flag.value or ''}".strip() for flag in flags_of_profile(engine("vllm"), served)]
+    return " ".join(words)
+
+
+def _few(every: Sequence[Alternative]) -> list[Alternative]:
+    """The cheapest, and the cheapest with the weights of the model's own."""
+    own = [one for one in every if one.candidate.own_weights]
+    few = [*every[: _ALTERNATIVES - 1], *own[:1]]
+    return few if every[_ALTERNATIVES - 1 :] and own and own[0] not in few[:-1] else [*every[:_ALTERNATIVES]]
+
+
+def _shell(text: str) -> Figure:
+    """A command in lines that a shell takes as one."""
+    begin, *flags = text.split(" --")
+    lines = [begin]
+    for flag in flags:
+        if len(lines[-1]) + len(flag) > _WIDTH:
+            lines.append("  --" + flag)
+        else:
+            lines[-1] += " --" + flag
+    return Figure(" \\\n".join(lines))
 
 
 def _after_a_burst(plan: Plan) -> str:
@@ -266,28 +311,26 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
     p95 = None if latency is None else latency.itl_s.p95
     if "itl_s" not in limited and p95 is not None and p95 > _FEELS_SLOW_S:
         yield f"No objective limits ITL, whose p95 is {format_seconds(p95)}."
+    assumed = ""
     if plan.spread:
         sizes = ", ".join(f"{n:,} at cv {cv:g}" for cv, n in plan.spread)
-        yield f"Lengths assumed log-normal, cv 0.95 ({sizes})."
-    kind = _kind(plan, plan.winner)
+        assumed = f"; their spread is assumed: log-normal, cv 0.95 ({sizes})"
+    kind = plan.kind(plan.winner.name)
     if kind is not None:
         memory = format_number(plan.winner.task.model.replica.memory_tokens, 6)
-        yield f"Speed and KV memory ({memory} tokens) are estimated; the rest is stated."
-        yield (
-            "Next: measure the speed: kvplan import RESULT --base plan.toml, RESULT of vllm bench serve on one "
-            "replica."
-        )
+        traffic = plan.winner.task.model.provenance.workload.basis
+        yield f"Speed and KV memory ({memory} tokens) are estimated; rates and lengths are {traffic}{assumed}."
+    if plan.next is not None:
+        low, high = plan.next.replicas
+        most = "no number of" if high is None else f"{high:,}"
+        yield f"Next: measure the {_NEXT[plan.next.input]} ({low:,} to {most} replicas): {plan.next.command}"
+    dearer = f"{plan.race.dearer} other kinds cost 1.6 times as much or more." if plan.race.dearer else ""
     if plan.refused:
-        named = "; ".join(f"{r.name}: {r.why}" for r in plan.refused[: None if full else _MOST])
+        named = "; ".join(f"{r.name}: {_why(r)}" for r in plan.refused[: None if full else _MOST])
         more = len(plan.refused) - _MOST
-        yield f"Cannot: {named}" + (f"; and {more} more." if more > 0 and not full else ".")
-    if plan.race.dearer:
-        yield f"{plan.race.dearer} other kinds cost 1.6 times as much or more."
-
-
-def _kind(plan: Plan, candidate: Candidate) -> Kind | None:
-    kinds = (option for option in plan.request.options if isinstance(option, Kind))
-    return next((kind for kind in kinds if kind.name == candidate.name), None)
+        dearer = f"Cannot: {named}" + (f"; and {more} more. " if more > 0 and not full else ". ") + dearer
+    if dearer:
+        yield dearer.strip()
 
 
 def _gpus(candidate: Candidate, setting: Setting) -> int:

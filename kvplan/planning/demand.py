@@ -1,10 +1,12 @@
 """What a service is asked for, and the tables of a profile that say so."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvplan.errors import UsageError
 from kvplan.ingest.profile_text import table_text
+from kvplan.model import Recorded
 from kvplan.ranges import MAX_TOKENS
 
 DEFAULT_CV = 0.95  # of lengths: of five public traces .15 to 1.31, mostly near 1
@@ -25,6 +27,23 @@ class Length:
             return round(self.mean)
         mean = round(self.mean) if self.mean == round(self.mean) else self.mean
         return {"lognormal": {"mean": mean, "cv": self.cv}}
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Requests of a trace, which are replayed: `tables` of a profile that refer to it, what it holds, its name."""
+
+    tables: Mapping[str, Any]
+    recorded: Recorded
+    source: str
+
+    users = None
+    assumes_spread = False
+
+    @property
+    def toml(self) -> str:
+        """The tables as text."""
+        return "\n\n".join(table_text(name, table) for name, table in self.tables.items())
 
 
 def parse_length(text: str, option: str) -> Length:

@@ -1,29 +1,34 @@
 """The plan of a service: the cheapest replicas that meet its objectives, and what the number of them hangs on."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any, NamedTuple
 
 from kvplan.analysis.equilibrium import per_request
 from kvplan.errors import ProfileError, UsageError
+from kvplan.executors import SERIAL, Engine
 from kvplan.ingest.model.shape import kv_bytes_per_token
+from kvplan.ingest.trace.replay import replaying
 from kvplan.model import Plan as ServicePlan
 from kvplan.model import ServingModel
 from kvplan.model.fleet import Routing
+from kvplan.model.provenance import Knowledge
 from kvplan.model.slo import Slo
 from kvplan.planning.day import Day, day, heaviest, parts, planned_for
-from kvplan.planning.demand import Demand
+from kvplan.planning.demand import Demand, Replay
 from kvplan.planning.kinds import Kind, fits
-from kvplan.planning.search import Candidate, Found, Race, Setting, neighbours, race
+from kvplan.planning.search import Band, Candidate, Found, Race, Setting, neighbours, race
 from kvplan.planning.split import Apart, apart
-from kvplan.planning.trial import Task
+from kvplan.planning.trial import Missed, Quick, Task
 from kvplan.planning.ways import Ways, ways
-from kvplan.planning.writing import written
+from kvplan.planning.writing import TRAFFIC, written
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.ranges import LEAST_RATE
 from kvplan.report.assembly import Analyses
+from kvplan.solve import least_whole
 from kvplan.study.drain import Drain
 from kvplan.study.objectives import Decision, State
 from kvplan.study.operating_point import Latency
@@ -35,6 +40,12 @@ _ROOM = 0.01  # step of the demand
 _MOST_ROOM = 0.5
 _MANY_SEQUENCES = 1_024
 _HOUR_S = 3600.0
+_MEASURE = "kvplan import RESULT.json --base plan.toml"  # of a load generator on one replica
+# settings that may be given instead of searched, with the tables of a profile that have them
+SETTINGS = {
+    **dict.fromkeys(("max_num_batched_tokens", "max_num_seqs", "block_tokens", "prefix_caching"), "gpu"),
+    **dict.fromkeys(("admission", "watermark"), "engine"),
+}
 
 
 class Status(StrEnum):
@@ -42,6 +53,7 @@ class Status(StrEnum):
 
     PLANNED = "planned"
     IMPOSSIBLE = "impossible"
+    INTERRUPTED = "interrupted"
 
 
 class Objective(NamedTuple):
@@ -77,14 +89,6 @@ class Size(NamedTuple):
     decided: tuple[Decision, ...]
 
 
-class Band(NamedTuple):
-    """How many replicas it takes at the ends of the error band of the timing."""
-
-    low: float
-    high: float
-    replicas: tuple[int | None, int | None]
-
-
 class Alternative(NamedTuple):
     """Another kind of replica, by short runs."""
 
@@ -94,10 +98,11 @@ class Alternative(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A kind that cannot do it at any number, and why."""
+    """A kind that cannot do it at any number, and why; where it holds the model, what a request sees that is alone."""
 
     name: str
     why: str
+    least: tuple[Decision, ...] = ()
 
 
 class Cost(NamedTuple):
@@ -106,6 +111,14 @@ class Cost(NamedTuple):
     per_hour: float
     per_million_tokens: float
     per_million_output_tokens: float
+
+
+class Next(NamedTuple):
+    """The input on which the number of replicas depends most, from how many to how many, and what measures it."""
+
+    input: str
+    replicas: tuple[int, int | None]
+    command: str
 
 
 class Plan(NamedTuple):
@@ -120,7 +133,7 @@ class Plan(NamedTuple):
     profile
         The service as planned, which `-o` writes; None where it is impossible.
     room
-        Share by which the demand may grow at this size.
+        Share by which the demand may grow at this size, up to half; `room_ends`: the key of what is missed beyond it.
     spread
         Replicas by cv of lengths that are assumed; empty where they are stated.
     apart
@@ -131,6 +144,8 @@ class Plan(NamedTuple):
         The demand, of a schedule its mean.
     worst
         From when to when in the period of a schedule the demand is that which is planned for, seconds.
+    next
+        What to measure; None where the number of replicas depends on nothing that is estimated or assumed.
     """
 
     status: Status
@@ -142,6 +157,7 @@ class Plan(NamedTuple):
     objectives: tuple[Objective, ...] = ()
     sizes: tuple[Size, ...] = ()
     room: float | None = None
+    room_ends: str = ""
     band: Band | None = None
     spread: tuple[tuple[float, int], ...] = ()
     alternatives: tuple[Alternative, ...] = ()
@@ -155,6 +171,7 @@ class Plan(NamedTuple):
     mean_rps: float = 0.0
     worst: tuple[float, float] | None = None
     ways: Ways = Ways()
+    next: Next | None = None
 
     @property
     def winner(self) -> Candidate:
@@ -164,16 +181,24 @@ class Plan(NamedTuple):
 
     @property
     def setting(self) -> Setting:
-        """How many of them, and the token budget."""
-        assert self.race.found is not None
-        return self.race.found.setting
+        """How many of them, and the token budget; by short runs where the search was interrupted."""
+        return self.race.sizes[self.winner] if self.race.found is None else self.race.found.setting
+
+    def kind(self, name: str) -> Kind | None:
+        """The kind of replica that is called so; None: it is a profile."""
+        kinds = (option for option in self.request.options if isinstance(option, Kind))
+        return next((kind for kind in kinds if kind.name == name), None)
 
     @property
     def cost(self) -> Cost | None:
         """What all replicas cost; None where prices are not known."""
+        return self.cost_of(self.winner, self.setting)
+
+    def cost_of(self, candidate: Candidate, setting: Setting) -> Cost | None:
+        """What so many replicas of a kind cost; None where prices are not known."""
         if not self.request.priced:
             return None
-        hour, mix = self.setting.replicas * self.winner.price, self.winner.task.model.mix
+        hour, mix = candidate.cost(setting), candidate.task.model.mix
         out = self.mean_rps * mix.mean(mix.decode_tokens) * _HOUR_S / 1e6
         every = out + self.mean_rps * mix.mean(mix.input_tokens) * _HOUR_S / 1e6
         return Cost(hour, hour / every, hour / out)
@@ -197,20 +222,20 @@ class Request:
         From the start of a replica until it serves; None: the period of the schedule is not planned.
     split
         Whether prefill and decode apart are looked at.
-    batched_tokens
-        Not searched.
+    settings
+        Of the engine, by key, that are given and not searched.
     prices
         Of replicas, by the names of kinds and the sources of profiles.
     """
 
     options: Sequence[Kind | Profile]
-    demand: Demand | None
+    demand: Demand | Replay | None
     slos: tuple[Slo, ...]
     rate_rps: float | None = None
     slower: float = 0.05
     headroom: float = 0.0
     engine: str = "vllm"
-    batched_tokens: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     schedule: Mapping[str, Any] | None = None
     load_s: float | None = None
     split: bool = False
@@ -223,7 +248,7 @@ class Request:
         return self.prices is not None
 
 
-def plan(request: Request, tell: Callable[[str], None] = lambda _: None) -> Plan:
+def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engine: Engine = SERIAL) -> Plan:
     """Find the cheapest replicas that meet the objectives, and look around them.
 
     Raises
@@ -236,7 +261,7 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None) -> Plan
     for option in request.options:
         profile = _profile(option, request)
         if isinstance(profile, Profile):
-            profile = _with_schedule(profile, request)
+            profile = _with_schedule(_with_settings(profile, request.settings), request)
         if isinstance(profile, Refused):
             refused.append(profile)
             continue
@@ -244,22 +269,41 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None) -> Plan
         profiles[candidate] = profile
         candidates.append(candidate)
     named = all(isinstance(option, Profile) for option in request.options)
-    found = race(candidates, tell, full=named)
-    refused += [Refused(c.name, _why_idle(c)) for c in found.refused]
+    found = race(candidates, tell, full=named, engine=engine)
+    refused += [Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in found.refused]
     demand = _in_words(next(iter(profiles.values())), request) if profiles else ""
-    if found.winner is None or found.found is None:
+    try:
+        return _around(found, profiles, refused, demand, request, tell)
+    except KeyboardInterrupt:
+        if found.winner is None:
+            raise
+        return _interrupted(found, profiles, refused, demand, request)
+
+
+def _around(
+    found: Race,
+    profiles: Mapping[Candidate, Profile],
+    refused: Sequence[Refused],
+    demand: str,
+    request: Request,
+    tell: Callable[[str], None],
+) -> Plan:
+    """What is beside the winner: sizes, costs, alternatives; what would make a demand possible that has none."""
+    if found.winner is None:
         tell("what would make it possible")
         return Plan(
             Status.IMPOSSIBLE, demand, request, found, tuple(refused), ways=_ways(found.refused, request)
         )
     winner, size = found.winner, found.found
+    if size is None:
+        return _interrupted(found, profiles, refused, demand, request)
     tell("around the plan")
     service = _service(profiles[winner], winner, size.setting, request)
     analyses = Analyses(service.model, service.plan)
     latency, verdict = analyses.latency, analyses.verdict
-    others = sorted(
-        (c for c in found.sizes if c is not winner),
-        key=lambda c: (found.sizes[c].replicas * c.price, found.sizes[c].replicas),
+    band, spread = (
+        _band(found, winner, size.setting),
+        _spread(profiles[winner], winner, size.setting, request),
     )
     return Plan(
         Status.PLANNED,
@@ -270,10 +314,10 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None) -> Plan
         service,
         tuple(_objectives(request.slos, latency, size, varies=_varies(service.model, latency))),
         tuple(_sizes(winner, size)),
-        _room(winner, size.setting),
-        _band(winner, size.setting),
-        tuple(_spread(profiles[winner], winner, size.setting, request)),
-        tuple(Alternative(c, found.sizes[c], _band(c, found.sizes[c])) for c in others[:_ALTERNATIVES]),
+        *_room(winner, size.setting),
+        band,
+        tuple(spread),
+        tuple(_alternatives(found, winner)),
         tuple(_routers(winner, size.setting)),
         verdict.drain,
         latency,
@@ -282,7 +326,52 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None) -> Plan
         _apart(profiles[winner], winner, size.setting, request) if request.split else None,
         _day(profiles[winner].model, service.plan, winner, size.setting, request),
         *_when(profiles[winner].model),
+        next=_next(service.model, size.setting.replicas, band, spread),
     )
+
+
+def _interrupted(
+    found: Race,
+    profiles: Mapping[Candidate, Profile],
+    refused: Sequence[Refused],
+    demand: str,
+    request: Request,
+) -> Plan:
+    assert found.winner is not None
+    mean_rps, worst = _when(profiles[found.winner].model)
+    return Plan(Status.INTERRUPTED, demand, request, found, tuple(refused), mean_rps=mean_rps, worst=worst)
+
+
+def _band(found: Race, candidate: Candidate, setting: Setting) -> Band | None:
+    return found.bands[candidate] if candidate in found.bands else candidate.band(setting)
+
+
+def _alternatives(found: Race, winner: Candidate) -> Iterator[Alternative]:
+    """The cheapest of the rest, and the cheapest with the weights of the model's own."""
+    others = sorted(
+        (c for c in found.sizes if c is not winner),
+        key=lambda c: (c.cost(found.sizes[c]), found.sizes[c].replicas),
+    )
+    own = [c for c in others[_ALTERNATIVES:] if c.own_weights]
+    if winner.own_weights or any(c.own_weights for c in others[:_ALTERNATIVES]):
+        own = []
+    for candidate in [*others[:_ALTERNATIVES], *own[:1]]:
+        setting = found.sizes[candidate]
+        yield Alternative(candidate, setting, _band(found, candidate, setting))
+
+
+def _next(
+    model: ServingModel, replicas: int, band: Band | None, spread: Sequence[tuple[float, int]]
+) -> Next | None:
+    """What to measure: speed that is estimated, or lengths that are assumed; None where neither matters."""
+    ways = []
+    if band is not None and model.provenance.timing.basis != Knowledge.MEASURED:
+        ways.append(Next("timing", (band.replicas[0] or 1, band.replicas[1]), _MEASURE))
+    if spread:
+        sizes = [replicas, *(n for _, n in spread)]
+        ways.append(Next("lengths", (min(sizes), max(sizes)), "kvplan plan --trace requests.csv"))
+    ways = [way for way in ways if way.replicas[0] != way.replicas[1]]
+    return max(ways, key=lambda way: (way.replicas[1] or math.inf) - way.replicas[0], default=None)
 
 
 def _apart(profile: Profile, winner: Candidate, setting: Setting, request: Request) -> Apart:
@@ -335,7 +424,7 @@ def _of_kind(kind: Kind, request: Request, **limits: int) -> Profile:
     name = f"{kind.shape.name} on {kind.tensor_parallel} x {kind.gpu.name}"
     engine = "" if request.engine == "vllm" else f'\n\n[engine]\nname = "{request.engine}"'
     text = f'schema = 1\nname = "{name}"\n\n{kind.toml(**limits)}{engine}\n\n{request.demand.toml}\n'
-    return parse_profile(text.encode(), name)
+    return _replayed(parse_profile(text.encode(), name), request.demand)
 
 
 def _with_demand(profile: Profile, request: Request) -> Profile:
@@ -344,13 +433,24 @@ def _with_demand(profile: Profile, request: Request) -> Profile:
         return with_demand(profile, request.demand)
     if request.rate_rps is None:
         return profile
-    changes = _rates(profile.tables, request.rate_rps / profile.model.total_rate_rps)
+    changes = with_rates(profile.tables, request.rate_rps / profile.model.total_rate_rps)
     return _changed(profile, changes, profile.source)
 
 
-def with_demand(profile: Profile, demand: Demand) -> Profile:
+def with_demand(profile: Profile, demand: Demand | Replay) -> Profile:
     """Return a profile, which may lack traffic, with that of a demand."""
-    return _changed(profile, demand.tables, profile.source)
+    return _replayed(_changed(profile, demand.tables, profile.source), demand)
+
+
+def _replayed(profile: Profile, demand: Demand | Replay) -> Profile:
+    """A profile with the requests of a trace, where those are the demand."""
+    if not isinstance(demand, Replay):
+        return profile
+    origin = {
+        **profile.tables.get("provenance", {}),
+        "workload": {"basis": "measured", "source": demand.source},
+    }
+    return replaying(_changed(profile, {"provenance": origin}, profile.source), demand.recorded)
 
 
 def _changed(profile: Profile, changes: Mapping[str, Any], source: str) -> Profile:
@@ -360,6 +460,17 @@ def _changed(profile: Profile, changes: Mapping[str, Any], source: str) -> Profi
     if known is None or known.arrivals.trace is None or "trace" not in found.tables.get("workload", {}):
         return found
     return replace(found, known=replace(found.model, arrivals=known.arrivals))
+
+
+def _with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:
+    changes = {
+        table: {
+            **profile.tables.get(table, {}),
+            **{k: v for k, v in settings.items() if SETTINGS[k] == table},
+        }
+        for table in {SETTINGS[key] for key in settings}
+    }
+    return _changed(profile, changes, profile.source) if changes else profile
 
 
 def _with_schedule(profile: Profile, request: Request) -> Profile:
@@ -375,7 +486,7 @@ def _with_schedule(profile: Profile, request: Request) -> Profile:
     return profile
 
 
-def _rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
+def with_rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """Traffic tables with all rates times a factor, as far as a profile can say them; of users as many more."""
 
     def scaled(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -385,7 +496,7 @@ def _rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
         }
         return {key: new[key](value) if key in new else value for key, value in table.items()}
 
-    kept = {name: tables[name] for name in ("classes", "sessions", "workload", "prefix") if name in tables}
+    kept = {name: tables[name] for name in TRAFFIC if name in tables}
     return {
         name: scaled(value) if name == "workload" else value if name == "prefix" else [*map(scaled, value)]
         for name, value in kept.items()
@@ -405,9 +516,12 @@ def _candidate(option: Kind | Profile, profile: Profile, request: Request) -> Ca
     price = (
         float(model.replica.gpus) if request.prices is None else request.prices.get(_key(option), math.nan)
     )
+    fixed = request.settings.get("max_num_batched_tokens")
     if isinstance(option, Kind):
-        return Candidate(option.name, task, price, option.batched_tokens, request.batched_tokens)
-    return Candidate(profile.name, task, price, model.replica.max_num_batched_tokens, request.batched_tokens)
+        return Candidate(
+            option.name, task, price, option.batched_tokens, fixed, own_weights=option.own_weights
+        )
+    return Candidate(profile.name, task, price, model.replica.max_num_batched_tokens, fixed)
 
 
 def _key(option: Kind | Profile) -> str:
@@ -476,50 +590,32 @@ def _sizes(winner: Candidate, size: Found) -> list[Size]:
     return found
 
 
-def _room(winner: Candidate, setting: Setting) -> float:
-    """Share by which the demand may grow, by short runs."""
+def _room(winner: Candidate, setting: Setting) -> tuple[float, str]:
+    """Share by which the demand may grow, by short runs, and the key of what it misses then."""
 
-    def holds(steps: int) -> bool:
+    @cache
+    def look(steps: int) -> Quick:
         task = replace(winner.task, headroom=(1 + winner.task.headroom) * (1 + _ROOM * steps) - 1)
-        return task.quick(*setting).passes
+        return task.quick(*setting)
 
-    low, high = 0, round(_MOST_ROOM / _ROOM) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low * _ROOM
-
-
-def _replicas(candidate: Candidate, near: float) -> int | None:
-    """Of one kind, by short runs, begun at about so many."""
-    setting = candidate.fewest(near=round(near)) if candidate.idle_excess <= 1 else None
-    return None if setting is None else setting.replicas
-
-
-def _band(candidate: Candidate, setting: Setting) -> Band | None:
-    """Replicas at the ends of the error band of the timing."""
-    band = candidate.task.model.measured.band
-    if band is None:
-        return None
-    low, high = (
-        _replicas(candidate.varied(setting, replace(candidate.task, times=end)), setting.replicas * end)
-        for end in band
-    )
-    return Band(*band, (low, high))
+    most = round(_MOST_ROOM / _ROOM)
+    steps = most - least_whole(lambda less: look(most - less).passes, -1, most)
+    missed = max(look(steps + 1).decided, key=lambda d: d.share / d.allowed, default=None)
+    return steps * _ROOM, Missed.LOAD if missed is None else missed.key
 
 
 def _spread(
     profile: Profile, winner: Candidate, setting: Setting, request: Request
 ) -> list[tuple[float, int]]:
     """Replicas with lengths that vary less, and more, where nobody states how much they do."""
-    if request.demand is None or not request.demand.assumes_spread:
+    if not isinstance(request.demand, Demand) or not request.demand.assumes_spread:
         return []
     found = []
     for cv in _CVS:
         tables = {**request.demand.with_cv(cv).tables, "workload": profile.tables.get("workload")}
         model = parse_profile(written(profile.tables, tables).encode(), profile.source).model
         other = winner.varied(setting, replace(winner.task, model=planned_for(model)))
-        if (replicas := _replicas(other, setting.replicas)) is not None:
+        if (replicas := other.near(setting.replicas)) is not None:
             found.append((cv, replicas))
     return found
 
@@ -538,15 +634,6 @@ def _routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
     return found
 
 
-def _why_idle(candidate: Candidate) -> str:
-    """What a request misses that is alone."""
-    return "; ".join(
-        f"{d.key} {d.value:.3g} s" + (" missed" if d.share > d.allowed else "")
-        for d in candidate.idle_look.decided
-        if d.value
-    )
-
-
 def _ways(refused: Sequence[Candidate], request: Request) -> Ways:
     """What would make it possible."""
     given, demand = [option for option in request.options if isinstance(option, Kind)], request.demand
@@ -556,11 +643,11 @@ def _ways(refused: Sequence[Candidate], request: Request) -> Ways:
         return None if isinstance(profile, Refused) else _candidate(kind, profile, asked)
 
     def shorter(candidate: Candidate, share: float) -> Candidate | None:
-        assert demand is not None
+        assert isinstance(demand, Demand)
         kind = next(kind for kind in given if kind.name == candidate.name)
         return candidate_of(kind, replace(request, demand=demand.with_prompts(share)))
 
-    tokens = demand.prompt.mean if given and demand is not None else None
+    tokens = demand.prompt.mean if given and isinstance(demand, Demand) else None
     return ways(refused, tokens, shorter, given, candidate_of)
 
 

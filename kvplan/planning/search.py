@@ -7,11 +7,14 @@ to but tried, each of a list.
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
+from kvplan.errors import EngineError
+from kvplan.executors import SERIAL, Engine
 from kvplan.planning.trial import Judged, Quick, Task
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.solve import least_whole
@@ -20,8 +23,10 @@ from kvplan.study.objectives import State
 BUDGETS = (512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 16_384)
 MOST_REPLICAS = 100_000
 _CEILING = 1.6  # times the least cost so far, beyond which a kind is not tried
+_TIE = 1.05  # times the least cost, within which the cost at the slow end of the error band decides
 _NEAR = 0.1  # of the best use of the objectives, within which the engine's own budget is taken
 _MOST_STEPS = 60  # replicas added to a size that long runs refuse
+_LOOK_S = 0.2  # between two looks at work elsewhere
 
 
 class Setting(NamedTuple):
@@ -38,6 +43,14 @@ class Found(NamedTuple):
     judged: Judged
 
 
+class Band(NamedTuple):
+    """How many replicas it takes at the ends of the error band of the timing; None: no number is enough."""
+
+    low: float
+    high: float
+    replicas: tuple[int | None, int | None]
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A kind of replica, and what is known of it.
@@ -52,6 +65,10 @@ class Candidate:
         The engine's own token budget; None: it has none.
     listed
         Token budgets to try beside even ones; where `fixed_tokens` is given, that alone.
+    own_weights
+        Whether weights are as the model has them: other types change answers, and never push those out.
+    idle, short, long
+        What was simulated, by token budget or setting, so that nothing is twice.
     """
 
     name: str
@@ -60,29 +77,41 @@ class Candidate:
     engine_tokens: int | None
     fixed_tokens: int | None = None
     listed: tuple[int, ...] = BUDGETS
+    own_weights: bool = True
+    idle: dict[int | None, Quick] = field(init=False, default_factory=dict)
+    short: dict[Setting, Quick] = field(init=False, default_factory=dict)
+    long: dict[Setting, Judged] = field(init=False, default_factory=dict)
 
-    @cached_property
-    def quick(self) -> Callable[[Setting], Quick]:
-        """Short runs, each once."""
-        return lru_cache(maxsize=None)(lambda setting: self.task.quick(*setting))
+    def quick(self, setting: Setting) -> Quick:
+        """Look at a setting by short runs."""
+        if setting not in self.short:
+            self.short[setting] = self.task.quick(*setting)
+        return self.short[setting]
 
-    @cached_property
-    def judge(self) -> Callable[[Setting], Judged]:
-        """Long runs, each once."""
-        return lru_cache(maxsize=None)(lambda setting: self.task.judge(*setting))
+    def judge(self, setting: Setting) -> Judged:
+        """Decide about a setting by long runs."""
+        if setting not in self.long:
+            self.long[setting] = self.task.judge(*setting)
+        return self.long[setting]
+
+    def cost(self, setting: Setting) -> float:
+        """Of all replicas."""
+        return setting.replicas * self.price
 
     def varied(self, setting: Setting, task: Task) -> "Candidate":
         """The same kind for another task that is much like its own, with few budgets to try beside a known one."""
         listed = tuple(b for b in (setting.batched_tokens, max(BUDGETS)) if b is not None)
         return replace(self, task=task, listed=listed)
 
-    @cached_property
+    @property
     def idle_look(self) -> Quick:
         """What a request sees that is alone, with the better of two budgets."""
-        budgets = self.budgets(1)
-        # an even one keeps gaps short, the largest the wait for the first token
-        ends = dict.fromkeys((budgets[0], max(budgets, key=lambda b: b or math.inf)))
-        return min(at_once(self.task.idle, list(ends)), key=lambda look: look.excess)
+        if not self.idle:
+            budgets = self.budgets(1)
+            # an even one keeps gaps short, the largest the wait for the first token
+            ends = list(dict.fromkeys((budgets[0], max(budgets, key=lambda b: b or math.inf))))
+            self.idle.update(zip(ends, at_once(self.task.idle, ends), strict=True))
+        return min(self.idle.values(), key=lambda look: look.excess)
 
     @property
     def idle_excess(self) -> float:
@@ -133,6 +162,21 @@ class Candidate:
         size = least_whole(lambda n: self.best(n)[1].passes, low - 1, size)
         return self.best(size)[0]
 
+    def near(self, replicas: float) -> int | None:
+        """The fewest replicas by short runs, begun at about so many; None: no number is enough."""
+        setting = self.fewest(near=round(replicas)) if self.idle_excess <= 1 else None
+        return None if setting is None else setting.replicas
+
+    def band(self, setting: Setting) -> Band | None:
+        """Replicas at the ends of the error band of the timing, where it has one."""
+        ends = self.task.model.measured.band
+        if ends is None:
+            return None
+        low, high = (
+            self.varied(setting, replace(self.task, times=end)).near(setting.replicas * end) for end in ends
+        )
+        return Band(*ends, (low, high))
+
 
 class Race(NamedTuple):
     """What a search found.
@@ -140,13 +184,17 @@ class Race(NamedTuple):
     Attributes
     ----------
     winner, found
-        The candidate that costs least, and its size; None where none is enough.
+        The candidate that costs least, and its size; None where none is enough, or long runs were not made any more.
     sizes
         The least that short runs have as enough, of those that do not cost much more.
     refused
         That not even an idle replica of meets the objectives.
     dearer
         That cost much more than the best.
+    bands
+        Of those that cost about the same as the winner.
+    simulations
+        How many settings were simulated, short and long runs apart.
     """
 
     winner: Candidate | None
@@ -154,53 +202,138 @@ class Race(NamedTuple):
     sizes: dict[Candidate, Setting]
     refused: tuple[Candidate, ...]
     dearer: int
+    bands: Mapping[Candidate, Band | None]
+    simulations: int
+
+
+class Explored(NamedTuple):
+    """What short runs say of a candidate, wherever they were made: its least size, and all that was simulated."""
+
+    size: Setting | None
+    idle: dict[int | None, Quick]
+    short: dict[Setting, Quick]
+
+
+def explored(candidate: Candidate, ceiling: int | None) -> Explored:
+    """Look for the least size, up to a ceiling, of a candidate that meets the objectives while idle."""
+    size = candidate.fewest(ceiling) if candidate.idle_excess <= 1 else None
+    return Explored(size, candidate.idle, candidate.short)
 
 
 def race(
-    candidates: Iterable[Candidate], tell: Callable[[str], None] = lambda _: None, *, full: bool = False
+    candidates: Iterable[Candidate],
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    full: bool = False,
+    engine: Engine = SERIAL,
 ) -> Race:
-    """Find the size of the cheapest candidate that long runs confirm; `full`: of dear ones, too."""
-    refused, sizes, best, dearer = list[Candidate](), dict[Candidate, Setting](), math.inf, 0
-    for candidate in sorted(candidates, key=lambda c: c.bound * c.price):
-        tell(candidate.name)
-        ceiling = None if full or best == math.inf else math.floor(_CEILING * best / candidate.price)
-        if ceiling is not None and ceiling < candidate.bound:
-            dearer += 1
-        elif candidate.idle_excess > 1:
-            refused.append(candidate)
-        elif (size := candidate.fewest(ceiling)) is None:
-            dearer += 1
-        else:
-            sizes[candidate] = size
-            best = min(best, size.replicas * candidate.price)
-    winner, found = _confirmed(sizes, tell)
-    return Race(winner, found, sizes, tuple(refused), dearer)
+    """Find the size of the cheapest candidate that long runs confirm; `full`: of dear ones, too.
+
+    As many candidates are looked at together as the engine takes. When it is interrupted, what short runs have found
+    by then is returned, and nothing is found where that is nothing.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Before any candidate is known to be enough.
+    """
+    every = sorted(candidates, key=lambda c: c.bound * c.price)
+    waiting = every
+    sizes: dict[Candidate, Setting] = {}
+    refused: list[Candidate] = []
+    winner, found, bands, total = None, None, dict[Candidate, Band | None](), len(every)
+    try:
+        while waiting:
+            wave, waiting = waiting[: engine.ahead], waiting[engine.ahead :]
+            ceilings = {c: None if full else _ceiling(c, sizes) for c in wave}
+            wave = [c for c in wave if (ceiling := ceilings[c]) is None or ceiling >= c.bound]
+            tell(_progress(total - len(waiting), total, sizes))
+            for candidate, seen in zip(wave, _together(engine, wave, ceilings), strict=True):
+                candidate.idle.update(seen.idle)
+                candidate.short.update(seen.short)
+                if seen.size is not None:
+                    sizes[candidate] = seen.size
+                elif candidate.idle_excess > 1:
+                    refused.append(candidate)
+        if not full:
+            sizes = {c: s for c, s in sizes.items() if s.replicas <= (_ceiling(c, sizes) or math.inf)}
+        winner, found, bands = _confirmed(sizes, tell)
+    except KeyboardInterrupt:
+        if not sizes:
+            raise
+        winner = min(sizes, key=lambda c: c.cost(sizes[c]))
+    simulations = sum(len(c.idle) + len(c.short) + len(c.long) for c in every)
+    return Race(winner, found, sizes, tuple(refused), total - len(sizes) - len(refused), bands, simulations)
+
+
+def _together(
+    engine: Engine, wave: Sequence[Candidate], ceilings: Mapping[Candidate, int | None]
+) -> Iterable[Explored]:
+    futures = [engine.executor.submit(explored, candidate, ceilings[candidate]) for candidate in wave]
+    for future in futures:
+        while not future.done():
+            wait([future], timeout=_LOOK_S)
+            if (why := engine.failure()) is not None:
+                raise EngineError(why)
+        yield future.result()
+
+
+def _ceiling(candidate: Candidate, sizes: Mapping[Candidate, Setting]) -> int | None:
+    """The most replicas of a candidate that are of interest; weights of the model's own compete among themselves."""
+    rivals = [c.cost(s) for c, s in sizes.items() if c.own_weights or not candidate.own_weights]
+    return math.floor(_CEILING * min(rivals) / candidate.price) if rivals else None
+
+
+def _progress(done: int, total: int, sizes: Mapping[Candidate, Setting]) -> str:
+    text = f"{done} of {total}"
+    if sizes:
+        best = min(sizes, key=lambda c: c.cost(sizes[c]))
+        text += f"; best so far {sizes[best].replicas:,} x {best.name}"
+    return text
 
 
 def _confirmed(
     sizes: dict[Candidate, Setting], tell: Callable[[str], None]
-) -> tuple[Candidate | None, Found | None]:
-    """The cheapest size that long runs confirm; those they refuse, or leave open, grow by a replica."""
+) -> tuple[Candidate | None, Found | None, dict[Candidate, Band | None]]:
+    """The cheapest size that long runs confirm; those they refuse, or leave open, grow by a replica.
+
+    Of several that cost about the same that one is taken which costs least where iterations are as slow as they may be.
+    """
     order = list(sizes)
-    queue = [
-        (s.replicas * c.price, s.replicas * c.task.model.replica.gpus, order.index(c), s)
-        for c, s in sizes.items()
-    ]
+    queue = [(c.cost(s), s.replicas * c.task.model.replica.gpus, order.index(c), s) for c, s in sizes.items()]
     heapq.heapify(queue)
+    held: dict[Candidate, Found] = {}
     for _ in range(_MOST_STEPS * max(len(order), 1)):
-        if not queue:
+        least = min((c.cost(f.setting) for c, f in held.items()), default=math.inf)
+        if not queue or queue[0][0] > _TIE * least:
             break
         _, _, index, setting = heapq.heappop(queue)
         candidate = order[index]
-        tell(candidate.name)
+        tell(f"confirming {setting.replicas:,} x {candidate.name}")
         judged = candidate.judge(setting)
         if judged.state is State.HOLDS:
-            return candidate, fewer(candidate, Found(setting, judged))
+            held[candidate] = fewer(candidate, Found(setting, judged))
+            continue
         more, _ = candidate.best(setting.replicas + 1)
         sizes[candidate] = more
         gpus = more.replicas * candidate.task.model.replica.gpus
-        heapq.heappush(queue, (more.replicas * candidate.price, gpus, index, more))
-    return None, None
+        heapq.heappush(queue, (candidate.cost(more), gpus, index, more))
+    if not held:
+        return None, None, {}
+    least = min(c.cost(f.setting) for c, f in held.items())
+    tied = [c for c, f in held.items() if c.cost(f.setting) <= _TIE * least]
+    sizes |= {c: f.setting for c, f in held.items()}
+    if len(tied) == 1:
+        return tied[0], held[tied[0]], {}
+    bands = {c: c.band(held[c].setting) for c in tied}
+    winner = min(tied, key=lambda c: (_slow_cost(c, held[c].setting, bands[c]), c.cost(held[c].setting)))
+    return winner, held[winner], bands
+
+
+def _slow_cost(candidate: Candidate, setting: Setting, band: Band | None) -> float:
+    if band is None:
+        return candidate.cost(setting)
+    return math.inf if band.replicas[1] is None else band.replicas[1] * candidate.price
 
 
 def fewer(candidate: Candidate, found: Found) -> Found:

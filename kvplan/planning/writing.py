@@ -9,7 +9,7 @@ _ORDER = (
     "provenance", "gpu", "engine", "timing", "speculative", "fleet", "workload", "classes", "sessions", "prefix",
     "slo", "cost", "plan", "gate",
 )  # fmt: skip
-_TRAFFIC = ("classes", "sessions", "workload", "prefix")
+TRAFFIC: tuple[str, ...] = ("classes", "sessions", "workload", "prefix")
 
 
 def written(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
@@ -30,7 +30,7 @@ def written(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
     d0 = "1 s"
     <BLANKLINE>
     """
-    replaced = _TRAFFIC if "classes" in changes or "sessions" in changes else ()
+    replaced = TRAFFIC if "classes" in changes or "sessions" in changes else ()
     every = {**{k: v for k, v in tables.items() if k not in replaced}, **changes}
     head = f"schema = {every['schema']}\nname = {quoted(every['name'])}"
     found = [table_text(name, every[name]) for name in _ORDER if every.get(name)]

@@ -44,8 +44,8 @@ def of_profile(model: ServingModel, plan: ServicePlan, good: Goodput | None = No
 
 
 def of_plan(plan: "Plan") -> tuple[Chart, ...]:
-    """Return cost against demand, the day where one was planned, and latency against load; nothing where impossible."""
-    if plan.profile is None:
+    """Return cost against demand, the day where one was planned, and latency against load; nothing of a plan that is not done."""
+    if plan.profile is None or plan.status != "planned":
         return ()
     days = () if plan.day is None else (_day(plan.day),)
     return (_demand(plan), *days, *of_profile(plan.profile.model, plan.profile.plan))

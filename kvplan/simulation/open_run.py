@@ -9,6 +9,7 @@ from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.rows import Rows
 from kvplan.simulation.state import (
     COMPLETED,
+    EVICTIONS,
     ITERATIONS,
     JOINED,
     LEAST_WAITING,
@@ -35,7 +36,7 @@ class Queue(NamedTuple):
         Fewest requests that waited in an iteration of it; 0 where there was none.
     waiting
         Requests that waited in the last one.
-    completed, iterations
+    completed, iterations, preempted
         Of the run so far.
     """
 
@@ -44,6 +45,7 @@ class Queue(NamedTuple):
     waiting: int
     completed: int
     iterations: int
+    preempted: int
 
 
 class OpenRun:
@@ -99,6 +101,7 @@ class OpenRun:
             int(c[WAITING]),
             int(c[COMPLETED]),
             int(c[ITERATIONS]),
+            int(c[EVICTIONS]),
         )
 
     def _go_on(self) -> None:

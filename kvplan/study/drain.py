@@ -50,6 +50,8 @@ class Drain(NamedTuple):
         Expected in the burst; of sessions with all their turns.
     seconds, low, high
         The median of the runs, and the least and the most of them; None: not within what was simulated.
+    preempted
+        Preemptions from its begin on until it is gone, the median of the runs.
     reason
         Why there is no time; empty where there is one.
     """
@@ -59,6 +61,7 @@ class Drain(NamedTuple):
     low: float | None
     high: float | None
     reason: str = ""
+    preempted: int | None = None
 
 
 class _Course(NamedTuple):
@@ -78,6 +81,7 @@ class _Run(NamedTuple):
     drained_s: float
     simulated_s: float
     grows: bool
+    preempted: int
 
 
 def drain(model: ServingModel, plan: Plan) -> Drain:
@@ -113,7 +117,9 @@ def drain(model: ServingModel, plan: Plan) -> Drain:
     times = sorted(run.drained_s for run in runs)
     middle = times[SEEDS // 2]
     seconds, low, high = (None if math.isinf(t) else t for t in (middle, times[0], times[-1]))
-    return Drain(burst, seconds, low, high, "" if seconds is not None else _reason(runs))
+    if seconds is None:
+        return Drain(burst, seconds, low, high, _reason(runs))
+    return Drain(burst, seconds, low, high, preempted=sorted(run.preempted for run in runs)[SEEDS // 2])
 
 
 def _course(model: ServingModel) -> _Course:
@@ -193,6 +199,7 @@ def _drawn(model: ServingModel, course: _Course, horizon_s: float, seed: int) ->
 
 def _watched(run: OpenRun, course: _Course, rate: float) -> _Run:
     """Go on until the queue is gone, or surely stays."""
+    before_burst = run.on(course.begin_s).preempted
     queue = run.on(course.end_s)
     empty_s: float | None = None  # since when it is
     times, least = [queue.end_s], [queue.waiting]
@@ -207,7 +214,8 @@ def _watched(run: OpenRun, course: _Course, rate: float) -> _Run:
         elif empty_s is None:
             empty_s = before.end_s if wide == course.step_s else queue.end_s
         if empty_s is not None and queue.end_s - empty_s >= course.quiet_s:
-            return _Run(max(empty_s - course.end_s, 0.0), queue.end_s - course.end_s, False)
+            passed, preempted = queue.end_s - course.end_s, queue.preempted - before_burst
+            return _Run(max(empty_s - course.end_s, 0.0), passed, False, preempted)
         times.append(queue.end_s)
         least.append(queue.least)
         passed = queue.end_s - course.end_s
@@ -217,8 +225,8 @@ def _watched(run: OpenRun, course: _Course, rate: float) -> _Run:
             look_s *= 2
             doubts = doubts + 1 if _stays(times, least, course.end_s + DAY_S) else 0
             if doubts == 2:
-                return _Run(math.inf, passed, True)
-    return _Run(math.inf, queue.end_s - course.end_s, run.stuck)
+                return _Run(math.inf, passed, True, 0)
+    return _Run(math.inf, queue.end_s - course.end_s, run.stuck, 0)
 
 
 def _stays(times: list[float], least: list[int], end_s: float) -> bool:

@@ -10,8 +10,9 @@ from pathlib import Path
 from time import sleep
 from typing import NamedTuple
 
+from kvplan import executors
 from kvplan.errors import EngineError
-from kvplan.sweeps import executors, store
+from kvplan.sweeps import store
 from kvplan.sweeps.definition import Sweep
 from kvplan.sweeps.store import Format, Store
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from measure import peak_mib, ratio, seconds
 
-from kvplan.sweeps import executors
+from kvplan import executors
 
 PROFILE = """schema = 1
 name = "four classes"

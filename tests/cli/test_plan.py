@@ -12,6 +12,7 @@ from command import Run
 from every import every
 
 from kvplan.planning.plan import Request, plan
+from kvplan.planning.trial import Task
 from kvplan.plots.charts import of_plan
 from kvplan.profile.reading import load_profile
 
@@ -31,11 +32,11 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 
 def test_the_screen_says_how_many_at_what_price_and_why(planned: tuple[str, Path]) -> None:
-    text = " ".join(planned[0].split())
+    text = " ".join(planned[0].replace("\\\n", "").split())
     assert "1 replica x 1 H100 SXM = 1 GPU, fp8 weights, $3.00/h" in text
     assert "ttft p95 300 ms" in text
     assert "* 1 1 $3.00 all met" in text
-    assert "vllm serve meta-llama/Llama-3.1-8B --quantization fp8 --max-num-batched-tokens" in text
+    assert "vllm serve meta-llama/Llama-3.1-8B --quantization fp8 --max-num-seqs" in text
     lines = planned[0].splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
@@ -200,6 +201,58 @@ def test_the_page_of_a_plan_has_its_screen_its_day_and_its_plots(run: Run, tmp_p
     assert "one simulated period" in text
 
 
+def test_settings_that_are_given_are_not_searched(run: Run) -> None:
+    given = ("--settings", "max_num_batched_tokens=1024", "--settings", "admission=first-chunk")
+    code, text, _ = run(*SHORT, *given, "--format", "json")
+    engine = json.loads(text)["plan"]["engine"]
+    assert (code, engine["max_num_batched_tokens"]) == (0, 1024)
+    assert "--no-scheduler-reserve-full-isl" in engine["command"]
+
+
+def test_objectives_are_added_to_those_of_a_profile(run: Run, tmp_path: Path) -> None:
+    """An objective on the same figure takes its place."""
+    file = tmp_path / "day.toml"
+    file.write_text(DAY)
+    slos = ("--slo", "ttft-p95=900ms", "--slo", "e2e-p95=1min")
+    code, text, _ = run(str(file), *slos, "--format", "json")
+    limits = {one["key"]: one["limit"] for one in json.loads(text)["plan"]["objectives"]}
+    assert code == 0
+    assert limits == {"ttft_s.p95": 0.9, "e2e_s.p95": 60.0, "itl_s.p95": None}
+
+
+def test_a_trace_is_planned_for_and_replayed_by_the_profile_that_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """600 requests of 400 tokens in and 100 out, one every 100 ms; at 20/s twice as fast."""
+    rows = (f"{i / 10:.1f},400,100" for i in range(600))
+    (tmp_path / "requests.csv").write_text("\n".join(("time,input_tokens,output_tokens", *rows, "")))
+    demand = ("--trace", "requests.csv", "--rate", "20", "--slo", "ttft-p95=1s", "-o", "out/plan.toml")
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path)
+    done = command.run("plan", "Llama-3.1-8B", "--gpu", "L40S", "--tp", "1", *demand)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "20 requests/s, 400 tokens in, 100 out" in done.stdout
+    profile = load_profile(str(tmp_path / "out" / "plan.toml"), stdin=BytesIO())
+    assert profile.trace is not None
+    assert profile.trace.samefile(tmp_path / "requests.csv")
+    assert profile.model.provenance.workload.basis == "measured"
+    assert command.run("check", "out/plan.toml").returncode == 0
+
+
+def test_an_interrupted_search_says_the_best_so_far_and_ends_as_interrupts_do(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Task, "judge", interrupted)
+    code, text, _ = run(*SHORT)
+    assert code == 130
+    assert "Interrupted. The best so far, by short runs, not confirmed" in " ".join(text.split())
+    assert "1 replica x 1 H100 SXM" in text
+    assert json.loads(run(*SHORT, "--format", "json")[1])["plan"]["status"] == "interrupted"
+
+
 def test_what_no_replica_can_do_is_said_with_exit_1(run: Run) -> None:
     code, text, _ = run(*DEMAND, "--out", "20:0", "--slo", "ttft-p95=9ms")
     assert code == 1
@@ -210,7 +263,10 @@ def test_what_no_replica_can_do_is_said_with_exit_1(run: Run) -> None:
 @every(
     ("arguments", "message"),
     [
-        (["Llama-3.1-8B", "--gpu", "H100"], "a model needs a demand: --rate or --users, --in and --out"),
+        (
+            ["Llama-3.1-8B", "--gpu", "H100"],
+            "a model needs a demand: --rate or --users, with --in and --out, or",
+        ),
         (
             ["Llama-3.1-8B", "--rate", "1", "--in", "9", "--out", "9"],
             "--gpu is missing: which GPUs? Known are",
@@ -225,6 +281,13 @@ def test_what_no_replica_can_do_is_said_with_exit_1(run: Run) -> None:
         ([*DEMAND, "--out", "9", "--slo", "recomputed_share<=1%"], "a plan holds times"),
         ([*DEMAND, "--out", "9", "--gpu-hour", "x"], "--gpu-hour 'x': a price above 0"),
         ([*DEMAND, "--out", "9", "--gpu-hour", "B200=3"], "no price for H100 SXM"),
+        ([*DEMAND, "--out", "9", "--trace", "x.csv"], "--in, --out and --users do not go with it"),
+        ([*DEMAND, "--out", "9", "--settings", "max_num_seq=2"], "did you mean max_num_seqs?"),
+        ([*DEMAND, "--out", "9", "--settings", "max_num_seqs=x"], "gpu.max_num_seqs: must be a whole number"),
+        (
+            [*DEMAND, "--out", "9", "--executor", "gpus"],
+            "--executor 'gpus': serial, cores, dask or the address",
+        ),
         ([*DEMAND, "--out", "9", "--headroom", "x"], "--headroom 'x': a share"),
         ([*DEMAND, "--out", "9", "--think", "30s"], "--think goes with --users or --turns"),
         ([*DEMAND, "--out", "9", "--turns", "0"], "--turns 0: 1 to 1000"),

@@ -20,9 +20,10 @@ import pytest
 from command import ENVIRONMENT
 from every import every
 
+from kvplan import executors
 from kvplan.cli.app import main
 from kvplan.profile.reading import load_profile, parse_profile
-from kvplan.sweeps import executors, store
+from kvplan.sweeps import store
 from kvplan.sweeps.columns import DEFAULT
 from kvplan.sweeps.definition import Sweep, define
 from kvplan.sweeps.run import sweep
@@ -436,7 +437,7 @@ import struct
 import sys
 from concurrent.futures.process import BrokenProcessPool
 
-from kvplan.sweeps.executors import started
+from kvplan.executors import started
 from kvplan.sweeps.run import _result
 
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
+from kvplan import executors
 from kvplan.cli.app import main
-from kvplan.sweeps import executors
 
 pytest.importorskip("distributed", reason="the extra dask is not installed")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from kvplan import executors
 from kvplan.cli.app import main
-from kvplan.sweeps import executors
 
 SWEEP = ["sweep", "tool-calls-h100", "--vary", "gpu.memory_tokens=2k:900k:600", "--columns", "rate_cap.*"]
 LIES: dict[str, Callable[[list[bytes]], Any]] = {

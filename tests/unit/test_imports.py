@@ -15,7 +15,7 @@ ROOT = Path(kvplan.__file__).parent
 # from the lowest up: a room may import what stands before it, and nothing that stands beside or behind it
 LAYERS = (
     {"errors", "ranges", "solve", "version"},
-    {"units", "compiling", "engine"},
+    {"units", "compiling", "engine", "executors"},
     {"model"},
     {"analysis"},
     {"profile"},

@@ -9,11 +9,12 @@ import pytest
 import tomli
 from every import every
 
+from kvplan import executors
 from kvplan.errors import EngineError, UsageError
 from kvplan.model.lengths import Lengths
 from kvplan.profile import schema
 from kvplan.profile.reading import parse_profile
-from kvplan.sweeps import executors, run
+from kvplan.sweeps import run
 from kvplan.sweeps.columns import expand
 from kvplan.sweeps.definition import Runs, define
 from kvplan.sweeps.points import rows

@@ -88,11 +88,22 @@ def with_trace(profile: "Profile") -> "Profile":
     """
     if profile.trace is None or profile.known is None:
         return profile
-    place = "workload", "trace"
     try:
         recorded = read_trace(profile.trace).recorded
     except UsageError as error:
-        raise profile.error(str(error), *place) from None
+        raise profile.error(str(error), "workload", "trace") from None
+    return replaying(profile, recorded)
+
+
+def replaying(profile: "Profile", recorded: Recorded) -> "Profile":
+    """The complete profile with these requests to replay.
+
+    Raises
+    ------
+    ProfileError
+        A request never fits, or they have no rate.
+    """
+    place = "workload", "trace"
     longest, memory = int((recorded.input_tokens + recorded.decode_tokens).max()), profile.model.replica
     if longest > memory.capacity_tokens:
         seen = f"its longest request holds {longest:,} KV tokens, and memory {memory.capacity_tokens:,}"

@@ -1,4 +1,4 @@
-"""Where the work of a sweep is done, each behind `concurrent.futures.Executor`.
+"""Where the work of a sweep or a plan is done, each behind `concurrent.futures.Executor`.
 
 ======================  ====================================================================================
 ``serial``              this process
@@ -60,6 +60,9 @@ class Serial(Executor):
         return future
 
 
+SERIAL = Engine(Serial(), 1, lambda: None)
+
+
 def check(kind: str, workers: int | None) -> None:
     """Refuse what is no executor, or cannot be had, before work begins.
 
@@ -115,7 +118,7 @@ def started(kind: str, workers: int | None) -> Iterator[Engine]:
         No scheduler answers.
     """
     if kind == "serial" or (kind == "cores" and (workers or cores()) == 1):
-        yield Engine(Serial(), 1, lambda: None)
+        yield SERIAL
     elif kind == "cores":
         with _processes(workers or cores()) as engine:
             yield engine

@@ -1,0 +1,325 @@
+"""What is asked of a plan, as options write it: names, prices, shares and lengths, read into a request."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+from kvplan.engine import EngineName
+from kvplan.errors import UsageError, did_you_mean
+from kvplan.ingest.gathering import Asked, gather
+from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.hardware import find_gpu, gpus
+from kvplan.ingest.recognition import FileKind
+from kvplan.ingest.trace.replay import read_trace, with_trace
+from kvplan.model.fleet import Routing
+from kvplan.model.slo import Slo, parse_slo
+from kvplan.planning.day import LOAD_S, schedule_of
+from kvplan.planning.demand import Demand, Replay, parse_length
+from kvplan.planning.kinds import Kind, kinds
+from kvplan.planning.plan import SETTINGS, Request, with_demand, with_rates
+from kvplan.planning.writing import TRAFFIC
+from kvplan.profile.reading import Profile, load_profile, shipped_profiles
+from kvplan.ranges import LEAST_RATE, MAX_TOKENS, MOST_RATE
+from kvplan.units import parse_time
+
+
+def request(
+    services: Sequence[str | Profile],
+    *,
+    gpu: str | None = None,
+    tp: str | None = None,
+    weights: str | None = None,
+    kv_dtype: str = "auto",
+    engine: str = EngineName.VLLM,
+    rate: float | None = None,
+    users: int | None = None,
+    think: str | None = None,
+    input: str | None = None,
+    output: str | None = None,
+    trace: str | None = None,
+    trace_reference: str | None = None,
+    system_prompt: int = 0,
+    turns: float = 1.0,
+    slo: Sequence[str] = (),
+    gpu_hour: str | None = None,
+    replica_hour: str | None = None,
+    headroom: str | None = None,
+    slower: str | None = None,
+    settings: Sequence[str] = (),
+    router: str = "any",
+    split: bool = False,
+    schedule: str | None = None,
+    load_time: str | None = None,
+) -> Request:
+    """Read what is asked of a plan; parameters are the options of `kvplan plan`.
+
+    `trace_reference` is how the planned profile refers to the trace; None: as `trace` does.
+
+    Raises
+    ------
+    UsageError
+        An option is not of its form, or does not go with the others.
+    ProfileError
+        A profile cannot be read, or lacks what the options do not supply.
+    """
+    slos = _slos(slo)
+    demand: Demand | Replay | None = _demand(rate, users, think, input, output, system_prompt, turns, trace)
+    if trace is not None:
+        demand = _replay(Path(trace), trace_reference or trace, rate)
+    load_s = _load_s(schedule, load_time)
+    profiles = _profiles(services)
+    if profiles and demand is not None:
+        profiles = [with_demand(one, demand) for one in profiles]
+    if profiles:
+        if gpu or tp or weights:
+            raise UsageError(
+                "--gpu, --tp and --weights go with a model; profiles say what their replicas are"
+            )
+        profiles = [_with_slos(one, slos) for one in profiles]
+        options: Sequence[Kind | Profile] = profiles
+        _check_alike(profiles, rate)
+        slos = profiles[0].plan.slos
+    else:
+        if demand is None:
+            raise UsageError(
+                "a model needs a demand: --rate or --users, with --in and --out, or --trace FILE"
+            )
+        options = _kinds(str(services[0]), gpu, tp, weights, kv_dtype)
+    return Request(
+        options,
+        demand,
+        tuple(slos),
+        rate_rps=rate,
+        slower=_share(slower, "--slower", 0.05),
+        headroom=_share(headroom, "--headroom", 0.0),
+        engine=engine,
+        settings=_settings(settings),
+        schedule=_schedule(schedule),
+        load_s=load_s,
+        split=split,
+        prices=_prices(options, gpu_hour, replica_hour),
+        router=None if router == "any" else Routing(router),
+    )
+
+
+def _settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Settings of an engine by key; values are those that a profile may have."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, _, value = (part.strip() for part in text.partition("="))
+        if key not in SETTINGS:
+            raise UsageError(
+                f"--settings {text[:60]!r}: {did_you_mean(key, sorted(SETTINGS), 'KEY=VALUE with')}"
+            )
+        try:
+            found[key] = tomli.loads(f"value = {value}")["value"]
+        except tomli.TOMLDecodeError:
+            found[key] = value  # a word, such as first-chunk
+    return found
+
+
+def _slos(texts: Sequence[str]) -> tuple[Slo, ...]:
+    found = {slo.key: slo for slo in map(parse_slo, texts)}
+    if "recomputed_share" in found:
+        raise UsageError("--slo recomputed_share: a plan holds times, ttft, itl, tpot and e2e")
+    return tuple(found.values())
+
+
+def _with_slos(profile: Profile, slos: Sequence[Slo]) -> Profile:
+    """A profile with further objectives, which take the place of its own on the same figure."""
+    every = {slo.key: slo for slo in (*profile.plan.slos, *slos)}
+    return replace(profile, plan=replace(profile.plan, slos=tuple(every.values())))
+
+
+def _demand(
+    rate: float | None,
+    users: int | None,
+    think: str | None,
+    prompt: str | None,
+    answer: str | None,
+    system_prompt: int,
+    turns: float,
+    trace: str | None,
+) -> Demand | None:
+    """What was asked for; None where a profile or a trace has to say it."""
+    if rate is not None and users is not None:
+        raise UsageError("--rate and --users: one of them says how much is asked for")
+    if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
+        raise UsageError(f"--rate {rate:g}: {LEAST_RATE:g} to {MOST_RATE:g} requests/s")
+    if users is not None and not 1 <= users <= 10**7:
+        raise UsageError(f"--users {users}: 1 to 10,000,000")
+    if (prompt is None) != (answer is None):
+        raise UsageError(
+            f"--{'in' if prompt is None else 'out'} is missing: prompts and answers both have lengths"
+        )
+    if trace is not None and not (prompt is None and users is None):
+        raise UsageError("--trace has lengths and arrivals; --in, --out and --users do not go with it")
+    if prompt is None or answer is None:
+        if users is not None or turns != 1 or system_prompt:
+            raise UsageError("--users, --turns and --system-prompt go with --in and --out")
+        return None
+    if rate is None and users is None:
+        raise UsageError("--rate R, or --users N, says how much is asked for")
+    if not 1 <= turns <= 1000:
+        raise UsageError(f"--turns {turns:g}: 1 to 1000")
+    if not 0 <= system_prompt <= MAX_TOKENS:
+        raise UsageError(f"--system-prompt {system_prompt}: 0 to {MAX_TOKENS:,} tokens")
+    if think is not None and users is None and turns == 1:
+        raise UsageError("--think goes with --users or --turns")
+    return Demand(
+        parse_length(prompt, "--in"),
+        parse_length(answer, "--out"),
+        rate,
+        users,
+        None if think is None else parse_time(think, "--think"),
+        system_prompt,
+        turns,
+    )
+
+
+def _replay(path: Path, reference: str, rate: float | None) -> Replay:
+    """The requests of a file, at another rate if one is given."""
+    traffic = gather({FileKind.REQUESTS: [path]}, Asked(reference=reference)).profile.tables
+    tables: dict[str, Any] = {name: traffic[name] for name in TRAFFIC if name in traffic}
+    recorded = read_trace(path).recorded
+    if rate is not None and recorded.rate_rps is not None:
+        tables = with_rates(tables, rate / recorded.rate_rps)
+    return Replay(tables, recorded, path.name)
+
+
+def _profiles(services: Sequence[str | Profile]) -> list[Profile]:
+    """The profiles that were named; none where a model was."""
+    shipped = shipped_profiles()
+    models = [
+        one for one in services if isinstance(one, str) and not one.endswith(".toml") and one not in shipped
+    ]
+    if models and len(models) < len(services):
+        raise UsageError(
+            f"{models[0][:80]}: a model does not go with profiles; kvplan plan either, or write a profile"
+        )
+    if len(models) > 1:
+        raise UsageError("one model at a time; several profiles can be compared")
+    if models:
+        return []
+    return [
+        one if isinstance(one, Profile) else with_trace(load_profile(one, stdin=BytesIO()))
+        for one in services
+    ]
+
+
+def _kinds(model: str, gpu: str | None, tp: str | None, weights: str | None, kv_dtype: str) -> list[Kind]:
+    shape = read_model(model)
+    if gpu is None:
+        raise UsageError(f"--gpu is missing: which GPUs? Known are {', '.join(one.name for one in gpus())}")
+    found = [find_gpu(name.strip()) for name in gpu.split(",")]
+    numbers = []
+    for text in (tp or "").split(","):
+        if text.strip():
+            if not text.strip().isdecimal() or not 1 <= int(text) <= 64:
+                raise UsageError(
+                    f"--tp {text.strip()[:40]!r}: whole numbers from 1 to 64, with commas between"
+                )
+            numbers.append(int(text))
+    types = [text.strip() for text in (weights or "").split(",") if text.strip()]
+    return list(kinds(shape, found, tensor_parallel=numbers, weights=types, kv_dtype=kv_dtype))
+
+
+def _prices(
+    options: Sequence[Kind | Profile], gpu_hour: str | None, replica_hour: str | None
+) -> dict[str, float] | None:
+    """Price of a replica an hour, by the name of each kind and the source of each profile; None: nobody says."""
+    of_gpu, of_replica = _named_prices(gpu_hour, "--gpu-hour"), _named_prices(replica_hour, "--replica-hour")
+    prices: dict[str, float | None] = {}
+    names = set()
+    for one in options:
+        if isinstance(one, Kind):
+            name, key, gpus, own = one.gpu.name, one.name, one.tensor_parallel, None
+        else:
+            name, key = Path(one.source).name.removesuffix(".toml"), one.source
+            gpus, own = one.model.replica.gpus, one.plan.gpu_hour
+        names.add(name)
+        each = of_gpu.get(name, of_gpu.get("", own))
+        prices[key] = of_replica.get(name, of_replica.get("", None if each is None else gpus * each))
+        if prices[key] is None and (of_gpu or of_replica):
+            given = "--gpu-hour" if of_gpu else "--replica-hour"
+            raise UsageError(f"{given}: no price for {name}; give every one a price, or none")
+    for name in (*of_gpu, *of_replica):
+        if name and name not in names:
+            raise UsageError(
+                f"no replica is called {name!r}; {did_you_mean(name, sorted(names), 'there are')}"
+            )
+    known = {key: price for key, price in prices.items() if price is not None}
+    return known if known and len(known) == len(prices) else None
+
+
+def _named_prices(text: str | None, option: str) -> dict[str, float]:
+    """Prices by name, of GPUs as the catalogue has them; of all by the empty name."""
+    prices: dict[str, float] = {}
+    for part in () if text is None else text.split(","):
+        name, _, value = part.rpartition("=")
+        try:
+            price = float(value)
+        except ValueError:
+            price = -1.0
+        if not 0 < price <= 1e6:
+            raise UsageError(
+                f"{option} {part.strip()[:40]!r}: a price above 0, or NAME=PRICE, such as H100=3"
+            )
+        name = name.strip()
+        with suppress(UsageError):
+            name = find_gpu(name).name if name else name
+        prices[name] = price
+    return prices
+
+
+def _load_s(schedule: str | None, load_time: str | None) -> float | None:
+    """Time that a replica takes to start; None where the period of a schedule is not asked for."""
+    if schedule is None:
+        if load_time is not None:
+            raise UsageError("--load-time goes with --schedule")
+        return None
+    return LOAD_S if load_time is None else parse_time(load_time, "--load-time")
+
+
+def _schedule(text: str | None) -> dict[str, Any] | None:
+    """The table [workload] of a file; None where the profile has its own."""
+    if text is None or text == "own":
+        return None
+    path = Path(text)
+    if path.suffix != ".toml":
+        return schedule_of(read_trace(path).requests.arrival_s)
+    try:
+        table = tomli.loads(path.read_text(encoding="utf-8")).get("workload", {})
+    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--schedule {path}: {error}") from None
+    if not isinstance(table, dict) or not {"period", "schedule"} <= table.keys():
+        raise UsageError(f"--schedule {path}: a table [workload] with period and schedule is wanted")
+    return {key: table[key] for key in ("period", "schedule")}
+
+
+def _check_alike(profiles: Sequence[Profile], rate: float | None) -> None:
+    """Refuse to compare what is not asked for the same."""
+    differ = sorted({s.key for one in profiles for s in set(one.plan.slos) ^ set(profiles[0].plan.slos)})
+    if differ:
+        raise UsageError(f"the profiles differ in {', '.join(differ)} of [slo]: give it to all, with --slo")
+    rates = sorted({float(f"{one.model.total_rate_rps:.9g}") for one in profiles})
+    if len(rates) > 1 and rate is None:
+        offered = ", ".join(f"{one:g}" for one in rates)
+        raise UsageError(f"the profiles offer {offered} requests/s; compare them at one demand, with --rate")
+
+
+def _share(text: str | None, name: str, default: float) -> float:
+    if text is None:
+        return default
+    try:
+        share = float(text.rstrip("% ")) / (100 if text.rstrip().endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError(f"{name} {text[:40]!r}: a share from 0 to 1, or a percentage, such as 20%")
+    return share
