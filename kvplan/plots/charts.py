@@ -44,7 +44,7 @@ def of_profile(model: ServingModel, plan: ServicePlan, good: Goodput | None = No
 
 
 def of_plan(plan: "Plan") -> tuple[Chart, ...]:
-    """Return cost against demand, the day where one was planned, and latency against load; nothing of a plan that is not done."""
+    """Return cost against demand, the day if one was planned, and latency against load; nothing if there is no plan."""
     if plan.profile is None or plan.status != "planned":
         return ()
     days = () if plan.day is None else (_day(plan.day),)
