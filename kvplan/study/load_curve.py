@@ -8,13 +8,16 @@ from kvplan.model import Plan, ServingModel
 from kvplan.study.goodput import at_rate
 from kvplan.study.operating_point import BUDGET_S, Latency, operating_point
 
-_SHARES = (0.05, 0.2, 0.35, 0.5, 0.65, 0.75, 0.85, 0.9, 0.95, 0.98)  # of what is sustainable without hits
+_SHARES = (0.05, 0.2, 0.35, 0.5, 0.65, 0.75, 0.85, 0.9, 0.95, 0.98)  # of what is sustainable
 _MORE, _MOST = 1.1, 12  # times the last rate, while the queue does not grow; and how many such rates
 _PART = 0.15  # of the work of an operating point, for each rate
 
 
 class LoadCurve(NamedTuple):
-    """Latencies at ascending rates, requests/s, up to where the queue grows; `sustainable_rps` is without hits."""
+    """Latencies at ascending rates, requests/s, up to where the queue grows.
+
+    `sustainable_rps` is the guaranteed rate where there is a prefix cache.
+    """
 
     rates_rps: tuple[float, ...]
     latencies: tuple[Latency, ...]
