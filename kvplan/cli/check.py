@@ -13,6 +13,7 @@ from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Format,
+    Full,
     Output,
     argument,
     option,
@@ -99,6 +100,7 @@ def check(
             "--remedies", help="Where something fails, look for the smallest change that would pass."
         ),
     ] = False,
+    full: Full = False,
     format: Format = DocumentFormat.TEXT,
     output: Output = None,
     junit: Annotated[
@@ -119,7 +121,7 @@ def check(
         say(f"error: {problem.message}")
     code = checking.exit_code(checked)
     # The result first: what cannot be written elsewhere is not to hide it.
-    write_result(_outcome(checked, format, output), output)
+    write_result(_outcome(checked, format, output, full=full or remedies), output)
     try:
         _tell_others(checked, junit)
     except OutputError as error:
@@ -176,11 +178,14 @@ def _checked(
         return checking.unusable(file, error)
 
 
-def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None) -> str:
+def _outcome(
+    checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None, *, full: bool = True
+) -> str:
     from kvplan.formats import json
     from kvplan.layout import check as tables
 
-    return rendered(format, output, lambda: json.check(checked), lambda: tables.build(checked))
+    full = full or format is not DocumentFormat.TEXT
+    return rendered(format, output, lambda: json.check(checked), lambda: tables.build(checked, full=full))
 
 
 def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:

@@ -69,7 +69,8 @@ class Baseline:
 class Result:
     """One demand as written, and how a profile stands to it; a drift, where there is no requirement.
 
-    `line` is where the profile makes the demand; or else of the value to change first, where it fails.
+    `line` is where the profile makes the demand; or else of the value to change first, where it fails. `tried` tells
+    whether remedies were looked for.
     """
 
     origin: Origin
@@ -81,6 +82,7 @@ class Result:
     requirement: Requirement | None
     judgement: Judgement
     remedies: tuple[Remedy, ...] = ()
+    tried: bool = False
 
     def same(self, other: "Result") -> bool:
         """Whether both demand the same, however it is written."""
@@ -307,7 +309,7 @@ def _with_remedies(
     met = [requirement for requirement in known if holds(requirement, subject)]
     failed = [requirement for requirement in known if requirement not in met]
     answered = tuple(
-        _located(profile, replace(r, remedies=remedies(profile, subject, [r.requirement, *met])))
+        _located(profile, replace(r, remedies=remedies(profile, subject, [r.requirement, *met]), tried=True))
         if r.requirement in known and not r.judgement.passed
         else r
         for r in results
