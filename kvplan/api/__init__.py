@@ -178,16 +178,10 @@ def analyze(
     from kvplan.report import assembly
 
     loaded = arguments.with_slos(arguments.profile(profile), slo)
-    return results.Report._make(
-        assembly.analyze(
-            loaded.model,
-            name=loaded.name,
-            sha256=loaded.sha256,
-            plan=loaded.plan,
-            trial=trial,
-            progress=progress,
-        )
+    report = assembly.analyze(
+        loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan, trial=trial, progress=progress
     )
+    return results.of_report(report, loaded)
 
 
 def check(
@@ -386,7 +380,6 @@ def simulate(
     from functools import partial
 
     from kvplan.api import arguments, results
-    from kvplan.report.assembly import ProfileIdentity
     from kvplan.simulation.experiments import options, study
     from kvplan.simulation.experiments.load import Arrivals
 
@@ -415,7 +408,7 @@ def simulate(
     )
     policies = options.chosen(names, texts)
     found = study.study(loaded.model, loaded.plan, load, policies, all_seeds, progress=progress)
-    return results.of_study(found, ProfileIdentity(loaded.name, loaded.sha256))
+    return results.of_study(found, loaded)
 
 
 def _replayed(trace: "Path") -> "Requests":

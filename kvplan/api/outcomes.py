@@ -14,6 +14,8 @@ from kvplan.layout import gathered
 from kvplan.layout import plan as plan_screen
 from kvplan.layout.elements import Section
 from kvplan.planning import plan as planning
+from kvplan.plots.chart import Chart
+from kvplan.plots.charts import of_plan
 
 _OF_A_KIND = ("name", "replicas", "gpus", "gpu", "parallelism", "weights", "engine", "cost")
 
@@ -31,8 +33,11 @@ class Plan(Result, planning.Plan):
             return refused
         return [{key: one[key] for key in _OF_A_KIND} for one in (plan, *plan.get("alternatives", ()))]
 
-    def _sections(self) -> Sequence[Section]:
+    def _sections(self, *, full: bool) -> Sequence[Section]:
         return [plan_screen.build(self)]
+
+    def _charts(self) -> Sequence[Chart]:
+        return of_plan(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,8 @@ class Checked(Result, checking.Checked):
         requirements: list[dict[str, Any]] = document["profiles"][0]["requirements"]
         return requirements
 
-    def _sections(self) -> Sequence[Section]:
-        return check_screen.build([self])
+    def _sections(self, *, full: bool) -> Sequence[Section]:
+        return check_screen.build([self], full=full)
 
 
 class Imported(Result, gathering.Gathered):
@@ -69,7 +74,7 @@ class Imported(Result, gathering.Gathered):
         given: list[dict[str, Any]] = document["given"]
         return given
 
-    def _sections(self) -> Sequence[Section]:
+    def _sections(self, *, full: bool) -> Sequence[Section]:
         return [gathered.build(self)]
 
 

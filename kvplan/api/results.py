@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.profile.reading import Profile
 from kvplan.report import assembly
 from kvplan.simulation.experiments import study
 
 if TYPE_CHECKING:
     from kvplan.layout.elements import Section
+    from kvplan.plots.chart import Chart
 
 _MAX_ROWS = 20
 _FRAME = "border: 0; width: 100%; height: 40rem"  # of a page in a notebook, whose styles stay its own
@@ -41,10 +43,20 @@ class Result:
         from kvplan.formats import terminal
         from kvplan.layout.elements import origin
 
-        return terminal.render_sections(self._sections(), origin(*self._hashes())).rstrip("\n")
+        return terminal.render_sections(self._sections(full=False), origin(*self._hashes())).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return f'<iframe srcdoc="{escape(self._page())}" style="{_FRAME}"></iframe>'
+
+    def _page(self) -> str:
+        """What ``--format html`` writes."""
+        from kvplan.formats import html
+        from kvplan.layout.elements import origin
+
+        return html.render_sections(self._sections(full=True), origin(*self._hashes()), self._charts())
+
+    def _charts(self) -> "Sequence[Chart]":
+        return ()
 
     def _document(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -53,7 +65,7 @@ class Result:
         """The rows of a data frame, nested as the document is."""
         return [document]
 
-    def _sections(self) -> "Sequence[Section]":
+    def _sections(self, *, full: bool) -> "Sequence[Section]":
         raise NotImplementedError
 
     def _hashes(self) -> Iterable[str]:
@@ -71,7 +83,9 @@ def _leaves(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 class Report(Result, assembly.Report):
-    """A report. Its columns have one row, with the keys that `sweep` has."""
+    """A report of a profile, `of`. Its columns have one row, with the keys that `sweep` has."""
+
+    of: Profile
 
     def _document(self) -> dict[str, Any]:
         return assembly.to_document(self)
@@ -82,18 +96,22 @@ class Report(Result, assembly.Report):
 
         return terminal.render(build(self)._replace(sections=())).rstrip("\n")
 
-    def _repr_html_(self) -> str:
+    def _page(self) -> str:
         from kvplan.formats import html
         from kvplan.layout.report import build
 
-        page = escape(html.render(build(self)))
-        return f'<iframe srcdoc="{page}" style="{_FRAME}"></iframe>'
+        return html.render(build(self), self._charts())
+
+    def _charts(self) -> "Sequence[Chart]":
+        from kvplan.plots.charts import of_report
+
+        return of_report(self, self.of.model, self.of.plan)
 
 
 class Study(Result, study.Study):
     """Policies side by side. Its columns have a row for each policy."""
 
-    profile: assembly.ProfileIdentity
+    profile: Profile
 
     def _document(self) -> dict[str, Any]:
         from kvplan.formats.json import simulate
@@ -104,10 +122,15 @@ class Study(Result, study.Study):
         policies: list[dict[str, Any]] = document["policies"]
         return [{key: value for key, value in one.items() if key != "ci95"} for one in policies]
 
-    def _sections(self) -> "Sequence[Section]":
+    def _sections(self, *, full: bool) -> "Sequence[Section]":
         from kvplan.layout.simulation import build
 
-        return [build(self, self.profile.name)]
+        return [build(self, self.profile.name, full=full)]
+
+    def _charts(self) -> "Sequence[Chart]":
+        from kvplan.plots.charts import of_study
+
+        return of_study(self, self.profile.model.replica.capacity_tokens)
 
     def _hashes(self) -> Iterable[str]:
         return (self.profile.sha256,)
@@ -128,7 +151,7 @@ class Sweep(Result, dict[str, NDArray[Any]]):
             for name, array in self.items()
         }
 
-    def _sections(self) -> "Sequence[Section]":
+    def _sections(self, *, full: bool) -> "Sequence[Section]":
         from kvplan.layout.elements import Column, Section, table
 
         names = [name for name in self if name != "error" or any(self[name])]
@@ -146,7 +169,14 @@ def _cell(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def of_study(found: study.Study, profile: assembly.ProfileIdentity) -> Study:
+def of_report(found: assembly.Report, profile: Profile) -> Report:
+    """Return a report of a profile as a result."""
+    result = Report._make(found)
+    result.of = profile
+    return result
+
+
+def of_study(found: study.Study, profile: Profile) -> Study:
     """Return a study of a profile as a result."""
     result = Study._make(found)
     result.profile = profile

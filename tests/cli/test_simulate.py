@@ -172,7 +172,8 @@ def test_parameters_are_set(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused_in_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", "tool-calls-h100", "--requests", "50", *arguments]) == 2
+    few = [] if "--requests" in arguments else ["--requests", "50"]
+    assert main(["simulate", "tool-calls-h100", *few, *arguments]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     (line,) = shown.err.splitlines()

@@ -1,6 +1,7 @@
 """`import kvplan`: light to import, and the same figures as the command line."""
 
 import json
+from html import escape
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -39,7 +40,7 @@ assert {"__version__", "load", *results} == set(kvplan.__all__)
 for name, result in results.items():
     columns = result.columns()
     assert columns and len({len(column) for column in columns.values()}) == 1, name
-    assert result.to_dict() and str(result)[-1] != "\\n" and result._repr_html_().startswith("<"), name
+    assert result.to_dict() and str(result)[-1] != "\\n" and result._repr_html_().startswith("<iframe srcdoc="), name
     assert max(map(len, str(result).splitlines())) <= 80, name
 """
 
@@ -83,6 +84,8 @@ def test_results_print_the_screens_of_the_commands(
         assert main(command) == 0
         *screen, _ = capsys.readouterr().out.rstrip("\n").split("\n")
         assert str(result).split("\n")[:-1] == screen  # the last line says of what
+        assert main([*command, "--format", "html"]) == 0
+        assert escape(capsys.readouterr().out) in result._repr_html_()
 
 
 def test_a_profile_is_loaded_by_name_and_by_path(tmp_path: Path) -> None:
