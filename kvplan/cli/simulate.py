@@ -11,6 +11,7 @@ import typer
 from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
+    Full,
     Output,
     Plot,
     Profile,
@@ -164,6 +165,7 @@ def simulate(
             help="Add bounds that no policy can surpass. For small runs whose iterations take d0 alone.",
         ),
     ] = False,
+    full: Full = False,
     plot: Plot = None,
     format: Annotated[TableFormat, typer.Option("--format", help="Format of the result.")] = TableFormat.TEXT,
     output: Output = None,
@@ -172,7 +174,7 @@ def simulate(
     check_plot(plot, [profile, None if trace is None else str(trace)], output)
     given = (policy, setting, arrivals, cv, concurrency, burst, trace, requests, horizon, burst_sessions)
     if all(option is None for option in (*given, seeds, seed, series)) and not hindsight:
-        _operating_point(with_slos(read(profile, output), slo), format, output, plot)
+        _operating_point(with_slos(read(profile, output), slo), format, output, plot, full=full)
         return
     from kvplan.formats import csv, json
     from kvplan.layout import simulation as tables
@@ -234,7 +236,7 @@ def simulate(
             DocumentFormat(format.value),
             output,
             lambda: json.simulate(found, loaded, bounds),
-            lambda: [tables.build(found, loaded.name, bounds)],
+            lambda: [tables.build(found, loaded.name, bounds, full=full or format is not TableFormat.TEXT)],
             loaded.sha256,
             charts=charts,
         )
@@ -245,7 +247,9 @@ def simulate(
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _operating_point(loaded: "Loaded", format: TableFormat, output: Path | None, plot: Path | None) -> None:
+def _operating_point(
+    loaded: "Loaded", format: TableFormat, output: Path | None, plot: Path | None, *, full: bool
+) -> None:
     """The same figures as in the report of the profile."""
     from kvplan.formats import csv, json
     from kvplan.layout import operating_point as table
@@ -265,7 +269,11 @@ def _operating_point(loaded: "Loaded", format: TableFormat, output: Path | None,
             DocumentFormat(format.value),
             output,
             lambda: json.operating_point(point, loaded),
-            lambda: [table.build(point, Load().on(loaded.model), loaded.name)],
+            lambda: [
+                table.build(
+                    point, Load().on(loaded.model), loaded.name, full=full or format is not TableFormat.TEXT
+                )
+            ],
             loaded.sha256,
             charts=charts,
         )
