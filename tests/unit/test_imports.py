@@ -121,8 +121,8 @@ STEPS = [
     ("import kvplan.ingest.model.roofline, kvplan.simulation.metrics", {"pydantic"}),
     ("import kvplan.report.assembly", {"pydantic", "llvmlite"}),
     *((f"main({call.split()})", set[str]()) for call in ("profiles", "init", "schema", "schema --of report")),
-    ("main(['explain', 'load', QUICK])", set()),
     ("main(['analyze', QUICK, '--format', 'json', '-o', os.devnull])", set()),
+    ("main(['explain', 'load', QUICK])", {"matplotlib"}),
     ("main(['analyze', QUICK, '-o', os.devnull])", {"matplotlib"}),
 ]
 NEVER = {"numba", "scipy"}
