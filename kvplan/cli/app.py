@@ -113,7 +113,8 @@ def main(argv: list[str] | None = None) -> int:
         closed = isinstance(stop.__context__, BrokenPipeError)
         return _CLOSED_PIPE if closed else int(stop.code or 0)
     except UsageError as error:
-        say(f"error: {error}")
+        for one in (error, *error.others):
+            say(f"error: {one}")
         return ExitCode.USAGE
     except EngineError as error:
         say(f"error: {error}")

@@ -113,8 +113,8 @@ def check(
 
     with _annotated():
         _refuse_overwriting(profiles, baseline, output, junit)
-        required = _requirements(require or [])
-        before = _baseline(baseline, tolerance or [])
+        required = checking.requirements(require or [])
+        before = checking.baseline(None if baseline is None else str(baseline), tolerance or [])
     judge = partial(_checked, alone=len(profiles) == 1, changes=remedies)
     checked = [judge(name, required, before, accept or []) for name in profiles]
     for problem in (problem for one in checked for problem in one.problems):
@@ -145,40 +145,6 @@ def _annotated() -> "Iterator[None]":
 
 def _on_github() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
-
-
-def _requirements(texts: list[str]) -> "list[Requirement]":
-    from kvplan.decide.requirement import parse
-
-    found = []
-    for text in texts:
-        try:
-            found.append(parse(text))
-        except UsageError as error:
-            raise UsageError(f"--require: {error}") from None
-    return found
-
-
-def _baseline(file: Path | None, texts: list[str]) -> "Baseline | None":
-    from kvplan.decide.check import Baseline, read_report, read_tolerance
-    from kvplan.profile.reading import read_file
-
-    if file is None:
-        if texts:
-            raise UsageError(
-                "--tolerance says how far a report may drift from --baseline, which is not given"
-            )
-        return None
-    if not texts:
-        raise UsageError("--baseline is compared with nothing: say what may drift with --tolerance KEY=SHARE")
-    tolerances = []
-    for text in texts:
-        try:
-            tolerances.append(read_tolerance(text))
-        except UsageError as error:
-            raise UsageError(f"--tolerance: {error}") from None
-    data, source = read_file(str(file))
-    return Baseline(source, read_report(data, source), tuple(tolerances))
 
 
 def _checked(

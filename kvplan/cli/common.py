@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -83,21 +82,9 @@ def with_slos(loaded: "profile_file.Profile", texts: Sequence[str] | None) -> "p
     """The profile with further objectives, which take the place of its own on the same figure."""
     if not texts:
         return loaded
-    from kvplan.model.slo import parse_slo
+    from kvplan.api import arguments
 
-    added = {slo.key: slo for slo in map(parse_slo, texts)}
-    slos = {slo.key: slo for slo in loaded.plan.slos} | added
-    return replace(loaded, plan=replace(loaded.plan, slos=tuple(slos.values())))
-
-
-def reference_to(trace: Path, output: Path | None) -> str | None:
-    """How a profile that is written there refers to the trace; None where that is standard input or a pipe."""
-    from kvplan.ingest.text_file import STANDARD_INPUT
-
-    if trace is STANDARD_INPUT or not trace.is_file():
-        return None
-    folder = Path() if output is None else output.parent
-    return Path(os.path.relpath(trace, folder)).as_posix()
+    return arguments.with_slos(loaded, texts)
 
 
 def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str = "-o") -> None:

@@ -1,12 +1,15 @@
 """`kvplan plan`: from a model, GPUs and a demand to replicas, settings and price."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+import kvplan
 from kvplan.cli import completion
 from kvplan.cli.common import (
     KvType,
@@ -16,16 +19,12 @@ from kvplan.cli.common import (
     check_plot,
     load,
     option,
-    reference_to,
     refuse_overwriting,
     sections_text,
 )
 from kvplan.cli.output import check_writable, write_bytes, write_result
 from kvplan.engine import EngineName
 from kvplan.errors import ExitCode
-
-if TYPE_CHECKING:
-    from kvplan.planning.plan import Plan, Request
 
 
 class PlanFormat(StrEnum):
@@ -180,18 +179,15 @@ def plan(
     output: Output = None,
 ) -> None:
     """Find the cheapest replicas that meet the objectives of a demand. -o plan.toml keeps the plan as a profile."""
-    from kvplan import executors
     from kvplan.formats import json
     from kvplan.layout import plan as screen
-    from kvplan.planning import options
-    from kvplan.planning import plan as planning
+    from kvplan.planning.plan import Status
 
-    executors.check(executor, None)
     check_writable(output)
     check_plot(plot, services, output)
     refuse_overwriting(output, [Path(one) for one in services])
-    found = _planned(
-        options.request(
+    with _looking() as progress:
+        found = kvplan.plan(
             [load(one) if one == "-" else one for one in services],
             gpu=gpu,
             tp=tp,
@@ -203,8 +199,8 @@ def plan(
             think=think,
             input=input,
             output=out,
-            trace=None if trace is None else str(trace),
-            trace_reference=None if trace is None else reference_to(trace, output),
+            trace=trace,
+            folder=None if output is None else output.parent,
             system_prompt=system_prompt,
             turns=turns,
             slo=slo or (),
@@ -217,9 +213,9 @@ def plan(
             split=split,
             schedule=schedule,
             load_time=load_time,
-        ),
-        executor,
-    )
+            executor=executor,
+            progress=progress,
+        )
     keeps = output is not None and output.suffix == ".toml"
     section = screen.build(found, full=full, kept=keeps)
     shown = None if keeps else output
@@ -235,22 +231,20 @@ def plan(
         from kvplan.plots.planning import plan_plot
 
         write_bytes(drawing.file_of("plan", plan_plot(found), plot.suffix), plot)
-    if found.status is planning.Status.IMPOSSIBLE:
+    if found.status is Status.IMPOSSIBLE:
         raise typer.Exit(ExitCode.GATE_FAILED)
-    if found.status is planning.Status.INTERRUPTED:
+    if found.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
 
 
-def _planned(request: "Request", executor: str) -> "Plan":
-    """Search, with what is being looked at on standard error if that is a terminal."""
-    from kvplan.executors import started
-    from kvplan.planning.plan import plan as search
+@contextmanager
+def _looking() -> Iterator[Callable[[str], None] | None]:
+    """What is being looked at, on standard error if that is a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.text import Text
 
-    with started(executor, None) as engine:
-        if sys.stderr is None or not sys.stderr.isatty():
-            return search(request, engine=engine)
-        from rich.console import Console
-        from rich.text import Text
-
-        with Console(stderr=True).status("") as line:
-            return search(request, lambda what: line.update(Text(what)), engine=engine)
+    with Console(stderr=True).status("") as line:
+        yield lambda what: line.update(Text(what))
