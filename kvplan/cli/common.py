@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from kvplan.cli import completion
-from kvplan.cli.output import check_writable, tell
+from kvplan.cli.output import check_writable, tell, write_result
 from kvplan.errors import UsageError
 from kvplan.formats.commands import printable, without_commands  # now: later no file may be left to open
 
 if TYPE_CHECKING:
     from kvplan.layout.elements import Section
+    from kvplan.plots.chart import Chart
     from kvplan.profile import reading as profile_file
 
 
@@ -29,6 +30,7 @@ class DocumentFormat(StrEnum):
     TEXT = "text"
     MARKDOWN = "markdown"
     JSON = "json"
+    HTML = "html"
 
 
 # Where nothing stands for itself: the help says what is taken then.
@@ -58,6 +60,9 @@ Slos = Annotated[
         metavar="KEY<=VALUE",
         help="Objective, such as ttft-p95=2s or 'itl_s.p99 <= 80 ms', beside those of [slo]. May be repeated.",
     ),
+]
+Plot = Annotated[
+    Path | None, option("--plot", metavar="FILE.svg", help="Also draw the plots of the result to this file.")
 ]
 Format = Annotated[DocumentFormat, typer.Option("--format", help="Format of the result.")]
 Full = Annotated[bool, typer.Option("--full", help="Show everything, not the first screen alone.")]
@@ -124,12 +129,22 @@ def standard_input() -> BinaryIO:
 def check_plot(plot: Path | None, profiles: Sequence[str | None], output: Path | None) -> None:
     """Refuse a plot that could not be drawn or written, or only over another file, before the work that it shows."""
     if plot is not None:
-        from kvplan.plots import drawing
-
-        drawing.check_file(plot)
+        if plot.suffix != ".svg":
+            raise UsageError(f"--plot {plot}: the name must end in .svg")
         refuse_overwriting(plot, [Path(profile) for profile in profiles if profile is not None], "--plot")
         refuse_one_file_for_both(plot, "--plot", output)
         check_writable(plot)
+
+
+def write_plot(charts: "Sequence[Chart]", plot: Path | None) -> None:
+    """Draw charts to the file of --plot, where it was given; says so where there is none."""
+    if plot is not None:
+        from kvplan.formats import svg
+
+        if not charts:
+            say("note: --plot: there is nothing to draw")
+        else:
+            write_result(svg.file(charts), plot)
 
 
 def rendered(
@@ -138,26 +153,27 @@ def rendered(
     document: Callable[[], dict[str, Any]],
     sections: "Callable[[], Sequence[Section]]",
     *sha256: str,
+    charts: "Sequence[Chart]" = (),
 ) -> str:
     """A result in the format that was asked for; the hashes are those of the profiles it is about."""
+    from kvplan.layout.elements import origin
+
     if format is DocumentFormat.JSON:
         from kvplan.formats import json
 
         return json.render(document())
-    return sections_text(sections(), output, *sha256, as_markdown=format is DocumentFormat.MARKDOWN)
-
-
-def sections_text(sections: "Sequence[Section]", output: Path | None, *sha256: str, as_markdown: bool) -> str:
-    from kvplan.layout.elements import origin
-
-    if as_markdown:
+    if format is DocumentFormat.MARKDOWN:
         from kvplan.formats import markdown
 
-        return markdown.render_sections(sections, origin(*sha256))
+        return markdown.render_sections(sections(), origin(*sha256))
+    if format is DocumentFormat.HTML:
+        from kvplan.formats import html
+
+        return html.render_sections(sections(), origin(*sha256), charts)
     from kvplan.formats import terminal as to_terminal
 
     width, colour = terminal(output)
-    return to_terminal.render_sections(sections, origin(*sha256), width=width, colour=colour)
+    return to_terminal.render_sections(sections(), origin(*sha256), width=width, colour=colour)
 
 
 def terminal(output: Path | None) -> tuple[int, bool]:

@@ -7,7 +7,7 @@ import typer
 
 import kvplan
 from kvplan.cli import completion
-from kvplan.cli.common import Full, Output, Profile, argument, read, sections_text
+from kvplan.cli.common import DocumentFormat, Full, Output, Profile, argument, read, rendered
 from kvplan.cli.output import write_result
 
 
@@ -40,6 +40,6 @@ def explain(
     loaded = read(profile, output)
     full = full or format is PageFormat.MARKDOWN
     shown = page(found, kvplan.analyze(loaded), loaded.model, loaded.plan, full=full)
-    sections = [explanation.build(shown, full=full)]
-    text = sections_text(sections, output, loaded.sha256, as_markdown=format is PageFormat.MARKDOWN)
+    section = explanation.build(shown, full=full)
+    text = rendered(DocumentFormat(format), output, dict, lambda: [section], loaded.sha256)
     write_result(text, output)

@@ -1,38 +1,37 @@
 """`kvplan plan`: from a model, GPUs and a demand to replicas, settings and price."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import kvplan
 from kvplan.cli import completion
 from kvplan.cli.common import (
+    DocumentFormat,
+    Format,
     KvType,
     Output,
+    Plot,
     Slos,
     argument,
     check_plot,
     load,
     option,
     refuse_overwriting,
-    sections_text,
+    rendered,
+    write_plot,
 )
-from kvplan.cli.output import check_writable, write_bytes, write_result
+from kvplan.cli.output import check_writable, write_result
 from kvplan.engine import EngineName
 from kvplan.errors import ExitCode
 
-
-class PlanFormat(StrEnum):
-    """How a plan is written."""
-
-    TEXT = "text"
-    MARKDOWN = "markdown"
-    JSON = "json"
+if TYPE_CHECKING:
+    from kvplan.plots.chart import Chart
 
 
 class Router(StrEnum):
@@ -168,11 +167,8 @@ def plan(
             help="With --schedule: from the start of a replica until it serves. Default: 2 min.",
         ),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        option("--plot", metavar="FILE", help="Draw replicas and cost against demand, .svg or .png."),
-    ] = None,
-    format: Annotated[PlanFormat, typer.Option("--format", help="Format of the plan.")] = PlanFormat.TEXT,
+    plot: Plot = None,
+    format: Format = DocumentFormat.TEXT,
     full: Annotated[
         bool, typer.Option("--full", help="Name every alternative and every kind refused.")
     ] = False,
@@ -219,18 +215,15 @@ def plan(
     keeps = output is not None and output.suffix == ".toml"
     section = screen.build(found, full=full, kept=keeps)
     shown = None if keeps else output
-    if format is PlanFormat.JSON:
-        text = json.render(json.plan(found))
-    else:
-        text = sections_text([section], shown, as_markdown=format is PlanFormat.MARKDOWN)
-    write_result(text, shown)
+    charts: Sequence[Chart] = ()
+    if plot is not None or format is DocumentFormat.HTML:
+        from kvplan.plots.charts import of_plan
+
+        charts = of_plan(found)
+    write_result(rendered(format, shown, lambda: json.plan(found), lambda: [section], charts=charts), shown)
     if keeps and found.profile is not None:
         write_result(found.profile.text, output)
-    if plot is not None and found.profile is not None:
-        from kvplan.plots import drawing
-        from kvplan.plots.planning import plan_plot
-
-        write_bytes(drawing.file_of("plan", plan_plot(found), plot.suffix), plot)
+    write_plot(charts, plot)
     if found.status is Status.IMPOSSIBLE:
         raise typer.Exit(ExitCode.GATE_FAILED)
     if found.status is Status.INTERRUPTED:

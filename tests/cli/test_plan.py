@@ -13,7 +13,7 @@ from every import every
 
 from kvplan.planning.plan import Request, plan
 from kvplan.planning.trial import Task
-from kvplan.plots.planning import plan_plot
+from kvplan.plots.charts import of_plan
 from kvplan.profile.reading import load_profile
 
 COMMAND = ["plan"]
@@ -176,13 +176,29 @@ def test_a_split_that_is_said_to_be_enough_keeps_the_objectives_in_a_report(run:
 def test_the_plot_has_the_plan_on_the_steps_of_its_kind(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(SLOTS.format(gpus=4))
-    assert run(str(file), "--gpu-hour", "2.5", "--plot", str(tmp_path / "plan.png"))[0] == 0
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert run(str(file), "--gpu-hour", "2.5", "--plot", str(tmp_path / "plan.svg"))[0] == 0
+    assert "Replicas and cost against demand" in (tmp_path / "plan.svg").read_text()
     profile = load_profile(str(file), stdin=BytesIO())
-    drawn = plan_plot(plan(Request([profile], None, (), prices={profile.source: 10.0})))
-    [kind] = drawn.kinds
-    assert (drawn.demand_rps, drawn.cost, drawn.unit) == (14.4, 80.0, "cost per hour")
-    assert kind.cost(np.array([1.8, 3.7, 14.4])).tolist() == [10.0, 20.0, 80.0]
+    drawn, *latencies = of_plan(plan(Request([profile], None, (), prices={profile.source: 10.0})))
+    steps, dot = drawn.lines
+    assert (dot.x.tolist(), dot.y.tolist(), drawn.y.label) == ([14.4], [80.0], "cost per hour")
+    assert np.interp([1.8, 3.6, 14.39, 14.41], steps.x, steps.y) == pytest.approx([10, 20, 80, 80], abs=10)
+    assert drawn.right is not None
+    assert drawn.right[1] == 10.0
+    assert [chart.title for chart in latencies] == ["TTFT against load", "ITL against load"]
+
+
+def test_the_page_of_a_plan_has_its_screen_its_day_and_its_plots(run: Run, tmp_path: Path) -> None:
+    file, page = tmp_path / "small.toml", tmp_path / "plan.html"
+    hours = 'period = "2 h"\nschedule = [{ at = "0 h", factor = 0.5 }, { at = "1 h", factor = 1.0 }]\n'
+    (tmp_path / "day.toml").write_text(f"[workload]\n{hours}")
+    file.write_text(SLOTS.format(gpus=4))
+    given = ("--schedule", str(tmp_path / "day.toml"), "--format", "html", "-o", str(page))
+    assert run(str(file), *given)[0] == 0
+    text = page.read_text()
+    titles = ["Replicas and cost against demand", "The day", "TTFT against load", "ITL against load"]
+    assert re.findall("<figcaption><b>(.*?)</b>", text) == titles
+    assert "one simulated period" in text
 
 
 def test_settings_that_are_given_are_not_searched(run: Run) -> None:

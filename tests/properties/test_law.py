@@ -271,7 +271,11 @@ def test_of_a_convex_law_fewer_requests_at_a_time_may_be_served_faster() -> None
     steep = replace(model, timing=replace(model.timing, d5=6e-5))
     found = equilibrium.sustainable_rate(steep)[1]
     assert found > equilibrium.saturation(steep).throughput_rps * 1.005
-    rates = equilibrium.rates_that_hold(steep, np.linspace(1_000, 500_000, 2_000).tolist())
+    cost = equilibrium.per_request(steep)
+    held = np.linspace(1_000, 500_000, 2_000)
+    rates = [
+        equilibrium._rate_using(steep.mix, steep.timing, steep.replica, cost, kv, cost.held) for kv in held
+    ]
     assert found == pytest.approx(max(rates), rel=1e-4)
 
 
