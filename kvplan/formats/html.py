@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kvplan.formats.svg import element, quote
-from kvplan.layout.elements import Column, Document, Section
+from kvplan.layout.elements import Column, Document, Figure, Section
 from kvplan.plots.chart import Chart
 from kvplan.plots.palette import DARK, LIGHT
 from kvplan.report.words import Status
@@ -61,6 +61,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     made.filters |= {"zip": lambda one, other: zip(one, other, strict=True), "kind": _kind}
+    made.tests["figure"] = lambda block: isinstance(block, Figure)
     return made
 
 

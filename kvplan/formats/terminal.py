@@ -36,10 +36,8 @@ _OUTCOMES = {
 }
 
 
-def render(
-    document: Document, *, width: int = 80, colour: bool = False, picture: Section | None = None
-) -> str:
-    """The text to print, the picture below the key figures; in colour, with ANSI escape sequences.
+def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
+    """The text to print; in colour, with ANSI escape sequences.
 
     More than 100 columns are not filled.
 
@@ -60,8 +58,7 @@ def render(
     kvplan 0
     """
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
-    document, picture = _harmless(document), _harmless(picture)
-    sections = document.sections if picture is None else (picture, *document.sections)
+    document = _harmless(document)
     return _written(
         [
             Text(document.title, "bold", overflow="ellipsis", no_wrap=True),
@@ -72,7 +69,7 @@ def render(
             _items(document.actions, [f"{n}" for n in range(1, len(document.actions) + 1)]),
             Text(),
             _table(document.summary, width),
-            *(part for section in sections for part in _section(section, width)),
+            *(part for section in document.sections for part in _section(section, width)),
             Text(),
             Text(document.origin, "dim", overflow="fold"),
         ],

@@ -12,7 +12,7 @@ from shipped import LOOKED_AT as SHIPPED
 from shipped import report as shipped
 
 from kvplan.formats import html
-from kvplan.layout.elements import Table
+from kvplan.layout.elements import Figure, Paragraph, Section, Table
 from kvplan.layout.report import build
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.plots.chart import Axis, Chart, Line
@@ -157,6 +157,12 @@ def test_sections_without_a_verdict_are_a_page() -> None:
     assert sections[0].title in one.text
     links = {str(a["href"])[1:] for tag, a in two.tags if tag == "a"}
     assert links == {a["id"] for tag, a in two.tags if tag == "section"} == {"part-1", "part-2"}
+
+
+def test_lines_of_characters_stay_lines() -> None:
+    page = html.render_sections([Section("a", "A", (Figure("vllm serve \\\n  --x <y>"), Paragraph("z")))], "")
+    assert "<pre>vllm serve \\\n  --x &lt;y&gt;</pre>" in page
+    assert "<p>z</p>" in page
 
 
 def test_headings_and_tables_have_their_roles() -> None:
