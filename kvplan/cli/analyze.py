@@ -11,6 +11,7 @@ from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Format,
+    Full,
     Output,
     Plot,
     Profile,
@@ -45,7 +46,7 @@ def analyze(
             autocompletion=completion.sections,
         ),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Show all details below the first screen.")] = False,
+    full: Full = False,
     trial: Annotated[
         bool,
         typer.Option(

@@ -347,7 +347,7 @@ class _Gathering:
             used = {some.source for some in measured}
             idle = ", ".join(path.name for path in results if str(path) not in used)
             return found._replace(
-                notes=(*found.notes, *([f"{idle}: not used beside iterations"] if idle else ()))
+                notes=(*([f"{idle}: not used beside iterations"] if idle else ()), *found.notes)
             )
         if results and refusals:
             raise refusals[0]

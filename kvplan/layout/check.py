@@ -26,7 +26,7 @@ _NONE = (
 )
 
 
-def build(checked: Sequence[Checked], *, full: bool = True) -> list[Section]:
+def build(checked: Sequence[Checked], *, full: bool = False) -> list[Section]:
     """Build a table of requirements, of several profiles one of outcomes; `full`: of those too, all that is known."""
     if len(checked) == 1:
         return [_section(checked[0], full)]

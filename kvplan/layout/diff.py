@@ -20,7 +20,7 @@ _DECIDES = (  # what an operator looks at, in this order
 )
 
 
-def build(found: Comparison, *, full: bool = True) -> Section:
+def build(found: Comparison, *, full: bool = False) -> Section:
     """Build tables of what differs, what goes in before what comes out; `full`: beyond what decides."""
     a, b = found.before, found.after
     sides = [("Before", _name(a)), ("After", _name(b))]

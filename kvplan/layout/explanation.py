@@ -10,7 +10,7 @@ from kvplan.report.keys.evidence import Symbol
 _MOST_KEYS = 24  # of the first screen
 
 
-def build(page: Explained | Summary, *, full: bool = True) -> Section:
+def build(page: Explained | Summary, *, full: bool = False) -> Section:
     """Build a key with its formula in numbers, or the keys of a block; `full`: what each of those means, too."""
     if isinstance(page, Explained):
         parts = table((Column(""), words("")), _parts(page))

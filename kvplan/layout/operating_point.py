@@ -25,7 +25,7 @@ _MEANS = {
 _WIDE = 0.1  # half an interval that is shown, as a share of the value
 
 
-def build(point: OperatingPoint, load: Load, name: str, *, full: bool = True) -> Section:
+def build(point: OperatingPoint, load: Load, name: str, *, full: bool = False) -> Section:
     """The figures, intervals where they are wide; `full`: every figure with its 95 % interval. `load` is what came."""
     return Section(
         "operating_point", f"{name}: at its own rates", tuple(_blocks(point, load, full)), Basis.SIMULATED

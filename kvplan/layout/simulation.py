@@ -87,7 +87,7 @@ _NAMED = 5  # unfinished requests
 _WITH_INTERVAL = ("throughput_rps", "goodput_rps", "ttft_s.mean", "itl_s.mean", "e2e_s.mean", "e2e_s.p95")
 
 
-def build(found: Study, name: str, bounds: Sequence[StudyBound] = (), *, full: bool = True) -> Section:
+def build(found: Study, name: str, bounds: Sequence[StudyBound] = (), *, full: bool = False) -> Section:
     """What tells the policies apart; `full`: all figures, then latencies by class. And what none could surpass."""
     blocks: list[Block] = [Paragraph(_what(found))]
     if full:

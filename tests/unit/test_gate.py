@@ -438,10 +438,10 @@ def test_rates_of_replicas_have_few_digits_and_together_serve_everything() -> No
 def test_of_many_profiles_those_that_pass_have_a_line_each() -> None:
     good = checking.check(small("load.headroom > 0"), None, [])
     bad = checking.check(small("load.headroom > 9"), None, [])
-    lines = terminal.render_sections(tables.build([good] * 199 + [bad]), "kvplan").splitlines()
+    lines = terminal.render_sections(tables.build([good] * 199 + [bad], full=True), "kvplan").splitlines()
     assert sum(line.startswith("  PASSED ") for line in lines) == 199
     assert len(lines) < 215
-    few = terminal.render_sections(tables.build([good] * 199 + [bad], full=False), "kvplan").splitlines()
+    few = terminal.render_sections(tables.build([good] * 199 + [bad]), "kvplan").splitlines()
     assert len(few) < 25
     assert "load.headroom 0.5, not > 9" in next(line for line in few if line.startswith("  FAILED "))
 
@@ -789,7 +789,7 @@ def test_what_was_changed_in_a_profile_is_told_before_what_comes_of_it() -> None
     ]
     assert found.inputs[0].relative == 0.5
     assert found.changes[0].key == "load.headroom"
-    text = terminal.render_sections([diff_tables.build(found)], "kvplan")
+    text = terminal.render_sections([diff_tables.build(found, full=True)], "kvplan")
     assert text.index("gpu.memory_tokens") < text.index("load.headroom") < text.index("saturation.")
     assert json_format.diff(found)["inputs"][0]["relative_change"] == 0.5
 
