@@ -277,12 +277,10 @@ def _classes(found: Study) -> Table:
 def notes(found: Study) -> tuple[str, ...]:
     """What to know about the figures: whose they are, how sure, and which limits policies keep."""
     said = list(_needed(found))
-    if found.scheduled is not None:
+    if found.scheduled:
         said.append(
             "Rates follow the schedule of the profile, from the start of its period on. Intervals from a single seed "
             "take that for chance and are too wide; several seeds give better ones."
-            if found.scheduled
-            else "The schedule of the profile is left out: these arrivals do not follow rates."
         )
     if found.fleet is not None and found.fleet.size > 1:
         said.append(
@@ -323,6 +321,8 @@ def _needed(found: Study) -> tuple[str, ...]:
     ]
     if left:
         said.append(f"Arrived and not finished at the end; latencies leave them out: {', '.join(left)}.")
+    if found.scheduled is False:
+        said.append("The schedule of the profile is left out: these arrivals do not follow rates.")
     if found.finds_prefixes:
         cold = [r.policy for r in found.results if r.prefix_cache.hit_rate is None]
         if cold:

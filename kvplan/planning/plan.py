@@ -33,6 +33,7 @@ from kvplan.solve import least_whole
 from kvplan.study.drain import Drain
 from kvplan.study.objectives import Decision, State
 from kvplan.study.operating_point import Latency
+from kvplan.study.replicas import MOST_SIMULATED
 
 _SHOWN = ("ttft_s.p95", "itl_s.p95", "e2e_s.p95")  # beside the objectives
 _CVS = (0.4, 1.2)  # of lengths that nobody states
@@ -588,6 +589,8 @@ def _objectives(slos: Sequence[Slo], latency: Latency, size: Found, *, varies: b
         time, _, figure = key.partition(".")
         value = getattr(getattr(latency.worst_part if varies else latency, time), figure)
         low, high = (None, None) if varies else latency.ci95.get(key, (None, None))
+        if value is None and size.judged.expected is not None and key in size.judged.expected.figures:
+            value, (low, high) = (of := size.judged.expected.figures[key]).value, of.interval
         state = states.get(key, State.HOLDS)
         if varies and key in limits and (value is None or value > limits[key]):
             state = State.MISSES
@@ -642,15 +645,18 @@ def _spread(
 
 
 def _routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
-    """Replicas behind routers that look, where those take fewer."""
+    """Replicas behind routers that look, of fleets that are simulated whole."""
+    if winner.task.model.finds_prefixes or winner.task.router or setting.replicas > MOST_SIMULATED:
+        return []
     found = []
     for routing in (Routing.ROUND_ROBIN, Routing.LEAST_REQUESTS):
-        replicas = setting.replicas
-        if winner.task.model.finds_prefixes or winner.task.router is not None:
-            continue
         task = replace(winner.task, router=routing)
-        while replicas > 1 and task.quick(replicas - 1, setting.batched_tokens).passes:
-            replicas -= 1
+        step, replicas = 1, setting.replicas
+        while step:
+            if replicas > step and task.quick(replicas - step, setting.batched_tokens).passes:
+                replicas, step = replicas - step, 2 * step
+            else:
+                step //= 2
         found.append((str(routing), replicas))
     return found
 
