@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.planning import plan as planning
+from kvplan.plots import charts
 from kvplan.report import assembly
 from kvplan.study import operating_point
 from kvplan.study.operating_point import OperatingPoint
@@ -83,4 +84,5 @@ def remember() -> None:
     for name in FOUND:
         setattr(assembly, name, once(getattr(assembly, name)))
     operating_point.operating_point = assembly.operating_point
+    charts.load_curve = once(charts.load_curve)
     planning.plan = _of_request(planning.plan)
