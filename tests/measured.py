@@ -9,14 +9,21 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from kvplan.model import Plan, ServingModel
 from kvplan.planning import plan as planning
 from kvplan.plots import charts
 from kvplan.report import assembly
+from kvplan.report.assembly import Analyses, ProfileIdentity, Report, report_of
 from kvplan.study import operating_point
+from kvplan.study.drain import Drain
 from kvplan.study.operating_point import OperatingPoint
 
 FOUND = ("advice", "drain", "goodput", "operating_point", "recovery", "worst_cycle")
 KEPT = 60  # answers to each question in a process
+SHARED = Path(os.environ["KVPLAN_TESTS_SHARE"])
+PLAN = Plan()
 
 
 def once(find: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,7 +62,7 @@ def _shared(find: Callable[..., Any], question: Hashable, answer: Callable[[], A
     if " at 0x" in words:  # an object is in it that has no words
         return answer()
     name = sha256(f"{find.__module__}.{find.__name__}{words}".encode()).hexdigest()
-    kept = Path(os.environ["KVPLAN_TESTS_SHARE"], f"{name}.answer")
+    kept = SHARED / f"{name}.answer"
     if kept.exists():
         return pickle.loads(kept.read_bytes())
     found = answer()
@@ -77,6 +84,26 @@ def _of_request(find: Callable[..., Any]) -> Callable[..., Any]:
         return answers[words]
 
     return remembered
+
+
+UNDRAINED = Drain(None, None, None, None, "no burst is looked at")
+
+
+def brief(model: ServingModel, plan: Plan = PLAN) -> Analyses:
+    """Analyses without a burst and advice, which take most of the time, for who looks at other blocks."""
+    return Analyses(model, plan, {"advice": (), "drain": UNDRAINED})
+
+
+def brief_report(model: ServingModel, plan: Plan = PLAN, name: str = "a model") -> Report:
+    """The report of `brief`."""
+    return report_of(brief(model, plan), ProfileIdentity(name, "5e6f" * 16))
+
+
+def leave_out_runs(patch: pytest.MonkeyPatch) -> None:
+    """Make all reports as `brief` does; none of them is shared."""
+    patch.setattr(assembly, "advice", lambda *_: ())
+    patch.setattr(assembly, "drain", lambda *_: UNDRAINED)
+    patch.setattr(planning, "plan", getattr(planning.plan, "__wrapped__", planning.plan))
 
 
 def remember() -> None:

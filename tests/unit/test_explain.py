@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from every import check_every, every
+from measured import brief_report
 from rich.cells import cell_len
 from shipped import LOOKED_AT, NAMES, profile, report
 from tiers import is_night
@@ -36,7 +37,7 @@ from kvplan.model.offload import Offload
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
 from kvplan.report import explain as explaining
-from kvplan.report.assembly import analyze, to_document
+from kvplan.report.assembly import to_document
 from kvplan.report.explain import Explained, Found, Summary, explain, find, summarise
 from kvplan.report.figures import Inputs, gather
 from kvplan.report.keys import BLOCKS, CONTRACT, Kind, Record, law_text
@@ -46,7 +47,7 @@ Case = tuple[dict[str, Any], Inputs]
 
 
 def case(model: ServingModel, plan: Plan) -> Case:
-    report = analyze(model, name="n", sha256="5e6f", plan=plan)
+    report = brief_report(model, plan)
     return to_document(report), gather(model, plan, report)
 
 
@@ -505,7 +506,7 @@ def test_an_entry_that_is_not_there_is_refused() -> None:
 
 def test_pages_are_of_the_kind_that_was_asked_for() -> None:
     model = MODELS["pulse"]
-    report = analyze(model, name="n", sha256="5e6f", plan=Plan())
+    report = brief_report(model)
 
     def page(found: Found) -> Explained | Summary:
         return explaining.page(found, report, model, Plan())
