@@ -19,7 +19,15 @@ from kvplan.profile.reading import load_profile
 from kvplan.report.assembly import analyze, to_document
 
 NAME = "paper-fc-budgets"
-PLAN = {"tp": 1, "weights": ["bf16"], "rate": 4, "input": 500, "output": "50", "gpu_hour": {"H100": 3}}
+PLAN = {
+    "tp": 1,
+    "weights": ["bf16"],
+    "rate": 4,
+    "input": 500,
+    "output": "50",
+    "slo": "ttft-p95=2s",
+    "gpu_hour": {"H100": 3},
+}
 
 
 # every public function, called after every module was imported: a module of its name would have taken its place
@@ -69,6 +77,8 @@ def test_results_print_the_screens_of_the_commands(
         "500",
         "--out",
         "50",
+        "--slo",
+        "ttft-p95=2s",
         "--gpu-hour",
         "3",
     ]
