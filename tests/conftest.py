@@ -53,7 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
             config, "cache", None
         )  # loops are compiled once for all sessions
         os.environ.setdefault("KVPLAN_CACHE_DIR", str(cache.mkdir("loops")) if cache else shared)
-        os.environ.setdefault("NUMBA_CACHE_DIR", shared)  # of what tests compile themselves
+        numba = str(cache.mkdir("numba")) if cache else shared  # of what tests compile themselves
+        os.environ.setdefault("NUMBA_CACHE_DIR", numba)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
