@@ -1,12 +1,84 @@
 """What runs when: some on every save (`pytest -m quick`), all on a commit, more at night (`pytest --nightly`)."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 COMMIT, NIGHTLY = 8, 400  # examples of a property that asks for no number of its own
-QUICK = ("golden", "unit")  # folders
+QUICK = ("cli", "golden", "properties", "unit")  # folders
+SLOW = {  # files of these folders that are left out of it
+    "cli": [
+        "agreement",
+        "analyze",
+        "arrivals",
+        "bad_profiles",
+        "campaign",
+        "docs",
+        "emit",
+        "first_screens",
+        "hostile_input",
+        "html_browser",
+        "import",
+        "installed",
+        "mix",
+        "moving_files",
+        "plan",
+        "plots",
+        "provenance",
+        "schedule",
+        "simulate",
+        "slo",
+        "streams",
+        "sweep",
+        "sweep_dask",
+        "sweep_parquet",
+    ],
+    "properties": [
+        "bursts",
+        "coasting",
+        "drafts",
+        "fleet",
+        "law",
+        "layered",
+        "metrics",
+        "mixing",
+        "nested",
+        "overflow",
+        "partial_prompts",
+        "remedy",
+        "simulated_host_tier",
+        "simulated_radix_tree",
+        "simulation",
+        "spans",
+        "split",
+        "timing_fit",
+        "verdicts",
+        "wait",
+    ],
+    "unit": [
+        "advice",
+        "cached_reports",
+        "charts",
+        "doctests",
+        "emit_settings",
+        "explain",
+        "extremes",
+        "host_reports",
+        "imports",
+        "inputs",
+        "library",
+        "objectives",
+        "operating_point",
+        "oracle",
+        "report",
+        "samples_of_windows",
+        "text_file",
+        "timing_fit",
+        "warm_cache",
+    ],
+}
 
 
 def examples(count: int) -> settings:
@@ -106,9 +178,10 @@ KEPT = {
 }
 
 
-def is_quick(item: pytest.Item) -> bool:
-    """Tell whether a test is for every save, which its folder decides."""
-    return item.path.parent.name in QUICK
+def is_quick(file: Path) -> bool:
+    """Tell whether the tests of a file are for every save."""
+    folder, name = file.parent.name, file.stem.removeprefix("test_")
+    return folder in QUICK and name not in SLOW.get(folder, ())
 
 
 def is_kept(item: pytest.Item, seen: dict[str, int]) -> bool:
