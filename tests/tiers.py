@@ -8,77 +8,19 @@ from hypothesis import settings
 
 COMMIT, NIGHTLY = 8, 400  # examples of a property that asks for no number of its own
 QUICK = ("cli", "golden", "properties", "unit")  # folders
-SLOW = {  # files of these folders that are left out of it
-    "cli": [
-        "agreement",
-        "analyze",
-        "arrivals",
-        "bad_profiles",
-        "campaign",
-        "docs",
-        "emit",
-        "first_screens",
-        "hostile_input",
-        "html_browser",
-        "import",
-        "installed",
-        "mix",
-        "moving_files",
-        "plan",
-        "plots",
-        "provenance",
-        "schedule",
-        "simulate",
-        "slo",
-        "streams",
-        "sweep",
-        "sweep_dask",
-        "sweep_parquet",
-    ],
-    "properties": [
-        "bursts",
-        "coasting",
-        "drafts",
-        "fleet",
-        "law",
-        "layered",
-        "metrics",
-        "mixing",
-        "nested",
-        "overflow",
-        "partial_prompts",
-        "remedy",
-        "simulated_host_tier",
-        "simulated_radix_tree",
-        "simulation",
-        "spans",
-        "split",
-        "timing_fit",
-        "verdicts",
-        "wait",
-    ],
-    "unit": [
-        "advice",
-        "cached_reports",
-        "charts",
-        "doctests",
-        "emit_settings",
-        "explain",
-        "extremes",
-        "host_reports",
-        "imports",
-        "inputs",
-        "library",
-        "objectives",
-        "operating_point",
-        "oracle",
-        "report",
-        "samples_of_windows",
-        "text_file",
-        "timing_fit",
-        "warm_cache",
-    ],
-}
+# Files of these folders that take too long for it, seconds of a processor each.
+SLOW = """
+cli/agreement cli/analyze cli/arrivals cli/bad_profiles cli/campaign cli/docs cli/emit cli/first_screens
+cli/hostile_input cli/html_browser cli/import cli/installed cli/mix cli/moving_files cli/plan cli/plots
+cli/provenance cli/schedule cli/simulate cli/slo cli/streams cli/sweep cli/sweep_dask cli/sweep_parquet
+properties/bursts properties/coasting properties/drafts properties/fleet properties/law properties/layered
+properties/metrics properties/mixing properties/nested properties/overflow properties/partial_prompts
+properties/remedy properties/simulated_host_tier properties/simulated_radix_tree properties/simulation
+properties/spans properties/split properties/timing_fit properties/verdicts properties/wait unit/advice
+unit/cached_reports unit/charts unit/doctests unit/emit_settings unit/explain unit/extremes unit/host_reports
+unit/imports unit/inputs unit/library unit/objectives unit/operating_point unit/oracle unit/report
+unit/samples_of_windows unit/text_file unit/timing_fit unit/warm_cache
+"""
 
 
 def examples(count: int) -> settings:
@@ -180,8 +122,8 @@ KEPT = {
 
 def is_quick(file: Path) -> bool:
     """Tell whether the tests of a file are for every save."""
-    folder, name = file.parent.name, file.stem.removeprefix("test_")
-    return folder in QUICK and name not in SLOW.get(folder, ())
+    name = f"{file.parent.name}/{file.stem.removeprefix('test_')}"
+    return file.parent.name in QUICK and name not in SLOW.split()
 
 
 def is_kept(item: pytest.Item, seen: dict[str, int]) -> bool:
