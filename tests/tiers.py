@@ -10,16 +10,19 @@ COMMIT, NIGHTLY = 8, 400  # examples of a property that asks for no number of it
 QUICK = ("cli", "golden", "properties", "unit")  # folders
 # Files of these folders that take too long for it, seconds of a processor each.
 SLOW = """
-cli/agreement cli/analyze cli/arrivals cli/bad_profiles cli/campaign cli/docs cli/emit cli/first_screens
-cli/hostile_input cli/html_browser cli/import cli/installed cli/mix cli/moving_files cli/plan cli/plots
-cli/provenance cli/schedule cli/simulate cli/slo cli/streams cli/sweep cli/sweep_dask cli/sweep_parquet
-properties/bursts properties/coasting properties/drafts properties/fleet properties/law properties/layered
-properties/metrics properties/mixing properties/nested properties/overflow properties/partial_prompts
-properties/remedy properties/simulated_host_tier properties/simulated_radix_tree properties/simulation
-properties/spans properties/split properties/timing_fit properties/verdicts properties/wait unit/advice
-unit/cached_reports unit/charts unit/doctests unit/emit_settings unit/explain unit/extremes unit/host_reports
-unit/imports unit/inputs unit/library unit/objectives unit/operating_point unit/oracle unit/report
-unit/samples_of_windows unit/text_file unit/timing_fit unit/warm_cache
+cli/agreement cli/analyze cli/arrivals cli/bad_profiles cli/campaign cli/docs cli/drafts cli/emit
+cli/explain_command cli/first_screens cli/hostile_input cli/html_browser cli/import cli/installed cli/mix
+cli/moving_files cli/plan cli/plots cli/provenance cli/schedule cli/simulate cli/slo cli/streams cli/sweep
+cli/sweep_dask cli/sweep_lies cli/sweep_parquet properties/bursts properties/coasting properties/drafts
+properties/fleet properties/fluid_map properties/law properties/layered properties/metrics properties/mixing
+properties/nested properties/overflow properties/partial_prompts properties/remedy
+properties/simulated_host_tier properties/simulated_radix_tree properties/simulation properties/spans
+properties/split properties/timing_fit properties/verdicts properties/wait properties/worst_cycle unit/advice
+unit/cached_decisions unit/cached_reports unit/charts unit/doctests unit/drain unit/emit_settings unit/explain
+unit/extremes unit/fleet unit/host_reports unit/html unit/imports unit/inputs unit/library unit/objectives
+unit/operating_point unit/oracle unit/planning unit/prefix_cache unit/recognition unit/render unit/report
+unit/request_log unit/requests unit/samples_of_windows unit/sweep unit/text_file unit/timing_fit
+unit/warm_cache
 """
 
 
