@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kvplan.profile.reading import Profile
     from kvplan.report.assembly import ProfileIdentity, Report
     from kvplan.reproduction.judge import Reproduction
-    from kvplan.reproduction.real.score import Scoreboard
     from kvplan.simulation.experiments.hindsight_bound import StudyBound
     from kvplan.simulation.experiments.study import Study
     from kvplan.study.operating_point import OperatingPoint
@@ -353,30 +352,9 @@ def mix(found: "Comparison", profile: "Owner") -> Document:
 # ----------------------------------------------------------------------------------------------- reproduce
 
 
-def reproduce(found: "Sequence[Reproduction]", boards: "Sequence[Scoreboard]" = ()) -> Document:
-    """Experiments, what papers print, and what kvplan gets; and real runs, as foretold and as measured."""
-    return {
-        **_document(),
-        "experiments": [_experiment(one) for one in found],
-        "real_runs": [_real_run(board) for board in boards],
-    }
-
-
-def _real_run(board: "Scoreboard") -> Document:
-    return {
-        **_fields(board.run, "name", "title", "source", "licence", "protocol"),
-        "has_data": bool(board.rows),
-        "errors": [
-            {
-                **_fields(one.bound, "quantity", "kind", "over", "off"),
-                **_fields(one, "value", "configurations", "worst"),
-                **_fields(one.bound, "must", "recorded"),
-                **_fields(one, "holds", "as_recorded"),
-            }
-            for one in board.scored
-        ],
-        "rows": [{**row.configuration._asdict(), **_fields(row, *row._fields[1:])} for row in board.rows],
-    }
+def reproduce(found: "Sequence[Reproduction]") -> Document:
+    """Experiments, what papers print, and what kvplan gets."""
+    return {**_document(), "experiments": [_experiment(one) for one in found]}
 
 
 def _experiment(found: "Reproduction") -> Document:
