@@ -2,14 +2,18 @@
 
 For programs and notebooks; `kvplan` on the command line makes the same calls::
 
-    load(path or name) ──► Profile ──► analyze ──► Report
-                              ├──────► simulate ─► Study
-                              └──────► sweep ────► arrays by name
+    model, GPUs, demand ─────────► plan ─────► Plan
+    import_files(files) ─► Imported.profile ┐
+    load(path or name) ──► Profile ─────────┼► analyze ──► Report
+                                            ├► check ────► Checked
+                                            ├► simulate ─► Study
+                                            └► sweep ────► Sweep, arrays by name
 
-Everything heavy is imported when a function is called, not with the package.
+Results print their first screen, show in notebooks, and have `to_dict()` and `columns()`. Everything heavy is imported
+when a function is called, not with the package.
 """
 
-from kvplan.api import analyze, load, simulate, sweep
+from kvplan.api import analyze, check, import_files, load, plan, simulate, sweep
 from kvplan.version import __version__
 
-__all__ = ["__version__", "analyze", "load", "simulate", "sweep"]
+__all__ = ["__version__", "analyze", "check", "import_files", "load", "plan", "simulate", "sweep"]

@@ -13,7 +13,7 @@
 """
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 
@@ -28,7 +28,12 @@ class ExitCode(IntEnum):
 
 
 class UsageError(Exception):
-    """Something the user gave is not usable; the message says what and what is allowed."""
+    """Something the user gave is not usable; the message says what and what is allowed.
+
+    `others` are further errors of the same file, in its order.
+    """
+
+    others: "tuple[UsageError, ...]" = ()
 
 
 class EngineError(Exception):
@@ -53,6 +58,13 @@ class ProfileError(UsageError):
         self.message = message
         place = source if line is None else f"{source}:{line}"
         super().__init__(f"{place}: {key}: {message}" if key else f"{place}: {message}")
+
+    def with_others(self, others: "Sequence[ProfileError]") -> "ProfileError":
+        """The same, and what else is wrong with the profile; Python's traceback shows all."""
+        self.others = tuple(others)
+        for one in others:
+            self.add_note(str(one))
+        return self
 
 
 def shown(value: object) -> str:

@@ -181,7 +181,11 @@ BAD = {
     # Ranges
     "nan": edit("rate = 1.5", "rate = nan", 16, "classes[0].rate", "must be a finite number, not nan"),
     "nan as a weight": edit("50 = 0.2", "50 = nan", 21, "classes[1].decode.50", "must be a number from 1e-09 to"),
-    "rate 0": edit("rate = 1.5", "rate = 0", 16, "classes[0].rate", "must be at least 1e-09, not 0"),
+    "rates 0": Bad(
+        GOOD.replace("rate = 1.5", "rate = 0").replace("rate = 0.5", "rate = 0").encode(),
+        *(16, "classes[0].rate", "must be above 0 in one class at least, not 0 in all"),
+    ),
+    "tiny rate": edit("rate = 1.5", "rate = 1e-10", 16, "classes[0].rate", "must be 0, or at least 1e-09"),
     "d0 = 0": edit('"14.5 ms"', "0.0", 9, "timing.d0", "must be a time from 1e-09 s to 3,600 s, not 0.0"),
     "negative d1": edit('"0.25 us"', '"-1 us"', 10, "timing.d1", "must be 0, or a time from 1e-12 s to"),
     "negative input": edit("1155", "-1", 14, "classes[0].input", "from 0 to 10,000,000, not -1"),

@@ -195,22 +195,6 @@ def most_admissions(model: ServingModel) -> float:
     return float(min(limit / need for _, limit, need in limits))
 
 
-def rates_that_hold(model: ServingModel, kv_tokens: Sequence[float]) -> list[float]:
-    """Rates at which the equilibrium holds so many KV tokens, requests/s.
-
-    Examples
-    --------
-    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 1, (2,), (1.0,), 1.0)
-    >>> rates_that_hold(ServingModel((one,), Timing(0.5, d1=0.1), Replica(9, prefill=Prefill.INLINE)), [0.0, 6.0])
-    [0.0, 0.9090909090909091]
-    """
-    cost = per_request(model)
-    return [
-        float(_rate_using(model.mix, model.timing, model.replica, cost, kv, cost.held)) for kv in kv_tokens
-    ]
-
-
 def time_alone(model: ServingModel) -> float:
     """Seconds that the iterations of a request take that is alone on the replica, on average (new)."""
     timing, cost, mix = model.timing, per_request(model), model.mix

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvplan.analysis.cache_states import FOREVER_S, CachedReplica, States
 from kvplan.model import FloatArray
@@ -139,50 +138,6 @@ class PrefixCache(NamedTuple):
     collapse_possible: bool
     collapsed: Collapsed | None
     streams_in_memory: float | None
-
-
-class Branches(NamedTuple):
-    """Every state of a replica, by requests in flight; arrays of shape (n_states,).
-
-    Attributes
-    ----------
-    load
-        What leads to it: requests/s, or the users of a closed population.
-    requests_in_flight
-        Ascending, up to where they fill memory or reach a limit of the engine.
-    stable : ndarray of bool
-        Whether the load rises from there on.
-    collapsed_in_flight
-        Where nothing is kept that is not in use.
-    """
-
-    load: FloatArray
-    requests_in_flight: FloatArray
-    stable: NDArray[np.bool_]
-    collapsed_in_flight: float
-
-
-def branches(cached: CachedReplica) -> Branches:
-    """The good and the unstable branch of a replica's states, as one curve.
-
-    Examples
-    --------
-    Without anything in common, requests keep to one branch, up to 9.223 requests/s:
-
-    >>> from kvplan.model import Replica, RequestClass, ServingModel, Timing
-    >>> from kvplan.analysis.cache_states import cached_replica
-    >>> one = RequestClass("a", 1000, (200,), (1.0,), 8.0)
-    >>> found = branches(cached_replica(ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000))))
-    >>> found.load[-1].round(3).item(), found.requests_in_flight[-1].round(2).item(), bool(found.stable.all())
-    (9.223, 90.87, True)
-    """
-    ends = _ends(cached)
-    curve = _curve(cached, _most(ends))
-    curve = curve.at(_served(cached, curve) > 0)
-    load = curve.rate_rps if cached.users is None else _users(cached, curve)
-    rising = np.diff(load) > 0
-    in_flight, collapsed = curve.admissions * cached.stages, min(ends.values()) * cached.stages
-    return Branches(load, in_flight, np.append(rising, rising[-1:]), collapsed)
 
 
 def prefix_cache(cached: CachedReplica) -> PrefixCache:

@@ -42,8 +42,6 @@ _MAX_HALVINGS = 48
 _SEARCH_HALVINGS = 6  # the search only needs to know on which side of a circle the roots are
 _MAX_NEWTON = 30
 _MAX_SEARCH = 60
-_CIRCLES = 24  # looked at for roots to plot, each as far inside the last as Newton steps reach
-_SAME_ROOT = 1e-8
 _MOST_WORK = 3 * 10**11  # products of bits, in exact arithmetic: about a second
 _EPS = float(np.finfo(np.float64).eps)
 _LARGEST_LOG = 1400.0  # of a factor, of which half can be had as a float
@@ -215,54 +213,6 @@ def _roots_near(arcs: Arcs, radius: float) -> ComplexArray:
     log_root = 1j * (center[converged] + arcs.half_width * t[converged])
     roots: ComplexArray = radius * np.exp(log_root)
     return roots
-
-
-def leading_roots(w: FloatArray, largest: float, most: int) -> ComplexArray:
-    """Roots of largest modulus, as far as Newton steps from a few circles find them: for plots, not for proofs.
-
-    Parameters
-    ----------
-    w : ndarray, shape (L,)
-        Positive coefficients, highest power first.
-    largest
-        The largest modulus, of `largest_root`.
-    most
-        How many at most; a root and its conjugate are not parted.
-
-    Returns
-    -------
-    ndarray of complex128, shape (n_roots,)
-        Descending modulus; none beyond `MOST` coefficients.
-
-    Examples
-    --------
-    >>> leading_roots(np.array([2.0, 5.0, 2.0]), 2.0, 1).round(9).tolist()
-    [(-2+0j)]
-    """
-    found = np.empty(0, dtype=np.complex128)
-    if w.size == 1 or w.size > MOST:
-        return found
-    reach = _NEWTON_REACH * math.pi / (_SAMPLES_PER_COEFFICIENT * w.size)
-    for circle in range(_CIRCLES):
-        radius = largest * math.exp(-circle * reach)
-        arcs, _ = _on_radius(w, radius, 0.0)
-        found = _distinct(np.append(found, _roots_near(arcs, radius)))
-        if 2 * found.size >= most + 2:  # the last circle's may still miss some
-            break
-    upper = found[np.argsort(-np.abs(found), kind="stable")]
-    each = np.where(upper.imag == 0, 1, 2)  # a real root has no conjugate
-    kept = np.cumsum(each) <= most
-    roots = np.repeat(upper[kept], each[kept])
-    second = np.append(False, roots[1:] == roots[:-1])
-    return np.where(second, np.conj(roots), roots)
-
-
-def _distinct(roots: ComplexArray) -> ComplexArray:
-    """Each root once, though neighbouring arcs and circles find it again; those below the real axis are mirrored."""
-    imaginary = np.abs(roots.imag)
-    roots = roots.real + 1j * np.where(imaginary < _SAME_ROOT, 0.0, imaginary)
-    cells = np.round(np.stack([roots.real, roots.imag]) / _SAME_ROOT)
-    return roots[np.sort(np.unique(cells, axis=1, return_index=True)[1])]
 
 
 def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:

@@ -379,14 +379,6 @@ def best_split(found: Sides, gpus: int, itl_s: float = math.inf) -> Split | None
     return max(options, key=lambda option: option.rate_rps, default=None)
 
 
-def unrounded_rps(found: Sides, gpus: float, itl_s: float = math.inf) -> float:
-    """What so many GPUs would serve, split in the best proportion, if replicas came in parts."""
-    one, other = served(found.prefill), served(found.decode, itl_s)
-    if not one.rate_rps or not other.rate_rps:
-        return 0.0
-    return gpus / (found.prefill.gpus / one.rate_rps + found.decode.gpus / other.rate_rps)
-
-
 def crossing(found: Sides, prefill: int, decode: int, gpus: int) -> Crossing | None:
     """Where split and together change places as the limit on the time between tokens grows; None where they do not.
 

@@ -6,17 +6,17 @@ TYPE_CHECKING = False  # as type checkers know it; to import `typing` takes most
 if TYPE_CHECKING:
     import os
     from pathlib import Path
-    from typing import Any
 
-    from numpy.typing import NDArray
-
+    from kvplan.api.outcomes import Checked, Imported, Plan
+    from kvplan.api.results import Report, Study, Sweep
     from kvplan.profile.reading import Profile
-    from kvplan.report.assembly import Report
-    from kvplan.simulation.experiments.study import Study
     from kvplan.simulation.requests import Requests
 
+    PathLike = str | os.PathLike[str]
+    Service = PathLike | Profile
 
-def load(profile: "str | os.PathLike[str] | None" = None) -> "Profile":
+
+def load(profile: "PathLike | None" = None) -> "Profile":
     """Read a profile: a TOML file, or the name of a shipped one; the shipped default if None.
 
     Raises
@@ -31,27 +31,134 @@ def load(profile: "str | os.PathLike[str] | None" = None) -> "Profile":
     >>> load("tool-calls-h100").model.total_rate_rps
     45.0
     """
-    import os
-    from io import BytesIO
+    from kvplan.api import arguments
 
-    from kvplan.errors import UsageError
-    from kvplan.ingest.trace.replay import with_trace
-    from kvplan.profile.reading import load_profile
+    return arguments.profile(profile)
 
-    if profile is not None and not isinstance(profile, str | os.PathLike):
-        from kvplan.errors import shown
 
-        raise UsageError(f"load: a path or the name of a shipped profile is wanted, not {shown(profile)}")
-    return with_trace(load_profile(None if profile is None else os.fspath(profile), stdin=BytesIO()))
+def plan(
+    services: "Service | Iterable[Service]",
+    *,
+    gpu: str | Iterable[str] | None = None,
+    tp: int | str | Iterable[int] | None = None,
+    weights: str | Iterable[str] | None = None,
+    kv_dtype: str = "auto",
+    engine: str = "vllm",
+    rate: float | None = None,
+    users: int | None = None,
+    think: float | str | None = None,
+    input: float | str | None = None,
+    output: float | str | None = None,
+    trace: "PathLike | None" = None,
+    system_prompt: int = 0,
+    turns: float = 1.0,
+    slo: str | Iterable[str] = (),
+    gpu_hour: float | str | Mapping[str, float] | None = None,
+    replica_hour: float | str | Mapping[str, float] | None = None,
+    headroom: float | str | None = None,
+    slower: float | str | None = None,
+    settings: str | Iterable[str] | Mapping[str, object] = (),
+    router: str = "any",
+    split: bool = False,
+    schedule: "PathLike | None" = None,
+    load_time: float | str | None = None,
+    executor: str = "serial",
+    folder: "PathLike | None" = None,
+    progress: Callable[[str], None] | None = None,
+) -> "Plan":
+    """Find the cheapest replicas that meet the objectives of a demand, as `kvplan plan` does.
+
+    Parameters
+    ----------
+    services
+        A model of the catalogue or a config.json, or one or more profiles.
+    gpu, tp, weights
+        Of a model: GPUs, GPUs that share it, and types of its weights, to be compared.
+    rate, users, think
+        Requests/s, or users who think for so long between requests; times are numbers of seconds, or have a unit.
+    input, output
+        Tokens of prompts and answers, ``3000`` or ``"3000:0.8"`` with a coefficient of variation.
+    slo
+        Objectives, such as ``"ttft-p95=2s"``.
+    gpu_hour, replica_hour
+        Prices, for all or by name.
+    headroom, slower
+        Shares, such as ``0.2`` or ``"20%"``.
+    trace
+        Requests to replay instead of lengths; the planned profile refers to it from `folder`.
+    settings
+        Of the engine, such as ``{"max_num_batched_tokens": 8192}``, instead of searched.
+    schedule
+        A file, or ``"own"`` for that of the profile.
+    executor
+        Where kinds are looked at: ``serial``, ``cores``, ``dask`` or the address of a scheduler.
+    progress
+        Told what is being looked at.
+
+    Raises
+    ------
+    kvplan.errors.UsageError
+
+    Examples
+    --------
+    >>> found = plan("Llama-3.1-8B", gpu="H100", tp=1, weights="bf16", rate=4, input=500, output=50, gpu_hour=3)
+    >>> found.status.value, found.setting.replicas, found.cost.per_hour
+    ('planned', 1, 3.0)
+    """
+    from kvplan import executors
+    from kvplan.api import arguments, outcomes
+    from kvplan.engine import EngineName
+    from kvplan.ingest.text_file import reference_to
+    from kvplan.planning import options
+    from kvplan.planning.plan import plan as search
+
+    executors.check(executor, None)
+    request = options.request(
+        arguments.services(services),
+        gpu=arguments.text(gpu, "gpu"),
+        tp=arguments.text(tp, "tp"),
+        weights=arguments.text(weights, "weights"),
+        kv_dtype=kv_dtype,
+        engine=arguments.choice(engine, "engine", EngineName),
+        rate=arguments.number(rate, "rate"),
+        users=None if users is None else arguments.whole(users, "users"),
+        think=arguments.time(think, "think"),
+        input=arguments.text(input, "input"),
+        output=arguments.text(output, "output"),
+        trace=None if trace is None else str(arguments.path(trace, "trace")),
+        trace_reference=None
+        if trace is None
+        else reference_to(arguments.path(trace, "trace"), arguments.path(folder or "", "folder")),
+        system_prompt=arguments.whole(system_prompt, "system_prompt"),
+        turns=arguments.number(turns, "turns") or 0.0,
+        slo=arguments.texts(slo, "slo"),
+        gpu_hour=arguments.text(gpu_hour, "gpu_hour"),
+        replica_hour=arguments.text(replica_hour, "replica_hour"),
+        headroom=arguments.text(headroom, "headroom"),
+        slower=arguments.text(slower, "slower"),
+        settings=arguments.pairs(settings, "settings"),
+        router=arguments.choice(router, "router", ("any", "session", "round-robin", "least-requests")),
+        split=split,
+        schedule=None if schedule is None else str(arguments.path(schedule, "schedule")),
+        load_time=arguments.time(load_time, "load_time"),
+    )
+    with executors.started(executor, None) as place:
+        return outcomes.Plan._make(search(request, progress or (lambda _: None), engine=place))
 
 
 def analyze(
-    profile: "Profile", *, trial: bool = False, progress: Callable[[float], None] | None = None
+    profile: "Service | None" = None,
+    *,
+    slo: str | Iterable[str] = (),
+    trial: bool = False,
+    progress: Callable[[float], None] | None = None,
 ) -> "Report":
     """Everything that `kvplan analyze` says, as nested named tuples; blocks and fields are the keys of its JSON.
 
     Parameters
     ----------
+    slo
+        Objectives beside those of the profile.
     trial
         Whether to run the replica where a burst can empty its prefix cache, which takes seconds.
     progress
@@ -60,57 +167,195 @@ def analyze(
     Raises
     ------
     kvplan.errors.UsageError
-        It is not a profile, but a name, say.
 
     Examples
     --------
-    >>> report = analyze(load("tool-calls-h100"))
+    >>> report = analyze("tool-calls-h100")
     >>> report.verdict.status.value, round(report.load.sustainable_rps, 2)
     ('stable', 54.87)
     """
-    from kvplan.api import arguments
+    from kvplan.api import arguments, results
     from kvplan.report import assembly
 
-    profile = arguments.profile(profile)
-    return assembly.analyze(
-        profile.model,
-        name=profile.name,
-        sha256=profile.sha256,
-        plan=profile.plan,
-        trial=trial,
-        progress=progress,
+    loaded = arguments.with_slos(arguments.profile(profile), slo)
+    report = assembly.analyze(
+        loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan, trial=trial, progress=progress
     )
+    return results.of_report(report, loaded)
 
 
-def simulate(
-    profile: "Profile",
-    policies: str | Iterable[str] = ("vllm",),
+def check(
+    profile: "Service | None" = None,
     *,
-    settings: Mapping[str, object] | None = None,
-    arrivals: str | None = None,
-    concurrency: int | None = None,
-    trace: "str | os.PathLike[str] | None" = None,
-    requests: int | None = None,
-    horizon_s: float | None = None,
-    seeds: int = 1,
-    seed: int = 0,
-) -> "Study":
-    """Policies side by side on the same requests, as `kvplan simulate` runs them.
+    require: str | Iterable[str] = (),
+    accept: str | Iterable[str] = (),
+    baseline: "PathLike | None" = None,
+    tolerance: str | Iterable[str] | Mapping[str, float | str] = (),
+    remedies: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> "Checked":
+    """Judge a profile by its requirements, as `kvplan check` does.
 
     Parameters
     ----------
+    require
+        Requirements beside its own, such as ``"load.headroom >= 20%"``.
+    accept
+        Parts that may be assumed: ``gpu``, ``timing``, ``workload``.
+    baseline, tolerance
+        An earlier report in JSON, and by how much keys may differ from it.
+    remedies
+        Whether to look for the smallest change that would pass.
+
+    Raises
+    ------
+    kvplan.errors.UsageError
+
+    Examples
+    --------
+    >>> found = check("tool-calls-h100", require="load.headroom >= 20%", accept=["workload"])
+    >>> found.outcome.value, round(found.results[0].judgement.got, 4)
+    ('passed', 0.2192)
+    """
+    from kvplan.api import arguments, outcomes
+    from kvplan.decide import check as checking
+
+    required = checking.requirements(arguments.texts(require, "require"))
+    before = checking.baseline(
+        None if baseline is None else str(arguments.path(baseline, "baseline")),
+        arguments.pairs(tolerance, "tolerance"),
+    )
+    found = checking.check(
+        arguments.profile(profile),
+        None,
+        required,
+        before,
+        accepted=[
+            arguments.choice(part, "accept", ("gpu", "timing", "workload"))
+            for part in arguments.texts(accept, "accept")
+        ],
+        changes=remedies,
+        progress=progress,
+    )
+    return outcomes.of_check(found)
+
+
+def import_files(
+    files: "PathLike | Iterable[PathLike]" = (),
+    *,
+    model: "PathLike | None" = None,
+    gpu: str | None = None,
+    engine: str | None = None,
+    capacity: int | None = None,
+    tp: int | None = None,
+    weights: str | None = None,
+    kv_dtype: str = "auto",
+    utilization: float = 0.9,
+    base: "Service | None" = None,
+    told: "Mapping[str, PathLike] | None" = None,
+    group: str | None = None,
+    since: "PathLike | None" = None,
+    interval: float | str | None = None,
+    classes: int | None = None,
+    name: str | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> "Imported":
+    """Make one profile of whatever there is, as `kvplan import` does.
+
+    Parameters
+    ----------
+    files
+        Logs, results, requests, metrics, a config.json, a profile: told apart by content.
+    model, gpu
+        To estimate what no file measures.
+    told
+        Files by what they are, ``log``, ``timing``, ``requests`` and so on, where that is not recognised.
+
+    Returns
+    -------
+    Imported
+        `profile` is the profile, `given` what each file gave.
+
+    Raises
+    ------
+    kvplan.errors.UsageError
+
+    Examples
+    --------
+    >>> found = import_files(model="Llama-3.1-8B", gpu="H100")
+    >>> found.profile.missing, found.given[0].table
+    (('classes',), 'gpu')
+    """
+    from kvplan.api import arguments, outcomes
+    from kvplan.engine import EngineName
+    from kvplan.ingest.gathering import Asked, gather_files
+    from kvplan.ingest.recognition import named
+    from kvplan.units import parse_time
+
+    span = arguments.time(interval, "interval")
+    asked = Asked(
+        model=None if model is None else str(arguments.path(model, "model")),
+        gpu=gpu,
+        engine=None if engine is None else EngineName(arguments.choice(engine, "engine", EngineName)),
+        capacity=arguments.positive(capacity, "capacity"),
+        tensor_parallel=arguments.positive(tp, "tp"),
+        weights=weights,
+        kv_dtype=kv_dtype,
+        utilization=utilization,
+        group=group,
+        since=None if since is None else arguments.path(since, "since"),
+        interval_s=None if span is None else parse_time(span, "--interval"),
+        classes=arguments.positive(classes, "classes"),
+        name=name,
+        progress=progress,
+    )
+    kept = None if base is None else arguments.profile(base)
+    paths = named(arguments.paths(files, "files"), arguments.assignments(told or {}, "told"))
+    return outcomes.Imported._make(gather_files(paths, asked, kept))
+
+
+def simulate(
+    profile: "Service | None" = None,
+    policy: str | Iterable[str] = ("vllm",),
+    *,
+    settings: Mapping[str, object] | None = None,
+    arrivals: str | None = None,
+    cv: float | None = None,
+    concurrency: int | None = None,
+    burst: str | Iterable[float] | None = None,
+    trace: "PathLike | None" = None,
+    requests: int | None = None,
+    horizon: float | str | None = None,
+    burst_sessions: str | None = None,
+    slo: str | Iterable[str] = (),
+    seeds: int = 1,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> "Study":
+    """Policies side by side on the same requests, as `kvplan simulate --policy` runs them.
+
+    Parameters
+    ----------
+    policy
+        One, or several to compare.
     settings
         Parameters of policies, such as ``{"vllm.watermark": 0.05}``; lists for those that are lists.
     arrivals
         ``poisson``, ``gamma``, ``burst``, ``saturated``, ``interleaved`` or ``closed``; None: as the profile says.
+    cv
+        Of the gaps between gamma arrivals.
     concurrency
         Of closed arrivals: how many clients; 128 if None.
+    burst
+        Of burst arrivals: factors of the rates during and between bursts, and the seconds of each.
     trace
         File whose requests are replayed; rows that generate nothing are left out.
     requests
         In all; 10,000 if there is no horizon either, those of a trace if there is one.
-    horizon_s
-        Where the clock stops, seconds.
+    horizon
+        Where the clock stops; a number is one of seconds.
+    burst_sessions
+        ``"N@TIME"``: so many sessions beside the others, all at a time.
     seeds, seed
         How many, and the first of them.
 
@@ -125,47 +370,45 @@ def simulate(
 
     Examples
     --------
-    >>> found = simulate(load("tool-calls-h100"), ["vllm"], requests=50)
-    >>> found.results[0].policy, found.results[0].completed
+    >>> study = simulate("tool-calls-h100", "vllm", requests=50)
+    >>> study.results[0].policy, study.results[0].completed
     ('vllm', 50.0)
-    >>> one = simulate(load("tool-calls-h100"), arrivals="closed", concurrency=1, requests=50)
-    >>> one.results[0].queue.peak  # of a single client, which waits for its answer before it asks again
+    >>> single = simulate("tool-calls-h100", arrivals="closed", concurrency=1, requests=50)
+    >>> single.results[0].queue.peak  # of a single client, which waits for its answer before it asks again
     1.0
     """
     from functools import partial
 
-    from kvplan.api import arguments
-    from kvplan.errors import UsageError
+    from kvplan.api import arguments, results
     from kvplan.simulation.experiments import options, study
     from kvplan.simulation.experiments.load import Arrivals
 
-    profile = arguments.profile(profile)
-    kinds = [kind.value for kind in Arrivals]
-    if arrivals is not None and arrivals not in kinds:
-        raise UsageError(f"arrivals {arrivals!r} do not exist; there are {', '.join(kinds)}")
-    given = options.load(
-        kind=arrivals,
-        cv=None,
+    loaded = arguments.with_slos(arguments.profile(profile), slo)
+    load = options.load(
+        kind=None if arrivals is None else arguments.choice(arrivals, "arrivals", Arrivals),
+        cv=arguments.number(cv, "cv"),
         concurrency=None if concurrency is None else arguments.whole(concurrency, "concurrency"),
-        burst=None,
+        burst=arguments.text(burst, "burst"),
         trace=None if trace is None else partial(_replayed, arguments.path(trace, "trace")),
         requests=None if requests is None else arguments.whole(requests, "requests"),
-        horizon=None if horizon_s is None else str(horizon_s),
-        model=profile.model,
+        horizon=arguments.time(horizon, "horizon"),
+        burst_sessions=burst_sessions,
+        model=loaded.model,
     )
-    options.check_sessions(given, profile.model)
-    names = arguments.names(policies, "policies")
+    options.check_sessions(load, loaded.model)
+    if requests is None and horizon is None and trace is None:
+        load = options.with_sessions(load, loaded.model)
+    names = arguments.names(policy, "policy")
     texts = arguments.assignments({} if settings is None else settings, "settings")
+    fixed = "--arrivals interleaved" if arrivals == Arrivals.INTERLEAVED else None
+    if load.trace is not None:
+        fixed = "the trace of the profile" if trace is None else "--trace"
     all_seeds = options.seeds(
-        arguments.whole(seed, "seed"),
-        arguments.whole(seeds, "seeds"),
-        without_chance=None
-        if given.trace is None
-        else "the trace of the profile"
-        if trace is None
-        else "--trace",
+        arguments.whole(seed, "seed"), arguments.whole(seeds, "seeds"), without_chance=fixed
     )
-    return study.study(profile.model, profile.plan, given, options.chosen(names, texts), all_seeds)
+    policies = options.chosen(names, texts)
+    found = study.study(loaded.model, loaded.plan, load, policies, all_seeds, progress=progress)
+    return results.of_study(found, loaded)
 
 
 def _replayed(trace: "Path") -> "Requests":
@@ -175,16 +418,16 @@ def _replayed(trace: "Path") -> "Requests":
 
 
 def sweep(
-    profile: "Profile",
+    profile: "Service",
     vary: Mapping[str, object],
     columns: str | Iterable[str] | None = None,
     *,
     sample: str | None = None,
     seed: int = 0,
-    policies: str | Iterable[str] = (),
+    policy: str | Iterable[str] = (),
     requests: int = 1_000,
     seeds: int = 1,
-) -> "dict[str, NDArray[Any]]":
+) -> "Sweep":
     """Figures at every combination of values, as `kvplan sweep` computes them, here in this process.
 
     Parameters
@@ -197,14 +440,14 @@ def sweep(
         ``random:N`` or ``lhs:N`` instead of a grid.
     seed
         Of the sample and of simulations.
-    policies
-        To simulate at every point; none if empty.
+    policy
+        Policies to simulate at every point; none if empty.
     requests, seeds
         Of each simulation.
 
     Returns
     -------
-    dict of str to ndarray, each of shape (n_points,)
+    Sweep, a dict of str to ndarray, each of shape (n_points,)
         ``point``, what is varied, the columns, and ``error``. `point` is whole; other numbers are floats, NaN where
         there is none; all else are objects. `pandas.DataFrame` takes it as it is.
 
@@ -214,17 +457,17 @@ def sweep(
 
     Examples
     --------
-    >>> found = sweep(load("tool-calls-h100"), {"gpu.max_num_seqs": [10, 1000]}, ["verdict.binding"])
+    >>> found = sweep("tool-calls-h100", {"gpu.max_num_seqs": [10, 1000]}, ["verdict.binding"])
     >>> found["verdict.binding"].tolist()
     ['max_num_seqs', 'compute']
     """
-    from kvplan.api import arguments
+    from kvplan.api import arguments, results
     from kvplan.errors import UsageError
     from kvplan.simulation.experiments import options
     from kvplan.sweeps.definition import Runs, define
     from kvplan.sweeps.results import arrays
 
-    profile = arguments.profile(profile)
+    loaded = arguments.profile(profile)
     axes = arguments.assignments(vary, "vary")
     if sample is not None and not isinstance(sample, str):
         raise UsageError("sample: 'random:N' or 'lhs:N' is wanted")
@@ -232,7 +475,7 @@ def sweep(
     keys = None if columns is None else arguments.names(columns, "columns")
     if keys == []:
         raise UsageError("columns: at least one key of the report, such as load.headroom")
-    names = arguments.names(policies, "policies")
+    names = arguments.names(policy, "policy")
     runs = None
     if names:
         count = arguments.whole(requests, "requests")
@@ -241,4 +484,4 @@ def sweep(
         )
         all_seeds = options.seeds(seed, arguments.whole(seeds, "seeds"))
         runs = Runs(tuple(options.chosen(names, [])), count, len(all_seeds))
-    return arrays(define(profile, axes, sample=sample, seed=seed, columns=keys, runs=runs))
+    return results.Sweep(arrays(define(loaded, axes, sample=sample, seed=seed, columns=keys, runs=runs)))

@@ -1,28 +1,110 @@
-"""What programs pass to `kvplan.load`, `analyze`, `simulate` and `sweep`, checked and written as options are."""
+"""What programs pass to the functions of kvplan, checked and written as options are."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from io import BytesIO
 from itertools import islice
+from numbers import Real
 from operator import index
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 from kvplan.errors import UsageError, shown
-from kvplan.profile.reading import Profile
+from kvplan.ingest.trace.replay import with_trace
+from kvplan.model.slo import parse_slo
+from kvplan.profile.reading import Profile, load_profile
 from kvplan.sweeps.vary import MAX_LISTED, MAX_POINTS
 
 
 def profile(value: object) -> Profile:
-    """A loaded profile.
+    """Return a profile, which is loaded where its path or name is given.
 
     Raises
     ------
     UsageError
-        It is anything else, such as a name.
+        It is anything else.
     """
     if isinstance(value, Profile):
         return value
-    raise UsageError(f"a profile is wanted, as kvplan.load gives it, not {_seen(value)}")
+    if value is not None and not isinstance(value, str | PathLike):
+        raise UsageError(f"a profile is wanted, or its path or name, not {_seen(value)}")
+    return with_trace(load_profile(None if value is None else fspath(value), stdin=BytesIO()))
+
+
+def with_slos(loaded: Profile, slo: Any) -> Profile:
+    """Return a profile with further objectives, which take the place of its own on the same figure."""
+    added = {one.key: one for one in map(parse_slo, texts(slo, "slo"))}
+    if not added:
+        return loaded
+    slos = {one.key: one for one in loaded.plan.slos} | added
+    return replace(loaded, plan=replace(loaded.plan, slos=tuple(slos.values())))
+
+
+def services(value: Any) -> list[str | Profile]:
+    """Return models or profiles: one, or several in a list."""
+    some = (
+        [value]
+        if isinstance(value, str | PathLike | Profile) or not isinstance(value, Iterable)
+        else list(value)
+    )
+    for one in some:
+        if not isinstance(one, str | PathLike | Profile):
+            raise UsageError(f"a model is wanted, or profiles, not {_seen(one)}")
+    if not some:
+        raise UsageError("a model is wanted, or profiles, not an empty list")
+    return [one if isinstance(one, Profile) else fspath(one) for one in some]
+
+
+def text(value: Any, name: str) -> str | None:
+    """Return a value as an option has it: several with commas, values by name as ``NAME=VALUE``.
+
+    Examples
+    --------
+    >>> text([1, 2], "tp"), text({"H100": 3, "H200": 3.8}, "gpu_hour"), text(0.2, "headroom"), text(None, "gpu")
+    ('1,2', 'H100=3,H200=3.8', '0.2', None)
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={each}" for key, each in value.items())
+    if isinstance(value, PathLike):
+        return str(fspath(value))
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, Iterable):
+        return ",".join(map(str, value))
+    raise UsageError(f"{name}: a number or a text is wanted, not {_seen(value)}")
+
+
+def time(value: Any, name: str) -> str | None:
+    """Return a time as an option has it; a number is one of seconds.
+
+    Examples
+    --------
+    >>> time(30, "think"), time("2 min", "think")
+    ('30 s', '2 min')
+    """
+    found = text(value, name)
+    return found if found is None or isinstance(value, str) else f"{found} s"
+
+
+def number(value: Any, name: str) -> float | None:
+    """Return a number, or None.
+
+    Raises
+    ------
+    UsageError
+        It is neither.
+    """
+    if value is None or (isinstance(value, Real) and not isinstance(value, bool)):
+        return None if value is None else float(value)
+    raise UsageError(f"{name}: a number is wanted, not {_seen(value)}")
+
+
+def texts(value: Any, name: str) -> list[str]:
+    """Return texts in a list, or a single one."""
+    return [value] if isinstance(value, str) else names(value, name)
 
 
 def whole(value: Any, name: str) -> int:
@@ -44,6 +126,33 @@ def whole(value: Any, name: str) -> int:
         raise UsageError(f"{name}: a whole number is wanted, not {_seen(value)}") from None
 
 
+def choice(value: object, name: str, known: Iterable[str]) -> str:
+    """Return one of the words that are known.
+
+    Raises
+    ------
+    UsageError
+        It is none of them.
+    """
+    words = [str(one) for one in known]
+    if not isinstance(value, str) or value not in words:
+        raise UsageError(f"{name} {_seen(value)} does not exist; there are {', '.join(words)}")
+    return str(value)
+
+
+def positive(value: Any, name: str) -> int | None:
+    """Return a whole number from 1 on, or None.
+
+    Raises
+    ------
+    UsageError
+        It is neither.
+    """
+    if value is not None and whole(value, name) < 1:
+        raise UsageError(f"{name} {_seen(value)}: 1 or more")
+    return None if value is None else whole(value, name)
+
+
 def path(value: object, name: str) -> Path:
     """Where a file is.
 
@@ -55,6 +164,12 @@ def path(value: object, name: str) -> Path:
     if isinstance(value, str | PathLike):
         return Path(value)
     raise UsageError(f"{name}: a path is wanted, not {_seen(value)}")
+
+
+def paths(value: Any, name: str) -> list[str]:
+    """Return paths in a list, or a single one."""
+    some = [value] if isinstance(value, str | PathLike) or not isinstance(value, Iterable) else value
+    return [str(path(one, name)) for one in some]
 
 
 def names(value: Any, name: str) -> list[str]:
@@ -76,6 +191,11 @@ def names(value: Any, name: str) -> list[str]:
     if found is None or not all(isinstance(one, str) for one in found):
         raise UsageError(f"{name}: a list of names is wanted, not {_seen(value)}")
     return found
+
+
+def pairs(value: Any, name: str) -> list[str]:
+    """Return ``KEY=VALUE`` of a mapping, or as written in a list."""
+    return assignments(value, name) if isinstance(value, Mapping) else texts(value, name)
 
 
 def assignments(values: Any, name: str) -> list[str]:

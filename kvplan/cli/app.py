@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any
@@ -82,6 +83,19 @@ def _command_line() -> Any:
     return typer.main.get_command(app)
 
 
+def _refuse_repeated(words: list[str]) -> None:
+    """Refuse an option that has one value and is given several, of which Typer would take the last."""
+    command = _command_line().commands.get(words[0]) if words else None
+    end = words.index("--") if "--" in words else len(words)
+    for option in () if command is None else command.params:
+        if option.param_type_name != "option" or option.multiple or option.is_flag:
+            continue
+        given = [word for word in words[:end] if word.partition("=")[0] in option.opts]
+        if len(given) > 1:
+            several = f"; several go with commas, {given[0]} A,B" if ",..." in (option.metavar or "") else ""
+            raise UsageError(f"{given[0]} is given {len(given)} times, and has one value{several}")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command line and return the exit code; every failure is one line on standard error.
 
@@ -100,6 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     gc.set_threshold(100_000)
     try:
+        _refuse_repeated(sys.argv[1:] if argv is None else argv)
         result = _command_line().main(args=argv, prog_name="kvplan", standalone_mode=False)
         return result if isinstance(result, int) else ExitCode.DONE  # an int is what typer.Exit carried
     except ClosedPipeError:
@@ -113,7 +128,8 @@ def main(argv: list[str] | None = None) -> int:
         closed = isinstance(stop.__context__, BrokenPipeError)
         return _CLOSED_PIPE if closed else int(stop.code or 0)
     except UsageError as error:
-        say(f"error: {error}")
+        for one in (error, *error.others):
+            say(f"error: {one}")
         return ExitCode.USAGE
     except EngineError as error:
         say(f"error: {error}")

@@ -13,6 +13,7 @@ from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Format,
+    Full,
     Output,
     argument,
     option,
@@ -99,6 +100,7 @@ def check(
             "--remedies", help="Where something fails, look for the smallest change that would pass."
         ),
     ] = False,
+    full: Full = False,
     format: Format = DocumentFormat.TEXT,
     output: Output = None,
     junit: Annotated[
@@ -111,15 +113,15 @@ def check(
 
     with _annotated():
         _refuse_overwriting(profiles, baseline, output, junit)
-        required = _requirements(require or [])
-        before = _baseline(baseline, tolerance or [])
+        required = checking.requirements(require or [])
+        before = checking.baseline(None if baseline is None else str(baseline), tolerance or [])
     judge = partial(_checked, alone=len(profiles) == 1, changes=remedies)
     checked = [judge(name, required, before, accept or []) for name in profiles]
     for problem in (problem for one in checked for problem in one.problems):
         say(f"error: {problem.message}")
     code = checking.exit_code(checked)
     # The result first: what cannot be written elsewhere is not to hide it.
-    write_result(_outcome(checked, format, output), output)
+    write_result(_outcome(checked, format, output, full=full or remedies), output)
     try:
         _tell_others(checked, junit)
     except OutputError as error:
@@ -145,40 +147,6 @@ def _on_github() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def _requirements(texts: list[str]) -> "list[Requirement]":
-    from kvplan.decide.requirement import parse
-
-    found = []
-    for text in texts:
-        try:
-            found.append(parse(text))
-        except UsageError as error:
-            raise UsageError(f"--require: {error}") from None
-    return found
-
-
-def _baseline(file: Path | None, texts: list[str]) -> "Baseline | None":
-    from kvplan.decide.check import Baseline, read_report, read_tolerance
-    from kvplan.profile.reading import read_file
-
-    if file is None:
-        if texts:
-            raise UsageError(
-                "--tolerance says how far a report may drift from --baseline, which is not given"
-            )
-        return None
-    if not texts:
-        raise UsageError("--baseline is compared with nothing: say what may drift with --tolerance KEY=SHARE")
-    tolerances = []
-    for text in texts:
-        try:
-            tolerances.append(read_tolerance(text))
-        except UsageError as error:
-            raise UsageError(f"--tolerance: {error}") from None
-    data, source = read_file(str(file))
-    return Baseline(source, read_report(data, source), tuple(tolerances))
-
-
 def _checked(
     name: str,
     required: "Sequence[Requirement]",
@@ -195,26 +163,29 @@ def _checked(
     file = name if name != "-" and os.path.lexists(name) else None
     try:
         loaded = replaying(load_profile(name, stdin=standard_input()))
-    except ProfileError as error:
+        with progress_bar() as progress:
+            return checking.check(
+                loaded,
+                file,
+                required,
+                baseline,
+                accepted=accepted,
+                alone=alone,
+                changes=changes,
+                progress=progress,
+            )
+    except ProfileError as error:  # it cannot be read, or lacks a part
         return checking.unusable(file, error)
-    with progress_bar() as progress:
-        return checking.check(
-            loaded,
-            file,
-            required,
-            baseline,
-            accepted=accepted,
-            alone=alone,
-            changes=changes,
-            progress=progress,
-        )
 
 
-def _outcome(checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None) -> str:
+def _outcome(
+    checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None, *, full: bool = True
+) -> str:
     from kvplan.formats import json
     from kvplan.layout import check as tables
 
-    return rendered(format, output, lambda: json.check(checked), lambda: tables.build(checked))
+    full = full or format is not DocumentFormat.TEXT
+    return rendered(format, output, lambda: json.check(checked), lambda: tables.build(checked, full=full))
 
 
 def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:

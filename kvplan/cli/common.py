@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -15,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from kvplan.cli import completion
-from kvplan.cli.output import check_writable, tell
+from kvplan.cli.output import check_writable, tell, write_result
 from kvplan.errors import UsageError
 from kvplan.formats.commands import printable, without_commands  # now: later no file may be left to open
 
 if TYPE_CHECKING:
     from kvplan.layout.elements import Section
+    from kvplan.plots.chart import Chart
     from kvplan.profile import reading as profile_file
 
 
@@ -30,6 +30,7 @@ class DocumentFormat(StrEnum):
     TEXT = "text"
     MARKDOWN = "markdown"
     JSON = "json"
+    HTML = "html"
 
 
 # Where nothing stands for itself: the help says what is taken then.
@@ -60,14 +61,11 @@ Slos = Annotated[
         help="Objective, such as ttft-p95=2s or 'itl_s.p99 <= 80 ms', beside those of [slo]. May be repeated.",
     ),
 ]
-Format = Annotated[DocumentFormat, typer.Option("--format", help="Format of the result.")]
-Requests = Annotated[
-    int | None,
-    option(
-        "--requests",
-        help="Number of requests in each run. Default: ten times what memory holds, and from 2,000 to 20,000.",
-    ),
+Plot = Annotated[
+    Path | None, option("--plot", metavar="FILE.svg", help="Also draw the plots of the result to this file.")
 ]
+Format = Annotated[DocumentFormat, typer.Option("--format", help="Format of the result.")]
+Full = Annotated[bool, typer.Option("--full", help="Show everything, not the first screen alone.")]
 Output = Annotated[
     Path | None,
     option(
@@ -89,21 +87,9 @@ def with_slos(loaded: "profile_file.Profile", texts: Sequence[str] | None) -> "p
     """The profile with further objectives, which take the place of its own on the same figure."""
     if not texts:
         return loaded
-    from kvplan.model.slo import parse_slo
+    from kvplan.api import arguments
 
-    added = {slo.key: slo for slo in map(parse_slo, texts)}
-    slos = {slo.key: slo for slo in loaded.plan.slos} | added
-    return replace(loaded, plan=replace(loaded.plan, slos=tuple(slos.values())))
-
-
-def reference_to(trace: Path, output: Path | None) -> str | None:
-    """How a profile that is written there refers to the trace; None where that is standard input or a pipe."""
-    from kvplan.ingest.text_file import STANDARD_INPUT
-
-    if trace is STANDARD_INPUT or not trace.is_file():
-        return None
-    folder = Path() if output is None else output.parent
-    return Path(os.path.relpath(trace, folder)).as_posix()
+    return arguments.with_slos(loaded, texts)
 
 
 def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str = "-o") -> None:
@@ -143,12 +129,22 @@ def standard_input() -> BinaryIO:
 def check_plot(plot: Path | None, profiles: Sequence[str | None], output: Path | None) -> None:
     """Refuse a plot that could not be drawn or written, or only over another file, before the work that it shows."""
     if plot is not None:
-        from kvplan.plots import drawing
-
-        drawing.check_file(plot)
+        if plot.suffix != ".svg":
+            raise UsageError(f"--plot {plot}: the name must end in .svg")
         refuse_overwriting(plot, [Path(profile) for profile in profiles if profile is not None], "--plot")
         refuse_one_file_for_both(plot, "--plot", output)
         check_writable(plot)
+
+
+def write_plot(charts: "Sequence[Chart]", plot: Path | None) -> None:
+    """Draw charts to the file of --plot, where it was given; says so where there is none."""
+    if plot is not None:
+        from kvplan.formats import svg
+
+        if not charts:
+            say("note: --plot: there is nothing to draw")
+        else:
+            write_result(svg.file(charts), plot)
 
 
 def rendered(
@@ -157,26 +153,27 @@ def rendered(
     document: Callable[[], dict[str, Any]],
     sections: "Callable[[], Sequence[Section]]",
     *sha256: str,
+    charts: "Sequence[Chart]" = (),
 ) -> str:
     """A result in the format that was asked for; the hashes are those of the profiles it is about."""
+    from kvplan.layout.elements import origin
+
     if format is DocumentFormat.JSON:
         from kvplan.formats import json
 
         return json.render(document())
-    return sections_text(sections(), output, *sha256, as_markdown=format is DocumentFormat.MARKDOWN)
-
-
-def sections_text(sections: "Sequence[Section]", output: Path | None, *sha256: str, as_markdown: bool) -> str:
-    from kvplan.layout.elements import origin
-
-    if as_markdown:
+    if format is DocumentFormat.MARKDOWN:
         from kvplan.formats import markdown
 
-        return markdown.render_sections(sections, origin(*sha256))
+        return markdown.render_sections(sections(), origin(*sha256))
+    if format is DocumentFormat.HTML:
+        from kvplan.formats import html
+
+        return html.render_sections(sections(), origin(*sha256), charts)
     from kvplan.formats import terminal as to_terminal
 
     width, colour = terminal(output)
-    return to_terminal.render_sections(sections, origin(*sha256), width=width, colour=colour)
+    return to_terminal.render_sections(sections(), origin(*sha256), width=width, colour=colour)
 
 
 def terminal(output: Path | None) -> tuple[int, bool]:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvplan.cli import completion
-from kvplan.cli.common import DocumentFormat, Format, Output, refuse_overwriting, rendered, standard_input
+from kvplan.cli.common import (
+    DocumentFormat,
+    Format,
+    Full,
+    Output,
+    refuse_overwriting,
+    rendered,
+    standard_input,
+)
 from kvplan.cli.output import write_result
 
 if TYPE_CHECKING:
@@ -23,17 +31,20 @@ _A_SIDE = typer.Argument(
 def diff(
     before: Annotated[str, _A_SIDE],
     after: Annotated[str, _A_SIDE],
+    full: Full = False,
     format: Format = DocumentFormat.TEXT,
     output: Output = None,
 ) -> None:
-    """Show what differs between two profiles or reports. Inputs come first, then figures by how far they moved."""
+    """Show what differs between two profiles or reports: inputs, then the figures that decide."""
     from kvplan.decide.diff import compare
     from kvplan.formats import json
     from kvplan.layout import diff as tables
 
     refuse_overwriting(output, [Path(side) for side in (before, after) if side != "-"])
     found = compare(_side(before), _side(after))
-    write_result(rendered(format, output, lambda: json.diff(found), lambda: [tables.build(found)]), output)
+    full = full or format is not DocumentFormat.TEXT
+    text = rendered(format, output, lambda: json.diff(found), lambda: [tables.build(found, full=full)])
+    write_result(text, output)
 
 
 def _side(reference: str) -> "Side":

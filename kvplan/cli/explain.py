@@ -1,6 +1,5 @@
 """`kvplan explain`: what a number of the report means."""
 
-import shutil
 from enum import StrEnum
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 import kvplan
 from kvplan.cli import completion
-from kvplan.cli.common import Output, Profile, argument, read
+from kvplan.cli.common import DocumentFormat, Full, Output, Profile, argument, read, rendered
 from kvplan.cli.output import write_result
 
 
@@ -29,16 +28,18 @@ def explain(
         ),
     ],
     profile: Profile = None,
+    full: Full = False,
     format: Annotated[PageFormat, typer.Option("--format", help="Format of the result.")] = PageFormat.TEXT,
     output: Output = None,
 ) -> None:
     """Explain a number of the report. It is shown with its meaning, its formula, and this profile's figures in it."""
-    from kvplan.formats import explanation
+    from kvplan.layout import explanation
     from kvplan.report.explain import find, page
 
     found = find(key)
     loaded = read(profile, output)
-    shown = page(found, kvplan.analyze(loaded), loaded.model, loaded.plan)
-    width = shutil.get_terminal_size().columns if output is None else 80
-    as_text = format is PageFormat.TEXT
-    write_result(explanation.text(shown, width=width) if as_text else explanation.markdown(shown), output)
+    full = full or format is PageFormat.MARKDOWN
+    shown = page(found, kvplan.analyze(loaded), loaded.model, loaded.plan, full=full)
+    section = explanation.build(shown, full=full)
+    text = rendered(DocumentFormat(format), output, dict, lambda: [section], loaded.sha256)
+    write_result(text, output)

@@ -1,7 +1,7 @@
 """`kvplan import`: whatever there is of a service becomes one profile."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,6 @@ from kvplan.cli.common import (
     load,
     option,
     progress_bar,
-    reference_to,
     refuse_overwriting,
     say_compiling,
     say_section,
@@ -21,9 +20,6 @@ from kvplan.cli.common import (
 from kvplan.cli.output import write_result
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
-
-if TYPE_CHECKING:
-    from kvplan.ingest.recognition import FileKind
 
 
 def importing(
@@ -104,68 +100,34 @@ def importing(
     output: Output = None,
 ) -> None:
     """Make one profile of whatever there is: logs, results, requests, metrics, a model."""
-    from kvplan.ingest.gathering import Asked, gather
-    from kvplan.ingest.recognition import FileKind
-    from kvplan.ingest.text_file import held
+    from kvplan.ingest.gathering import Asked, gather_files
+    from kvplan.ingest.recognition import named
     from kvplan.layout import gathered
     from kvplan.units import parse_time
 
-    known = [(kind, _path(file)) for kind, file in map(_told, told or ())]
-    unknown = [_path(file) for file in files or ()]
-    paths = [*(path for _, path in known), *unknown]
-    if not paths and model is None and capacity is None:
-        raise UsageError("a FILE is wanted, or --model and --gpu where nothing is measured")
+    paths = named(files or (), told or ())
     if base == "-" and "-" in (files or ()):
         raise UsageError("standard input can be the file or the --base, not both")
-    refuse_overwriting(output, paths if since is None else [*paths, since])
+    refuse_overwriting(output, [path for _, path in paths] + ([] if since is None else [since]))
     kept = None if base is None else load(base)
-    with held(paths):
-        kinds = _kinds(known, unknown)
-        with progress_bar() as progress:
-            asked = Asked(
-                model=model,
-                gpu=gpu,
-                engine=engine,
-                capacity=capacity,
-                tensor_parallel=tensor_parallel,
-                weights=weights,
-                kv_dtype=kv_dtype,
-                utilization=utilization,
-                group=group,
-                since=since,
-                interval_s=None if interval is None else parse_time(interval, "--interval"),
-                classes=classes,
-                reference=next(
-                    (reference_to(path, output) for path in kinds.get(FileKind.REQUESTS, ())), None
-                ),
-                name=name,
-                progress=progress,
-                announce=say_compiling,
-            )
-            found = gather(kinds, asked, kept)
+    with progress_bar() as progress:
+        asked = Asked(
+            model=model,
+            gpu=gpu,
+            engine=engine,
+            capacity=capacity,
+            tensor_parallel=tensor_parallel,
+            weights=weights,
+            kv_dtype=kv_dtype,
+            utilization=utilization,
+            group=group,
+            since=since,
+            interval_s=None if interval is None else parse_time(interval, "--interval"),
+            classes=classes,
+            name=name,
+            progress=progress,
+            announce=say_compiling,
+        )
+        found = gather_files(paths, asked, kept, Path() if output is None else output.parent)
     say_section(gathered.build(found))
     write_result(found.profile.text, output)
-
-
-def _told(text: str) -> "tuple[FileKind, str]":
-    from kvplan.ingest.recognition import FileKind
-
-    kind, equals, file = text.partition("=")
-    if not equals or kind not in list(FileKind):
-        raise UsageError(f"--as {text[:80]!r}: KIND=FILE, where KIND is {', '.join(FileKind)}")
-    return FileKind(kind), file
-
-
-def _path(file: str) -> Path:
-    from kvplan.ingest.text_file import STANDARD_INPUT
-
-    return STANDARD_INPUT if file == "-" else Path(file)
-
-
-def _kinds(known: "list[tuple[FileKind, Path]]", unknown: list[Path]) -> "dict[FileKind, list[Path]]":
-    from kvplan.ingest.recognition import kind_of
-
-    kinds: dict[FileKind, list[Path]] = {}
-    for kind, path in [*known, *((kind_of(path), path) for path in unknown)]:
-        kinds.setdefault(kind, []).append(path)
-    return kinds

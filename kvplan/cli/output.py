@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -45,63 +45,6 @@ def write_result(text: str, path: Path | None = None) -> None:
             _to_standard_output(text)
         else:
             _to_path(text.encode(), path)
-
-
-def write_bytes(content: bytes, path: Path) -> None:
-    """Write one file that is no text, whole or not at all.
-
-    Raises
-    ------
-    OutputError
-    """
-    with _refusals(str(path)):
-        _to_path(content, path)
-
-
-def write_into(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by name into a folder, which is made if it is not there; each in one step, as `write_result`.
-
-    Raises
-    ------
-    OutputError
-        The folder cannot be made, or a file not be written.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as place:
-    ...     write_into(Path(place, "plots"), {"a.svg": b"<svg/>"})
-    ...     Path(place, "plots", "a.svg").read_text()
-    '<svg/>'
-    """
-    with _refusals(str(folder)):
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        with _refusals(str(folder / name)):
-            _to_path(content, folder / name)
-
-
-def remove_from(folder: Path, names: Iterable[str]) -> list[str]:
-    """Remove the files of these names from a folder; those that were there.
-
-    Raises
-    ------
-    OutputError
-        One cannot be removed.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as place:
-    ...     write_into(Path(place), {"a.svg": b"<svg/>", "mine.svg": b"<svg/>"})
-    ...     remove_from(Path(place), ["a.svg", "b.svg"]), os.listdir(place)
-    (['a.svg'], ['mine.svg'])
-    """
-    found = [name for name in names if (folder / name).is_file()]
-    for name in found:
-        with _refusals(str(folder / name)):
-            (folder / name).unlink()
-    return found
 
 
 @contextmanager
@@ -183,21 +126,6 @@ def _to_standard_output(text: str) -> None:
     except OSError:
         abandon_standard_output()
         raise
-
-
-def can_show(characters: str) -> bool:
-    """Whether standard output can encode these.
-
-    Examples
-    --------
-    >>> can_show("plain")
-    True
-    """
-    try:
-        characters.encode(_encoding())
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _encoding() -> str:

@@ -1,39 +1,37 @@
 """`kvplan plan`: from a model, GPUs and a demand to replicas, settings and price."""
 
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import kvplan
 from kvplan.cli import completion
 from kvplan.cli.common import (
+    DocumentFormat,
+    Format,
     KvType,
     Output,
+    Plot,
     Slos,
     argument,
     check_plot,
     load,
     option,
-    reference_to,
     refuse_overwriting,
-    sections_text,
+    rendered,
+    write_plot,
 )
-from kvplan.cli.output import check_writable, write_bytes, write_result
+from kvplan.cli.output import check_writable, write_result
 from kvplan.engine import EngineName
 from kvplan.errors import ExitCode
 
 if TYPE_CHECKING:
-    from kvplan.planning.plan import Plan, Request
-
-
-class PlanFormat(StrEnum):
-    """How a plan is written."""
-
-    TEXT = "text"
-    MARKDOWN = "markdown"
-    JSON = "json"
+    from kvplan.plots.chart import Chart
 
 
 class Router(StrEnum):
@@ -169,29 +167,23 @@ def plan(
             help="With --schedule: from the start of a replica until it serves. Default: 2 min.",
         ),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        option("--plot", metavar="FILE", help="Draw replicas and cost against demand, .svg or .png."),
-    ] = None,
-    format: Annotated[PlanFormat, typer.Option("--format", help="Format of the plan.")] = PlanFormat.TEXT,
+    plot: Plot = None,
+    format: Format = DocumentFormat.TEXT,
     full: Annotated[
         bool, typer.Option("--full", help="Name every alternative and every kind refused.")
     ] = False,
     output: Output = None,
 ) -> None:
     """Find the cheapest replicas that meet the objectives of a demand. -o plan.toml keeps the plan as a profile."""
-    from kvplan import executors
     from kvplan.formats import json
     from kvplan.layout import plan as screen
-    from kvplan.planning import options
-    from kvplan.planning import plan as planning
+    from kvplan.planning.plan import Status
 
-    executors.check(executor, None)
     check_writable(output)
     check_plot(plot, services, output)
     refuse_overwriting(output, [Path(one) for one in services])
-    found = _planned(
-        options.request(
+    with _looking() as progress:
+        found = kvplan.plan(
             [load(one) if one == "-" else one for one in services],
             gpu=gpu,
             tp=tp,
@@ -203,8 +195,8 @@ def plan(
             think=think,
             input=input,
             output=out,
-            trace=None if trace is None else str(trace),
-            trace_reference=None if trace is None else reference_to(trace, output),
+            trace=trace,
+            folder=None if output is None else output.parent,
             system_prompt=system_prompt,
             turns=turns,
             slo=slo or (),
@@ -217,40 +209,35 @@ def plan(
             split=split,
             schedule=schedule,
             load_time=load_time,
-        ),
-        executor,
-    )
-    section = screen.build(found, full=full)
+            executor=executor,
+            progress=progress,
+        )
     keeps = output is not None and output.suffix == ".toml"
+    section = screen.build(found, full=full, kept=keeps)
     shown = None if keeps else output
-    if format is PlanFormat.JSON:
-        text = json.render(json.plan(found))
-    else:
-        text = sections_text([section], shown, as_markdown=format is PlanFormat.MARKDOWN)
-    write_result(text, shown)
+    charts: Sequence[Chart] = ()
+    if plot is not None or format is DocumentFormat.HTML:
+        from kvplan.plots.charts import of_plan
+
+        charts = of_plan(found)
+    write_result(rendered(format, shown, lambda: json.plan(found), lambda: [section], charts=charts), shown)
     if keeps and found.profile is not None:
         write_result(found.profile.text, output)
-    if plot is not None and found.profile is not None:
-        from kvplan.plots import drawing
-        from kvplan.plots.planning import plan_plot
-
-        write_bytes(drawing.file_of("plan", plan_plot(found), plot.suffix), plot)
-    if found.status is planning.Status.IMPOSSIBLE:
+    write_plot(charts, plot)
+    if found.status is Status.IMPOSSIBLE:
         raise typer.Exit(ExitCode.GATE_FAILED)
-    if found.status is planning.Status.INTERRUPTED:
+    if found.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
 
 
-def _planned(request: "Request", executor: str) -> "Plan":
-    """Search, with what is being looked at on standard error if that is a terminal."""
-    from kvplan.executors import started
-    from kvplan.planning.plan import plan as search
+@contextmanager
+def _looking() -> Iterator[Callable[[str], None] | None]:
+    """What is being looked at, on standard error if that is a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.text import Text
 
-    with started(executor, None) as engine:
-        if sys.stderr is None or not sys.stderr.isatty():
-            return search(request, engine=engine)
-        from rich.console import Console
-        from rich.text import Text
-
-        with Console(stderr=True).status("") as line:
-            return search(request, lambda what: line.update(Text(what)), engine=engine)
+    with Console(stderr=True).status("") as line:
+        yield lambda what: line.update(Text(what))

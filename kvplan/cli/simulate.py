@@ -1,5 +1,6 @@
 """`kvplan simulate`: what the simulator says."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,12 @@ import typer
 from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
+    Full,
     Output,
+    Plot,
     Profile,
     Slos,
+    check_plot,
     option,
     progress_bar,
     read,
@@ -22,12 +26,14 @@ from kvplan.cli.common import (
     say,
     say_compiling,
     with_slos,
+    write_plot,
 )
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from kvplan.model import ServingModel
+    from kvplan.plots.chart import Chart
     from kvplan.profile.reading import Profile as Loaded
     from kvplan.simulation.requests import Requests
 
@@ -41,6 +47,7 @@ class TableFormat(StrEnum):
     TEXT = "text"
     MARKDOWN = "markdown"
     JSON = "json"
+    HTML = "html"
     CSV = "csv"
 
 
@@ -158,13 +165,16 @@ def simulate(
             help="Add bounds that no policy can surpass. For small runs whose iterations take d0 alone.",
         ),
     ] = False,
+    full: Full = False,
+    plot: Plot = None,
     format: Annotated[TableFormat, typer.Option("--format", help="Format of the result.")] = TableFormat.TEXT,
     output: Output = None,
 ) -> None:
     """Simulate a profile at its own rates, or with options scheduling policies side by side on the same arrivals."""
+    check_plot(plot, [profile, None if trace is None else str(trace)], output)
     given = (policy, setting, arrivals, cv, concurrency, burst, trace, requests, horizon, burst_sessions)
     if all(option is None for option in (*given, seeds, seed, series)) and not hindsight:
-        _operating_point(with_slos(read(profile, output), slo), format, output)
+        _operating_point(with_slos(read(profile, output), slo), format, output, plot, full=full)
         return
     from kvplan.formats import csv, json
     from kvplan.layout import simulation as tables
@@ -214,6 +224,11 @@ def simulate(
         )
     if series is not None:
         write_result(csv.series(found), series)
+    charts: Sequence[Chart] = ()
+    if plot is not None or format is TableFormat.HTML:
+        from kvplan.plots.charts import of_study
+
+        charts = of_study(found, loaded.model.replica.capacity_tokens)
     if format is TableFormat.CSV:
         text = csv.study(found)
     else:
@@ -221,16 +236,20 @@ def simulate(
             DocumentFormat(format.value),
             output,
             lambda: json.simulate(found, loaded, bounds),
-            lambda: [tables.build(found, loaded.name, bounds)],
+            lambda: [tables.build(found, loaded.name, bounds, full=full or format is not TableFormat.TEXT)],
             loaded.sha256,
+            charts=charts,
         )
     write_result(text, output)
+    write_plot(charts, plot)
     if found.interrupted:
         say(f"note: {tables.interruption(found)}")
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _operating_point(loaded: "Loaded", format: TableFormat, output: Path | None) -> None:
+def _operating_point(
+    loaded: "Loaded", format: TableFormat, output: Path | None, plot: Path | None, *, full: bool
+) -> None:
     """The same figures as in the report of the profile."""
     from kvplan.formats import csv, json
     from kvplan.layout import operating_point as table
@@ -238,17 +257,28 @@ def _operating_point(loaded: "Loaded", format: TableFormat, output: Path | None)
     from kvplan.study.operating_point import operating_point
 
     point = operating_point(loaded.model, loaded.plan)
+    charts: Sequence[Chart] = ()
+    if plot is not None or format is TableFormat.HTML:
+        from kvplan.plots.charts import of_profile
+
+        charts = of_profile(loaded.model, loaded.plan)
     if format is TableFormat.CSV:
-        write_result(csv.operating_point(point), output)
-        return
-    text = rendered(
-        DocumentFormat(format.value),
-        output,
-        lambda: json.operating_point(point, loaded),
-        lambda: [table.build(point, Load().on(loaded.model), loaded.name)],
-        loaded.sha256,
-    )
+        text = csv.operating_point(point)
+    else:
+        text = rendered(
+            DocumentFormat(format.value),
+            output,
+            lambda: json.operating_point(point, loaded),
+            lambda: [
+                table.build(
+                    point, Load().on(loaded.model), loaded.name, full=full or format is not TableFormat.TEXT
+                )
+            ],
+            loaded.sha256,
+            charts=charts,
+        )
     write_result(text, output)
+    write_plot(charts, plot)
 
 
 def _is_split(model: "ServingModel") -> bool:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvplan.cli import completion
-from kvplan.cli.common import Profile, check_plot, option, read, say, say_compiling
-from kvplan.cli.output import write_bytes
+from kvplan.cli.common import Plot, Profile, check_plot, option, read, say, say_compiling, write_plot
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,14 +90,7 @@ def sweep(
         bool,
         typer.Option("--resume", help="Continue the file that an interrupted run of the same sweep left."),
     ] = False,
-    plot: Annotated[
-        Path | None,
-        option(
-            "--plot",
-            metavar="FILE",
-            help="Draw the results over one or two varied keys to this file, .svg or .png.",
-        ),
-    ] = None,
+    plot: Plot = None,
 ) -> None:
     """Compute figures of the report at many points. A point is the profile with other values of some numbers."""
     from kvplan import executors
@@ -118,7 +110,7 @@ def sweep(
         raise UsageError("--columns: at least one key of the report, such as load.headroom")
     definition = define(loaded, vary or [], sample=sample, seed=seed, columns=keys, runs=runs)
     if plot is not None:
-        from kvplan.plots.planning import check_sweep
+        from kvplan.plots.sweeps import check_sweep
 
         check_sweep(definition)
     if runs is not None and definition.compiled and executor in ("serial", "cores", "dask"):
@@ -143,14 +135,13 @@ def sweep(
 
 def _draw(definition: "Sweep", results: Path, plot: Path) -> None:
     """The plot of what the file of results holds."""
-    from kvplan.plots import drawing, planning
+    from kvplan.plots import sweeps
     from kvplan.sweeps.results import read as read_back
 
-    columns = read_back(definition, results, planning.columns_of(definition))
-    if planning.STATUS_KEY not in columns:
-        say(f"note: --plot has no boundary, since {planning.STATUS_KEY} is not among --columns")
-    content = planning.sweep_plot(definition, columns)
-    write_bytes(drawing.file_of("sweep", content, plot.suffix), plot)
+    columns = read_back(definition, results, sweeps.columns_of(definition))
+    if sweeps.STATUS_KEY not in columns:
+        say(f"note: --plot has no boundary, since {sweeps.STATUS_KEY} is not among --columns")
+    write_plot(sweeps.of_sweep(definition, columns), plot)
 
 
 def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int | None) -> "Runs | None":

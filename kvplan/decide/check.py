@@ -10,18 +10,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kvplan.decide.gate import Judgement, Subject, holds, is_costly, judge, value_of
 from kvplan.decide.remedy import Remedy, remedies
 from kvplan.decide.requirement import Key, Requirement, parse, parse_key, parse_number
 from kvplan.errors import ExitCode, ProfileError, UsageError
-from kvplan.profile.reading import Profile
+from kvplan.profile.reading import Profile, read_file
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.report.inputs import assumed, band_notes, doubts
 from kvplan.report.keys import Kind, Record
 from kvplan.simulation.experiments.runner import Progress
 
+_T = TypeVar("_T")
 _MEASURED_BY = {"gpu": "LOG", "timing": "RESULT...", "workload": "REQUESTS"}
 
 
@@ -68,7 +69,8 @@ class Baseline:
 class Result:
     """One demand as written, and how a profile stands to it; a drift, where there is no requirement.
 
-    `line` is where the profile makes the demand; or else of the value to change first, where it fails.
+    `line` is where the profile makes the demand; or else of the value to change first, where it fails. `tried` tells
+    whether remedies were looked for.
     """
 
     origin: Origin
@@ -80,6 +82,7 @@ class Result:
     requirement: Requirement | None
     judgement: Judgement
     remedies: tuple[Remedy, ...] = ()
+    tried: bool = False
 
     def same(self, other: "Result") -> bool:
         """Whether both demand the same, however it is written."""
@@ -148,7 +151,8 @@ def exit_code(checked: Sequence[Checked]) -> ExitCode:
 
 def unusable(file: str | None, error: ProfileError) -> Checked:
     """The result for a profile that cannot be read."""
-    return Checked(error.source, file, None, None, (), (Problem(str(error), error.line),))
+    problems = (Problem(str(one), getattr(one, "line", None)) for one in (error, *error.others))
+    return Checked(error.source, file, None, None, (), tuple(problems))
 
 
 def check(
@@ -305,7 +309,7 @@ def _with_remedies(
     met = [requirement for requirement in known if holds(requirement, subject)]
     failed = [requirement for requirement in known if requirement not in met]
     answered = tuple(
-        _located(profile, replace(r, remedies=remedies(profile, subject, [r.requirement, *met])))
+        _located(profile, replace(r, remedies=remedies(profile, subject, [r.requirement, *met]), tried=True))
         if r.requirement in known and not r.judgement.passed
         else r
         for r in results
@@ -326,6 +330,45 @@ def _located(profile: Profile, result: Result) -> Result:
 
 
 _DRIFT = Key("the tolerated drift", (), Record("", ""))
+
+
+def requirements(texts: Sequence[str]) -> list[Requirement]:
+    """Read requirements beside those of profiles.
+
+    Raises
+    ------
+    UsageError
+        One is not a requirement.
+    """
+    return [_read("--require", parse, text) for text in texts]
+
+
+def baseline(file: str | None, tolerances: Sequence[str]) -> Baseline | None:
+    """Read an earlier report, and how far a profile may drift from it.
+
+    Raises
+    ------
+    UsageError
+        One goes without the other, or cannot be read.
+    """
+    if file is None:
+        if tolerances:
+            raise UsageError(
+                "--tolerance says how far a report may drift from --baseline, which is not given"
+            )
+        return None
+    if not tolerances:
+        raise UsageError("--baseline is compared with nothing: say what may drift with --tolerance KEY=SHARE")
+    found = tuple(_read("--tolerance", read_tolerance, text) for text in tolerances)
+    data, source = read_file(file)
+    return Baseline(source, read_report(data, source), found)
+
+
+def _read(option: str, reader: Callable[[str], _T], text: str) -> _T:
+    try:
+        return reader(text)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def read_tolerance(text: str) -> Tolerance:

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvplan.formats.commands import json_without_commands
 from kvplan.version import __version__
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kvplan.simulation.experiments.study import Study
     from kvplan.study.operating_point import OperatingPoint
 
-    Owner = Profile | ProfileIdentity
+    Owner: TypeAlias = Profile | ProfileIdentity
 
 Document = dict[str, Any]
 

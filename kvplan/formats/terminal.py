@@ -18,23 +18,26 @@ from rich.text import Text
 from kvplan.formats.commands import printable, without_commands
 from kvplan.layout.elements import Block, Bullets, Column, Document, Figure, Paragraph, Section, Table
 from kvplan.report.words import Status
+from kvplan.units import ABSENT
 
 MIN_WIDTH, MAX_WIDTH = 40, 100  # narrower cannot be laid out, wider is harder to read
 
 _INDENT = "  "
 _LONG_WORD = 16  # longer ones are cut where a column wraps
-_OUTCOMES = {"PASS": "green", "FAIL": "red"}
 _BREAKS = (
     re.compile(r"(?<=[.\] ])(?=[^.\] ])"),
     re.compile(r"(?<=[_\[-])(?=[^_])"),
 )  # of a key, the better ones first
 _COLOURS = {Status.STABLE: "green", Status.NEEDS_CAP: "yellow", Status.OVERLOADED: "red"}
+_OUTCOMES = {
+    **{status.value: colour for status, colour in _COLOURS.items()},
+    **dict.fromkeys(("PASS", "PASSED", "*"), "green"),
+    **dict.fromkeys(("FAIL", "FAILED", "UNUSABLE"), "red"),
+}
 
 
-def render(
-    document: Document, *, width: int = 80, colour: bool = False, picture: Section | None = None
-) -> str:
-    """The text to print, the picture below the key figures; in colour, with ANSI escape sequences.
+def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
+    """The text to print; in colour, with ANSI escape sequences.
 
     More than 100 columns are not filled.
 
@@ -55,8 +58,7 @@ def render(
     kvplan 0
     """
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
-    document, picture = _harmless(document), _harmless(picture)
-    sections = document.sections if picture is None else (picture, *document.sections)
+    document = _harmless(document)
     return _written(
         [
             Text(document.title, "bold", overflow="ellipsis", no_wrap=True),
@@ -67,7 +69,7 @@ def render(
             _items(document.actions, [f"{n}" for n in range(1, len(document.actions) + 1)]),
             Text(),
             _table(document.summary, width),
-            *(part for section in sections for part in _section(section, width)),
+            *(part for section in document.sections for part in _section(section, width)),
             Text(),
             Text(document.origin, "dim", overflow="fold"),
         ],
@@ -125,7 +127,7 @@ def _verdict(document: Document) -> RenderableType:
 
 
 def _section(section: Section, width: int) -> list[RenderableType]:
-    title = Text(section.title, "bold")
+    title = Text.assemble((section.title, f"bold {_style(section.title)}"))
     if section.basis:
         title.append(f"  {section.basis}", "not bold dim")
     parts: list[RenderableType] = [Text(), title]
@@ -154,20 +156,13 @@ def _table(table: Table, width: int) -> RenderableType:
         if number:
             parts.append(Text())
         lines = _aligned(one)
-        if max(map(cell_len, lines)) <= width:
-            header, *rows = lines
-            parts.append(Text(header, "dim", no_wrap=True))
-            parts += [_coloured(line, one, row) for line, row in zip(rows, one.rows, strict=True)]
-        else:
-            parts.append(_wrapped(one, width))
+        parts += lines if max(line.cell_len for line in lines) <= width else [_wrapped(one, width)]
     return Group(*parts, *([_indented(Text(table.cut, "dim"))] if table.cut else []))
 
 
-def _coloured(line: str, table: Table, row: tuple[str, ...]) -> Text:
-    text = Text(line, no_wrap=True)
-    if table.columns[0].outcome:
-        text.stylize(_OUTCOMES[row[0]], len(_INDENT), len(_INDENT) + len(row[0]))
-    return text
+def _style(text: str) -> str:
+    """The colour of an outcome, which its first word tells."""
+    return _OUTCOMES.get(text.partition(" ")[0], "")
 
 
 def _stacked(table: Table, width: int) -> list[Table]:
@@ -211,25 +206,34 @@ def _shrunk(table: Table, width: int) -> list[int]:
 
 
 def _of_columns(table: Table, chosen: Sequence[int]) -> Table:
+    """Some columns, without the rows that say nothing there."""
     columns = tuple(table.columns[i] for i in chosen)
-    return Table(columns, tuple(tuple(row[i] for i in chosen) for row in table.rows), table.cut)
+    rows = (tuple(row[i] for i in chosen) for row in table.rows)
+    return Table(columns, tuple(row for row in rows if {*row[1:]} != {ABSENT}), table.cut)
 
 
-def _aligned(table: Table) -> list[str]:
-    """A line for the header and for each row, none of them wrapped: many times faster than a grid of Rich."""
-    rows = [tuple(column.name for column in table.columns), *table.rows]
-    widths = [max(map(cell_len, cells)) for cells in zip(*rows, strict=True)]
+def _aligned(table: Table) -> list[Text]:
+    """A line for the header, if there is one, and for each row, none wrapped: many times faster than a grid of Rich."""
+    header = tuple(column.name for column in table.columns)
+    widths = [max(map(cell_len, cells)) for cells in zip(header, *table.rows, strict=True)]
 
-    def padded(cell: str, column: Column, width: int) -> str:
-        gap = " " * (width - cell_len(cell))
-        return gap + cell if column.right else cell + gap
+    def line(row: Sequence[str], style: str) -> Text:
+        parts: list[str | tuple[str, str]] = []
+        for cell, column, width in zip(row, table.columns, widths, strict=True):
+            gap = " " * (width - cell_len(cell))
+            shown = (cell, _style(cell) if column.outcome and not style else style)
+            parts += ["  ", gap, shown] if column.right else ["  ", shown, gap]
+        text = Text.assemble(*parts, no_wrap=True)
+        text.rstrip()
+        return text
 
-    return [_INDENT + "  ".join(map(padded, row, table.columns, widths)).rstrip() for row in rows]
+    return [*([line(header, "dim")] if any(header) else []), *(line(row, "") for row in table.rows)]
 
 
 def _wrapped(table: Table, width: int) -> RenderableType:
     """The same where cells have to wrap."""
-    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    headed = any(column.name for column in table.columns)
+    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_header=headed)
     keyed = any(column.dotted for column in table.columns)
     widths = _shrunk(table, width) if keyed else [None] * len(table.columns)
     for column, wide in zip(table.columns, widths, strict=True):
@@ -247,7 +251,7 @@ def _wrapped(table: Table, width: int) -> RenderableType:
 
 def _cell(text: str, column: Column) -> Text:
     if column.outcome:
-        return Text(text, _OUTCOMES.get(text, ""))  # what nobody asks for has no outcome
+        return Text(text, _style(text))  # what nobody asks for has no outcome
     return _KeyText(text) if column.dotted else Text(text)
 
 

@@ -5,7 +5,7 @@ is absent.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -27,8 +27,8 @@ from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.text import estimate_part, roofline_part
 from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, composed, replica_part, table_text
-from kvplan.ingest.recognition import FileKind, carries_times
-from kvplan.ingest.text_file import lines_of
+from kvplan.ingest.recognition import FileKind, carries_times, kind_of
+from kvplan.ingest.text_file import held, lines_of, reference_to
 from kvplan.ingest.timing import prior as priors
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, mean_error, read_drafts
 from kvplan.ingest.timing.fit import fit_measured
@@ -98,6 +98,26 @@ class Gathered(NamedTuple):
     profile: Profile
     given: tuple[Given, ...]
     notes: tuple[str, ...]
+
+
+def gather_files(
+    named: Sequence[tuple[FileKind | None, Path]], asked: Asked, base: Profile | None, folder: Path = Path()
+) -> Gathered:
+    """Put together one profile of files of any kind; `folder` is where it will stand.
+
+    Raises
+    ------
+    UsageError, ProfileError
+        As `gather`; or a file is not recognised, or there is nothing to read.
+    """
+    if not named and asked.model is None and asked.capacity is None:
+        raise UsageError("a FILE is wanted, or --model and --gpu where nothing is measured")
+    with held([path for _, path in named]):
+        kinds: dict[FileKind, list[Path]] = {}
+        for kind, path in named:
+            kinds.setdefault(kind or kind_of(path), []).append(path)
+        reference = next((reference_to(path, folder) for path in kinds.get(FileKind.REQUESTS, ())), None)
+        return gather(kinds, replace(asked, reference=reference), base)
 
 
 def gather(files: Files, asked: Asked, base: Profile | None = None) -> Gathered:
@@ -327,7 +347,7 @@ class _Gathering:
             used = {some.source for some in measured}
             idle = ", ".join(path.name for path in results if str(path) not in used)
             return found._replace(
-                notes=(*found.notes, *([f"{idle}: not used beside iterations"] if idle else ()))
+                notes=(*([f"{idle}: not used beside iterations"] if idle else ()), *found.notes)
             )
         if results and refusals:
             raise refusals[0]

@@ -92,9 +92,10 @@ def composed(
             f"{base.source} ({base.name}; sha256 {base.sha256[:12]})."
         )
     tables |= {part.table: f"{comment(part.about)}\n{part.body}" for part in parts}
+    own = _name("" if base is None else base.name, replica, traffic)
     text = [
         comment([about]),
-        f"schema = 1\nname = {_value(name or _name('' if base is None else base.name, replica, traffic))}",
+        f"schema = 1\nname = {_value(name or own or 'service')}",
         table_text("provenance", _provenance(base, parts)),
         *(tables[name] for name in _TABLES if name in tables),
     ]

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from kvplan.errors import UsageError, shown
 from kvplan.ingest.cells import plain_name
 from kvplan.ingest.log.engine_log import LOGS
-from kvplan.ingest.text_file import Lines, beginning, lines_of
+from kvplan.ingest.text_file import STANDARD_INPUT, Lines, beginning, lines_of
 from kvplan.ingest.timing.format import Document, DocumentFormat
 from kvplan.ingest.timing.formats import FORMATS as TIMING_FORMATS
 from kvplan.ingest.timing.formats.request_log import FORMAT as REQUEST_LOG
@@ -51,6 +51,32 @@ _STATISTICS = ("Avg prompt throughput", "Iteration(", "Decode batch", "Prefill b
 _CAPACITIES = tuple(kind.form for log in LOGS for kind in log.capacities)
 _MODEL_KEYS = {"model_type", "architectures", "num_hidden_layers", "hidden_size", "text_config", "vocab_size"}
 _FEWEST = 2  # of these
+
+
+def named(files: Sequence[str], told: Sequence[str] = ()) -> list[tuple[FileKind | None, Path]]:
+    """Return files, ``-`` for standard input, with the kinds that are told as ``KIND=FILE``, None for the others.
+
+    Raises
+    ------
+    UsageError
+        What is told is not of that form.
+
+    Examples
+    --------
+    >>> [(kind and kind.value, path.name) for kind, path in named(["a.log"], ["requests=b.csv"])]
+    [('requests', 'b.csv'), (None, 'a.log')]
+    """
+    found: list[tuple[FileKind | None, Path]] = []
+    for text in told:
+        kind, equals, file = text.partition("=")
+        if not equals or kind not in list(FileKind):
+            raise UsageError(f"--as {text[:80]!r}: KIND=FILE, where KIND is {', '.join(FileKind)}")
+        found.append((FileKind(kind), _path(file)))
+    return [*found, *((None, _path(file)) for file in files)]
+
+
+def _path(file: str) -> Path:
+    return STANDARD_INPUT if file == "-" else Path(file)
 
 
 def kind_of(path: Path) -> FileKind:

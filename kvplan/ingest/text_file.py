@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -120,6 +121,13 @@ def held(paths: Iterable[Path]) -> Iterator[None]:
                 _HELD[id(path)] = kept
                 stack.callback(_HELD.pop, id(path))
         yield
+
+
+def reference_to(path: Path, folder: Path) -> str | None:
+    """Return how a profile in a folder refers to a file; None where that is standard input or a pipe."""
+    if path is STANDARD_INPUT or not path.is_file():
+        return None
+    return Path(os.path.relpath(path, folder)).as_posix()
 
 
 def beginning(path: Path, characters: int, errors: str = "strict") -> str:

@@ -9,6 +9,7 @@ from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, T
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 
 _FEW = 8  # profiles; of more, those that pass have a line each
+_MOST_ROWS, _MOST_NOTES = 12, 5  # of a first screen
 _MAX_CHANGES = 8  # of a remedy that are written out
 _DRIFTED = "nothing is offered against a drift; kvplan diff of baseline and profile shows what moved"
 _NO_RATE = "no change is tried, for each would take a search; the rate to offer is the goodput itself"
@@ -18,33 +19,49 @@ _NOT_KNOWN = (
 _NOT_TRIED = (
     "no change is tried on a warm prefix cache; up to prefix_cache.sustainable_rps.guaranteed none is needed"
 )
+_ON_DEMAND = "--remedies looks for the smallest changes that would pass"
 _NONE = (
     "no change was found that makes it pass: neither less traffic, nor up to "
     f"{format_number(MAX_FACTOR)} times the memory or a binding limit"
 )
 
 
-def build(checked: Sequence[Checked]) -> list[Section]:
-    """A section for each profile, of many only for those that do not pass; before them, where there are several, an
-    overview."""
+def build(checked: Sequence[Checked], *, full: bool = False) -> list[Section]:
+    """Build a table of requirements, of several profiles one of outcomes; `full`: of those too, all that is known."""
     if len(checked) == 1:
-        return [_section(checked[0])]
+        return [_section(checked[0], full)]
     shown = [one for one in checked if len(checked) <= _FEW or one.outcome is not Outcome.PASSED]
-    return [_overview(checked), *map(_section, shown)]
+    return [_overview(checked, full), *(_section(one, full) for one in shown if full)]
 
 
-def _overview(checked: Sequence[Checked]) -> Section:
+def _overview(checked: Sequence[Checked], full: bool) -> Section:
     counts = ", ".join(
         f"{sum(one.outcome is outcome for one in checked)} {outcome.value}" for outcome in Outcome
     )
-    passed = [one for one in checked if one.outcome is Outcome.PASSED]
-    rows = [(one.outcome.value, title(one)) for one in checked if one.outcome is not Outcome.PASSED]
-    if len(checked) > _FEW:
-        rows += [(one.outcome.value, one.source) for one in passed]
-    blocks: list[Block] = [Paragraph(f"{len(checked)} profiles: {counts}.")]
-    if rows:
-        blocks.append(table((Column("Outcome"), words("Profile")), rows))
-    return Section("check", "Check", tuple(blocks))
+    rows = [
+        (one.outcome.value.upper(), one.source, _decides(one))
+        for one in sorted(checked, key=lambda one: one.outcome is Outcome.PASSED)
+    ]
+    columns = (Column("Outcome", outcome=True), words("Profile"), words("What decides"))
+    most = None if full else _MOST_ROWS
+    blocks = (
+        Paragraph(f"{len(checked)} profiles: {counts}."),
+        table(columns, rows, most, "and {} more; --full shows them"),
+    )
+    return Section("check", "Check", blocks)
+
+
+def _decides(checked: Checked) -> str:
+    """In short, why a profile passes or does not."""
+    if checked.problems:
+        first = checked.problems[0]
+        place = f"{checked.source}: " if first.line is None else f"{checked.source}:{first.line}: "
+        return first.message.removeprefix(place).partition(";")[0]
+    failed = [result for result in checked.results if not result.judgement.passed]
+    if not failed:
+        return f"all {len(checked.results)} met" if len(checked.results) > 1 else checked.results[0].text
+    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return f"{failed[0].key.text} {got_text(failed[0])}, not {wanted_text(failed[0])}{more}"
 
 
 def title(checked: Checked) -> str:
@@ -52,30 +69,35 @@ def title(checked: Checked) -> str:
     return checked.source if checked.name is None else f"{checked.name} ({checked.source})"
 
 
-def _section(checked: Checked) -> Section:
+def _section(checked: Checked, full: bool) -> Section:
     heading = f"{checked.outcome.value.upper()}  {title(checked)}"
     if checked.problems:
-        return Section("check", heading, (Bullets(tuple(problem.message for problem in checked.problems)),))
-    blocks: list[Block] = [_table(checked.results)]
-    if remarks := [line for result in checked.results for line in _remarks(result)]:
-        blocks.append(Bullets(tuple(remarks)))
-    failed = [r for r in checked.results if not r.judgement.passed and r.requirement is not None]
-    if len(failed) > 1 and not any(is_costly(r.key) for r in failed):
-        blocks.append(Bullets((f"All of them together: {remedies_text(checked.remedies)}.",)))
-    if checked.notes:
-        blocks.append(Bullets(checked.notes))
+        said = tuple(problem.message for problem in checked.problems)
+        return Section("check", heading, (Bullets(said if full else said[:_MOST_NOTES]),))
+    results = sorted(checked.results, key=lambda result: result.judgement.passed)
+    failed = [r for r in results if not r.judgement.passed]
+    remarks = [line for result in failed for line in _remarks(result)]
+    demanded = [r for r in failed if r.requirement is not None]
+    if len(demanded) > 1 and all(r.tried for r in demanded):
+        remarks.append(f"All of them together: {remedies_text(checked.remedies)}.")
+    if any(advice_text(r) is _ON_DEMAND for r in failed):
+        remarks.append(f"{_ON_DEMAND[0].upper()}{_ON_DEMAND[1:]}.")
+    said = (*remarks, *checked.notes)
+    blocks: list[Block] = [_table(results, None if full else _MOST_ROWS)]
+    if said:
+        blocks.append(Bullets(said if full else said[:_MOST_NOTES]))
     return Section("check", heading, tuple(blocks))
 
 
-def _table(results: Sequence[Result]) -> Table:
+def _table(results: Sequence[Result], most: int | None) -> Table:
     columns = (
         Column("Result", outcome=True),
         key_column("Key"),
         Column("Wanted", wraps=True, least=8),
-        Column("Got", wraps=True, least=8),
+        Column("Got", wraps=True, least=8, outcome=True),
         Column("Margin", right=True, optional=True),
     )
-    return table(columns, map(_row, results))
+    return table(columns, map(_row, results), most, "and {} more; --full shows them")
 
 
 def key_column(name: str) -> Column:
@@ -140,11 +162,10 @@ def _figure(result: Result, value: float | str | bool, digits: int = 4) -> str:
 
 def _remarks(result: Result) -> list[str]:
     """What stands below the table about a requirement that fails."""
-    judgement = result.judgement
-    if judgement.passed:
-        return []
-    remarks = [f"{result.key.text}: {judgement.doubt}, and doubt never passes."] if judgement.doubt else []
-    return [*remarks, f"{result.text}: {advice_text(result)}."]
+    doubt = result.judgement.doubt
+    remarks = [f"{result.key.text}: {doubt}, and doubt never passes."] if doubt else []
+    advice = advice_text(result)
+    return remarks if advice is _ON_DEMAND else [*remarks, f"{result.text}: {advice}."]
 
 
 def advice_text(result: Result) -> str:
@@ -153,7 +174,9 @@ def advice_text(result: Result) -> str:
         return _NOT_KNOWN
     if is_costly(result.key):
         return _NO_RATE if result.key.path[0] == "goodput" else _NOT_TRIED
-    return _DRIFTED if result.requirement is None else remedies_text(result.remedies)
+    if result.requirement is None:
+        return _DRIFTED
+    return remedies_text(result.remedies) if result.tried else _ON_DEMAND
 
 
 def remedies_text(remedies: Sequence[Remedy]) -> str:

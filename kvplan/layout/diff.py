@@ -5,37 +5,59 @@ from collections.abc import Sequence
 
 from kvplan.decide.diff import Change, Comparison, Leaf, Row, Side, folded
 from kvplan.layout.check import key_column
-from kvplan.layout.elements import Block, Column, Paragraph, Section, Table, number, table
+from kvplan.layout.elements import Block, Column, Paragraph, Section, Table, number, table, words
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds
 
-_MAX_ROWS = 40
+_FEW_ROWS, _MAX_ROWS = 10, 40
 _MAX_TEXT, _MAX_LIST = 20, 28  # characters
+_DECIDES = (  # what an operator looks at, in this order
+    *("verdict.status", "verdict.binding", "load.offered_rps", "load.sustainable_rps", "load.headroom"),
+    *("verdict.recovers_up_to_rps", "goodput.rate_rps", "latency.status"),
+    *(f"latency.{time}.p95" for time in ("ttft_s", "itl_s", "e2e_s")),
+    *("equilibrium.kv_utilization", "latency.preemptions_per_request", "prefix_cache.hit_ratio"),
+    *("worst_cycle.loss", "verdict.drain.seconds", "cost.per_hour", "fleet.winner"),
+    *("cost.offered.per_million_output_tokens", "safety_buffer.required_kv_tokens"),
+)
 
 
-def build(found: Comparison) -> Section:
-    """Tables of what differs, what goes in before what comes out; or that nothing does."""
+def build(found: Comparison, *, full: bool = False) -> Section:
+    """Build tables of what differs, what goes in before what comes out; `full`: beyond what decides."""
     a, b = found.before, found.after
-    blocks: list[Block] = [Paragraph(f"Before: {_name(a)}. After: {_name(b)}.")]
+    sides = [("Before", _name(a)), ("After", _name(b))]
+    blocks: list[Block] = [table((Column(""), words("")), sides)]
     if found.inputs:
-        blocks.append(_table("Input", folded(found.inputs, a.inputs or {})))
+        inputs = [c for c in found.inputs if full or not c.key.startswith("provenance.")]
+        blocks.append(_table("Input", folded(inputs, a.inputs or {}), full, _FEW_ROWS))
     elif found.inputs is not None and found.changes:
         blocks.append(Paragraph("No input differs."))
     if found.changes:
-        blocks.append(_table("Result", folded(found.changes, a.document)))
+        rows = folded(found.changes, a.document)
+        blocks.append(_table("Result", rows if full else _deciding(rows), full))
+        if not full:
+            blocks.append(Paragraph(f"{len(found.changes):,} keys of the report differ; --full shows more."))
     elif not found.inputs:
         blocks.append(Paragraph("Nothing differs."))
     return Section("diff", "What differs", tuple(blocks))
 
 
-def _table(name: str, found: Sequence[Row]) -> Table:
+def _deciding(rows: Sequence[Row]) -> list[Row]:
+    """What an operator looks at; where hardly any of that differs, the largest effects."""
+    by_key = {row.change.key: row for row in rows}
+    decide = [by_key[key] for key in _DECIDES if key in by_key]
+    return (decide + [row for row in rows if row not in decide])[: max(len(decide), _FEW_ROWS)]
+
+
+def _table(name: str, found: Sequence[Row], full: bool, most: int | None = None) -> Table:
     columns = (
         key_column(name),
-        Column("Before", wraps=True, least=8),
-        Column("After", wraps=True, least=8),
+        Column("Before", wraps=True, least=8, outcome=True),
+        Column("After", wraps=True, least=8, outcome=True),
         number("Change"),
     )
-    more = "and {} more keys with smaller effects; --format json has all"
-    return table(columns, map(_row, found), _MAX_ROWS, more)
+    rows = [row for row in map(_row, found) if row[1:3] != (ABSENT, ABSENT)]
+    if full:
+        return table(columns, rows, _MAX_ROWS, "and {} more keys; --format json has all")
+    return table(columns, rows, most, "and {} more; --full shows them")
 
 
 def _name(side: Side) -> str:

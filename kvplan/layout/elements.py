@@ -16,7 +16,8 @@ class Column(NamedTuple):
     """A table column: numbers compared down the column stand right; names and sentences wrap where space is short.
 
     One that wraps keeps `least` characters. Cells of a `dotted` one are keys, which wrap at their dots; those of an
-    `outcome` say PASS or FAIL. An `optional` one is left out where space is short.
+    `outcome` begin with PASS or FAIL, or with * where they are the best. An `optional` one is left out where space is
+    short.
     """
 
     name: str

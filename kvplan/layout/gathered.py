@@ -4,16 +4,16 @@ from kvplan.ingest.gathering import Gathered
 from kvplan.layout.elements import Block, Bullets, Section, table, words
 from kvplan.profile.reading import supply
 
-_MOST_NOTES = 8
+_MOST_NOTES = 5
 
 
 def build(found: Gathered) -> Section:
-    """A row for each table that a file gave, then notes, and what is missing."""
+    """A row for each table that a file gave, then what is missing, and notes."""
     columns = (words("From"), words("Kind"), words("Table"), words("Figures"))
     rows = ((one.source, one.kind, one.table and f"[{one.table}]", one.figures) for one in found.given)
-    left = len(found.notes) - _MOST_NOTES
-    more = (f"{left} more notes stand in the comments of the profile",) if left > 0 else ()
-    said = (*found.notes[:_MOST_NOTES], *more, *map(supply, found.profile.missing))
+    said = (*map(supply, found.profile.missing), *found.notes)
+    if (left := len(said) - _MOST_NOTES) > 0:
+        said = (*said[:_MOST_NOTES], f"{left} more notes stand in the comments of the profile")
     blocks: list[Block] = [table(columns, rows)]
     if said:
         blocks.append(Bullets(said))

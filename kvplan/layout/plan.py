@@ -1,15 +1,14 @@
 """The screen of `kvplan plan`: replicas, price, objectives, sizes beside it, alternatives, what to do next."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from textwrap import wrap
 
 from kvplan.emit import engine
 from kvplan.emit.settings import flags_of_profile
 from kvplan.layout.elements import Block, Bullets, Column, Figure, Paragraph, Section, number, table, words
 from kvplan.planning.day import Day
 from kvplan.planning.kinds import Kind
-from kvplan.planning.plan import Alternative, Plan, Size, Status
+from kvplan.planning.plan import Alternative, Plan, Refused, Size, Status
 from kvplan.planning.search import Band, Candidate, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
@@ -18,21 +17,28 @@ from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
 _MISSED = {"load": "more load than is sustainable", "queue": "the queue grows"}
 _NEXT = {"timing": "speed, with vllm bench serve on one replica", "lengths": "lengths"}
+_WIDTH = 73  # of a command, before a flag and a backslash
+_ALTERNATIVES = 3  # that are shown
 _FEELS_SLOW_S = 0.1  # ITL p95, above which it is said where nobody limits it
-_MOST = 4  # refused kinds that are named
+_MOST, _MOST_IMPOSSIBLE = 2, 12  # refused kinds that are named, beside a plan and where there is none
 
 
-def build(plan: Plan, *, full: bool = False) -> Section:
-    """Build the screen; `full`: with every alternative and every kind that was refused."""
+def build(plan: Plan, *, full: bool = False, kept: bool = False) -> Section:
+    """Build the screen; `full`: with every alternative and kind that was refused; `kept`: a profile was written."""
     title = f"{_model(plan)}: {plan.demand}"
     screens = {Status.IMPOSSIBLE: _impossible, Status.INTERRUPTED: _interrupted, Status.PLANNED: _planned}
-    return Section("plan", title, tuple(screens[plan.status](plan, full)))
+    blocks = [*screens[plan.status](plan, full)]
+    if plan.status is Status.PLANNED:
+        keep = () if kept else ("-o plan.toml keeps it: profile and gate, for check, analyze and emit.",)
+        blocks.append(Bullets((*_notes(plan, full), *keep)))
+    return Section("plan", title, tuple(blocks))
 
 
 def _planned(plan: Plan, full: bool) -> Iterator[Block]:
-    yield Paragraph(_headline(plan))
+    band = ""
     if plan.band is not None:
-        yield Paragraph(f"{_in_band(plan.band)} if iterations take {_times(plan.band)} times the estimate.")
+        band = f" {_in_band(plan.band)} if iterations take {_times(plan.band)} times the estimate."
+    yield Paragraph(_headline(plan) + band)
     slower = f"{format_percent(plan.request.slower)} slower"
     columns = (Column(""), number("limit"), number("expected"), number("95 % interval"), number(slower))
     rows = [
@@ -60,7 +66,7 @@ def _planned(plan: Plan, full: bool) -> Iterator[Block]:
     if plan.day is not None:
         yield from _day(plan, plan.day)
     if plan.alternatives:
-        shown = plan.alternatives if full else plan.alternatives[:3]
+        shown = plan.alternatives if full else _few(plan.alternatives)
         others = (
             words("alternatives"),
             number("GPUs"),
@@ -71,7 +77,6 @@ def _planned(plan: Plan, full: bool) -> Iterator[Block]:
         yield table(others, (_alternative(plan, one) for one in shown))
     yield _shell(command(plan, plan.winner, plan.setting))
     yield Paragraph(_after_a_burst(plan))
-    yield Bullets(tuple(_notes(plan, full)))
 
 
 def _interrupted(plan: Plan, full: bool) -> Iterator[Block]:
@@ -84,11 +89,21 @@ def _interrupted(plan: Plan, full: bool) -> Iterator[Block]:
 def _impossible(plan: Plan, full: bool) -> Iterator[Block]:
     limits = ", ".join(f"{_words(s.key)} {format_seconds(s.bound)}" for s in plan.request.slos)
     yield Paragraph("Impossible at any number of replicas" + (f"; limits: {limits}." if limits else "."))
-    yield table((Column("kind"), words("on an idle replica")), [(r.name, r.why) for r in plan.refused])
+    rows = ((r.name, _why(r)) for r in sorted(plan.refused, key=lambda r: not r.least))
+    most = None if full else _MOST_IMPOSSIBLE
+    yield table((Column("kind"), words("on an idle replica")), rows, most, "and {} more kinds, with --full")
     found = tuple(_would_do(plan.ways))
     if found:
         yield Paragraph("It would be possible, for a request that is alone:")
         yield Bullets(found)
+
+
+def _why(refused: Refused) -> str:
+    """Why a kind cannot: what a request misses that is alone, or that the model does not fit."""
+    figures = (
+        f"{_words(d.key)} {format_seconds(d.value)}{' missed' * (d.share > d.allowed)}" for d in refused.least
+    )
+    return "; ".join(figures) or refused.why
 
 
 def _would_do(ways: Ways) -> Iterator[str]:
@@ -147,7 +162,8 @@ def _size(plan: Plan, size: Size) -> tuple[str, ...]:
     if size.state is State.HOLDS:
         said = "all met"
         if chosen and plan.room is not None:
-            said += f"; room for {format_percent(plan.room)} more" if plan.room else "; no room for more"
+            ends = _MISSED.get(plan.room_ends) or f"{_words(plan.room_ends)} is too near its limit"
+            said += f"; room for {format_percent(plan.room)} more" if plan.room else f"; no room: {ends}"
     elif size.state is State.OPEN:
         said = "not sure even after long runs"
     else:
@@ -250,9 +266,22 @@ def command(plan: Plan, candidate: Candidate, setting: Setting) -> str:
     return " ".join(words)
 
 
+def _few(every: Sequence[Alternative]) -> list[Alternative]:
+    """The cheapest, and the cheapest with the weights of the model's own."""
+    own = [one for one in every if one.candidate.own_weights]
+    few = [*every[: _ALTERNATIVES - 1], *own[:1]]
+    return few if every[_ALTERNATIVES - 1 :] and own and own[0] not in few[:-1] else [*every[:_ALTERNATIVES]]
+
+
 def _shell(text: str) -> Figure:
     """A command in lines that a shell takes as one."""
-    lines = wrap(text, 76, break_long_words=False, break_on_hyphens=False, subsequent_indent="  ")
+    begin, *flags = text.split(" --")
+    lines = [begin]
+    for flag in flags:
+        if len(lines[-1]) + len(flag) > _WIDTH:
+            lines.append("  --" + flag)
+        else:
+            lines[-1] += " --" + flag
     return Figure(" \\\n".join(lines))
 
 
@@ -282,24 +311,26 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
     p95 = None if latency is None else latency.itl_s.p95
     if "itl_s" not in limited and p95 is not None and p95 > _FEELS_SLOW_S:
         yield f"No objective limits ITL, whose p95 is {format_seconds(p95)}."
+    assumed = ""
     if plan.spread:
         sizes = ", ".join(f"{n:,} at cv {cv:g}" for cv, n in plan.spread)
-        yield f"Lengths assumed log-normal, cv 0.95 ({sizes})."
+        assumed = f"; their spread is assumed: log-normal, cv 0.95 ({sizes})"
     kind = plan.kind(plan.winner.name)
     if kind is not None:
         memory = format_number(plan.winner.task.model.replica.memory_tokens, 6)
         traffic = plan.winner.task.model.provenance.workload.basis
-        yield f"Speed and KV memory ({memory} tokens) are estimated; rates and lengths are {traffic}."
+        yield f"Speed and KV memory ({memory} tokens) are estimated; rates and lengths are {traffic}{assumed}."
     if plan.next is not None:
         low, high = plan.next.replicas
         most = "no number of" if high is None else f"{high:,}"
         yield f"Next: measure the {_NEXT[plan.next.input]} ({low:,} to {most} replicas): {plan.next.command}"
+    dearer = f"{plan.race.dearer} other kinds cost 1.6 times as much or more." if plan.race.dearer else ""
     if plan.refused:
-        named = "; ".join(f"{r.name}: {r.why}" for r in plan.refused[: None if full else _MOST])
+        named = "; ".join(f"{r.name}: {_why(r)}" for r in plan.refused[: None if full else _MOST])
         more = len(plan.refused) - _MOST
-        yield f"Cannot: {named}" + (f"; and {more} more." if more > 0 and not full else ".")
-    if plan.race.dearer:
-        yield f"{plan.race.dearer} other kinds cost 1.6 times as much or more."
+        dearer = f"Cannot: {named}" + (f"; and {more} more. " if more > 0 and not full else ". ") + dearer
+    if dearer:
+        yield dearer.strip()
 
 
 def _gpus(candidate: Candidate, setting: Setting) -> int:

@@ -59,6 +59,8 @@ class ServingModel:
         The replicas that the rates are of, each like `replica`; None: a single one.
     engine
         As the profile names it; None: it does not.
+    left_out
+        Names of classes that nobody asks for: their rate is 0.
 
     Examples
     --------
@@ -84,6 +86,7 @@ class ServingModel:
     drafts: Drafts | None = None
     fleet: Fleet | None = None
     engine: Engine | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def is_plain(self) -> bool:

@@ -14,6 +14,7 @@ from kvplan.errors import UsageError, did_you_mean
 from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu, gpus
+from kvplan.ingest.model.shape import kv_layers
 from kvplan.ingest.recognition import FileKind
 from kvplan.ingest.trace.replay import read_trace, with_trace
 from kvplan.model.fleet import Routing
@@ -86,9 +87,7 @@ def request(
         slos = profiles[0].plan.slos
     else:
         if demand is None:
-            raise UsageError(
-                "a model needs a demand: --rate or --users, with --in and --out, or --trace FILE"
-            )
+            raise _lacking(str(services[0]), gpu)
         options = _kinds(str(services[0]), gpu, tp, weights, kv_dtype)
     return Request(
         options,
@@ -105,6 +104,18 @@ def request(
         prices=_prices(options, gpu_hour, replica_hour),
         router=None if router == "any" else Routing(router),
     )
+
+
+_NO_GPU = "--gpu is missing: which GPUs? Known are "
+
+
+def _lacking(model: str, gpu: str | None) -> UsageError:
+    """All that a model has to be asked with."""
+    read_model(model)
+    error = UsageError("a demand is missing: --rate or --users, with --in and --out; or --trace FILE")
+    if gpu is None:
+        error.others = (UsageError(_NO_GPU + ", ".join(one.name for one in gpus())),)
+    return error
 
 
 def _settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -176,7 +187,7 @@ def _demand(
         parse_length(answer, "--out"),
         rate,
         users,
-        None if think is None else parse_time(think, "--think"),
+        None if think is None else _time(think, "--think"),
         system_prompt,
         turns,
     )
@@ -214,8 +225,9 @@ def _profiles(services: Sequence[str | Profile]) -> list[Profile]:
 
 def _kinds(model: str, gpu: str | None, tp: str | None, weights: str | None, kv_dtype: str) -> list[Kind]:
     shape = read_model(model)
+    kv_layers(shape, kv_dtype=kv_dtype)  # refuses a type that there is not
     if gpu is None:
-        raise UsageError(f"--gpu is missing: which GPUs? Known are {', '.join(one.name for one in gpus())}")
+        raise UsageError(_NO_GPU + ", ".join(one.name for one in gpus()))
     found = [find_gpu(name.strip()) for name in gpu.split(",")]
     numbers = []
     for text in (tp or "").split(","):
@@ -283,7 +295,7 @@ def _load_s(schedule: str | None, load_time: str | None) -> float | None:
         if load_time is not None:
             raise UsageError("--load-time goes with --schedule")
         return None
-    return LOAD_S if load_time is None else parse_time(load_time, "--load-time")
+    return LOAD_S if load_time is None else _time(load_time, "--load-time")
 
 
 def _schedule(text: str | None) -> dict[str, Any] | None:
@@ -295,8 +307,10 @@ def _schedule(text: str | None) -> dict[str, Any] | None:
         return schedule_of(read_trace(path).requests.arrival_s)
     try:
         table = tomli.loads(path.read_text(encoding="utf-8")).get("workload", {})
-    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"--schedule {path}: {error}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--schedule {path}: must be text in UTF-8") from None
+    except tomli.TOMLDecodeError as error:
+        raise UsageError(f"--schedule {path}: not valid TOML: {error}") from None
     if not isinstance(table, dict) or not {"period", "schedule"} <= table.keys():
         raise UsageError(f"--schedule {path}: a table [workload] with period and schedule is wanted")
     return {key: table[key] for key in ("period", "schedule")}
@@ -311,6 +325,13 @@ def _check_alike(profiles: Sequence[Profile], rate: float | None) -> None:
     if len(rates) > 1 and rate is None:
         offered = ", ".join(f"{one:g}" for one in rates)
         raise UsageError(f"the profiles offer {offered} requests/s; compare them at one demand, with --rate")
+
+
+def _time(text: str, option: str) -> float:
+    """Seconds of a time with a unit."""
+    with suppress(ValueError):
+        raise UsageError(f"{option} {text!r}: a unit is missing, such as {float(text):g}s")
+    return parse_time(text, option)
 
 
 def _share(text: str | None, name: str, default: float) -> float:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any, NamedTuple
 
 from kvplan.analysis.equilibrium import per_request
@@ -21,15 +22,18 @@ from kvplan.planning.demand import Demand, Replay
 from kvplan.planning.kinds import Kind, fits
 from kvplan.planning.search import Band, Candidate, Found, Race, Setting, neighbours, race
 from kvplan.planning.split import Apart, apart
-from kvplan.planning.trial import Task
+from kvplan.planning.trial import Missed, Quick, Task
 from kvplan.planning.ways import Ways, ways
 from kvplan.planning.writing import TRAFFIC, written
 from kvplan.profile.reading import Profile, parse_profile
+from kvplan.profile.schema import MOST_REPLICAS
 from kvplan.ranges import LEAST_RATE
 from kvplan.report.assembly import Analyses
+from kvplan.solve import least_whole
 from kvplan.study.drain import Drain
 from kvplan.study.objectives import Decision, State
 from kvplan.study.operating_point import Latency
+from kvplan.study.replicas import MOST_SIMULATED
 
 _SHOWN = ("ttft_s.p95", "itl_s.p95", "e2e_s.p95")  # beside the objectives
 _CVS = (0.4, 1.2)  # of lengths that nobody states
@@ -131,7 +135,7 @@ class Plan(NamedTuple):
     profile
         The service as planned, which `-o` writes; None where it is impossible.
     room
-        Share by which the demand may grow at this size.
+        Share by which the demand may grow at this size, up to half; `room_ends`: the key of what is missed beyond it.
     spread
         Replicas by cv of lengths that are assumed; empty where they are stated.
     apart
@@ -155,6 +159,7 @@ class Plan(NamedTuple):
     objectives: tuple[Objective, ...] = ()
     sizes: tuple[Size, ...] = ()
     room: float | None = None
+    room_ends: str = ""
     band: Band | None = None
     spread: tuple[tuple[float, int], ...] = ()
     alternatives: tuple[Alternative, ...] = ()
@@ -266,8 +271,15 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
         profiles[candidate] = profile
         candidates.append(candidate)
     named = all(isinstance(option, Profile) for option in request.options)
-    found = race(candidates, tell, full=named, engine=engine)
-    refused += [Refused(c.name, _why_idle(c), c.idle_look.decided) for c in found.refused]
+    possible = [c for c in candidates if c.bound <= MOST_REPLICAS]
+    found = race(possible, tell, full=named, engine=engine)
+    if candidates and _is_too_much(found, len(candidates)):
+        least = min(candidates, key=lambda c: c.bound)
+        raise UsageError(
+            f"the demand takes {max(least.bound, MOST_REPLICAS + 1):,} replicas or more, of {least.name}, and a plan "
+            f"has at most {MOST_REPLICAS:,}; is the rate as meant? If it is, plan a part of it"
+        )
+    refused += [Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in found.refused]
     demand = _in_words(next(iter(profiles.values())), request) if profiles else ""
     try:
         return _around(found, profiles, refused, demand, request, tell)
@@ -275,6 +287,13 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
         if found.winner is None:
             raise
         return _interrupted(found, profiles, refused, demand, request)
+
+
+def _is_too_much(found: Race, candidates: int) -> bool:
+    """Whether only so many replicas would do as no plan has."""
+    if found.found is not None:
+        return found.found.setting.replicas > MOST_REPLICAS
+    return found.winner is None and len(found.refused) < candidates
 
 
 def _around(
@@ -311,7 +330,7 @@ def _around(
         service,
         tuple(_objectives(request.slos, latency, size, varies=_varies(service.model, latency))),
         tuple(_sizes(winner, size)),
-        _room(winner, size.setting),
+        *_room(winner, size.setting),
         band,
         tuple(spread),
         tuple(_alternatives(found, winner)),
@@ -436,7 +455,10 @@ def _with_demand(profile: Profile, request: Request) -> Profile:
 
 def with_demand(profile: Profile, demand: Demand | Replay) -> Profile:
     """Return a profile, which may lack traffic, with that of a demand."""
-    return _replayed(_changed(profile, demand.tables, profile.source), demand)
+    try:
+        return _replayed(_changed(profile, demand.tables, profile.source), demand)
+    except ProfileError as error:  # of lines that are in no file
+        raise ProfileError(profile.source, error.message, key=error.key) from None
 
 
 def _replayed(profile: Profile, demand: Demand | Replay) -> Profile:
@@ -467,7 +489,10 @@ def _with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:
         }
         for table in {SETTINGS[key] for key in settings}
     }
-    return _changed(profile, changes, profile.source) if changes else profile
+    try:
+        return _changed(profile, changes, profile.source) if changes else profile
+    except ProfileError as error:
+        raise UsageError(f"--settings {(error.key or '').rpartition('.')[2]}: {error.message}") from None
 
 
 def _with_schedule(profile: Profile, request: Request) -> Profile:
@@ -564,6 +589,8 @@ def _objectives(slos: Sequence[Slo], latency: Latency, size: Found, *, varies: b
         time, _, figure = key.partition(".")
         value = getattr(getattr(latency.worst_part if varies else latency, time), figure)
         low, high = (None, None) if varies else latency.ci95.get(key, (None, None))
+        if value is None and size.judged.expected is not None and key in size.judged.expected.figures:
+            value, (low, high) = (of := size.judged.expected.figures[key]).value, of.interval
         state = states.get(key, State.HOLDS)
         if varies and key in limits and (value is None or value > limits[key]):
             state = State.MISSES
@@ -587,18 +614,18 @@ def _sizes(winner: Candidate, size: Found) -> list[Size]:
     return found
 
 
-def _room(winner: Candidate, setting: Setting) -> float:
-    """Share by which the demand may grow, by short runs."""
+def _room(winner: Candidate, setting: Setting) -> tuple[float, str]:
+    """Share by which the demand may grow, by short runs, and the key of what it misses then."""
 
-    def holds(steps: int) -> bool:
+    @cache
+    def look(steps: int) -> Quick:
         task = replace(winner.task, headroom=(1 + winner.task.headroom) * (1 + _ROOM * steps) - 1)
-        return task.quick(*setting).passes
+        return task.quick(*setting)
 
-    low, high = 0, round(_MOST_ROOM / _ROOM) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low * _ROOM
+    most = round(_MOST_ROOM / _ROOM)
+    steps = most - least_whole(lambda less: look(most - less).passes, -1, most)
+    missed = max(look(steps + 1).decided, key=lambda d: d.share / d.allowed, default=None)
+    return steps * _ROOM, Missed.LOAD if missed is None else missed.key
 
 
 def _spread(
@@ -618,26 +645,20 @@ def _spread(
 
 
 def _routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
-    """Replicas behind routers that look, where those take fewer."""
+    """Replicas behind routers that look, of fleets that are simulated whole."""
+    if winner.task.model.finds_prefixes or winner.task.router or setting.replicas > MOST_SIMULATED:
+        return []
     found = []
     for routing in (Routing.ROUND_ROBIN, Routing.LEAST_REQUESTS):
-        replicas = setting.replicas
-        if winner.task.model.finds_prefixes or winner.task.router is not None:
-            continue
         task = replace(winner.task, router=routing)
-        while replicas > 1 and task.quick(replicas - 1, setting.batched_tokens).passes:
-            replicas -= 1
+        step, replicas = 1, setting.replicas
+        while step:
+            if replicas > step and task.quick(replicas - step, setting.batched_tokens).passes:
+                replicas, step = replicas - step, 2 * step
+            else:
+                step //= 2
         found.append((str(routing), replicas))
     return found
-
-
-def _why_idle(candidate: Candidate) -> str:
-    """What a request misses that is alone."""
-    return "; ".join(
-        f"{d.key} {d.value:.3g} s" + (" missed" if d.share > d.allowed else "")
-        for d in candidate.idle_look.decided
-        if d.value
-    )
 
 
 def _ways(refused: Sequence[Candidate], request: Request) -> Ways:

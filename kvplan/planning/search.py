@@ -16,12 +16,12 @@ from typing import NamedTuple
 from kvplan.errors import EngineError
 from kvplan.executors import SERIAL, Engine
 from kvplan.planning.trial import Judged, Quick, Task
+from kvplan.profile.schema import MOST_REPLICAS
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.solve import least_whole
 from kvplan.study.objectives import State
 
 BUDGETS = (512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 16_384)
-MOST_REPLICAS = 100_000
 _CEILING = 1.6  # times the least cost so far, beyond which a kind is not tried
 _TIE = 1.05  # times the least cost, within which the cost at the slow end of the error band decides
 _NEAR = 0.1  # of the best use of the objectives, within which the engine's own budget is taken
@@ -295,7 +295,7 @@ def _progress(done: int, total: int, sizes: Mapping[Candidate, Setting]) -> str:
 def _confirmed(
     sizes: dict[Candidate, Setting], tell: Callable[[str], None]
 ) -> tuple[Candidate | None, Found | None, dict[Candidate, Band | None]]:
-    """The cheapest size that long runs confirm; those they refuse, or leave open, grow by a replica.
+    """The cheapest size that long runs confirm; those they refuse, or leave open, grow by a replica, or 2 %.
 
     Of several that cost about the same that one is taken which costs least where iterations are as slow as they may be.
     """
@@ -314,7 +314,7 @@ def _confirmed(
         if judged.state is State.HOLDS:
             held[candidate] = fewer(candidate, Found(setting, judged))
             continue
-        more, _ = candidate.best(setting.replicas + 1)
+        more, _ = candidate.best(setting.replicas + _step(setting))
         sizes[candidate] = more
         gpus = more.replicas * candidate.task.model.replica.gpus
         heapq.heappush(queue, (candidate.cost(more), gpus, index, more))
@@ -337,14 +337,21 @@ def _slow_cost(candidate: Candidate, setting: Setting, band: Band | None) -> flo
 
 
 def fewer(candidate: Candidate, found: Found) -> Found:
-    """One replica less, as long as long runs confirm that with a budget of its own."""
-    while found.setting.replicas > candidate.bound:
-        setting, _ = candidate.best(found.setting.replicas - 1)
-        judged = candidate.judge(setting)
-        if judged.state is not State.HOLDS:
-            break
-        found = Found(setting, judged)
+    """One replica less, of hundreds several, as long as long runs confirm that with a budget of its own."""
+    step = _step(found.setting)
+    while step:
+        replicas = found.setting.replicas - step
+        if replicas >= candidate.bound:
+            setting, _ = candidate.best(replicas)
+            if (judged := candidate.judge(setting)).state is State.HOLDS:
+                found = Found(setting, judged)
+                continue
+        step //= 2
     return found
+
+
+def _step(setting: Setting) -> int:
+    return max(1, setting.replicas // 50)
 
 
 def neighbours(candidate: Candidate, replicas: int) -> Sequence[Found]:

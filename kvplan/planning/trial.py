@@ -22,7 +22,6 @@ from kvplan.study.operating_point import Observation, observe
 from kvplan.study.replicas import Kept, keeps, scaled, stand_in
 
 _MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tried
-_BOUND = 0.98  # of what is sustainable, slower, that replicas are asked for at most in the bound
 _SHORT = 4_000  # requests of each of two runs, while many are compared
 _LONG = 15_000  # of conversations, in the runs that decide
 _IDLE = 0.01  # of what is sustainable
@@ -137,7 +136,7 @@ class Task:
 
     def bound(self, batched_tokens: int | None) -> int:
         """Replicas that are surely needed."""
-        return max(math.ceil(self.rate_rps / (_BOUND * self.sustainable_rps(batched_tokens)) - 1e-9), 1)
+        return max(math.ceil(self.rate_rps / (_MOST_LOAD * self.sustainable_rps(batched_tokens)) - 1e-9), 1)
 
     def quick(self, replicas: int, batched_tokens: int | None) -> Quick:
         """Look at so many replicas, slower."""

@@ -1,15 +1,16 @@
 """Profiles: find and read the TOML file that describes a replica and its traffic; turn it into a model.
 
-Every refusal is one `ProfileError` with the line and the key path of the first thing that is wrong.
+Every refusal is a `ProfileError` with the line and the key path of the first thing that is wrong, and the others.
 """
 
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -255,7 +256,7 @@ def parse_profile(data: bytes, source: str, folder: Path | None = None) -> Profi
     Raises
     ------
     ProfileError
-        With line and key path of the first value that is wrong; what is missing comes after what is wrong.
+        With line and key path of the first thing that is wrong; `others` are the rest.
 
     Examples
     --------
@@ -277,7 +278,8 @@ def parse_profile(data: bytes, source: str, folder: Path | None = None) -> Profi
     try:
         checked = schema.check(document)
     except schema.SchemaError as error:
-        raise _first_in_file(error.problems, text, source) from None
+        problems = [*error.problems, *_absent_trace(document, folder)]
+        raise _refusal(problems, text, source) from None
     trace = None if checked.workload is None else checked.workload.trace
     return Profile(
         name=checked.name,
@@ -292,6 +294,19 @@ def parse_profile(data: bytes, source: str, folder: Path | None = None) -> Profi
         provenance=Provenance(**dict(checked.provenance)),
         trace=None if trace is None else (folder or Path()) / trace,
     )
+
+
+def _absent_trace(document: dict[str, Any], folder: Path | None) -> Iterator[schema.Problem]:
+    """The file of a trace that is not there, where other things are wrong and it will not be read."""
+    workload = document.get("workload")
+    trace = workload.get("trace") if isinstance(workload, dict) else None
+    if (
+        isinstance(trace, str)
+        and trace.strip()
+        and trace.isprintable()
+        and not os.path.exists((folder or Path()) / trace)
+    ):
+        yield schema.Problem(("workload", "trace"), f"{shown(trace)} is not there")
 
 
 def from_tables(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, Plan]:
@@ -368,13 +383,16 @@ def _first_line_raising(kind: type[Exception], text: str) -> int:
     return bisect_left(ends, True, key=raises) + 1
 
 
-def _first_in_file(problems: list[schema.Problem], text: str, source: str) -> ProfileError:
-    """The first thing that is wrong; a missing key only where nothing is, since a typo is often its cause."""
-    candidates = [p for p in problems if not p.missing] or problems
-    found = offsets(text, [p.path for p in candidates])
-    first = min(range(len(found)), key=found.__getitem__)
-    path, message, _ = candidates[first]
-    return ProfileError(source, message, key=written(path) or None, line=line_at(text, found[first]))
+def _refusal(problems: list[schema.Problem], text: str, source: str) -> ProfileError:
+    """All that is wrong, in the order of the file."""
+    found = sorted(zip(offsets(text, [p.path for p in problems]), problems, strict=True), key=itemgetter(0))
+    first, *others = (
+        ProfileError(source, message, key=written(path) or None, line=line_at(text, offset))
+        for offset, (path, message, _) in found[: schema.MOST_PROBLEMS]
+    )
+    if (left := len(found) - schema.MOST_PROBLEMS) > 0:
+        others.append(ProfileError(source, f"{left:,} more of that kind"))
+    return first.with_others(others)
 
 
 def plan_of(document: schema.Document) -> Plan:
@@ -393,14 +411,15 @@ def plan_of(document: schema.Document) -> Plan:
 def model_of(document: schema.Document) -> ServingModel:
     """The model of a checked document that has all parts."""
     gpu, timing, origins = document.gpu, document.timing, document.provenance
-    classes = [_request_class(c, document.workload) for c in document.classes]
+    served = [c for c in document.classes if c.rate != 0]
+    classes = [_request_class(c, document.workload) for c in served]
     law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__})
     drafts = None if document.speculative is None else document.speculative.drafts
     model = ServingModel(
         classes=(*classes, *map(_turns, document.sessions)),
         timing=law if drafts is None else drafts.slowed(law),
         replica=gpu.with_drafts(drafts),
-        schedule=None if document.workload is None else _schedule(document.workload, document.classes),
+        schedule=None if document.workload is None else _schedule(document.workload, served),
         request_overhead_s=timing.request_overhead,
         measured=MeasuredRange(**dict(timing.measured)),
         provenance=Provenance(**dict(origins)),
@@ -409,6 +428,7 @@ def model_of(document: schema.Document) -> ServingModel:
         drafts=drafts,
         fleet=_fleet(document),
         engine=None if document.engine is None else document.engine.engine,
+        left_out=tuple(c.name for c in document.classes if c.rate == 0),
     )
     if not any(table.users for table in document.sessions):
         return model

@@ -5,7 +5,7 @@ Nothing else in the package uses pydantic.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import partial, reduce
@@ -79,11 +79,12 @@ from kvplan.units import (
 )
 
 PARTS = {"gpu": "[gpu]", "timing": "[timing]", "classes": "[[classes]]"}  # of a profile; one must be there
+MOST_PROBLEMS = 20  # that are told at once
 MAX_SOURCE = 300  # characters that say where a part of a profile comes from
 _MOST_LAYERS = 10_000
 _MOST_KINDS = 64  # of layers
 MOST_DRAFTS = 100
-_MOST_REPLICAS = 10_000  # of a fleet
+MOST_REPLICAS = 10_000  # of a fleet
 _LONGEST_PATH = 4096  # characters
 LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps
 
@@ -128,6 +129,12 @@ def _printable(value: str) -> str:
 def _file(value: str) -> str:
     if not value.strip() or "\0" in value or len(value) > _LONGEST_PATH:
         raise refusal(f"must be the path of a file, up to {_LONGEST_PATH} characters, not {shown(value)}")
+    return value
+
+
+def _class_rate(value: float) -> float:
+    if 0 < value < LEAST_RATE:
+        raise refusal(f"must be 0, or at least {format_number(LEAST_RATE)}, not {shown(value)}")
     return value
 
 
@@ -254,12 +261,13 @@ _Tokens = Annotated[int, Field(ge=1, le=MAX_MEMORY_TOKENS)]
 _BlockTokens = Annotated[int, Field(ge=1, le=MAX_BLOCK_TOKENS)]
 _CacheTokens = Annotated[int, Field(ge=1, le=MAX_CACHE_TOKENS)]
 _Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE)]
+_ClassRate = Annotated[float, Field(ge=0, le=MOST_RATE), AfterValidator(_class_rate)]
 _Iteration = Annotated[float, _Seconds(SHORTEST_S, LONGEST_ITERATION_S)]
 _Overhead = Annotated[float, _Seconds(SHORTEST_S, LONGEST_ITERATION_S, or_none=True)]
 _Cost = Annotated[float, _Seconds(LEAST_COST_S, LONGEST_ITERATION_S, or_none=True)]
 _Duration = Annotated[float, _Seconds(SHORTEST_S, LONGEST_S)]
 _Moment = Annotated[float, _Seconds(SHORTEST_S, LONGEST_S, or_none=True)]
-_Count = Annotated[int, Field(ge=1, le=_MOST_REPLICAS)]
+_Count = Annotated[int, Field(ge=1, le=MOST_REPLICAS)]
 _Bytes = Annotated[
     int,
     Field(ge=1, le=10**16),
@@ -462,7 +470,7 @@ class Gpu(_Table):
         "Blocks of the engine's pool, each of block_tokens tokens in every layer of a group; needs [[gpu.kv]].",
         None,
     )
-    kv: Annotated[list[Kv], FailFast(), Field(max_length=_MOST_KINDS)] = _about(
+    kv: Annotated[list[Kv], Field(max_length=_MOST_KINDS)] = _about(
         "Layers by kind, where they differ in what they keep of a request.", []
     )
     block_tokens: _BlockTokens = _about("Page size of the KV cache, tokens; 16 in vLLM.", 1)
@@ -601,7 +609,10 @@ class Class(_Table):
         "{ lognormal = { mean, cv } }, or { median, sigma }, cut at the quantile .9999 and scaled to the mean."
     )
     decode: Tokens = _about("Generated tokens; like input.")
-    rate: _Rate | None = _about("Arrivals, requests/s; where no [workload] gives the total.", None)
+    rate: _ClassRate | None = _about(
+        "Arrivals, requests/s; where no [workload] gives the total. 0 leaves a class out; not all may be 0.",
+        None,
+    )
     share: Annotated[float, Field(ge=LEAST_WEIGHT, le=1)] | None = _about(
         "Share of [workload] rate; the shares of all classes sum to 1.", None
     )
@@ -686,9 +697,7 @@ class Part(_Table):
         return (self.factors or {}).get(name, 1.0 if self.factor is None else self.factor)
 
 
-_Schedule = Annotated[
-    list[Part], FailFast(), Field(min_length=1, max_length=_MOST_STEPS, json_schema_extra=_ALONE)
-]
+_Schedule = Annotated[list[Part], Field(min_length=1, max_length=_MOST_STEPS, json_schema_extra=_ALONE)]
 
 
 class Workload(_Table):
@@ -896,10 +905,10 @@ class Document(_Table):
     gpu: Gpu = Gpu(memory_tokens=MAX_MEMORY_TOKENS)
     timing: _Timing = _Timing(d0=1.0)
     workload: Workload | None = None
-    classes: Annotated[list[Class], FailFast(), Field(max_length=_MOST_CLASSES)] = _about(
+    classes: Annotated[list[Class], Field(max_length=_MOST_CLASSES)] = _about(
         "The traffic, class by class.", []
     )
-    sessions: Annotated[list[Session], FailFast(), Field(max_length=_MOST_SESSIONS)] = _about(
+    sessions: Annotated[list[Session], Field(max_length=_MOST_SESSIONS)] = _about(
         "Conversations instead of, or beside, classes; their turns are a class.", []
     )
     prefix: _Prefix = _Prefix()
@@ -933,11 +942,23 @@ def check(document: dict[str, Any]) -> Document:
     Raises
     ------
     SchemaError
-        What is wrong between values is looked for only where every value is right.
+        With all that is wrong; between values, in those tables whose values are right.
     """
-    checked = check_values(document)
+    try:
+        checked, problems = check_values(document), []
+    except SchemaError as error:
+        problems = error.problems
+        # what is left without the tables that have a wrong value
+        broken = {problem.path[0] if problem.path else "" for problem in problems}
+        broken |= {"schema", "name"} - document.keys()
+        rest = {key: value for key, value in document.items() if key not in broken}
+        checked = check_values({**rest, "schema": 1, "name": "-"})
+        raise SchemaError([*problems, *_conflicts(checked, broken)]) from None
     if conflicts := list(_conflicts(checked)):
-        raise SchemaError(conflicts)
+        # what stands in the place of a key says what is missing
+        wrong = {p.path[:-1] for p in conflicts if not p.missing}
+        missing = [p for p in conflicts if p.missing and not {p.path, p.path[:-1]} & wrong]
+        raise SchemaError([*(p for p in conflicts if not p.missing), *missing])
     return checked
 
 
@@ -1036,23 +1057,21 @@ def json_schema() -> dict[str, Any]:
 # ------------------------------------------------------------------------------- relations between values
 
 
-def _conflicts(document: Document) -> Iterator[Problem]:
-    """What is wrong between values that are each right."""
-    yield from _memory_conflicts(document.gpu, moved=_moves_kv(document))
-    yield from _layout_conflicts(document)
-    yield from _draft_conflicts(document)
-    yield from _fleet_conflicts(document)
-    yield from _engine_conflicts(document)
-    yield from _offload_conflicts(document)
-    yield from _table_conflicts(document)
+def _conflicts(document: Document, broken: Collection[object] = ()) -> Iterator[Problem]:
+    """What is wrong between values that are each right; nothing that rests on tables that are `broken`."""
+    for tables, conflicts in _CONFLICTS:
+        if not broken or not any(table in broken for table in tables.split()):
+            yield from conflicts(document)
+
+
+def _knee_conflicts(document: Document) -> Iterator[Problem]:
     if "d5" in document.timing.model_fields_set and "knee_tokens" not in document.timing.model_fields_set:
         yield Problem(
             ("timing",), "needs knee_tokens with d5: the tokens beyond which d5 counts", missing=True
         )
-    yield from _rate_conflicts(document)
-    yield from _schedule_conflicts(document)
-    yield from _class_conflicts(document)
-    yield from _session_conflicts(document)
+
+
+def _length_conflicts(document: Document) -> Iterator[Problem]:
     tables: list[Class | Session] = [*document.classes, *document.sessions]
     distinct = len({d for table in tables for d in table.outputs.values.tolist()})
     lengths = sum(c.inputs.values.size * c.outputs.values.size for c in document.classes)
@@ -1262,7 +1281,8 @@ def _moves_kv(document: Document) -> bool:
     )
 
 
-def _memory_conflicts(gpu: Gpu, *, moved: bool) -> Iterator[Problem]:
+def _memory_conflicts(document: Document) -> Iterator[Problem]:
+    gpu, moved = document.gpu, _moves_kv(document)
     if gpu.kv or gpu.kv_blocks is not None:
         for key in ("memory_tokens", "memory", "kv_bytes_per_token"):
             if getattr(gpu, key) is not None:
@@ -1308,6 +1328,8 @@ def _rate_conflicts(document: Document) -> Iterator[Problem]:
             yield Problem(("classes", i, other), why)
         if getattr(c, here) is None:
             yield Problem(("classes", i, here), "required", missing=True)
+    if document.classes and not document.sessions and all(c.rate == 0 for c in document.classes):
+        yield Problem(("classes", 0, "rate"), "must be above 0 in one class at least, not 0 in all")
     shares = [as_written(c.share) for c in document.classes if c.share is not None]
     total = float(sum(shares))
     if shares and len(shares) == len(document.classes) and abs(total - 1) > 1e-9:
@@ -1442,6 +1464,24 @@ def _class_conflicts(document: Document) -> Iterator[Problem]:
             )
 
 
+_TRAFFIC = "gpu classes sessions workload prefix speculative fleet"
+# what is looked for between values, and in which tables
+_CONFLICTS: tuple[tuple[str, Callable[[Document], Iterator[Problem]]], ...] = (
+    ("gpu fleet", _memory_conflicts),
+    ("gpu speculative", _layout_conflicts),
+    ("gpu timing speculative classes sessions prefix", _draft_conflicts),
+    ("gpu speculative fleet", _fleet_conflicts),
+    ("gpu engine", _engine_conflicts),
+    ("gpu speculative", _offload_conflicts),
+    (_TRAFFIC, _table_conflicts),
+    ("timing", _knee_conflicts),
+    ("classes sessions workload", _rate_conflicts),
+    ("classes workload", _schedule_conflicts),
+    ("gpu speculative classes sessions", _class_conflicts),
+    (f"{_TRAFFIC} timing", _session_conflicts),
+    ("classes sessions plan", _length_conflicts),
+)
+
 # ---------------------------------------------------------------------------------------------- messages
 
 _TABLES: dict[KeyPath, type[_Table]] = {
@@ -1488,11 +1528,24 @@ _ALLOWED = {
 
 
 def _problems(error: ValidationError, document: dict[str, Any]) -> list[Problem]:
-    # Of the unknown keys of one table the first is the first in the file; there may be a million of them.
     distinct: dict[KeyPath, ErrorDetails] = {}
+    unknown = Counter[KeyPath]()
     for e in error.errors(include_url=False):
-        distinct.setdefault(e["loc"][:-1] if e["type"] == "extra_forbidden" else e["loc"], e)
-    return [_translated(e, document) for e in distinct.values()]
+        if (
+            e["type"] == "extra_forbidden"
+        ):  # those of a table in the order of the file; there may be a million
+            unknown[e["loc"][:-1]] += 1
+            if unknown[e["loc"][:-1]] > MOST_PROBLEMS:
+                continue
+        distinct.setdefault(e["loc"], e)
+    found = [_translated(e, document) for e in distinct.values()]
+    # a key that a typo hides is not missing
+    meant = {(*p.path[:-1], _meant(p.message)) for p in found}
+    return [p for p in found if not p.missing or p.path not in meant]
+
+
+def _meant(message: str) -> str:
+    return message.partition("did you mean ")[2].rstrip("?")
 
 
 def _translated(error: ErrorDetails, document: dict[str, Any]) -> Problem:

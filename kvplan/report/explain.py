@@ -17,7 +17,7 @@ from kvplan.report.keys import BLOCKS, CONTRACT, Record
 from kvplan.report.keys.evidence import Evidence, NoNumberError, Symbol, at, listed, written
 from kvplan.units import format_number
 
-_MAX_ROWS = 20
+MANY, FEW = 20, 8  # values of a key that are shown, and on a first screen
 _SYMBOLS = {record.key: record.symbol for record in CONTRACT.values()}
 _VARYING = (
     " Rates vary here: λ·ΔT is the most that arrives in any window of length ΔT, p_k the largest share of any time, "
@@ -125,8 +125,8 @@ def _shown(word: str) -> str:
 # ------------------------------------------------------------------------------------------------- filling
 
 
-def explain(found: Found, document: Mapping[str, Any], inputs: Inputs) -> Explained:
-    """One key with the numbers of a profile; `document` is its report, as `to_document` returns it.
+def explain(found: Found, document: Mapping[str, Any], inputs: Inputs, most: int = MANY) -> Explained:
+    """One key with the numbers of a profile, so many at most; `document` is its report, as `to_document` returns it.
 
     Raises
     ------
@@ -149,8 +149,9 @@ def explain(found: Found, document: Mapping[str, Any], inputs: Inputs) -> Explai
                 f"{record.key} has {len(places)} entries here, counted from 0; not {found.entry}"
             )
         places = [places[found.entry]]
-    shown = places[:_MAX_ROWS]
+    shown = places[:most]
     left_out = len(places) - len(shown)
+    where = "--full" if most < MANY else "--format json of analyze"
     missing = not places or any(place.value is None for place in places)
     symbols = {
         name: symbol for place in shown for name, symbol in place.symbols.items() if name != record.key
@@ -165,7 +166,7 @@ def explain(found: Found, document: Mapping[str, Any], inputs: Inputs) -> Explai
         key=found.name if found.entry is None else record.key.replace("[]", f"[{found.entry}]"),
         meaning=about,
         rows=tuple(Row(place.name, _with_unit(place.value, record.unit), place.here) for place in shown),
-        cut=f"… {format_number(left_out)} more; see --format json of analyze" if left_out > 0 else "",
+        cut=f"… {format_number(left_out)} more; see {where}" if left_out > 0 else "",
         formula=record.formula if isinstance(record.formula, str) else record.formula[not inputs.is_linear],
         symbols=tuple(symbols.values()),
         source=_source(record, document),
@@ -173,12 +174,14 @@ def explain(found: Found, document: Mapping[str, Any], inputs: Inputs) -> Explai
     )
 
 
-def page(found: Found, report: Report, model: ServingModel, plan: Plan) -> Explained | Summary:
+def page(
+    found: Found, report: Report, model: ServingModel, plan: Plan, *, full: bool = True
+) -> Explained | Summary:
     """What was asked for, about a report and the model and plan it was made from."""
     document = to_document(report)
     if found.is_block:
         return summarise(found, document)
-    return explain(found, document, gather(model, plan, report))
+    return explain(found, document, gather(model, plan, report), MANY if full else FEW)
 
 
 def summarise(found: Found, document: Mapping[str, Any]) -> Summary:

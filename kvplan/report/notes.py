@@ -153,6 +153,7 @@ def notes(
         *origins_note(model.provenance),
         *extrapolations(model.measured, tuple(states(model))),
         *band_notes(model, offered, recovers_up_to_rps),
+        *(f"{name} has a rate of 0 and is left out." for name in model.left_out[:3]),
         "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
         "fluid limits of greedy admission on one replica.",
         f"Not modelled: {'' if model.drafts else 'speculative decoding, '}swapping, pipeline bubbles, routing between "

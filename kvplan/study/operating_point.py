@@ -167,8 +167,8 @@ class OperatingPoint(NamedTuple):
             yield key, getattr(latency, key), latency.ci95.get(key)
 
 
-def operating_point(model: ServingModel, plan: Plan) -> OperatingPoint:
-    """Measure a profile at its own rates.
+def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S) -> OperatingPoint:
+    """Measure a profile at its own rates, with so much counted work.
 
     References
     ----------
@@ -189,7 +189,7 @@ def operating_point(model: ServingModel, plan: Plan) -> OperatingPoint:
     settings, arrivals = engine_settings(model), Load().on(model).name
     parameters = {name: values[0] if len(values) == 1 else values for name, values in settings.given.items()}
     try:
-        seen = observe(model, plan, settings, settled)
+        seen = observe(model, plan, settings, settled, budget_s=budget_s)
     except UsageError as refused:
         times = model.total_rate_rps / sustainable_rate(model)[1] if model.fleet is None else 0.0
         latency = Latency(Status.UNDECIDED, str(refused))

@@ -62,7 +62,7 @@ class Column:
     name: str
     block: str
     policy: str
-    path: tuple[str | int, ...]
+    path: tuple[str | int | Named, ...]
     kind: Kind
 
     def of(self, result: object) -> int | float | str | bool | None:
@@ -81,6 +81,8 @@ class Column:
                 return None
             if isinstance(part, int):
                 found = found[part] if part < len(found) else None
+            elif isinstance(part, Named):  # a class, whose rate may be 0 at some points
+                found = next((one for one in found if one.name == part.name), None)
             else:
                 found = found[part] if isinstance(found, dict) else getattr(found, part)
         if type(found) is float:  # most are, and there are many
@@ -173,14 +175,14 @@ def _column(name: str, classes: Sequence[str]) -> Column:
     except UsageError as error:
         raise UsageError(f"--columns: {error}") from None
     block, *rest = key.path
-    path: list[str | int] = []
+    path: list[str | int | Named] = []
     for part in rest:
         if isinstance(part, Named) and part.name not in classes:
             what = did_you_mean(part.name, classes, "the classes are")
             raise UsageError(f"--columns {name[:80]!r}: no class has that name; {what}")
         if isinstance(part, int) and rest[0] == "classes" and part >= len(classes):
             raise UsageError(f"--columns {name[:80]!r}: there are {len(classes)} classes, counted from 0")
-        path.append(classes.index(part.name) if isinstance(part, Named) else part)
+        path.append(part)
     return Column(name, str(block), "", tuple(path), key.kind)
 
 
@@ -188,8 +190,8 @@ def _simulated(name: str, classes: Sequence[str]) -> Column:
     _, policy, key = name.split(".", 2)
     kind = Kind.TEXT if key == "status" else Kind.NUMBER
     if entry := _ENTRY.fullmatch(key):
-        index = [named(c) for c in classes].index(entry[1])
-        return Column(name, "simulation", policy, ("classes", index, *entry[2].split(".")), kind)
+        which = next(Named(c) for c in classes if named(c) == entry[1])
+        return Column(name, "simulation", policy, ("classes", which, *entry[2].split(".")), kind)
     if key.startswith("ci95."):
         figure, end = key.removeprefix("ci95.")[:-1].split("[")
         return Column(name, "simulation", policy, ("ci95", figure, int(end)), kind)

@@ -137,7 +137,8 @@ def define(
     policies = () if runs is None else runs.policies
     simulated = [f"simulation.{policy}.{key}" for policy in policies for key in DEFAULT_SIMULATED]
     usual = DEFAULT if runs is None else (*DEFAULT_BESIDE_SIMULATED, *simulated)
-    found = expand(columns or usual, [c.name for c in profile.model.classes], policies)
+    names = [*(c.name for c in profile.model.classes), *profile.model.left_out]
+    found = expand(columns or usual, names, policies)
     if runs is not None and all(column.block != "simulation" for column in found):
         raise UsageError(
             "--columns has no key of the simulation, such as simulation.greedy.ttft_s.p95; or leave out --simulate"

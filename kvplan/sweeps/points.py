@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import tomli
@@ -58,7 +59,11 @@ def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
     points = [_point(document, sweep.axes, mine) for mine in values]
     good = [point for point in points if isinstance(point, Point)]
     report = any(column.block != "simulation" for column in sweep.columns)
-    shared = iter(equilibrium.blocks([one_replica(point.model) for point in good]) if report else [])
+    models = (one_replica(point.model) for point in good) if report else ()
+    alike = groupby(
+        models, key=lambda model: model.left_out
+    )  # those with the same classes are computed together
+    shared = (found for _, some in alike for found in equilibrium.blocks(list(some)))
     for index, mine, point in zip(range(start, stop), values, points, strict=True):
         if isinstance(point, Point):
             known = next(shared)._asdict() if report else {}

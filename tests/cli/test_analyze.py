@@ -69,14 +69,6 @@ def test_the_width_follows_the_terminal() -> None:
     assert narrow != wide
 
 
-@pytest.mark.parametrize(("columns", "there"), [("99", False), ("100", True), ("300", True)])
-def test_a_plot_is_shown_where_the_width_allows(columns: str, there: bool) -> None:
-    text = run("analyze", "tool-calls-h100", "--full", env={"COLUMNS": columns}).stdout
-    assert ("═ danger zone" in text) == there
-    assert ("Throughput against offered rate, requests/s  computed\n" in text) == there
-    assert max(map(len, text.splitlines())) <= 100
-
-
 # ------------------------------------------------------------------------------------------------ refusals
 
 

@@ -110,7 +110,7 @@ def test_without_a_requirement_the_exit_code_is_two() -> None:
         ("azure-conv-overloaded", "--require", "rate_cap.classes[nobody].per_iteration > 0"),
         ("tool-calls-h100", "--require", "load.headroom > 0", "--tolerance", "load.headroom=1%"),
         ("tool-calls-h100", "--require", "load.headroom > 0", "--baseline", "/dev/null"),
-        ("tool-calls-h100", "--require", "load.headroom > 0", "--format", "html"),
+        ("tool-calls-h100", "--require", "load.headroom > 0", "--format", "yaml"),
         ("-", "--require", "load.headroom > 0"),
     ],
 )

@@ -1,5 +1,6 @@
 """`explain` as a command."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,19 +28,20 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
 
 LOSS = """\
 worst_cycle.loss
+  Share of completions per iteration that a collapsed replica loses.
 
-Share of completions per iteration that a collapsed replica loses.
+  Formula  1 − x/n*
+  Here     0.2875 = 1 − 1.81666667 / 2.5497076
+  Where    x = 1.81666667: worst_cycle.throughput_per_iteration
+           n* = 2.5497076: saturation.admissions_per_iteration
+  Source   SIC 3: (d − 1)/(2(s + d)) for one length (computed)
 
-Formula   1 − x/n*
-Here      0.2875 = 1 − 1.81666667 / 2.5497076
-Where     x = 1.81666667: worst_cycle.throughput_per_iteration
-          n* = 2.5497076: saturation.admissions_per_iteration
-Source    SIC 3: (d − 1)/(2(s + d)) for one length (computed)
-"""
+kvplan """
 
 
 def test_a_key_is_explained_with_the_numbers_of_the_profile(run: Run) -> None:
-    assert run("explain", "worst_cycle.loss", "tool-calls-h100") == (0, LOSS, "")
+    code, out, error = run("explain", "worst_cycle.loss", "tool-calls-h100")
+    assert (code, out[: len(LOSS)], error) == (0, LOSS, "")
 
 
 def test_a_key_is_explained_in_markdown_and_to_a_file(run: Run, tmp_path: Path) -> None:
@@ -49,16 +51,17 @@ def test_a_key_is_explained_in_markdown_and_to_a_file(run: Run, tmp_path: Path) 
     text = path.read_text("utf-8")
     assert run(*arguments) == (0, text, "")
     assert text.startswith("## worst_cycle.loss\n\nShare of completions")
-    assert "- **Here:** 0.2875 = 1 − 1.81666667 / 2.5497076\n" in text
+    assert "| Here | 0.2875 = 1 − 1.81666667 / 2.5497076 |\n" in text
 
 
-def test_a_block_is_listed(run: Run) -> None:
+def test_a_block_is_listed_and_in_full_explained(run: Run) -> None:
     code, out, error = run("explain", "saturation", "tool-calls-h100")
     assert (code, error) == (0, "")
-    assert out.startswith(
-        f"saturation\n\n{BLOCKS['saturation'].meaning}\n\nsaturation.admissions_per_iteration = 2.54971 "
-    )
-    assert out.count("\nsaturation.") == 3
+    assert out.startswith(f"saturation\n  {BLOCKS['saturation'].meaning}\n")
+    assert re.search(r"^  saturation\.admissions_per_iteration  2\.54971 ", out, re.MULTILINE)
+    assert out.count("\n  saturation.") == 3
+    full = run("explain", "saturation", "tool-calls-h100", "--full")[1]
+    assert all(word in full for word in CONTRACT["saturation.throughput_rps"].meaning.split())
 
 
 def test_entries_without_a_name_are_called_what_they_are(run: Run) -> None:

@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browser import CHROMIUM, Browser, chromium
 from tiers import at_night
 
 import kvplan
 from kvplan.cli.app import main
+from kvplan.formats import svg
+from kvplan.plots.chart import Axis, Chart, Line
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 PROFILE = """
@@ -65,8 +68,37 @@ SIZES = """
   return parseFloat(getComputedStyle(node).fontSize) * scale;
 })
 """
+# texts of plots that leave their picture, and that run into another
+OUTSIDE = """
+[...document.querySelectorAll('figure > svg, body > svg, :root')].flatMap((svg) => {
+  if (!(svg instanceof SVGElement)) return [];
+  const box = svg.getBoundingClientRect();
+  const texts = [...svg.querySelectorAll('text')].map((node) => [node, node.getBoundingClientRect()]);
+  const out = texts.filter(
+    ([, at]) => at.left < box.left - 1 || at.right > box.right + 1 || at.bottom > box.bottom + 1);
+  const met = texts.flatMap(([one, a], i) => texts.slice(i + 1).filter(([, b]) =>
+    a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 4 && b.top < a.bottom - 4).map(() => [one, a]));
+  return [...out, ...met].map(([node]) => node.textContent);
+})
+"""
 # what can be scrolled sideways without anything that says so
-HIDDEN = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).length"
+HIDDEN = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
+
+
+PAGES = {
+    "names": ["analyze", "IT", "--slo", "e2e-p90=30s"],
+    "plan": ["plan", "IT", "--slo", "ttft-p95=4s", "--slo", "itl-p95=2s", "--gpu-hour", "3"],
+    "policies": ["simulate", "IT", "--policy", "greedy,vllm,rate-limited", "--requests", "500"],
+    "check": [
+        "check",
+        "IT",
+        "llama-3.1-8b-rtx4090",
+        "--require",
+        "load.headroom > -1",
+        "--accept",
+        "workload",
+    ],
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +109,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     @cache
     def made(name: str) -> Path:
-        given, path = str(profile) if name == "names" else name, folder / f"{name}.html"
-        assert main(["analyze", given, "--format", "html", "-o", str(path)]) == 0
+        command, path = PAGES.get(name, ["analyze", name]), folder / f"{name}.html"
+        given = [str(profile) if word == "IT" else word for word in command]
+        assert main([*given, "--format", "html", "-o", str(path)]) == 0
         return path
 
     return made
@@ -91,7 +124,8 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize(
-    "name", ["names", "tool-calls-h100", *at_night("agents-collapse", "paper-sic-limit-cycle")]
+    "name",
+    ["names", "plan", "policies", "check", *at_night("tool-calls-h100", "agents-collapse", "prefill-decode")],
 )
 def test_a_page_is_silent_fits_and_can_be_read(
     name: str, browser: Browser, page: Callable[[str], Path]
@@ -105,11 +139,12 @@ def test_a_page_is_silent_fits_and_can_be_read(
             assert browser.evaluate("document.documentElement.scrollWidth") <= width
             assert browser.evaluate("document.scripts.length") == 0
             contrasts = browser.evaluate(CONTRASTS)
-            assert len(contrasts) > 150
+            assert len(contrasts) > 15
             assert contrasts[0][0] >= 4.5, contrasts[:3]
             sizes = browser.evaluate(SIZES)
-            assert len(sizes) > 50
-            assert min(sizes) >= 10
+            assert (len(sizes) > 20) == (name != "check")
+            assert min(sizes, default=10) >= 10
+            assert browser.evaluate(OUTSIDE) == []
             assert browser.evaluate(HIDDEN) == 0
     assert browser.complaints == []
 
@@ -119,20 +154,42 @@ def test_plots_are_seen_and_have_names(browser: Browser, page: Callable[[str], P
     plots = browser.evaluate(
         "[...document.querySelectorAll('svg')].map(s => [s.getBoundingClientRect().width, s.ariaLabel])"
     )
-    assert len(plots) == 4
-    assert all(width > 400 for width, _ in plots)
+    assert [width > 300 for width, label in plots if label] == [True] * 3
     verdict = kvplan.analyze(kvplan.load("tool-calls-h100")).verdict
-    assert f"Danger zone from {verdict.recovers_up_to_rps:.4g} to 54.87 requests/s." in plots[0][1]
-    widths = "[...document.querySelectorAll('svg path[clip-path]')].map(path => path.getBBox().width)"
+    assert f"Danger zone from {verdict.recovers_up_to_rps:.4g} to 54.87 requests/s:" in plots[0][1]
+    widths = "[...document.querySelectorAll('svg svg path')].map(path => path.getBBox().width)"
     assert max(browser.evaluate(widths)) > 200
     styles = "[...document.querySelectorAll('svg path')].map(path => getComputedStyle(path).stroke)"
     assert "rgb(11, 87, 184)" in browser.evaluate(styles)  # the page's blue, by its variable
 
 
+def test_nothing_is_cut_in_a_file_of_plots(browser: Browser, tmp_path: Path) -> None:
+    """Names of any length and alphabet, in the fonts there are."""
+    names = [
+        "WWWWWW MMMMMM " * 8,
+        "Llama-3.1-70B-Instruct on 4 H100",
+        "用户代理和工具调用",
+        "%@&" * 30,
+        "i" * 99,
+    ]
+    at = np.array([0.0, 1.0])
+    charts = [
+        Chart(
+            name, "", Axis(name, 0, 1), Axis(name, 0, 1e9), [Line(n, at, at) for n in names], (), (name, 1e8)
+        )
+        for name in names
+    ]
+    path = tmp_path / "a.svg"
+    path.write_text(svg.file(charts), encoding="utf-8")
+    browser.open(path, width=1280)
+    assert browser.evaluate("document.querySelectorAll('text').length") > 60
+    assert browser.evaluate(OUTSIDE) == []
+
+
 def test_small_sections_stand_beside_each_other_where_there_is_room(
     browser: Browser, page: Callable[[str], Path]
 ) -> None:
-    places = "[...document.querySelectorAll('section.half')].slice(0, 2).map(e => e.getBoundingClientRect().toJSON())"
+    places = "[...document.querySelectorAll('section[id]')].slice(0, 2).map(e => e.getBoundingClientRect().toJSON())"
     browser.open(page("tool-calls-h100"), width=1280)
     left, right = browser.evaluate(places)
     assert left["top"] == right["top"]

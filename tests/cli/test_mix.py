@@ -165,7 +165,7 @@ def test_notes_tell_where_runs_say_less(run: Run, tiers: str, monkeypatch: pytes
 
 
 def test_the_table_of_the_documentation_is_what_the_command_finds(run: Run) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "simulate.md").read_text(encoding="utf-8")
     apart, mixed, best = document(run, "two-tier-100-125", "--replicas", "2")["placements"]
     assert best["groups"] == mixed["groups"]
     rates = ["; ".join(f"{g['served_rps']:.2f}" for g in p["groups"]) for p in (apart, mixed)]

@@ -193,7 +193,13 @@ def test_no_result_of_a_simulation_is_written_over_what_it_is_of(
 
 
 @pytest.mark.parametrize(
-    "command", [["plan", "IT", "--rate", "5"], ["sweep", "IT", "--vary", "timing.d0=1ms,2ms", "-o", "ROWS"]]
+    "command",
+    [
+        ["plan", "IT", "--rate", "5"],
+        ["analyze", "IT"],
+        ["simulate", "IT"],
+        ["sweep", "IT", "--vary", "timing.d0=1ms,2ms", "-o", "ROWS"],
+    ],
 )
 def test_no_plot_is_written_over_the_profile(command: list[str], tmp_path: Path) -> None:
     profile = tmp_path / "a.svg"

@@ -9,11 +9,12 @@ import command
 import numpy as np
 import pytest
 from command import Run
+from command import run as run_command
 from every import every
 
 from kvplan.planning.plan import Request, plan
 from kvplan.planning.trial import Task
-from kvplan.plots.planning import plan_plot
+from kvplan.plots.charts import of_plan
 from kvplan.profile.reading import load_profile
 
 COMMAND = ["plan"]
@@ -176,13 +177,29 @@ def test_a_split_that_is_said_to_be_enough_keeps_the_objectives_in_a_report(run:
 def test_the_plot_has_the_plan_on_the_steps_of_its_kind(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(SLOTS.format(gpus=4))
-    assert run(str(file), "--gpu-hour", "2.5", "--plot", str(tmp_path / "plan.png"))[0] == 0
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert run(str(file), "--gpu-hour", "2.5", "--plot", str(tmp_path / "plan.svg"))[0] == 0
+    assert "Replicas and cost against demand" in (tmp_path / "plan.svg").read_text()
     profile = load_profile(str(file), stdin=BytesIO())
-    drawn = plan_plot(plan(Request([profile], None, (), prices={profile.source: 10.0})))
-    [kind] = drawn.kinds
-    assert (drawn.demand_rps, drawn.cost, drawn.unit) == (14.4, 80.0, "cost per hour")
-    assert kind.cost(np.array([1.8, 3.7, 14.4])).tolist() == [10.0, 20.0, 80.0]
+    drawn, *latencies = of_plan(plan(Request([profile], None, (), prices={profile.source: 10.0})))
+    steps, dot = drawn.lines
+    assert (dot.x.tolist(), dot.y.tolist(), drawn.y.label) == ([14.4], [80.0], "cost per hour")
+    assert np.interp([1.8, 3.6, 14.39, 14.41], steps.x, steps.y) == pytest.approx([10, 20, 80, 80], abs=10)
+    assert drawn.right is not None
+    assert drawn.right[1] == 10.0
+    assert [chart.title for chart in latencies] == ["TTFT against load", "ITL against load"]
+
+
+def test_the_page_of_a_plan_has_its_screen_its_day_and_its_plots(run: Run, tmp_path: Path) -> None:
+    file, page = tmp_path / "small.toml", tmp_path / "plan.html"
+    hours = 'period = "2 h"\nschedule = [{ at = "0 h", factor = 0.5 }, { at = "1 h", factor = 1.0 }]\n'
+    (tmp_path / "day.toml").write_text(f"[workload]\n{hours}")
+    file.write_text(SLOTS.format(gpus=4))
+    given = ("--schedule", str(tmp_path / "day.toml"), "--format", "html", "-o", str(page))
+    assert run(str(file), *given)[0] == 0
+    text = page.read_text()
+    titles = ["Replicas and cost against demand", "The day", "TTFT against load", "ITL against load"]
+    assert re.findall("<figcaption><b>(.*?)</b>", text) == titles
+    assert "one simulated period" in text
 
 
 def test_settings_that_are_given_are_not_searched(run: Run) -> None:
@@ -249,7 +266,7 @@ def test_what_no_replica_can_do_is_said_with_exit_1(run: Run) -> None:
     [
         (
             ["Llama-3.1-8B", "--gpu", "H100"],
-            "a model needs a demand: --rate or --users, with --in and --out, or",
+            "a demand is missing: --rate or --users, with --in and --out; or",
         ),
         (
             ["Llama-3.1-8B", "--rate", "1", "--in", "9", "--out", "9"],
@@ -267,7 +284,20 @@ def test_what_no_replica_can_do_is_said_with_exit_1(run: Run) -> None:
         ([*DEMAND, "--out", "9", "--gpu-hour", "B200=3"], "no price for H100 SXM"),
         ([*DEMAND, "--out", "9", "--trace", "x.csv"], "--in, --out and --users do not go with it"),
         ([*DEMAND, "--out", "9", "--settings", "max_num_seq=2"], "did you mean max_num_seqs?"),
-        ([*DEMAND, "--out", "9", "--settings", "max_num_seqs=x"], "gpu.max_num_seqs: must be a whole number"),
+        (
+            [*DEMAND, "--out", "9", "--settings", "max_num_seqs=x"],
+            "--settings max_num_seqs: must be a whole number",
+        ),
+        ([*DEMAND, "--out", "9", "--kv-dtype", "fp7"], "'fp7' is not a type of KV cache; there are auto"),
+        ([*DEMAND, "--out", "9", "--gpu", "L4"], "several go with commas, --gpu A,B"),
+        (
+            ["tool-calls-h100", "--rate", "1e8"],
+            "replicas or more, of Tool calls on one H100, fixed length, and a",
+        ),
+        (
+            ["Llama-3.1-8B", "--gpu", "H100", "--users", "9", "--in", "9", "--out", "9", "--think", "30"],
+            "--think '30': a unit is missing, such as 30s",
+        ),
         (
             [*DEMAND, "--out", "9", "--executor", "gpus"],
             "--executor 'gpus': serial, cores, dask or the address",
@@ -295,3 +325,20 @@ def test_what_cannot_be_used_is_refused_in_a_line(run: Run, arguments: list[str]
     assert (code, text) == (2, "")
     assert message in messages
     assert messages.count("\n") == 1
+
+
+def test_a_model_alone_is_told_all_that_is_missing(run: Run) -> None:
+    code, text, messages = run("Llama-3.1-70B")
+    assert (code, text) == (2, "")
+    demand, gpus = messages.splitlines()
+    assert demand.startswith("error: a demand is missing: --rate or --users, with --in and --out; or --trace")
+    assert gpus.startswith("error: --gpu is missing: which GPUs? Known are RTX 3090")
+
+
+def test_a_profile_without_traffic_is_told_three_ways_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "no-traffic.toml"
+    path.write_text('schema = 1\nname = "x"\n[gpu]\nmemory_tokens = 9000\n[timing]\nd0 = "10 ms"\n')
+    ways = "kvplan import REQUESTS reads them, kvplan plan takes --rate, --in and --out, or write them"
+    for name in ("plan", "analyze", "check", "simulate", "emit"):
+        done = run_command(name, str(path))
+        assert (done.returncode, done.stderr) == (2, f"error: {path}: no [[classes]]: {ways}\n")

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import ENVIRONMENT
+from command import ENVIRONMENT, run
 from every import every
 
 from kvplan.cli.app import main
+from kvplan.units import parse_seconds
 from kvplan.version import __version__
 
 LATENCY = {"mean", "p50", "p90", "p95", "p99"}
@@ -120,7 +122,7 @@ def test_parameters_are_set(tmp_path: Path) -> None:
 @every(
     ("arguments", "message"),
     [
-        (["--policy", "best"], "'best' does not exist; the policies are a-min"),
+        (["--policy", "best"], "'best' does not exist; the policies are: a-min"),
         (["--policy", "greedy,greedy"], "'greedy' is there twice"),
         (["--policy", ","], "at least one of"),
         (["--set", "vllm.watermark"], "POLICY.PARAMETER=VALUE"),
@@ -170,7 +172,8 @@ def test_parameters_are_set(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused_in_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", "tool-calls-h100", "--requests", "50", *arguments]) == 2
+    few = [] if "--requests" in arguments else ["--requests", "50"]
+    assert main(["simulate", "tool-calls-h100", *few, *arguments]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     (line,) = shown.err.splitlines()
@@ -269,8 +272,8 @@ def test_requests_without_chance_are_run_once_and_have_no_interval(
 def test_an_interval_from_one_path_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = several(tmp_path, "--policy", "greedy")
     assert any("from one path" in note for note in found["notes"])
-    for format in ("text", "markdown"):
-        command = ["simulate", str(tmp_path / "several.toml"), "--requests", "400", "--format", format]
+    for options in (["--full"], ["--format", "markdown"]):
+        command = ["simulate", str(tmp_path / "several.toml"), "--requests", "400", *options]
         assert main([*command, "--policy", "greedy"]) == 0
         assert "from one path" in " ".join(capsys.readouterr().out.split())
 
@@ -363,13 +366,30 @@ def test_csv_has_a_line_for_each_policy_and_figure(capsys: pytest.CaptureFixture
     assert float(values["greedy", "completed"]) == 300
 
 
-def test_text_and_markdown_have_a_column_for_each_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    for format, head in (("text", "  Figure"), ("markdown", "| Figure | greedy | vllm |")):
-        assert main([*SMALL, "--format", format, "--policy", "greedy,vllm"]) == 0
+def test_all_figures_have_a_column_for_each_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, head in ((["--full"], "  Figure"), (["--format", "markdown"], "| Figure | greedy | vllm |")):
+        assert main([*SMALL, *options, "--policy", "greedy,vllm"]) == 0
         text = capsys.readouterr().out
         assert head in text
-        if format == "text":
-            assert max(map(len, text.splitlines())) <= 100
+        assert max(map(len, text.splitlines())) <= 80 or options != ["--full"]
+
+
+def test_the_first_screen_has_ten_rows_that_differ_and_marks_the_best() -> None:
+    result = run("simulate", "tool-calls-h100", "--policy", "greedy,vllm,wait", "--requests", "3000")
+    assert (result.returncode, result.stderr) == (0, "")
+    header, *rows = result.stdout.split("\n\n")[1].splitlines()
+    assert header.split() == ["greedy", "vllm", "wait"]
+    assert 2 <= len(rows) <= 10
+    for row in rows:
+        _, *cells = re.split(r"  +", row.strip())
+        assert len(cells) == 3
+        plain = [cell.partition(" ±")[0].removeprefix("* ") for cell in cells]
+        marked = [cell.startswith("* ") for cell in cells]
+        values = [parse_seconds(cell) if cell[-1] == "s" else float(cell) for cell in plain]
+        best = (max if row.startswith("  Requests/s") else min)(values)
+        for value, mark in zip(values, marked, strict=True):
+            assert abs(value / best - 1) <= 0.015 if mark else abs(value / best - 1) >= 0.005
+    assert "Alike: steady." in result.stdout
 
 
 def test_the_series_is_the_state_over_time(tmp_path: Path) -> None:

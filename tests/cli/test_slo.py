@@ -130,7 +130,7 @@ def test_a_simulation_counts_who_is_served_within_them(run: Run, profile: str) -
 
 
 def test_people_read_whom_goodput_counts_and_how_sure_it_is(run: Run, profile: str) -> None:
-    code, out, _ = run("simulate", profile, "--policy", "vllm", "--requests", "400")
+    code, out, _ = run("simulate", profile, "--policy", "vllm", "--requests", "400", "--full")
     assert code == 0
     lines = out.splitlines()
     place = next(i for i, line in enumerate(lines) if line.lstrip().startswith("Goodput"))

@@ -209,18 +209,10 @@ def test_colour_is_for_terminals_that_want_it(good: Path, tmp_path: Path) -> Non
     assert "\x1b" not in (tmp_path / "report.txt").read_text("utf-8")
 
 
-@pytest.mark.parametrize(
-    ("encoding", "legend"),
-    [
-        ("utf-8", "░ only with a cap"),
-        ("ascii", ". only"),
-        pytest.param("cp437", "░ only with a cap", marks=pytest.mark.nightly),
-    ],
-)
-def test_a_terminal_draws_with_what_its_encoding_has(encoding: str, legend: str) -> None:
-    """A plot of what there is; and in ASCII a replacement of all else, instead of a crash."""
-    environment = {"COLUMNS": "120", "PYTHONIOENCODING": encoding, "NO_COLOR": "1"}
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", pytest.param("cp437", marks=pytest.mark.nightly)])
+def test_a_terminal_shows_what_its_encoding_has(encoding: str) -> None:
+    """In ASCII a replacement of all else, instead of a crash."""
+    environment = {"PYTHONIOENCODING": encoding, "NO_COLOR": "1"}
     received = on_terminal("analyze", "paper-sic-limit-cycle", "--full", **environment)
-    assert legend in received
     assert received.isascii() == (encoding == "ascii")
     assert "Smallest stable input" in received

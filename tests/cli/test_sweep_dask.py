@@ -1,4 +1,4 @@
-"""Sweeps on a Dask cluster of two workers, started by Dask's own commands as docs/sweeps.md says."""
+"""Sweeps on a Dask cluster of two workers, started by Dask's own commands as docs/simulate.md says."""
 
 import json
 import os

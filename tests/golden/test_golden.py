@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 from every import check_every
 from rich.cells import cell_len
-from shipped import LOOKED_AT, profile, report
+from shipped import LOOKED_AT, report
 
 from kvplan.formats import html, markdown, terminal
 from kvplan.formats import json as json_format
-from kvplan.layout import plot
 from kvplan.layout.elements import Document
 from kvplan.layout.report import build
 from kvplan.report.assembly import to_document
@@ -28,13 +27,7 @@ NEVER_SHIPPED = {"cost"}  # blocks that an option fills
 
 
 def _document(name: str) -> Document:
-    return plot.with_branches(build(report(name)), report(name), profile(name).model, blocks=True)
-
-
-def _wide(name: str) -> str:
-    """A terminal of 100 columns has a plot that one of 80 has not."""
-    picture = plot.rate_section(report(name), width=98, blocks=True)
-    return terminal.render(build(report(name), ["load"]), width=100, picture=picture)
+    return build(report(name))
 
 
 RENDERERS = {
@@ -42,11 +35,10 @@ RENDERERS = {
     "json": lambda name: json_format.render(to_document(report(name))),
 }
 OTHERS = {
-    "wide": _wide,
     "markdown": lambda name: markdown.render(_document(name)),
     "html": lambda name: html.render(_document(name)),
 }
-WIDTHS = {"txt": 80, "wide": 100}
+WIDTHS = {"txt": 80}
 
 
 def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -111,10 +103,7 @@ SAID = {  # by profiles of which no file is kept
         "Does not fit: whole requests at every stage would take",
         "It suits far more than the",
     ),
-    "shared-prompt": (
-        "Collapse possible no computed",
-        "serves no more than is guaranteed: no burst can empty it",
-    ),
+    "shared-prompt": ("Collapse possible no computed",),
     "tool-calls-h100": ("FC Theorem 3.6 bounds the overflows in the horizon by",),
     "two-tier-100-125": ("Inputs: gpu and timing estimated, workload assumed (data sheet", "Kind pulse"),
 }

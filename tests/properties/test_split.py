@@ -24,7 +24,6 @@ from kvplan.analysis.split import (
     split_rps,
     together,
     together_rps,
-    unrounded_rps,
 )
 from kvplan.model import FloatArray, Prefill, Replica, ServingModel, Timing
 from kvplan.model.drafts import Drafts
@@ -36,6 +35,14 @@ CASES = 10_000
 NEAR = 1e-9
 LAW = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
 PROMPT, OUTPUT, BUDGET = 2000, 200, 8192
+
+
+def unrounded_rps(found: Sides, gpus: float, itl_s: float = math.inf) -> float:
+    """What so many GPUs would serve, split in the best proportion, if replicas came in parts."""
+    one, other = served(found.prefill), served(found.decode, itl_s)
+    if not one.rate_rps or not other.rate_rps:
+        return 0.0
+    return gpus / (found.prefill.gpus / one.rate_rps + found.decode.gpus / other.rate_rps)
 
 
 def of_theory(

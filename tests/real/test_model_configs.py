@@ -79,7 +79,7 @@ def test_parameters_are_the_published_ones_within_3_percent() -> None:
 
 
 def test_the_documentation_has_these_figures() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs/attention.md").read_text("utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs/theory.md").read_text("utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line[:1] == "|"]
     table = {cells[0]: cells for cells in rows if cells[0] in MODELS}
     assert table.keys() == MODELS.keys()

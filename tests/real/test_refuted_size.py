@@ -17,8 +17,9 @@ CASE = Path(__file__).resolve().parents[2].parent / "shared/cases/refuted/c5_70b
 def test_long_runs_decide_about_the_headroom(headroom: float, replicas: int) -> None:
     profile = parse_profile(CASE.read_bytes(), CASE.name)
     slos = (parse_slo("tpot-mean=30ms"), parse_slo("ttft-p99=2s"))
+    tokens = {"max_num_batched_tokens": 8192}
     found = plan(
-        Request([profile], None, slos, rate_rps=4.323, slower=0.0, headroom=headroom, batched_tokens=8192)
+        Request([profile], None, slos, rate_rps=4.323, slower=0.0, headroom=headroom, settings=tokens)
     )
     assert found.setting.replicas == replicas
     assert found.sizes[0].state is not State.HOLDS

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -19,8 +21,9 @@ from kvplan.ingest.timing.sweep import Sweep
 from kvplan.reproduction.real import cached, rates, replays, sweeps, tables
 from kvplan.reproduction.real.catalogue import RUNS
 from kvplan.reproduction.real.hidden import Hidden
-from kvplan.reproduction.real.record import Bound, RealRun, Row
-from kvplan.reproduction.real.score import foretell, scored
+from kvplan.reproduction.real.record import Bound, Off, RealRun, Row
+from kvplan.reproduction.real.score import Scoreboard, foretell, scored, standings
+from kvplan.units import format_number, format_percent
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
 QUICK = ("rates-h100", "prefix-cache-h100", "vllm-rtx4090", "vllm-rtxpro6000", "vllm-watermark")
@@ -50,6 +53,62 @@ def test_what_is_asked_for_is_met_but_for_what_the_page_names() -> None:
         ("splitwise-iterations", "iteration"),
     }
 
+
+# -- what the page says -----------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/accuracy.md"
+TABLE = re.compile(r"(?<=^### By model and engine\n)(.*?)((?:^\|[^\n]*\n)+)", flags=re.MULTILINE | re.DOTALL)
+BY_MODEL = {  # columns of the table: run and quantity
+    "high: TPOT": ("sweeps-high", "TPOT"),
+    "TTFT": ("sweeps-high", "TTFT"),
+    "requests/s": ("sweeps-high", "requests/s"),
+    "shape: TPOT": ("sweeps-shape", "TPOT"),
+    "TTFT ": ("sweeps-shape", "TTFT"),
+    "no measurement": ("sweeps-unmeasured", "TPOT"),
+}
+
+
+def without_gpus(row: Row) -> Row:
+    """The row of a kind such as "dense TP4" as one of "dense"."""
+    of = row.configuration
+    return row._replace(configuration=of._replace(kind=of.kind.split()[0]))
+
+
+def by_model(boards: dict[str, Scoreboard]) -> str:
+    """The table of errors by model and engine, in Markdown."""
+    cells: dict[tuple[str, str, str], dict[tuple[str, str], str]] = {}
+    sizes: dict[tuple[str, str, str], int] = {}
+    for name, board in boards.items():
+        for one in standings(board._replace(rows=tuple(map(without_gpus, board.rows)))):
+            group = (one.kind, one.model.rsplit("/", 1)[-1], one.engine)
+            factor = one.off is Off.FACTOR
+            text = format_number(one.middle, 3) if factor else format_percent(one.middle, 2)
+            cells.setdefault(group, {})[name, one.quantity] = text
+            sizes[group] = max(sizes.get(group, 0), one.configurations)
+    header = ["kind", "model", "engine", "configurations", *(name.strip() for name in BY_MODEL)]
+    ordered = sorted(cells, key=lambda group: (group[0] != "dense", group[1].lower(), group[2]))
+    rows = [
+        [*group, str(sizes[group]), *(cells[group].get(of, "–") for of in BY_MODEL.values())]
+        for group in ordered
+    ]
+    rule = ["---"] * 3 + ["---:"] * (len(header) - 3)
+    return "".join(f"| {' | '.join(row)} |\n" for row in (header, rule, *rows))
+
+
+@pytest.mark.nightly
+@needs_sweeps
+def test_the_page_has_the_errors_by_model() -> None:
+    """With ``KVPLAN_REGENERATE=1`` they are written instead."""
+    page = PAGE.read_text("utf-8")
+    names = dict.fromkeys(name for name, _ in BY_MODEL.values())
+    table = by_model({name: foretell(RUNS[name], DATA) for name in names})
+    if os.environ.get("KVPLAN_REGENERATE"):
+        PAGE.write_text(TABLE.sub(lambda found: found[1] + table, page), encoding="utf-8")
+    else:
+        assert TABLE.findall(page)[0][1] == table
+
+
+# -- a few ------------------------------------------------------------------------------------------------------------
 
 SOME = slice(4, None, 18)  # five configurations, of five models and three engines
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 from every import check_every, every
+from rich.cells import cell_len
 from shipped import LOOKED_AT, NAMES, profile, report
 from tiers import is_night
 
 from kvplan.analysis.population import with_rates_of_users
 from kvplan.errors import UsageError
-from kvplan.formats import explanation
+from kvplan.formats import markdown, terminal
+from kvplan.layout import explanation
 from kvplan.model import (
     Knowledge,
     MeasuredRange,
@@ -375,13 +377,17 @@ def test_every_page_is_readable() -> None:
     check_every(cases(), _check_pages)
 
 
+def _text(page: Explained | Summary) -> str:
+    return terminal.render_sections([explanation.build(page)], "")
+
+
 def _check_pages(case: Case) -> None:
     for about in CONTRACT.values():
         page = explain(find(about.key), *case)
-        text, markdown = explanation.text(page), explanation.markdown(page)
-        assert text.startswith(f"{about.key}\n\n")
-        assert max(map(len, text.splitlines())) <= 80
-        for rendered in (text, markdown):
+        text, marked = _text(page), markdown.render_sections([explanation.build(page)], "")
+        assert text.startswith(f"{about.key}\n  ")
+        assert max(map(cell_len, text.splitlines())) <= 80
+        for rendered in (text, marked):
             assert not re.search(r"[{}⟨⟩]|\bNone\b(?! needed)|\bnan\b|\binf\b", rendered), rendered
         values = [row.value for row in page.rows]
         null = any(value.startswith("null") for value in values)
@@ -421,8 +427,9 @@ def test_a_name_is_text_in_markdown() -> None:
     named = one("**<b>**", 10, {20: 1.0}, 0.01)
     document, inputs = case(ServingModel((named,), SLOTS, Replica(20_000)), Plan())
     page = explain(find("equilibrium.classes[].in_flight"), document, inputs)
-    assert "<b>" not in explanation.markdown(page)
-    assert "&lt;b&gt;" in explanation.markdown(page)
+    text = markdown.render_sections([explanation.build(page)], "")
+    assert "<b>" not in text
+    assert "&lt;b&gt;" in text
 
 
 def test_a_block_lists_its_keys_with_values() -> None:
@@ -435,7 +442,7 @@ def test_a_block_lists_its_keys_with_values() -> None:
         of_block = (f"{block}.", f"{block}[].")
         assert [key for key, _, _ in page.keys] == [key for key in CONTRACT if key.startswith(of_block)]
         assert page.meaning == BLOCKS[block].meaning
-        assert max(map(len, explanation.text(page).splitlines())) <= 80
+        assert max(map(cell_len, _text(page).splitlines())) <= 80
     values = {key: value for key, value, _ in summarise(find("worst_cycle"), document).keys}
     assert values["worst_cycle.kind"] == "pulse"
     assert values["worst_cycle.classes[].name"] == "a, b"

@@ -5,15 +5,17 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pytest
 from every import every
 from shipped import LOOKED_AT as SHIPPED
 from shipped import report as shipped
 
 from kvplan.formats import html
-from kvplan.layout.elements import Table
+from kvplan.layout.elements import Figure, Paragraph, Section, Table
 from kvplan.layout.report import build
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
+from kvplan.plots.chart import Axis, Chart, Line
 from kvplan.plots.palette import DARK, LIGHT
 from kvplan.report.assembly import Report, analyze, to_document
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
@@ -69,6 +71,12 @@ def hostile() -> Report:
     classes = tuple(RequestClass(name, 30 + i, (2 + i % 3,), (1.0,), 1.0) for i, name in enumerate(HOSTILE))
     model = ServingModel(classes, Timing(0.01), Replica(40_000))
     return analyze(model, name=HOSTILE[0] + HOSTILE[4], sha256="5e6f" * 16)
+
+
+def chart() -> Chart:
+    line = Line(HOSTILE[0], np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+    axes = Axis(HOSTILE[4], 0.0, 1.0), Axis(HOSTILE[1], 0.0, 1.0)
+    return Chart(HOSTILE[1], HOSTILE[4], *axes, [line, line._replace(style="dots")])
 
 
 @every("name", SHIPPED)
@@ -129,14 +137,32 @@ def test_names_cannot_inject_anything() -> None:
         assert re.sub("[\x1b\u202e]", "\N{REPLACEMENT CHARACTER}", name) in shown
 
 
-def test_a_hostile_plot_caption_is_text() -> None:
-    picture = html.Picture(
-        None, HOSTILE[1], HOSTILE[0], HOSTILE[4], HOSTILE[1], "<svg viewBox='0 0 1 1'></svg>"
-    )
-    page = Page(html.render(build(hostile()), [picture, picture._replace(svg=None)], HOSTILE[0]))
-    assert {tag for tag, _ in page.tags} <= ALLOWED
-    (label,) = (attributes["aria-label"] for tag, attributes in page.tags if tag == "svg")
-    assert label == f"{HOSTILE[1]}. {HOSTILE[1]}"
+def test_what_a_chart_says_is_text() -> None:
+    page = Page(html.render(build(hostile()), [chart(), chart()]))
+    assert page.open == []
+    assert {tag for tag, _ in page.tags} <= ALLOWED | {"g", "path", "rect", "text", "circle"}
+    labels = {
+        attributes["aria-label"] for tag, attributes in page.tags if tag == "svg" and "role" in attributes
+    }
+    assert labels == {f"{HOSTILE[1]}. {HOSTILE[4]}"}
+
+
+def test_sections_without_a_verdict_are_a_page() -> None:
+    sections = build(shipped("tool-calls-h100")).sections[:2]
+    one, two = (Page(html.render_sections(sections[:count], "kvplan 0", [chart()])) for count in (1, 2))
+    for page, headings in ((one, 1), (two, 3)):
+        assert page.open == []
+        assert sum(tag in ("h1", "h2") for tag, _ in page.tags) == headings
+        assert sum(tag == "figure" for tag, _ in page.tags) == 1
+    assert sections[0].title in one.text
+    links = {str(a["href"])[1:] for tag, a in two.tags if tag == "a"}
+    assert links == {a["id"] for tag, a in two.tags if tag == "section"} == {"part-1", "part-2"}
+
+
+def test_lines_of_characters_stay_lines() -> None:
+    page = html.render_sections([Section("a", "A", (Figure("vllm serve \\\n  --x <y>"), Paragraph("z")))], "")
+    assert "<pre>vllm serve \\\n  --x &lt;y&gt;</pre>" in page
+    assert "<p>z</p>" in page
 
 
 def test_headings_and_tables_have_their_roles() -> None:
@@ -170,27 +196,9 @@ def test_cells_of_wide_tables_carry_the_name_of_their_column() -> None:
     assert [a["data-label"] for _, a in page.tags if "data-label" in a] == expected
 
 
-def test_sections_of_tables_alone_share_the_width() -> None:
-    shown = build(shipped("tool-calls-h100"))
-    picture = html.Picture("load", "Load", "computed", "A caption.", "", "<svg></svg>")
-
-    def halves(*pictures: html.Picture) -> list[str]:
-        return re.findall('<section id="([^"]*)" class="half">', html.render(shown, pictures))
-
-    keys = [section.key for section in shown.sections if any(isinstance(b, Table) for b in section.blocks)]
-    assert halves() == keys[: len(keys) // 2 * 2]
-    assert halves(picture) == keys[1 : 1 + (len(keys) - 1) // 2 * 2]
-
-
 def test_chosen_sections_only() -> None:
-    picture = html.Picture("stability", "Roots", "computed", "A caption.", "", "<svg></svg>")
-    text = html.render(build(shipped("tool-calls-h100"), ["load"]), [picture])
+    text = html.render(build(shipped("tool-calls-h100"), ["load"]))
     assert re.findall('<section id="([^"]*)"', text) == ["load"]
-    assert "<svg" not in text
-
-
-def test_what_is_missing_is_said() -> None:
-    assert "how to get &lt;it&gt;" in html.render(build(hostile()), notice="how to get <it>")
 
 
 # ------------------------------------------------------------------------------------------------ colours
@@ -221,7 +229,7 @@ def test_every_colour_can_be_read_on_paper(palette: dict[str, str]) -> None:
 
 
 def test_the_stylesheet_has_both_palettes_and_uses_nothing_else() -> None:
-    (style,) = re.findall("<style>(.*?)</style>", html.render(build(hostile())), flags=re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", html.render(build(hostile())), flags=re.DOTALL)
     for palette in (LIGHT, DARK):
         assert all(f"--{role}: {colour};" in style for role, colour in palette.items())
     assert set(re.findall(r"#[0-9a-f]{6}\b", style)) == {*LIGHT.values(), *DARK.values()}

@@ -1,6 +1,7 @@
 """`import kvplan`: light to import, and the same figures as the command line."""
 
 import json
+from html import escape
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import python
 from every import every
 
 import kvplan
@@ -19,12 +21,71 @@ from kvplan.report.assembly import analyze, to_document
 NAME = "paper-fc-budgets"
 
 
-def test_functions_are_not_hidden_by_modules() -> None:
-    """A module of the same name would take the place of the function once it is imported."""
-    folder = Path(kvplan.__file__).parent
-    names = {path.name.removesuffix(".py") for path in folder.iterdir()}
-    assert names & set(kvplan.__all__) == set()
-    assert set(kvplan.__all__) == {"__version__", "analyze", "load", "simulate", "sweep"}
+# every public function, called after every module was imported: a module of its name would have taken its place
+CALLS = """
+import pkgutil, importlib, kvplan
+for module in pkgutil.walk_packages(kvplan.__path__, "kvplan."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+profile = kvplan.load("paper-fc-budgets")
+results = {
+    "analyze": kvplan.analyze(profile),
+    "check": kvplan.check(profile, require="load.headroom >= 0", accept=["workload"]),
+    "import_files": kvplan.import_files(model="Llama-3.1-8B", gpu="H100"),
+    "plan": kvplan.plan("Llama-3.1-8B", gpu="H100", tp=1, weights="fp8", rate=2, input=300, output=30),
+    "simulate": kvplan.simulate(profile, requests=20),
+    "sweep": kvplan.sweep(profile, {"gpu.max_num_seqs": [5, 10]}, "load.headroom"),
+}
+assert {"__version__", "load", *results} == set(kvplan.__all__)
+for name, result in results.items():
+    columns = result.columns()
+    assert columns and len({len(column) for column in columns.values()}) == 1, name
+    assert result.to_dict() and str(result)[-1] != "\\n" and result._repr_html_().startswith("<iframe srcdoc="), name
+    assert max(map(len, str(result).splitlines())) <= 80, name
+"""
+
+
+def test_functions_are_not_hidden_by_modules(tmp_path: Path) -> None:
+    python(CALLS, cwd=tmp_path)
+    assert (Path(kvplan.__file__).parent / "py.typed").is_file()  # tells type checkers that there are types
+
+
+def test_results_print_the_screens_of_the_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    demand = [
+        "--tp",
+        "1",
+        "--weights",
+        "bf16",
+        "--rate",
+        "4",
+        "--in",
+        "500",
+        "--out",
+        "50",
+        "--gpu-hour",
+        "3",
+    ]
+    asked = {"tp": 1, "weights": ["bf16"], "rate": 4, "input": 500, "output": "50", "gpu_hour": {"H100": 3}}
+    for command, result in (
+        (
+            ["plan", "Llama-3.1-8B", "--gpu", "H100", *demand],
+            kvplan.plan("Llama-3.1-8B", gpu="H100", **asked),
+        ),
+        (["analyze", NAME], kvplan.analyze(NAME)),
+        (["simulate", NAME, "--policy", "vllm", "--requests", "30"], kvplan.simulate(NAME, requests=30)),
+        (
+            ["check", NAME, "--accept", "workload", "--require", "load.headroom >= -0.9"],
+            kvplan.check(NAME, accept="workload", require="load.headroom >= -0.9"),
+        ),
+    ):
+        assert main(command) == 0
+        *screen, _ = capsys.readouterr().out.rstrip("\n").split("\n")
+        assert str(result).split("\n")[:-1] == screen  # the last line says of what
+        assert main([*command, "--format", "html"]) == 0
+        assert escape(capsys.readouterr().out) in result._repr_html_()
 
 
 def test_a_profile_is_loaded_by_name_and_by_path(tmp_path: Path) -> None:
@@ -126,7 +187,7 @@ def test_a_sweep_is_that_of_the_command(tmp_path: Path) -> None:
         kvplan.load("tool-calls-h100"),
         {"gpu.memory_tokens": np.array([10, 9000]), "timing.d0": "1 ms,2 ms"},
         columns,
-        policies="vllm",
+        policy="vllm",
         requests=20,
         seed=3,
     )
@@ -160,21 +221,31 @@ def test_what_is_wrong_is_said_as_on_the_command_line(vary: dict[str, object], s
 @every(
     ("name", "arguments", "options", "said"),
     [
-        ("load", [3], {}, "a path or the name of a shipped profile is wanted, not 3"),
-        ("load", [{}], {}, "a path or the name of a shipped profile is wanted, not a table"),
-        ("analyze", ["x"], {}, "a profile is wanted, as kvplan.load gives it, not 'x'"),
-        ("simulate", ["x"], {}, "a profile is wanted"),
+        ("load", [3], {}, "a profile is wanted, or its path or name, not 3"),
+        ("load", [{}], {}, "a profile is wanted, or its path or name, not a table"),
+        ("analyze", ["x"], {}, "x: neither a file nor a shipped profile"),
+        ("simulate", [7], {}, "a profile is wanted"),
         ("simulate", [None, "vllm"], {"requests": 10.5}, "requests: a whole number is wanted, not 10.5"),
         ("simulate", [None, "vllm"], {"seeds": "2"}, "seeds: a whole number is wanted"),
-        ("simulate", [None, 3], {}, "policies: a list of names is wanted, not 3"),
+        ("simulate", [None, 3], {}, "policy: a list of names is wanted, not 3"),
         ("simulate", [None, "vllm"], {"settings": ["vllm.watermark"]}, "settings: values by key are wanted"),
-        ("sweep", ["tool-calls-h100", {}], {}, "a profile is wanted"),
+        ("sweep", [7, {}], {}, "a profile is wanted"),
         ("sweep", [None, "timing.d0=1"], {}, "vary: values by key are wanted"),
         ("sweep", [None, np.eye(3)], {}, "vary: values by key are wanted"),
         ("sweep", [None, {"timing.d0": [1]}, [3]], {}, "columns: a list of names is wanted"),
         ("sweep", [None, {"timing.d0": [1]}, ","], {}, "at least one key"),
         ("sweep", [None, {"timing.d0": [1]}], {"sample": 9}, "sample: 'random:N' or 'lhs:N'"),
-        ("sweep", [None, {"timing.d0": [1]}], {"policies": "vllm", "requests": None}, "requests: a whole"),
+        ("sweep", [None, {"timing.d0": [1]}], {"policy": "vllm", "requests": None}, "requests: a whole"),
+        ("plan", [[]], {}, "a model is wanted, or profiles, not an empty list"),
+        ("plan", ["Llama-3.1-8B"], {"rate": "4"}, "rate: a number is wanted, not '4'"),
+        ("plan", ["Llama-3.1-8B"], {"gpu_hour": True}, "gpu_hour: a number or a text is wanted, not true"),
+        ("plan", [None], {"router": "best"}, "router 'best' does not exist"),
+        ("plan", ["Llama-3.1-8B"], {"engine": "best"}, "engine 'best' does not exist"),
+        ("import_files", [3], {}, "files: a path is wanted, not 3"),
+        ("import_files", [], {}, "a FILE is wanted"),
+        ("import_files", [], {"engine": "best"}, "engine 'best' does not exist"),
+        ("check", [None], {"require": 3}, "require: a list of names is wanted"),
+        ("check", [None], {"accept": "all"}, "accept 'all' does not exist"),
         (
             "sweep",
             [None, {"gpu.memory_tokens": range(1, 10**9)}],

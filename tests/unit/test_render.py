@@ -170,12 +170,6 @@ def test_the_first_screen_says_what_matters(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_the_first_screen_fits_forty_lines(name: str) -> None:
-    text = terminal.render(build(shipped(name))._replace(sections=()), width=80)
-    assert len(text.splitlines()) <= 40
-
-
 def test_the_first_screen_names_what_to_change() -> None:
     """Ten requests an iteration fill memory: 10/(1 + 10·0.4) a second, 10/4.6 with d2 = 0.36."""
     model = ServingModel((RequestClass("a", 1, (1,), (1.0,), 1.0),), Timing(1.0, d2=0.4), Replica(20))

@@ -133,13 +133,14 @@ VERDICT = Block(
             )
             for key, words in (("seconds", "Median over runs"), ("low", "Least"), ("high", "Most"))
         ),
+        Record("verdict.drain.reason", "Why there is no time; empty where there is one.", kind=Kind.TEXT),
         Record(
             "verdict.drain.preempted",
             "Preemptions from its begin on until it is gone, the median over runs.",
             source="new",
             basis="simulated",
+            whole=True,
             absent="It is not gone within what was run.",
         ),
-        Record("verdict.drain.reason", "Why there is no time; empty where there is one.", kind=Kind.TEXT),
     ),
 )

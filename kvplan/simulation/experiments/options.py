@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from kvplan.errors import UsageError
+from kvplan.errors import UsageError, did_you_mean
 from kvplan.model import ServingModel
 from kvplan.simulation.experiments.load import (
     DEFAULT_BURST,
@@ -147,7 +147,9 @@ def chosen(names: Sequence[str], settings: Sequence[str]) -> dict[str, Settings]
     given: dict[str, dict[str, tuple[float, ...]]] = {}
     for name in names:
         if name not in POLICIES:
-            raise UsageError(f"--policy {name!r} does not exist; the policies are {', '.join(POLICIES)}")
+            raise UsageError(
+                f"--policy {name!r} does not exist; {did_you_mean(name, POLICIES, 'the policies are')}"
+            )
         if name in given:
             raise UsageError(f"--policy {name!r} is there twice")
         given[name] = {}

@@ -1,27 +1,26 @@
-"""`kvplan sweep --plot`: what is in them is what the results say, or it is refused."""
+"""`--plot FILE.svg` and `--format html`: one way for all commands; what cannot be drawn is refused before the work."""
 
-import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import kvplan
 from kvplan.cli.app import main
-from kvplan.plots import charts, drawing, planning
+from kvplan.plots.sweeps import columns_of, of_sweep
 from kvplan.report.assembly import Analyses
 from kvplan.study.replicas import scaled
 from kvplan.sweeps.definition import Runs, define
 from kvplan.sweeps.results import read
 
 Run = Callable[..., tuple[int, str]]
-NAME = "tool-calls-h100"
+NAME, QUICK = "tool-calls-h100", "paper-fc-budgets"
 GRID = ["--vary", "gpu.memory_tokens=400k,50k,10", "--vary", "classes[0].rate=2:54:3"]
 COLUMNS = ["--columns", "verdict.status,load.headroom", "--executor", "serial"]
-PNG, SVG = b"\x89PNG", b"<?xml"
+LATENCIES = ["TTFT against load", "ITL against load"]
 
 
 @pytest.fixture
@@ -33,54 +32,91 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
     return command
 
 
+@pytest.mark.parametrize(
+    ("arguments", "titles"),
+    [
+        (["analyze", QUICK], ["Throughput against load", *LATENCIES]),
+        (["simulate", QUICK, "--slo", "e2e-p90=900s"], [*LATENCIES, "E2E against load"]),
+        (
+            ["simulate", NAME, "--policy", "vllm,greedy", "--requests", "200"],
+            ["Waiting requests", "KV tokens in use"],
+        ),
+        (["check", NAME, "--accept", "workload", "--require", "load.headroom > 0"], []),
+        (["diff", NAME, "llama-3.1-8b-rtx4090"], []),
+    ],
+)
+def test_a_page_has_its_plots_and_the_same_bytes(
+    arguments: list[str], titles: list[str], run: Run, tmp_path: Path
+) -> None:
+    page, other, picture = tmp_path / "page.html", tmp_path / "other.html", tmp_path / "a.svg"
+    given = ["--plot", picture] if titles else []
+    assert run(*arguments, "--format", "html", "-o", page, *given) == (0, "")
+    assert run(*arguments, "--format", "html", "-o", other) == (0, "")
+    text = page.read_text("utf-8")
+    assert text == other.read_text("utf-8")
+    assert text.startswith("<!doctype html>")
+    assert re.findall("<figcaption><b>(.*?)</b>", text) == titles
+    assert text.count('<svg role="img" aria-label="') == len(titles)
+    assert len(text.encode()) < 500_000
+    if titles:
+        assert re.findall('font-weight="bold">(.*?)<', picture.read_text("utf-8")) == titles
+
+
+def test_what_gives_no_latency_has_no_plot_of_it(run: Run, tmp_path: Path) -> None:
+    """Nothing is drawn, and an earlier file stays as it is."""
+    profile, picture = tmp_path / "profile.toml", tmp_path / "a.svg"
+    picture.write_text("old")
+    text = "schema = 1\nname = 'x'\ngpu.memory_tokens = 10\ntiming.d0 = '1 s'\n"
+    profile.write_text(f"{text}[[classes]]\nname = 'a'\ninput = 5\ndecode = 5\nrate = 1e-9\n")
+    code, said = run("simulate", profile, "--plot", picture, "-o", tmp_path / "a.txt")
+    assert code == 0
+    assert said in ("", "note: --plot: there is nothing to draw\n")
+    assert (picture.read_text() == "old") == (said != "")
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_a_map_has_the_rows_of_the_file_in_their_places(run: Run, tmp_path: Path, suffix: str) -> None:
     """Ten tokens of memory are no profile: a row without figures, at the bottom."""
-    results, picture = tmp_path / f"rows.{suffix}", tmp_path / "map.png"
+    results, picture = tmp_path / f"rows.{suffix}", tmp_path / "map.svg"
     assert run("sweep", NAME, *GRID, *COLUMNS, "-o", results, "--plot", picture) == (0, "")
-    assert picture.read_bytes().startswith(PNG)
+    assert picture.read_text().startswith("<svg ")
     profile = kvplan.load(NAME)
     sweep = define(profile, GRID[1::2], columns=["verdict.status", "load.headroom"])
-    found = planning.sweep_plot(sweep, read(sweep, results, planning.columns_of(sweep)))
-    assert isinstance(found, planning.SweepMap)
-    assert found.column == "load.headroom"
-    assert found.y.values.tolist() == [10, 50_000, 400_000]
-    assert found.x.values.tolist() == [2, 28, 54]
-    assert found.status is not None
-    for row, memory in enumerate(found.y.values.tolist()):
-        for column, rate in enumerate(found.x.values.tolist()):
-            if memory == 10:
-                assert math.isnan(found.figure[row, column])
-                assert math.isnan(found.status[row, column])
-                continue
-            model = scaled(profile.model, rate)  # of its only class
-            model = replace(model, replica=replace(model.replica, memory_tokens=int(memory)))
-            analyses = Analyses(model, profile.plan)
-            assert found.figure[row, column] == analyses.load.headroom
-            assert planning.STATUSES[int(found.status[row, column])] is analyses.status
-    assert set(np.unique(found.status[1:]).tolist()) == {0, 1, 2}
+    (found,) = of_sweep(sweep, read(sweep, results, columns_of(sweep)))
+    assert (found.title, found.x.label, found.y.label) == (
+        "load.headroom",
+        "classes[0].rate",
+        "gpu.memory_tokens",
+    )
+    at = {}
+    for patch in found.patches:
+        low, high = (float(end.replace(",", "")) for end in patch.label.split(" to "))
+        for box in patch.boxes.tolist():
+            at[box[2], box[3]] = low, high
+    rates, memories = {15.0: 2.0, 41.0: 28.0, 54.0: 54.0}, {225_000.0: 50_000, 400_000.0: 400_000}
+    assert set(at) == {(rate, memory) for rate in rates for memory in memories}
+    worst = []
+    for (right, top), (low, high) in at.items():
+        model = scaled(profile.model, rates[right])  # of its only class
+        model = replace(model, replica=replace(model.replica, memory_tokens=memories[top]))
+        analyses = Analyses(model, profile.plan)
+        assert low - 0.01 * abs(low) <= analyses.load.headroom <= high + 0.01 * abs(high)
+        worst.append(analyses.status.value)
+    assert {line.label.removeprefix("beyond: ") for line in found.lines} == {
+        status.replace("_", " ") for status in worst if status != "stable"
+    }
 
 
 def test_a_line_has_one_key(run: Run, tmp_path: Path) -> None:
     vary = "gpu.memory_tokens=1k:400k:log5"
-    picture = tmp_path / "line.svg"
-    assert run("sweep", NAME, "--vary", vary, *COLUMNS, "-o", tmp_path / "a.csv", "--plot", picture) == (
-        0,
-        "",
-    )
-    assert picture.read_bytes().startswith(SVG)
+    picture, rows = tmp_path / "line.svg", tmp_path / "a.csv"
+    assert run("sweep", NAME, "--vary", vary, *COLUMNS, "-o", rows, "--plot", picture) == (0, "")
     sweep = define(kvplan.load(NAME), [vary], columns=["verdict.status", "load.headroom"])
-    found = planning.sweep_plot(sweep, read(sweep, tmp_path / "a.csv", planning.columns_of(sweep)))
-    assert isinstance(found, planning.SweepLine)
+    (found,) = of_sweep(sweep, read(sweep, rows, columns_of(sweep)))
     assert found.x.log
-    assert np.all(np.diff(found.figure) > 0)
-
-
-def names(content: planning.SweepLine) -> list[str]:
-    """What the legend says."""
-    axes = Figure().add_subplot()
-    charts.sweep_line(axes, content)
-    return [str(label) for label in axes.get_legend_handles_labels()[1]]
+    line, *dots = found.lines
+    assert np.all(np.diff(line.y) > 0)
+    assert sum(status.x.size for status in dots) == 5
 
 
 @pytest.mark.parametrize(
@@ -116,11 +152,10 @@ def test_the_simulated_figure_asked_for_is_drawn(
     runs = Runs(("greedy", "vllm"), 20, 1) if simulated else None
     keys = None if columns is None else columns.split(",")
     sweep = define(kvplan.load(NAME), [vary], columns=keys, runs=runs)
-    found = planning.sweep_plot(sweep, read(sweep, out, planning.columns_of(sweep)))
-    assert isinstance(found, planning.SweepLine)
-    assert found.column == drawn
-    assert np.all(np.isfinite(found.figure))
-    assert names(found) == [line]
+    (found,) = of_sweep(sweep, read(sweep, out, columns_of(sweep)))
+    assert found.y.label == drawn
+    assert np.all(np.isfinite(found.lines[0].y))
+    assert [one.label for one in found.lines] == [line]
 
 
 def test_a_finished_sweep_is_drawn_by_resuming_it(run: Run, tmp_path: Path) -> None:
@@ -139,7 +174,7 @@ def test_a_finished_sweep_is_drawn_by_resuming_it(run: Run, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--vary", "gpu.memory_tokens=1k,2k", "--plot", "a.pdf"], "must end in .svg or .png"),
+        (["--vary", "gpu.memory_tokens=1k,2k", "--plot", "a.pdf"], "must end in .svg"),
         (["--vary", "gpu.memory_tokens=1k", "--plot", "a.svg"], "has a single value"),
         (["--vary", "gpu.memory_tokens=1k:2k", "--sample", "lhs:5", "--plot", "a.svg"], "draws grids"),
         ([*GRID, "--vary", "timing.d0=1,2", "--plot", "a.svg"], "one or two keys, not the 3"),
@@ -147,7 +182,7 @@ def test_a_finished_sweep_is_drawn_by_resuming_it(run: Run, tmp_path: Path) -> N
         ([*GRID, "--plot", "no/such/folder/a.svg"], "no/such/folder/a.svg: cannot be written"),
         (
             ["--vary", "plan.delta=1e-6:0.01:1001", "--vary", "timing.d0=1:2:1000", "--plot", "a.svg"],
-            "1,001,000",
+            "1,001,000 points",
         ),
     ],
 )
@@ -160,14 +195,3 @@ def test_what_cannot_be_drawn_is_refused_before_the_work(
     assert said in message
     assert message.count("\n") == 1
     assert not (tmp_path / "rows.csv").exists()
-
-
-def test_without_matplotlib_both_say_what_is_wanted(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drawing, "find_spec", lambda name: None)
-    for arguments in (["sweep", NAME, *GRID, "-o", tmp_path / "rows.csv"], ["plan", NAME]):
-        code, message = run(*arguments, "--plot", tmp_path / "a.svg")
-        assert code == 2
-        assert "pip install '.[plot]'" in message
-    assert list(tmp_path.iterdir()) == []
