@@ -5,7 +5,7 @@ cliffs; without objectives, if the queue is steady there and not too near what i
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -106,6 +106,8 @@ class Task:
         None: each request goes to a replica at random, and the turns of a conversation with it.
     apart
         Replicas that prefill and others that decode, in the place of any number that do both.
+    sustained
+        What a replica sustains by token budget and whether it is slower, found once for all sizes.
     """
 
     model: ServingModel
@@ -115,6 +117,7 @@ class Task:
     times: float = 1.0
     router: Routing | None = None
     apart: Fleet | None = None
+    sustained: dict[tuple[int | None, bool], float] = field(init=False, default_factory=dict, compare=False)
 
     @property
     def rate_rps(self) -> float:
@@ -132,7 +135,10 @@ class Task:
 
     def sustainable_rps(self, batched_tokens: int | None, *, slower: bool = True) -> float:
         """Of a replica."""
-        return sustainable_rate(one_replica(self.at(1, batched_tokens, slower=slower)))[1]
+        key = batched_tokens, slower
+        if key not in self.sustained:
+            self.sustained[key] = sustainable_rate(one_replica(self.at(1, batched_tokens, slower=slower)))[1]
+        return self.sustained[key]
 
     def bound(self, batched_tokens: int | None) -> int:
         """Replicas that are surely needed."""
