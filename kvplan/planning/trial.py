@@ -24,6 +24,7 @@ from kvplan.study.replicas import Kept, keeps, scaled, stand_in
 _MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tried
 _SHORT = 4_000  # requests of each of two runs, while many are compared
 _LONG = 15_000  # of conversations, in the runs that decide
+_BUDGET_S = 5.0  # counted work of these: near an objective a fifth of it leaves long answers open that hold
 _IDLE = 0.01  # of what is sustainable
 _SEEN, _JUDGED, _ALONE = 101, 102, 103  # streams of seeds
 
@@ -195,7 +196,13 @@ class Task:
         model = self.at(replicas, batched_tokens, slower=slower)
         requests = _LONG if self.model.finds_prefixes else _SHORT
         return keeps(
-            model, self.plan, engine_settings(model), self.plan.slos, stream=_JUDGED, requests=requests
+            model,
+            self.plan,
+            engine_settings(model),
+            self.plan.slos,
+            stream=_JUDGED,
+            budget_s=_BUDGET_S,
+            requests=requests,
         )
 
 

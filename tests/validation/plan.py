@@ -75,7 +75,7 @@ def table(judged: list[Row]) -> str:
     for row in judged:
         verdict = f"{'enough' if row.confirmed else 'TOO FEW':8}{'least' if row.least else 'TOO MANY':9}"
         nearest = f"{max(row.enough.values(), default=0):6.3f} {max(row.fewer.values(), default=9):6.3f}"
-        size = f"{row.said.replicas:3} x {row.said.kind:24}"
+        size = f"{row.said.replicas:3} x {row.said.kind[:24]:24}"
         lines.append(f"{row.name:28} {size} {verdict}{nearest} {row.said.seconds:5.1f} s")
     return "\n".join(lines)
 
