@@ -5,7 +5,7 @@ cliffs; without objectives, if the queue is steady there and not too near what i
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from kvplan.study.replicas import Kept, keeps, scaled, stand_in
 _MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tried
 _SHORT = 4_000  # requests of each of two runs, while many are compared
 _LONG = 15_000  # of conversations, in the runs that decide
+_BUDGET_S = 5.0  # counted work of these: near an objective a fifth of it leaves long answers open that hold
 _IDLE = 0.01  # of what is sustainable
 _SEEN, _JUDGED, _ALONE = 101, 102, 103  # streams of seeds
 
@@ -106,6 +107,8 @@ class Task:
         None: each request goes to a replica at random, and the turns of a conversation with it.
     apart
         Replicas that prefill and others that decode, in the place of any number that do both.
+    sustained
+        What a replica sustains by token budget and whether it is slower, found once for all sizes.
     """
 
     model: ServingModel
@@ -115,6 +118,7 @@ class Task:
     times: float = 1.0
     router: Routing | None = None
     apart: Fleet | None = None
+    sustained: dict[tuple[int | None, bool], float] = field(init=False, default_factory=dict, compare=False)
 
     @property
     def rate_rps(self) -> float:
@@ -132,7 +136,10 @@ class Task:
 
     def sustainable_rps(self, batched_tokens: int | None, *, slower: bool = True) -> float:
         """Of a replica."""
-        return sustainable_rate(one_replica(self.at(1, batched_tokens, slower=slower)))[1]
+        key = batched_tokens, slower
+        if key not in self.sustained:
+            self.sustained[key] = sustainable_rate(one_replica(self.at(1, batched_tokens, slower=slower)))[1]
+        return self.sustained[key]
 
     def bound(self, batched_tokens: int | None) -> int:
         """Replicas that are surely needed."""
@@ -189,7 +196,13 @@ class Task:
         model = self.at(replicas, batched_tokens, slower=slower)
         requests = _LONG if self.model.finds_prefixes else _SHORT
         return keeps(
-            model, self.plan, engine_settings(model), self.plan.slos, stream=_JUDGED, requests=requests
+            model,
+            self.plan,
+            engine_settings(model),
+            self.plan.slos,
+            stream=_JUDGED,
+            budget_s=_BUDGET_S,
+            requests=requests,
         )
 
 
