@@ -13,7 +13,7 @@ from kvplan.layout import check as check_screen
 from kvplan.layout import gathered
 from kvplan.layout import plan as plan_screen
 from kvplan.layout.elements import Section
-from kvplan.planning import plan as planning
+from kvplan.planning import result as planning
 from kvplan.plots.chart import Chart
 from kvplan.plots.charts import of_plan
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvplan.decide.remedy import Remedy
     from kvplan.emit.settings import EngineSettings
     from kvplan.planning.day import Day
-    from kvplan.planning.plan import Plan as Planned
+    from kvplan.planning.result import Plan as Planned
     from kvplan.planning.search import Band, Candidate, Setting
     from kvplan.profile.reading import Profile
     from kvplan.report.assembly import ProfileIdentity, Report
@@ -214,7 +214,7 @@ def emit(found: "EngineSettings", report: "Report") -> Document:
 
 def plan(found: "Planned") -> Document:
     """Replicas for a demand: `plan` of the contract."""
-    from kvplan.planning.plan import Status
+    from kvplan.planning.result import Status
 
     document: Document = {"status": found.status, "demand": found.demand}
     if found.status is Status.IMPOSSIBLE:
@@ -239,7 +239,7 @@ def plan(found: "Planned") -> Document:
 def _replicas(found: "Planned", candidate: "Candidate", setting: "Setting") -> Document:
     """So many replicas of a kind, their engine and what they cost."""
     from kvplan.layout.plan import command
-    from kvplan.planning.plan import Cost
+    from kvplan.planning.result import Cost
 
     replica, cost = candidate.task.model.replica, found.cost_of(candidate, setting)
     return {

@@ -8,7 +8,7 @@ from kvplan.emit.settings import flags_of_profile
 from kvplan.layout.elements import Block, Bullets, Column, Figure, Paragraph, Section, number, table, words
 from kvplan.planning.day import Day
 from kvplan.planning.kinds import Kind
-from kvplan.planning.plan import Alternative, Plan, Refused, Size, Status
+from kvplan.planning.result import Alternative, Plan, Refused, Size, Status
 from kvplan.planning.search import Band, Candidate, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways

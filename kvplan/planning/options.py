@@ -22,7 +22,8 @@ from kvplan.model.slo import Slo, parse_slo
 from kvplan.planning.day import LOAD_S, schedule_of
 from kvplan.planning.demand import Demand, Replay, parse_length
 from kvplan.planning.kinds import Kind, kinds
-from kvplan.planning.plan import SETTINGS, Request, with_demand, with_rates
+from kvplan.planning.result import Request
+from kvplan.planning.service import SETTINGS, with_demand, with_rates
 from kvplan.planning.writing import TRAFFIC
 from kvplan.profile.reading import Profile, load_profile, shipped_profiles
 from kvplan.ranges import LEAST_RATE, MAX_TOKENS, MOST_RATE

@@ -15,7 +15,8 @@ from kvplan.model import MeasuredRange, Plan, Replica, RequestClass, ServingMode
 from kvplan.model.slo import parse_slo
 from kvplan.planning.demand import Demand, Length, parse_length
 from kvplan.planning.kinds import kinds
-from kvplan.planning.plan import Request, Status, plan
+from kvplan.planning.plan import plan
+from kvplan.planning.result import Request, Status
 from kvplan.planning.search import Candidate, race
 from kvplan.planning.trial import Judged, Quick, Task, stretched
 from kvplan.planning.writing import written

@@ -11,7 +11,8 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import parse_slo
 from kvplan.planning import options
-from kvplan.planning.plan import Request, plan
+from kvplan.planning.plan import plan
+from kvplan.planning.result import Request
 from kvplan.planning.search import Candidate, Setting
 from kvplan.planning.trial import Task
 from kvplan.simulation.policies.of_engine import engine_settings
