@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
+from kvplan.errors import ProfileError
 from kvplan.ingest.model.shape import kv_bytes_per_token
 from kvplan.model import Plan as ServicePlan
 from kvplan.model import ServingModel
@@ -29,7 +30,8 @@ _SHOWN = ("ttft_s.p95", "itl_s.p95", "e2e_s.p95")  # beside the objectives
 _CVS = (0.4, 1.2)  # of lengths that nobody states
 _ALTERNATIVES = 4
 _ROOM = 0.01  # step of the demand
-_MOST_ROOM = 0.5
+MOST_ROOM = 0.5
+_CLEAR = 0.7  # of the shares that are allowed: with less, or the inverse, short runs tell
 _MEASURE = "kvplan import RESULT.json --base plan.toml"  # of a load generator on one replica
 
 
@@ -136,7 +138,7 @@ def room(winner: Candidate, setting: Setting) -> tuple[float, str]:
         task = replace(winner.task, headroom=(1 + winner.task.headroom) * (1 + _ROOM * steps) - 1)
         return task.quick(*setting)
 
-    most = round(_MOST_ROOM / _ROOM)
+    most = round(MOST_ROOM / _ROOM)
     steps = most - least_whole(lambda less: look(most - less).passes, -1, most)
     missed = max(look(steps + 1).decided, key=lambda d: d.share / d.allowed, default=None)
     return steps * _ROOM, Missed.LOAD if missed is None else missed.key
@@ -151,7 +153,10 @@ def spread(
     found = []
     for cv in _CVS:
         tables = {**request.demand.with_cv(cv).tables, "workload": profile.tables.get("workload")}
-        model = parse_profile(written(profile.tables, tables).encode(), profile.source).model
+        try:
+            model = parse_profile(written(profile.tables, tables).encode(), profile.source).model
+        except ProfileError:  # the longest request does not fit, or is longer than any may be
+            continue
         other = winner.varied(setting, replace(winner.task, model=planned_for(model)))
         if (replicas := other.near(setting.replicas)) is not None:
             found.append((cv, replicas))
@@ -159,12 +164,22 @@ def spread(
 
 
 def routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
-    """Replicas behind routers that look, of fleets that are simulated whole."""
+    """Replicas behind routers that look, of fleets that are simulated whole: fewer, or more, by short runs.
+
+    Where so many are near a limit, long ones decide whether they are enough.
+    """
     if winner.task.model.finds_prefixes or winner.task.router or setting.replicas > MOST_SIMULATED:
         return []
     found = []
     for routing in (Routing.ROUND_ROBIN, Routing.LEAST_REQUESTS):
         task = replace(winner.task, router=routing)
+        look = task.quick(*setting)
+        enough = look.passes
+        if _CLEAR < look.excess < 1 / _CLEAR:
+            enough = task.judge(*setting).state is State.HOLDS
+        if not enough:
+            found.append((str(routing), setting.replicas + 1))
+            continue
         step, replicas = 1, setting.replicas
         while step:
             if replicas > step and task.quick(replicas - step, setting.batched_tokens).passes:

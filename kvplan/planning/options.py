@@ -274,7 +274,8 @@ def _named_prices(text: str | None, option: str) -> dict[str, float]:
     """Prices by name, of GPUs as the catalogue has them; of all by the empty name."""
     prices: dict[str, float] = {}
     for part in () if text is None else text.split(","):
-        name, _, value = part.rpartition("=")
+        name, _, value = part.removeprefix("./").rpartition("=")
+        name = name.removesuffix(".toml")
         try:
             price = float(value)
         except ValueError:

@@ -19,6 +19,7 @@ from kvplan.planning.ways import Ways, ways
 from kvplan.profile.reading import Profile
 from kvplan.profile.schema import MOST_REPLICAS
 from kvplan.report.assembly import Analyses
+from kvplan.units import format_number
 
 
 def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engine: Engine = SERIAL) -> Plan:
@@ -92,7 +93,7 @@ def _around(
     band, spread = around.band(found, winner, setting), around.spread(profile, winner, setting, request)
     room, room_ends = around.room(winner, setting)
     varies = around.varies(service.model, latency)
-    mean_rps, worst = around.demand_over_time(profile.model)
+    mean_rps, worst = around.demand_over_time(service.model)
     return Plan(
         Status.PLANNED,
         demand,
@@ -180,7 +181,7 @@ def _in_words(profile: Profile, request: Request) -> str:
     total = model.total_rate_rps
     mix = model.mix
     prompt, answer = mix.mean(mix.input_tokens), mix.mean(mix.decode_tokens)
-    asked = f"{total:,.4g} requests/s"
+    asked = f"{format_number(total)} requests/s"
     if request.demand is not None and request.demand.users is not None:
         asked = f"{request.demand.users:,} users"
     return f"{asked}, {prompt:,.0f} tokens in, {answer:,.0f} out (means)"

@@ -97,10 +97,18 @@ def with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:
         }
         for table in {SETTINGS[key] for key in settings}
     }
+    if not changes:
+        return profile
     try:
-        return _changed(profile, changes, profile.source) if changes else profile
+        profile = _changed(profile, changes, profile.source)
     except ProfileError as error:
         raise UsageError(f"--settings {(error.key or '').rpartition('.')[2]}: {error.message}") from None
+    tokens, seqs = profile.model.replica.max_num_batched_tokens, profile.model.replica.max_num_seqs
+    if "max_num_batched_tokens" in settings and tokens is not None and seqs is not None and tokens < seqs:
+        raise UsageError(
+            f"--settings max_num_batched_tokens={tokens}: engines refuse less than max_num_seqs, here {seqs}"
+        )
+    return profile
 
 
 def with_schedule(profile: Profile, request: Request) -> Profile:

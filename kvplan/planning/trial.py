@@ -17,7 +17,7 @@ from kvplan.model.fleet import Fleet, Routing
 from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.study.goodput import at_rate
 from kvplan.study.judging import Trend
-from kvplan.study.objectives import Decision, State, decisions
+from kvplan.study.objectives import LONG, Decision, State, decisions
 from kvplan.study.operating_point import Observation, observe
 from kvplan.study.replicas import Kept, keeps, scaled, stand_in
 
@@ -25,6 +25,8 @@ _MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tr
 _SHORT = 4_000  # requests of each of two runs, while many are compared
 _LONG = 15_000  # of conversations, in the runs that decide
 _BUDGET_S = 5.0  # counted work of these: near an objective a fifth of it leaves long answers open that hold
+# Requests that it takes to see a queue near what is sustainable, times the square of what is free: it forgets slowly.
+_FORGETS = 200
 _IDLE = 0.01  # of what is sustainable
 _SEEN, _JUDGED, _ALONE = 101, 102, 103  # streams of seeds
 
@@ -203,7 +205,15 @@ class Task:
             stream=_JUDGED,
             budget_s=_BUDGET_S,
             requests=requests,
+            least=max(LONG, self._seen_with(replicas, batched_tokens, slower=slower)),
         )
+
+    def _seen_with(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> int:
+        """Requests without which nothing holds at so much load."""
+        if self.apart is not None:
+            return LONG
+        load = self.rate_rps / (replicas * self.sustainable_rps(batched_tokens, slower=slower))
+        return math.ceil(_FORGETS / (1 - load) ** 2)
 
 
 def _one_round(seen: Observation) -> bool:
