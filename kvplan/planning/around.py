@@ -176,7 +176,7 @@ def routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
         look = task.quick(*setting)
         enough = look.passes
         if _CLEAR < look.excess < 1 / _CLEAR:
-            enough = task.judge(*setting).state is State.HOLDS
+            enough = task.keeps(*setting, slower=True).state is State.HOLDS
         if not enough:
             found.append((str(routing), setting.replicas + 1))
             continue

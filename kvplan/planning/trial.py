@@ -162,8 +162,8 @@ class Task:
         """Decide about so many replicas."""
         if self._is_too_much(replicas, batched_tokens):
             return Judged(None, None)
-        slow = self._keeps(replicas, batched_tokens, slower=True)
-        return Judged(self._keeps(replicas, batched_tokens, slower=False), slow)
+        slow = self.keeps(replicas, batched_tokens, slower=True)
+        return Judged(self.keeps(replicas, batched_tokens, slower=False), slow)
 
     def even_budgets(self, replicas: int) -> list[int]:
         """Token budgets at which every iteration is within the limit on gaps: nine and seven tenths of what fits."""
@@ -194,7 +194,8 @@ class Task:
             return Quick(0.0 if seen.trend is Trend.STEADY else 2.0, decided)
         return Quick(max(d.share / d.allowed for d in decided), decided)
 
-    def _keeps(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> Kept:
+    def keeps(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> Kept:
+        """Decide about so many replicas at the timing as it stands, or slower, whatever their load."""
         model = self.at(replicas, batched_tokens, slower=slower)
         requests = _LONG if self.model.finds_prefixes else _SHORT
         return keeps(
