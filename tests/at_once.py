@@ -24,10 +24,6 @@ class Served:
         below = np.cumsum(number[order])
         return float(self.iteration_s[order][np.searchsorted(below, quantile * below[-1])])
 
-    def mean_gap(self, kind: int | None = None) -> float:
-        number = self.later_tokens.sum(axis=1) if kind is None else self.later_tokens[:, kind]
-        return float(number @ self.iteration_s / number.sum())
-
 
 def serve(
     arrival_s: FloatArray,

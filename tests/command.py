@@ -14,8 +14,9 @@ import kvplan
 from kvplan.cli.app import main
 
 # The package under test wins, wherever the tests run from; the caller's terminal must not matter.
+OF_TESTS = ("KVPLAN_CACHE_DIR", "KVPLAN_TESTS_SHARE", "OPENBLAS_NUM_THREADS")
 ENVIRONMENT = {
-    **{key: os.environ[key] for key in ("PATH", "HOME", "LANG", "KVPLAN_CACHE_DIR") if key in os.environ},
+    **{key: os.environ[key] for key in ("PATH", "HOME", "LANG", *OF_TESTS) if key in os.environ},
     "PYTHONPATH": str(Path(kvplan.__file__).parents[1]),
 }
 Done = subprocess.CompletedProcess[str]
@@ -47,10 +48,10 @@ def process(*arguments: object, env: Mapping[str, str] = {}, **options: object) 
     )
 
 
-def python(program: str, env: Mapping[str, str] = {}, **options: object) -> Done:
+def python(program: str, *arguments: str, env: Mapping[str, str] = {}, **options: object) -> Done:
     """A program in a process of its own, which ends well."""
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *arguments],
         **{"capture_output": True, "encoding": "utf-8", "check": True, **options},
         env=ENVIRONMENT | dict(env),
     )

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 
 import pytest
@@ -44,17 +45,30 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("nightly" if config.getoption("--nightly") else "commit")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every command compiles the whole package
+    sys.dont_write_bytecode = False  # nor do the tests
     if "KVPLAN_TESTS_SHARE" not in os.environ:  # workers and commands inherit all of these
         shared = config.stash[_shared] = tempfile.mkdtemp(prefix="kvplan-tests-")
         os.environ["KVPLAN_TESTS_SHARE"] = shared
-        os.environ.setdefault("KVPLAN_CACHE_DIR", shared)
-        os.environ.setdefault("NUMBA_CACHE_DIR", shared)  # of what tests compile themselves
+        cache: pytest.Cache | None = getattr(
+            config, "cache", None
+        )  # loops are compiled once for all sessions
+        os.environ.setdefault("KVPLAN_CACHE_DIR", str(cache.mkdir("loops")) if cache else shared)
+        numba = str(cache.mkdir("numba")) if cache else shared  # of what tests compile themselves
+        os.environ.setdefault("NUMBA_CACHE_DIR", numba)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _shared in config.stash:
         del os.environ["KVPLAN_TESTS_SHARE"]
         shutil.rmtree(config.stash[_shared], ignore_errors=True)
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without a burst and advice, which take most of their time."""
+    from measured import leave_out_runs
+
+    leave_out_runs(monkeypatch)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the tests that `-m` does not ask for are left out

@@ -1,27 +1,43 @@
-"""What takes seconds to say of a model, found once in a process: hundreds of tests ask for reports of the same few."""
+"""What takes seconds to say of a model, found once in a session: hundreds of tests ask for reports of the same few."""
 
+import os
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from functools import wraps
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from kvplan.model import Plan, ServingModel
+from kvplan.planning import plan as planning
+from kvplan.plots import charts
 from kvplan.report import assembly
+from kvplan.report.assembly import Analyses, ProfileIdentity, Report, report_of
 from kvplan.study import operating_point
+from kvplan.study.drain import Drain
 from kvplan.study.operating_point import OperatingPoint
 
 FOUND = ("advice", "drain", "goodput", "operating_point", "recovery", "worst_cycle")
-KEPT = 60  # answers to each question
+KEPT = 60  # answers to each question in a process
+SHARED = Path(os.environ["KVPLAN_TESTS_SHARE"])
+PLAN = Plan()
 
 
 def once(find: Callable[..., Any]) -> Callable[..., Any]:
-    """Find what follows from the arguments alone the first time that it is asked for, and remember the last answers."""
+    """Find what follows from the arguments alone the first time that it is asked for.
+
+    The last answers are remembered, and all are kept for the other processes of the session.
+    """
     answers: OrderedDict[Hashable, Any] = OrderedDict()
 
     @wraps(find)
-    def remembered(*given: Any) -> Any:
-        question = _hashable(given)
+    def remembered(*given: Any, **named: Any) -> Any:
+        question = _hashable((given, tuple(named.items())))
         if question not in answers:
-            answers[question] = find(*given)
+            answers[question] = _shared(find, question, lambda: find(*given, **named))
         answers.move_to_end(question)
         if len(answers) > KEPT:
             answers.popitem(last=False)
@@ -40,8 +56,60 @@ def _hashable(value: Any) -> Hashable:
     return value  # type: ignore[no-any-return]
 
 
+def _shared(find: Callable[..., Any], question: Hashable, answer: Callable[[], Any]) -> Any:
+    """The answer that another process kept, else one that is kept for others, where a text says what was asked."""
+    words = repr(question)
+    if " at 0x" in words:  # an object is in it that has no words
+        return answer()
+    name = sha256(f"{find.__module__}.{find.__name__}{words}".encode()).hexdigest()
+    kept = SHARED / f"{name}.answer"
+    if kept.exists():
+        return pickle.loads(kept.read_bytes())
+    found = answer()
+    whole = kept.with_suffix(f".{os.getpid()}")
+    whole.write_bytes(pickle.dumps(found))
+    whole.replace(kept)
+    return found
+
+
+def _of_request(find: Callable[..., Any]) -> Callable[..., Any]:
+    """A search whose answer follows from the request, which is told apart by its words."""
+    answers: dict[str, Any] = {}
+
+    @wraps(find)
+    def remembered(request: planning.Request, *how: Any, **named: Any) -> Any:
+        words = repr(request)
+        if words not in answers:
+            answers[words] = _shared(find, words, lambda: find(request, *how, **named))
+        return answers[words]
+
+    return remembered
+
+
+UNDRAINED = Drain(None, None, None, None, "no burst is looked at")
+
+
+def brief(model: ServingModel, plan: Plan = PLAN) -> Analyses:
+    """Analyses without a burst and advice, which take most of the time, for who looks at other blocks."""
+    return Analyses(model, plan, {"advice": (), "drain": UNDRAINED})
+
+
+def brief_report(model: ServingModel, plan: Plan = PLAN, name: str = "a model") -> Report:
+    """The report of `brief`."""
+    return report_of(brief(model, plan), ProfileIdentity(name, "5e6f" * 16))
+
+
+def leave_out_runs(patch: pytest.MonkeyPatch) -> None:
+    """Make all reports as `brief` does; none of them is shared."""
+    patch.setattr(assembly, "advice", lambda *_: ())
+    patch.setattr(assembly, "drain", lambda *_: UNDRAINED)
+    patch.setattr(planning, "plan", getattr(planning.plan, "__wrapped__", planning.plan))
+
+
 def remember() -> None:
-    """From here on, reports that are made in this process share what is the same in them."""
+    """From here on, reports and plans that are made in this process share what is the same in them."""
     for name in FOUND:
         setattr(assembly, name, once(getattr(assembly, name)))
     operating_point.operating_point = assembly.operating_point
+    charts.load_curve = once(charts.load_curve)
+    planning.plan = _of_request(planning.plan)

@@ -13,9 +13,6 @@ from itertools import pairwise
 
 import numpy as np
 
-CONVENTIONS = ("disaggregated", "inline", "fused")
-
-
 # -- stage weights ----------------------------------------------------------------------------------------------
 
 

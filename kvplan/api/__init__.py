@@ -101,7 +101,8 @@ def plan(
 
     Examples
     --------
-    >>> found = plan("Llama-3.1-8B", gpu="H100", tp=1, weights="bf16", rate=4, input=500, output=50, gpu_hour=3)
+    >>> found = plan("Llama-3.1-8B", gpu="H100", tp=1, weights="bf16", rate=4, input=500, output=50,
+    ...              slo="ttft-p95=2s", gpu_hour=3)
     >>> found.status.value, found.setting.replicas, found.cost.per_hour
     ('planned', 1, 3.0)
     """

@@ -1,13 +1,17 @@
 """The command in this process, for tests of one command's answers."""
 
+from typing import TYPE_CHECKING
+
 import pytest
-from command import Run
 
 from kvplan.cli.app import main
 
+if TYPE_CHECKING:
+    from command import Run  # which looks at the environment, and that is made after this is read
+
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> Run:
+def run(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> "Run":
     """Exit code, output and messages of `kvplan`, of the module's COMMAND if it has one; compiling is not told of."""
     first: list[str] = getattr(request.module, "COMMAND", [])
 

@@ -13,6 +13,7 @@ from kvplan.profile.reading import DEFAULT_PROFILE
 from kvplan.report.keys import BLOCKS, CONTRACT
 
 Run = Callable[..., tuple[int, str, str]]
+pytestmark = pytest.mark.usefixtures("brief")
 
 
 @pytest.fixture

@@ -131,32 +131,31 @@ def test_a_page_is_silent_fits_and_can_be_read(
     name: str, browser: Browser, page: Callable[[str], Path]
 ) -> None:
     browser.complaints.clear()
-    for width in (1280, 390):
-        for dark, paper in ((False, "rgb(255, 255, 255)"), (True, "rgb(16, 21, 28)")):
-            browser.open(page(name), width=width, dark=dark)
-            assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == paper
-            assert browser.evaluate("innerWidth") == width
-            assert browser.evaluate("document.documentElement.scrollWidth") <= width
-            assert browser.evaluate("document.scripts.length") == 0
-            contrasts = browser.evaluate(CONTRASTS)
-            assert len(contrasts) > 15
-            assert contrasts[0][0] >= 4.5, contrasts[:3]
-            sizes = browser.evaluate(SIZES)
-            assert (len(sizes) > 20) == (name != "check")
-            assert min(sizes, default=10) >= 10
-            assert browser.evaluate(OUTSIDE) == []
-            assert browser.evaluate(HIDDEN) == 0
+    for width, dark, paper in ((1280, False, "rgb(255, 255, 255)"), (390, True, "rgb(16, 21, 28)")):
+        browser.open(page(name), width=width, dark=dark)
+        assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+        assert browser.evaluate("innerWidth") == width
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate("document.scripts.length") == 0
+        contrasts = browser.evaluate(CONTRASTS)
+        assert len(contrasts) > 15
+        assert contrasts[0][0] >= 4.5, contrasts[:3]
+        sizes = browser.evaluate(SIZES)
+        assert (len(sizes) > 20) == (name != "check")
+        assert min(sizes, default=10) >= 10
+        assert browser.evaluate(OUTSIDE) == []
+        assert browser.evaluate(HIDDEN) == 0
     assert browser.complaints == []
 
 
 def test_plots_are_seen_and_have_names(browser: Browser, page: Callable[[str], Path]) -> None:
-    browser.open(page("tool-calls-h100"), width=1280)
+    browser.open(page("llama-3.1-8b-rtx4090"), width=1280)
     plots = browser.evaluate(
         "[...document.querySelectorAll('svg')].map(s => [s.getBoundingClientRect().width, s.ariaLabel])"
     )
     assert [width > 300 for width, label in plots if label] == [True] * 3
-    verdict = kvplan.analyze(kvplan.load("tool-calls-h100")).verdict
-    assert f"Danger zone from {verdict.recovers_up_to_rps:.4g} to 54.87 requests/s:" in plots[0][1]
+    verdict = kvplan.analyze(kvplan.load("llama-3.1-8b-rtx4090")).verdict
+    assert f"Danger zone from {verdict.recovers_up_to_rps:.4g} to 3.925 requests/s:" in plots[0][1]
     widths = "[...document.querySelectorAll('svg svg path')].map(path => path.getBBox().width)"
     assert max(browser.evaluate(widths)) > 200
     styles = "[...document.querySelectorAll('svg path')].map(path => getComputedStyle(path).stroke)"
@@ -190,12 +189,12 @@ def test_small_sections_stand_beside_each_other_where_there_is_room(
     browser: Browser, page: Callable[[str], Path]
 ) -> None:
     places = "[...document.querySelectorAll('section[id]')].slice(0, 2).map(e => e.getBoundingClientRect().toJSON())"
-    browser.open(page("tool-calls-h100"), width=1280)
+    browser.open(page("llama-3.1-8b-rtx4090"), width=1280)
     left, right = browser.evaluate(places)
     assert left["top"] == right["top"]
     assert left["right"] < right["left"]
     assert right["right"] - left["left"] > 1100
-    browser.open(page("tool-calls-h100"), width=390)
+    browser.open(page("llama-3.1-8b-rtx4090"), width=390)
     above, below = browser.evaluate(places)
     assert above["bottom"] < below["top"]
 
@@ -223,6 +222,7 @@ ACTIVE = """
 BELOW = "getComputedStyle(document.elementFromPoint(5, 5)).position"
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_name_is_text_and_nothing_else(browser: Browser, tmp_path: Path) -> None:
     def page(name: str, names: Sequence[str]) -> Path:
         profile, path = tmp_path / f"{name}.toml", tmp_path / f"{name}.html"
@@ -260,7 +260,7 @@ def test_the_browser_would_complain(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_it_prints_on_a_few_pages(browser: Browser, page: Callable[[str], Path], tmp_path: Path) -> None:
-    browser.open(page("tool-calls-h100"), width=1280, dark=True)
+    browser.open(page("llama-3.1-8b-rtx4090"), width=1280, dark=True)
     printed = tmp_path / "page.pdf"
     browser.pdf(printed)
     content = printed.read_bytes()

@@ -154,8 +154,8 @@ def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, fold
 def test_a_model_without_traffic_is_planned_for_the_one_that_is_asked(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "replica.toml"
     path.write_text(run("import", "--model", "Llama-3.1-8B", "--gpu", "H100")[1])
-    for asked in (("--rate", "5"), ("--users", "40")):
-        code, text, _ = run("plan", str(path), *asked, "--in", "1000:0", "--out", "100:0")
+    for asked in (("--rate", "0.5"), ("--users", "4")):
+        code, text, _ = run("plan", str(path), *asked, "--in", "1000:0", "--out", "20:0")
         assert (code, "1 replica x 1 GPU" in text) == (0, True)
 
 

@@ -97,10 +97,10 @@ def test_the_screen_has_at_most_40_lines_and_the_same_again(run: Run, tmp_path: 
         for i in range(8)
     )
     path.write_text(head + "".join(classes))
-    code, text, _ = run(str(path), "--replicas", "8")
+    code, text, _ = run(str(path), "--replicas", "2")
     lines = text.splitlines()
     assert (code, len(lines) <= 40, max(map(len, lines)) <= 80) == (0, True, True)
-    assert run(str(path), "--replicas", "8")[1] == text
+    assert run(str(path), "--replicas", "2")[1] == text
 
 
 def test_markdown_says_what_the_json_says(run: Run, tiers: str, tmp_path: Path) -> None:

@@ -20,6 +20,13 @@ Run = Callable[..., tuple[int, str]]
 NAME, QUICK = "tool-calls-h100", "paper-fc-budgets"
 GRID = ["--vary", "gpu.memory_tokens=400k,50k,10", "--vary", "classes[0].rate=2:54:3"]
 COLUMNS = ["--columns", "verdict.status,load.headroom", "--executor", "serial"]
+SMALL = """\
+schema = 1
+name = "small"
+gpu = { memory_tokens = 2_000, prefill = "disaggregated" }
+timing = { d0 = "10 ms" }
+classes = [{ name = "a", input = 20, decode = 20, rate = 10 }]
+"""
 LATENCIES = ["TTFT against load", "ITL against load"]
 
 
@@ -42,7 +49,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
             ["Waiting requests", "KV tokens in use"],
         ),
         (["check", NAME, "--accept", "workload", "--require", "load.headroom > 0"], []),
-        (["diff", NAME, "llama-3.1-8b-rtx4090"], []),
+        (["diff", QUICK, "llama-3.1-8b-rtx4090"], []),
     ],
 )
 def test_a_page_has_its_plots_and_the_same_bytes(
@@ -74,14 +81,25 @@ def test_what_gives_no_latency_has_no_plot_of_it(run: Run, tmp_path: Path) -> No
     assert (picture.read_text() == "old") == (said != "")
 
 
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_a_map_has_the_rows_of_the_file_in_their_places(run: Run, tmp_path: Path, suffix: str) -> None:
+def test_a_map_has_the_rows_of_the_file_in_their_places(
+    run: Run, tmp_path: Path, small: Path, suffix: str
+) -> None:
     """Ten tokens of memory are no profile: a row without figures, at the bottom."""
     results, picture = tmp_path / f"rows.{suffix}", tmp_path / "map.svg"
-    assert run("sweep", NAME, *GRID, *COLUMNS, "-o", results, "--plot", picture) == (0, "")
+    grid = ["gpu.memory_tokens=400,300,10", "classes[0].rate=2:54:3"]
+    vary = ["--vary", grid[0], "--vary", grid[1]]
+    assert run("sweep", small, *vary, *COLUMNS, "-o", results, "--plot", picture) == (0, "")
     assert picture.read_text().startswith("<svg ")
-    profile = kvplan.load(NAME)
-    sweep = define(profile, GRID[1::2], columns=["verdict.status", "load.headroom"])
+    profile = kvplan.load(small)
+    sweep = define(profile, grid, columns=["verdict.status", "load.headroom"])
     (found,) = of_sweep(sweep, read(sweep, results, columns_of(sweep)))
     assert (found.title, found.x.label, found.y.label) == (
         "load.headroom",
@@ -93,7 +111,7 @@ def test_a_map_has_the_rows_of_the_file_in_their_places(run: Run, tmp_path: Path
         low, high = (float(end.replace(",", "")) for end in patch.label.split(" to "))
         for box in patch.boxes.tolist():
             at[box[2], box[3]] = low, high
-    rates, memories = {15.0: 2.0, 41.0: 28.0, 54.0: 54.0}, {225_000.0: 50_000, 400_000.0: 400_000}
+    rates, memories = {15.0: 2.0, 41.0: 28.0, 54.0: 54.0}, {350.0: 300, 400.0: 400}
     assert set(at) == {(rate, memory) for rate in rates for memory in memories}
     worst = []
     for (right, top), (low, high) in at.items():
@@ -102,16 +120,17 @@ def test_a_map_has_the_rows_of_the_file_in_their_places(run: Run, tmp_path: Path
         analyses = Analyses(model, profile.plan)
         assert low - 0.01 * abs(low) <= analyses.load.headroom <= high + 0.01 * abs(high)
         worst.append(analyses.status.value)
+    assert {*worst} == {"stable", "needs_cap", "overloaded"}
     assert {line.label.removeprefix("beyond: ") for line in found.lines} == {
         status.replace("_", " ") for status in worst if status != "stable"
     }
 
 
-def test_a_line_has_one_key(run: Run, tmp_path: Path) -> None:
-    vary = "gpu.memory_tokens=1k:400k:log5"
+def test_a_line_has_one_key(run: Run, tmp_path: Path, small: Path) -> None:
+    vary = "gpu.memory_tokens=100:2k:log5"
     picture, rows = tmp_path / "line.svg", tmp_path / "a.csv"
-    assert run("sweep", NAME, "--vary", vary, *COLUMNS, "-o", rows, "--plot", picture) == (0, "")
-    sweep = define(kvplan.load(NAME), [vary], columns=["verdict.status", "load.headroom"])
+    assert run("sweep", small, "--vary", vary, *COLUMNS, "-o", rows, "--plot", picture) == (0, "")
+    sweep = define(kvplan.load(small), [vary], columns=["verdict.status", "load.headroom"])
     (found,) = of_sweep(sweep, read(sweep, rows, columns_of(sweep)))
     assert found.x.log
     line, *dots = found.lines

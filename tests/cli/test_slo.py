@@ -7,6 +7,7 @@ from command import Run, document
 
 from kvplan.report.keys import CONTRACT
 
+pytestmark = pytest.mark.usefixtures("brief")
 PROFILE = """\
 schema = 1
 name = "70B on four"

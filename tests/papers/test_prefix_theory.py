@@ -9,6 +9,7 @@ from cached import AGENT_LAW, AGENT_MEMORY, THINK, agent_sessions, agents, one_c
 from cached_runs import run_cached
 from shipped import profile
 from strategies import one_class as requests_of_one_kind
+from tiers import is_night
 
 from kvplan.analysis.prefix_cache import prefix_cache, with_fluctuations
 from kvplan.model import Replica, ServingModel, Timing
@@ -16,6 +17,7 @@ from kvplan.model.gaps import Exponential, Gap, Quantiles
 from kvplan.model.reuse import SharedPrompt
 from kvplan.simulation.requests import poisson
 from kvplan.simulation.sessions import stream_of_sessions, with_shared_prompts
+from kvplan.study import warm_cache as warm
 from kvplan.study.warm_cache import warm_cache
 
 GAPS: dict[str, Gap] = {"exponential": Exponential(16.0), "lognormal": THINK, "fixed": Quantiles((16.0,))}
@@ -170,8 +172,13 @@ def test_below_a_hundred_streams_fluctuations_are_counted(gap: str, streams: flo
     assert off["iteration_time_s"] < 0.015
 
 
-def test_the_agents_of_the_theory_stay_warm_until_a_burst_comes() -> None:
-    """An independent simulator found .82 of the prompt tokens for 5,000 s, and 12.28 requests/s served afterwards."""
+def test_the_agents_of_the_theory_stay_warm_until_a_burst_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An independent simulator found .82 of the prompt tokens for 5,000 s, and 12.28 requests/s served afterwards.
+
+    On a commit an hour is tried, at night as much as the command tries.
+    """
+    if not is_night():
+        monkeypatch.setattr(warm, "_BUDGET_S", 0.5)
     told: list[float] = []
     found = profile("agents-collapse")
     trial = warm_cache(found.model, found.plan, told.append)
@@ -179,7 +186,7 @@ def test_the_agents_of_the_theory_stay_warm_until_a_burst_comes() -> None:
     assert (trial.runs, trial.lasted, trial.survived_burst, trial.lasts_s) == (5, 5, 0, None)
     assert trial.hit_ratio == pytest.approx(0.82, abs=0.015)
     assert trial.served_rps == pytest.approx(12.28, rel=0.02)
-    assert trial.seconds >= 10_000
+    assert trial.seconds >= (10_000 if is_night() else 3_600)
     assert trial.of_sessions
     assert 230 < trial.burst < 255  # 4 million tokens of 16,500 that a turn leaves
     assert told

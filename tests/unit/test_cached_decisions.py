@@ -45,7 +45,6 @@ timing = { d0 = "12 ms", d1 = "0.1 us", d2 = "60 us" }
 classes = [{ name = "a", input = 1000, decode = 200, shared = 800, rate = 15 }]
 """
 _TURNS, _DECODE = 16, 120.0
-_PROMPT = 8000 + (900 + 120) * (sum(j * (j - 1) / 2 for j in range(8, 25)) / 17 / 16)  # mean over turns
 
 
 @cache

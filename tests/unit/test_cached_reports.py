@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured import brief
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.cold_cache import with_cold_cache
@@ -54,8 +55,8 @@ def profile(text: str, *changes: tuple[str, str]) -> Profile:
 
 
 def analyses(text: str, *changes: tuple[str, str]) -> Analyses:
-    """What a report holds, each block computed where a test looks at it."""
-    return Analyses(profile(text, *changes).model, Plan())
+    """What a report holds but for a burst and advice, each block computed where a test looks at it."""
+    return brief(profile(text, *changes).model)
 
 
 def test_agents_of_the_theory() -> None:
@@ -77,7 +78,7 @@ def test_agents_of_the_theory() -> None:
 
 
 def test_it_says_what_keeps_agents_from_collapsing() -> None:
-    found = analyses(AGENTS)
+    found = Analyses(profile(AGENTS).model, Plan())
     assert found.prefix_cache is not None
     assert found.equilibrium.requests_in_flight is not None
     assert found.prefix_cache.separatrix_in_flight is not None
@@ -198,7 +199,7 @@ def users(count: int) -> ServingModel:
 def test_users_ask_as_fast_as_they_are_answered(count: int) -> None:
     """users = λ·(nτ + think), n = 120 stages and a think time of 10·e^½ s."""
     model = users(count)
-    found = Analyses(model, Plan())
+    found = brief(model)
     tau = found.equilibrium.iteration_time_s
     assert tau is not None
     assert model.total_rate_rps * (120 * tau + 10 * math.exp(0.5)) == pytest.approx(count, rel=1e-6)
@@ -210,7 +211,7 @@ def test_users_ask_as_fast_as_they_are_answered(count: int) -> None:
 
 
 def test_more_users_than_fill_memory_are_too_many() -> None:
-    found = Analyses(users(2000), Plan())
+    found = brief(users(2000))
     assert found.load.headroom is not None
     assert found.load.headroom < 0
     assert found.status is not Status.STABLE
@@ -292,7 +293,8 @@ def test_a_gap_of_nothing_guarantees_nothing() -> None:
 
 
 def test_with_a_limit_of_its_own_the_wait_is_what_is_missing() -> None:
-    found = analyses(AGENTS, ("block_tokens = 16", "block_tokens = 16, max_num_seqs = 117"))
+    seats = ("block_tokens = 16", "block_tokens = 16, max_num_seqs = 117")
+    found = Analyses(profile(AGENTS, seats).model, Plan())
     assert [setting.name for setting in found.advice[0].settings] == ["shed_after"]
     assert found.advice[0].sustains_offered
     assert found.actions[0].startswith("Set shed_after = ")
@@ -300,7 +302,7 @@ def test_with_a_limit_of_its_own_the_wait_is_what_is_missing() -> None:
 
 
 def test_too_many_users_are_an_overload_and_no_collapse() -> None:
-    found = Analyses(users(500), Plan())
+    found = brief(users(500))
     assert found.status is Status.OVERLOADED
     assert found.verdict.summary.startswith("500 users, and a replica for 441")
 

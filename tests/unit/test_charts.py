@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from measured import brief_report
 from shipped import profile, report
 
 import kvplan
@@ -18,7 +19,6 @@ from kvplan.plots import charts
 from kvplan.plots.chart import Axis, Chart, Line, Patch, peaks
 from kvplan.plots.palette import LIGHT
 from kvplan.plots.sweeps import of_sweep
-from kvplan.report.assembly import analyze
 from kvplan.study.goodput import at_rate
 from kvplan.study.operating_point import operating_point
 from kvplan.sweeps.definition import define
@@ -135,7 +135,7 @@ def test_throughput_is_the_rate_up_to_its_limit(name: str) -> None:
 def test_latency_against_load_has_goodput_and_objectives_and_the_figures_of_the_simulator() -> None:
     given = profile(NAME)
     plan = Plan(slos=(parse_slo("ttft_s.p95 <= 60 ms"), parse_slo("e2e_s.p90 <= 9 s")))
-    found = analyze(given.model, name="n", sha256="", plan=plan)
+    found = brief_report(given.model, plan)
     throughput, *latencies = charts.of_report(found, given.model, plan)
     assert throughput.title == "Throughput against load"
     assert [drawn.title for drawn in latencies] == [f"{time} against load" for time in ("TTFT", "ITL", "E2E")]

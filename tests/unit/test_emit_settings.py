@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from measured import brief_report
 from strategies import mix_model
 
 from kvplan.analysis.equilibrium import sustainable_rate
@@ -32,7 +33,7 @@ from kvplan.model.drafts import Drafts
 from kvplan.model.gaps import Exponential
 from kvplan.model.offload import Offload
 from kvplan.model.reuse import Reuse
-from kvplan.report.assembly import Report, analyze
+from kvplan.report.assembly import Report
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
@@ -47,9 +48,7 @@ SEATS = Advice((Setting("max_num_seqs", 46),), 0.03, True, None, 0.39, 0.4)
 BOTH = Advice((Setting("max_num_seqs", 50), Setting("shed_after", 4.5)), 0.09, True, None, 0.1, 0.1)
 
 
-@cache
-def analyzed(model: ServingModel) -> Report:
-    return analyze(model, name="one", sha256="")
+analyzed = cache(brief_report)
 
 
 def report_of(name: str, model: ServingModel, *advice: Advice) -> Report:

@@ -9,6 +9,7 @@ import pytest
 from every import every
 from hypothesis import given
 from hypothesis import strategies as st
+from measured import brief_report
 from tiers import examples
 
 import kvplan
@@ -28,7 +29,7 @@ from kvplan.model import (
     Timing,
 )
 from kvplan.profile.reading import parse_profile
-from kvplan.report.assembly import analyze, to_document
+from kvplan.report.assembly import to_document
 from kvplan.report.inputs import State, beyond, caveat, doubts, extrapolations, states, verdicts_in
 from kvplan.report.words import Status
 from kvplan.units import format_number, format_percent
@@ -117,12 +118,12 @@ def test_it_is_said_once_for_each_end_with_the_factors() -> None:
 
 def test_a_report_says_where_its_plan_leaves_the_range() -> None:
     told = model(2.0, measured=MeasuredRange(kv_tokens=(0, 700)))
-    report = analyze(told, name="n", sha256="")
+    report = brief_report(told)
     said = "The timing is extrapolated: a full replica holds 1,050 KV tokens, 1.5 times the 700 it was measured to."
     assert said in report.notes
     assert report.caveat == "timing extrapolated 1.5 times"
     within = model(2.0, measured=MeasuredRange(kv_tokens=(0, 1050)))
-    assert not any("extrapolated" in note for note in analyze(within, name="n", sha256="").notes)
+    assert not any("extrapolated" in note for note in brief_report(within).notes)
 
 
 # --------------------------------------------------------------------------------------------- the error band
@@ -157,13 +158,11 @@ def test_rates_and_verdict_at_the_ends_are_those_of_timings_that_are_faster_and_
     rate = share * load(full).sustainable_rps / full.total_rate_rps
     offered = replace(full, classes=tuple(replace(c, rate_rps=c.rate_rps * rate) for c in MIX))
     banded = replace(offered, measured=MeasuredRange(band=(least, most)))
-    middle = analyze(banded, name="n", sha256="")
-    ends = [
-        analyze(replace(offered, timing=slower(timing, end)), name="n", sha256="") for end in (most, least)
-    ]
+    middle = brief_report(banded)
+    ends = [brief_report(replace(offered, timing=slower(timing, end))) for end in (most, least)]
     assert middle.load.sustainable_rps_range == pytest.approx([one.load.sustainable_rps for one in ends])
     assert (middle.verdict.status, middle.load.sustainable_rps) == (
-        (plain := analyze(offered, name="n", sha256="")).verdict.status,
+        (plain := brief_report(offered)).verdict.status,
         plain.load.sustainable_rps,
     )
     recovers = middle.verdict.recovers_up_to_rps
@@ -199,7 +198,7 @@ def test_without_a_band_there_is_no_range_and_many_models_have_their_own() -> No
 
 
 def test_the_first_screen_has_the_range_of_rate_and_headroom() -> None:
-    report = analyze(model(8.0, measured=MeasuredRange(band=(0.8, 1.25))), name="n", sha256="")
+    report = brief_report(model(8.0, measured=MeasuredRange(band=(0.8, 1.25))))
     built = build(report)
     rows = {row[0]: row[1] for row in built.summary.rows}
     [load_table] = (block for block in built.sections[0].blocks if isinstance(block, Table))
@@ -214,7 +213,7 @@ def test_the_first_screen_has_the_range_of_rate_and_headroom() -> None:
 def test_with_a_prefix_cache_the_guaranteed_rate_has_its_range_and_the_verdict_none(name: str) -> None:
     """A full replica finds only what is in use, which scales with iterations; what a warm one keeps does not."""
     plain = kvplan.load(name).model
-    report = analyze(replace(plain, measured=MeasuredRange(band=(0.9, 1.3))), name="n", sha256="")
+    report = brief_report(replace(plain, measured=MeasuredRange(band=(0.9, 1.3))))
     ends = [load(replace(plain, timing=slower(plain.timing, end))).sustainable_rps for end in (1.3, 0.9)]
     assert report.load.sustainable_rps_range == pytest.approx(ends)
     said = " to ".join(map(format_number, ends))
@@ -228,7 +227,7 @@ def test_a_headroom_in_users_has_no_range_of_rates() -> None:
     text, count = re.subn(r"(?m)^rate = .*$", "users = 150", kvplan.load("agents-collapse").text)
     assert count == 1
     users = parse_profile(text.encode(), "users.toml").model
-    report = analyze(replace(users, measured=MeasuredRange(band=(0.9, 1.3))), name="n", sha256="")
+    report = brief_report(replace(users, measured=MeasuredRange(band=(0.9, 1.3))))
     shown = {row[0]: row[1] for row in build(report).summary.rows}["Headroom"]
     assert shown == format_percent(report.load.headroom, signed=True)
     (note,) = (note for note in report.notes if "Error band" in note)
@@ -246,13 +245,13 @@ TOLD = Provenance(
 
 
 def test_a_report_says_how_its_inputs_are_known() -> None:
-    found = to_document(analyze(model(provenance=TOLD), name="n", sha256=""))
+    found = to_document(brief_report(model(provenance=TOLD)))
     assert found["inputs"] == {"gpu": "estimated", "timing": "assumed", "workload": "measured"}
     assert found["notes"][0] == (
         "Inputs: gpu estimated (a data sheet); timing assumed (another model's, 2026-11-22); workload measured "
         "(trace.csv)."
     )
-    silent = to_document(analyze(model(), name="n", sha256=""))
+    silent = to_document(brief_report(model()))
     assert silent["inputs"] == {"gpu": "stated", "timing": "stated", "workload": "stated"}
     assert not any("Inputs:" in note for note in silent["notes"])
 
@@ -281,7 +280,7 @@ def test_the_first_screen_names_the_parts_that_are_not_sure(
 
 
 def test_every_format_shows_them_under_the_verdict() -> None:
-    document = build(analyze(model(provenance=TOLD), name="n", sha256=""))
+    document = build(brief_report(model(provenance=TOLD)))
     line = "Inputs: gpu estimated, timing assumed (another model's; a data sheet)."
     text = terminal.render(document, width=80).splitlines()
     assert text[text.index(line) + 1] == ""  # what to do comes after it
@@ -295,7 +294,7 @@ def test_every_format_shows_them_under_the_verdict() -> None:
 
 def test_a_long_source_takes_no_more_than_a_line() -> None:
     long = Provenance(timing=Origin(Knowledge.ASSUMED, "x" * 300))
-    document = build(analyze(model(provenance=long), name="n", sha256=""))
+    document = build(brief_report(model(provenance=long)))
     screen = terminal.render(document, width=80).splitlines()
     (line,) = (line for line in screen if line.startswith("Inputs"))
     assert len(line) == 80

@@ -19,20 +19,32 @@ from kvplan.profile.reading import load_profile
 from kvplan.report.assembly import analyze, to_document
 
 NAME = "paper-fc-budgets"
+PLAN = {
+    "tp": 1,
+    "weights": ["bf16"],
+    "rate": 4,
+    "input": 500,
+    "output": "50",
+    "slo": "ttft-p95=2s",
+    "gpu_hour": {"H100": 3},
+}
 
 
 # every public function, called after every module was imported: a module of its name would have taken its place
 CALLS = """
-import pkgutil, importlib, kvplan
+import importlib, pkgutil, sys, kvplan
 for module in pkgutil.walk_packages(kvplan.__path__, "kvplan."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
+sys.path.append(sys.argv[1])
+from measured import remember
+remember()
 profile = kvplan.load("paper-fc-budgets")
 results = {
     "analyze": kvplan.analyze(profile),
     "check": kvplan.check(profile, require="load.headroom >= 0", accept=["workload"]),
     "import_files": kvplan.import_files(model="Llama-3.1-8B", gpu="H100"),
-    "plan": kvplan.plan("Llama-3.1-8B", gpu="H100", tp=1, weights="fp8", rate=2, input=300, output=30),
+    "plan": kvplan.plan("Llama-3.1-8B", gpu="H100", **{PLAN}),
     "simulate": kvplan.simulate(profile, requests=20),
     "sweep": kvplan.sweep(profile, {"gpu.max_num_seqs": [5, 10]}, "load.headroom"),
 }
@@ -46,7 +58,7 @@ for name, result in results.items():
 
 
 def test_functions_are_not_hidden_by_modules(tmp_path: Path) -> None:
-    python(CALLS, cwd=tmp_path)
+    python(CALLS.replace("{PLAN}", repr(PLAN)), str(Path(__file__).parents[1]), cwd=tmp_path)
     assert (Path(kvplan.__file__).parent / "py.typed").is_file()  # tells type checkers that there are types
 
 
@@ -65,14 +77,15 @@ def test_results_print_the_screens_of_the_commands(
         "500",
         "--out",
         "50",
+        "--slo",
+        "ttft-p95=2s",
         "--gpu-hour",
         "3",
     ]
-    asked = {"tp": 1, "weights": ["bf16"], "rate": 4, "input": 500, "output": "50", "gpu_hour": {"H100": 3}}
     for command, result in (
         (
             ["plan", "Llama-3.1-8B", "--gpu", "H100", *demand],
-            kvplan.plan("Llama-3.1-8B", gpu="H100", **asked),
+            kvplan.plan("Llama-3.1-8B", gpu="H100", **PLAN),
         ),
         (["analyze", NAME], kvplan.analyze(NAME)),
         (["simulate", NAME, "--policy", "vllm", "--requests", "30"], kvplan.simulate(NAME, requests=30)),

@@ -148,6 +148,7 @@ def test_requests_of_a_single_token_keep_the_rules(model: ServingModel) -> None:
     check_rules(model)
 
 
+@pytest.mark.usefixtures("brief")
 @every("share", [0.5, 0.78, 0.81, 0.99, 1.01, 3.0])
 def test_the_verdict_on_one_length_follows_the_danger_zone(share: float) -> None:
     """Input 2, decode 3: below 0.8 of the sustainable rate stable, then needs_cap, beyond it overloaded.
@@ -160,6 +161,7 @@ def test_the_verdict_on_one_length_follows_the_danger_zone(share: float) -> None
     check_rules(model)
 
 
+@pytest.mark.usefixtures("brief")
 def test_exactly_the_sustainable_rate_is_not_overloaded() -> None:
     found = document(mix_model((20, 4, 6.0), (20, 5, 6.0), memory=1230))
     assert found["load"]["headroom"] == pytest.approx(0, abs=1e-12)
@@ -168,12 +170,14 @@ def test_exactly_the_sustainable_rate_is_not_overloaded() -> None:
     assert document(model)["verdict"]["status"] == "needs_cap"
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_mix_that_damps_disturbances_is_stable_nearly_up_to_the_sustainable_rate() -> None:
     for rate, status in ((5.9, "stable"), (6.1, "overloaded")):
         found = document(mix_model((20, 4, rate * 1e2), (20, 5, rate * 1e2), memory=123_000))
         assert (found["verdict"]["status"], found["worst_cycle"]["kind"]) == (status, "none")
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(("seqs", "kind"), [(100, "none"), (101, "homogeneous")])
 def test_a_concurrency_limit_that_fits_memory_rules_out_evictions(seqs: int, kind: str) -> None:
     """100 requests of at most 12 tokens in 1200: nothing can be evicted, greedy admission is safe."""
@@ -182,6 +186,7 @@ def test_a_concurrency_limit_that_fits_memory_rules_out_evictions(seqs: int, kin
     check_rules(model)
 
 
+@pytest.mark.usefixtures("brief")
 @every("work_rate", [0.999999, 1.0, 1.5, 1e6])
 def test_full_work_rates_leave_nulls_and_a_report_all_the_same(work_rate: float) -> None:
     """One class of 1 and one of 3 token-iterations a request: 4·1 + 1·3 = 7 a second."""
@@ -206,6 +211,7 @@ def test_completing_more_short_requests_does_not_make_up_for_starved_long_ones()
     assert found.worst_cycle.loss == pytest.approx(1 - 20 / n_star, rel=1e-6)
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("beside", ["drafts", "layers"])
 def test_nothing_is_promised_of_what_is_not_modelled(beside: str) -> None:
     """Beside drafts and layers of several kinds: Nested WAIT, prefix caching, theorems on plain requests."""
