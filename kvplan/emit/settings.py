@@ -61,8 +61,7 @@ def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
     """
     if model.replica.prefill is not Prefill.FUSED:
         raise UsageError(
-            f'--engine {engine.name}: engines compute prompts with prefill = "fused", and the profile says '
-            f'"{model.replica.prefill}"'
+            f'engines compute prompts with prefill = "fused", and the profile says "{model.replica.prefill}"'
         )
     served = model.engine or Served()
     if served.name != engine.name:

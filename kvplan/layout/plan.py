@@ -17,11 +17,11 @@ from kvplan.planning.ways import Ways
 from kvplan.study.objectives import State
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
-_MISSED = {"load": "more load than is sustainable", "queue": "the queue grows"}
+_MISSED = {"load": "overloaded: more than is sustainable", "queue": "the queue grows"}
 _NEXT = {"timing": "speed, with vllm bench serve on one replica", "lengths": "lengths"}
 _WIDTH = 73  # of a command, before a flag and a backslash
 _ALTERNATIVES = 3  # that are shown
-_FEELS_SLOW_S = 0.1  # ITL p95, above which it is said where nobody limits it
+_LONG_WAIT_S, _FEELS_SLOW_S = 10.0, 0.1  # p95 of TTFT and ITL, above which it is said where nobody limits it
 _MOST, _MOST_IMPOSSIBLE = 2, 12  # refused kinds that are named, beside a plan and where there is none
 
 
@@ -63,7 +63,7 @@ def _planned(plan: Plan, full: bool) -> Iterator[Block]:
     for o in plan.objectives:
         if o.limit is not None and o.cliff is not None:
             ends = " to ".join(map(format_seconds, o.cliff))
-            yield Paragraph(f"{_words(o.key)} is on a cliff: {ends} for a few per cent of the values.")
+            yield Paragraph(f"{_words(o.key)} is on a cliff: a per cent of the values decides about {ends}.")
     costs = [number("per hour")] if plan.request.priced else []
     yield table(
         (number("replicas"), number("GPUs"), *costs, words("")), (_size(plan, size) for size in plan.sizes)
@@ -80,7 +80,7 @@ def _planned(plan: Plan, full: bool) -> Iterator[Block]:
             number("GPUs"),
             *costs,
             number("if slower or faster"),
-            number("tokens"),
+            number("token budget"),
         )
         yield table(others, (_alternative(plan, one) for one in shown))
     yield _shell(command(plan, plan.winner, plan.setting))
@@ -170,7 +170,7 @@ def _size(plan: Plan, size: Size) -> tuple[str, ...]:
     chosen = size.replicas == plan.setting.replicas
     setting = Setting(size.replicas, size.batched_tokens)
     if size.state is State.HOLDS:
-        said = "all met"
+        said = "all met" if plan.request.slos else "the queue is steady"
         if chosen and plan.room is not None:
             ends = _MISSED.get(plan.room_ends) or f"{_words(plan.room_ends)} is too near its limit"
             at_least = "at least " * (plan.room >= MOST_ROOM)
@@ -182,7 +182,7 @@ def _size(plan: Plan, size: Size) -> tuple[str, ...]:
     elif size.state is State.OPEN:
         said = "not sure even after long runs"
     else:
-        said = "misses " + "; ".join(_missed(size, key) for key in size.missed)
+        said = "; ".join(_missed(size, key) for key in size.missed)
     cost = [_money(size.replicas * plan.winner.price)] if plan.request.priced else []
     return f"{'* ' * chosen}{size.replicas:,}", f"{_gpus(plan.winner, setting):,}", *cost, said
 
@@ -192,9 +192,9 @@ def _missed(size: Size, key: str) -> str:
         return _MISSED[key]
     decision = next(d for d in size.decided if d.key == key)
     if key.endswith(".mean") or decision.value is None:
-        return f"{_words(key)}: {format_seconds(decision.value)}"
+        return f"misses {_words(key)}: {format_seconds(decision.value)}"
     share = format_percent(decision.share)
-    return f"{_words(key)}: {share} above {format_seconds(decision.limit)}"
+    return f"misses {_words(key)}: {share} above {format_seconds(decision.limit)}"
 
 
 def _routing(plan: Plan) -> str:
@@ -325,11 +325,12 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         yield f"Rates vary: planned for {rate} requests/s, from {begin} to {end}; figures are those of the worst part."
         if any(o.state is State.MISSES for o in plan.objectives):
             yield "Rates vary within that part, too: it misses an objective; --headroom plans for more."
-    limited = {slo.key.partition(".")[0] for slo in plan.request.slos}
-    latency = plan.latency
-    p95 = None if latency is None else latency.itl_s.p95
-    if "itl_s" not in limited and p95 is not None and p95 > _FEELS_SLOW_S:
-        yield f"No objective limits ITL, whose p95 is {format_seconds(p95)}."
+    limited = {slo.key for slo in plan.request.slos}
+    values = {o.key: o.value for o in plan.objectives}
+    for key, name, slow_s in (("ttft_s.p95", "TTFT", _LONG_WAIT_S), ("itl_s.p95", "ITL", _FEELS_SLOW_S)):
+        p95 = values.get(key)
+        if not any(one.startswith(key[:5]) for one in limited) and p95 is not None and p95 > slow_s:
+            yield f"No objective limits {name}, whose p95 is {format_seconds(p95)}."
     assumed = ""
     if plan.spread:
         sizes = ", ".join(f"{n:,} at cv {cv:g}" for cv, n in plan.spread)
@@ -344,7 +345,10 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         low, high = plan.next.replicas
         most = "no number of" if high is None else f"{high:,}"
         yield f"Next: measure the {_NEXT[plan.next.input]} ({low:,} to {most} replicas): {plan.next.command}"
-    dearer = f"{plan.race.dearer} other kinds cost 1.6 times as much or more." if plan.race.dearer else ""
+    dearer = ""
+    if plan.race.dearer:
+        kinds = "1 other kind takes" if plan.race.dearer == 1 else f"{plan.race.dearer} other kinds take"
+        dearer = f"{kinds} 1.6 times the {'cost' if plan.request.priced else 'GPUs'} or more."
     if plan.refused:
         named = "; ".join(f"{r.name}: {_why(r)}" for r in plan.refused[: None if full else _MOST])
         more = len(plan.refused) - _MOST

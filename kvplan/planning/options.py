@@ -309,6 +309,8 @@ def _schedule(text: str | None) -> dict[str, Any] | None:
         return schedule_of(read_trace(path).requests.arrival_s)
     try:
         table = tomli.loads(path.read_text(encoding="utf-8")).get("workload", {})
+    except OSError as error:
+        raise UsageError(f"--schedule {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"--schedule {path}: must be text in UTF-8") from None
     except tomli.TOMLDecodeError as error:

@@ -256,11 +256,12 @@ def test_an_interrupted_search_says_the_best_so_far_and_ends_as_interrupts_do(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Task, "judge", interrupted)
-    code, text, _ = run(*SHORT)
+    other = (*SHORT, "--headroom", "1%")  # of which nothing is known yet
+    code, text, _ = run(*other)
     assert code == 130
     assert "Interrupted. The best so far, by short runs, not confirmed" in " ".join(text.split())
     assert "1 replica x 1 H100 SXM" in text
-    assert json.loads(run(*SHORT, "--format", "json")[1])["plan"]["status"] == "interrupted"
+    assert json.loads(run(*other, "--format", "json")[1])["plan"]["status"] == "interrupted"
 
 
 def test_what_no_replica_can_do_is_said_with_exit_1(run: Run, tmp_path: Path) -> None:
