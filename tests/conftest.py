@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -38,10 +39,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "nightly: a long campaign, run by `pytest --nightly` alone")
-    config.addinivalue_line(
-        "markers", "quick: for every save, put on the tests of some folders by tests/tiers.py"
-    )
     settings.load_profile("nightly" if config.getoption("--nightly") else "commit")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every command compiles the whole package
@@ -63,6 +60,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(config.stash[_shared], ignore_errors=True)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what `-m quick` leaves out."""
+    left_out = config.option.markexpr == "quick" and collection_path.suffix == ".py"
+    return True if left_out and not is_quick(collection_path) else None
+
+
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without a burst and advice, which take most of their time."""
@@ -77,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     remember()
     for item in items:
-        if is_quick(item):
+        if is_quick(item.path):
             item.add_marker(pytest.mark.quick)
     if not config.getoption("--nightly"):
         seen: dict[str, int] = {}

@@ -1,12 +1,26 @@
 """What runs when: some on every save (`pytest -m quick`), all on a commit, more at night (`pytest --nightly`)."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 COMMIT, NIGHTLY = 8, 400  # examples of a property that asks for no number of its own
-QUICK = ("golden", "unit")  # folders
+QUICK = ("cli", "golden", "properties", "unit")  # folders
+# Files of these folders that take too long for it, seconds of a processor each.
+SLOW = """
+cli/agreement cli/analyze cli/arrivals cli/bad_profiles cli/campaign cli/docs cli/emit cli/first_screens
+cli/hostile_input cli/html_browser cli/import cli/installed cli/mix cli/moving_files cli/plan cli/plots
+cli/provenance cli/schedule cli/simulate cli/slo cli/streams cli/sweep cli/sweep_dask cli/sweep_parquet
+properties/bursts properties/coasting properties/drafts properties/fleet properties/law properties/layered
+properties/metrics properties/mixing properties/nested properties/overflow properties/partial_prompts
+properties/remedy properties/simulated_host_tier properties/simulated_radix_tree properties/simulation
+properties/spans properties/split properties/timing_fit properties/verdicts properties/wait unit/advice
+unit/cached_reports unit/charts unit/doctests unit/emit_settings unit/explain unit/extremes unit/host_reports
+unit/imports unit/inputs unit/library unit/objectives unit/operating_point unit/oracle unit/report
+unit/samples_of_windows unit/text_file unit/timing_fit unit/warm_cache
+"""
 
 
 def examples(count: int) -> settings:
@@ -106,9 +120,10 @@ KEPT = {
 }
 
 
-def is_quick(item: pytest.Item) -> bool:
-    """Tell whether a test is for every save, which its folder decides."""
-    return item.path.parent.name in QUICK
+def is_quick(file: Path) -> bool:
+    """Tell whether the tests of a file are for every save."""
+    name = f"{file.parent.name}/{file.stem.removeprefix('test_')}"
+    return file.parent.name in QUICK and name not in SLOW.split()
 
 
 def is_kept(item: pytest.Item, seen: dict[str, int]) -> bool:

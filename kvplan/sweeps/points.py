@@ -22,6 +22,7 @@ from kvplan.profile.reading import model_of, plan_of
 from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.simulation.metrics import PolicyResult
+from kvplan.study.drain import Drain
 from kvplan.study.recovery import Recovery
 from kvplan.sweeps.definition import Sweep
 from kvplan.sweeps.vary import Axis, Number, stretch
@@ -123,6 +124,8 @@ def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> t
         known["stability"] = _stability(_with_room(cold))
     if not _rests_on_recovery(sweep):
         known["recovery"] = Recovery(None, reason="no column asks for it")
+    if not any(column.block == "verdict" and column.path[0] == "drain" for column in sweep.columns):
+        known["drain"] = Drain(None, None, None, None, "no column asks for it")
     analyses = Analyses(point.model, point.plan, known)
     results: dict[str, PolicyResult] = {}
     error = None

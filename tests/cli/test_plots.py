@@ -177,16 +177,16 @@ def test_the_simulated_figure_asked_for_is_drawn(
     assert [one.label for one in found.lines] == [line]
 
 
-def test_a_finished_sweep_is_drawn_by_resuming_it(run: Run, tmp_path: Path) -> None:
+def test_a_finished_sweep_is_drawn_by_resuming_it(run: Run, tmp_path: Path, small: Path) -> None:
     """The first number is drawn where there is no headroom; without the verdict there is no boundary."""
     results, picture = tmp_path / "rows.csv", tmp_path / "a.svg"
     columns = ["--columns", "verdict.binding,load.sustainable_rps", "--executor", "serial"]
-    assert run("sweep", NAME, *GRID, *columns, "-o", results)[0] == 0
-    code, said = run("sweep", NAME, *GRID, *columns, "-o", results, "--plot", picture, "--resume")
+    assert run("sweep", small, *GRID, *columns, "-o", results)[0] == 0
+    code, said = run("sweep", small, *GRID, *columns, "-o", results, "--plot", picture, "--resume")
     assert code == 0
     assert "no boundary, since verdict.status is not among --columns" in said
     text = picture.read_bytes()
-    assert run("sweep", NAME, *GRID, *columns, "-o", results, "--plot", picture, "--resume")[0] == 0
+    assert run("sweep", small, *GRID, *columns, "-o", results, "--plot", picture, "--resume")[0] == 0
     assert picture.read_bytes() == text
 
 

@@ -14,6 +14,8 @@ from kvplan.errors import EngineError, UsageError
 from kvplan.model.lengths import Lengths
 from kvplan.profile import schema
 from kvplan.profile.reading import parse_profile
+from kvplan.report import assembly
+from kvplan.study.drain import Drain
 from kvplan.sweeps import run
 from kvplan.sweeps.columns import expand
 from kvplan.sweeps.definition import Runs, define
@@ -200,6 +202,24 @@ def test_replicas_of_a_fleet_can_vary() -> None:
     assert [row[-1] for row in found] == [None] * 4
     with pytest.raises(UsageError, match=r"fleet\.replicas.*not a number of this profile"):
         define(profile, ["fleet.replicas=1,2"])
+
+
+def test_a_burst_is_run_where_a_column_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else of the verdict has one: it takes most of the time of a point."""
+    seen: list[object] = []
+
+    def drain(*given: object) -> Drain:
+        seen.append(given)
+        return Drain(3.0, None, None, None, "")
+
+    monkeypatch.setattr(assembly, "drain", drain)
+    profile = parse_profile(PROFILE.encode(), "p")
+    rest = ["verdict.status", "verdict.binding", "verdict.recovers_up_to_rps"]
+    for columns, bursts in ((rest, []), ([*rest, "verdict.drain.burst_requests"], [3.0, 3.0])):
+        found = list(rows(define(profile, ["timing.d0=1 ms,2 ms"], columns=columns), 0, 2))
+        assert [row[2] for row in found] == ["needs_cap", "needs_cap"]
+        assert [row[5] for row in found if row[5] is not None] == bursts
+        assert len(seen) == len(bursts)
 
 
 def test_cells_of_any_name_and_text_can_be_read_back() -> None:
