@@ -149,7 +149,7 @@ def test_what_a_chart_says_is_text() -> None:
 
 
 def test_sections_without_a_verdict_are_a_page() -> None:
-    sections = build(shipped("tool-calls-h100")).sections[:2]
+    sections = build(shipped("llama-3.1-8b-rtx4090")).sections[:2]
     one, two = (Page(html.render_sections(sections[:count], "kvplan 0", [chart()])) for count in (1, 2))
     for page, headings in ((one, 1), (two, 3)):
         assert page.open == []
@@ -167,7 +167,7 @@ def test_lines_of_characters_stay_lines() -> None:
 
 
 def test_headings_and_tables_have_their_roles() -> None:
-    page = Page(html.render(build(shipped("tool-calls-h100"))))
+    page = Page(html.render(build(shipped("llama-3.1-8b-rtx4090"))))
     tags = [tag for tag, _ in page.tags]
     assert tags.count("h1") == 1
     assert ("html", {"lang": "en"}) in page.tags
@@ -182,7 +182,7 @@ def test_headings_and_tables_have_their_roles() -> None:
 
 def test_cells_of_wide_tables_carry_the_name_of_their_column() -> None:
     """For narrow windows, where they stand below each other."""
-    shown = build(shipped("paper-wait-nested"))
+    shown = build(shipped("gemma-3-27b-h100"))
     tables = [b for section in shown.sections for b in section.blocks if isinstance(b, Table)]
     expected = [
         column.name
@@ -198,7 +198,7 @@ def test_cells_of_wide_tables_carry_the_name_of_their_column() -> None:
 
 
 def test_chosen_sections_only() -> None:
-    text = html.render(build(shipped("tool-calls-h100"), ["load"]))
+    text = html.render(build(shipped("llama-3.1-8b-rtx4090"), ["load"]))
     assert re.findall('<section id="([^"]*)"', text) == ["load"]
 
 

@@ -12,7 +12,7 @@ from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from single_server import SERVICE_S, mean_ttft_s, rate_of_mean_ttft, server, share_above
-from tiers import examples
+from tiers import examples, is_night
 
 from kvplan.decide.gate import Subject, judge
 from kvplan.decide.requirement import parse, parse_key
@@ -171,7 +171,7 @@ def test_overload_misses_every_objective() -> None:
 # ----------------------------------------------------------------------------------------------------- goodput
 
 
-@every("limit_ms", [10.5, 12, 18, 60])
+@every("limit_ms", [10.5, 12, 18, 60] if is_night() else [10.5, 60])
 def test_goodput_of_a_single_server_is_that_of_pollaczek_and_khinchine(limit_ms: float) -> None:
     truth = rate_of_mean_ttft(limit_ms / 1e3)
     found = goodput(server(1.0), Plan(), VLLM, [parse_slo(f"ttft_s.mean <= {limit_ms} ms")])
