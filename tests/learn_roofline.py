@@ -1,6 +1,6 @@
 """Learns kvplan/ingest/model/roofline.toml from public concurrency sweeps; `python tests/learn_roofline.py` prints it.
 
-What is learnt, and how: `kvplan.reproduction.real.learning`. Bands come from models left out one by one, each foretold
+What is learnt, and how: `scoreboard.learning`. Bands come from models left out one by one, each foretold
 with constants learnt from the others.
 """
 
@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-
-from kvplan.ingest.timing.reading import read_samples
-from kvplan.ingest.timing.sweep import Sweep
-from kvplan.reproduction.real.learning import (
+from scoreboard.learning import (
     Configuration,
     Load,
     learn,
@@ -26,6 +23,9 @@ from kvplan.reproduction.real.learning import (
     u_of,
     weights,
 )
+
+from kvplan.ingest.timing.reading import read_samples
+from kvplan.ingest.timing.sweep import Sweep
 
 SWEEPS = Path(__file__).resolve().parents[2] / "shared/data/silicon-sweeps/sweeps.csv"
 LEAST_CONFIGURATIONS = 4  # for a band of their own

@@ -27,6 +27,8 @@ def profile(value: object) -> Profile:
     """
     if isinstance(value, Profile):
         return value
+    if isinstance(inside := getattr(value, "profile", None), Profile):  # of a plan, or of files
+        return inside
     if value is not None and not isinstance(value, str | PathLike):
         raise UsageError(f"a profile is wanted, or its path or name, not {_seen(value)}")
     return with_trace(load_profile(None if value is None else fspath(value), stdin=BytesIO()))

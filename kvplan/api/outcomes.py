@@ -7,13 +7,14 @@ from typing import Any
 
 from kvplan.api.results import Result
 from kvplan.decide import check as checking
+from kvplan.errors import UsageError
 from kvplan.formats import json as documents
 from kvplan.ingest import gathering
 from kvplan.layout import check as check_screen
 from kvplan.layout import gathered
 from kvplan.layout import plan as plan_screen
 from kvplan.layout.elements import Section
-from kvplan.planning import plan as planning
+from kvplan.planning import result as planning
 from kvplan.plots.chart import Chart
 from kvplan.plots.charts import of_plan
 
@@ -22,6 +23,18 @@ _OF_A_KIND = ("name", "replicas", "gpus", "gpu", "parallelism", "weights", "engi
 
 class Plan(Result, planning.Plan):
     """A plan. Its columns have a row for the kind of replica that was chosen, and for each alternative."""
+
+    def save(self, path: "str | Path") -> None:
+        """Write the planned profile to a TOML file.
+
+        Raises
+        ------
+        UsageError
+            There is none: the demand is impossible.
+        """
+        if self.profile is None:
+            raise UsageError(f"nothing to save: {self.status}")
+        Path(path).write_text(self.profile.text, encoding="utf-8")
 
     def _document(self) -> dict[str, Any]:
         return documents.plan(self)

@@ -177,7 +177,7 @@ def plan(
     """Find the cheapest replicas that meet the objectives of a demand. -o plan.toml keeps the plan as a profile."""
     from kvplan.formats import json
     from kvplan.layout import plan as screen
-    from kvplan.planning.plan import Status
+    from kvplan.planning.result import Status
 
     check_writable(output)
     check_plot(plot, services, output)

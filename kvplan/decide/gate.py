@@ -228,8 +228,11 @@ def _of_plan(analyses: Analyses) -> Judgement:
     router = fleet.routing if fleet is not None and looks else None
     task = Task(planned_for(replace(model, fleet=None)), plan, plan.slower, plan.headroom, router=router)
     tokens = model.replica.max_num_batched_tokens
-    judged = task.judge(1 if fleet is None else fleet.size, tokens)
-    said = f"misses {', '.join(judged.missed)}" if judged.missed else str(judged.state)
+    size = 1 if fleet is None else fleet.size
+    judged = task.judge(size, tokens)
+    said = f"{judged.state}, {size} replica{'s' * (size != 1)}"
+    if judged.missed:
+        said = f"misses {', '.join(judged.missed)} with {size} replica{'s' * (size != 1)}"
     doubt = "long runs leave it open" if judged.state is State.OPEN else ""
     return Judgement(said, None, judged.state is State.HOLDS, doubt)
 

@@ -62,6 +62,8 @@ class Engine(NamedTuple):
         Sets the host tier of a replica; None where it is not known how.
     drafts
         Sets the number of drafts in an iteration; None where its policies have none.
+    parallel
+        Flag for the GPUs of a replica.
     assigns
         Between a flag and its value.
     note
@@ -77,5 +79,6 @@ class Engine(NamedTuple):
     finds_prefixes: bool = True
     host_tier: Callable[[Offload, Replica], Iterator[Flag]] | None = None
     drafts: Callable[[int], Flag] | None = None
+    parallel: str = ""
     assigns: str = " "
     note: str = ""

@@ -61,8 +61,7 @@ def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
     """
     if model.replica.prefill is not Prefill.FUSED:
         raise UsageError(
-            f'--engine {engine.name}: engines compute prompts with prefill = "fused", and the profile says '
-            f'"{model.replica.prefill}"'
+            f'engines compute prompts with prefill = "fused", and the profile says "{model.replica.prefill}"'
         )
     served = model.engine or Served()
     if served.name != engine.name:
@@ -123,6 +122,8 @@ def engine_settings_of(engine: Engine, report: Report, model: ServingModel, plan
 def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
     """Write what a profile says of its engine."""
     replica, why = model.replica, "the profile's"
+    if replica.gpus > 1:
+        yield Flag(engine.parallel, str(replica.gpus), "the profile's gpus")
     limits = {**dict.fromkeys(SEATS, replica.max_num_seqs), TOKENS: replica.max_num_batched_tokens}
     for name, value in limits.items():
         if value is not None and name in engine.spellings:

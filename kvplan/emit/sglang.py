@@ -37,6 +37,7 @@ ENGINE = Engine(
         ),
     },
     cache_off=Flag("--disable-radix-cache", None, "prefix_caching = false in the profile"),
+    parallel="--tensor-parallel-size",
     queue=Queue(
         "--max-queued-requests",
         counts_running=False,

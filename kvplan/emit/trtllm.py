@@ -28,6 +28,7 @@ ENGINE = Engine(
         section="scheduler_config",
     ),
     finds_prefixes=False,
+    parallel="tensor_parallel_size",
     assigns=": ",
     note=(
         "GUARANTEED_NO_EVICT reserves the longest output that clients ask for, here the longest decode length of "

@@ -54,6 +54,7 @@ ENGINE = Engine(
         'admission = "first-chunk" in the profile',
         "Since pull request 37307 of March 2026; before it there is no other admission.",
     ),
+    parallel="--tensor-parallel-size",
     queue=Queue(
         "--max-num-queued-reqs",
         counts_running=True,

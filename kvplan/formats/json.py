@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from kvplan.decide.remedy import Remedy
     from kvplan.emit.settings import EngineSettings
     from kvplan.planning.day import Day
-    from kvplan.planning.plan import Plan as Planned
+    from kvplan.planning.result import Plan as Planned
     from kvplan.planning.search import Band, Candidate, Setting
     from kvplan.profile.reading import Profile
     from kvplan.report.assembly import ProfileIdentity, Report
     from kvplan.reproduction.judge import Reproduction
-    from kvplan.reproduction.real.score import Scoreboard
     from kvplan.simulation.experiments.hindsight_bound import StudyBound
     from kvplan.simulation.experiments.study import Study
     from kvplan.study.operating_point import OperatingPoint
@@ -215,7 +214,7 @@ def emit(found: "EngineSettings", report: "Report") -> Document:
 
 def plan(found: "Planned") -> Document:
     """Replicas for a demand: `plan` of the contract."""
-    from kvplan.planning.plan import Status
+    from kvplan.planning.result import Status
 
     document: Document = {"status": found.status, "demand": found.demand}
     if found.status is Status.IMPOSSIBLE:
@@ -240,7 +239,7 @@ def plan(found: "Planned") -> Document:
 def _replicas(found: "Planned", candidate: "Candidate", setting: "Setting") -> Document:
     """So many replicas of a kind, their engine and what they cost."""
     from kvplan.layout.plan import command
-    from kvplan.planning.plan import Cost
+    from kvplan.planning.result import Cost
 
     replica, cost = candidate.task.model.replica, found.cost_of(candidate, setting)
     return {
@@ -353,30 +352,9 @@ def mix(found: "Comparison", profile: "Owner") -> Document:
 # ----------------------------------------------------------------------------------------------- reproduce
 
 
-def reproduce(found: "Sequence[Reproduction]", boards: "Sequence[Scoreboard]" = ()) -> Document:
-    """Experiments, what papers print, and what kvplan gets; and real runs, as foretold and as measured."""
-    return {
-        **_document(),
-        "experiments": [_experiment(one) for one in found],
-        "real_runs": [_real_run(board) for board in boards],
-    }
-
-
-def _real_run(board: "Scoreboard") -> Document:
-    return {
-        **_fields(board.run, "name", "title", "source", "licence", "protocol"),
-        "has_data": bool(board.rows),
-        "errors": [
-            {
-                **_fields(one.bound, "quantity", "kind", "over", "off"),
-                **_fields(one, "value", "configurations", "worst"),
-                **_fields(one.bound, "must", "recorded"),
-                **_fields(one, "holds", "as_recorded"),
-            }
-            for one in board.scored
-        ],
-        "rows": [{**row.configuration._asdict(), **_fields(row, *row._fields[1:])} for row in board.rows],
-    }
+def reproduce(found: "Sequence[Reproduction]") -> Document:
+    """Experiments, what papers print, and what kvplan gets."""
+    return {**_document(), "experiments": [_experiment(one) for one in found]}
 
 
 def _experiment(found: "Reproduction") -> Document:

@@ -147,7 +147,7 @@ def _block(block: Block, width: int) -> RenderableType:
         case Bullets():
             return _items(block.items, ["-"] * len(block.items))
         case Figure():
-            return _indented(Text(block.text, no_wrap=True, overflow="crop"))
+            return _indented(Text(block.text, no_wrap=True, overflow="ignore"))
 
 
 def _table(table: Table, width: int) -> RenderableType:

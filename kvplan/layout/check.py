@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from kvplan.decide.check import Checked, Origin, Outcome, Result
 from kvplan.decide.gate import is_costly, telling_digits
 from kvplan.decide.remedy import MAX_FACTOR, Lever, Remedy
+from kvplan.decide.requirement import PLAN_HOLDS
 from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, Table, table, words
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 
@@ -19,6 +20,7 @@ _NOT_KNOWN = (
 _NOT_TRIED = (
     "no change is tried on a warm prefix cache; up to prefix_cache.sustainable_rps.guaranteed none is needed"
 )
+_ASK_PLAN = "kvplan plan with this profile finds how many replicas are enough"
 _ON_DEMAND = "--remedies looks for the smallest changes that would pass"
 _NONE = (
     "no change was found that makes it pass: neither less traffic, nor up to "
@@ -73,7 +75,9 @@ def _section(checked: Checked, full: bool) -> Section:
     heading = f"{checked.outcome.value.upper()}  {title(checked)}"
     if checked.problems:
         said = tuple(problem.message for problem in checked.problems)
-        return Section("check", heading, (Bullets(said if full else said[:_MOST_NOTES]),))
+        if not full and len(said) > _MOST_NOTES:
+            said = (*said[: _MOST_NOTES - 1], f"and {len(said) - _MOST_NOTES + 1} more")
+        return Section("check", heading, (Bullets(said),))
     results = sorted(checked.results, key=lambda result: result.judgement.passed)
     failed = [r for r in results if not r.judgement.passed]
     remarks = [line for result in failed for line in _remarks(result)]
@@ -172,6 +176,8 @@ def advice_text(result: Result) -> str:
     """What is said to do about a requirement that fails."""
     if result.key.path[0] == "inputs":
         return _NOT_KNOWN
+    if result.key == PLAN_HOLDS:
+        return _ASK_PLAN
     if is_costly(result.key):
         return _NO_RATE if result.key.path[0] == "goodput" else _NOT_TRIED
     if result.requirement is None:

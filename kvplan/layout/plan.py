@@ -6,20 +6,22 @@ from dataclasses import replace
 from kvplan.emit import engine
 from kvplan.emit.settings import flags_of_profile
 from kvplan.layout.elements import Block, Bullets, Column, Figure, Paragraph, Section, number, table, words
+from kvplan.model.provenance import Knowledge
+from kvplan.planning.around import MOST_ROOM
 from kvplan.planning.day import Day
 from kvplan.planning.kinds import Kind
-from kvplan.planning.plan import Alternative, Plan, Refused, Size, Status
+from kvplan.planning.result import Alternative, Plan, Refused, Size, Status
 from kvplan.planning.search import Band, Candidate, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
 from kvplan.study.objectives import State
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 
-_MISSED = {"load": "more load than is sustainable", "queue": "the queue grows"}
+_MISSED = {"load": "overloaded: more than is sustainable", "queue": "the queue grows"}
 _NEXT = {"timing": "speed, with vllm bench serve on one replica", "lengths": "lengths"}
 _WIDTH = 73  # of a command, before a flag and a backslash
 _ALTERNATIVES = 3  # that are shown
-_FEELS_SLOW_S = 0.1  # ITL p95, above which it is said where nobody limits it
+_LONG_WAIT_S, _FEELS_SLOW_S = 10.0, 0.1  # p95 of TTFT and ITL, above which it is said where nobody limits it
 _MOST, _MOST_IMPOSSIBLE = 2, 12  # refused kinds that are named, beside a plan and where there is none
 
 
@@ -29,17 +31,23 @@ def build(plan: Plan, *, full: bool = False, kept: bool = False) -> Section:
     screens = {Status.IMPOSSIBLE: _impossible, Status.INTERRUPTED: _interrupted, Status.PLANNED: _planned}
     blocks = [*screens[plan.status](plan, full)]
     if plan.status is Status.PLANNED:
-        keep = () if kept else ("-o plan.toml keeps it: profile and gate, for check, analyze and emit.",)
-        blocks.append(Bullets((*_notes(plan, full), *keep)))
+        keep = "Kept" if kept else "-o plan.toml keeps it"
+        blocks.append(
+            Bullets((*_notes(plan, full), f"{keep}: profile and gate, for check, analyze and emit."))
+        )
     return Section("plan", title, tuple(blocks))
 
 
 def _planned(plan: Plan, full: bool) -> Iterator[Block]:
     band = ""
     if plan.band is not None:
-        band = f" {_in_band(plan.band)} if iterations take {_times(plan.band)} times the estimate."
+        measured = plan.winner.task.model.provenance.timing.basis is Knowledge.MEASURED
+        said = "what was measured" if measured else "the estimate"
+        band = f" {_in_band(plan.band)} if iterations take {_times(plan.band)} times {said}."
     yield Paragraph(_headline(plan) + band)
     slower = f"{format_percent(plan.request.slower)} slower"
+    if plan.request.headroom:
+        slower += f", {format_percent(plan.request.headroom, signed=True)}"
     columns = (Column(""), number("limit"), number("expected"), number("95 % interval"), number(slower))
     rows = [
         (
@@ -55,7 +63,7 @@ def _planned(plan: Plan, full: bool) -> Iterator[Block]:
     for o in plan.objectives:
         if o.limit is not None and o.cliff is not None:
             ends = " to ".join(map(format_seconds, o.cliff))
-            yield Paragraph(f"{_words(o.key)} is on a cliff: {ends} for a few per cent of the values.")
+            yield Paragraph(f"{_words(o.key)} is on a cliff: a per cent of the values decides about {ends}.")
     costs = [number("per hour")] if plan.request.priced else []
     yield table(
         (number("replicas"), number("GPUs"), *costs, words("")), (_size(plan, size) for size in plan.sizes)
@@ -72,7 +80,7 @@ def _planned(plan: Plan, full: bool) -> Iterator[Block]:
             number("GPUs"),
             *costs,
             number("if slower or faster"),
-            number("tokens"),
+            number("token budget"),
         )
         yield table(others, (_alternative(plan, one) for one in shown))
     yield _shell(command(plan, plan.winner, plan.setting))
@@ -118,6 +126,8 @@ def _would_do(ways: Ways) -> Iterator[str]:
 
 def _model(plan: Plan) -> str:
     first = plan.request.options[0]
+    if plan.race.winner is not None and not isinstance(first, Kind):
+        return plan.winner.name
     return first.shape.name.rpartition("/")[2] if isinstance(first, Kind) else first.name
 
 
@@ -160,14 +170,19 @@ def _size(plan: Plan, size: Size) -> tuple[str, ...]:
     chosen = size.replicas == plan.setting.replicas
     setting = Setting(size.replicas, size.batched_tokens)
     if size.state is State.HOLDS:
-        said = "all met"
+        said = "all met" if plan.request.slos else "the queue is steady"
         if chosen and plan.room is not None:
             ends = _MISSED.get(plan.room_ends) or f"{_words(plan.room_ends)} is too near its limit"
-            said += f"; room for {format_percent(plan.room)} more" if plan.room else f"; no room: {ends}"
+            at_least = "at least " * (plan.room >= MOST_ROOM)
+            said += (
+                f"; room for {at_least}{format_percent(plan.room)} more"
+                if plan.room
+                else f"; no room: {ends}"
+            )
     elif size.state is State.OPEN:
         said = "not sure even after long runs"
     else:
-        said = "misses " + "; ".join(_missed(size, key) for key in size.missed)
+        said = "; ".join(_missed(size, key) for key in size.missed)
     cost = [_money(size.replicas * plan.winner.price)] if plan.request.priced else []
     return f"{'* ' * chosen}{size.replicas:,}", f"{_gpus(plan.winner, setting):,}", *cost, said
 
@@ -177,14 +192,18 @@ def _missed(size: Size, key: str) -> str:
         return _MISSED[key]
     decision = next(d for d in size.decided if d.key == key)
     if key.endswith(".mean") or decision.value is None:
-        return f"{_words(key)}: {format_seconds(decision.value)}"
+        return f"misses {_words(key)}: {format_seconds(decision.value)}"
     share = format_percent(decision.share)
-    return f"{_words(key)}: {share} above {format_seconds(decision.limit)}"
+    return f"misses {_words(key)}: {share} above {format_seconds(decision.limit)}"
 
 
 def _routing(plan: Plan) -> str:
-    if plan.winner.task.model.finds_prefixes:
+    if any(c.sessions is not None and c.sessions.turns.mean > 1 for c in plan.winner.task.model.classes):
         return "Behind a router that keeps a conversation on its replica."
+    more = [name for name, replicas in plan.routers if replicas > plan.setting.replicas]
+    if more:
+        take = "takes" if len(more) == 1 else "take"
+        return f"Behind a router that picks replicas at random; {' and '.join(more)} {take} one more here."
     fewer = {replicas for _, replicas in plan.routers if replicas < plan.setting.replicas}
     if plan.request.router is not None:
         return f"Behind a {plan.request.router} router."
@@ -258,10 +277,10 @@ def command(plan: Plan, candidate: Candidate, setting: Setting) -> str:
         candidate.task.model, replica=replace(replica, max_num_batched_tokens=setting.batched_tokens)
     )
     words = ["vllm serve", "MODEL" if kind is None else kind.shape.name]
-    if replica.gpus > 1:
-        words.append(f"--tensor-parallel-size {replica.gpus}")
-    if kind is not None and not kind.own_weights:
-        words.append(f"--quantization {kind.weights}")
+    if kind is not None and not kind.own_weights and kind.weights == "fp8":
+        words.append("--quantization fp8")
+    if kind is not None and kind.kv_dtype != "auto":
+        words.append(f"--kv-cache-dtype {kind.kv_dtype}")
     words += [f"{flag.flag} {flag.value or ''}".strip() for flag in flags_of_profile(engine("vllm"), served)]
     return " ".join(words)
 
@@ -294,7 +313,7 @@ def _after_a_burst(plan: Plan) -> str:
             said = f"After a burst of {burst}: normal in {format_seconds(drain.seconds)}."
     if plan.recovers_up_to_rps is not None:
         rate = plan.recovers_up_to_rps * plan.setting.replicas
-        times = rate / plan.winner.task.model.total_rate_rps
+        times = rate / (plan.mean_rps if plan.worst is None else plan.winner.task.model.total_rate_rps)
         said += f" Recovers by itself up to {format_number(rate)} requests/s ({times:.2f} times the demand)."
     return said.strip()
 
@@ -306,25 +325,30 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         yield f"Rates vary: planned for {rate} requests/s, from {begin} to {end}; figures are those of the worst part."
         if any(o.state is State.MISSES for o in plan.objectives):
             yield "Rates vary within that part, too: it misses an objective; --headroom plans for more."
-    limited = {slo.key.partition(".")[0] for slo in plan.request.slos}
-    latency = plan.latency
-    p95 = None if latency is None else latency.itl_s.p95
-    if "itl_s" not in limited and p95 is not None and p95 > _FEELS_SLOW_S:
-        yield f"No objective limits ITL, whose p95 is {format_seconds(p95)}."
+    limited = {slo.key for slo in plan.request.slos}
+    values = {o.key: o.value for o in plan.objectives}
+    for key, name, slow_s in (("ttft_s.p95", "TTFT", _LONG_WAIT_S), ("itl_s.p95", "ITL", _FEELS_SLOW_S)):
+        p95 = values.get(key)
+        if not any(one.startswith(key[:5]) for one in limited) and p95 is not None and p95 > slow_s:
+            yield f"No objective limits {name}, whose p95 is {format_seconds(p95)}."
     assumed = ""
     if plan.spread:
         sizes = ", ".join(f"{n:,} at cv {cv:g}" for cv, n in plan.spread)
-        assumed = f"; their spread is assumed: log-normal, cv 0.95 ({sizes})"
-    kind = plan.kind(plan.winner.name)
-    if kind is not None:
-        memory = format_number(plan.winner.task.model.replica.memory_tokens, 6)
-        traffic = plan.winner.task.model.provenance.workload.basis
-        yield f"Speed and KV memory ({memory} tokens) are estimated; rates and lengths are {traffic}{assumed}."
+        assumed = f"; spread of lengths assumed: log-normal, cv 0.95 ({sizes})"
+    model = plan.winner.task.model
+    known, memory = model.provenance, format_number(model.replica.memory_tokens, 6)
+    yield (
+        f"Known: speed {known.timing.basis}, KV memory ({memory} tokens) {known.gpu.basis}, rates and lengths "
+        f"{known.workload.basis}{assumed}."
+    )
     if plan.next is not None:
         low, high = plan.next.replicas
         most = "no number of" if high is None else f"{high:,}"
         yield f"Next: measure the {_NEXT[plan.next.input]} ({low:,} to {most} replicas): {plan.next.command}"
-    dearer = f"{plan.race.dearer} other kinds cost 1.6 times as much or more." if plan.race.dearer else ""
+    dearer = ""
+    if plan.race.dearer:
+        kinds = "1 other kind takes" if plan.race.dearer == 1 else f"{plan.race.dearer} other kinds take"
+        dearer = f"{kinds} 1.6 times the {'cost' if plan.request.priced else 'GPUs'} or more."
     if plan.refused:
         named = "; ".join(f"{r.name}: {_why(r)}" for r in plan.refused[: None if full else _MOST])
         more = len(plan.refused) - _MOST

@@ -12,8 +12,6 @@ _DIGITS = 5
 
 def overview(found: Sequence[Reproduction]) -> list[Section]:
     """A line an experiment."""
-    if not found:
-        return []
     rows = [(one.experiment.name, one.experiment.source, _tally(one.compared)) for one in found]
     rows.append(("all", "", _tally([each for one in found for each in one.compared])))
     columns = (Column("Experiment"), words("Source"), words("Verdicts on figures"))

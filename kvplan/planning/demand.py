@@ -110,8 +110,12 @@ class Demand:
         return DEFAULT_CV in (self.prompt.cv, self.answer.cv)
 
     def with_cv(self, cv: float) -> "Demand":
-        """Return the same demand with lengths that vary otherwise."""
-        return replace(self, prompt=Length(self.prompt.mean, cv), answer=Length(self.answer.mean, cv))
+        """Return the same demand with lengths that vary otherwise, where nobody said how much they do."""
+
+        def other(length: Length) -> Length:
+            return Length(length.mean, cv) if length.cv == DEFAULT_CV else length
+
+        return replace(self, prompt=other(self.prompt), answer=other(self.answer))
 
     def with_prompts(self, share: float) -> "Demand":
         """Return the same demand with prompts of a share of the length."""

@@ -7,14 +7,13 @@ from functools import cached_property
 from kvplan.errors import UsageError
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, vllm_limits
-from kvplan.ingest.model.roofline import Roofline, roofline
+from kvplan.ingest.model.roofline import REQUEST_OVERHEAD_S, Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.weights import named_storage
 from kvplan.ingest.profile_text import kv_tables, table_text, timing_text
 from kvplan.model import MeasuredRange
 
 TENSOR_PARALLEL = (1, 2, 4, 8)  # that are tried where nobody says
-OVERHEAD_S = 0.024  # of a request outside the engine: measured of vLLM on public sweeps
 _FEW_SEQUENCES = 256  # vLLM's default on small GPUs; more have no effect but on large memories
 
 
@@ -90,7 +89,7 @@ class Kind:
             (
                 table_text("provenance", {"gpu": origin, "timing": origin}),
                 table_text("gpu", gpu),
-                timing_text(self.speed.timing, OVERHEAD_S, MeasuredRange(band=self.speed.band)),
+                timing_text(self.speed.timing, REQUEST_OVERHEAD_S, MeasuredRange(band=self.speed.band)),
             )
         )
 

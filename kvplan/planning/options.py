@@ -22,7 +22,8 @@ from kvplan.model.slo import Slo, parse_slo
 from kvplan.planning.day import LOAD_S, schedule_of
 from kvplan.planning.demand import Demand, Replay, parse_length
 from kvplan.planning.kinds import Kind, kinds
-from kvplan.planning.plan import SETTINGS, Request, with_demand, with_rates
+from kvplan.planning.result import Request
+from kvplan.planning.service import SETTINGS, with_demand, with_rates
 from kvplan.planning.writing import TRAFFIC
 from kvplan.profile.reading import Profile, load_profile, shipped_profiles
 from kvplan.ranges import LEAST_RATE, MAX_TOKENS, MOST_RATE
@@ -273,7 +274,8 @@ def _named_prices(text: str | None, option: str) -> dict[str, float]:
     """Prices by name, of GPUs as the catalogue has them; of all by the empty name."""
     prices: dict[str, float] = {}
     for part in () if text is None else text.split(","):
-        name, _, value = part.rpartition("=")
+        name, _, value = part.removeprefix("./").rpartition("=")
+        name = name.removesuffix(".toml")
         try:
             price = float(value)
         except ValueError:
@@ -307,6 +309,8 @@ def _schedule(text: str | None) -> dict[str, Any] | None:
         return schedule_of(read_trace(path).requests.arrival_s)
     try:
         table = tomli.loads(path.read_text(encoding="utf-8")).get("workload", {})
+    except OSError as error:
+        raise UsageError(f"--schedule {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"--schedule {path}: must be text in UTF-8") from None
     except tomli.TOMLDecodeError as error:

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from kvplan.errors import EngineError
-from kvplan.executors import SERIAL, Engine
+from kvplan.executors import SERIAL, Engine, cores
 from kvplan.planning.trial import Judged, Quick, Task
 from kvplan.profile.schema import MOST_REPLICAS
 from kvplan.simulation.experiments.runner import at_once
@@ -155,12 +155,27 @@ class Candidate:
         if size < low:
             return None
         step = 1
-        while not self.best(size)[1].passes:
+        while (enough := self._enough(size)) is None:
             if ceiling is not None or size > MOST_REPLICAS:
                 return None
             low, size, step = size + 1, size + step, 2 * step
-        size = least_whole(lambda n: self.best(n)[1].passes, low - 1, size)
+        while size > low and (enough := self._enough(size - 1, enough)) is not None:
+            size = least_whole(partial(self._is_enough, enough.batched_tokens), low - 1, size - 1)
         return self.best(size)[0]
+
+    def _is_enough(self, tokens: int | None, replicas: int) -> bool:
+        return self.quick(Setting(replicas, tokens)).passes
+
+    def _enough(self, replicas: int, like: Setting | None = None) -> Setting | None:
+        """The first setting of so many replicas that is enough, that with the budget of another before all others."""
+        settings = [Setting(replicas, tokens) for tokens in self.budgets(replicas)]
+        settings.sort(key=lambda setting: like is None or setting.batched_tokens != like.batched_tokens)
+        for first in range(0, len(settings), cores()):
+            together = settings[first : first + cores()]
+            at_once(self.quick, together)
+            if passing := [setting for setting in together if self.quick(setting).passes]:
+                return passing[0]
+        return None
 
     def near(self, replicas: float) -> int | None:
         """The fewest replicas by short runs, begun at about so many; None: no number is enough."""

@@ -5,7 +5,7 @@ cliffs; without objectives, if the queue is steady there and not too near what i
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -17,13 +17,16 @@ from kvplan.model.fleet import Fleet, Routing
 from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.study.goodput import at_rate
 from kvplan.study.judging import Trend
-from kvplan.study.objectives import Decision, State, decisions
+from kvplan.study.objectives import LONG, Decision, State, decisions
 from kvplan.study.operating_point import Observation, observe
 from kvplan.study.replicas import Kept, keeps, scaled, stand_in
 
 _MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tried
 _SHORT = 4_000  # requests of each of two runs, while many are compared
 _LONG = 15_000  # of conversations, in the runs that decide
+_BUDGET_S = 5.0  # counted work of these: near an objective a fifth of it leaves long answers open that hold
+# Requests that it takes to see a queue near what is sustainable, times the square of what is free: it forgets slowly.
+_FORGETS = 200
 _IDLE = 0.01  # of what is sustainable
 _SEEN, _JUDGED, _ALONE = 101, 102, 103  # streams of seeds
 
@@ -106,6 +109,8 @@ class Task:
         None: each request goes to a replica at random, and the turns of a conversation with it.
     apart
         Replicas that prefill and others that decode, in the place of any number that do both.
+    sustained
+        What a replica sustains by token budget and whether it is slower, found once for all sizes.
     """
 
     model: ServingModel
@@ -115,6 +120,7 @@ class Task:
     times: float = 1.0
     router: Routing | None = None
     apart: Fleet | None = None
+    sustained: dict[tuple[int | None, bool], float] = field(init=False, default_factory=dict, compare=False)
 
     @property
     def rate_rps(self) -> float:
@@ -132,7 +138,10 @@ class Task:
 
     def sustainable_rps(self, batched_tokens: int | None, *, slower: bool = True) -> float:
         """Of a replica."""
-        return sustainable_rate(one_replica(self.at(1, batched_tokens, slower=slower)))[1]
+        key = batched_tokens, slower
+        if key not in self.sustained:
+            self.sustained[key] = sustainable_rate(one_replica(self.at(1, batched_tokens, slower=slower)))[1]
+        return self.sustained[key]
 
     def bound(self, batched_tokens: int | None) -> int:
         """Replicas that are surely needed."""
@@ -153,8 +162,8 @@ class Task:
         """Decide about so many replicas."""
         if self._is_too_much(replicas, batched_tokens):
             return Judged(None, None)
-        slow = self._keeps(replicas, batched_tokens, slower=True)
-        return Judged(self._keeps(replicas, batched_tokens, slower=False), slow)
+        slow = self.keeps(replicas, batched_tokens, slower=True)
+        return Judged(self.keeps(replicas, batched_tokens, slower=False), slow)
 
     def even_budgets(self, replicas: int) -> list[int]:
         """Token budgets at which every iteration is within the limit on gaps: nine and seven tenths of what fits."""
@@ -185,12 +194,27 @@ class Task:
             return Quick(0.0 if seen.trend is Trend.STEADY else 2.0, decided)
         return Quick(max(d.share / d.allowed for d in decided), decided)
 
-    def _keeps(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> Kept:
+    def keeps(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> Kept:
+        """Decide about so many replicas at the timing as it stands, or slower, whatever their load."""
         model = self.at(replicas, batched_tokens, slower=slower)
         requests = _LONG if self.model.finds_prefixes else _SHORT
         return keeps(
-            model, self.plan, engine_settings(model), self.plan.slos, stream=_JUDGED, requests=requests
+            model,
+            self.plan,
+            engine_settings(model),
+            self.plan.slos,
+            stream=_JUDGED,
+            budget_s=_BUDGET_S,
+            requests=requests,
+            least=max(LONG, self._seen_with(replicas, batched_tokens, slower=slower)),
         )
+
+    def _seen_with(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> int:
+        """Requests without which nothing holds at so much load."""
+        if self.apart is not None:
+            return LONG
+        load = self.rate_rps / (replicas * self.sustainable_rps(batched_tokens, slower=slower))
+        return math.ceil(_FORGETS / (1 - load) ** 2)
 
 
 def _one_round(seen: Observation) -> bool:

@@ -18,7 +18,7 @@ from kvplan.study.load_curve import load_curve
 from kvplan.units import format_number, format_seconds, format_tokens
 
 if TYPE_CHECKING:
-    from kvplan.planning.plan import Plan
+    from kvplan.planning.result import Plan
     from kvplan.simulation.experiments.study import Study
 
 _AROUND = 1.2

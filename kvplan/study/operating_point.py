@@ -258,7 +258,11 @@ def observe(
         first = 1_000 * stream + len(windows)
         # replicas have arrays of their own: runs of many take their memory one after the other
         threads = 1 if model.fleet is not None and model.fleet.size > _MANY_REPLICAS else None
-        made = at_once(partial(_run, model, plan, settings, spans), range(first, first + runs), threads)
+        made = at_once(
+            partial(_run, model, plan, settings, spans, _hastening(model, life)),
+            range(first, first + runs),
+            threads,
+        )
         windows += made
         last = heavy * sum(_REQUEST_S * w.arrived + _ITERATION_S * w.iterations for w in made)
         work += last
@@ -331,8 +335,9 @@ def as_run(model: ServingModel) -> ServingModel:
     return with_cold_cache(model) if model.hit_curve and model.arrivals.trace is None else model
 
 
-def _run(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, seed: int) -> Window:
-    faster = _hastening(model)
+def _run(
+    model: ServingModel, plan: Plan, settings: Settings, spans: Spans, faster: float, seed: int
+) -> Window:
     if faster == 1:
         return _window(model, plan, settings, spans, seed)
     hastened = at_rates(model, [faster * c.rate_rps for c in model.classes])
@@ -341,7 +346,7 @@ def _run(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, seed
     return replace(seen, begin_s=spans.begin_s, width_s=spans.width_s)
 
 
-def _hastening(model: ServingModel) -> float:
+def _hastening(model: ServingModel, life_s: float) -> float:
     """Times its rate at which a replica that is idle nearly always still serves requests one by one; at least 1.
 
     At 1e-9 requests/s the clock of a run reaches 1e13 s, of which a float tells milliseconds. Where a request meets
@@ -352,9 +357,7 @@ def _hastening(model: ServingModel) -> float:
     sessions = any(c.sessions is not None and c.sessions.users for c in model.classes)
     if sessions or model.schedule is not None or model.arrivals.trace is not None or model.arrivals.cv > 1:
         return 1.0
-    stay_s = life_s(one_replica(model)) + max(
-        (c.reuse.gap.mean_s for c in model.classes if c.reuse), default=0.0
-    )
+    stay_s = life_s + max((c.reuse.gap.mean_s for c in model.classes if c.reuse), default=0.0)
     return max(_MEETING / (model.total_rate_rps * stay_s), 1.0)
 
 
@@ -375,7 +378,7 @@ def _replayed(model: ServingModel, plan: Plan, settings: Settings, runs: int) ->
     last_s = float(load.trace.arrival_s[-1])
     ends_s = at_once(partial(_end_s, model, plan, settings), range(runs))
     width_s = _BEYOND * max(*ends_s, last_s, 1e-9) / _PARTS
-    made = at_once(partial(_run, model, plan, settings, Spans(0.0, width_s, _PARTS)), range(runs))
+    made = at_once(partial(_window, model, plan, settings, Spans(0.0, width_s, _PARTS)), range(runs))
     arriving = max(math.ceil(last_s / width_s), 4)  # batches: after the last arrival every queue drains
     judged = together([trend(w.least[:arriving], model.total_rate_rps * width_s) for w in made])
     if any(w.stuck for w in made):

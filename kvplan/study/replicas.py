@@ -34,16 +34,20 @@ class Kept(NamedTuple):
         Of each objective.
     figures
         All of `kvplan.model.slo.KEYS` that there are, by key; none where the queue grows.
+    suffices
+        Whether as many requests were completed as it takes to say that all objectives hold.
     """
 
     trend: Trend
     decided: tuple[Decision, ...]
     figures: Mapping[str, Estimate]
+    suffices: bool = True
 
     @property
     def state(self) -> State:
         """Of all objectives together, and of the queue, which has to be steady."""
-        return _state(self.trend, self.decided)
+        state = _state(self.trend, self.decided)
+        return State.OPEN if state is State.HOLDS and not self.suffices else state
 
 
 def keeps(
@@ -56,6 +60,7 @@ def keeps(
     budget_s: float = BUDGET_S,
     requests: int | None = None,
     runs: int = RUNS,
+    least: int = LONG,
 ) -> Kept:
     """Decide whether replicas keep the objectives, with longer and longer runs.
 
@@ -71,16 +76,19 @@ def keeps(
         Of each run of the first round, at least; None: few.
     runs
         Of a round.
+    least
+        Requests, completed in all runs, without which nothing holds; more than `LONG` near what is sustainable.
     """
 
     def is_decided(seen: Observation) -> bool:
         state = _state(seen.trend, decisions(seen, objectives))
-        return state is State.MISSES or (state is State.HOLDS and seen.sample.completed >= LONG)
+        return state is State.MISSES or (state is State.HOLDS and seen.sample.completed >= least)
 
     seen = observe(
         model, plan, settings, is_decided, stream=stream, budget_s=budget_s, requests=requests, runs=runs
     )
-    return Kept(seen.trend, decisions(seen, objectives), dict(_figures(seen)))
+    suffices = least <= LONG or seen.sample.completed >= least
+    return Kept(seen.trend, decisions(seen, objectives), dict(_figures(seen)), suffices)
 
 
 def _state(trend: Trend, decided: Sequence[Decision]) -> State:

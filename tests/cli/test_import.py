@@ -131,6 +131,7 @@ def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, fold
     tables = whole.tables
     assert halved.tables["gpu"]["memory_tokens"] == pytest.approx(2 * tables["gpu"]["memory_tokens"], abs=32)
     assert tables["timing"]["measured"]["band"] == [0.6, 2.07]
+    assert tables["timing"]["request_overhead"] == "24 ms"
     assert {str(whole.provenance.gpu.basis), str(whole.provenance.timing.basis)} == {"estimated"}
     assert "measured iterations took 0.6 to 2.1 times as long in 23 configurations" in said
     traffic, _ = imported(run, *on, folder / "trace.csv")

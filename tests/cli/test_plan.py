@@ -12,7 +12,8 @@ from command import Run
 from command import run as run_command
 from every import every
 
-from kvplan.planning.plan import Request, plan
+from kvplan.planning.plan import plan
+from kvplan.planning.result import Request
 from kvplan.planning.trial import Task
 from kvplan.plots.charts import of_plan
 from kvplan.profile.reading import load_profile

@@ -1,7 +1,6 @@
 """`kvplan reproduce`: names, formats, and what comes out when a verdict is not the one on record."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,6 @@ import pytest
 from kvplan.cli.app import main
 from kvplan.reproduction import experiment
 from kvplan.reproduction.experiment import shipped_experiments
-from kvplan.reproduction.real import catalogue
-from kvplan.reproduction.real.record import Bound
 
 
 def test_figures_of_an_experiment_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
@@ -50,56 +47,3 @@ def test_another_verdict_than_on_record_is_a_defect(
     out, err = capfd.readouterr()
     assert "refuted (on record: reproduced)" in out
     assert err == "error: other verdicts than on record, please report: changed\n"
-
-
-def test_a_real_run_without_its_data_neither_passes_nor_fails(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["reproduce", "vllm-rtx4090", "--data", str(tmp_path)]) == 0
-    out = " ".join(capfd.readouterr().out.split())
-    assert (
-        "Not compared: data not here. Give the folder that has vllm-rtx4090/timeseries.csv with --data."
-        in out
-    )
-
-
-def test_a_real_run_is_shown_with_its_protocol_and_in_json(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "vllm-watermark"]) == 0
-    out = " ".join(capfd.readouterr().out.split())
-    assert "Nothing is fitted: the iteration time is estimated from model and GPU" in out
-    assert main(["reproduce", "vllm-watermark", "--format", "json"]) == 0
-    (run,) = json.loads(capfd.readouterr().out)["real_runs"]
-    assert [row["measured"] for row in run["rows"] if row["quantity"] == "preemptions"] == [
-        1065,
-        400,
-        187,
-        168,
-        168,
-    ]
-
-
-def test_papers_and_real_are_overviews_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(catalogue, "RUNS", {"vllm-rtx4090": catalogue.RUNS["vllm-rtx4090"]})
-    assert main(["reproduce", "real", "--data", str(tmp_path)]) == 0
-    out = capfd.readouterr().out
-    assert "data not here" in out
-    assert "Published results" not in out
-
-
-def test_an_error_larger_than_on_record_is_a_defect(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    bound = Bound(quantity="preemptions", must=0.5, recorded=0.001)
-    changed = replace(catalogue.RUNS["vllm-watermark"], bounds=(bound,))
-    monkeypatch.setattr(catalogue, "RUNS", {"vllm-watermark": changed})
-    assert main(["reproduce", "vllm-watermark"]) == 3
-    out, err = capfd.readouterr()
-    assert "PASS (on record: 0.1%)" in " ".join(out.split())
-    assert err == "error: further off than on record, please report: vllm-watermark\n"
-
-
-def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "real", "--data", str(tmp_path / "none")]) == 2
-    assert capfd.readouterr() == ("", f"error: --data {tmp_path / 'none'}: no such folder\n")

@@ -72,7 +72,8 @@ def footprint(tokens: int, block: int) -> int:
 
 
 @njit(cache=True)
-def _bin(gap: float) -> int:
+def gap_bin(gap: float) -> int:
+    """Of a gap between tokens."""
     return max(0, min(GAP_BINS - 1, int(np.log(max(gap, SHORTEST_GAP_S) / SHORTEST_GAP_S) / GAP_STEP)))
 
 
@@ -342,7 +343,7 @@ def simulate(
                 if recording and first_s[request[s]] == 0.0:
                     first_s[request[s]] = now
         if inside:
-            gaps[_bin(step)] += decoders - first_spoken
+            gaps[gap_bin(step)] += decoders - first_spoken
         served += rules.blocks - free
         emitted += decoders
         if partial >= 0:
@@ -359,7 +360,7 @@ def simulate(
                 if recording and first_s[request[s]] == 0.0:
                     first_s[request[s]] = now
                 if kept[s] > 0 and inside:
-                    gaps[_bin(now - spoke[s])] += 1
+                    gaps[gap_bin(now - spoke[s])] += 1
 
         # who is done, and who decodes from now on
         s = calendar[t % days]

@@ -71,7 +71,7 @@ def live(system: System, *, rate_rps: float | None = None, requests: int = 200_0
     end = warm + span
     gaps_rng, lengths_rng = (np.random.default_rng([seed, stream]) for stream in (77, 78))
     n = int(rate * end + 8 * math.sqrt(rate * end) * max(1.0, system.cv)) + 100
-    arrivals = np.cumsum(_gaps(system, rate, n, gaps_rng))
+    arrivals = np.cumsum(gaps_between(system, rate, n, gaps_rng))
     if arrivals[-1] < end:
         raise RuntimeError("too few arrivals")
     tokens, iterations = system.draw(n, lengths_rng)
@@ -92,19 +92,12 @@ def live(system: System, *, rate_rps: float | None = None, requests: int = 200_0
         "tpot_s": (finish_s - first_s)[several] / (lengths[several] - 1),
         "e2e_s": e2e[done] + system.overhead_s,
     }
-    figures = {}
-    for name, sample in samples.items():
-        if sample.size:
-            figures[f"{name}.mean"] = float(sample.mean())
-            values = np.percentile(sample, list(PERCENTILES.values()))
-            figures |= {f"{name}.{p}": float(v) for p, v in zip(PERCENTILES, values, strict=True)}
-    figures |= _of_gaps(gaps)
     late = finish_s > (warm + end) / 2
     halves = tuple(
         float(ttft[done & part].mean()) if (done & part).any() else math.nan for part in (~late, late)
     )
     return Live(
-        figures=figures,
+        figures=figures_of(samples, gaps),
         halves=(halves[0], halves[1]),
         completed=int(done.sum()),
         seconds=span,
@@ -116,6 +109,17 @@ def live(system: System, *, rate_rps: float | None = None, requests: int = 200_0
         preemptions_per_request=float(evicted[done].mean()) if done.any() else math.nan,
         left_waiting=int((arrivals <= end).sum() - (finish_s > 0).sum()),
     )
+
+
+def figures_of(samples: dict[str, Any], gaps: Any) -> dict[str, float]:
+    """Means and percentiles of times of requests by name, and of the gaps between tokens."""
+    figures = {}
+    for name, sample in samples.items():
+        if sample.size:
+            figures[f"{name}.mean"] = float(sample.mean())
+            values = np.percentile(sample, list(PERCENTILES.values()))
+            figures |= {f"{name}.{p}": float(v) for p, v in zip(PERCENTILES, values, strict=True)}
+    return figures | _of_gaps(gaps)
 
 
 def step_s(system: System, rate: float) -> float:
@@ -140,7 +144,8 @@ def warm_up_s(system: System, rate: float) -> float:
     return 3 * Means.of(system).longest * step * slower
 
 
-def _gaps(system: System, rate: float, n: int, rng: np.random.Generator) -> Any:
+def gaps_between(system: System, rate: float, n: int, rng: np.random.Generator) -> Any:
+    """Seconds between arrivals."""
     if system.cv == 0:
         return np.full(n, 1 / rate)
     shape = 1 / system.cv**2

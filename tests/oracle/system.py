@@ -50,38 +50,19 @@ class System:
 
         Admission, watermark and seats are the model's where they are not given.
         """
-        replica, timing = model.replica, model.timing
-        fused = replica.prefill is Prefill.FUSED
-        engine = model.engine or Engine()
-        admission = admission or engine.admission
-        watermark = engine.watermark if watermark is None else watermark
         _refuse(model)
-        mix, b = model.mix, replica.block_tokens
-        inline, ready_made = replica.prefill is Prefill.INLINE, replica.prefill is Prefill.DISAGGREGATED
-        blocks = replica.memory_tokens // b - (1 if fused else 0)
-        seats = max_num_seqs or replica.max_num_seqs or UNLIMITED
-        budget = replica.max_num_batched_tokens if fused and replica.max_num_batched_tokens else UNLIMITED
-        rules = Rules(
-            blocks,
-            b,
-            int(watermark * blocks),
-            min(seats, UNLIMITED),
-            budget,
-            int(not fused),
-            int(inline),
-            int(ready_made),
-            int(admission is Admission.FIRST_CHUNK),
-        )
-        law = Law(*(float(c) for c in timing.constants))
+        rules = rules_of(model, admission=admission, watermark=watermark, max_num_seqs=max_num_seqs)
+        mix, fused = model.mix, not rules.restart
+        inline, ready_made = rules.silent, rules.ready_made
         tokens = mix.input_tokens.astype(np.int64)
-        tokens = np.maximum(tokens, 1) if fused else tokens + int(ready_made)
-        iterations = np.asarray(mix.decode_tokens).astype(np.int64) + int(inline)
+        tokens = np.maximum(tokens, 1) if fused else tokens + ready_made
+        iterations = np.asarray(mix.decode_tokens).astype(np.int64) + inline
         return cls(
             tokens,
             iterations,
             mix.share / mix.share.sum(),
             rules,
-            law,
+            law_of(model),
             model.total_rate_rps,
             model.arrivals.cv,
             model.request_overhead_s,
@@ -109,6 +90,37 @@ class System:
         """Tokens and iterations of n requests, each drawn by itself."""
         row = np.searchsorted(np.cumsum(self.share)[:-1], rng.random(n), side="right")
         return self.tokens[row], self.iterations[row]
+
+
+def rules_of(
+    model: ServingModel,
+    *,
+    admission: Admission | None = None,
+    watermark: float | None = None,
+    max_num_seqs: int | None = None,
+) -> Rules:
+    """What binds on a replica; admission, watermark and seats are the model's where they are not given."""
+    replica, engine = model.replica, model.engine or Engine()
+    fused = replica.prefill is Prefill.FUSED
+    blocks = replica.memory_tokens // replica.block_tokens - (1 if fused else 0)
+    seats = max_num_seqs or replica.max_num_seqs or UNLIMITED
+    budget = replica.max_num_batched_tokens if fused and replica.max_num_batched_tokens else UNLIMITED
+    return Rules(
+        blocks,
+        replica.block_tokens,
+        int((engine.watermark if watermark is None else watermark) * blocks),
+        min(seats, UNLIMITED),
+        budget,
+        int(not fused),
+        int(replica.prefill is Prefill.INLINE),
+        int(replica.prefill is Prefill.DISAGGREGATED),
+        int((admission or engine.admission) is Admission.FIRST_CHUNK),
+    )
+
+
+def law_of(model: ServingModel) -> Law:
+    """The time of an iteration."""
+    return Law(*(float(c) for c in model.timing.constants))
 
 
 def _refuse(model: ServingModel) -> None:

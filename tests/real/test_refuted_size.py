@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvplan.model.slo import parse_slo
-from kvplan.planning.plan import Request, plan
+from kvplan.planning.plan import plan
+from kvplan.planning.result import Request
 from kvplan.profile.reading import parse_profile
 from kvplan.study.objectives import State
 

@@ -16,6 +16,7 @@ from learn_roofline import (
     read_points,
     ttft_factors,
 )
+from scoreboard.learning import Load, learn
 
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import estimate_replica
@@ -24,7 +25,6 @@ from kvplan.ingest.model.named import tables
 from kvplan.ingest.model.roofline import roofline
 from kvplan.ingest.trace.replay import read_trace
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel
-from kvplan.reproduction.real.learning import Load, learn
 from kvplan.simulation.experiments import load as loads
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import study

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scoreboard import cached, rates, replays, sweeps, tables
+from scoreboard.catalogue import RUNS
+from scoreboard.hidden import Hidden
+from scoreboard.record import Bound, Off, RealRun, Row
+from scoreboard.score import Scoreboard, foretell, scored, standings
 from tiers import at_night
 
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.samples import Samples
 from kvplan.ingest.timing.sweep import Sweep
-from kvplan.reproduction.real import cached, rates, replays, sweeps, tables
-from kvplan.reproduction.real.catalogue import RUNS
-from kvplan.reproduction.real.hidden import Hidden
-from kvplan.reproduction.real.record import Bound, Off, RealRun, Row
-from kvplan.reproduction.real.score import Scoreboard, foretell, scored, standings
 from kvplan.units import format_number, format_percent
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"

@@ -130,11 +130,13 @@ def test_limits_that_end_a_collapse_are_a_cap_and_a_bound_on_the_queue() -> None
     served = sustainable_rate(replace(model, replica=replace(model.replica, max_num_seqs=50)))[1]
     waiting = math.floor(4.5 * served)
     assert flags("vllm", model, BOTH) == {
+        "--tensor-parallel-size": "2",
         "--max-num-seqs": "50",
         "--max-num-queued-reqs": str(50 + waiting),
     }
     seats = BOTH._replace(settings=(Setting("max_running_requests", 50), BOTH.settings[1]))
     assert flags("sglang", model, seats) == {
+        "--tensor-parallel-size": "2",
         "--max-running-requests": "50",
         "--max-queued-requests": str(waiting),
     }
@@ -182,6 +184,7 @@ def test_vllm_is_told_the_bytes_of_all_ranks() -> None:
 
 def test_sglang_is_told_how_many_times_the_gpu() -> None:
     wanted = {
+        "--tensor-parallel-size": "2",
         "--enable-hierarchical-cache": None,
         "--hicache-ratio": "2",
         "--hicache-write-policy": "write_through",

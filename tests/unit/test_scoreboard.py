@@ -8,16 +8,17 @@ import pytest
 from every import every
 from hypothesis import given
 from hypothesis import strategies as st
+from scoreboard import screen
+from scoreboard.__main__ import document
+from scoreboard.catalogue import RUNS
+from scoreboard.hidden import split
+from scoreboard.record import Bound, Configuration, Off, Over, RealRun, Row
+from scoreboard.score import Scoreboard, foretell, scored, standings, worst
 
-from kvplan.formats import json, terminal
+from kvplan.formats import terminal
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
-from kvplan.layout import scoreboard
 from kvplan.layout.elements import origin
-from kvplan.reproduction.real.catalogue import RUNS
-from kvplan.reproduction.real.hidden import split
-from kvplan.reproduction.real.record import Bound, Configuration, Off, Over, RealRun, Row
-from kvplan.reproduction.real.score import Scoreboard, foretell, scored, standings, worst
 
 DENSE, OTHER, MOE = (
     Configuration("Llama on A", "dense", "Llama", "vllm"),
@@ -92,7 +93,7 @@ def test_models_stand_by_kind_and_the_worst_comes_first() -> None:
 
 
 def text(board: Scoreboard) -> str:
-    shown = [*scoreboard.overview([board]), *scoreboard.build([board])]
+    shown = [*screen.overview([board]), *screen.build([board])]
     return " ".join(terminal.render_sections(shown, origin(), width=120).split())
 
 
@@ -112,7 +113,7 @@ def test_what_nobody_asked_for_neither_passes_nor_fails(width: int) -> None:
     long = "TPOT where most of all requests wait"  # so that cells wrap
     bounds = Bound(quantity=long, must=0.6, recorded=0.6), Bound(quantity=long, recorded=0.6)
     board = foretell(run(*bounds, rows=[row(DENSE, 1.1)._replace(quantity=long)]), None)
-    shown = scoreboard.build([board])
+    shown = screen.build([board])
     words = terminal.render_sections(list(shown), origin(), width=width)
     assert words.count("PASS") == 1
     assert "FAIL" not in words
@@ -123,7 +124,7 @@ def test_without_data_nothing_passes_or_fails(tmp_path: Path) -> None:
     assert (board.scored, board.as_recorded) == ((), True)
     assert "data not here" in text(board)
     assert "PASS" not in text(board)
-    assert json.reproduce([], [board])["real_runs"][0]["has_data"] is False
+    assert document(board)["rows"] == []
 
 
 def test_names_of_runs_are_told_apart_and_say_where_they_are_from() -> None:

@@ -9,11 +9,18 @@ from tempfile import gettempdir
 from time import monotonic
 
 from kvplan.engine import Admission, Engine
-from validation import advice, goodput, latency, plan, verdict
+from validation import advice, goodput, latency, plan, search, verdict
 from validation.profiles import Case, in_directory, of_engine, random_cases
 from validation.truths import Truths
 
-PROMISES = {"verdict": verdict, "latency": latency, "goodput": goodput, "advice": advice, "plan": plan}
+PROMISES = {
+    "verdict": verdict,
+    "latency": latency,
+    "goodput": goodput,
+    "advice": advice,
+    "plan": plan,
+    "search": search,
+}
 
 
 def main() -> int:

@@ -1,23 +1,25 @@
 """What kvplan says: the only module here that asks it."""
 
+import math
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.ingest.model.config import read_model
-from kvplan.ingest.model.hardware import find_gpu
 from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import parse_slo
-from kvplan.planning.demand import Demand, Length
-from kvplan.planning.kinds import kinds
-from kvplan.planning.plan import Request, plan
+from kvplan.planning import options
+from kvplan.planning.plan import plan
+from kvplan.planning.result import Request
+from kvplan.planning.search import Candidate, Setting
 from kvplan.planning.trial import Task
 from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.study import advice as tried
 from kvplan.study import goodput as search
 from kvplan.study import operating_point as study
+from kvplan.study.objectives import State
 from kvplan.study.recovery import recovery
 
 
@@ -103,16 +105,42 @@ def at_rate(model: ServingModel, rate_rps: float) -> ServingModel:
     return replace(model, classes=classes)
 
 
-# Demands of `kvplan plan`, by name: model, GPU and how many, weights, requests/s, tokens in and out, objectives.
+# Demands of `kvplan plan`, by name, as the command has them.
 DEMANDS = {
-    "chat 70B": ("Llama-3.1-70B", "H100", 4, "bf16", 12.0, 3000, 400, ("ttft-p95=2s", "itl-p95=60ms")),
-    "completion 8B": ("Llama-3.1-8B", "H100", 1, "fp8", 60.0, 2048, 28, ("ttft-p95=250ms", "itl-p95=40ms")),
-    "RAG 32B": ("Qwen2.5-32B-Instruct", "H200", 1, "fp8", 3.0, 16_000, 300, ("ttft-p95=8s", "itl-p95=100ms")),
-    "reasoning 32B": ("Qwen3-32B", "H200", 2, "bf16", 2.0, 500, 5_000, ("ttft-p95=2s", "tpot-mean=40ms")),
-    "batch 8B": ("Llama-3.1-8B", "L40S", 1, "bf16", 30.0, 1500, 200, ()),
-    "experts 30B": ("Qwen3-30B-A3B", "H100", 1, "fp8", 20.0, 2000, 800, ("ttft-p95=1s", "tpot-mean=30ms")),
-    "short answers 8B": ("Llama-3.1-8B", "RTX 4090", 1, "fp8", 25.0, 600, 60, ("e2e-p95=4s",)),
+    "chat 70B": "Llama-3.1-70B --gpu H100 --tp 4 --weights bf16 --rate 12 --in 3000 --out 400 "
+    "--slo ttft-p95=2s --slo itl-p95=60ms",
+    "completion 8B": "Llama-3.1-8B --gpu H100 --tp 1 --weights fp8 --rate 60 --in 2048 --out 28 "
+    "--slo ttft-p95=250ms --slo itl-p95=40ms",
+    "RAG 32B": "Qwen2.5-32B-Instruct --gpu H200 --tp 1 --weights fp8 --rate 3 --in 16000 --out 300 "
+    "--slo ttft-p95=8s --slo itl-p95=100ms",
+    "reasoning 32B": "Qwen3-32B --gpu H200 --tp 2 --weights bf16 --rate 2 --in 500 --out 10000 "
+    "--slo ttft-p95=2s --slo tpot-mean=40ms",
+    "agents 70B": "Llama-3.1-70B --gpu H100 --tp 4 --weights fp8 --rate 12 --in 800 --out 250 --system-prompt 3000 "
+    "--turns 8 --think 5s --slo ttft-p95=2s --slo itl-p95=60ms",
+    "batch 8B": "Llama-3.1-8B --gpu L40S --tp 1 --weights bf16 --rate 30 --in 1500 --out 200",
+    "measured 8B": "llama-3.1-8b-rtx4090 --rate 12 --slo ttft-p95=2s --slo itl-p95=100ms",
+    "experts 30B": "Qwen3-30B-A3B --gpu H100 --tp 1 --weights fp8 --rate 20 --in 2000 --out 800 "
+    "--slo ttft-p95=1s --slo tpot-mean=30ms",
+    "users 8B": "Llama-3.1-8B --gpu L40S --tp 1 --weights fp8 --users 600 --think 30s --in 1500 --out 300 "
+    "--slo ttft-p95=1s --slo itl-p95=60ms",
+    "short answers 8B": "Llama-3.1-8B --gpu 'RTX 4090' --tp 1 --weights fp8 --rate 25 --in 600 --out 60 "
+    "--slo e2e-p95=4s",
 }
+_READ = {"rate": float, "users": int, "system_prompt": int, "turns": float}
+_NAMES = {"in": "input", "out": "output"}
+
+
+def request(command: str) -> Request:
+    """What `kvplan plan` reads of such a line."""
+    service, *words = shlex.split(command)
+    given: dict[str, Any] = {"slo": []}
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        name = option.removeprefix("--").replace("-", "_")
+        if name == "slo":
+            given["slo"].append(value)
+        else:
+            given[_NAMES.get(name, name)] = _READ.get(name, str)(value)
+    return options.request([service], **given)
 
 
 @dataclass(frozen=True)
@@ -140,11 +168,10 @@ class Planned:
 
 def planned() -> Iterator[tuple[str, Planned]]:
     """Plan each demand."""
-    for name, (model, gpu, gpus, weights, rate, prompt, answer, slos) in DEMANDS.items():
+    for name, command in DEMANDS.items():
         began = time.process_time()
-        some = kinds(read_model(model), [find_gpu(gpu)], tensor_parallel=[gpus], weights=[weights])
-        demand = Demand(Length(prompt), Length(answer), rate)
-        found = plan(Request(list(some), demand, tuple(map(parse_slo, slos))))
+        asked = request(command)
+        found = plan(asked)
         setting = found.setting
         sizes = {size.replicas: size for size in found.sizes}
         below = sizes.get(setting.replicas - 1)
@@ -154,10 +181,47 @@ def planned() -> Iterator[tuple[str, Planned]]:
                 found.winner.name,
                 setting.replicas,
                 "none" if below is None else str(below.state),
-                {slo.key: slo.bound for slo in map(parse_slo, slos)},
+                {slo.key: slo.bound for slo in asked.slos},
                 found.winner.task,
                 {size.replicas: size.batched_tokens for size in found.sizes},
                 "" if found.profile is None else found.profile.sha256[:16],
                 time.process_time() - began,
             ),
         )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes and budgets of the kind of replica that a demand names, and what the search decides of them."""
+
+    found: tuple[int, int | None]
+    candidate: Candidate
+
+    @classmethod
+    def of(cls, command: str) -> "Sizes":
+        """Plan a demand."""
+        found = plan(request(command))
+        assert found.race.found is not None, command
+        return cls(found.setting, found.winner)
+
+    @property
+    def bound(self) -> int:
+        """Fewer are surely not enough."""
+        return self.candidate.bound
+
+    def budgets(self, replicas: int, more: Sequence[int]) -> list[int | None]:
+        """Those that the search tries at a size, and more."""
+        tried = self.candidate.budgets(replicas)
+        least = self.candidate.task.model.replica.max_num_seqs or 1
+        return tried if len(tried) == 1 else [*tried, *(t for t in more if t >= least and t not in tried)]
+
+    def excess(self, setting: tuple[int, int | None], of_mean: float, of_share: float) -> float:
+        """The worst of the objectives by short runs, as a multiple of so many times what is allowed."""
+        look = self.candidate.quick(Setting(*setting))
+        if not look.decided or math.isinf(look.excess):
+            return look.excess / of_share
+        return max(d.share / d.allowed / (of_mean if d.allowed == 1 else of_share) for d in look.decided)
+
+    def holds(self, setting: tuple[int, int | None]) -> bool:
+        """What long runs decide."""
+        return self.candidate.judge(Setting(*setting)).state is State.HOLDS

@@ -49,6 +49,8 @@ from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, kv_layers
 from kvplan.ingest.model.weights import Storage, named_storage
 from kvplan.model import Timing
 
+REQUEST_OVERHEAD_S = 0.024  # of a request outside the engine: measured of vLLM on public sweeps
+
 _LEARNT = "roofline.toml"
 _OPERATIONS = 2  # a multiplication and an addition for each parameter
 _SIXTEEN_BITS = 2  # bytes of an activation, and of a number in an embedding table, quantised or not

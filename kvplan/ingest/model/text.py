@@ -6,7 +6,7 @@ from typing import Any
 
 from kvplan.ingest.model.estimate import ReplicaEstimate
 from kvplan.ingest.model.hardware import Gpu
-from kvplan.ingest.model.roofline import Roofline
+from kvplan.ingest.model.roofline import REQUEST_OVERHEAD_S, Roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.profile_text import Part, kv_tables, replica_part, timing_text
 from kvplan.model import Knowledge, MeasuredRange, Origin
@@ -104,7 +104,7 @@ def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel:
         f"{several}{gpu.name} ({gpu.source}).",
         *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
     )
-    body = timing_text(found.timing, measured=MeasuredRange(band=found.band))
+    body = timing_text(found.timing, REQUEST_OVERHEAD_S, measured=MeasuredRange(band=found.band))
     return Part("timing", about, body, _origin(shape, gpu, tensor_parallel))
 
 

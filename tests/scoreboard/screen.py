@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from kvplan.layout.elements import Block, Column, Paragraph, Section, Table, number, table, words
-from kvplan.reproduction.real.record import Off, Over, Row
-from kvplan.reproduction.real.score import Scoreboard, Scored, Standing, Worst, standings, worst
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
+from scoreboard.record import Off, Over, Row
+from scoreboard.score import Scoreboard, Scored, Standing, Worst, standings, worst
 
 NO_DATA = "data not here"
 _FEW = 30  # rows that are shown each
@@ -15,13 +15,9 @@ _OVER = {Over.MEDIAN: "median", Over.MEAN: "mean", Over.WORST: "worst"}
 
 def overview(boards: Sequence[Scoreboard]) -> list[Section]:
     """A line a run."""
-    if not boards:
-        return []
     rows = [(board.run.name, board.run.title, tally(board)) for board in boards]
     columns = (Column("Real run"), words("What is foretold"), words("Errors"))
-    caption = (
-        "What was measured against what kvplan foretells; `kvplan reproduce NAME` shows how, and the worst."
-    )
+    caption = "What was measured against what kvplan foretells; `python -m scoreboard NAME` shows how, and the worst."
     return [Section("real_runs", "Real runs", (Paragraph(caption), table(columns, rows)))]
 
 

@@ -18,11 +18,11 @@ from kvplan.ingest.timing.prior import of_deployment
 from kvplan.ingest.timing.reading import read_groups
 from kvplan.ingest.timing.sweep import Deployment
 from kvplan.model import FloatArray, Plan, Prefill, Replica, RequestClass, ServingModel
-from kvplan.reproduction.real.record import Bound, Configuration, Over, Part, RealRun, Row
 from kvplan.simulation.experiments.runner import Job, run_to_the_end
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
+from scoreboard.record import Bound, Configuration, Over, Part, RealRun, Row
 
 MODEL = "Llama-3.1-8B"
 SERIES, REQUESTS, META = "timeseries.csv", "requests.jsonl", "meta.json"

@@ -12,7 +12,7 @@ from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.robust import contradicted
 from kvplan.ingest.timing.samples import Samples
 from kvplan.model import Timing
-from kvplan.reproduction.real.record import Bound, Configuration, Over, Part, RealRun, Row
+from scoreboard.record import Bound, Configuration, Over, Part, RealRun, Row
 
 FILE = "splitwise-sim/perf_model.csv"
 _FOLDS = 10

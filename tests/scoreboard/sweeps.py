@@ -13,9 +13,9 @@ from kvplan.ingest.timing.prior import of_deployment
 from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
 from kvplan.model import Timing
-from kvplan.reproduction.real.hidden import Hidden, split
-from kvplan.reproduction.real.learning import learn_without, loads_of
-from kvplan.reproduction.real.record import Bound, Configuration, Off, Over, Part, RealRun, Row
+from scoreboard.hidden import Hidden, split
+from scoreboard.learning import learn_without, loads_of
+from scoreboard.record import Bound, Configuration, Off, Over, Part, RealRun, Row
 
 FILE = "silicon-sweeps/sweeps.csv"
 

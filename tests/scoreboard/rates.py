@@ -15,8 +15,8 @@ from kvplan.ingest.timing.prior import of_deployment
 from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
 from kvplan.model import Prefill, Replica
-from kvplan.reproduction.real.hidden import Times, unmeasured
-from kvplan.reproduction.real.record import Bound, Configuration, Off, Over, Part, RealRun, Row
+from scoreboard.hidden import Times, unmeasured
+from scoreboard.record import Bound, Configuration, Off, Over, Part, RealRun, Row
 
 FOLDER = "inference-perf"
 _VARIANTS = {

@@ -14,8 +14,10 @@ from kvplan.ingest.timing.played import Law, mean_times, requests_of
 from kvplan.ingest.timing.sweep import Point
 from kvplan.model import Replica, RequestClass, ServingModel
 from kvplan.model.reuse import SharedPrompt
-from kvplan.reproduction.real.hidden import Times, unmeasured
-from kvplan.reproduction.real.rates import (
+from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.sessions import with_shared_prompts
+from scoreboard.hidden import Times, unmeasured
+from scoreboard.rates import (
     CLIENTS,
     LICENCE,
     MODEL,
@@ -30,10 +32,8 @@ from kvplan.reproduction.real.rates import (
     stage_file,
     stage_rows,
 )
-from kvplan.reproduction.real.record import Bound, Configuration, Over, Part, RealRun, Row
-from kvplan.reproduction.real.replays import replayed
-from kvplan.simulation.policies.protocol import Settings
-from kvplan.simulation.sessions import with_shared_prompts
+from scoreboard.record import Bound, Configuration, Over, Part, RealRun, Row
+from scoreboard.replays import replayed
 
 WITHOUT, WITH, _SEQUENCES = "vllm", "vllm+chunking_and_prefix_caching", 128
 _SYSTEM = (SharedPrompt(128, 0.1),) * 10  # as the client was configured

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple, TypeVar
 
-from kvplan.reproduction.real.record import Bound, Configuration, Off, Over, Part, RealRun, Row
+from scoreboard.record import Bound, Configuration, Off, Over, Part, RealRun, Row
 
 Key = TypeVar("Key", bound=Hashable)
 _OVER: dict[Over, Callable[[Sequence[float]], float]] = {

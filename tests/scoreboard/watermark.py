@@ -10,10 +10,10 @@ from kvplan.ingest.timing.played import Law
 from kvplan.ingest.timing.prior import of_deployment
 from kvplan.ingest.timing.sweep import Deployment
 from kvplan.model import Prefill, Replica
-from kvplan.reproduction.real.record import Bound, Configuration, Off, Over, Part, RealRun, Row
-from kvplan.reproduction.real.replays import replayed
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests
+from scoreboard.record import Bound, Configuration, Off, Over, Part, RealRun, Row
+from scoreboard.replays import replayed
 
 
 class Published(NamedTuple):

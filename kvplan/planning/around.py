@@ -1,0 +1,190 @@
+"""What is beside the winner of a search: sizes, room, costs at other speeds and lengths, routers, the day."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+
+from kvplan.errors import ProfileError
+from kvplan.ingest.model.shape import kv_bytes_per_token
+from kvplan.model import Plan as ServicePlan
+from kvplan.model import ServingModel
+from kvplan.model.fleet import Routing
+from kvplan.model.provenance import Knowledge
+from kvplan.model.slo import Slo
+from kvplan.planning.day import Day, day, heaviest, parts, planned_for
+from kvplan.planning.demand import Demand
+from kvplan.planning.kinds import Kind
+from kvplan.planning.result import Alternative, Next, Objective, Request, Size
+from kvplan.planning.search import Band, Candidate, Found, Race, Setting, neighbours
+from kvplan.planning.split import Apart, apart
+from kvplan.planning.trial import Missed, Quick
+from kvplan.planning.writing import written
+from kvplan.profile.reading import Profile, parse_profile
+from kvplan.solve import least_whole
+from kvplan.study.objectives import State
+from kvplan.study.operating_point import Latency
+from kvplan.study.replicas import MOST_SIMULATED
+
+_SHOWN = ("ttft_s.p95", "itl_s.p95", "e2e_s.p95")  # beside the objectives
+_CVS = (0.4, 1.2)  # of lengths that nobody states
+_ALTERNATIVES = 4
+_ROOM = 0.01  # step of the demand
+MOST_ROOM = 0.5
+_CLEAR = 0.7  # of the shares that are allowed: with less, or the inverse, short runs tell
+_MEASURE = "kvplan import RESULT.json --base plan.toml"  # of a load generator on one replica
+
+
+def band(found: Race, candidate: Candidate, setting: Setting) -> Band | None:
+    return found.bands[candidate] if candidate in found.bands else candidate.band(setting)
+
+
+def alternatives(found: Race, winner: Candidate) -> Iterator[Alternative]:
+    """The cheapest of the rest, and the cheapest with the weights of the model's own."""
+    others = sorted(
+        (c for c in found.sizes if c is not winner),
+        key=lambda c: (c.cost(found.sizes[c]), found.sizes[c].replicas),
+    )
+    own = [c for c in others[_ALTERNATIVES:] if c.own_weights]
+    if winner.own_weights or any(c.own_weights for c in others[:_ALTERNATIVES]):
+        own = []
+    for candidate in [*others[:_ALTERNATIVES], *own[:1]]:
+        setting = found.sizes[candidate]
+        yield Alternative(candidate, setting, band(found, candidate, setting))
+
+
+def what_next(
+    model: ServingModel, replicas: int, band: Band | None, spread: Sequence[tuple[float, int]]
+) -> Next | None:
+    """What to measure: speed that is estimated, or lengths that are assumed; None where neither matters."""
+    ways = []
+    if band is not None and model.provenance.timing.basis != Knowledge.MEASURED:
+        ways.append(Next("timing", (band.replicas[0] or 1, band.replicas[1]), _MEASURE))
+    if spread:
+        sizes = [replicas, *(n for _, n in spread)]
+        ways.append(Next("lengths", (min(sizes), max(sizes)), "kvplan plan --trace requests.csv"))
+    ways = [way for way in ways if way.replicas[0] != way.replicas[1]]
+    return max(ways, key=lambda way: (way.replicas[1] or math.inf) - way.replicas[0], default=None)
+
+
+def split_of(profile: Profile, winner: Candidate, setting: Setting, request: Request) -> Apart:
+    """Prefill and decode apart; prompts that hold up no answers may be as long as the engine has them."""
+    kinds = (o for o in request.options if isinstance(o, Kind) and o.name == winner.name)
+    bytes_of = [kv_bytes_per_token(kind.shape, kv_dtype=kind.kv_dtype) for kind in kinds]
+    tokens = setting.batched_tokens
+    if winner.fixed_tokens is None and tokens is not None:
+        tokens = max(tokens, winner.engine_tokens or 0)
+    return apart(profile, winner.task, setting._replace(batched_tokens=tokens), next(iter(bytes_of), None))
+
+
+def day_of(
+    model: ServingModel, plan: ServicePlan, winner: Candidate, setting: Setting, request: Request
+) -> Day | None:
+    return None if request.load_s is None else day(model, plan, winner.task, setting, request.load_s)
+
+
+def demand_over_time(model: ServingModel) -> tuple[float, tuple[float, float] | None]:
+    """The mean demand, and the part of a schedule that is planned for."""
+    if model.schedule is None or model.arrivals.trace is not None:
+        return model.total_rate_rps, None
+    every = parts(model)
+    mean = math.fsum(part.total_rate_rps for part in every if part is not None) / len(every)
+    place, width = heaviest(model)[0], model.schedule.period_s / len(every)
+    return mean, (place * width, (place + 1) * width)
+
+
+def objectives(slos: Sequence[Slo], latency: Latency, size: Found, *, varies: bool) -> list[Objective]:
+    """Figures of the service; of a schedule those of its worst part."""
+    limits = {slo.key: slo.bound for slo in slos}
+    assert size.judged.slower is not None
+    slower = {key: figure.value for key, figure in size.judged.slower.figures.items()}
+    states = {d.key: d.state for d in size.judged.slower.decided}
+    cliffs = {cliff.key: (cliff.low_s, cliff.high_s) for cliff in latency.cliffs}
+    rows = []
+    for key in dict.fromkeys((*limits, *_SHOWN)):
+        time, _, figure = key.partition(".")
+        value = getattr(getattr(latency.worst_part if varies else latency, time), figure)
+        low, high = (None, None) if varies else latency.ci95.get(key, (None, None))
+        if value is None and size.judged.expected is not None and key in size.judged.expected.figures:
+            value, (low, high) = (of := size.judged.expected.figures[key]).value, of.interval
+        state = states.get(key, State.HOLDS)
+        if varies and key in limits and (value is None or value > limits[key]):
+            state = State.MISSES
+        rows.append(
+            Objective(key, limits.get(key), value, low, high, slower.get(key), state, cliffs.get(key))
+        )
+    return rows
+
+
+def varies(model: ServingModel, latency: Latency) -> bool:
+    return demand_over_time(model)[1] is not None and latency.worst_part is not None
+
+
+def sizes(winner: Candidate, size: Found) -> list[Size]:
+    every = [size, *neighbours(winner, size.setting.replicas)]
+    found = []
+    for one in sorted(every, key=lambda f: f.setting.replicas):
+        kept = [k for k in (one.judged.slower, one.judged.expected) if k is not None]
+        decided = kept[0].decided if kept else ()
+        found.append(Size(*one.setting, one.judged.state, one.judged.missed, decided))
+    return found
+
+
+def room(winner: Candidate, setting: Setting) -> tuple[float, str]:
+    """Share by which the demand may grow, by short runs, and the key of what it misses then."""
+
+    @cache
+    def look(steps: int) -> Quick:
+        task = replace(winner.task, headroom=(1 + winner.task.headroom) * (1 + _ROOM * steps) - 1)
+        return task.quick(*setting)
+
+    most = round(MOST_ROOM / _ROOM)
+    steps = most - least_whole(lambda less: look(most - less).passes, -1, most)
+    missed = max(look(steps + 1).decided, key=lambda d: d.share / d.allowed, default=None)
+    return steps * _ROOM, Missed.LOAD if missed is None else missed.key
+
+
+def spread(
+    profile: Profile, winner: Candidate, setting: Setting, request: Request
+) -> list[tuple[float, int]]:
+    """Replicas with lengths that vary less, and more, where nobody states how much they do."""
+    if not isinstance(request.demand, Demand) or not request.demand.assumes_spread:
+        return []
+    found = []
+    for cv in _CVS:
+        tables = {**request.demand.with_cv(cv).tables, "workload": profile.tables.get("workload")}
+        try:
+            model = parse_profile(written(profile.tables, tables).encode(), profile.source).model
+        except ProfileError:  # the longest request does not fit, or is longer than any may be
+            continue
+        other = winner.varied(setting, replace(winner.task, model=planned_for(model)))
+        if (replicas := other.near(setting.replicas)) is not None:
+            found.append((cv, replicas))
+    return found
+
+
+def routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
+    """Replicas behind routers that look, of fleets that are simulated whole: fewer, or more, by short runs.
+
+    Where so many are near a limit, long ones decide whether they are enough.
+    """
+    if winner.task.model.finds_prefixes or winner.task.router or setting.replicas > MOST_SIMULATED:
+        return []
+    found = []
+    for routing in (Routing.ROUND_ROBIN, Routing.LEAST_REQUESTS):
+        task = replace(winner.task, router=routing)
+        look = task.quick(*setting)
+        enough = look.passes
+        if _CLEAR < look.excess < 1 / _CLEAR:
+            enough = task.keeps(*setting, slower=True).state is State.HOLDS
+        if not enough:
+            found.append((str(routing), setting.replicas + 1))
+            continue
+        step, replicas = 1, setting.replicas
+        while step:
+            if replicas > step and task.quick(replicas - step, setting.batched_tokens).passes:
+                replicas, step = replicas - step, 2 * step
+            else:
+                step //= 2
+        found.append((str(routing), replicas))
+    return found

@@ -1,0 +1,221 @@
+"""What is asked of a plan, and what it says."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from kvplan.model.fleet import Routing
+from kvplan.model.slo import Slo
+from kvplan.planning.day import Day
+from kvplan.planning.demand import Demand, Replay
+from kvplan.planning.kinds import Kind
+from kvplan.planning.search import Band, Candidate, Race, Setting
+from kvplan.planning.split import Apart
+from kvplan.planning.ways import Ways
+from kvplan.profile.reading import Profile
+from kvplan.study.drain import Drain
+from kvplan.study.objectives import Decision, State
+from kvplan.study.operating_point import Latency
+
+_HOUR_S = 3600.0
+
+
+class Status(StrEnum):
+    """What came of it."""
+
+    PLANNED = "planned"
+    IMPOSSIBLE = "impossible"
+    INTERRUPTED = "interrupted"
+
+
+class Objective(NamedTuple):
+    """A figure of the fleet, and its limit where it has one; times in seconds.
+
+    Attributes
+    ----------
+    value, low, high
+        Expected, and its 95 % interval.
+    slower
+        With iterations slower.
+    cliff
+        Between what times the figure moves for a per cent of the requests.
+    """
+
+    key: str
+    limit: float | None
+    value: float | None
+    low: float | None
+    high: float | None
+    slower: float | None
+    state: State
+    cliff: tuple[float, float] | None
+
+
+class Size(NamedTuple):
+    """A number of replicas, with its best token budget; `missed` are keys of objectives, "load" or "queue"."""
+
+    replicas: int
+    batched_tokens: int | None
+    state: State
+    missed: tuple[str, ...]
+    decided: tuple[Decision, ...]
+
+
+class Alternative(NamedTuple):
+    """Another kind of replica, by short runs."""
+
+    candidate: Candidate
+    setting: Setting
+    band: Band | None
+
+
+class Refused(NamedTuple):
+    """A kind that cannot do it at any number, and why; where it holds the model, what a request sees that is alone."""
+
+    name: str
+    why: str
+    least: tuple[Decision, ...] = ()
+
+
+class Cost(NamedTuple):
+    """Of an hour, of a million tokens in and out, and of a million out."""
+
+    per_hour: float
+    per_million_tokens: float
+    per_million_output_tokens: float
+
+
+class Next(NamedTuple):
+    """The input on which the number of replicas depends most, from how many to how many, and what measures it."""
+
+    input: str
+    replicas: tuple[int, int | None]
+    command: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of the search.
+
+    Attributes
+    ----------
+    options
+        Kinds, or profiles, that may serve it.
+    demand
+        Of kinds; profiles have their own unless it is given.
+    rate_rps
+        In the place of the rates of profiles.
+    schedule
+        Table [workload] with a period and a schedule.
+    load_s
+        From the start of a replica until it serves; None: the period of the schedule is not planned.
+    split
+        Whether prefill and decode apart are looked at.
+    settings
+        Of the engine, by key, that are given and not searched.
+    prices
+        Of replicas, by the names of kinds and the sources of profiles.
+    """
+
+    options: Sequence[Kind | Profile]
+    demand: Demand | Replay | None
+    slos: tuple[Slo, ...]
+    rate_rps: float | None = None
+    slower: float = 0.05
+    headroom: float = 0.0
+    engine: str = "vllm"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Mapping[str, Any] | None = None
+    load_s: float | None = None
+    split: bool = False
+    prices: Mapping[str, float] | None = None
+    router: Routing | None = None
+
+    @property
+    def priced(self) -> bool:
+        """Whether cost is money, and not GPUs."""
+        return self.prices is not None
+
+
+class Plan(NamedTuple):
+    """What `kvplan plan` says.
+
+    Attributes
+    ----------
+    race
+        The search.
+    refused
+        Kinds that cannot serve the model, or meet the objectives.
+    profile
+        The service as planned, which `-o` writes; None where it is impossible.
+    room
+        Share by which the demand may grow at this size, up to half; `room_ends`: the key of what is missed beyond it.
+    spread
+        Replicas by cv of lengths that are assumed; empty where they are stated.
+    apart
+        Prefill and decode on replicas of their own, where that was asked for.
+    day
+        The period of the schedule, where that was asked for.
+    mean_rps
+        The demand, of a schedule its mean.
+    worst
+        From when to when in the period of a schedule the demand is that which is planned for, seconds.
+    next
+        What to measure; None where the number of replicas depends on nothing that is estimated or assumed.
+    """
+
+    status: Status
+    demand: str
+    request: "Request"
+    race: Race
+    refused: tuple[Refused, ...]
+    profile: Profile | None = None
+    objectives: tuple[Objective, ...] = ()
+    sizes: tuple[Size, ...] = ()
+    room: float | None = None
+    room_ends: str = ""
+    band: Band | None = None
+    spread: tuple[tuple[float, int], ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    routers: tuple[tuple[str, int], ...] = ()
+    drain: Drain | None = None
+    latency: Latency | None = None
+    verdict: str = ""
+    recovers_up_to_rps: float | None = None
+    apart: Apart | None = None
+    day: Day | None = None
+    mean_rps: float = 0.0
+    worst: tuple[float, float] | None = None
+    ways: Ways = Ways()
+    next: Next | None = None
+
+    @property
+    def winner(self) -> Candidate:
+        """The kind of replica that was chosen."""
+        assert self.race.winner is not None
+        return self.race.winner
+
+    @property
+    def setting(self) -> Setting:
+        """How many of them, and the token budget; by short runs where the search was interrupted."""
+        return self.race.sizes[self.winner] if self.race.found is None else self.race.found.setting
+
+    def kind(self, name: str) -> Kind | None:
+        """The kind of replica that is called so; None: it is a profile."""
+        kinds = (option for option in self.request.options if isinstance(option, Kind))
+        return next((kind for kind in kinds if kind.name == name), None)
+
+    @property
+    def cost(self) -> Cost | None:
+        """What all replicas cost; None where prices are not known."""
+        return self.cost_of(self.winner, self.setting)
+
+    def cost_of(self, candidate: Candidate, setting: Setting) -> Cost | None:
+        """What so many replicas of a kind cost; None where prices are not known."""
+        if not self.request.priced:
+            return None
+        hour, mix = candidate.cost(setting), candidate.task.model.mix
+        out = self.mean_rps * mix.mean(mix.decode_tokens) * _HOUR_S / 1e6
+        every = out + self.mean_rps * mix.mean(mix.input_tokens) * _HOUR_S / 1e6
+        return Cost(hour, hour / every, hour / out)

@@ -1,0 +1,21 @@
+"""All real runs, and where their data may be."""
+
+from pathlib import Path
+
+from scoreboard.cached import CACHED
+from scoreboard.rates import RATES
+from scoreboard.record import RealRun
+from scoreboard.replays import RTX4090, RTXPRO6000
+from scoreboard.sweeps import HIGH, NOTHING, SHAPE
+from scoreboard.tables import SPLITWISE
+from scoreboard.watermark import WATERMARK
+
+RUNS: dict[str, RealRun] = {
+    run.name: run for run in (HIGH, SHAPE, NOTHING, RATES, CACHED, RTX4090, RTXPRO6000, SPLITWISE, WATERMARK)
+}
+
+
+def folder_beside_checkout() -> Path | None:
+    """The folder of data beside a checkout; None where there is none."""
+    folder = Path(__file__).resolve().parents[3] / "shared" / "data"
+    return folder if folder.is_dir() else None
