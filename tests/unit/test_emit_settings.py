@@ -103,7 +103,7 @@ def test_the_figures_are_those_of_the_engine_that_is_asked_for() -> None:
 
 
 def test_no_engine_computes_prompts_apart() -> None:
-    with pytest.raises(UsageError, match=r'engine sglang: .* the profile says "inline"'):
+    with pytest.raises(UsageError, match=r'engines compute prompts .* the profile says "inline"'):
         for_engine(engine("sglang"), limited(prefill=Prefill.INLINE))
     drafting = replace(ONE, drafts=Drafts(2, (0.7, 0.5)))
     with pytest.raises(UsageError, match="not simulated beside drafts"):
