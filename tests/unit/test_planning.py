@@ -303,3 +303,18 @@ def test_a_router_is_decided_by_long_runs_where_short_ones_are_close(
 def test_spreads_that_were_stated_stay() -> None:
     other = Demand(Length(50, 0), Length(20), 1.0).with_cv(0.4)
     assert (other.prompt.cv, other.answer.cv) == (0, 0.4)
+
+
+def test_a_service_of_whole_replicas_has_no_link_between_them() -> None:
+    text = """
+        schema = 1
+        name = "apart"
+        gpu = { memory_tokens = 60_000, kv_bytes_per_token = 131_072, max_num_batched_tokens = 2048 }
+        timing = { d0 = "10 ms", d2 = "20 us" }
+        fleet = { prefill = 1, decode = 1, transfer = "20 GB/s" }
+        classes = [{ name = "a", input = 800, decode = 60, rate = 1 }]
+    """
+    found = plan(Request([parse_profile(text.encode(), "apart.toml")], None, ()))
+    assert found.profile is not None
+    assert found.profile.model.fleet is not None
+    assert found.profile.model.fleet.size == found.setting.replicas
