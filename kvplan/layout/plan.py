@@ -202,8 +202,7 @@ def _routing(plan: Plan) -> str:
         return "Behind a router that keeps a conversation on its replica."
     more = [name for name, replicas in plan.routers if replicas > plan.setting.replicas]
     if more:
-        take = "takes" if len(more) == 1 else "take"
-        return f"Behind a router that picks replicas at random; {' and '.join(more)} {take} one more here."
+        return f"Behind a router that picks replicas at random; {' and '.join(more)} may take one more here."
     fewer = {replicas for _, replicas in plan.routers if replicas < plan.setting.replicas}
     if plan.request.router is not None:
         return f"Behind a {plan.request.router} router."

@@ -31,6 +31,7 @@ _CVS = (0.4, 1.2)  # of lengths that nobody states
 _ALTERNATIVES = 4
 _ROOM = 0.01  # step of the demand
 MOST_ROOM = 0.5
+_BUDGET_S = 1.0  # counted work of a router; what it leaves open takes one more
 _CLEAR = 0.7  # of the shares that are allowed: with less, or the inverse, short runs tell
 _MEASURE = "kvplan import RESULT.json --base plan.toml"  # of a load generator on one replica
 
@@ -176,7 +177,7 @@ def routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
         look = task.quick(*setting)
         enough = look.passes
         if _CLEAR < look.excess < 1 / _CLEAR:
-            enough = task.keeps(*setting, slower=True).state is State.HOLDS
+            enough = task.keeps(*setting, slower=True, budget_s=_BUDGET_S).state is State.HOLDS
         if not enough:
             found.append((str(routing), setting.replicas + 1))
             continue

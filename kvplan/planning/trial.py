@@ -194,7 +194,9 @@ class Task:
             return Quick(0.0 if seen.trend is Trend.STEADY else 2.0, decided)
         return Quick(max(d.share / d.allowed for d in decided), decided)
 
-    def keeps(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> Kept:
+    def keeps(
+        self, replicas: int, batched_tokens: int | None, *, slower: bool, budget_s: float = _BUDGET_S
+    ) -> Kept:
         """Decide about so many replicas at the timing as it stands, or slower, whatever their load."""
         model = self.at(replicas, batched_tokens, slower=slower)
         requests = _LONG if self.model.finds_prefixes else _SHORT
@@ -204,7 +206,7 @@ class Task:
             engine_settings(model),
             self.plan.slos,
             stream=_JUDGED,
-            budget_s=_BUDGET_S,
+            budget_s=budget_s,
             requests=requests,
             least=max(LONG, self._seen_with(replicas, batched_tokens, slower=slower)),
         )

@@ -293,7 +293,7 @@ def test_a_router_is_decided_by_long_runs_where_short_ones_are_close(
         def quick(self, replicas: int, batched_tokens: int) -> Quick:
             return Quick(excess if replicas == 10 else 0.5 if replicas >= 5 else 2.0, ())
 
-        def keeps(self, replicas: int, batched_tokens: int, *, slower: bool) -> Judged:
+        def keeps(self, replicas: int, batched_tokens: int, *, slower: bool, budget_s: float) -> Judged:
             return _Judged(state)  # type: ignore[return-value]
 
     found = routers(candidate(Routed({512: 10}), 1.0), Setting(10, 512))
