@@ -156,14 +156,6 @@ def _fastest(
     return peak(rate, low, high, close=_PEAK)
 
 
-def running_at_most(model: ServingModel) -> float | None:
-    """Requests in flight beyond which a convex law serves fewer, where that is before memory is full; else None."""
-    cost = per_request(model)
-    memory = model.replica.capacity_tokens
-    used = _fastest(model.mix, model.timing, model.replica, cost, memory, cost.held)
-    return float(used / cost.held * cost.iterations) if used < memory else None
-
-
 def _limits(replica: Replica, cost: PerRequest, memory: float) -> Iterator[tuple[str, Number, Number]]:
     """Each limit, how much there is, and how much of it a request needs; `memory` multiplies what there is of it."""
     yield "memory", replica.capacity_tokens * memory, cost.held

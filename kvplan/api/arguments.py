@@ -1,7 +1,6 @@
 """What programs pass to the functions of kvplan, checked and written as options are."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from io import BytesIO
 from itertools import islice
 from numbers import Real
@@ -36,11 +35,7 @@ def profile(value: object) -> Profile:
 
 def with_slos(loaded: Profile, slo: Any) -> Profile:
     """Return a profile with further objectives, which take the place of its own on the same figure."""
-    added = {one.key: one for one in map(parse_slo, texts(slo, "slo"))}
-    if not added:
-        return loaded
-    slos = {one.key: one for one in loaded.plan.slos} | added
-    return replace(loaded, plan=replace(loaded.plan, slos=tuple(slos.values())))
+    return loaded.with_slos(map(parse_slo, texts(slo, "slo")))
 
 
 def services(value: Any) -> list[str | Profile]:

@@ -37,6 +37,7 @@ _MEASURE = "kvplan import RESULT.json --base plan.toml"  # of a load generator o
 
 
 def band(found: Race, candidate: Candidate, setting: Setting) -> Band | None:
+    """Replicas at the ends of the error band, as the race found them or anew."""
     return found.bands[candidate] if candidate in found.bands else candidate.band(setting)
 
 
@@ -81,6 +82,7 @@ def split_of(profile: Profile, winner: Candidate, setting: Setting, request: Req
 def day_of(
     model: ServingModel, plan: ServicePlan, winner: Candidate, setting: Setting, request: Request
 ) -> Day | None:
+    """The period of the schedule, where that was asked for."""
     return None if request.load_s is None else day(model, plan, winner.task, setting, request.load_s)
 
 
@@ -118,10 +120,12 @@ def objectives(slos: Sequence[Slo], latency: Latency, size: Found, *, varies: bo
 
 
 def varies(model: ServingModel, latency: Latency) -> bool:
+    """Whether figures are those of the worst part of a schedule."""
     return demand_over_time(model)[1] is not None and latency.worst_part is not None
 
 
 def sizes(winner: Candidate, size: Found) -> list[Size]:
+    """The planned size between one replica less and one more."""
     every = [size, *neighbours(winner, size.setting.replicas)]
     found = []
     for one in sorted(every, key=lambda f: f.setting.replicas):
@@ -165,9 +169,9 @@ def spread(
 
 
 def routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
-    """Replicas behind routers that look, of fleets that are simulated whole: fewer, or more, by short runs.
+    """How many replicas other routers take, where the whole fleet can be simulated.
 
-    Where so many are near a limit, long ones decide whether they are enough.
+    Short runs tell, but where the planned size is near a limit: longer ones decide then, and it is one more or not.
     """
     if winner.task.model.finds_prefixes or winner.task.router or setting.replicas > MOST_SIMULATED:
         return []

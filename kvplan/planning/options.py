@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,7 @@ def request(
             raise UsageError(
                 "--gpu, --tp and --weights go with a model; profiles say what their replicas are"
             )
-        profiles = [_with_slos(one, slos) for one in profiles]
+        profiles = [one.with_slos(slos) for one in profiles]
         options: Sequence[Kind | Profile] = profiles
         _check_alike(profiles, rate)
         slos = profiles[0].plan.slos
@@ -140,12 +139,6 @@ def _slos(texts: Sequence[str]) -> tuple[Slo, ...]:
     if "recomputed_share" in found:
         raise UsageError("--slo recomputed_share: a plan holds times, ttft, itl, tpot and e2e")
     return tuple(found.values())
-
-
-def _with_slos(profile: Profile, slos: Sequence[Slo]) -> Profile:
-    """A profile with further objectives, which take the place of its own on the same figure."""
-    every = {slo.key: slo for slo in (*profile.plan.slos, *slos)}
-    return replace(profile, plan=replace(profile.plan, slos=tuple(every.values())))
 
 
 def _demand(

@@ -149,7 +149,7 @@ def service_profile(profile: Profile, winner: Candidate, setting: Setting, reque
         changes["gpu"]["max_num_batched_tokens"] = setting.batched_tokens
     changes["fleet"] = {"replicas": setting.replicas, "routing": str(routing)}
     if "memory_tokens" in changes["gpu"] and "offload" not in changes["gpu"]:
-        changes["gpu"].pop("kv_bytes_per_token", None)  # of a link between replicas, which there is none
+        changes["gpu"].pop("kv_bytes_per_token", None)  # only a link between replicas needs it
     if request.slos:
         slos: dict[str, dict[str, str]] = {}
         for slo in request.slos:

@@ -25,7 +25,7 @@ _MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tr
 _SHORT = 4_000  # requests of each of two runs, while many are compared
 _LONG = 15_000  # of conversations, in the runs that decide
 _BUDGET_S = 5.0  # counted work of these: near an objective a fifth of it leaves long answers open that hold
-# Requests that it takes to see a queue near what is sustainable, times the square of what is free: it forgets slowly.
+# Near saturation a queue forgets slowly: nothing holds before so many requests over (1 - load)² were seen.
 _FORGETS = 200
 _IDLE = 0.01  # of what is sustainable
 _SEEN, _JUDGED, _ALONE = 101, 102, 103  # streams of seeds

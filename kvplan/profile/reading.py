@@ -6,7 +6,7 @@ Every refusal is a `ProfileError` with the line and the key path of the first th
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -111,6 +111,11 @@ class Profile:
         """Line of a key, or of the nearest table around it, counted from 1."""
         (offset,) = offsets(self.text, [path])
         return line_at(self.text, offset)
+
+    def with_slos(self, slos: Iterable[Slo]) -> "Profile":
+        """Return the profile with further objectives, which take the place of its own on the same figure."""
+        every = {slo.key: slo for slo in (*self.plan.slos, *slos)}
+        return replace(self, plan=replace(self.plan, slos=tuple(every.values())))
 
     @cached_property
     def tables(self) -> dict[str, Any]:
