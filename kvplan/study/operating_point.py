@@ -38,6 +38,7 @@ _PARTS = 24  # of a day
 _MOST_IN_PARTS = 20  # periods of a run: each batch takes 200 kB
 _PARTS_S = (86_400.0, 3_600.0, 600.0)  # of a schedule that is too long
 _MOST_REQUESTS, _MOST_OF_PERIOD = 2_000_000, 1_000_000  # of a run; of a period that is run as a whole
+_MOST_SPLIT = 400_000  # of a run whose prefill and decode replicas both keep a row for every request
 _MANY_REPLICAS = 32
 _MEETING = 1e-4  # share of requests that meet another, so few that latencies are those of each alone
 _BEYOND = 1 + 1e-6  # a little more than to the last completion
@@ -248,8 +249,9 @@ def observe(
         length = max(_FEW_REQUESTS / rate, least)
     if period is not None:
         length = math.ceil(length / period) * period
-    if rate * (warm + length) > _MOST_REQUESTS:
-        raise UsageError(f"{rate * (warm + length):.3g} requests in a run; {_MOST_REQUESTS:,} is the most")
+    most = _MOST_SPLIT if model.fleet is not None and model.fleet.is_split else _MOST_REQUESTS
+    if rate * (warm + length) > most:
+        raise UsageError(f"{rate * (warm + length):.3g} requests in a run; {most:,} is the most")
     windows: list[Window] = []
     work = 0.0
     while True:
