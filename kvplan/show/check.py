@@ -6,7 +6,7 @@ from kvplan.decide.check import Checked, Origin, Outcome, Result
 from kvplan.decide.gate import is_costly, telling_digits
 from kvplan.decide.remedy import MAX_FACTOR, Lever, Remedy
 from kvplan.decide.requirement import PLAN_HOLDS
-from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, Table, table, words
+from kvplan.show.elements import Block, Bullets, Column, Paragraph, Section, Table, table, words
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 
 _FEW = 8  # profiles; of more, those that pass have a line each
