@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.api.results import Result
-from kvplan.decide import check as checking
 from kvplan.errors import UsageError
 from kvplan.formats import json as documents
+from kvplan.gate import check as checking
 from kvplan.ingest import gathering
 from kvplan.layout import check as check_screen
 from kvplan.layout import gathered

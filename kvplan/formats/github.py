@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvplan.decide.check import Checked
 from kvplan.formats.commands import printable
+from kvplan.gate.check import Checked
 from kvplan.layout.check import advice_text, got_text, title, wanted_text
 
 
@@ -12,7 +12,7 @@ def annotations(checked: Sequence[Checked]) -> Iterator[str]:
 
     Examples
     --------
-    >>> from kvplan.decide.check import Problem
+    >>> from kvplan.gate.check import Problem
     >>> list(annotations([Checked("a,b.toml", "a,b.toml", None, None, (), (Problem("100%\nbad", 3),))]))
     ['::error file=a%2Cb.toml,line=3,title=kvplan%3A a%2Cb.toml::100%25%0Abad']
     """

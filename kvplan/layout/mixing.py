@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from kvplan.decide.mixing import MOST_PARTS, Comparison, Figure, Placement, Pool
 from kvplan.layout.elements import (
     MAX_ROWS,
     Block,
@@ -17,6 +16,7 @@ from kvplan.layout.elements import (
     table,
     words,
 )
+from kvplan.planning.mixing import MOST_PARTS, Comparison, Figure, Placement, Pool
 from kvplan.study.operating_point import Status
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 

@@ -14,14 +14,14 @@ from lxml import etree
 from shipped import LOOKED_AT, profile, report
 from strategies import mix_model
 
-from kvplan.decide import check as checking
-from kvplan.decide import diff
-from kvplan.decide.check import Baseline, Outcome, read_report, read_tolerance
-from kvplan.decide.gate import Subject, judge, telling_digits, value_of
-from kvplan.decide.requirement import Named, named, parse, parse_key
 from kvplan.errors import ExitCode, UsageError
 from kvplan.formats import github, junit, markdown, terminal
 from kvplan.formats import json as json_format
+from kvplan.gate import check as checking
+from kvplan.gate import diff
+from kvplan.gate.check import Baseline, Outcome, read_report, read_tolerance
+from kvplan.gate.judgement import Subject, judge, telling_digits, value_of
+from kvplan.gate.requirement import Named, named, parse, parse_key
 from kvplan.layout import check as tables
 from kvplan.layout import diff as diff_tables
 from kvplan.model import Plan
