@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.api.results import Result
-from kvplan.decide import check as checking
 from kvplan.errors import UsageError
+from kvplan.gate import check as checking
 from kvplan.ingest import gathering
 from kvplan.planning import result as planning
 from kvplan.show import check as check_screen

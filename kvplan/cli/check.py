@@ -30,8 +30,8 @@ from kvplan.errors import ExitCode, OutputError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvplan.decide.check import Baseline, Checked
-    from kvplan.decide.requirement import Requirement
+    from kvplan.gate.check import Baseline, Checked
+    from kvplan.gate.requirement import Requirement
 
 
 class Part(StrEnum):
@@ -109,7 +109,7 @@ def check(
     ] = None,
 ) -> None:
     """Check profiles against requirements. The exit code is 1 if one is not met, and 2 if one cannot be judged."""
-    from kvplan.decide import check as checking
+    from kvplan.gate import check as checking
 
     with _annotated():
         _refuse_overwriting(profiles, baseline, output, junit)
@@ -156,8 +156,8 @@ def _checked(
     alone: bool,
     changes: bool,
 ) -> "Checked":
-    from kvplan.decide import check as checking
     from kvplan.errors import ProfileError
+    from kvplan.gate import check as checking
     from kvplan.profile.reading import load_profile
 
     file = name if name != "-" and os.path.lexists(name) else None

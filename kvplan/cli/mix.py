@@ -19,7 +19,7 @@ def mix(
     output: Output = None,
 ) -> None:
     """Choose which classes share a replica: segregated, mixed and the best placement found, by what they serve."""
-    from kvplan.decide.mixing import MAX_REPLICAS, placements_compared
+    from kvplan.planning.mixing import MAX_REPLICAS, placements_compared
     from kvplan.show import json
     from kvplan.show import mixing as tables
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kvplan.decide.check import Checked, Origin, Outcome, Result
-from kvplan.decide.gate import is_costly, telling_digits
-from kvplan.decide.remedy import MAX_FACTOR, Lever, Remedy
-from kvplan.decide.requirement import PLAN_HOLDS
+from kvplan.gate.check import Checked, Origin, Outcome, Result
+from kvplan.gate.judgement import is_costly, telling_digits
+from kvplan.gate.remedy import MAX_FACTOR, Lever, Remedy
+from kvplan.gate.requirement import PLAN_HOLDS
 from kvplan.show.elements import Block, Bullets, Column, Paragraph, Section, Table, table, words
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from kvplan.decide.diff import Change, Comparison, Leaf, Row, Side, folded
+from kvplan.gate.diff import Change, Comparison, Leaf, Row, Side, folded
 from kvplan.show.check import key_column
 from kvplan.show.elements import Block, Column, Paragraph, Section, Table, number, table, words
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvplan.decide.check import Checked
+from kvplan.gate.check import Checked
 from kvplan.show.check import advice_text, got_text, title, wanted_text
 from kvplan.show.commands import printable
 
@@ -12,7 +12,7 @@ def annotations(checked: Sequence[Checked]) -> Iterator[str]:
 
     Examples
     --------
-    >>> from kvplan.decide.check import Problem
+    >>> from kvplan.gate.check import Problem
     >>> list(annotations([Checked("a,b.toml", "a,b.toml", None, None, (), (Problem("100%\nbad", 3),))]))
     ['::error file=a%2Cb.toml,line=3,title=kvplan%3A a%2Cb.toml::100%25%0Abad']
     """

@@ -13,12 +13,12 @@ from kvplan.show.commands import json_without_commands
 from kvplan.version import __version__
 
 if TYPE_CHECKING:
-    from kvplan.decide import check as checking
-    from kvplan.decide import diff as differing
-    from kvplan.decide.mixing import Comparison
-    from kvplan.decide.remedy import Remedy
     from kvplan.emit.settings import EngineSettings
+    from kvplan.gate import check as checking
+    from kvplan.gate import diff as differing
+    from kvplan.gate.remedy import Remedy
     from kvplan.planning.day import Day
+    from kvplan.planning.mixing import Comparison
     from kvplan.planning.result import Plan as Planned
     from kvplan.planning.search import Band, Candidate, Setting
     from kvplan.profile.reading import Profile
@@ -131,7 +131,7 @@ def operating_point(point: "OperatingPoint", profile: "Owner") -> Document:
 
 def check(checked: "Sequence[checking.Checked]") -> Document:
     """The profiles in order, all requirements of each."""
-    from kvplan.decide.check import worst
+    from kvplan.gate.check import worst
 
     return {
         **_document(),

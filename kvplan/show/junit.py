@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from kvplan.decide.check import Checked, Result
+from kvplan.gate.check import Checked, Result
 from kvplan.show.check import advice_text, got_text, title, wanted_text
 
 # What XML 1.0 cannot hold in any spelling.
@@ -20,7 +20,7 @@ def render(checked: Sequence[Checked]) -> str:
 
     Examples
     --------
-    >>> from kvplan.decide.check import Problem
+    >>> from kvplan.gate.check import Problem
     >>> print(render([Checked("a.toml", "a.toml", None, None, (), (Problem("a.toml: empty", 1),))]), end="")
     <?xml version="1.0" encoding="UTF-8"?>
     <testsuites name="kvplan check" tests="1" failures="0" errors="1">

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from kvplan.decide.mixing import MOST_PARTS, Comparison, Figure, Placement, Pool
+from kvplan.planning.mixing import MOST_PARTS, Comparison, Figure, Placement, Pool
 from kvplan.show.elements import (
     MAX_ROWS,
     Block,

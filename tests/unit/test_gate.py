@@ -14,12 +14,12 @@ from lxml import etree
 from shipped import LOOKED_AT, profile, report
 from strategies import mix_model
 
-from kvplan.decide import check as checking
-from kvplan.decide import diff
-from kvplan.decide.check import Baseline, Outcome, read_report, read_tolerance
-from kvplan.decide.gate import Subject, judge, telling_digits, value_of
-from kvplan.decide.requirement import Named, named, parse, parse_key
 from kvplan.errors import ExitCode, UsageError
+from kvplan.gate import check as checking
+from kvplan.gate import diff
+from kvplan.gate.check import Baseline, Outcome, read_report, read_tolerance
+from kvplan.gate.judgement import Subject, judge, telling_digits, value_of
+from kvplan.gate.requirement import Named, named, parse, parse_key
 from kvplan.model import Plan
 from kvplan.profile.reading import parse_profile
 from kvplan.report.assembly import Analyses, ProfileIdentity, to_document

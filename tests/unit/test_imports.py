@@ -24,7 +24,7 @@ LAYERS = (
     {"report"},
     {"ingest"},
     {"planning"},
-    {"decide"},
+    {"gate"},
     {"emit"},
     {"sweeps"},
     {"reproduction"},

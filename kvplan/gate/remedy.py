@@ -21,9 +21,9 @@ from kvplan.analysis.population import users_of, with_part_of_users, with_rates_
 from kvplan.analysis.records import Load, Saturation
 from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
-from kvplan.decide.gate import Judgement, Subject, holds, judgement
-from kvplan.decide.requirement import Requirement
 from kvplan.errors import UsageError
+from kvplan.gate.judgement import Judgement, Subject, holds, judgement
+from kvplan.gate.requirement import Requirement
 from kvplan.model import Replica, ServingModel, as_written
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import Profile
@@ -97,7 +97,7 @@ def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) 
     Examples
     --------
     >>> from io import BytesIO
-    >>> from kvplan.decide.requirement import parse
+    >>> from kvplan.gate.requirement import parse
     >>> from kvplan.profile.reading import load_profile
     >>> from kvplan.report.assembly import ProfileIdentity
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any, NamedTuple
 
-from kvplan.decide.check import read_report
-from kvplan.decide.requirement import Key, named, parse_key
 from kvplan.errors import UsageError
+from kvplan.gate.check import read_report
+from kvplan.gate.requirement import Key, named, parse_key
 from kvplan.profile.reading import parse_profile
 from kvplan.report import assembly as report
 from kvplan.report.keys import Kind

@@ -7,7 +7,7 @@ share of requests beyond the limit, a mean by its interval, with more runs until
 
 from typing import NamedTuple
 
-from kvplan.decide.requirement import Key, Named
+from kvplan.gate.requirement import Key, Named
 from kvplan.model import ServingModel
 from kvplan.model.slo import FIGURES, TIMES
 from kvplan.report.assembly import Analyses

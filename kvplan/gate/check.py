@@ -12,10 +12,10 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from kvplan.decide.gate import Judgement, Subject, holds, is_costly, judge, value_of
-from kvplan.decide.remedy import Remedy, remedies
-from kvplan.decide.requirement import Key, Requirement, parse, parse_key, parse_number
 from kvplan.errors import ExitCode, ProfileError, UsageError
+from kvplan.gate.judgement import Judgement, Subject, holds, is_costly, judge, value_of
+from kvplan.gate.remedy import Remedy, remedies
+from kvplan.gate.requirement import Key, Requirement, parse, parse_key, parse_number
 from kvplan.profile.reading import Profile, read_file
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.report.inputs import assumed, band_notes, doubts

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvplan.analysis.stability import UNCERTIFIED
-from kvplan.decide.requirement import PLAN_HOLDS, Key, KeyPath, Named, Requirement, Value, quoted
-from kvplan.decide.simulated import GOODPUT, Standing, standing
 from kvplan.errors import UsageError
+from kvplan.gate.requirement import PLAN_HOLDS, Key, KeyPath, Named, Requirement, Value, quoted
+from kvplan.gate.simulated import GOODPUT, Standing, standing
 from kvplan.model.fleet import Routing
 from kvplan.planning.day import planned_for
 from kvplan.planning.trial import Task
@@ -130,7 +130,7 @@ def value_of(key: Key, block: Callable[[str], Any]) -> Value:
 
     Examples
     --------
-    >>> from kvplan.decide.requirement import parse_key
+    >>> from kvplan.gate.requirement import parse_key
     >>> value_of(parse_key("wait.thresholds[1]"), {"wait": {"thresholds": [3, 5]}}.__getitem__)
     5
     """
@@ -189,7 +189,7 @@ def judge(requirement: Requirement, subject: Subject) -> Judgement:
 
     Examples
     --------
-    >>> from kvplan.decide.requirement import parse
+    >>> from kvplan.gate.requirement import parse
     >>> from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
     >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
     >>> model = ServingModel((one,), Timing(1.0), Replica(60))
@@ -277,7 +277,7 @@ def telling_digits(requirement: Requirement, got: float) -> int:
 
     Examples
     --------
-    >>> from kvplan.decide.requirement import parse
+    >>> from kvplan.gate.requirement import parse
     >>> telling_digits(parse("load.headroom >= 0.2"), 0.1999999)
     7
     """
