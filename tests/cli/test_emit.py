@@ -7,7 +7,6 @@ from pathlib import Path
 import command
 import pytest
 from command import Run, document
-from every import every
 
 from kvplan.version import __version__
 
@@ -78,18 +77,3 @@ def test_names_cannot_leave_a_comment_or_a_cell(run: Run, chat: str) -> None:
     _, page, _ = run(chat, "--format", "markdown")
     assert "<script>" not in page
     assert "\x1b" not in page
-
-
-@every(
-    ("arguments", "message"),
-    [
-        (["--engine", "tgi"], "'tgi' is not one of 'vllm', 'sglang', 'trtllm'"),
-        (["-o", "nowhere/flags.txt"], "cannot be written"),
-        (["paper-wait-nested"], 'the profile says "inline"'),
-    ],
-)
-def test_what_cannot_be_used_is_refused_in_a_line(run: Run, arguments: list[str], message: str) -> None:
-    code, text, messages = run(*([] if arguments[0].startswith("paper") else ["tool-calls-h100"]), *arguments)
-    assert (code, text) == (2, "")
-    assert message in messages
-    assert messages.count("\n") == 1

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from every import every
 
 from kvplan.cli import app as cli
 from kvplan.cli import completion
@@ -75,24 +74,6 @@ def test_without_a_profile_the_default_is_used_and_named(run: Run) -> None:
     code, out, error = run("explain", "load.headroom")
     assert (code, error) == (0, f"note: no profile given; using the shipped {DEFAULT_PROFILE}\n")
     assert run("explain", "load.headroom", DEFAULT_PROFILE) == (0, out, "")
-
-
-@every(
-    ("arguments", "says"),
-    [
-        (("loss", "tool-calls-h100"), "did you mean worst_cycle.loss or worst_cycle.classes[].loss?"),
-        (("load.headrooms",), "did you mean load.headroom"),
-        (("load", "no-such-profile"), "no-such-profile"),
-        (("wait.classes[7].name", "tool-calls-h100"), "has 1 entries here"),
-        ((), "Missing argument 'KEY'"),
-        (("load", "--format", "json"), "json"),
-    ],
-)
-def test_bad_usage_is_one_line(arguments: tuple[str, ...], says: str, run: Run) -> None:
-    code, out, error = run("explain", *arguments)
-    assert (code, out) == (2, "")
-    assert says in error
-    assert error.splitlines()[-1].startswith("error: ")
 
 
 def test_keys_and_blocks_are_completed() -> None:

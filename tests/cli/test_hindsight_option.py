@@ -4,7 +4,6 @@ import io
 
 import pytest
 from command import Run, document
-from every import every
 
 from kvplan.layout.elements import Bullets
 from kvplan.layout.simulation import build
@@ -48,22 +47,6 @@ def test_people_are_told_what_the_bound_is(run: Run) -> None:
     )
     assert "The bound is to hold for" not in said
     assert "Hindsight" not in run(*few)[1]
-
-
-@every(
-    ("arguments", "message"),
-    [
-        (["paper-fc-budgets"], "at most 20,000 and 2,000,000 can be solved"),
-        (["tool-calls-h100", "--requests", "5"], "[timing] may have no term but d0"),
-        (["paper-fc-budgets", "--arrivals", "closed", "--requests", "5"], "in a closed loop"),
-        (["paper-fc-budgets", "--requests", "5", "--format", "csv"], "does not go with --format csv"),
-    ],
-)
-def test_what_cannot_be_bounded_is_refused_in_one_line(run: Run, arguments: list[str], message: str) -> None:
-    code, out, err = run(*arguments, "--hindsight")
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
 
 
 def test_a_bound_that_is_not_proven_tells_its_gap() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from command import Run, process
 from command import run as inside
-from every import every
 
 from kvplan.model import Knowledge, MeasuredRange, Origin
 from kvplan.profile.reading import Profile, parse_profile
@@ -354,69 +353,6 @@ def test_hashes_become_a_hit_curve_and_what_classes_would_have_in_its_place(run:
         assert c.reuse is not None
         assert (c.reuse.share, c.reuse.from_arrival) == (0.5, True)
         assert set(c.reuse.gap.values_s) == {30.0}  # type: ignore[union-attr]
-
-
-@every(
-    ("arguments", "message"),
-    [
-        ([], "a FILE is wanted, or --model and --gpu where nothing is measured"),
-        (["NONE"], "cannot be read"),
-        (["WORDS"], "not recognized, begins 'hello"),
-        (["EMPTY"], "empty"),
-        (
-            ["BOTH"],
-            "can be timing (results of a load generator, or a table of iterations or loads) and requests",
-        ),
-        (
-            ["--as", "table=WORDS"],
-            "KIND=FILE, where KIND is log, timing, drafts, requests, metrics, model, profile",
-        ),
-        (["--as", "log=WORDS"], "states no KV capacity; looked for vLLM's"),
-        (["--as", "timing=WORDS"], "no samples of iterations"),
-        (["--as", "requests=WORDS"], "not a trace: no column for time, input, output"),
-        (["TRACE", "TRACE"], "a second file of kind requests"),
-        (["LOG", "OTHER"], "logs of engines with different limits"),
-        (["-", "--base", "-"], "standard input can be the file or the --base, not both"),
-        (["LOG", "-o", "LOG"], "would overwrite what is read"),
-        (["LOG", "--weights", "fp8"], "--gpu, --weights and --kv-dtype say how a model runs"),
-        (["--model", "Llama-3.1-8B"], "--gpu is missing: which GPU? Known are "),
-        (["--model", "nonsense", "--gpu", "RTX 4090"], "no model in the catalogue nor file of that name"),
-        (["--model", "Llama-3.1-8B", "--gpu", "H1000"], "no GPU in the catalogue of that name; did you mean"),
-        (["--model", "Llama-3.1-70B", "--gpu", "RTX 4090"], "tensor parallelism 8 fits"),
-        (["--model", "Llama-3.1-8B", "--gpu", "L4", "--weights", "int3"], "'int3' is not a type of weights"),
-        (["LOG", "--interval", "9 s"], "--since and --interval go with an answer of /metrics"),
-        (["LONG", "LOG"], "does not go with the rest"),
-        (["FREE"], "no fixed time of an iteration (d0 = 0)"),
-        (["WRONG"], ":2: iteration_ms: 'x'; must be a number"),
-        (["ONE"], "1 request; a rate needs arrivals at two times at least"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_in_one_line(
-    run: Run, folder: Path, arguments: list[str], message: str
-) -> None:
-    contents = {
-        "WORDS": "hello\nworld\n",
-        "EMPTY": "",
-        "TRACE": TRACE,
-        "LOG": LOG,
-        "OTHER": "max_num_seqs=9\n" + LOG,
-        "BOTH": "time,input,output,kv_tokens,iteration_ms\n1,2,3,4,5\n",
-        "LONG": "time,input,output\n1,90000,3\n2,90000,3\n",
-        "FREE": "kv_tokens,iteration_ms\n1000,1\n2000,2\n3000,3\n3000,3\n",
-        "WRONG": "kv_tokens,iteration_ms\n1,x\n",
-        "ONE": "time,input,output\n1,2,3\n",
-    }
-    for name, text in contents.items():
-        (folder / name).write_text(text)
-    known = [*contents, "NONE"]
-    words = [
-        re.sub(r"\b([A-Z]{3,5})$", lambda m: str(folder / m[1]) if m[1] in known else m[1], word)
-        for word in arguments
-    ]
-    code, text, messages = run("import", *words)
-    assert (code, text) == (2, "")
-    assert message in messages.splitlines()[-1]
-    assert messages.splitlines()[-1].startswith("error: ")
 
 
 def test_what_a_file_is_can_be_said(run: Run, folder: Path) -> None:

@@ -112,22 +112,6 @@ def test_markdown_says_what_the_json_says(run: Run, tiers: str, tmp_path: Path) 
     assert all(note in text for note in found["notes"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--replicas", "0"], "--replicas 0: 1 to 1,000,000"),
-        (["--replicas", "2", "--seeds", "3"], "--seeds"),
-        (["--replicas", "2", "--requests", "9"], "--requests"),
-        ([], "--replicas"),
-    ],
-)
-def test_bad_usage_is_one_line(run: Run, tiers: str, arguments: list[str], message: str) -> None:
-    code, out, err = run(tiers, *arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
-
-
 def test_an_overloaded_cluster_is_told_so(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "overloaded.toml"
     path.write_text(PROFILE.replace("rate = 40.0", "rate = 4000.0"))

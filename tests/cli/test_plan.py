@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from command import Run
 from command import run as run_command
-from every import every
 
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Request
@@ -21,7 +20,6 @@ from kvplan.report.assembly import Analyses
 from kvplan.study.operating_point import Latency
 
 COMMAND = ["plan"]
-NO_SCHEDULE = Path(__file__).parents[2] / "pyproject.toml"
 DEMAND = ("Llama-3.1-8B", "--gpu", "H100", "--tp", "1", "--weights", "fp8", "--rate", "60", "--in", "500:0")
 SHORT = (*DEMAND, "--out", "20:0", "--slo", "ttft-p95=300ms", "--gpu-hour", "3")
 
@@ -280,72 +278,6 @@ def test_what_no_replica_can_do_is_said_with_exit_1(run: Run, tmp_path: Path) ->
     assert code == 1
     assert "Impossible at any number of replicas" in text
     assert "one at a time, 4 GPUs" in text
-
-
-@every(
-    ("arguments", "message"),
-    [
-        (
-            ["Llama-3.1-8B", "--gpu", "H100"],
-            "a demand is missing: --rate or --users, with --in and --out; or",
-        ),
-        (
-            ["Llama-3.1-8B", "--rate", "1", "--in", "9", "--out", "9"],
-            "--gpu is missing: which GPUs? Known are",
-        ),
-        (["Llama-3.1-9B", "--gpu", "H100", "--rate", "1", "--in", "9", "--out", "9"], "Llama-3.1-8B"),
-        (["Llama-3.1-8B", "--gpu", "H1000", "--rate", "1", "--in", "9", "--out", "9"], "H100"),
-        ([*DEMAND], "--out is missing"),
-        ([*DEMAND, "--out", "9", "--users", "3"], "--rate and --users"),
-        ([*DEMAND, "--out", "9k"], "--out '9k': tokens are wanted"),
-        ([*DEMAND, "--out", "9", "--slo", "ttft-p95=2"], "a time with a unit is wanted, such as 2s"),
-        ([*DEMAND, "--out", "9", "--slo", "ttft-p94=2s"], "did you mean ttft_s.p9"),
-        ([*DEMAND, "--out", "9", "--slo", "recomputed_share<=1%"], "a plan holds times"),
-        ([*DEMAND, "--out", "9", "--gpu-hour", "x"], "--gpu-hour 'x': a price above 0"),
-        ([*DEMAND, "--out", "9", "--gpu-hour", "B200=3"], "no price for H100 SXM"),
-        ([*DEMAND, "--out", "9", "--trace", "x.csv"], "--in, --out and --users do not go with it"),
-        ([*DEMAND, "--out", "9", "--settings", "max_num_seq=2"], "did you mean max_num_seqs?"),
-        (
-            [*DEMAND, "--out", "9", "--settings", "max_num_seqs=x"],
-            "--settings max_num_seqs: must be a whole number",
-        ),
-        ([*DEMAND, "--out", "9", "--kv-dtype", "fp7"], "'fp7' is not a type of KV cache; there are auto"),
-        ([*DEMAND, "--out", "9", "--gpu", "L4"], "several go with commas, --gpu A,B"),
-        (
-            ["tool-calls-h100", "--rate", "1e8"],
-            "replicas or more, of Tool calls on one H100, fixed length, and a",
-        ),
-        (
-            ["Llama-3.1-8B", "--gpu", "H100", "--users", "9", "--in", "9", "--out", "9", "--think", "30"],
-            "--think '30': a unit is missing, such as 30s",
-        ),
-        (
-            [*DEMAND, "--out", "9", "--executor", "gpus"],
-            "--executor 'gpus': serial, cores, dask or the address",
-        ),
-        ([*DEMAND, "--out", "9", "--headroom", "x"], "--headroom 'x': a share"),
-        ([*DEMAND, "--out", "9", "--think", "30s"], "--think goes with --users or --turns"),
-        ([*DEMAND, "--out", "9", "--turns", "0"], "--turns 0: 1 to 1000"),
-        (["tool-calls-h100", "Llama-3.1-8B"], "a model does not go with profiles"),
-        (["tool-calls-h100", "--gpu", "H100"], "go with a model"),
-        (["nowhere.toml"], "nowhere.toml"),
-        (["tool-calls-h100", "prefill-decode"], "the profiles differ in itl_s.p99, ttft_s.p95 of [slo]"),
-        (["tool-calls-h100", "agents-collapse"], "compare them at one demand, with --rate"),
-        (["tool-calls-h100", "--replica-hour", "tool=3"], "no price for tool-calls-h100"),
-        (
-            ["tool-calls-h100", "--gpu-hour", "2", "--replica-hour", "tool-call=3"],
-            "did you mean tool-calls-h100?",
-        ),
-        (["tool-calls-h100", "--load-time", "30s"], "--load-time goes with --schedule"),
-        (["tool-calls-h100", "--schedule", "own"], "has no [[workload.schedule]]"),
-        (["tool-calls-h100", "--schedule", str(NO_SCHEDULE)], "a table [workload]"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_in_a_line(run: Run, arguments: list[str], message: str) -> None:
-    code, text, messages = run(*arguments)
-    assert (code, text) == (2, "")
-    assert message in messages
-    assert messages.count("\n") == 1
 
 
 def test_a_model_alone_is_told_all_that_is_missing(run: Run) -> None:

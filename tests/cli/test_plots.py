@@ -188,29 +188,3 @@ def test_a_finished_sweep_is_drawn_by_resuming_it(run: Run, tmp_path: Path, smal
     text = picture.read_bytes()
     assert run("sweep", small, *GRID, *columns, "-o", results, "--plot", picture, "--resume")[0] == 0
     assert picture.read_bytes() == text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--vary", "gpu.memory_tokens=1k,2k", "--plot", "a.pdf"], "must end in .svg"),
-        (["--vary", "gpu.memory_tokens=1k", "--plot", "a.svg"], "has a single value"),
-        (["--vary", "gpu.memory_tokens=1k:2k", "--sample", "lhs:5", "--plot", "a.svg"], "draws grids"),
-        ([*GRID, "--vary", "timing.d0=1,2", "--plot", "a.svg"], "one or two keys, not the 3"),
-        ([*GRID, "--columns", "verdict.status", "--plot", "a.svg"], "a number is wanted among --columns"),
-        ([*GRID, "--plot", "no/such/folder/a.svg"], "no/such/folder/a.svg: cannot be written"),
-        (
-            ["--vary", "plan.delta=1e-6:0.01:1001", "--vary", "timing.d0=1:2:1000", "--plot", "a.svg"],
-            "1,001,000 points",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_before_the_work(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, message = run("sweep", NAME, *arguments, "-o", "rows.csv")
-    assert code == 2
-    assert said in message
-    assert message.count("\n") == 1
-    assert not (tmp_path / "rows.csv").exists()

@@ -30,12 +30,6 @@ def test_markdown_has_a_table(capfd: pytest.CaptureFixture[str]) -> None:
     assert "| Five spread over a block of six |" in capfd.readouterr().out
 
 
-def test_an_unknown_name_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "sic-exampel-02"]) == 2
-    out, err = capfd.readouterr()
-    assert (out, err) == ("", "error: no experiment 'sic-exampel-02'; did you mean sic-example-02?\n")
-
-
 def test_another_verdict_than_on_record_is_a_defect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -226,15 +226,3 @@ def test_saturated_arrivals_leave_the_schedule_out_and_say_so(
     assert main(["simulate", str(tmp_path / "day.toml"), "--policy", "greedy", *options]) == 0
     out, _ = capsys.readouterr()
     assert "The schedule of the profile is left out" in " ".join(out.split())
-
-
-def test_an_unreadable_schedule_is_one_line_and_exit_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "day.toml"
-    path.write_text(GOOD + STEPS.replace("factor = 2", "factor = -2"))
-    assert main(["simulate", str(path)]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"error: {path}:19: workload.schedule[0].factor: must be 0, or a number from 1e-06")
-    assert err.count("\n") == 1

@@ -140,24 +140,6 @@ def test_people_read_whom_goodput_counts_and_how_sure_it_is(run: Run, profile: s
     assert "TTFT at most 300 ms, TPOT (the mean of its inter-token latencies) at most 120 ms." in said
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        ('p95 = "300 ms"', 'p96 = "300 ms"', "did you mean p9"),
-        ('p95 = "300 ms"', "p95 = -1", "slo.ttft_s.p95"),
-        ("itl_s.p99 = 0.12", "itl.p99 = 0.12", "did you mean itl_s"),
-        ("gpu_hour = 2.50", "gpu_hour = 0", "cost.gpu_hour"),
-    ],
-)
-def test_rubbish_is_refused_with_its_line(run: Run, profile: str, before: str, after: str, said: str) -> None:
-    path = Path(profile)
-    path.write_text(PROFILE.replace(before, after))
-    code, _, error = run("analyze", profile)
-    assert code == 2
-    assert said in error
-    assert f"{path}:{6 if 'slo' in said or 'mean' in said else 7}:" in error
-
-
 def test_json_has_no_more_than_the_contract(run: Run, profile: str) -> None:
     found = document(run, "analyze", profile)
     for block in ("latency", "goodput", "cost"):
