@@ -54,11 +54,6 @@ def test_output_to_a_file_is_what_standard_output_shows(tmp_path: Path) -> None:
         assert (tmp_path / form).read_text("utf-8") == run("analyze", QUICK, "--format", form).stdout
 
 
-def test_the_width_follows_the_terminal() -> None:
-    narrow, wide = (run("analyze", QUICK, env={"COLUMNS": columns}).stdout for columns in ("60", "100"))
-    assert narrow != wide
-
-
 # ------------------------------------------------------------------------------------------------ defects
 
 
@@ -79,19 +74,6 @@ def test_a_defect_of_kvplan_is_one_line_and_exit_code_three(
     monkeypatch.setenv("KVPLAN_DEBUG", "1")
     assert cli.main(["analyze", QUICK]) == 3
     assert "Traceback" in capfd.readouterr().err
-
-
-def test_a_file_of_its_own_that_ends_too_soon_is_no_interrupt(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As Python's cached bytecode does after a full disk; Typer takes the error for Ctrl-D."""
-
-    def cut_off(*_: object, **__: object) -> None:
-        raise EOFError("marshal data too short")
-
-    monkeypatch.setattr(report, "analyze", cut_off)
-    assert cli.main(["analyze", QUICK]) == 3
-    assert "report it (EOFError: marshal data too short)" in capfd.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ start-up

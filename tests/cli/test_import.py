@@ -151,14 +151,6 @@ def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, fold
         assert imported(run, path, "--gpu", "RTX 4090")[0].tables["gpu"] == tables["gpu"]
 
 
-def test_a_model_without_traffic_is_planned_for_the_one_that_is_asked(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "replica.toml"
-    path.write_text(run("import", "--model", "Llama-3.1-8B", "--gpu", "H100")[1])
-    for asked in (("--rate", "0.5"), ("--users", "4")):
-        code, text, _ = run("plan", str(path), *asked, "--in", "1000:0", "--out", "20:0")
-        assert (code, "1 replica x 1 GPU" in text) == (0, True)
-
-
 def test_every_command_refuses_what_it_lacks_a_part_of(run: Run, folder: Path) -> None:
     part = folder / "part.toml"
     parts = {"serve.log": "[gpu]", "iterations.csv": "[timing]", "trace.csv": "[[classes]]"}
@@ -324,12 +316,6 @@ def test_what_is_read_can_come_from_standard_input(folder: Path, monkeypatch: py
     assert "iterations.csv" in inside("import", "-", "iterations.csv", input=made).stdout
 
 
-def test_compact_classes_say_what_they_distort(run: Run, folder: Path) -> None:
-    profile, said = imported(run, folder / "trace.csv", "--classes", 2, "--base", "llama-3.1-8b-rtx4090")
-    assert [(c.input_tokens, c.decode_tokens) for c in profile.model.classes] == [(100, (30,)), (300, (5,))]
-    assert "1 - ρ is " in said
-
-
 def test_hashes_become_a_hit_curve_and_what_classes_would_have_in_its_place(run: Run, tmp_path: Path) -> None:
     """Six chats of two turns, 30 s apart: the second repeats the 64 tokens of the first; nothing else is shared."""
     rows = []
@@ -353,16 +339,6 @@ def test_hashes_become_a_hit_curve_and_what_classes_would_have_in_its_place(run:
         assert c.reuse is not None
         assert (c.reuse.share, c.reuse.from_arrival) == (0.5, True)
         assert set(c.reuse.gap.values_s) == {30.0}  # type: ignore[union-attr]
-
-
-def test_what_a_file_is_can_be_said(run: Run, folder: Path) -> None:
-    both = folder / "both.csv"
-    both.write_text(
-        "time,input,output,kv_tokens,iteration_ms\n"
-        + "".join(f"{i},2,3,{i * 100},{10 + i}\n" for i in range(20))
-    )
-    assert imported(run, "--as", f"requests={both}")[0].missing == ("gpu", "timing")
-    assert imported(run, "--as", f"timing={both}")[0].missing == ("gpu", "classes")
 
 
 def test_blocks_of_a_pool_are_read_with_the_layers_of_a_base_or_of_the_model(
@@ -396,12 +372,3 @@ def test_blocks_of_a_pool_are_read_with_the_layers_of_a_base_or_of_the_model(
     )
     profile, _ = imported(run, log, "--base", base)
     assert (profile.tables["gpu"]["memory_tokens"], "kv" in profile.tables["gpu"]) == (7584, False)
-
-
-def test_what_a_prefix_cache_found_is_said(run: Run, folder: Path) -> None:
-    log = folder / "serve.log"
-    log.write_text(LOG + "Engine 000: Running: 8 reqs, Prefix cache hit rate: 5.0%\n")
-    profile, said = imported(run, log)
-    note = "the prefix cache found 5% of the prompt tokens (stated last in line 2)"
-    assert note in said
-    assert note in " ".join(profile.text.replace("\n# ", "\n").split())

@@ -62,28 +62,6 @@ def test_the_document_and_the_written_profile_agree_with_analyze(run: Run, plann
     assert report["inputs"] == {"gpu": "estimated", "timing": "estimated", "workload": "stated"}
 
 
-def test_the_written_profile_passes_its_own_gate_and_fewer_replicas_do_not(
-    planned: tuple[str, Path], tmp_path: Path
-) -> None:
-    done = command.run("check", planned[1])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "plan.holds" in done.stdout
-    tight = tmp_path / "tight.toml"
-    tight.write_text(planned[1].read_text().replace("rate = 60", "rate = 600"))
-    done = command.run("check", tight)
-    assert done.returncode == 1
-    assert "misses load" in done.stdout
-
-
-def test_a_profile_is_planned_at_another_rate(run: Run) -> None:
-    """Two replicas at 100 requests/s: 54.87 are sustainable each, 52.3 with iterations 5 % longer."""
-    code, text, _ = run("tool-calls-h100", "--rate", "100", "--format", "json")
-    found = json.loads(text)["plan"]
-    assert (code, found["replicas"], found["cost"]["per_hour"]) == (0, 2, None)
-    assert [size["state"] for size in found["sizes"]] == ["misses", "holds", "holds"]
-    assert found["sizes"][0]["missed"] == ["load"]
-
-
 def latency(file: Path) -> Latency:
     """What a report says of a profile's latencies."""
     profile = load_profile(str(file), stdin=BytesIO())
@@ -163,31 +141,6 @@ def test_a_day_is_planned_for_its_worst_part_with_replicas_that_come_and_go(run:
     assert worst is not None
     assert ttft["value"] == worst.ttft_s.p95
     assert command.run("check", plan, "--require", "plan.holds").returncode == 0
-
-
-APART = """\
-schema = 1
-name = "apart"
-gpu = {{ memory = "59 GB", block_tokens = 16, kv_bytes_per_token = 131_072, max_num_seqs = 1024 }}
-timing = {{ d0 = "8 ms", d1 = "0.04 us", d2 = "25 us", d3 = "15 us" }}
-fleet = {{ prefill = {prefill}, decode = {decode}, transfer = "20 GB/s" }}
-classes = [{{ name = "chat", input = 800, decode = 40, rate = 30 }}]
-slo = {{ ttft_s.p95 = "1 s", itl_s.p99 = "20 ms" }}
-"""
-
-
-def test_a_split_that_is_said_to_be_enough_keeps_the_objectives_in_a_report(run: Run, tmp_path: Path) -> None:
-    """No replica that does both keeps its gaps even, 28 ms with a prompt: nearly thirty are needed, and few apart."""
-    file = tmp_path / "split.toml"
-    file.write_text(APART.format(prefill=1, decode=1))
-    found = json.loads(run(str(file), "--split", "--format", "json")[1])["plan"]
-    split = found["split"]
-    assert 25 < found["replicas"] < 35
-    assert 2 <= split["prefill"] + split["decode"] < found["replicas"] / 4
-    file.write_text(APART.format(prefill=split["prefill"], decode=split["decode"]))
-    measured = latency(file)
-    assert measured.ttft_s.p95 <= 1.0
-    assert measured.itl_s.p99 <= 0.02
 
 
 def test_the_plot_has_the_plan_on_the_steps_of_its_kind(tmp_path: Path) -> None:

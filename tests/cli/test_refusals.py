@@ -26,6 +26,15 @@ FILES = {
     "# TYPE vllm:request_prompt_tokens histogram\n"
     f'vllm:request_prompt_tokens_bucket{{le="{"[" * 5000}"}} 5\nvllm:request_prompt_tokens_bucket{{le="+Inf"}} 5\n'
     "vllm:request_prompt_tokens_count 5\nvllm:request_prompt_tokens_sum 500\n",
+    "TABLE": "a" * 200_000 + "\n1\n",
+    "TWICE": '{"schema_version": 2, "load": {"sustainable_rps": 1, "sustainable_rps": 54}}',
+    "replayed.toml": """schema = 1
+name = "replayed"
+gpu = { memory_tokens = 6000 }
+timing = { d0 = "20 ms" }
+classes = [{ name = "a", input = 300, decode = 20, rate = 2.0 }]
+workload = { trace = "LONG" }
+""",
     "two.toml": """schema = 1
 name = "two classes"
 gpu = { memory_tokens = 1000, prefill = "disaggregated" }

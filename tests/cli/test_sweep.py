@@ -4,13 +4,11 @@ import csv
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -148,25 +146,6 @@ def test_a_point_that_no_profile_may_have_says_why(profile: Path, tmp_path: Path
     assert (second["error"], float(second["load.headroom"]) > 0) == ("", True)
 
 
-def test_memory_in_tokens_takes_the_place_of_memory_in_bytes(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    vary = ["--vary", "gpu.memory_tokens=100k,200k", "--columns", "saturation.admissions_per_iteration"]
-    assert run("tool-calls-h100", *vary, "-o", out) == 0
-    one, two = (row["saturation.admissions_per_iteration"] for row in rows(out))
-    assert two == pytest.approx(2 * one)
-
-
-def test_shares_that_are_not_varied_divide_what_is_left(tmp_path: Path) -> None:
-    """Two tiers share half and half; their decode limits are 99 and 125."""
-    out = tmp_path / "out.jsonl"
-    vary = ["--vary", "classes.short tier.share=0.25,0.8,1", "--columns", "equilibrium.decode_tokens_per_s"]
-    assert run("two-tier-99-125", *vary, "-o", out) == 0
-    *found, nothing_left = rows(out)
-    rates = [row["equilibrium.decode_tokens_per_s"] for row in found]
-    assert rates == pytest.approx([24 * (0.25 * 99 + 0.75 * 125), 24 * (0.8 * 99 + 0.2 * 125)])
-    assert "leave nothing" in nothing_left["error"]
-
-
 # ------------------------------------------------------------------------------------- stopped and resumed
 
 
@@ -220,31 +199,6 @@ def test_ctrl_c_says_how_to_go_on(profile: Path, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert said == f"note: interrupted; --resume goes on with {out}\n"
     assert out.read_bytes().endswith(b"\n")
-
-
-def test_a_terminal_shows_the_rate_and_the_time_left(profile: Path, tmp_path: Path) -> None:
-    ours, theirs = os.openpty()
-    options = ["--vary", "gpu.memory_tokens=100:90k:3000", "--columns", "load.*", "--executor", "serial"]
-    command = [
-        sys.executable,
-        "-m",
-        "kvplan",
-        "sweep",
-        str(profile),
-        *options,
-        "-o",
-        str(tmp_path / "out.csv"),
-    ]
-    env = ENVIRONMENT | {"COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
-    done = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, env=env, check=True)
-    os.close(theirs)
-    said = b""
-    with suppress(OSError):  # how a terminal that nobody writes to any more ends
-        while more := os.read(ours, 65536):
-            said += more
-    os.close(ours)
-    assert done.stdout == b""
-    assert re.search(r"points .* 3000/3000 [0-9,.]+/s, 0 s left", said.decode())
 
 
 def wait_for_lines(path: Path, lines: int) -> None:
@@ -322,51 +276,7 @@ def test_cores_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_work_at_once_keeps_an_error_for_its_result() -> None:
-    future = executors.Serial().submit(int, "x")
-    assert isinstance(future.exception(), ValueError)
-
-
 # ------------------------------------------------------------------------------------------------- refusals
-
-
-def test_a_shipped_profile_can_be_swept() -> None:
-    assert define(load_profile(None, stdin=BytesIO()), ["timing.d0=10 ms:20 ms:3"]).points == 3
-
-
-HALF_A_RESULT = """
-import os
-import signal
-import struct
-import sys
-from concurrent.futures.process import BrokenProcessPool
-
-from kvplan.executors import started
-from kvplan.sweeps.run import _result
-
-
-def die_while_sending():
-    frame = sys._getframe()
-    while "result_queue" not in frame.f_locals:
-        frame = frame.f_back
-    os.write(frame.f_locals["result_queue"]._writer.fileno(), struct.pack("!i", 1000) + b"half")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    try:
-        with started("cores", 2) as engine:
-            _result(engine.executor.submit(die_while_sending), engine)
-    except BrokenProcessPool:
-        print("noticed")
-"""
-
-
-def test_a_worker_that_dies_while_it_sends_its_result_is_noticed(tmp_path: Path) -> None:
-    script = tmp_path / "half.py"
-    script.write_text(HALF_A_RESULT)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "noticed\n"), done.stderr
 
 
 @pytest.mark.parametrize("error", [EOFError("unexpected EOF"), ConnectionResetError()], ids=repr)
