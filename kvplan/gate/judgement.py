@@ -258,18 +258,12 @@ def _margin(symbol: str, got: float, wanted: float) -> float:
     return -abs(got - wanted) if symbol == "==" else abs(got - wanted)
 
 
-def judgement(requirement: Requirement, subject: Subject) -> Judgement | None:
-    """`judge`; None where the requirement cannot be judged."""
-    try:
-        return judge(requirement, subject)
-    except UsageError:
-        return None
-
-
 def holds(requirement: Requirement, subject: Subject) -> bool:
-    """Whether a requirement is met; not where it cannot be judged."""
-    judged = judgement(requirement, subject)
-    return judged is not None and judged.passed
+    """Return whether a requirement is met; not where it cannot be judged."""
+    try:
+        return judge(requirement, subject).passed
+    except UsageError:
+        return False
 
 
 def telling_digits(requirement: Requirement, got: float) -> int:
