@@ -36,9 +36,9 @@ def diff(
     output: Output = None,
 ) -> None:
     """Show what differs between two profiles or reports: inputs, then the figures that decide."""
-    from kvplan.formats import json
     from kvplan.gate.diff import compare
-    from kvplan.layout import diff as tables
+    from kvplan.show import diff as tables
+    from kvplan.show import json
 
     refuse_overwriting(output, [Path(side) for side in (before, after) if side != "-"])
     found = compare(_side(before), _side(after))

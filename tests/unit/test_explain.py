@@ -17,8 +17,6 @@ from tiers import is_night
 
 from kvplan.analysis.population import with_rates_of_users
 from kvplan.errors import UsageError
-from kvplan.formats import markdown, terminal
-from kvplan.layout import explanation
 from kvplan.model import (
     Knowledge,
     MeasuredRange,
@@ -42,6 +40,7 @@ from kvplan.report.explain import Explained, Found, Summary, explain, find, summ
 from kvplan.report.figures import Inputs, gather
 from kvplan.report.keys import BLOCKS, CONTRACT, Kind, Record, law_text
 from kvplan.report.keys.evidence import Figure
+from kvplan.show import explanation, markdown, terminal
 
 Case = tuple[dict[str, Any], Inputs]
 

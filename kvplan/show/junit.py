@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from kvplan.gate.check import Checked, Result
-from kvplan.layout.check import advice_text, got_text, title, wanted_text
+from kvplan.show.check import advice_text, got_text, title, wanted_text
 
 # What XML 1.0 cannot hold in any spelling.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from kvplan.layout.check import key_column
-from kvplan.layout.elements import Block, Column, Paragraph, Section, table, words
 from kvplan.report.explain import Explained, Row, Summary
 from kvplan.report.keys.evidence import Symbol
+from kvplan.show.check import key_column
+from kvplan.show.elements import Block, Column, Paragraph, Section, table, words
 
 _MOST_KEYS = 24  # of the first screen
 

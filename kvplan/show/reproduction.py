@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, number, table, words
 from kvplan.reproduction.experiment import Figure, Verdict
 from kvplan.reproduction.judge import Compared, Reproduction
+from kvplan.show.elements import Block, Bullets, Column, Paragraph, Section, number, table, words
 from kvplan.units import ABSENT, format_number, format_percent
 
 _DIGITS = 5

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray
-from kvplan.plots.chart import Axis, Chart, Line, Patch
 from kvplan.report.keys import Kind
 from kvplan.report.words import Status
+from kvplan.show.chart import Axis, Chart, Line, Patch
 from kvplan.units import format_number
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from kvplan.emit.base import Flag
 from kvplan.emit.settings import EngineSettings, alternatives
-from kvplan.layout.elements import Bullets, Column, Paragraph, Section, number, origin, table, words
-from kvplan.layout.report import latency_in_short
 from kvplan.report.assembly import Report
+from kvplan.show.elements import Bullets, Column, Paragraph, Section, number, origin, table, words
+from kvplan.show.report import latency_in_short
 from kvplan.units import ABSENT
 
 _HARMFUL = frozenset('`$!\\"|<>#')

@@ -13,7 +13,12 @@ from kvplan.analysis.records import Lever
 from kvplan.analysis.speculative import Speculative
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
 from kvplan.errors import UsageError
-from kvplan.layout.elements import (
+from kvplan.report.assembly import Report
+from kvplan.report.inputs import headroom_range_text, range_text
+from kvplan.report.prefix_cache import CacheBlock
+from kvplan.report.verdict import beside_spectrum
+from kvplan.report.words import Basis
+from kvplan.show.elements import (
     MAX_ROWS,
     Block,
     Bullets,
@@ -27,11 +32,6 @@ from kvplan.layout.elements import (
     table,
     words,
 )
-from kvplan.report.assembly import Report
-from kvplan.report.inputs import headroom_range_text, range_text
-from kvplan.report.prefix_cache import CacheBlock
-from kvplan.report.verdict import beside_spectrum
-from kvplan.report.words import Basis
 from kvplan.study.operating_point import Distribution, Latency, Status, WorstPart
 from kvplan.units import (
     ABSENT,

@@ -1,8 +1,8 @@
 """What files gave to a profile, for people."""
 
 from kvplan.ingest.gathering import Gathered
-from kvplan.layout.elements import Block, Bullets, Section, table, words
 from kvplan.profile.reading import supply
+from kvplan.show.elements import Block, Bullets, Section, table, words
 
 _MOST_NOTES = 5
 

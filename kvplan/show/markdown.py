@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterable
 
-from kvplan.formats.commands import printable, without_commands
-from kvplan.layout.elements import Block, Bullets, Document, Figure, Paragraph, Section, Table
+from kvplan.show.commands import printable, without_commands
+from kvplan.show.elements import Block, Bullets, Document, Figure, Paragraph, Section, Table
 
 _BREAK = "<!-- -->"  # ends what GitHub would take for a mention, an issue or an emoji
 _QUOTED = str.maketrans(
@@ -28,7 +28,7 @@ def render(document: Document) -> str:
 
     Examples
     --------
-    >>> from kvplan.layout.elements import Column, Document, Table
+    >>> from kvplan.show.elements import Column, Document, Table
     >>> from kvplan.report.words import Status
     >>> figures = Table((Column("Figure"), Column("Value", right=True)), (("a|b", "1"),))
     >>> print(render(Document("chat", Status.STABLE, "It fits.", figures, ("Nothing.",), (), "kvplan 0")), end="")
@@ -65,7 +65,7 @@ def render_sections(sections: Iterable[Section], origin: str) -> str:
 
     Examples
     --------
-    >>> from kvplan.layout.elements import Paragraph, Section
+    >>> from kvplan.show.elements import Paragraph, Section
     >>> print(render_sections([Section("a", "Two policies", (Paragraph("Equal."),))], "kvplan 0"), end="")
     ## Two policies
     <BLANKLINE>

@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 
 from kvplan.gate.diff import Change, Comparison, Leaf, Row, Side, folded
-from kvplan.layout.check import key_column
-from kvplan.layout.elements import Block, Column, Paragraph, Section, Table, number, table, words
+from kvplan.show.check import key_column
+from kvplan.show.elements import Block, Column, Paragraph, Section, Table, number, table, words
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds
 
 _FEW_ROWS, _MAX_ROWS = 10, 40

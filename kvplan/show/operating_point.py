@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
-from kvplan.layout.elements import Block, Column, Paragraph, Section, number, table, words
-from kvplan.layout.simulation import replayed
 from kvplan.report.words import Basis
+from kvplan.show.elements import Block, Column, Paragraph, Section, number, table, words
+from kvplan.show.simulation import replayed
 from kvplan.simulation.experiments.load import Load
 from kvplan.study.operating_point import OperatingPoint
 from kvplan.study.sample import FIGURES

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvplan.formats.commands import json_without_commands
+from kvplan.show.commands import json_without_commands
 from kvplan.version import __version__
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _mean(mean: float, low: float, high: float) -> Document:
 
 def simulate(found: "Study", profile: "Owner", bounds: "Sequence[StudyBound]" = ()) -> Document:
     """Policies side by side; `bounds` is what no policy can surpass."""
-    from kvplan.layout.simulation import notes
+    from kvplan.show.simulation import notes
     from kvplan.simulation.experiments.study import plain
 
     arrivals: Document = {
@@ -238,8 +238,8 @@ def plan(found: "Planned") -> Document:
 
 def _replicas(found: "Planned", candidate: "Candidate", setting: "Setting") -> Document:
     """So many replicas of a kind, their engine and what they cost."""
-    from kvplan.layout.plan import command
     from kvplan.planning.result import Cost
+    from kvplan.show.plan import command
 
     replica, cost = candidate.task.model.replica, found.cost_of(candidate, setting)
     return {
@@ -332,8 +332,8 @@ def _day(day: "Day") -> Document:
 
 def mix(found: "Comparison", profile: "Owner") -> Document:
     """Placements of classes on replicas."""
-    from kvplan.layout.mixing import notes
     from kvplan.report.assembly import plain
+    from kvplan.show.mixing import notes
 
     return {
         **_document(profile),

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.layout.elements import (
+from kvplan.report.inputs import State, extrapolations
+from kvplan.show.elements import (
     Block,
     Bullets,
     Column,
@@ -17,7 +18,6 @@ from kvplan.layout.elements import (
     table,
     words,
 )
-from kvplan.report.inputs import State, extrapolations
 from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
 from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.study import Study

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvplan.formats.commands import printable
 from kvplan.gate.check import Checked
-from kvplan.layout.check import advice_text, got_text, title, wanted_text
+from kvplan.show.check import advice_text, got_text, title, wanted_text
+from kvplan.show.commands import printable
 
 
 def annotations(checked: Sequence[Checked]) -> Iterator[str]:

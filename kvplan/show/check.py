@@ -6,7 +6,7 @@ from kvplan.gate.check import Checked, Origin, Outcome, Result
 from kvplan.gate.judgement import is_costly, telling_digits
 from kvplan.gate.remedy import MAX_FACTOR, Lever, Remedy
 from kvplan.gate.requirement import PLAN_HOLDS
-from kvplan.layout.elements import Block, Bullets, Column, Paragraph, Section, Table, table, words
+from kvplan.show.elements import Block, Bullets, Column, Paragraph, Section, Table, table, words
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 
 _FEW = 8  # profiles; of more, those that pass have a line each

@@ -11,8 +11,8 @@ from html import escape
 import numpy as np
 
 from kvplan.model import FloatArray
-from kvplan.plots.chart import Axis, Chart, Line, Patch
-from kvplan.plots.palette import LIGHT
+from kvplan.show.chart import Axis, Chart, Line, Patch
+from kvplan.show.palette import LIGHT
 
 WIDTH = 360  # units; text of 11 has 10 pixels on a telephone
 _HEIGHT, _SIZE, _ROW = 170, 11, 16  # of the plot; of text; of a line of text

@@ -10,9 +10,9 @@ from kvplan.model import Plan as ServicePlan
 from kvplan.planning.day import Day, planned_for, served_rps
 from kvplan.planning.search import Setting
 from kvplan.planning.trial import Task
-from kvplan.plots.chart import Axis, Chart, Line, Patch, peaks, stairs, time_axis
 from kvplan.report.assembly import Analyses, Report
 from kvplan.report.prefix_cache import CacheBlock
+from kvplan.show.chart import Axis, Chart, Line, Patch, peaks, stairs, time_axis
 from kvplan.study.goodput import Goodput
 from kvplan.study.load_curve import load_curve
 from kvplan.units import format_number, format_seconds, format_tokens

@@ -11,11 +11,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from kvplan.formats.svg import element, quote
-from kvplan.layout.elements import Column, Document, Figure, Section
-from kvplan.plots.chart import Chart
-from kvplan.plots.palette import DARK, LIGHT
 from kvplan.report.words import Status
+from kvplan.show.chart import Chart
+from kvplan.show.elements import Column, Document, Figure, Section
+from kvplan.show.palette import DARK, LIGHT
+from kvplan.show.svg import element, quote
 
 _COLOURS = {Status.STABLE: "green", Status.NEEDS_CAP: "orange", Status.OVERLOADED: "red"}
 
@@ -25,7 +25,7 @@ def render(document: Document, charts: Sequence[Chart] = ()) -> str:
 
     Examples
     --------
-    >>> from kvplan.layout.elements import Column, Table
+    >>> from kvplan.show.elements import Column, Table
     >>> figures = Table((Column("Figure"), Column("Value", right=True)), (("a<b", "1"),))
     >>> page = render(Document("chat", Status.STABLE, "It fits.", figures, ("Nothing.",), (), "kvplan 0"))
     >>> '<tr><th scope="row">a&lt;b</th><td class="right">1</td></tr>' in page
@@ -54,7 +54,7 @@ def _page(
 @cache
 def _environment() -> Environment:
     made = Environment(
-        loader=PackageLoader("kvplan.formats", ""),
+        loader=PackageLoader("kvplan.show", ""),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_quoted,

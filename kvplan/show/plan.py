@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from kvplan.emit import engine
 from kvplan.emit.settings import flags_of_profile
-from kvplan.layout.elements import Block, Bullets, Column, Figure, Paragraph, Section, number, table, words
 from kvplan.model.provenance import Knowledge
 from kvplan.planning.around import MOST_ROOM
 from kvplan.planning.day import Day
@@ -14,6 +13,7 @@ from kvplan.planning.result import Alternative, Plan, Refused, Size, Status
 from kvplan.planning.search import Band, Candidate, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
+from kvplan.show.elements import Block, Bullets, Column, Figure, Paragraph, Section, number, table, words
 from kvplan.study.objectives import State
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 

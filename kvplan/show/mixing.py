@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from kvplan.layout.elements import (
+from kvplan.planning.mixing import MOST_PARTS, Comparison, Figure, Placement, Pool
+from kvplan.show.elements import (
     MAX_ROWS,
     Block,
     Bullets,
@@ -16,7 +17,6 @@ from kvplan.layout.elements import (
     table,
     words,
 )
-from kvplan.planning.mixing import MOST_PARTS, Comparison, Figure, Placement, Pool
 from kvplan.study.operating_point import Status
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 

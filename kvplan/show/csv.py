@@ -3,7 +3,7 @@
 import csv
 from io import StringIO
 
-from kvplan.layout.simulation import figure
+from kvplan.show.simulation import figure
 from kvplan.simulation.experiments.study import Study
 from kvplan.study.operating_point import OperatingPoint
 

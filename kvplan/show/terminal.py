@@ -15,9 +15,9 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from kvplan.formats.commands import printable, without_commands
-from kvplan.layout.elements import Block, Bullets, Column, Document, Figure, Paragraph, Section, Table
 from kvplan.report.words import Status
+from kvplan.show.commands import printable, without_commands
+from kvplan.show.elements import Block, Bullets, Column, Document, Figure, Paragraph, Section, Table
 from kvplan.units import ABSENT
 
 MIN_WIDTH, MAX_WIDTH = 40, 100  # narrower cannot be laid out, wider is harder to read
@@ -43,7 +43,7 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
 
     Examples
     --------
-    >>> from kvplan.layout.elements import Column, Document, Table
+    >>> from kvplan.show.elements import Column, Document, Table
     >>> figures = Table((Column("Figure"), Column("Value")), (("Headroom", "+25%"),))
     >>> print(render(Document("chat", Status.STABLE, "It fits.", figures, ("Nothing.",), (), "kvplan 0")), end="")
     chat
