@@ -53,16 +53,9 @@ def read(sweep: Sweep, path: Path, names: Sequence[str]) -> dict[str, list[Value
 
 
 def _rows(sweep: Sweep, path: Path, names: Sequence[str]) -> Iterator[Sequence[Value]]:
-    format = format_of(path)
-    if format is Format.PARQUET:
-        from pyarrow import parquet
-
-        table = parquet.read_table(path, columns=list(names))
-        yield from zip(*(table.column(name).to_pylist() for name in names), strict=True)
-        return
     with path.open(encoding="utf-8", newline="") as file:
         next(file)
-        if format is Format.JSONL:
+        if format_of(path) is Format.JSONL:
             for line in file:
                 point = json.loads(line)
                 yield [point[name] for name in names]

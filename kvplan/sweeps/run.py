@@ -41,7 +41,7 @@ def sweep(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Compute every point and write it to a .csv, .jsonl or .parquet file.
+    """Compute every point and write it to a .csv or .jsonl file.
 
     The file has the same bytes whatever the executor, the number of workers, and however often it was resumed.
     Progress is how many points are done, and how many of them by this call; told after every batch.
@@ -68,14 +68,6 @@ def sweep(
     1,1000,compute,
     """
     executors.check(executor, workers)
-    format = store.format_of(path)
-    if format is Format.PARQUET:
-        from kvplan.sweeps import parquet
-
-        parquet.require()
-        if resume and parquet.is_whole(definition, path):
-            store.growing(path).unlink(missing_ok=True)  # if the last call ended just before doing so
-            return Outcome(definition.points, definition.points, False)
     with store.opened(definition, path, resume=resume) as results:
         resumed = results.done
         if resumed < definition.points:
@@ -87,8 +79,6 @@ def sweep(
                 if results.done == 0:  # nothing to go on with, and the name is wanted again
                     results.path.unlink()
                 raise
-        if format is Format.PARQUET:
-            parquet.convert(definition, store.growing(path), path)
     return Outcome(definition.points, resumed, results.dropped)
 
 

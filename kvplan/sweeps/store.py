@@ -3,11 +3,8 @@
 Lines are only ever added at the end, so that whatever stopped a sweep leaves a beginning of the finished file. Going on
 checks that beginning: the header must be the sweep's own, lines must count up; a line that was cut off is dropped.
 
-======== ================================================================================
-.jsonl   the header as a JSON object, then an object for each point
-.csv     the header as JSON behind ``# ``, column names, then a line for each point
-.parquet made from ``FILE.partial.jsonl`` when all is there; the header is in its metadata
-======== ================================================================================
+- `.jsonl`: the header as a JSON object, then an object for each point.
+- `.csv`: the header as JSON behind ``# ``, column names, then a line for each point.
 """
 
 import csv
@@ -34,7 +31,6 @@ class Format(StrEnum):
 
     CSV = ".csv"
     JSONL = ".jsonl"
-    PARQUET = ".parquet"
 
 
 def format_of(path: Path) -> Format:
@@ -49,11 +45,6 @@ def format_of(path: Path) -> Format:
         return Format(path.suffix)
     except ValueError:
         raise UsageError(f"-o {path}: the name must end in {', '.join(Format)}") from None
-
-
-def growing(path: Path) -> Path:
-    """The file that grows while a sweep goes on: the file itself, or beside one that can only be written whole."""
-    return path.with_name(f"{path.name}.partial.jsonl") if format_of(path) is Format.PARQUET else path
 
 
 # -------------------------------------------------------------------------------------------------- lines
@@ -186,30 +177,27 @@ def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
         It cannot be read or written.
     """
     format = format_of(path)
-    target = growing(path)
-    for there in {path, target}:
-        if there.exists() and not there.is_file():
-            raise UsageError(f"-o {path}: must be a file")
-        if there.exists() and not resume:
-            raise UsageError(f"-o {there}: is there already; --resume goes on with it, or remove it")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"-o {path}: must be a file")
+    if path.exists() and not resume:
+        raise UsageError(f"-o {path}: is there already; --resume goes on with it, or remove it")
     try:
-        file = open(os.open(target, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
+        file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
     except OSError as error:
-        raise OutputError(f"{target}: cannot be written: {error.strerror}") from None
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UsageError(f"-o {target}: another sweep is writing it") from None
-        form = Format.JSONL if format is Format.PARQUET else format
-        begin = head(sweep, form)
-        done, end = _read(target, begin, sweep, form)
+            raise UsageError(f"-o {path}: another sweep is writing it") from None
+        begin = head(sweep, format)
+        done, end = _read(path, begin, sweep, format)
         size = file.seek(0, os.SEEK_END)
-        store = Store(file, target, done, dropped=end < size)
+        store = Store(file, path, done, dropped=end < size)
         try:
             file.truncate(end)
         except OSError as error:
-            raise OutputError(f"{target}: cannot be written: {error.strerror}") from None
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
         if end == 0:
             store.add([begin])
             store.done = 0

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.model import FloatArray, IntArray, Timing
+from kvplan.model import FloatArray, Timing
 from kvplan.profile.positions import KeyPath
 from kvplan.profile.reading import with_value
 from kvplan.profile.schema import Document, SchemaError, check_values
 from kvplan.units import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, TIME_UNITS, parse_exact
 
 MAX_POINTS = 10**7
-MAX_LATIN = 10**6  # its permutations are held in memory
+MAX_LATIN = 10**6  # held in memory
 _MAX_TEXT = 100_000  # characters of KEY=VALUES
 MAX_LISTED = _MAX_TEXT // 2  # a value and its comma are two characters at least
 _CHUNK = 1024  # points of a sample that are drawn at once; part of what a seed means
@@ -411,15 +411,15 @@ def stretch(
 
 def _places(sample: Sample, axes: int, first: int) -> FloatArray:
     """Where in its range each value lies, of the points from `first` on; shape (at most _CHUNK, axes)."""
+    if sample.kind is Kind.LATIN:
+        return _latin(sample, axes)[first : first + _CHUNK]
     size = min(_CHUNK, sample.points - first)
-    inside = np.random.default_rng([sample.seed, 0, first]).random((_CHUNK, axes))[:size]
-    if sample.kind is Kind.RANDOM:
-        return inside
-    # every stretch of 1/count of a range is met once (McKay, Beckman, Conover 1979)
-    return (_strata(sample, axes)[first : first + size] + inside) / sample.points
+    return np.random.default_rng([sample.seed, 0, first]).random((_CHUNK, axes))[:size]
 
 
 @lru_cache(maxsize=2)
-def _strata(sample: Sample, axes: int) -> IntArray:
-    rng = np.random.default_rng([sample.seed, 1])
-    return np.stack([rng.permutation(sample.points) for _ in range(axes)], axis=1)
+def _latin(sample: Sample, axes: int) -> FloatArray:
+    from scipy.stats.qmc import LatinHypercube  # type: ignore[import-untyped]
+
+    places: FloatArray = LatinHypercube(axes, seed=sample.seed).random(sample.points)
+    return places
