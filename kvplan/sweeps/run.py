@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 
 class Outcome(NamedTuple):
-    """What a sweep came to: points, those that were there already, and whether a cut line was dropped."""
+    """Points, those that were there already, and whether a cut line was dropped."""
 
     points: int
     resumed: int
@@ -43,14 +43,9 @@ def sweep(
 ) -> Outcome:
     """Compute every point and write it to a .csv or .jsonl file.
 
-    The file has the same bytes whatever the executor, the number of workers, and however often it was resumed.
-    Progress is how many points are done, and how many of them by this call; told after every batch.
-
-    Raises
-    ------
-    UsageError
-    EngineError
-        The executor has failed; the file can be gone on with.
+    The file has the same bytes whatever the executor, the number of workers, and however often it was resumed. Progress
+    is how many points are done, and how many of them by this call; told after every batch. An EngineError where the
+    executor has failed; the file can then be gone on with.
 
     Examples
     --------
@@ -61,7 +56,7 @@ def sweep(
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> wanted = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])
     >>> with TemporaryDirectory() as folder:
-    ...     found = sweep(wanted, Path(folder, "out.csv"), executor="serial")
+    ...     outcome = sweep(wanted, Path(folder, "out.csv"), executor="serial")
     ...     print(Path(folder, "out.csv").read_text().partition("\\n")[2], end="")
     point,gpu.max_num_seqs,verdict.binding,error
     0,10,max_num_seqs,
@@ -83,7 +78,7 @@ def sweep(
 
 
 def lines(definition: Sweep, start: int, stop: int, format: Format) -> list[bytes]:
-    """What a worker does."""
+    """Compute the lines of some points, in a worker."""
     return store.lines(definition, format, start, stop)
 
 

@@ -27,20 +27,14 @@ _LONGEST = 10**7  # bytes of a line
 
 
 class Format(StrEnum):
-    """How results are written; the suffix of the file."""
+    """Format of results; the suffix of the file."""
 
     CSV = ".csv"
     JSONL = ".jsonl"
 
 
 def format_of(path: Path) -> Format:
-    """What the name of a file asks for.
-
-    Raises
-    ------
-    UsageError
-        Its suffix is none of the formats.
-    """
+    """Return what the name of a file asks for; a UsageError where its suffix is none of the formats."""
     try:
         return Format(path.suffix)
     except ValueError:
@@ -51,7 +45,7 @@ def format_of(path: Path) -> Format:
 
 
 def head(sweep: Sweep, format: Format) -> bytes:
-    """What a file of results begins with."""
+    """Return what a file of results begins with."""
     header = json.dumps(sweep.header(), ensure_ascii=False)
     if format is Format.CSV:
         return f"# {header}\n{','.join(map(_cell, sweep.names))}\n".encode()
@@ -59,18 +53,7 @@ def head(sweep: Sweep, format: Format) -> bytes:
 
 
 def lines(sweep: Sweep, format: Format, start: int, stop: int) -> list[bytes]:
-    """The lines of some points. Floats are the shortest decimals that read back as they are.
-
-    Examples
-    --------
-    >>> from io import BytesIO
-    >>> from kvplan.profile.reading import load_profile
-    >>> from kvplan.sweeps.definition import define
-    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
-    >>> sweep = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])
-    >>> lines(sweep, Format.CSV, 0, 2)
-    [b'0,10,max_num_seqs,\\n', b'1,1000,compute,\\n']
-    """
+    """Return the lines of some points. Floats are the shortest decimals that read back as they are."""
     found = rows(sweep, start, stop)
     if format is Format.CSV:
         return [",".join(map(_cell, row)).encode() + b"\n" for row in found]
@@ -81,7 +64,7 @@ def lines(sweep: Sweep, format: Format, start: int, stop: int) -> list[bytes]:
 
 
 def are_lines(found: object, sweep: Sweep, format: Format, start: int, stop: int) -> bool:
-    """Whether these can be the lines of such points: as many, in order, with their values, each one line.
+    """Return whether these can be the lines of such points: as many, in order, with their values, each one line.
 
     Figures could still be anything.
     """
@@ -113,7 +96,7 @@ def _cell(value: Value) -> str:
 
 
 def _number(line: bytes, names: tuple[str, ...], format: Format) -> int:
-    """Number of the point that a line is about; -1 where it is no line of such a file."""
+    """Return the number of the point that a line is about; -1 where it is no line of such a file."""
     try:
         if format is Format.CSV:
             (cells,) = csv.reader([line.decode()], strict=True)
@@ -140,12 +123,7 @@ class Store:
         self.dropped = dropped
 
     def add(self, more: list[bytes]) -> None:
-        """Add lines; where that fails, the file ends with a whole line.
-
-        Raises
-        ------
-        OutputError
-        """
+        """Add lines; where that fails with an OutputError, the file ends with a whole line."""
         try:
             before = self._file.seek(0, os.SEEK_END)
             try:
@@ -167,14 +145,10 @@ def _write(file: BinaryIO, data: bytes) -> None:
 
 @contextmanager
 def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
-    """The file of a sweep's results, made anew, or gone on with.
+    """Open the file of a sweep's results, made anew, or gone on with.
 
-    Raises
-    ------
-    UsageError
-        Without `resume`: it is there already. With it: it is not of this sweep, or has been changed since.
-    OutputError
-        It cannot be read or written.
+    A UsageError without `resume` where it is there already, and with it where it is not of this sweep, or has been
+    changed since; an OutputError where it cannot be read or written.
     """
     format = format_of(path)
     if path.exists() and not path.is_file():
@@ -206,7 +180,7 @@ def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
 
 
 def _read(path: Path, begin: bytes, sweep: Sweep, format: Format) -> tuple[int, int]:
-    """Points that a file has, and where the last of them ends; (0, 0) where it has not even begun."""
+    """Return the points that a file has, and where the last of them ends; (0, 0) where it has not even begun."""
     with path.open("rb") as file:
         found = file.read(len(begin))
         if found != begin:
@@ -229,7 +203,7 @@ def _read(path: Path, begin: bytes, sweep: Sweep, format: Format) -> tuple[int, 
 
 
 def _foreign(path: Path, sweep: Sweep) -> str:
-    """Why a file does not belong to this sweep."""
+    """Say why a file does not belong to this sweep."""
     with path.open("rb") as file:
         theirs = _header(file.readline(_LONGEST))
     ours = sweep.header()
