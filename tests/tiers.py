@@ -13,7 +13,7 @@ SLOW = """
 cli/agreement cli/analyze cli/arrivals cli/bad_profiles cli/campaign cli/docs cli/drafts cli/emit
 cli/explain_command cli/first_screens cli/hostile_input cli/html_browser cli/import cli/installed cli/mix
 cli/moving_files cli/plan cli/plots cli/provenance cli/schedule cli/simulate cli/slo cli/streams cli/sweep
-cli/sweep_dask cli/sweep_lies cli/sweep_parquet properties/bursts properties/coasting properties/drafts
+cli/sweep_dask cli/sweep_lies properties/bursts properties/coasting properties/drafts
 properties/fleet properties/fluid_map properties/law properties/layered properties/metrics properties/mixing
 properties/nested properties/overflow properties/partial_prompts properties/remedy
 properties/simulated_host_tier properties/simulated_radix_tree properties/simulation properties/spans
