@@ -33,8 +33,8 @@ def explain(
     output: Output = None,
 ) -> None:
     """Explain a number of the report. It is shown with its meaning, its formula, and this profile's figures in it."""
-    from kvplan.layout import explanation
     from kvplan.report.explain import find, page
+    from kvplan.show import explanation
 
     found = find(key)
     loaded = read(profile, output)

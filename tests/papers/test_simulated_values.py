@@ -20,11 +20,12 @@ from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.model import IntArray, Plan, ServingModel, Timing
 from kvplan.simulation.actions import group_list
 from kvplan.simulation.engine import run
+from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, interleaved, poisson
-from kvplan.simulation.state import AFTER, HEAD, NOBODY, START, TICK, Setup, State
+from kvplan.simulation.state import NOBODY, Group, List, Request, State
 
 ITERATIONS = 1200  # of saturated runs; the first half is left out of what is measured
 
@@ -119,10 +120,10 @@ def test_the_protocol_trace_of_example_1() -> None:
 
     def watched(s: State) -> None:
         POLICIES["greedy"].form_batch(s)
-        by_stage, request = [0, 0, 0], s.list[group_list(s, 0), HEAD]
+        by_stage, request = [0, 0, 0], s.list[group_list(s, 0), List.HEAD]
         while request != NOBODY:
-            by_stage[s.group[0, TICK] - s.request[request, START]] += 1
-            request = s.request[request, AFTER]
+            by_stage[s.group[0, Group.TICK] - s.request[request, Request.START]] += 1
+            request = s.request[request, Request.AFTER]
         seen.append(tuple(by_stage))
 
     setup = prepared(model, "greedy", requests)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kvplan.analysis import placement as placing
 from kvplan.analysis.placement import Group, Search, partitions, search
-from kvplan.decide.mixing import Comparison, Placement, placements_compared, subset
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.planning.mixing import Comparison, Placement, placements_compared, subset
 
 # --------------------------------------------------------------------------------- the search, on tables of rates
 

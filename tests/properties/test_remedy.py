@@ -8,12 +8,12 @@ from every import every
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvplan.decide import check as checking
-from kvplan.decide import remedy as searching
-from kvplan.decide.check import Outcome
-from kvplan.decide.gate import Subject, holds
-from kvplan.decide.remedy import MAX_FACTOR, Lever, Remedy
-from kvplan.decide.requirement import parse
+from kvplan.gate import check as checking
+from kvplan.gate import remedy as searching
+from kvplan.gate.check import Outcome
+from kvplan.gate.judgement import Subject, holds
+from kvplan.gate.remedy import MAX_FACTOR, Lever, Remedy
+from kvplan.gate.requirement import parse
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, ProfileIdentity
 

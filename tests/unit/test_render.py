@@ -17,14 +17,14 @@ from rich.cells import cell_len
 from shipped import LOOKED_AT as SHIPPED
 from shipped import report as shipped
 
-from kvplan.formats import json as json_format
-from kvplan.formats import markdown, terminal
-from kvplan.layout.elements import Table
-from kvplan.layout.report import build, format_radius
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.report.assembly import Report, analyze, to_document
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Status
+from kvplan.show import json as json_format
+from kvplan.show import markdown, terminal
+from kvplan.show.elements import Table
+from kvplan.show.report import build, format_radius
 from kvplan.units import format_number
 
 PULSE = ServingModel(  # SIC's decode lengths 2 and 4: fits, but a collapse stays
