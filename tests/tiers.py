@@ -13,15 +13,15 @@ SLOW = """
 cli/agreement cli/analyze cli/arrivals cli/bad_profiles cli/campaign cli/docs cli/drafts cli/emit
 cli/explain_command cli/first_screens cli/hostile_input cli/html_browser cli/import cli/installed cli/mix
 cli/moving_files cli/plan cli/plots cli/provenance cli/schedule cli/simulate cli/slo cli/streams cli/sweep
-cli/sweep_dask cli/sweep_lies cli/sweep_parquet properties/bursts properties/coasting properties/drafts
-properties/fleet properties/fluid_map properties/law properties/layered properties/metrics properties/mixing
-properties/nested properties/overflow properties/partial_prompts properties/remedy
-properties/simulated_host_tier properties/simulated_radix_tree properties/simulation properties/spans
-properties/split properties/timing_fit properties/verdicts properties/wait properties/worst_cycle unit/advice
-unit/cached_decisions unit/cached_reports unit/charts unit/doctests unit/drain unit/emit_settings unit/explain
-unit/fleet unit/host_reports unit/html unit/imports unit/inputs unit/library unit/objectives
-unit/operating_point unit/oracle unit/planning unit/prefix_cache unit/recognition unit/render unit/report
-unit/request_log unit/requests unit/samples_of_windows unit/sweep unit/text_file unit/timing_fit unit/warm_cache
+cli/sweep_dask cli/sweep_lies properties/bursts properties/coasting properties/drafts properties/fleet
+properties/fluid_map properties/law properties/layered properties/metrics properties/mixing properties/nested
+properties/overflow properties/partial_prompts properties/remedy properties/simulated_host_tier
+properties/simulated_radix_tree properties/simulation properties/spans properties/split properties/timing_fit
+properties/verdicts properties/wait properties/worst_cycle unit/advice unit/cached_decisions unit/cached_reports
+unit/charts unit/doctests unit/drain unit/emit_settings unit/explain unit/fleet unit/host_reports unit/html
+unit/imports unit/inputs unit/library unit/objectives unit/operating_point unit/oracle unit/planning
+unit/prefix_cache unit/recognition unit/render unit/report unit/request_log unit/requests
+unit/samples_of_windows unit/sweep unit/text_file unit/timing_fit unit/warm_cache
 """
 
 
@@ -87,7 +87,6 @@ KEPT = {
     "unit/test_explain::test_every_figure_is_named_by_a_formula": 0,
     "unit/test_inputs::test_rates_and_verdict_at_the_ends_are_those_of_timings_that_are_faster_and_slower": 0,
     "cli/test_html_browser::test_a_name_is_text_and_nothing_else": 1,
-    "cli/test_sweep_parquet::test_what_was_stopped_goes_on_to_the_same_bytes": 0,
     "real/test_roofline_sweeps::test_models_left_out_are_foretold": 0,
     "properties/test_law::test_every_field_counts_or_is_declared_not_to": 3,
     "properties/test_fleet::test_a_fleet_of_one_is_a_replica_to_the_last_bit": 6,

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from kvplan.report.explain import Explained, Input, Summary
 from kvplan.show.check import key_column
 from kvplan.show.elements import Block, Column, Paragraph, Section, table, words
-from kvplan.report.explain import Explained, Input, Summary
 
 _MOST_KEYS = 24  # of the first screen
 

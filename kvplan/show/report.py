@@ -14,6 +14,12 @@ from kvplan.analysis.records import Lever
 from kvplan.analysis.speculative import Speculative
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
 from kvplan.errors import UsageError
+from kvplan.report.assembly import Report
+from kvplan.report.inputs import headroom_range_text, range_text
+from kvplan.report.keys import BLOCKS, CONTRACT
+from kvplan.report.keys.record import probability
+from kvplan.report.verdict import beside_spectrum
+from kvplan.report.words import Basis
 from kvplan.show.elements import (
     MAX_ROWS,
     Block,
@@ -28,12 +34,6 @@ from kvplan.show.elements import (
     table,
     words,
 )
-from kvplan.report.assembly import Report
-from kvplan.report.inputs import headroom_range_text, range_text
-from kvplan.report.keys import BLOCKS, CONTRACT
-from kvplan.report.keys.record import probability
-from kvplan.report.verdict import beside_spectrum
-from kvplan.report.words import Basis
 from kvplan.study.operating_point import Distribution, Latency, Status, WorstPart
 from kvplan.units import (
     ABSENT,

@@ -75,7 +75,7 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_a_map_has_the_rows_of_the_file_in_their_places(
     run: Run, tmp_path: Path, small: Path, suffix: str
 ) -> None:
