@@ -32,7 +32,7 @@ from scoreboard.rates import (
     stage_file,
     stage_rows,
 )
-from scoreboard.record import Bound, Configuration, Over, Part, RealRun, Row
+from scoreboard.record import Bound, Configuration, Over, RealRun, Row
 from scoreboard.replays import replayed
 
 WITHOUT, WITH, _SEQUENCES = "vllm", "vllm+chunking_and_prefix_caching", 128
@@ -54,13 +54,10 @@ def closed_form_knee(like: Point, law: Law, replica: Replica) -> float:
     return prefix_cache(cached).sustainable_rps.guaranteed
 
 
-def _rows(folder: Path, told: Part) -> list[Row]:
+def _rows(folder: Path) -> list[Row]:
     of, replica = Configuration(WITH, "dense", MODEL, "vllm"), replica_of(_SEQUENCES)
     law = fitted([read_stage(folder, WITHOUT, number) for number in range(STAGES)], replica)
-    told(0.5)
-    rows = list(_foretold(of, folder, law, replica))
-    told(1.0)
-    return rows
+    return list(_foretold(of, folder, law, replica))
 
 
 def _foretold(of: Configuration, folder: Path, law: Law, replica: Replica) -> Iterator[Row]:

@@ -16,7 +16,7 @@ from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
 from kvplan.model import Prefill, Replica
 from scoreboard.hidden import Times, unmeasured
-from scoreboard.record import Bound, Configuration, Off, Over, Part, RealRun, Row
+from scoreboard.record import Bound, Configuration, Off, Over, RealRun, Row
 
 FOLDER = "inference-perf"
 _VARIANTS = {
@@ -127,12 +127,8 @@ def _low_load(of: Configuration, hidden: Sweep, law: Law, replica: Replica) -> I
     )
 
 
-def _all_rows(folder: Path, told: Part) -> list[Row]:
-    found: list[Row] = []
-    for number, (variant, sequences) in enumerate(_VARIANTS.items(), 1):
-        found += _rows(folder, variant, sequences)
-        told(number / len(_VARIANTS))
-    return found
+def _all_rows(folder: Path) -> list[Row]:
+    return [row for variant, sequences in _VARIANTS.items() for row in _rows(folder, variant, sequences)]
 
 
 SOURCE = "kubernetes-sigs/inference-perf at 7de5ef2e, demos/kubecon-na-2025: Llama-3.1-8B under vLLM 0.11"

@@ -7,8 +7,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-Part = Callable[[float], None]  # told what part is done
-
 
 class Configuration(NamedTuple):
     """What was measured: its name, and what it is looked up by."""
@@ -114,7 +112,7 @@ class RealRun:
     protocol: str
     files: tuple[str, ...]
     bounds: tuple[Bound, ...]
-    rows: Callable[[Path, Part], Sequence[Row]]
+    rows: Callable[[Path], Sequence[Row]]
 
     def has_data(self, folder: Path | None) -> bool:
         """Whether a folder has its files; some runs need none."""

@@ -22,7 +22,7 @@ from kvplan.simulation.experiments.runner import Job, run_to_the_end
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
-from scoreboard.record import Bound, Configuration, Over, Part, RealRun, Row
+from scoreboard.record import Bound, Configuration, Over, RealRun, Row
 
 MODEL = "Llama-3.1-8B"
 SERIES, REQUESTS, META = "timeseries.csv", "requests.jsonl", "meta.json"
@@ -102,11 +102,10 @@ def replayed(requests: Requests, law: Law, replica: Replica, settings: Settings)
     return outcome
 
 
-def _rows(gpu: str, name: str, folder: Path, told: Part) -> list[Row]:
+def _rows(gpu: str, name: str, folder: Path) -> list[Row]:
     run = folder / name
     replica = _replica(run, gpu)
     law, half = _fitted(run, gpu, replica)
-    told(0.5)
     rows = _requests(run)
     load = Requests(
         np.array([row["queued_ts"] for row in rows]) - _start(rows),
@@ -118,7 +117,6 @@ def _rows(gpu: str, name: str, folder: Path, told: Part) -> list[Row]:
     found = list(
         _compared(Configuration(f"{gpu}, {MODEL}", "dense", MODEL, "vllm"), rows, load, outcome, half)
     )
-    told(1.0)
     return found
 
 

@@ -15,7 +15,7 @@ from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
 from kvplan.model import Timing
 from scoreboard.hidden import Hidden, split
 from scoreboard.learning import learn_without, loads_of
-from scoreboard.record import Bound, Configuration, Off, Over, Part, RealRun, Row
+from scoreboard.record import Bound, Configuration, Off, Over, RealRun, Row
 
 FILE = "silicon-sweeps/sweeps.csv"
 
@@ -103,15 +103,13 @@ def _kind_and_share(deployment: Deployment) -> str:
     return f"{_kind(deployment)} TP{deployment.tensor_parallel}"
 
 
-def rows_of(
-    sweeps: Sweeps, splits: Splits, kind: Callable[[Deployment], str] = _kind, told: Part = lambda part: None
-) -> list[Row]:
+def rows_of(sweeps: Sweeps, splits: Splits, kind: Callable[[Deployment], str] = _kind) -> list[Row]:
     """The rows of several sweeps."""
-    found: list[Row] = []
-    for number, sweep in enumerate(sweeps.every, 1):
-        found += rows(sweep, sweeps.prior(sweep.deployment), splits, kind(sweep.deployment))
-        told(number / len(sweeps.every))
-    return found
+    return [
+        row
+        for sweep in sweeps.every
+        for row in rows(sweep, sweeps.prior(sweep.deployment), splits, kind(sweep.deployment))
+    ]
 
 
 def _bounds(**recorded: tuple[tuple[float | None, float], tuple[float | None, float]]) -> tuple[Bound, ...]:
@@ -145,7 +143,7 @@ HIGH = RealRun(
         TTFT=((0.18, 0.11), (0.35, 0.275)),
         requests_per_s=((0.05, 0.048), (0.11, 0.093)),
     ),
-    rows=lambda folder, told: rows_of(read(folder), high_from_low, told=told),
+    rows=lambda folder: rows_of(read(folder), high_from_low),
 )
 SHAPE = RealRun(
     name="sweeps-shape",
@@ -163,7 +161,7 @@ SHAPE = RealRun(
         TTFT=((None, 0.265), (None, 0.44)),
         requests_per_s=((None, 0.033), (None, 0.11)),
     ),
-    rows=lambda folder, told: rows_of(read(folder), each_shape, told=told),
+    rows=lambda folder: rows_of(read(folder), each_shape),
 )
 _FACTORS = {
     "dense TP1": (None, 1.09),
@@ -191,5 +189,5 @@ NOTHING = RealRun(
         Bound(quantity="TPOT", kind=kind, over=Over.MEDIAN, off=Off.FACTOR, must=must, recorded=recorded)
         for kind, (must, recorded) in _FACTORS.items()
     ),
-    rows=lambda folder, told: rows_of(read(folder), everything, _kind_and_share, told),
+    rows=lambda folder: rows_of(read(folder), everything, _kind_and_share),
 )

@@ -12,7 +12,7 @@ from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.robust import contradicted
 from kvplan.ingest.timing.samples import Samples
 from kvplan.model import Timing
-from scoreboard.record import Bound, Configuration, Over, Part, RealRun, Row
+from scoreboard.record import Bound, Configuration, Over, RealRun, Row
 
 FILE = "splitwise-sim/perf_model.csv"
 _FOLDS = 10
@@ -41,13 +41,9 @@ def rows(samples: Samples) -> Iterator[Row]:
             yield Row(of, load, "iteration", "s", law(kv, prefill, sequences), float(samples.seconds[index]))
 
 
-def _all_rows(folder: Path, told: Part) -> list[Row]:
+def _all_rows(folder: Path) -> list[Row]:
     every = [some for some in read_samples(folder / FILE) if isinstance(some, Samples)]
-    found: list[Row] = []
-    for number, samples in enumerate(every, 1):
-        found += rows(samples)
-        told(number / len(every))
-    return found
+    return [row for samples in every for row in rows(samples)]
 
 
 SPLITWISE = RealRun(

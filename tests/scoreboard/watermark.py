@@ -12,7 +12,7 @@ from kvplan.ingest.timing.sweep import Deployment
 from kvplan.model import Prefill, Replica
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests
-from scoreboard.record import Bound, Configuration, Off, Over, Part, RealRun, Row
+from scoreboard.record import Bound, Configuration, Off, Over, RealRun, Row
 from scoreboard.replays import replayed
 
 
@@ -57,14 +57,11 @@ def _foretold(law: Law, watermark: float) -> Published:
     return Published(round(preemptions), tokens)
 
 
-def _rows(folder: Path, told: Part) -> list[Row]:
+def _rows(folder: Path) -> list[Row]:
     prior = of_deployment(Deployment(model=_MODEL, gpu=_GPU))
     assert prior is not None
     of = Configuration(f"{_GPU}, {_MODEL}", "dense", _MODEL, "vllm")
-    found: dict[float, Published] = {}
-    for watermark in PUBLISHED:
-        found[watermark] = _foretold(Law(prior.timing), watermark)
-        told(len(found) / len(PUBLISHED))
+    found = {watermark: _foretold(Law(prior.timing), watermark) for watermark in PUBLISHED}
     rows = []
     for watermark, foretold in found.items():
         measured, load = PUBLISHED[watermark], f"watermark {watermark:g}"
