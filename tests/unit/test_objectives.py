@@ -24,12 +24,11 @@ from kvplan.report.assembly import Analyses, ProfileIdentity
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S
 from kvplan.study.goodput import Goodput, goodput
-from kvplan.study.judging import Trend
 from kvplan.study.objectives import Decision, State, decide, decisions
 from kvplan.study.operating_point import Observation
 from kvplan.study.replicas import keeps, stand_in
 from kvplan.study.sample import Sample
-from kvplan.study.windows import Window
+from kvplan.study.windows import Trend, Window
 
 VLLM = Settings("vllm", {})
 BATCHES = 16
