@@ -12,7 +12,7 @@ from kvplan.ingest.timing.sweep import Deployment
 from kvplan.model import Prefill, Replica
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests
-from scoreboard.record import Bound, Configuration, Off, Over, RealRun, Row
+from scoreboard.record import Configuration, Row, real_run
 from scoreboard.replays import replayed
 
 
@@ -76,22 +76,4 @@ def _rows(folder: Path) -> list[Row]:
     return rows
 
 
-WATERMARK = RealRun(
-    name="vllm-watermark",
-    title="Preemptions by watermark, of vLLM on a GB200",
-    source="vLLM pull request 44594: Qwen2.5-7B-Instruct, 299,584 KV tokens, prefix cache off",
-    licence="figures reported in a public pull request",
-    protocol=(
-        "Nothing is fitted: the iteration time is estimated from model and GPU, and the workload "
-        "simulated as described, 450 requests of 1,000 tokens in and 5,000 out, each give or take a "
-        "fifth, 128 at once. Assumed: lengths are evenly spread, and 8,192 tokens are computed in a batch "
-        "at most. Means of four draws."
-    ),
-    files=(),
-    bounds=(
-        Bound(quantity="preemptions", over=Over.MEDIAN, recorded=0.1),
-        Bound(quantity="gain in tokens/s", over=Over.MEDIAN, off=Off.POINTS, recorded=0.012),
-        Bound(quantity="output tokens/s", over=Over.MEDIAN, recorded=0.1),
-    ),
-    rows=_rows,
-)
+WATERMARK = real_run("vllm-watermark", (), _rows)
