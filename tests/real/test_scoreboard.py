@@ -21,8 +21,7 @@ from tiers import at_night
 
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.timing.reading import read_samples
-from kvplan.ingest.timing.samples import Samples
-from kvplan.ingest.timing.sweep import Sweep
+from kvplan.ingest.timing.samples import Samples, Sweep
 from kvplan.units import format_number, format_percent
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"

@@ -17,7 +17,7 @@ from scoreboard.score import Scoreboard, foretell, scored, standings, worst
 
 from kvplan.formats import terminal
 from kvplan.ingest.timing.equations import Kind
-from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
+from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.layout.elements import origin
 
 DENSE, OTHER, MOE = (
