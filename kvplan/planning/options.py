@@ -14,7 +14,7 @@ from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu, gpus
 from kvplan.ingest.model.shape import kv_layers
-from kvplan.ingest.recognition import FileKind
+from kvplan.ingest.reader import FileKind
 from kvplan.ingest.trace.replay import read_trace, with_trace
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import Slo, parse_slo

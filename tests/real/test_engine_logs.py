@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvplan.ingest.log.engine_log import parse_engine_log
-from kvplan.ingest.metrics.server import read_metrics
+from kvplan.ingest.engine_log import parse_engine_log
+from kvplan.ingest.metrics import read_metrics
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/engine-logs"
 STARTUP = DATA / "startup_lines.txt"

@@ -8,8 +8,7 @@ import pytest
 from kvplan.ingest.timing.equations import of_samples
 from kvplan.ingest.timing.fit import fit_timing
 from kvplan.ingest.timing.reading import parse_samples, read_groups, read_samples
-from kvplan.ingest.timing.samples import Samples
-from kvplan.ingest.timing.sweep import Point, Sweep
+from kvplan.ingest.timing.samples import Point, Samples, Sweep
 from kvplan.model import Timing
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"

@@ -2,7 +2,7 @@
 
 import re
 
-from kvplan.ingest.log.forms import NUMBER, Capacity, EngineLog
+from kvplan.ingest.engines import NUMBER, Capacity, EngineLog
 
 LOG = EngineLog(
     engine="TGI",

@@ -26,8 +26,9 @@ class Pool:
 
 
 def most_blocks(layout: KvLayout, length: int, batched_tokens: int) -> int:
-    """Blocks that a request of `length` tokens holds at most, as vLLM counts: a window or chunk may be held beside all
-    tokens of an iteration.
+    """Count the blocks that a request of `length` tokens holds at most, as vLLM does.
+
+    A window or chunk may be held beside all tokens of an iteration.
 
     Examples
     --------
@@ -38,18 +39,18 @@ def most_blocks(layout: KvLayout, length: int, batched_tokens: int) -> int:
     >>> most_blocks(KvLayout(layers, 784), 32_768, 16_384)
     45
     """
-    return sum(group.copies * _most(group, layout, length, batched_tokens) for group in layout.groups)
 
+    def most(group: Group) -> int:
+        if group.kind is Attention.STATE:
+            return layout.state_blocks
+        tokens, more = length, 0
+        if group.window is not None:
+            # A window may begin within a block.
+            reach, more = (group.window - 1, 1) if group.kind is Attention.WINDOW else (group.window, 0)
+            tokens = min(reach + batched_tokens, length)
+        return -(-tokens // group.block_tokens) + more
 
-def _most(group: Group, layout: KvLayout, length: int, batched_tokens: int) -> int:
-    if group.kind is Attention.STATE:
-        return layout.state_blocks
-    tokens, more = length, 0
-    if group.window is not None:
-        # A window may begin within a block.
-        reach, more = (group.window - 1, 1) if group.kind is Attention.WINDOW else (group.window, 0)
-        tokens = min(reach + batched_tokens, length)
-    return -(-tokens // group.block_tokens) + more
+    return sum(group.copies * most(group) for group in layout.groups)
 
 
 def find_pool(
@@ -61,7 +62,7 @@ def find_pool(
     *,
     caches_states: bool = False,
 ) -> Pool | None:
-    """The pool that both lines are of; None where they contradict each other.
+    """Find the pool that both lines are of; None where they contradict each other.
 
     With prefix caching a request has a block more of each state. `caches_states` says whether the layout counts it; the
     log may say otherwise.
@@ -76,18 +77,17 @@ def find_pool(
 
 
 def _candidates(layout: KvLayout, tokens: int, length: int, most: int) -> Iterator[tuple[int, str]]:
-    """Numbers of blocks for which the engine would state these tokens, the fewest first."""
+    """Yield numbers of blocks for which the engine would state these tokens, the fewest first."""
     groups, block = sum(group.copies for group in layout.groups), min(g.block_tokens for g in layout.groups)
     if tokens % block == 0:
+        meaning = f"{format_tokens(tokens)} tokens are taken as blocks of {format_tokens(block)} over {groups} groups"
         for spare in range(groups):
-            yield (
-                tokens // block * groups + spare,
-                f"{format_tokens(tokens)} tokens are taken as blocks of {format_tokens(block)} over {groups} groups",
-            )
+            yield tokens // block * groups + spare, meaning
     blocks = -(-tokens * most // length)
     if int(blocks / most * length) == tokens:
+        times = format_number(blocks / most, 6)
+        length_text = f"times {format_tokens(length)} tokens"
         yield (
             blocks,
-            f"{format_tokens(tokens)} tokens are taken as the maximum concurrency, {format_number(blocks / most, 6)}, "
-            f"times {format_tokens(length)} tokens",
+            f"{format_tokens(tokens)} tokens are taken as the maximum concurrency, {times}, {length_text}",
         )

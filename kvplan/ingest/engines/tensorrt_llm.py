@@ -5,7 +5,7 @@
 
 import re
 
-from kvplan.ingest.log.forms import BATCHED, BLOCK, NUMBER, SEQS, Capacity, EngineLog
+from kvplan.ingest.engines import BATCHED, BLOCK, NUMBER, SEQS, Capacity, EngineLog
 
 LOG = EngineLog(
     engine="TensorRT-LLM",
