@@ -13,9 +13,9 @@ import pytest
 
 from kvplan.model import Plan, ServingModel
 from kvplan.planning import plan as planning
-from kvplan.plots import charts
 from kvplan.report import assembly
 from kvplan.report.assembly import Analyses, ProfileIdentity, Report, report_of
+from kvplan.show import charts
 from kvplan.study import operating_point
 from kvplan.study.drain import Drain
 from kvplan.study.operating_point import OperatingPoint

@@ -219,7 +219,7 @@ def check(
     ('passed', 0.2192)
     """
     from kvplan.api import arguments, outcomes
-    from kvplan.decide import check as checking
+    from kvplan.gate import check as checking
 
     required = checking.requirements(arguments.texts(require, "require"))
     before = checking.baseline(

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.api.results import Result
-from kvplan.decide import check as checking
 from kvplan.errors import UsageError
-from kvplan.formats import json as documents
+from kvplan.gate import check as checking
 from kvplan.ingest import gathering
-from kvplan.layout import check as check_screen
-from kvplan.layout import gathered
-from kvplan.layout import plan as plan_screen
-from kvplan.layout.elements import Section
 from kvplan.planning import result as planning
-from kvplan.plots.chart import Chart
-from kvplan.plots.charts import of_plan
+from kvplan.show import check as check_screen
+from kvplan.show import gathered
+from kvplan.show import json as documents
+from kvplan.show import plan as plan_screen
+from kvplan.show.chart import Chart
+from kvplan.show.charts import of_plan
+from kvplan.show.elements import Section
 
 _OF_A_KIND = ("name", "replicas", "gpus", "gpu", "parallelism", "weights", "engine", "cost")
 

@@ -14,8 +14,8 @@ from kvplan.report import assembly
 from kvplan.simulation.experiments import study
 
 if TYPE_CHECKING:
-    from kvplan.layout.elements import Section
-    from kvplan.plots.chart import Chart
+    from kvplan.show.chart import Chart
+    from kvplan.show.elements import Section
 
 _MAX_ROWS = 20
 _FRAME = "border: 0; width: 100%; height: 40rem"  # of a page in a notebook, whose styles stay its own
@@ -28,7 +28,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--format json`` writes, as plain dicts, lists, strings and finite numbers or None."""
-        from kvplan.formats import json as documents
+        from kvplan.show import json as documents
 
         found: dict[str, Any] = json.loads(documents.render(self._document()))
         return found
@@ -40,8 +40,8 @@ class Result:
         return {name: [row.get(name) for row in rows] for name in names}
 
     def __str__(self) -> str:
-        from kvplan.formats import terminal
-        from kvplan.layout.elements import origin
+        from kvplan.show import terminal
+        from kvplan.show.elements import origin
 
         return terminal.render_sections(self._sections(full=False), origin(*self._hashes())).rstrip("\n")
 
@@ -50,8 +50,8 @@ class Result:
 
     def _page(self) -> str:
         """What ``--format html`` writes."""
-        from kvplan.formats import html
-        from kvplan.layout.elements import origin
+        from kvplan.show import html
+        from kvplan.show.elements import origin
 
         return html.render_sections(self._sections(full=True), origin(*self._hashes()), self._charts())
 
@@ -91,19 +91,19 @@ class Report(Result, assembly.Report):
         return assembly.to_document(self)
 
     def __str__(self) -> str:
-        from kvplan.formats import terminal
-        from kvplan.layout.report import build
+        from kvplan.show import terminal
+        from kvplan.show.report import build
 
         return terminal.render(build(self)._replace(sections=())).rstrip("\n")
 
     def _page(self) -> str:
-        from kvplan.formats import html
-        from kvplan.layout.report import build
+        from kvplan.show import html
+        from kvplan.show.report import build
 
         return html.render(build(self), self._charts())
 
     def _charts(self) -> "Sequence[Chart]":
-        from kvplan.plots.charts import of_report
+        from kvplan.show.charts import of_report
 
         return of_report(self, self.of.model, self.of.plan)
 
@@ -114,7 +114,7 @@ class Study(Result, study.Study):
     profile: Profile
 
     def _document(self) -> dict[str, Any]:
-        from kvplan.formats.json import simulate
+        from kvplan.show.json import simulate
 
         return simulate(self, self.profile)
 
@@ -123,12 +123,12 @@ class Study(Result, study.Study):
         return [{key: value for key, value in one.items() if key != "ci95"} for one in policies]
 
     def _sections(self, *, full: bool) -> "Sequence[Section]":
-        from kvplan.layout.simulation import build
+        from kvplan.show.simulation import build
 
         return [build(self, self.profile.name, full=full)]
 
     def _charts(self) -> "Sequence[Chart]":
-        from kvplan.plots.charts import of_study
+        from kvplan.show.charts import of_study
 
         return of_study(self, self.profile.model.replica.capacity_tokens)
 
@@ -152,7 +152,7 @@ class Sweep(Result, dict[str, NDArray[Any]]):
         }
 
     def _sections(self, *, full: bool) -> "Sequence[Section]":
-        from kvplan.layout.elements import Column, Section, table
+        from kvplan.show.elements import Column, Section, table
 
         names = [name for name in self if name != "error" or any(self[name])]
         columns = [

@@ -28,8 +28,8 @@ from kvplan.cli.output import write_result
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvplan.plots.chart import Chart
     from kvplan.report.assembly import Report
+    from kvplan.show.chart import Chart
 
 
 def analyze(
@@ -63,7 +63,7 @@ def analyze(
         result = kvplan.analyze(loaded, trial=trial, progress=progress)
     charts: Sequence[Chart] = ()
     if plot is not None or format is DocumentFormat.HTML:
-        from kvplan.plots.charts import of_report
+        from kvplan.show.charts import of_report
 
         charts = of_report(result, loaded.model, loaded.plan)
     write_result(_rendered(result, format, output, section, charts, full=full), output)
@@ -80,27 +80,27 @@ def _rendered(
     full: bool,
 ) -> str:
     """The report as text; colour and width only where a terminal reads it."""
-    from kvplan.layout.report import build
+    from kvplan.show.report import build
 
     if format is not DocumentFormat.TEXT and full:
         raise UsageError("--full goes with --format text; the other formats are always whole")
     if format is DocumentFormat.JSON:
         if sections:
             raise UsageError("--section chooses what text and Markdown show; JSON is always whole")
-        from kvplan.formats import json
         from kvplan.report.assembly import to_document
+        from kvplan.show import json
 
         return json.render(to_document(result))
     document = build(result, sections)
     if format is DocumentFormat.HTML:
-        from kvplan.formats import html
+        from kvplan.show import html
 
         return html.render(document, charts)
     if format is DocumentFormat.MARKDOWN:
-        from kvplan.formats import markdown
+        from kvplan.show import markdown
 
         return markdown.render(document)
-    from kvplan.formats import terminal as to_terminal
+    from kvplan.show import terminal as to_terminal
 
     width, colour = terminal(output)
     if not (full or sections):

@@ -30,8 +30,8 @@ from kvplan.errors import ExitCode, OutputError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvplan.decide.check import Baseline, Checked
-    from kvplan.decide.requirement import Requirement
+    from kvplan.gate.check import Baseline, Checked
+    from kvplan.gate.requirement import Requirement
 
 
 class Part(StrEnum):
@@ -109,7 +109,7 @@ def check(
     ] = None,
 ) -> None:
     """Check profiles against requirements. The exit code is 1 if one is not met, and 2 if one cannot be judged."""
-    from kvplan.decide import check as checking
+    from kvplan.gate import check as checking
 
     with _annotated():
         _refuse_overwriting(profiles, baseline, output, junit)
@@ -137,7 +137,7 @@ def _annotated() -> "Iterator[None]":
         yield
     except UsageError as error:
         if _on_github():
-            from kvplan.formats.github import refusal
+            from kvplan.show.github import refusal
 
             tell(refusal(str(error)))
         raise
@@ -156,8 +156,8 @@ def _checked(
     alone: bool,
     changes: bool,
 ) -> "Checked":
-    from kvplan.decide import check as checking
     from kvplan.errors import ProfileError
+    from kvplan.gate import check as checking
     from kvplan.profile.reading import load_profile
 
     file = name if name != "-" and os.path.lexists(name) else None
@@ -181,8 +181,8 @@ def _checked(
 def _outcome(
     checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None, *, full: bool = True
 ) -> str:
-    from kvplan.formats import json
-    from kvplan.layout import check as tables
+    from kvplan.show import check as tables
+    from kvplan.show import json
 
     full = full or format is not DocumentFormat.TEXT
     return rendered(format, output, lambda: json.check(checked), lambda: tables.build(checked, full=full))
@@ -191,12 +191,12 @@ def _outcome(
 def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:
     """Annotations on standard error, and the outcome in the summary of the step, where GitHub runs this; JUnit."""
     if _on_github():
-        from kvplan.formats.github import annotations
+        from kvplan.show.github import annotations
 
         for line in annotations(checked):
             tell(line)
     if junit is not None:
-        from kvplan.formats import junit as xml
+        from kvplan.show import junit as xml
 
         write_result(xml.render(checked), junit)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):

@@ -16,12 +16,12 @@ import typer
 from kvplan.cli import completion
 from kvplan.cli.output import check_writable, tell, write_result
 from kvplan.errors import UsageError
-from kvplan.formats.commands import printable, without_commands  # now: later no file may be left to open
+from kvplan.show.commands import printable, without_commands  # now: later no file may be left to open
 
 if TYPE_CHECKING:
-    from kvplan.layout.elements import Section
-    from kvplan.plots.chart import Chart
     from kvplan.profile import reading as profile_file
+    from kvplan.show.chart import Chart
+    from kvplan.show.elements import Section
 
 
 class DocumentFormat(StrEnum):
@@ -139,7 +139,7 @@ def check_plot(plot: Path | None, profiles: Sequence[str | None], output: Path |
 def write_plot(charts: "Sequence[Chart]", plot: Path | None) -> None:
     """Draw charts to the file of --plot, where it was given; says so where there is none."""
     if plot is not None:
-        from kvplan.formats import svg
+        from kvplan.show import svg
 
         if not charts:
             say("note: --plot: there is nothing to draw")
@@ -156,21 +156,21 @@ def rendered(
     charts: "Sequence[Chart]" = (),
 ) -> str:
     """A result in the format that was asked for; the hashes are those of the profiles it is about."""
-    from kvplan.layout.elements import origin
+    from kvplan.show.elements import origin
 
     if format is DocumentFormat.JSON:
-        from kvplan.formats import json
+        from kvplan.show import json
 
         return json.render(document())
     if format is DocumentFormat.MARKDOWN:
-        from kvplan.formats import markdown
+        from kvplan.show import markdown
 
         return markdown.render_sections(sections(), origin(*sha256))
     if format is DocumentFormat.HTML:
-        from kvplan.formats import html
+        from kvplan.show import html
 
         return html.render_sections(sections(), origin(*sha256), charts)
-    from kvplan.formats import terminal as to_terminal
+    from kvplan.show import terminal as to_terminal
 
     width, colour = terminal(output)
     return to_terminal.render_sections(sections(), origin(*sha256), width=width, colour=colour)
@@ -218,8 +218,8 @@ def _harmless(line: str) -> str:
 
 def say_section(section: "Section") -> None:
     """A section on standard error, for what goes with a result and is not part of it."""
-    from kvplan.formats import terminal as to_terminal
-    from kvplan.layout.elements import origin
+    from kvplan.show import terminal as to_terminal
+    from kvplan.show.elements import origin
 
     if sys.stderr is not None:
         width = shutil.get_terminal_size().columns

@@ -71,6 +71,6 @@ def columns(incomplete: str) -> list[str]:
 
 
 def sections(incomplete: str) -> list[str]:
-    from kvplan.layout.report import SECTIONS
+    from kvplan.show.report import SECTIONS
 
     return _beginning(SECTIONS, incomplete)

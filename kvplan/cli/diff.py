@@ -18,7 +18,7 @@ from kvplan.cli.common import (
 from kvplan.cli.output import write_result
 
 if TYPE_CHECKING:
-    from kvplan.decide.diff import Side
+    from kvplan.gate.diff import Side
 
 _A_SIDE = typer.Argument(
     help="A profile (a TOML file, '-' for standard input, or the name of a shipped profile), "
@@ -36,9 +36,9 @@ def diff(
     output: Output = None,
 ) -> None:
     """Show what differs between two profiles or reports: inputs, then the figures that decide."""
-    from kvplan.decide.diff import compare
-    from kvplan.formats import json
-    from kvplan.layout import diff as tables
+    from kvplan.gate.diff import compare
+    from kvplan.show import diff as tables
+    from kvplan.show import json
 
     refuse_overwriting(output, [Path(side) for side in (before, after) if side != "-"])
     found = compare(_side(before), _side(after))
@@ -48,7 +48,7 @@ def diff(
 
 
 def _side(reference: str) -> "Side":
-    from kvplan.decide.diff import read_side
+    from kvplan.gate.diff import read_side
     from kvplan.profile.reading import read_reference
 
     return read_side(*read_reference(reference, stdin=standard_input()))

@@ -32,9 +32,8 @@ def emit(
     """Write a profile as settings of its engine, with those that were tried and gain, and by how much."""
     from kvplan.emit import engine as record
     from kvplan.emit.settings import engine_settings_of, for_engine
-    from kvplan.formats import json
-    from kvplan.layout import settings
     from kvplan.report import assembly as report
+    from kvplan.show import json, settings
 
     check_writable(output)
     loaded = with_slos(read(profile, output), slo)

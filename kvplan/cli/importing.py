@@ -102,7 +102,7 @@ def importing(
     """Make one profile of whatever there is: logs, results, requests, metrics, a model."""
     from kvplan.ingest.gathering import Asked, gather_files
     from kvplan.ingest.recognition import named
-    from kvplan.layout import gathered
+    from kvplan.show import gathered
     from kvplan.units import parse_time
 
     paths = named(files or (), told or ())

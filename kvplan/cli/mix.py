@@ -19,9 +19,9 @@ def mix(
     output: Output = None,
 ) -> None:
     """Choose which classes share a replica: segregated, mixed and the best placement found, by what they serve."""
-    from kvplan.decide.mixing import MAX_REPLICAS, placements_compared
-    from kvplan.formats import json
-    from kvplan.layout import mixing as tables
+    from kvplan.planning.mixing import MAX_REPLICAS, placements_compared
+    from kvplan.show import json
+    from kvplan.show import mixing as tables
 
     if not 1 <= replicas <= MAX_REPLICAS:
         raise UsageError(f"--replicas {replicas}: 1 to {MAX_REPLICAS:,}")

@@ -31,7 +31,7 @@ from kvplan.engine import EngineName
 from kvplan.errors import ExitCode
 
 if TYPE_CHECKING:
-    from kvplan.plots.chart import Chart
+    from kvplan.show.chart import Chart
 
 
 class Router(StrEnum):
@@ -175,9 +175,9 @@ def plan(
     output: Output = None,
 ) -> None:
     """Find the cheapest replicas that meet the objectives of a demand. -o plan.toml keeps the plan as a profile."""
-    from kvplan.formats import json
-    from kvplan.layout import plan as screen
     from kvplan.planning.result import Status
+    from kvplan.show import json
+    from kvplan.show import plan as screen
 
     check_writable(output)
     check_plot(plot, services, output)
@@ -217,7 +217,7 @@ def plan(
     shown = None if keeps else output
     charts: Sequence[Chart] = ()
     if plot is not None or format is DocumentFormat.HTML:
-        from kvplan.plots.charts import of_plan
+        from kvplan.show.charts import of_plan
 
         charts = of_plan(found)
     write_result(rendered(format, shown, lambda: json.plan(found), lambda: [section], charts=charts), shown)

@@ -57,7 +57,7 @@ def schema(
     output: Output = None,
 ) -> None:
     """Print the JSON Schema of a profile, for editors, or of the report, for programs that read it."""
-    from kvplan.formats import json
+    from kvplan.show import json
 
     if of is Described.PROFILE:
         from kvplan.profile.schema import json_schema

@@ -37,12 +37,11 @@ def reproduce(
     output: Output = None,
 ) -> None:
     """Compare what papers print with what kvplan computes."""
-    from kvplan.formats import json
-    from kvplan.layout import reproduction
     from kvplan.reproduction.experiment import load_experiment, shipped_experiments
     from kvplan.reproduction.judge import Reproduction
     from kvplan.reproduction.judge import reproduction as judged
     from kvplan.reproduction.runs import run_all
+    from kvplan.show import json, reproduction
 
     check_writable(output)
     known = sorted(shipped_experiments())

@@ -33,8 +33,8 @@ from kvplan.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from kvplan.model import ServingModel
-    from kvplan.plots.chart import Chart
     from kvplan.profile.reading import Profile as Loaded
+    from kvplan.show.chart import Chart
     from kvplan.simulation.requests import Requests
 
 
@@ -176,8 +176,8 @@ def simulate(
     if all(option is None for option in (*given, seeds, seed, series)) and not hindsight:
         _operating_point(with_slos(read(profile, output), slo), format, output, plot, full=full)
         return
-    from kvplan.formats import csv, json
-    from kvplan.layout import simulation as tables
+    from kvplan.show import csv, json
+    from kvplan.show import simulation as tables
     from kvplan.simulation.experiments import options, study
     from kvplan.simulation.experiments.hindsight_bound import study_bounds
 
@@ -226,7 +226,7 @@ def simulate(
         write_result(csv.series(found), series)
     charts: Sequence[Chart] = ()
     if plot is not None or format is TableFormat.HTML:
-        from kvplan.plots.charts import of_study
+        from kvplan.show.charts import of_study
 
         charts = of_study(found, loaded.model.replica.capacity_tokens)
     if format is TableFormat.CSV:
@@ -251,15 +251,15 @@ def _operating_point(
     loaded: "Loaded", format: TableFormat, output: Path | None, plot: Path | None, *, full: bool
 ) -> None:
     """The same figures as in the report of the profile."""
-    from kvplan.formats import csv, json
-    from kvplan.layout import operating_point as table
+    from kvplan.show import csv, json
+    from kvplan.show import operating_point as table
     from kvplan.simulation.experiments.load import Load
     from kvplan.study.operating_point import operating_point
 
     point = operating_point(loaded.model, loaded.plan)
     charts: Sequence[Chart] = ()
     if plot is not None or format is TableFormat.HTML:
-        from kvplan.plots.charts import of_profile
+        from kvplan.show.charts import of_profile
 
         charts = of_profile(loaded.model, loaded.plan)
     if format is TableFormat.CSV:

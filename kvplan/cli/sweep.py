@@ -110,7 +110,7 @@ def sweep(
         raise UsageError("--columns: at least one key of the report, such as load.headroom")
     definition = define(loaded, vary or [], sample=sample, seed=seed, columns=keys, runs=runs)
     if plot is not None:
-        from kvplan.plots.sweeps import check_sweep
+        from kvplan.show.sweeps import check_sweep
 
         check_sweep(definition)
     if runs is not None and definition.compiled and executor in ("serial", "cores", "dask"):
@@ -135,7 +135,7 @@ def sweep(
 
 def _draw(definition: "Sweep", results: Path, plot: Path) -> None:
     """The plot of what the file of results holds."""
-    from kvplan.plots import sweeps
+    from kvplan.show import sweeps
     from kvplan.sweeps.results import read as read_back
 
     columns = read_back(definition, results, sweeps.columns_of(definition))

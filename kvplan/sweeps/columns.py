@@ -10,8 +10,8 @@ from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from typing import Any, get_type_hints
 
-from kvplan.decide.requirement import Named, named, parse_key
 from kvplan.errors import UsageError, did_you_mean
+from kvplan.gate.requirement import Named, named, parse_key
 from kvplan.report.assembly import plain
 from kvplan.report.keys import Kind, gateable
 from kvplan.simulation.metrics import ClassResult, PolicyResult

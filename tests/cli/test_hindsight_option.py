@@ -6,9 +6,9 @@ import pytest
 from command import Run, document
 from every import every
 
-from kvplan.layout.elements import Bullets
-from kvplan.layout.simulation import build
 from kvplan.profile.reading import load_profile
+from kvplan.show.elements import Bullets
+from kvplan.show.simulation import build
 from kvplan.simulation.experiments.hindsight_bound import StudyBound
 from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.options import chosen

@@ -12,8 +12,8 @@ from tiers import at_night
 
 import kvplan
 from kvplan.cli.app import main
-from kvplan.formats import svg
-from kvplan.plots.chart import Axis, Chart, Line
+from kvplan.show import svg
+from kvplan.show.chart import Axis, Chart, Line
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 PROFILE = """

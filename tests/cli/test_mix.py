@@ -9,7 +9,7 @@ from command import Run, document
 from command import run as command
 from every import every
 
-from kvplan.decide import mixing as deciding
+from kvplan.gate import mixing as deciding
 from kvplan.study.recovery import Recovery
 from kvplan.units import format_percent
 

@@ -15,9 +15,9 @@ from every import every
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Request
 from kvplan.planning.trial import Task
-from kvplan.plots.charts import of_plan
 from kvplan.profile.reading import load_profile
 from kvplan.report.assembly import Analyses
+from kvplan.show.charts import of_plan
 from kvplan.study.operating_point import Latency
 
 COMMAND = ["plan"]

@@ -10,8 +10,8 @@ import pytest
 
 import kvplan
 from kvplan.cli.app import main
-from kvplan.plots.sweeps import columns_of, of_sweep
 from kvplan.report.assembly import Analyses
+from kvplan.show.sweeps import columns_of, of_sweep
 from kvplan.study.replicas import scaled
 from kvplan.sweeps.definition import Runs, define
 from kvplan.sweeps.results import read

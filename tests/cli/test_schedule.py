@@ -10,13 +10,13 @@ from every import every
 from measured import brief_report
 
 from kvplan.cli.app import main
-from kvplan.layout.report import build
 from kvplan.model import Plan, ServingModel
 from kvplan.model.schedule import Sinusoid, Steps
 from kvplan.profile.reading import parse_profile
 from kvplan.report.assembly import Analyses, Report, analyze, to_document
 from kvplan.report.explain import find, page
 from kvplan.report.words import Status
+from kvplan.show.report import build
 from kvplan.simulation.experiments.load import generate
 
 GOOD = """\

@@ -14,9 +14,9 @@ from tiers import examples
 
 from kvplan.analysis import placement as placing
 from kvplan.analysis.placement import Group, Search, give_replicas, partitions, search, worth
-from kvplan.decide import mixing as deciding
-from kvplan.decide.mixing import Comparison, Placement, placements_compared, subset
+from kvplan.gate import mixing as deciding
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.planning.mixing import Comparison, Placement, placements_compared, subset
 from kvplan.study.recovery import Recovery
 
 # --------------------------------------------------------------------------------- the search, on tables of rates

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from kvplan.analysis.stability import stability
 from kvplan.analysis.worst_cycle import worst_cycle
-from kvplan.decide import check as checking
-from kvplan.decide import remedy as searching
-from kvplan.decide.check import Outcome
-from kvplan.decide.gate import Subject, holds
-from kvplan.decide.remedy import MAX_FACTOR, Lever, Remedy
-from kvplan.decide.requirement import parse
+from kvplan.gate import check as checking
+from kvplan.gate import remedy as searching
+from kvplan.gate.check import Outcome
+from kvplan.gate.judgement import Subject, holds
+from kvplan.gate.remedy import MAX_FACTOR, Lever, Remedy
+from kvplan.gate.requirement import parse
 from kvplan.profile.reading import Profile, load_profile, parse_profile
 from kvplan.report.assembly import Analyses, ProfileIdentity
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvplan.formats import terminal
-from kvplan.layout.elements import origin
+from kvplan.show import terminal
+from kvplan.show.elements import origin
 from scoreboard import screen
 from scoreboard.catalogue import RUNS, folder_beside_checkout
 from scoreboard.score import Scoreboard, foretell

@@ -9,9 +9,9 @@ from every import every
 
 from kvplan.analysis.population import users_of, with_part_of_users
 from kvplan.cli.app import main
-from kvplan.decide.check import check
-from kvplan.decide.remedy import Lever
-from kvplan.decide.requirement import parse
+from kvplan.gate.check import check
+from kvplan.gate.remedy import Lever
+from kvplan.gate.requirement import parse
 from kvplan.model import Plan
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses

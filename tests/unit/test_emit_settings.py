@@ -16,8 +16,6 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.emit import engine
 from kvplan.emit.settings import EngineSettings, engine_settings_of, for_engine
 from kvplan.errors import UsageError
-from kvplan.formats import json as json_format
-from kvplan.layout import settings
 from kvplan.model import (
     Admission,
     Engine,
@@ -34,6 +32,8 @@ from kvplan.model.gaps import Exponential
 from kvplan.model.offload import Offload
 from kvplan.model.reuse import Reuse
 from kvplan.report.assembly import Report
+from kvplan.show import json as json_format
+from kvplan.show import settings
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests

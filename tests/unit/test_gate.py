@@ -14,20 +14,20 @@ from lxml import etree
 from shipped import LOOKED_AT, profile, report
 from strategies import mix_model
 
-from kvplan.decide import check as checking
-from kvplan.decide import diff
-from kvplan.decide.check import Baseline, Outcome, read_report, read_tolerance
-from kvplan.decide.gate import Subject, judge, telling_digits, value_of
-from kvplan.decide.requirement import Named, named, parse, parse_key
 from kvplan.errors import ExitCode, UsageError
-from kvplan.formats import github, junit, markdown, terminal
-from kvplan.formats import json as json_format
-from kvplan.layout import check as tables
-from kvplan.layout import diff as diff_tables
+from kvplan.gate import check as checking
+from kvplan.gate import diff
+from kvplan.gate.check import Baseline, Outcome, read_report, read_tolerance
+from kvplan.gate.judgement import Subject, judge, telling_digits, value_of
+from kvplan.gate.requirement import Named, named, parse, parse_key
 from kvplan.model import Plan
 from kvplan.profile.reading import parse_profile
 from kvplan.report.assembly import Analyses, ProfileIdentity, to_document
 from kvplan.report.keys import CONTRACT, Kind
+from kvplan.show import check as tables
+from kvplan.show import diff as diff_tables
+from kvplan.show import github, junit, markdown, terminal
+from kvplan.show import json as json_format
 
 # One class, input 1, decode 2, disaggregated: a request holds 2 + 3 = 5 token-iterations. Memory 60 and iterations of
 # 1 s then sustain 60/5 = 12 requests/s; 8 are offered, so there is a headroom of 12/8 - 1 = 0.5 and 8 x 5 = 40 tokens.

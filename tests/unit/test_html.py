@@ -12,13 +12,13 @@ from measured import brief_report
 from shipped import LOOKED_AT as SHIPPED
 from shipped import report as shipped
 
-from kvplan.formats import html
-from kvplan.layout.elements import Figure, Paragraph, Section, Table
-from kvplan.layout.report import build
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
-from kvplan.plots.chart import Axis, Chart, Line
-from kvplan.plots.palette import DARK, LIGHT
 from kvplan.report.assembly import Report, to_document
+from kvplan.show import html
+from kvplan.show.chart import Axis, Chart, Line
+from kvplan.show.elements import Figure, Paragraph, Section, Table
+from kvplan.show.palette import DARK, LIGHT
+from kvplan.show.report import build
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 HOSTILE = (

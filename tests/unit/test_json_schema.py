@@ -16,10 +16,10 @@ from every import check_every
 
 import kvplan
 from kvplan.errors import ProfileError
-from kvplan.formats import json as json_format
 from kvplan.profile.catalogue import starter
 from kvplan.profile.reading import parse_profile, shipped_profiles
 from kvplan.profile.schema import json_schema
+from kvplan.show import json as json_format
 
 COMMITTED = Path(kvplan.__file__).parent / "profile" / "profile.schema.json"
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs").glob("*.md"))

@@ -13,13 +13,13 @@ from scipy import integrate, stats  # type: ignore[import-untyped]
 
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
 from kvplan.analysis.stability import stability, survival_weights
-from kvplan.formats import json as json_format
 from kvplan.ingest.profile_text import Part, composed, timing_text
 from kvplan.model import Knowledge, Origin, Prefill, Prompt, RequestClass, ServingModel, Timing
 from kvplan.model.lengths import Lengths
 from kvplan.model.streams import class_streams
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import analyze, to_document
+from kvplan.show import json as json_format
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 
 PROFILE = """\

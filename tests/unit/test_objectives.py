@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from single_server import SERVICE_S, mean_ttft_s, rate_of_mean_ttft, server, share_above
 from tiers import examples, is_night
 
-from kvplan.decide.gate import Subject, judge
-from kvplan.decide.requirement import parse, parse_key
-from kvplan.decide.simulated import standing
+from kvplan.gate.judgement import Subject, judge
+from kvplan.gate.requirement import parse, parse_key
+from kvplan.gate.simulated import standing
 from kvplan.model import ArrivalProcess, Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.arrivals import Recorded
 from kvplan.model.slo import Slo, parse_slo

@@ -15,10 +15,10 @@ from scoreboard.hidden import split
 from scoreboard.record import Bound, Configuration, Off, Over, RealRun, Row
 from scoreboard.score import Scoreboard, foretell, scored, standings, worst
 
-from kvplan.formats import terminal
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
-from kvplan.layout.elements import origin
+from kvplan.show import terminal
+from kvplan.show.elements import origin
 
 DENSE, OTHER, MOE = (
     Configuration("Llama on A", "dense", "Llama", "vllm"),
