@@ -11,8 +11,8 @@ iteration that goes on with it: it holds nothing for a while and loses no stage.
 the slots up to any one at most what memory there was in all of them: memory not used may be used later.
 
 Each iteration may begin in the slot it falls into: none share one, since iterations are a slot long or more. A request
-may then begin somewhat before it is there, but its latency is counted as n_i at least. Each metric has an optimum of its
-own. Where HiGHS does not prove it in so many nodes, its dual bound is reported, which holds all the same.
+may then begin somewhat before it is there, but its latency counts as n_i at least. Each metric has its own optimum.
+Where HiGHS does not prove it in so many nodes, its dual bound is reported, which holds all the same.
 
 References
 ----------

@@ -9,8 +9,7 @@ import pytest
 from host_tier_runs import GPU_TOKENS, Served, model, serve
 
 from kvplan.analysis.cache_states import cached_replica
-from kvplan.analysis.host_tier import host_tier
-from kvplan.analysis.prefix_cache import prefix_cache, sustainable_rates
+from kvplan.analysis.prefix_cache import host_tier, prefix_cache, sustainable_rates
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.offload import Offload
 
