@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from kvplan.report.explain import Explained, Row, Summary
 from kvplan.report.keys.evidence import Symbol
-from kvplan.show.check import key_column
-from kvplan.show.elements import Block, Column, Paragraph, Section, table, words
+from kvplan.show.elements import Block, Column, Paragraph, Section, key_column, table, words
 
 _MOST_KEYS = 24  # of the first screen
 

@@ -1,10 +1,15 @@
-"""What a profile does at its own rates, as a table."""
+"""A profile at its own rates: tables, CSV, and the JSON document."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from kvplan.profile.reading import Profile
+from kvplan.report.assembly import plain
 from kvplan.report.words import Basis
+from kvplan.show import elements
+from kvplan.show.chart import Chart
 from kvplan.show.elements import Block, Column, Paragraph, Section, number, table, words
 from kvplan.show.simulation import replayed
+from kvplan.show.view import Json, View, csv_text, header
 from kvplan.simulation.experiments.load import Load
 from kvplan.study.operating_point import OperatingPoint
 from kvplan.study.sample import FIGURES
@@ -25,11 +30,52 @@ _MEANS = {
 _WIDE = 0.1  # half an interval that is shown, as a share of the value
 
 
-def build(point: OperatingPoint, load: Load, name: str, *, full: bool = False) -> Section:
-    """The figures, intervals where they are wide; `full`: every figure with its 95 % interval. `load` is what came."""
-    return Section(
-        "operating_point", f"{name}: at its own rates", tuple(_blocks(point, load, full)), Basis.SIMULATED
+def view(point: OperatingPoint, profile: Profile) -> View:
+    """Show what a profile does at its own rates."""
+
+    def draw() -> Sequence[Chart]:
+        from kvplan.show.charts import of_profile
+
+        return of_profile(profile.model, profile.plan)
+
+    return View(
+        lambda: document(point, profile),
+        lambda full: elements.document([_section(point, profile, full)], profile.sha256),
+        draw,
+        csv=lambda: _csv(point),
     )
+
+
+def document(point: OperatingPoint, profile: Profile) -> Json:
+    """Return the JSON, the one policy as in that of a study; `runs` were made in all."""
+    intervals = {key: list(interval) for key, _, interval in point.figures() if interval is not None}
+    policy = {
+        "policy": point.policy,
+        "parameters": dict(point.parameters),
+        "throughput_rps": point.served and point.served.value,
+        "iteration_time_s": point.iteration_s and point.iteration_s.value,
+        **plain(point.latency),
+        "ci95": intervals,
+    }
+    return {
+        **header(profile),
+        "arrivals": {"kind": point.arrivals, "requests": point.requests, "horizon_s": None},
+        "runs": point.runs,
+        "policies": [policy],
+    }
+
+
+def _csv(point: OperatingPoint) -> str:
+    rows = (
+        (point.policy, key, value, *(interval or (None, None))) for key, value, interval in point.figures()
+    )
+    return csv_text(("policy", "figure", "value", "ci95_low", "ci95_high"), rows)
+
+
+def _section(point: OperatingPoint, profile: Profile, full: bool) -> Section:
+    """Build the figures, intervals where they are wide; `full`: every figure with its 95 % interval."""
+    blocks = _blocks(point, Load().on(profile.model), full)
+    return Section("operating_point", f"{profile.name}: at its own rates", tuple(blocks), Basis.SIMULATED)
 
 
 def _blocks(point: OperatingPoint, load: Load, full: bool) -> Iterator[Block]:

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvplan.show import terminal
-from kvplan.show.elements import origin
+from kvplan.show import elements, terminal
 from scoreboard import screen
 from scoreboard.catalogue import RUNS, folder_beside_checkout
 from scoreboard.score import Scoreboard, foretell
@@ -25,7 +24,7 @@ def main() -> int:
         print(json.dumps([document(board) for board in boards], indent=2))
     else:
         sections = screen.build(boards) if options.names else screen.overview(boards)
-        print(terminal.render_sections(sections, origin(), width=100), end="")
+        print(terminal.render(elements.document(sections), width=100), end="")
     return int(not all(board.as_recorded for board in boards))
 
 

@@ -32,8 +32,8 @@ from kvplan.model.gaps import Exponential
 from kvplan.model.offload import Offload
 from kvplan.model.reuse import Reuse
 from kvplan.report.assembly import Report
-from kvplan.show import json as json_format
 from kvplan.show import settings
+from kvplan.show.view import json_text
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
@@ -165,12 +165,12 @@ def test_lines_for_a_shell_and_for_yaml_are_the_settings_alone() -> None:
 
 def test_the_document_has_the_operating_point_of_the_report() -> None:
     found, report = written("vllm", ONE, SEATS, WATERMARK)
-    document = json_format.emit(found, report)
+    document = settings.document(found, report)
     assert document["latency"]["ttft_s"]["mean"] == report.latency.ttft_s.mean
     assert document["verdict"]["recovers_up_to_rps"] == report.verdict.recovers_up_to_rps
     assert [flag["value"] for flag in document["settings"]] == ["46"]
     assert [[flag["flag"] for flag in other] for other in document["others"]] == [["--watermark"]]
-    json_format.render(document)
+    json_text(document)
 
 
 def test_vllm_is_told_the_bytes_of_all_ranks() -> None:

@@ -25,9 +25,8 @@ from kvplan.profile.reading import parse_profile
 from kvplan.report.assembly import Analyses, ProfileIdentity, to_document
 from kvplan.report.keys import CONTRACT, Kind
 from kvplan.show import check as tables
+from kvplan.show import ci, elements, markdown, terminal
 from kvplan.show import diff as diff_tables
-from kvplan.show import github, junit, markdown, terminal
-from kvplan.show import json as json_format
 
 # One class, input 1, decode 2, disaggregated: a request holds 2 + 3 = 5 token-iterations. Memory 60 and iterations of
 # 1 s then sustain 60/5 = 12 requests/s; 8 are offered, so there is a headroom of 12/8 - 1 = 0.5 and 8 x 5 = 40 tokens.
@@ -438,10 +437,10 @@ def test_rates_of_replicas_have_few_digits_and_together_serve_everything() -> No
 def test_of_many_profiles_those_that_pass_have_a_line_each() -> None:
     good = checking.check(small("load.headroom > 0"), None, [])
     bad = checking.check(small("load.headroom > 9"), None, [])
-    lines = terminal.render_sections(tables.build([good] * 199 + [bad], full=True), "kvplan").splitlines()
+    lines = terminal.render(elements.document(tables.build([good] * 199 + [bad], full=True))).splitlines()
     assert sum(line.startswith("  PASSED ") for line in lines) == 199
     assert len(lines) < 215
-    few = terminal.render_sections(tables.build([good] * 199 + [bad]), "kvplan").splitlines()
+    few = terminal.render(elements.document(tables.build([good] * 199 + [bad]))).splitlines()
     assert len(few) < 25
     assert "load.headroom 0.5, not > 9" in next(line for line in few if line.startswith("  FAILED "))
 
@@ -449,8 +448,8 @@ def test_of_many_profiles_those_that_pass_have_a_line_each() -> None:
 def test_where_there_is_no_remedy_that_is_said() -> None:
     found = checking.check(small("load.work_rate > 1"), None, [])
     assert found.results[0].remedies == ()
-    assert "no change was found that makes it pass" in terminal.render_sections(
-        tables.build([found]), "kvplan"
+    assert "no change was found that makes it pass" in terminal.render(
+        elements.document(tables.build([found]))
     )
 
 
@@ -486,9 +485,9 @@ def test_drift_in_either_direction_beyond_the_tolerance_fails(then: float, share
 def test_of_a_drift_it_is_said_that_nothing_is_offered() -> None:
     found = checking.check(small(), None, [], baseline("load.headroom=2%", headroom=0.4))
     for text in (
-        terminal.render_sections(tables.build([found]), "kvplan", width=100),
-        *github.annotations([found]),
-        junit.render([found]),
+        terminal.render(elements.document(tables.build([found])), width=100),
+        *ci.annotations([found]),
+        ci.junit([found]),
     ):
         assert "nothing is offered against a drift" in " ".join(text.split())
 
@@ -588,10 +587,10 @@ def test_no_name_becomes_a_command_of_github() -> None:
     found = nasty()
     assert found.outcome is Outcome.FAILED
     for width in range(40, 101):
-        text = terminal.render_sections(tables.build([found]), "kvplan", width=width)
+        text = terminal.render(elements.document(tables.build([found])), width=width)
         assert "##[" not in text
         assert not any(line.lstrip().startswith("::") for line in text.splitlines())
-    (line,) = github.annotations([found])
+    (line,) = ci.annotations([found])
     properties, _, message = line.removeprefix("::error ").partition("::")
     fields = dict(pair.split("=", 1) for pair in properties.split(","))
     assert set(fields) == {"file", "line", "title"}
@@ -613,7 +612,7 @@ def test_markdown_has_the_cells_of_the_table_whatever_the_name() -> None:
     tokens = (
         MarkdownIt("commonmark")
         .enable("table")
-        .parse(markdown.render_sections(tables.build([found]), "kvplan"))
+        .parse(markdown.render(elements.document(tables.build([found]))))
     )
     cells = []
     for i, token in enumerate(tokens):
@@ -633,7 +632,7 @@ def test_markdown_has_the_cells_of_the_table_whatever_the_name() -> None:
     html = (
         MarkdownIt("commonmark")
         .enable("table")
-        .render(markdown.render_sections(tables.build([found]), "kvplan"))
+        .render(markdown.render(elements.document(tables.build([found]))))
     )
     assert "<script" not in html
 
@@ -641,8 +640,8 @@ def test_markdown_has_the_cells_of_the_table_whatever_the_name() -> None:
 @every("width", range(40, 101, 10))
 def test_the_result_stands_beside_the_key_and_no_word_is_cut(width: int) -> None:
     texts = ("load.headroom >= 0", "safety_buffer.overflow_probability_per_iteration >= 1")
-    text = terminal.render_sections(
-        tables.build([checking.check(small(*texts), None, [])]), "kvplan", width=width
+    text = terminal.render(
+        elements.document(tables.build([checking.check(small(*texts), None, [])])), width=width
     )
     table = text.partition("\n\n  -")[0].splitlines()[1:]
     rows = [line.split() for line in table if line.strip()]
@@ -659,10 +658,10 @@ def test_the_result_stands_beside_the_key_and_no_word_is_cut(width: int) -> None
 def test_pass_is_green_and_fail_is_red_on_a_colour_terminal(width: int) -> None:
     key = "safety_buffer.overflow_probability_per_iteration"
     found = tables.build([checking.check(small("load.headroom >= 0", f"{key} >= 1"), None, [])])
-    text = terminal.render_sections(found, "kvplan", width=width, colour=True)
+    text = terminal.render(elements.document(found), width=width, colour=True)
     assert "\x1b[32mPASS" in text
     assert "\x1b[31mFAIL" in text
-    assert "\x1b" not in terminal.render_sections(found, "kvplan", width=width)
+    assert "\x1b" not in terminal.render(elements.document(found), width=width)
 
 
 JUNIT = etree.XMLSchema(file=Path(__file__).parents[1] / "junit.xsd")
@@ -684,7 +683,7 @@ _SUREFIRE = {
 def test_junit_is_valid_and_counts_right() -> None:
     broken = checking.check(replace(small("load"), source="a\x00b\x1b[31m\ud800"), None, [])
     good = checking.check(small("load.headroom > 0", "load.headroom > 9"), None, [])
-    text = junit.render([nasty(), broken, good])
+    text = ci.junit([nasty(), broken, good])
     assert is_junit(text)
     root = ElementTree.fromstring(text.encode())
     for element in root.iter():
@@ -734,7 +733,7 @@ def test_the_last_digit_of_a_float_is_no_difference() -> None:
     a, b = side(load={"headroom": 0.1 + 0.2}), side(load={"headroom": 0.3})
     found = diff.compare(a, b)
     assert found.changes == ()
-    assert "Nothing differs." in terminal.render_sections([diff_tables.build(found)], "kvplan")
+    assert "Nothing differs." in terminal.render(elements.document([diff_tables.build(found)]))
 
 
 def test_classes_are_compared_by_their_names() -> None:
@@ -789,9 +788,9 @@ def test_what_was_changed_in_a_profile_is_told_before_what_comes_of_it() -> None
     ]
     assert found.inputs[0].relative == 0.5
     assert found.changes[0].key == "load.headroom"
-    text = terminal.render_sections([diff_tables.build(found, full=True)], "kvplan")
+    text = terminal.render(elements.document([diff_tables.build(found, full=True)]))
     assert text.index("gpu.memory_tokens") < text.index("load.headroom") < text.index("saturation.")
-    assert json_format.diff(found)["inputs"][0]["relative_change"] == 0.5
+    assert diff_tables.document(found)["inputs"][0]["relative_change"] == 0.5
 
 
 def test_the_lengths_of_a_class_are_one_input() -> None:
