@@ -13,13 +13,13 @@ SLOW = """
 cli/agreement cli/analyze cli/arrivals cli/bad_profiles cli/campaign cli/docs cli/drafts cli/emit
 cli/explain_command cli/first_screens cli/hostile_input cli/html_browser cli/import cli/installed cli/mix
 cli/moving_files cli/plan cli/plots cli/provenance cli/schedule cli/simulate cli/slo cli/streams cli/sweep
-cli/sweep_dask cli/sweep_lies cli/sweep_parquet properties/bursts properties/coasting properties/drafts
+cli/sweep_dask cli/sweep_lies properties/bursts properties/coasting properties/drafts
 properties/fleet properties/fluid_map properties/law properties/layered properties/metrics properties/mixing
 properties/nested properties/overflow properties/partial_prompts properties/remedy
 properties/simulated_host_tier properties/simulated_radix_tree properties/simulation properties/spans
 properties/split properties/timing_fit properties/verdicts properties/wait properties/worst_cycle unit/advice
 unit/cached_decisions unit/cached_reports unit/charts unit/doctests unit/drain unit/emit_settings unit/explain
-unit/extremes unit/fleet unit/host_reports unit/html unit/imports unit/inputs unit/library unit/objectives
+unit/fleet unit/host_reports unit/html unit/imports unit/inputs unit/library unit/objectives
 unit/operating_point unit/oracle unit/planning unit/prefix_cache unit/recognition unit/render unit/report
 unit/request_log unit/requests unit/samples_of_windows unit/sweep unit/text_file unit/timing_fit
 unit/warm_cache
@@ -102,7 +102,6 @@ KEPT = {
     "cli/test_html_browser::test_a_name_is_text_and_nothing_else": 1,
     "papers/test_simulated_values::test_the_memory_of_nested_wait_is_enough": 0,
     "cli/test_sweep::test_a_terminal_shows_the_rate_and_the_time_left": 0,
-    "cli/test_sweep_parquet::test_what_was_stopped_goes_on_to_the_same_bytes": 0,
     "compiled/test_cache::test_where_there_is_no_folder_nothing_is_kept": 0,
     "unit/test_cached_decisions::test_replicas_in_place_of_one_have_room_for_all_users": 0,
     "real/test_roofline_sweeps::test_models_left_out_are_foretold": 0,

@@ -1,4 +1,4 @@
-"""What is asked of a plan, as options write it: names, prices, shares and lengths, read into a request."""
+"""Options of a plan: names, prices, shares and lengths, read into a request."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -114,7 +114,7 @@ def _slos(texts: Sequence[str]) -> tuple[Slo, ...]:
 
 
 def _demand(asked: PlanOptions) -> Demand | None:
-    """Read the demand; None where a profile or a trace has to say it."""
+    """Return the demand of the options; None where a profile or a trace has to say it."""
     rate, users, turns, system_prompt = asked.rate, asked.users, asked.turns, asked.system_prompt
     if rate is not None and users is not None:
         raise UsageError("--rate and --users: one of them says how much is asked for")

@@ -18,16 +18,7 @@ import numpy as np
 
 from kvplan.model import FloatArray
 from kvplan.simulation.intervals import t_quantile
-from kvplan.simulation.state import (
-    GAPS,
-    GAPS_IN_E,
-    KV_S,
-    RUNNING_S,
-    SHORTEST_GAP_S,
-    SPAN_BUSY_S,
-    STEPS,
-    WAITING_S,
-)
+from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S, Span
 from kvplan.study.estimates import Ratio, ratio
 from kvplan.study.windows import Window
 
@@ -36,7 +27,11 @@ _GAP_S: FloatArray = SHORTEST_GAP_S * np.exp((np.arange(GAPS) + 0.5) / GAPS_IN_E
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 FIGURES = ("mean", *QUANTILES)
 ITL = "itl_s"
-OVER_TIME = {"running": RUNNING_S, "waiting": WAITING_S, "kv_tokens_mean": KV_S}  # means over time
+OVER_TIME = {
+    "running": Span.RUNNING_S,
+    "waiting": Span.WAITING_S,
+    "kv_tokens_mean": Span.KV_S,
+}  # means over time
 _EDGE = 1e-6  # of a bin: at its end
 _ALONE = 0.1  # what neighbouring bins hold, of one whose gaps are all alike
 _STEEP, _CLIFF_BINS, _EMPTY = 1.5, 12, 0.1  # a cliff: a factor, and how empty one of so many bins between is
@@ -245,7 +240,9 @@ class Sample:
     def iteration_s(self) -> Estimate:
         """Mean time of an iteration."""
         return around(
-            ratio([w.sums[:, SPAN_BUSY_S] for w in self.windows], [w.sums[:, STEPS] for w in self.windows])
+            ratio(
+                [w.sums[:, Span.BUSY_S] for w in self.windows], [w.sums[:, Span.STEPS] for w in self.windows]
+            )
         )
 
     def _per_second(self, amounts: list[FloatArray]) -> Estimate:

@@ -20,12 +20,13 @@ from kvplan.analysis.prefix_cache import CacheState, full_memory, prefix_cache
 from kvplan.model import FloatArray, Plan, ServingModel
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, Progress, at_once, run_to_the_end
+from kvplan.simulation.initial_state import Spans
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.of_engine import engine_settings
 from kvplan.simulation.policies.protocol import Policy, Scenario
 from kvplan.simulation.requests import Requests, saturated
 from kvplan.simulation.sessions import Burst, merged
-from kvplan.simulation.state import LEAST_WAITING, Spans
+from kvplan.simulation.state import Span
 from kvplan.study.warm_up import life_s, typical_iteration_s, warm_up_s
 
 RUNS = 5  # alone, and as many with a burst
@@ -229,7 +230,7 @@ def _course(requests: Requests, run: Outcome, spans: Spans, warmth: _Warmth) -> 
 
     prompts = by_part(run.first_token_s, requests.input_tokens.astype(np.float64))
     hits = by_part(run.first_token_s, run.found.hit_tokens.astype(np.float64))
-    warm = (hits >= warmth.hit_ratio * prompts) & (run.spans.sums[:, LEAST_WAITING] <= warmth.waiting)
+    warm = (hits >= warmth.hit_ratio * prompts) & (run.spans.sums[:, Span.LEAST_WAITING] <= warmth.waiting)
     return _Course(
         warm_parts=int(warm.sum()),
         lasted=int(warm[-_LAST:].sum()) > _LAST // 2,

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvplan.model import FloatArray, IntArray
+from kvplan.simulation.initial_state import Spans
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.state import LEAST_WAITING, Spans
+from kvplan.simulation.state import Span
 
 BATCHES = 16
 LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
@@ -65,7 +66,7 @@ class Window:
     @property
     def least(self) -> FloatArray:
         """The fewest that waited in each batch."""
-        return self.sums[:, LEAST_WAITING]
+        return self.sums[:, Span.LEAST_WAITING]
 
     def merged(self, width_s: float) -> "Window":
         """The same in batches that are a whole number of these; in one where it is shorter than such a batch."""
@@ -74,7 +75,7 @@ class Window:
             return self
         first = np.arange(0, self.batches, times)
         sums = np.add.reduceat(self.sums, first, axis=0)
-        sums[:, LEAST_WAITING] = np.minimum.reduceat(self.least, first)
+        sums[:, Span.LEAST_WAITING] = np.minimum.reduceat(self.least, first)
         return replace(
             self,
             width_s=times * self.width_s,

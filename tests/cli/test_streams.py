@@ -65,15 +65,6 @@ def test_a_reader_that_has_gone_ends_the_command_quietly_and_is_no_pass(good: Pa
     os.close(writing)
 
 
-def test_the_output_of_a_descriptor_is_appended_not_replaced(good: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
-    log.write_text("before\n")
-    with log.open("a") as out:
-        done = process("check", good, "-o", "/dev/stdout", capture_output=False, stdout=out)
-    assert done.returncode == 0
-    assert log.read_text("utf-8") == "before\n" + run("check", good).stdout
-
-
 @pytest.mark.parametrize(
     "environment",
     [
@@ -207,12 +198,3 @@ def test_colour_is_for_terminals_that_want_it(good: Path, tmp_path: Path) -> Non
     assert "\x1b[32m" in on_terminal("check", good)
     on_terminal("check", good, "-o", tmp_path / "report.txt")
     assert "\x1b" not in (tmp_path / "report.txt").read_text("utf-8")
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii", pytest.param("cp437", marks=pytest.mark.nightly)])
-def test_a_terminal_shows_what_its_encoding_has(encoding: str) -> None:
-    """In ASCII a replacement of all else, instead of a crash."""
-    environment = {"PYTHONIOENCODING": encoding, "NO_COLOR": "1"}
-    received = on_terminal("analyze", "paper-sic-limit-cycle", "--full", **environment)
-    assert received.isascii() == (encoding == "ascii")
-    assert "Smallest stable input" in received

@@ -25,11 +25,12 @@ from kvplan.simulation.engine import bound, run
 from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import study
+from kvplan.simulation.initial_state import Setup, new_state
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, interleaved, poisson
-from kvplan.simulation.state import AFTER, EVICTED, HEAD, NOBODY, START, TICK, Setup, State, new_state
+from kvplan.simulation.state import NOBODY, Counter, Group, List, Request, State
 
 ITERATIONS = 1200  # of saturated runs; the first half is left out of what is measured
 
@@ -112,9 +113,9 @@ def test_the_rate_cap_ends_a_collapse(name: str) -> None:
     greedy, capped = (bound(POLICIES[name].form_batch) for name in ("greedy", "rate-limited"))
 
     def evictions_until(step: Any, iterations: int) -> int:
-        before = state.counter[EVICTED]
+        before = state.counter[Counter.EVICTED]
         step(state, iterations, 10**6)
-        return int(state.counter[EVICTED] - before)
+        return int(state.counter[Counter.EVICTED] - before)
 
     worst = worst_cycle(model, stability(model), None)
     evictions_until(greedy, 60)
@@ -148,10 +149,10 @@ def test_the_protocol_trace_of_example_1() -> None:
 
     def watched(s: State) -> None:
         POLICIES["greedy"].form_batch(s)
-        by_stage, request = [0, 0, 0], s.list[group_list(s, 0), HEAD]
+        by_stage, request = [0, 0, 0], s.list[group_list(s, 0), List.HEAD]
         while request != NOBODY:
-            by_stage[s.group[0, TICK] - s.request[request, START]] += 1
-            request = s.request[request, AFTER]
+            by_stage[s.group[0, Group.TICK] - s.request[request, Request.START]] += 1
+            request = s.request[request, Request.AFTER]
         seen.append(tuple(by_stage))
 
     setup = prepared(model, "greedy", requests)

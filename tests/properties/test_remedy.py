@@ -224,18 +224,13 @@ def test_more_memory_remedies_a_verdict_that_hangs_on_a_simulated_cycle() -> Non
 
 
 def plainly(change: Callable[[float], Subject], requirement: str) -> float | None:
-    """The first of doubling steps after which it holds."""
-    x = 1e-4
-    while not holds(parse(requirement), change(min(x, MAX_FACTOR))):
-        if x > MAX_FACTOR:
-            return None
-        x *= 2
-    return min(x, MAX_FACTOR)
+    """The first of the steps, each four times the one before, after which it holds."""
+    steps = (MAX_FACTOR / 4**k for k in reversed(range(12)))
+    return next((x for x in steps if holds(parse(requirement), change(x))), None)
 
 
 @given(text=profiles(), data=st.data())
-def test_what_doubling_steps_find_is_found(text: str, data: st.DataObject) -> None:
-    """The search skips steps; on these keys it finds what trying each of them finds."""
+def test_what_one_of_the_steps_remedies_is_found(text: str, data: st.DataObject) -> None:
     template = data.draw(st.sampled_from(NUMBERS + WORDS))
     requirement = template.format(
         data.draw(st.sampled_from([0.001, 0.02, 0.2, 0.5, 0.9, 1, 3, 20, 500, 20000]))
@@ -280,8 +275,6 @@ rate = 5.0
     [  # 24,000 tokens hold 400 requests of 60; 323.1 serve 350 requests/s, by the formula of the tests above
         (WINDOWED, "verdict.status == stable", Lever.MAX_NUM_SEQS, 324, 400),
         (WINDOWED, "verdict.recovers_up_to_rps >= 350", Lever.MAX_NUM_SEQS, 324, 400),
-        # WAIT waits long at high rates and at low ones
-        (TWO, "wait.classes[a].latency_s <= 2 s", Lever.RATE, 40, 85),
         # thresholds are 5, 3, 2, 1 as rates fall: 3 and 1 are as near to 2
         (TWO, "wait.thresholds[0] == 2", Lever.RATE, 40, 85),
     ],
@@ -298,7 +291,7 @@ def test_what_is_met_only_between_too_little_and_too_much_is_found(
 
 @pytest.mark.parametrize("bound", [">= 3", "== 1e30"])
 def test_finding_no_remedy_takes_few_reports(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nine each of traffic, memory and the limit, from a ten-thousandth to a thousand times; and a few in between."""
+    """Twelve each of traffic and memory up to a thousand times, and ten of the limit."""
     reports = 0
 
     class Counted(Subject):
@@ -312,4 +305,4 @@ def test_finding_no_remedy_takes_few_reports(bound: str, monkeypatch: pytest.Mon
     found = checking.check(profile(text), None, [parse(f"equilibrium.kv_utilization {bound}")])
     assert found.outcome is Outcome.FAILED
     assert not found.results[0].remedies
-    assert 0 < reports <= 33
+    assert 0 < reports <= 12 + 12 + 10 + 1

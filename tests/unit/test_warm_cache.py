@@ -20,7 +20,7 @@ from kvplan.model import ServingModel
 from kvplan.profile.reading import Profile, parse_profile, shipped_profiles
 from kvplan.report.assembly import Analyses, plain, to_document
 from kvplan.report.words import Status
-from kvplan.simulation.state import Spans
+from kvplan.simulation.initial_state import Spans
 from kvplan.study import warm_cache as warm
 from kvplan.study.warm_cache import Trial, warm_cache
 
