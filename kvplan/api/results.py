@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvplan.profile.reading import Profile
 from kvplan.report import assembly
-from kvplan.show import elements
+from kvplan.show import page
 from kvplan.show.view import Json, View, json_text, render
 from kvplan.simulation.experiments import study
 
@@ -84,20 +84,19 @@ class Sweep(Result, dict[str, NDArray[Any]]):
         return self
 
     def _view(self) -> View:
-        return View(self._document, lambda full: elements.document([self._section()]))
+        return View(self._document, lambda full: page.document([self._section()]))
 
     def _document(self) -> Json:
         return {name: [None if _is_nan(v) else v for v in array.tolist()] for name, array in self.items()}
 
-    def _section(self) -> elements.Section:
+    def _section(self) -> page.Section:
         names = [name for name in self if name != "error" or any(self[name])]
         columns = [
-            elements.Column(name, right=self[name].dtype != np.object_, wraps=name == "error")
-            for name in names
+            page.Column(name, right=self[name].dtype != np.object_, wraps=name == "error") for name in names
         ]
         rows = zip(*([_cell(value) for value in self[name].tolist()] for name in names), strict=True)
-        points = elements.table(columns, rows, _MAX_ROWS, "and {} more points")
-        return elements.Section("sweep", f"{len(self['point']):,} points", (points,))
+        points = page.table(columns, rows, _MAX_ROWS, "and {} more points")
+        return page.Section("sweep", f"{len(self['point']):,} points", (points,))
 
 
 def _is_nan(value: object) -> bool:

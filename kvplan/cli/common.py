@@ -18,12 +18,12 @@ import typer
 from kvplan.cli import completion
 from kvplan.cli.output import check_writable, tell, write_result
 from kvplan.errors import UsageError
-from kvplan.show.elements import printable, without_commands  # now: later no file may be left to open
+from kvplan.show.page import printable, without_commands  # now: later no file may be left to open
 
 if TYPE_CHECKING:
     from kvplan.profile import reading as profile_file
     from kvplan.show.chart import Chart
-    from kvplan.show.elements import Section
+    from kvplan.show.page import Section
     from kvplan.show.view import View
 
 
@@ -248,10 +248,10 @@ def _harmless(line: str) -> str:
 
 def say_section(section: "Section") -> None:
     """Write a section on standard error, for what goes with a result and is not part of it."""
-    from kvplan.show import elements
+    from kvplan.show import page
     from kvplan.show import terminal as to_terminal
 
     if sys.stderr is not None:
         width = shutil.get_terminal_size().columns
-        text = to_terminal.render(elements.document([section]), width=width)
+        text = to_terminal.render(page.document([section]), width=width)
         tell("\n".join(map(_harmless, text.split("\n"))))

@@ -33,13 +33,11 @@ def explain(
     """Explain a number of the report. It is shown with its meaning, its formula, and this profile's figures in it."""
     from kvplan.report.assembly import analyze
     from kvplan.report.explain import find, page
-    from kvplan.show import elements, explanation
-    from kvplan.show.view import View
+    from kvplan.show.explanation import view
 
     found = find(key)
     loaded = read(profile, output)
     report = analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     full = full or format is PageFormat.MARKDOWN
     shown = page(found, report, loaded.model, loaded.plan, full=full)
-    screen = elements.document([explanation.build(shown, full=full)], loaded.sha256)
-    write(View(dict, lambda _: screen), format, output)
+    write(view(shown, loaded.sha256, full=full), format, output)

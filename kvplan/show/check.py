@@ -7,18 +7,7 @@ from kvplan.gate.check import Checked, Origin, Outcome, Result, worst
 from kvplan.gate.judgement import is_costly, telling_digits
 from kvplan.gate.remedy import MAX_FACTOR, Lever, Remedy
 from kvplan.gate.requirement import PLAN_HOLDS
-from kvplan.show import elements
-from kvplan.show.elements import (
-    Block,
-    Bullets,
-    Column,
-    Paragraph,
-    Section,
-    in_unit,
-    key_column,
-    tabulate,
-    words,
-)
+from kvplan.show import page
 from kvplan.show.view import Json, View, fields, header
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_tokens
 
@@ -46,7 +35,7 @@ def view(checked: Sequence[Checked]) -> View:
     """Show judged profiles."""
     return View(
         lambda: document(checked),
-        lambda full: elements.document(build(checked, full=full)),
+        lambda full: page.document(build(checked, full=full)),
         rows=lambda written: [row for profile in written["profiles"] for row in profile["requirements"]],
     )
 
@@ -90,7 +79,7 @@ def _remedy(remedy: Remedy) -> Json:
     }
 
 
-def build(checked: Sequence[Checked], *, full: bool = False) -> list[Section]:
+def build(checked: Sequence[Checked], *, full: bool = False) -> list[page.Section]:
     """Build a table of requirements, of several profiles one of outcomes; `full`: of those too, all that is known."""
     if len(checked) == 1:
         return [_section(checked[0], full)]
@@ -98,17 +87,17 @@ def build(checked: Sequence[Checked], *, full: bool = False) -> list[Section]:
     return [_overview(checked, full), *(_section(c, full) for c in shown if full)]
 
 
-def _overview(checked: Sequence[Checked], full: bool) -> Section:
+def _overview(checked: Sequence[Checked], full: bool) -> page.Section:
     outcomes = [c.outcome for c in checked]
     counts = ", ".join(f"{outcomes.count(outcome)} {outcome.value}" for outcome in Outcome)
-    columns: Mapping[Column, Callable[[Checked], str]] = {
-        Column("Outcome", outcome=True): lambda c: c.outcome.value.upper(),
-        words("Profile"): lambda c: c.source,
-        words("What decides"): _decides,
+    columns: Mapping[page.Column, Callable[[Checked], str]] = {
+        page.Column("Outcome", outcome=True): lambda c: c.outcome.value.upper(),
+        page.words("Profile"): lambda c: c.source,
+        page.words("What decides"): _decides,
     }
     rows = sorted(checked, key=lambda c: c.outcome is Outcome.PASSED)
-    table = tabulate(columns, rows, None if full else _MOST_ROWS, _MORE)
-    return Section("check", "Check", (Paragraph(f"{len(checked)} profiles: {counts}."), table))
+    table = page.tabulate(columns, rows, None if full else _MOST_ROWS, _MORE)
+    return page.section("check", "Check", page.Paragraph(f"{len(checked)} profiles: {counts}."), table)
 
 
 def _decides(checked: Checked) -> str:
@@ -129,13 +118,13 @@ def title(checked: Checked) -> str:
     return checked.source if checked.name is None else f"{checked.name} ({checked.source})"
 
 
-def _section(checked: Checked, full: bool) -> Section:
+def _section(checked: Checked, full: bool) -> page.Section:
     heading = f"{checked.outcome.value.upper()}  {title(checked)}"
     if checked.problems:
         messages = tuple(problem.message for problem in checked.problems)
         if not full and len(messages) > _MOST_NOTES:
             messages = (*messages[: _MOST_NOTES - 1], f"and {len(messages) - _MOST_NOTES + 1} more")
-        return Section("check", heading, (Bullets(messages),))
+        return page.section("check", heading, notes=messages)
     results = sorted(checked.results, key=lambda result: result.judgement.passed)
     failed = [r for r in results if not r.judgement.passed]
     remarks = [line for result in failed for line in _remarks(result)]
@@ -145,10 +134,8 @@ def _section(checked: Checked, full: bool) -> Section:
     if any(advice_text(r) is _ON_DEMAND for r in failed):
         remarks.append(f"{_ON_DEMAND[0].upper()}{_ON_DEMAND[1:]}.")
     remarks += checked.notes
-    blocks: list[Block] = [tabulate(_COLUMNS, results, None if full else _MOST_ROWS, _MORE)]
-    if remarks:
-        blocks.append(Bullets(tuple(remarks if full else remarks[:_MOST_NOTES])))
-    return Section("check", heading, tuple(blocks))
+    table = page.tabulate(_COLUMNS, results, None if full else _MOST_ROWS, _MORE)
+    return page.section("check", heading, table, notes=remarks if full else remarks[:_MOST_NOTES])
 
 
 def failure_text(result: Result) -> str:
@@ -183,12 +170,12 @@ def margin_text(result: Result) -> str:
     return f"{shown} ({format_percent(margin / abs(wanted), 3, signed=True)})"
 
 
-_COLUMNS: Mapping[Column, Callable[[Result], str]] = {
-    Column("Result", outcome=True): lambda result: "PASS" if result.judgement.passed else "FAIL",
-    key_column("Key"): lambda result: result.key.text,
-    Column("Wanted", wraps=True, least=8): wanted_text,
-    Column("Got", wraps=True, least=8, outcome=True): got_text,
-    Column("Margin", right=True, optional=True): margin_text,
+_COLUMNS: Mapping[page.Column, Callable[[Result], str]] = {
+    page.Column("Result", outcome=True): lambda result: "PASS" if result.judgement.passed else "FAIL",
+    page.key_column("Key"): lambda result: result.key.text,
+    page.Column("Wanted", wraps=True, least=8): wanted_text,
+    page.Column("Got", wraps=True, least=8, outcome=True): got_text,
+    page.Column("Margin", right=True, optional=True): margin_text,
 }
 
 
@@ -200,7 +187,7 @@ def _figure(result: Result, value: float | str | bool, digits: int = 4) -> str:
         percent = not isinstance(value, bool) and unit == "" and result.bound.endswith("%")
         if percent and result.requirement is not None:
             return format_percent(value, digits)
-        return in_unit(value, unit, digits)
+        return page.in_unit(value, unit, digits)
     return f"{format_number(value, digits)} {unit}"
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from kvplan.gate.check import Checked
 from kvplan.show.check import advice_text, failure_text, title
-from kvplan.show.elements import printable
+from kvplan.show.page import printable
 
 # What XML 1.0 cannot hold in any spelling.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -5,20 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from kvplan.gate.diff import Change, Comparison, Leaf, Row, Side, folded
-from kvplan.show import elements
-from kvplan.show.elements import (
-    Block,
-    Column,
-    Paragraph,
-    Section,
-    Table,
-    in_unit,
-    key_column,
-    number,
-    table,
-    tabulate,
-    words,
-)
+from kvplan.show import page
 from kvplan.show.view import Json, View, fields, header
 from kvplan.units import ABSENT, format_percent
 
@@ -36,7 +23,7 @@ _DECIDES = (  # what an operator looks at, in this order
 
 def view(comparison: Comparison) -> View:
     """Show what differs."""
-    return View(lambda: document(comparison), lambda full: elements.document([build(comparison, full=full)]))
+    return View(lambda: document(comparison), lambda full: page.document([build(comparison, full=full)]))
 
 
 def document(comparison: Comparison) -> Json:
@@ -60,26 +47,26 @@ def _change(change: Change) -> Json:
     return {**fields(change, "key", "before", "after"), "relative_change": change.relative}
 
 
-def build(comparison: Comparison, *, full: bool = False) -> Section:
+def build(comparison: Comparison, *, full: bool = False) -> page.Section:
     """Build tables of what differs, what goes in before what comes out; `full`: beyond what decides."""
     a, b = comparison.before, comparison.after
     sides = [(name, f"{side.name} ({side.source})") for name, side in (("Before", a), ("After", b))]
-    blocks: list[Block] = [table((Column(""), words("")), sides)]
+    blocks: list[page.Block] = [page.table((page.Column(""), page.words("")), sides)]
     if comparison.inputs:
         inputs = [c for c in comparison.inputs if full or not c.key.startswith("provenance.")]
         blocks.append(_table("Input", folded(inputs, a.inputs or {}), full, _FEW_ROWS))
     elif comparison.inputs is not None and comparison.changes:
-        blocks.append(Paragraph("No input differs."))
+        blocks.append(page.Paragraph("No input differs."))
     if comparison.changes:
         rows = folded(comparison.changes, a.document)
         blocks.append(_table("Result", rows if full else _deciding(rows), full))
         if not full:
             blocks.append(
-                Paragraph(f"{len(comparison.changes):,} keys of the report differ; --full shows more.")
+                page.Paragraph(f"{len(comparison.changes):,} keys of the report differ; --full shows more.")
             )
     elif not comparison.inputs:
-        blocks.append(Paragraph("Nothing differs."))
-    return Section("diff", "What differs", tuple(blocks))
+        blocks.append(page.Paragraph("Nothing differs."))
+    return page.Section("diff", "What differs", tuple(blocks))
 
 
 def _deciding(rows: Sequence[Row]) -> list[Row]:
@@ -89,17 +76,17 @@ def _deciding(rows: Sequence[Row]) -> list[Row]:
     return (decide + [row for row in rows if row not in decide])[: max(len(decide), _FEW_ROWS)]
 
 
-def _table(name: str, rows: Sequence[Row], full: bool, most: int | None = None) -> Table:
-    columns: Mapping[Column, Callable[[Row], str]] = {
-        key_column(name): lambda row: row.change.key,
-        Column("Before", wraps=True, least=8, outcome=True): _before,
-        Column("After", wraps=True, least=8, outcome=True): _after,
-        number("Change"): _moved,
+def _table(name: str, rows: Sequence[Row], full: bool, most: int | None = None) -> page.Table:
+    columns: Mapping[page.Column, Callable[[Row], str]] = {
+        page.key_column(name): lambda row: row.change.key,
+        page.Column("Before", wraps=True, least=8, outcome=True): _before,
+        page.Column("After", wraps=True, least=8, outcome=True): _after,
+        page.number("Change"): _moved,
     }
     rows = [row for row in rows if (_before(row), _after(row)) != (ABSENT, ABSENT)]
     if full:
-        return tabulate(columns, rows, _MAX_ROWS, "and {} more keys; --format json has all")
-    return tabulate(columns, rows, most, "and {} more; --full shows them")
+        return page.tabulate(columns, rows, _MAX_ROWS, "and {} more keys; --format json has all")
+    return page.tabulate(columns, rows, most, "and {} more; --full shows them")
 
 
 def _before(row: Row) -> str:
@@ -134,4 +121,4 @@ def _written(unit: str, digits: int, value: Leaf) -> str:
     if isinstance(value, str):
         printable = "".join(c if c.isprintable() else "\ufffd" for c in value)
         return printable if len(printable) <= _MAX_TEXT else printable[: _MAX_TEXT - 1] + "…"
-    return in_unit(value, unit, digits)
+    return page.in_unit(value, unit, digits)

@@ -4,16 +4,15 @@ from collections.abc import Callable, Mapping
 
 from kvplan.ingest.gathering import Gathered, Given
 from kvplan.profile.reading import supply
-from kvplan.show import elements
-from kvplan.show.elements import Block, Bullets, Column, Section, tabulate, words
+from kvplan.show import page
 from kvplan.show.view import Json, View
 
 _MOST_NOTES = 5
-_COLUMNS: Mapping[Column, Callable[[Given], str]] = {
-    words("From"): lambda given: given.source,
-    words("Kind"): lambda given: given.kind,
-    words("Table"): lambda given: given.table and f"[{given.table}]",
-    words("Figures"): lambda given: given.figures,
+_COLUMNS: Mapping[page.Column, Callable[[Given], str]] = {
+    page.words("From"): lambda given: given.source,
+    page.words("Kind"): lambda given: given.kind,
+    page.words("Table"): lambda given: given.table and f"[{given.table}]",
+    page.words("Figures"): lambda given: given.figures,
 }
 
 
@@ -21,7 +20,7 @@ def view(gathered: Gathered) -> View:
     """Show what gave what."""
     return View(
         lambda: document(gathered),
-        lambda full: elements.document([build(gathered)]),
+        lambda full: page.document([build(gathered)]),
         rows=lambda written: written["given"],
     )
 
@@ -36,12 +35,9 @@ def document(gathered: Gathered) -> Json:
     }
 
 
-def build(gathered: Gathered) -> Section:
+def build(gathered: Gathered) -> page.Section:
     """Build a row for each table that a file gave, then what is missing, and notes."""
     notes = (*map(supply, gathered.profile.missing), *gathered.notes)
     if (left := len(notes) - _MOST_NOTES) > 0:
         notes = (*notes[:_MOST_NOTES], f"{left} more notes stand in the comments of the profile")
-    blocks: list[Block] = [tabulate(_COLUMNS, gathered.given)]
-    if notes:
-        blocks.append(Bullets(notes))
-    return Section("import", gathered.profile.name, tuple(blocks))
+    return page.section("import", gathered.profile.name, page.tabulate(_COLUMNS, gathered.given), notes=notes)

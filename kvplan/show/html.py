@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from kvplan.report.words import Status
 from kvplan.show.chart import Chart
-from kvplan.show.elements import Column, Document, Figure
+from kvplan.show.page import Column, Document, Figure
 from kvplan.show.palette import DARK, LIGHT
 from kvplan.show.svg import element, quote
 
@@ -25,7 +25,7 @@ def render(document: Document, charts: Sequence[Chart] = ()) -> str:
 
     Examples
     --------
-    >>> from kvplan.show.elements import Column, Table
+    >>> from kvplan.show.page import Column, Table
     >>> figures = Table((Column("Figure"), Column("Value", right=True)), (("a<b", "1"),))
     >>> page = render(Document((), "kvplan 0", "chat", Status.STABLE, "It fits.", figures, ("Nothing.",)))
     >>> '<tr><th scope="row">a&lt;b</th><td class="right">1</td></tr>' in page

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from kvplan.show.elements import (
+from kvplan.show.page import (
     Block,
     Bullets,
     Document,
@@ -37,7 +37,7 @@ def render(document: Document) -> str:
 
     Examples
     --------
-    >>> from kvplan.show.elements import Column, Document, Table
+    >>> from kvplan.show.page import Column, Document, Table
     >>> from kvplan.report.words import Status
     >>> figures = Table((Column("Figure"), Column("Value", right=True)), (("a|b", "1"),))
     >>> report = Document((), "kvplan 0", "chat", Status.STABLE, "It fits.", figures, ("Nothing.",))

@@ -6,21 +6,7 @@ from functools import partial
 from kvplan.planning.mixing import MOST_PARTS, Comparison, Figure, Placement, Pool
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import plain
-from kvplan.show import elements
-from kvplan.show.elements import (
-    MAX_ROWS,
-    Block,
-    Bullets,
-    Column,
-    Paragraph,
-    Section,
-    Table,
-    number,
-    replicas,
-    table,
-    tabulate,
-    words,
-)
+from kvplan.show import page
 from kvplan.show.view import Json, View, fields, header
 from kvplan.study.operating_point import Status
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
@@ -38,7 +24,7 @@ def view(comparison: Comparison, profile: Profile) -> View:
     """Show placements of the classes of a profile."""
     return View(
         lambda: document(comparison, profile),
-        lambda full: elements.document([build(comparison, profile.name)], profile.sha256),
+        lambda full: page.document([build(comparison, profile.name)], profile.sha256),
     )
 
 
@@ -54,7 +40,7 @@ def document(comparison: Comparison, profile: Profile) -> Json:
     }
 
 
-def build(comparison: Comparison, name: str) -> Section:
+def build(comparison: Comparison, name: str) -> page.Section:
     """Build the best placement, all side by side, their groups, and what this profile needs to be told."""
     shown = list({id(each): each for each in comparison.placements.values()}.values())
     names = [[name for name, other in comparison.placements.items() if other is each] for each in shown]
@@ -62,32 +48,29 @@ def build(comparison: Comparison, name: str) -> Section:
     rows = [(label, *map(cell, shown)) for label, cell in _rows(comparison)]
     several = [(each, label) for each, label in zip(shown, labels, strict=True) if len(each.groups) > 1]
     groups = [_groups(each, label, _LINES // len(several)) for each, label in reversed(several)]
-    remarks = tuple(notes(comparison))
-    side_by_side = table((Column("Figure"), *map(number, labels)), rows)
-    blocks: list[Block] = [Paragraph(_headline(comparison)), side_by_side, *groups]
-    if remarks:
-        blocks.append(Bullets(remarks))
-    return Section("mix", f"Which classes share a replica: {name}", tuple(blocks))
+    side_by_side = page.table((page.Column("Figure"), *map(page.number, labels)), rows)
+    title, headline = f"Which classes share a replica: {name}", page.Paragraph(_headline(comparison))
+    return page.section("mix", title, headline, side_by_side, *groups, notes=notes(comparison))
 
 
-def _groups(placement: Placement, label: str, most: int) -> Table:
-    columns: Mapping[Column, Callable[[Pool], str]] = {
-        words(label): lambda pool: _classes(pool, _NAMED),
-        number("Replicas"): lambda pool: f"{pool.replicas:,}",
-        number("Offered/s"): lambda pool: format_number(pool.replicas * pool.offered_rps),
-        number("Served/s"): lambda pool: format_number(pool.replicas * pool.served_rps),
-        number("Headroom"): lambda pool: _signed(pool.headroom),
-        number("TTFT"): lambda pool: format_seconds(pool.latency.ttft_s.mean),
-        number("E2E"): lambda pool: format_seconds(pool.latency.e2e_s.mean),
+def _groups(placement: Placement, label: str, most: int) -> page.Table:
+    columns: Mapping[page.Column, Callable[[Pool], str]] = {
+        page.words(label): lambda pool: _classes(pool, _NAMED),
+        page.number("Replicas"): lambda pool: f"{pool.replicas:,}",
+        page.number("Offered/s"): lambda pool: format_number(pool.replicas * pool.offered_rps),
+        page.number("Served/s"): lambda pool: format_number(pool.replicas * pool.served_rps),
+        page.number("Headroom"): lambda pool: _signed(pool.headroom),
+        page.number("TTFT"): lambda pool: format_seconds(pool.latency.ttft_s.mean),
+        page.number("E2E"): lambda pool: format_seconds(pool.latency.e2e_s.mean),
     }
-    return tabulate(columns, placement.groups, most, "{} more groups; all are in the JSON")
+    return page.tabulate(columns, placement.groups, most, "{} more groups; all are in the JSON")
 
 
 def _headline(comparison: Comparison) -> str:
     best, apart = comparison.placements["best"], comparison.placements["segregated"]
-    groups = "; ".join(f"{_classes(p, MAX_ROWS)} on {replicas(p.replicas)}" for p in best.groups)
+    groups = "; ".join(f"{_classes(p, page.MAX_ROWS)} on {page.replicas(p.replicas)}" for p in best.groups)
     if best is comparison.placements["mixed"]:
-        groups = f"mixed, all classes on {replicas(comparison.replicas)}"
+        groups = f"mixed, all classes on {page.replicas(comparison.replicas)}"
     served = "all" if best.headroom.value >= 0 else f"{format_number(best.served_rps)} of"
     other = "" if apart is best else f", segregated {_signed(apart.headroom.value)}"
     return (

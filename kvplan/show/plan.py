@@ -13,20 +13,8 @@ from kvplan.planning.result import Alternative, Cost, Objective, Plan, Refused, 
 from kvplan.planning.search import Band, Candidate, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
-from kvplan.show import elements
-from kvplan.show.chart import Chart
-from kvplan.show.elements import (
-    Block,
-    Bullets,
-    Column,
-    Figure,
-    Paragraph,
-    Section,
-    Table,
-    number,
-    tabulate,
-    words,
-)
+from kvplan.show import page
+from kvplan.show.charts import of_plan
 from kvplan.show.view import Json, View, fields, header
 from kvplan.study.objectives import State
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds, format_tokens
@@ -42,14 +30,8 @@ _MOST, _MOST_IMPOSSIBLE = 2, 12  # refused kinds that are named, beside a plan a
 
 def view(plan: Plan, *, full: bool = False, kept: bool = False) -> View:
     """Show a plan; `full`: with every alternative and kind that was refused; `kept`: a profile was written."""
-
-    def draw() -> Sequence[Chart]:
-        from kvplan.show.charts import of_plan
-
-        return of_plan(plan)
-
-    screen = elements.document([build(plan, full=full, kept=kept)])
-    return View(lambda: document(plan), lambda _: screen, draw, _rows)
+    screen = page.document([build(plan, full=full, kept=kept)])
+    return View(lambda: document(plan), lambda _: screen, lambda: of_plan(plan), _rows)
 
 
 def _rows(written: Json) -> Sequence[Json]:
@@ -163,62 +145,64 @@ def _day_document(day: Day) -> Json:
     }
 
 
-def build(plan: Plan, *, full: bool = False, kept: bool = False) -> Section:
+def build(plan: Plan, *, full: bool = False, kept: bool = False) -> page.Section:
     """Build the screen."""
     screens = {Status.IMPOSSIBLE: _impossible, Status.INTERRUPTED: _interrupted, Status.PLANNED: _planned}
     blocks = [*screens[plan.status](plan, full)]
     if plan.status is Status.PLANNED:
         keep = "Kept" if kept else "-o plan.toml keeps it"
         notes = (*_notes(plan, full), f"{keep}: profile and gate, for check, analyze and emit.")
-        blocks.append(Bullets(notes))
-    return Section("plan", f"{_model(plan)}: {plan.demand}", tuple(blocks))
+        blocks.append(page.Bullets(notes))
+    return page.Section("plan", f"{_model(plan)}: {plan.demand}", tuple(blocks))
 
 
-def _planned(plan: Plan, full: bool) -> Iterator[Block]:
+def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
     band = ""
     if plan.band is not None:
         measured = plan.winner.task.model.provenance.timing.basis is Knowledge.MEASURED
         said = "what was measured" if measured else "the estimate"
         band = f" {_in_band(plan.band)} if iterations take {_times(plan.band)} times {said}."
-    yield Paragraph(_headline(plan) + band)
+    yield page.Paragraph(_headline(plan) + band)
     yield _objectives(plan)
     for objective in plan.objectives:
         if objective.limit is not None and objective.cliff is not None:
             ends = " to ".join(map(format_seconds, objective.cliff))
-            yield Paragraph(
+            yield page.Paragraph(
                 f"{_words(objective.key)} is on a cliff: a per cent of the values decides about {ends}."
             )
     yield _sizes(plan)
-    yield Paragraph(_routing(plan))
+    yield page.Paragraph(_routing(plan))
     if plan.apart is not None:
-        yield Paragraph(_apart(plan.apart))
+        yield page.Paragraph(_apart(plan.apart))
     if plan.day is not None:
         yield from _day(plan, plan.day)
     if plan.alternatives:
         yield _alternatives(plan, plan.alternatives if full else _few(plan.alternatives))
     yield _shell(command(plan, plan.winner, plan.setting))
-    yield Paragraph(_after_a_burst(plan))
+    yield page.Paragraph(_after_a_burst(plan))
 
 
-def _interrupted(plan: Plan, full: bool) -> Iterator[Block]:
+def _interrupted(plan: Plan, full: bool) -> Iterator[page.Block]:
     sure = "by short runs, not confirmed" if plan.race.found is None else "confirmed by long runs"
-    yield Paragraph(f"Interrupted. The best so far, {sure}:")
-    yield Paragraph(_headline(plan))
+    yield page.Paragraph(f"Interrupted. The best so far, {sure}:")
+    yield page.Paragraph(_headline(plan))
     yield _shell(command(plan, plan.winner, plan.setting))
 
 
-def _impossible(plan: Plan, full: bool) -> Iterator[Block]:
+def _impossible(plan: Plan, full: bool) -> Iterator[page.Block]:
     limits = ", ".join(f"{_words(s.key)} {format_seconds(s.bound)}" for s in plan.request.slos)
-    yield Paragraph("Impossible at any number of replicas" + (f"; limits: {limits}." if limits else "."))
-    columns: Mapping[Column, Callable[[Refused], str]] = {
-        Column("kind"): lambda refused: refused.name,
-        words("on an idle replica"): _why,
+    yield page.Paragraph("Impossible at any number of replicas" + (f"; limits: {limits}." if limits else "."))
+    columns: Mapping[page.Column, Callable[[Refused], str]] = {
+        page.Column("kind"): lambda refused: refused.name,
+        page.words("on an idle replica"): _why,
     }
     refused = sorted(plan.refused, key=lambda refused: not refused.least)
-    yield tabulate(columns, refused, None if full else _MOST_IMPOSSIBLE, "and {} more kinds, with --full")
+    yield page.tabulate(
+        columns, refused, None if full else _MOST_IMPOSSIBLE, "and {} more kinds, with --full"
+    )
     if ways := tuple(_would_do(plan.ways)):
-        yield Paragraph("It would be possible, for a request that is alone:")
-        yield Bullets(ways)
+        yield page.Paragraph("It would be possible, for a request that is alone:")
+        yield page.Bullets(ways)
 
 
 def _why(refused: Refused) -> str:
@@ -281,29 +265,33 @@ def _words(key: str) -> str:
     return key.replace("_s.", " ")
 
 
-def _objectives(plan: Plan) -> Table:
+def _objectives(plan: Plan) -> page.Table:
     slower = f"{format_percent(plan.request.slower)} slower"
     if plan.request.headroom:
         slower += f", {format_percent(plan.request.headroom, signed=True)}"
-    columns: Mapping[Column, Callable[[Objective], str]] = {
-        Column(""): lambda o: _words(o.key),
-        number("limit"): lambda o: "none" if o.limit is None else format_seconds(o.limit),
-        number("expected"): lambda o: format_seconds(o.value),
-        number("95 % interval"): lambda o: _interval(o.low, o.high),
-        number(slower): lambda o: format_seconds(o.slower),
+    columns: Mapping[page.Column, Callable[[Objective], str]] = {
+        page.Column(""): lambda o: _words(o.key),
+        page.number("limit"): lambda o: "none" if o.limit is None else format_seconds(o.limit),
+        page.number("expected"): lambda o: format_seconds(o.value),
+        page.number("95 % interval"): lambda o: _interval(o.low, o.high),
+        page.number(slower): lambda o: format_seconds(o.slower),
     }
-    return tabulate(columns, plan.objectives)
+    return page.tabulate(columns, plan.objectives)
 
 
-def _sizes(plan: Plan) -> Table:
+def _sizes(plan: Plan) -> page.Table:
     each, price = plan.winner.task.model.replica.gpus, plan.winner.price
-    columns: Mapping[Column, Callable[[Size], str]] = {
-        number("replicas"): lambda size: f"{'* ' * _is_chosen(plan, size)}{size.replicas:,}",
-        number("GPUs"): lambda size: f"{size.replicas * each:,}",
-        **({number("per hour"): lambda size: _money(size.replicas * price)} if plan.request.priced else {}),
-        words(""): lambda size: _size(plan, size),
+    columns: Mapping[page.Column, Callable[[Size], str]] = {
+        page.number("replicas"): lambda size: f"{'* ' * _is_chosen(plan, size)}{size.replicas:,}",
+        page.number("GPUs"): lambda size: f"{size.replicas * each:,}",
+        **(
+            {page.number("per hour"): lambda size: _money(size.replicas * price)}
+            if plan.request.priced
+            else {}
+        ),
+        page.words(""): lambda size: _size(plan, size),
     }
-    return tabulate(columns, plan.sizes)
+    return page.tabulate(columns, plan.sizes)
 
 
 def _is_chosen(plan: Plan, size: Size) -> bool:
@@ -356,34 +344,34 @@ def _apart(apart: Apart) -> str:
     return f"Prefill and decode apart: {fleet.prefill:,} + {fleet.decode:,} = {fleet.size:,} replicas are enough{link}."
 
 
-def _day(plan: Plan, day: Day) -> Iterator[Block]:
+def _day(plan: Plan, day: Day) -> Iterator[page.Block]:
     """Yield replicas that come and go, against as many as the heaviest part needs."""
     most, least = (pick(day.hours, key=lambda hour: (hour.replicas, hour.demand_rps)) for pick in (max, min))
-    yield Paragraph(
+    yield page.Paragraph(
         f"Over {format_seconds(day.period_s)}: {least.replicas:,} to {most.replicas:,} replicas, the most from "
         f"{format_seconds(most.begin_s)} on. A replica serves {format_number(day.served_rps)} requests/s: add one "
         f"above {format_number(day.add_rps)} each, remove one where the others stay below "
         f"{format_number(day.remove_rps)}."
     )
     if day.reason:
-        yield Paragraph(
+        yield page.Paragraph(
             f"{format_number(day.gpu_hours)} GPU-hours by the hour, {format_number(day.fixed_gpu_hours)} fixed; "
             f"{day.reason}."
         )
         return
     each = plan.winner.price / day.gpus
-    columns: Mapping[Column, Callable[[tuple[str, Way]], str]] = {
-        Column("one simulated period"): lambda row: row[0],
-        number("GPU-hours"): lambda row: format_number(row[1].gpu_hours),
-        **({number("cost"): lambda row: _money(each * row[1].gpu_hours)} if plan.request.priced else {}),
-        number("within"): lambda row: format_percent(row[1].within, 4),
-        number("ttft p95"): lambda row: format_seconds(row[1].ttft_p95_s),
-        number("most waiting"): lambda row: f"{row[1].waiting:,}",
+    columns: Mapping[page.Column, Callable[[tuple[str, Way]], str]] = {
+        page.Column("one simulated period"): lambda row: row[0],
+        page.number("GPU-hours"): lambda row: format_number(row[1].gpu_hours),
+        **({page.number("cost"): lambda row: _money(each * row[1].gpu_hours)} if plan.request.priced else {}),
+        page.number("within"): lambda row: format_percent(row[1].within, 4),
+        page.number("ttft p95"): lambda row: format_seconds(row[1].ttft_p95_s),
+        page.number("most waiting"): lambda row: f"{row[1].waiting:,}",
     }
-    yield tabulate(columns, day.ways.items())
+    yield page.tabulate(columns, day.ways.items())
 
 
-def _alternatives(plan: Plan, shown: Sequence[Alternative]) -> Table:
+def _alternatives(plan: Plan, shown: Sequence[Alternative]) -> page.Table:
     def cost(each: Alternative) -> str:
         paid, best = each.candidate.cost(each.setting), plan.winner.cost(plan.setting)
         more = f" {format_percent(paid / best - 1, 2, signed=True)}" if paid != best else ""
@@ -394,14 +382,14 @@ def _alternatives(plan: Plan, shown: Sequence[Alternative]) -> Table:
         paid = ("never" if n is None else _cost(plan, n * each.candidate.price) for n in replicas)
         return " to ".join(paid) or ABSENT
 
-    columns: Mapping[Column, Callable[[Alternative], str]] = {
-        words("alternatives"): lambda each: f"{each.setting.replicas:,} x {each.candidate.name}",
-        number("GPUs"): lambda each: f"{_gpus(each.candidate, each.setting):,}",
-        **({number("per hour"): cost} if plan.request.priced else {}),
-        number("if slower or faster"): band,
-        number("token budget"): lambda each: format_tokens(each.setting.batched_tokens),
+    columns: Mapping[page.Column, Callable[[Alternative], str]] = {
+        page.words("alternatives"): lambda each: f"{each.setting.replicas:,} x {each.candidate.name}",
+        page.number("GPUs"): lambda each: f"{_gpus(each.candidate, each.setting):,}",
+        **({page.number("per hour"): cost} if plan.request.priced else {}),
+        page.number("if slower or faster"): band,
+        page.number("token budget"): lambda each: format_tokens(each.setting.batched_tokens),
     }
-    return tabulate(columns, shown)
+    return page.tabulate(columns, shown)
 
 
 def command(plan: Plan, candidate: Candidate, setting: Setting) -> str:
@@ -428,7 +416,7 @@ def _few(every: Sequence[Alternative]) -> list[Alternative]:
     return few if every[_ALTERNATIVES - 1 :] and own and own[0] not in few[:-1] else [*every[:_ALTERNATIVES]]
 
 
-def _shell(text: str) -> Figure:
+def _shell(text: str) -> page.Figure:
     """A command in lines that a shell takes as one."""
     begin, *flags = text.split(" --")
     lines = [begin]
@@ -437,7 +425,7 @@ def _shell(text: str) -> Figure:
             lines.append("  --" + flag)
         else:
             lines[-1] += " --" + flag
-    return Figure(" \\\n".join(lines))
+    return page.Figure(" \\\n".join(lines))
 
 
 def _after_a_burst(plan: Plan) -> str:

@@ -22,7 +22,7 @@ from kvplan.report.keys.record import probability
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Basis
 from kvplan.show.chart import Chart
-from kvplan.show.elements import (
+from kvplan.show.page import (
     MAX_ROWS,
     Block,
     Bullets,

@@ -5,18 +5,7 @@ from dataclasses import asdict
 
 from kvplan.reproduction.experiment import Figure, Verdict
 from kvplan.reproduction.judge import Compared, Reproduction
-from kvplan.show import elements
-from kvplan.show.elements import (
-    Block,
-    Bullets,
-    Column,
-    Paragraph,
-    Section,
-    number,
-    table,
-    tabulate,
-    words,
-)
+from kvplan.show import page
 from kvplan.show.view import Json, View, fields, header
 from kvplan.units import ABSENT, format_number, format_percent
 
@@ -26,7 +15,7 @@ _DIGITS = 5
 def view(found: Sequence[Reproduction], *, detailed: bool) -> View:
     """Show reproductions, a line each or with all their figures."""
     sections = [_section(each) for each in found] if detailed else [_overview(found)]
-    return View(lambda: document(found), lambda full: elements.document(sections))
+    return View(lambda: document(found), lambda full: page.document(sections))
 
 
 def document(found: Sequence[Reproduction]) -> Json:
@@ -61,12 +50,14 @@ def _compared(compared: Compared) -> Json:
     }
 
 
-def _overview(found: Sequence[Reproduction]) -> Section:
+def _overview(found: Sequence[Reproduction]) -> page.Section:
     rows = [(each.experiment.name, each.experiment.source, _tally(each.compared)) for each in found]
     rows.append(("all", "", _tally([compared for each in found for compared in each.compared])))
-    columns = (Column("Experiment"), words("Source"), words("Verdicts on figures"))
+    columns = (page.Column("Experiment"), page.words("Source"), page.words("Verdicts on figures"))
     caption = "What the papers print against what kvplan gets; `kvplan reproduce NAME` shows the figures."
-    return Section("reproduction", "Published results", (Paragraph(caption), table(columns, rows)))
+    return page.section(
+        "reproduction", "Published results", page.Paragraph(caption), page.table(columns, rows)
+    )
 
 
 def _tally(compared: Sequence[Compared]) -> str:
@@ -76,16 +67,17 @@ def _tally(compared: Sequence[Compared]) -> str:
     )
 
 
-def _section(found: Reproduction) -> Section:
+def _section(found: Reproduction) -> page.Section:
     experiment = found.experiment
-    blocks: list[Block] = [Paragraph(f"{experiment.source}. {experiment.claim}")]
-    if experiment.assumed:
-        blocks.append(Paragraph(f"Assumed: {experiment.assumed}"))
-    blocks.append(tabulate(_COLUMNS, found.compared))
-    reasons = (*_reasons(found.compared), *_choices(found))
-    if reasons:
-        blocks.append(Bullets(reasons))
-    return Section(experiment.name, f"{experiment.title} ({experiment.name})", tuple(blocks))
+    assumed = [page.Paragraph(f"Assumed: {experiment.assumed}")] if experiment.assumed else []
+    return page.section(
+        experiment.name,
+        f"{experiment.title} ({experiment.name})",
+        page.Paragraph(f"{experiment.source}. {experiment.claim}"),
+        *assumed,
+        page.tabulate(_COLUMNS, found.compared),
+        notes=(*_reasons(found.compared), *_choices(found)),
+    )
 
 
 def _verdict(compared: Compared) -> str:
@@ -111,11 +103,11 @@ def _measured(compared: Compared) -> str:
     return f"{written} ± {_number(compared.figure, max(value - low, high - value), signed=False)}"
 
 
-_COLUMNS: Mapping[Column, Callable[[Compared], str]] = {
-    words("Figure"): lambda compared: compared.figure.what,
-    number("Paper"): _printed,
-    number("kvplan"): _measured,
-    Column("Verdict"): _verdict,
+_COLUMNS: Mapping[page.Column, Callable[[Compared], str]] = {
+    page.words("Figure"): lambda compared: compared.figure.what,
+    page.number("Paper"): _printed,
+    page.number("kvplan"): _measured,
+    page.Column("Verdict"): _verdict,
 }
 
 

@@ -10,18 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from kvplan.emit.base import Flag
 from kvplan.emit.settings import EngineSettings, alternatives
 from kvplan.report.assembly import Report, plain
-from kvplan.show import elements
-from kvplan.show.elements import Bullets, Column, Paragraph, Section, number, origin, tabulate, words
+from kvplan.show import page
 from kvplan.show.report import latency_in_short
 from kvplan.show.view import Json, View, header
 from kvplan.units import ABSENT
 
 _HARMFUL = frozenset('`$!\\"|<>#')
 _WIDTHS = (40, 120)
-_COLUMNS: Mapping[Column, Callable[[Flag], str]] = {
-    Column("Setting"): lambda flag: flag.flag,
-    number("Value"): lambda flag: flag.value or ABSENT,
-    words("Why"): lambda flag: f"{flag.why}. {flag.since}".strip(),
+_COLUMNS: Mapping[page.Column, Callable[[Flag], str]] = {
+    page.Column("Setting"): lambda flag: flag.flag,
+    page.number("Value"): lambda flag: flag.value or ABSENT,
+    page.words("Why"): lambda flag: f"{flag.why}. {flag.since}".strip(),
 }
 
 
@@ -29,7 +28,7 @@ def view(found: EngineSettings, report: Report) -> View:
     """Show settings with what the report says of the profile; `text` writes them for an engine."""
     return View(
         lambda: document(found, report),
-        lambda full: elements.document([build(found, report)], report.profile.sha256),
+        lambda full: page.document([build(found, report)], report.profile.sha256),
     )
 
 
@@ -61,7 +60,7 @@ def text(found: EngineSettings, report: Report, *, width: int = 80) -> str:
     """Write lines for a command line, or of a YAML file for TensorRT-LLM; all else is a comment of so many columns."""
     columns = min(max(width, _WIDTHS[0]), _WIDTHS[1])
     lines = [*_comment(f"{found.engine.title} settings for: {report.profile.name}", columns)]
-    lines += _comment(origin(report.profile.sha256), columns)
+    lines += _comment(page.origin(report.profile.sha256), columns)
     for said in _operating_point(report):
         lines += _comment(said, columns)
     for flag in found.flags:
@@ -71,13 +70,13 @@ def text(found: EngineSettings, report: Report, *, width: int = 80) -> str:
     return "\n".join(lines) + "\n"
 
 
-def build(found: EngineSettings, report: Report) -> Section:
+def build(found: EngineSettings, report: Report) -> page.Section:
     """Build the part of a document: what to set and why, what that was tried on, what else there is to know."""
-    said = [Paragraph(line) for line in _operating_point(report)]
-    flags = [tabulate(_COLUMNS, found.flags)] if found.flags else []
-    notes = Bullets((*_tried(found), *found.notes))
+    said = [page.Paragraph(line) for line in _operating_point(report)]
+    flags = [page.tabulate(_COLUMNS, found.flags)] if found.flags else []
+    notes = page.Bullets((*_tried(found), *found.notes))
     title = f"{found.engine.title} settings: {report.profile.name}"
-    return Section("settings", title, (*said, *flags, *([notes] if notes.items else [])), "simulated")
+    return page.Section("settings", title, (*said, *flags, *([notes] if notes.items else [])), "simulated")
 
 
 def _operating_point(report: Report) -> Iterator[str]:

@@ -5,23 +5,11 @@ from operator import attrgetter
 
 import numpy as np
 
+from kvplan.model import FloatArray
 from kvplan.profile.reading import Profile
 from kvplan.report.inputs import State, extrapolations
-from kvplan.show import elements
-from kvplan.show.chart import Chart
-from kvplan.show.elements import (
-    Block,
-    Bullets,
-    Column,
-    Paragraph,
-    Section,
-    Table,
-    number,
-    replicas,
-    table,
-    tabulate,
-    words,
-)
+from kvplan.show import page
+from kvplan.show.chart import COLOURS, Axis, Chart, Line, peaks, time_axis
 from kvplan.show.view import Json, View, csv_text, fields, header
 from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
 from kvplan.simulation.experiments.load import Arrivals, Load
@@ -29,7 +17,7 @@ from kvplan.simulation.experiments.study import Study, plain
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
-from kvplan.units import ABSENT, format_number, format_percent, format_seconds
+from kvplan.units import ABSENT, format_number, format_percent, format_seconds, format_tokens
 
 _FIGURES = (
     ("Completed", "completed", "count"),
@@ -80,6 +68,7 @@ _FIRST = (  # what tells policies apart, the more important first; less of all o
     *("itl_s.mean", "itl_s.p99", "e2e_s.mean", "e2e_s.p95", "evictions", "recomputed_share", "unfinished"),
     *("queue.peak",),
 )
+_STYLES = ("solid", "dashed", "dotted")
 _SERIES = ("time_s", "kv_tokens", "waiting", "running", "evictions", "completions")
 _MOST_ROWS, _MOST_NOTES = 10, 5
 _ALIKE, _WIDE = 0.01, 0.1  # relative: what makes no difference, and half an interval that is shown
@@ -95,16 +84,10 @@ _WITH_INTERVAL = ("throughput_rps", "goodput_rps", "ttft_s.mean", "itl_s.mean", 
 
 def view(study: Study, profile: Profile, bounds: Sequence[StudyBound] = ()) -> View:
     """Show a study of a profile; `bounds` is what no policy could surpass."""
-
-    def draw() -> Sequence[Chart]:
-        from kvplan.show.charts import of_study
-
-        return of_study(study, profile.model.replica.capacity_tokens)
-
     return View(
         lambda: document(study, profile, bounds),
-        lambda full: elements.document([build(study, profile.name, bounds, full=full)], profile.sha256),
-        draw,
+        lambda full: page.document([build(study, profile.name, bounds, full=full)], profile.sha256),
+        lambda: charts(study, profile.model.replica.capacity_tokens),
         lambda written: [{key: each[key] for key in each if key != "ci95"} for each in written["policies"]],
         lambda: figures_csv(study),
     )
@@ -152,23 +135,15 @@ def series_csv(study: Study) -> str:
     return csv_text(("policy", *_SERIES, *(["cached_tokens"] if caches else [])), rows)
 
 
-def build(study: Study, name: str, bounds: Sequence[StudyBound] = (), *, full: bool = False) -> Section:
+def build(study: Study, name: str, bounds: Sequence[StudyBound] = (), *, full: bool = False) -> page.Section:
     """Build what tells the policies apart; `full`: all figures, then latencies by class. `bounds` none surpasses."""
-    blocks: list[Block] = [Paragraph(_what(study))]
-    if full:
-        blocks.append(_side_by_side(study))
-        if len(study.results[0].classes) > 1:
-            blocks += [Paragraph("Mean time to first token and end to end, by class:"), _classes(study)]
-        said = notes(study)
-    else:
-        blocks += _first(study)
-        said = _needed(study)[:_MOST_NOTES]
-    if said := (*map(_bound, bounds), *(_loosened(study) if bounds else ()), *said):
-        blocks.append(Bullets(said))
-    return Section("simulation", name, tuple(blocks), "simulated")
+    blocks = [page.Paragraph(_what(study)), *(_figures(study) if full else _first(study))]
+    remarks = notes(study) if full else _needed(study)[:_MOST_NOTES]
+    of_bounds = (*map(_bound, bounds), *(_loosened(study) if bounds else ()))
+    return page.section("simulation", name, *blocks, notes=(*of_bounds, *remarks), basis="simulated")
 
 
-def _first(study: Study) -> Iterator[Block]:
+def _first(study: Study) -> Iterator[page.Block]:
     """Yield the rows that differ, the best of each marked; of a single policy the first that there are."""
     results, alike = study.results, []
     rows, wide = [("Status", *(result.status.value for result in results))], False
@@ -192,13 +167,13 @@ def _first(study: Study) -> Iterator[Block]:
             for value, interval in zip(values, intervals, strict=True)
         )
         rows.append((label, *cells))
-    columns = (Column(""), *(number(result.policy)._replace(outcome=True) for result in results))
+    columns = (page.Column(""), *(page.number(result.policy)._replace(outcome=True) for result in results))
     if rows:
-        yield table(columns, rows[:_MOST_ROWS])
+        yield page.table(columns, rows[:_MOST_ROWS])
     said = ["* best of its row, or within 1% of it."] if len(results) > 1 and rows else []
     said += ["±: half of the 95% confidence interval, where it is wide."] if wide else []
     said += [f"Alike: {', '.join(alike)}."] if alike else []
-    yield Paragraph(" ".join([*said, "--full shows all figures."]))
+    yield page.Paragraph(" ".join([*said, "--full shows all figures."]))
 
 
 def _close(value: float | None, other: float | None) -> bool:
@@ -241,9 +216,9 @@ def _to(study: Study) -> str:
     if fleet is None:
         return ""
     if fleet.is_split:
-        prefill, decode = format_number(fleet.prefill), replicas(fleet.decode)
+        prefill, decode = format_number(fleet.prefill), page.replicas(fleet.decode)
         return f", to {prefill} prefill and {decode.replace(' ', ' decode ')} by {fleet.routing}"
-    return f", to {replicas(fleet.replicas)} by {fleet.routing}"
+    return f", to {page.replicas(fleet.replicas)} by {fleet.routing}"
 
 
 def replayed(load: Load) -> str:
@@ -308,8 +283,15 @@ def _arrivals(load: Load) -> str:
             return f"{load.kind or Arrivals.POISSON} arrivals"
 
 
-def _side_by_side(study: Study) -> Table:
-    columns = (Column("Figure"), *(number(result.policy) for result in study.results))
+def _figures(study: Study) -> Iterator[page.Block]:
+    yield _side_by_side(study)
+    if len(study.results[0].classes) > 1:
+        yield page.Paragraph("Mean time to first token and end to end, by class:")
+        yield _classes(study)
+
+
+def _side_by_side(study: Study) -> page.Table:
+    columns = (page.Column("Figure"), *(page.number(result.policy) for result in study.results))
     rows = [("Status", *(result.status.value for result in study.results))]
     for label, key, kind in _FIGURES:
         if key in _IF_ANY and not any(_value(result, key) for result in study.results):
@@ -318,21 +300,21 @@ def _side_by_side(study: Study) -> Table:
         intervals = [result.ci95.get(key) for result in study.results]
         if key in _WITH_INTERVAL and any(intervals):
             rows.append(("", *(_interval(interval, kind) for interval in intervals)))
-    return table(columns, rows)
+    return page.table(columns, rows)
 
 
-def _classes(study: Study) -> Table:
+def _classes(study: Study) -> page.Table:
     def times(result: PolicyResult) -> Callable[[int], str]:
         return lambda i: (
             f"{format_seconds(result.classes[i].ttft_s.mean)}, {format_seconds(result.classes[i].e2e_s.mean)}"
         )
 
     classes = study.results[0].classes
-    columns: Mapping[Column, Callable[[int], str]] = {
-        words("Class"): lambda i: classes[i].name,
-        **{number(result.policy): times(result) for result in study.results},
+    columns: Mapping[page.Column, Callable[[int], str]] = {
+        page.words("Class"): lambda i: classes[i].name,
+        **{page.number(result.policy): times(result) for result in study.results},
     }
-    return tabulate(columns, range(len(classes)))
+    return page.tabulate(columns, range(len(classes)))
 
 
 def notes(study: Study) -> tuple[str, ...]:
@@ -476,3 +458,35 @@ def _interval(interval: tuple[float, float] | None, kind: str) -> str:
     if interval is None:
         return ABSENT
     return f"{_written(interval[0], kind)} to {_written(interval[1], kind)}"
+
+
+def charts(study: Study, capacity_tokens: int) -> tuple[Chart, ...]:
+    """Draw KV tokens and waiting requests of each policy over time, of the first seed."""
+    seen = [(result.policy, run.series) for result, run in zip(study.results, study.first, strict=True)]
+    end = max((float(series.time_s[-1]) for _, series in seen if series.time_s.size), default=0.0)
+    if not end:
+        return ()
+    x = time_axis(end)
+    waiting = [(name, peaks(series.time_s, series.waiting)) for name, series in seen]
+    held = [(name, peaks(series.time_s, series.kv_tokens)) for name, series in seen]
+    tokens = _over_time("KV tokens in use", "KV tokens", x, held, capacity_tokens)
+    capacity = tokens.level(f"capacity {format_tokens(capacity_tokens)}", capacity_tokens, "ink", "dotted")
+    return (
+        _over_time("Waiting requests", "requests", x, waiting, 4),
+        tokens._replace(lines=[*tokens.lines, capacity]),
+    )
+
+
+def _over_time(
+    title: str, unit: str, x: Axis, seen: Sequence[tuple[str, tuple[FloatArray, FloatArray]]], least: float
+) -> Chart:
+    most = {name: float(value.max()) for name, (_, value) in seen}
+    caption = (
+        f"At most: {', '.join(f'{name} {value:,.0f}' for name, value in most.items())}. The first seed; of many "
+        "records the largest."
+    )
+    lines = [
+        Line(name, *points, colour, style)  # where they are the same, all are seen
+        for colour, style, (name, points) in zip(COLOURS * 3, _STYLES * 6, seen, strict=False)
+    ]
+    return Chart(title, caption, x, Axis(unit, 0.0, 1.1 * max(least, *most.values())), lines)

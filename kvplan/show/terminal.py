@@ -16,7 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from kvplan.report.words import Status
-from kvplan.show.elements import (
+from kvplan.show.page import (
     Block,
     Bullets,
     Column,
@@ -51,7 +51,7 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
 
     Examples
     --------
-    >>> from kvplan.show.elements import Column, Document, Table
+    >>> from kvplan.show.page import Column, Document, Table
     >>> figures = Table((Column("Figure"), Column("Value")), (("Headroom", "+25%"),))
     >>> report = Document((), "kvplan 0", "chat", Status.STABLE, "It fits.", figures, ("Nothing.",))
     >>> print(render(report), end="")

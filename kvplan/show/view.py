@@ -8,7 +8,7 @@ from functools import cached_property
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from kvplan.show.elements import Document, json_without_commands
+from kvplan.show.page import Document, json_without_commands
 from kvplan.version import __version__
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from shipped import LOOKED_AT, report
 
 from kvplan.report.assembly import to_document
 from kvplan.show import html, markdown, terminal
-from kvplan.show.elements import Document
+from kvplan.show.page import Document
 from kvplan.show.report import build
 from kvplan.show.view import json_text
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvplan.show import elements, terminal
+from kvplan.show import page, terminal
 from scoreboard import screen
 from scoreboard.catalogue import RUNS, folder_beside_checkout
 from scoreboard.score import Scoreboard, foretell
@@ -24,7 +24,7 @@ def main() -> int:
         print(json.dumps([document(board) for board in boards], indent=2))
     else:
         sections = screen.build(boards) if options.names else screen.overview(boards)
-        print(terminal.render(elements.document(sections), width=100), end="")
+        print(terminal.render(page.document(sections), width=100), end="")
     return int(not all(board.as_recorded for board in boards))
 
 

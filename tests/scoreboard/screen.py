@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from kvplan.show.elements import Block, Column, Paragraph, Section, Table, number, table, words
+from kvplan.show.page import Block, Column, Paragraph, Section, Table, number, table, words
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 from scoreboard.record import Off, Over, Row
 from scoreboard.score import Scoreboard, Scored, Standing, Worst, standings, worst

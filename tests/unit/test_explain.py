@@ -40,7 +40,7 @@ from kvplan.report import explain as explaining
 from kvplan.report.assembly import to_document
 from kvplan.report.explain import Explained, Found, Summary, explain, find, summarise
 from kvplan.report.keys import BLOCKS, CONTRACT, Kind, Record, law_text
-from kvplan.show import elements, explanation, markdown, terminal
+from kvplan.show import explanation, markdown, terminal
 
 Case = tuple[dict[str, Any], Inputs]
 
@@ -380,7 +380,7 @@ def test_every_page_is_readable() -> None:
 
 
 def _text(page: Explained | Summary) -> str:
-    return terminal.render(elements.document([explanation.build(page)]))
+    return terminal.render(page.document([explanation.build(page)]))
 
 
 def _check_pages(given: tuple[Case, bool]) -> None:
@@ -388,7 +388,7 @@ def _check_pages(given: tuple[Case, bool]) -> None:
     case, is_shown = given
     for about in CONTRACT.values():
         page = explain(find(about.key), *case)
-        marked = markdown.render(elements.document([explanation.build(page)]))
+        marked = markdown.render(page.document([explanation.build(page)]))
         text = _text(page) if is_shown else marked
         if is_shown:
             assert text.startswith(f"{about.key}\n  ")
@@ -433,7 +433,7 @@ def test_a_name_is_text_in_markdown() -> None:
     named = one("**<b>**", 10, {20: 1.0}, 0.01)
     document, inputs = case(ServingModel((named,), SLOTS, Replica(20_000)), Plan())
     page = explain(find("equilibrium.classes[].in_flight"), document, inputs)
-    text = markdown.render(elements.document([explanation.build(page)]))
+    text = markdown.render(page.document([explanation.build(page)]))
     assert "<b>" not in text
     assert "&lt;b&gt;" in text
 

@@ -25,7 +25,7 @@ from kvplan.profile.reading import parse_profile
 from kvplan.report.assembly import Analyses, ProfileIdentity, to_document
 from kvplan.report.keys import CONTRACT, Kind
 from kvplan.show import check as tables
-from kvplan.show import ci, elements, markdown, terminal
+from kvplan.show import ci, markdown, page, terminal
 from kvplan.show import diff as diff_tables
 
 # One class, input 1, decode 2, disaggregated: a request holds 2 + 3 = 5 token-iterations. Memory 60 and iterations of
@@ -437,10 +437,10 @@ def test_rates_of_replicas_have_few_digits_and_together_serve_everything() -> No
 def test_of_many_profiles_those_that_pass_have_a_line_each() -> None:
     good = checking.check(small("load.headroom > 0"), None, [])
     bad = checking.check(small("load.headroom > 9"), None, [])
-    lines = terminal.render(elements.document(tables.build([good] * 199 + [bad], full=True))).splitlines()
+    lines = terminal.render(page.document(tables.build([good] * 199 + [bad], full=True))).splitlines()
     assert sum(line.startswith("  PASSED ") for line in lines) == 199
     assert len(lines) < 215
-    few = terminal.render(elements.document(tables.build([good] * 199 + [bad]))).splitlines()
+    few = terminal.render(page.document(tables.build([good] * 199 + [bad]))).splitlines()
     assert len(few) < 25
     assert "load.headroom 0.5, not > 9" in next(line for line in few if line.startswith("  FAILED "))
 
@@ -448,9 +448,7 @@ def test_of_many_profiles_those_that_pass_have_a_line_each() -> None:
 def test_where_there_is_no_remedy_that_is_said() -> None:
     found = checking.check(small("load.work_rate > 1"), None, [])
     assert found.results[0].remedies == ()
-    assert "no change was found that makes it pass" in terminal.render(
-        elements.document(tables.build([found]))
-    )
+    assert "no change was found that makes it pass" in terminal.render(page.document(tables.build([found])))
 
 
 # ------------------------------------------------------------------------------------------------ baseline
@@ -485,7 +483,7 @@ def test_drift_in_either_direction_beyond_the_tolerance_fails(then: float, share
 def test_of_a_drift_it_is_said_that_nothing_is_offered() -> None:
     found = checking.check(small(), None, [], baseline("load.headroom=2%", headroom=0.4))
     for text in (
-        terminal.render(elements.document(tables.build([found])), width=100),
+        terminal.render(page.document(tables.build([found])), width=100),
         *ci.annotations([found]),
         ci.junit([found]),
     ):
@@ -587,7 +585,7 @@ def test_no_name_becomes_a_command_of_github() -> None:
     found = nasty()
     assert found.outcome is Outcome.FAILED
     for width in range(40, 101):
-        text = terminal.render(elements.document(tables.build([found])), width=width)
+        text = terminal.render(page.document(tables.build([found])), width=width)
         assert "##[" not in text
         assert not any(line.lstrip().startswith("::") for line in text.splitlines())
     (line,) = ci.annotations([found])
@@ -610,9 +608,7 @@ def test_markdown_has_the_cells_of_the_table_whatever_the_name() -> None:
 
     found = nasty()
     tokens = (
-        MarkdownIt("commonmark")
-        .enable("table")
-        .parse(markdown.render(elements.document(tables.build([found]))))
+        MarkdownIt("commonmark").enable("table").parse(markdown.render(page.document(tables.build([found]))))
     )
     cells = []
     for i, token in enumerate(tokens):
@@ -630,9 +626,7 @@ def test_markdown_has_the_cells_of_the_table_whatever_the_name() -> None:
     assert cells[:2] == ["FAIL", f"rate_cap.classes{named(NASTY)}.per_iteration"]
     assert cells[2:4] == [">= 1000", "12 requests"]
     html = (
-        MarkdownIt("commonmark")
-        .enable("table")
-        .render(markdown.render(elements.document(tables.build([found]))))
+        MarkdownIt("commonmark").enable("table").render(markdown.render(page.document(tables.build([found]))))
     )
     assert "<script" not in html
 
@@ -641,7 +635,7 @@ def test_markdown_has_the_cells_of_the_table_whatever_the_name() -> None:
 def test_the_result_stands_beside_the_key_and_no_word_is_cut(width: int) -> None:
     texts = ("load.headroom >= 0", "safety_buffer.overflow_probability_per_iteration >= 1")
     text = terminal.render(
-        elements.document(tables.build([checking.check(small(*texts), None, [])])), width=width
+        page.document(tables.build([checking.check(small(*texts), None, [])])), width=width
     )
     table = text.partition("\n\n  -")[0].splitlines()[1:]
     rows = [line.split() for line in table if line.strip()]
@@ -658,10 +652,10 @@ def test_the_result_stands_beside_the_key_and_no_word_is_cut(width: int) -> None
 def test_pass_is_green_and_fail_is_red_on_a_colour_terminal(width: int) -> None:
     key = "safety_buffer.overflow_probability_per_iteration"
     found = tables.build([checking.check(small("load.headroom >= 0", f"{key} >= 1"), None, [])])
-    text = terminal.render(elements.document(found), width=width, colour=True)
+    text = terminal.render(page.document(found), width=width, colour=True)
     assert "\x1b[32mPASS" in text
     assert "\x1b[31mFAIL" in text
-    assert "\x1b" not in terminal.render(elements.document(found), width=width)
+    assert "\x1b" not in terminal.render(page.document(found), width=width)
 
 
 JUNIT = etree.XMLSchema(file=Path(__file__).parents[1] / "junit.xsd")
@@ -733,7 +727,7 @@ def test_the_last_digit_of_a_float_is_no_difference() -> None:
     a, b = side(load={"headroom": 0.1 + 0.2}), side(load={"headroom": 0.3})
     found = diff.compare(a, b)
     assert found.changes == ()
-    assert "Nothing differs." in terminal.render(elements.document([diff_tables.build(found)]))
+    assert "Nothing differs." in terminal.render(page.document([diff_tables.build(found)]))
 
 
 def test_classes_are_compared_by_their_names() -> None:
@@ -788,7 +782,7 @@ def test_what_was_changed_in_a_profile_is_told_before_what_comes_of_it() -> None
     ]
     assert found.inputs[0].relative == 0.5
     assert found.changes[0].key == "load.headroom"
-    text = terminal.render(elements.document([diff_tables.build(found, full=True)]))
+    text = terminal.render(page.document([diff_tables.build(found, full=True)]))
     assert text.index("gpu.memory_tokens") < text.index("load.headroom") < text.index("saturation.")
     assert diff_tables.document(found)["inputs"][0]["relative_change"] == 0.5
 

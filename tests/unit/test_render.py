@@ -22,7 +22,7 @@ from kvplan.report.assembly import Report, analyze, to_document
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Status
 from kvplan.show import markdown, terminal
-from kvplan.show.elements import Table
+from kvplan.show.page import Table
 from kvplan.show.report import build, format_radius
 from kvplan.show.view import json_text
 from kvplan.units import format_number

@@ -17,7 +17,7 @@ from scoreboard.score import Scoreboard, foretell, scored, standings, worst
 
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
-from kvplan.show import elements, terminal
+from kvplan.show import page, terminal
 
 DENSE, OTHER, MOE = (
     Configuration("Llama on A", "dense", "Llama", "vllm"),
@@ -93,7 +93,7 @@ def test_models_stand_by_kind_and_the_worst_comes_first() -> None:
 
 def text(board: Scoreboard) -> str:
     shown = [*screen.overview([board]), *screen.build([board])]
-    return " ".join(terminal.render(elements.document(shown), width=120).split())
+    return " ".join(terminal.render(page.document(shown), width=120).split())
 
 
 def test_failures_are_shown_as_failures() -> None:
@@ -113,7 +113,7 @@ def test_what_nobody_asked_for_neither_passes_nor_fails(width: int) -> None:
     bounds = Bound(quantity=long, must=0.6, recorded=0.6), Bound(quantity=long, recorded=0.6)
     board = foretell(run(*bounds, rows=[row(DENSE, 1.1)._replace(quantity=long)]), None)
     shown = screen.build([board])
-    words = terminal.render(elements.document(list(shown)), width=width)
+    words = terminal.render(page.document(list(shown)), width=width)
     assert words.count("PASS") == 1
     assert "FAIL" not in words
 

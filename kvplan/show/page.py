@@ -76,6 +76,14 @@ class Section(NamedTuple):
     basis: str | None = None
 
 
+def section(
+    key: str, title: str, *blocks: Block, notes: Iterable[str] = (), basis: str | None = None
+) -> Section:
+    """Put a section together, with notes below where there are any."""
+    below = tuple(notes)
+    return Section(key, title, (*blocks, Bullets(below)) if below else blocks, basis)
+
+
 class Document(NamedTuple):
     """Sections, and which kvplan made them of what; a report has a `status` and a first screen above them."""
 
