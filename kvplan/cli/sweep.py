@@ -1,6 +1,5 @@
 """`kvplan sweep`: figures at many points of a profile."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvplan.cli import completion
-from kvplan.cli.common import Plot, Profile, check_plot, option, read, say, say_compiling, write_plot
+from kvplan.cli.common import (
+    Plot,
+    Profile,
+    check_plot,
+    option,
+    read,
+    say,
+    say_compiling,
+    watched,
+    write_plot,
+)
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -132,7 +141,7 @@ def sweep(
 
 
 def _draw(definition: "Sweep", results: Path, plot: Path) -> None:
-    """The plot of what the file of results holds."""
+    """Draw the plot of what the file of results holds."""
     from kvplan.show import sweeps
     from kvplan.sweeps.results import read as read_back
 
@@ -154,18 +163,10 @@ def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int |
     from kvplan.simulation.experiments import options
 
     names = [name.strip() for name in (policy or DEFAULT_POLICIES).split(",") if name.strip()]
-    load = options.load(
-        kind=None,
-        cv=None,
-        concurrency=None,
-        burst=None,
-        trace=None,
-        requests=DEFAULT_REQUESTS if requests is None else requests,
-        horizon=None,
-    )
-    assert load.requests is not None
+    requests = DEFAULT_REQUESTS if requests is None else requests
+    options.check_requests(requests)
     count = len(options.seeds(0, 1 if seeds is None else seeds))
-    return Runs(tuple(options.chosen(names, [])), load.requests, count)
+    return Runs(tuple(options.chosen(names, [])), requests, count)
 
 
 def _compile(profile: "profile_file.Profile", runs: "Runs") -> None:
@@ -190,8 +191,8 @@ def _compile(profile: "profile_file.Profile", runs: "Runs") -> None:
 
 @contextmanager
 def _bar(points: int) -> "Iterator[Progress | None]":
-    """Points done, how many a second, and the time left, on standard error if that is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    """Show points done, how many a second, and the time left, on standard error if that is a terminal."""
+    if not watched():
         yield None
         return
     from time import monotonic
