@@ -14,8 +14,7 @@ from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.model import Replica, Timing
 from kvplan.model.gaps import Quantiles
 from kvplan.model.streams import PromptKind, Stream
-from kvplan.simulation.recorded import prefixes_of_hashes
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Requests, prefixes_of_hashes
 
 FILE = (
     Path(__file__).resolve().parents[3]
