@@ -31,9 +31,7 @@ def sweep(
     ] = None,
     output: Annotated[
         Path | None,
-        option(
-            "--output", "-o", metavar="FILE", help="File for the results, required: .csv, .jsonl or .parquet."
-        ),
+        option("--output", "-o", metavar="FILE", help="File for the results, required: .csv or .jsonl."),
     ] = None,
     columns: Annotated[
         list[str] | None,
@@ -99,7 +97,7 @@ def sweep(
     from kvplan.sweeps.run import sweep as run
 
     if output is None:
-        raise UsageError("-o FILE is wanted: a name that ends in .csv, .jsonl or .parquet")
+        raise UsageError("-o FILE is wanted: a name that ends in .csv or .jsonl")
     store.format_of(output)
     executors.check(executor, workers)
     check_plot(plot, [profile], output)
@@ -123,7 +121,7 @@ def sweep(
                 definition, output, executor=executor, workers=workers, resume=resume, progress=progress
             )
     except KeyboardInterrupt:
-        say(f"note: interrupted; --resume goes on with {store.growing(output)}")
+        say(f"note: interrupted; --resume goes on with {output}")
         raise
     if found.dropped:
         say("note: the last line was cut off; its point was computed again")

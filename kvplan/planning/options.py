@@ -1,4 +1,4 @@
-"""What is asked of a plan, as options write it: names, prices, shares and lengths, read into a request."""
+"""Options of a plan: names, prices, shares and lengths, read into a request."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -151,7 +151,7 @@ def _demand(
     turns: float,
     trace: str | None,
 ) -> Demand | None:
-    """What was asked for; None where a profile or a trace has to say it."""
+    """Return the demand of the options; None where a profile or a trace has to say it."""
     if rate is not None and users is not None:
         raise UsageError("--rate and --users: one of them says how much is asked for")
     if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:

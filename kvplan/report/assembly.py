@@ -33,7 +33,7 @@ from kvplan.report.advice import advice_actions
 from kvplan.report.cost import Cost, cost
 from kvplan.report.fleet import FleetBlock, fleet_block, fleet_notes
 from kvplan.report.inputs import Inputs, caveat, inputs
-from kvplan.report.keys import REGISTRY
+from kvplan.report.keys import BESIDE_CONTRACT
 from kvplan.report.kv_layout import LayoutBlock, layout_block
 from kvplan.report.notes import Source, beside_runs, notes, sources
 from kvplan.report.prefix_cache import CacheBlock, cache_block, collapse_actions, with_trial
@@ -51,10 +51,6 @@ from kvplan.study.warm_cache import warm_cache
 from kvplan.version import __version__
 
 SCHEMA_VERSION = 2
-
-_BESIDE_CONTRACT = frozenset(
-    key.removesuffix("[]") for key, record in REGISTRY.items() if not record.in_contract
-)
 
 
 class ProfileIdentity(NamedTuple):
@@ -491,7 +487,7 @@ def plain(value: Any, path: str = "") -> Any:
     """
     if hasattr(value, "_fields"):  # a NamedTuple
         paths = ((name, f"{path}.{name}" if path else name) for name in value._fields)
-        return {name: plain(getattr(value, name), p) for name, p in paths if p not in _BESIDE_CONTRACT}
+        return {name: plain(getattr(value, name), p) for name, p in paths if p not in BESIDE_CONTRACT}
     if isinstance(value, dict):
         return {key: plain(item, f"{path}.{key}") for key, item in value.items()}
     if isinstance(value, tuple):

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvplan.report.explain import Explained, Row, Summary
-from kvplan.report.keys.evidence import Symbol
+from kvplan.report.explain import Explained, Input, Summary
 from kvplan.show.check import key_column
 from kvplan.show.elements import Block, Column, Paragraph, Section, table, words
 
@@ -11,7 +10,7 @@ _MOST_KEYS = 24  # of the first screen
 
 
 def build(page: Explained | Summary, *, full: bool = False) -> Section:
-    """Build a key with its formula in numbers, or the keys of a block; `full`: what each of those means, too."""
+    """Build the page of a key, or of the keys of a block; `full`: with what each of those means."""
     if isinstance(page, Explained):
         parts = table((Column(""), words("")), _parts(page))
         return Section("explain", page.key, (Paragraph(page.meaning), *([parts] if parts.rows else [])))
@@ -30,26 +29,20 @@ def build(page: Explained | Summary, *, full: bool = False) -> Section:
 
 def _parts(page: Explained) -> Iterator[tuple[str, str]]:
     """Rows of what there is to say, the first of each part with its label."""
+    values = [f"{name}: {value}" if name else value for name, value in page.rows]
     for label, paragraphs in (
         ("Formula", [page.formula]),
-        ("Here", [*map(_equation, page.rows), page.cut]),
+        ("Value", [*values, page.cut]),
         ("Null", [page.absent]),
-        ("Where", [*map(_definition, page.symbols)]),
+        ("Inputs", [*map(_written, page.inputs)]),
         ("Source", [page.source]),
     ):
         said = [paragraph for paragraph in paragraphs if paragraph]
         yield from ((label if number == 0 else "", paragraph) for number, paragraph in enumerate(said))
 
 
-def _equation(row: Row) -> str:
-    """``chat: 0.5 = 1 / 2``; a semicolon where what stands on the right is no number but a condition."""
-    value = f"{row.name}: {row.value}" if row.name else row.value
-    if not row.here:
-        return value
-    return f"{value}; {row.here}" if any(sign in row.here for sign in "<>≤;") else f"{value} = {row.here}"
-
-
-def _definition(symbol: Symbol) -> str:
+def _written(given: Input) -> str:
     """``M = 12: tokens``, without what is empty."""
-    equation = " = ".join(part for part in (symbol.symbol, symbol.value) if part)
-    return f"{equation}: {symbol.meaning}" if symbol.meaning else equation
+    if not given.symbol:
+        return f"{given.meaning} = {given.value}"
+    return f"{given.symbol} = {given.value}: {given.meaning}"

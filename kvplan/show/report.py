@@ -3,8 +3,9 @@
 Built once from a `Report` by pure functions. Every figure carries its basis (`Basis`).
 """
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from types import MappingProxyType
 
 from kvplan.analysis.equilibrium import is_time
 from kvplan.analysis.nested import NestedWait
@@ -15,7 +16,8 @@ from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
 from kvplan.errors import UsageError
 from kvplan.report.assembly import Report
 from kvplan.report.inputs import headroom_range_text, range_text
-from kvplan.report.prefix_cache import CacheBlock
+from kvplan.report.keys import BLOCKS, CONTRACT
+from kvplan.report.keys.record import probability
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Basis
 from kvplan.show.elements import (
@@ -43,7 +45,6 @@ from kvplan.units import (
     format_tokens,
 )
 
-_MAX_DIGITS = 12  # beyond these the digits of a float's decimal expansion are its rounding
 _CLASS = words("Class")
 _BASIS = Column("Basis")
 _NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alone takes too long."
@@ -60,7 +61,6 @@ _LEVERS = {
     "d5": "d5 (beyond the knee)",
 }
 _MOST_LISTED = 8  # thresholds of the first screen
-_LEAST_PROBABILITY = 1e-12  # the methods say nothing about less
 
 
 def build(report: Report, sections: Collection[str] | None = None) -> Document:
@@ -301,22 +301,21 @@ def _lever(lever: Lever) -> str:
 
 
 def _load(report: Report, basis: Basis) -> Iterator[Block]:
-    offered = report.load
-    ends = offered.sustainable_rps_range
-    yield _figures(
-        basis,
-        ("Offered load", _rps(offered.offered_rps)),
-        ("Sustainable rate", _rps(offered.sustainable_rps) + range_text(ends)),
-        ("Binding constraint", report.verdict.binding),
-        ("Sustainable decode", format_rate(offered.sustainable_decode_tokens_per_s, "tokens")),
-        ("Largest load factor", format_number(offered.load_factor_max)),
-        ("Work rate", format_number(offered.work_rate)),
-        *(
-            (f"Rate for +10% {name}", format_percent(change, signed=True))
-            for name, change in report.load.sensitivity._asdict().items()
-            if change
-        ),
+    first = (
+        "load.offered_rps",
+        "load.sustainable_rps",
+        "verdict.binding",
+        "load.sustainable_decode_tokens_per_s",
+        "load.load_factor_max",
+        "load.work_rate",
     )
+    rate = _rps(report.load.sustainable_rps) + range_text(report.load.sustainable_rps_range)
+    idle = {
+        f"load.sensitivity.{name}": ""
+        for name, change in report.load.sensitivity._asdict().items()
+        if not change
+    }
+    yield _figures(report, basis, "load", first, {"load.sustainable_rps": rate, **idle})
 
 
 def _equilibrium(report: Report, basis: Basis) -> Iterator[Block]:
@@ -327,15 +326,7 @@ def _equilibrium(report: Report, basis: Basis) -> Iterator[Block]:
         yield Paragraph(_NO_WARM_CACHE if cached else why)
     elif state.kv_utilization > 1:
         yield Paragraph("It does not fit: what the offered load would hold in memory without preemptions.")
-    yield _figures(
-        basis,
-        ("KV tokens", format_tokens(state.kv_tokens)),
-        ("KV cache usage", format_percent(state.kv_utilization)),
-        ("Iteration time", format_seconds(state.iteration_time_s)),
-        ("Running requests", format_number(state.requests_in_flight)),
-        ("Decode throughput", format_rate(state.decode_tokens_per_s, "tokens")),
-        ("Prompt iterations", format_rate(state.prompt_iterations_per_s)),
-    )
+    yield _figures(report, basis, "equilibrium")
     if state.kv_utilization is not None:
         yield _rows(
             (_CLASS, number("Per stage"), number("Running")),
@@ -374,13 +365,7 @@ def _latency(report: Report, basis: Basis) -> Iterator[Block]:
                 if one.mean is not None
             ),
         )
-    yield _figures(
-        basis,
-        ("Running requests", format_number(found.running)),
-        ("Waiting requests", format_number(found.waiting)),
-        ("KV tokens", format_tokens(found.kv_tokens_mean)),
-        ("Preemptions of a request", format_number(found.preemptions_per_request)),
-    )
+    yield _figures(report, basis, "latency", ("latency.running", "latency.waiting", "latency.kv_tokens_mean"))
 
 
 def _time_rows(found: Latency | WorstPart) -> Iterator[tuple[str, ...]]:
@@ -394,54 +379,22 @@ def _goodput(report: Report, basis: Basis) -> Iterator[Block]:
     if found is None:
         yield Paragraph("No objectives are set: [slo] in the profile, or --slo.")
         return
-    yield _figures(
-        basis,
-        ("Goodput", _rps(found.rate_rps)),
-        ("Held up to", _rps(found.low)),
-        ("Missed from", _rps(found.high)),
-        ("Limited by", found.binding),
-    )
+    yield _figures(report, basis, "goodput")
     if found.cliff is not None:
         low, high = map(format_seconds, found.cliff)
         yield Paragraph(f"{found.binding} sits on a cliff there: {low} to {high}.")
 
 
 def _cost(report: Report, basis: Basis) -> Iterator[Block]:
-    found = report.cost
-    if found is None:
+    if report.cost is None:
         yield Paragraph("No price: gpu_hour in [cost] of the profile.")
         return
-    yield _figures(
-        basis,
-        ("GPUs of a replica", format_number(found.gpus_per_replica)),
-        ("Per hour", format_number(found.per_hour)),
-        *(
-            (f"Per million {words}, {at} rate", format_number(value))
-            for at, one in (("offered", found.offered), ("sustainable", found.sustainable))
-            for words, value in (
-                ("output tokens", one.per_million_output_tokens),
-                ("tokens", one.per_million_tokens),
-            )
-        ),
-    )
+    yield _figures(report, basis, "cost")
 
 
 def _speculative(report: Report, basis: Basis) -> Iterator[Block]:
-    found = report.speculative
-    assert found is not None
-    yield _figures(
-        basis,
-        ("Tokens per iteration", format_number(found.tokens_per_iteration)),
-        ("Iterations of a request", format_number(found.iterations_mean)),
-        ("Sustainable rate, against no drafts", f"× {format_number(found.speed_up)}"),
-        ("Time between tokens, against none", _times_faster(found.itl_speed_up)),
-        ("Pays", _pays(found)),
-        ("Best number of drafts", format_number(found.best_tokens)),
-    )
-
-
-def _times_faster(value: float | None) -> str:
-    return ABSENT if value is None else f"× {format_number(value)} faster"
+    assert report.speculative is not None
+    yield _figures(report, basis, "speculative", said={"speculative.pays": _pays(report.speculative)})
 
 
 def _pays(found: Speculative) -> str:
@@ -453,12 +406,8 @@ def _pays(found: Speculative) -> str:
 def _kv_layout(report: Report, basis: Basis) -> Iterator[Block]:
     found = report.kv_layout
     assert found is not None
-    yield _figures(
-        basis,
-        ("Block", f"{format_tokens(found.block_tokens)} tokens, {format_bytes(found.block_bytes)}"),
-        ("A token more", format_bytes(found.bytes_per_token)),
-        ("Held whatever the length", _unit(found.fixed_tokens_per_request, "pool tokens")),
-    )
+    block = f"{format_tokens(found.block_tokens)} tokens, {format_bytes(found.block_bytes)}"
+    yield _figures(report, basis, "kv_layout", said={"kv_layout.block_tokens": block})
     yield _rows(
         (words("Layers"), *map(number, ("Count", "Groups", "Block", "Window"))),
         basis,
@@ -487,13 +436,7 @@ def _fleet(report: Report, basis: Basis) -> Iterator[Block]:
 
 
 def _saturation(report: Report, basis: Basis) -> Iterator[Block]:
-    full = report.saturation
-    yield _figures(
-        basis,
-        ("Admissions per iteration", format_number(full.admissions_per_iteration)),
-        ("Iteration time", format_seconds(full.iteration_time_s)),
-        ("Throughput", _rps(full.throughput_rps)),
-    )
+    yield _figures(report, basis, "saturation")
 
 
 def _prefix_cache(report: Report, basis: Basis) -> Iterator[Block]:
@@ -504,32 +447,27 @@ def _prefix_cache(report: Report, basis: Basis) -> Iterator[Block]:
         return
     recovered = ("Recovered after a preemption", format_percent(cache.preemption_recovered_share))
     if cache.reusable_ratio is None:
-        yield _figures(Basis.ESTIMATED, recovered)
+        yield _table(Basis.ESTIMATED, recovered)
         yield Paragraph(
             "Requests have nothing in common, so that it finds only what a preempted request left."
         )
         return
-    rates, end = cache.sustainable_rps, cache.collapsed
     if cache.hit_ratio is None:
         yield Paragraph(_NO_WARM_CACHE)
-    yield _figures(
-        basis,
-        ("Guaranteed rate", _rps(rates.guaranteed)),
-        ("Rate of a warm cache", _rps(rates.good)),
-        ("Collapse possible", "yes" if cache.collapse_possible else "no"),
-        ("Hit ratio", format_percent(cache.hit_ratio)),
-        ("Hit ratio of a cache without end", format_percent(cache.reusable_ratio)),
-        ("Characteristic time", format_seconds(cache.characteristic_time_s)),
-        ("KV tokens in use", format_tokens(cache.kv_unique_tokens)),
-        ("KV tokens cached", format_tokens(cache.cached_tokens)),
-        ("Prefill", format_rate(cache.prefill_tokens_per_s, "tokens")),
-        ("Loop gain", format_number(cache.loop_gain)),
-        ("Lost beyond", _unit(cache.separatrix_in_flight, "running requests")),
-        ("Collapsed throughput", _rps(end.throughput_rps)),
-        ("Collapsed iteration time", format_seconds(end.iteration_time_s)),
-        ("Streams in memory", format_number(cache.streams_in_memory, 3)),
-        *(_host_tier(cache) if cache.host.recovers_up_to_rps is not None else ()),
+    first = (
+        "sustainable_rps.guaranteed",
+        "sustainable_rps.good",
+        "sustainable_rps_without_host.good",
+        "collapse_possible",
+        "hit_ratio",
+        "reusable_ratio",
+        "characteristic_time_s",
+        "kv_unique_tokens",
     )
+    of_host = ("prefix_cache.host.", "prefix_cache.sustainable_rps_without_host.")
+    has_host = cache.host.recovers_up_to_rps is not None
+    hidden = {} if has_host else {key: "" for key in CONTRACT if key.startswith(of_host)}
+    yield _figures(report, basis, "prefix_cache", [f"prefix_cache.{name}" for name in first], hidden)
     if len(cache.branches) > 1:
         yield Paragraph("States at the offered rate, by running requests, without fluctuations:")
         yield _rows(
@@ -552,31 +490,12 @@ def _prefix_cache(report: Report, basis: Basis) -> Iterator[Block]:
                 for state in cache.branches
             ),
         )
-    yield _figures(Basis.ESTIMATED, recovered)
-
-
-def _host_tier(cache: CacheBlock) -> Iterator[tuple[str, str]]:
-    host = cache.host
-    yield "Rate of a warm cache, GPU alone", _rps(cache.sustainable_rps_without_host.good)
-    yield "Loaded from the host", format_percent(host.hit_ratio)
-    yield "Characteristic time of the host", format_seconds(host.characteristic_time_s)
-    yield "Link to the host busy", format_percent(host.link_utilization)
-    yield "A full replica recovers up to", _rps(host.recovers_up_to_rps)
-    yield "Longest wait that it survives", format_seconds(host.longest_wait_s)
+    yield _table(Basis.ESTIMATED, recovered)
 
 
 def _worst_cycle(report: Report, basis: Basis) -> Iterator[Block]:
-    cycle, zone = report.worst_cycle, report.worst_cycle.danger_zone_rps
-    yield _figures(
-        basis,
-        ("Kind", cycle.kind.value),
-        ("Throughput per iteration", format_number(cycle.throughput_per_iteration)),
-        ("Throughput", _rps(cycle.throughput_rps)),
-        ("Loss", format_percent(cycle.loss)),
-        ("Preemptions per iteration", format_number(cycle.evictions_per_iteration)),
-        ("Period", _unit(cycle.period, "iterations")),
-        ("Danger zone", ABSENT if zone is None else f"{format_number(zone[0])} to {_rps(zone[1])}"),
-    )
+    cycle = report.worst_cycle
+    yield _figures(report, basis, "worst_cycle")
     if any(c.kind for c in cycle.classes):
         full = report.sources["saturation"].kind
         yield Paragraph("Each class on a replica of its own:")
@@ -603,20 +522,16 @@ def _class_cycle_basis(cycle: ClassCycle, full: Basis) -> str:
 
 
 def _stability(report: Report, basis: Basis) -> Iterator[Block]:
-    local, smallest = report.stability, report.stability.min_stable_input_tokens
+    local = report.stability
     margin = 1 - local.spectral_radius
     verdict = ("stable" if local.stable else "unstable") if local.certified else "too close to call"
-    yield _figures(
-        basis,
+    first = (
         ("Full equilibrium", f"{verdict}, proved" if local.certified else verdict),
-        ("Spectral radius", format_radius(local.spectral_radius)),
+        "stability.spectral_radius",
         ("Margin below 1" if margin >= 0 else "Excess over 1", format_number(abs(margin), 3)),
-        ("Unstable modes", format_number(local.unstable_modes)),
-        ("Common divisor of lengths", format_number(local.gcd)),
-        ("Recovery", _unit(local.recovery_iterations, "iterations")),
-        ("Smallest stable input", _unit(smallest.exact, "tokens")),
-        ("Smallest stable input, asymptotic", _unit(smallest.asymptotic, "tokens")),
+        "stability.unstable_modes",
     )
+    yield _figures(report, basis, "stability", first)
     yield Paragraph(local.advice)
     if (why := beside_spectrum(report.verdict.status, local, report.verdict.recovers_up_to_rps)) is not None:
         yield Paragraph(why)
@@ -625,12 +540,9 @@ def _stability(report: Report, basis: Basis) -> Iterator[Block]:
 def _rate_cap(report: Report, basis: Basis) -> Iterator[Block]:
     cap = report.rate_cap
     cost = cap.engine_sustainable_rps / report.load.sustainable_rps - 1
+    rate = f"{_rps(cap.engine_sustainable_rps)} ({format_percent(cost, signed=True)})"
     yield _figures(
-        basis,
-        ("Admissions", _rps(cap.per_second)),
-        ("Admissions per iteration", format_number(cap.per_iteration)),
-        ("Engine max_num_seqs", format_number(cap.engine_max_num_seqs)),
-        ("Sustainable with it", f"{_rps(cap.engine_sustainable_rps)} ({format_percent(cost, signed=True)})"),
+        report, basis, "rate_cap", ("rate_cap.per_second",), {"rate_cap.engine_sustainable_rps": rate}
     )
     yield Paragraph(
         "Admissions per iteration by class; no budgets of whole requests fit this load."
@@ -662,11 +574,7 @@ def _wait(report: Report, basis: Basis) -> Iterator[Block]:
         return
     largest = plan.max_thresholds or (None,) * len(plan.classes)
     bound = "" if len(plan.classes) == 1 and not plan.worst_window else ", at most"
-    yield _figures(
-        basis,
-        ("Iteration time", format_seconds(plan.iteration_time_s)),
-        ("Memory", _unit(plan.kv_tokens, "tokens")),
-    )
+    yield _figures(report, basis, "wait")
     yield Paragraph(
         "Requests of a class kept at every stage: the smallest that keep up, the largest that fit in memory."
     )
@@ -715,14 +623,14 @@ def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
         yield Paragraph(_does_not_fit(plan.required_kv_tokens, report))
         return
     yield _figures(
+        report,
         basis,
-        ("Required memory", _unit(plan.required_kv_tokens, "tokens")),
-        ("Filled segments", _unit(plan.base_kv_tokens, "tokens")),
-        ("Waiting at boundaries", _unit(plan.boundary_kv_tokens, "tokens")),
-        ("Buffer for their queues", _unit(plan.high_probability_kv_tokens, "tokens")),
-        ("Buffer for inputs that differ", _unit(plan.input_spread_kv_tokens, "tokens")),
-        ("Required with the smallest thresholds", _unit(plan.smallest_thresholds_kv_tokens, "tokens")),
-        ("Iteration time", format_seconds(plan.iteration_time_s)),
+        "nested_wait",
+        ("nested_wait.required_kv_tokens",),
+        last=(
+            ("Required with the smallest thresholds", _unit(plan.smallest_thresholds_kv_tokens, "tokens")),
+            ("Iteration time", format_seconds(plan.iteration_time_s)),
+        ),
     )
     yield Paragraph(_printed(plan))
     yield Paragraph(
@@ -781,18 +689,16 @@ def _safety_buffer(report: Report, basis: Basis) -> Iterator[Block]:
     free = buffer.watermark_fraction
     too_much = free is None or free + (report.equilibrium.kv_utilization or 0) > 1
     watermark = "more than memory has" if too_much else format_percent(free)
-    horizon, bound = buffer.overflow_probability_horizon, buffer.overflow_probability_horizon_bound
-    rows = (
-        ("Spread of KV cache usage", _unit(buffer.kv_std_tokens, "tokens"), basis),
-        ("Overflow, per iteration", _probability(buffer.overflow_probability_per_iteration), basis),
-        ("Any overflow in the horizon, about", _probability(horizon), Basis.ESTIMATED),
-        ("Any overflow in the horizon, at most", _probability(bound), basis),
-        ("Required memory", _unit(buffer.required_kv_tokens, "tokens"), Basis.ESTIMATED),
-        ("Watermark", watermark, Basis.ESTIMATED),
-        ("Per iteration, by saddlepoint", _probability(buffer.saddlepoint_probability), basis),
-        ("Per iteration, by compound Poisson", _probability(buffer.exact_pmf_probability), basis),
+    yield _figures(
+        report,
+        basis,
+        "safety_buffer",
+        said={"safety_buffer.watermark_fraction": watermark},
+        last=(
+            ("Per iteration, by saddlepoint", _probability(buffer.saddlepoint_probability)),
+            ("Per iteration, by compound Poisson", _probability(buffer.exact_pmf_probability)),
+        ),
     )
-    yield table(_FIGURES, (_figure(*row) for row in rows))
     yield Paragraph(
         "The saddlepoint knows that full memory lengthens iterations; the compound Poisson law is exact but for that, "
         f"and counts where it is all; else the larger does. {_theorem_bound(buffer)}"
@@ -800,9 +706,7 @@ def _safety_buffer(report: Report, basis: Basis) -> Iterator[Block]:
 
 
 def _probability(value: float | None) -> str:
-    if value is not None and value < _LEAST_PROBABILITY:
-        return f"below {_LEAST_PROBABILITY:g}"
-    return format_number(value, 3)
+    return ABSENT if value is None else probability(value)
 
 
 def _theorem_bound(buffer: SafetyBuffer) -> str:
@@ -846,8 +750,33 @@ _FIGURE = words("Figure")
 _FIGURES = (_FIGURE, words("Value"), _BASIS)
 
 
-def _figures(basis: Basis, *rows: tuple[str, str]) -> Table:
-    """A table of single figures."""
+def _figures(
+    report: Report,
+    basis: Basis,
+    block: str,
+    first: Sequence[str | tuple[str, str]] = (),
+    said: Mapping[str, str] = MappingProxyType({}),
+    last: Sequence[tuple[str, str]] = (),
+) -> Table:
+    """Build the table of the figures of a block that have a label.
+
+    `first` are keys, or labels with values, that come before the rest; `said` has values in place of those of keys,
+    empty for a figure that is left out.
+    """
+    rest = (record.key for record in BLOCKS[block].records if record.label and record.key not in first)
+    rows = []
+    for row in (*first, *rest, *last):
+        if not isinstance(row, str):
+            rows.append(_figure(*row, basis))
+        elif said.get(row) != "":
+            record = CONTRACT[row]
+            value = said.get(row) or record.written(attrgetter(row)(report))
+            rows.append(_figure(record.label, value, Basis(record.basis or basis)))
+    return table(_FIGURES, rows)
+
+
+def _table(basis: Basis, *rows: tuple[str, str]) -> Table:
+    """Build a table of figures that have no record."""
     return table(_FIGURES, (_figure(name, value, basis) for name, value in rows))
 
 
@@ -871,17 +800,3 @@ def _rps(value: float | None) -> str:
 
 def _unit(value: float | None, unit: str) -> str:
     return ABSENT if value is None else f"{format_number(value)} {unit}"
-
-
-def format_radius(radius: float) -> str:
-    """A spectral radius with the digits that tell it from 1: two of the difference, and at least four.
-
-    >>> format_radius(0.9999634), format_radius(1.0), format_radius(0.43218), format_radius(1.0005834)
-    ('0.999963', '1', '0.4322', '1.00058')
-    """
-    distance = abs(1 - radius)
-    if not 0 < distance < 1:
-        return format_number(radius)
-    # above 1 the leading digit takes one more
-    digits = 1 - math.floor(math.log10(distance)) + (radius > 1)
-    return format_number(radius, min(max(4, digits), _MAX_DIGITS))

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from every import check_every, every
+from kvplan.report.figures import Inputs, gather
+from kvplan.report.keys.evidence import Figure
 from measured import brief_report
 from rich.cells import cell_len
 from shipped import LOOKED_AT, NAMES, profile, report
@@ -37,9 +39,7 @@ from kvplan.model.sessions import Sessions
 from kvplan.report import explain as explaining
 from kvplan.report.assembly import to_document
 from kvplan.report.explain import Explained, Found, Summary, explain, find, summarise
-from kvplan.report.figures import Inputs, gather
 from kvplan.report.keys import BLOCKS, CONTRACT, Kind, Record, law_text
-from kvplan.report.keys.evidence import Figure
 from kvplan.show import explanation, markdown, terminal
 
 Case = tuple[dict[str, Any], Inputs]

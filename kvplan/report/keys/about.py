@@ -1,4 +1,4 @@
-"""Keys of the blocks that close the report: inputs, the simulation, sources and notes, and what is to be done."""
+"""Keys of the blocks that say what was judged, how its inputs are known, and what was assumed."""
 
 from kvplan.report.keys.record import Block, Kind, Record
 from kvplan.report.words import Basis
@@ -10,27 +10,49 @@ _KNOWLEDGE = (
     "assumed",
 )  # of `kvplan.model.provenance`, which brings numpy
 
-
-def _input(name: str, what: str) -> Record:
-    return Record(
-        f"inputs.{name}",
-        f"How {what} are known: measured, stated, estimated or assumed; of several ways the weakest.",
-        formula="as [provenance] says; stated, where it says nothing",
-        here=lambda e: e(f"origin_{name}"),
-        source="the profile",
-        kind=Kind.TEXT,
-        allowed=_KNOWLEDGE,
-        basis="assumption",
-    )
-
-
+SCHEMA_VERSION = Block(
+    "schema_version",
+    "Version of the report's keys.",
+    (Record("schema_version", "Version of the contract; programs should check it.", whole=True),),
+    has_source=False,
+)
+KVPLAN_VERSION = Block(
+    "kvplan_version",
+    "Version of kvplan.",
+    (Record("kvplan_version", "Version of kvplan that wrote the report.", kind=Kind.TEXT),),
+    has_source=False,
+)
+PROFILE = Block(
+    "profile",
+    "Which profile the report is about.",
+    (
+        Record("profile.name", "Name that the profile gives itself.", kind=Kind.TEXT),
+        Record(
+            "profile.sha256",
+            "SHA-256 of the profile's bytes: the same profile gives the same report.",
+            kind=Kind.TEXT,
+        ),
+    ),
+    has_source=False,
+)
 INPUTS = Block(
     "inputs",
     "How the parts of the profile are known.",
-    (
-        _input("gpu", "memory and limits of the replica"),
-        _input("timing", "the constants of the iteration time"),
-        _input("workload", "classes and rates"),
+    tuple(
+        Record(
+            f"inputs.{name}",
+            f"How {what} are known: measured, stated, estimated or assumed; of several ways the weakest.",
+            "as [provenance] says; stated, where it says nothing",
+            f"origin_{name}",
+            source="the profile",
+            kind=Kind.TEXT,
+            allowed=_KNOWLEDGE,
+        )
+        for name, what in (
+            ("gpu", "memory and limits of the replica"),
+            ("timing", "the constants of the iteration time"),
+            ("workload", "classes and rates"),
+        )
     ),
     has_source=False,
 )
@@ -53,20 +75,6 @@ NOTES = Block(
     "notes",
     "What was assumed or not modelled.",
     (Record("notes[]", "What was assumed, what is not modelled, and what to beware of.", kind=Kind.TEXT),),
-    has_source=False,
-)
-ACTIONS = Block(
-    "actions",
-    "What to do.",
-    (
-        Record("actions[]", "What to do, most important first.", kind=Kind.TEXT, in_contract=False),
-        Record(
-            "caveat",
-            "What is to be known first of inputs that are not sure.",
-            kind=Kind.TEXT,
-            in_contract=False,
-        ),
-    ),
     has_source=False,
 )
 
