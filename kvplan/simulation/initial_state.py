@@ -108,7 +108,7 @@ class Setup(NamedTuple):
     coasts
         One group, and the policy only lets it run where nobody waits, or where in the iteration before nobody was
         admitted, evicted or done: who did not fit then does not fit now. Nor is anybody admitted beside a prompt that
-        goes on. See `kvplan.simulation.coasting`.
+        goes on. See `kvplan.simulation.fast_forward`.
     pools
         Where windows have a pool of their own.
     host
