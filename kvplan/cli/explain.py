@@ -30,7 +30,7 @@ def explain(
     format: Annotated[PageFormat, typer.Option("--format", help="Format of the result.")] = PageFormat.TEXT,
     output: options.Output = None,
 ) -> None:
-    """Explain a number of the report. It is shown with its meaning, its formula, and this profile's figures in it."""
+    """Explain a number of the report: its meaning, formula and source, and the values that it rests on."""
     from kvplan.report.assembly import analyze
     from kvplan.report.explain import find, page
     from kvplan.show.explanation import view

@@ -13,7 +13,7 @@ from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu, gpus
 from kvplan.ingest.model.shape import kv_layers
-from kvplan.ingest.recognition import FileKind
+from kvplan.ingest.reader import FileKind
 from kvplan.ingest.text_file import reference_to
 from kvplan.ingest.trace.replay import read_trace, with_trace
 from kvplan.model.fleet import Routing

@@ -13,8 +13,7 @@ from kvplan.planning.trial import Task
 from kvplan.report.assembly import Analyses, Report
 from kvplan.report.prefix_cache import CacheBlock
 from kvplan.show.chart import COLOURS, Axis, Chart, Line, Patch, stairs, time_axis
-from kvplan.study.goodput import Goodput
-from kvplan.study.load_curve import load_curve
+from kvplan.study.goodput import Goodput, load_curve
 from kvplan.units import format_number, format_seconds
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from command import Run, document
 from command import run as command
 from every import every
 
-from kvplan.gate import mixing as deciding
+from kvplan.planning import mixing as deciding
 from kvplan.study.recovery import Recovery
 
 COMMAND = ["mix"]

@@ -3,7 +3,6 @@
 import os
 import pty
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -56,15 +55,6 @@ def test_the_exit_code_survives_streams_that_are_closed_or_full(good: Path, bad:
             assert re.fullmatch(r"error: .*No space left on device\n", done.stderr)
 
 
-def test_a_reader_that_has_gone_ends_the_command_quietly_and_is_no_pass(good: Path) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    for arguments in (("check", good), ("--version",), *([("--help",)] if is_night() else [])):
-        done = process(*arguments, capture_output=False, stdout=writing, stderr=subprocess.PIPE)
-        assert (done.returncode, done.stderr) == (141, "")
-    os.close(writing)
-
-
 @pytest.mark.parametrize(
     "environment",
     [
@@ -92,27 +82,6 @@ def test_an_empty_environment_and_a_folder_that_only_reads_are_enough(bad: Path,
         assert sorted(tmp_path.iterdir()) == before
     finally:
         tmp_path.chmod(0o700)
-
-
-def test_a_full_disk_leaves_every_file_as_it_was_and_is_no_pass(good: Path, tmp_path: Path) -> None:
-    old, summary = tmp_path / "old", tmp_path / "summary.md"
-    many = [good] * 30
-    for calls, written in (
-        ((*many, "-o", old), old),
-        ((*many, "--junit", old), old),
-        ((good,), summary),  # GitHub's, to which is appended
-    ):
-        written.write_text("b" * 900)
-        done = process(
-            *("check", *calls),
-            env={"GITHUB_STEP_SUMMARY": str(summary)} if written is summary else {},
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
-        )
-        assert done.returncode == 2
-        assert f"{written}: cannot be written" in done.stderr
-        assert ("passed" in done.stdout.lower()) is ("-o" not in calls)
-        assert written.read_text() == "b" * 900
-    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".md", ".toml"}
 
 
 # ----------------------------------------------------------------------------------------------- interrupts

@@ -19,11 +19,12 @@ from shipped import report as shipped
 
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.report.assembly import Report, analyze, to_document
+from kvplan.report.keys.record import spectral_radius
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Status
 from kvplan.show import markdown, terminal
 from kvplan.show.page import Table
-from kvplan.show.report import build, format_radius
+from kvplan.show.report import build
 from kvplan.show.view import json_text
 from kvplan.units import format_number
 
@@ -236,7 +237,7 @@ def test_a_spectral_radius_near_one_is_not_rounded_to_one() -> None:
 @every("sign", [1, -1])
 def test_every_spectral_radius_keeps_its_side_of_one(sign: int, exponent: int) -> None:
     radius = 1 + sign * 3.7 * 10.0**-exponent
-    shown = float(format_radius(radius))
+    shown = float(spectral_radius(radius))
     assert abs(shown - radius) < 0.06 * abs(radius - 1)
 
 
