@@ -178,7 +178,7 @@ def test_who_does_not_ask_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("kvplan.report.assembly.warm_cache", never)
+    monkeypatch.setattr("kvplan.report.figures.warm_cache", never)
     report = brief_report(profile(SMALL, ("0.834", "0.1748")).model)
     assert report.verdict.status is Status.NEEDS_CAP
     assert to_document(report)["prefix_cache"]["trial"] == NOTHING
