@@ -3,7 +3,6 @@
 import os
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,13 +15,12 @@ from kvplan.cli.common import (
     Full,
     Output,
     argument,
+    load,
     option,
     progress_bar,
     refuse_overwriting,
-    rendered,
-    replaying,
     say,
-    standard_input,
+    write,
 )
 from kvplan.cli.output import append_result, tell, write_result
 from kvplan.errors import ExitCode, OutputError, UsageError
@@ -110,18 +108,21 @@ def check(
 ) -> None:
     """Check profiles against requirements. The exit code is 1 if one is not met, and 2 if one cannot be judged."""
     from kvplan.gate import check as checking
+    from kvplan.show.check import view
 
     with _annotated():
         _refuse_overwriting(profiles, baseline, output, junit)
         required = checking.requirements(require or [])
         before = checking.baseline(None if baseline is None else str(baseline), tolerance or [])
-    judge = partial(_checked, alone=len(profiles) == 1, changes=remedies)
-    checked = [judge(name, required, before, accept or []) for name in profiles]
+    alone = len(profiles) == 1
+    checked = [
+        _checked(name, required, before, accept or [], alone=alone, changes=remedies) for name in profiles
+    ]
     for problem in (problem for one in checked for problem in one.problems):
         say(f"error: {problem.message}")
     code = checking.exit_code(checked)
     # The result first: what cannot be written elsewhere is not to hide it.
-    write_result(_outcome(checked, format, output, full=full or remedies), output)
+    write(view(checked), format, output, full=full or remedies)
     try:
         _tell_others(checked, junit)
     except OutputError as error:
@@ -132,12 +133,12 @@ def check(
 
 @contextmanager
 def _annotated() -> "Iterator[None]":
-    """What refuses the call as a whole becomes an annotation too, where GitHub runs this."""
+    """Make an annotation of what refuses the call as a whole, too, where GitHub runs this."""
     try:
         yield
     except UsageError as error:
         if _on_github():
-            from kvplan.show.github import refusal
+            from kvplan.show.ci import refusal
 
             tell(refusal(str(error)))
         raise
@@ -152,55 +153,35 @@ def _checked(
     required: "Sequence[Requirement]",
     baseline: "Baseline | None",
     accepted: "Sequence[str]",
-    *,
-    alone: bool,
-    changes: bool,
+    **how: bool,
 ) -> "Checked":
     from kvplan.errors import ProfileError
     from kvplan.gate import check as checking
-    from kvplan.profile.reading import load_profile
 
     file = name if name != "-" and os.path.lexists(name) else None
     try:
-        loaded = replaying(load_profile(name, stdin=standard_input()))
+        loaded = load(name)
         with progress_bar() as progress:
             return checking.check(
-                loaded,
-                file,
-                required,
-                baseline,
-                accepted=accepted,
-                alone=alone,
-                changes=changes,
-                progress=progress,
+                loaded, file, required, baseline, accepted=accepted, progress=progress, **how
             )
     except ProfileError as error:  # it cannot be read, or lacks a part
         return checking.unusable(file, error)
 
 
-def _outcome(
-    checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None, *, full: bool = True
-) -> str:
-    from kvplan.show import check as tables
-    from kvplan.show import json
-
-    full = full or format is not DocumentFormat.TEXT
-    return rendered(format, output, lambda: json.check(checked), lambda: tables.build(checked, full=full))
-
-
 def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:
-    """Annotations on standard error, and the outcome in the summary of the step, where GitHub runs this; JUnit."""
-    if _on_github():
-        from kvplan.show.github import annotations
+    """Write annotations on standard error and the summary of the step, where GitHub runs this; and JUnit."""
+    from kvplan.show import ci
+    from kvplan.show.check import view
+    from kvplan.show.view import render
 
-        for line in annotations(checked):
+    if _on_github():
+        for line in ci.annotations(checked):
             tell(line)
     if junit is not None:
-        from kvplan.show import junit as xml
-
-        write_result(xml.render(checked), junit)
+        write_result(ci.junit(checked), junit)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        append_result(_outcome(checked, DocumentFormat.MARKDOWN, None), Path(summary))
+        append_result(render(view(checked), "markdown"), Path(summary))
 
 
 def _refuse_overwriting(

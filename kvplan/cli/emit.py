@@ -11,9 +11,8 @@ from kvplan.cli.common import (
     option,
     progress_bar,
     read,
-    rendered,
     terminal,
-    with_slos,
+    write,
 )
 from kvplan.cli.output import check_writable, write_result
 from kvplan.engine import EngineName
@@ -33,10 +32,10 @@ def emit(
     from kvplan.emit import engine as record
     from kvplan.emit.settings import engine_settings_of, for_engine
     from kvplan.report import assembly as report
-    from kvplan.show import json, settings
+    from kvplan.show import settings
 
     check_writable(output)
-    loaded = with_slos(read(profile, output), slo)
+    loaded = read(profile, output, slo)
     given = loaded.model.engine
     target = record(engine or (EngineName.VLLM if given is None else given.name))
     with progress_bar() as progress:
@@ -50,8 +49,6 @@ def emit(
     found = engine_settings_of(target, result, loaded.model, loaded.plan)
     if format is DocumentFormat.TEXT:
         width, _ = terminal(output)
-        text = settings.text(found, result, width=width)
+        write_result(settings.text(found, result, width=width), output)
     else:
-        sections = [settings.build(found, result)]
-        text = rendered(format, output, lambda: json.emit(found, result), lambda: sections, loaded.sha256)
-    write_result(text, output)
+        write(settings.view(found, result), format, output)

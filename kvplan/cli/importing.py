@@ -7,7 +7,7 @@ import typer
 
 from kvplan.cli import completion
 from kvplan.cli.common import (
-    KvType,
+    KV_DTYPE,
     Output,
     argument,
     load,
@@ -58,7 +58,7 @@ def importing(
         str | None,
         option("--weights", metavar="TYPE", help="Type of the weights, such as fp8. Default: the model's."),
     ] = None,
-    kv_dtype: KvType = "auto",
+    kv_dtype: Annotated[str, KV_DTYPE] = "auto",
     utilization: Annotated[
         float,
         typer.Option("--utilization", help="Share of the GPU's memory that the engine may use; 0.9 is 90%."),

@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from kvplan.cli.common import DocumentFormat, Format, Output, Profile, option, read, rendered
-from kvplan.cli.output import check_writable, write_result
+from kvplan.cli.common import DocumentFormat, Format, Output, Profile, option, read, write
+from kvplan.cli.output import check_writable
 from kvplan.errors import UsageError
 
 
@@ -20,19 +20,11 @@ def mix(
 ) -> None:
     """Choose which classes share a replica: segregated, mixed and the best placement found, by what they serve."""
     from kvplan.planning.mixing import MAX_REPLICAS, placements_compared
-    from kvplan.show import json
-    from kvplan.show import mixing as tables
+    from kvplan.show.mixing import view
 
     if not 1 <= replicas <= MAX_REPLICAS:
         raise UsageError(f"--replicas {replicas}: 1 to {MAX_REPLICAS:,}")
     check_writable(output)
     loaded = read(profile, output)
-    found = placements_compared(loaded.model, loaded.plan, replicas)
-    text = rendered(
-        format,
-        output,
-        lambda: json.mix(found, loaded),
-        lambda: [tables.build(found, loaded.name)],
-        loaded.sha256,
-    )
-    write_result(text, output)
+    compared = placements_compared(loaded.model, loaded.plan, replicas)
+    write(view(compared, loaded), format, output)

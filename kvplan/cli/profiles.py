@@ -57,10 +57,10 @@ def schema(
     output: Output = None,
 ) -> None:
     """Print the JSON Schema of a profile, for editors, or of the report, for programs that read it."""
-    from kvplan.show import json
+    from kvplan.show.view import json_text
 
     if of is Described.PROFILE:
         from kvplan.profile.schema import json_schema
     else:
         from kvplan.report.schema import json_schema
-    write_result(json.render(json_schema()), output)
+    write_result(json_text(json_schema()), output)

@@ -4,24 +4,19 @@ from typing import Annotated
 
 import typer
 
+from kvplan.cli import completion
 from kvplan.cli.common import (
     DocumentFormat,
     Format,
     Output,
     argument,
     progress_bar,
-    rendered,
     say,
     say_compiling,
+    write,
 )
-from kvplan.cli.output import check_writable, write_result
+from kvplan.cli.output import check_writable
 from kvplan.errors import ExitCode, UsageError, did_you_mean
-
-
-def _complete(incomplete: str) -> list[str]:
-    from kvplan.reproduction.experiment import shipped_experiments
-
-    return [name for name in sorted(shipped_experiments()) if name.startswith(incomplete)]
 
 
 def reproduce(
@@ -30,7 +25,7 @@ def reproduce(
         argument(
             metavar="[NAME]...",
             help="Experiments to show in detail. Without a name, an overview of all.",
-            autocompletion=_complete,
+            autocompletion=completion.experiments,
         ),
     ] = None,
     format: Format = DocumentFormat.TEXT,
@@ -41,7 +36,7 @@ def reproduce(
     from kvplan.reproduction.judge import Reproduction
     from kvplan.reproduction.judge import reproduction as judged
     from kvplan.reproduction.runs import run_all
-    from kvplan.show import json, reproduction
+    from kvplan.show.reproduction import view
 
     check_writable(output)
     known = sorted(shipped_experiments())
@@ -56,9 +51,8 @@ def reproduce(
             found.append(judged(experiment, run_all(experiment, announce=say_compiling)))
             if progress is not None:
                 progress(len(found) / len(wanted))
-    layout = reproduction.build if names else reproduction.overview
-    write_result(rendered(format, output, lambda: json.reproduce(found), lambda: layout(found)), output)
-    changed = [one.experiment.name for one in found if not all(each.as_recorded for each in one.compared)]
+    write(view(found, detailed=bool(names)), format, output)
+    changed = [each.experiment.name for each in found if not all(c.as_recorded for c in each.compared)]
     if changed:
         say(f"error: other verdicts than on record, please report: {', '.join(changed)}")
         raise typer.Exit(ExitCode.INTERNAL)

@@ -1,6 +1,5 @@
 """`kvplan sweep`: figures at many points of a profile."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvplan.cli import completion
-from kvplan.cli.common import Plot, Profile, check_plot, option, read, say, say_compiling, write_plot
+from kvplan.cli.common import (
+    Plot,
+    Profile,
+    check_plot,
+    option,
+    read,
+    say,
+    say_compiling,
+    watched,
+    write_plot,
+)
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,9 +40,7 @@ def sweep(
     ] = None,
     output: Annotated[
         Path | None,
-        option(
-            "--output", "-o", metavar="FILE", help="File for the results, required: .csv, .jsonl or .parquet."
-        ),
+        option("--output", "-o", metavar="FILE", help="File for the results, required: .csv or .jsonl."),
     ] = None,
     columns: Annotated[
         list[str] | None,
@@ -99,7 +106,7 @@ def sweep(
     from kvplan.sweeps.run import sweep as run
 
     if output is None:
-        raise UsageError("-o FILE is wanted: a name that ends in .csv, .jsonl or .parquet")
+        raise UsageError("-o FILE is wanted: a name that ends in .csv or .jsonl")
     store.format_of(output)
     executors.check(executor, workers)
     check_plot(plot, [profile], output)
@@ -123,7 +130,7 @@ def sweep(
                 definition, output, executor=executor, workers=workers, resume=resume, progress=progress
             )
     except KeyboardInterrupt:
-        say(f"note: interrupted; --resume goes on with {store.growing(output)}")
+        say(f"note: interrupted; --resume goes on with {output}")
         raise
     if found.dropped:
         say("note: the last line was cut off; its point was computed again")
@@ -134,7 +141,7 @@ def sweep(
 
 
 def _draw(definition: "Sweep", results: Path, plot: Path) -> None:
-    """The plot of what the file of results holds."""
+    """Draw the plot of what the file of results holds."""
     from kvplan.show import sweeps
     from kvplan.sweeps.results import read as read_back
 
@@ -156,18 +163,10 @@ def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int |
     from kvplan.simulation.experiments import options
 
     names = [name.strip() for name in (policy or DEFAULT_POLICIES).split(",") if name.strip()]
-    load = options.load(
-        kind=None,
-        cv=None,
-        concurrency=None,
-        burst=None,
-        trace=None,
-        requests=DEFAULT_REQUESTS if requests is None else requests,
-        horizon=None,
-    )
-    assert load.requests is not None
+    requests = DEFAULT_REQUESTS if requests is None else requests
+    options.check_requests(requests)
     count = len(options.seeds(0, 1 if seeds is None else seeds))
-    return Runs(tuple(options.chosen(names, [])), load.requests, count)
+    return Runs(tuple(options.chosen(names, [])), requests, count)
 
 
 def _compile(profile: "profile_file.Profile", runs: "Runs") -> None:
@@ -192,8 +191,8 @@ def _compile(profile: "profile_file.Profile", runs: "Runs") -> None:
 
 @contextmanager
 def _bar(points: int) -> "Iterator[Progress | None]":
-    """Points done, how many a second, and the time left, on standard error if that is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    """Show points done, how many a second, and the time left, on standard error if that is a terminal."""
+    if not watched():
         yield None
         return
     from time import monotonic

@@ -85,7 +85,7 @@ class Result:
     tried: bool = False
 
     def same(self, other: "Result") -> bool:
-        """Whether both demand the same, however it is written."""
+        """Return whether both demand the same, however it is written."""
         mine, theirs = self.requirement, other.requirement
         if mine is None or theirs is None:
             return self.text == other.text
@@ -104,20 +104,9 @@ class Problem:
 class Checked:
     """A profile, judged.
 
-    Attributes
-    ----------
-    source
-        File name, ``<stdin>``, or the name of a shipped profile; as messages show it.
-    file
-        The file that it was read from; None for standard input and shipped profiles.
-    name, sha256
-        None where the profile cannot be read.
-    results
-        Empty where anything cannot be judged.
-    remedies
-        What remedies everything at once, where several requirements fail.
-    notes
-        What the inputs are worth: how they are known, and where the timing is asked about more than was measured.
+    `source` is what messages call it, `file` None for standard input and shipped profiles, name and hash None where it
+    cannot be read. There are no results where anything cannot be judged; `remedies` are those of everything at once,
+    where several requirements fail, and `notes` say what the inputs are worth.
     """
 
     source: str
@@ -138,19 +127,19 @@ class Checked:
 
 
 def worst(checked: Sequence[Checked]) -> Outcome:
-    """The outcome of all together: one that cannot be judged outweighs one that fails; unusable where there is none."""
+    """Return the outcome of all together: unusable outweighs failed; unusable where there is none."""
     outcomes = {one.outcome for one in checked} or {Outcome.UNUSABLE}
     return next(o for o in (Outcome.UNUSABLE, Outcome.FAILED, Outcome.PASSED) if o in outcomes)
 
 
 def exit_code(checked: Sequence[Checked]) -> ExitCode:
-    """2 if any profile cannot be judged, else 1 if any fails, else 0."""
+    """Return 2 if any profile cannot be judged, else 1 if any fails, else 0."""
     codes = {Outcome.UNUSABLE: ExitCode.USAGE, Outcome.FAILED: ExitCode.GATE_FAILED}
     return codes.get(worst(checked), ExitCode.DONE)
 
 
 def unusable(file: str | None, error: ProfileError) -> Checked:
-    """The result for a profile that cannot be read."""
+    """Return the result for a profile that cannot be read."""
     problems = (Problem(str(one), getattr(one, "line", None)) for one in (error, *error.others))
     return Checked(error.source, file, None, None, (), tuple(problems))
 
@@ -168,11 +157,9 @@ def check(
 ) -> Checked:
     """Judge a profile by its own requirements, by others, and by an earlier report.
 
-    `changes` that would pass are looked for where something fails; `progress` is told how far runs are that take
-    seconds.
-
-    Parts that are assumed are refused, except those that the profile or `accepted` names. Where no other profile is
-    compared with the same baseline, the name there need not be this one's.
+    Parts that are assumed are refused, except those that the profile or `accepted` names. `alone`: no other profile is
+    compared with the same baseline, so that the name there need not be this one's. `changes` that would pass are looked
+    for where something fails; `progress` is told how far runs are that take seconds.
 
     Examples
     --------
@@ -183,8 +170,6 @@ def check(
     <Outcome.PASSED: 'passed'>
     >>> check(profile, None, [parse("load.headroom >= 20%")]).outcome
     <Outcome.UNUSABLE: 'unusable'>
-    >>> check(profile, None, [], accepted=["workload"]).problems[0].message
-    'tool-calls-h100: nothing is required of it: [gate] require is empty, and no --require or --tolerance is given'
     """
     identity = ProfileIdentity(profile.name, profile.sha256)
     subject = Subject(identity, report_of(profile, progress), tries=True)
@@ -207,7 +192,7 @@ def check(
 
 
 def _refused(profile: Profile, accepted: Collection[str]) -> Iterator[Problem]:
-    """Why nothing can pass that rests on assumptions, with the way out; nothing where all are accepted."""
+    """Say why nothing can pass that rests on assumptions, with the way out; nothing where all are accepted."""
     parts = [name for name in assumed(profile.model) if name not in accepted]
     if not parts:
         return
@@ -233,7 +218,7 @@ def _notes(profile: Profile, subject: Subject) -> Iterator[str]:
 
 
 def _missed(analyses: Analyses, results: Sequence[Result]) -> Iterator[str]:
-    """Objectives that are missed for sure at the offered rate, where nothing that is required is about latencies."""
+    """Name objectives that are missed for sure at the offered rate, where no requirement is about latencies."""
     if any(result.key.path[0] in ("goodput", "latency") for result in results):
         return
     for slo in analyses.objectives:
@@ -251,7 +236,7 @@ def _missed(analyses: Analyses, results: Sequence[Result]) -> Iterator[str]:
 
 
 def report_of(profile: Profile, progress: Progress | None = None) -> Analyses:
-    """The blocks of a profile's report, each computed when it is asked for."""
+    """Return the blocks of a profile's report, each computed when it is asked for."""
     return Analyses(profile.model, profile.plan, progress=progress)
 
 
@@ -299,7 +284,7 @@ def _required(requirement: Requirement, origin: Origin, line: int | None, subjec
 def _with_remedies(
     profile: Profile, subject: Subject, results: Sequence[Result]
 ) -> tuple[tuple[Result, ...], tuple[Remedy, ...]]:
-    """The results with the remedies of each, and those of all at once where several fail.
+    """Add the remedies of each result, and return those of all at once where several fail.
 
     No change is tried on a warm prefix cache, nor for goodput: requirements on these have no remedies, and no say in
     those of others.
@@ -319,7 +304,7 @@ def _with_remedies(
 
 
 def _located(profile: Profile, result: Result) -> Result:
-    """The result with the line of the value to change first, where nothing in the profile demands it."""
+    """Add the line of the value to change first, where nothing in the profile demands it."""
     changes = [change for remedy in result.remedies for change in remedy.changes]
     if result.line is not None or not changes:
         return result
@@ -333,24 +318,12 @@ _DRIFT = Key("the tolerated drift", (), Record("", ""))
 
 
 def requirements(texts: Sequence[str]) -> list[Requirement]:
-    """Read requirements beside those of profiles.
-
-    Raises
-    ------
-    UsageError
-        One is not a requirement.
-    """
+    """Read requirements beside those of profiles."""
     return [_read("--require", parse, text) for text in texts]
 
 
 def baseline(file: str | None, tolerances: Sequence[str]) -> Baseline | None:
-    """Read an earlier report, and how far a profile may drift from it.
-
-    Raises
-    ------
-    UsageError
-        One goes without the other, or cannot be read.
-    """
+    """Read an earlier report, and how far a profile may drift from it."""
     if file is None:
         if tolerances:
             raise UsageError(
@@ -372,17 +345,10 @@ def _read(option: str, reader: Callable[[str], _T], text: str) -> _T:
 
 
 def read_tolerance(text: str) -> Tolerance:
-    """A drift that is tolerated, ``KEY=2%``.
+    """Read a drift that is tolerated, ``KEY=2%``.
 
-    Raises
-    ------
-    UsageError
-        It is not of that form, the key is not a number, or the share is not from 0 to 1.
-
-    Examples
-    --------
-    >>> found = read_tolerance("load.sustainable_rps=2%")
-    >>> found.key.path, found.share
+    >>> tolerance = read_tolerance("load.sustainable_rps=2%")
+    >>> tolerance.key.path, tolerance.share
     (('load', 'sustainable_rps'), 0.02)
     """
     name, equals, share = text.rpartition("=")
@@ -403,15 +369,8 @@ def read_tolerance(text: str) -> Tolerance:
 
 
 def read_report(data: bytes, source: str) -> dict[str, Any]:
-    """A report that ``kvplan analyze --format json`` has written.
+    """Read a report that ``kvplan analyze --format json`` has written.
 
-    Raises
-    ------
-    UsageError
-        It is not JSON, not a report, or a report of another schema_version.
-
-    Examples
-    --------
     >>> read_report(b'{"schema_version": 2, "load": {"headroom": 0.5}}', "old.json")["load"]
     {'headroom': 0.5}
     """

@@ -1,4 +1,4 @@
-"""What differs between two profiles or reports, key by key: what goes in, and what comes out of it."""
+"""Differences between two profiles or reports, key by key: inputs and figures."""
 
 import math
 from collections import Counter
@@ -74,18 +74,7 @@ class Row(NamedTuple):
 
 
 def read_side(data: bytes, source: str) -> Side:
-    """A report, read as it is or made of a profile.
-
-    Raises
-    ------
-    UsageError
-        It is neither.
-
-    Examples
-    --------
-    >>> read_side(b'{"schema_version": 2, "profile": {"name": "chat"}}', "old.json").name
-    'chat'
-    """
+    """Read a report as it is, or make one of a profile."""
     if data.lstrip().startswith(b"{"):  # as no TOML begins
         return Side(source, read_report(data, source))
     profile = parse_profile(data, source)
@@ -94,8 +83,10 @@ def read_side(data: bytes, source: str) -> Side:
 
 
 def compare(before: Side, after: Side) -> Comparison:
-    """What differs: verdict, headroom and rates first, other words, then numbers by how far they moved; sentences,
-    what only one has, and sources last.
+    """Compare two reports.
+
+    Verdict, headroom and rates come first, then other words, numbers by how far they moved, sentences, what only one
+    has, and sources.
 
     Examples
     --------
@@ -116,16 +107,9 @@ def compare(before: Side, after: Side) -> Comparison:
 
 
 def folded(changes: Sequence[Change], document: Mapping[str, Any]) -> list[Row]:
-    """The changes, with those that move all entries of a list alike in one row, where the first of them stands.
+    """Return the changes, those that move all entries of a list alike in one row, where the first of them stands.
 
-    How many entries a list has, `document` says, of which they are changes.
-
-    Examples
-    --------
-    >>> old = {"classes": [{"name": "a", "rate": 1.0}, {"name": "b", "rate": 3.0}]}
-    >>> changes = [Change("classes[a].rate", 1.0, 2.0, 1.0, ""), Change("classes[b].rate", 3.0, 6.0, 1.0, "")]
-    >>> [(row.change.key, row.entries) for row in folded(changes, old)]
-    [('classes[all 2].rate', 2)]
+    `document` says how many entries a list has.
     """
     there = Counter(_general(key) for key, _ in _leaves(document))
     groups: dict[tuple[str, str], list[Change]] = {}
@@ -143,7 +127,7 @@ def folded(changes: Sequence[Change], document: Mapping[str, Any]) -> list[Row]:
 
 
 def _general(key: str) -> str:
-    """The key with no entry of its list chosen."""
+    """Return the key with no entry of its list chosen."""
     head, bracket, rest = key.partition("[")
     if not bracket:
         return key
@@ -158,7 +142,7 @@ def _differences(old: Mapping[str, Leaf], new: Mapping[str, Leaf]) -> Iterator[C
 
 
 def _inputs(tables: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
-    """What a profile gives to the formulas, key by key; the lengths of a class as one list."""
+    """Return what a profile gives to the formulas, key by key; the lengths of a class as one list."""
     for key, value in _leaves(
         {
             **{name: table for name, table in tables.items() if name not in ("schema", "name")},
@@ -205,7 +189,7 @@ def _same(key: str, old: Leaf, new: Leaf) -> bool:
 
 
 def _amount(value: Leaf) -> float | None:
-    """A number, or a quantity with a unit as profiles have it, in seconds or bytes."""
+    """Return a number, or a quantity with a unit as profiles have it, in seconds or bytes."""
     if _is_number(value):
         assert isinstance(value, int | float)
         return value
@@ -225,7 +209,7 @@ def _relative(old: Leaf, new: Leaf) -> float | None:
 
 
 def _rank(change: Change, in_both: bool) -> tuple[int, float]:
-    """What comes first: the answer, words, numbers by their effect, sentences, what only one has, sources."""
+    """Return what comes first: the answer, words, numbers by their effect, sentences, what only one has, sources."""
     key, old, new = change.key, change.before, change.after
     if key in _ANSWER:
         return 0, _ANSWER.index(key)
@@ -240,7 +224,7 @@ def _rank(change: Change, in_both: bool) -> tuple[int, float]:
 
 
 def _effect(change: Change) -> float:
-    """The relative change; of a probability, in orders of magnitude, as a part of those that the methods know."""
+    """Return the relative change; of a probability in orders of magnitude, as a share of those known."""
     if change.relative is None:
         return math.inf
     if "probability" in change.key:

@@ -1,4 +1,4 @@
-"""Whether a report meets a requirement. What cannot be judged is refused, never passed; so is null."""
+"""Judge whether a report meets a requirement. What cannot be judged is refused, never passed; so is null."""
 
 import operator
 import sys
@@ -52,7 +52,7 @@ class Judgement:
 class Subject:
     """The report that requirements are about, block by block as they are asked for.
 
-    With `tries`, who asks for a trial of the prefix cache has it made, and limits of simulated figures are decided by
+    With `tries`, trials of the prefix cache are made where asked for, and limits of simulated figures are decided by
     runs that are long enough to tell; without, a trial has no value, and the intervals of the report decide.
     """
 
@@ -64,7 +64,7 @@ class Subject:
         self._standings: dict[tuple[KeyPath, float], Standing | None] = {}
 
     def block(self, name: str) -> Any:
-        """One block of the report as the contract has it."""
+        """Return a block of the report as the contract has it."""
         if name not in self._blocks:
             fixed = {
                 "schema_version": SCHEMA_VERSION,
@@ -76,13 +76,7 @@ class Subject:
         return self._blocks[name]
 
     def value(self, key: Key) -> Value:
-        """The value of a key, with no more computed than that takes.
-
-        Raises
-        ------
-        UsageError
-            It has none.
-        """
+        """Return the value of a key, with no more computed than that takes; a UsageError where it has none."""
         match key.path:
             case ("verdict", "status"):
                 return str(self.analyses.status)
@@ -98,13 +92,13 @@ class Subject:
         return value_of(key, self.block)
 
     def standing(self, key: Key, limit: float) -> Standing | None:
-        """How a simulated figure stands to a limit; None where the key is about none."""
+        """Return how a simulated figure stands to a limit; None where the key is about none."""
         if (key.path, limit) not in self._standings:
             self._standings[key.path, limit] = standing(key, limit, self.analyses, tries=self.tries)
         return self._standings[key.path, limit]
 
     def doubt(self, key: Key) -> str:
-        """Why the value of a key proves nothing; empty where it does."""
+        """Return why the value of a key proves nothing; empty where it does."""
         if key.path[0] != "stability" or key.path[-1] not in _CERTIFIED:
             return ""
         local = self.analyses.stability
@@ -116,23 +110,14 @@ class Subject:
 
 
 def is_costly(key: Key) -> bool:
-    """Whether a key takes so many runs that they are made for who asks alone, and not for every remedy."""
+    """Return whether a key takes so many runs that they are made for itself alone, and not for every remedy."""
     return key.path[:2] == ("prefix_cache", "trial") or key.path in (GOODPUT, PLAN_HOLDS.path)
 
 
 def value_of(key: Key, block: Callable[[str], Any]) -> Value:
-    """The value of a key; `block` gives a block of the report by its name.
+    """Return the value of a key; `block` gives a block of the report by its name.
 
-    Raises
-    ------
-    UsageError
-        The list has no such entry, the value is null, or not what the contract says.
-
-    Examples
-    --------
-    >>> from kvplan.gate.requirement import parse_key
-    >>> value_of(parse_key("wait.thresholds[1]"), {"wait": {"thresholds": [3, 5]}}.__getitem__)
-    5
+    A UsageError where the list has no such entry, the value is null, or not what the contract says.
     """
     first, *rest = key.path
     assert isinstance(first, str)
@@ -180,19 +165,14 @@ def _is(value: Any, kind: Kind) -> bool:
 
 
 def judge(requirement: Requirement, subject: Subject) -> Judgement:
-    """Whether a report meets a requirement.
-
-    Raises
-    ------
-    UsageError
-        The key has no value in this report.
+    """Judge a report by a requirement; a UsageError where the key has no value in it.
 
     Examples
     --------
     >>> from kvplan.gate.requirement import parse
     >>> from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
-    >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
-    >>> model = ServingModel((one,), Timing(1.0), Replica(60))
+    >>> chat = RequestClass("a", 5, (1,), (1.0,), 1.0)
+    >>> model = ServingModel((chat,), Timing(1.0), Replica(60))
     >>> subject = Subject(ProfileIdentity("small", ""), Analyses(model, Plan()))
     >>> judge(parse("load.sustainable_rps >= 12"), subject)
     Judgement(got=10.0, margin=-2.0, passed=False, doubt='')
@@ -220,7 +200,7 @@ def judge(requirement: Requirement, subject: Subject) -> Judgement:
 
 
 def _of_plan(analyses: Analyses) -> Judgement:
-    """Whether the replicas are enough: every objective holds, slower and with headroom, by runs that decide."""
+    """Judge whether the replicas are enough: every objective holds, slower and with headroom, by runs that decide."""
     model, plan, fleet = analyses.whole, analyses.plan, analyses.whole.fleet
     if fleet is not None and fleet.is_split:
         raise UsageError("plan.holds is about replicas that prefill and decode; this fleet has them apart")
@@ -258,25 +238,17 @@ def _margin(symbol: str, got: float, wanted: float) -> float:
     return -abs(got - wanted) if symbol == "==" else abs(got - wanted)
 
 
-def judgement(requirement: Requirement, subject: Subject) -> Judgement | None:
-    """`judge`; None where the requirement cannot be judged."""
-    try:
-        return judge(requirement, subject)
-    except UsageError:
-        return None
-
-
 def holds(requirement: Requirement, subject: Subject) -> bool:
-    """Whether a requirement is met; not where it cannot be judged."""
-    judged = judgement(requirement, subject)
-    return judged is not None and judged.passed
+    """Return whether a requirement is met; not where it cannot be judged."""
+    try:
+        return judge(requirement, subject).passed
+    except UsageError:
+        return False
 
 
 def telling_digits(requirement: Requirement, got: float) -> int:
-    """Significant digits at which a number, as shown, is on the side of the bound where it is.
+    """Return the significant digits at which a number, as shown, is on the side of the bound where it is.
 
-    Examples
-    --------
     >>> from kvplan.gate.requirement import parse
     >>> telling_digits(parse("load.headroom >= 0.2"), 0.1999999)
     7

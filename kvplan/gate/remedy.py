@@ -7,42 +7,39 @@ the profile, and the profile so changed is judged anew. A change that breaks a r
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
 from fractions import Fraction
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 from kvplan.analysis.concurrency import engine_max_num_seqs
 from kvplan.analysis.equilibrium import load, load_times
 from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
-from kvplan.analysis.records import Load, Saturation
+from kvplan.analysis.records import Load
 from kvplan.analysis.stability import Stability, stability
-from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
+from kvplan.analysis.worst_cycle import CycleKind
 from kvplan.errors import UsageError
-from kvplan.gate.judgement import Judgement, Subject, holds, judgement
+from kvplan.gate.judgement import Subject, holds
 from kvplan.gate.requirement import Requirement
 from kvplan.model import Replica, ServingModel, as_written
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import Analyses
 from kvplan.report.prefix_cache import good_rps
-from kvplan.study.recovery import Recovery
+from kvplan.solve import boundary, first_of_steps, least_whole
 from kvplan.units import BYTE_UNITS
 
 MAX_FACTOR = 1000.0  # a thousandth of the traffic, or a thousand times the memory, is no remedy
 _DIGITS = 4
 _ALL_DIGITS = 17  # that a float can tell apart
-_FIRST_STEP = 1e-4
+_GROWTH = 4.0  # of the steps of a search
+_FIRST_STEP = MAX_FACTOR / _GROWTH**11
 _PRECISION = 1e-5
-_STRIDE = 3  # of the doubling steps, every third is tried first
-_STEPS = 128  # of a search that are remembered
 
 Passes = Callable[[Subject], bool]
-Judged = Callable[[float], Judgement | None]  # of a requirement after a relative change
-Least = Callable[[Callable[[float], Subject]], float | None]  # given what a change makes of the report
 
 
 class Lever(StrEnum):
@@ -90,7 +87,7 @@ class Remedy:
 
 
 def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> tuple[Remedy, ...]:
-    """The changes after which all that is wanted holds of a profile with this report, the smallest change first.
+    """Return the changes after which all that is wanted holds of a profile with this report, smallest change first.
 
     At most one for each lever.
 
@@ -106,118 +103,69 @@ def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) 
     >>> first.lever, first.amount, first.changes[0].key
     (<Lever.RATE: 'rate'>, 43.89, 'classes[0].rate')
     """
-    unmet = [requirement for requirement in wanted if not holds(requirement, subject)]
 
     def passes(changed: Subject) -> bool:
         return all(holds(requirement, changed) for requirement in wanted)
 
-    def least(changed: Callable[[float], Subject]) -> float | None:
-        def judged(requirement: Requirement, x: float) -> Judgement | None:
-            return judgement(requirement, changed(x) if x else subject)
-
-        return _least(lambda x: passes(changed(x)), [partial(judged, requirement) for requirement in unmet])
-
-    excess = least(lambda x: _with_rate(subject, 1 / (1 + x)))
-    found = [
-        *(_rate_remedies(profile, subject, excess, passes) if excess else ()),
-        *(_replica_remedies(profile, subject, excess, passes) if excess else ()),
-    ]
-    more = least(lambda x: _with_memory(subject, x))
-    if more:
-        found += _memory_remedies(profile, subject, more, passes)
-    found += _limit_remedies(profile, subject, passes, least)
-    return tuple(sorted(found, key=lambda remedy: remedy.relative))
+    if any(requirement.key.path[0] == "verdict" for requirement in wanted):
+        _ = subject.analyses.recovery  # once, for all rates
+    remedies: list[Remedy] = []
+    if excess := _least(lambda x: passes(_with_rate(subject, 1 / (1 + x)))):
+        remedies += _rate_remedies(profile, subject, excess, passes)
+        remedies += _replica_remedies(profile, subject, excess, passes)
+    if more := _least(lambda x: passes(_with_memory(subject, x))):
+        remedies += _memory_remedies(profile, subject, more, passes)
+    remedies += _limit_remedies(profile, subject, passes)
+    return tuple(sorted(remedies, key=lambda remedy: remedy.relative))
 
 
 # --------------------------------------------------------------------------------------------- inverting
 
 
-def _least(passes: Callable[[float], bool], unmet: Sequence[Judged]) -> float | None:
-    """The least relative change that passes: the first of doubling steps, narrowed down towards the one before.
+def _least(passes: Callable[[float], bool]) -> float | None:
+    """Return the least relative change that passes: the first step that does, narrowed down towards the one before.
 
-    What is unmet without a change, and has to be met, tells which steps are worth a report.
-
-    >>> _least(lambda x: x >= 0.3, []), _least(lambda x: False, [])  # doctest: +ELLIPSIS
+    >>> _least(lambda x: x >= 0.3), _least(lambda x: False)  # doctest: +ELLIPSIS
     (0.3000..., None)
     """
-    steps = [0.0]
-    while steps[-1] < MAX_FACTOR:
-        steps.append(min(max(2 * steps[-1], _FIRST_STEP), MAX_FACTOR))
-    promising = set(range(1, len(steps))).intersection(*(_promising(steps, judged) for judged in unmet))
-    for i in sorted(promising):
-        low, high = steps[i - 1], steps[i]
-        if passes(high):
-            while high - low > _PRECISION * (1 + low):
-                middle = (low + high) / 2
-                low, high = (low, middle) if passes(middle) else (middle, high)
-            return high
-    return None
+    step = first_of_steps(passes, _FIRST_STEP, _GROWTH, MAX_FACTOR)
+    if step is None:
+        return None
+    before = 0.0 if step == _FIRST_STEP else step / _GROWTH
+    _, factor = boundary(lambda factor: passes(factor - 1), 1 + before, 1 + step, close=_PRECISION)
+    return factor - 1
 
 
-def _promising(steps: Sequence[float], judged: Judged) -> set[int]:
-    """Positions of the steps worth a report for one requirement, which is judged at every third of them.
-
-    From the first at which it is met, all are. Between two at which it is not, it may be met where the word differs,
-    where only one of them can be judged, or where the number differs and comes nearest to its bound.
-    """
-    tried, seen = [], list[Judgement | None]()
-    for i in sorted({0, len(steps) - 1, *range(1, len(steps), _STRIDE)}):
-        tried.append(i)
-        seen.append(judged(steps[i]))
-        if _passed(seen[-1]):
-            break
-    found = set(range(tried[-1], len(steps))) if _passed(seen[-1]) else set[int]()
-    for k in range(len(seen) - 1):
-        if _passed(seen[k + 1]) or _may_be_met_between(seen, k):
-            found.update(range(tried[k] + 1, tried[k + 1]))
-    return found
-
-
-def _may_be_met_between(seen: Sequence[Judgement | None], k: int) -> bool:
-    """Whether a requirement may be met between the k-th judgement and the next one, which both fail."""
-    before, after = seen[k : k + 2]
-    if before is None or after is None or before.margin is None or after.margin is None:
-        return (before.got if before else None) != (after.got if after else None)
-    farthest = -min(before.margin, after.margin)
-    if abs(float(after.got) - float(before.got)) >= farthest:  # one on each side, of ==
-        return True
-    peak = k if before.margin > after.margin else k + 1
-    near = [one.margin for one in seen[max(peak - 1, 0) : peak + 2] if one and one.margin is not None]
-    return before.margin != after.margin and max(before.margin, after.margin) == max(near)
-
-
-def _passed(one: Judgement | None) -> bool:
-    return one is not None and one.passed
-
-
-@lru_cache(maxsize=_STEPS)  # each requirement is searched in the same steps, at first
 def _with_rate(subject: Subject, factor: float) -> Subject:
-    model = subject.analyses.model
-    changed = with_rates_of_users(with_part_of_users(model, factor))
-    if users_of(model):
-        return Subject(subject.identity, _Searched(changed, subject.analyses.plan))
-    if model.finds_prefixes:  # what is always in use depends on rates and memory
-        return Subject(subject.identity, _SameCache(changed, subject.analyses, factor))
-    return Subject(subject.identity, _SameReplica(changed, subject.analyses, factor))
-
-
-@lru_cache(maxsize=_STEPS)
-def _with_memory(subject: Subject, more: float) -> Subject:
-    replica = subject.analyses.model.replica
-    blocks = math.ceil(replica.memory_tokens * (1 + more) / replica.block_tokens)
-    return _with_replica(subject, replace(replica, memory_tokens=blocks * replica.block_tokens))
+    analyses = subject.analyses
+    changed = with_rates_of_users(with_part_of_users(analyses.model, factor))
+    if users_of(analyses.model):
+        return _with_model(subject, changed)
+    shared: dict[str, object] = {"load": load_times(analyses.load, factor)}
+    if analyses.model.finds_prefixes:  # what is always in use depends on rates
+        good = analyses.prefix_cache and analyses.prefix_cache.sustainable_rps.good
+        return _with_model(subject, changed, shared | ({} if good is None else {"_good_rps": good}))
+    # the rate is no part of what a saturated replica does
+    return _with_model(
+        subject, changed, shared | _known(subject, "stability", "saturation", "worst_cycle", "recovery")
+    )
 
 
 def _with_replica(subject: Subject, replica: Replica) -> Subject:
     before = subject.analyses.model
     model = replace(before, replica=replica)
     if model.finds_prefixes:
-        return Subject(subject.identity, _Searched(model, subject.analyses.plan))
+        return _with_model(subject, model)
     model.__dict__["mix"] = before.mix  # where it is cached; memory and limits are no part of it
-    return Subject(subject.identity, _SameMix(model, subject.analyses))
+    return _with_model(subject, model, _known(subject, "stability"))
 
 
-@lru_cache(maxsize=_STEPS)
+def _with_memory(subject: Subject, more: float) -> Subject:
+    replica = subject.analyses.model.replica
+    blocks = math.ceil(replica.memory_tokens * (1 + more) / replica.block_tokens)
+    return _with_replica(subject, replace(replica, memory_tokens=blocks * replica.block_tokens))
+
+
 def _with_limit(subject: Subject, lever: Lever, limit: int) -> Subject:
     replica = subject.analyses.model.replica
     if lever is Lever.MAX_NUM_SEQS:
@@ -225,8 +173,17 @@ def _with_limit(subject: Subject, lever: Lever, limit: int) -> Subject:
     return _with_replica(subject, replace(replica, max_num_batched_tokens=limit))
 
 
+def _with_model(subject: Subject, model: ServingModel, known: Mapping[str, object] | None = None) -> Subject:
+    return Subject(subject.identity, _Searched(model, subject.analyses.plan, known))
+
+
+def _known(subject: Subject, *names: str) -> dict[str, object]:
+    """Return what of a subject's analyses was computed already."""
+    return {name: subject.analyses.__dict__[name] for name in names if name in subject.analyses.__dict__}
+
+
 class _Searched(Analyses):
-    """The analyses of a model with prefixes in common, as fast as one of many in a search needs them."""
+    """Analyses without what no requirement needs: sensitivities, advice on stability, the latency of a warm cache."""
 
     @cached_property
     def load(self) -> Load:
@@ -246,60 +203,6 @@ class _Searched(Analyses):
     @cached_property
     def _good_rps(self) -> float:
         return good_rps(self.model)
-
-
-class _SameCache(_Searched):
-    """The same where only the total rate of open arrivals differs, by a factor: what can be sustained stays."""
-
-    def __init__(self, model: ServingModel, like: Analyses, factor: float) -> None:
-        super().__init__(model, like.plan)
-        self._like, self._factor = like, factor
-
-    @cached_property
-    def load(self) -> Load:
-        return load_times(self._like.load, self._factor)
-
-    @cached_property
-    def _good_rps(self) -> float:
-        cache = self._like.prefix_cache
-        good = None if cache is None else cache.sustainable_rps.good
-        return good_rps(self.model) if good is None else good
-
-
-class _SameMix(Analyses):
-    """The analyses of a model that differs from another in the replica; what takes long is computed once for both."""
-
-    def __init__(self, model: ServingModel, like: Analyses) -> None:
-        super().__init__(model, like.plan)
-        self._like = like
-
-    @cached_property
-    def stability(self) -> Stability:
-        return self._like.stability
-
-
-class _SameReplica(_SameMix):
-    """The same where only the total rate differs, by a factor: it is no part of what a saturated replica does."""
-
-    def __init__(self, model: ServingModel, like: Analyses, factor: float) -> None:
-        super().__init__(model, like)
-        self._factor = factor
-
-    @cached_property
-    def load(self) -> Load:
-        return load_times(self._like.load, self._factor)
-
-    @cached_property
-    def saturation(self) -> Saturation:
-        return self._like.saturation
-
-    @cached_property
-    def worst_cycle(self) -> WorstCycle:
-        return self._like.worst_cycle
-
-    @cached_property
-    def recovery(self) -> Recovery:
-        return self._like.recovery
 
 
 # ---------------------------------------------------------------------------------- writing into a profile
@@ -358,7 +261,7 @@ def _memory_remedies(profile: Profile, subject: Subject, more: float, passes: Pa
         more += 10.0**-_DIGITS * (1 + more)
 
 
-def _limit_remedies(profile: Profile, subject: Subject, passes: Passes, least: Least) -> Iterator[Remedy]:
+def _limit_remedies(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Remedy]:
     """The limit of the engine that binds, raised; or its requests at once, so few that no preemption is possible."""
     model, binding = subject.analyses.model, subject.analyses.binding
     for lever, before in (
@@ -367,7 +270,7 @@ def _limit_remedies(profile: Profile, subject: Subject, passes: Passes, least: L
     ):
         if before is None:
             continue
-        after = _least_limit(subject, lever, before, passes, least) if lever == binding else None
+        after = _least_limit(subject, lever, before, passes) if lever == binding else None
         if after is None and lever is Lever.MAX_NUM_SEQS:
             after = _eviction_free_limit(subject, before, passes)
         if after is None:
@@ -377,18 +280,12 @@ def _limit_remedies(profile: Profile, subject: Subject, passes: Passes, least: L
             yield Remedy(lever, after, abs(after / before - 1), (change,))
 
 
-def _least_limit(subject: Subject, lever: Lever, before: int, passes: Passes, least: Least) -> int | None:
-    def raised(x: float) -> int:
-        return math.ceil(before * (1 + x))
+def _least_limit(subject: Subject, lever: Lever, before: int, passes: Passes) -> int | None:
+    def raised(limit: float) -> bool:
+        return passes(_with_limit(subject, lever, int(limit)))
 
-    excess = least(lambda x: _with_limit(subject, lever, raised(x)))
-    if excess is None:
-        return None
-    limit = raised(excess)
-    # one less may do, within the precision of the search
-    while limit - 1 > before and passes(_with_limit(subject, lever, limit - 1)):
-        limit -= 1
-    return limit
+    enough = first_of_steps(raised, 2.0 * before, 2.0, MAX_FACTOR * before)
+    return None if enough is None else least_whole(raised, int(enough) // 2, int(enough))
 
 
 def _eviction_free_limit(subject: Subject, before: int, passes: Passes) -> int | None:

@@ -34,10 +34,7 @@ KeyPath = tuple[str | int | Named, ...]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the report as written, one entry of a list included, with its record.
-
-    `path` has names of keys, numbers of entries, and names of entries.
-    """
+    """A key of the report as written, one entry of a list included, with its record."""
 
     text: str
     path: KeyPath
@@ -45,7 +42,7 @@ class Key:
 
     @property
     def kind(self) -> Kind:
-        """What it holds; of two numbers one is meant."""
+        """What the key holds; of two numbers one is meant."""
         return Kind.NUMBER if self.record.kind is Kind.PAIR else self.record.kind
 
     @property
@@ -56,7 +53,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a report must meet: an operator, the right-hand side as written, and its value in the unit of the key."""
+    """An operator, the right-hand side as written, and its value in the unit of the key."""
 
     text: str
     key: Key
@@ -102,8 +99,8 @@ def parse(text: str) -> Requirement:
 
     Examples
     --------
-    >>> found = parse("equilibrium.iteration_time_s <= 50 ms")
-    >>> found.key.path, found.symbol, found.wanted
+    >>> requirement = parse("equilibrium.iteration_time_s <= 50 ms")
+    >>> requirement.key.path, requirement.symbol, requirement.wanted
     (('equilibrium', 'iteration_time_s'), '<=', 0.05)
     >>> parse("load.headroom > 20%").wanted, parse("wait.fits == true").wanted
     (0.2, True)
@@ -130,10 +127,8 @@ def parse(text: str) -> Requirement:
 
 
 def named(name: str) -> str:
-    """How a requirement chooses the entry of a list by its name.
+    """Return how a requirement chooses the entry of a list by its name.
 
-    Examples
-    --------
     >>> named("chat"), named("7"), named("a]b")
     ('[chat]', '["7"]', '["a]b"]')
     """
@@ -142,15 +137,8 @@ def named(name: str) -> str:
 
 
 def parse_key(text: str) -> Key:
-    """Read a key of the report.
+    """Read a key of the report; a UsageError names the nearest where there is none.
 
-    Raises
-    ------
-    UsageError
-        No report has it; names the nearest.
-
-    Examples
-    --------
     >>> parse_key("rate_cap.classes[chat].integer_budget").path
     ('rate_cap', 'classes', Named(name='chat'), 'integer_budget')
     """
@@ -225,15 +213,8 @@ def _refuse_beyond(key: Key, symbol: str, bound: str, wanted: float) -> None:
 
 
 def parse_number(key: Key, text: str) -> float:
-    """A number with a unit that fits the key, in the unit of the report, rounded once from the decimals written.
+    """Read a number with a unit that fits the key, in the unit of the report, rounded once from the decimals written.
 
-    Raises
-    ------
-    UsageError
-        It is not a number, or its unit does not fit.
-
-    Examples
-    --------
     >>> parse_number(parse_key("load.headroom"), "20 %"), parse_number(parse_key("wait.kv_tokens"), "41_408")
     (0.2, 41408.0)
     """
@@ -259,5 +240,5 @@ def _text(key: Key, bound: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """What was written, as a message shows it."""
+    """Return what was written, as a message shows it."""
     return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -1,7 +1,6 @@
 """Limits of simulated figures, decided by runs: within, beyond, or open, and how wide that is.
 
-A figure of the report is an estimate, and whether it is within a limit is another question: that is decided by the
-share of requests beyond the limit, a mean by its interval, with more runs until there is an answer
+A limit is decided by the share of requests beyond it, a mean by its interval, with more runs until there is an answer
 (`kvplan.study.objectives`). Goodput is at least a rate if all objectives hold there.
 """
 
@@ -30,17 +29,7 @@ class Limit(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How a figure stands to a limit.
-
-    Attributes
-    ----------
-    state
-        Of the figure being at most the limit.
-    value
-        By the runs that decided, of goodput at least or at most; None where the queue grows.
-    doubt
-        What is open, if it is.
-    """
+    """How a figure stands to an upper limit; `value` by the runs that decided, None where the queue grows."""
 
     state: State
     value: float | None
@@ -76,7 +65,7 @@ def standing(key: Key, limit: float, analyses: Analyses, *, tries: bool) -> Stan
 
 
 def _figure_of(key: Key, model: ServingModel) -> tuple[str, int | None] | None:
-    """The figure that a key is about, and the class, if it is about one; None where limits are not decided by runs."""
+    """Return the figure that a key is about, and the class; None where limits are not decided by runs."""
     match key.path:
         case ("latency", str(time), str(figure)) if time in TIMES and figure in FIGURES:
             return f"{time}.{figure}", None
@@ -110,7 +99,7 @@ def _of_goodput(limit: float, analyses: Analyses, *, tries: bool) -> Standing | 
 
 
 def _open_text(decision: Decision) -> str:
-    """How wide it is: of a percentile the share beyond the limit, of a mean the mean."""
+    """Say how wide it is: of a percentile the share beyond the limit, of a mean the mean."""
     share, width = decision.share, decision.width
     time, _, figure = decision.key.partition(".")
     if figure in QUANTILES:

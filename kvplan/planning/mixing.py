@@ -1,4 +1,4 @@
-"""Which classes share a replica, by runs of the profile's engine: segregated, mixed and the best placement found."""
+"""Placements of classes on replicas, by runs of the profile's engine: segregated, mixed and the best one found."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ class Pool(NamedTuple):
 
     @property
     def headroom(self) -> float:
-        """What is served under a backlog over what is offered, less 1."""
+        """Rate served under a backlog over the offered one, less 1."""
         return self.served_rps / self.offered_rps - 1
 
 
@@ -78,10 +78,7 @@ class Comparison(NamedTuple):
 def placements_compared(model: ServingModel, plan: Plan, replicas: int) -> Comparison:
     """Measure the three placements of classes on so many replicas, which share a model's constant rates.
 
-    Raises
-    ------
-    UsageError
-        There are sessions, or a prefix cache that finds something: what it does depends on who shares the replica.
+    Sessions are refused, and a prefix cache that finds something: what it does depends on who shares the replica.
     """
     _refuse_prefixes(model)
     extras = (("the schedule", model.schedule), ("the times of the trace", model.arrivals.trace))

@@ -23,7 +23,7 @@ _TRIED = 3  # splits of a number of replicas, by formula the best
 
 
 class Apart(NamedTuple):
-    """What came of looking for a split: the fleet, or why there is none; `transfer` where it is assumed."""
+    """The fleet with prefill and decode apart, or why there is none; `transfer` where it is assumed."""
 
     fleet: Fleet | None
     why: str = ""
@@ -33,12 +33,8 @@ class Apart(NamedTuple):
 def apart(profile: Profile, task: Task, setting: Setting, kv_bytes: int | None = None) -> Apart:
     """Find the fewest replicas, fewer than the setting has, that meet the objectives with prefill and decode apart.
 
-    Parameters
-    ----------
-    profile
-        Of a replica; its [fleet] may say how fast KV is transferred.
-    kv_bytes
-        Of a token, where the profile does not say.
+    `profile` is one of a replica, whose [fleet] may say how fast KV is transferred; `kv_bytes` are those of a token,
+    where the profile does not say.
     """
     assumed = None if "transfer" in profile.tables.get("fleet", {}) else TRANSFER
     fleet = _one_of_each(profile, task, assumed, kv_bytes)

@@ -16,44 +16,24 @@ from kvplan.model.drafts import Drafts
 from kvplan.model.lengths import Lengths
 from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation import engine
+from kvplan.simulation.initial_state import Setup, new_state, stage_weights
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Drafted, Requests, saturated, with_drafts
 from kvplan.simulation.residents import put_residents, tokens_emitted
 from kvplan.simulation.rows import Rows
 from kvplan.simulation.state import (
-    ALL,
-    BEYOND_KNEE,
-    BLOCK,
-    COMPLETED,
-    CONTEXT,
-    EVICTED,
-    EVICTIONS,
-    FILLED,
-    FINISH,
-    FIRST_WEIGHT,
-    ITERATIONS,
-    JOINED,
-    LEAST_WAITING,
-    PARTIAL,
-    PASSED,
-    PLACE,
-    PREFILLED,
-    QUEUES,
-    RELEASED,
-    ROOTS,
-    ROWLESS,
-    SEQUENCES,
-    SPAN_BUSY_S,
-    STAGE,
-    START,
-    STEPS,
-    TICK,
-    Setup,
+    Blocks,
+    Counter,
+    Fixed,
+    Group,
+    Place,
+    Request,
+    Span,
     State,
+    Time,
+    features,
     layered,
-    new_state,
-    stage_weights,
 )
 
 _LONG = 1_000_000  # tokens, beyond which lengths are not laid out one by one
@@ -168,20 +148,20 @@ class Backlog:
         if ages is not None:
             put_residents(self._state, ages)
         self._patience = engine.PATIENCE * (stages + int(model.mix.input_tokens.max())) + 1000
-        self._loop = engine.PROGRAM.compiled(self._policy.form_batch, type(self._state).__name__)
+        self._loop = engine.PROGRAM.compiled(self._policy.form_batch, features(self._state))
         self._left = np.zeros(2)  # footprint and tokens of those who are done and have no row any more
         self._own_weights(requests, setup)
 
     @property
     def never_ran_dry(self) -> bool:
         """Whether somebody waited after every admission."""
-        return bool(self._state.span[0, LEAST_WAITING] >= 1)
+        return bool(self._state.span[0, Span.LEAST_WAITING] >= 1)
 
     def on(self, iterations: int) -> Mark:
         """Go on for so many iterations, or until nothing can complete any more."""
-        until = int(self._state.counter[ITERATIONS]) + iterations
+        until = int(self._state.counter[Counter.ITERATIONS]) + iterations
         assert self._loop is not None
-        while int(self._state.counter[ITERATIONS]) < until and not self.stuck:
+        while int(self._state.counter[Counter.ITERATIONS]) < until and not self.stuck:
             code = self._loop(self._state, until, self._patience)
             if code == engine.LACKS_ROWS:
                 self._refill()
@@ -199,22 +179,24 @@ class Backlog:
         s, sums, c = self._state, self._state.span[0], self._state.counter
         done = self._done()
         row, emitted = _in_progress(s)
-        under_way = footprint(s, s.request[row, FIRST_WEIGHT], emitted)
-        fresh = np.count_nonzero((s.request[:, PLACE] == 0) & (s.request[:, EVICTIONS] == 0))
-        begun = self._rows.requests.arrival_s.size - int(c[ROWLESS] + c[RELEASED] - c[JOINED] + fresh)
+        under_way = footprint(s, s.request[row, Request.FIRST_WEIGHT], emitted)
+        fresh = np.count_nonzero((s.request[:, Request.PLACE] == 0) & (s.request[:, Request.EVICTIONS] == 0))
+        begun = self._rows.requests.arrival_s.size - int(
+            c[Counter.ROWLESS] + c[Counter.RELEASED] - c[Counter.JOINED] + fresh
+        )
         return Mark(
             footprint=float(self._left[0] + self._footprints[done].sum() + under_way.sum()),
             tokens=float(self._left[1] + self._totals[done].sum() + emitted.sum()),
             prompt_tokens=float(self._prompts[begun]),
-            busy_s=float(sums[SPAN_BUSY_S]),
-            iterations=float(sums[STEPS]),
-            context=float(sums[CONTEXT]),
-            prefill=float(sums[PREFILLED]),
-            sequences=float(sums[SEQUENCES]),
-            roots=float(sums[ROOTS]),
-            beyond_knee=float(sums[BEYOND_KNEE]),
-            completed=int(c[COMPLETED]),
-            evicted=int(c[EVICTED]),
+            busy_s=float(sums[Span.BUSY_S]),
+            iterations=float(sums[Span.STEPS]),
+            context=float(sums[Span.CONTEXT]),
+            prefill=float(sums[Span.PREFILLED]),
+            sequences=float(sums[Span.SEQUENCES]),
+            roots=float(sums[Span.ROOTS]),
+            beyond_knee=float(sums[Span.BEYOND_KNEE]),
+            completed=int(c[Counter.COMPLETED]),
+            evicted=int(c[Counter.EVICTED]),
         )
 
     def means(self) -> Means:
@@ -244,7 +226,7 @@ class Backlog:
     def _refill(self) -> None:
         """Give rows to those who come next, of whom there are always more."""
         s = self._state
-        if s.counter[ROWLESS] <= 2 * s.time.shape[0]:
+        if s.counter[Counter.ROWLESS] <= 2 * s.time.shape[0]:
             # by an eighth where there are many: the old ones are held until the new ones are joined to them
             size = self._rows.requests.arrival_s.size
             requests, setup = self._drawn(size + max(size // 8, 2 * s.time.shape[0]))
@@ -252,20 +234,22 @@ class Backlog:
             self._rows.extend(requests, setup)
             if requests.drafted is not None:
                 self._state = s = s._replace(emitted=requests.drafted.emitted)
-            s.counter[ROWLESS] += more
-            s.fixed[ALL] += more
+            s.counter[Counter.ROWLESS] += more
+            s.fixed[Fixed.ALL] += more
             self._own_weights(requests, setup)
         c, done = s.counter, self._done()
-        (self._state,), c[JOINED], c[RELEASED] = self._rows.refilled((s,), int(c[ROWLESS]))
+        (self._state,), c[Counter.JOINED], c[Counter.RELEASED] = self._rows.refilled(
+            (s,), int(c[Counter.ROWLESS])
+        )
         stays = np.zeros(self._rows.requests.arrival_s.size, dtype=np.bool_)
         stays[self._rows.number] = True
         left = done[~stays[done]]
         self._left += self._footprints[left].sum(), self._totals[left].sum()
-        c[ROWLESS] -= c[RELEASED] - c[JOINED]
+        c[Counter.ROWLESS] -= c[Counter.RELEASED] - c[Counter.JOINED]
 
     def _done(self) -> IntArray:
         """Those who are done and have a row."""
-        return self._rows.number[self._state.time[:, FINISH] >= 0]
+        return self._rows.number[self._state.time[:, Time.FINISH] >= 0]
 
     def _own_weights(self, requests: Requests, setup: Setup) -> None:
         """What each request emits, the block-iterations of that, and the prompts of all before each."""
@@ -289,10 +273,12 @@ def footprint(s: State, first: IntArray, emitted: IntArray) -> FloatArray:
     """Block-iterations of requests that emit a token an iteration, from so many tokens on; shape (n_requests,)."""
     if layered(s):
         tokens = np.arange(s.blocks.shape[0])
-        held = s.blocks[tokens, FILLED] - s.blocks[np.maximum(tokens - 1, 0), PASSED]
+        held = s.blocks[tokens, Blocks.FILLED] - s.blocks[np.maximum(tokens - 1, 0), Blocks.PASSED]
         before = np.concatenate([[0], np.cumsum(held)])
         return np.asarray(before[first + emitted] - before[first], dtype=np.float64)
-    return _blocks_below(first + emitted, int(s.fixed[BLOCK])) - _blocks_below(first, int(s.fixed[BLOCK]))
+    return _blocks_below(first + emitted, int(s.fixed[Fixed.BLOCK])) - _blocks_below(
+        first, int(s.fixed[Fixed.BLOCK])
+    )
 
 
 def _blocks_below(tokens: IntArray, block: int) -> FloatArray:
@@ -319,11 +305,13 @@ def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
 
 def _in_progress(s: State) -> tuple[IntArray, IntArray]:
     """Rows of requests that have begun and are not done, and the tokens that they have emitted."""
-    place, group = s.request[:, PLACE], int(s.fixed[QUEUES])
-    row = np.flatnonzero((place == group) | (place == PARTIAL) | ((place == 0) & (s.request[:, STAGE] > 0)))
-    stage = s.request[row, STAGE].copy()
-    runs = s.request[row, PLACE] == group
-    stage[runs] = s.group[0, TICK] - s.request[row[runs], START] + 1
+    place, group = s.request[:, Request.PLACE], int(s.fixed[Fixed.QUEUES])
+    row = np.flatnonzero(
+        (place == group) | (place == Place.PARTIAL) | ((place == 0) & (s.request[:, Request.STAGE] > 0))
+    )
+    stage = s.request[row, Request.STAGE].copy()
+    runs = s.request[row, Request.PLACE] == group
+    stage[runs] = s.group[0, Group.TICK] - s.request[row[runs], Request.START] + 1
     return row, tokens_emitted(s, row, stage)
 
 

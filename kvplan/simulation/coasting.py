@@ -21,67 +21,22 @@ from kvplan.simulation.kernels import kernel
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.recording import record
 from kvplan.simulation.state import (
-    BATCH_PEAK,
-    BEFORE,
-    BEYOND_KNEE,
-    BIN,
-    BLOCK,
-    BUSY,
-    CACHED_SUM,
-    CALM,
-    CAPACITY,
-    COMPUTED,
-    CONTEXT,
-    ENTERED_AT,
-    FINISH,
-    FIRST_TOKEN,
-    GAP_SUM,
     GAPS,
     GAPS_IN_E,
-    HELD,
-    HELD_BEFORE,
-    HORIZON,
-    ITERATIONS,
     KNEE,
-    KV_S,
-    KV_SUM,
-    LAST_COMPLETION,
-    LAST_RUN,
-    LEAST_WAITING,
-    LENGTH,
     MAX_TOKENS,
     NOBODY,
-    NOW,
-    OUTSTANDING,
-    PARKED,
-    PARTLY,
-    PAUSE,
-    PEAK,
-    PREFILL,
-    PREFILLED,
-    PROMPTS_PEAK,
-    RESIDENT,
-    RING_SIZE,
-    ROLE,
-    ROOTS,
-    RUNNING_S,
-    SEQUENCES,
-    SHED_AFTER,
-    SILENT,
-    SITE_NUMBER,
-    SPAN,
-    SPAN_BUSY_S,
-    SPAN_END,
-    STAGE,
-    START,
-    STEPS,
-    STRIDE,
-    TAIL,
-    TICK,
-    WAITING,
-    WAITING_S,
-    WEIGHT,
+    Clock,
+    Counter,
+    Fixed,
+    Group,
+    List,
+    Request,
+    Role,
+    Site,
+    Span,
     State,
+    Time,
     in_fleet,
 )
 
@@ -92,14 +47,14 @@ _LOOK_AHEAD = 1_000  # iterations: an arrival makes a replica look again, so fur
 @kernel
 def all_emit(s: State) -> bool:
     """Whether in the next tick of the group every member has a token to follow the one before."""
-    tick, quiet = s.group[0, TICK] + 1, s.fixed[SILENT]
-    request = s.list[group_list(s, 0), TAIL]
-    while request != NOBODY and s.request[request, ENTERED_AT] >= tick - quiet - 1:
-        if tick - s.request[request, START] < quiet:
+    tick, quiet = s.group[0, Group.TICK] + 1, s.fixed[Fixed.SILENT]
+    request = s.list[group_list(s, 0), List.TAIL]
+    while request != NOBODY and s.request[request, Request.ENTERED_AT] >= tick - quiet - 1:
+        if tick - s.request[request, Request.START] < quiet:
             return False
-        if math.isnan(s.time[request, FIRST_TOKEN]) or s.time[request, FINISH] < 0:
+        if math.isnan(s.time[request, Time.FIRST_TOKEN]) or s.time[request, Time.FINISH] < 0:
             return False
-        request = s.request[request, BEFORE]
+        request = s.request[request, Request.BEFORE]
     return True
 
 
@@ -107,22 +62,24 @@ def all_emit(s: State) -> bool:
 def admits_nobody(s: State) -> bool:
     """Whether the next iteration does not, whatever fits: nobody waits, or a prompt takes what is left to others."""
     c = s.counter
-    return bool(c[WAITING] == 0 or (c[PARTLY] != NOBODY and s.clock[SHED_AFTER] == math.inf))
+    return bool(
+        c[Counter.WAITING] == 0 or (c[Counter.PARTLY] != NOBODY and s.clock[Clock.SHED_AFTER] == math.inf)
+    )
 
 
 @kernel
 def part_of_prompt(s: State) -> int:
     """Tokens that an iteration computes of the prompt that goes on; 0: none does, or nothing of the budget is left."""
-    if s.counter[PARTLY] == NOBODY:
+    if s.counter[Counter.PARTLY] == NOBODY:
         return 0
-    return max(int(s.knobs[MAX_TOKENS] - s.list[group_list(s, 0), LENGTH]), 0)
+    return max(int(s.knobs[MAX_TOKENS] - s.list[group_list(s, 0), List.LENGTH]), 0)
 
 
 @kernel
 def parts_before_last(s: State, part: int) -> int:
     """Iterations in which so many of its tokens are computed, and it goes on."""
-    prompt = s.counter[PARTLY]
-    left = whole_tokens(s, prompt, s.request[prompt, STAGE]) - s.request[prompt, PARKED]
+    prompt = s.counter[Counter.PARTLY]
+    left = whole_tokens(s, prompt, s.request[prompt, Request.STAGE]) - s.request[prompt, Request.PARKED]
     return int((left - 1) // part)
 
 
@@ -139,44 +96,57 @@ def coast(s: State, limit: int, patience: int) -> None:
     For a group in which somebody is, or a prompt that goes on, and nobody that the policy would admit.
     """
     c, clock = s.counter, s.clock
-    members, part = s.list[group_list(s, 0), LENGTH], part_of_prompt(s)
+    members, part = s.list[group_list(s, 0), List.LENGTH], part_of_prompt(s)
     running, done = members, 0
     if part > 0:
-        running, done = members + 1, s.request[c[PARTLY], PARKED]
-        limit = min(limit, c[ITERATIONS] + parts_before_last(s, part))
+        running, done = members + 1, s.request[c[Counter.PARTLY], Request.PARKED]
+        limit = min(limit, c[Counter.ITERATIONS] + parts_before_last(s, part))
     if running == 0 or not all_emit(s):
         return
     prompts = _counted(part)
-    event_s = min(next_event_s(s), clock[PAUSE], clock[SPAN_END])
-    limit = min(limit, c[LAST_COMPLETION] + patience + 1)
-    size, block = s.group[0, RING_SIZE], s.fixed[BLOCK]
-    tick, weight, held = s.group[0, TICK], s.group[0, WEIGHT], c[HELD]
-    begun = iterations = c[ITERATIONS]
-    now, busy, kv_sum, gap_sum = clock[NOW], clock[BUSY], clock[KV_SUM], clock[GAP_SUM]
-    cached, cached_sum = cached_tokens(s), clock[CACHED_SUM]
-    last_s, recorded = clock[LAST_RUN], iterations - iterations % c[STRIDE] + c[STRIDE]
+    event_s = min(next_event_s(s), clock[Clock.PAUSE], clock[Clock.SPAN_END])
+    limit = min(limit, c[Counter.LAST_COMPLETION] + patience + 1)
+    size, block = s.group[0, Group.RING_SIZE], s.fixed[Fixed.BLOCK]
+    tick, weight, held = s.group[0, Group.TICK], s.group[0, Group.WEIGHT], c[Counter.HELD]
+    begun = iterations = c[Counter.ITERATIONS]
+    now, busy, kv_sum, gap_sum = (
+        clock[Clock.NOW],
+        clock[Clock.BUSY],
+        clock[Clock.KV_SUM],
+        clock[Clock.GAP_SUM],
+    )
+    cached, cached_sum = cached_tokens(s), clock[Clock.CACHED_SUM]
+    last_s, recorded = clock[Clock.LAST_RUN], iterations - iterations % c[Counter.STRIDE] + c[Counter.STRIDE]
     slot, phase = tick % size, -tick % block
-    row, resident, waiting = c[SPAN], c[RESIDENT], c[WAITING]
-    kv_s, running_s, waiting_s = s.span[row, KV_S], s.span[row, RUNNING_S], s.span[row, WAITING_S]
-    busy_s, context, gaps = s.span[row, SPAN_BUSY_S], s.span[row, CONTEXT], gaps_of_span(s)
-    root, roots = math.sqrt(running), s.span[row, ROOTS]
-    beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, BEYOND_KNEE]
-    kv_bin, place, low_s, high_s = held * block // s.fixed[BIN], 0, math.inf, 0.0
+    row, resident, waiting = c[Counter.SPAN], c[Counter.RESIDENT], c[Counter.WAITING]
+    kv_s, running_s, waiting_s = (
+        s.span[row, Span.KV_S],
+        s.span[row, Span.RUNNING_S],
+        s.span[row, Span.WAITING_S],
+    )
+    busy_s, context, gaps = s.span[row, Span.BUSY_S], s.span[row, Span.CONTEXT], gaps_of_span(s)
+    root, roots = math.sqrt(running), s.span[row, Span.ROOTS]
+    beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, Span.BEYOND_KNEE]
+    kv_bin, place, low_s, high_s = held * block // s.fixed[Fixed.BIN], 0, math.inf, 0.0
     while iterations < limit and now < event_s:
         slot = slot + 1 if slot + 1 < size else 0
         more = s.phase[0, phase]
         if part > 0:
             more += blocks_of(s, done + part) - blocks_of(s, done)
         tau = iteration_time(s.timing, weight + members + done + part, prompts, running)
-        if s.ring[slot] != NOBODY or held + more > s.fixed[CAPACITY] or now + tau > clock[HORIZON]:
+        if (
+            s.ring[slot] != NOBODY
+            or held + more > s.fixed[Fixed.CAPACITY]
+            or now + tau > clock[Clock.HORIZON]
+        ):
             break
         phase = phase - 1 if phase > 0 else block - 1
         iterations, tick, weight, done = iterations + 1, tick + 1, weight + members, done + part
         now, busy = now + tau, busy + tau
         if more > 0:
             held += more
-            c[HELD] = held
-            kv_bin, cached = held * block // s.fixed[BIN], cached_tokens(s)
+            c[Counter.HELD] = held
+            kv_bin, cached = held * block // s.fixed[Fixed.BIN], cached_tokens(s)
         kv_sum += held * block
         kv_s, running_s, waiting_s = (
             kv_s + tau * (held * block),
@@ -197,31 +167,43 @@ def coast(s: State, limit: int, patience: int) -> None:
         s.histogram[gaps + place] += members
         last_s = now
         if iterations == recorded:
-            clock[NOW], clock[BUSY], c[ITERATIONS] = now, busy, iterations
+            clock[Clock.NOW], clock[Clock.BUSY], c[Counter.ITERATIONS] = now, busy, iterations
             record(s, held * block, cached)
-            recorded = iterations - iterations % c[STRIDE] + c[STRIDE]
-    s.group[0, TICK], s.group[0, WEIGHT] = tick, weight
-    clock[NOW], clock[BUSY], clock[KV_SUM], clock[CACHED_SUM] = now, busy, kv_sum, cached_sum
-    clock[GAP_SUM], clock[LAST_RUN], c[ITERATIONS] = gap_sum, last_s, iterations
-    c[COMPUTED] += (iterations - begun) * (members + prompts)
-    s.span[row, KV_S], s.span[row, RUNNING_S], s.span[row, WAITING_S] = kv_s, running_s, waiting_s
-    s.span[row, SPAN_BUSY_S], s.span[row, CONTEXT] = busy_s, context
-    s.span[row, ROOTS], s.span[row, BEYOND_KNEE] = roots, beyond_knee
-    s.span[row, STEPS] += iterations - begun
-    s.span[row, PREFILLED] += (iterations - begun) * prompts
-    s.span[row, SEQUENCES] += (iterations - begun) * running
+            recorded = iterations - iterations % c[Counter.STRIDE] + c[Counter.STRIDE]
+    s.group[0, Group.TICK], s.group[0, Group.WEIGHT] = tick, weight
+    clock[Clock.NOW], clock[Clock.BUSY], clock[Clock.KV_SUM], clock[Clock.CACHED_SUM] = (
+        now,
+        busy,
+        kv_sum,
+        cached_sum,
+    )
+    clock[Clock.GAP_SUM], clock[Clock.LAST_RUN], c[Counter.ITERATIONS] = gap_sum, last_s, iterations
+    c[Counter.COMPUTED] += (iterations - begun) * (members + prompts)
+    s.span[row, Span.KV_S], s.span[row, Span.RUNNING_S], s.span[row, Span.WAITING_S] = (
+        kv_s,
+        running_s,
+        waiting_s,
+    )
+    s.span[row, Span.BUSY_S], s.span[row, Span.CONTEXT] = busy_s, context
+    s.span[row, Span.ROOTS], s.span[row, Span.BEYOND_KNEE] = roots, beyond_knee
+    s.span[row, Span.STEPS] += iterations - begun
+    s.span[row, Span.PREFILLED] += (iterations - begun) * prompts
+    s.span[row, Span.SEQUENCES] += (iterations - begun) * running
     if iterations > begun:
-        s.span[row, LEAST_WAITING] = min(s.span[row, LEAST_WAITING], waiting)
+        s.span[row, Span.LEAST_WAITING] = min(s.span[row, Span.LEAST_WAITING], waiting)
     if part > 0 and iterations > begun:
-        s.request[c[PARTLY], PARKED] = done
-        c[PROMPTS_PEAK], c[BATCH_PEAK] = max(c[PROMPTS_PEAK], prompts), max(c[BATCH_PEAK], running)
+        s.request[c[Counter.PARTLY], Request.PARKED] = done
+        c[Counter.PROMPTS_PEAK], c[Counter.BATCH_PEAK] = (
+            max(c[Counter.PROMPTS_PEAK], prompts),
+            max(c[Counter.BATCH_PEAK], running),
+        )
     if iterations > begun:  # else what is held can be that of a batch that is not run any more
-        c[PEAK] = max(c[PEAK], held * block)
+        c[Counter.PEAK] = max(c[Counter.PEAK], held * block)
     if in_fleet(s):
         if iterations > begun:
-            c[OUTSTANDING], c[HELD_BEFORE] = outstanding(s), held
-        if now >= clock[PAUSE] and clock[CALM] <= now:
-            clock[CALM] = calm_until_s(s)
+            c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE] = outstanding(s), held
+        if now >= clock[Clock.PAUSE] and clock[Clock.CALM] <= now:
+            clock[Clock.CALM] = calm_until_s(s)
 
 
 @kernel
@@ -230,20 +212,29 @@ def calm_until_s(s: State) -> float:
 
     Of a prefill replica nothing is said: a decode replica that fetches at this very time makes room in it.
     """
-    if s.fleet[1 + s.fixed[SITE_NUMBER], ROLE] == PREFILL:
-        return float(s.clock[NOW])
-    members, part = s.list[group_list(s, 0), LENGTH], part_of_prompt(s)
-    running, done, most = members, 0, min(s.group[0, RING_SIZE], _LOOK_AHEAD)
+    if s.fleet[1 + s.fixed[Fixed.SITE_NUMBER], Site.ROLE] == Role.PREFILL:
+        return float(s.clock[Clock.NOW])
+    members, part = s.list[group_list(s, 0), List.LENGTH], part_of_prompt(s)
+    running, done, most = members, 0, min(s.group[0, Group.RING_SIZE], _LOOK_AHEAD)
     if part > 0:
-        running, done = members + 1, s.request[s.counter[PARTLY], PARKED]
+        running, done = members + 1, s.request[s.counter[Counter.PARTLY], Request.PARKED]
         most = min(most, parts_before_last(s, part))
-    tokens, prompts, now = s.group[0, WEIGHT] + members + done + part, _counted(part), s.clock[NOW]
-    size, block = s.group[0, RING_SIZE], s.fixed[BLOCK]
-    slot, phase, held, count = s.group[0, TICK] % size, -s.group[0, TICK] % block, s.counter[HELD], 0
+    tokens, prompts, now = (
+        s.group[0, Group.WEIGHT] + members + done + part,
+        _counted(part),
+        s.clock[Clock.NOW],
+    )
+    size, block = s.group[0, Group.RING_SIZE], s.fixed[Fixed.BLOCK]
+    slot, phase, held, count = (
+        s.group[0, Group.TICK] % size,
+        -s.group[0, Group.TICK] % block,
+        s.counter[Counter.HELD],
+        0,
+    )
     while count < most:
         slot = slot + 1 if slot + 1 < size else 0
         held += s.phase[0, phase] + blocks_of(s, done + part) - blocks_of(s, done)
-        if s.ring[slot] != NOBODY or held > s.fixed[CAPACITY]:
+        if s.ring[slot] != NOBODY or held > s.fixed[Fixed.CAPACITY]:
             break
         phase = phase - 1 if phase > 0 else block - 1
         count, done = count + 1, done + part

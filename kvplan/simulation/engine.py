@@ -23,6 +23,7 @@ from kvplan.simulation.actions import (
     release,
 )
 from kvplan.simulation.coasting import admits_nobody, coast
+from kvplan.simulation.initial_state import Setup, Spans, most_stages, new_state
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.programs import FormBatch, Loop, Program, until_it_ends
@@ -32,60 +33,19 @@ from kvplan.simulation.requests import Requests
 from kvplan.simulation.rows import Rows
 from kvplan.simulation.spans import add_to_span, end_span
 from kvplan.simulation.state import (
-    ALL,
-    BATCH_PEAK,
-    BIN,
-    BUSY,
-    CACHED_SUM,
-    COASTS,
-    COMPLETED,
-    COMPUTED,
-    DRAFTS,
-    EVICTED,
-    GONE,
-    HELD,
-    HELD_BEFORE,
-    HORIZON,
-    ITERATIONS,
-    JOINED,
-    KV_SUM,
-    LAST_COMPLETION,
-    LEAST_WAITING,
-    LENGTH,
-    LOADING,
-    MORE_LATER,
-    MORE_REQUESTS,
-    MORE_TOKENS,
     NOBODY,
-    NOW,
-    OUTSTANDING,
-    OVERFLOWS,
-    PARTLY,
-    PAUSE,
-    PEAK,
-    PROMPTS,
-    PROMPTS_PEAK,
-    QUEUES,
-    RELEASED,
-    ROWLESS,
-    RUNS,
-    SEQUENCE,
-    SHED_AFTER,
-    SPAN,
-    SPAN_END,
-    STUCK,
-    VERIFY,
-    WAITING,
-    WEIGHT,
-    Setup,
-    Spans,
+    Clock,
+    Counter,
+    Fixed,
+    Group,
+    List,
+    Span,
     State,
     extended,
+    features,
     hosted,
     in_fleet,
     layered,
-    most_stages,
-    new_state,
 )
 
 GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK, LACKS_ROWS, IDLE = range(6)
@@ -109,72 +69,78 @@ def loop(s: State, limit: int, patience: int) -> int:
     A replica of a fleet also up to its PAUSE, or until it has nothing to do.
     """
     c, clock = s.counter, s.clock
-    while c[ITERATIONS] < limit and clock[NOW] < clock[PAUSE]:
-        while clock[NOW] >= clock[SPAN_END]:
+    while c[Counter.ITERATIONS] < limit and clock[Clock.NOW] < clock[Clock.PAUSE]:
+        while clock[Clock.NOW] >= clock[Clock.SPAN_END]:
             end_span(s)
         release(s)
-        if c[JOINED] == c[RELEASED] and c[ROWLESS] > 0:
+        if c[Counter.JOINED] == c[Counter.RELEASED] and c[Counter.ROWLESS] > 0:
             return LACKS_ROWS
-        if c[COMPLETED] + c[GONE] == s.fixed[ALL]:
-            if not s.fixed[MORE_LATER]:
+        if c[Counter.COMPLETED] + c[Counter.GONE] == s.fixed[Fixed.ALL]:
+            if not s.fixed[Fixed.MORE_LATER]:
                 return FINISHED
-            clock[NOW] = clock[HORIZON]
-        if clock[NOW] >= clock[HORIZON]:
+            clock[Clock.NOW] = clock[Clock.HORIZON]
+        if clock[Clock.NOW] >= clock[Clock.HORIZON]:
             return OUT_OF_TIME
         clear_batch(s)
         if extended(s):
-            give_up_after(s, 0, clock[SHED_AFTER])
+            give_up_after(s, 0, clock[Clock.SHED_AFTER])
         if hosted(s):
-            clock[LOADING] = 0.0
-        evictions, admissions, partly = c[EVICTED], c[SEQUENCE], c[PARTLY]
+            clock[Clock.LOADING] = 0.0
+        evictions, admissions, partly = c[Counter.EVICTED], c[Counter.SEQUENCE], c[Counter.PARTLY]
         form_batch(s)
-        if c[STUCK] or c[ITERATIONS] - c[LAST_COMPLETION] > patience:
+        if c[Counter.STUCK] or c[Counter.ITERATIONS] - c[Counter.LAST_COMPLETION] > patience:
             return LIVELOCK
-        tokens, requests = c[MORE_TOKENS], c[MORE_REQUESTS]
+        tokens, requests = c[Counter.MORE_TOKENS], c[Counter.MORE_REQUESTS]
         for group in range(s.group.shape[0]):
-            if s.group[group, RUNS]:
-                tokens += s.group[group, WEIGHT]
-                requests += s.list[s.fixed[QUEUES] + group, LENGTH]
+            if s.group[group, Group.RUNS]:
+                tokens += s.group[group, Group.WEIGHT]
+                requests += s.list[s.fixed[Fixed.QUEUES] + group, List.LENGTH]
         if requests == 0:
-            if c[COMPLETED] + c[GONE] == s.fixed[ALL]:
+            if c[Counter.COMPLETED] + c[Counter.GONE] == s.fixed[Fixed.ALL]:
                 continue
-            s.span[c[SPAN], LEAST_WAITING] = min(s.span[c[SPAN], LEAST_WAITING], c[WAITING])
+            s.span[c[Counter.SPAN], Span.LEAST_WAITING] = min(
+                s.span[c[Counter.SPAN], Span.LEAST_WAITING], c[Counter.WAITING]
+            )
             if in_fleet(s):
                 return IDLE
             wake_s = next_event_s(s)
-            if wake_s == math.inf and not s.fixed[MORE_LATER]:
+            if wake_s == math.inf and not s.fixed[Fixed.MORE_LATER]:
                 return LIVELOCK
-            if wake_s > clock[HORIZON]:
-                clock[NOW] = clock[HORIZON]
+            if wake_s > clock[Clock.HORIZON]:
+                clock[Clock.NOW] = clock[Clock.HORIZON]
                 return OUT_OF_TIME
-            clock[NOW] = max(clock[NOW], wake_s)
+            clock[Clock.NOW] = max(clock[Clock.NOW], wake_s)
             continue
         context = context_read(s) if layered(s) else float(tokens)
-        tau = iteration_time(s.timing, context, c[PROMPTS], requests)
-        if layered(s) and s.fixed[DRAFTS] > 0:
+        tau = iteration_time(s.timing, context, c[Counter.PROMPTS], requests)
+        if layered(s) and s.fixed[Fixed.DRAFTS] > 0:
             prompts = not_drafting(s)
-            tau -= clock[VERIFY] * prompts
-            c[COMPUTED] += s.fixed[DRAFTS] * (requests - prompts)
+            tau -= clock[Clock.VERIFY] * prompts
+            c[Counter.COMPUTED] += s.fixed[Fixed.DRAFTS] * (requests - prompts)
         if hosted(s):
-            tau += clock[LOADING]
-        now = clock[NOW] + tau
-        if now > clock[HORIZON]:
-            clock[NOW] = clock[HORIZON]
+            tau += clock[Clock.LOADING]
+        now = clock[Clock.NOW] + tau
+        if now > clock[Clock.HORIZON]:
+            clock[Clock.NOW] = clock[Clock.HORIZON]
             return OUT_OF_TIME
-        clock[NOW] = now
-        clock[BUSY] += tau
-        c[COMPUTED] += c[PROMPTS] + requests
-        c[ITERATIONS] += 1
-        c[OVERFLOWS] += c[EVICTED] > evictions
-        c[PROMPTS_PEAK] = max(c[PROMPTS_PEAK], c[PROMPTS])
-        c[BATCH_PEAK] = max(c[BATCH_PEAK], requests)
+        clock[Clock.NOW] = now
+        clock[Clock.BUSY] += tau
+        c[Counter.COMPUTED] += c[Counter.PROMPTS] + requests
+        c[Counter.ITERATIONS] += 1
+        c[Counter.OVERFLOWS] += c[Counter.EVICTED] > evictions
+        c[Counter.PROMPTS_PEAK] = max(c[Counter.PROMPTS_PEAK], c[Counter.PROMPTS])
+        c[Counter.BATCH_PEAK] = max(c[Counter.BATCH_PEAK], requests)
         note(s)
         add_to_span(s, tau, context, requests)
-        c[OUTSTANDING], c[HELD_BEFORE] = outstanding(s), c[HELD]
+        c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE] = outstanding(s), c[Counter.HELD]
         finish_iteration(s)
-        if s.fixed[COASTS]:
-            same = partly == NOBODY and c[SEQUENCE] == admissions and c[EVICTED] == evictions
-            same = same and c[LAST_COMPLETION] < c[ITERATIONS] and clock[SHED_AFTER] == math.inf
+        if s.fixed[Fixed.COASTS]:
+            same = partly == NOBODY and c[Counter.SEQUENCE] == admissions and c[Counter.EVICTED] == evictions
+            same = (
+                same
+                and c[Counter.LAST_COMPLETION] < c[Counter.ITERATIONS]
+                and clock[Clock.SHED_AFTER] == math.inf
+            )
             if same or admits_nobody(s):
                 coast(s, limit, patience)
     return GOES_ON
@@ -184,12 +150,12 @@ def note(s: State) -> None:
     """Record what is held while the batch runs."""
     c = s.counter
     held = held_tokens(s)
-    s.clock[KV_SUM] += held
-    s.histogram[held // s.fixed[BIN]] += 1
+    s.clock[Clock.KV_SUM] += held
+    s.histogram[held // s.fixed[Fixed.BIN]] += 1
     cached = cached_tokens(s)
-    s.clock[CACHED_SUM] += cached
-    if held > c[PEAK]:
-        c[PEAK] = held
+    s.clock[Clock.CACHED_SUM] += cached
+    if held > c[Counter.PEAK]:
+        c[Counter.PEAK] = held
     record(s, held, cached)
 
 
@@ -259,22 +225,23 @@ def run(
     state = new_state(
         requests, timing, replica, setup, horizon_s, request_overhead_s, rows.number.size, watch, spans
     )
-    kind = type(state).__name__
     longest = most_stages(requests, setup, replica.prefill) + int(requests.input_tokens.max(initial=1))
 
     def goes_on() -> bool:
-        return watch is None or watch(int(state.counter[COMPLETED]))
+        return watch is None or watch(int(state.counter[Counter.COMPLETED]))
 
     patience = PATIENCE * longest + 1000
 
     def step(loop: Loop, fast: bool) -> Ending | None:
         nonlocal state
         c = state.counter
-        code = loop(state, int(c[ITERATIONS]) + (_SLICE if fast else _PLAIN_SLICE), patience)
+        code = loop(state, int(c[Counter.ITERATIONS]) + (_SLICE if fast else _PLAIN_SLICE), patience)
         if code == LACKS_ROWS:
-            (state,), c[JOINED], c[RELEASED] = rows.refilled((state,), int(c[ROWLESS]))
-            c[ROWLESS] -= c[RELEASED] - c[JOINED]
+            (state,), c[Counter.JOINED], c[Counter.RELEASED] = rows.refilled(
+                (state,), int(c[Counter.ROWLESS])
+            )
+            c[Counter.ROWLESS] -= c[Counter.RELEASED] - c[Counter.JOINED]
         return ENDINGS.get(code)
 
-    ending = until_it_ends(PROGRAM, policy, kind, step, goes_on, compile, announce)
+    ending = until_it_ends(PROGRAM, policy, features(state), step, goes_on, compile, announce)
     return outcome((state,), rows, ending)

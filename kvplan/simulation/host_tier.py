@@ -10,61 +10,46 @@ finds leaves the queue: it is held, and will be released again.
 """
 
 from kvplan.simulation.kernels import kernel
-from kvplan.simulation.state import (
-    CAPACITY,
-    FREE,
-    HOST,
-    HOST_BEHIND,
-    HOST_CAPACITY,
-    HOST_IN_FRONT,
-    HOST_NEWEST,
-    HOST_OLDEST,
-    HOSTED,
-    INCLUSIVE,
-    NOBODY,
-    ORIGINAL,
-    REST,
-    State,
-)
+from kvplan.simulation.state import NOBODY, Copy, Counter, Fixed, Hosted, State, Stream
 
 
 @kernel
 def host_puts(s: State, stream: int, blocks: int) -> None:
     """Blocks of a stream go last in the queue, beside those of it that are there."""
-    c, last = s.counter, s.counter[HOST_NEWEST]
-    s.stream[stream, HOST] = blocks
-    s.stream[stream, HOST_IN_FRONT], s.stream[stream, HOST_BEHIND] = last, NOBODY
+    c, last = s.counter, s.counter[Counter.HOST_NEWEST]
+    s.stream[stream, Hosted.HOST] = blocks
+    s.stream[stream, Hosted.HOST_IN_FRONT], s.stream[stream, Hosted.HOST_BEHIND] = last, NOBODY
     if last == NOBODY:
-        c[HOST_OLDEST] = stream
+        c[Counter.HOST_OLDEST] = stream
     else:
-        s.stream[last, HOST_BEHIND] = stream
-    c[HOST_NEWEST] = stream
-    c[HOSTED] += blocks
+        s.stream[last, Hosted.HOST_BEHIND] = stream
+    c[Counter.HOST_NEWEST] = stream
+    c[Counter.HOSTED] += blocks
 
 
 @kernel
 def host_drops(s: State, stream: int) -> None:
     """Whatever the queue has of a stream leaves it."""
-    if s.stream[stream, HOST] == 0:
+    if s.stream[stream, Hosted.HOST] == 0:
         return
-    c, left, right = s.counter, s.stream[stream, HOST_IN_FRONT], s.stream[stream, HOST_BEHIND]
+    c, left, right = s.counter, s.stream[stream, Hosted.HOST_IN_FRONT], s.stream[stream, Hosted.HOST_BEHIND]
     if left == NOBODY:
-        c[HOST_OLDEST] = right
+        c[Counter.HOST_OLDEST] = right
     else:
-        s.stream[left, HOST_BEHIND] = right
+        s.stream[left, Hosted.HOST_BEHIND] = right
     if right == NOBODY:
-        c[HOST_NEWEST] = left
+        c[Counter.HOST_NEWEST] = left
     else:
-        s.stream[right, HOST_IN_FRONT] = left
-    c[HOSTED] -= s.stream[stream, HOST]
-    s.stream[stream, HOST] = 0
+        s.stream[right, Hosted.HOST_IN_FRONT] = left
+    c[Counter.HOSTED] -= s.stream[stream, Hosted.HOST]
+    s.stream[stream, Hosted.HOST] = 0
 
 
 @kernel
 def host_keeps_released(s: State, copy: int, blocks: int) -> None:
     """Blocks that nobody holds any more, inclusive: they were written as they were computed."""
-    if s.fixed[INCLUSIVE]:
-        stream = s.stream[copy, ORIGINAL]
+    if s.fixed[Fixed.INCLUSIVE]:
+        stream = s.stream[copy, Copy.ORIGINAL]
         host_drops(s, stream)
         host_puts(s, stream, blocks)
 
@@ -72,9 +57,11 @@ def host_keeps_released(s: State, copy: int, blocks: int) -> None:
 @kernel
 def host_keeps_victims(s: State, copy: int, blocks: int) -> None:
     """Blocks that the GPU throws away, exclusive: the last ones of a stream, or a copy of what is there."""
-    if not s.fixed[INCLUSIVE]:
-        stream = s.stream[copy, ORIGINAL]
-        there = min(s.stream[stream, HOST] + blocks, s.stream[stream, REST])  # a copy is not there twice
+    if not s.fixed[Fixed.INCLUSIVE]:
+        stream = s.stream[copy, Copy.ORIGINAL]
+        there = min(
+            s.stream[stream, Hosted.HOST] + blocks, s.stream[stream, Stream.REST]
+        )  # a copy is not there twice
         host_drops(s, stream)
         host_puts(s, stream, there)
 
@@ -82,14 +69,14 @@ def host_keeps_victims(s: State, copy: int, blocks: int) -> None:
 @kernel
 def host_settles(s: State) -> None:
     """What the host has no room for goes; the queue of the GPU is settled."""
-    c, room = s.counter, s.fixed[HOST_CAPACITY]
-    if s.fixed[INCLUSIVE]:
-        room = max(room - (s.fixed[CAPACITY] - c[FREE]), 0)
-    while c[HOSTED] > room:
-        stream = c[HOST_OLDEST]
-        some = min(c[HOSTED] - room, s.stream[stream, HOST])
-        if some == s.stream[stream, HOST]:
+    c, room = s.counter, s.fixed[Fixed.HOST_CAPACITY]
+    if s.fixed[Fixed.INCLUSIVE]:
+        room = max(room - (s.fixed[Fixed.CAPACITY] - c[Counter.FREE]), 0)
+    while c[Counter.HOSTED] > room:
+        stream = c[Counter.HOST_OLDEST]
+        some = min(c[Counter.HOSTED] - room, s.stream[stream, Hosted.HOST])
+        if some == s.stream[stream, Hosted.HOST]:
             host_drops(s, stream)
         else:
-            s.stream[stream, HOST] -= some
-            c[HOSTED] -= some
+            s.stream[stream, Hosted.HOST] -= some
+            c[Counter.HOSTED] -= some

@@ -4,23 +4,11 @@ import math
 from typing import NamedTuple
 
 from kvplan.simulation import engine
+from kvplan.simulation.initial_state import most_stages, new_state
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.rows import Rows
-from kvplan.simulation.state import (
-    COMPLETED,
-    EVICTIONS,
-    ITERATIONS,
-    JOINED,
-    LEAST_WAITING,
-    NOW,
-    PAUSE,
-    RELEASED,
-    ROWLESS,
-    WAITING,
-    most_stages,
-    new_state,
-)
+from kvplan.simulation.state import Clock, Counter, Span, features
 
 _SLICE = 200_000  # iterations in one go
 
@@ -82,34 +70,36 @@ class OpenRun:
         self._patience = (
             engine.PATIENCE * (longest + int(scenario.requests.input_tokens.max(initial=1))) + 1000
         )
-        self._loop = engine.PROGRAM.compiled(policy.form_batch, type(self._state).__name__)
+        self._loop = engine.PROGRAM.compiled(policy.form_batch, features(self._state))
         self.ended = False  # by the horizon, by the last completion, or stuck
         self.stuck = False
 
     def on(self, until_s: float) -> Queue:
         """Go on until the first iteration that ends at this time or later."""
         clock = self._state.clock
-        clock[PAUSE] = until_s
-        self._state.span[0, LEAST_WAITING] = math.inf
-        while not self.ended and clock[NOW] < until_s:
+        clock[Clock.PAUSE] = until_s
+        self._state.span[0, Span.LEAST_WAITING] = math.inf
+        while not self.ended and clock[Clock.NOW] < until_s:
             self._go_on()
             clock = self._state.clock
-        c, least = self._state.counter, float(self._state.span[0, LEAST_WAITING])
+        c, least = self._state.counter, float(self._state.span[0, Span.LEAST_WAITING])
         return Queue(
-            float(clock[NOW]),
+            float(clock[Clock.NOW]),
             0 if least == math.inf else int(least),
-            int(c[WAITING]),
-            int(c[COMPLETED]),
-            int(c[ITERATIONS]),
-            int(c[EVICTIONS]),
+            int(c[Counter.WAITING]),
+            int(c[Counter.COMPLETED]),
+            int(c[Counter.ITERATIONS]),
+            int(c[Counter.EVICTED]),
         )
 
     def _go_on(self) -> None:
         c = self._state.counter
         assert self._loop is not None
-        code = self._loop(self._state, int(c[ITERATIONS]) + _SLICE, self._patience)
+        code = self._loop(self._state, int(c[Counter.ITERATIONS]) + _SLICE, self._patience)
         if code == engine.LACKS_ROWS:
-            (self._state,), c[JOINED], c[RELEASED] = self._rows.refilled((self._state,), int(c[ROWLESS]))
-            c[ROWLESS] -= c[RELEASED] - c[JOINED]
+            (self._state,), c[Counter.JOINED], c[Counter.RELEASED] = self._rows.refilled(
+                (self._state,), int(c[Counter.ROWLESS])
+            )
+            c[Counter.ROWLESS] -= c[Counter.RELEASED] - c[Counter.JOINED]
         self.stuck = code == engine.LIVELOCK
         self.ended = code in engine.ENDINGS

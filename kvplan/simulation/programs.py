@@ -15,17 +15,7 @@ from kvplan import compiling
 from kvplan.model import iteration_time
 from kvplan.simulation.kernels import KERNELS
 from kvplan.simulation.outcome import Ending
-from kvplan.simulation.state import (
-    Extended,
-    Hosted,
-    Layered,
-    Pooled,
-    State,
-    extended,
-    hosted,
-    layered,
-    pooled,
-)
+from kvplan.simulation.state import KNOWN_WHEN_COMPILED, Features, State
 
 # Of plain Python: what has not ended by then goes on compiled, if the loop is on disk, and if it is not.
 _PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
@@ -51,49 +41,46 @@ class Program(NamedTuple):
     bound: Callable[[FormBatch], Loop]
     parts: tuple[Callable[..., Any], ...]
 
-    def file(self, policy: FormBatch, kind: str) -> str | None:
+    def file(self, policy: FormBatch, features: Features) -> str | None:
         """Where it is kept compiled: by the texts of all modules that can go into it."""
-        key = (self.name, policy, kind)
+        key = (self.name, policy, features)
         if key not in _files:
             used: list[Any] = [f for f in KERNELS if _is_of_one_replica(f.__module__)]
             modules = {sys.modules[f.__module__] for f in (*used, *self.parts, policy, State, iteration_time)}
+            kind = "".join(f"-{name}" for name, given in features._asdict().items() if given)
             which = f"{policy.__module__}.{policy.__qualname__} {kind}"
-            _files[key] = compiling.file(f"{self.name}-{kind}", modules, which)
+            _files[key] = compiling.file(self.name + kind, modules, which)
         return _files[key]
 
     def compiled(
-        self, policy: FormBatch, kind: str, goes_on: Callable[[], bool] = lambda: True
+        self, policy: FormBatch, features: Features, goes_on: Callable[[], bool] = lambda: True
     ) -> Loop | None:
         """It with a policy in it, compiled by this process, or by an earlier one; None if it is not to go on."""
-        key = (self.name, policy, kind)
+        key = (self.name, policy, features)
         with _locks[key]:
             if key not in _loops:
-                known = {
-                    extended: kind in (Extended.__name__, Hosted.__name__),
-                    hosted: kind == Hosted.__name__,
-                    layered: kind in (Layered.__name__, Pooled.__name__),
-                    pooled: kind == Pooled.__name__,
-                }
-                made = compiling.compiled(self.bound(policy), State, self.file(policy, kind), known, goes_on)
+                file = self.file(policy, features)
+                known = dict(zip(KNOWN_WHEN_COMPILED, features, strict=True))
+                made = compiling.compiled(self.bound(policy), State, file, known, goes_on)
                 if made is None:
                     return None
                 _loops[key] = made
             return _loops[key]
 
-    def at_hand(self, policy: FormBatch, kind: str) -> bool:
+    def at_hand(self, policy: FormBatch, features: Features) -> bool:
         """Whether it is there compiled: in this process, or left on disk by an earlier one."""
-        if (self.name, policy, kind) in _loops:
+        if (self.name, policy, features) in _loops:
             return True
-        file = self.file(policy, kind)
+        file = self.file(policy, features)
         return file is not None and os.path.isfile(file)
 
-    def is_worth_it(self, policy: FormBatch, kind: str, seconds: float) -> bool:
+    def is_worth_it(self, policy: FormBatch, features: Features, seconds: float) -> bool:
         """Whether to go on compiled after so many seconds of plain Python; at once where a run has loaded it."""
-        if (self.name, policy, kind) in _loops:
+        if (self.name, policy, features) in _loops:
             return True
         if seconds <= _PLAIN_SECONDS:
             return False
-        return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or self.at_hand(policy, kind)
+        return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or self.at_hand(policy, features)
 
 
 def _is_of_one_replica(module: str) -> bool:
@@ -101,7 +88,7 @@ def _is_of_one_replica(module: str) -> bool:
     return module.startswith(__package__) and not module.startswith(f"{__package__}.fleet")
 
 
-_Key = tuple[str, FormBatch, str]
+_Key = tuple[str, FormBatch, Features]
 _files: dict[_Key, str | None] = {}
 _loops: dict[_Key, Loop] = {}  # of this process
 _locks: defaultdict[_Key, Lock] = defaultdict(Lock)
@@ -110,7 +97,7 @@ _locks: defaultdict[_Key, Lock] = defaultdict(Lock)
 def until_it_ends(
     program: Program,
     policy: FormBatch,
-    kind: str,
+    features: Features,
     step: Callable[[Loop, bool], Ending | None],
     goes_on: Callable[[], bool],
     compile: bool | None,
@@ -122,11 +109,13 @@ def until_it_ends(
     """
     started = perf_counter()
     while True:
-        fast = compile or (compile is None and program.is_worth_it(policy, kind, perf_counter() - started))
-        if fast and announce is not None and not program.at_hand(policy, kind):
+        fast = compile or (
+            compile is None and program.is_worth_it(policy, features, perf_counter() - started)
+        )
+        if fast and announce is not None and not program.at_hand(policy, features):
             announce(compiling.lasts())
             announce = None
-        loop = program.compiled(policy, kind, goes_on) if fast else program.bound(policy)
+        loop = program.compiled(policy, features, goes_on) if fast else program.bound(policy)
         if loop is None:
             return Ending.INTERRUPTED
         ending = step(loop, bool(fast))

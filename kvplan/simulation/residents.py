@@ -6,40 +6,16 @@ from kvplan.model import IntArray, ServingModel
 from kvplan.model.weights import first_tokens
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import (
-    ADMISSION,
-    AFTER,
-    ARRIVAL,
-    BEFORE,
-    BLOCK,
-    DRAFTS,
-    DUE_AFTER,
-    DUE_BEFORE,
-    ENTERED_AT,
-    FILLED,
-    FIRST_WEIGHT,
-    HEAD,
-    HELD,
-    HOLDS,
-    JOINED,
-    LENGTH,
     NOBODY,
-    PASSED,
-    PATH,
-    PLACE,
-    PROMISE,
-    PROMISED,
-    QUEUES,
-    RESIDENT,
-    RING_SIZE,
-    RING_START,
-    SEQUENCE,
-    SLOTS,
-    STAGES,
-    START,
-    TAIL,
-    TICK,
-    WEIGHT,
+    Blocks,
+    Counter,
+    Fixed,
+    Group,
+    Layered,
+    List,
+    Request,
     State,
+    Time,
     layered,
 )
 
@@ -81,52 +57,57 @@ def put_residents(s: State, ages: IntArray) -> None:
     count, row = ages.size, np.arange(ages.size)
     if count == 0:
         return
-    group, where = s.group[0], int(s.fixed[QUEUES])
-    stage, tick = ages - 1, int(group[RING_SIZE])
+    group, where = s.group[0], int(s.fixed[Fixed.QUEUES])
+    stage, tick = ages - 1, int(group[Group.RING_SIZE])
     request, time = s.request[:count], s.time[:count]
-    request[:, START] = request[:, ENTERED_AT] = tick - stage
-    request[:, PLACE], request[:, ADMISSION] = where, row
-    request[:, BEFORE], request[:, AFTER] = row - 1, row + 1
-    request[-1, AFTER] = NOBODY
-    s.list[where, [HEAD, TAIL, LENGTH]] = 0, count - 1, count
-    time[:, ARRIVAL] = 0.0
-    group[TICK] = tick
-    group[WEIGHT] = int((request[:, FIRST_WEIGHT] + stage).sum())
-    first = (request[:, FIRST_WEIGHT] - request[:, START]) % s.fixed[BLOCK]
-    s.phase[0] += np.bincount(first, minlength=int(s.fixed[BLOCK]))
+    request[:, Request.START] = request[:, Request.ENTERED_AT] = tick - stage
+    request[:, Request.PLACE], request[:, Request.ADMISSION] = where, row
+    request[:, Request.BEFORE], request[:, Request.AFTER] = row - 1, row + 1
+    request[-1, Request.AFTER] = NOBODY
+    s.list[where, [List.HEAD, List.TAIL, List.LENGTH]] = 0, count - 1, count
+    time[:, Time.ARRIVAL] = 0.0
+    group[Group.TICK] = tick
+    group[Group.WEIGHT] = int((request[:, Request.FIRST_WEIGHT] + stage).sum())
+    first = (request[:, Request.FIRST_WEIGHT] - request[:, Request.START]) % s.fixed[Fixed.BLOCK]
+    s.phase[0] += np.bincount(first, minlength=int(s.fixed[Fixed.BLOCK]))
     _schedule(s, count)
     c = s.counter
-    c[JOINED] = c[RESIDENT] = c[SEQUENCE] = count
-    c[PROMISED] = int(request[:, PROMISE].sum())
-    c[HELD] = int(blocks_held(s, row, stage).sum())
+    c[Counter.JOINED] = c[Counter.RESIDENT] = c[Counter.SEQUENCE] = count
+    c[Counter.PROMISED] = int(request[:, Request.PROMISE].sum())
+    c[Counter.HELD] = int(blocks_held(s, row, stage).sum())
     if layered(s):
-        request[:, HOLDS] = blocks_held(s, row, stage)
+        request[:, Layered.HOLDS] = blocks_held(s, row, stage)
 
 
 def blocks_held(s: State, row: IntArray, stage: IntArray) -> IntArray:
     """Blocks that requests hold in the iteration of a stage, shape (n_rows,)."""
-    tokens = s.request[row, FIRST_WEIGHT] + tokens_emitted(s, row, stage)
+    tokens = s.request[row, Request.FIRST_WEIGHT] + tokens_emitted(s, row, stage)
     if layered(s):
-        held: IntArray = s.blocks[tokens + s.fixed[SLOTS], FILLED] - s.blocks[tokens - 1, PASSED]
+        held: IntArray = (
+            s.blocks[tokens + s.fixed[Fixed.SLOTS], Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
+        )
         return held
-    return np.asarray((tokens + s.fixed[BLOCK] - 1) // s.fixed[BLOCK])
+    return np.asarray((tokens + s.fixed[Fixed.BLOCK] - 1) // s.fixed[Fixed.BLOCK])
 
 
 def tokens_emitted(s: State, row: IntArray, stage: IntArray) -> IntArray:
     """Tokens that requests had emitted before the iteration of a stage, shape (n_rows,)."""
-    if layered(s) and s.fixed[DRAFTS] > 0:
-        return np.asarray(s.emitted[s.request[row, PATH] + stage])
+    if layered(s) and s.fixed[Fixed.DRAFTS] > 0:
+        return np.asarray(s.emitted[s.request[row, Layered.PATH] + stage])
     return stage
 
 
 def _schedule(s: State, count: int) -> None:
     """Note when each leaves, in the ring of the group."""
     request, group = s.request[:count], s.group[0]
-    slot = group[RING_START] + (request[:, START] + request[:, STAGES] - 1) % group[RING_SIZE]
+    slot = (
+        group[Group.RING_START]
+        + (request[:, Request.START] + request[:, Request.STAGES] - 1) % group[Group.RING_SIZE]
+    )
     order = np.argsort(slot, kind="stable")  # of one slot the last comes first
     same = slot[order][1:] == slot[order][:-1]
-    request[:, DUE_BEFORE] = request[:, DUE_AFTER] = NOBODY
-    request[order[1:][same], DUE_AFTER] = order[:-1][same]
-    request[order[:-1][same], DUE_BEFORE] = order[1:][same]
+    request[:, Request.DUE_BEFORE] = request[:, Request.DUE_AFTER] = NOBODY
+    request[order[1:][same], Request.DUE_AFTER] = order[:-1][same]
+    request[order[:-1][same], Request.DUE_BEFORE] = order[1:][same]
     last = np.append(~same, True)
     s.ring[slot[order[last]]] = order[last]

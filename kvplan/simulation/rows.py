@@ -9,48 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.model import FloatArray, IntArray, Replica
+from kvplan.simulation.initial_state import Setup, begin_rows, block_streams
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import (
-    BEFORE,
-    BEHIND,
-    BLOCKS,
-    CACHED,
-    COPIED,
-    COPY,
-    DUE_AFTER,
-    EVICTED,
-    EVICTIONS,
-    FINISH,
-    FIRST,
-    FIRST_TOKEN,
-    GIVEN_UP,
-    HANDED_OVER,
-    HEAD,
-    HIT,
-    IN_FRONT,
-    LEAF,
-    LOADED,
-    LOOKED_UP,
-    LOOKED_UP_AGAIN,
-    NEWEST,
-    NO_CACHE,
     NOBODY,
-    OLDEST,
-    ORIGINAL,
-    PARTLY,
-    PLACE,
-    RECOVERED,
-    SHED,
-    STAGES,
-    TAIL,
-    Setup,
+    Cache,
+    Cached,
+    Copy,
+    Counter,
+    Fixed,
+    List,
+    Place,
+    Request,
     State,
-    begin_rows,
-    block_streams,
+    Stream,
+    Time,
 )
 
-_LINKS = slice(BEFORE, DUE_AFTER + 1)  # columns that name a row
-_QUEUED = slice(IN_FRONT, BEHIND + 1)  # of a stream
+_LINKS = slice(Request.BEFORE, Request.DUE_AFTER + 1)  # columns that name a row
+_QUEUED = slice(Stream.IN_FRONT, Stream.BEHIND + 1)  # of a stream
 _Array = TypeVar("_Array", FloatArray, IntArray)
 
 
@@ -63,7 +40,9 @@ class Rows:
 
     def __init__(self, requests: Requests, setup: Setup, replica: Replica, at_once: int) -> None:
         size = requests.arrival_s.size
-        apart = setup.prefix_cache == NO_CACHE or (setup.prefix_cache == BLOCKS and requests.prefixes is None)
+        apart = setup.prefix_cache == Cache.NONE or (
+            setup.prefix_cache == Cache.BLOCKS and requests.prefixes is None
+        )
         all_the_time = not requests.is_open or not apart or setup.ranks > 0 or setup.host is not None
         self.number = np.arange(size if all_the_time else min(size, at_once))
         self.requests, self._setup, self._replica, self._at_once = requests, setup, replica, at_once
@@ -94,19 +73,21 @@ class Rows:
     def keep(self, states: Sequence[State]) -> None:
         """Note what has become of the requests that stand in a row, which replicas share."""
         s, size = states[0], self.number.size
-        self.first_token_s[self.number] = by_request(s, FIRST_TOKEN)
-        self._finish_s[self.number] = by_request(s, FINISH)
+        self.first_token_s[self.number] = by_request(s, Time.FIRST_TOKEN)
+        self._finish_s[self.number] = by_request(s, Time.FINISH)
         counter = s.counter if len(states) == 1 else np.sum([one.counter for one in states], axis=0)
-        if counter[EVICTED]:
-            self._note(self.evictions, s.request[:, EVICTIONS].reshape(-1, size).sum(axis=0))
-        if counter[SHED]:
-            self._note(self.shed, s.request[:size, PLACE] == GIVEN_UP)
-        if counter[LOOKED_UP] and self.requests.prefixes is not None:  # strangers find nothing of others
-            self._note(self.hit_tokens, s.request[:size, HIT])
+        if counter[Counter.EVICTED]:
+            self._note(self.evictions, s.request[:, Request.EVICTIONS].reshape(-1, size).sum(axis=0))
+        if counter[Counter.SHED]:
+            self._note(self.shed, s.request[:size, Request.PLACE] == Place.GIVEN_UP)
+        if (
+            counter[Counter.LOOKED_UP] and self.requests.prefixes is not None
+        ):  # strangers find nothing of others
+            self._note(self.hit_tokens, s.request[:size, Cached.HIT])
             if self._setup.host is not None:
-                self._note(self.loaded_tokens, s.request[:size, LOADED])
-        if counter[LOOKED_UP_AGAIN]:
-            self._note(self.recovered_tokens, s.request[:size, RECOVERED])
+                self._note(self.loaded_tokens, s.request[:size, Cached.LOADED])
+        if counter[Counter.LOOKED_UP_AGAIN]:
+            self._note(self.recovered_tokens, s.request[:size, Cached.RECOVERED])
 
     @property
     def finish_s(self) -> FloatArray:
@@ -132,10 +113,10 @@ class Rows:
         The states; rows that are needed; and how many there are now.
         """
         self.keep(states)
-        s, caches = states[0], self._setup.prefix_cache == BLOCKS
-        needed = ~(s.time[:, FINISH] >= 0) & (s.request[:, PLACE] != GIVEN_UP)
+        s, caches = states[0], self._setup.prefix_cache == Cache.BLOCKS
+        needed = ~(s.time[:, Time.FINISH] >= 0) & (s.request[:, Request.PLACE] != Place.GIVEN_UP)
         if caches:
-            needed |= s.stream[:, CACHED] > 0
+            needed |= s.stream[:, Stream.CACHED] > 0
         left = np.flatnonzero(needed)
         count, begin = left.size, self.requests.arrival_s.size - further
         # at least as many again, for what moving these costs
@@ -143,8 +124,8 @@ class Rows:
         row = np.full(self.number.size + 1, NOBODY)
         row[left] = np.arange(count)
         _rename([one.ring for one in states], slice(None), row)
-        _rename([one.list for one in states], (slice(None), [HEAD, TAIL]), row)
-        _rename([one.counter for one in states], [PARTLY, OLDEST, NEWEST], row)
+        _rename([one.list for one in states], (slice(None), [List.HEAD, List.TAIL]), row)
+        _rename([one.counter for one in states], [Counter.PARTLY, Counter.OLDEST, Counter.NEWEST], row)
         self.number = np.concatenate((self.number[left], np.arange(begin, begin + more)))
         time, request = _moved(s.time, left, more), _moved(s.request, left, more)
         request[:count, _LINKS] = row[request[:count, _LINKS]]
@@ -154,19 +135,21 @@ class Rows:
             stream = _moved(s.stream, left, more)
             stream[:count, _QUEUED] = row[stream[:count, _QUEUED]]
             stream[count:] = self._stream
-            request[:, LEAF] = stream[:, FIRST] = stream[:, ORIGINAL] = np.arange(count + more)
-            request[count:, COPY] = request[count:, COPIED] = NOBODY
+            request[:, Cached.LEAF] = stream[:, Copy.FIRST] = stream[:, Copy.ORIGINAL] = np.arange(
+                count + more
+            )
+            request[count:, Cached.COPY] = request[count:, Cached.COPIED] = NOBODY
         tables = tuple(one._replace(time=time, request=request, stream=stream) for one in states)
         return tables, count, count + more
 
 
 def by_request(s: State, column: int) -> FloatArray:
     """A column of `State.time`: what a decode replica has noted of those who go on there, else what there is."""
-    size = int(s.fixed[HANDED_OVER])
+    size = int(s.fixed[Fixed.HANDED_OVER])
     values: FloatArray = s.time[:, column]
     if size == 0:
         return values
-    return np.where(s.request[size:, STAGES] > 1, values[size:], values[:size])
+    return np.where(s.request[size:, Request.STAGES] > 1, values[size:], values[:size])
 
 
 def _rename(arrays: Sequence[IntArray], which: Any, row: IntArray) -> None:

@@ -1,4 +1,4 @@
-"""What ends the collapse of a prefix cache, tried: a limit of running requests together with a bound on waiting.
+"""Trials of what ends the collapse of a prefix cache: a limit of running requests together with a bound on waiting.
 
 A burst leaves memory full of requests in flight, of which none finds anything. Fewer running requests leave room for
 what the next ones ask for, and no queue outlasts it. Neither ends a collapse alone; where the replica has such a limit,
@@ -53,25 +53,10 @@ class _End(NamedTuple):
 
 
 def protection(model: ServingModel, plan: Plan) -> Gained | None:
-    """Try, from the collapsed state, whether limits end the collapse of a prefix cache at the offered rate.
+    """Try, from the collapsed state, whether limits end the collapse of a prefix cache at the offered rate (theory §8).
 
-    Of a fleet one replica with its share is looked at.
-
-    Returns
-    -------
-    None where the cache cannot collapse or has no warm state, the engine has no such limits, or where a run came back
-    without them, or did not with them.
-
-    References
-    ----------
-    New, theory §8.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 20, (5,), (1.0,), 10.0)
-    >>> protection(ServingModel((one,), Timing(0.01), Replica(10_000)), Plan()) is None
-    True
+    Of a fleet one replica with its share is looked at. None where the cache cannot collapse or has no warm state, the
+    engine has no such limits, or where a run came back without them, or did not with them.
     """
     model = steady_replica(model)
     if not (model.finds_prefixes and model.is_plain) or model.hit_curve:
@@ -104,7 +89,7 @@ def _end(
     limits: Mapping[str, tuple[float, ...]],
     seed: int,
 ) -> _End:
-    """How a run ends that begins with a burst: warm, if most of what a warm cache finds is found, by all who come."""
+    """Run from a burst to the end, which is warm if most of what a warm cache finds is found, by all who come."""
     assert found.warm is not None
     cached = cached_replica(model)
     gap = max((c.reuse.gap.mean_s for c in model.classes if c.reuse is not None), default=0.0)

@@ -49,6 +49,7 @@ from kvplan.report.explain import (
 from kvplan.report.keys import BLOCKS, CONTRACT, Kind, Record
 from kvplan.report.quantities import QUANTITIES, Given
 from kvplan.show import explanation, markdown, terminal
+from kvplan.show import page as pages
 
 Case = tuple[dict[str, Any], ServingModel, Plan]
 
@@ -354,7 +355,7 @@ def test_every_page_is_readable() -> None:
 
 
 def _text(page: Explained | Summary) -> str:
-    return terminal.render_sections([explanation.build(page)], "")
+    return terminal.render(page.document([explanation.build(page)]))
 
 
 def _check_pages(given: tuple[Case, bool]) -> None:
@@ -362,7 +363,7 @@ def _check_pages(given: tuple[Case, bool]) -> None:
     case, is_shown = given
     for about in CONTRACT.values():
         page = explain(find(about.key), *case)
-        marked = markdown.render_sections([explanation.build(page)], "")
+        marked = markdown.render(page.document([explanation.build(page)]))
         text = _text(page) if is_shown else marked
         if is_shown:
             assert text.startswith(f"{about.key}\n  ")
@@ -405,7 +406,7 @@ def test_a_name_is_text_in_markdown() -> None:
     named = one("**<b>**", 10, {20: 1.0}, 0.01)
     made = case(ServingModel((named,), SLOTS, Replica(20_000)), Plan())
     page = explain(find("equilibrium.classes[].in_flight"), *made)
-    text = markdown.render_sections([explanation.build(page)], "")
+    text = markdown.render(pages.document([explanation.build(page)]))
     assert "<b>" not in text
     assert "&lt;b&gt;" in text
 

@@ -15,10 +15,10 @@ from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.fleet import run as fleet
 from kvplan.simulation.fleet.groups import groups
 from kvplan.simulation.fleet.run import Group
+from kvplan.simulation.initial_state import NotBegunError, Setup, Spans
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
-from kvplan.simulation.state import NotBegunError, Setup, Spans
 
 Progress = Callable[[float], None]  # told now and then what part is done
 Announce = Callable[[str, bool], None]  # told before a policy's loop is compiled; whether it is kept on disk

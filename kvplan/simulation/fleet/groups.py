@@ -10,7 +10,7 @@ from kvplan.errors import UsageError
 from kvplan.model.fleet import Routing
 from kvplan.simulation.fleet.run import Group
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
-from kvplan.simulation.state import DECODE, PREFILL, WHOLE
+from kvplan.simulation.state import Role
 
 _CACHING = "prefix_caching"
 
@@ -31,7 +31,7 @@ def groups(policy: Policy, scenario: Scenario, settings: Settings) -> tuple[list
     alone = scenario._replace(model=one_replica(model))
     if not fleet.is_split:
         setup, parameters = policy.prepare(alone, settings)
-        return [Group(fleet.replicas, model.timing, model.replica, setup, WHOLE)], parameters
+        return [Group(fleet.replicas, model.timing, model.replica, setup, Role.WHOLE)], parameters
     one, other = (alone.model.on(hardware) for hardware in (fleet.prefill_on, fleet.decode_on))
     for what, given in (
         ("layers of several kinds", one.replica.layout or other.replica.layout),
@@ -50,6 +50,6 @@ def groups(policy: Policy, scenario: Scenario, settings: Settings) -> tuple[list
     # nobody comes to a decode replica who has not run
     decode = decode._replace(shed_after_s=math.inf, coasts=decode.coasts and not looked_at)
     return [
-        Group(fleet.prefill, one.timing, one.replica, prefill, PREFILL),
-        Group(fleet.decode, other.timing, other.replica, decode, DECODE),
+        Group(fleet.prefill, one.timing, one.replica, prefill, Role.PREFILL),
+        Group(fleet.decode, other.timing, other.replica, decode, Role.DECODE),
     ], parameters

@@ -10,29 +10,7 @@ import math
 from kvplan.simulation.actions import append, blocks_of, free, put_first, take_out
 from kvplan.simulation.fleet.trees import tell, told
 from kvplan.simulation.kernels import kernel
-from kvplan.simulation.state import (
-    ACTS,
-    CALM,
-    CAPACITY,
-    FINISH,
-    FIRST_TOKEN,
-    FIRST_WEIGHT,
-    HANDED_OVER,
-    HEAD,
-    HELD,
-    NOBODY,
-    NOW,
-    ON_LINKS,
-    PARKED,
-    PROMPT,
-    QUEUE,
-    SECONDS_PER_TOKEN,
-    SITE,
-    SITE_NUMBER,
-    THINK,
-    TRANSFERS_UNTIL,
-    State,
-)
+from kvplan.simulation.state import NOBODY, Clock, Counter, Fixed, Link, List, Request, State, Time
 
 WAITS_FOR_ROOM, ON_ITS_WAY = -2, -1  # of `State.list`; of a prefill replica the last one alone
 
@@ -42,63 +20,72 @@ def fetch(states: tuple[State, ...], replica: int) -> None:
     """Let those in front take room and begin to come, as long as there is room."""
     s = states[replica]
     waiting = s.list.shape[0] + WAITS_FOR_ROOM
-    request = s.list[waiting, HEAD]
+    request = s.list[waiting, List.HEAD]
     while request != NOBODY:
-        blocks = blocks_of(s, s.request[request, FIRST_WEIGHT] + 1)  # the next token needs room as well
-        if s.counter[HELD] + blocks > s.fixed[CAPACITY]:
+        blocks = blocks_of(
+            s, s.request[request, Request.FIRST_WEIGHT] + 1
+        )  # the next token needs room as well
+        if s.counter[Counter.HELD] + blocks > s.fixed[Fixed.CAPACITY]:
             return
-        s.counter[HELD] += blocks
-        s.clock[CALM] = 0.0
+        s.counter[Counter.HELD] += blocks
+        s.clock[Clock.CALM] = 0.0
         take_out(s, request)
-        prompt = request - s.fixed[HANDED_OVER]
-        sender = s.request[prompt, SITE]
-        begins_s = max(s.clock[NOW], told(s, TRANSFERS_UNTIL, sender), told(s, TRANSFERS_UNTIL, replica))
-        ends_s = begins_s + s.request[prompt, PROMPT] * s.clock[SECONDS_PER_TOKEN]
-        tell(s, TRANSFERS_UNTIL, sender, ends_s)
-        tell(s, TRANSFERS_UNTIL, replica, ends_s)
+        prompt = request - s.fixed[Fixed.HANDED_OVER]
+        sender = s.request[prompt, Request.SITE]
+        begins_s = max(
+            s.clock[Clock.NOW], told(s, Link.TRANSFERS_UNTIL, sender), told(s, Link.TRANSFERS_UNTIL, replica)
+        )
+        ends_s = begins_s + s.request[prompt, Request.PROMPT] * s.clock[Clock.SECONDS_PER_TOKEN]
+        tell(s, Link.TRANSFERS_UNTIL, sender, ends_s)
+        tell(s, Link.TRANSFERS_UNTIL, replica, ends_s)
         # the answer begins when the decode replica can send it
-        s.time[request, FIRST_TOKEN], s.time[request, FINISH] = ends_s, -ends_s
-        s.time[prompt, THINK] = ends_s
+        s.time[request, Time.FIRST_TOKEN], s.time[request, Time.FINISH] = ends_s, -ends_s
+        s.time[prompt, Time.THINK] = ends_s
         append(s, s.list.shape[0] + ON_ITS_WAY, request)
         at_sender(states[sender], prompt)
-        request = s.list[waiting, HEAD]
+        request = s.list[waiting, List.HEAD]
 
 
 @kernel
 def at_sender(s: State, prompt: int) -> None:
     """Have the prefill replica look up when the KV of a prompt has gone."""
     append(s, s.list.shape[0] + ON_ITS_WAY, prompt)
-    number = s.fixed[SITE_NUMBER]
-    tell(s, ACTS, number, min(told(s, ACTS, number), max(s.time[prompt, THINK], s.clock[NOW])))
+    number = s.fixed[Fixed.SITE_NUMBER]
+    tell(
+        s,
+        Link.ACTS,
+        number,
+        min(told(s, Link.ACTS, number), max(s.time[prompt, Time.THINK], s.clock[Clock.NOW])),
+    )
 
 
 @kernel
 def let_sent_go(s: State) -> None:
     """Free what has gone to a decode replica by now."""
     sent = s.list.shape[0] + ON_ITS_WAY
-    prompt = s.list[sent, HEAD]
-    while prompt != NOBODY and s.time[prompt, THINK] <= s.clock[NOW]:
-        s.clock[CALM] = 0.0
-        s.counter[ON_LINKS] -= 1
+    prompt = s.list[sent, List.HEAD]
+    while prompt != NOBODY and s.time[prompt, Time.THINK] <= s.clock[Clock.NOW]:
+        s.clock[Clock.CALM] = 0.0
+        s.counter[Counter.ON_LINKS] -= 1
         take_out(s, prompt)
-        free(s, prompt, s.request[prompt, PARKED], s.request[prompt, PARKED])
-        prompt = s.list[sent, HEAD]
+        free(s, prompt, s.request[prompt, Request.PARKED], s.request[prompt, Request.PARKED])
+        prompt = s.list[sent, List.HEAD]
 
 
 @kernel
 def receive(s: State) -> None:
     """Let those whose KV has come by now stand first in their queue."""
     coming = s.list.shape[0] + ON_ITS_WAY
-    request = s.list[coming, HEAD]
-    while request != NOBODY and s.time[request, FIRST_TOKEN] <= s.clock[NOW]:
-        s.clock[CALM] = 0.0
+    request = s.list[coming, List.HEAD]
+    while request != NOBODY and s.time[request, Time.FIRST_TOKEN] <= s.clock[Clock.NOW]:
+        s.clock[Clock.CALM] = 0.0
         take_out(s, request)
-        put_first(s, s.request[request, QUEUE], request)
-        request = s.list[coming, HEAD]
+        put_first(s, s.request[request, Request.QUEUE], request)
+        request = s.list[coming, List.HEAD]
 
 
 @kernel
 def next_transfer_s(s: State, column: int) -> float:
     """When the next transfer of a replica ends, which stands in a column of `State.time`; infinity: there is none."""
-    request = s.list[s.list.shape[0] + ON_ITS_WAY, HEAD]
+    request = s.list[s.list.shape[0] + ON_ITS_WAY, List.HEAD]
     return math.inf if request == NOBODY else float(s.time[request, column])

@@ -8,7 +8,7 @@ grow with the logarithm of the number of replicas.
 import math
 
 from kvplan.simulation.kernels import kernel
-from kvplan.simulation.state import WHOSE, State
+from kvplan.simulation.state import Link, State
 
 
 @kernel
@@ -26,17 +26,17 @@ def tell(s: State, column: int, replica: int, value: float) -> None:
     while node > 0:
         # a sum, for nobody can foretell which: a branch here would mostly be a wrong guess of the processor
         lesser = 2 * node + (s.link[2 * node + 1, column] < s.link[2 * node, column])
-        least, whose = s.link[lesser, column], s.link[lesser, column + WHOSE]
-        if s.link[node, column] == least and s.link[node, column + WHOSE] == whose:
+        least, whose = s.link[lesser, column], s.link[lesser, column + Link.WHOSE]
+        if s.link[node, column] == least and s.link[node, column + Link.WHOSE] == whose:
             return
-        s.link[node, column], s.link[node, column + WHOSE] = least, whose
+        s.link[node, column], s.link[node, column + Link.WHOSE] = least, whose
         node //= 2
 
 
 @kernel
 def least_of(s: State, column: int) -> int:
     """The replica with the least; of several, the first."""
-    return int(s.link[1, column + WHOSE])
+    return int(s.link[1, column + Link.WHOSE])
 
 
 @kernel

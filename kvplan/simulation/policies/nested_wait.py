@@ -16,9 +16,10 @@ from kvplan.simulation.actions import (
     move_on,
     parked_list,
 )
+from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import HEAD, LENGTH, NOBODY, Setup, State
+from kvplan.simulation.state import NOBODY, List, State
 
 
 @kernel
@@ -42,7 +43,7 @@ def run_segments(s: State, k: int) -> None:
         advance(s, segment)
     for segment in range(1, k):
         for _ in range(int(s.knobs[segment])):
-            request = s.list[parked_list(s, segment - 1), HEAD]
+            request = s.list[parked_list(s, segment - 1), List.HEAD]
             if request == NOBODY:
                 break
             move_on(s, request, segment)
@@ -53,7 +54,7 @@ def run_segments(s: State, k: int) -> None:
 @kernel
 def waiting(s: State, segment: int) -> int:
     """Requests that wait at the start of a segment."""
-    return int(s.list[0 if segment == 0 else parked_list(s, segment - 1), LENGTH])
+    return int(s.list[0 if segment == 0 else parked_list(s, segment - 1), List.LENGTH])
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:

@@ -12,8 +12,9 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
+from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.state import Setup, State
+from kvplan.simulation.state import State
 
 LARGEST = 10**12  # of a parameter, as of the memory: what is counted with it stays within 64 bits
 _NEVER = 1 << 40  # stages; a group with this end keeps its members until they are done
