@@ -12,12 +12,11 @@ from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation import engine
 from kvplan.simulation.actions import admit, advance, evict_until_it_fits, fits
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.kernels import kernel
 from kvplan.simulation.outcome import Ending, Found, Outcome, Series
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.state import NOBODY, Counter, List, Request, State
+from kvplan.simulation.state import NOBODY, Counter, List, Request, State, kernel
 
 CLASSES = 3
 

@@ -4,29 +4,16 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli import completion
-from kvplan.cli.common import (
-    DocumentFormat,
-    Format,
-    Full,
-    Output,
-    Plot,
-    Profile,
-    Slos,
-    check_plot,
-    option,
-    progress_bar,
-    read,
-    write,
-)
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import option
 from kvplan.errors import UsageError
 
 
 def analyze(
-    profile: Profile = None,
-    format: Format = DocumentFormat.TEXT,
-    output: Output = None,
-    slo: Slos = None,
+    profile: options.Profile = None,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
+    slo: options.Slos = None,
     section: Annotated[
         list[str] | None,
         option(
@@ -36,7 +23,7 @@ def analyze(
             autocompletion=completion.sections,
         ),
     ] = None,
-    full: Full = False,
+    full: options.Full = False,
     trial: Annotated[
         bool,
         typer.Option(
@@ -44,19 +31,19 @@ def analyze(
             help="Also run the replica where a burst can empty its prefix cache, to see how long that lasts.",
         ),
     ] = False,
-    plot: Plot = None,
+    plot: options.Plot = None,
 ) -> None:
     """Analyze a profile. The report has load, worst cycle, stability, caps and thresholds, and says what to do."""
     from kvplan.report.assembly import analyze as report
     from kvplan.show.report import view
 
-    if format is not DocumentFormat.TEXT and full:
+    if format is not options.DocumentFormat.TEXT and full:
         raise UsageError("--full goes with --format text; the other formats are always whole")
-    if format is DocumentFormat.JSON and section:
+    if format is options.DocumentFormat.JSON and section:
         raise UsageError("--section chooses what text and Markdown show; JSON is always whole")
-    check_plot(plot, [profile], output)
-    loaded = read(profile, output, slo)
-    with progress_bar() as progress:
+    common.check_plot(plot, [profile], output)
+    loaded = common.read(profile, output, slo)
+    with common.progress_bar() as progress:
         result = report(
             loaded.model,
             name=loaded.name,
@@ -66,4 +53,4 @@ def analyze(
             progress=progress,
         )
     shown = view(result, loaded, section, more="; --full shows the details")
-    write(shown, format, output, full=full, plot=plot)
+    common.write(shown, format, output, full=full, plot=plot)

@@ -8,20 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.cli import completion
-from kvplan.cli.common import (
-    DocumentFormat,
-    Format,
-    Full,
-    Output,
-    argument,
-    load,
-    option,
-    progress_bar,
-    refuse_overwriting,
-    say,
-    write,
-)
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import argument, option
 from kvplan.cli.output import append_result, tell, write_result
 from kvplan.errors import ExitCode, OutputError, UsageError
 
@@ -98,9 +86,9 @@ def check(
             "--remedies", help="Where something fails, look for the smallest change that would pass."
         ),
     ] = False,
-    full: Full = False,
-    format: Format = DocumentFormat.TEXT,
-    output: Output = None,
+    full: options.Full = False,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
     junit: Annotated[
         Path | None,
         option("--junit", metavar="FILE", help="Also write the outcome to this file as JUnit XML."),
@@ -119,10 +107,10 @@ def check(
         _checked(name, required, before, accept or [], alone=alone, changes=remedies) for name in profiles
     ]
     for problem in (problem for one in checked for problem in one.problems):
-        say(f"error: {problem.message}")
+        common.say(f"error: {problem.message}")
     code = checking.exit_code(checked)
     # The result first: what cannot be written elsewhere is not to hide it.
-    write(view(checked), format, output, full=full or remedies)
+    common.write(view(checked), format, output, full=full or remedies)
     try:
         _tell_others(checked, junit)
     except OutputError as error:
@@ -160,8 +148,8 @@ def _checked(
 
     file = name if name != "-" and os.path.lexists(name) else None
     try:
-        loaded = load(name)
-        with progress_bar() as progress:
+        loaded = common.load(name)
+        with common.progress_bar() as progress:
             return checking.check(
                 loaded, file, required, baseline, accepted=accepted, progress=progress, **how
             )
@@ -188,8 +176,8 @@ def _refuse_overwriting(
     profiles: "Sequence[str]", baseline: Path | None, output: Path | None, junit: Path | None
 ) -> None:
     read = [Path(name) for name in profiles if name != "-"] + ([baseline] if baseline is not None else [])
-    refuse_overwriting(output, read)
-    refuse_overwriting(junit, read, "--junit")
+    common.refuse_overwriting(output, read)
+    common.refuse_overwriting(junit, read, "--junit")
     both = output is not None and junit is not None and os.path.realpath(output) == os.path.realpath(junit)
     if both and not (output and output.exists() and not output.is_file()):  # devices take both
         raise UsageError(f"-o and --junit are the same file, {output}")

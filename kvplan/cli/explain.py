@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli import completion
-from kvplan.cli.common import Full, Output, Profile, argument, read, write
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import argument
 
 
 class PageFormat(StrEnum):
@@ -25,10 +25,10 @@ def explain(
             autocompletion=completion.keys_to_explain,
         ),
     ],
-    profile: Profile = None,
-    full: Full = False,
+    profile: options.Profile = None,
+    full: options.Full = False,
     format: Annotated[PageFormat, typer.Option("--format", help="Format of the result.")] = PageFormat.TEXT,
-    output: Output = None,
+    output: options.Output = None,
 ) -> None:
     """Explain a number of the report: its meaning, formula and source, and the values that it rests on."""
     from kvplan.report.assembly import analyze
@@ -36,8 +36,8 @@ def explain(
     from kvplan.show.explanation import view
 
     found = find(key)
-    loaded = read(profile, output)
+    loaded = common.read(profile, output)
     report = analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     full = full or format is PageFormat.MARKDOWN
     shown = page(found, report, loaded.model, loaded.plan, full=full)
-    write(view(shown, loaded.sha256, full=full), format, output)
+    common.write(view(shown, loaded.sha256, full=full), format, output)

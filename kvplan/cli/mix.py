@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from kvplan.cli.common import DocumentFormat, Format, Output, Profile, option, read, write
+from kvplan.cli import common, options
+from kvplan.cli.options import option
 from kvplan.cli.output import check_writable
 from kvplan.errors import UsageError
 
@@ -14,9 +15,9 @@ def mix(
             "--replicas", help="Number of replicas that share the traffic; the profile describes one of them."
         ),
     ],
-    profile: Profile = None,
-    format: Format = DocumentFormat.TEXT,
-    output: Output = None,
+    profile: options.Profile = None,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
 ) -> None:
     """Choose which classes share a replica: segregated, mixed and the best placement found, by what they serve."""
     from kvplan.planning.mixing import MAX_REPLICAS, placements_compared
@@ -25,6 +26,6 @@ def mix(
     if not 1 <= replicas <= MAX_REPLICAS:
         raise UsageError(f"--replicas {replicas}: 1 to {MAX_REPLICAS:,}")
     check_writable(output)
-    loaded = read(profile, output)
+    loaded = common.read(profile, output)
     compared = placements_compared(loaded.model, loaded.plan, replicas)
-    write(view(compared, loaded), format, output)
+    common.write(view(compared, loaded), format, output)

@@ -7,24 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli import completion
-from kvplan.cli.common import (
-    KV_DTYPE,
-    SLO,
-    DocumentFormat,
-    Format,
-    Output,
-    Plot,
-    argument,
-    check_plot,
-    load,
-    option,
-    refuse_overwriting,
-    spread,
-    watched,
-    write,
-    write_plot,
-)
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import argument, option
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode
 from kvplan.planning.asked import PlanOptions
@@ -37,7 +21,7 @@ _OPTIONS = {
         metavar="TYPE,...",
         help="Types of the weights, such as bf16,fp8. Default: the model's own, and fp8 where the GPU has it.",
     ),
-    "kv_dtype": KV_DTYPE,
+    "kv_dtype": options.KV_DTYPE,
     "engine": typer.Option("--engine", help="The engine."),
     "rate": option("--rate", help="Requests/s of the whole service; of conversations, turns/s."),
     "users": option("--users", help="Users who ask, read the answer, think, and ask again."),
@@ -53,7 +37,7 @@ _OPTIONS = {
     "turns": typer.Option(
         "--turns", help="Turns of a conversation, in the mean; each carries all before it."
     ),
-    "slo": SLO,
+    "slo": options.SLO,
     "gpu_hour": option("--gpu-hour", metavar="PRICE", help="Price of a GPU an hour: 3, or H100=3,B200=5.5."),
     "replica_hour": option(
         "--replica-hour",
@@ -88,7 +72,7 @@ _OPTIONS = {
 }
 
 
-@spread
+@options.spread
 def plan(
     services: Annotated[
         list[str],
@@ -108,35 +92,35 @@ def plan(
             "Dask cluster (dask), or by a running Dask scheduler (tcp://HOST:PORT).",
         ),
     ] = "serial",
-    plot: Plot = None,
-    format: Format = DocumentFormat.TEXT,
+    plot: options.Plot = None,
+    format: options.Format = options.DocumentFormat.TEXT,
     full: Annotated[
         bool, typer.Option("--full", help="Name every alternative and every kind refused.")
     ] = False,
-    file: Output = None,
+    file: options.Output = None,
 ) -> None:
     """Find the cheapest replicas that meet the objectives of a demand. -o plan.toml keeps the plan as a profile."""
     from kvplan import executors
-    from kvplan.planning import options
+    from kvplan.planning.options import request
     from kvplan.planning.plan import plan as search
     from kvplan.planning.result import Status
     from kvplan.show.plan import view
 
     check_writable(file)
-    check_plot(plot, services, file)
-    refuse_overwriting(file, [Path(service) for service in services])
+    common.check_plot(plot, services, file)
+    common.refuse_overwriting(file, [Path(service) for service in services])
     executors.check(executor, None)
-    wanted = [load(service) if service == "-" else service for service in services]
-    request = options.request(wanted, asked, Path() if file is None else file.parent)
+    wanted = [common.load(service) if service == "-" else service for service in services]
+    demanded = request(wanted, asked, Path() if file is None else file.parent)
     with _looking() as progress, executors.started(executor, None) as place:
-        found = search(request, progress, engine=place)
+        found = search(demanded, progress, engine=place)
     keeps = file is not None and file.suffix == ".toml"
     shown = view(found, full=full, kept=keeps)
-    write(shown, format, None if keeps else file)
+    common.write(shown, format, None if keeps else file)
     if keeps and found.profile is not None:
         write_result(found.profile.text, file)
     if plot is not None:
-        write_plot(shown.charts, plot)
+        common.write_plot(shown.charts, plot)
     if found.status is Status.IMPOSSIBLE:
         raise typer.Exit(ExitCode.GATE_FAILED)
     if found.status is Status.INTERRUPTED:
@@ -146,7 +130,7 @@ def plan(
 @contextmanager
 def _looking() -> Iterator[Callable[[str], None]]:
     """Show what is being looked at, on standard error if that is a terminal."""
-    if not watched():
+    if not common.watched():
         yield lambda _: None
         return
     from rich.console import Console

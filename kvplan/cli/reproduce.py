@@ -4,17 +4,8 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli import completion
-from kvplan.cli.common import (
-    DocumentFormat,
-    Format,
-    Output,
-    argument,
-    progress_bar,
-    say,
-    say_compiling,
-    write,
-)
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import argument
 from kvplan.cli.output import check_writable
 from kvplan.errors import ExitCode, UsageError, did_you_mean
 
@@ -28,8 +19,8 @@ def reproduce(
             autocompletion=completion.experiments,
         ),
     ] = None,
-    format: Format = DocumentFormat.TEXT,
-    output: Output = None,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
 ) -> None:
     """Compare what papers print with what kvplan computes."""
     from kvplan.reproduction.experiment import load_experiment, shipped_experiments
@@ -45,14 +36,14 @@ def reproduce(
             raise UsageError(f"no experiment {name!r}; {did_you_mean(name, known, 'there are')}")
     wanted = names or known
     found: list[Reproduction] = []
-    with progress_bar() as progress:
+    with common.progress_bar() as progress:
         for name in wanted:
             experiment = load_experiment(name)
-            found.append(judged(experiment, run_all(experiment, announce=say_compiling)))
+            found.append(judged(experiment, run_all(experiment, announce=common.say_compiling)))
             if progress is not None:
                 progress(len(found) / len(wanted))
-    write(view(found, detailed=bool(names)), format, output)
+    common.write(view(found, detailed=bool(names)), format, output)
     changed = [each.experiment.name for each in found if not all(c.as_recorded for c in each.compared)]
     if changed:
-        say(f"error: other verdicts than on record, please report: {', '.join(changed)}")
+        common.say(f"error: other verdicts than on record, please report: {', '.join(changed)}")
         raise typer.Exit(ExitCode.INTERNAL)

@@ -8,24 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.cli import completion
-from kvplan.cli.common import (
-    Full,
-    Output,
-    Plot,
-    Profile,
-    Slos,
-    check_plot,
-    option,
-    progress_bar,
-    read,
-    refuse_one_file_for_both,
-    refuse_overwriting,
-    say,
-    say_compiling,
-    spread,
-    write,
-)
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import option
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError
 
@@ -117,9 +101,9 @@ _RUNS = {
 }
 
 
-@spread
+@options.spread
 def simulate(
-    profile: Profile = None,
+    profile: options.Profile = None,
     policy: Annotated[
         str | None,
         option(
@@ -139,7 +123,7 @@ def simulate(
         ),
     ] = None,
     runs: Annotated[Runs, _RUNS] = Runs(),
-    slo: Slos = None,
+    slo: options.Slos = None,
     series: Annotated[
         Path | None,
         option(
@@ -156,28 +140,29 @@ def simulate(
             help="Add bounds that no policy can surpass. For small runs whose iterations take d0 alone.",
         ),
     ] = False,
-    full: Full = False,
-    plot: Plot = None,
+    full: options.Full = False,
+    plot: options.Plot = None,
     format: Annotated[TableFormat, typer.Option("--format", help="Format of the result.")] = TableFormat.TEXT,
-    output: Output = None,
+    output: options.Output = None,
 ) -> None:
     """Simulate a profile at its own rates, or with options scheduling policies side by side on the same arrivals."""
-    check_plot(plot, [profile, None if runs.trace is None else str(runs.trace)], output)
+    common.check_plot(plot, [profile, None if runs.trace is None else str(runs.trace)], output)
     if runs == Runs() and policy is None and setting is None and series is None and not hindsight:
         from kvplan.show import operating_point as shown
         from kvplan.study.operating_point import operating_point
 
-        loaded = read(profile, output, slo)
+        loaded = common.read(profile, output, slo)
         point = operating_point(loaded.model, loaded.plan)
-        write(shown.view(point, loaded), format, output, full=full, plot=plot)
+        common.write(shown.view(point, loaded), format, output, full=full, plot=plot)
         return
     from kvplan.show.simulation import interruption, series_csv, view
-    from kvplan.simulation.experiments import options, study
+    from kvplan.simulation.experiments import study
     from kvplan.simulation.experiments.hindsight_bound import study_bounds
+    from kvplan.simulation.experiments.options import chosen, drawn
 
     _check_files(profile, runs.trace, series, output)
-    loaded = read(profile, output, slo)
-    load, seeds = options.drawn(
+    loaded = common.read(profile, output, slo)
+    load, seeds = drawn(
         loaded.model,
         **vars(runs)
         | {
@@ -187,7 +172,7 @@ def simulate(
     )
     usual = "vllm" if loaded.model.finds_prefixes or _is_split(loaded.model) else "greedy,rate-limited,vllm"
     names = [name.strip() for name in (usual if policy is None else policy).split(",") if name.strip()]
-    policies = options.chosen(names, setting or [])
+    policies = chosen(names, setting or [])
     if hindsight and format is TableFormat.CSV:
         raise UsageError("--hindsight does not go with --format csv")
     if hindsight and loaded.model.fleet is not None:
@@ -196,25 +181,27 @@ def simulate(
     bounds = study_bounds(loaded.model, load, list(policies), seeds) if hindsight else ()
     in_all = (load.requests or 0) * len(policies) * len(seeds)
     if in_all >= _LARGE:
-        say(f"note: {in_all:,} requests in all take some {in_all * _BYTES_EACH / 1e9:.2g} GB of memory")
-    with progress_bar() as progress:
+        common.say(
+            f"note: {in_all:,} requests in all take some {in_all * _BYTES_EACH / 1e9:.2g} GB of memory"
+        )
+    with common.progress_bar() as progress:
         found = study.study(
-            loaded.model, loaded.plan, load, policies, seeds, progress=progress, announce=say_compiling
+            loaded.model, loaded.plan, load, policies, seeds, progress=progress, announce=common.say_compiling
         )
     if series is not None:
         write_result(series_csv(found), series)
-    write(view(found, loaded, bounds), format, output, full=full, plot=plot)
+    common.write(view(found, loaded, bounds), format, output, full=full, plot=plot)
     if found.interrupted:
-        say(f"note: {interruption(found)}")
+        common.say(f"note: {interruption(found)}")
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 def _check_files(profile: str | None, trace: Path | None, series: Path | None, output: Path | None) -> None:
     """Refuse files that could not be written, or only over another, before the work that they are for."""
-    refuse_one_file_for_both(series, "--series", output)
+    common.refuse_one_file_for_both(series, "--series", output)
     read_from = [Path(name) for name in (profile, trace) if name is not None]
-    refuse_overwriting(output, read_from)
-    refuse_overwriting(series, read_from, "--series")
+    common.refuse_overwriting(output, read_from)
+    common.refuse_overwriting(series, read_from, "--series")
     check_writable(series)
     check_writable(output)
 
@@ -230,5 +217,5 @@ def _recorded(trace: Path) -> "Requests":
 
     found = read_trace(trace)
     for note in found.notes:
-        say(f"note: {note}")
+        common.say(f"note: {note}")
     return found.requests

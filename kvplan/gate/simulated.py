@@ -10,7 +10,7 @@ from kvplan.gate.requirement import Key, Named
 from kvplan.model import ServingModel
 from kvplan.model.slo import FIGURES, TIMES
 from kvplan.report.assembly import Analyses
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.study.goodput import at_rate
 from kvplan.study.objectives import Decision, State, decide, overall
 from kvplan.study.operating_point import Status

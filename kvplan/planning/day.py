@@ -20,7 +20,7 @@ from kvplan.simulation.experiments.runner import Job, at_once, scenarios
 from kvplan.simulation.fleet.scaling import Autoscaler, Lifetime, reactive, scheduled
 from kvplan.simulation.metrics import policy_result
 from kvplan.simulation.outcome import Outcome
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario
 from kvplan.solve import boundary
 from kvplan.study.objectives import State

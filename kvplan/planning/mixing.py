@@ -14,7 +14,7 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.placement import Group, Rate, Search, give_replicas, partitions, search
 from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, Plan, ServingModel
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.study.operating_point import Latency, operating_point
 from kvplan.study.recovery import Recovery, admissions_per_iteration, iterations_wanted, recovery
 

@@ -12,8 +12,7 @@ from kvplan.planning.search import Setting
 from kvplan.planning.trial import Task
 from kvplan.planning.writing import written
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.study.objectives import State
 
 TRANSFER = "50 GB/s"  # of KV from side to side, where [fleet] does not say

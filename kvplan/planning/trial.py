@@ -14,7 +14,7 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.split import sides, split_rps
 from kvplan.model import ArrivalProcess, Plan, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.study.goodput import at_rate
 from kvplan.study.objectives import LONG, Decision, State, decisions
 from kvplan.study.operating_point import Observation, observe

@@ -26,7 +26,7 @@ from kvplan.report.prefix_cache import CacheBlock, cache_block, with_trial
 from kvplan.report.replica import Cost, LayoutBlock, cost, layout_block
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.runner import Progress
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.study.advice import Advice, advice
 from kvplan.study.drain import Drain, drain
 from kvplan.study.fleet import timed

@@ -14,8 +14,7 @@ from markupsafe import Markup
 from kvplan.report.words import Status
 from kvplan.show.chart import Chart
 from kvplan.show.page import Column, Document, Figure
-from kvplan.show.palette import DARK, LIGHT
-from kvplan.show.svg import element, quote
+from kvplan.show.svg import DARK, LIGHT, element, quote
 
 _COLOURS = {Status.STABLE: "green", Status.NEEDS_CAP: "orange", Status.OVERLOADED: "red"}
 

@@ -7,16 +7,12 @@ group of each iteration.
 
 import math
 
-from kvplan.simulation.coming import bring, comes_before, skip, take_first
-from kvplan.simulation.kernels import kernel
+from kvplan.simulation.followups import bring, skip
 from kvplan.simulation.prefix_cache import caches, let_go
+from kvplan.simulation.queues import append, put_first, take_out
 from kvplan.simulation.radix_cache import leave_tree
-from kvplan.simulation.ranks import count
 from kvplan.simulation.state import (
-    GAPS,
-    GAPS_IN_E,
     NOBODY,
-    SHORTEST_GAP_S,
     STANDS_BY,
     Blocks,
     Cache,
@@ -35,11 +31,15 @@ from kvplan.simulation.state import (
     Time,
     Turn,
     extended,
+    group_list,
     hosted,
     in_fleet,
+    kernel,
     layered,
+    parked_list,
     pooled,
 )
+from kvplan.simulation.statistics import note_gaps
 
 
 @kernel
@@ -110,156 +110,6 @@ def not_drafting(s: State) -> int:
             count += 1
             request = s.request[request, Request.BEFORE]
     return int(count)
-
-
-# ----------------------------------------------------------------------------------------------------- lists
-
-
-@kernel
-def append(s: State, where: int, request: int) -> None:
-    """Put a request at the end of a list."""
-    last = s.list[where, List.TAIL]
-    s.request[request, Request.BEFORE], s.request[request, Request.AFTER] = last, NOBODY
-    if last == NOBODY:
-        s.list[where, List.HEAD] = request
-    else:
-        s.request[last, Request.AFTER] = request
-    s.list[where, List.TAIL] = request
-    s.list[where, List.LENGTH] += 1
-    s.request[request, Request.PLACE] = where
-
-
-@kernel
-def put_first(s: State, where: int, request: int) -> None:
-    """Put a request at the beginning of a list."""
-    first = s.list[where, List.HEAD]
-    s.request[request, Request.BEFORE], s.request[request, Request.AFTER] = NOBODY, first
-    if first == NOBODY:
-        s.list[where, List.TAIL] = request
-    else:
-        s.request[first, Request.BEFORE] = request
-    s.list[where, List.HEAD] = request
-    s.list[where, List.LENGTH] += 1
-    s.request[request, Request.PLACE] = where
-
-
-@kernel
-def take_out(s: State, request: int) -> None:
-    """Remove a request from the list in which it stands."""
-    where, left, right = (
-        s.request[request, Request.PLACE],
-        s.request[request, Request.BEFORE],
-        s.request[request, Request.AFTER],
-    )
-    if left == NOBODY:
-        s.list[where, List.HEAD] = right
-    else:
-        s.request[left, Request.AFTER] = right
-    if right == NOBODY:
-        s.list[where, List.TAIL] = left
-    else:
-        s.request[right, Request.BEFORE] = left
-    s.list[where, List.LENGTH] -= 1
-    s.request[request, Request.PLACE] = Place.OUTSIDE
-
-
-@kernel
-def group_list(s: State, group: int) -> int:
-    """The list of a group's members, in order of admission."""
-    return int(s.fixed[Fixed.QUEUES] + group)
-
-
-@kernel
-def parked_list(s: State, group: int) -> int:
-    """The list of those who wait, KV kept, behind a group."""
-    return int(s.fixed[Fixed.QUEUES] + s.group.shape[0] + group)
-
-
-# -------------------------------------------------------------------------------------------------- arrivals
-
-
-@kernel
-def release(s: State) -> None:
-    """Everybody who has arrived by now joins a queue."""
-    c = s.counter
-    while (
-        c[Counter.JOINED] < c[Counter.RELEASED]
-        and s.time[c[Counter.JOINED], Time.ARRIVAL] <= s.clock[Clock.NOW]
-    ):
-        if c[Counter.WAITING] >= s.fixed[Fixed.MOST_WAITING]:
-            break
-        if extended(s):
-            release_brought(s, c[Counter.JOINED])
-        join(s, c[Counter.JOINED])
-        c[Counter.JOINED] += 1
-    if extended(s) and not in_fleet(s):
-        release_brought(s, NOBODY)
-    if c[Counter.WAITING] > c[Counter.QUEUE_PEAK]:
-        c[Counter.QUEUE_PEAK] = c[Counter.WAITING]
-
-
-@kernel
-def release_brought(s: State, before: int) -> None:
-    """Of those whom others have brought, all that come by now, and before somebody else."""
-    while s.fleet[0, Router.TO_COME] > 0:
-        request = s.request[0, Turn.COMING]
-        if s.time[0, Time.COMING] > s.clock[Clock.NOW]:
-            return
-        if before != NOBODY and comes_before(
-            s.time[before, Time.ARRIVAL], before, s.time[0, Time.COMING], request
-        ):
-            return
-        join(s, request)
-        take_first(s)
-
-
-@kernel
-def join(s: State, request: int) -> None:
-    """A request has arrived."""
-    append(s, s.request[request, Request.QUEUE], request)
-    s.counter[Counter.WAITING] += 1
-    if s.fixed[Fixed.COUNTS_QUEUES]:
-        count(s, s.request[request, Request.QUEUE], 1)
-
-
-@kernel
-def next_arrival(s: State) -> int:
-    """The next request to come of those whose arrival is known; NOBODY: there is none."""
-    c = s.counter
-    unasked = (
-        c[Counter.JOINED]
-        if c[Counter.JOINED] < c[Counter.RELEASED] and c[Counter.WAITING] < s.fixed[Fixed.MOST_WAITING]
-        else NOBODY
-    )
-    if not extended(s) or s.fleet[0, Router.TO_COME] == 0 or in_fleet(s):
-        return int(unasked)
-    brought = s.request[0, Turn.COMING]
-    if unasked == NOBODY or comes_before(
-        s.time[0, Time.COMING], brought, s.time[unasked, Time.ARRIVAL], unasked
-    ):
-        return int(brought)
-    return int(unasked)
-
-
-@kernel
-def next_event_s(s: State) -> float:
-    """When the next request comes, or the first load is done; infinite where neither is known."""
-    coming, event_s = next_arrival(s), math.inf
-    if coming != NOBODY:
-        event_s = s.time[coming, Time.ARRIVAL]
-    if hosted(s) and s.list[parked_list(s, 0), List.HEAD] != NOBODY:
-        event_s = min(event_s, s.time[s.list[parked_list(s, 0), List.HEAD], Time.READY])
-    return event_s
-
-
-@kernel
-def more_to_come(s: State) -> bool:
-    """Whether an arrival is still ahead whose time is known, or beyond the horizon."""
-    if in_fleet(s) and (
-        s.fleet[0, Router.UNASKED] < s.fleet[0, Router.UNASKED_END] or s.fleet[0, Router.TO_COME] > 0
-    ):
-        return True
-    return bool(next_arrival(s) != NOBODY or s.fixed[Fixed.MORE_LATER])
 
 
 # ---------------------------------------------------------------------------------------------------- groups
@@ -625,32 +475,6 @@ def emit_tokens(s: State, group: int) -> int:
 
 
 @kernel
-def note_gaps(s: State, gap_s: float, count: int) -> None:
-    """Count times between two tokens."""
-    if count > 0:
-        s.clock[Clock.GAP_SUM] += gap_s * count
-        s.histogram[gaps_of_span(s) + gap_place(gap_s)] += count
-
-
-@kernel
-def gaps_of_span(s: State) -> int:
-    """Where in `State.histogram` the times between tokens of this span begin."""
-    return int(s.fixed[Fixed.KV_BINS] + s.counter[Counter.SPAN] * GAPS)
-
-
-@kernel
-def gap_place(gap_s: float) -> int:
-    """Bin of a time between two tokens."""
-    return min(int(gap_position(gap_s)), GAPS - 1)
-
-
-@kernel
-def gap_position(gap_s: float) -> float:
-    """Where in the bins a time between two tokens is, and how far into its bin."""
-    return math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E
-
-
-@kernel
 def outstanding(s: State) -> int:
     """Requests that a replica has to do with."""
     return int(s.counter[Counter.WAITING] + s.counter[Counter.RESIDENT] + s.counter[Counter.ON_LINKS])
@@ -712,6 +536,8 @@ def clear_batch(s: State) -> None:
     """Forget the batch before."""
     for group in range(s.group.shape[0]):
         s.group[group, Group.RUNS] = 0
+    if hosted(s):
+        s.clock[Clock.LOADING] = 0.0
     s.counter[Counter.PROMPTS] = 0
     s.counter[Counter.MORE_TOKENS] = 0
     s.counter[Counter.MORE_REQUESTS] = 0

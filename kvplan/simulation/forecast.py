@@ -7,8 +7,7 @@ that is next in line, it mostly lacks in the next iteration too: that tick is lo
 """
 
 from kvplan.simulation.actions import blocks_of, due_slot, fits
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.state import NOBODY, Counter, Fixed, Group, Ranked, Request, State
+from kvplan.simulation.state import NOBODY, Counter, Fixed, Group, Ranked, Request, State, kernel
 
 
 @kernel

@@ -108,7 +108,7 @@ class Setup(NamedTuple):
     coasts
         One group, and the policy only lets it run where nobody waits, or where in the iteration before nobody was
         admitted, evicted or done: who did not fit then does not fit now. Nor is anybody admitted beside a prompt that
-        goes on. See `kvplan.simulation.coasting`.
+        goes on. See `kvplan.simulation.fast_forward`.
     pools
         Where windows have a pool of their own.
     host
@@ -438,7 +438,7 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
     >>> shared = Prefixes(np.array([1, 2]), np.array([-1, 0, 0]), np.array([20, 0, 0]))
     >>> two = Requests(np.zeros(2), np.array([20, 30]), np.ones(2, dtype=np.int64), np.zeros(2), prefixes=shared)
     >>> leaf, copy, stream = block_streams(two, 10)
-    >>> stream[:4, BEGIN].tolist(), stream[:4, PARENT].tolist(), copy.tolist()
+    >>> stream[:4, Stream.BEGIN].tolist(), stream[:4, Stream.PARENT].tolist(), copy.tolist()
     ([0, 2, 2, 1], [-1, 3, 3, 0], [4, -1])
     """
     leaf, parent, begin, end = _in_blocks(requests, block)

@@ -16,7 +16,7 @@ anything is put into it or looked for.
 """
 
 from kvplan.simulation.host_tier import host_drops, host_keeps_released, host_keeps_victims, host_settles
-from kvplan.simulation.kernels import kernel
+from kvplan.simulation.queues import stream_joins, stream_leaves
 from kvplan.simulation.state import (
     NOBODY,
     Cache,
@@ -29,6 +29,8 @@ from kvplan.simulation.state import (
     Stream,
     extended,
     hosted,
+    kernel,
+    sequence,
 )
 
 
@@ -66,45 +68,27 @@ def settle(s: State) -> None:
 
 @kernel
 def join_queue(s: State, stream: int, blocks: int) -> None:
-    """Blocks with a hash that nobody holds any more."""
-    c = s.counter
-    last = c[Counter.NEWEST]
+    """Put blocks with a hash that nobody holds any more at the end of the queue."""
+    stream_joins(s, stream, Counter.OLDEST, Stream.IN_FRONT)
     s.stream[stream, Stream.CACHED] = blocks
-    s.stream[stream, Stream.IN_FRONT], s.stream[stream, Stream.BEHIND] = last, NOBODY
-    if last == NOBODY:
-        c[Counter.OLDEST] = stream
-    else:
-        s.stream[last, Stream.BEHIND] = stream
-    c[Counter.NEWEST] = stream
-    c[Counter.FREE] += blocks
+    s.counter[Counter.FREE] += blocks
 
 
 @kernel
 def leave_queue(s: State, stream: int) -> None:
-    """Take a stream out of the queue, wherever it stands."""
-    c, left, right = s.counter, s.stream[stream, Stream.IN_FRONT], s.stream[stream, Stream.BEHIND]
-    if left == NOBODY:
-        c[Counter.OLDEST] = right
-    else:
-        s.stream[left, Stream.BEHIND] = right
-    if right == NOBODY:
-        c[Counter.NEWEST] = left
-    else:
-        s.stream[right, Stream.IN_FRONT] = left
-
-
-@kernel
-def cached_blocks(s: State) -> int:
-    """Blocks with a hash that nobody holds."""
-    c = s.counter
-    taken = c[Counter.FREE] - s.fixed[Fixed.CAPACITY] + c[Counter.HELD]
-    return int(c[Counter.FREE] - c[Counter.BLANK] - max(taken - c[Counter.BLANK], 0))
+    """Take a stream out of the queue, wherever it stands; its blocks still count as free."""
+    stream_leaves(s, stream, Counter.OLDEST, Stream.IN_FRONT)
 
 
 @kernel
 def cached_tokens(s: State) -> int:
-    """Tokens that are known though nobody holds them."""
-    return int(cached_blocks(s) * s.fixed[Fixed.BLOCK]) if caches(s) else 0
+    """Count the tokens that are known though nobody holds them."""
+    if not caches(s):
+        return 0
+    c = s.counter
+    taken = c[Counter.FREE] - s.fixed[Fixed.CAPACITY] + c[Counter.HELD]
+    blocks = c[Counter.FREE] - c[Counter.BLANK] - max(taken - c[Counter.BLANK], 0)
+    return int(blocks * s.fixed[Fixed.BLOCK])
 
 
 # ------------------------------------------------------------------------------------------------------------- copies
@@ -144,12 +128,6 @@ def forget(s: State, copy: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ look-up and release
-
-
-@kernel
-def sequence(s: State, request: int) -> int:
-    """Tokens of a waiting request: its prompt, and what it had generated."""
-    return int(s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE])
 
 
 @kernel

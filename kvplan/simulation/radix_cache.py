@@ -8,9 +8,19 @@ Whoever touches a node touches all above it, and comes to them later. So those t
 the order in which they are to go: the first one is always a leaf. Other blocks in it there are none.
 """
 
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.prefix_cache import count_hits, join_queue, leave_queue, sequence
-from kvplan.simulation.state import NOBODY, Cached, Counter, Fixed, Request, State, Stream, Tree
+from kvplan.simulation.prefix_cache import count_hits, join_queue, leave_queue
+from kvplan.simulation.state import (
+    NOBODY,
+    Cached,
+    Counter,
+    Fixed,
+    Request,
+    State,
+    Stream,
+    Tree,
+    kernel,
+    sequence,
+)
 
 # ------------------------------------------------------------------------------------------------------------- nodes
 

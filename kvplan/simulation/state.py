@@ -7,10 +7,10 @@ members in order of admission, and in a ring of lists by the tick at which they 
 """
 
 import inspect
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from kvplan.model import FloatArray, IntArray
-from kvplan.simulation.kernels import kernel
 
 NOBODY = -1
 STANDS_BY = 2  # a value of `Group.RUNS`
@@ -19,6 +19,15 @@ GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind thos
 GAPS_IN_E = 500  # bins in which a time grows by a factor e: each is 0.2 % wide
 SHORTEST_GAP_S = 1e-9  # what is shorter counts as this; the longest is 1e9 times a second
 MAX_TOKENS = 0  # the first of the knobs, where prompts are computed in parts: the budget of an iteration
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+KERNELS: list[Callable[..., Any]] = []
+
+
+def kernel(function: _Function) -> _Function:
+    """Mark a function that goes into compiled loops; it stays as it is for all others."""
+    KERNELS.append(function)
+    return function
 
 
 class Columns:
@@ -470,7 +479,7 @@ class State(NamedTuple):
     future : ndarray of int64
         Blocks that residents are expected to hold at each later tick, a ring; see `kvplan.simulation.forecast`.
     rank : ndarray of int64, shape (2 n_leaves, 2)
-        How many are below each node of a binary tree, and the last of each leaf's pile; see `kvplan.simulation.ranks`.
+        How many are below each node of a binary tree, and the last of each leaf's pile; see `kvplan.simulation.queues`.
     histogram : ndarray of int64, shape (Fixed.KV_BINS + n_spans·GAPS,)
         Iterations by KV tokens held; then, span after span, times between two tokens by their logarithms.
     span : ndarray of float64, shape (n_spans, n_columns)
@@ -490,7 +499,7 @@ class State(NamedTuple):
     fleet : ndarray of int64, shape (1 + n_replicas, n_columns)
         `Router`, then a `Site` a row. Shared by all replicas of a fleet; without one a row.
     link : ndarray of float64, shape (2 n_leaves, n_columns)
-        Likewise, see `kvplan.simulation.fleet.trees`.
+        Likewise, see `kvplan.simulation.fleet.links`.
     """
 
     timing: FloatArray
@@ -521,3 +530,21 @@ class State(NamedTuple):
 def in_fleet(s: State) -> bool:
     """Whether this is a replica of several, whose router says who comes."""
     return bool(s.link.shape[0] > 0)
+
+
+@kernel
+def group_list(s: State, group: int) -> int:
+    """Return the list of a group's members, in order of admission."""
+    return int(s.fixed[Fixed.QUEUES] + group)
+
+
+@kernel
+def parked_list(s: State, group: int) -> int:
+    """Return the list of those who wait, KV kept, behind a group."""
+    return int(s.fixed[Fixed.QUEUES] + s.group.shape[0] + group)
+
+
+@kernel
+def sequence(s: State, request: int) -> int:
+    """Return the tokens of a waiting request: its prompt, and what it had generated."""
+    return int(s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE])

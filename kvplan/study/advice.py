@@ -17,8 +17,7 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.backlog import Backlog, Means
 from kvplan.simulation.experiments.runner import at_once
-from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.operating_point import Observation, OperatingPoint, Status, observe
 from kvplan.study.protection import SEATS, Gained, Setting, protection

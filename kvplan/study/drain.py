@@ -19,7 +19,7 @@ from kvplan.model.schedule import Steps
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.simulation.open_run import OpenRun
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, with_drafts
 from kvplan.simulation.sessions import Burst, merged, stream_of_sessions

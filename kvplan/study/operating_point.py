@@ -22,7 +22,7 @@ from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, at_once
 from kvplan.simulation.initial_state import Spans
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.study.sample import FIGURES, OVER_TIME, QUANTILES, Estimate, Sample
 from kvplan.study.warm_up import life_s, typical_iteration_s, warm_up_s

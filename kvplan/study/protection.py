@@ -13,9 +13,8 @@ from kvplan.analysis.fleet import steady_replica
 from kvplan.analysis.prefix_cache import PrefixCache, full_memory, prefix_cache
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.runner import Job, at_once
-from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.limits import SHED_AFTER
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import POLICIES, engine_settings
+from kvplan.simulation.policies.parameters import SHED_AFTER
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.study.warm_cache import burst_size, with_burst
 from kvplan.study.warm_up import life_s

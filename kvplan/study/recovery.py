@@ -18,12 +18,11 @@ from kvplan.analysis.equilibrium import saturation, sustainable_rate
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
 from kvplan.model.weights import stage_count
-from kvplan.simulation.backlog import Backlog, Mark, Means, picked
+from kvplan.simulation.backlog import Backlog, Mark, Means, blocks_needed, picked
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests, saturated, with_drafts
-from kvplan.simulation.residents import blocks_needed
 from kvplan.study.sample import Ratio, ratio
 
 _FEWEST, _STAYS, _FILLS = 4_000, 20, 4  # completions, longest stays and fillings of memory in a run at first

@@ -22,7 +22,7 @@ from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, Progress, at_once, run_to_the_end
 from kvplan.simulation.initial_state import Spans
 from kvplan.simulation.outcome import Outcome
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Policy, Scenario
 from kvplan.simulation.requests import Requests, saturated
 from kvplan.simulation.sessions import Burst, merged

@@ -293,10 +293,10 @@ def test_why_a_run_that_clears_all_of_memory_is_stuck(
 INTERRUPTED = """
 import os, signal, sys, time
 from kvplan.cli.app import main
-from kvplan.simulation import engine, programs
+from kvplan.simulation import engine
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
-programs.Program.is_worth_it = lambda *_: False  # however slow the machine, the loop looks up now and then
+engine.Program.is_worth_it = lambda *_: False  # however slow the machine, the loop looks up now and then
 os.cpu_count = lambda: 2  # however many there are, some policy has not begun
 run = engine.run
 

@@ -18,14 +18,13 @@ from kvplan.analysis.stability import stability
 from kvplan.analysis.wait import queue_at_start
 from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.model import IntArray, Plan, ServingModel, Timing
-from kvplan.simulation.actions import group_list
 from kvplan.simulation.engine import run
 from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, interleaved, poisson
-from kvplan.simulation.state import NOBODY, Group, List, Request, State
+from kvplan.simulation.state import NOBODY, Group, List, Request, State, group_list
 
 ITERATIONS = 1200  # of saturated runs; the first half is left out of what is measured
 

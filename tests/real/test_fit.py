@@ -14,7 +14,7 @@ from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import load_profile
 from kvplan.simulation.experiments.runner import Job, run_to_the_end
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.recorded import prefixes_of_hashes
+from kvplan.simulation.requests import prefixes_of_hashes
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
 AZURE = DATA / "azure-conv/AzureLLMInferenceTrace_conv.csv"

@@ -13,7 +13,7 @@ from tiers import examples
 
 from kvplan.engine import EngineName
 from kvplan.model import Admission, Engine, Plan, Prefill, Replica, ServingModel, Timing
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.study.advice import Advice, advice
 from kvplan.study.operating_point import operating_point
 from kvplan.study.protection import Setting, protection

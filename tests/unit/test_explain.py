@@ -355,7 +355,7 @@ def test_every_page_is_readable() -> None:
 
 
 def _text(page: Explained | Summary) -> str:
-    return terminal.render(page.document([explanation.build(page)]))
+    return terminal.render(pages.document([explanation.build(page)]))
 
 
 def _check_pages(given: tuple[Case, bool]) -> None:
@@ -363,7 +363,7 @@ def _check_pages(given: tuple[Case, bool]) -> None:
     case, is_shown = given
     for about in CONTRACT.values():
         page = explain(find(about.key), *case)
-        marked = markdown.render(page.document([explanation.build(page)]))
+        marked = markdown.render(pages.document([explanation.build(page)]))
         text = _text(page) if is_shown else marked
         if is_shown:
             assert text.startswith(f"{about.key}\n  ")

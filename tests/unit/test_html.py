@@ -17,8 +17,8 @@ from kvplan.report.assembly import Report, to_document
 from kvplan.show import html
 from kvplan.show.chart import Axis, Chart, Line
 from kvplan.show.page import Figure, Paragraph, Section, Table, document
-from kvplan.show.palette import DARK, LIGHT
 from kvplan.show.report import build
+from kvplan.show.svg import DARK, LIGHT
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 HOSTILE = (

@@ -7,7 +7,7 @@ from shipped import profile
 from strategies import mix_model
 
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.recovery import Recovery, recovery
 

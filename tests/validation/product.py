@@ -19,7 +19,7 @@ from kvplan.planning.plan import plan
 from kvplan.planning.result import Request
 from kvplan.planning.search import Candidate, Setting
 from kvplan.planning.trial import Task
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.study import advice as tried
 from kvplan.study import goodput as search
 from kvplan.study import operating_point as study

@@ -17,8 +17,7 @@ from kvplan.simulation.experiments.load import (
 )
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
-from kvplan.simulation.recorded import first
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Requests, first
 from kvplan.simulation.sessions import Burst
 from kvplan.units import parse_time
 

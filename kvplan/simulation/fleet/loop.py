@@ -7,19 +7,22 @@ iteration runs, before its end.
 
 import math
 
-from kvplan.simulation.actions import append, join, next_event_s, outstanding
-from kvplan.simulation.coasting import admits_nobody, calm_until_s, coast
-from kvplan.simulation.coming import comes_before, take_first
+from kvplan.simulation.actions import outstanding
 from kvplan.simulation.engine import FINISHED, GOES_ON, IDLE, LACKS_ROWS, LIVELOCK, OUT_OF_TIME, loop
-from kvplan.simulation.fleet.transfer import (
+from kvplan.simulation.fast_forward import admits_nobody, calm_until_s, coast
+from kvplan.simulation.fleet.links import (
     WAITS_FOR_ROOM,
     fetch,
+    least_of,
+    least_of_others,
     let_sent_go,
     next_transfer_s,
     receive,
+    tell,
+    told,
 )
-from kvplan.simulation.fleet.trees import least_of, least_of_others, tell, told
-from kvplan.simulation.kernels import kernel
+from kvplan.simulation.followups import earlier, join, next_event_s, take_first
+from kvplan.simulation.queues import append
 from kvplan.simulation.state import (
     NOBODY,
     Clock,
@@ -33,7 +36,7 @@ from kvplan.simulation.state import (
     Site,
     State,
     Time,
-    Turn,
+    kernel,
 )
 
 CHANGES = 6  # beside the codes of `kvplan.simulation.engine`: other replicas take requests from now on
@@ -109,18 +112,11 @@ def held_back(states: tuple[State, ...]) -> int:
 
 @kernel
 def next_request(s: State) -> int:
-    """Who comes next, of those who come unasked and those whom others have brought; NOBODY: there is none known."""
-    unasked = (
-        s.fleet[0, Router.UNASKED] if s.fleet[0, Router.UNASKED] < s.fleet[0, Router.UNASKED_END] else NOBODY
-    )
-    if s.fleet[0, Router.TO_COME] == 0:
-        return int(unasked)
-    brought = s.request[0, Turn.COMING]
-    if unasked == NOBODY or comes_before(
-        s.time[0, Time.COMING], brought, s.time[unasked, Time.ARRIVAL], unasked
-    ):
-        return int(brought)
-    return int(unasked)
+    """Return who comes next, of those who come unasked and those whom others have brought; NOBODY: none is known."""
+    unasked = NOBODY
+    if s.fleet[0, Router.UNASKED] < s.fleet[0, Router.UNASKED_END]:
+        unasked = int(s.fleet[0, Router.UNASKED])
+    return earlier(s, unasked)
 
 
 @kernel

@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.fleet import one_replica
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Replica, Timing
 from kvplan.model.fleet import Routing
 from kvplan.simulation import engine
-from kvplan.simulation.engine import GOES_ON, LACKS_ROWS, LIVELOCK
+from kvplan.simulation.engine import GOES_ON, LACKS_ROWS, LIVELOCK, FormBatch, Loop, Program, until_it_ends
+from kvplan.simulation.fleet import links
 from kvplan.simulation.fleet import loop as fleet_loop
-from kvplan.simulation.fleet import transfer, trees
 from kvplan.simulation.initial_state import RECORDS, Setup, Spans, new_state
-from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.outcome import Ending, Outcome, outcome
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.prefixes import Turns
-from kvplan.simulation.programs import FormBatch, Loop, Program, until_it_ends
-from kvplan.simulation.remains import outcome
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.rows import Rows
+from kvplan.simulation.row_pool import RowPool
 from kvplan.simulation.state import (
     NOBODY,
     Cache,
@@ -46,7 +46,7 @@ _RECORDS = 1 << 9  # of the series of each replica, of several
 _MOST_BYTES = 1 << 30  # of what replicas have of their own
 
 
-class Group(NamedTuple):
+class ReplicaGroup(NamedTuple):
     """Equal replicas of a fleet.
 
     Attributes
@@ -70,7 +70,7 @@ class Group(NamedTuple):
 def run(
     policy: FormBatch,
     requests: Requests,
-    groups: Sequence[Group],
+    groups: Sequence[ReplicaGroup],
     routing: Routing,
     *,
     seed: int = 0,
@@ -115,7 +115,7 @@ def run(
     if (split or not requests.is_open) and requests.turns is None:
         known = [replace(one, turns=_no_turns(one.arrival_s.size)) for one in known]
     at_once = max(engine.ROWS, min(_ROWS * sum(group.replicas for group in groups), _MOST_ROWS))
-    rows = Rows(known[0], groups[0].setup, groups[0].replica, at_once)
+    rows = RowPool(known[0], groups[0].setup, groups[0].replica, at_once)
     sites = _sites(known[0], groups, routing, seed)
     states = _states(known, groups, routing, sites, rows.number.size, watch, spans)
     for s in states:
@@ -153,7 +153,7 @@ def _bound(policy: FormBatch) -> Loop:
     return engine.with_names(fleet_loop.serve, run_replica=run_replica)
 
 
-PROGRAM = Program("fleet", _bound, (engine.loop, fleet_loop.serve, transfer.fetch, trees.tell))
+PROGRAM = Program("fleet", _bound, (engine.loop, fleet_loop.serve, links.fetch))
 
 
 def _no_turns(size: int) -> Turns:
@@ -164,13 +164,13 @@ def _no_turns(size: int) -> Turns:
 _RULES = {Routing.LEAST_REQUESTS: Rule.BY_REQUESTS, Routing.LEAST_KV: Rule.BY_KV}
 
 
-def _sites(requests: Requests, groups: Sequence[Group], routing: Routing, seed: int) -> list[IntArray]:
+def _sites(requests: Requests, groups: Sequence[ReplicaGroup], routing: Routing, seed: int) -> list[IntArray]:
     """The replica that each request is meant for, of each group; nothing where the router looks."""
     found = [_meant_for(routing, requests, group, [seed, i]) for i, group in enumerate(groups)]
     return [site + sum(group.replicas for group in groups[:i]) for i, site in enumerate(found)]
 
 
-def _meant_for(routing: Routing, requests: Requests, group: Group, seed: Sequence[int]) -> IntArray:
+def _meant_for(routing: Routing, requests: Requests, group: ReplicaGroup, seed: Sequence[int]) -> IntArray:
     size, replicas = requests.arrival_s.size, group.replicas
     rng = np.random.default_rng(seed)
     if group.open_s:
@@ -225,7 +225,7 @@ def _first_turns(turns: Turns) -> IntArray:
 
 def _states(
     known: Sequence[Requests],
-    groups: Sequence[Group],
+    groups: Sequence[ReplicaGroup],
     routing: Routing,
     sites: Sequence[IntArray],
     rows: int,
@@ -309,7 +309,7 @@ def _tables(firsts: Sequence[State], sites: Sequence[IntArray]) -> tuple[FloatAr
     return time, request
 
 
-def _ending(states: Sequence[State], rows: Rows, code: int) -> Ending:
+def _ending(states: Sequence[State], rows: RowPool, code: int) -> Ending:
     if code == LIVELOCK:
         return Ending.LIVELOCK
     rows.keep(states)
@@ -324,3 +324,48 @@ def _ending(states: Sequence[State], rows: Rows, code: int) -> Ending:
             s.clock[Clock.NOW] = s.clock[Clock.HORIZON]
         return Ending.HORIZON
     return Ending.LIVELOCK
+
+
+_CACHING = "prefix_caching"
+
+
+def groups(
+    policy: Policy, scenario: Scenario, settings: Settings
+) -> tuple[list[ReplicaGroup], dict[str, object]]:
+    """Each with what its replicas need of the engine; and the parameters of the policy, as run.
+
+    A policy plans for one of the replicas, at its share of the traffic. Decode replicas keep no prefix cache: prompts
+    are looked up where they are computed. Nor do they give up anybody.
+
+    Raises
+    ------
+    UsageError
+        Prefill and decode are apart, and the policy, or what the model has, is not modelled so.
+    """
+    model, fleet = scenario.model, scenario.model.fleet
+    assert fleet is not None
+    alone = scenario._replace(model=one_replica(model))
+    if not fleet.is_split:
+        setup, parameters = policy.prepare(alone, settings)
+        return [ReplicaGroup(fleet.replicas, model.timing, model.replica, setup, Role.WHOLE)], parameters
+    one, other = (alone.model.on(hardware) for hardware in (fleet.prefill_on, fleet.decode_on))
+    for what, given in (
+        ("layers of several kinds", one.replica.layout or other.replica.layout),
+        ("drafts", model.drafts),
+        ("a host tier", one.replica.offload or other.replica.offload),
+    ):
+        if given is not None:
+            raise UsageError(
+                f"prefill and decode apart are not modelled beside {what}; `replicas` together are"
+            )
+    prompts = replace(scenario.requests, decode_tokens=np.ones_like(scenario.requests.decode_tokens))
+    prefill, parameters = policy.prepare(alone._replace(model=one, requests=prompts), settings)
+    uncached = settings._replace(given={**settings.given, _CACHING: (0.0,)})
+    decode, _ = policy.prepare(alone._replace(model=other), uncached)
+    looked_at = fleet.routing is Routing.LEAST_KV  # in each iteration, while others come over the links
+    # nobody comes to a decode replica who has not run
+    decode = decode._replace(shed_after_s=math.inf, coasts=decode.coasts and not looked_at)
+    return [
+        ReplicaGroup(fleet.prefill, one.timing, one.replica, prefill, Role.PREFILL),
+        ReplicaGroup(fleet.decode, other.timing, other.replica, decode, Role.DECODE),
+    ], parameters

@@ -6,11 +6,10 @@ from kvplan.model import Prefill
 from kvplan.simulation.actions import admit, advance, due_slot, evict, overflows
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.ranks import last_of, lowest, pile, unpile
-from kvplan.simulation.state import NOBODY, Group, List, Ranked, Request, State
+from kvplan.simulation.queues import last_of, lowest, pile, unpile
+from kvplan.simulation.state import NOBODY, Group, List, Ranked, Request, State, kernel
 
 LONGEST = 10**6  # stages that can be looked ahead; each takes memory
 

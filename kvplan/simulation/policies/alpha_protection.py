@@ -6,12 +6,11 @@ from fractions import Fraction
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.simulation.actions import admit, advance, blocks_of, evict, group_list, overflows, seat_is_free
+from kvplan.simulation.actions import admit, advance, blocks_of, evict, overflows, seat_is_free
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import NOBODY, Counter, List, Request, State, Stuck
+from kvplan.simulation.state import NOBODY, Counter, List, Request, State, Stuck, group_list, kernel
 
 # Blocks that admissions may fill; then how many were done and how many had ever been admitted once the batch after
 # the last overflow was formed.

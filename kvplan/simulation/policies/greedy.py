@@ -2,10 +2,9 @@
 
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import Counter, State
+from kvplan.simulation.state import Counter, State, kernel
 
 
 @kernel

@@ -7,10 +7,9 @@ from kvplan.model import Prefill
 from kvplan.simulation.actions import admit, advance
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
 from kvplan.simulation.initial_state import Setup, stage_weights
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import NOBODY, List, State
+from kvplan.simulation.state import NOBODY, List, State, kernel
 
 EXACT, MAX = range(2)
 ASSUME = ("exact", "max")

@@ -5,11 +5,10 @@ import numpy as np
 from kvplan.simulation.actions import admit, advance
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
 from kvplan.simulation.initial_state import Setup, stage_weights
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.ranks import count, lowest
-from kvplan.simulation.state import NOBODY, List, State
+from kvplan.simulation.queues import count, lowest
+from kvplan.simulation.state import NOBODY, List, State, kernel
 
 
 @kernel

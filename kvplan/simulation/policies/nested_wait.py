@@ -7,19 +7,11 @@ import numpy as np
 from kvplan.analysis.nested import nested_wait
 from kvplan.errors import UsageError
 from kvplan.model import Prefill
-from kvplan.simulation.actions import (
-    admit_in_order,
-    advance,
-    batch_is_empty,
-    evict_until_it_fits,
-    more_to_come,
-    move_on,
-    parked_list,
-)
+from kvplan.simulation.actions import admit_in_order, advance, batch_is_empty, evict_until_it_fits, move_on
+from kvplan.simulation.followups import more_to_come
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import NOBODY, List, State
+from kvplan.simulation.state import NOBODY, List, State, kernel, parked_list
 
 
 @kernel

@@ -96,7 +96,7 @@ class Policy(NamedTuple):
         Models the scheduler of an engine: KV is counted as engines do, tokens computed so far, whatever the profile
         says about prefill. Others count it by stages.
     limits : frozenset of str
-        Limits of `[gpu]` that it keeps (`kvplan.simulation.policies.limits`); the others change nothing.
+        Limits of `[gpu]` that it keeps (`kvplan.simulation.policies.parameters`); the others change nothing.
     knows_lengths
         Reads decode lengths before they are reached, unless a parameter tells it not to.
     gathers

@@ -8,10 +8,9 @@ from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, fits
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import NOBODY, Counter, List, Request, State
+from kvplan.simulation.state import NOBODY, Counter, List, Request, State, kernel
 
 CAP = 0  # and after it the iterations skipped
 LEAST = 1e-6  # admissions per iteration

@@ -11,8 +11,7 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import blocks_of
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import (
+from kvplan.simulation.policies.parameters import (
     LIMITS,
     PATIENCE,
     SEQUENCES,
@@ -27,7 +26,7 @@ from kvplan.simulation.policies.limits import (
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
 from kvplan.simulation.policies.vllm import NO_CAP, WHOLE_PROMPT, admit_prompts, serve_running
-from kvplan.simulation.state import NOBODY, Counter, Fixed, List, Request, State
+from kvplan.simulation.state import NOBODY, Counter, Fixed, List, Request, State, kernel
 
 LIMIT = 3  # the parameters before are those of vllm, after it are the iterations skipped
 

@@ -33,20 +33,11 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model.kv_layout import Attention, KvLayout
-from kvplan.simulation.actions import (
-    advance,
-    append,
-    group_list,
-    overflows,
-    seat,
-    seat_is_free,
-    stand_by,
-    take_out,
-)
+from kvplan.simulation.actions import advance, overflows, seat, seat_is_free, stand_by
 from kvplan.simulation.initial_state import Pools, Setup
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import (
+from kvplan.simulation.policies.parameters import (
     LIMITS,
+    MAX_NEW,
     MOST_RUNNING,
     PATIENCE,
     SEQUENCES,
@@ -54,14 +45,15 @@ from kvplan.simulation.policies.limits import (
     TOKENS,
     UNLIMITED,
     known,
+    longest_outputs,
     most_running,
     patience,
     token_budget,
 )
-from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.vllm import compute_prompt, preempt, prefix_caching
 from kvplan.simulation.prefix_cache import caches
+from kvplan.simulation.queues import append, take_out
 from kvplan.simulation.radix_cache import enter_tree, held_by_nobody, hold_found, look_up, make_room
 from kvplan.simulation.state import (
     MAX_TOKENS,
@@ -76,6 +68,8 @@ from kvplan.simulation.state import (
     List,
     Request,
     State,
+    group_list,
+    kernel,
     pooled,
 )
 

@@ -7,25 +7,35 @@ counts on at admission.
 
 import numpy as np
 
-from kvplan.simulation.actions import advance, group_list, seat, seat_is_free
+from kvplan.simulation.actions import advance, seat, seat_is_free
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import (
+from kvplan.simulation.policies.parameters import (
     LIMITS,
+    MAX_NEW,
     PATIENCE,
     SEQUENCES,
     SHED_AFTER,
     TOKENS,
     UNLIMITED,
     known,
+    longest_outputs,
     most_running,
     patience,
     token_budget,
 )
-from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.vllm import compute_prompt
-from kvplan.simulation.state import MAX_TOKENS, NOBODY, Counter, Fixed, List, Request, State
+from kvplan.simulation.state import (
+    MAX_TOKENS,
+    NOBODY,
+    Counter,
+    Fixed,
+    List,
+    Request,
+    State,
+    group_list,
+    kernel,
+)
 
 
 @kernel

@@ -22,19 +22,16 @@ from kvplan.simulation.actions import (
     compute,
     enter,
     evict,
-    group_list,
     members_tokens,
     overflows,
     seat,
     seat_is_free,
-    take_out,
     was_fetched,
     whole_tokens,
 )
+from kvplan.simulation.host_tier import first_loaded, hits_of_tiers, is_being_loaded, load, mark
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.loading import first_loaded, hits_of_tiers, is_being_loaded, load, mark
-from kvplan.simulation.policies.limits import (
+from kvplan.simulation.policies.parameters import (
     LIMITS,
     PATIENCE,
     SEQUENCES,
@@ -48,6 +45,7 @@ from kvplan.simulation.policies.limits import (
 )
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.prefix_cache import caches, hits, hits_in_queue, hold, settle
+from kvplan.simulation.queues import take_out
 from kvplan.simulation.state import (
     MAX_TOKENS,
     NOBODY,
@@ -61,7 +59,9 @@ from kvplan.simulation.state import (
     Place,
     Request,
     State,
+    group_list,
     hosted,
+    kernel,
     layered,
 )
 

@@ -19,9 +19,8 @@ from kvplan.simulation.actions import (
     stand_by,
 )
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies import vllm
-from kvplan.simulation.policies.limits import (
+from kvplan.simulation.policies.parameters import (
     LIMITS,
     MOST_RUNNING,
     PATIENCE,
@@ -36,7 +35,7 @@ from kvplan.simulation.policies.limits import (
 )
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.vllm import WATERMARK, compute_prompt, preempt
-from kvplan.simulation.state import MAX_TOKENS, NOBODY, Counter, Fixed, List, Request, State
+from kvplan.simulation.state import MAX_TOKENS, NOBODY, Counter, Fixed, List, Request, State, kernel
 
 
 @kernel

@@ -5,17 +5,11 @@ import numpy as np
 from kvplan.analysis import wait as thresholds
 from kvplan.errors import UsageError
 from kvplan.model import sum_by
-from kvplan.simulation.actions import (
-    admit_in_order,
-    advance,
-    batch_is_empty,
-    evict_until_it_fits,
-    more_to_come,
-)
+from kvplan.simulation.actions import admit_in_order, advance, batch_is_empty, evict_until_it_fits
+from kvplan.simulation.followups import more_to_come
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.kernels import kernel
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import Group, List, State
+from kvplan.simulation.state import Group, List, State, kernel
 
 
 @kernel

@@ -15,15 +15,16 @@ from kvplan.model.gaps import Exponential, Lognormal
 from kvplan.model.lengths import Lengths
 from kvplan.model.reuse import Reuse
 from kvplan.model.sessions import Sessions
-from kvplan.simulation import coasting, engine
+from kvplan.simulation import engine, fast_forward
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.fleet import run as fleet_run
-from kvplan.simulation.fleet.groups import groups
+from kvplan.simulation.fleet.run import groups
 from kvplan.simulation.outcome import Ending
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, closed, poisson
 from kvplan.simulation.sessions import stream_of_sessions
+from kvplan.simulation.state import Counter
 
 COASTING = ("greedy", "vllm", "vllm-v0", "trtllm-max-utilization", "trtllm-no-evict", "sarathi")
 CHAT = Sessions(
@@ -152,10 +153,17 @@ def test_so_it_is_where_others_act_meanwhile(
     )
     with (
         mock.patch.object(fleet_run, "_PLAIN_STEPS", steps),
-        mock.patch.object(coasting, "_LOOK_AHEAD", look_ahead),
+        mock.patch.object(fast_forward, "_LOOK_AHEAD", look_ahead),
     ):
         stretches = serve(found, routing)
-    assert same(stretches, serve(single, routing))
+    iterations = serve(single, routing)
+    if Ending.LIVELOCK in (
+        stretches.ending,
+        iterations.ending,
+    ):  # how far the other replicas are then is chance
+        assert stretches.ending is iterations.ending
+    else:
+        assert same(stretches, iterations)
 
 
 def test_a_livelock_is_the_same_however_often_the_caller_looks_up() -> None:
@@ -166,7 +174,7 @@ def test_a_livelock_is_the_same_however_often_the_caller_looks_up() -> None:
     model = ServingModel((RequestClass("a", 10, (6000,), (1.0,), 1.0),), Timing(1.0), Replica(10_000))
     policy = POLICIES["vllm"]
     setup, _ = policy.prepare(Scenario(model, Plan(), requests, ("a",)), Settings("vllm", {}))
-    pair = [fleet_run.Group(2, model.timing, model.replica, setup)]
+    pair = [fleet_run.ReplicaGroup(2, model.timing, model.replica, setup)]
     found = []
     for steps in (7, 1000, 500_000):
         with mock.patch.object(fleet_run, "_PLAIN_STEPS", steps):
@@ -184,7 +192,7 @@ def test_a_fleet_looks_up_between_so_many_iterations(compile: bool, steps: int) 
     model = ServingModel((RequestClass("a", 10, (length,), (1.0,), 1.0),), Timing(1.0), Replica(10**8))
     policy, looks = POLICIES["greedy"], []
     setup, _ = policy.prepare(Scenario(model, Plan(), requests, ("a",)), Settings("greedy", {}))
-    pair = [fleet_run.Group(2, model.timing, model.replica, setup)]
+    pair = [fleet_run.ReplicaGroup(2, model.timing, model.replica, setup)]
 
     def look(completed: int) -> bool:
         looks.append(completed)
@@ -217,9 +225,9 @@ def test_most_iterations_of_a_quiet_run_are_in_stretches(
     steps = []
 
     def counted(s: engine.State, limit: int, patience: int) -> None:
-        before = int(s.counter[engine.ITERATIONS])
-        coasting.coast(s, limit, patience)
-        steps.append(int(s.counter[engine.ITERATIONS]) - before)
+        before = int(s.counter[Counter.ITERATIONS])
+        fast_forward.coast(s, limit, patience)
+        steps.append(int(s.counter[Counter.ITERATIONS]) - before)
 
     policy = POLICIES["vllm"]
     monkeypatch.setattr(engine, "coast", counted)

@@ -8,18 +8,9 @@ results are the same to the last bit, in a fraction of the time.
 import math
 
 from kvplan.model import iteration_time
-from kvplan.simulation.actions import (
-    blocks_of,
-    gap_position,
-    gaps_of_span,
-    group_list,
-    next_event_s,
-    outstanding,
-    whole_tokens,
-)
-from kvplan.simulation.kernels import kernel
+from kvplan.simulation.actions import blocks_of, outstanding, whole_tokens
+from kvplan.simulation.followups import next_event_s
 from kvplan.simulation.prefix_cache import cached_tokens
-from kvplan.simulation.recording import record
 from kvplan.simulation.state import (
     GAPS,
     GAPS_IN_E,
@@ -37,8 +28,11 @@ from kvplan.simulation.state import (
     Span,
     State,
     Time,
+    group_list,
     in_fleet,
+    kernel,
 )
+from kvplan.simulation.statistics import gap_position, gaps_of_span, record, see_waiting
 
 _INSIDE = 1 - 1e-12  # stay further from the end of a bin of gaps than any rounding
 _LOOK_AHEAD = 1_000  # iterations: an arrival makes a replica look again, so further costs more than it saves
@@ -84,12 +78,6 @@ def parts_before_last(s: State, part: int) -> int:
 
 
 @kernel
-def _counted(part: int) -> int:
-    """Prefill tokens of the iteration; the engines' counting: a single token is one of a sequence."""
-    return part if part > 1 else 0
-
-
-@kernel
 def coast(s: State, limit: int, patience: int) -> None:
     """Run until somebody arrives, is due or has its load, a prompt ends, memory lacks or the clock or loop looks up.
 
@@ -103,27 +91,20 @@ def coast(s: State, limit: int, patience: int) -> None:
         limit = min(limit, c[Counter.ITERATIONS] + parts_before_last(s, part))
     if running == 0 or not all_emit(s):
         return
-    prompts = _counted(part)
+    prompts = part if part > 1 else 0  # engines count a single token as one of a sequence
     event_s = min(next_event_s(s), clock[Clock.PAUSE], clock[Clock.SPAN_END])
     limit = min(limit, c[Counter.LAST_COMPLETION] + patience + 1)
     size, block = s.group[0, Group.RING_SIZE], s.fixed[Fixed.BLOCK]
     tick, weight, held = s.group[0, Group.TICK], s.group[0, Group.WEIGHT], c[Counter.HELD]
     begun = iterations = c[Counter.ITERATIONS]
-    now, busy, kv_sum, gap_sum = (
-        clock[Clock.NOW],
-        clock[Clock.BUSY],
-        clock[Clock.KV_SUM],
-        clock[Clock.GAP_SUM],
-    )
+    now, busy = clock[Clock.NOW], clock[Clock.BUSY]
+    kv_sum, gap_sum = clock[Clock.KV_SUM], clock[Clock.GAP_SUM]
     cached, cached_sum = cached_tokens(s), clock[Clock.CACHED_SUM]
     last_s, recorded = clock[Clock.LAST_RUN], iterations - iterations % c[Counter.STRIDE] + c[Counter.STRIDE]
     slot, phase = tick % size, -tick % block
     row, resident, waiting = c[Counter.SPAN], c[Counter.RESIDENT], c[Counter.WAITING]
-    kv_s, running_s, waiting_s = (
-        s.span[row, Span.KV_S],
-        s.span[row, Span.RUNNING_S],
-        s.span[row, Span.WAITING_S],
-    )
+    kv_s, running_s = s.span[row, Span.KV_S], s.span[row, Span.RUNNING_S]
+    waiting_s = s.span[row, Span.WAITING_S]
     busy_s, context, gaps = s.span[row, Span.BUSY_S], s.span[row, Span.CONTEXT], gaps_of_span(s)
     root, roots = math.sqrt(running), s.span[row, Span.ROOTS]
     beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, Span.BEYOND_KNEE]
@@ -134,11 +115,9 @@ def coast(s: State, limit: int, patience: int) -> None:
         if part > 0:
             more += blocks_of(s, done + part) - blocks_of(s, done)
         tau = iteration_time(s.timing, weight + members + done + part, prompts, running)
-        if (
-            s.ring[slot] != NOBODY
-            or held + more > s.fixed[Fixed.CAPACITY]
-            or now + tau > clock[Clock.HORIZON]
-        ):
+        if s.ring[slot] != NOBODY or held + more > s.fixed[Fixed.CAPACITY]:
+            break
+        if now + tau > clock[Clock.HORIZON]:
             break
         phase = phase - 1 if phase > 0 else block - 1
         iterations, tick, weight, done = iterations + 1, tick + 1, weight + members, done + part
@@ -148,11 +127,8 @@ def coast(s: State, limit: int, patience: int) -> None:
             c[Counter.HELD] = held
             kv_bin, cached = held * block // s.fixed[Fixed.BIN], cached_tokens(s)
         kv_sum += held * block
-        kv_s, running_s, waiting_s = (
-            kv_s + tau * (held * block),
-            running_s + tau * resident,
-            waiting_s + tau * waiting,
-        )
+        kv_s, running_s = kv_s + tau * (held * block), running_s + tau * resident
+        waiting_s = waiting_s + tau * waiting
         busy_s, context = busy_s + tau, context + (weight + done)
         roots, beyond_knee = roots + root, beyond_knee + beyond
         cached_sum += cached
@@ -171,34 +147,24 @@ def coast(s: State, limit: int, patience: int) -> None:
             record(s, held * block, cached)
             recorded = iterations - iterations % c[Counter.STRIDE] + c[Counter.STRIDE]
     s.group[0, Group.TICK], s.group[0, Group.WEIGHT] = tick, weight
-    clock[Clock.NOW], clock[Clock.BUSY], clock[Clock.KV_SUM], clock[Clock.CACHED_SUM] = (
-        now,
-        busy,
-        kv_sum,
-        cached_sum,
-    )
+    clock[Clock.NOW], clock[Clock.BUSY] = now, busy
+    clock[Clock.KV_SUM], clock[Clock.CACHED_SUM] = kv_sum, cached_sum
     clock[Clock.GAP_SUM], clock[Clock.LAST_RUN], c[Counter.ITERATIONS] = gap_sum, last_s, iterations
     c[Counter.COMPUTED] += (iterations - begun) * (members + prompts)
-    s.span[row, Span.KV_S], s.span[row, Span.RUNNING_S], s.span[row, Span.WAITING_S] = (
-        kv_s,
-        running_s,
-        waiting_s,
-    )
+    s.span[row, Span.KV_S], s.span[row, Span.RUNNING_S] = kv_s, running_s
+    s.span[row, Span.WAITING_S] = waiting_s
     s.span[row, Span.BUSY_S], s.span[row, Span.CONTEXT] = busy_s, context
     s.span[row, Span.ROOTS], s.span[row, Span.BEYOND_KNEE] = roots, beyond_knee
     s.span[row, Span.STEPS] += iterations - begun
     s.span[row, Span.PREFILLED] += (iterations - begun) * prompts
     s.span[row, Span.SEQUENCES] += (iterations - begun) * running
-    if iterations > begun:
-        s.span[row, Span.LEAST_WAITING] = min(s.span[row, Span.LEAST_WAITING], waiting)
-    if part > 0 and iterations > begun:
-        s.request[c[Counter.PARTLY], Request.PARKED] = done
-        c[Counter.PROMPTS_PEAK], c[Counter.BATCH_PEAK] = (
-            max(c[Counter.PROMPTS_PEAK], prompts),
-            max(c[Counter.BATCH_PEAK], running),
-        )
     if iterations > begun:  # else what is held can be that of a batch that is not run any more
+        see_waiting(s)
         c[Counter.PEAK] = max(c[Counter.PEAK], held * block)
+        if part > 0:
+            s.request[c[Counter.PARTLY], Request.PARKED] = done
+            c[Counter.PROMPTS_PEAK] = max(c[Counter.PROMPTS_PEAK], prompts)
+            c[Counter.BATCH_PEAK] = max(c[Counter.BATCH_PEAK], running)
     if in_fleet(s):
         if iterations > begun:
             c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE] = outstanding(s), held
@@ -219,18 +185,10 @@ def calm_until_s(s: State) -> float:
     if part > 0:
         running, done = members + 1, s.request[s.counter[Counter.PARTLY], Request.PARKED]
         most = min(most, parts_before_last(s, part))
-    tokens, prompts, now = (
-        s.group[0, Group.WEIGHT] + members + done + part,
-        _counted(part),
-        s.clock[Clock.NOW],
-    )
+    tokens = s.group[0, Group.WEIGHT] + members + done + part
     size, block = s.group[0, Group.RING_SIZE], s.fixed[Fixed.BLOCK]
-    slot, phase, held, count = (
-        s.group[0, Group.TICK] % size,
-        -s.group[0, Group.TICK] % block,
-        s.counter[Counter.HELD],
-        0,
-    )
+    slot, phase = s.group[0, Group.TICK] % size, -s.group[0, Group.TICK] % block
+    held, count = s.counter[Counter.HELD], 0
     while count < most:
         slot = slot + 1 if slot + 1 < size else 0
         held += s.phase[0, phase] + blocks_of(s, done + part) - blocks_of(s, done)
@@ -238,5 +196,6 @@ def calm_until_s(s: State) -> float:
             break
         phase = phase - 1 if phase > 0 else block - 1
         count, done = count + 1, done + part
-    tau = iteration_time(s.timing, tokens, prompts, running)  # and they grow longer
+    # iterations grow longer than the first of them
+    tau, now = iteration_time(s.timing, tokens, part if part > 1 else 0, running), s.clock[Clock.NOW]
     return float(min(now + count * _INSIDE * tau, max(now, next_event_s(s))))

@@ -31,7 +31,7 @@ _QUEUED = slice(Stream.IN_FRONT, Stream.BEHIND + 1)  # of a stream
 _Array = TypeVar("_Array", FloatArray, IntArray)
 
 
-class Rows:
+class RowPool:
     """Which request stands in each row, and what has become of those that stood in one.
 
     Where requests follow each other, have prompts in common, are ranked or leave something on the host, all have a row
@@ -95,22 +95,15 @@ class Rows:
         self._finish_s[self._finish_s < 0] = math.nan  # of those under way, which wait outside groups
         return self._finish_s
 
-    def _note(self, kept: NDArray[Any], found: NDArray[Any]) -> None:
+    def _note(self, kept: NDArray[Any], values: NDArray[Any]) -> None:
         """Keep what is not 0: memory that nobody writes to is none."""
-        at = np.flatnonzero(found)
-        kept[self.number[at]] = found[at]
+        at = np.flatnonzero(values)
+        kept[self.number[at]] = values[at]
 
     def refilled(self, states: Sequence[State], further: int) -> tuple[tuple[State, ...], int, int]:
-        """The same states, with rows of the next requests behind those that they still need.
+        """Replace rows that nobody needs by rows of the next requests, of whom `further` have none yet.
 
-        Parameters
-        ----------
-        further
-            Requests that have no row yet.
-
-        Returns
-        -------
-        The states; rows that are needed; and how many there are now.
+        Returns the states, how many rows are needed, and how many there are.
         """
         self.keep(states)
         s, caches = states[0], self._setup.prefix_cache == Cache.BLOCKS
