@@ -27,9 +27,8 @@ from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, compo
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
-from kvplan.ingest.timing import prior as priors
-from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, mean_error, read_drafts
-from kvplan.ingest.timing.fit import fit_measured
+from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
+from kvplan.ingest.timing.fit import NOTHING, Prior, fit_measured, of_measured
 from kvplan.ingest.timing.reading import listed, read_groups
 from kvplan.ingest.timing.samples import Measured, Samples
 from kvplan.ingest.timing.text import accuracy, notes, timing_part
@@ -356,17 +355,17 @@ class _Gathering:
         return _replica(self.tables if self.replica.part is None else tomli.loads(self.replica.part.body))
 
     def _fitted(self, measured: Sequence[Measured]) -> Finding:
-        prior = priors.of_measured(measured) or priors.NOTHING
+        prior = of_measured(measured)
         if self.estimate is not None:
-            prior = priors.Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.name}")
+            prior = Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.name}")
         elif self.kept is not None and "timing" in self.tables:
             table = schema.check({"schema": 1, "name": "law", "timing": self.tables["timing"]}).timing
             law = Timing(**{name: getattr(table, name) for name in Timing.__slots__})
-            prior = priors.Prior(law, self.kept.source)
+            prior = Prior(law, self.kept.source)
         fit = fit_measured(
             measured,
             prior.timing,
-            believed=prior is not priors.NOTHING,
+            believed=prior is not NOTHING,
             replica=self._fitted_on,
             capacity_tokens=self.asked.capacity,
             progress=self.asked.progress,
@@ -393,9 +392,9 @@ class _Gathering:
             fit = fit_drafts(runs)
             part = drafts_part(fit, lookahead=self.tables.get("speculative", {}).get("lookahead", True))
             errors = (
-                format_percent(mean_error(fit, foretold)) for foretold in (fit.fitted_s, fit.held_out_s)
+                f"{format_percent(fit.error)}, of runs not fitted to {format_percent(fit.held_out_error)}"
             )
-            said = f"Mean error of the time between tokens {', of runs not fitted to '.join(errors)}"
+            said = f"Mean error of the time between tokens {errors}"
             figures = f"{fit.drafts.tokens} tokens, {format_seconds(fit.drafts.draft_s)} a draft"
             given = Given(path.name, "drafts", "speculative", figures)
             return Finding(part, given, (said, *part.about[1:]))

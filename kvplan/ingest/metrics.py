@@ -7,7 +7,7 @@ replica.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from time import time
@@ -16,7 +16,7 @@ from typing import TextIO, cast
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError, shown
-from kvplan.ingest.engines import METRICS, EngineMetrics
+from kvplan.ingest.engines import METRICS, Key, Labels, Snapshot
 from kvplan.ingest.lengths import LengthHistogram, Lengths, independent_classes, lengths
 from kvplan.ingest.observed import ObservedDrafts, ObservedHits
 from kvplan.ingest.profile_text import Part, classes_part, replica_part
@@ -34,49 +34,6 @@ _LONGEST_LINE = (
 _SHOWN = 60  # characters of a line in a message
 _NAMED, _LONGEST_NAME = 8, 100  # models that a message names
 _MODEL = ("model_name", "model")
-_REPLICA = ("engine", "dp_rank", "instance", "pod")  # tell engines apart which serve requests of their own
-_RANK = ("tp_rank", "pp_rank", "moe_ep_rank", "ep_rank", "pid")  # parts of one engine, which all say the same
-
-Labels = Mapping[str, str]
-Key = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Samples by name, of one model; time by their timestamps, seconds since 1970."""
-
-    source: str
-    sha256: str
-    names: EngineMetrics
-    models: tuple[str, ...]
-    samples: Mapping[str, list[tuple[Labels, float]]]
-    time_s: float | None
-    modified_s: float
-
-    def series(self, name: str) -> dict[Key, float]:
-        """Return values by their labels; those that only differ in the rank which says it are one."""
-        series: dict[Key, float] = {}
-        for labels, value in self.samples.get(name, ()):
-            if not 0 <= value < math.inf:
-                raise ProfileError(self.source, f"{value:g}; must be a number, at least 0", key=name)
-            key = tuple(sorted((k, v) for k, v in labels.items() if k not in _RANK))
-            series[key] = max(series.get(key, 0.0), value)
-        return series
-
-    def first(self, names: Iterable[str]) -> str | None:
-        """Return the first name that has samples."""
-        return next((name for name in names if name in self.samples), None)
-
-    def engines(self) -> int:
-        """Count the engines with requests of their own, at least 1."""
-        of = self.names
-        names = (f"{of.prompt}_count", f"{of.generation}_count", *of.requests, of.capacity)
-
-        def replicas(name: str) -> int:
-            every = (labels for labels, _ in self.samples.get(name, ()))
-            return len({tuple((key, labels[key]) for key in _REPLICA if key in labels) for labels in every})
-
-        return max(1, *map(replicas, names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,9 +164,7 @@ def tells_of_drafts(start: Beginning) -> bool:
 def _add_table(start: Beginning, numbered: Iterator[tuple[int, str]], collector: Collector) -> bool:
     """Add what is in the rows of a table of a known format; False where it is none."""
     if tells_of_drafts(start):
-        raise UsageError(
-            f"{collector.source}: runs with drafts, which come from a file of their own"
-        )
+        raise UsageError(f"{collector.source}: runs with drafts, which come from a file of their own")
     reader = reader_of(start)
     if reader is None:
         return False
