@@ -68,7 +68,6 @@ def read_metrics(
     earlier: Path | None = None,
     *,
     interval_s: float | None = None,
-    now_s: float | None = None,
     model: str | None = None,
 ) -> ServerMetrics:
     """Read a snapshot of metrics, or what happened between an earlier one and it.
@@ -79,10 +78,7 @@ def read_metrics(
         A snapshot of the same server from before; classes and rates are those of the time between.
     interval_s
         Seconds between the two; of a single one, seconds that its counters cover. Without it, snapshots with
-        timestamps tell; a single one also by the time its counters were created.
-    now_s
-        When a single snapshot was taken, seconds since 1970. Without it, by its timestamps, else as the file was
-        last modified.
+        timestamps tell; a single one also by the time its counters were created, and when the file was modified.
     model
         The model wanted, where there are several.
 
@@ -94,38 +90,18 @@ def read_metrics(
         other.
     ProfileError
         The text is malformed, with its line; or the values cannot be.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> def histogram(name, total):
-    ...     return f'{name}_bucket{{le="100"}} 8\\n{name}_sum {total}\\n{name}_count 8\\n'
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder, "metrics.txt")
-    ...     text = histogram("vllm:request_prompt_tokens", 480) + histogram("vllm:request_generation_tokens", 80)
-    ...     _ = path.write_text(text)
-    ...     metrics = read_metrics(path, interval_s=4.0)
-    >>> metrics.rate_rps, metrics.mean_input, metrics.mean_decode, metrics.rate_from
-    (2.0, 60.0, 10.0, 'counters that cover 4 s')
     """
-    for name, seconds in (("interval", interval_s), ("time of the snapshot", now_s)):
-        if seconds is not None and not 0 < seconds < math.inf:
-            raise UsageError(f"{name}: {seconds:g} s; must be more than 0")
+    if interval_s is not None and not 0 < interval_s < math.inf:
+        raise UsageError(f"interval: {interval_s:g} s; must be more than 0")
     late = _snapshot(path, model)
     early = None if earlier is None else _snapshot(earlier, model)
     if early is not None and early.names is not late.names:
         raise UsageError(f"{early.source} is of {early.names.engine}, {late.source} of {late.names.engine}")
-    return _Reader(late, early).metrics(interval_s, now_s)
+    return _Reader(late, early).metrics(interval_s)
 
 
 def metrics_parts(metrics: ServerMetrics, base: Profile | None) -> list[Part]:
-    """Write the table [gpu] if the metrics have the capacity, and the classes if they have the lengths.
-
-    Raises
-    ------
-    UsageError
-        They have neither.
-    """
+    """Write the table [gpu] if the metrics have the capacity, and the classes if they have the lengths."""
     where = f"{metrics.source} ({metrics.engine}, {', '.join(metrics.models) or 'no model named'})"
     digest, notes = f"sha256 {metrics.sha256}", [f"Note: {note}." for note in metrics.notes]
     origin = Origin(Knowledge.MEASURED, PurePath(metrics.source).name)
@@ -240,13 +216,13 @@ class _Reader:
         self.engines = late.engines()
         self.notes: list[str] = []
 
-    def metrics(self, interval_s: float | None, now_s: float | None) -> ServerMetrics:
+    def metrics(self, interval_s: float | None) -> ServerMetrics:
         late, names = self.late, self.names
         self.refuse_restart()
         prompts, generations = self.histogram(names.prompt), self.histogram(names.generation)
         # The histogram counts those whose lengths it has.
         requests = generations.count if generations is not None else self.total(late.first(names.requests))
-        seconds, rate_from = self.period(interval_s, now_s) if requests else (math.inf, "")
+        seconds, rate_from = self.period(interval_s) if requests else (math.inf, "")
         rate = requests / seconds / self.engines if requests else None
         memory, block = self.capacity()
         hits, drafts = self.hits(), self.drafts()
@@ -381,7 +357,7 @@ class _Reader:
         self.notes.append(observed.text)
         return observed
 
-    def period(self, interval_s: float | None, now_s: float | None) -> tuple[float, str]:
+    def period(self, interval_s: float | None) -> tuple[float, str]:
         """Tell the seconds that the counts cover, and how that is known."""
         source = self.late.source
         if self.early is not None:
@@ -395,14 +371,14 @@ class _Reader:
                 f"{source}: does not tell when its counters were created, so that they give no rate; give an "
                 "earlier snapshot and the seconds between the two, or the seconds that these counters cover"
             )
-        now = now_s or self.late.time_s
+        now = self.late.time_s
         if now is None:
             now = self.late.modified_s
             self.notes.append("the snapshot is taken to be as old as the file, by its time of modification")
         if now <= created:
             raise UsageError(
                 f"{source}: its counters were created {format_number(created - now)} s after the snapshot; "
-                "give the time at which it was taken"
+                "give the seconds that they cover"
             )
         self.notes.append(
             f"the rate is the mean over {format_seconds(now - created)} since the counters were created, with all time "

@@ -71,13 +71,6 @@ def read_drafts(path: Path, method: str | None = None) -> DraftRuns:
 
     A column `sequences` says how many requests ran at once, 1 without it; `method` parts ways of drafting. Rows without
     drafts belong to all of them.
-
-    Raises
-    ------
-    UsageError
-        It is no such table, there are several methods and none is chosen, or a run without drafts is missing.
-    ProfileError
-        A value cannot be, with its line.
     """
     with lines_of(path) as lines:
         try:

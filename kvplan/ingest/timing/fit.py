@@ -86,7 +86,6 @@ class Outlier:
     `contradicts` is the line of a repeated measurement that did less in more time, or more in less.
     """
 
-    source: str
     line: int
     kv_tokens: float
     prefill_tokens: float
@@ -185,30 +184,28 @@ def fit_measured(
     """
     samples = [some for some in measured if isinstance(some, Samples)]
     sweeps = [some for some in measured if isinstance(some, Sweep)]
-    names = [some.source for some in measured]
     if samples and sweeps:
         what = f"{samples[0].source} has iterations, {sweeps[0].source} has loads"
         raise UsageError(f"{what}: fit one or the other")
     if samples:
         equations = of_samples(samples)
         if not believed:
-            refuse_too_few(equations, names[0])
+            refuse_too_few(equations, measured[0].source)
         envelope = any(some.hidden_prefill for some in samples)
-        return fit_timing(equations, prior, envelope=envelope, names=names)
+        return fit_timing(equations, prior, envelope=envelope)
     played = replace(replica, prefill=Prefill.FUSED) if replica is not None else UNLIMITED
     if capacity_tokens is not None:
         played = replace(played, memory_tokens=capacity_tokens)
     equations = play(sweeps, played, progress=progress, announce=announce)
     if not believed:
-        refuse_too_few(equations, names[0])
+        refuse_too_few(equations, measured[0].source)
     if any(point.rate_rps is not None for sweep in sweeps for point in sweep.points):
         return _fit_waiting(equations, sweeps, prior, played)
-    return fit_timing(equations, prior, names=names)
+    return fit_timing(equations, prior)
 
 
 def _fit_waiting(equations: Equations, sweeps: Sequence[Sweep], prior: Timing, replica: Replica) -> TimingFit:
     """Play loads at a rate at the law that was found, for what requests wait, and keep the best law."""
-    names = [sweep.source for sweep in sweeps]
 
     def waited(fit: TimingFit) -> Equations:
         return corrected(equations, sweeps, fit.terms, fit.constants, replica)
@@ -218,10 +215,10 @@ def _fit_waiting(equations: Equations, sweeps: Sequence[Sweep], prior: Timing, r
         off = played.times(fit.terms, fit.constants) / played.seconds - 1
         return float(_losses(played, off).mean())
 
-    simple = fit_timing(equations, prior, names=names, among=_family(equations, prior)[:1])
-    fits = [fit_timing(waited(simple), prior, names=names)]
+    simple = fit_timing(equations, prior, among=_family(equations, prior)[:1])
+    fits = [fit_timing(waited(simple), prior)]
     for _ in range(_ROUNDS):
-        fits.append(fit_timing(waited(fits[-1]), prior, names=names, among=[fits[0].terms]))
+        fits.append(fit_timing(waited(fits[-1]), prior, among=[fits[0].terms]))
     return replace(min(fits, key=misfit), considered=fits[0].considered)
 
 
@@ -230,33 +227,9 @@ def fit_timing(
     prior: Timing,
     *,
     envelope: bool = False,
-    names: Sequence[str] = (),
     among: Sequence[Terms] | None = None,
 ) -> TimingFit:
-    """Fit an iteration time.
-
-    Parameters
-    ----------
-    prior
-        A law whose ratios count where the equations leave them open.
-    envelope
-        Whether iterations can be too slow for what they say they did.
-    names
-        Of the files, as `Equations.source` counts them.
-    among
-        Laws to choose from; None: the family.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.timing.reading import parse_samples
-    >>> rows = [f"{k},{p},{(10 + k / 1000 + p / 10):.3f}\\n" for k in (0, 4000, 20000) for p in (0, 50, 200)]
-    >>> samples = parse_samples(["kv_tokens,prefill_tokens,iteration_ms\\n", *rows], "iterations.csv")
-    >>> fit = fit_timing(of_samples(samples), Timing(0.01))
-    >>> [round(value, 9) for value in (fit.timing.d0, fit.timing.d1, fit.timing.d2)]
-    [0.01, 1e-06, 0.0001]
-    >>> fit.trimmed, fit.terms.names
-    (0, ('d0', 'd1', 'd2', 'd3'))
-    """
+    """Fit an iteration time."""
     among = _family(equations, prior) if among is None else among
     opposed = contradicted(equations)
     usable = opposed < 0
@@ -285,7 +258,7 @@ def fit_timing(
         held_out=held_out,
         considered=tuple((law.terms, float(np.abs(law.held_out[kept]).mean())) for law in laws),
         envelope=envelope,
-        outliers=_outliers(names, equations, fitted_s, kept, opposed),
+        outliers=_outliers(equations, fitted_s, kept, opposed),
         warnings=doubts(equations, kept, fitted_s, held_out),
     )
 
@@ -383,14 +356,13 @@ def _in_order(equations: Equations, terms: Terms, prior: Timing) -> FloatArray:
 
 
 def _outliers(
-    names: Sequence[str], equations: Equations, fitted_s: FloatArray, kept: BoolArray, opposed: IntArray
+    equations: Equations, fitted_s: FloatArray, kept: BoolArray, opposed: IntArray
 ) -> tuple[Outlier, ...]:
     left_out = np.flatnonzero(~kept)
     off = np.abs(np.log(equations.seconds[left_out] / np.maximum(fitted_s[left_out], 1e-12)))
     columns = ("kv_tokens", "prefill_tokens", "sequences", "seconds")
     return tuple(
         Outlier(
-            source=names[equations.source[i]],
             line=int(equations.line[i]),
             fitted_s=float(fitted_s[i]),
             contradicts=int(equations.line[opposed[i]]) if opposed[i] >= 0 else None,

@@ -78,14 +78,7 @@ class _Load(NamedTuple):
         return Job(self.settings, self.scenario._replace(model=model))
 
 
-def foretold(
-    sweeps: Sequence[Sweep],
-    law: Law,
-    replica: Replica = UNLIMITED,
-    *,
-    progress: Progress | None = None,
-    announce: Announce | None = None,
-) -> list[dict[Kind, float]]:
+def foretold(sweeps: Sequence[Sweep], law: Law, replica: Replica = UNLIMITED) -> list[dict[Kind, float]]:
     """Foretell mean times of each point by a law, seconds; what was measured of them is not looked at.
 
     Examples
@@ -96,7 +89,7 @@ def foretold(
     >>> [round(times[kind], 6) for kind in (Kind.TTFT, Kind.TPOT, Kind.E2E)]
     [0.025, 0.01, 0.125]
     """
-    times = _times(_loads(sweeps, replica), [law], progress, announce)
+    times = _times(_loads(sweeps, replica), [law])
     return [dict(zip(_KINDS, mine[0].tolist(), strict=False)) for mine in times]
 
 
@@ -238,8 +231,8 @@ _PLAYED: dict[tuple[Hashable, Law], tuple[float, ...]] = {}  # times of what ran
 def _times(
     loads: Sequence[_Load],
     laws: Sequence[Law],
-    progress: Progress | None,
-    announce: Announce | None,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> list[FloatArray]:
     """Play each load at each law: mean times, seconds, and the peak of prefill tokens; (n_laws, n_kinds + 1)."""
     runs = [[(load.alike, law) for law in laws] for load in loads]

@@ -49,11 +49,6 @@ def log_of(
     """Put requests on one clock.
 
     Where the engine has another than the arrivals, the request that it saw soonest was seen when it arrived.
-
-    Raises
-    ------
-    ProfileError
-        They are on two clocks, and nothing tells how these go together.
     """
     columns = dict(zip(Request._fields, zip(*requests, strict=True), strict=True))
     arrival = np.array(columns["arrival_s"])
@@ -125,11 +120,6 @@ class _Batch:
 def iterations(log: RequestLog) -> Samples:
     """Make a sample of each request: the mean of the iterations from its first token to its last.
 
-    Raises
-    ------
-    UsageError
-        No request generated enough.
-
     Examples
     --------
     >>> samples = iterations(log_of("a.csv", "request log", [Request(100, 101, 0.0, None, 0.0, 0.1, 1.1, 2)], ()))
@@ -162,11 +152,6 @@ def rebuilt(series: Series, log: RequestLog) -> Samples:
     """Make the samples of a series whose KV usage was not recorded, with what its requests held.
 
     Requests in progress that were not running had been preempted and held nothing.
-
-    Raises
-    ------
-    UsageError
-        The requests are not of the same run.
     """
     batch, length = _Batch(log), _lengths(series)
     counted = _counted(series, log, length)

@@ -21,32 +21,7 @@ _LEAST_SHARE = 1e-3  # of the shortest time: a fixed time is more, and what a pr
 
 
 def timing_part(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Part:
-    """Write the table [timing] of what was fitted to measurements.
-
-    Raises
-    ------
-    UsageError
-        The fit has no fixed time.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.timing.reading import parse_samples
-    >>> from kvplan.ingest.timing.fit import fit_measured
-    >>> from kvplan.model import Timing
-    >>> rows = [f"{k},{p},{(10 + k / 1000 + p / 10):.3f}\\n" for k in (0, 4000, 20000) for p in (0, 50, 200)]
-    >>> samples = parse_samples(["kv_tokens,prefill_tokens,iteration_ms\\n", *rows], "iterations.csv")
-    >>> prior = Prior(Timing(0.02), "some-profile")
-    >>> part = timing_part(fit_measured(samples, prior.timing), samples, prior)
-    >>> print(part.body)
-    [timing]
-    d0 = "10 ms"
-    d1 = "1 us"
-    d2 = "100 us"
-    d3 = 0
-    measured = { kv_tokens = [0, 20_000], prefill_tokens = [0, 200], sequences = [1, 1] }
-    >>> print(part.about[1])
-    9 samples, none left out. Mean error below 0.01%; of samples not fitted to below 0.01%.
-    """
+    """Write the table [timing] of what was fitted to measurements."""
     timing, rested, source = fit.timing, fit.equations.part(fit.kept), measured[0].source
     if (timing.d0 * rested.amounts[:, 0] < _LEAST_SHARE * rested.seconds).all():
         raise UsageError(
