@@ -6,7 +6,7 @@ Every refusal is a `ProfileError` with the line and the key path of the first th
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -21,21 +21,18 @@ from kvplan.model import (
     ArrivalProcess,
     MeasuredRange,
     Plan,
-    Prompt,
     Provenance,
-    RequestClass,
     ServingModel,
     Timing,
-    as_written,
 )
-from kvplan.model.fleet import Fleet
 from kvplan.model.slo import FIGURES, TIMES, Slo
 from kvplan.profile import schema
 from kvplan.profile.positions import line_at, offsets, written
+from kvplan.profile.relations import MOST_PROBLEMS, Problem
 from kvplan.units import format_seconds
 
 if TYPE_CHECKING:
-    from kvplan.model.schedule import Schedule
+    pass
 
 DEFAULT_PROFILE = "llama-3.1-8b-rtx4090"
 MAX_BYTES = 10_000_000
@@ -301,7 +298,7 @@ def parse_profile(data: bytes, source: str, folder: Path | None = None) -> Profi
     )
 
 
-def _absent_trace(document: dict[str, Any], folder: Path | None) -> Iterator[schema.Problem]:
+def _absent_trace(document: dict[str, Any], folder: Path | None) -> Iterator[Problem]:
     """The file of a trace that is not there, where other things are wrong and it will not be read."""
     workload = document.get("workload")
     trace = workload.get("trace") if isinstance(workload, dict) else None
@@ -311,7 +308,7 @@ def _absent_trace(document: dict[str, Any], folder: Path | None) -> Iterator[sch
         and trace.isprintable()
         and not os.path.exists((folder or Path()) / trace)
     ):
-        yield schema.Problem(("workload", "trace"), f"{shown(trace)} is not there")
+        yield Problem(("workload", "trace"), f"{shown(trace)} is not there")
 
 
 def from_tables(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, Plan]:
@@ -388,14 +385,14 @@ def _first_line_raising(kind: type[Exception], text: str) -> int:
     return bisect_left(ends, True, key=raises) + 1
 
 
-def _refusal(problems: list[schema.Problem], text: str, source: str) -> ProfileError:
+def _refusal(problems: list[Problem], text: str, source: str) -> ProfileError:
     """All that is wrong, in the order of the file."""
     found = sorted(zip(offsets(text, [p.path for p in problems]), problems, strict=True), key=itemgetter(0))
     first, *others = (
         ProfileError(source, message, key=written(path) or None, line=line_at(text, offset))
-        for offset, (path, message, _) in found[: schema.MOST_PROBLEMS]
+        for offset, (path, message, _) in found[:MOST_PROBLEMS]
     )
-    if (left := len(found) - schema.MOST_PROBLEMS) > 0:
+    if (left := len(found) - MOST_PROBLEMS) > 0:
         others.append(ProfileError(source, f"{left:,} more of that kind"))
     return first.with_others(others)
 
@@ -415,23 +412,25 @@ def plan_of(document: schema.Document) -> Plan:
 
 def model_of(document: schema.Document) -> ServingModel:
     """The model of a checked document that has all parts."""
-    gpu, timing, origins = document.gpu, document.timing, document.provenance
+    gpu, timing, workload, drafts = document.gpu, document.timing, document.workload, document.drafts
     served = [c for c in document.classes if c.rate != 0]
-    classes = [_request_class(c, document.workload) for c in served]
+    rate = None if workload is None else workload.rate
     law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__})
-    drafts = None if document.speculative is None else document.speculative.drafts
     model = ServingModel(
-        classes=(*classes, *map(_turns, document.sessions)),
+        classes=(
+            *(c.request_class(rate) for c in served),
+            *(s.request_class() for s in document.sessions),
+        ),
         timing=law if drafts is None else drafts.slowed(law),
         replica=gpu.with_drafts(drafts),
-        schedule=None if document.workload is None else _schedule(document.workload, served),
+        schedule=None if workload is None else workload.rates([c.name for c in served]),
         request_overhead_s=timing.request_overhead,
         measured=MeasuredRange(**dict(timing.measured)),
-        provenance=Provenance(**dict(origins)),
+        provenance=Provenance(**dict(document.provenance)),
         hit_curve=document.prefix.hit_curve or (),
-        arrivals=ArrivalProcess() if document.workload is None else ArrivalProcess(document.workload.cv),
+        arrivals=ArrivalProcess() if workload is None else ArrivalProcess(workload.cv),
         drafts=drafts,
-        fleet=_fleet(document),
+        fleet=None if document.fleet is None else document.fleet.fleet(gpu.token_bytes),
         engine=None if document.engine is None else document.engine.engine,
         left_out=tuple(c.name for c in document.classes if c.rate == 0),
     )
@@ -440,70 +439,3 @@ def model_of(document: schema.Document) -> ServingModel:
     from kvplan.analysis.population import with_rates_of_users
 
     return with_rates_of_users(model)
-
-
-def _request_class(table: schema.Class, workload: schema.Workload | None) -> RequestClass:
-    rate = table.rate or 0.0
-    if workload is not None and workload.rate is not None and table.share is not None:
-        # In decimals and rounded once, so that as_written() gives back the product of what was written.
-        rate = float(as_written(table.share) * as_written(workload.rate))
-    inputs, outputs = table.inputs, table.outputs
-    prompts = zip(inputs.values.tolist(), inputs.probabilities.tolist(), strict=True)
-    return RequestClass(
-        name=table.name,
-        input_tokens=round(inputs.mean),
-        decode_tokens=tuple(outputs.values.tolist()),
-        decode_weights=tuple(outputs.weights.tolist()),
-        rate_rps=rate,
-        shared=table.shared or (),
-        reuse=table.reuse,
-        prompts=() if inputs.values.size == 1 else tuple(Prompt(*prompt) for prompt in prompts),
-        input_law=None if inputs is table.input else table.input,
-        decode_law=None if outputs is table.decode else table.decode,
-    )
-
-
-def _turns(table: schema.Session) -> RequestClass:
-    """The class that the turns of sessions are; of a closed population the rate follows from the whole model."""
-    law, outputs = table.law, table.outputs
-    prompts = tuple(Prompt(round(tokens), share) for share, tokens in law.prompts)
-    mean = sum(prompt.share * prompt.tokens for prompt in prompts)
-    return RequestClass(
-        name=table.name,
-        input_tokens=round(mean),
-        decode_tokens=tuple(outputs.values.tolist()),
-        decode_weights=tuple(outputs.weights.tolist()),
-        rate_rps=(table.rate or 1.0) * law.turns.mean,
-        sessions=law,
-        prompts=prompts,
-        decode_law=None if outputs is table.decode else table.decode,
-    )
-
-
-def _fleet(document: schema.Document) -> Fleet | None:
-    table = document.fleet
-    if table is None:
-        return None
-    return Fleet(
-        prefill=table.prefill or 0,
-        decode=table.decode or 0,
-        replicas=table.replicas or 0,
-        routing=table.routing,
-        transfer_bytes_per_s=table.transfer,
-        bytes_per_token=document.gpu.token_bytes,
-    )
-
-
-def _schedule(workload: schema.Workload, classes: Sequence[schema.Class]) -> "Schedule | None":
-    if not workload.schedule or workload.period is None:
-        return None
-    from kvplan.model.schedule import Sinusoid, Steps
-
-    only, period = workload.schedule[0], workload.period
-    if only.amplitude is not None:
-        return Sinusoid(period, only.amplitude, period / 2 if only.peak is None else only.peak)
-    starts = [part.at or 0.0 for part in workload.schedule]
-    factors = [tuple(part.factor_of(c.name) for c in classes) for part in workload.schedule]
-    if starts[0] > 0:  # until then the last step of the period before holds
-        starts, factors = [0.0, *starts], [factors[-1], *factors]
-    return Steps(period, tuple(starts), tuple(factors))

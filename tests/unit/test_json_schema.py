@@ -183,7 +183,7 @@ BEYOND_JSON_SCHEMA = {
     *("uniform backwards", "lognormal too long for anything", "lognormal too long for the memory"),
     *("lognormal mean of no number", "shared beyond the shortest input", "reuse of inputs that vary"),
     *("more segments than lengths", "steps out of order", "two steps at once", "step after the period"),
-    *("factor of no class", "class that never arrives", "peak after the period", "rates 0", "tiny rate"),
+    *("factor of no class", "class that never arrives", "peak after the period", "rates 0"),
 }
 
 

@@ -78,8 +78,8 @@ def test_conventions_of_no_engine_are_served_greedily(prefill: str) -> None:
 @pytest.mark.parametrize(
     ("table", "prefill", "line", "message"),
     [
-        ("[engine]\n", "inline", 6, 'engine: goes with prefill = "fused"'),
-        ("[engine]\n", "disaggregated", 6, 'engine: goes with prefill = "fused"'),
+        ("[engine]\n", "inline", 5, 'gpu.prefill: must be "fused" beside [engine], not "inline"'),
+        ("[engine]\n", "disaggregated", 5, 'gpu.prefill: must be "fused" beside [engine]'),
         (
             '[engine]\nname = "tgi"\n',
             "fused",
