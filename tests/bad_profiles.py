@@ -99,7 +99,7 @@ BAD = {
     "no schema": edit("schema = 1\n", "", 1, "schema", "required"),
     "no name": edit('name = "bad on purpose"\n', "", 1, "name", "required"),
     "neither gpu, timing nor classes": Bad(
-        b'schema = 1\nname = "a"\nclasses = []\n', 1, None, "needs gpu, timing, classes or sessions"
+        b'schema = 1\nname = "a"\nclasses = []\n', 1, None, "needs gpu or timing or classes or sessions"
     ),
     "no memory": edit("memory_tokens = 40_000\n", "", 4, "gpu", "or memory_tokens, or memory and kv_b"),
     "no d0": edit('d0 = "14.5 ms"\n', "", 8, "timing.d0", "required"),
@@ -210,10 +210,12 @@ BAD = {
     "no lengths": edit("{ 50 = 0.2, 200 = 0.8 }", "{}", 21, "classes[1].decode", "must have at least 1, not 0"),
     "law misspelt": edit(
         "{ 50 = 0.2, 200 = 0.8 }", "{ lognorml = { mean = 9, cv = 1 } }", 21, "classes[1].decode.lognorml",
-        "no law of lengths; did you mean lognormal?"
+        "unknown key; did you mean lognormal?"
     ),
-    "two laws": edit("= 211", "= { uniform = [1, 2], geometric = 3 }", 15, "classes[0].decode", "must be one law"),
-    "law and weights": edit("50 = 0.2", "geometric = 3", 21, "classes[1].decode", "must be one law, or weights"),
+    "two laws": edit(
+        "= 211", "= { uniform = [1, 2], geometric = 3 }", 15, "classes[0].decode.geometric", "beside uniform"
+    ),
+    "law and weights": edit("50 = 0.2", "geometric = 3", 21, "classes[1].decode.200", "known here: uniform, geom"),
     "uniform backwards": edit("1155", "{ uniform = [9, 3] }", 14, "classes[0].input.uniform", "not [9, 3]"),
     "uniform from 0": edit("1155", "{ uniform = [0, 3] }", 14, "classes[0].input.uniform[0]", "at least 1, not 0"),
     "uniform of three": edit("1155", "{ uniform = [1, 2, 3] }", 14, "classes[0].input.uniform", "must have at most 2"),
@@ -340,7 +342,7 @@ BAD |= {
     "period without schedule": edit(
         "[plan]", '[workload]\nperiod = "24 h"\n[plan]', 24, "workload.schedule", "required beside period"
     ),
-    "workload of nothing": edit("[plan]", "[workload]\n[plan]", 24, "workload", "needs rate, schedule, cv or trace"),
+    "workload of nothing": edit("[plan]", "[workload]\n[plan]", 24, "workload", "needs rate or schedule or cv or"),
     "schedule of nothing": scheduled(day(), 26, "", "must have at least 1, not 0"),
     "schedule that is a table": edit(
         "[plan]", "[workload]\nperiod = 9\n[workload.schedule]\nat = 0\nfactor = 2\n[plan]",

@@ -200,60 +200,74 @@ def _either(words: Iterable[object]) -> str:
     return " or ".join(f'"{word}"' if isinstance(word, str) else shown(word) for word in words)
 
 
-class Ways(Relation):
-    """Ways to say one thing: exactly one is given, in full.
+class _Way:
+    """``"a b"`` are both, ``"a|b"`` one of them at least, ``"a?"`` may be there or not."""
 
-    ``"a b"`` are both, ``"a|b"`` one of them at least, ``"a?"`` may be there or not.
-    """
+    def __init__(self, text: str) -> None:
+        self.needed = [word.split("|") for word in text.split() if word[-1] != "?"]
+        self.keys = text.replace("|", " ").replace("?", "").split()
+
+    def __str__(self) -> str:
+        return " and ".join(" or ".join(group) for group in self.needed)
+
+
+class Ways(Relation):
+    """Ways to say one thing, see `_Way`: exactly one is given, in full; of those that are begun, the first."""
 
     def __init__(self, *ways: str) -> None:
-        self.ways = [[(word.rstrip("?").split("|"), word[-1] != "?") for word in way.split()] for way in ways]
+        self.ways = [_Way(way) for way in ways]
+        self.keys = frozenset(key for way in self.ways for key in way.keys)
 
     def problems(self, table: Table) -> Iterator[Problem]:
-        keys = table.given
-        for way in self.ways:
-            if begun := [key for group, needed in way if needed for key in group if key in keys]:
-                break
-        else:
-            needs = (" and ".join(" or ".join(group) for group, needed in way if needed) for way in self.ways)
-            yield Problem((), f"needs {', or '.join(needs)}", missing=True)
+        begun = (
+            (way, key) for way in self.ways for group in way.needed for key in group if key in table.given
+        )
+        way, first = next(begun, (None, ""))
+        if way is None:
+            yield Problem((), f"needs {', or '.join(map(str, self.ways))}", missing=True)
             return
-        lacking = " and ".join(" or ".join(group) for group, needed in way if needed and not keys & {*group})
-        for key in self._keys(*self.ways):
-            if key in keys and key not in self._keys(way):
-                yield Problem((key,), f"not allowed beside {begun[0]}" + f"; give {lacking}" * bool(lacking))
+        lacking = " and ".join(" or ".join(group) for group in way.needed if table.given.isdisjoint(group))
+        for key in type(table).model_fields:
+            if key in self.keys & table.given and key not in way.keys:
+                yield Problem((key,), f"not allowed beside {first}" + f"; give {lacking}" * bool(lacking))
         if lacking:
-            yield Problem((), f"needs {lacking} beside {begun[0]}", missing=True)
+            yield Problem((), f"needs {lacking} beside {first}", missing=True)
 
     def json(self) -> JsonDict:
         described: list[Any] = []
         for way in self.ways:
-            others = [key for key in self._keys(*self.ways) if key not in self._keys(way)]
-            groups = [group for group, needed in way if needed]
-            one: JsonDict = {"required": [group[0] for group in groups if len(group) == 1]}
-            for group in groups:
+            one: JsonDict = {"required": [group[0] for group in way.needed if len(group) == 1]}
+            for group in way.needed:
                 if len(group) > 1:
-                    one["anyOf"] = [{"required": [key]} for key in group]
-            described.append(one | {"properties": dict.fromkeys(others, False)})
+                    some: list[Any] = [only(key, {"minItems": 1}) | {"required": [key]} for key in group]
+                    one["anyOf"] = some
+            described.append(one | {"properties": dict.fromkeys(sorted(self.keys - {*way.keys}), False)})
         return {"oneOf": described}
 
-    @staticmethod
-    def _keys(*ways: list[tuple[list[str], bool]]) -> dict[str, None]:
-        return dict.fromkeys(key for way in ways for group, _ in way for key in group)
 
+class Cases(Relation):
+    """Keys that go with each value of another one, see `_Way`."""
 
-class Some(Relation):
-    """Keys of which one is there at least and, if it has a list, not empty."""
-
-    def __init__(self, *keys: str) -> None:
-        self.some, self.keys = keys, frozenset(keys)
+    def __init__(self, key: str, **ways: str) -> None:
+        self.key, self.ways = key, {value: _Way(way) for value, way in ways.items()}
+        self.keys = frozenset(key for way in self.ways.values() for key in way.keys)
 
     def problems(self, table: Table) -> Iterator[Problem]:
-        if table.given.isdisjoint(self.some):
-            yield Problem((), f"needs {', '.join(self.some[:-1])} or {self.some[-1]}", missing=True)
+        value = getattr(table, self.key)
+        way, beside = self.ways[value], f'beside {self.key} = "{value}"'
+        for key in type(table).model_fields:
+            if key in self.keys & table.given and key not in way.keys:
+                yield Problem((key,), f"not allowed {beside}")
+            if [key] in way.needed and key not in table.given:
+                yield Problem((key,), f"required {beside}", missing=True)
 
     def json(self) -> JsonDict:
-        return {"anyOf": [{"required": [key], "properties": {key: {"minItems": 1}}} for key in self.some]}
+        cases: list[Any] = []
+        for value, way in self.ways.items():
+            others = dict.fromkeys(sorted(self.keys - {*way.keys}), False)
+            then = {"required": [key for (key,) in way.needed], "properties": others}
+            cases.append({"if": has(self.key) | only(self.key, {"const": value}), "then": then})
+        return {"allOf": cases}
 
 
 class Needs(Relation):
@@ -270,27 +284,6 @@ class Needs(Relation):
         return {"dependentRequired": {self.key: [self.other]}}
 
 
-class GoesWith(Relation):
-    """A key that goes with some values of another and, if `needed`, has to be there."""
-
-    def __init__(self, key: str, other: str, *values: str, needed: bool = False) -> None:
-        self.key, self.other, self.values, self.needed = key, other, values, needed
-
-    def problems(self, table: Table) -> Iterator[Problem]:
-        value, there = getattr(table, self.other), self.key in table.given
-        if there and value not in self.values:
-            yield Problem((self.key,), f'goes with {self.other} = {_either(self.values)}, not "{value}"')
-        if self.needed and not there and value in self.values:
-            yield Problem((), f'needs {self.key} beside {self.other} = "{value}"', missing=True)
-
-    def json(self) -> JsonDict:
-        return {
-            "if": only(self.other, {"enum": [str(value) for value in self.values]}),
-            "then": {"required": [self.key] * self.needed},
-            "else": only(self.key, False),
-        }
-
-
 class Beside(Relation):
     """What must not stand beside something else or, if `values` are named, must be one of them there."""
 
@@ -302,10 +295,11 @@ class Beside(Relation):
         there = next((value for _, value in given(table, self.there)), None)
         if there is None:
             return
-        around, _, key = self.there.rpartition(".")
-        name = f"[{around}] {key}"
+        around, _, name = self.there.rpartition(".")
         if isinstance(there, Table):
-            name = f"[[{self.there[:-2]}]]" if key.endswith("[]") else f"[{self.there}]"
+            name = f"[[{self.there[:-2]}]]" if name.endswith("[]") else f"[{self.there}]"
+        elif around:
+            name = f"[{around}] {name}"
         for place, value in (found for path in self.paths for found in given(table, path)):
             if value not in self.values:
                 must = f"must be {_either(self.values)}" if self.values else "not modelled"

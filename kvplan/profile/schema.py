@@ -16,7 +16,7 @@ from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention
 from kvplan.profile import tables
 from kvplan.profile.positions import KeyPath
-from kvplan.profile.relations import Beside, Check, Problem, Some, Table, problems
+from kvplan.profile.relations import Beside, Check, Problem, Table, Ways, problems
 from kvplan.profile.values import Name, Version
 from kvplan.units import format_number, format_tokens
 
@@ -224,7 +224,7 @@ class Document(Table, title="kvplan profile"):
     """
 
     relations = (
-        Some("gpu", "timing", "classes", "sessions"),
+        Ways("gpu|timing|classes|sessions"),
         Check(_rates, "classes sessions workload", _RATES),
         Check(_moved_bytes, "gpu fleet", _MOVED_BYTES),
         Check(_host_tier, "gpu"),
@@ -293,12 +293,9 @@ class SchemaError(Exception):
 
 
 def check(document: dict[str, Any]) -> Document:
-    """The tables of a parsed profile, checked and with defaults filled in.
+    """Check a parsed profile; or raise a `SchemaError` with all that is wrong.
 
-    Raises
-    ------
-    SchemaError
-        With all that is wrong; between values, in those tables whose values are right.
+    What relates values is looked at in those tables whose values are right.
     """
     try:
         checked = check_values(document)
@@ -318,12 +315,7 @@ def check(document: dict[str, Any]) -> Document:
 
 
 def check_values(document: dict[str, Any]) -> Document:
-    """The same, each value for itself: what relates several values is not looked at.
-
-    Raises
-    ------
-    SchemaError
-    """
+    """Check each value for itself, or raise a `SchemaError`: what relates several values is not looked at."""
     try:
         return Document.model_validate(document)
     except ValidationError as error:
@@ -331,20 +323,10 @@ def check_values(document: dict[str, Any]) -> Document:
 
 
 def replaced(document: Document, values: Mapping[KeyPath, object]) -> Document:
-    """A checked document with other values, which are right each for itself; only what relates values is checked.
+    """Give a checked document other values, which are right each for itself, and check what relates values.
 
-    Parameters
-    ----------
-    values
-        As `check_values` gives them: times in seconds, laws of lengths as `Lengths`. None takes a key away.
+    The values are as `check_values` gives them: times in seconds, laws of lengths as `Lengths`. None takes a key away.
 
-    Raises
-    ------
-    SchemaError
-        The values do not go together.
-
-    Examples
-    --------
     >>> a = {"name": "a", "input": 9, "decode": 2, "rate": 1}
     >>> tables = {"schema": 1, "name": "n", "gpu": {"memory_tokens": 50}, "timing": {"d0": 1}, "classes": [a]}
     >>> replaced(check(tables), {("gpu", "memory_tokens"): 60, ("classes", 0, "rate"): 2.0}).classes[0].rate

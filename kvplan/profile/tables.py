@@ -19,38 +19,8 @@ from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
 from kvplan.model.offload import Offload
 from kvplan.model.sessions import Sessions
-from kvplan.profile.relations import Check, GoesWith, Needs, Problem, Some, Table, Ways
-from kvplan.profile.values import (
-    Amounts,
-    Band,
-    Bandwidth,
-    Bytes,
-    CacheTokens,
-    ClassRate,
-    Cost,
-    Duration,
-    Factor,
-    File,
-    GapLaw,
-    HitCurve,
-    Input,
-    Iteration,
-    Known,
-    MemoryTokens,
-    Moment,
-    Name,
-    Overhead,
-    Rate,
-    Replicas,
-    Reused,
-    Segments,
-    Share,
-    Shared,
-    Tokens,
-    Turns,
-    UpToOne,
-    Weight,
-)
+from kvplan.profile import values
+from kvplan.profile.relations import Cases, Check, Needs, Problem, Table, Ways
 from kvplan.units import format_number, format_seconds, format_tokens
 
 if TYPE_CHECKING:
@@ -62,7 +32,7 @@ _MAX_INPUTS, _MAX_OUTPUTS = 16, 1024  # lengths that formulas count, with the mo
 class Kv(Table, title="Layers of one kind"):
     """Layers that keep KV cache of one kind."""
 
-    relations = (GoesWith("window", "kind", Attention.WINDOW, Attention.CHUNK, needed=True),)
+    relations = (Cases("kind", full="", window="window", chunk="window", state=""),)
 
     kind: Annotated[Attention, Field(strict=False)]
     """What a layer keeps of a request: all tokens (full), the last ones (window), those since its chunk began
@@ -71,7 +41,7 @@ class Kv(Table, title="Layers of one kind"):
     """How many layers are of this kind."""
     bytes: Annotated[int, Field(ge=1, le=10**12)]
     """Bytes of KV cache per token and layer, on one GPU; of a state, its bytes."""
-    window: MemoryTokens | None = None
+    window: values.MemoryTokens | None = None
     """Tokens of a window or chunk."""
 
 
@@ -80,11 +50,11 @@ class HostTier(Table, title="Host tier"):
 
     relations = (Ways("memory", "memory_tokens"),)
 
-    memory: Bytes | None = None
+    memory: values.Bytes | None = None
     """Host memory for KV cache of the replica, such as "200 GiB"."""
-    memory_tokens: CacheTokens | None = None
+    memory_tokens: values.CacheTokens | None = None
     """The same in tokens."""
-    bandwidth: Bandwidth
+    bandwidth: values.Bandwidth
     """From host to GPU, such as "25 GB/s": of the replica, the links of all its GPUs together."""
     inclusive: bool = True
     """Whether every full block is written to the host as it is computed; otherwise only what the GPU throws away.
@@ -116,13 +86,13 @@ class Gpu(Table, title="Replica"):
         Check(_memory),
     )
 
-    memory_tokens: MemoryTokens | None = None
+    memory_tokens: values.MemoryTokens | None = None
     """KV capacity of one replica, tokens. Or give memory with kv_bytes_per_token."""
-    memory: Bytes | None = None
+    memory: values.Bytes | None = None
     """KV memory of one replica, such as "5.05 GiB"; needs kv_bytes_per_token."""
-    kv_bytes_per_token: MemoryTokens | None = None
+    kv_bytes_per_token: values.MemoryTokens | None = None
     """Bytes of KV cache per token, all layers."""
-    kv_blocks: MemoryTokens | None = None
+    kv_blocks: values.MemoryTokens | None = None
     """Blocks of the engine's pool, each of block_tokens tokens in every layer of a group; needs [[gpu.kv]]."""
     kv: list[Kv] = Field(default=[], max_length=64)
     """Layers by kind, where they differ in what they keep of a request."""
@@ -131,9 +101,9 @@ class Gpu(Table, title="Replica"):
     prefill: Annotated[Prefill, Field(strict=False)] = Prefill.FUSED
     """Where a prompt's KV comes from: computed in the iteration that emits the first token (fused), in an
     iteration of its own (inline), or ready-made (disaggregated)."""
-    max_num_seqs: MemoryTokens | None = None
+    max_num_seqs: values.MemoryTokens | None = None
     """Most requests the engine runs at once."""
-    max_num_batched_tokens: MemoryTokens | None = None
+    max_num_batched_tokens: values.MemoryTokens | None = None
     """Most tokens the engine computes in an iteration."""
     gpus: Annotated[int, Field(ge=1, le=ranges.MAX_GPUS)] = 1
     """GPUs of one replica: what they hold together is its memory. Prices and sizes count them."""
@@ -215,13 +185,13 @@ class Gpu(Table, title="Replica"):
 class Measured(Table, title="Measured range"):
     """The iterations that a timing was measured on; beyond them, reports say so."""
 
-    kv_tokens: Amounts | None = None
+    kv_tokens: values.Amounts | None = None
     """Least and most KV tokens of an iteration."""
-    prefill_tokens: Amounts | None = None
+    prefill_tokens: values.Amounts | None = None
     """Least and most prefill tokens of an iteration."""
-    sequences: Amounts | None = None
+    sequences: values.Amounts | None = None
     """Least and most sequences of an iteration."""
-    band: Band | None = None
+    band: values.Band | None = None
     """How good the fit is: iterations took from so many to so many times as long as it says."""
 
 
@@ -230,21 +200,21 @@ class Timing(Table, title="Iteration time"):
 
     relations = (Needs("d5", "knee_tokens"),)
 
-    d0: Iteration
+    d0: values.Iteration
     """Fixed time of an iteration: seconds, or a string such as "14.5 ms"."""
-    d1: Cost = 0.0
+    d1: values.Cost = 0.0
     """Time per KV token in the batch."""
-    d2: Cost = 0.0
+    d2: values.Cost = 0.0
     """Time per prefill token."""
-    d3: Cost = 0.0
+    d3: values.Cost = 0.0
     """Time per sequence."""
-    d4: Cost = 0.0
+    d4: values.Cost = 0.0
     """Time per square root of the sequences."""
-    d5: Cost = 0.0
+    d5: values.Cost = 0.0
     """Time per token computed beyond knee_tokens, prefill tokens and sequences together."""
     knee_tokens: Annotated[int, Field(ge=0, le=ranges.MAX_MEMORY_TOKENS)] = 0
     """Tokens computed in an iteration from which on each takes d5 more; needed with d5."""
-    request_overhead: Overhead = 0.0
+    request_overhead: values.Overhead = 0.0
     """Time of a request outside the engine (tokeniser, HTTP): part of TTFT and E2E, and of no iteration."""
     measured: Measured = Measured()
     """In what range the timing was measured."""
@@ -267,21 +237,21 @@ class Class(Table, title="Class of requests"):
 
     relations = (Check(_prompts),)
 
-    name: Name
+    name: values.Name
     """What the report calls the class; unique."""
-    input: Input
+    input: values.Input
     """Prompt length, tokens: a number, length = weight, { uniform = [low, high] }, { geometric = mean }, or {
     lognormal = { mean, cv } }, or { median, sigma }, cut at the quantile .9999 and scaled to the mean."""
-    decode: Tokens
+    decode: values.Tokens
     """Generated tokens; like input."""
-    rate: ClassRate | None = None
+    rate: values.ClassRate | None = None
     """Arrivals, requests/s; where no [workload] gives the total. 0 leaves a class out; not all may be 0."""
-    share: Share | None = None
+    share: values.Share | None = None
     """Share of [workload] rate; the shares of all classes sum to 1."""
-    shared: Shared | None = None
+    shared: values.Shared | None = None
     """Leading tokens, within input, that all its requests have in common; or a list of { tokens, weight }, of each
     of which a share of them."""
-    reuse: Reused | None = None
+    reuse: values.Reused | None = None
     """What later requests ask for again: tokens (a share up to 1.0 of what a request leaves, or a number of them),
     share (probability), gap (a law of times), from (completion, or arrival)."""
 
@@ -322,23 +292,23 @@ class Session(Table, title="Sessions"):
 
     relations = (Ways("rate", "users"),)
 
-    name: Name
+    name: values.Name
     """What the report calls their turns, a class; unique."""
-    rate: Rate | None = None
+    rate: values.Rate | None = None
     """Sessions/s; or users."""
     users: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """A closed population: each of so many users begins a session think time after the one before."""
     shared: Annotated[int, Field(ge=0, le=ranges.MAX_TOKENS)] = 0
     """Leading tokens common to all sessions: system prompt, tools."""
-    first: Tokens
+    first: values.Tokens
     """Tokens of the first prompt beyond shared; a number or a law, like decode of a class."""
-    user: Tokens
+    user: values.Tokens
     """Tokens that each further turn adds; like first."""
-    decode: Tokens
+    decode: values.Tokens
     """Generated tokens of each answer; like first."""
-    turns: Turns
+    turns: values.Turns
     """Turns of a session; like first."""
-    think: GapLaw
+    think: values.GapLaw
     """From an answer to the next turn: a law of times, exponential (mean), lognormal (median, sigma), fixed
     (value) or quantiles (values)."""
 
@@ -373,16 +343,16 @@ class Part(Table, title="Part of a schedule"):
 
     relations = (Ways("amplitude peak?", "at factor|factors"),)
 
-    at: Moment | None = None
+    at: values.Moment | None = None
     """When the step begins: seconds from the start of the period, or a string such as "8 h"; ascending. It holds
     until the next, the last until the first of the next period."""
-    factor: Factor | None = None
+    factor: values.Factor | None = None
     """Multiplies the rate of every class that factors does not name; 1."""
-    factors: Annotated[dict[str, Factor], Field(min_length=1)] | None = None
+    factors: Annotated[dict[str, values.Factor], Field(min_length=1)] | None = None
     """Factors of single classes: class = factor."""
-    amplitude: UpToOne | None = None
+    amplitude: values.UpToOne | None = None
     """Rates vary as a sinusoid, by up to so much of what they are in the mean."""
-    peak: Moment | None = None
+    peak: values.Moment | None = None
     """When the sinusoid is highest, from the start of the period; in its middle."""
 
     def factor_of(self, name: str) -> float:
@@ -418,21 +388,21 @@ class Workload(Table, title="Workload"):
     """The total rate, where classes give shares of it, how rates vary over time, and how arrivals cluster."""
 
     relations = (
-        Some("rate", "schedule", "cv", "trace"),
+        Ways("rate|schedule|cv|trace period?"),
         Needs("schedule", "period"),
         Needs("period", "schedule"),
         Check(_steps, schema=_SINUSOID_ALONE),
     )
 
-    rate: Rate | None = None
+    rate: values.Rate | None = None
     """Arrivals of all classes together, requests/s; or each class has a rate."""
-    period: Duration | None = None
+    period: values.Duration | None = None
     """Time after which the schedule repeats, such as "24 h"."""
     schedule: list[Part] = Field(default=[], min_length=1, max_length=1000)
     """How rates vary over the period: steps in order, or one sinusoid."""
     cv: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """Coefficient of variation of the gaps between all arrivals, which follow a gamma law; 1: Poisson."""
-    trace: File | None = None
+    trace: values.File | None = None
     """Recorded requests that simulations replay, at the rate of the profile: a file, beside the profile."""
 
     def rates(self, classes: list[str]) -> "Schedule | None":
@@ -456,11 +426,11 @@ class Plan(Table, title="Plan"):
 
     delta: Annotated[float, Field(ge=ranges.LEAST_DELTA, le=1)] = 0.01
     """Accepted probability of one overflow within the horizon."""
-    horizon: Duration = 3600.0
+    horizon: values.Duration = 3600.0
     """Time that delta is about: seconds, or a string such as "1 h"."""
-    segments: Segments = None
+    segments: values.Segments = None
     """Segments of Nested WAIT: "auto", or a number up to that of the distinct decode lengths."""
-    slower: UpToOne = 0.05
+    slower: values.UpToOne = 0.05
     """Objectives must hold with iterations longer by this share, too: for kvplan plan and plan.holds."""
     headroom: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Share that kvplan plan and plan.holds add to the demand."""
@@ -478,15 +448,15 @@ class Gate(Table, title="Gate"):
 class Bounds(Table, title="Bounds of a time"):
     """What mean and percentiles of a time are to stay within."""
 
-    mean: Duration | None = None
+    mean: values.Duration | None = None
     """The mean, at most: seconds, or a string such as "80 ms"."""
-    p50: Duration | None = None
+    p50: values.Duration | None = None
     """The median, at most."""
-    p90: Duration | None = None
+    p90: values.Duration | None = None
     """The 90th percentile, at most."""
-    p95: Duration | None = None
+    p95: values.Duration | None = None
     """The 95th percentile, at most."""
-    p99: Duration | None = None
+    p99: values.Duration | None = None
     """The 99th percentile, at most."""
 
 
@@ -506,14 +476,14 @@ class Slos(Table, title="Service level objectives"):
 class Costs(Table, title="Cost"):
     """What the plan is priced with."""
 
-    gpu_hour: Weight
+    gpu_hour: values.Weight
     """Price of a GPU for an hour, in any currency."""
 
 
 class Prefix(Table, title="Prefix cache"):
     """What a prefix cache finds, measured on a trace."""
 
-    hit_curve: HitCurve | None = None
+    hit_curve: values.HitCurve | None = None
     """Points [cache tokens, hit ratio], ascending, in place of all that classes share and reuse."""
 
 
@@ -534,13 +504,13 @@ class Speculation(Table, title="Speculative decoding"):
 
     tokens: Annotated[int, Field(ge=1, le=ranges.MOST_DRAFTS)]
     """Drafts of an iteration."""
-    accepted: Annotated[list[UpToOne], Field(max_length=ranges.MOST_DRAFTS)]
+    accepted: Annotated[list[values.UpToOne], Field(max_length=ranges.MOST_DRAFTS)]
     """How often each draft is accepted, of all iterations: never increasing, of as many drafts at least."""
-    draft_time: Overhead
+    draft_time: values.Overhead
     """Time of a draft in an iteration, whatever runs."""
-    verify_time: Cost
+    verify_time: values.Cost
     """Time to verify a draft of a sequence."""
-    overhead: Overhead = 0.0
+    overhead: values.Overhead = 0.0
     """Time that drafting takes in an iteration, whatever the number of drafts."""
     lookahead: bool = True
     """Whether a request holds a slot more for each draft: with EAGLE, MTP and draft models, not with n-grams."""
@@ -562,13 +532,13 @@ class Fleet(Table, title="Fleet"):
 
     relations = (Ways("replicas", "prefill decode transfer?"),)
 
-    replicas: Replicas | None = None
+    replicas: values.Replicas | None = None
     """Replicas that prefill and decode."""
-    prefill: Replicas | None = None
+    prefill: values.Replicas | None = None
     """Replicas that only compute prompts; with decode."""
-    decode: Replicas | None = None
+    decode: values.Replicas | None = None
     """Replicas that only generate; with prefill."""
-    transfer: Bandwidth | None = None
+    transfer: values.Bandwidth | None = None
     """Rate at which the KV cache of a prompt goes from prefill to decode, such as "20 GB/s"; without one it takes
     no time."""
     routing: Annotated[Routing, Field(strict=False)] = Routing.LEAST_REQUESTS
@@ -590,10 +560,7 @@ class Fleet(Table, title="Fleet"):
 class Engine(Table, title="Engine"):
     """The engine whose scheduler serves, and how its version admits requests."""
 
-    relations = (
-        GoesWith("admission", "name", EngineName.VLLM, EngineName.TRTLLM),
-        GoesWith("watermark", "name", EngineName.VLLM),
-    )
+    relations = (Cases("name", vllm="admission? watermark?", sglang="", trtllm="admission?"),)
 
     name: Annotated[EngineName, Field(strict=False)] = EngineName.VLLM
     """The engine: vllm, sglang or trtllm."""
@@ -612,9 +579,9 @@ class Engine(Table, title="Engine"):
 class Provenance(Table, title="Provenance"):
     """How the parts of the profile are known: measured, stated, estimated, assumed."""
 
-    gpu: Known = Origin()
+    gpu: values.Known = Origin()
     """Of [gpu]: a word, or a table with basis, source and date; stated where nothing is said."""
-    timing: Known = Origin()
+    timing: values.Known = Origin()
     """Of [timing]; of parts known in several ways, the weakest."""
-    workload: Known = Origin()
+    workload: values.Known = Origin()
     """Of [workload] and [[classes]]."""

@@ -14,13 +14,13 @@ from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, core_schema
 
 from kvplan import ranges, units
-from kvplan.errors import UsageError, did_you_mean, shown
+from kvplan.errors import UsageError, shown
 from kvplan.model import Knowledge, Origin, gaps
 from kvplan.model.gaps import Gap
 from kvplan.model.lengths import Lengths, longest_lognormal
 from kvplan.model.provenance import Range
 from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.profile.relations import Problem, Table, Ways, checked, refusal, refusals
+from kvplan.profile.relations import Cases, Problem, Table, Ways, checked, refusal, refusals
 from kvplan.units import format_number, format_tokens
 
 _MAX_TURNS = 10_000
@@ -198,36 +198,8 @@ _Weights = Annotated[
 ]
 
 
-class Uniform(Table):
-    """Every length from the least to the largest is as likely."""
-
-    uniform: Annotated[tuple[_Length, _Length], Field(strict=False), AfterValidator(_ascending)]
-    """The least and the largest length."""
-
-    @property
-    def longest(self) -> float:
-        return self.uniform[1]
-
-    def lengths(self) -> Lengths:
-        return Lengths.uniform(*self.uniform)
-
-
-class Geometric(Table):
-    """Every token may be the last."""
-
-    geometric: Annotated[float, Field(ge=1, le=ranges.MAX_DECODE_TOKENS // _TAIL)]
-    """The mean."""
-
-    @property
-    def longest(self) -> float:
-        return _TAIL * self.geometric
-
-    def lengths(self) -> Lengths:
-        return Lengths.geometric(self.geometric)
-
-
 class Spread(Table):
-    """Mean and coefficient of variation of lengths, or median and standard deviation of their logarithms."""
+    """How wide lengths spread whose logarithms are normal."""
 
     relations = (Ways("mean cv", "median sigma"),)
 
@@ -240,35 +212,40 @@ class Spread(Table):
     sigma: _Sigma | None = None
     """Standard deviation of the logarithms."""
 
-
-class LognormalLengths(Table):
-    """Logarithms of lengths are normal."""
-
-    lognormal: Spread
-    """What the law is given by."""
-
     @property
-    def _parameters(self) -> tuple[float, float]:
-        cv, sigma = self.lognormal.cv, self.lognormal.sigma
-        if cv is not None:
-            sigma = math.sqrt(math.log1p(cv**2))
+    def parameters(self) -> tuple[float, float]:
+        """Mean, and standard deviation of the logarithms."""
+        sigma = self.sigma if self.cv is None else math.sqrt(math.log1p(self.cv**2))
         assert sigma is not None
-        mean = self.lognormal.mean or (self.lognormal.median or 0) * math.exp(sigma**2 / 2)
+        mean = self.mean or (self.median or 0) * math.exp(sigma**2 / 2)
         return float(f"{mean:.{_DIGITS}g}"), float(f"{sigma:.{_DIGITS}g}")
 
-    @property
-    def longest(self) -> float:
-        return longest_lognormal(*self._parameters)
 
-    def lengths(self) -> Lengths:
-        return Lengths.lognormal(*self._parameters)
+class LengthLaw(Table, title="Law of lengths"):
+    """A law of lengths by its name."""
+
+    relations = (Ways("uniform", "geometric", "lognormal"),)
+
+    uniform: Annotated[tuple[_Length, _Length], Field(strict=False), AfterValidator(_ascending)] | None = None
+    """The least and the largest length; all of them are as likely."""
+    geometric: Annotated[float, Field(ge=1, le=ranges.MAX_DECODE_TOKENS // _TAIL)] | None = None
+    """The mean; every token may be the last."""
+    lognormal: Spread | None = None
+    """The logarithms are normal; cut at the quantile .9999."""
+
+    def lengths(self, most: int) -> Lengths:
+        """The law itself, where it goes no further than `most`."""
+        if self.lognormal is not None:
+            longest = longest_lognormal(*self.lognormal.parameters)
+            if longest > most:
+                limit = f"must be at most {format_tokens(most)}, not {longest:,.0f}"
+                raise refusals([Problem(("lognormal",), f"the longest (its quantile .9999) {limit}")])
+            return Lengths.lognormal(*self.lognormal.parameters)
+        return (
+            Lengths.geometric(self.geometric) if self.geometric else Lengths.uniform(*self.uniform or (1, 1))
+        )
 
 
-_LAWS: dict[str, type[Uniform | Geometric | LognormalLengths]] = {
-    "uniform": Uniform,
-    "geometric": Geometric,
-    "lognormal": LognormalLengths,
-}
 _FORMS = "a table of length = weight, { uniform = [low, high] }, { geometric = mean } or { lognormal = { mean, cv } }"
 
 
@@ -279,34 +256,24 @@ def _adapter(of: Any) -> TypeAdapter[Any]:
 
 def _lengths(one: Any, most: int, of: str, value: object) -> Lengths:
     """A single length; or weights by length or a law by its name, up to the most."""
-    if not isinstance(value, dict):
-        if type(value) is not int:
-            raise refusal(f"must be a whole number{of}, {_FORMS}, not {shown(value)}")
+    if type(value) is int:
         return Lengths.of({_adapter(one).validate_python(value): 1.0})
-    for name, kind in _LAWS.items():
-        if name in value:
-            if len(value) > 1:
-                seen = " and ".join(map(shown, value))
-                raise refusal(f"must be one law, or weights by length; not {seen}")
-            law = checked(kind, value)
-            if law.longest > most:
-                limit = f"must be at most {format_tokens(most)}, not {law.longest:,.0f}"
-                raise refusals([Problem((name,), f"the longest (its quantile .9999) {limit}")])
-            return law.lengths()
-    for key in value:
-        if key[:1].isalpha():
-            raise refusals([Problem((key,), f"no law of lengths; {did_you_mean(key, _LAWS, 'laws are')}")])
-    weights = {int(key): weight for key, weight in _adapter(_Weights).validate_python(value).items()}
-    if (longest := max(weights)) > most:
-        raise refusals([Problem((str(longest),), f"the length must be at most {format_tokens(most)}")])
-    return Lengths.of(weights)
-
-
-_Laws = Uniform | Geometric | LognormalLengths | _Weights
+    if not isinstance(value, dict):
+        raise refusal(f"must be a whole number{of}, {_FORMS}, not {shown(value)}")
+    if any(key[:1].isalpha() for key in value):
+        law = checked(LengthLaw, value)
+        lengths = law.lengths(most)
+    else:
+        weights = _adapter(_Weights).validate_python(value)
+        lengths = Lengths.of({int(key): weight for key, weight in weights.items()})
+    if lengths.longest > most:
+        limit = f"must be at most {format_tokens(most)}, not {format_tokens(lengths.longest)}"
+        raise refusal(f"the longest {limit}")
+    return lengths
 
 
 def _law(one: Any, most: int, of: str = " of tokens") -> PlainValidator:
-    return PlainValidator(partial(_lengths, one, most, of), json_schema_input_type=one | _Laws)
+    return PlainValidator(partial(_lengths, one, most, of), json_schema_input_type=one | LengthLaw | _Weights)
 
 
 Tokens = Annotated[Lengths, _law(_Length, ranges.MAX_DECODE_TOKENS)]
@@ -317,78 +284,40 @@ Turns = Annotated[Lengths, _law(Annotated[int, Field(ge=1, le=_MAX_TURNS)], _MAX
 # --------------------------------------------------------------------- gaps, and what requests have in common
 
 
-class Exponential(Table):
-    """Memoryless gaps."""
+class GapTable(Table, title="Law of gaps"):
+    """How long until something happens again."""
 
-    law: Literal["exponential"]
+    relations = (
+        Cases("law", exponential="mean", lognormal="median sigma", fixed="value", quantiles="values"),
+    )
+
+    law: Literal["exponential", "lognormal", "fixed", "quantiles"]
     """The name of the law."""
-    mean: Duration
-    """The mean."""
-
-    def gap(self) -> Gap:
-        return gaps.Exponential(self.mean)
-
-
-class LognormalGap(Table):
-    """Gaps whose logarithms are normal."""
-
-    law: Literal["lognormal"]
-    """The name of the law."""
-    median: Duration
-    """The median."""
-    sigma: _Sigma
-    """Standard deviation of the logarithms."""
-
-    def gap(self) -> Gap:
-        return gaps.Lognormal(self.median, self.sigma)
-
-
-class Fixed(Table):
-    """Gaps that are all the same."""
-
-    law: Literal["fixed"]
-    """The name of the law."""
-    value: Moment
-    """Every gap."""
-
-    def gap(self) -> Gap:
-        return gaps.Quantiles((self.value,))
-
-
-class Quantiles(Table):
-    """Gaps of which each is as likely."""
-
-    law: Literal["quantiles"]
-    """The name of the law."""
-    values: Annotated[list[Moment], Field(min_length=1, max_length=_MOST_VALUES)]
-    """The gaps."""
-
-    def gap(self) -> Gap:
-        return gaps.Quantiles(tuple(self.values))
-
-
-_Gaps = Exponential | LognormalGap | Fixed | Quantiles
-_GAPS: dict[str, type[_Gaps]] = {
-    "exponential": Exponential,
-    "lognormal": LognormalGap,
-    "fixed": Fixed,
-    "quantiles": Quantiles,
-}
+    mean: Duration | None = None
+    """The mean of an exponential law."""
+    median: Duration | None = None
+    """The median of a log-normal law."""
+    sigma: _Sigma | None = None
+    """Standard deviation of its logarithms."""
+    value: Moment | None = None
+    """Every gap of a fixed law."""
+    values: Annotated[list[Moment], Field(min_length=1, max_length=_MOST_VALUES)] | None = None
+    """Gaps that are all as likely."""
 
 
 def _gap(value: object) -> Gap:
     if not isinstance(value, dict):
         example = '{ law = "exponential", mean = "30 s" }'
         raise refusal(f"must be a table such as {example}, not {shown(value)}")
-    law, words = value.get("law"), ", ".join(_GAPS)
-    if law is None:
-        raise refusal(f"needs a law: one of {words}")
-    if not isinstance(law, str) or law not in _GAPS:
-        raise refusals([Problem(("law",), f"must be one of {words}, not {shown(law)}")])
-    return _GAPS[law].model_validate(value).gap()
+    table = checked(GapTable, value)
+    if table.mean is not None:
+        return gaps.Exponential(table.mean)
+    if table.median is not None and table.sigma is not None:
+        return gaps.Lognormal(table.median, table.sigma)
+    return gaps.Quantiles(tuple(table.values or (table.value or 0.0,)))
 
 
-GapLaw = Annotated[Gap, PlainValidator(_gap, json_schema_input_type=_Gaps)]
+GapLaw = Annotated[Gap, PlainValidator(_gap, json_schema_input_type=GapTable)]
 
 
 class SharedTokens(Table):

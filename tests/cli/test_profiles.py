@@ -7,8 +7,7 @@ from pathlib import Path
 from command import Run
 from every import every
 
-from kvplan.profile.catalogue import description, starter
-from kvplan.profile.reading import DEFAULT_PROFILE, load_profile, shipped_profiles
+from kvplan.profile.reading import DEFAULT_PROFILE, load_profile, shipped_profiles, starter
 from kvplan.profile.schema import json_schema
 
 # ---------------------------------------------------------------------------------------------------- init
@@ -66,10 +65,6 @@ def test_profiles_are_listed_with_a_line_each(run: Run) -> None:
         assert about.startswith("  ")
         assert len(about.strip()) > 20, "each file begins with a comment that says what the profile is"
         assert len(about) <= 80, about
-
-
-def test_a_text_that_does_not_begin_with_a_comment_has_no_description() -> None:
-    assert description('schema = 1\n# name = "x"\n') == ""
 
 
 @every("name", sorted(shipped_profiles()))

@@ -9,8 +9,7 @@ from command import Done, Run, document
 from command import run as inside
 
 from kvplan.model import Knowledge, Origin
-from kvplan.profile.catalogue import starter
-from kvplan.profile.reading import parse_profile, shipped_profiles
+from kvplan.profile.reading import parse_profile, shipped_profiles, starter
 
 TOLD = """\
 schema = 1

@@ -17,8 +17,7 @@ from every import check_every
 import kvplan
 from kvplan.errors import ProfileError
 from kvplan.formats import json as json_format
-from kvplan.profile.catalogue import starter
-from kvplan.profile.reading import parse_profile, shipped_profiles
+from kvplan.profile.reading import parse_profile, shipped_profiles, starter
 from kvplan.profile.schema import json_schema
 
 COMMITTED = Path(kvplan.__file__).parent / "profile" / "profile.schema.json"

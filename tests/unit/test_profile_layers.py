@@ -81,12 +81,12 @@ def test_beside_windows_engines_cache_prefixes_unless_told_otherwise() -> None:
 @every(
     ("old", "new", "line", "message"),
     [
-        ("window = 1024\n", "", 6, "gpu.kv[0]: needs window"),
+        ("window = 1024\n", "", 6, "gpu.kv[0].window: required beside kind"),
         (
             'kind = "full"\n',
             'kind = "full"\nwindow = 9\n',
             13,
-            'gpu.kv[1].window: goes with kind = "window" or "chunk"',
+            'gpu.kv[1].window: not allowed beside kind = "full"',
         ),
         (
             '"window"\n',
@@ -176,11 +176,15 @@ def test_memory_in_tokens_is_refused_beside_any_kind(kind: str, memory: str, key
 @pytest.mark.parametrize(
     ("kind", "line", "message"),
     [
-        (KINDS["chunk"].replace("window = 1024\n", ""), 6, 'gpu.kv[0]: needs window beside kind = "chunk"'),
+        (
+            KINDS["chunk"].replace("window = 1024\n", ""),
+            6,
+            'gpu.kv[0].window: required beside kind = "chunk"',
+        ),
         (
             KINDS["state"] + "window = 9\n",
             11,
-            'gpu.kv[0].window: goes with kind = "window" or "chunk", not "state"',
+            'gpu.kv[0].window: not allowed beside kind = "state"',
         ),
     ],
 )
