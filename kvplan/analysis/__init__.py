@@ -11,10 +11,9 @@ Results are NamedTuples: a frozen dataclass takes seven times as long to define,
 ``concurrency``  how many can run at once without ever being evicted
 ``admission``    rate cap, integer budgets, exact mean waits          theory §4
 ``wait``         WAIT thresholds, known decode lengths                theory §5
-``segments``     segmentations of decode lengths, for Nested WAIT     theory §6
+``segments``     segmentations of decode lengths, thresholds that keep up  theory §6
 ``input_spread`` what inputs that differ add up to, Chernoff's bound
 ``nested``       Nested WAIT: required memory
-``nested_thresholds`` thresholds that keep up, decay of queues
 ``overflow``     probability of overflow, safety buffer               theory §7
 ``kv_cumulants`` cumulants of KV usage, feedback included
 ``kv_tail``      tail of KV usage: saddlepoint, exact pmf

@@ -44,13 +44,7 @@ def index_of_dispersion(rate_rps: float, cv: float, window_s: float) -> float:
 
 
 def cv_of_dispersion(rate_rps: float, index: float, window_s: float) -> float:
-    """The coefficient of variation with which arrivals in a window have this index of dispersion; at most 100.
-
-    Examples
-    --------
-    >>> round(cv_of_dispersion(2.0, index_of_dispersion(2.0, 3.0, 1.0), 1.0), 6)
-    3.0
-    """
+    """Return the coefficient of variation that gives arrivals in a window this index of dispersion; at most 100."""
 
     def enough(log_cv: float) -> bool:
         return index_of_dispersion(rate_rps, math.exp(log_cv), window_s) >= index
@@ -59,7 +53,7 @@ def cv_of_dispersion(rate_rps: float, index: float, window_s: float) -> float:
 
 
 def stay_s(model: ServingModel) -> float:
-    """How long requests are in the engine on average, seconds; alone there where it is overloaded."""
+    """Mean time that requests are in the engine, seconds; alone there where it is overloaded."""
     from kvplan.analysis.equilibrium import iteration_time, time_alone
 
     tau = iteration_time(model)
@@ -67,17 +61,9 @@ def stay_s(model: ServingModel) -> float:
 
 
 def excess_dispersion(model: ServingModel) -> float:
-    """By how much the index of dispersion over a stay is above 1; 0 for arrivals that do not cluster.
+    """Return the index of dispersion over a stay less 1; 0 for arrivals that do not cluster.
 
     Those that are more regular than Poisson arrivals are taken for these, which is on the safe side.
-
-    Examples
-    --------
-    >>> from kvplan.model import ArrivalProcess, Replica, RequestClass, Timing
-    >>> one, clumps = RequestClass("a", 9, (500,), (1.0,), 2.0), ArrivalProcess(cv=3.0)
-    >>> model = ServingModel((one,), Timing(0.01), Replica(9000), arrivals=clumps)
-    >>> round(stay_s(model), 3), round(excess_dispersion(model), 1)
-    (5.0, 6.8)
     """
     if model.arrivals.cv <= 1:
         return 0.0

@@ -12,33 +12,18 @@ import numpy as np
 
 from kvplan.model import FloatArray, IntArray
 
-_NEWTON_STEPS, _LONGEST_STEP, _CLOSE = (
-    40,
-    1.0,
-    1e-7,
-)  # towards the best ln θ; any other θ gives a bound as well
+# towards the best ln θ; any other θ gives a bound as well
+_NEWTON_STEPS, _LONGEST_STEP, _CLOSE = 40, 1.0, 1e-7
 _STEEPEST = 500.0  # θ times the range of inputs: exponentials beyond underflow, and little is gained
 _SHALLOW = 1e-5  # the same where the law is as good as normal, and sums of its logarithms lose their digits
 
 
 class InputLaws(NamedTuple):
-    """Laws of what requests hold, one for each decode length that they got to.
+    """Laws of what requests hold, one for each decode length that they got to."""
 
-    Attributes
-    ----------
-    share : ndarray, shape (n_lengths, n_inputs)
-        Of each input in those at least so long; inputs ascend.
-    tokens : ndarray, shape (n_phases, n_inputs), tokens
-        Held in whole pages by a request of each input, but for what all hold alike.
-    edges : ndarray of int64, shape (n_phases,)
-        Last tokens beyond the input, modulo a page, at which the law is still that of the phase; ascending.
-    block_tokens
-        Size of a page.
-    """
-
-    share: FloatArray
-    tokens: FloatArray
-    edges: IntArray
+    share: FloatArray  # (n_lengths, n_inputs), of each input in those at least so long; inputs ascend
+    tokens: FloatArray  # (n_phases, n_inputs), held in whole pages, but for what all hold alike
+    edges: IntArray  # (n_phases,), last tokens beyond the input, modulo a page, with the law of the phase; ascending
     block_tokens: int
 
     def stages_in(self, above: FloatArray, upto: FloatArray) -> FloatArray:
@@ -67,14 +52,14 @@ class InputLaws(NamedTuple):
 
 
 def laws_of(inputs: IntArray, share: FloatArray, block_tokens: int) -> InputLaws:
-    """The laws of requests with these inputs, distinct and ascending."""
+    """Return the laws of requests with these inputs, distinct and ascending."""
     edges = np.unique(-inputs % block_tokens)
     pages = -(-(inputs + edges[:, None]) // block_tokens)
     return InputLaws(share, (pages * block_tokens).astype(np.float64), edges, block_tokens)
 
 
 class Excess(NamedTuple):
-    """What inputs add up to beyond their mean, tokens, and the θ of the bound, per token; shape (n_candidates,).
+    """Tokens that inputs add up to beyond their mean, and the θ of the bound, per token; shape (n_candidates,).
 
     θ is infinite where even the largest inputs throughout are not too improbable to be counted with.
     """
@@ -84,31 +69,23 @@ class Excess(NamedTuple):
 
 
 def excess_about(laws: InputLaws, reached: IntArray, held: FloatArray, exponent: FloatArray) -> FloatArray:
-    """Roughly the same, as if inputs added up to a normal law: enough to choose among candidates by."""
+    """Roughly the tokens of `excess`, as if inputs added up to a normal law: enough to choose candidates by."""
     gap = laws.tokens[:, -1:] - laws.tokens
     variance = (laws.share @ gap.T**2 - (laws.share @ gap.T) ** 2).clip(0)
     spread = (held.swapaxes(0, 1) * variance[reached.T]).sum(axis=(1, 2))
-    about: FloatArray = np.sqrt(2 * exponent * spread)
-    return about
+    return np.asarray(np.sqrt(2 * exponent * spread))
 
 
 def excess(laws: InputLaws, reached: IntArray, held: FloatArray, exponent: FloatArray) -> Excess:
-    """The least c that the bound gives for what inputs exceed with probability e^-exponent at most.
+    """Return the least c that the bound gives for what inputs exceed with probability e^-exponent at most.
 
-    c = inf_θ [exponent + Σ held·ln E e^θ(w - w̄)]/θ, w the tokens of a request in whole pages.
-
-    Parameters
-    ----------
-    reached : ndarray of int64, shape (n_segments, n_candidates)
-        Decode length that requests of a segment got to, as a position in `laws.share`.
-    held : ndarray, shape (n_segments, n_candidates, n_phases)
-        Requests held, at most.
-    exponent : ndarray, shape (n_candidates,)
-        From 0.
+    c = inf_θ [exponent + Σ held·ln E e^θ(w - w̄)]/θ, w the tokens of a request in whole pages. `reached`, of shape
+    (n_segments, n_candidates), is the position in `laws.share` of the decode length that requests of a segment got to,
+    `held` the requests held at most, by phase too; `exponent`, from 0, has shape (n_candidates,).
 
     References
     ----------
-    new, theory §6 ("Inputs that differ").
+    Chernoff's bound; new, theory §6 ("Inputs that differ").
 
     Examples
     --------

@@ -7,19 +7,18 @@ With g(t) the log-transform of what one second of arrivals holds t iterations la
 
     g(t) = Σ_i λ_i (exp(θ h_i(t) + Σ_k v_i(k) g(t-1-k)) - 1),        K(θ) = log E e^{θ·KV} = d0·Σ_t g(t),
 
-h_i the memory held (in whole pages; 0 after the last stage). g at t needs only earlier values, so it
-is computed once, from t = 0 on, for many θ side by side, together with its two derivatives in θ.
+h_i the memory held (in whole pages; 0 after the last stage). g at t needs only earlier values, so it is computed once,
+from t = 0 on, for many θ side by side, with two derivatives in θ. Three things keep the cost independent of lengths,
+of the number of classes and of how near Λ is to 1:
 
-Three things keep the cost independent of lengths, of the number of classes and of how near Λ is to 1:
-
-- Time runs in cells: single iterations at first, then cells whose width grows with t. A cell keeps its mean of g
-  and a slope; where cells are single iterations the recursion is exact.
+- Time runs in cells: single iterations at first, where the recursion is exact, then cells whose width grows with t.
+  A cell keeps its mean of g and a slope.
 - v is linear in k but for its first value, so Σ_k v g takes four running sums, at now and at n iterations ago.
 - Requests of like first weight, and those of like length that have left, are replaced cell by cell by a mean
   request. Rates and work are kept exactly.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ from kvplan.model import FloatArray, IntArray, Mix, ServingModel, StageWeights, 
 
 _FINENESS = 20  # cells grow by 1/20 of the time passed: deviations to 2e-3, required memory to 1e-3
 _PRESENT_GROUPS = 24
-_LEFT_GROUPS = 48  # those of requests that left: first weights times lengths
-_LEFT_WEIGHT_GROUPS = 4
+_LEFT_GROUPS, _LEFT_WEIGHT_GROUPS = 48, 4  # of requests that left: first weights times lengths
 _RELAXATIONS = 60  # length of the grid over L/(1 - Λ); the recursion stops before, once g has died out
 _NEGLIGIBLE = 1e-7  # of the sum so far, per e-fold of time
 _CHECK_EVERY = 16
@@ -37,61 +35,29 @@ _ROUNDING = 1e-11  # of the rate of a group; what is left of it when all have le
 
 
 class ClusterGrid(NamedTuple):
-    """The recursion for g, laid out on cells of time.
+    """The recursion for g on cells of time; rows are groups of requests present, then of those that have left.
 
-    Rows are groups of requests still present, by first weight, followed by groups of requests that have left.
-    Sums over the past are linear in four entries of a cell's history: Σg and Σu·g over the cells before it, its
-    mean, and its slope.
-
-    Attributes
-    ----------
-    fixed_time_s
-        d0, seconds.
-    lattice_tokens
-        KV usage is a multiple of it.
-    longest
-        L, iterations.
-    edge : ndarray, shape (n_cells + 1,), iterations
-    rate : ndarray, shape (n_cells, n_rows), requests/s
-        Rate of the requests that are present, or have left, averaged over the cell.
-    held : ndarray, shape (n_cells, n_present), KV tokens
-        Memory of those present, on average.
-    now : ndarray, shape (n_cells, n_rows, 4)
-        Weights of the cell's own history in Σ_k v(k) g(t-1-k), summed back to t = 0.
-    then : ndarray, shape (n_cells, n_left, 4)
-        Weights that take away what came before a request began, in the cell `then_cell`.
-    then_cell : ndarray of int64, shape (n_cells, n_left)
-    implicit : ndarray, shape (n_cells, n_rows)
-        Weight of the cell's own mean, not known yet, in that sum.
-    slope : ndarray, shape (n_cells, 3)
-        Weights of the mean of this cell and of the two before in the slope.
+    Sums over the past are linear in four entries of a cell's history: Σg and Σu·g over the cells before it, its mean,
+    its slope.
     """
 
-    fixed_time_s: float
-    lattice_tokens: float
-    longest: float
-    edge: FloatArray
-    rate: FloatArray
-    held: FloatArray
-    now: FloatArray
-    then: FloatArray
-    then_cell: IntArray
-    implicit: FloatArray
-    slope: FloatArray
+    fixed_time_s: float  # d0
+    lattice_tokens: float  # KV usage is a multiple of it
+    longest: float  # L, iterations
+    edge: FloatArray  # (n_cells + 1,), iterations
+    rate: FloatArray  # (n_cells, n_rows), requests/s averaged over the cell
+    held: FloatArray  # (n_cells, n_present), KV tokens of those present, on average
+    now: FloatArray  # (n_cells, n_rows, 4), weights of the cell's own history in Σ_k v(k) g(t-1-k) back to t = 0
+    then: FloatArray  # (n_cells, n_left, 4), weights that take away what came before a request began, ...
+    then_cell: IntArray  # (n_cells, n_left), ... in this cell
+    implicit: FloatArray  # (n_cells, n_rows), weight in that sum of the cell's own mean, not known yet
+    slope: FloatArray  # (n_cells, 3), weights of the mean of this cell and of the two before in the slope
 
 
 def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
-    """Lay out the recursion for a model with Λ < 1.
+    """Lay out the recursion for a model with Λ < 1; cells after the first `fineness` iterations span 1/fineness of t.
 
-    Parameters
-    ----------
-    fineness
-        Iterations that are resolved one by one; later cells span 1/fineness of the time passed.
-
-    References
-    ----------
-    New, theory §7; the cells and the groups are an approximation of second order in 1/fineness and in the width
-    of the groups.
+    An approximation of second order in 1/fineness and in the width of the groups (new, theory §7).
     """
     mix, law = model.mix, tangent(model)
     token_s, rate = law.per_kv_token_s, mix.rate_rps
@@ -120,18 +86,16 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     n_present = present.shape[0]
 
     amounts = rate * np.stack([np.ones_like(rate), stages, work_s, prefill_s])
-    left, (left_stages, left_work, left_prefill) = _means(
-        _left(alike_in_both(first, stages, mass), stages, amounts, edge)
-    )
+    gone = _left(alike_in_both(first, stages, mass), stages, amounts, edge)
+    left, (left_stages, left_work, left_prefill) = _means(gone)
     # the work of a stage such that n of them, with slope d1, cost what the members cost on average: this keeps Λ
     left_stage_work = left_work / np.maximum(left_stages, 1.0) - token_s * (left_stages - 1) / 2
 
     stage_work = np.vstack([token_s * first_weight + law.per_sequence_s, left_stage_work])
     reach = stage_work + token_s * (middle - 1)
     prefill = np.vstack([present_prefill, left_prefill])
-    now = np.stack(
-        np.broadcast_arrays(*_window_weights(reach, token_s, edge[:-1], width, (width - 1) / 2)), -1
-    )
+    history = _window_weights(reach, token_s, edge[:-1], width, (width - 1) / 2)
+    now = np.stack(np.broadcast_arrays(*history), axis=-1)
     # a prompt computed one iteration ago: g(t-1) is the mean less one slope
     now[..., 2] += prefill
     now[..., 3] -= prefill
@@ -139,28 +103,17 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     begin = middle - left_stages
     then_cell = np.maximum(np.searchsorted(edge, begin, "right") - 1, 0)
     before = np.maximum(begin, 0) - edge[then_cell]
-    then = -np.stack(
-        _window_weights(reach[n_present:], token_s, edge[then_cell], width[then_cell], before), axis=-1
-    )
+    history = _window_weights(reach[n_present:], token_s, edge[then_cell], width[then_cell], before)
+    then = -np.stack(history, axis=-1)
     then[begin <= 0] = 0.0
 
     slope = _slope_weights(width, middle)
     own = now[..., 2:].copy()
     own[n_present:] += np.where((then_cell == np.arange(width.size))[..., None], then[..., 2:], 0.0)
     implicit = np.where(width > 1, own[..., 0] + slope[:, 0] * own[..., 1], 0.0)
-    return ClusterGrid(
-        fixed_time_s=law.fixed_s,
-        lattice_tokens=mix.lattice_tokens,
-        longest=longest,
-        edge=edge,
-        rate=np.ascontiguousarray(np.vstack([present, left]).T),
-        held=np.ascontiguousarray(held.T),
-        now=np.ascontiguousarray(now.transpose(1, 0, 2)),
-        then=np.ascontiguousarray(then.transpose(1, 0, 2)),
-        then_cell=np.ascontiguousarray(then_cell.T),
-        implicit=np.ascontiguousarray(implicit.T),
-        slope=slope,
-    )
+    tables = np.vstack([present, left]), held, now, then, then_cell, implicit
+    by_cell: list[Any] = [np.ascontiguousarray(table.swapaxes(0, 1)) for table in tables]
+    return ClusterGrid(law.fixed_s, mix.lattice_tokens, longest, edge, *[*by_cell, slope])
 
 
 def first_read(read: StageWeights) -> FloatArray:
@@ -169,13 +122,7 @@ def first_read(read: StageWeights) -> FloatArray:
 
 
 def cell_edges(end: float, fineness: int) -> FloatArray:
-    """Edges of cells from 0 to at least `end`: single iterations, then cells a `fineness`-th of the time passed.
-
-    Examples
-    --------
-    >>> cell_edges(12, 4).tolist()
-    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0]
-    """
+    """Edges of cells from 0 to at least `end`: single iterations, then a `fineness`-th of the time passed."""
     edges = [0]
     while edges[-1] < end:
         edges.append(edges[-1] + max(1, edges[-1] // fineness))
@@ -198,7 +145,7 @@ def alike_in_one(values: FloatArray, mass: FloatArray, limit: int) -> IntArray:
 
 
 def alike_in_both(first_weight: FloatArray, stages: FloatArray, mass: FloatArray) -> IntArray:
-    """Group rows by first weight and length, lengths more finely: when work was done shows in g at first order.
+    """Group rows by first weight and, more finely, by length: when work was done shows in g at first order.
 
     Groups are numbered in the order in which their first members leave.
     """
@@ -217,10 +164,7 @@ def alike_in_both(first_weight: FloatArray, stages: FloatArray, mass: FloatArray
 
 
 def _left(group: IntArray, stages: FloatArray, amounts: FloatArray, edge: FloatArray) -> FloatArray:
-    """Amounts of the rows with n_i <= t, averaged over each cell's iterations t.
-
-    `amounts` of shape (n_amounts, n_rows); returns shape (n_amounts, n_groups, n_cells).
-    """
+    """Average `amounts` (n_amounts, n_rows) of rows with n_i <= t over cells: (n_amounts, n_groups, n_cells)."""
     groups = int(group.max()) + 1
     position = group * edge.size + np.searchsorted(edge, stages, "right")
     # Σ_i amount_i (edge - n_i)⁺ at every edge, from the rows that left before it
@@ -230,22 +174,20 @@ def _left(group: IntArray, stages: FloatArray, amounts: FloatArray, edge: FloatA
 
 
 def _means(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Weights and weighted means, from sums of the weights and of weighted amounts; means are 0 without weight."""
+    """Weights and weighted means, from sums of weights and of weighted amounts; 0 without weight."""
     weight = sums[0]
     return weight, sums[1:] / np.where(weight > 0, weight, np.inf)
 
 
 def _unfilled(held: Weights, rate: FloatArray, group: IntArray, edge: FloatArray) -> FloatArray:
-    """Tokens of pages that a request present does not fill, averaged over each group and cell.
+    """Tokens of pages that a request present does not fill, averaged over groups and cells: (n_groups, n_cells).
 
-    Returns shape (n_groups, n_cells). Within a cell, requests of one residue of a page are averaged over all of its
-    iterations, though some leave before its end.
+    Within a cell, requests of one residue of a page are averaged over all of its iterations, though some leave before.
     """
     if held.block_tokens == 1:
         return np.zeros((int(group.max()) + 1, edge.size - 1))
-    (of_group, over), alike = np.unique(
-        np.stack([group, held.first % held.block_tokens]), axis=1, return_inverse=True
-    )
+    residue = np.stack([group, held.first % held.block_tokens])
+    (of_group, over), alike = np.unique(residue, axis=1, return_inverse=True)
     until = edge.astype(np.int64)
     filled = Weights(over[:, None], until)
     unfilled = Weights(filled.first, until, held.block_tokens).footprint - filled.footprint
@@ -254,7 +196,7 @@ def _unfilled(held: Weights, rate: FloatArray, group: IntArray, edge: FloatArray
 
 
 def _cumulated(mix: Mix, group: IntArray, edge: FloatArray) -> FloatArray:
-    """Memory of those present, averaged over each group and cell; shape (n_groups, n_cells)."""
+    """Memory of those present, averaged over groups and cells: (n_groups, n_cells)."""
     held, partial = mix.held, mix.partial
     rows = np.stack([group, held.kind, partial.iterations])
     (of_group, kind, before), alike = np.unique(rows, axis=1, return_inverse=True)
@@ -309,16 +251,9 @@ def _slope_weights(width: FloatArray, middle: FloatArray) -> FloatArray:
 
 
 def cumulants(grid: ClusterGrid, theta: FloatArray) -> FloatArray:
-    """The cumulant function K(θ) = log E e^{θ·KV} and its first two derivatives.
+    """Return the cumulant function K(θ) = log E e^{θ·KV}, K' (tokens) and K'' (tokens²), shape (3, n_theta).
 
-    Parameters
-    ----------
-    theta : ndarray, shape (n_theta,), 1/tokens
-
-    Returns
-    -------
-    ndarray, shape (3, n_theta)
-        K, K' (tokens) and K'' (tokens²); NaN past the singularity, where E e^{θ·KV} is infinite.
+    NaN past the singularity, where E e^{θ·KV} is infinite.
 
     Examples
     --------
@@ -369,10 +304,9 @@ def cumulants(grid: ClusterGrid, theta: FloatArray) -> FloatArray:
 def _mean(
     rate: FloatArray, implicit: FloatArray | None, exponent: FloatArray, guess: FloatArray
 ) -> FloatArray:
-    """Mean of g in a cell and its two derivatives in θ: solves g = Σ rate·(exp(exponent + implicit·g) - 1).
+    """Solve g = Σ rate·(exp(exponent + implicit·g) - 1) for the mean of g in a cell and two derivatives in θ.
 
-    `exponent` has shape (n_rows, 3, n_theta), a value and two derivatives; `implicit` is None for cells that are
-    single iterations. Returns shape (3·n_theta,).
+    `exponent` has shape (n_rows, 3, n_theta); `implicit` is None for single iterations. Returns (3·n_theta,).
     """
     value, first, second = exponent[:, 0], exponent[:, 1], exponent[:, 2]
     total = rate.sum()

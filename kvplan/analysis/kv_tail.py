@@ -22,41 +22,43 @@ from kvplan.solve import boundary
 
 _FARTHEST = 38.6  # standard deviations: the normal tail there is 1e-325
 _LEAST_LOG = -745.0  # of the smallest float
-_FIRST_POINTS = 30
-_POINTS_AN_OCTAVE = 3
+_FIRST_POINTS, _POINTS_AN_OCTAVE = 30, 3
 _POINTS_BETWEEN = 30  # in all, for what is still wanted
 _MAX_PASSES = 12
 _SMOOTH = 3.0  # K'' may grow so much between neighbours in the table
 _NEAR_MEAN = 0.02  # standard deviations within which 1/u - 1/r is taken at its limit
 _LEAST_SHARE = 0.1
-_PMF_POINTS = 1 << 16
-_PMF_STANDARD_DEVIATIONS = 40
-_PMF_LARGEST_JUMPS = 8
-_FARTHEST_MEAN = 0.5  # of the exact one: where it is not within an eighth, sums have left floats
+_PMF_POINTS, _PMF_STANDARD_DEVIATIONS, _PMF_LARGEST_JUMPS = 1 << 16, 40, 8
 PMF_NOISE = 1e-12  # tails below are rounding errors of the transform
+
+
+class Tail(NamedTuple):
+    """log P(KV > M), and the KV usage, tokens, that is exceeded with each of some probabilities; -inf for none."""
+
+    log_probability: float
+    levels: tuple[float, ...]
+
+
+class UsageScale(NamedTuple):
+    """M*, the standard deviation at constant iteration time, and the most that one request holds; tokens."""
+
+    mean: float
+    std_without_feedback: float
+    largest: float
 
 
 @dataclass(frozen=True)
 class CumulantTable:
-    """K(θ) and two derivatives at ascending θ.
+    """K(θ), K' (tokens) and K'' (tokens²), the rows of `value`, at ascending θ (1/tokens), of which one is 0.
 
-    Attributes
-    ----------
-    shift
-        What the grid's mean lacks to the exact one, tokens; added to K'.
-    theta : ndarray, shape (n_points,), 1/tokens
-        One of them is 0.
-    value : ndarray, shape (3, n_points)
-        K, K' (tokens), K'' (tokens²).
-    singular
-        A θ at which E e^{θ·KV} is infinite; inf where none is known.
+    `shift` is what the grid's mean lacks to the exact one; `singular` is a θ at which E e^{θ·KV} is infinite.
     """
 
     grid: ClusterGrid
     shift: float
     theta: FloatArray
     value: FloatArray
-    singular: float
+    singular: float = math.inf
 
     @property
     def origin(self) -> int:
@@ -77,7 +79,6 @@ class CumulantTable:
         # both are the third derivative of K at first order; together at second
         by_curvature = (next_curvature - curvature) / step
         by_slope = 2 * (next_slope - slope - curvature * step) / step**2
-        # the cube of the root would overflow sooner
         return float((3 * by_slope - 2 * by_curvature) / curvature / math.sqrt(curvature))
 
     @cached_property
@@ -90,7 +91,7 @@ class CumulantTable:
         return log_upper_tail(theta, k, slope, curvature, self.skewness, self.grid.lattice_tokens)
 
     def extended(self, points: FloatArray) -> "CumulantTable":
-        """The table with more points; those past the singularity only bound it."""
+        """Add points; those past the singularity only bound it."""
         value = cumulants(self.grid, points)
         value[0] += self.shift * points
         value[1] += self.shift
@@ -99,57 +100,84 @@ class CumulantTable:
         singular = min(self.singular, float(points[infinite & (points > 0)].min(initial=math.inf)))
         infinite |= points >= singular
         order = np.argsort(theta := np.concatenate([self.theta, points[~infinite]]))
-        return CumulantTable(
-            self.grid,
-            self.shift,
-            theta[order],
-            np.concatenate([self.value, value[:, ~infinite]], axis=1)[:, order],
-            singular,
-        )
+        value = np.concatenate([self.value, value[:, ~infinite]], axis=1)[:, order]
+        return replace(self, theta=theta[order], value=value, singular=singular)
 
+    def between(self, index: int) -> Callable[[float], tuple[float, float, float]]:
+        """K, K', K'' as functions of θ from point `index` to the next: of fifth degree, exact at both ends.
 
-def cumulant_table(grid: ClusterGrid, mean: float, theta: FloatArray) -> CumulantTable:
-    """Tabulate K at 0 and at the points of `theta`, shifted to the exact mean; nothing where floats do not reach."""
-    empty = CumulantTable(grid, 0.0, np.empty(0), np.empty((3, 0)), math.inf)
-    table = empty.extended(np.append(theta, 0.0))
-    if 0.0 not in table.theta:
-        return empty
-    shift = mean - float(table.value[1, table.origin])
-    if abs(shift) > _FARTHEST_MEAN * mean:
-        return empty
-    change = np.stack([shift * table.theta, np.full_like(table.theta, shift), np.zeros_like(table.theta)])
-    return replace(table, shift=shift, value=table.value + change)
+        K'' rises with θ, so it is kept between its values at the ends: with millions of requests in memory it is a
+        difference of nearly equal numbers.
+        """
+        start, width = float(self.theta[index]), float(self.theta[index + 1] - self.theta[index])
+        scale = np.array([1.0, width, width * width])
+        least, most = self.value[2, index : index + 2].tolist()
+        c0, c1, c2 = (self.value[:, index] * scale / [1, 1, 2]).tolist()
+        e0, e1, e2 = (self.value[:, index + 1] * scale).tolist()
+        e0, e1, e2 = e0 - c0 - c1 - c2, e1 - c1 - 2 * c2, e2 - 2 * c2
+        c3, c4, c5 = 10 * e0 - 4 * e1 + e2 / 2, -15 * e0 + 7 * e1 - e2, 6 * e0 - 3 * e1 + e2 / 2
 
+        def at(theta: float) -> tuple[float, float, float]:
+            t = (theta - start) / width
+            return (
+                c0 + t * (c1 + t * (c2 + t * (c3 + t * (c4 + t * c5)))),
+                (c1 + t * (2 * c2 + t * (3 * c3 + t * (4 * c4 + t * 5 * c5)))) / width,
+                min(max((2 * c2 + t * (6 * c3 + t * (12 * c4 + t * 20 * c5))) / width**2, least), most),
+            )
 
-def interpolated(table: CumulantTable, index: int) -> Callable[[float], tuple[float, float, float]]:
-    """K, K', K'' as functions of θ between points `index` and `index` + 1: of fifth degree, exact at both ends.
+        return at
 
-    K'' rises with θ, so it is kept between its values at the ends: with millions of requests in memory it is a
-    difference of nearly equal numbers.
-    """
-    start, width = float(table.theta[index]), float(table.theta[index + 1] - table.theta[index])
-    scale = np.array([1.0, width, width * width])
-    least, most = table.value[2, index : index + 2].tolist()
-    c0, c1, c2 = (table.value[:, index] * scale / [1, 1, 2]).tolist()
-    e0, e1, e2 = (table.value[:, index + 1] * scale).tolist()
-    e0, e1, e2 = e0 - c0 - c1 - c2, e1 - c1 - 2 * c2, e2 - 2 * c2
-    c3, c4, c5 = 10 * e0 - 4 * e1 + e2 / 2, -15 * e0 + 7 * e1 - e2, 6 * e0 - 3 * e1 + e2 / 2
+    def level_index(self, level: float) -> int | None:
+        """Last point with K' <= level; None where there is none, or the tail is nothing (Chernoff's bound)."""
+        if (self.value[0] - self.theta * level).min() < _LEAST_LOG:
+            return None
+        index = int(np.searchsorted(self.value[1], level, "right")) - 1
+        return index if index >= 0 else None
 
-    def at(theta: float) -> tuple[float, float, float]:
-        t = (theta - start) / width
-        return (
-            c0 + t * (c1 + t * (c2 + t * (c3 + t * (c4 + t * c5)))),
-            (c1 + t * (2 * c2 + t * (3 * c3 + t * (4 * c4 + t * 5 * c5)))) / width,
-            min(max((2 * c2 + t * (6 * c3 + t * (12 * c4 + t * 20 * c5))) / width**2, least), most),
-        )
+    def tail_index(self, log_probability: float) -> int | None:
+        """Last point whose tail is at least the probability."""
+        above = np.flatnonzero(self.log_tails >= log_probability)
+        return int(above[-1]) if above.size else None
 
-    return at
+    def gap_after(self, index: int | None) -> tuple[float, float] | None:
+        """From point `index` to the next one, or to the singularity, unless these are close enough."""
+        if index is None:
+            return None
+        low, last = float(self.theta[index]), index + 1 == self.theta.size
+        high = self.singular if last else float(self.theta[index + 1])
+        smooth = not last and self.value[2, index + 1] <= _SMOOTH * self.value[2, index]
+        if smooth or math.isinf(high) or high - low <= 1e-9 * abs(high):
+            return None
+        return low, high
+
+    def log_probability_at(self, level: float) -> float:
+        """log P(KV > level)."""
+        index = self.level_index(level)
+        if index is None:
+            return float(self.log_tails[0]) if level < self.value[1, 0] else -math.inf
+        if index + 1 == self.theta.size:
+            return float(self.log_tails[index])
+        at = self.between(index)
+        theta = boundary(lambda x: at(x)[1] > level, *self.theta[index : index + 2].tolist())[1]
+        return self.log_tail(theta, *at(theta))
+
+    def level_at(self, log_probability: float) -> float:
+        """KV usage that is exceeded with a probability, tokens."""
+        index = self.tail_index(log_probability)
+        if index is None:
+            return -math.inf
+        if index + 1 == self.theta.size:
+            return float(self.value[1, index])
+        at = self.between(index)
+        ends = self.theta[index : index + 2].tolist()
+        theta = boundary(lambda x: log_probability > self.log_tail(x, *at(x)), *ends)[1]
+        return at(theta)[1]
 
 
 def log_upper_tail(
     theta: float, k: float, slope: float, curvature: float, skewness: float, lattice_tokens: float = 1.0
 ) -> float:
-    """log P(KV > K'(θ)) by the Lugannani-Rice formula in its lattice form.
+    """Return log P(KV > K'(θ)) by the Lugannani-Rice formula in its lattice form.
 
     Parameters
     ----------
@@ -161,16 +189,12 @@ def log_upper_tail(
     lattice_tokens
         ℓ: KV usage is a multiple of it.
 
-    Returns
-    -------
-    float
-        Levels below a single request, of which there is seldom any, make the formula negative: it is kept above a
-        tenth of the tail that a normal law tilted to the level would have.
-
     References
     ----------
     New, theory §7: Q(r) + φ(r)(1/u - 1/r), r = sign(θ)√(2(θK' - K)), u = (2/ℓ) sinh(ℓθ/2)√K''. Lattice form
     after Daniels (1987, "Tail probability approximations"): K' is half a step above the level that is exceeded.
+    Levels below a single request, of which there is seldom any, make the formula negative: it is kept above a tenth
+    of the tail that a normal law tilted to the level would have.
 
     Examples
     --------
@@ -186,7 +210,7 @@ def log_upper_tail(
     if abs(theta) * deviation < _NEAR_MEAN:
         return math.log(max(0.5 - skewness / (6 * math.sqrt(2 * math.pi)), 0.0) or math.ulp(0.0))
     r = math.sqrt(2 * max(theta * slope - k, 0.0))
-    u = 2 / lattice_tokens * math.sinh(min(abs(theta) * lattice_tokens / 2, 700.0)) * deviation
+    u = 2 / lattice_tokens * math.sinh(abs(theta) * lattice_tokens / 2) * deviation
     if r == 0:
         return -math.inf
     factor = max(_mills_ratio(r) + 1 / u - 1 / r, _LEAST_SHARE * _mills_ratio(u))
@@ -197,7 +221,7 @@ def log_upper_tail(
 
 
 def _mills_ratio(r: float) -> float:
-    """Q(r)/φ(r) of the normal law, r >= 0."""
+    """Q(r)/φ(r) of the normal law, r >= 0; scipy has it, and takes longer to load than a report."""
     if r < 5:
         return math.sqrt(math.pi / 2) * math.exp(r * r / 2) * math.erfc(r / math.sqrt(2))
     fraction = r
@@ -206,42 +230,8 @@ def _mills_ratio(r: float) -> float:
     return 1 / fraction
 
 
-class Tail(NamedTuple):
-    """What is known about the tail of KV usage.
-
-    Attributes
-    ----------
-    log_probability
-        log P(KV > M) at the memory asked for; -inf below the smallest float.
-    levels
-        KV usage that is exceeded with each of the probabilities asked for, tokens; -inf where every usage is exceeded
-        with less.
-    """
-
-    log_probability: float
-    levels: tuple[float, ...]
-
-
-class UsageScale(NamedTuple):
-    """Moments of KV usage that have closed forms, tokens.
-
-    Attributes
-    ----------
-    mean
-        M*.
-    std_without_feedback
-        At constant iteration time; the true standard deviation is larger.
-    largest
-        Most that one request holds.
-    """
-
-    mean: float
-    std_without_feedback: float
-    largest: float
-
-
 def saddlepoint_table(grid: ClusterGrid, scale: UsageScale, *, with_left: bool) -> CumulantTable:
-    """K(θ) at points that reach all tails a float can hold; below the mean too, if `with_left`.
+    """Tabulate K(θ) where it reaches all tails that a float can hold; below the mean too, if `with_left`.
 
     References
     ----------
@@ -250,107 +240,34 @@ def saddlepoint_table(grid: ClusterGrid, scale: UsageScale, *, with_left: bool) 
     """
     top = min(_FARTHEST / scale.std_without_feedback, -_LEAST_LOG / scale.largest)
     points = top * np.exp2(-np.arange(_FIRST_POINTS) / _POINTS_AN_OCTAVE)
-    return cumulant_table(grid, scale.mean, np.concatenate([points, -points]) if with_left else points)
+    points = np.concatenate([points, -points, [0.0]] if with_left else [points, [0.0]])
+    table = CumulantTable(grid, 0.0, np.empty(0), np.empty((3, 0))).extended(points)
+    shift = scale.mean - float(table.value[1, table.origin])
+    change = np.stack([shift * table.theta, np.full_like(table.theta, shift), np.zeros_like(table.theta)])
+    return replace(table, shift=shift, value=table.value + change)
 
 
 def saddlepoint_tail(table: CumulantTable, level: float, log_probabilities: Sequence[float]) -> Tail:
     """Tail of KV usage, with feedback, at a level in tokens and at probabilities, given by their logarithms."""
-    table = refined(table, level, log_probabilities)
-    levels = tuple(_level_at(table, p) for p in log_probabilities)
-    return Tail(_log_probability_at(table, level), levels)
-
-
-def refined(table: CumulantTable, level: float, log_probabilities: Sequence[float] = ()) -> CumulantTable:
-    """The table with as many more points as its tails there need."""
-    for _ in range(_MAX_PASSES):
+    for _ in range(_MAX_PASSES):  # as many more points as these tails need
         if table.theta[-1] == 0:  # all were past the singularity
-            table = table.extended(
-                table.singular * np.exp2(-np.arange(1, _FIRST_POINTS + 1) / _POINTS_AN_OCTAVE)
-            )
+            steps = np.arange(1, _FIRST_POINTS + 1) / _POINTS_AN_OCTAVE
+            table = table.extended(table.singular * np.exp2(-steps))
             continue
-        spots = {_level_index(table, level), *(_tail_index(table, p) for p in log_probabilities)}
-        gaps = [gap for index in spots if (gap := _gap(table, index)) is not None]
+        spots = {table.level_index(level), *map(table.tail_index, log_probabilities)}
+        gaps = [gap for index in spots if (gap := table.gap_after(index)) is not None]
         if not gaps:
             break
         each = _POINTS_BETWEEN // len(gaps)
         table = table.extended(np.concatenate([np.linspace(*gap, each + 2)[1:-1] for gap in gaps]))
-    return table
+    return Tail(table.log_probability_at(level), tuple(map(table.level_at, log_probabilities)))
 
 
-def _level_index(table: CumulantTable, level: float) -> int | None:
-    """Last point with K' <= level; None where there is none, or the tail is nothing (Chernoff's bound)."""
-    if (table.value[0] - table.theta * level).min() < _LEAST_LOG:
-        return None
-    index = int(np.searchsorted(table.value[1], level, "right")) - 1
-    return index if index >= 0 else None
-
-
-def _tail_index(table: CumulantTable, log_probability: float) -> int | None:
-    """Last point whose tail is at least the probability."""
-    above = np.flatnonzero(table.log_tails >= log_probability)
-    return int(above[-1]) if above.size else None
-
-
-def _gap(table: CumulantTable, index: int | None) -> tuple[float, float] | None:
-    """From point `index` to the next one, or to the singularity, unless these are close enough."""
-    if index is None:
-        return None
-    low, last = float(table.theta[index]), index + 1 == table.theta.size
-    high = table.singular if last else float(table.theta[index + 1])
-    smooth = not last and table.value[2, index + 1] <= _SMOOTH * table.value[2, index]
-    if smooth or math.isinf(high) or high - low <= 1e-9 * abs(high):
-        return None
-    return low, high
-
-
-def _log_probability_at(table: CumulantTable, level: float) -> float:
-    index = _level_index(table, level)
-    if index is None:
-        return float(table.log_tails[0]) if level < table.value[1, 0] else -math.inf
-    if index + 1 == table.theta.size:
-        return float(table.log_tails[index])
-    at = interpolated(table, index)
-    theta = _crossing(lambda x: at(x)[1] - level, table, index)
-    return table.log_tail(theta, *at(theta))
-
-
-def _level_at(table: CumulantTable, log_probability: float) -> float:
-    index = _tail_index(table, log_probability)
-    if index is None:
-        return -math.inf
-    if index + 1 == table.theta.size:
-        return float(table.value[1, index])
-    at = interpolated(table, index)
-    theta = _crossing(lambda x: log_probability - table.log_tail(x, *at(x)), table, index)
-    return at(theta)[1]
-
-
-def _crossing(rising: Callable[[float], float], table: CumulantTable, index: int) -> float:
-    """Where a rising function changes sign between two neighbours in the table."""
-    low, high = float(table.theta[index]), float(table.theta[index + 1])
-    return boundary(lambda theta: rising(theta) > 0, low, high)[1]
-
-
-@dataclass(frozen=True)
-class UsagePmf:
-    """Distribution of KV usage on a lattice.
-
-    Attributes
-    ----------
-    step
-        Tokens between two points.
-    probability : ndarray, shape (n_points,)
-        Of usage 0, step, 2·step, …
-    """
+class UsagePmf(NamedTuple):
+    """Probabilities of KV usage 0, step, 2·step, … tokens; shape (n_points,)."""
 
     step: float
     probability: FloatArray
-
-    @cached_property
-    def exceeded(self) -> FloatArray:
-        """P(KV > k·step), shape (n_points,); 0 once it is rounding noise."""
-        tail = np.append(np.cumsum(self.probability[:0:-1])[::-1], 0.0)
-        return np.where(tail > PMF_NOISE, np.minimum(tail, 1.0), 0.0)
 
 
 def usage_pmf(requests: FloatArray, step: float, *, max_points: int = _PMF_POINTS) -> UsagePmf:
@@ -377,7 +294,6 @@ def usage_pmf(requests: FloatArray, step: float, *, max_points: int = _PMF_POINT
     span = mean + _PMF_STANDARD_DEVIATIONS * std + _PMF_LARGEST_JUMPS * (sizes.size - 1) + 2
     stride = max(1, math.ceil(span / max_points))
     size = 1 << math.ceil(math.log2(span / stride + 1))
-
     place = sizes / stride
     below = place.astype(np.int64)
     upper_share = requests * (place - below)
@@ -389,24 +305,18 @@ def usage_pmf(requests: FloatArray, step: float, *, max_points: int = _PMF_POINT
 
 
 def pmf_tail(pmf: UsagePmf, level: float, probabilities: Sequence[float]) -> Tail:
-    """Tail of a lattice distribution; usage is spread evenly over half a step to either side of its point.
+    """Tail of a lattice distribution at a level in tokens; nothing is known about tails below 1e-12, which count as 0.
 
-    Parameters
-    ----------
-    level : float, tokens
-
-    Returns
-    -------
-    Tail
-        Nothing is known about tails below 1e-12, which count as 0.
+    Usage is spread evenly over half a step to either side of its point.
 
     Examples
     --------
     >>> pmf_tail(UsagePmf(1.0, np.array([0.5, 0.3, 0.2])), 1.5, [0.2])
     Tail(log_probability=-1.6094379124341003, levels=(1.5,))
     """
+    exceeded = np.append(np.cumsum(pmf.probability[:0:-1])[::-1], 0.0)
+    tails = np.append(1.0, np.where(exceeded > PMF_NOISE, np.minimum(exceeded, 1.0), 0.0))
     edges = np.append(-0.5, np.arange(pmf.probability.size) + 0.5) * pmf.step
-    tails = np.append(1.0, pmf.exceeded)
     at = float(np.interp(level, edges, tails))
 
     def exceeded_with(probability: float) -> float:

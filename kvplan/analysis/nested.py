@@ -1,4 +1,4 @@
-"""Nested WAIT: thresholds and required memory for requests of unknown decode length (theory §6).
+"""Nested WAIT: required memory for requests of unknown decode length (theory §6).
 
 Stages are cut into segments at some of the decode lengths. Segment k keeps n_k requests at every stage; whoever
 outlives it waits at the boundary, KV held, until n_(k+1) are there. The requirement has four parts: the segments
@@ -17,18 +17,16 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.input_spread import Excess, excess, excess_about
-from kvplan.analysis.nested_thresholds import (
-    HOPELESS,
-    decay_rates,
-    slack_for,
-    thresholds_of,
-)
 from kvplan.analysis.segments import (
+    HOPELESS,
     Lengths,
     Segments,
     candidate_ends,
+    decay_rates,
     lengths_of,
     segments_of,
+    slack_for,
+    thresholds_of,
     worst_segments,
 )
 from kvplan.analysis.wait import GUARD
@@ -45,43 +43,22 @@ _EXPONENTS = (
 
 
 class Segment(NamedTuple):
-    """One segment of Nested WAIT.
+    """One segment of Nested WAIT; tokens are means over inputs."""
 
-    Attributes
-    ----------
-    upto_decode
-        Decode length at which it ends, l'_k, tokens.
-    rate_rps
-        Requests that reach it, Λ_k, requests/s.
-    continue_probability
-        Share of the segment before that goes on to it, p_k; None for the first.
-    threshold
-        Requests kept at every stage, n_k.
-    theta
-        Decay rate of the queue at its start, per request; None for the first, and where the queue cannot outgrow n_k.
-    parked_bound
-        Requests waiting at its start while a batch runs, c_k, exceeded with probability at most δ in all; None for the
-        first, whose queue holds no KV.
-    queue_bound
-        The same just before n_k of them are taken, c_k + n_k - 1; as many fewer then run.
-    input_tokens
-        Mean input of the requests that reach it, tokens.
-    kv_tokens
-        Tokens its stages hold when filled, mean over inputs.
-    parked_kv_tokens
-        Tokens that one request waiting at its start holds, mean over inputs; 0 for the first.
-    """
-
-    upto_decode: int
-    rate_rps: float
-    continue_probability: float | None
-    threshold: int
-    theta: float | None
+    upto_decode: int  # l'_k, tokens
+    rate_rps: float  # Λ_k, requests that reach it
+    continue_probability: (
+        float | None
+    )  # p_k, share of the segment before that goes on to it; None for the first
+    threshold: int  # n_k, requests kept at every stage
+    theta: float | None  # decay rate of the queue at its start, per request; None: it cannot outgrow n_k
+    # c_k, requests waiting at its start while a batch runs, exceeded with probability at most δ in all; the first holds
+    # no KV, and has none
     parked_bound: float | None
-    queue_bound: float | None
-    input_tokens: float
-    kv_tokens: float
-    parked_kv_tokens: float
+    queue_bound: float | None  # just before n_k of them are taken, c_k + n_k - 1; as many fewer then run
+    input_tokens: float  # of the requests that reach it
+    kv_tokens: float  # of its stages when filled
+    parked_kv_tokens: float  # of one request waiting at its start
 
 
 class PrintedMemory(NamedTuple):
@@ -99,45 +76,25 @@ class InputBound(NamedTuple):
 
 
 class NestedWait(NamedTuple):
-    """Nested WAIT thresholds and memory; the keys of the report's `nested_wait` block, and more.
+    """Nested WAIT thresholds and memory: the report's `nested_wait` block; no numbers unless Λ < 1, to 1e-12."""
 
-    Attributes
-    ----------
-    feasible
-        Whether Λ < 1, to 1e-12; otherwise there are no segments and every number is None.
-    base_kv_tokens, boundary_kv_tokens, high_probability_kv_tokens, input_spread_kv_tokens, required_kv_tokens
-        Filled segments, n_k at every boundary, what queues exceed that by, what inputs add up to beyond their mean;
-        and their sum, exceeded with probability δ at most.
-    iteration_time_s
-        Mean iteration time with every segment filled, ΔT, seconds.
-    iterations
-        Iterations within the horizon, ⌈horizon/ΔT⌉.
-    smallest_thresholds_kv_tokens
-        What the same segments require with the smallest thresholds.
-    input_bound
-        None where inputs are equal; where they differ, queues and inputs share δ.
-    """
-
-    feasible: bool
-    segments: tuple[Segment, ...]
-    base_kv_tokens: float | None
-    boundary_kv_tokens: float | None
-    high_probability_kv_tokens: float | None
-    input_spread_kv_tokens: float | None
-    required_kv_tokens: float | None
-    fits: bool
-    iteration_time_s: float | None
-    iterations: int | None
-    smallest_thresholds_kv_tokens: float | None
-    input_bound: InputBound | None
-    printed: PrintedMemory | None
+    feasible: bool = False
+    segments: tuple[Segment, ...] = ()
+    base_kv_tokens: float | None = None  # segments filled
+    boundary_kv_tokens: float | None = None  # n_k at every boundary
+    high_probability_kv_tokens: float | None = None  # what queues exceed that by
+    input_spread_kv_tokens: float | None = None  # what inputs add up to beyond their mean
+    required_kv_tokens: float | None = None  # the sum, exceeded with probability δ at most
+    fits: bool = False
+    iteration_time_s: float | None = None  # ΔT, with every segment filled
+    iterations: int | None = None  # ⌈horizon/ΔT⌉
+    smallest_thresholds_kv_tokens: float | None = None  # required by the same segments with those
+    input_bound: InputBound | None = None  # None where inputs are equal; else queues and inputs share δ
+    printed: PrintedMemory | None = None
 
 
 class Requirement(NamedTuple):
-    """The memory requirement of candidates, tokens; arrays of shape (n_candidates,), theta as the thresholds.
-
-    `exponent` is ln(events/δ) of the queues, `input_exponent` that of inputs.
-    """
+    """The memory requirement of candidates, tokens; shape (n_candidates,), `theta` as the thresholds."""
 
     base: FloatArray
     boundary: FloatArray
@@ -145,8 +102,8 @@ class Requirement(NamedTuple):
     inputs: Excess
     iteration_time_s: FloatArray
     iterations: FloatArray
-    exponent: FloatArray
-    input_exponent: FloatArray
+    exponent: FloatArray  # ln(events/δ) of the queues ...
+    input_exponent: FloatArray  # ... and of inputs
     theta: FloatArray
 
     @property
@@ -156,35 +113,27 @@ class Requirement(NamedTuple):
 
 
 def requirement_floor(segments: Segments, thresholds: FloatArray) -> FloatArray:
-    """Memory that no thresholds above the given ones can do with less of, tokens: the queues' excess left out.
-
-    Returns
-    -------
-    ndarray, shape (n_candidates,)
-    """
-    floor: FloatArray = (thresholds * (segments.held + segments.waiting)).sum(axis=0)
-    return floor
+    """Memory that no thresholds above these can do with less of, tokens: the queues' excess left out."""
+    return np.asarray((thresholds * (segments.held + segments.waiting)).sum(axis=0))
 
 
 def requirement(segments: Segments, thresholds: FloatArray, *, delta: float, horizon_s: float) -> Requirement:
-    """Memory not exceeded within a horizon with probability 1 - δ.
+    """Memory not exceeded within a horizon with probability 1 - δ; `thresholds` of shape (n_segments, n_candidates).
 
     M^π + Σ_(k>=2) w_k c_k with c_k = n_k + ln((m - 1)·N/δ)/θ_k over N = ⌈horizon/ΔT⌉ iterations. Where inputs differ,
     queues and inputs get half of δ each (inputs all of it where there is no queue), and the latter add
     inf_θ [ln(2N/δ) + Σ R_k ln E_k e^θ(w - w̄)]/θ, R_k the residents of segment k and ⌈c_k⌉ waiting: given who got how
     far, inputs are independent of each other and of all queues.
 
-    Parameters
-    ----------
-    thresholds : ndarray, shape (n_segments, n_candidates)
-    horizon_s : float, seconds
-
     References
     ----------
     WAIT-s Theorem 5.1, D; inputs that differ new, theory §6.
     """
     needs = _queues(segments, thresholds, delta, horizon_s)
-    return needs._replace(inputs=_inputs(segments, thresholds, needs))
+    if segments.laws is None:
+        return needs
+    held = _held(segments, thresholds, needs)
+    return needs._replace(inputs=excess(segments.laws, segments.start, held, needs.input_exponent))
 
 
 def _queues(segments: Segments, thresholds: FloatArray, delta: float, horizon_s: float) -> Requirement:
@@ -211,26 +160,17 @@ def _queues(segments: Segments, thresholds: FloatArray, delta: float, horizon_s:
     )
 
 
-def _inputs(segments: Segments, thresholds: FloatArray, needs: Requirement) -> Excess:
-    """What inputs add up to beyond their mean."""
-    if segments.laws is None:
-        none = np.zeros(needs.exponent.size)
-        return Excess(none, none)
-    return excess(segments.laws, segments.start, _held(segments, thresholds, needs), needs.input_exponent)
-
-
 def _held(segments: Segments, thresholds: FloatArray, needs: Requirement) -> FloatArray:
     """Requests held in each segment and phase, at most; shape (n_segments, n_candidates, n_phases)."""
     counts, theta = (amounts[: len(segments.rate)] for amounts in (thresholds, needs.theta))
     parked = np.where(segments.waiting > 0, np.ceil(counts + needs.exponent / theta), 0.0)
-    held: FloatArray = counts[..., None] * segments.phases + parked[..., None] * segments.waits_in
-    return held
+    return np.asarray(counts[..., None] * segments.phases + parked[..., None] * segments.waits_in)
 
 
 def _least_of(
     segments: Segments, thresholds: FloatArray, delta: float, horizon_s: float
 ) -> tuple[int, float]:
-    """The candidate that needs the least, and about what it needs."""
+    """The candidate that needs the least, and about what it needs: what inputs add is compared as if normal."""
     needs = _queues(segments, thresholds, delta, horizon_s)
     total = needs.total
     if segments.laws is not None:
@@ -243,20 +183,10 @@ def _least_of(
 def least_requirement(
     segments: Segments, *, delta: float, horizon_s: float
 ) -> tuple[int, FloatArray, FloatArray]:
-    """The candidate and thresholds that need the least memory.
+    """Return the column that needs the least memory, its thresholds and its smallest thresholds, padding included.
 
     Every segmentation is tried with the smallest thresholds and with slack for several exponents, unless its floor
-    already exceeds what another needs; so the result is the minimum over one set of thresholds for every δ and
-    horizon; where inputs differ, what they add is compared as if it were normal.
-
-    Returns
-    -------
-    tuple of int, ndarray and ndarray
-        Column in `segments`, its thresholds and the smallest thresholds of the same column, padding included.
-
-    References
-    ----------
-    new, theory §6.
+    already exceeds what another needs: the minimum over one set of thresholds for every δ and horizon (new, theory §6).
     """
     best, chosen = math.inf, (0, np.empty(0), np.empty(0))
     smallest: list[tuple[IntArray, FloatArray]] = []
@@ -268,8 +198,7 @@ def least_requirement(
             smallest.append((columns, thresholds))
             winner, needed = _least_of(group, thresholds, delta, horizon_s)
             if needed < best:
-                best = needed
-                chosen = int(columns[winner]), thresholds[:, winner], thresholds[:, winner]
+                best, chosen = needed, (int(columns[winner]), thresholds[:, winner], thresholds[:, winner])
     for columns, least in smallest:
         hopeful = np.flatnonzero(requirement_floor(segments.take(columns), least) < best)
         for exponents in _EXPONENTS:
@@ -305,14 +234,12 @@ def printed_memory(ends: FloatArray, input_tokens: FloatArray, thresholds: Float
     PrintedMemory(eq_13=28.0, segment_design=24.0)
     """
     filled = thresholds * np.diff(ends, prepend=0.0)
-    return PrintedMemory(
-        eq_13=float(filled @ (input_tokens + np.cumsum(ends) / 2)),
-        segment_design=float(filled @ (input_tokens + ends / 2)),
-    )
+    by_equation, by_design = (filled @ (input_tokens + e / 2) for e in (np.cumsum(ends), ends))
+    return PrintedMemory(float(by_equation), float(by_design))
 
 
 def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments: int | None) -> NestedWait:
-    """Nested WAIT segments, thresholds and required memory (WAIT-s Theorem 5.1, D; theory §6).
+    """Nested WAIT segments, thresholds and required memory.
 
     Parameters
     ----------
@@ -321,6 +248,10 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
     horizon_s : float, seconds
     segments
         Number of segments; None chooses the number that needs the least memory.
+
+    References
+    ----------
+    WAIT-s Theorem 5.1, D; theory §6.
 
     Examples
     --------
@@ -332,29 +263,33 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
     >>> [(s.upto_decode, s.threshold) for s in result.segments], result.fits
     ([(80, 15), (160, 2)], False)
     """
-    nothing = NestedWait(False, (), None, None, None, None, None, False, None, None, None, None, None)
     if not model.is_plain:
-        return nothing
+        return NestedWait()
     means = None if model.schedule is None else class_windows(model)
     lengths = lengths_of(model if means is None else at_rates(model, means.mean_rps))
     if not lengths.work_to[-1] * GUARD < 1:
-        return nothing
+        return NestedWait()
     ends = candidate_ends(lengths, segments)
     candidates = segments_of(lengths, ends) if means is None else worst_segments(model, lengths, ends)
     if not candidates.count.size:
-        return nothing
-    column, *found = least_requirement(candidates, delta=delta, horizon_s=horizon_s)
-    if not found[0].size or found[0][0] >= HOPELESS:
-        return nothing
-    one = candidates.take(np.array([column]))
-    rows = len(one.rate)
-    needs, least = (requirement(one, n[:rows, None], delta=delta, horizon_s=horizon_s) for n in found)
-    thresholds = found[0][:rows]
-    upto = lengths.decode[one.end[:, 0]]
-    required = float(needs.total[0])
+        return NestedWait()
+    column, best, smallest = least_requirement(candidates, delta=delta, horizon_s=horizon_s)
+    if not best.size or best[0] >= HOPELESS:
+        return NestedWait()
+    chosen = candidates.take(np.array([column]))
+    rows = len(chosen.rate)
+    needs, least = (
+        requirement(chosen, n[:rows, None], delta=delta, horizon_s=horizon_s) for n in (best, smallest)
+    )
+    required, input_bound = float(needs.total[0]), None
+    if chosen.laws is not None:
+        theta, exponent = float(needs.inputs.theta[0]), float(needs.input_exponent[0])
+        input_bound = InputBound(theta, theta * float(needs.inputs.tokens[0]) - exponent)
+        if not math.isfinite(theta):
+            input_bound = InputBound(None, 0.0)
     return NestedWait(
         feasible=True,
-        segments=_report(one, lengths, thresholds, needs),
+        segments=_report(chosen, lengths, best[:rows], needs),
         base_kv_tokens=float(needs.base[0]),
         boundary_kv_tokens=float(needs.boundary[0]),
         high_probability_kv_tokens=float(needs.high_probability[0]),
@@ -364,39 +299,30 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
         iteration_time_s=float(needs.iteration_time_s[0]),
         iterations=int(needs.iterations[0]),
         smallest_thresholds_kv_tokens=float(least.total[0]),
-        input_bound=None if one.laws is None else _input_bound(needs),
-        printed=printed_memory(upto, one.input_tokens[:, 0], thresholds),
+        input_bound=input_bound,
+        printed=printed_memory(lengths.decode[chosen.end[:, 0]], chosen.input_tokens[:, 0], best[:rows]),
     )
 
 
-def _input_bound(needs: Requirement) -> InputBound:
-    theta, exponent = float(needs.inputs.theta[0]), float(needs.input_exponent[0])
-    if not math.isfinite(theta):
-        return InputBound(None, 0.0)
-    return InputBound(theta, theta * float(needs.inputs.tokens[0]) - exponent)
-
-
 def _report(
-    one: Segments, lengths: Lengths, thresholds: FloatArray, needs: Requirement
+    chosen: Segments, lengths: Lengths, thresholds: FloatArray, needs: Requirement
 ) -> tuple[Segment, ...]:
-    ends = one.end[:, 0]
-    reaching = lengths.rate_from[one.start[:, 0]]
     rows = []
     for k, threshold in enumerate(thresholds.tolist()):
         theta = float(needs.theta[k, 0])
         parked = threshold + float(needs.exponent[0]) / theta if k else None
         rows.append(
             Segment(
-                upto_decode=int(lengths.decode[ends[k]]),
-                rate_rps=float(reaching[k]),
-                continue_probability=float(one.continuing[k, 0]) if k else None,
+                upto_decode=int(lengths.decode[chosen.end[k, 0]]),
+                rate_rps=float(lengths.rate_from[chosen.start[k, 0]]),
+                continue_probability=float(chosen.continuing[k, 0]) if k else None,
                 threshold=int(threshold),
                 theta=theta if math.isfinite(theta) else None,
                 parked_bound=parked,
                 queue_bound=None if parked is None else parked + threshold - 1,
-                input_tokens=float(one.input_tokens[k, 0]),
-                kv_tokens=threshold * float(one.held[k, 0]),
-                parked_kv_tokens=float(one.waiting[k, 0]),
+                input_tokens=float(chosen.input_tokens[k, 0]),
+                kv_tokens=threshold * float(chosen.held[k, 0]),
+                parked_kv_tokens=float(chosen.waiting[k, 0]),
             )
         )
     return tuple(rows)

@@ -14,12 +14,9 @@ import tomli
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
-from kvplan.ingest.drafts import drafts_part as observed_part
-from kvplan.ingest.log import vllm
-from kvplan.ingest.log.engine_log import EngineLimits, NoCapacityError, read_engine_log
-from kvplan.ingest.log.text import log_part
-from kvplan.ingest.metrics.server import ServerMetrics, read_metrics
-from kvplan.ingest.metrics.text import metrics_parts
+from kvplan.ingest.engine_log import EngineLimits, NoCapacityError, log_part, read_engine_log
+from kvplan.ingest.engines import vllm
+from kvplan.ingest.metrics import ServerMetrics, metrics_parts, read_metrics
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus, vllm_limits
@@ -27,13 +24,14 @@ from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.text import estimate_part, roofline_part
 from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, composed, replica_part, table_text
-from kvplan.ingest.recognition import FileKind, carries_times, kind_of
+from kvplan.ingest.reader import FileKind
+from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
 from kvplan.ingest.timing import prior as priors
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, mean_error, read_drafts
 from kvplan.ingest.timing.fit import fit_measured
-from kvplan.ingest.timing.reading import Measured, listed, read_groups
-from kvplan.ingest.timing.samples import Samples
+from kvplan.ingest.timing.reading import listed, read_groups
+from kvplan.ingest.timing.samples import Measured, Samples
 from kvplan.ingest.timing.text import accuracy, notes, timing_part
 from kvplan.ingest.trace import fit as trace_fit
 from kvplan.ingest.trace.text import hit_note, traffic_part
@@ -393,8 +391,6 @@ class _Gathering:
         """The table [speculative]: fitted to runs, or with what an engine counted."""
         for path in self.files.get(FileKind.DRAFTS, ()):
             runs = read_drafts(path, self.asked.group)
-            if runs is None:
-                raise UsageError(f"{path}: runs with drafts come from a file, and not by a pipe")
             fit = fit_drafts(runs)
             part = drafts_part(fit, lookahead=self.tables.get("speculative", {}).get("lookahead", True))
             errors = (
@@ -408,7 +404,7 @@ class _Gathering:
             if one is None or one.drafts is None:
                 continue
             source = PurePath(one.source).name
-            if (written := observed_part(one.drafts, self.kept, source)) is not None:
+            if (written := one.drafts.part(self.kept, source)) is not None:
                 return Finding(written, Given(source, "counters", "speculative", "tokens, accepted"))
             return Finding(
                 notes=("accepted drafts go into a --base with [speculative], which has their cost",)

@@ -40,18 +40,7 @@ class Point(NamedTuple):
 
 
 def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
-    """Rows of the points from `start` up to `stop`: number, values, figures, and why there are none, if so.
-
-    Examples
-    --------
-    >>> from io import BytesIO
-    >>> from kvplan.profile.reading import load_profile
-    >>> from kvplan.sweeps.definition import define
-    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
-    >>> sweep = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])
-    >>> list(rows(sweep, 0, 2))
-    [[0, 10, 'max_num_seqs', None], [1, 1000, 'compute', None]]
-    """
+    """Yield rows of the points from `start` up to `stop`: number, values, figures, and why there are none, if so."""
     if sweep.version != __version__:
         raise UsageError(
             f"a worker has kvplan {__version__}, and this is {sweep.version}; they must be the same"

@@ -1,7 +1,7 @@
-"""What a sweep varies: ``KEY=VALUES`` read and checked, and the values of each of its points.
+"""Axes of a sweep: ``KEY=VALUES`` read and checked, and the values of each point.
 
 A grid has every combination of the values of its keys, the last key changing fastest. A sample draws each key from a
-range instead; point i of a sample depends on the seed and on i alone, so any stretch of points can be had by itself.
+range instead; it depends on the seed alone, so that any stretch of points can be had by itself.
 """
 
 import math
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.model import FloatArray, IntArray, Timing
+from kvplan.model import FloatArray, Timing
 from kvplan.profile.positions import KeyPath
 from kvplan.profile.reading import with_value
 from kvplan.profile.schema import Document, SchemaError, check_values
 from kvplan.units import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, TIME_UNITS, parse_exact
 
 MAX_POINTS = 10**7
-MAX_LATIN = 10**6  # its permutations are held in memory
+MAX_LATIN = 10**6  # held in memory
 _MAX_TEXT = 100_000  # characters of KEY=VALUES
 MAX_LISTED = _MAX_TEXT // 2  # a value and its comma are two characters at least
 _CHUNK = 1024  # points of a sample that are drawn at once; part of what a seed means
@@ -66,7 +66,7 @@ class Axis:
     count: int = 0
 
     def at(self, index: int) -> Number:
-        """Value number `index` of a grid."""
+        """Return value number `index` of a grid."""
         if self.values:
             return self.values[index]
         if index in (0, self.count - 1):
@@ -75,7 +75,7 @@ class Axis:
         return self._number(self._log(float(step)) if self.log else self.low + (self.high - self.low) * step)
 
     def drawn(self, u: float) -> Number:
-        """The value at a place from 0 to 1 of the range; whole ones are equally likely where it is linear."""
+        """Return the value at a place from 0 to 1 of the range; whole ones are equally likely where it is linear."""
         if self.log:
             return self._number(self._log(u))
         if self.whole:
@@ -109,18 +109,7 @@ class Sample(NamedTuple):
 
 
 def parse_sample(text: str, seed: int) -> Sample:
-    """Read ``random:N`` or ``lhs:N``.
-
-    Raises
-    ------
-    UsageError
-        It is neither, or too many points.
-
-    Examples
-    --------
-    >>> parse_sample("lhs:200", 7)
-    Sample(kind=<Kind.LATIN: 'lhs'>, points=200, seed=7)
-    """
+    """Read ``random:N`` or ``lhs:N``."""
     kind, _, number = text.partition(":")
     if kind not in tuple(Kind):
         raise UsageError(f"--sample {text[:60]!r}: random:N or lhs:N, with the number of points")
@@ -134,22 +123,11 @@ def parse_sample(text: str, seed: int) -> Sample:
 def parse_axes(
     texts: Sequence[str], document: Document, tables: Mapping[str, Any], sample: Sample | None
 ) -> tuple[Axis, ...]:
-    """Read what is varied.
+    """Read the axes of a sweep.
 
-    Parameters
-    ----------
-    texts
-        ``KEY=VALUES``: a list with commas, ``LOW:HIGH:COUNT`` or ``LOW:HIGH:logCOUNT``; with a sample ``LOW:HIGH`` or
-        ``LOW:HIGH:log``.
-    document
-        The checked profile.
-    tables
-        The same as written.
-
-    Raises
-    ------
-    UsageError
-        Anything that is not so; keys that the profile has not, values that they cannot take, too many points.
+    `texts` are ``KEY=VALUES``: a list with commas, ``LOW:HIGH:COUNT`` or ``LOW:HIGH:logCOUNT``; with a sample
+    ``LOW:HIGH`` or ``LOW:HIGH:log``. `document` is the checked profile, `tables` the same as written. Keys that the
+    profile has not, values that they cannot take, and too many points are refused.
 
     Examples
     --------
@@ -157,10 +135,6 @@ def parse_axes(
     >>> from kvplan.profile import schema
     >>> from kvplan.profile.reading import load_profile
     >>> tables = load_profile("tool-calls-h100", stdin=BytesIO()).tables
-    >>> axes = parse_axes(["timing.d1=10ns:1us:log3", "gpu.max_num_seqs=64,1k"], schema.check(tables), tables, None)
-    Traceback (most recent call last):
-    ...
-    kvplan.errors.UsageError: --vary timing.d1: '10ns' is not a number or a number with one of us, ms, s, min, h
     >>> axes = parse_axes(["timing.d1=1e-8:1e-6:log3", "gpu.max_num_seqs=64,1k"], schema.check(tables), tables, None)
     >>> list(stretch(axes, None, 0, 6))[:3]
     [(1e-08, 64), (1e-08, 1000), (1e-07, 64)]
@@ -196,13 +170,7 @@ def parse_axes(
 
 
 def count_points(axes: Sequence[Axis], sample: Sample | None) -> int:
-    """How many points there are.
-
-    Raises
-    ------
-    UsageError
-        More than `MAX_POINTS`.
-    """
+    """Return the number of points; a UsageError where there are more than `MAX_POINTS`."""
     if sample is not None:
         return sample.points
     count = math.prod(axis.count for axis in axes)
@@ -214,16 +182,7 @@ def count_points(axes: Sequence[Axis], sample: Sample | None) -> int:
 
 
 def known_keys(document: Document) -> dict[KeyPath, str]:
-    """The numbers of a profile that can be varied, and how they are written.
-
-    Examples
-    --------
-    >>> a = {"name": "tool calls", "input": 9, "decode": 2, "rate": 1}
-    >>> from kvplan.profile.schema import check
-    >>> tables = {"schema": 1, "name": "n", "gpu": {"memory_tokens": 50}, "timing": {"d0": 1}, "classes": [a]}
-    >>> known_keys(check(tables))[("classes", 0, "rate")]
-    'classes.tool calls.rate'
-    """
+    """Return the numbers of a profile that can be varied, and how they are written."""
     rate = "rate" if document.workload is None else "share"
     fields = [key for key in _QUANTITIES if key.rpartition(".")[0] in ("gpu", "timing", "plan")]
     if document.gpu.memory is None:
@@ -287,7 +246,7 @@ def _short(key: str) -> str:
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:
-    """What was meant, or two keys that are a little like it: a profile has too many to name all."""
+    """Say what was meant, or two keys that are a little like it: a profile has too many to name all."""
     known = list(known)
     close = get_close_matches(key[:60], known, n=1)
     if close:
@@ -296,7 +255,7 @@ def _nearest(key: str, known: Iterable[str]) -> str:
 
 
 def _path(key: str, document: Document) -> KeyPath:
-    """Where a key as written stands; classes by name, or ``classes[0]`` as messages have it."""
+    """Return where a key as written stands; classes by name, or ``classes[0]`` as messages have it."""
     head, _, field = key.rpartition(".")
     kind, _, name = head.partition(".")
     if found := _INDEXED.fullmatch(key):
@@ -378,7 +337,7 @@ def _refuse_both_ways(axes: Sequence[Axis]) -> None:
 
 
 def _refuse_wrong_values(axis: Axis, tables: Mapping[str, Any]) -> None:
-    """What every key may be is an interval, so that the ends of a range speak for all of it."""
+    """Refuse values out of bounds. Every key may be in an interval, so that the ends of a range speak for all of it."""
     ends = axis.values or tuple(int(value) if axis.whole else float(value) for value in (axis.low, axis.high))
     unit = _quantity(axis.path).unit
     for value in ends:
@@ -394,7 +353,7 @@ def _refuse_wrong_values(axis: Axis, tables: Mapping[str, Any]) -> None:
 def stretch(
     axes: Sequence[Axis], sample: Sample | None, start: int, stop: int
 ) -> Iterator[tuple[Number, ...]]:
-    """Values of the points from `start` up to `stop`, in the order of the axes."""
+    """Yield the values of the points from `start` up to `stop`, in the order of the axes."""
     if sample is None:
         for index in range(start, stop):
             values = []
@@ -410,16 +369,16 @@ def stretch(
 
 
 def _places(sample: Sample, axes: int, first: int) -> FloatArray:
-    """Where in its range each value lies, of the points from `first` on; shape (at most _CHUNK, axes)."""
+    """Return where in its range each value lies, of the points from `first` on; shape (at most _CHUNK, axes)."""
+    if sample.kind is Kind.LATIN:
+        return _latin(sample, axes)[first : first + _CHUNK]
     size = min(_CHUNK, sample.points - first)
-    inside = np.random.default_rng([sample.seed, 0, first]).random((_CHUNK, axes))[:size]
-    if sample.kind is Kind.RANDOM:
-        return inside
-    # every stretch of 1/count of a range is met once (McKay, Beckman, Conover 1979)
-    return (_strata(sample, axes)[first : first + size] + inside) / sample.points
+    return np.random.default_rng([sample.seed, 0, first]).random((_CHUNK, axes))[:size]
 
 
 @lru_cache(maxsize=2)
-def _strata(sample: Sample, axes: int) -> IntArray:
-    rng = np.random.default_rng([sample.seed, 1])
-    return np.stack([rng.permutation(sample.points) for _ in range(axes)], axis=1)
+def _latin(sample: Sample, axes: int) -> FloatArray:
+    from scipy.stats.qmc import LatinHypercube  # type: ignore[import-untyped]
+
+    places: FloatArray = LatinHypercube(axes, seed=sample.seed).random(sample.points)
+    return places

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from kvplan.analysis.nested import nested_wait, printed_memory, requirement
-from kvplan.analysis.nested_thresholds import decay_rates
-from kvplan.analysis.segments import lengths_of, segments_of
+from kvplan.analysis.segments import decay_rates, lengths_of, segments_of
 from kvplan.analysis.wait import wait
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 

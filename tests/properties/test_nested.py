@@ -15,8 +15,14 @@ from scipy.optimize import minimize_scalar
 from kvplan.analysis import nested as nested_module
 from kvplan.analysis.equilibrium import equilibrium
 from kvplan.analysis.nested import NestedWait, nested_wait, requirement
-from kvplan.analysis.nested_thresholds import decay_rates, thresholds_of
-from kvplan.analysis.segments import Segments, candidate_ends, lengths_of, segments_of
+from kvplan.analysis.segments import (
+    Segments,
+    candidate_ends,
+    decay_rates,
+    lengths_of,
+    segments_of,
+    thresholds_of,
+)
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 
 Rows = list[tuple[int, list[int], float]]

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvplan.ingest.log.engine_log import parse_engine_log, read_engine_log
-from kvplan.ingest.metrics.server import read_metrics
+from kvplan.ingest.engine_log import parse_engine_log
+from kvplan.ingest.metrics import read_metrics
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/engine-logs"
 STARTUP = DATA / "startup_lines.txt"
@@ -43,14 +43,6 @@ def test_every_quotation_gives_the_capacity_it_states() -> None:
         ("TensorRT-LLM", 132_608, None, None),
         ("TGI", 446_320, None, None),
     ]
-
-
-def test_of_all_of_them_in_one_file_the_last_counts() -> None:
-    found = read_engine_log(STARTUP)
-    assert (found.engine, found.memory_tokens) == ("TGI", 446_320)
-    (note,) = found.notes
-    assert note.startswith("9 KV capacities are stated one after the other; the last, in line 25, counts")
-    assert "23,648 tokens in line 3, 22,096 tokens in line 6, 2,042,016 tokens in line 9" in note
 
 
 def test_the_snapshot_of_metrics_gives_the_traffic_it_was_made_of() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.metrics.histogram import LengthHistogram, Lengths, independent_classes, lengths
-from kvplan.ingest.metrics.server import ServerMetrics, read_metrics
+from kvplan.ingest.lengths import LengthHistogram, Lengths, independent_classes, lengths
+from kvplan.ingest.metrics import ServerMetrics, read_metrics
 from kvplan.model import RequestClass
 
 CACHE = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="2588",engine="0"} 1.0\n'
@@ -308,9 +308,9 @@ def test_snapshots_of_two_engines_are_an_error(save: Saved) -> None:
     ("text", "message"),
     [
         ("", "empty; a server's metrics are at /metrics"),
-        ("go_goroutines 7\n", "metrics of neither vLLM nor SGLang"),
+        ("go_goroutines 7\n", "metrics of neither SGLang nor vLLM"),
         ("\n<!DOCTYPE html>\n<html></html>", "a web page, and no Prometheus metrics"),
-        (traffic() + traffic(SGLANG), "metrics of vLLM and of SGLang"),
+        (traffic() + traffic(SGLANG), "metrics of SGLang and of vLLM"),
     ],
 )
 def test_what_is_no_snapshot_is_one_clear_error(save: Saved, text: str, message: str) -> None:

@@ -9,7 +9,7 @@ from kvplan.ingest.profile_text import Part, composed
 from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.profile.schema import json_schema
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 
 PROFILE = """schema = 1
 name = "engine"

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.cells import Record, csv_rows, names
 from kvplan.ingest.profile_text import Part, speculative_text
-from kvplan.ingest.text_file import STANDARD_INPUT, lines_of
-from kvplan.ingest.timing.format import Row, csv_rows, names
+from kvplan.ingest.reader import Beginning
+from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.reading import DRAFTS, EMITTED, listed, tells_of_drafts
 from kvplan.model import FloatArray, Knowledge, Origin
 from kvplan.model.drafts import Drafts
@@ -26,7 +27,7 @@ from kvplan.units import format_percent
 from kvplan.version import __version__
 
 _BETWEEN = {**names("tpotms itlms meantpotms meanitlms", 1e-3), **names("tpots itls")}
-_BATCH = names("sequences concurrency maxconcurrency batch batchsize running", 1.0)
+_BATCH = names("sequences concurrency maxconcurrency batch batchsize running")
 _GROUP = "method"
 
 
@@ -65,8 +66,8 @@ class DraftsFit(NamedTuple):
     tells_verifying: bool
 
 
-def read_drafts(path: Path, method: str | None = None) -> DraftRuns | None:
-    """The runs of a table with the columns drafts, mean_acceptance_length and tpot_ms; None where it is none.
+def read_drafts(path: Path, method: str | None = None) -> DraftRuns:
+    """Read the runs of a table with the columns drafts, mean_acceptance_length and tpot_ms.
 
     A column `sequences` says how many requests ran at once, 1 without it; `method` parts ways of drafting. Rows without
     drafts belong to all of them.
@@ -74,38 +75,37 @@ def read_drafts(path: Path, method: str | None = None) -> DraftRuns | None:
     Raises
     ------
     UsageError
-        There are several methods and none is chosen, or a run without drafts is missing.
+        It is no such table, there are several methods and none is chosen, or a run without drafts is missing.
     ProfileError
         A value cannot be, with its line.
     """
-    if path is STANDARD_INPUT or not path.is_file():  # what can be read once
-        return None
     with lines_of(path) as lines:
         try:
-            header = next(csv.reader([next(iter(lines), "")]), [])
-            if not tells_of_drafts(header):
-                return None
-            numbered = ((number, line) for number, line in enumerate(lines, 2) if line.strip())
-            rows = [(row.text(_GROUP), _run(row)) for row in csv_rows(str(path), header, numbered)]
+            start = Beginning.of_line(next(iter(lines), ""))
+            if not tells_of_drafts(start):
+                raise UsageError(
+                    f"{path}: no table of runs with drafts: no columns drafts and mean_acceptance_length"
+                )
+            numbered = enumerate(lines, 2)
+            records = csv_rows(str(path), start.names, numbered, start.delimiter)
+            rows = [(record.text(_GROUP), _run(record)) for record in records]
         except csv.Error as error:
             raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None
     methods = sorted({name for name, run in rows if run.drafts})
     chosen = methods[0] if method is None and len(methods) == 1 else method
     if chosen not in methods:
-        wrong = (
-            f"{len(methods)} ways of drafting; choose one with --group" if method is None else repr(method)
-        )
+        several = f"{len(methods)} ways of drafting; choose one with --group"
+        wrong = several if method is None else repr(method)
         raise UsageError(f"{path}: {wrong}; there are: {listed(methods) or 'none'}")
     runs = tuple(sorted(run for name, run in rows if name == chosen or not run.drafts))
     plain = {run.sequences for run in runs if not run.drafts}
     if missing := sorted({run.sequences for run in runs} - plain):
-        raise UsageError(
-            f"{path}: no run without drafts of {missing[0]:g} requests at a time, to compare with"
-        )
+        at_a_time = f"{missing[0]:g} requests at a time"
+        raise UsageError(f"{path}: no run without drafts of {at_a_time}, to compare with")
     return DraftRuns(str(path), lines.sha256, chosen, runs)
 
 
-def _run(row: Row) -> DraftRun:
+def _run(row: Record) -> DraftRun:
     drafts, emitted = row.number(DRAFTS), row.number(EMITTED)
     if drafts != int(drafts) or drafts > MOST_DRAFTS:
         message = f"{drafts:g}; must be a whole number, at most {MOST_DRAFTS}"

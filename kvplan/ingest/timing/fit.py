@@ -15,10 +15,8 @@ from kvplan.ingest.timing.doubts import doubts, refuse_too_few, settled_by_prior
 from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
 from kvplan.ingest.timing.family import chosen, family, in_order, losses, tried
 from kvplan.ingest.timing.played import UNLIMITED, Law, corrected, play
-from kvplan.ingest.timing.reading import Measured
 from kvplan.ingest.timing.robust import agreeing, constants, contradicted, nothing_free
-from kvplan.ingest.timing.samples import Samples
-from kvplan.ingest.timing.sweep import Sweep
+from kvplan.ingest.timing.samples import Measured, Samples, Sweep
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
 from kvplan.simulation.experiments.runner import Announce, Progress
 

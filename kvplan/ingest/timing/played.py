@@ -21,7 +21,7 @@ import numpy as np
 
 from kvplan.errors import ProfileError
 from kvplan.ingest.timing.equations import Equations, Kind, Terms
-from kvplan.ingest.timing.sweep import Point, Range, Sweep
+from kvplan.ingest.timing.samples import Point, Range, Sweep
 from kvplan.model import FloatArray, IntArray, Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end
 from kvplan.simulation.outcome import Outcome
@@ -88,7 +88,7 @@ def foretold(
 
     Examples
     --------
-    >>> from kvplan.ingest.timing.sweep import Deployment
+    >>> from kvplan.ingest.timing.samples import Deployment
     >>> alone = Point(line=1, inputs=(100, 100), outputs=(11, 11), concurrency=1)
     >>> (times,) = foretold([Sweep("", "", Deployment(), (alone,))], Law(Timing(0.01, d2=1e-4), 0.005))
     >>> [round(times[kind], 6) for kind in (Kind.TTFT, Kind.TPOT, Kind.E2E)]

@@ -7,8 +7,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
 from kvplan.ingest.model.roofline import Efficiency, roofline
-from kvplan.ingest.timing.reading import Measured
-from kvplan.ingest.timing.sweep import Deployment, Sweep
+from kvplan.ingest.timing.samples import Deployment, Measured, Sweep
 from kvplan.model import Timing
 
 

@@ -10,7 +10,7 @@ from kvplan.ingest.profile_text import Part, timing_text
 from kvplan.ingest.timing.equations import Kind, Terms
 from kvplan.ingest.timing.fit import Outlier, TimingFit
 from kvplan.ingest.timing.prior import NOTHING, Prior
-from kvplan.ingest.timing.reading import Measured
+from kvplan.ingest.timing.samples import Measured
 from kvplan.model import FloatArray, Knowledge, MeasuredRange, Origin
 from kvplan.model.provenance import Range
 from kvplan.units import format_percent, format_seconds, format_tokens
