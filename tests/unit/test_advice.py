@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import System, Truth, truth
 from strategies import mix_model, one_class
-from tiers import examples
+from tiers import at_night, examples
 
 from kvplan.engine import EngineName
 from kvplan.model import Admission, Engine, Plan, Prefill, Replica, ServingModel, Timing
