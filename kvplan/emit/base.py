@@ -11,7 +11,7 @@ from kvplan.model.offload import Offload
 
 
 class Spelling(NamedTuple):
-    """Name that an engine has for a parameter of its policy; `since` is the version that has it, as far as that is known."""
+    """Name that an engine has for a parameter of its policy; `since` is the version that has it, if that is known."""
 
     flag: str
     since: str = ""

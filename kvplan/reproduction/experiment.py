@@ -59,13 +59,13 @@ class Run:
     policy
         Simulated; None: the report of the workload, unless `fluid` or `gaps` is given.
     set, grid, best
-        ``POLICY.KEY=VALUE``; ``POLICY.KEY`` to values to try, of which the one is kept with the largest figure `best`, or
-        the smallest with a minus sign in front.
+        ``POLICY.KEY=VALUE``; ``POLICY.KEY`` to values to try, of which the one is kept with the largest figure `best`,
+        or the smallest with a minus sign in front.
     arrive
         Arrival times of requests of the only class, instead of `arrivals`; the document then has `series` too.
     fluid, gaps
-        Masses by stage, stage 0 first, from which the fluid map runs for `iterations`; gaps between cohorts, whose cycle
-        keeps them (SIC eq. 25).
+        Masses by stage, stage 0 first, from which the fluid map runs for `iterations`; gaps between cohorts, whose
+        cycle keeps them (SIC eq. 25).
     """
 
     name: str
@@ -95,8 +95,8 @@ class Figure:
     Attributes
     ----------
     of, over
-        ``RUN.KEY``, keys as in the JSON of the report or of a simulated policy, the mean where there are several; or the
-        relative change over such others.
+        ``RUN.KEY``, keys as in the JSON of the report or of a simulated policy, the mean where there are several; or
+        the relative change over such others.
     printed, derived
         Value of the paper; whether it is not in print but follows from the paper's formula, for sizes that were chosen.
     tolerance
@@ -158,7 +158,7 @@ def load_experiment(name: str) -> Experiment:
 
 
 def parse_experiment(name: str, text: str) -> Experiment:
-    """Read an experiment from TOML; the files are kvplan's own, and a TypeError or ValueError tells of a wrong key or value."""
+    """Read an experiment from TOML; the files are ours, and a TypeError or ValueError tells of a wrong key or value."""
     tables = tomli.loads(text)
     experiment = Experiment(
         name=name,

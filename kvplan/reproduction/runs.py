@@ -24,7 +24,7 @@ class LivelockError(UsageError):
 
 
 def run_all(experiment: Experiment, announce: Announce | None = None) -> dict[str, Document]:
-    """Make all runs of an experiment and return their documents by name; a simulation's has one for each of its `seeds`."""
+    """Make all runs of an experiment; return documents by name, for a simulation one for each of its `seeds`."""
     from kvplan.profile.reading import from_tables
 
     given = {name: from_tables(name, tables) for name, tables in experiment.workloads.items()}
