@@ -20,7 +20,6 @@ from kvplan.simulation.state import (
     Counter,
     Fixed,
     Group,
-    Layered,
     List,
     Place,
     Request,
@@ -29,7 +28,6 @@ from kvplan.simulation.state import (
     State,
     Stuck,
     Time,
-    Turn,
     extended,
     group_list,
     hosted,
@@ -55,11 +53,11 @@ def compute(s: State, request: int, begin: int, end: int) -> None:
     """Of layers of several kinds, hold what a step takes that has computed `begin` tokens and has slots for `end`."""
     blocks = s.blocks[end, Blocks.FILLED] - s.blocks[begin, Blocks.PASSED]
     if pooled(s):
-        s.counter[Counter.WINDOWED] += blocks - s.request[request, Layered.HOLDS_WINDOWS]
-        s.request[request, Layered.HOLDS_WINDOWS] = blocks
+        s.counter[Counter.WINDOWED] += blocks - s.request[request, Request.HOLDS_WINDOWS]
+        s.request[request, Request.HOLDS_WINDOWS] = blocks
         blocks = s.blocks[end, Blocks.FILLED]
-    s.counter[Counter.HELD] += blocks - s.request[request, Layered.HOLDS]
-    s.request[request, Layered.HOLDS] = blocks
+    s.counter[Counter.HELD] += blocks - s.request[request, Request.HOLDS]
+    s.request[request, Request.HOLDS] = blocks
 
 
 @kernel
@@ -96,7 +94,7 @@ def whole_tokens(s: State, request: int, stage: int) -> int:
     """KV tokens of a request at a stage: one more at each, or as many more as are emitted."""
     emitted = stage
     if layered(s) and s.fixed[Fixed.DRAFTS] > 0:
-        emitted = s.emitted[s.request[request, Layered.PATH] + stage]
+        emitted = s.emitted[s.request[request, Request.PATH] + stage]
     return int(s.request[request, Request.FIRST_WEIGHT] + emitted)
 
 
@@ -311,11 +309,11 @@ def free(s: State, request: int, tokens: int, computed: int) -> None:
     ):  # there may be room now for somebody whose KV is elsewhere
         s.clock[Clock.PAUSE] = min(s.clock[Clock.PAUSE], s.clock[Clock.NOW])
     if layered(s):
-        s.counter[Counter.HELD] -= s.request[request, Layered.HOLDS]
-        s.request[request, Layered.HOLDS] = 0
+        s.counter[Counter.HELD] -= s.request[request, Request.HOLDS]
+        s.request[request, Request.HOLDS] = 0
         if pooled(s):
-            s.counter[Counter.WINDOWED] -= s.request[request, Layered.HOLDS_WINDOWS]
-            s.request[request, Layered.HOLDS_WINDOWS] = 0
+            s.counter[Counter.WINDOWED] -= s.request[request, Request.HOLDS_WINDOWS]
+            s.request[request, Request.HOLDS_WINDOWS] = 0
     elif not caches(s):
         s.counter[Counter.HELD] -= blocks_of(s, tokens)
     elif s.fixed[Fixed.CACHES] == Cache.RADIX_TREE:
@@ -521,7 +519,7 @@ def complete(s: State, request: int, now: float) -> None:
         s.time[c[Counter.RELEASED], Time.ARRIVAL] = answered
         c[Counter.RELEASED] += 1
     if extended(s) and s.fixed[Fixed.TURNS]:
-        bring(s, s.request[request, Turn.FOLLOWING], answered + s.time[request, Time.THINK])
+        bring(s, s.request[request, Request.FOLLOWING], answered + s.time[request, Time.THINK])
 
 
 @kernel

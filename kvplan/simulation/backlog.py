@@ -26,7 +26,6 @@ from kvplan.simulation.state import (
     Counter,
     Fixed,
     Group,
-    Layered,
     List,
     Place,
     Request,
@@ -52,9 +51,8 @@ class Mark(NamedTuple):
     tokens: float  # emitted
     prompt_tokens: float  # of requests that were admitted for the first time
     busy_s: float  # time of the iterations under the model's own law
-    iterations: (
-        float  # this and the next five: what they were made of, K, P, B, √B and max(0, P + B - knee), summed
-    )
+    # this and the next five: what they were made of, K, P, B, √B and max(0, P + B - knee), summed
+    iterations: float
     context: float
     prefill: float
     sequences: float
@@ -78,29 +76,8 @@ class Means(NamedTuple):
 class Backlog:
     """A replica under a backlog in random order, which may begin with requests that run already.
 
-    Parameters
-    ----------
-    model
-        Its requests have nothing in common; rates count as shares.
-    settings
-        The policy and its parameters.
-    seed
-        Of the requests that wait.
-    residents
-        Requests that run at the beginning, in order of admission.
-    ages : ndarray of int64
-        Iterations that each of them has had: at least 1, and less than it needs.
-
-    Examples
-    --------
-    One request fits at a time, and takes two iterations of a second.
-
-    >>> from kvplan.model import Replica, RequestClass
-    >>> model = ServingModel((RequestClass("a", 7, (2,), (1.0,), 0.1),), Timing(1.0), Replica(9))
-    >>> run = Backlog(model, Plan(), Settings("greedy", {}), [0])
-    >>> mark = run.on(100)
-    >>> mark.completed, mark.busy_s
-    (50, 100.0)
+    Requests of the model have nothing in common, and rates count as shares. `residents` run at the beginning, in order
+    of admission; `ages` are the iterations that each of them has had, at least 1 and less than it needs.
     """
 
     def __init__(
@@ -334,17 +311,9 @@ def picked(requests: Requests, which: IntArray) -> Requests:
 
 
 def blocks_needed(model: ServingModel, requests: Requests, ages: IntArray, *, engine: bool) -> IntArray:
-    """Blocks that requests hold which have had so many iterations, shape (n_requests,).
+    """Count the blocks that requests hold which have had so many iterations, shape (n_requests,).
 
     `engine`: KV is counted as engines do, tokens computed so far.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 10, (9,), (1.0,), 1.0),), Timing(1.0), Replica(99, block_tokens=4))
-    >>> two = Requests(np.zeros(2), np.array([10, 10]), np.array([9, 9]), np.zeros(2, dtype=np.int64))
-    >>> blocks_needed(model, two, np.array([1, 4]), engine=True).tolist()  # 10 and 13 tokens
-    [3, 4]
     """
     inputs, replica, emitted = requests.input_tokens, model.replica, ages - 1
     slots = 0
@@ -360,13 +329,7 @@ def blocks_needed(model: ServingModel, requests: Requests, ages: IntArray, *, en
 
 
 def put_residents(s: State, ages: IntArray) -> None:
-    """Make the first requests of a new state members of its one group, in this order.
-
-    Parameters
-    ----------
-    ages : ndarray of int64, shape (n_residents,)
-        Iterations that each has had: at least 1, and less than it needs.
-    """
+    """Make the first requests of a new state members of its one group, in this order, at ages as for `Backlog`."""
     count, row = ages.size, np.arange(ages.size)
     if count == 0:
         return
@@ -389,7 +352,7 @@ def put_residents(s: State, ages: IntArray) -> None:
     c[Counter.PROMISED] = int(request[:, Request.PROMISE].sum())
     c[Counter.HELD] = int(blocks_held(s, row, stage).sum())
     if layered(s):
-        request[:, Layered.HOLDS] = blocks_held(s, row, stage)
+        request[:, Request.HOLDS] = blocks_held(s, row, stage)
 
 
 def blocks_held(s: State, row: IntArray, stage: IntArray) -> IntArray:
@@ -406,7 +369,7 @@ def blocks_held(s: State, row: IntArray, stage: IntArray) -> IntArray:
 def tokens_emitted(s: State, row: IntArray, stage: IntArray) -> IntArray:
     """Tokens that requests had emitted before the iteration of a stage, shape (n_rows,)."""
     if layered(s) and s.fixed[Fixed.DRAFTS] > 0:
-        return np.asarray(s.emitted[s.request[row, Layered.PATH] + stage])
+        return np.asarray(s.emitted[s.request[row, Request.PATH] + stage])
     return stage
 
 

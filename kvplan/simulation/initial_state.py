@@ -19,19 +19,13 @@ from kvplan.simulation.state import (
     NOBODY,
     Blocks,
     Cache,
-    Cached,
     Clock,
-    Columns,
-    Copy,
     Counter,
     Fixed,
     Group,
-    Hosted,
-    Layered,
     Link,
     Place,
     Rank,
-    Ranked,
     Record,
     Request,
     Router,
@@ -39,8 +33,6 @@ from kvplan.simulation.state import (
     State,
     Stream,
     Time,
-    Tree,
-    Turn,
 )
 
 _NO_END = 1 << 60  # tokens
@@ -56,111 +48,68 @@ class Pools(NamedTuple):
     """Two pools of pages with a token in every layer: of those with full attention, and of those with a window.
 
     Memory that is held is told in tokens of the profile's pool, by its bytes.
-
-    Attributes
-    ----------
-    window
-        Tokens.
-    blocks, windows
-        Pages of the pool of full attention, and of windows.
-    full_bytes, window_bytes
-        Of a page in each.
-    pool_bytes
-        Of a token of the profile's pool.
     """
 
-    window: int
-    blocks: int
+    window: int  # tokens
+    blocks: int  # pages of the pool of full attention, and of windows
     windows: int
-    full_bytes: int
+    full_bytes: int  # of a page in each
     window_bytes: int
-    pool_bytes: int
+    pool_bytes: int  # of a token of the profile's pool
 
 
 class Setup(NamedTuple):
-    """What a policy needs of the engine.
+    """What a policy needs of the engine."""
 
-    Attributes
-    ----------
-    queue_of : ndarray of int64, shape (n_requests,)
-        Queue that each request joins, numbered from 0.
-    until : ndarray of int64, shape (n_groups,)
-        Stage before which members leave each group; at least every request's stages, but for all groups but the
-        last of a policy that hands requests on.
-    knobs : ndarray of float64
-        Parameters, for the policy's own eyes.
-    capacity_blocks
-        Blocks that it may use; None: all that fit in memory.
-    seats
-        Most requests that may be resident at once; None: as many as fit.
-    first_weight, stages : ndarray of int64 or None, shape (n_requests,)
-        Where the policy counts memory as its engine does; None: the profile's prefill convention.
-    promise : ndarray of int64 or None, shape (n_requests,)
-        Blocks or tokens that an admission promises until the request leaves; None: nothing is promised.
-    expected : ndarray of int64 or None, shape (n_requests,)
-        Stages that the policy expects of each request; None: it looks at no later tick.
-    ranks
-        How many ranks there are, numbered from 0; 0: the policy has none.
-    prefix_cache
-        What those who have left leave behind until its room is needed: NO_CACHE, BLOCKS or RADIX_TREE.
-    shed_after_s
-        Whoever has waited longer in the first queue and has never run is given up, seconds.
-    coasts
-        One group, and the policy only lets it run where nobody waits, or where in the iteration before nobody was
-        admitted, evicted or done: who did not fit then does not fit now. Nor is anybody admitted beside a prompt that
-        goes on. See `kvplan.simulation.fast_forward`.
-    pools
-        Where windows have a pool of their own.
-    host
-        The tier of host memory behind a prefix cache of blocks.
-    counts_queues
-        The ranks are those of queues, by who waits in each.
-    """
-
-    queue_of: IntArray
+    queue_of: IntArray  # shape (n_requests,): queue that each request joins, numbered from 0
     queues: int
+    # shape (n_groups,): stage before which members leave each group; at least every request's stages, but for all
+    # groups but the last of a policy that hands requests on
     until: IntArray
-    knobs: FloatArray
-    capacity_blocks: int | None = None
-    seats: int | None = None
+    knobs: FloatArray  # parameters, for the policy's own eyes
+    capacity_blocks: int | None = None  # blocks that it may use; None: all that fit in memory
+    seats: int | None = None  # most requests that may be resident at once; None: as many as fit
+    # shape (n_requests,): where the policy counts memory as its engine does; None: the profile's prefill
+    # convention
     first_weight: IntArray | None = None
     stages: IntArray | None = None
+    # shape (n_requests,): blocks or tokens that an admission promises until the request leaves; None: nothing is
+    # promised
     promise: IntArray | None = None
+    # shape (n_requests,): stages that the policy expects of each request; None: it looks at no later tick
     expected: IntArray | None = None
-    ranks: int = 0
+    ranks: int = 0  # how many ranks there are, numbered from 0; 0: the policy has none
+    # what those who have left leave behind until its room is needed: NO_CACHE, BLOCKS or RADIX_TREE
     prefix_cache: int = Cache.NONE
+    # whoever has waited longer in the first queue and has never run is given up, seconds
     shed_after_s: float = math.inf
+    # one group, and the policy only lets it run where nobody waits, or where in the iteration before nobody was
+    # admitted, evicted or done: who did not fit then does not fit now. Nor is anybody admitted beside a prompt
+    # that goes on. See `kvplan.simulation.fast_forward`.
     coasts: bool = False
-    pools: Pools | None = None
-    host: Offload | None = None
-    counts_queues: bool = False
+    pools: Pools | None = None  # where windows have a pool of their own
+    host: Offload | None = None  # the tier of host memory behind a prefix cache of blocks
+    counts_queues: bool = False  # the ranks are those of queues, by who waits in each
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
-    """KV tokens at stage 0 and number of stages of each request (theory §1).
-
-    Examples
-    --------
-    >>> one = Requests(np.zeros(1), np.array([10]), np.array([3]), np.zeros(1, dtype=np.int64))
-    >>> [a.tolist() for a in stage_weights(one, Prefill.INLINE)]
-    [[10], [4]]
-    """
+    """KV tokens at stage 0 and number of stages of each request (theory §1)."""
     return first_tokens(prefill, requests.input_tokens), stage_count(prefill, requests.decode_tokens)
 
 
 def row_columns(requests: Requests, setup: Setup, replica: Replica) -> tuple[int, int]:
     """Of `State.time` and `State.request`."""
     times = Time.THINK if requests.turns is None else Time.READY
-    layout: type[Columns] = Request
+    columns = Request.HOLDS
     if setup.prefix_cache != Cache.NONE:
-        layout = Cached
+        columns = Request.WIDTH
     elif requests.turns is not None:
-        layout = Turn
+        columns = Request.LEAF
     elif setup.expected is not None or setup.ranks:
-        layout = Ranked
+        columns = Request.FOLLOWING
     elif replica.layout is not None or requests.drafted is not None:
-        layout = Layered
-    return times if setup.host is None else Time.WIDTH, layout.WIDTH
+        columns = Request.EXPECTED
+    return times if setup.host is None else Time.WIDTH, columns
 
 
 class Spans(NamedTuple):
@@ -186,10 +135,7 @@ def begin_rows(
 ) -> None:
     """Write into rows of `State.time` and `State.request` what is known of the requests from `start` on.
 
-    Raises
-    ------
-    NotBegunError
-        Where `watch`, asked before all rows but the first thousands, answers False.
+    Raises NotBegunError where `watch`, asked before all rows but the first thousands, answers False.
     """
     for some in _near(time.shape[0]):
         if watch is not None and some.start and not watch(0):
@@ -218,15 +164,18 @@ def _begin(
     )
     request[:, Request.PROMPT], request[:, Request.QUEUE] = requests.input_tokens[mine], setup.queue_of[mine]
     if requests.drafted is not None:
-        request[:, Layered.PATH] = requests.drafted.begin[start : start + time.shape[0]]
+        request[:, Request.PATH] = requests.drafted.begin[start : start + time.shape[0]]
     request[:, Request.PLACE] = Place.OUTSIDE
     if setup.promise is not None:
         request[:, Request.PROMISE] = setup.promise[mine]
     if setup.expected is not None:
-        request[:, Ranked.EXPECTED] = setup.expected[mine]
+        request[:, Request.EXPECTED] = setup.expected[mine]
     if requests.turns is not None:
         turns = requests.turns
-        request[:, Turn.FOLLOWING], request[:, Turn.INSTEAD] = turns.following[mine], turns.instead[mine]
+        request[:, Request.FOLLOWING], request[:, Request.INSTEAD] = (
+            turns.following[mine],
+            turns.instead[mine],
+        )
         time[:, Time.THINK] = turns.think_s[mine]
 
 
@@ -295,13 +244,13 @@ def new_state(
         some = requests if rows == size else requests.part(0, rows)
         leaf, copy, stream = block_streams(some, block)
         for near in _near(rows):
-            request[near, Cached.LEAF], request[near, Cached.COPY] = leaf[near], copy[near]
-            request[near, Cached.COPIED] = NOBODY
+            request[near, Request.LEAF], request[near, Request.COPY] = leaf[near], copy[near]
+            request[near, Request.COPIED] = NOBODY
         if setup.host is not None:
-            stream = np.pad(stream, ((0, 0), (0, Hosted.WIDTH - Copy.WIDTH)))
+            stream = np.pad(stream, ((0, 0), (0, Stream.WIDTH - Stream.HOST)))
     elif setup.prefix_cache == Cache.RADIX_TREE:
         leaf, stream, count[Counter.ROWS] = radix_streams(requests, block, int(fixed[Fixed.CAPACITY]))
-        request[:, Cached.LEAF], request[:, Cached.NODE] = leaf, NOBODY
+        request[:, Request.LEAF], request[:, Request.NODE] = leaf, NOBODY
     blocks, context = _looked_up(requests, replica, setup, unseen[1])
     return State(
         timing=np.array(timing.constants, dtype=np.float64),
@@ -429,17 +378,6 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
 
     Streams without a block of their own are passed over. Where a prompt ends with a stream, the last block of that
     is made a stream of its own, and the prompt gets a copy of it to compute.
-
-    Examples
-    --------
-    A prompt of two blocks, with which another one of three begins.
-
-    >>> from kvplan.simulation.prefixes import Prefixes
-    >>> shared = Prefixes(np.array([1, 2]), np.array([-1, 0, 0]), np.array([20, 0, 0]))
-    >>> two = Requests(np.zeros(2), np.array([20, 30]), np.ones(2, dtype=np.int64), np.zeros(2), prefixes=shared)
-    >>> leaf, copy, stream = block_streams(two, 10)
-    >>> stream[:4, BEGIN].tolist(), stream[:4, PARENT].tolist(), copy.tolist()
-    ([0, 2, 2, 1], [-1, 3, 3, 0], [4, -1])
     """
     leaf, parent, begin, end = _in_blocks(requests, block)
     whole = (requests.input_tokens == begin[leaf] * block) & (parent[leaf] >= 0)
@@ -453,12 +391,12 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
     )
     end[long] -= 1
     size = parent.size + np.count_nonzero(whole)
-    stream = np.full((size, Copy.WIDTH), NOBODY)
+    stream = np.full((size, Stream.HOST), NOBODY)
     stream[:, [Stream.HOLDERS, Stream.CACHED]] = 0
     stream[: parent.size, Stream.PARENT], stream[: parent.size, Stream.BEGIN] = parent, begin
     stream[: parent.size, Stream.REST] = end - begin
-    stream[:, Copy.FIRST] = stream[:, Copy.ORIGINAL] = np.arange(size)
-    stream[parent.size :, Copy.ORIGINAL] = parent[leaf[whole]]
+    stream[:, Stream.FIRST] = stream[:, Stream.ORIGINAL] = np.arange(size)
+    stream[parent.size :, Stream.ORIGINAL] = parent[leaf[whole]]
     copy = np.full(leaf.size, NOBODY)
     copy[whole] = np.arange(parent.size, size)
     return leaf, copy, stream
@@ -468,11 +406,6 @@ def radix_streams(requests: Requests, block: int, capacity: int) -> tuple[IntArr
     """Of each request LEAF; the streams in blocks, with room behind them for the nodes of a radix tree; how many.
 
     A node has a block of its own, so there are never more of them than blocks, of memory or of all sequences.
-
-    Raises
-    ------
-    UsageError
-        That is more than there is room for.
     """
     leaf, parent, begin, end = _in_blocks(requests, block)
     ever = int((-(-(requests.input_tokens + requests.decode_tokens) // block)).sum())
@@ -482,10 +415,10 @@ def radix_streams(requests: Requests, block: int, capacity: int) -> tuple[IntArr
             f"a radix tree of up to {most:,} blocks, of which {_MOST_NODES:,} have room; fewer requests, or larger "
             "block_tokens"
         )
-    stream = np.zeros((most, Tree.WIDTH), dtype=np.int64)
+    stream = np.zeros((most, Stream.FIRST), dtype=np.int64)
     streams = stream[: parent.size]
     streams[:, Stream.PARENT], streams[:, Stream.BEGIN], streams[:, Stream.REST] = parent, begin, end - begin
-    streams[:, Tree.TIP] = NOBODY
+    streams[:, Stream.TIP] = NOBODY
     return leaf, stream, parent.size
 
 

@@ -77,25 +77,14 @@ def _within(t: float, degrees: int) -> float:
 
 
 def around(estimate: float | None, half_width: float | None) -> Interval | None:
-    """Interval about the estimate of a figure that cannot be negative; None where it would have no width.
-
-    >>> around(3.0, 4.0), around(3.0, None), around(3.0, 0.0)
-    ((0.0, 7.0), None, None)
-    """
+    """Interval about the estimate of a figure that cannot be negative; None where it would have no width."""
     if estimate is None or half_width is None or half_width <= _NO_WIDTH * abs(estimate):
         return None
     return max(estimate - half_width, min(estimate, 0.0)), estimate + half_width
 
 
 def over_runs(values: Sequence[float]) -> Interval | None:
-    """95 % interval for the mean of a figure of independent runs; None for fewer than two, and where all are the same.
-
-    Examples
-    --------
-    >>> low, high = over_runs([9.0, 10.0, 11.0])
-    >>> round(low, 2), round(high, 2)
-    (7.52, 12.48)
-    """
+    """Bound the mean of a figure of independent runs; None for fewer than two, and where all are the same."""
     n = len(values)
     if n < 2:
         return None
@@ -170,11 +159,7 @@ def _share_half_width(below: NDArray[np.bool_]) -> float:
 
 
 def mean_half_width(values: FloatArray) -> float | None:
-    """Half the 95 % interval of the mean of one run's values, in order of time; None for fewer than 200.
-
-    >>> mean_half_width(np.full(200, 3.0)), mean_half_width(np.full(199, 3.0))
-    (0.0, None)
-    """
+    """Half the 95 % interval of the mean of one run's values, in order of time; None for fewer than 200."""
     if values.size < BATCHES * _MIN_BATCH:
         return None
     return _batch_half_width(np.add.reduceat(values, batch_edges(values.size)[:-1]), values.size)

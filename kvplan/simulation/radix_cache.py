@@ -9,18 +9,7 @@ the order in which they are to go: the first one is always a leaf. Other blocks 
 """
 
 from kvplan.simulation.prefix_cache import count_hits, join_queue, leave_queue
-from kvplan.simulation.state import (
-    NOBODY,
-    Cached,
-    Counter,
-    Fixed,
-    Request,
-    State,
-    Stream,
-    Tree,
-    kernel,
-    sequence,
-)
+from kvplan.simulation.state import NOBODY, Counter, Fixed, Request, State, Stream, kernel, sequence
 
 # ------------------------------------------------------------------------------------------------------------- nodes
 
@@ -28,7 +17,7 @@ from kvplan.simulation.state import (
 @kernel
 def end_of(s: State, node: int) -> int:
     """Blocks down to the end of a node; of nobody, none."""
-    return 0 if node == NOBODY else int(s.stream[node, Tree.END])
+    return 0 if node == NOBODY else int(s.stream[node, Stream.END])
 
 
 @kernel
@@ -41,7 +30,7 @@ def new_node(s: State, above: int, end: int, stream: int) -> int:
         c[Counter.ROWS] += 1
     else:
         c[Counter.SPARE] = s.stream[node, Stream.PARENT]
-    s.stream[node, Stream.PARENT], s.stream[node, Tree.END], s.stream[node, Tree.OF] = above, end, stream
+    s.stream[node, Stream.PARENT], s.stream[node, Stream.END], s.stream[node, Stream.OF] = above, end, stream
     s.stream[node, Stream.CACHED] = end - end_of(s, above)
     s.stream[node, Stream.HOLDERS] = 0
     return int(node)
@@ -79,10 +68,10 @@ def split(s: State, node: int, end: int, stream: int) -> int:
         join_queue(s, upper, s.stream[upper, Stream.CACHED])
     while stream != NOBODY:
         if (
-            s.stream[stream, Tree.TIP] == node
+            s.stream[stream, Stream.TIP] == node
             and s.stream[stream, Stream.BEGIN] + s.stream[stream, Stream.REST] <= end
         ):
-            s.stream[stream, Tree.TIP] = upper
+            s.stream[stream, Stream.TIP] = upper
         stream = s.stream[stream, Stream.PARENT]
     return upper
 
@@ -94,10 +83,10 @@ def drop_oldest(s: State) -> None:
     node = c[Counter.OLDEST]
     leave_queue(s, node)
     c[Counter.FREE] -= s.stream[node, Stream.CACHED]
-    above, stream = s.stream[node, Stream.PARENT], s.stream[node, Tree.OF]
+    above, stream = s.stream[node, Stream.PARENT], s.stream[node, Stream.OF]
     while True:
         begin = s.stream[stream, Stream.BEGIN]
-        s.stream[stream, Tree.TIP] = above if end_of(s, above) > begin else NOBODY
+        s.stream[stream, Stream.TIP] = above if end_of(s, above) > begin else NOBODY
         if begin <= end_of(s, above):
             break
         stream = s.stream[stream, Stream.PARENT]
@@ -125,18 +114,20 @@ def found(s: State, request: int, most: int) -> int:
 
     Touches what it finds.
     """
-    stream = s.request[request, Cached.LEAF]
+    stream = s.request[request, Request.LEAF]
     while stream != NOBODY and (
-        s.stream[stream, Tree.TIP] == NOBODY or s.stream[stream, Stream.BEGIN] >= most
+        s.stream[stream, Stream.TIP] == NOBODY or s.stream[stream, Stream.BEGIN] >= most
     ):
         stream = s.stream[stream, Stream.PARENT]
     if stream == NOBODY:
         return NOBODY
-    node = s.stream[stream, Tree.TIP]
-    end = min(s.stream[node, Tree.END], s.stream[stream, Stream.BEGIN] + s.stream[stream, Stream.REST], most)
+    node = s.stream[stream, Stream.TIP]
+    end = min(
+        s.stream[node, Stream.END], s.stream[stream, Stream.BEGIN] + s.stream[stream, Stream.REST], most
+    )
     while end_of(s, s.stream[node, Stream.PARENT]) >= end:
         node = s.stream[node, Stream.PARENT]
-    if s.stream[node, Tree.END] > end:
+    if s.stream[node, Stream.END] > end:
         node = split(s, node, end, stream)
     touch_all(s, node)
     return int(node)
@@ -148,16 +139,16 @@ def put(s: State, request: int, blocks: int) -> int:
     above = found(s, request, blocks)
     if end_of(s, above) == blocks:
         return above
-    stream = s.request[request, Cached.LEAF]
+    stream = s.request[request, Request.LEAF]
     while s.stream[stream, Stream.BEGIN] >= blocks:
         stream = s.stream[stream, Stream.PARENT]
     node = new_node(s, above, blocks, stream)
     join_queue(s, node, s.stream[node, Stream.CACHED])
     touch_all(s, node)
-    s.stream[stream, Tree.TIP] = node
+    s.stream[stream, Stream.TIP] = node
     while s.stream[stream, Stream.BEGIN] > end_of(s, above):
         stream = s.stream[stream, Stream.PARENT]
-        s.stream[stream, Tree.TIP] = node
+        s.stream[stream, Stream.TIP] = node
     return node
 
 
@@ -194,14 +185,14 @@ def unlock(s: State, node: int) -> None:
 @kernel
 def look_up(s: State, request: int) -> int:
     """Leading blocks of a waiting request that are there; one token at least is left to compute."""
-    s.request[request, Cached.NODE] = found(s, request, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK])
-    return end_of(s, s.request[request, Cached.NODE])
+    s.request[request, Request.NODE] = found(s, request, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK])
+    return end_of(s, s.request[request, Request.NODE])
 
 
 @kernel
 def held_by_nobody(s: State, request: int) -> int:
     """Of the blocks that were found, those that nobody holds."""
-    idle, node = 0, s.request[request, Cached.NODE]
+    idle, node = 0, s.request[request, Request.NODE]
     while node != NOBODY and s.stream[node, Stream.HOLDERS] == 0:
         idle += s.stream[node, Stream.CACHED]
         node = s.stream[node, Stream.PARENT]
@@ -211,25 +202,25 @@ def held_by_nobody(s: State, request: int) -> int:
 @kernel
 def hold_found(s: State, request: int) -> int:
     """Hold what was found; returns its tokens."""
-    lock(s, s.request[request, Cached.NODE], NOBODY)
-    return count_hits(s, request, end_of(s, s.request[request, Cached.NODE]))
+    lock(s, s.request[request, Request.NODE], NOBODY)
+    return count_hits(s, request, end_of(s, s.request[request, Request.NODE]))
 
 
 @kernel
 def enter_tree(s: State, request: int, computed: int) -> None:
     """The full blocks that a running request has computed are in the tree; those that were there are its own twice."""
-    before, full = s.request[request, Cached.NODE], computed // s.fixed[Fixed.BLOCK]
+    before, full = s.request[request, Request.NODE], computed // s.fixed[Fixed.BLOCK]
     s.counter[Counter.HELD] -= full - end_of(s, before)
-    s.request[request, Cached.NODE] = put(s, request, full)
-    lock(s, s.request[request, Cached.NODE], before)
+    s.request[request, Request.NODE] = put(s, request, full)
+    lock(s, s.request[request, Request.NODE], before)
 
 
 @kernel
 def leave_tree(s: State, request: int, blocks: int, computed: int) -> None:
     """A request leaves: all it has computed remains where it is done; else what of it is in the tree."""
-    node = s.request[request, Cached.NODE]
+    node = s.request[request, Request.NODE]
     s.counter[Counter.HELD] -= blocks - end_of(s, node)
     if computed == s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGES] - 1:
         put(s, request, computed // s.fixed[Fixed.BLOCK])
     unlock(s, node)
-    s.request[request, Cached.NODE], s.request[request, Cached.ENTERED] = NOBODY, False
+    s.request[request, Request.NODE], s.request[request, Request.ENTERED] = NOBODY, False

@@ -27,59 +27,34 @@ _WORTH_A_GUIDE = 100  # draws for each end of a distribution
 
 
 class Drafted(NamedTuple):
-    """What speculative decoding emits, drawn beforehand.
+    """What speculative decoding emits, drawn beforehand."""
 
-    Attributes
-    ----------
-    drafts
-        That it was drawn for.
-    emitted : ndarray of int64
-        Tokens of a request before each of its iterations, one request after the other.
-    begin : ndarray of int64, shape (n_requests + 1,)
-        Where those of each request begin.
-    """
-
-    drafts: Drafts
-    emitted: IntArray
-    begin: IntArray
+    drafts: Drafts  # that it was drawn for
+    emitted: IntArray  # tokens of a request before each of its iterations, one request after the other
+    begin: IntArray  # shape (n_requests + 1,): where those of each request begin
 
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests in order of arrival.
+    """Requests in order of arrival."""
 
-    Attributes
-    ----------
-    arrival_s : ndarray, shape (n_requests,)
-        Seconds from the start, ascending. All 0 in a closed loop, where the run decides; NaN, and behind all others,
-        where a turn is brought by the one before.
-    input_tokens, decode_tokens : ndarray of int64, shape (n_requests,), tokens
-        Of more than a million drawn requests int32, and `class_index` int16.
-    class_index : ndarray of int64, shape (n_requests,)
-        Position of the class in the profile; 0 for requests of a trace.
-    clients
-        Closed loop: so many requests are there at first, and each completion brings the next. None: open.
-    most_waiting
-        Of a backlog: each joins the queue as soon as fewer than that wait. None: at its arrival.
-    more_later
-        Others arrive after the last of these, beyond the horizon of the run: nobody may take the last for the last.
-    prefixes
-        Whose tokens are the same; None: no two requests have anything in common.
-    turns
-        What follows a completion; None: nothing does.
-    drafted
-        What each iteration of them emits; None: a token.
-    """
-
+    # shape (n_requests,): seconds from the start, ascending. All 0 in a closed loop, where the run decides; NaN,
+    # and behind all others, where a turn is brought by the one before.
     arrival_s: FloatArray
+    # shape (n_requests,), tokens: Of more than a million drawn requests int32, and `class_index` int16
     input_tokens: IntArray
     decode_tokens: IntArray
+    # shape (n_requests,): position of the class in the profile; 0 for requests of a trace
     class_index: IntArray
+    # closed loop: so many requests are there at first, and each completion brings the next. None: open.
     clients: int | None = None
+    # others arrive after the last of these, beyond the horizon of the run: nobody may take the last for the last
     more_later: bool = False
+    # whose tokens are the same; None: no two requests have anything in common
     prefixes: Prefixes | None = None
-    turns: Turns | None = None
-    drafted: Drafted | None = None
+    turns: Turns | None = None  # what follows a completion; None: nothing does
+    drafted: Drafted | None = None  # what each iteration of them emits; None: a token
+    # of a backlog: each joins the queue as soon as fewer than that wait. None: at its arrival.
     most_waiting: int | None = None
 
     def iterations(self, which: slice = slice(None)) -> IntArray:
@@ -106,20 +81,7 @@ class Requests:
 
 
 def with_drafts(requests: Requests, drafts: Drafts, rng: np.random.Generator) -> Requests:
-    """The same, with what their iterations emit: one token with the prompt, then what is accepted and one more.
-
-    Raises
-    ------
-    UsageError
-        They have too many iterations to be drawn beforehand.
-
-    Examples
-    --------
-    >>> two = Requests(np.zeros(2), np.array([9, 9]), np.array([6, 1]), np.zeros(2, dtype=np.int64))
-    >>> drafted = with_drafts(two, Drafts(1, (1.0,)), np.random.default_rng(0)).drafted
-    >>> drafted.emitted.tolist(), drafted.begin.tolist()
-    ([0, 1, 3, 5, 0], [0, 4, 5])
-    """
+    """Draw what their iterations emit: one token with the prompt, then what is accepted and one more."""
     if int(requests.decode_tokens.sum()) > _MOST_DRAFTED:
         raise UsageError(f"drafts of more than {_MOST_DRAFTED:,} tokens cannot be drawn; fewer requests can")
     decode, accepted = requests.decode_tokens, np.array(drafts.accepted[: drafts.tokens])
@@ -139,17 +101,7 @@ def with_drafts(requests: Requests, drafts: Drafts, rng: np.random.Generator) ->
 def poisson(
     model: ServingModel, rng: np.random.Generator, *, requests: int | None, horizon_s: float | None
 ) -> Requests:
-    """Every class arrives at random, at its rate, until so many requests or the horizon, whichever is earlier.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> chat = RequestClass("chat", 100, (20, 40), (1.0, 1.0), 5.0)
-    >>> model = ServingModel((chat,), Timing(0.01), Replica(9000))
-    >>> some = poisson(model, np.random.default_rng(1), requests=3, horizon_s=None)
-    >>> some.arrival_s.size, set(some.decode_tokens.tolist()) <= {20, 40}
-    (3, True)
-    """
+    """Draw arrivals of every class at random, at its rate, until so many or the horizon, whichever is earlier."""
     rate, horizon_s = model.total_rate_rps, _unchanged(model, horizon_s)
     ticks = _ticks(rng, requests, None if horizon_s is None else rate * horizon_s)
     ticks /= rate
@@ -167,30 +119,10 @@ def burst(
     requests: int | None,
     horizon_s: float | None,
 ) -> Requests:
-    """Poisson arrivals at `high` times the rates of the model while on and `low` times while off, on first.
+    """Draw Poisson arrivals at `high` times the rates of the model for `on_s` and `low` times for `off_s`, in turns.
 
     Exact by a change of time: the rate so far, piecewise linear in time, adds up to the ticks of a clock that ticks
     at random once per unit. With a schedule `on_s` and `off_s` are by the clock of that: shorter where it is busier.
-
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-    high, low
-        Factors of the rates, at least 0 and the one of some time above 0.
-    on_s, off_s
-        How long each of them holds, seconds, in turns.
-    requests, horizon_s
-        As for `poisson`.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 9, (5,), (1.0,), 2.0),), Timing(0.01), Replica(500))
-    >>> some = burst(
-    ...     model, np.random.default_rng(0), high=2.0, low=0.0, on_s=1.0, off_s=3.0, requests=100, horizon_s=None
-    ... )
-    >>> bool((some.arrival_s % 4.0 <= 1.0).all())
-    True
     """
     rate, period, horizon_s = model.total_rate_rps, on_s + off_s, _unchanged(model, horizon_s)
     while_on, each_period = rate * high * on_s, rate * (high * on_s + low * off_s)
@@ -215,20 +147,10 @@ def renewal(
     requests: int | None,
     horizon_s: float | None,
 ) -> Requests:
-    """All arrivals with independent gamma gaps of coefficient of variation `cv`, classes at random by share.
+    """Draw arrivals with independent gamma gaps of coefficient of variation `cv`, classes at random by share.
 
     1 is Poisson, more comes in clumps. The first gap has the law of what is left of one at a random time, so rates hold
     from the start on.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 9, (5,), (1.0,), 2.0),), Timing(0.01), Replica(500))
-    >>> gaps = np.diff(
-    ...     renewal(model, np.random.default_rng(0), cv=0.01, requests=9, horizon_s=None).arrival_s
-    ... )
-    >>> bool((abs(gaps - 0.5) < 0.05).all())
-    True
     """
     end = math.inf if horizon_s is None else _unchanged(model, horizon_s) or 0.0
     times = gamma_times(rng, model.total_rate_rps, cv, requests=requests, end_s=end)
@@ -236,16 +158,7 @@ def renewal(
 
 
 def saturated(model: ServingModel, rng: np.random.Generator, *, requests: int) -> Requests:
-    """All there at time 0, classes and decode lengths at random by share; no schedule.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 1, (3, 9), (1.0, 1.0), 2.0),), Timing(1.0), Replica(9))
-    >>> some = saturated(model, np.random.default_rng(0), requests=4)
-    >>> some.arrival_s.tolist(), set(some.decode_tokens.tolist()) <= {3, 9}
-    ([0.0, 0.0, 0.0, 0.0], True)
-    """
+    """All there at time 0, classes and decode lengths at random by share; no schedule."""
     return _of_any_class(replace(model, schedule=None), rng, np.zeros(requests))
 
 
@@ -254,13 +167,6 @@ def interleaved(model: ServingModel, *, requests: int) -> Requests:
 
     The first k requests are a class's share of k to within 2, whatever k; likewise the pairs of a prompt and a decode
     length that formulas count among the requests of a class.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> classes = (RequestClass("a", 1, (1,), (1.0,), 2.0), RequestClass("b", 1, (1,), (1.0,), 1.0))
-    >>> interleaved(ServingModel(classes, Timing(1.0), Replica(9)), requests=6).class_index.tolist()
-    [0, 1, 0, 0, 1, 0]
     """
     kind = _interleaved([c.rate_rps for c in model.classes], requests)
     decode = np.empty(requests, dtype=np.int64)
@@ -280,16 +186,7 @@ def closed(model: ServingModel, rng: np.random.Generator, *, clients: int, reque
 
 
 def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:
-    """Draw a decode length, tokens, for each request from those of its class; arrays of shape (n_requests,).
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> classes = (RequestClass("a", 1, (7,), (1.0,), 2.0), RequestClass("b", 1, (8,), (1.0,), 1.0))
-    >>> model = ServingModel(classes, Timing(1.0), Replica(9))
-    >>> lengths(model, np.array([0, 1, 0]), np.random.default_rng(0)).tolist()
-    [7, 8, 7]
-    """
+    """Draw a decode length, tokens, for each request from those of its class; arrays of shape (n_requests,)."""
     return _drawn([c.outputs for c in model.classes], class_index, rng)
 
 
@@ -465,14 +362,7 @@ _AS_RECORDED = 1e-3  # a rate that differs by less from that of the trace is a r
 
 
 def requests_of(recorded: Recorded, rate_rps: float | None = None) -> Requests:
-    """All of a trace, as it came; or at another mean rate, with all gaps as much longer or shorter.
-
-    Examples
-    --------
-    >>> some = Recorded(np.array([0.0, 1.0, 4.0]), np.array([9, 9, 9]), np.array([1, 2, 3]))
-    >>> requests_of(some, rate_rps=1.0).arrival_s.tolist()
-    [0.0, 0.5, 2.0]
-    """
+    """All of a trace, as it came; or at another mean rate, with all gaps as much longer or shorter."""
     hashes, inputs = recorded.block_hashes, recorded.input_tokens
     return Requests(
         recorded.arrival_s * stretch(recorded, rate_rps),
@@ -524,24 +414,10 @@ def chosen(requests: Requests, places: IntArray) -> Requests:
 def prefixes_of_hashes(
     hashes: Sequence[Sequence[int]], input_tokens: IntArray, block_tokens: int
 ) -> Prefixes:
-    """Streams of prompts whose blocks are known by hashes; what is generated is each request's own.
+    """Find the streams of prompts whose blocks are known by hashes; what is generated is each request's own.
 
-    Two prompts have a block in common where their hashes are the same up to it. A tree of hashes, in which blocks that
-    are always followed by the same one are a stream.
-
-    Parameters
-    ----------
-    hashes
-        Of each prompt, in order; the last block may be a part of one.
-    input_tokens : ndarray of int64, shape (n_requests,)
-    block_tokens
-        Of the trace: 512 in Mooncake's, 16 in Qwen-Bailian's.
-
-    Examples
-    --------
-    >>> some = prefixes_of_hashes([[7, 8, 9], [7, 8, 5], [3]], np.array([1300, 1500, 100]), 512)
-    >>> some.parent.tolist(), some.end_tokens.tolist(), some.stream.tolist()
-    ([-1, 0, 0, -1], [1024, 0, 0, 0], [1, 2, 3])
+    Two prompts have a block in common where their hashes are the same up to it: a tree, in which blocks that are always
+    followed by the same one are a stream. The last hash of a prompt may be of a part of a block.
     """
     step: dict[tuple[int, int], int] = {}  # from a node of the tree of blocks by a hash
     above, depth = [-1], [0]

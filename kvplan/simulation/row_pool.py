@@ -11,20 +11,7 @@ from numpy.typing import NDArray
 from kvplan.model import FloatArray, IntArray, Replica
 from kvplan.simulation.initial_state import Setup, begin_rows, block_streams
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.state import (
-    NOBODY,
-    Cache,
-    Cached,
-    Copy,
-    Counter,
-    Fixed,
-    List,
-    Place,
-    Request,
-    State,
-    Stream,
-    Time,
-)
+from kvplan.simulation.state import NOBODY, Cache, Counter, Fixed, List, Place, Request, State, Stream, Time
 
 _LINKS = slice(Request.BEFORE, Request.DUE_AFTER + 1)  # columns that name a row
 _QUEUED = slice(Stream.IN_FRONT, Stream.BEHIND + 1)  # of a stream
@@ -83,11 +70,11 @@ class RowPool:
         if (
             counter[Counter.LOOKED_UP] and self.requests.prefixes is not None
         ):  # strangers find nothing of others
-            self._note(self.hit_tokens, s.request[:size, Cached.HIT])
+            self._note(self.hit_tokens, s.request[:size, Request.HIT])
             if self._setup.host is not None:
-                self._note(self.loaded_tokens, s.request[:size, Cached.LOADED])
+                self._note(self.loaded_tokens, s.request[:size, Request.LOADED])
         if counter[Counter.LOOKED_UP_AGAIN]:
-            self._note(self.recovered_tokens, s.request[:size, Cached.RECOVERED])
+            self._note(self.recovered_tokens, s.request[:size, Request.RECOVERED])
 
     @property
     def finish_s(self) -> FloatArray:
@@ -128,10 +115,10 @@ class RowPool:
             stream = _moved(s.stream, left, more)
             stream[:count, _QUEUED] = row[stream[:count, _QUEUED]]
             stream[count:] = self._stream
-            request[:, Cached.LEAF] = stream[:, Copy.FIRST] = stream[:, Copy.ORIGINAL] = np.arange(
+            request[:, Request.LEAF] = stream[:, Stream.FIRST] = stream[:, Stream.ORIGINAL] = np.arange(
                 count + more
             )
-            request[count:, Cached.COPY] = request[count:, Cached.COPIED] = NOBODY
+            request[count:, Request.COPY] = request[count:, Request.COPIED] = NOBODY
         tables = tuple(one._replace(time=time, request=request, stream=stream) for one in states)
         return tables, count, count + more
 

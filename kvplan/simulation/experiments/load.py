@@ -70,16 +70,7 @@ class Load(NamedTuple):
     burst_sessions: Burst | None = None  # beside those of the profile
 
     def on(self, model: ServingModel) -> "Load":
-        """The same, with the arrivals of the model where nothing else is said.
-
-        Examples
-        --------
-        >>> from kvplan.model import ArrivalProcess, Replica, RequestClass, Timing
-        >>> one, clumps = RequestClass("a", 9, (5,), (1.0,), 2.0), ArrivalProcess(cv=2.0)
-        >>> found = Load().on(ServingModel((one,), Timing(0.01), Replica(500), arrivals=clumps))
-        >>> found.kind.value, found.cv
-        ('gamma', 2.0)
-        """
+        """The same, with the arrivals of the model where nothing else is said."""
         if self.kind is not None or self.trace is not None:
             return self
         arrivals = model.arrivals
@@ -117,15 +108,7 @@ class Load(NamedTuple):
 
 
 def generate(model: ServingModel, load: Load, seed: int) -> Requests:
-    """The requests of one seed; the same for every policy.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 9, (5,), (1.0,), 2.0),), Timing(0.01), Replica(500))
-    >>> generate(model, Load(requests=3), 0).decode_tokens.tolist()
-    [5, 5, 5]
-    """
+    """The requests of one seed; the same for every policy."""
     load = load.on(model)
     found = _requests(model, load, seed)
     return (

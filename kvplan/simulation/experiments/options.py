@@ -119,13 +119,7 @@ def with_sessions(load: Load, model: ServingModel) -> Load:
 
 
 def seeds(first: int, count: int, *, without_chance: str | None = None) -> list[int]:
-    """`count` seeds from `first` on; the option that leaves nothing to chance, if there is one, goes with one alone.
-
-    Examples
-    --------
-    >>> seeds(7, 2)
-    [7, 8]
-    """
+    """`count` seeds from `first` on; the option that leaves nothing to chance, if there is one, goes with one alone."""
     if first < 0:
         raise UsageError(f"--seed {first}: 0 or more")
     if not 1 <= count <= _MAX_SEEDS:
@@ -136,13 +130,7 @@ def seeds(first: int, count: int, *, without_chance: str | None = None) -> list[
 
 
 def chosen(names: Sequence[str], settings: Sequence[str]) -> dict[str, Settings]:
-    """Policies by name with their settings, such as ``vllm.watermark=0.05`` or ``wait.thresholds=4,4``, checked.
-
-    Examples
-    --------
-    >>> chosen(["vllm"], ["vllm.watermark=0.05"])["vllm"].given
-    {'watermark': (0.05,)}
-    """
+    """Policies by name with their settings, such as ``vllm.watermark=0.05`` or ``wait.thresholds=4,4``, checked."""
     given: dict[str, dict[str, tuple[float, ...]]] = {}
     for name in names:
         if name not in POLICIES:

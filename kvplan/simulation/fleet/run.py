@@ -47,23 +47,14 @@ _MOST_BYTES = 1 << 30  # of what replicas have of their own
 
 
 class ReplicaGroup(NamedTuple):
-    """Equal replicas of a fleet.
-
-    Attributes
-    ----------
-    setup
-        From the policy's `prepare`.
-    role
-        WHOLE, PREFILL or DECODE.
-    open_s
-        From when until when each of them takes requests, seconds; some do at any time. Empty: all of them always.
-    """
+    """Equal replicas of a fleet."""
 
     replicas: int
     timing: Timing
     replica: Replica
-    setup: Setup
-    role: int = Role.WHOLE
+    setup: Setup  # from the policy's `prepare`
+    role: int = Role.WHOLE  # WHOLE, PREFILL or DECODE
+    # from when until when each of them takes requests, seconds; some do at any time. Empty: all of them always.
     open_s: Sequence[tuple[float, float]] = ()
 
 
@@ -332,15 +323,10 @@ _CACHING = "prefix_caching"
 def groups(
     policy: Policy, scenario: Scenario, settings: Settings
 ) -> tuple[list[ReplicaGroup], dict[str, object]]:
-    """Each with what its replicas need of the engine; and the parameters of the policy, as run.
+    """Return what the replicas of each group need of the engine, and the parameters of the policy, as run.
 
     A policy plans for one of the replicas, at its share of the traffic. Decode replicas keep no prefix cache: prompts
     are looked up where they are computed. Nor do they give up anybody.
-
-    Raises
-    ------
-    UsageError
-        Prefill and decode are apart, and the policy, or what the model has, is not modelled so.
     """
     model, fleet = scenario.model, scenario.model.fleet
     assert fleet is not None

@@ -19,24 +19,12 @@ Steps = Iterable[
 
 
 class Autoscaler(NamedTuple):
-    """Looks at the mean arrival rate of the last window, at even times.
+    """Looks at the mean arrival rate of the last window, at even times."""
 
-    Attributes
-    ----------
-    add_rps
-        Of a replica, above which more are wanted.
-    remove_rps
-        Fewer are wanted while they would carry less than this each; at most `add_rps`.
-    most
-        Replicas.
-    window_s, every_s
-        Of the mean; between two looks, the first of which is after a window.
-    """
-
-    add_rps: float
-    remove_rps: float
-    most: int
-    window_s: float
+    add_rps: float  # of a replica, above which more are wanted
+    remove_rps: float  # fewer are wanted while they would carry less than this each; at most `add_rps`
+    most: int  # replicas
+    window_s: float  # of the mean; between two looks, the first of which is after a window
     every_s: float
 
     def steps(self, arrival_s: FloatArray, first: int, end_s: float) -> Iterator[tuple[float, int]]:
@@ -98,11 +86,6 @@ def reactive(steps: Steps, load_s: float) -> list[Lifetime]:
     """Replicas that start when they are wanted, and load before they open; the last to start are the first to go.
 
     Those wanted from the beginning are loaded by then.
-
-    Examples
-    --------
-    >>> reactive([(0.0, 1), (50.0, 2), (90.0, 1)], 30.0)
-    [Lifetime(starts_s=0.0, opens_s=0.0, closes_s=inf), Lifetime(starts_s=50.0, opens_s=80.0, closes_s=90.0)]
     """
     found: list[Lifetime] = []
     here: list[int] = []
@@ -117,13 +100,7 @@ def reactive(steps: Steps, load_s: float) -> list[Lifetime]:
 
 
 def scheduled(steps: Steps, load_s: float) -> list[Lifetime]:
-    """Replicas that start before they are wanted, and are loaded by then; one wanted again so soon stays.
-
-    Examples
-    --------
-    >>> scheduled([(0.0, 1), (50.0, 2), (90.0, 1), (110.0, 2)], 30.0)
-    [Lifetime(starts_s=0.0, opens_s=0.0, closes_s=inf), Lifetime(starts_s=20.0, opens_s=50.0, closes_s=inf)]
-    """
+    """Replicas that start before they are wanted, and are loaded by then; one wanted again so soon stays."""
     found: list[Lifetime] = []
     here: list[int] = []
     gone: list[int] = []  # the last at the end

@@ -9,7 +9,7 @@ from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.queues import last_of, lowest, pile, unpile
-from kvplan.simulation.state import NOBODY, Group, List, Ranked, Request, State, kernel
+from kvplan.simulation.state import NOBODY, Group, List, Request, State, kernel
 
 LONGEST = 10**6  # stages that can be looked ahead; each takes memory
 
@@ -28,12 +28,12 @@ def form_batch(s: State) -> None:
     while request != NOBODY and fits_to_the_end(s, request):
         admit(s, request, 0)
         expect(s, request, 1)
-        pile(s, s.request[request, Ranked.EXPECTED], request)
+        pile(s, s.request[request, Request.EXPECTED], request)
         request = s.list[0, List.HEAD]
     end_tick(s)
     request = s.ring[due_slot(s, 0, s.group[0, Group.TICK])]
     while request != NOBODY:
-        unpile(s, s.request[request, Ranked.EXPECTED], request)
+        unpile(s, s.request[request, Request.EXPECTED], request)
         request = s.request[request, Request.DUE_AFTER]
 
 
@@ -41,10 +41,10 @@ def form_batch(s: State) -> None:
 def give_up(s: State, request: int) -> None:
     """Evict a request; from now on it is expected to be no shorter than it came to be."""
     expect(s, request, -1)
-    unpile(s, s.request[request, Ranked.EXPECTED], request)
+    unpile(s, s.request[request, Request.EXPECTED], request)
     stages = s.group[0, Group.TICK] - s.request[request, Request.START]
-    if stages > s.request[request, Ranked.EXPECTED]:
-        s.request[request, Ranked.EXPECTED] = stages
+    if stages > s.request[request, Request.EXPECTED]:
+        s.request[request, Request.EXPECTED] = stages
     evict(s, request)
 
 

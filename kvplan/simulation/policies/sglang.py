@@ -41,16 +41,11 @@ from kvplan.simulation.policies.parameters import (
     MOST_RUNNING,
     PATIENCE,
     SEQUENCES,
-    SHED_AFTER,
     TOKENS,
-    UNLIMITED,
-    known,
     longest_outputs,
-    most_running,
-    patience,
-    token_budget,
+    within_limits,
 )
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.policies.vllm import compute_prompt, preempt, prefix_caching
 from kvplan.simulation.prefix_cache import caches
 from kvplan.simulation.queues import append, take_out
@@ -60,17 +55,16 @@ from kvplan.simulation.state import (
     NOBODY,
     Blocks,
     Cache,
-    Cached,
     Counter,
     Fixed,
     Group,
-    Layered,
     List,
     Request,
     State,
     group_list,
     kernel,
     pooled,
+    sequence,
 )
 
 RATIO, FIRST_RATIO, LEAST_RATIO, DECAY, EXCESS = range(1, 6)
@@ -138,7 +132,7 @@ def window_fits(s: State, room: int, budget: int) -> bool:
     if not pooled(s):
         return True
     request = s.list[0, List.HEAD]
-    whole = s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE]
+    whole = sequence(s, request)
     return bool(max(min(whole, budget), s.fixed[Fixed.WINDOW]) <= room)
 
 
@@ -148,7 +142,7 @@ def room_for_more(s: State, request: int) -> int:
     done = s.request[request, Request.PARKED]
     held = s.blocks[done, Blocks.FILLED]
     of_windows = (
-        s.fixed[Fixed.WINDOWS] - s.counter[Counter.WINDOWED] + s.request[request, Layered.HOLDS_WINDOWS]
+        s.fixed[Fixed.WINDOWS] - s.counter[Counter.WINDOWED] + s.request[request, Request.HOLDS_WINDOWS]
     )
     more = min(
         s.fixed[Fixed.CAPACITY] - s.counter[Counter.HELD], of_windows + s.blocks[done, Blocks.PASSED] - held
@@ -160,7 +154,7 @@ def room_for_more(s: State, request: int) -> int:
 def remember_prompts(s: State) -> None:
     """What the last iteration has computed of prompts is in the tree."""
     request, first = s.list[group_list(s, 0), List.TAIL], NOBODY
-    while request != NOBODY and not s.request[request, Cached.ENTERED]:
+    while request != NOBODY and not s.request[request, Request.ENTERED]:
         first, request = request, s.request[request, Request.BEFORE]
     while first != NOBODY:
         enter_tree(
@@ -168,7 +162,7 @@ def remember_prompts(s: State) -> None:
             first,
             s.request[first, Request.FIRST_WEIGHT] + s.group[0, Group.TICK] - s.request[first, Request.START],
         )
-        s.request[first, Cached.ENTERED] = True
+        s.request[first, Request.ENTERED] = True
         first = s.request[first, Request.AFTER]
     begun = s.counter[Counter.PARTLY]
     if begun != NOBODY:
@@ -197,7 +191,7 @@ def next_fits(s: State, reserved: float) -> bool:
     request = s.list[0, List.HEAD]
     if request == NOBODY or not seat_is_free(s):
         return False
-    whole = s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE]
+    whole = sequence(s, request)
     free = s.fixed[Fixed.CAPACITY] - s.counter[Counter.HELD]
     if caches(s):
         whole -= look_up(s, request) * s.fixed[Fixed.BLOCK]
@@ -298,7 +292,6 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     conservativeness = settings.number("conservativeness", 1.0)
     if conservativeness < 0:
         raise UsageError(f"sglang.conservativeness = {conservativeness:g}: at least 0")
-    seats, tokens = most_running(scenario, settings, _MOST_RUNNING), token_budget(scenario, settings)
     max_new = longest_outputs(scenario, settings)
     replica, requests = scenario.model.replica, scenario.requests
     ratio = settings.number(_RATIO, _WINDOW_SHARE)
@@ -310,17 +303,17 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     inputs = np.maximum(requests.input_tokens, 1)
     longest = inputs + np.array(max_new, dtype=np.int64)[requests.class_index]
     first, least, decay = ratios(conservativeness)
-    caching, patience_s = prefix_caching(scenario, settings), patience(scenario, settings)
+    setup, limits = within_limits(
+        scenario, settings, first, first, least, decay, 0.0, seats_name=_MOST_RUNNING
+    )
+    caching = prefix_caching(scenario, settings)
     if caching and replica.offload is not None:
         raise UsageError(
             "policy sglang: a host tier, [gpu.offload], is not modelled; there is vllm, or prefix_caching = 0"
         )
-    setup = as_engines_count(requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, first, first, least, decay, 0.0]),
+    setup = setup._replace(
         promise=np.minimum(longest, np.maximum(usable, inputs + 1)),
-        seats=seats,
         prefix_cache=Cache.RADIX_TREE if caching else Cache.NONE,
-        shed_after_s=patience_s,
         capacity_blocks=blocks,
         pools=pools,
     )
@@ -328,20 +321,13 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         "conservativeness": conservativeness,
         "max_new": list(max_new),
         "prefix_caching": int(caching),
-        SHED_AFTER: known(patience_s),
-        _MOST_RUNNING: seats,
-        TOKENS: tokens,
+        **limits,
         **({} if pools is None else {_RATIO: ratio}),
     }
 
 
 def two_pools(layout: KvLayout, memory_tokens: int, ratio: float) -> Pools:
     """The bytes of the profile's pool as pages of two: the second of windows, with `ratio` times as many tokens.
-
-    Raises
-    ------
-    UsageError
-        There are other layers than full attention and windows of one size, or the windows' pool is no share.
 
     Examples
     --------
@@ -376,15 +362,7 @@ def two_pools(layout: KvLayout, memory_tokens: int, ratio: float) -> Pools:
 
 
 def ratios(conservativeness: float) -> tuple[float, float, float]:
-    """The share of output still to come that counts: at first, at least, and what it loses in an iteration.
-
-    Examples
-    --------
-    >>> [round(x, 6) for x in ratios(1.0)]
-    [0.7, 0.098, 0.001003]
-    >>> [round(x, 6) for x in ratios(9.0)]
-    [1.0, 0.14, 0.001433]
-    """
+    """The share of output still to come that counts: at first, at least, and what it loses in an iteration."""
     first = min(_INITIAL * conservativeness, 1.0)
     least = first * _LEAST
     return first, least, (first - least) / _DECAY_ITERATIONS

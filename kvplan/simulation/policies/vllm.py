@@ -10,8 +10,6 @@ preempts itself. Parts are cut by the budget alone, never by memory, and leave n
 most one prompt at a time is computed in part.
 """
 
-import numpy as np
-
 from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.errors import UsageError
 from kvplan.model import Admission, Engine
@@ -31,19 +29,8 @@ from kvplan.simulation.actions import (
 )
 from kvplan.simulation.host_tier import first_loaded, hits_of_tiers, is_being_loaded, load, mark
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.parameters import (
-    LIMITS,
-    PATIENCE,
-    SEQUENCES,
-    SHED_AFTER,
-    TOKENS,
-    UNLIMITED,
-    known,
-    most_running,
-    patience,
-    token_budget,
-)
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.parameters import LIMITS, PATIENCE, within_limits
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.prefix_cache import caches, hits, hits_in_queue, hold, settle
 from kvplan.simulation.queues import take_out
 from kvplan.simulation.state import (
@@ -54,7 +41,6 @@ from kvplan.simulation.state import (
     Counter,
     Fixed,
     Group,
-    Layered,
     List,
     Place,
     Request,
@@ -172,7 +158,7 @@ def further_blocks(s: State, request: int, budget: int) -> int:
     until = done + granted_tokens(s, request, budget)
     if layered(s):
         return int(
-            s.blocks[until, Blocks.FILLED] - s.blocks[done, Blocks.PASSED] - s.request[request, Layered.HOLDS]
+            s.blocks[until, Blocks.FILLED] - s.blocks[done, Blocks.PASSED] - s.request[request, Request.HOLDS]
         )
     return blocks_of(s, until) - blocks_of(s, done)
 
@@ -254,28 +240,19 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     replica = scenario.model.replica
     engine = scenario.model.engine or Engine()
     watermark, admission = watermark_share(settings, engine), admission_rule(settings, engine)
-    seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
-    caching, patience_s = prefix_caching(scenario, settings), patience(scenario, settings)
+    setup, limits = within_limits(scenario, settings, int(watermark * blocks), admission)
+    caching = prefix_caching(scenario, settings)
     host = replica.offload if caching else None
-    setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks), admission]),
+    setup = setup._replace(
         capacity_blocks=blocks,
-        seats=seats,
         # what the host forgets meanwhile is not found, and asks for no room at first
         coasts=admission == WHOLE_PROMPT or host is None,
         prefix_cache=Cache.BLOCKS if caching else Cache.NONE,
         host=host,
-        shed_after_s=patience_s,
     )
-    return setup, {
-        "watermark": watermark,
-        "admission": ADMISSION[admission],
-        "prefix_caching": int(caching),
-        SHED_AFTER: known(patience_s),
-        SEQUENCES: seats,
-        TOKENS: tokens,
-    }
+    rule = {"watermark": watermark, "admission": ADMISSION[admission], "prefix_caching": int(caching)}
+    return setup, {**rule, **limits}
 
 
 def watermark_share(settings: Settings, engine: Engine) -> float:
@@ -297,12 +274,11 @@ def admission_rule(settings: Settings, engine: Engine) -> int:
 
 def prefix_caching(scenario: Scenario, settings: Settings) -> bool:
     """Whether what was computed for those who have left stays known; as the profile says, where nothing is set."""
-    replica = scenario.model.replica
-    looked_up = replica.layout is not None or scenario.requests.drafted is not None
-    value = settings.number("prefix_caching", float(replica.prefix_caching and not looked_up))
+    on = scenario.model.replica.prefix_caching and not scenario.looks_up
+    value = settings.number("prefix_caching", float(on))
     if value not in (0.0, 1.0):
         raise UsageError(f"{settings.policy}.prefix_caching = {value:g}: 0 or 1")
-    if value and looked_up:
+    if value and scenario.looks_up:
         raise UsageError(
             f"{settings.policy}.prefix_caching = 1: not modelled beside drafts or layers of several kinds"
         )
