@@ -34,18 +34,14 @@ class ClassCap(NamedTuple):
 
 
 class RateCap(NamedTuple):
-    """Admission limits against evictions; the keys of the report's `rate_cap` block.
-
-    `engine_sustainable_rps` is what can still be sustained with that `max_num_seqs`, which holds requests back.
-    `budgets_are_optimal` is False where there were too many combinations to search them all, None without budgets.
-    """
+    """Admission limits against evictions: the report's `rate_cap` block."""
 
     per_iteration: float
     per_second: float
     classes: tuple[ClassCap, ...]
     engine_max_num_seqs: int
-    engine_sustainable_rps: float
-    budgets_are_optimal: bool | None
+    engine_sustainable_rps: float  # with that `max_num_seqs`, which holds requests back
+    budgets_are_optimal: bool | None  # False: too many combinations to search them all; None without budgets
 
 
 class Budgets(NamedTuple):
@@ -62,16 +58,11 @@ def mean_queue(arrivals: float, budget: int) -> float:
 
     They come at a mean rate per iteration below `budget`: Q' = (Q + Poisson(arrivals) - budget)⁺.
 
-    Raises
-    ------
-    ValueError
-        If the queue has no stationary state.
-
     References
     ----------
-    FC 3: E[Q] = Σ_n E[(Poi(nλ) - nb)⁺]/n, which converges slowly near saturation. There the same number is
-    Σ_k 1/(1 - z_k) - (b(b-1) - λ²)/(2(b-λ)) over the b - 1 roots z_k ≠ 1 of z^b = e^(λ(z-1)) in the unit disc
-    (derived from the generating function of Q; new).
+    FC 3: E[Q] = Σ_n E[(Poi(nλ) - nb)⁺]/n, which converges slowly near saturation. There the same number is Σ_k 1/(1 -
+    z_k) - (b(b-1) - λ²)/(2(b-λ)) over the b - 1 roots z_k ≠ 1 of z^b = e^(λ(z-1)) in the unit disc (derived from the
+    generating function of Q; new).
 
     Examples
     --------
@@ -80,10 +71,8 @@ def mean_queue(arrivals: float, budget: int) -> float:
     """
     if not arrivals < budget:
         raise ValueError(f"arrivals of {arrivals} an iteration overwhelm a budget of {budget}")
-    by_roots = _mean_queue_by_roots(arrivals, budget)
-    return (
-        by_roots if by_roots > _SPITZER_BELOW * max(1, budget / 100) else _mean_queue_by_sum(arrivals, budget)
-    )
+    queue = _mean_queue_by_roots(arrivals, budget)
+    return queue if queue > _SPITZER_BELOW * max(1, budget / 100) else _mean_queue_by_sum(arrivals, budget)
 
 
 def _mean_queue_by_roots(arrivals: float, budget: int) -> float:
@@ -128,19 +117,10 @@ def _poisson_excess(mean: float, level: int) -> float:
 
 
 def integer_budgets(arrivals: FloatArray, footprint: FloatArray, memory_tokens: float) -> Budgets | None:
-    """Whole admissions per iteration with b_i > λ_i and Σ b_i S_i < M that make the mean queues Σ E[Q_i] smallest.
+    """Choose whole admissions per iteration, b_i > λ_i and Σ b_i S_i < M, with the smallest mean queues Σ E[Q_i].
 
-    Parameters
-    ----------
-    arrivals : ndarray, shape (n_classes,)
-        Mean arrivals per iteration λ_i τ*.
-    footprint : ndarray, shape (n_classes,)
-        KV token-iterations S_i of one request.
-
-    Returns
-    -------
-    Budgets or None
-        None where Σ(⌊λ_i⌋ + 1)S_i >= M: no budgets exist.
+    `arrivals` are the mean ones per iteration λ_i τ*, `footprint` the KV token-iterations S_i of one request. None
+    where Σ(⌊λ_i⌋ + 1)S_i >= M: no budgets exist.
 
     References
     ----------
@@ -151,17 +131,15 @@ def integer_budgets(arrivals: FloatArray, footprint: FloatArray, memory_tokens: 
     >>> integer_budgets(np.array([0.5, 0.2]), np.array([10.0, 20.0]), 45.0).admissions
     (2, 1)
     """
-    least = np.floor(arrivals) + 1
-    slack = memory_tokens - float(least @ footprint)
+    fewest = np.floor(arrivals) + 1
+    slack = memory_tokens - float(fewest @ footprint)
     if slack <= 0:
         return None
-    smallest = least.astype(np.int64)
+    smallest = fewest.astype(np.int64)
     if smallest.max() > _MAX_BUDGET:
         return Budgets(tuple(smallest.tolist()), (None,) * smallest.size, optimal=False)
-    queues = [
-        _queues(a, int(b), slack / s)
-        for a, b, s in zip(arrivals.tolist(), smallest, footprint.tolist(), strict=True)
-    ]
+    rows = zip(arrivals.tolist(), smallest.tolist(), footprint.tolist(), strict=True)
+    queues = [_queues(mean, least, slack / size) for mean, least, size in rows]
     extra = _best_extra(queues, footprint, slack)
     optimal = extra is not None
     if extra is None:
@@ -227,11 +205,6 @@ def _greedy_extra(queues: list[list[float]], footprint: FloatArray, slack: float
     return extra
 
 
-def _per_rate(queue: float | None, rate_rps: float) -> float | None:
-    """Mean wait from the mean queue (Little's law)."""
-    return None if queue is None else queue / rate_rps
-
-
 def rate_cap(model: ServingModel, *, arrivals_known: bool = True) -> RateCap:
     """Admission limits for the mix: the fluid cap n* and its integer form (SIC 5.1, FC Theorem 3.3).
 
@@ -245,18 +218,16 @@ def rate_cap(model: ServingModel, *, arrivals_known: bool = True) -> RateCap:
     shares = rates / rates.sum()
     footprint = sum_by(mix.class_index, mix.share * mix.footprint) / shares
     budgets = None if tau is None else integer_budgets(rates * tau, footprint, model.replica.capacity_tokens)
+    classes = []
+    for i, (c, share) in enumerate(zip(model.classes, shares.tolist(), strict=True)):
+        queue = budgets.mean_queue[i] if budgets and poisson else None
+        budget = budgets.admissions[i] if budgets else None
+        wait_s = None if queue is None else queue / c.rate_rps  # Little's law
+        classes.append(ClassCap(c.name, full.admissions_per_iteration * share, budget, wait_s))
     return RateCap(
         per_iteration=full.admissions_per_iteration,
         per_second=full.throughput_rps,
-        classes=tuple(
-            ClassCap(
-                name=c.name,
-                per_iteration=full.admissions_per_iteration * float(share),
-                integer_budget=budgets.admissions[i] if budgets else None,
-                mean_wait_s=_per_rate(budgets.mean_queue[i] if budgets and poisson else None, c.rate_rps),
-            )
-            for i, (c, share) in enumerate(zip(model.classes, shares, strict=True))
-        ),
+        classes=tuple(classes),
         engine_max_num_seqs=concurrency,
         engine_sustainable_rps=min(sustainable_rate(model)[1], sustainable_rate(capped)[1]),
         budgets_are_optimal=budgets.optimal if budgets else None,

@@ -15,21 +15,15 @@ _NEAR_FULL = 1e-4  # from a full queue, nearer than which the bound is as good
 
 
 def batch_wait_s(rate_rps: float, cv: float, batch: int, service_s: float) -> float:
-    """Mean wait of a batch for those before it, seconds; gaps between arrivals are gamma of that variation.
+    """Mean wait of a batch for those before it, seconds.
 
-    Parameters
-    ----------
-    rate_rps
-        Arrivals, fewer than `batch` in `service_s`.
-    cv
-        Coefficient of variation of the gaps.
-    batch
-        Requests in a batch.
+    Fewer requests than a `batch` arrive in `service_s`; gaps between arrivals are gamma with coefficient of variation
+    `cv`.
 
     References
     ----------
-    Spitzer's identity for the GI/D/1 queue: Σ_k E[(k·D - G_k)⁺]/k, G_k the time of k batches. Near a full queue
-    Daley's bound (1977, "Inequalities for moments of tails of random variables, with a queueing application").
+    Spitzer's identity for the GI/D/1 queue: Σ_k E[(k·D - G_k)⁺]/k, G_k the time of k batches. Near a full queue Daley's
+    bound (1977, "Inequalities for moments of tails of random variables, with a queueing application").
 
     Examples
     --------

@@ -44,28 +44,14 @@ class _Private:
 
 
 class States(NamedTuple):
-    """States at given admissions an iteration; all of shape (n_states,).
+    """States at given admissions an iteration; all of shape (n_states,)."""
 
-    Attributes
-    ----------
-    admissions
-        x, requests an iteration.
-    iteration_time_s, keeps_s
-        τ and T.
-    hits
-        Prompt tokens of a request that are found, on average.
-    reaches_s
-        T2, after which the host tier has nothing left either; T where there is none.
-    loads
-        Of the tokens found, those that the host tier loads.
-    """
-
-    admissions: FloatArray
-    iteration_time_s: FloatArray
-    keeps_s: FloatArray
-    hits: FloatArray
-    reaches_s: FloatArray
-    loads: FloatArray
+    admissions: FloatArray  # x, requests an iteration
+    iteration_time_s: FloatArray  # τ
+    keeps_s: FloatArray  # T
+    hits: FloatArray  # prompt tokens of a request that are found, on average
+    reaches_s: FloatArray  # T2, after which the host tier has nothing left either; T where there is none
+    loads: FloatArray  # of the tokens found, those that the host tier loads
 
     @property
     def rate_rps(self) -> FloatArray:
@@ -77,36 +63,47 @@ class States(NamedTuple):
         return States(*(values[index] for values in self))
 
 
+class _Mean(cached_property[float]):
+    """A mean of an attribute of the streams over all requests."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(lambda replica: replica.mean(name))
+
+
 @dataclass(frozen=True)
 class CachedReplica:
-    """Streams of requests on a replica with a prefix cache; attributes are means over all requests, at any rate.
-
-    `users` is a closed population, each of whom thinks for `think_s` on average after every answer: the rate follows
-    from how long they wait. None: requests come at their rate, whatever becomes of those before.
-
-    `hit_curve` are points (cache tokens, hit ratio) of a trace, ascending. It stands for everything that the streams
-    reuse and share: arrivals that do not wait for answers hit by memory alone, whatever iterations take.
-
-    `wait_s` is what requests wait in the queue: part of a gap that begins with an answer, since nothing is looked up
-    before it is over.
-    """
+    """Streams of requests on a replica with a prefix cache; attributes are means over all requests, at any rate."""
 
     streams: tuple[Stream, ...]
     timing: Timing
     replica: Replica
+    # points (cache tokens, hit ratio) of a trace, ascending, in place of all that streams reuse and share: arrivals
+    # that do not wait for answers hit by memory alone, whatever iterations take
     hit_curve: tuple[tuple[float, float], ...] = ()
+    # a closed population, whose rate follows from how long they wait; None: requests come at their rate
     users: int | None = None
-    think_s: float = 0.0
-    wait_s: float = 0.0
+    think_s: float = 0.0  # of each user on average, after every answer
+    wait_s: float = (
+        0.0  # in the queue: part of a gap that begins with an answer, since nothing is looked up before
+    )
+
+    stages = _Mean("stages")  # iterations a request
+    held = _Mean("held")  # memory, KV token-iterations a request
+    read = _Mean("read")  # context, KV token-iterations a request
+    prefill = _Mean("prefill")  # prompt tokens computed for a request without a cache ...
+    computed = _Mean("computed")  # ... and all tokens
+    left = _Mean("left")  # private tokens that a request leaves
+
+    def mean(self, name: str) -> float:
+        """Mean of an attribute of the streams over all requests."""
+        return float(sum(p * getattr(s, name) for p, s in zip(self.shares, self.streams, strict=True)))
 
     @cached_property
     def on_gpu_alone(self) -> "CachedReplica":
-        """The same without a host tier."""
-        return (
-            self
-            if self.replica.offload is None
-            else replace(self, replica=replace(self.replica, offload=None))
-        )
+        """The replica without a host tier."""
+        if self.replica.offload is None:
+            return self
+        return replace(self, replica=replace(self.replica, offload=None))
 
     @cached_property
     def rate_rps(self) -> float:
@@ -117,40 +114,6 @@ class CachedReplica:
     def shares(self) -> tuple[float, ...]:
         """Share of each stream in the requests."""
         return tuple(s.rate_rps / self.rate_rps for s in self.streams)
-
-    def mean(self, name: str) -> float:
-        """Mean of an attribute of the streams over all requests."""
-        return float(sum(p * getattr(s, name) for p, s in zip(self.shares, self.streams, strict=True)))
-
-    @cached_property
-    def held(self) -> float:
-        """Memory held, KV token-iterations a request."""
-        return self.mean("held")
-
-    @cached_property
-    def stages(self) -> float:
-        """Iterations a request."""
-        return self.mean("stages")
-
-    @cached_property
-    def computed(self) -> float:
-        """Tokens computed for a request without a cache."""
-        return self.mean("computed")
-
-    @cached_property
-    def left(self) -> float:
-        """Private tokens that a request leaves."""
-        return self.mean("left")
-
-    @cached_property
-    def prefill(self) -> float:
-        """Prompt tokens computed for a request without a cache."""
-        return self.mean("prefill")
-
-    @cached_property
-    def read(self) -> float:
-        """Context read, KV token-iterations a request."""
-        return self.mean("read")
 
     @cached_property
     def work_s(self) -> float:
@@ -164,17 +127,17 @@ class CachedReplica:
 
     @cached_property
     def private(self) -> tuple[_Private, ...]:
-        """What is reused, put together by laws of gaps."""
+        """Reused parts, put together by laws of gaps."""
         if self.hit_curve:
             return ()
-        found: dict[tuple[Gap, float], _Private] = {}
+        by_gap: dict[tuple[Gap, float], _Private] = {}
         for p, s in zip(self.shares, self.streams, strict=True):
             if s.gap is None or not s.reused:
                 continue
             key = s.gap, s.stages if s.from_arrival else 0.0
-            old = found.get(key, _Private(*key, 0.0, 0.0))
-            found[key] = _Private(*key, old.reused + p * s.reused, old.reused_squares + p * s.reused_squares)
-        return tuple(found.values())
+            old = by_gap.get(key, _Private(*key, 0.0, 0.0))
+            by_gap[key] = _Private(*key, old.reused + p * s.reused, old.reused_squares + p * s.reused_squares)
+        return tuple(by_gap.values())
 
     @cached_property
     def shared(self) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -194,11 +157,11 @@ class CachedReplica:
         if self.hit_curve:
             return self.hit_curve[-1][1] * self.mean("prompt")
         share, tokens, _ = self.shared
-        return sum(one.reused for one in self.private) + float(share @ tokens)
+        return sum(part.reused for part in self.private) + float(share @ tokens)
 
     @cached_property
     def reach_tokens(self) -> int:
-        """What GPU and host together keep of what is in use and left behind; all there is without a host tier."""
+        """Tokens that GPU and host together keep; all there is without a host tier."""
         capacity, tier = self.replica.capacity_tokens, self.replica.offload
         return capacity if tier is None else tier.reach_tokens(capacity)
 
@@ -210,26 +173,23 @@ class CachedReplica:
 
     def hits(self, x: Any, tau: Any, age: Any) -> Any:
         """Tokens of a request that are found where what nobody asks for is kept for `age` seconds."""
-        found = np.zeros(np.shape(age))
-        for one in self.private:
-            found += one.reused * self._until(one, tau, age)[0]
+        hits = np.zeros(np.shape(age))
+        for part in self.private:
+            hits += part.reused * self._until(part, tau, age)[0]
         share, tokens, _ = self.shared
         if share.size:
-            found -= np.expm1(-self._uses(x, tau, age)) @ (share * tokens)
-        return found
+            hits -= np.expm1(-self._uses(x, tau, age)) @ (share * tokens)
+        return hits
 
     def memory(self, x: Any, tau: Any, age: Any) -> tuple[Any, Any]:
-        """KV tokens of requests in flight and of what was left in the last `age` seconds and not asked for since.
-
-        And its slope in `age`, Φ: tokens/s that were left so long ago and not asked for since.
-        """
+        """KV tokens in flight and left in the last `age` seconds and not asked for since; and its slope Φ in `age`."""
         rate = x / tau
         flow = self.left
-        stock = (self.left - sum(one.reused for one in self.private)) * age
-        for one in self.private:
-            reached, passed = self._until(one, tau, age)
-            flow = flow - one.reused * reached
-            stock = stock + one.reused * passed
+        stock = (self.left - sum(part.reused for part in self.private)) * age
+        for part in self.private:
+            reached, passed = self._until(part, tau, age)
+            flow = flow - part.reused * reached
+            stock = stock + part.reused * passed
         flow, total = rate * flow, x * self.held + rate * stock
         share, tokens, stages = self.shared
         if share.size:
@@ -238,25 +198,22 @@ class CachedReplica:
             total = total - ((x[..., None] * share * stages - 1 + gone) @ tokens)
         return total, flow
 
-    def _until(self, one: _Private, tau: Any, age: Any) -> tuple[Any, Any]:
+    def _until(self, part: _Private, tau: Any, age: Any) -> tuple[Any, Any]:
         """P(it is asked for within `age` of being left), and how much of that time passes before, on average."""
-        if one.stages or not self.wait_s:  # between arrivals, both wait as long
-            stay = one.stages * tau
-            reached, passed = one.gap.until(age + stay)
+        if part.stages or not self.wait_s:  # between arrivals, both wait as long
+            stay = part.stages * tau
+            reached, passed = part.gap.until(age + stay)
             return reached, passed - stay
-        reached, passed = one.gap.until(np.maximum(age - self.wait_s, 0.0))
+        reached, passed = part.gap.until(np.maximum(age - self.wait_s, 0.0))
         return reached, np.minimum(age, self.wait_s) + passed
 
     def stock_variance(self, x: Any, tau: Any, age: Any) -> Any:
-        """Variance of what was left in the last `age` seconds and not asked for since, KV tokens squared.
-
-        Each request leaves its piece, or finds it, at random and by itself.
-        """
-        squares = self.mean("left_squares") - sum(one.reused_squares for one in self.private)
+        """Variance of what was left in the last `age` seconds and not asked for since; pieces come independently."""
+        squares = self.mean("left_squares") - sum(part.reused_squares for part in self.private)
         total = squares * age
-        for one in self.private:
-            stay = one.stages * tau
-            total = total + one.reused_squares * (one.gap.until(age + stay)[1] - one.gap.until(stay)[1])
+        for part in self.private:
+            stay = part.stages * tau
+            total = total + part.reused_squares * (part.gap.until(age + stay)[1] - part.gap.until(stay)[1])
         return x / tau * total
 
     def _uses(self, x: Any, tau: Any, age: Any) -> Any:
@@ -267,10 +224,9 @@ class CachedReplica:
     def keeps(
         self, x: FloatArray, tau: FloatArray, start: FloatArray, capacity: int | None = None
     ) -> FloatArray:
-        """T: for how long the memory that is left keeps what nobody asks for, seconds; 0 where none is left.
+        """T: for how long memory, the GPU's or so many tokens, keeps what nobody asks for, s; 0 where none is left.
 
-        The stock is concave in T, so that Newton's method comes to it from below, from wherever it starts. Of the GPU's
-        memory, or of so many tokens.
+        The stock is concave in T, so that Newton's method comes to it from below, from wherever it starts.
         """
         capacity, age = self.replica.capacity_tokens if capacity is None else capacity, start
         for _ in range(_STEPS):
@@ -284,10 +240,7 @@ class CachedReplica:
     def found(
         self, x: FloatArray, tau: FloatArray, kept: FloatArray, reach: FloatArray, *, warm: bool = True
     ) -> States:
-        """What is found where iterations take τ, from guesses of T and T2: a state only if that makes them take τ.
-
-        Not `warm`: where the GPU keeps nothing that is not referenced.
-        """
+        """States if iterations took τ, from guesses of T and T2; not `warm`: the GPU keeps only what is referenced."""
         kept = self.keeps(x, tau, kept) if warm else np.zeros(x.shape)
         if self.hit_curve:
             sizes = self.replica.capacity_tokens, self.reach_tokens
@@ -301,19 +254,16 @@ class CachedReplica:
         return States(x, tau, kept, all_hits, reach, np.maximum(all_hits - hits, 0.0))
 
     def next_seconds(self, found: States) -> FloatArray:
-        """How long iterations take that find so much: theory's map τ → T → hits → τ'."""
-        time: FloatArray = (
-            self.seconds(found.admissions, found.hits) + found.admissions * found.loads * self.load_s
-        )
-        return time
+        """Time of iterations that find so much: theory's map τ → T → hits → τ'."""
+        x = found.admissions
+        return np.asarray(self.seconds(x, found.hits) + x * found.loads * self.load_s)
 
     def seconds(self, x: FloatArray, hits: FloatArray) -> FloatArray:
         """τ of iterations that admit x requests of which so many tokens each are found, and none of them loaded."""
         saved = self.saves * hits
         linear = x * (self.work_s - self.timing.d2 * saved)
         prefill = self.prompts(x, saved) if self.timing.is_convex else x * (self.prefill - saved)
-        time: FloatArray = linear + self.timing.fixed(prefill, x * self.stages)
-        return time
+        return np.asarray(linear + self.timing.fixed(prefill, x * self.stages))
 
     def prompts(self, x: float | FloatArray, saved: float | FloatArray) -> Prompts:
         """The prefill tokens of an iteration: each prompt's own, less what is found of it if it is found."""
@@ -355,10 +305,8 @@ class CachedReplica:
             found = self.found(x, tau, found.keeps_s, found.reaches_s, warm=warm)
             return self.next_seconds(found) - tau
 
-        tiers = self.replica.offload is not None
-        if (
-            not self.reusable or self.hit_curve or not (warm or self.private or tiers)
-        ):  # nothing of it depends on τ
+        depends_on_tau = warm or self.private or self.replica.offload is not None
+        if not self.reusable or self.hit_curve or not depends_on_tau:
             tau = self.next_seconds(self.found(x, np.ones(x.shape), nothing, nothing, warm=False))
             return self.found(x, tau, nothing, nothing, warm=warm)
         slow = self.seconds(x, nothing) + x * self.reusable * self.load_s
@@ -369,8 +317,6 @@ class CachedReplica:
 def hit_ratio(curve: tuple[tuple[float, float], ...], tokens: float) -> float:
     """Hit ratio of a cache of so many tokens, from points of its curve; as much as its last point beyond.
 
-    Examples
-    --------
     >>> round(hit_ratio(((1e6, 0.05), (3e6, 0.15)), 2e6), 9)
     0.1
     """
@@ -379,10 +325,7 @@ def hit_ratio(curve: tuple[tuple[float, float], ...], tokens: float) -> float:
 
 
 def cached_replica(model: ServingModel) -> CachedReplica:
-    """The replica of a model, and what its classes cost, leave in the cache and ask for.
-
-    Beside requests that come at a rate, users are taken to do so, too.
-    """
+    """Return the replica of a model with its streams; users beside requests that come at a rate are taken for such."""
     cached = CachedReplica(class_streams(model), model.timing, model.replica, model.hit_curve)
     users = [c.sessions.users if c.sessions is not None else None for c in model.classes]
     if None in users:

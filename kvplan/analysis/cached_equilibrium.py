@@ -19,17 +19,7 @@ _MORE = 1.1
 
 
 def sustainable_rates(model: ServingModel) -> dict[str, float]:
-    """The guaranteed rate under each limit that applies, requests/s, by the name of the limit.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.model.reuse import SharedPrompt
-    >>> one = RequestClass("a", 1000, (200,), (1.0,), 8.0, shared=(SharedPrompt(800),))
-    >>> model = ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000))
-    >>> {name: round(rate, 4) for name, rate in sustainable_rates(model).items()}
-    {'compute': 24.2247}
-    """
+    """Return the guaranteed rate under each limit that applies, requests/s, by the name of the limit."""
     cached = cached_replica(model)
     rates = guaranteed_rates(cached)
     full = full_memory(cached)
@@ -43,12 +33,12 @@ def sustainable_rates(model: ServingModel) -> dict[str, float]:
 # sensitivities and levers ask for the same changes, and those of a constant that is 0 change nothing
 @lru_cache(maxsize=32)
 def guaranteed_rate(model: ServingModel) -> float:
-    """The least of them, requests/s."""
+    """Return the least of the guaranteed rates, requests/s."""
     return min(guaranteed_rates(cached_replica(model)).values())
 
 
 def rate_with(model: ServingModel, name: str, factor: float) -> float | None:
-    """The guaranteed rate with a field of `Sensitivity` multiplied; None for a limit that there is not."""
+    """Return the guaranteed rate with a field of `Sensitivity` multiplied; None for a limit that there is not."""
     if hasattr(model.timing, name):
         changed = replace(model, timing=replace(model.timing, **{name: getattr(model.timing, name) * factor}))
     elif (limit := getattr(model.replica, name)) is None:
@@ -87,25 +77,23 @@ def load(model: ServingModel, *, sensitive: bool = True) -> Load:
 
 
 def equilibrium(model: ServingModel) -> Equilibrium:
-    """The state that a warm cache keeps at the offered load; None of it where there is none."""
+    """Return the state that a warm cache keeps at the offered load; None of it where there is none."""
     cached = cached_replica(model)
-    found = prefix_cache(cached).expected
-    tau = None if found is None else found.iteration_time_s
-    offered = cached.rate_rps
+    state, offered = prefix_cache(cached).expected, cached.rate_rps
+    if state is None:
+        nobody = tuple(ClassOccupancy(c.name, None, None) for c in model.classes)
+        return Equilibrium(None, None, None, None, None, None, nobody)
+    tau = state.iteration_time_s
     return Equilibrium(
-        kv_tokens=None if found is None else found.kv_unique_tokens,
-        kv_utilization=None if found is None else found.kv_unique_tokens / model.replica.capacity_tokens,
+        kv_tokens=state.kv_unique_tokens,
+        kv_utilization=state.kv_unique_tokens / model.replica.capacity_tokens,
         iteration_time_s=tau,
-        requests_in_flight=None if tau is None else offered * cached.stages * tau,
-        decode_tokens_per_s=None if tau is None else offered * cached.mean("decode"),
-        prompt_iterations_per_s=None if tau is None else offered * cached.stages,
+        requests_in_flight=offered * cached.stages * tau,
+        decode_tokens_per_s=offered * cached.mean("decode"),
+        prompt_iterations_per_s=offered * cached.stages,
         classes=tuple(
-            ClassOccupancy(
-                c.name,
-                None if tau is None else c.rate_rps * tau,
-                None if tau is None else c.rate_rps * one.stages * tau,
-            )
-            for c, one in zip(model.classes, cached.streams, strict=True)
+            ClassOccupancy(c.name, c.rate_rps * tau, c.rate_rps * stream.stages * tau)
+            for c, stream in zip(model.classes, cached.streams, strict=True)
         ),
     )
 

@@ -19,7 +19,7 @@ _NOBODY = 1e-12  # share of a class
 
 
 def with_cold_cache(model: ServingModel) -> ServingModel:
-    """The model of requests that have nothing in common, which costs what a full replica costs; itself if it is one.
+    """Return the model of requests with nothing in common that costs what a full replica costs; itself if it is one.
 
     What is always found is taken off the prompts and off memory. That it is read stands in the time per sequence,
     which is exact in the mean. Hits that a measured curve promises make prefill shorter.
@@ -27,15 +27,6 @@ def with_cold_cache(model: ServingModel) -> ServingModel:
     References
     ----------
     New, theory §8: M - c, A - λcn, Λ - d2λc for a prompt that all share.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, Timing
-    >>> from kvplan.model.reuse import SharedPrompt
-    >>> one = RequestClass("a", 1000, (200,), (1.0,), 8.0, shared=(SharedPrompt(800),))
-    >>> cold = with_cold_cache(ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000)))
-    >>> cold.replica.memory_tokens, cold.classes[0].kinds, round(cold.timing.d3, 9)
-    (99200, (Prompt(tokens=200, share=1.0),), 8e-05)
     """
     if not model.finds_prefixes:
         return model
@@ -57,9 +48,8 @@ def with_cold_cache(model: ServingModel) -> ServingModel:
         for rate, stream, own in zip(cached.shares, cached.streams, parts, strict=True)
         for share, found in own
     )
-    return replace(
-        cold, timing=replace(cold.timing, d3=cold.timing.d3 + cold.timing.d1 * read / cached.stages)
-    )
+    timing = cold.timing
+    return replace(cold, timing=replace(timing, d3=timing.d3 + timing.d1 * read / cached.stages))
 
 
 def _parts(c: RequestClass, stream: Stream, admissions: float) -> Iterator[tuple[float, int]]:

@@ -11,16 +11,7 @@ RESERVED_BLOCKS = 1  # that vLLM keeps of its pool
 
 
 def eviction_free_limit(model: ServingModel) -> int:
-    """The most of the longest requests that fit in memory together (new, theory §3).
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> exactly_ten = Replica(320, block_tokens=16)
-    >>> model = ServingModel((RequestClass("a", 20, (12,), (1.0,), 1.0),), Timing(1.0), exactly_ten)
-    >>> eviction_free_limit(model), engine_max_num_seqs(model)
-    (10, 9)
-    """
+    """Count the longest requests that fit in memory together (new, theory §3)."""
     return _blocks(model) // longest_blocks(model)
 
 
@@ -30,33 +21,33 @@ def engine_max_num_seqs(model: ServingModel) -> int:
 
 
 def longest_blocks(model: ServingModel) -> int:
-    """The most blocks that any request ever holds."""
+    """Count the blocks that any request holds at most."""
     return max(_blocks_held(model, c, c.max_tokens) for c in model.classes)
 
 
 def computed_blocks(model: ServingModel) -> int:
-    """The same in vLLM, which never computes the last token."""
+    """Count them in vLLM, which never computes the last token."""
     return max(_blocks_held(model, c, max(c.max_tokens - 1, c.decode_tokens[-1])) for c in model.classes)
 
 
 def all_fit(model: ServingModel) -> bool:
-    """Whether as many of the longest requests as run at once fit in memory (new, theory §3)."""
+    """Tell whether as many of the longest requests as run at once fit in memory (new, theory §3)."""
     limit = model.replica.max_num_seqs
     return limit is not None and limit <= eviction_free_limit(model)
 
 
 def never_grows(model: ServingModel) -> bool:
-    """Whether no request ever holds more memory than when it was admitted."""
+    """Tell whether no request ever holds more memory than when it was admitted."""
     return not model.mix.held.grows
 
 
 def eviction_is_impossible(model: ServingModel) -> bool:
-    """Whether greedy admission can never evict (new, theory §3)."""
+    """Tell whether greedy admission can never evict (new, theory §3)."""
     return all_fit(model) or never_grows(model)
 
 
 def engine_never_evicts(model: ServingModel) -> bool:
-    """Whether no engine can, vLLM with its reserved block included (new, theory §4)."""
+    """Tell whether no engine can evict, vLLM with its reserved block included (new, theory §4)."""
     limit = model.replica.max_num_seqs
     return limit is not None and limit <= engine_max_num_seqs(model)
 
@@ -65,8 +56,8 @@ def _blocks(model: ServingModel) -> int:
     return model.replica.memory_tokens // model.replica.block_tokens
 
 
-def _blocks_held(model: ServingModel, one: RequestClass, last: int) -> int:
-    """The most that the longest request of a class holds, which has `last` tokens at its end."""
+def _blocks_held(model: ServingModel, c: RequestClass, last: int) -> int:
+    """Blocks that the longest request of a class holds at most, which has `last` tokens at its end."""
     replica, slots = model.replica, 0 if model.drafts is None else model.drafts.slots
-    first = max(last - one.decode_tokens[-1], 0) + 1
+    first = max(last - c.decode_tokens[-1], 0) + 1
     return max(replica.largest_held(min(first, last), last, slots) // replica.block_tokens, 1)

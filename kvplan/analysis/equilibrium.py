@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -34,58 +34,30 @@ _GROWTH = 1.02  # ... and after those a search upwards in such steps
 _LONGEST_S = 1e15
 _MORE, _LESS = 1.1, 0.9  # a tenth more or less of a parameter, for sensitivities and levers
 _PEAK = 1e-9  # relative, of where a rate is highest: beside it the rate itself is lower by the square
-_FEWEST, _STEP = (
-    0.1,
-    1.4,
-)  # requests in flight, and the factor between those tried, where fewer may be served faster
+# requests in flight, and the factor between those tried, where fewer may be served faster
+_FEWEST, _STEP = 0.1, 1.4
 
 
 class PerRequest(NamedTuple):
-    """Mean costs of one request of the mix.
+    """Mean costs of one request of the mix."""
 
-    Attributes
-    ----------
-    held
-        KV token-iterations of memory, in whole pages (A_b over Σλ).
-    read
-        KV token-iterations of context read.
-    prefill_tokens
-        Prompt tokens computed for it; none where they arrive ready-made.
-    work_s
-        Seconds that it adds to iterations in proportion to what it reads and computes.
-    steepest_s
-        Seconds that it adds to very large iterations (Λ over Σλ); `work_s` where the law is linear.
-    iterations
-        Iterations it stays, n, those with parts of a prompt longer than the token budget included, as above.
-    computed_tokens
-        All tokens the engine computes for it: prompt (unless ready-made) and decode steps.
-    """
-
-    held: float
-    read: float
-    prefill_tokens: float
-    work_s: float
-    steepest_s: float
-    iterations: float
-    computed_tokens: float
+    held: float  # KV token-iterations of memory, in whole pages (A_b over Σλ)
+    read: float  # KV token-iterations of context
+    prefill_tokens: float  # computed for it; none where prompts arrive ready-made
+    work_s: float  # that it adds to iterations in proportion to what it reads and computes
+    steepest_s: float  # that it adds to very large iterations (Λ over Σλ); `work_s` where the law is linear
+    iterations: float  # n, those with parts of a prompt longer than the token budget included, as above
+    computed_tokens: float  # prompt, unless ready-made, and decode steps
     decode_tokens: float
 
 
 def per_request(model: ServingModel) -> PerRequest:
-    """Mean costs of one request (theory §1, §2).
-
-    Examples
-    --------
-    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 1, (2,), (1.0,), 1.0)
-    >>> per_request(ServingModel((one,), Timing(0.5, d1=0.1), Replica(9, prefill=Prefill.INLINE))).held
-    6.0
-    """
+    """Mean costs of one request (theory §1, §2)."""
     return _costs(model.mix, model.timing)
 
 
 def _amounts(mix: Mix) -> tuple[Any, Any, Any]:
-    """What each row adds to iterations: KV tokens read, prefill tokens and sequences."""
+    """KV tokens read, prefill tokens and sequences that each row adds to iterations."""
     return mix.context, mix.prefill_tokens, mix.sequences
 
 
@@ -103,11 +75,8 @@ def _costs(mix: Mix, timing: Timing) -> PerRequest:
     )
 
 
-# ---------------------------------------------------------------------------------- x admissions an iteration
-
-
 def prompts_of(mix: Mix, replica: Replica, admissions: float) -> Prompts:
-    """The prefill tokens of an iteration that admits so many requests on average, each with its own prompt."""
+    """Prefill tokens of an iteration that admits so many requests on average, each with its own prompt."""
     room = replica.max_num_batched_tokens
     sequences = admissions * float(mix.share @ mix.iterations)
     return Prompts(
@@ -118,7 +87,7 @@ def prompts_of(mix: Mix, replica: Replica, admissions: float) -> Prompts:
 
 
 def _fixed_time(mix: Mix, timing: Timing, replica: Replica, cost: PerRequest, admissions: Number) -> Number:
-    """What an iteration takes beside what its requests add in proportion, seconds."""
+    """Seconds of an iteration beside what its requests add in proportion."""
     if timing.is_linear:
         return timing.d0
     return timing.fixed(prompts_of(mix, replica, admissions), admissions * cost.iterations)
@@ -135,7 +104,7 @@ def _rate_using(
 def _fastest(
     mix: Mix, timing: Timing, replica: Replica, cost: PerRequest, limit: Number, need: Number
 ) -> Number:
-    """How much of a limit is used, of which a request needs so much, where the rate x/τ(x) is highest.
+    """Amount of a limit, of which a request needs so much, that is used where the rate x/τ(x) is highest.
 
     The rate grows with x but where the law is convex: past its knee an iteration can grow faster than what it serves,
     and then fewer requests at a time are served faster (new).
@@ -152,8 +121,7 @@ def _fastest(
     best = int(np.argmax([rate(used) for used in tried]))
     if best == len(tried) - 1:
         return limit
-    low, high = tried[max(best - 1, 0)], tried[best + 1]
-    return peak(rate, low, high, close=_PEAK)
+    return peak(rate, tried[max(best - 1, 0)], tried[best + 1], close=_PEAK)
 
 
 def _limits(replica: Replica, cost: PerRequest, memory: float) -> Iterator[tuple[str, Number, Number]]:
@@ -216,21 +184,10 @@ def sustainable_rates(model: ServingModel) -> dict[str, float]:
 
 
 def sustainable_rate(model: ServingModel) -> tuple[str, float]:
-    """The binding limit and the rate it allows, requests/s.
-
-    Examples
-    --------
-    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
-    >>> classes = (RequestClass("a", 1, (1,), (1.0,), 1.0), RequestClass("b", 1, (2,), (1.0,), 1.0))
-    >>> sustainable_rate(ServingModel(classes, Timing(0.5, d1=1 / 18), Replica(9, prefill=Prefill.INLINE)))
-    ('kv_memory', 2.0)
-    """
+    """Return the binding limit and the rate it allows, requests/s."""
     rates = sustainable_rates(model)
     binding = min(rates, key=lambda name: rates[name])
     return binding, rates[binding]
-
-
-# ------------------------------------------------------------------------------------------------ the blocks
 
 
 def load(model: ServingModel, *, sensitive: bool = True) -> Load:
@@ -244,13 +201,12 @@ def load(model: ServingModel, *, sensitive: bool = True) -> Load:
 
 
 def _with_range(load: Load, model: ServingModel) -> Load:
-    """With what the error band of the timing makes of the rate: of times all f times as long, a rate is 1/f."""
+    """Add what the error band of the timing makes of the rate: of times all f times as long, a rate is 1/f."""
     if model.measured.band is None:
         return load
     shortest, longest = model.measured.band
-    return load._replace(
-        sustainable_rps_range=(load.sustainable_rps / longest, load.sustainable_rps / shortest)
-    )
+    rate = load.sustainable_rps
+    return load._replace(sustainable_rps_range=(rate / longest, rate / shortest))
 
 
 def _load(model: Model, cost: PerRequest) -> Load:
@@ -270,7 +226,7 @@ def _load(model: Model, cost: PerRequest) -> Load:
 
 
 def load_times(load: Load, factor: float) -> Load:
-    """The same traffic so many times over: what can be sustained stays."""
+    """Load of the same traffic so many times over: what can be sustained stays."""
     offered = load.offered_rps * factor
     most = load.sustainable_rps / offered
     work = load.work_rate * factor
@@ -287,7 +243,7 @@ def _sensitivity(model: Model, cost: PerRequest, base: Number) -> Sensitivity:
 
 
 def rate_with_more(model: ServingModel, name: str) -> float | None:
-    """The sustainable rate with a tenth more of a field of `Sensitivity`; None for a limit that there is not."""
+    """Return the sustainable rate with a tenth more of a field of `Sensitivity`; None for no such limit."""
     if model.finds_prefixes:
         return cached_equilibrium.rate_with(model, name, _MORE)
     rate: float | None = _single(_rate_with(model, per_request(model), name, _MORE))
@@ -295,22 +251,10 @@ def rate_with_more(model: ServingModel, name: str) -> float | None:
 
 
 def strongest_levers(model: ServingModel) -> tuple[Lever, Lever]:
-    """The time and the limit with which a tenth raises the sustainable rate most, the stronger of the two first.
+    """Find the time and the limit with which a tenth raises the sustainable rate most, the stronger of the two first.
 
     Of a linear law a tenth less d0 always gains a little more than a tenth more of any limit, so that the limit, which
-    is easier to change, would never be named if there were only one.
-
-    References
-    ----------
-    New, from WAIT-s eq. 3-6.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> one = RequestClass("rag", 6000, (100,), (1.0,), 1.0)
-    >>> levers = strongest_levers(ServingModel((one,), Timing(0.02, 3e-8, 66e-6), Replica(450_000)))
-    >>> [(lever.name, round(lever.gain, 4)) for lever in levers]
-    [('d2', 0.0986), ('memory_tokens', 0.0056)]
+    is easier to change, would never be named if there were only one (new, from WAIT-s eq. 3-6).
     """
     cost = per_request(model)
     base = sustainable_rate(model)[1]
@@ -324,18 +268,18 @@ def strongest_levers(model: ServingModel) -> tuple[Lever, Lever]:
     names = [name for name in Sensitivity._fields if getattr(model.replica, name, 0) is not None]
     # gains that differ by rounding are the same: which is named must not depend on the machine
     levers = [Lever(name, round(float(rate(name) / base - 1), 12)) for name in names]
-    kinds = ([one for one in levers if is_time(one.name) is time] for time in (True, False))
-    first, second = (max(kind, key=lambda one: one.gain) for kind in kinds)
+    kinds = ([lever for lever in levers if is_time(lever.name) is time] for time in (True, False))
+    first, second = (max(kind, key=lambda lever: lever.gain) for kind in kinds)
     return (first, second) if first.gain >= second.gain else (second, first)
 
 
 def is_time(name: str) -> bool:
-    """Whether a field of `Sensitivity` is a time; the others are limits, and better larger."""
+    """Tell whether a field of `Sensitivity` is a time; the others are limits, and better larger."""
     return name in Timing.__slots__ and name != "knee_tokens"
 
 
 def _rate_with(model: Model, cost: PerRequest, name: str, factor: float) -> Number:
-    """The sustainable rate with a parameter multiplied; NaN where there is no such limit."""
+    """Return the sustainable rate with a parameter multiplied; NaN where there is no such limit."""
     mix, timing, replica = model.mix, model.timing, model.replica
     if name == "memory_tokens":  # as if a tenth more were whole pages: the formulas are continuous in them
         return _least(_rates(mix, timing, replica, cost, memory=factor))
@@ -354,18 +298,15 @@ def _rate_with(model: Model, cost: PerRequest, name: str, factor: float) -> Numb
 def iteration_time(model: ServingModel) -> float | None:
     """Iteration time at the eviction-free equilibrium, seconds; None where there is none.
 
-    The least τ = fixed(λτ) + λτ·c, c what a request adds in proportion: d0/(1 - Λ) where the law is linear.
-
-    References
-    ----------
-    WAIT-s eq. 3-6; other laws new, theory §1.
+    The least τ = fixed(λτ) + λτ·c, c what a request adds in proportion: d0/(1 - Λ) where the law is linear (WAIT-s
+    eq. 3-6; other laws new, theory §1).
     """
     tau: float | None = _single(_iteration_time(model, per_request(model)))
     return tau
 
 
 def tangent(model: ServingModel) -> Tangent:
-    """The linear law that touches the iteration time at the equilibrium, or with memory full where there is none."""
+    """Linear law that touches the iteration time at the equilibrium, or with memory full where there is none."""
     cost, tau = per_request(model), iteration_time(model)
     full = model.replica.capacity_tokens / cost.held
     return _tangent(model, cost, full if tau is None else model.total_rate_rps * tau)
@@ -404,7 +345,7 @@ def _iteration_time(model: Model, cost: PerRequest) -> Number:
 
 
 def equilibrium(model: ServingModel) -> Equilibrium:
-    """The eviction-free equilibrium (WAIT-s eq. 3-6; Λ >= 1 is unstable at any memory, WAIT Prop. 1)."""
+    """Eviction-free equilibrium (WAIT-s eq. 3-6; Λ >= 1 is unstable at any memory, WAIT Prop. 1)."""
     if model.finds_prefixes:
         return cached_equilibrium.equilibrium(model)
     return _single(_equilibrium(model, per_request(model), [c.name for c in model.classes]))
@@ -445,7 +386,7 @@ def _saturation(model: Model, cost: PerRequest) -> Saturation:
 
 
 class Blocks(NamedTuple):
-    """The blocks of one model's report that are computed for many at once; fields named as there."""
+    """Blocks of one model's report that are computed for many at once; fields named as there."""
 
     load: Load
     equilibrium: Equilibrium
@@ -455,50 +396,35 @@ class Blocks(NamedTuple):
 def blocks(models: Sequence[ServingModel]) -> list[Blocks]:
     """Load, equilibrium and saturation of each model, the same to the last bit as one by one.
 
-    Parameters
-    ----------
-    models
-        All with the same number of decode lengths in each class, and one prefill convention.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass
-    >>> one = ServingModel((RequestClass("a", 5, (3,), (1.0,), 1.0),), Timing(0.1, 1e-3), Replica(60))
-    >>> two = replace(one, timing=Timing(0.2))
-    >>> [found.load for found in blocks([one, two])] == [load(one), load(two)]
-    True
+    All have the same number of decode lengths in each class, and one prefill convention.
     """
-    if not all(model.timing.is_linear and not model.finds_prefixes and _alike(model) for model in models):
+    alike = all(model.timing.is_linear and not model.finds_prefixes and _alike(model) for model in models)
+    if not (models and alike):
         return [Blocks(load(model), equilibrium(model), saturation(model)) for model in models]
-    if not models:
-        return []
     many, names = side_by_side(models), [c.name for c in models[0].classes]
     with np.errstate(all="ignore"):  # beyond a float is inf, as in plain arithmetic
         cost = _costs(many.mix, many.timing)
-        found = Blocks(_load(many, cost), _equilibrium(many, cost, names), _saturation(many, cost))
-    pairs = zip(_each(found, len(models)), models, strict=True)
-    return [
-        one if model.measured.band is None else one._replace(load=_with_range(one.load, model))
-        for one, model in pairs
-    ]
+        columns = Blocks(_load(many, cost), _equilibrium(many, cost, names), _saturation(many, cost))
+    each = zip(_each(columns, len(models)), models, strict=True)
+    return [block._replace(load=_with_range(block.load, model)) for block, model in each]
 
 
 def _alike(model: ServingModel) -> bool:
-    """Whether the requests of each class have one prompt, computed whole, and weigh a token more at each stage."""
+    """Tell whether requests of each class have one prompt, computed whole, and weigh a token more at each stage."""
     most = model.replica.max_num_batched_tokens
     whole = most is None or all(c.input_tokens <= most for c in model.classes)
     return model.is_plain and whole and not any(c.prompts for c in model.classes)
 
 
 def _where(condition: Any, value: Any) -> Any:
-    """What `value()` gives where the condition holds, NaN elsewhere; for numbers and columns."""
+    """`value()` where the condition holds, NaN elsewhere; for numbers and columns."""
     if isinstance(condition, np.ndarray):
         return np.where(condition, value(), np.nan)
     return value() if condition else math.nan
 
 
 def _each(result: Any, count: int) -> list[Any]:
-    """A result of columns as one result for each model, None for NaN."""
+    """Split a result of columns into one for each model, None for NaN."""
     if isinstance(result, tuple):
         parts = zip(*(_each(part, count) for part in result), strict=True)
         make = getattr(type(result), "_make", tuple)
@@ -510,6 +436,4 @@ def _each(result: Any, count: int) -> list[Any]:
 
 
 def _single(result: Result) -> Result:
-    """The same for one model."""
-    found: Result = _each(result, 1)[0]
-    return found
+    return cast(Result, _each(result, 1)[0])

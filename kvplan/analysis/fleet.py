@@ -56,47 +56,25 @@ class JoinedFleet(NamedTuple):
 
 
 class FleetFigures(NamedTuple):
-    """What split and together serve, and why one serves more.
-
-    Attributes
-    ----------
-    uncovered
-        Why there are no rates; None where there are.
-    itl_limit_s
-        The objective on the time between tokens that binds iterations; None where there is none.
-    prefill, decode, both
-        One replica of each kind.
-    best
-        The split of as many GPUs that serves most, at that limit.
-    budget_tokens
-        What a replica that does both computes in an iteration at that limit, if it binds: a token budget that keeps
-        prompts from making some iterations longer and others shorter. None where the limit does not bind.
-    """
+    """What split and together serve, and why one serves more."""
 
     split: SplitFleet
     together: JoinedFleet
     winner: Winner | None = None
     crossing: Crossing | None = None
-    uncovered: str | None = None
-    itl_limit_s: float | None = None
-    prefill: Served | None = None
+    uncovered: str | None = None  # why there are no rates
+    itl_limit_s: float | None = None  # the objective on the time between tokens that binds iterations
+    prefill: Served | None = None  # one replica of each kind
     decode: Served | None = None
     both: Served | None = None
-    best: Split | None = None
+    best: Split | None = None  # of as many GPUs, at that limit
+    # that a replica that does both computes in an iteration at that limit, if it binds: a budget that keeps prompts
+    # from making some iterations longer and others shorter
     budget_tokens: float | None = None
 
 
 def one_replica(model: ServingModel) -> ServingModel:
-    """What a router that sends requests at random leaves to one replica of a fleet; the model itself without a fleet.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.model.fleet import Fleet
-    >>> one = RequestClass("a", 100, (50,), (1.0,), 4.0)
-    >>> one_replica(ServingModel((one,), Timing(0.02), Replica(100_000), fleet=Fleet(replicas=8))).total_rate_rps
-    0.5
-    """
+    """Return what a router that sends requests at random leaves to one replica of a fleet; without one the model."""
     fleet = model.fleet
     if fleet is None:
         return model
@@ -105,38 +83,24 @@ def one_replica(model: ServingModel) -> ServingModel:
 
 
 def steady_replica(model: ServingModel) -> ServingModel:
-    """One replica with its share at the rates of the classes: without schedule, at random in place of a trace.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 100, (50,), (1.0,), 4.0)
-    >>> steady_replica(ServingModel((one,), Timing(0.02), Replica(100_000))).schedule is None
-    True
-    """
+    """Return one replica with its share at the rates of the classes: no schedule, at random in place of a trace."""
     alone = replace(one_replica(model), schedule=None)
     return alone if alone.arrivals.trace is None else replace(alone, arrivals=ArrivalProcess())
 
 
 def between_tokens_s(limits: Mapping[str, float]) -> float | None:
-    """The tightest objective on the time between tokens, whatever figure of it that is about; None without one."""
+    """Find the tightest objective on the time between tokens, whatever figure it is about; None without one."""
     return min((bound for key, bound in limits.items() if key.startswith(_BETWEEN)), default=None)
 
 
 def fleet_figures(
     model: ServingModel, limits: Mapping[str, float], *, gpus: int | None = None
 ) -> FleetFigures | None:
-    """The fleet of a model, and the same GPUs the other way; None without a fleet.
+    """Describe the fleet of a model, and the same GPUs the other way; None without a fleet.
 
     Where replicas do both, the split beside them is the one that serves most, and its transfers take no time. Of the
-    objectives on the time between tokens, whatever figure they are about, the tightest limits iterations.
-
-    Parameters
-    ----------
-    limits
-        Objectives: seconds by figure, such as ``ttft_s.p95``.
-    gpus
-        That there are; None: as many as the fleet takes, each of its replicas being like the model's.
+    objectives on the time between tokens, whatever figure they are about, the tightest limits iterations. `limits` are
+    seconds by figure, such as ``ttft_s.p95``; `gpus` are as many as the fleet takes unless given.
 
     Examples
     --------
@@ -145,11 +109,9 @@ def fleet_figures(
     >>> chat = RequestClass("chat", 2000, (200,), (1.0,), 60.0)
     >>> law, replica = Timing(8e-3, 0.04e-6, 25e-6, 15e-6), Replica(450_000, max_num_batched_tokens=8192)
     >>> model = ServingModel((chat,), law, replica, fleet=Fleet(5, 3))
-    >>> found = fleet_figures(model, {"tpot_s.mean": 0.02})
-    >>> round(found.split.rate_rps, 1), round(found.together.rate_rps, 1), str(found.winner)
+    >>> figures = fleet_figures(model, {"tpot_s.mean": 0.02})
+    >>> round(figures.split.rate_rps, 1), round(figures.together.rate_rps, 1), str(figures.winner)
     (91.3, 68.8, 'split')
-    >>> round(found.crossing.itl_s, 4), found.crossing.split_wins_below
-    (0.0494, True)
     """
     fleet = model.fleet
     if fleet is None:
@@ -162,34 +124,33 @@ def fleet_figures(
         return FleetFigures(apart, JoinedFleet(replicas, gpus), uncovered=reason)
     own = between_tokens_s(limits)
     limit = math.inf if own is None else own
-    found = sides(model, fleet)
-    prefill, decode, both = served(found.prefill), served(found.decode, limit), served(found.together, limit)
-    best = best_split(found, gpus, limit)
+    kinds = sides(model, fleet)
+    prefill, decode, both = served(kinds.prefill), served(kinds.decode, limit), served(kinds.together, limit)
+    best = best_split(kinds, gpus, limit)
     chosen = Split(fleet.prefill, fleet.decode, 0.0) if fleet.is_split else best
     split = SplitFleet()
     if chosen is not None:
         rate = min(chosen.prefill * prefill.rate_rps, chosen.decode * decode.rate_rps)
-        used = chosen.prefill * found.prefill.gpus + chosen.decode * found.decode.gpus
+        used = chosen.prefill * kinds.prefill.gpus + chosen.decode * kinds.decode.gpus
         split = SplitFleet(chosen.prefill, chosen.decode, used, rate)
     joined = JoinedFleet(replicas, gpus, replicas * both.rate_rps)
+    in_time = both.rate_rps * both.iteration_time_s * kinds.together.computed_tokens
     return FleetFigures(
         split,
         joined,
         winner=winner(split, joined),
-        crossing=None if chosen is None else crossing(found, chosen.prefill, chosen.decode, gpus),
+        crossing=None if chosen is None else crossing(kinds, chosen.prefill, chosen.decode, gpus),
         itl_limit_s=own,
         prefill=prefill,
         decode=decode,
         both=both,
         best=best,
-        budget_tokens=both.rate_rps * both.iteration_time_s * found.together.computed_tokens
-        if both.binding == ITL
-        else None,
+        budget_tokens=None if both.binding != ITL else in_time,
     )
 
 
 def winner(split: SplitFleet, joined: JoinedFleet) -> Winner | None:
-    """What serves more: by goodput where both have one, else by rate; None where there is no split."""
+    """Say what serves more: by goodput where both have one, else by rate; None where there is no split."""
     if split.rate_rps is None or joined.rate_rps is None:
         return None
     rates = split.rate_rps, joined.rate_rps

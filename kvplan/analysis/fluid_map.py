@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,7 @@ _REST_TOLERANCE = (
 )
 _INCOMMENSURABLE = 0.6180339887498949
 _DISTURBANCE = 0.2
-_DOUBLINGS = 5  # of a run that has not settled
-_LONGER = 1.5  # times; less is not worth another run
+_DOUBLINGS, _LONGER = 5, 1.5  # of a run that has not settled; times, less is not worth another run
 MAX_STEPS = 120_000_000  # iterations times rows of a run, about a second
 _MOST_ITERATIONS = 1 << 18  # of requests so long that these are not enough, a second as well
 _STEPS_OF_A_MOVE = 4  # of a layer, which takes as long
@@ -43,28 +42,14 @@ _UNSETTLED = 4  # times fewer where the budget cannot settle it
 
 
 class FluidMap(NamedTuple):
-    """A saturated replica as the map sees it; one row for each first weight and number of iterations.
+    """A saturated replica as the map sees it; one row for each first weight and number of iterations."""
 
-    Attributes
-    ----------
-    capacity : float, tokens
-        Memory in whole pages.
-    seats : float
-        Requests that run at once; infinite where nothing limits them.
-    weights, read : shape (n_rows,)
-        Tokens that a request holds, and context that it reads, at each of its stages.
-    share : ndarray, shape (n_rows,)
-        Of the admissions.
-    prompt : ndarray, shape (n_rows,), tokens
-        Prefill of a request that is admitted again.
-    """
-
-    capacity: float
-    seats: float
-    weights: StageWeights
-    read: StageWeights
-    share: FloatArray
-    prompt: FloatArray
+    capacity: float  # tokens, in whole pages
+    seats: float  # requests that run at once; infinite where nothing limits them
+    weights: StageWeights  # tokens that a request of each row holds at its stages ...
+    read: StageWeights  # ... and context that it reads
+    share: FloatArray  # of the admissions
+    prompt: FloatArray  # tokens, prefill of a request that is admitted again
 
     @property
     def size(self) -> int:
@@ -102,12 +87,6 @@ def fluid_map(
 
     Without `read` as much context is read as is held, pages not rounded up. Where requests stay very long, prompts end
     in few places of a page: they are rounded up to these, and hold a little more.
-
-    Examples
-    --------
-    >>> lone = fluid_map(Weights(np.array([3.0]), np.array([3])), np.ones(1), np.array([2.0]), 12.0)
-    >>> lone.size, lone.eviction_free_throughput
-    (3, 1.0)
     """
     if read is None:
         assert isinstance(weights, Weights)
@@ -117,23 +96,12 @@ def fluid_map(
     rows = np.stack([weights.kind.astype(np.float64), weights.stages.astype(np.float64), prompt])
     (kind, stays, prompts), row = np.unique(rows, axis=1, return_inverse=True)
     stages = stays.astype(np.int64)
-    return FluidMap(
-        capacity=float(capacity),
-        seats=float(seats),
-        weights=weights.of(kind, stages),
-        read=read.of(kind, stages),
-        share=sum_by(row.ravel(), share),
-        prompt=prompts,
-    )
+    held, read, share = weights.of(kind, stages), read.of(kind, stages), sum_by(row.ravel(), share)
+    return FluidMap(float(capacity), float(seats), held, read, share, prompts)
 
 
 def _in_few_places(weights: Weights, most: int) -> Weights:
-    """Weights whose prompts end in at most so many places of a page.
-
-    >>> some = Weights(np.arange(21.0, 31.0), np.full(10, 9), 10)
-    >>> _in_few_places(some, 2).first.tolist()
-    [25.0, 25.0, 25.0, 25.0, 25.0, 30.0, 30.0, 30.0, 30.0, 30.0]
-    """
+    """Round prompts up to end in at most so many places of a page."""
     over = weights.first % weights.block_tokens
     if np.unique(over).size <= most:
         return weights
@@ -143,13 +111,9 @@ def _in_few_places(weights: Weights, most: int) -> Weights:
 
 
 class Run(NamedTuple):
-    """What happened in a run, iteration by iteration; arrays of shape (iterations,).
+    """Requests and tokens of a run, iteration by iteration; arrays of shape (iterations,)."""
 
-    `throughput` counts completions by their footprint, in requests of the mean one: it is that of the mix as offered
-    in the long run. The others are requests, and tokens of prompts evicted, of memory held and of context read.
-    """
-
-    throughput: FloatArray
+    throughput: FloatArray  # completions by their footprint, in mean requests of the mix offered
     completed: FloatArray
     evicted: FloatArray
     evicted_prompts: FloatArray
@@ -158,19 +122,30 @@ class Run(NamedTuple):
     read_tokens: FloatArray
 
 
-class _State(NamedTuple):
-    """What `iterate` works on: amounts as floats, stages and places as whole numbers.
+class _Size:  # places in `_State.sizes`
+    ROWS, STAGES, SLOTS, KINDS, BLOCK, ITERATIONS, MOVES = range(7)
 
-    Of rows their stages and what leaves with them. Of all rows that outlast stage κ, for κ = 0, …, L - 1, sums:
-    `present` to `page_base`, of the last two a series for each kind. Rows of one kind weigh the same at each stage: in
-    pages, kinds are offsets of prompts in their last page; with `block` 0 they are tables, and all layers are weighed
-    anew in each iteration. `turning` says how many requests fill a page in an iteration, of each kind and each
-    iteration modulo the page; what the last page does not say is in `page_base`. The last seven arrays are filled, and
-    are a `Run`.
+
+class _Count:  # places in `_State.counts`: layers are a ring, oldest first, and the pool is a stack
+    BOTTOM, TOP, POOLED, MOVED, LACKS_ROOM = range(5)
+
+
+class _Level:  # places in `_State.levels`
+    IN_FLIGHT, HELD, READ = range(3)
+
+
+class _State(NamedTuple):
+    """Arrays that the kernels work on: amounts as floats, stages and places as whole numbers.
+
+    Rows of one kind weigh the same at each stage: in pages, kinds are offsets of prompts in their last page; with a
+    block of 0 they are tables, and all layers are weighed anew in each iteration.
     """
 
-    sizes: IntArray  # rows, stages, room for layers, kinds, tokens of a block, iterations, moves
+    sizes: IntArray
     limits: FloatArray  # capacity, seats
+    counts: IntArray
+    levels: FloatArray
+    # of rows
     stages: IntArray
     share: FloatArray
     work: FloatArray
@@ -178,16 +153,18 @@ class _State(NamedTuple):
     last_read: FloatArray
     page: IntArray
     past_pages: IntArray  # of the stages, those that are not whole pages
+    # sums over all rows that outlast stage κ, for κ = 0, …, L - 1, of the last two a series for each kind
     present: FloatArray
     start_held: FloatArray
     start_read: FloatArray
     prompt: FloatArray
     page_present: FloatArray
-    page_base: FloatArray
-    offsets: IntArray
+    page_base: FloatArray  # what the last page does not say
+    offsets: IntArray  # of kinds
     held_table: FloatArray
     read_table: FloatArray
     masses: FloatArray
+    # of layers
     scale: FloatArray
     outlasts: IntArray
     born: IntArray
@@ -195,9 +172,10 @@ class _State(NamedTuple):
     after: IntArray
     first_to_join: IntArray
     joined: FloatArray
-    turning: FloatArray
+    turning: FloatArray  # requests that fill a page in an iteration, by kind and iteration modulo the page
     pool_scale: FloatArray
     pool_outlasts: IntArray
+    # filled: a `Run`
     throughput: FloatArray
     completed: FloatArray
     evicted: FloatArray
@@ -212,173 +190,223 @@ def iterate(s: _State) -> int:
 
     Returns how many iterations were run before layers had moved too often; 0 if they lack room.
     """
-    n_rows, size, slots, n_pages, block = s.sizes[0], s.sizes[1], s.sizes[2], s.sizes[3], s.sizes[4]
-    capacity, seats = s.limits[0], s.limits[1]
-    stages, share, joined, offsets = s.stages, s.share, s.joined, s.offsets
-    present, page_present, page_base = s.present, s.page_present, s.page_base
-    start_held, start_read = s.start_held, s.start_read
-    scale, outlasts, born, before, after = s.scale, s.outlasts, s.born, s.before, s.after
-    first_to_join, turning = s.first_to_join, s.turning
-    pool_scale, pool_outlasts = s.pool_scale, s.pool_outlasts
-    masses, held_table, read_table = s.masses, s.held_table, s.read_table
-    tabled = block == 0
-    bottom, top, pooled, moved = 0, 0, 0, 0  # layers are a ring, oldest first
+    begin(s)
+    for now in range(s.sizes[_Size.ITERATIONS]):
+        leave(s, now)
+        grow(s, now)
+        evict(s, now)
+        if s.evicted[now] == 0.0:
+            admit(s, now)
+        if s.counts[_Count.LACKS_ROOM] > 0:
+            return 0
+        s.in_flight[now] = s.levels[_Level.IN_FLIGHT]
+        s.held_tokens[now] = s.levels[_Level.HELD]
+        s.read_tokens[now] = s.levels[_Level.READ]
+        if s.counts[_Count.MOVED] > s.sizes[_Size.MOVES]:
+            return now + 1
+    return int(s.sizes[_Size.ITERATIONS])
+
+
+def begin(s: _State) -> None:
+    """Put the cohorts into flight, the oldest at the bottom."""
+    size, block, top = s.sizes[_Size.STAGES], s.sizes[_Size.BLOCK], 0
     in_flight, held, read = 0.0, 0.0, 0.0
     for younger in range(size):
         age = size - 1 - younger
-        if masses[age] > 0.0:
-            scale[top], outlasts[top], born[top] = masses[age], 0, -1 - age
-            joined[(-1 - age) % size] = masses[age]
-            in_flight += masses[age] * present[age]
-            if not tabled:
-                read += masses[age] * (start_read[age] + age * present[age])
-                for g in range(n_pages):
-                    amount = masses[age] * page_present[g * size + age]
-                    turning[g * block + (-1 - age) % block] += amount
-                    held += masses[age] * page_base[g * size + age] + amount * (
-                        -(-(offsets[g] + age) // block) * block
-                    )
+        if s.masses[age] > 0.0:
+            s.scale[top], s.outlasts[top], s.born[top] = s.masses[age], 0, -1 - age
+            s.joined[(-1 - age) % size] = s.masses[age]
+            in_flight += s.masses[age] * s.present[age]
+            if block > 0:
+                read += s.masses[age] * (s.start_read[age] + age * s.present[age])
+                for g in range(s.sizes[_Size.KINDS]):
+                    amount = s.masses[age] * s.page_present[g * size + age]
+                    s.turning[g * block + (-1 - age) % block] += amount
+                    full = -(-(s.offsets[g] + age) // block) * block
+                    held += s.masses[age] * s.page_base[g * size + age] + amount * full
             top += 1
+    s.counts[_Count.TOP] = top
+    s.levels[_Level.IN_FLIGHT], s.levels[_Level.HELD], s.levels[_Level.READ] = in_flight, held, read
+
+
+def leave(s: _State, now: int) -> None:
+    """Let go of the requests whose last stage is over."""
+    size, block = s.sizes[_Size.STAGES], s.sizes[_Size.BLOCK]
+    here, in_page = now % size, 0
+    if block > 0:
+        in_page = now % block
+    done, done_work, held, read = 0.0, 0.0, s.levels[_Level.HELD], s.levels[_Level.READ]
+    for j in range(s.sizes[_Size.ROWS]):
+        amount = s.joined[here - s.stages[j]] * s.share[j]  # negative places are counted from the end
+        if amount > 0.0:
+            done += amount
+            done_work += amount * s.work[j]
+            if block > 0:
+                held -= amount * s.last_held[j]
+                read -= amount * s.last_read[j]
+                place = in_page - s.past_pages[j]
+                if place < 0:
+                    place += block
+                s.turning[s.page[j] * block + place] -= amount
+    s.levels[_Level.IN_FLIGHT] -= done
+    s.levels[_Level.HELD], s.levels[_Level.READ] = held, read
+    s.throughput[now], s.completed[now] = done_work, done
+    s.joined[here] = 0.0
+    at = s.first_to_join[here]
+    s.first_to_join[here] = -1
+    while at >= 0:  # of these layers, all that did not outlast this stage has left
+        s.joined[s.born[at] % size] += s.scale[at]
+        at = s.after[at]
+    bottom, top = s.counts[_Count.BOTTOM], s.counts[_Count.TOP]
+    while bottom < top and s.born[bottom % s.sizes[_Size.SLOTS]] <= now - size:
+        bottom += 1
+    s.counts[_Count.BOTTOM] = bottom
+
+
+def grow(s: _State, now: int) -> None:
+    """Let everything in flight grow by a token."""
+    size, kinds, block = s.sizes[_Size.STAGES], s.sizes[_Size.KINDS], s.sizes[_Size.BLOCK]
+    held, read = 0.0, 0.0
+    if block > 0:
+        held, read = s.levels[_Level.HELD], s.levels[_Level.READ] + s.levels[_Level.IN_FLIGHT]
+        for g in range(kinds):
+            held += block * s.turning[g * block + (s.offsets[g] + now - 1) % block]
+    else:
+        for layer in range(s.counts[_Count.BOTTOM], s.counts[_Count.TOP]):
+            at = layer % s.sizes[_Size.SLOTS]
+            age = now - s.born[at]
+            stage = max(age, s.outlasts[at])
+            for g in range(kinds):
+                amount = s.scale[at] * s.page_present[g * size + stage]
+                held += amount * s.held_table[g * size + age]
+                read += amount * s.read_table[g * size + age]
+    s.levels[_Level.HELD], s.levels[_Level.READ] = held, read
+
+
+def evict(s: _State, now: int) -> None:
+    """Evict the least progressed, the latest layers, while memory exceeds the capacity."""
+    size, slots, block = s.sizes[_Size.STAGES], s.sizes[_Size.SLOTS], s.sizes[_Size.BLOCK]
+    capacity, held, read = s.limits[0], s.levels[_Level.HELD], s.levels[_Level.READ]
+    top, pooled, gone, gone_prompts = s.counts[_Count.TOP], s.counts[_Count.POOLED], 0.0, 0.0
+    while held > capacity + 1e-12 * capacity and top > s.counts[_Count.BOTTOM]:
+        if pooled == slots:
+            s.counts[_Count.LACKS_ROOM] = 1
+            return
+        at = (top - 1) % slots
+        age = now - s.born[at]
+        stage = max(age, s.outlasts[at])
+        memory = memory_of(s, stage, age) * s.scale[at]
+        part = 1.0
+        if memory > held - capacity:
+            part = (held - capacity) / memory
+        amount = part * s.scale[at]
+        if s.outlasts[at] <= age:
+            s.joined[s.born[at] % size] = max(0.0, s.joined[s.born[at] % size] - amount)
+        elif part == 1.0:
+            unlink(s, at)
+        for g in range(s.sizes[_Size.KINDS] * (block > 0)):
+            s.turning[g * block + s.born[at] % block] -= amount * s.page_present[g * size + stage]
+        s.levels[_Level.IN_FLIGHT] -= amount * s.present[stage]
+        read -= amount * context_of(s, stage, age)
+        gone += amount * s.present[stage]
+        gone_prompts += amount * s.prompt[stage]
+        s.pool_scale[pooled], s.pool_outlasts[pooled] = amount, stage
+        pooled += 1
+        s.counts[_Count.MOVED] += 1
+        if part < 1.0:
+            s.scale[at] -= amount
+            held = capacity
+        else:
+            held -= memory
+            top -= 1
+    s.levels[_Level.HELD], s.levels[_Level.READ] = held, read
+    s.counts[_Count.TOP], s.counts[_Count.POOLED] = top, pooled
+    s.evicted[now], s.evicted_prompts[now] = gone, gone_prompts
+
+
+def memory_of(s: _State, stage: int, age: int) -> float:
+    """Tokens held by those of a unit of traffic, admitted `age` iterations ago, that outlast a stage."""
+    size, block, memory = s.sizes[_Size.STAGES], s.sizes[_Size.BLOCK], 0.0
+    for g in range(s.sizes[_Size.KINDS]):
+        if block > 0:
+            full = age // block
+            over = s.offsets[g] + age - full * block
+            weight = (full + (over > 0) + (over > block)) * block
+            memory += s.page_base[g * size + stage] + s.page_present[g * size + stage] * weight
+        else:
+            memory += s.page_present[g * size + stage] * s.held_table[g * size + age]
+    return memory
+
+
+def context_of(s: _State, stage: int, age: int) -> float:
+    """Context that they read."""
+    size, context = s.sizes[_Size.STAGES], 0.0
+    if s.sizes[_Size.BLOCK] > 0:
+        return float(s.start_read[stage] + age * s.present[stage])
+    for g in range(s.sizes[_Size.KINDS]):
+        context += s.page_present[g * size + stage] * s.read_table[g * size + age]
+    return context
+
+
+def unlink(s: _State, at: int) -> None:
+    """Take a layer out of the list of those that join the traffic of their iteration at one time."""
+    before, after = s.before[at], s.after[at]
+    if before >= 0:
+        s.after[before] = after
+    else:
+        s.first_to_join[(s.born[at] + s.outlasts[at]) % s.sizes[_Size.STAGES]] = after
+    if after >= 0:
+        s.before[after] = before
+
+
+def admit(s: _State, now: int) -> None:
+    """Fill memory, or the seats: first with what was evicted, last evicted first, then with traffic."""
+    size, slots, block = s.sizes[_Size.STAGES], s.sizes[_Size.SLOTS], s.sizes[_Size.BLOCK]
+    capacity, pooled, top = s.limits[0], s.counts[_Count.POOLED], s.counts[_Count.TOP]
+    room, free = capacity - s.levels[_Level.HELD], s.limits[1] - s.levels[_Level.IN_FLIGHT]
     least_room = 1e-12 * capacity
-    least_seats = least_room / start_held[0]
-    for now in range(s.sizes[5]):
-        here = now % size
-        in_page = 0 if tabled else now % block
-        done, done_work, gone, gone_prompts = 0.0, 0.0, 0.0, 0.0
-        for j in range(n_rows):
-            amount = (
-                joined[here - stages[j]] * share[j]
-            )  # places are counted from the end where they are negative
-            if amount > 0.0:
-                done += amount
-                done_work += amount * s.work[j]
-                if not tabled:
-                    held -= amount * s.last_held[j]
-                    read -= amount * s.last_read[j]
-                    place = in_page - s.past_pages[j]
-                    if place < 0:
-                        place += block
-                    turning[s.page[j] * block + place] -= amount
-        in_flight -= done
-        if not tabled:
-            read += in_flight
-            for g in range(n_pages):
-                held += block * turning[g * block + (offsets[g] + now - 1) % block]
-        joined[here] = 0.0
-        at = first_to_join[here]
-        first_to_join[here] = -1
-        while at >= 0:  # of these layers, all that did not outlast this stage has left
-            joined[born[at] % size] += scale[at]
-            at = after[at]
-        while bottom < top and born[bottom % slots] <= now - size:
-            bottom += 1
-        if tabled:
-            held, read = 0.0, 0.0
-            for layer in range(bottom, top):
-                at = layer % slots
-                age = now - born[at]
-                stage = max(age, outlasts[at])
-                for g in range(n_pages):
-                    amount = scale[at] * page_present[g * size + stage]
-                    held += amount * held_table[g * size + age]
-                    read += amount * read_table[g * size + age]
-        while held > capacity + least_room and top > bottom:
-            at = (top - 1) % slots
-            age = now - born[at]
-            stage = max(age, outlasts[at])
-            memory, context = 0.0, 0.0
-            full = 0 if tabled else age // block
-            for g in range(n_pages):
-                if tabled:
-                    memory += page_present[g * size + stage] * held_table[g * size + age]
-                    context += page_present[g * size + stage] * read_table[g * size + age]
-                else:
-                    over = offsets[g] + age - full * block
-                    weight = (full + (over > 0) + (over > block)) * block
-                    memory += page_base[g * size + stage] + page_present[g * size + stage] * weight
-            memory *= scale[at]
-            if not tabled:
-                context = start_read[stage] + age * present[stage]
-            part = 1.0 if memory <= held - capacity else (held - capacity) / memory
-            amount = part * scale[at]
-            if outlasts[at] <= age:
-                joined[born[at] % size] = max(0.0, joined[born[at] % size] - amount)
-            elif part == 1.0:
-                if before[at] >= 0:
-                    after[before[at]] = after[at]
-                else:
-                    first_to_join[(born[at] + outlasts[at]) % size] = after[at]
-                if after[at] >= 0:
-                    before[after[at]] = before[at]
-            if not tabled:
-                place = born[at] % block
-                for g in range(n_pages):
-                    turning[g * block + place] -= amount * page_present[g * size + stage]
-            in_flight -= amount * present[stage]
-            read -= amount * context
-            gone += amount * present[stage]
-            gone_prompts += amount * s.prompt[stage]
-            if pooled == slots:
-                return 0
-            moved += 1
-            pool_scale[pooled], pool_outlasts[pooled] = amount, stage
-            pooled += 1
-            if part < 1.0:
-                scale[at] -= amount
-                held = capacity
-            else:
-                held -= memory
-                top -= 1
-        room, free = capacity - held, seats - in_flight
-        while gone == 0.0 and room > least_room and free > least_seats:
-            stage = pool_outlasts[pooled - 1] if pooled > 0 else 0
-            part = min(room / start_held[stage], free / present[stage])
-            if pooled > 0:
-                part = min(part, pool_scale[pooled - 1])
-                pool_scale[pooled - 1] -= part
-                if pool_scale[pooled - 1] <= 0.0:
-                    pooled -= 1
-            in_flight += part * present[stage]
-            free -= part * present[stage]
-            room -= part * start_held[stage]
-            read += part * start_read[stage]
-            if not tabled:
-                for g in range(n_pages):
-                    turning[g * block + in_page] += part * page_present[g * size + stage]
-            if top - bottom == slots:
-                return 0
-            moved += 1
-            at = top % slots
-            top += 1
-            scale[at], outlasts[at], born[at], before[at], after[at] = part, stage, now, -1, -1
-            if stage > 0:
-                due = (now + stage) % size
-                after[at] = first_to_join[due]
-                if after[at] >= 0:
-                    before[after[at]] = at
-                first_to_join[due] = at
-            else:
-                joined[here] += part
-            held = capacity - room
-        s.throughput[now] = done_work
-        s.completed[now] = done
-        s.evicted[now] = gone
-        s.evicted_prompts[now] = gone_prompts
-        s.in_flight[now] = in_flight
-        s.held_tokens[now] = held
-        s.read_tokens[now] = read
-        if moved > s.sizes[6]:
-            return now + 1
-    return int(s.sizes[5])
+    while room > least_room and free > least_room / s.start_held[0]:
+        if top - s.counts[_Count.BOTTOM] == slots:
+            s.counts[_Count.LACKS_ROOM] = 1
+            return
+        stage = 0
+        if pooled > 0:
+            stage = s.pool_outlasts[pooled - 1]
+        part = min(room / s.start_held[stage], free / s.present[stage])
+        if pooled > 0:
+            part = min(part, s.pool_scale[pooled - 1])
+            s.pool_scale[pooled - 1] -= part
+            if s.pool_scale[pooled - 1] <= 0.0:
+                pooled -= 1
+        s.levels[_Level.IN_FLIGHT] += part * s.present[stage]
+        free -= part * s.present[stage]
+        room -= part * s.start_held[stage]
+        s.levels[_Level.READ] += part * s.start_read[stage]
+        for g in range(s.sizes[_Size.KINDS] * (block > 0)):
+            s.turning[g * block + now % block] += part * s.page_present[g * size + stage]
+        s.counts[_Count.MOVED] += 1
+        at = top % slots
+        top += 1
+        s.scale[at], s.outlasts[at], s.born[at], s.before[at], s.after[at] = part, stage, now, -1, -1
+        if stage > 0:
+            due = (now + stage) % size
+            s.after[at] = s.first_to_join[due]
+            if s.after[at] >= 0:
+                s.before[s.after[at]] = at
+            s.first_to_join[due] = at
+        else:
+            s.joined[now % size] += part
+        s.levels[_Level.HELD] = capacity - room
+    s.counts[_Count.POOLED], s.counts[_Count.TOP] = pooled, top
 
 
 @cache
 def compiled() -> Callable[[_State], int]:
     """`iterate` as machine code, kept on disk where that is possible."""
     file = compiling.file("fluid-map", [sys.modules[__name__]])
-    found = compiling.compiled(iterate, _State, file, {})
-    assert found is not None
-    return found
+    loop = compiling.compiled(iterate, _State, file, {})
+    assert loop is not None
+    return loop
 
 
 def run(
@@ -393,14 +421,6 @@ def run(
 
     It ends sooner where `max_steps`, of which a layer that moves takes some, are over. `compile_above` is the number of
     rows and iterations from which the compiled loop is used.
-
-    Examples
-    --------
-    From empty, everything comes in at once, grows, and is trimmed to the worst cycle, M/(d(s+d)) an iteration:
-
-    >>> lone = fluid_map(Weights(np.array([3.0]), np.array([3])), np.ones(1), np.array([2.0]), 12.0)
-    >>> run(lone, np.zeros(3), 7).completed.round(3).tolist()
-    [0.0, 0.0, 0.0, 2.4, 0.0, 0.0, 2.4]
     """
     steps = iterations * system.cost
     fast = steps > compile_above
@@ -416,7 +436,7 @@ def run(
 
 
 def _prepared(system: FluidMap, masses: FloatArray, iterations: int, layers: int, moves: int) -> _State:
-    """Before the first iteration, with room for so many layers, which may move so often."""
+    """Lay out the state before the first iteration, with room for so many layers, which may move so often."""
     weights, read, share, size = system.weights, system.read, system.share, system.size
     held_table = read_table = np.zeros(0)
 
@@ -437,11 +457,16 @@ def _prepared(system: FluidMap, masses: FloatArray, iterations: int, layers: int
         page_present = np.concatenate([sums(mine.astype(np.float64)) for mine in pages])
         page_base = np.concatenate([sums(mine * (weights.first - over)) for mine in pages])
 
-    links = np.zeros(layers, dtype=np.int64)
-    counts = share.size, size, layers, offsets.size, block, iterations, moves
+    sizes = share.size, size, layers, offsets.size, block, iterations, moves
+    empty: dict[str, Any] = {name: np.zeros(iterations) for name in Run._fields}
+    empty |= {name: np.zeros(layers) for name in ("scale", "pool_scale")}
+    links = ("outlasts", "born", "before", "after", "pool_outlasts")
+    empty |= {name: np.zeros(layers, dtype=np.int64) for name in links}
     state = _State(
-        sizes=np.array(counts),
+        sizes=np.array(sizes),
         limits=np.array([system.capacity, system.seats]),
+        counts=np.zeros(5, dtype=np.int64),
+        levels=np.zeros(3),
         stages=weights.stages,
         share=share,
         work=weights.footprint / system.footprint,
@@ -459,17 +484,10 @@ def _prepared(system: FluidMap, masses: FloatArray, iterations: int, layers: int
         held_table=held_table,
         read_table=read_table,
         masses=masses.astype(np.float64),
-        scale=np.zeros(layers),
-        outlasts=links.copy(),
-        born=links.copy(),
-        before=links.copy(),
-        after=links.copy(),
         first_to_join=np.full(size, -1, dtype=np.int64),
         joined=np.zeros(size),
         turning=np.zeros(offsets.size * block),
-        pool_scale=np.zeros(layers),
-        pool_outlasts=links,
-        **{name: np.zeros(iterations) for name in Run._fields},
+        **empty,
     )
     return _State._make(map(np.ascontiguousarray, state))
 
@@ -491,42 +509,26 @@ def collapsed_starts(system: FluidMap) -> list[FloatArray]:
 
 
 class Cycle(NamedTuple):
-    """A limit cycle of the saturated map: means an iteration, in requests and tokens.
+    """A limit cycle of the saturated map: means an iteration, in requests and tokens."""
 
-    `throughput` counts completions by their footprint (`Run`): it is that of the mix as offered. `phases` are the
-    requests in flight and the context read in each iteration of a pulse cycle, whose admissions all come in the first;
-    empty where they are not known. `iterations` is how long the map ran, None where a formula gives the cycle.
-    `settled`: the run came to repeat itself, or its mean throughput came to rest.
-    """
-
-    throughput: float
+    throughput: float  # completions by their footprint (`Run`): of the mix as offered
     evictions: float
     evicted_prompts: float
     in_flight: float
     read_tokens: float
     period: int | None
+    # requests in flight and context read in each iteration of a pulse cycle, whose admissions all come in the first
     phases: tuple[tuple[float, float], ...] = ()
-    iterations: int | None = None
-    settled: bool = True
+    iterations: int | None = None  # that the map ran; None where a formula gives the cycle
+    settled: bool = True  # the run came to repeat itself, or its mean throughput came to rest
 
     def prefill_tokens(self, mix: Mix) -> float:
         """Prompt tokens computed in an iteration: whatever completes or is evicted is admitted, again."""
         return self.throughput * float(mix.mean(mix.prefill_tokens)) + self.evicted_prompts
 
     def of_memory(self, tokens: float) -> "Cycle":
-        """The same of so many times the memory, and as many times the seats, where there are no phases."""
-        return self._replace(
-            throughput=self.throughput * tokens,
-            evictions=self.evictions * tokens,
-            evicted_prompts=self.evicted_prompts * tokens,
-            in_flight=self.in_flight * tokens,
-            read_tokens=self.read_tokens * tokens,
-        )
-
-
-def usual_iterations(longest: int) -> int:
-    """Iterations after which a map of requests that stay so long has mostly settled (theory §3, "As validated")."""
-    return max(min(max(40 * longest, 4_000), 60_000), 4 * longest)
+        """Scale a cycle without phases to so many times the memory, and as many times the seats."""
+        return self._replace(**{name: getattr(self, name) * tokens for name in self._fields[:5]})
 
 
 def find_attractor(system: FluidMap, masses: FloatArray, max_steps: int | None = None) -> Cycle:
@@ -534,25 +536,26 @@ def find_attractor(system: FluidMap, masses: FloatArray, max_steps: int | None =
 
     It mostly has after some 40·L iterations (theory §3, "As validated"), within a budget of `max_steps` iterations
     times rows (None: `MAX_STEPS`), of moves of layers and of iterations; what the budget cuts short is not settled.
-    Where it has not, it runs longer, from the start again, within half the budget.
+    Else it runs longer, from the start again, within half the budget.
     """
-    usual, steps = usual_iterations(system.size), max_steps or MAX_STEPS
+    usual = max(min(max(40 * system.size, 4_000), 60_000), 4 * system.size)
+    steps = max_steps or MAX_STEPS
     most = min(steps // system.cost, _MOST_ITERATIONS)
 
     def tried(iterations: int) -> Cycle:
         history = run(system, masses, iterations, max_steps=steps)
-        found = _second_half(system, history)
-        return found if history.completed.size == iterations else found._replace(settled=False)
+        cycle = _second_half(system, history)
+        return cycle if history.completed.size == iterations else cycle._replace(settled=False)
 
     if usual > most:
         return tried(max(most // _UNSETTLED, 2))._replace(settled=False)
-    iterations, found = usual, tried(usual)
+    iterations, cycle = usual, tried(usual)
     for _ in range(_DOUBLINGS):
-        if found.settled or found.iterations != iterations or most // 2 < _LONGER * iterations:
+        if cycle.settled or cycle.iterations != iterations or most // 2 < _LONGER * iterations:
             break
         iterations = min(2 * iterations, most // 2)
-        found = tried(iterations)
-    return found
+        cycle = tried(iterations)
+    return cycle
 
 
 def _second_half(system: FluidMap, history: Run) -> Cycle:
@@ -581,21 +584,15 @@ def _second_half(system: FluidMap, history: Run) -> Cycle:
 def find_period(series: FloatArray, tolerance: float) -> int | None:
     """Smallest shift under which the last half of a series repeats what came before, or None.
 
-    Examples
-    --------
     >>> find_period(np.tile([0.0, 0.0, 2.4], 20), 1e-9)
     3
-    >>> find_period(np.arange(20.0), 1e-9) is None
-    True
     """
     half = series.size // 2
     tail = series[half:]
     shifts = np.arange(1, half + 1)
     # Weed out shifts at a few points first: the highest, for series of rare pulses, and some in between.
-    probes = np.concatenate(
-        [np.argsort(tail)[-_PROBES:], np.arange(tail.size - 1, -1, -max(1, half // _PROBES))]
-    )
-    for probe in half + probes:
+    between = np.arange(tail.size - 1, -1, -max(1, half // _PROBES))
+    for probe in half + np.concatenate([np.argsort(tail)[-_PROBES:], between]):
         shifts = shifts[np.abs(series[probe - shifts] - series[probe]) <= tolerance]
     for shift in shifts:
         if np.abs(tail - series[half - shift : series.size - shift]).max() <= tolerance:

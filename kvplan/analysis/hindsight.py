@@ -2,25 +2,17 @@
 
 An integer programme over start times, for small instances, in slots of one iteration: FC's model, in which an iteration
 takes as long whatever is in it. Request i, started in slot t, holds its stage weights w_i(0), w_i(1), … in slots t,
-t+1, … and is done when its n_i stages are; in no slot may more than the memory be held.
+t+1, …, n_i of them; in no slot may more than the memory be held.
 
-Neither evictions nor pauses help in hindsight, so runs without either bound every policy. Take any run and look at
-request i, done in slot f. In its last j slots before that it went through j stages at most, so j slots earlier it
-held at least w_i(n_i - 1 - j). Started late enough to run through to the same end it never holds more, and what was
-evicted of it before only held memory. The memory suffices, and everybody is done when they were.
+Neither evictions nor pauses help in hindsight, so runs without either bound every policy: in its last j slots before
+it is done a request goes through j stages at most, so started late enough to run through to the same end it never holds
+more than it did. Not so in engines, which keep the text of whoever is evicted and compute its KV again in the very
+iteration that goes on with it: it holds nothing for a while and loses no stage. Started late, everybody then takes in
+the slots up to any one at most what memory there was in all of them: memory not used may be used later.
 
-Not so in engines: they keep the text of whoever is evicted, and compute its KV again in the very iteration that goes
-on with it, so that it holds nothing for a while and loses no stage. Still, stage n_i - 1 - j is over j slots before the
-end, and took its memory in some slot until then. Started late, everybody then takes in the slots up to any one at most
-what memory there was in all of them: memory that is not used may be used later.
-
-Nor does it help to begin between slots, after a time without requests: begin each iteration in the slot that it
-falls into. Iterations are a slot long or more, so none share one; a request may then begin in the slot in which it
-arrives, somewhat before it is there, but its latency is counted as n_i at least. For arrivals at the borders of slots
-that is exact.
-
-Each metric has an optimum of its own: no schedule need reach two of them. Where HiGHS is not done in time, its dual
-bound is reported, which holds all the same.
+Each iteration may begin in the slot it falls into: none share one, since iterations are a slot long or more. A request
+may then begin somewhat before it is there, but its latency counts as n_i at least. Each metric has its own optimum.
+Where HiGHS does not prove it in so many nodes, its dual bound is reported, which holds all the same.
 
 References
 ----------
@@ -36,9 +28,8 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray
 
-MAX_VARIABLES = 20_000
-MAX_TERMS = 2_000_000  # of all memory constraints
-TIME_LIMIT_S = 60.0
+MAX_VARIABLES, MAX_TERMS = 20_000, 2_000_000  # of all memory constraints
+MAX_NODES = 300  # of the search: the same on a busy machine, unlike seconds
 _WHOLE = 1e-6  # within which a bound on whole numbers is one
 
 
@@ -51,70 +42,42 @@ class Metric(StrEnum):
 
 
 class Instance(NamedTuple):
-    """Requests and memory, in slots and tokens; arrays of shape (n_requests,).
-
-    Attributes
-    ----------
-    arrival : ndarray, slots
-    stages : ndarray of int64
-        Iterations n_i >= 1.
-    first_weight : ndarray of int64, tokens
-        Held in stage 0; a token more in each later one.
-    decode_tokens : ndarray of int64
-    capacity : int, tokens
-    block_tokens
-        Tokens are held in whole blocks.
-    evicted_go_on
-        An eviction loses no stages.
-    """
+    """Requests and memory, in slots and tokens; arrays of shape (n_requests,)."""
 
     arrival: FloatArray
-    stages: IntArray
-    first_weight: IntArray
+    stages: IntArray  # iterations n_i >= 1
+    first_weight: IntArray  # held in stage 0; a token more in each later one
     decode_tokens: IntArray
     capacity: int
-    block_tokens: int = 1
-    evicted_go_on: bool = False
+    block_tokens: int = 1  # tokens are held in whole blocks
+    evicted_go_on: bool = False  # an eviction loses no stages
+
+    def weights(self, i: int) -> IntArray:
+        """Tokens that a request holds in each of its stages."""
+        tokens = self.first_weight[i] + np.arange(self.stages[i])
+        return np.asarray(-(-tokens // self.block_tokens) * self.block_tokens)
 
 
 class Bound(NamedTuple):
-    """What no policy can surpass.
-
-    Attributes
-    ----------
-    bound
-        Not surpassed by any policy; the optimum itself where `proven`.
-    value
-        Of the best schedule found.
-    proven
-        Whether that schedule is optimal.
-    gap
-        Relative difference between the two; 0 where proven.
-    starts : tuple of (int or None), or None
-        The schedule: slot in which each request begins, None if never.
-    """
+    """What no policy can surpass: the optimum itself where `proven`; `gap` is relative to `value`."""
 
     metric: Metric
     bound: float
-    value: float | None
+    value: float | None  # of the best schedule found, in which ...
     proven: bool
     gap: float | None
-    starts: tuple[int | None, ...] | None
+    starts: tuple[int | None, ...] | None  # ... each request begins in this slot, or never
 
 
 def hindsight(
-    instance: Instance, metric: Metric, *, horizon: int | None = None, time_limit_s: float = TIME_LIMIT_S
+    instance: Instance, metric: Metric, *, horizon: int | None = None, nodes: int = MAX_NODES
 ) -> Bound:
-    """The optimum of one metric, or a bound on it.
-
-    Nothing counts after the slot `horizon`; all metrics but latency need one.
+    """Return the optimum of one metric, or a bound on it; all but latency need a horizon, after which nothing counts.
 
     Raises
     ------
     UsageError
         The programme is too large, or a request never fits.
-    ValueError
-        A horizon is missing, or of no use.
 
     Examples
     --------
@@ -126,10 +89,7 @@ def hindsight(
     >>> hindsight(two, Metric.COMPLETED, horizon=2).bound, hindsight(two, Metric.DECODE_TOKENS, horizon=2).bound
     (1.0, 2.0)
     """
-    if (horizon is None) is not (metric is Metric.LATENCY):
-        raise ValueError(f"{metric}: a horizon of {horizon} slots")
-    weights = [_weights(instance, i) for i in range(instance.stages.size)]
-    if any(w[-1] > instance.capacity for w in weights):
+    if any(instance.weights(i)[-1] > instance.capacity for i in range(instance.stages.size)):
         raise UsageError("hindsight: a request can never fit in the memory, even alone")
     release = np.floor(instance.arrival).astype(np.int64)
     # where nothing more arrives no slot need be empty before all is done
@@ -142,24 +102,16 @@ def hindsight(
             f"{MAX_TERMS:,} can be solved: fewer or shorter requests are wanted, or a nearer horizon"
         )
     owner = np.repeat(np.arange(choices.size), choices)
-    start = np.concatenate([release[i] + np.arange(choices[i]) for i in range(choices.size)])
-    if start.size == 0:
+    if owner.size == 0:
         return Bound(metric, 0.0, 0.0, proven=True, gap=0.0, starts=(None,) * choices.size)
-    worth = _worth(instance, metric, owner, start)
-    through = _solved(instance, metric, weights, owner, start, worth, end, time_limit_s)
+    start = np.concatenate([release[i] + np.arange(choices[i]) for i in range(choices.size)])
+    through = _solved(instance, metric, owner, start, end, nodes)
     if not instance.evicted_go_on:
         return through
-    bound = _solved(instance, metric, weights, owner, start, worth, end, time_limit_s, carried=True).bound
+    bound = _solved(instance, metric, owner, start, end, nodes, carried=True).bound
     gap = None if through.value is None else abs(through.value - bound) / max(abs(through.value), 1.0)
     proven = gap is not None and gap < _WHOLE
     return through._replace(bound=bound, proven=proven, gap=0.0 if proven else gap)
-
-
-def _weights(instance: Instance, i: int) -> IntArray:
-    block = instance.block_tokens
-    tokens = instance.first_weight[i] + np.arange(instance.stages[i])
-    whole: IntArray = -(-tokens // block) * block
-    return whole
 
 
 def _worth(instance: Instance, metric: Metric, owner: IntArray, start: IntArray) -> FloatArray:
@@ -171,81 +123,68 @@ def _worth(instance: Instance, metric: Metric, owner: IntArray, start: IntArray)
             return -instance.decode_tokens[owner].astype(np.float64)
         case Metric.LATENCY:
             stages = instance.stages[owner].astype(np.float64)
-            latency: FloatArray = np.maximum(start + stages - instance.arrival[owner], stages)
-            return latency
+            return np.asarray(np.maximum(start + stages - instance.arrival[owner], stages))
 
 
 def _solved(
     instance: Instance,
     metric: Metric,
-    weights: list[IntArray],
     owner: IntArray,
     start: IntArray,
-    worth: FloatArray,
     end: int,
-    time_limit_s: float,
+    nodes: int,
     *,
     carried: bool = False,
 ) -> Bound:
-    """The programme; with `carried`, memory that a slot leaves unused may be used in later ones."""
+    """Solve the programme; with `carried`, memory that a slot leaves unused may be used in later ones."""
     from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
     from scipy.sparse import coo_array, csr_array, eye_array, hstack  # type: ignore[import-untyped]
 
-    count, size = instance.stages.size, owner.size
-    held = np.concatenate([weights[i] for i in owner])
-    length = instance.stages[owner]
-    column = np.repeat(np.arange(size), length)
+    count, size, worth = instance.stages.size, owner.size, _worth(instance, metric, owner, start)
+    length, choice = instance.stages[owner], np.arange(size)
+    held = np.concatenate([instance.weights(i) for i in owner]).astype(np.float64)
     slot = np.repeat(start, length) + np.concatenate([np.arange(n) for n in length])
-    memory = coo_array((held.astype(np.float64), (slot, column)), shape=(end, size)).tocsr()
-    once = coo_array((np.ones(size), (owner, np.arange(size))), shape=(count, size)).tocsr()
+    memory = coo_array((held, (slot, np.repeat(choice, length))), shape=(end, size))
     latency = metric is Metric.LATENCY
-    slots = (
-        end if carried else 0
-    )  # what each leaves to the next is a variable; there is none before the first arrival
-    unused = (eye_array(end, slots) - eye_array(end, slots, k=-1)).tocsr()
+    # what each slot leaves to the next is a variable; there is none before the first arrival
+    slots = end if carried else 0
+    unused = eye_array(end, slots) - eye_array(end, slots, k=-1)
     most_unused = np.where(np.arange(slots) < start.min(), 0.0, np.inf)
-    last_weight = np.array(
-        [weights[i][-1] for i in owner], dtype=np.float64
-    )  # in its last slot it does hold that
-    last = coo_array((last_weight, (start + length - 1, np.arange(size))), shape=(end, size + slots)).tocsr()
+    last_weight = held[np.cumsum(length) - 1]  # in its last slot it does hold that
+    last = coo_array((last_weight, (start + length - 1, choice)), shape=(end, size + slots))
+    once = hstack([coo_array((np.ones(size), (owner, choice)), (count, size)), csr_array((count, slots))])
     result = milp(
         np.append(worth, np.zeros(slots)),
         integrality=np.append(np.ones(size), np.zeros(slots)),
         bounds=Bounds(0, np.append(np.ones(size), most_unused)),
         constraints=[
-            LinearConstraint(hstack([memory, unused]), -np.inf, float(instance.capacity)),
-            LinearConstraint(last, -np.inf, float(instance.capacity)),
-            LinearConstraint(hstack([once, csr_array((count, slots))]), 1.0 if latency else 0.0, 1.0),
+            LinearConstraint(hstack([memory, unused]).tocsr(), -np.inf, float(instance.capacity)),
+            LinearConstraint(last.tocsr(), -np.inf, float(instance.capacity)),
+            LinearConstraint(once.tocsr(), 1.0 if latency else 0.0, 1.0),
         ],
-        options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
+        options={"node_limit": nodes, "mip_rel_gap": 0.0},
     )
-    # nobody waits, or everybody is done: holds without any search
-    least = float(instance.stages.sum()) if latency else float(worth[_first_of_each(owner)].sum())
     proven, value = result.status == 0, None
     starts: tuple[int | None, ...] | None = None
     if result.x is not None:
         chosen = np.flatnonzero(result.x[:size] > 0.5)
         begun = dict(zip(owner[chosen].tolist(), start[chosen].tolist(), strict=True))
-        starts = tuple(begun.get(i) for i in range(count))
-        value = float(worth[chosen].sum())
-    dual = getattr(result, "mip_dual_bound", None)
+        starts, value = tuple(begun.get(i) for i in range(count)), float(worth[chosen].sum())
     if proven and value is not None:
         low = value
-    else:
-        low = least if dual is None or not math.isfinite(dual) else max(least, dual)
+    else:  # nobody waits, or everybody is done: holds without any search
+        first_choice = np.unique(owner, return_index=True)[1]
+        low = float(instance.stages.sum()) if latency else float(worth[first_choice].sum())
+        if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
+            low = max(low, result.mip_dual_bound)
         if not latency:
             low = math.ceil(low - _WHOLE)
-    scale = 1 / count if latency else -1.0
-    gap = getattr(result, "mip_gap", None)
+    gap = 0.0 if proven else result.mip_gap
     return Bound(
         metric,
-        bound=low * scale,
-        value=None if value is None else value * scale,
+        bound=low / count if latency else -low,
+        value=None if value is None else value / count if latency else -value,
         proven=proven,
-        gap=0.0 if proven else None if gap is None or not math.isfinite(gap) else float(gap),
+        gap=None if gap is None or not math.isfinite(gap) else float(gap),
         starts=starts,
     )
-
-
-def _first_of_each(owner: IntArray) -> IntArray:
-    return np.unique(owner, return_index=True)[1]

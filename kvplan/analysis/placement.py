@@ -46,15 +46,9 @@ def partitions(count: int, most: int) -> Iterator[tuple[Group, ...]]:
 def give_replicas(offered: Sequence[float], served: Sequence[float], replicas: int) -> tuple[int, ...]:
     """Give out replicas, at least one a group, so that the placement is worth most.
 
-    Parameters
-    ----------
-    offered, served
-        Requests/s offered to each group, and served by one replica of it.
-
-    References
-    ----------
-    In overload the next replica goes where it adds most, which is ever less; else to the group that needs most for what
-    it has (Adams' method): nobody has more than the quota rounded up, so nobody lacks more than there are groups.
+    `offered` and `served` are requests/s offered to each group, and served by one replica of it. In overload the next
+    replica goes where it adds most, which is ever less; else to the group that needs most for what it has (Adams'
+    method): nobody has more than the quota rounded up, so nobody lacks more than there are groups.
 
     Examples
     --------
@@ -111,11 +105,8 @@ def search(
     def of_known() -> dict[tuple[Group, ...], float]:
         return {groups: worth_of(groups) for groups in ways if known.keys() >= set(groups)}
 
-    heap, most, complete = (
-        [(-worth_of(way), at) for at, way in enumerate(ways)],
-        max(of_known().values()),
-        True,
-    )
+    heap = [(-worth_of(way), at) for at, way in enumerate(ways)]
+    most, complete = max(of_known().values()), True
     heapq.heapify(heap)
     while heap and -heap[0][0] > (1 + NEAR) * most:
         upper, at = heap[0]

@@ -23,14 +23,9 @@ def users_of(model: ServingModel) -> int:
 
 
 def with_part_of_users(model: ServingModel, factor: float) -> ServingModel:
-    """The model with all rates and users times a factor, users whole and not fewer; rates as if none waited longer.
+    """Return the model with all rates and users times a factor, users whole and not fewer.
 
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 100, (50,), (1.0,), 4.0)
-    >>> with_part_of_users(ServingModel((one,), Timing(0.02), Replica(100_000)), 0.5).total_rate_rps
-    2.0
+    Rates are as if none waited longer.
     """
     classes = []
     for c in model.classes:
@@ -42,22 +37,9 @@ def with_part_of_users(model: ServingModel, factor: float) -> ServingModel:
 
 
 def with_rates_of_users(model: ServingModel) -> ServingModel:
-    """The model with the rates that its users have at the equilibrium of a warm cache.
+    """Return the model with the rates that its users have at the equilibrium of a warm cache.
 
     Where they do not fit, those that they would have in a full replica if none of them had to wait.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.model.gaps import Exponential
-    >>> from kvplan.model.lengths import Lengths
-    >>> from kvplan.model.sessions import Sessions
-    >>> turn, once = Lengths.of({50: 1.0}), Lengths.of({1: 1.0})
-    >>> one = Sessions(Lengths.of({100: 1.0}), turn, turn, once, Exponential(10.0), users=44)
-    >>> some = RequestClass("a", 100, (50,), (1.0,), 1.0, sessions=one)
-    >>> found = with_rates_of_users(ServingModel((some,), Timing(0.02), Replica(100_000)))
-    >>> round(found.total_rate_rps, 9)  # each once in 10 s and 50 iterations
-    4.0
     """
     asking = [c.sessions for c in model.classes]
     if not users_of(model):
@@ -70,7 +52,7 @@ def with_rates_of_users(model: ServingModel) -> ServingModel:
     start = cached_replica(model)
 
     def at(tau: float) -> CachedReplica:
-        """The traffic where iterations take so long."""
+        """Traffic where iterations take so long."""
         streams = tuple(
             stream
             if one is None or one.users is None
@@ -80,7 +62,7 @@ def with_rates_of_users(model: ServingModel) -> ServingModel:
         return replace(start, streams=streams)
 
     def longer(tau: float) -> float:
-        """By how much an iteration then takes longer than that."""
+        """Excess of the time that an iteration then takes."""
         cached, time, none = at(tau), np.array([tau]), np.zeros(1)
         x = cached.rate_rps * time
         if cached.memory(x, time, none)[0][0] > cached.replica.capacity_tokens:
@@ -88,9 +70,8 @@ def with_rates_of_users(model: ServingModel) -> ServingModel:
         return float(cached.next_seconds(cached.found(x, time, none, none))[0]) - tau
 
     least = float(start.seconds(np.zeros(1), np.zeros(1))[0])
-    most = float(
-        full_memory(at(least)).iteration_time_s[0]
-    )  # of the mix that they ask for, whatever else comes
+    # of the mix that they ask for, whatever else comes
+    most = float(full_memory(at(least)).iteration_time_s[0])
     tried = np.geomspace(least, most, _TIMES).tolist()
     after = next((i for i, tau in enumerate(tried) if longer(tau) <= 0), None)
     tau = most

@@ -1,12 +1,13 @@
-"""What a prefix cache finds, which rates it sustains, and where it can collapse (theory §8).
+"""What a prefix cache finds, which rates it sustains, and where it can collapse (theory §8, §13).
 
 All of it is read off one curve, the rate λ(x) that is served at x admissions an iteration (`cache_states`). Reuse of
 one's own earlier turns lifts the middle of the curve but not its end, where requests in flight fill memory: above the
 rate there, one burst can empty the cache for good. A prompt that all share is always in use, and lifts the end too.
 
-A host tier lifts the end as long as nobody waits: what it keeps is found though requests in flight fill the GPU. But
-turns that wait in a queue are looked up later, and a queue long enough outlasts whatever is kept. So it guarantees
-nothing either; `host_tier` says how long a queue may be.
+A host tier has two characteristic times: what was left less than T ago is on the GPU, less than T2 ago on the host. Its
+hits survive a GPU full of requests in flight, so a replica that was just filled recovers at rates at which it would
+collapse without. They do not survive a queue: turns that wait longer than T2 find nothing of theirs. What is
+served *whatever has happened* is what the GPU alone serves; a bound on the wait keeps what the tier adds.
 """
 
 import math
@@ -15,9 +16,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.analysis.cache_states import FOREVER_S, CachedReplica, States
-from kvplan.model import FloatArray
+from kvplan.model import FloatArray, IntArray
 from kvplan.model.gaps import normal
 from kvplan.solve import falling_root
 
@@ -48,95 +50,44 @@ class Collapsed(NamedTuple):
 
 
 class CacheState(NamedTuple):
-    """A state of the replica at one rate.
+    """A state of the replica at one rate."""
 
-    Attributes
-    ----------
-    rate_rps
-        λ, requests/s.
-    admissions_per_iteration
-        x = λτ.
-    iteration_time_s
-        τ.
-    requests_in_flight
-        x·n.
-    characteristic_time_s
-        T, after which what nobody asks for is gone; None where everything fits.
-    hit_tokens
-        Prompt tokens of a request that are found, on average.
-    hit_ratio
-        Of the prompt tokens.
-    prefill_tokens_per_s
-        Prompt tokens computed.
-    kv_unique_tokens
-        K, referenced KV tokens, shared ones once.
-    cached_tokens
-        KV tokens left by requests that are done, and kept.
-    loop_gain
-        By how much a longer iteration lengthens the next ones through what is found; the state is stable below 1.
-        None where iterations lengthen themselves even with the same hits, as they can where the law is convex.
-    stable
-        Whether the curve λ(x) rises there.
-    host_hit_ratio
-        Of the prompt tokens, those that the host tier loads: part of the hit ratio.
-    host_time_s
-        T2, after which the host has nothing left either; None where everything fits. T without a host tier.
-    link_utilization
-        Share of the time in which it loads.
-    """
-
-    rate_rps: float
-    admissions_per_iteration: float
-    iteration_time_s: float
-    requests_in_flight: float
-    characteristic_time_s: float | None
-    hit_tokens: float
-    hit_ratio: float
+    rate_rps: float  # λ
+    admissions_per_iteration: float  # x = λτ
+    iteration_time_s: float  # τ
+    requests_in_flight: float  # x·n
+    characteristic_time_s: (
+        float | None
+    )  # T, after which what nobody asks for is gone; None where everything fits
+    hit_tokens: float  # prompt tokens of a request that are found, on average
+    hit_ratio: float  # of the prompt tokens
     prefill_tokens_per_s: float
-    kv_unique_tokens: float
-    cached_tokens: float
+    kv_unique_tokens: float  # K, referenced KV tokens, shared ones once
+    cached_tokens: float  # KV tokens left by requests that are done, and kept
+    # by how much a longer iteration lengthens the next ones through what is found, below 1 in a stable state; None
+    # where iterations lengthen themselves even with the same hits, as they can where the law is convex
     loop_gain: float | None
-    stable: bool
-    host_hit_ratio: float
-    host_time_s: float | None
-    link_utilization: float
+    stable: bool  # the curve λ(x) rises there
+    host_hit_ratio: float  # of the prompt tokens, part of the hit ratio
+    host_time_s: float | None  # T2, after which the host has nothing left either; T without a host tier
+    link_utilization: float  # share of the time in which it loads
 
 
 class PrefixCache(NamedTuple):
-    """The prefix cache at the offered load.
-
-    Attributes
-    ----------
-    sustainable_rps
-        Guaranteed: no state is left in which requests in flight fill memory. Good: a state exists at all.
-    reusable_ratio
-        Share of the prompt tokens that an infinite cache finds.
-    warm
-        The state that traffic reaches from an empty replica; None where there is none.
-    expected
-        The same with fluctuations, where memory holds fewer than `FLUCTUATING_STREAMS` releases and requests come at a
-        rate; None where they leave none.
-    states
-        All, by requests in flight: stable, unstable, stable, …
-    separatrix_in_flight
-        Requests in flight beyond which the warm state is lost; None where there is no such number.
-    collapse_possible
-        Whether the offered rate is above the guaranteed one, or a second stable state exists.
-    collapsed
-        None where it does not exist.
-    streams_in_memory
-        How many releases memory holds, M/E[L]; None where nothing private is reused. Below some 100 fluctuations
-        count, and near the good rate a warm cache is lost by itself.
-    """
+    """The prefix cache at the offered load."""
 
     sustainable_rps: SustainableRates
-    reusable_ratio: float
-    warm: CacheState | None
+    reusable_ratio: float  # share of the prompt tokens that an infinite cache finds
+    warm: CacheState | None  # that traffic reaches from an empty replica
+    # the same with fluctuations, where memory holds fewer than `FLUCTUATING_STREAMS` releases and requests come at a
+    # rate; None where they leave no state
     expected: CacheState | None
-    states: tuple[CacheState, ...]
-    separatrix_in_flight: float | None
-    collapse_possible: bool
+    states: tuple[CacheState, ...]  # by requests in flight: stable, unstable, stable, …
+    separatrix_in_flight: float | None  # requests in flight beyond which the warm state is lost
+    collapse_possible: bool  # the offered rate is above the guaranteed one, or a second stable state exists
     collapsed: Collapsed | None
+    # releases that memory holds, M/E[L]; None where nothing private is reused. Below some 100 fluctuations count, and
+    # near the good rate a warm cache is lost by itself.
     streams_in_memory: float | None
 
 
@@ -152,20 +103,14 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     A prompt that all share raises the guaranteed rate, from 9.223 to 24.225 requests/s:
 
     >>> from kvplan.model import Replica, RequestClass, ServingModel, Timing
-    >>> from kvplan.model.gaps import Exponential
     >>> from kvplan.analysis.cache_states import cached_replica
-    >>> from kvplan.model.reuse import Reuse, SharedPrompt
+    >>> from kvplan.model.reuse import SharedPrompt
     >>> def rates(**caching):
     ...     one = RequestClass("a", 1000, (200,), (1.0,), 8.0, **caching)
     ...     model = ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000))
     ...     return [round(rate, 4) for rate in prefix_cache(cached_replica(model)).sustainable_rps]
     >>> rates(), rates(shared=(SharedPrompt(800),))
     ([9.2232, 9.2232], [24.2247, 24.2247])
-
-    One's own earlier turns do not:
-
-    >>> rates(reuse=Reuse(800, 1.0, Exponential(1.0)))[0]
-    9.2232
     """
     curve = _curve(cached, _most(_ends(cached)))
     if cached.users is None:
@@ -177,12 +122,13 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
         guaranteed, good = population.guaranteed_rps, population.good_rps
         danger = cached.users > float(_users(cached, curve)[-1]) * (1 + _SAME)
         passes = _passes_of_users(cached, curve, cached.users)
-    states = tuple(_state(cached, found, rising) for found, rising in passes)
+    states = tuple(_state(cached, at, rising) for at, rising in passes)
     stable = [state for state in states if state.stable]
     beyond = [state for state in states if not state.stable]
     alone = cached.on_gpu_alone
     end = alone.states(np.array([min(_ends(alone).values())]), warm=False)
-    streams = streams_in_memory(cached)
+    # how many requests' KV memory holds where they are asked for again
+    streams = cached.replica.capacity_tokens / cached.left if cached.private and cached.left else None
     warm = stable[0] if stable else None
     few = warm is not None and streams is not None and streams < FLUCTUATING_STREAMS and cached.users is None
     return PrefixCache(
@@ -199,7 +145,7 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
 
 
 def sustainable_rates(cached: CachedReplica) -> SustainableRates:
-    """Those of `prefix_cache`, of open arrivals: the same at whatever rate they come."""
+    """Return those of `prefix_cache`, of open arrivals: the same at whatever rate they come."""
     return _open_rates(cached, _curve(cached, _most(_ends(cached))))
 
 
@@ -208,13 +154,8 @@ def _open_rates(cached: CachedReplica, curve: States) -> SustainableRates:
     return SustainableRates(guaranteed, max(float(_served(cached, curve).max()), guaranteed))
 
 
-def streams_in_memory(cached: CachedReplica) -> float | None:
-    """How many requests' KV memory holds where they are asked for again; None where none is."""
-    return cached.replica.capacity_tokens / cached.left if cached.private and cached.left else None
-
-
 def guaranteed_rates(cached: CachedReplica) -> dict[str, float]:
-    """The guaranteed rate under each limit alone, requests/s, by the limit's name; of users, under all of them."""
+    """Guaranteed rate under each limit alone, requests/s, by the limit's name; of users, under all of them."""
     if cached.users is not None:
         return {"memory": population_of(cached).guaranteed_rps}
     alone = cached.on_gpu_alone
@@ -229,10 +170,6 @@ def full_rate(cached: CachedReplica) -> float:
     """Rate at which requests leave where those in flight fill the replica and others wait, requests/s.
 
     The host tier still has what was left in the last T2 seconds; what requests wait, `cached.wait_s`, is part of it.
-
-    References
-    ----------
-    New, theory §13, where nobody waits.
     """
     return min(_fastest(cached, x) for x in _ends(cached).values())
 
@@ -261,10 +198,9 @@ def _population(cached: CachedReplica, curve: States, part: float = 1.0) -> Popu
     peak = int(falls[0]) if falls.size else users.size - 1
     least = min(float(users[peak:].min()), _least_waiting_users(cached))
     good, guaranteed = float(users[peak]), part * least
-    first = users[: peak + 1] <= guaranteed
-    return Population(
-        guaranteed, good, float(rates[: peak + 1][first].max(initial=0.0)), float(rates[: peak + 1].max())
-    )
+    upto = rates[: peak + 1]
+    safe = upto[users[: peak + 1] <= guaranteed]
+    return Population(guaranteed, good, float(safe.max(initial=0.0)), float(upto.max()))
 
 
 def _least_waiting_users(cached: CachedReplica) -> float:
@@ -272,37 +208,82 @@ def _least_waiting_users(cached: CachedReplica) -> float:
     if cached.replica.offload is None:
         return math.inf
     running = min(_ends(cached).values()) * cached.stages
-    waits: list[float] = np.linspace(0.0, wait_without_hits_s(cached), _WAITS).tolist()
+    waits: list[float] = np.linspace(0.0, _wait_without_hits_s(cached), _WAITS).tolist()
     return min(running + full_rate(replace(cached, wait_s=w)) * (w + cached.think_s) for w in waits)
 
 
-def wait_without_hits_s(cached: CachedReplica) -> float:
+def _wait_without_hits_s(cached: CachedReplica) -> float:
     """A wait in the queue of a full replica after which its host tier has nothing left of what it is waited for."""
     forever = replace(cached, wait_s=FOREVER_S)
     return float(forever.states(np.array([_ends(forever)["memory"]]), warm=False).reaches_s[0])
 
 
-def _users(cached: CachedReplica, found: States) -> FloatArray:
+class HostTier(NamedTuple):
+    """The host tier at the offered load."""
+
+    hit_ratio: float | None  # share of the prompt tokens that are loaded from it
+    characteristic_time_s: float | None  # T2; None where everything fits
+    link_utilization: float | None  # share of the time in which it loads
+    recovers_up_to_rps: (
+        float  # rate up to which a replica full of requests, with none waiting, gets warm again
+    )
+    # seconds of waiting from which it comes back at the offered rate; None: from any, or from none
+    longest_wait_s: float | None
+    without: SustainableRates  # that the GPU alone serves
+
+
+def host_tier(cached: CachedReplica, warm: CacheState | None) -> HostTier | None:
+    """What the host tier does at the offered load, where `warm` is the state of the warm cache; None without one."""
+    if cached.replica.offload is None:
+        return None
+    alone = cached.on_gpu_alone
+    if cached.users is None:
+        without = sustainable_rates(alone)
+    else:
+        population = population_of(alone)
+        without = SustainableRates(population.guaranteed_rps, population.good_rps)
+    return HostTier(
+        hit_ratio=warm and warm.host_hit_ratio,
+        characteristic_time_s=warm and warm.host_time_s,
+        link_utilization=warm and warm.link_utilization,
+        recovers_up_to_rps=full_rate(cached),
+        longest_wait_s=_longest_wait_s(cached),
+        without=without,
+    )
+
+
+def _longest_wait_s(cached: CachedReplica) -> float | None:
+    """How long requests may wait so that a full replica still serves more than is offered; None: whatever, or never.
+
+    With a wait W gaps that begin with an answer are W longer.
+    """
+
+    def more(wait_s: float) -> float:
+        return full_rate(replace(cached, wait_s=wait_s)) - cached.rate_rps
+
+    longest = _wait_without_hits_s(cached)
+    if more(0.0) <= 0 or more(longest) > 0:
+        return None
+    wait = falling_root(lambda w: np.array([more(float(w[0]))]), np.zeros(1), np.array([longest]))
+    return float(wait[0])
+
+
+def _users(cached: CachedReplica, states: States) -> FloatArray:
     """How many users lead to each state."""
-    users: FloatArray = found.admissions * cached.stages + _served(cached, found) * cached.think_s
-    return users
+    return np.asarray(states.admissions * cached.stages + _served(cached, states) * cached.think_s)
 
 
 def _passes_of_users(cached: CachedReplica, curve: States, users: int) -> list[tuple[States, bool]]:
     """The states of so many users, and whether they are stable."""
-    enough = _users(cached, curve) >= users
-    found = np.flatnonzero(enough[1:] != enough[:-1])
-    if not found.size:
+    crossings, rising, sign = _crossings(_users(cached, curve) >= users)
+    if not crossings.size:
         return []
-    rising = enough[found + 1]
-    sign = np.where(rising, 1.0, -1.0)
 
     def short_of(x: FloatArray) -> FloatArray:
         return sign * (users - _users(cached, cached.states(x)))
 
-    x = falling_root(short_of, curve.admissions[found], curve.admissions[found + 1])
-    states = cached.states(x)
-    return [(states.at(slice(i, i + 1)), bool(up)) for i, up in enumerate(rising)]
+    x = falling_root(short_of, curve.admissions[crossings], curve.admissions[crossings + 1])
+    return _each(cached.states(x), rising)
 
 
 def full_memory(cached: CachedReplica) -> States:
@@ -314,9 +295,9 @@ def full_memory(cached: CachedReplica) -> States:
     return alone.states(np.array([_ends(alone)["memory"]]), warm=False)
 
 
-def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
-    x, tau, age = found.admissions, found.iteration_time_s, found.keeps_s
-    hits, rate = float(found.hits[0]), float(found.rate_rps[0])
+def _state(cached: CachedReplica, at: States, stable: bool) -> CacheState:
+    x, tau, age = at.admissions, at.iteration_time_s, at.keeps_s
+    hits, rate = float(at.hits[0]), float(at.rate_rps[0])
     in_flight = float(cached.memory(x, tau, np.zeros(1))[0][0])
     kept = float(cached.memory(x, tau, age)[0][0])
 
@@ -334,30 +315,27 @@ def _state(cached: CachedReplica, found: States, stable: bool) -> CacheState:
         prefill_tokens_per_s=rate * (cached.prefill - cached.saves * hits),
         kv_unique_tokens=in_flight,
         cached_tokens=kept - in_flight,
-        loop_gain=0.0 if cached.hit_curve else loop_gain(cached, found),
+        loop_gain=0.0 if cached.hit_curve else loop_gain(cached, at),
         stable=stable,
-        host_hit_ratio=float(found.loads[0]) / cached.mean("prompt"),
-        host_time_s=until_gone(float(found.reaches_s[0])),
-        link_utilization=float(link_utilization(cached, found)[0]),
+        host_hit_ratio=float(at.loads[0]) / cached.mean("prompt"),
+        host_time_s=until_gone(float(at.reaches_s[0])),
+        link_utilization=float(link_utilization(cached, at)[0]),
     )
 
 
-def loop_gain(cached: CachedReplica, found: States) -> float | None:
-    """Slope of the map τ → K → T → hits → τ' at a state and its rate; `found` is one state.
+def loop_gain(cached: CachedReplica, state: States) -> float | None:
+    """Slope of the map τ → K → T → hits → τ' at one state and its rate.
 
-    For private streams and a linear law it is K·τ·(d2/d0)·q·f(T)/(1 - q·F(T)), f the density of the gaps.
-
-    References
-    ----------
-    New, theory §8; shared prompts, gaps from arrivals and other laws of the iteration time here.
+    For private streams and a linear law it is K·τ·(d2/d0)·q·f(T)/(1 - q·F(T)), f the density of the gaps (new, theory
+    §8; shared prompts, gaps from arrivals and other laws of the iteration time here).
     """
-    x, tau = found[:2]
-    rate = float(found.rate_rps[0])
-    of_gpu, of_all = (_hits_by_tau(cached, x, tau, age) for age in (found.keeps_s, found.reaches_s))
+    x, tau = state[:2]
+    rate = float(state.rate_rps[0])
+    of_gpu, of_all = (_hits_by_tau(cached, x, tau, age) for age in (state.keeps_s, state.reaches_s))
     # and an iteration, at this rate, on what it reads and on what is found: exact where the law is linear
-    by_tau = _slope(lambda t: cached.seconds(rate * t, found.hits.repeat(2)), float(tau[0]), float(tau[0]))
-    by_tau += rate * float(found.loads[0]) * cached.load_s
-    by_hits = _slope(lambda h: cached.seconds(x.repeat(2), h), float(found.hits[0]), cached.reusable)
+    by_tau = _slope(lambda t: cached.seconds(rate * t, state.hits.repeat(2)), float(tau[0]), float(tau[0]))
+    by_tau += rate * float(state.loads[0]) * cached.load_s
+    by_hits = _slope(lambda h: cached.seconds(x.repeat(2), h), float(state.hits[0]), cached.reusable)
     if by_tau >= 1:
         return None
     by_loads = float(x[0]) * cached.load_s
@@ -366,10 +344,7 @@ def loop_gain(cached: CachedReplica, found: States) -> float | None:
 
 
 def _hits_by_tau(cached: CachedReplica, x: FloatArray, tau: FloatArray, age: FloatArray) -> float:
-    """By how much a longer iteration, at the same rate, changes the tokens found of a request; of one state.
-
-    `age` is what fills a memory, and changes with it.
-    """
+    """By how much a longer iteration, at the same rate, changes the tokens found; `age` fills a memory, and follows."""
     rate = float(x[0]) / float(tau[0])
     share, tokens, stages = cached.shared
     window = float(age[0]) + np.array([one.stages * float(tau[0]) for one in cached.private])
@@ -403,13 +378,7 @@ def with_fluctuations(cached: CachedReplica) -> CacheState | None:
     A piece left g ago is found with probability N((M - K - ℓ - C(g))/σ(g)): C(g) what was left since and is not in
     use, σ² its variance and that of KV usage, ℓ = E[L²]/(2E[L]) the part of its own release that goes before it.
 
-    Returns
-    -------
-    None where no state is left.
-
-    References
-    ----------
-    New, theory §8, "Second order"; Var K at a constant iteration time.
+    None where no state is left (new, theory §8, "Second order"; Var K at a constant iteration time).
     """
     rate, capacity = cached.rate_rps, cached.replica.capacity_tokens
     before = cached.mean("left_squares") / (2 * cached.left) if cached.left else 0.0
@@ -419,13 +388,12 @@ def with_fluctuations(cached: CachedReplica) -> CacheState | None:
         x, tau = (np.broadcast_to(values[:, None], age.shape) for values in (rate * tau, tau))
         total = cached.memory(x, tau, age)[0]
         spread = np.sqrt(x * cached.mean("held_squares") + cached.stock_variance(x, tau, age))
-        found = normal((capacity - before - total) / spread)
+        kept_yet = normal((capacity - before - total) / spread)
         stages = cached.hits(x, tau, age)
-        passed = np.diff(stages, axis=1) * (found[:, 1:] + found[:, :-1]) / 2
-        total_hits: FloatArray = stages[:, 0] + passed.sum(axis=1)
-        return total_hits
+        passed = np.diff(stages, axis=1) * (kept_yet[:, 1:] + kept_yet[:, :-1]) / 2
+        return np.asarray(stages[:, 0] + passed.sum(axis=1))
 
-    def found(tau: FloatArray) -> States:
+    def states(tau: FloatArray) -> States:
         sharp = cached.found(rate * tau, tau, np.zeros(tau.shape), np.zeros(tau.shape))
         here = hits(tau, sharp.keeps_s, capacity)
         if cached.reach_tokens == capacity:
@@ -434,7 +402,7 @@ def with_fluctuations(cached: CachedReplica) -> CacheState | None:
         return sharp._replace(hits=everywhere, loads=everywhere - here)
 
     def longer(tau: FloatArray) -> FloatArray:
-        return cached.next_seconds(found(tau)) - tau
+        return cached.next_seconds(states(tau)) - tau
 
     least = float(cached.seconds(np.zeros(1), np.zeros(1))[0])
     most = float(cached.states(np.array([_ends(cached)["memory"]]), warm=False).iteration_time_s[0])
@@ -443,25 +411,15 @@ def with_fluctuations(cached: CachedReplica) -> CacheState | None:
     if not settled.size:
         return None
     i = max(int(settled[0]), 1)
-    return _state(cached, found(falling_root(longer, tau[i - 1 : i], tau[i : i + 1])), True)
+    return _state(cached, states(falling_root(longer, tau[i - 1 : i], tau[i : i + 1])), True)
 
 
 def recovered_share(decode_tokens: float, victim_tokens: float) -> float:
-    """Share of what a preempted request had computed that it finds again when it is readmitted.
+    """Share of what a preempted request had computed, `victim_tokens` on average, that it finds when readmitted.
 
     Until a running request completes and makes room, those running take one token each an iteration from the victim's
-    pages: with memoryless lengths an exponential number of tokens of mean `decode_tokens`.
-
-    Parameters
-    ----------
-    decode_tokens
-        Mean decode length of the requests.
-    victim_tokens
-        Tokens that a victim had computed, on average.
-
-    References
-    ----------
-    New, theory §8. An upper estimate where decode lengths vary little.
+    pages: with memoryless lengths an exponential number of tokens of mean `decode_tokens`. An upper estimate where
+    decode lengths vary little (new, theory §8).
 
     Examples
     --------
@@ -472,34 +430,28 @@ def recovered_share(decode_tokens: float, victim_tokens: float) -> float:
     return 1.0 + math.expm1(-ratio) / ratio
 
 
-# ------------------------------------------------------------------------------------------------ the curve
-
-
 def _ends(cached: CachedReplica) -> dict[str, float]:
     """Admissions an iteration at which each limit is reached where nothing is kept that is not referenced."""
     replica = cached.replica
 
     def used(x: FloatArray) -> FloatArray:
         cold = cached.states(x, warm=False)
-        total: FloatArray = cached.memory(x, cold.iteration_time_s, np.zeros(x.shape))[0]
-        return total
+        return np.asarray(cached.memory(x, cold.iteration_time_s, np.zeros(x.shape))[0])
 
     def computed(x: FloatArray) -> FloatArray:
         return x * (cached.computed - cached.saves * cached.states(x, warm=False).hits)
 
     share, tokens, stages = cached.shared
     overlap = float((share * tokens) @ stages) + sum(one.reused * one.stages for one in cached.private)
-    reached = (
-        _reached_by_few_steps if cached.timing.is_convex else _reached
-    )  # where each step takes a transform
-    found = {"memory": reached(used, replica.capacity_tokens, cached.held, overlap)}
+    # each step takes a transform where the law has a knee
+    reached = _reached_by_few_steps if cached.timing.is_convex else _reached
+    ends = {"memory": reached(used, replica.capacity_tokens, cached.held, overlap)}
     if replica.max_num_seqs is not None:
-        found["max_num_seqs"] = replica.max_num_seqs / cached.stages
-    if replica.max_num_batched_tokens is not None:
-        found["max_num_batched_tokens"] = reached(
-            computed, replica.max_num_batched_tokens, cached.computed, cached.saves * cached.reusable
-        )
-    return found
+        ends["max_num_seqs"] = replica.max_num_seqs / cached.stages
+    if (budget := replica.max_num_batched_tokens) is not None:
+        saved = cached.saves * cached.reusable
+        ends["max_num_batched_tokens"] = reached(computed, budget, cached.computed, saved)
+    return ends
 
 
 def _most(ends: dict[str, float]) -> float:
@@ -522,7 +474,7 @@ def _reached(amount: Callable[[FloatArray], FloatArray], limit: float, need: flo
 def _reached_by_few_steps(
     amount: Callable[[FloatArray], FloatArray], limit: float, need: float, saved: float
 ) -> float:
-    """The same, of an amount that grows."""
+    """Where an amount that grows with x reaches a limit."""
     low, high = np.array([limit / need]), np.array([limit / (need - saved)])
     if not saved or float(amount(low)[0]) >= limit:
         return float(low[0])
@@ -533,18 +485,17 @@ def _fastest(cached: CachedReplica, end: float) -> float:
     """Largest rate served without anything kept, at up to so many admissions an iteration."""
 
     def rates(x: FloatArray) -> FloatArray:
-        found = cached.states(x, warm=False)
-        served: FloatArray = found.rate_rps / np.maximum(link_utilization(cached, found), 1.0)
-        return served
+        states = cached.states(x, warm=False)
+        return np.asarray(states.rate_rps / np.maximum(link_utilization(cached, states), 1.0))
 
     if not cached.timing.is_convex:
         return float(rates(np.array([end]))[0])
     x = end * np.geomspace(_SPAN, 1.0, _POINTS_CONVEX)
     for _ in range(_ZOOMS):
-        found = rates(x)
-        best = int(np.argmax(found))
+        served = rates(x)
+        best = int(np.argmax(served))
         x = np.linspace(x[max(best - 1, 0)], x[min(best + 1, x.size - 1)], _ZOOM)
-    return float(found.max())
+    return float(served.max())
 
 
 def _curve(cached: CachedReplica, most: float) -> States:
@@ -554,45 +505,48 @@ def _curve(cached: CachedReplica, most: float) -> States:
     """
     points = _POINTS_CONVEX if cached.timing.is_convex else _POINTS
     alone = cached.rate_rps * float(cached.seconds(np.zeros(1), np.zeros(1))[0])
-    found = cached.states(np.geomspace(min(most * _SPAN, alone * (1 - _SAME)), most, points))
+    curve = cached.states(np.geomspace(min(most * _SPAN, alone * (1 - _SAME)), most, points))
     for _ in range(_ZOOMS):
-        x, best = found.admissions, int(np.argmax(_served(cached, found)))
+        x, best = curve.admissions, int(np.argmax(_served(cached, curve)))
         low, peak, high = x[max(best - 1, 0)], x[best], x[min(best + 1, x.size - 1)]
         closer = np.unique(np.concatenate([np.linspace(low, peak, _ZOOM), np.linspace(peak, high, _ZOOM)]))
-        closer = np.setdiff1d(closer, x)
-        together = States(*map(np.concatenate, zip(found, cached.states(closer), strict=True)))
-        found = together.at(np.argsort(together.admissions))
-    return found
+        further = cached.states(np.setdiff1d(closer, x))
+        together = States(*map(np.concatenate, zip(curve, further, strict=True)))
+        curve = together.at(np.argsort(together.admissions))
+    return curve
 
 
-def _served(cached: CachedReplica, found: States) -> FloatArray:
+def _served(cached: CachedReplica, states: States) -> FloatArray:
     """Rates of states that the token budget and the link to the host allow, else 0."""
     budget = cached.replica.max_num_batched_tokens
-    computed = found.admissions * (cached.computed - cached.saves * found.hits)
-    too_much = (computed > (budget or math.inf) * (1 + _SAME)) | (link_utilization(cached, found) > 1 + _SAME)
-    return np.where(too_much, 0.0, found.rate_rps)
+    computed = states.admissions * (cached.computed - cached.saves * states.hits)
+    too_much = computed > (budget or math.inf) * (1 + _SAME)
+    return np.where(too_much | (link_utilization(cached, states) > 1 + _SAME), 0.0, states.rate_rps)
 
 
-def link_utilization(cached: CachedReplica, found: States) -> FloatArray:
-    """Share of the time in which the link to the host loads; 0 without one.
-
-    References
-    ----------
-    New, theory §13: dx·H2.
-    """
+def link_utilization(cached: CachedReplica, states: States) -> FloatArray:
+    """Share of the time in which the link to the host loads, dx·H2 (new, theory §13); 0 without one."""
     tier = cached.replica.offload
-    return found.rate_rps * found.loads * (0.0 if tier is None else tier.load_s)
+    return states.rate_rps * states.loads * (0.0 if tier is None else tier.load_s)
+
+
+def _crossings(above: NDArray[np.bool_]) -> tuple[IntArray, NDArray[np.bool_], FloatArray]:
+    """Points after which a curve passes a level, whether it rises there, and the sign that makes it fall."""
+    crossings = np.flatnonzero(above[1:] != above[:-1])
+    rising = above[crossings + 1]
+    return crossings, rising, np.where(rising, 1.0, -1.0)
+
+
+def _each(states: States, rising: NDArray[np.bool_]) -> list[tuple[States, bool]]:
+    return [(states.at(slice(i, i + 1)), bool(up)) for i, up in enumerate(rising)]
 
 
 def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[States, bool]]:
     """The states at which the curve passes a rate, and whether it rises there."""
-    above = _served(cached, curve) >= rate
-    found = np.flatnonzero(above[1:] != above[:-1])
-    if not found.size:
+    crossings, rising, sign = _crossings(_served(cached, curve) >= rate)
+    if not crossings.size:
         return []
-    rising = above[found + 1]
-    sign = np.where(rising, 1.0, -1.0)
-    low, high = curve.at(found), curve.at(found + 1)
+    low, high = curve.at(crossings), curve.at(crossings + 1)
     kept, reach = np.minimum(low.keeps_s, high.keeps_s), np.minimum(low.reaches_s, high.reaches_s)
 
     def longer(tau: FloatArray) -> FloatArray:  # than τ itself, at this rate: theory's map
@@ -604,4 +558,4 @@ def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[Sta
     states = cached.states(rate * falling_root(longer, low.iteration_time_s, high.iteration_time_s))
     if (np.abs(states.rate_rps - rate) > _SAME * rate).any():  # the map need not pass where the curve does
         states = cached.states(falling_root(short_of, low.admissions, high.admissions))
-    return [(states.at(slice(i, i + 1)), bool(up)) for i, up in enumerate(rising)]
+    return _each(states, rising)

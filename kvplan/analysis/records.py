@@ -19,28 +19,21 @@ class Sensitivity(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """By how much the sustainable rate grows with a tenth more of a limit, or with a time a tenth shorter.
+    """Growth of the sustainable rate with a tenth more of a limit, or with a time a tenth shorter."""
 
-    `name` is a field of `Sensitivity`.
-    """
-
-    name: str
+    name: str  # a field of `Sensitivity`
     gain: float
 
 
 class Load(NamedTuple):
-    """What is offered against what can be sustained; the keys of the report's `load` block.
-
-    `load_factor_max` α scales every rate until the first limit is met. The range of the sustainable rate is that of
-    the timing's error band; None where it has none.
-    """
+    """What is offered against what can be sustained: the report's `load` block."""
 
     offered_rps: float
     work_rate: float
-    load_factor_max: float
+    load_factor_max: float  # α, which scales every rate until the first limit is met
     headroom: float
     sustainable_rps: float
-    sustainable_rps_range: tuple[float, float] | None
+    sustainable_rps_range: tuple[float, float] | None  # of the timing's error band
     sustainable_decode_tokens_per_s: float
     sensitivity: Sensitivity
 

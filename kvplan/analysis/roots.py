@@ -7,9 +7,8 @@ where F(θ) = Σ_k w_k r^-k e^(-ikθ) winds once clockwise for every root *outsi
 * `count_outside` counts those windings rigorously. A few FFTs give Taylor polynomials of F on small arcs; their
   tail and the rounding of the FFT are bounded, so on every arc F provably stays in a half plane, once the arcs
   that pass near a root have been halved often enough. Where the bounds do not suffice the answer is None, never
-  a guess.
-  Where all ratios of neighbouring coefficients are below r, or all above, no circle is needed: every root is inside,
-  or every one outside (Eneström-Kakeya).
+  a guess. Where all ratios of neighbouring coefficients are below r, or all above, no circle is needed: every root is
+  inside, or every one outside (Eneström-Kakeya).
 * `largest_root` brackets the spectral radius between radii with and without roots outside, finds the roots
   near a circle by Newton steps on the same Taylor polynomials, and proves that none lies further out. In long
   polynomials the first circle is where the turns between samples, which prove nothing, say that the roots end.
@@ -18,7 +17,6 @@ References: new, theory §3 ("Numerics"); the winding count is the argument prin
 """
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -69,12 +67,7 @@ class Arcs(NamedTuple):
 
 
 def expand_on_circle(coefficients: FloatArray) -> Arcs:
-    """Expand Σ_k c_k e^(-ikθ) in Taylor polynomials, one FFT for each order.
-
-    Parameters
-    ----------
-    coefficients : ndarray, shape (L,)
-    """
+    """Expand Σ_k c_k e^(-ikθ), coefficients of shape (L,), in Taylor polynomials, one FFT for each order."""
     size = coefficients.size
     n = _samples(size)
     half_width = math.pi / n
@@ -94,7 +87,7 @@ def expand_on_circle(coefficients: FloatArray) -> Arcs:
 
 
 def _samples(size: int) -> int:
-    """How many points of a circle an FFT takes for so many coefficients."""
+    """Points of a circle that an FFT takes for so many coefficients."""
     return 1 << max(6, math.ceil(math.log2(_SAMPLES_PER_COEFFICIENT * size)))
 
 
@@ -129,21 +122,16 @@ def _halving_matrices(order: int) -> tuple[FloatArray, FloatArray]:
 
 
 def count_outside(w: FloatArray, radius: float = 1.0, *, relative_error: float = 0.0) -> int | None:
-    """Number of roots of modulus greater than `radius`, proved, or None where rounding forbids a proof.
+    """Count the roots of modulus greater than `radius`, proved; None where rounding forbids a proof.
+
+    None also when a root lies on the circle, and beyond `MOST` coefficients that do not all fall or rise.
 
     Parameters
     ----------
     w : ndarray, shape (L,)
         Positive coefficients, highest power first.
-    radius
-        Positive.
     relative_error
         Bound on the relative error of each coefficient; the count holds for every polynomial within it.
-
-    Returns
-    -------
-    int or None
-        None also when a root lies on the circle, and beyond `MOST` coefficients that do not all fall or rise.
 
     Examples
     --------
@@ -216,20 +204,10 @@ def _roots_near(arcs: Arcs, radius: float) -> ComplexArray:
 
 
 def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
-    """Spectral radius: the largest modulus of a root.
+    """Spectral radius: the largest modulus of a root; arguments as of `count_outside`.
 
-    Parameters
-    ----------
-    w : ndarray, shape (L,)
-        Positive coefficients, highest power first.
-    relative_error
-        Bound on the relative error of each coefficient; the certificate holds within it.
-
-    Returns
-    -------
-    LargestRoot
-        Modulus 0, certified, for L = 1, which has no roots. Beyond `MOST` coefficients an estimate, from sums of
-        neighbouring ones: roots near the real axis hardly move.
+    0, certified, for L = 1, which has no roots. Beyond `MOST` coefficients an estimate, from sums of neighbouring ones:
+    roots near the real axis hardly move.
 
     Examples
     --------
@@ -281,7 +259,7 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
 
 
 def _guess(w: FloatArray, low: float, high: float) -> float:
-    """A radius near the largest modulus, from turns between samples: one FFT a circle, and no proof."""
+    """Guess a radius near the largest modulus from turns between samples: one FFT a circle, and no proof."""
     while high > low * (1 + 0.5 / w.size):
         radius = math.sqrt(low * high)
         values = np.fft.rfft(_scaled(w, radius)[0], _samples(w.size))
@@ -293,11 +271,11 @@ def _guess(w: FloatArray, low: float, high: float) -> float:
     return high
 
 
-def all_inside_exact(coefficients: Sequence[int]) -> bool | None:
-    """Whether every root lies strictly inside the unit circle, decided in integers.
+@lru_cache(maxsize=64)  # more memory or traffic of the same mix has the same ones
+def all_inside_exact(coefficients: tuple[int, ...]) -> bool | None:
+    """Decide in integers whether every root lies strictly inside the unit circle, the highest power first, positive.
 
-    The coefficient of the highest power comes first and is positive. Integers grow as the polynomial shrinks: None
-    where that would take longer than seconds.
+    Integers grow as the polynomial shrinks: None where that would take longer than seconds.
 
     References
     ----------
@@ -305,14 +283,9 @@ def all_inside_exact(coefficients: Sequence[int]) -> bool | None:
 
     Examples
     --------
-    >>> all_inside_exact([4, 1, 1]), all_inside_exact([2, 3, 2])  # the latter has both roots on the circle
+    >>> all_inside_exact((4, 1, 1)), all_inside_exact((2, 3, 2))  # the latter has both roots on the circle
     (True, False)
     """
-    return _all_inside_exact(tuple(coefficients))
-
-
-@lru_cache(maxsize=64)  # more memory or traffic of the same mix has the same ones
-def _all_inside_exact(coefficients: tuple[int, ...]) -> bool | None:
     c, work = list(coefficients), 0
     while len(c) > 1:
         lead, last = c[0], c[-1]

@@ -9,9 +9,7 @@ from kvplan.analysis.equilibrium import iteration_time, per_request, sustainable
 from kvplan.model import ServingModel
 from kvplan.model.drafts import Drafts
 
-_MOST_WORK = (
-    2e7  # numbers of drafts, each of which takes time as the longest output to the power of 1.5: some seconds
-)
+_MOST_WORK = 2e7  # numbers of drafts, each of which takes time as the longest output to the power of 1.5
 
 
 class Pays(StrEnum):
@@ -24,36 +22,22 @@ class Pays(StrEnum):
 
 
 class Speculative(NamedTuple):
-    """The keys of the report's `speculative` block.
-
-    `speed_up` is of the sustainable rate, `itl_speed_up` of the time between two tokens at the offered rate; `pays`
-    says on which side of `break_even_sequences` drafting does.
-    """
+    """The report's `speculative` block."""
 
     tokens_per_iteration: float
     iterations_mean: float
-    speed_up: float
-    itl_speed_up: float | None
+    speed_up: float  # of the sustainable rate
+    itl_speed_up: float | None  # of the time between two tokens at the offered rate
     break_even_sequences: float | None
-    pays: Pays
+    pays: Pays  # on which side of that drafting does
     best_tokens: int | None
 
 
 def speculative(model: ServingModel) -> Speculative | None:
-    """What the drafts of a model buy; None where it has none.
+    """Say what the drafts of a model buy; None where it has none.
 
     The best number of drafts has the least time between two tokens at the offered rate; where that is more than any
     number can serve, the largest sustainable rate; None where outputs are too long to try all numbers.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> drafts = Drafts(3, (0.7, 0.49, 0.343), draft_s=0.9e-3, verify_s=8e-6)
-    >>> timing = drafts.slowed(Timing(8e-3, d1=4e-8, d2=25e-6, d3=15e-6))
-    >>> one = RequestClass("a", 1000, (200,), (1.0,), 15.0)
-    >>> found = speculative(ServingModel((one,), timing, Replica(120_000), drafts=drafts))
-    >>> found.best_tokens, [round(x, 4) for x in (found.tokens_per_iteration, found.iterations_mean, found.speed_up)]
-    (3, [2.533, 79.9852, 1.3034])
     """
     drafts = model.drafts
     if drafts is None:
@@ -75,7 +59,7 @@ def speculative(model: ServingModel) -> Speculative | None:
 
 
 def with_drafts(model: ServingModel, tokens: int) -> ServingModel:
-    """The model with another number of drafts, up to as many as are known to be accepted how often."""
+    """Return the model with another number of drafts, up to as many as are known to be accepted how often."""
     assert model.drafts is not None
     timing, drafts = model.drafts.unslowed(model.timing), replace(model.drafts, tokens=tokens)
     replica = model.replica.with_states(tokens - model.drafts.tokens)
@@ -83,7 +67,7 @@ def with_drafts(model: ServingModel, tokens: int) -> ServingModel:
 
 
 def break_even(drafts: Drafts, plain: ServingModel) -> tuple[float | None, Pays]:
-    """Sequences in a batch at which drafting stops, or begins, to pay; None where it always or never does.
+    """Count the sequences in a batch at which drafting stops, or begins, to pay; None where it always or never does.
 
     B* = ((Ḡ - 1)·d0 - e_c - k·e0)/(v·k - (Ḡ - 1)(d1·t + d3)), t the mean context of a request that runs (theory §11).
     """

@@ -38,50 +38,21 @@ _SELDOM_LOG = -60.0  # of requests an iteration, below which no law has its knee
 
 @dataclass(frozen=True)
 class Side:
-    """What requests do on replicas of one kind, on average over all requests of the fleet, and what limits these.
-
-    Attributes
-    ----------
-    read, prefill_tokens, sequences
-        What a request adds to the iterations of such a replica: KV tokens read, prompt tokens, sequences.
-    held
-        KV token-iterations of memory.
-    waiting
-        KV token-seconds of memory beside its iterations, while its KV goes from side to side.
-    link_s
-        Time that its KV takes on the link of the replica, one transfer at a time.
-    computed_tokens
-        All that is computed for it.
-    prompts
-        Law of the prefill tokens at so many requests an iteration, for iteration times that are not linear in them;
-        None: the mean.
-
-    Examples
-    --------
-    Prompts of 2,000 tokens with a budget of 8,192 tokens, as in theory §12:
-
-    >>> law = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
-    >>> prefill = Side(law, prefill_tokens=2000, computed_tokens=2000, max_num_batched_tokens=8192)
-    >>> decode = Side(law, read=417_900, sequences=199)
-    >>> found = served(prefill)
-    >>> round(found.rate_rps, 3), round(found.iteration_time_s, 4), found.binding
-    (19.248, 0.2128, 'max_num_batched_tokens')
-    >>> round(served(decode, itl_s=0.02).rate_rps, 3)
-    30.455
-    """
+    """What requests do on replicas of one kind, on average over all requests of the fleet, and what limits these."""
 
     timing: Timing
-    read: float = 0.0
-    prefill_tokens: float = 0.0
-    sequences: float = 0.0
-    held: float = 0.0
-    waiting: float = 0.0
-    link_s: float = 0.0
-    computed_tokens: float = 0.0
+    read: float = 0.0  # KV tokens that a request adds to the iterations of such a replica ...
+    prefill_tokens: float = 0.0  # ... and prompt tokens ...
+    sequences: float = 0.0  # ... and sequences
+    held: float = 0.0  # KV token-iterations of memory
+    waiting: float = 0.0  # KV token-seconds beside its iterations, while its KV goes from side to side
+    link_s: float = 0.0  # that its KV takes on the link of the replica, one transfer at a time
+    computed_tokens: float = 0.0  # all that is computed for it
     memory_tokens: float = math.inf
     max_num_seqs: float = math.inf
     max_num_batched_tokens: float = math.inf
     gpus: int = 1
+    # law of the prefill tokens at so many requests an iteration, for times that are not linear in them; None: the mean
     prompts: Callable[[float], Prompts] | None = None
 
     @property
@@ -129,20 +100,16 @@ class Crossing(NamedTuple):
     split_wins_below: bool
 
 
-# ------------------------------------------------------------------------------------------------ from a model
-
-
 def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
-    """Replicas that compute prompts, with all else as in a model: its stage 0, and the transfer.
+    """Describe replicas that compute prompts, with all else as in a model: its stage 0, and the transfer.
 
     A prompt longer than the token budget is held for as many iterations as it takes.
     """
     model = model.on(fleet.prefill_on)
     mix, budget = model.mix, model.replica.max_num_batched_tokens or math.inf
     tokens = mix.computed_tokens - mix.stages + 1
-    held: FloatArray = np.maximum(
-        mix.held.at_start * np.maximum(1.0, tokens / budget), mix.held.at_start + mix.partial.held
-    )
+    start = mix.held.at_start
+    held: FloatArray = np.maximum(start * np.maximum(1.0, tokens / budget), start + mix.partial.held)
     share = mix.of_classes(mix.share)
     lengths = mix.of_classes(mix.share * mix.prefill_tokens) / share
 
@@ -163,7 +130,7 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
 
 
 def decode_side(model: ServingModel, fleet: Fleet) -> Side:
-    """Replicas that generate what follows the first stage, with all else as in a model, and the transfer."""
+    """Describe replicas that generate what follows the first stage, with all else as in a model."""
     model = model.on(fleet.decode_on)
     mix = model.mix
     return replace(
@@ -178,7 +145,7 @@ def decode_side(model: ServingModel, fleet: Fleet) -> Side:
 
 
 def together(model: ServingModel) -> Side:
-    """Replicas that do both: those of the model."""
+    """Describe replicas that do both: those of the model."""
     cost = per_request(model)
     return replace(
         _replica(model),
@@ -192,23 +159,12 @@ def together(model: ServingModel) -> Side:
 
 
 def sides(model: ServingModel, fleet: Fleet) -> Sides:
-    """All three, on the hardware of a model where the fleet has none for a side.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass
-    >>> chat = RequestClass("chat", 2000, (200,), (1.0,), 20.0)
-    >>> law = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
-    >>> found = sides(ServingModel((chat,), law, Replica(10**9, max_num_batched_tokens=8192)), Fleet(5, 3))
-    >>> best = best_split(found, 8, itl_s=0.02)
-    >>> best.prefill, best.decode, round(best.rate_rps, 1), round(together_rps(found, 8, itl_s=0.02), 1)
-    (5, 3, 91.3, 68.8)
-    """
+    """Describe all three, on the hardware of a model where the fleet has none for a side."""
     return Sides(prefill_side(model, fleet), decode_side(model, fleet), together(model))
 
 
 def not_covered(model: ServingModel) -> str | None:
-    """Why the formulas do not say what a split fleet of such replicas serves; None where they do."""
+    """Say why the formulas do not tell what a split fleet of such replicas serves; None where they do."""
     if model.drafts is not None:
         return "speculative decoding"
     if model.finds_prefixes:
@@ -242,15 +198,17 @@ def transfers_s(model: ServingModel, fleet: Fleet) -> FloatArray:
     return np.asarray(np.where(goes_on, moved * fleet.transfer_s(1.0), 0.0))
 
 
-# --------------------------------------------------------------------------------------------------- one replica
-
-
 def served(side: Side, itl_s: float = math.inf) -> Served:
-    """What a replica serves at most, its iterations being no longer than `itl_s` on average.
+    """Requests/s that a replica serves at most, its iterations being no longer than `itl_s` (new, theory §12).
 
-    References
-    ----------
-    New, theory §12.
+    Examples
+    --------
+    Prompts of 2,000 tokens with a budget of 8,192 tokens:
+
+    >>> law = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
+    >>> found = served(Side(law, prefill_tokens=2000, computed_tokens=2000, max_num_batched_tokens=8192))
+    >>> round(found.rate_rps, 3), round(found.iteration_time_s, 4), found.binding
+    (19.248, 0.2128, 'max_num_batched_tokens')
     """
     requests, binding = _most(side)
     if (in_time := _by_time(side, itl_s, requests)) < requests:
@@ -263,7 +221,7 @@ def served(side: Side, itl_s: float = math.inf) -> Served:
 
 @lru_cache(maxsize=256)
 def _most(side: Side) -> tuple[float, str]:
-    """Requests an iteration at which a replica serves most, and the limit that keeps it from more of them."""
+    """Find the requests an iteration at which a replica serves most, and the limit that keeps it from more of them."""
     limits = {
         "kv_memory": _by_memory(side),
         "max_num_seqs": _over(side.max_num_seqs, side.sequences),
@@ -297,15 +255,7 @@ def _by_memory(side: Side) -> float:
 
 
 def _by_link(side: Side) -> float:
-    """x with x/τ(x) · (time on the link) = 1.
-
-    Examples
-    --------
-    >>> law = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
-    >>> found = served(Side(law, prefill_tokens=2000, link_s=0.25))
-    >>> round(found.rate_rps, 9), found.binding
-    (4.0, 'transfer')
-    """
+    """x with x/τ(x) · (time on the link) = 1."""
     if side.timing.is_linear:
         return _over(side.timing.d0, side.link_s - side.work_s)
 
@@ -352,9 +302,6 @@ def _fastest(side: Side, most: float) -> float:
     return math.exp(best) if rate(best) > most / side.iteration_time(most) else most
 
 
-# ------------------------------------------------------------------------------------------------------ a fleet
-
-
 def split_rps(found: Sides, prefill: int, decode: int, itl_s: float = math.inf) -> float:
     """Requests/s of so many replicas on each side, iterations that answers wait for being no longer than `itl_s`."""
     return min(prefill * served(found.prefill).rate_rps, decode * served(found.decode, itl_s).rate_rps)
@@ -366,16 +313,16 @@ def together_rps(found: Sides, gpus: int, itl_s: float = math.inf) -> float:
 
 
 def best_split(found: Sides, gpus: int, itl_s: float = math.inf) -> Split | None:
-    """The split of so many GPUs into whole replicas that serves most; None where they are too few for one of each.
+    """Split so many GPUs into whole replicas that serve most; None where they are too few for one of each.
 
     Of several that serve the same, the one with the fewest replicas for prompts.
     """
-    one, other = served(found.prefill), served(found.decode, itl_s)
-    options = []
-    for prefill in range(1, gpus // found.prefill.gpus + 1):
-        decode = (gpus - prefill * found.prefill.gpus) // found.decode.gpus
-        if decode:
-            options.append(Split(prefill, decode, min(prefill * one.rate_rps, decode * other.rate_rps)))
+    prompts, tokens = served(found.prefill).rate_rps, served(found.decode, itl_s).rate_rps
+    options = [
+        Split(prefill, decode, min(prefill * prompts, decode * tokens))
+        for prefill in range(1, gpus // found.prefill.gpus + 1)
+        if (decode := (gpus - prefill * found.prefill.gpus) // found.decode.gpus)
+    ]
     return max(options, key=lambda option: option.rate_rps, default=None)
 
 
@@ -383,26 +330,13 @@ def crossing(found: Sides, prefill: int, decode: int, gpus: int) -> Crossing | N
     """Where split and together change places as the limit on the time between tokens grows; None where they do not.
 
     Of several, which laws that are not linear and hardware that differs can have, the last.
-
-    Examples
-    --------
-    >>> law = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
-    >>> prompts = Side(law, prefill_tokens=2000, computed_tokens=2000, max_num_batched_tokens=8192)
-    >>> both = Side(law, read=417_900, prefill_tokens=2000, sequences=199)
-    >>> found = crossing(Sides(prompts, Side(law, read=417_900, sequences=199), both), 5, 3, 8)
-    >>> round(found.itl_s, 4), found.split_wins_below
-    (0.0495, True)
     """
-    return _crossing(found, gpus, lambda itl_s: split_rps(found, prefill, decode, itl_s))
-
-
-def _crossing(found: Sides, gpus: int, split: Callable[[float], float]) -> Crossing | None:
     least = min(found.decode.timing.d0, found.together.timing.d0)
     most = _FAR * max(least, min(served(found.prefill).iteration_time_s, _ENDLESS))
 
     def winner(itl_s: float) -> int:
-        one, other = split(itl_s), together_rps(found, gpus, itl_s)
-        return 0 if abs(one - other) <= _TIE * max(one, other) else 1 if one > other else -1
+        split, joined = split_rps(found, prefill, decode, itl_s), together_rps(found, gpus, itl_s)
+        return 0 if abs(split - joined) <= _TIE * max(split, joined) else 1 if split > joined else -1
 
     seen: tuple[float, int] | None = None
     crossed: tuple[float, float, int] | None = None

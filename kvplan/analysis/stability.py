@@ -35,38 +35,33 @@ _LAW_ERROR = 1e-10  # of weights that are means over the law of a stay, all toge
 _BELOW_1 = math.nextafter(1, 0)
 _QUICK = 3  # stays of the longest request
 
-
 UNCERTIFIED = f"too close to call in floating point, or outputs are longer than {MOST:,} tokens"
 
 
 class MinStableInput(NamedTuple):
-    """Smallest input length from which the equilibrium is stable; None where there is none or it is unproved.
+    """Smallest input length from which the equilibrium is stable; None where there is none or it is unproved."""
 
-    `exact` is computed on the survival polynomial, `asymptotic` is SIC eq. 13 (two decode lengths, one input).
-    """
-
-    exact: int | None
-    asymptotic: float | None
+    exact: int | None  # computed on the survival polynomial
+    asymptotic: float | None  # SIC eq. 13: two decode lengths, one input
 
 
 class Stability(NamedTuple):
-    """Local stability of the eviction-free equilibrium; the keys of the report's `stability` block.
-
-    `unstable_modes` counts roots outside the unit circle (by more than 1e-9 where a root is on it; None where the
-    count is unproved). `certified` says that `stable` is proved, floating-point rounding included.
-    `stabilising_change` is the smallest change of one decode limit that is proved to make it stable, in words.
-    """
+    """Local stability of the eviction-free equilibrium: the report's `stability` block."""
 
     gcd: int
     spectral_radius: float
     radius_certified: bool
-    unstable_modes: int | None
+    unstable_modes: (
+        int | None
+    )  # roots outside the unit circle, by more than 1e-9 where one is on it; None: unproved
     stable: bool
-    certified: bool
+    certified: bool  # `stable` is proved, floating-point rounding included
     recovery_iterations: float | None
     min_stable_input_tokens: MinStableInput
     advice: str
-    stabilising_change: str | None
+    stabilising_change: (
+        str | None
+    )  # the smallest one of a decode limit that is proved to make it stable, in words
 
 
 class Spectrum(NamedTuple):
@@ -80,7 +75,7 @@ class Spectrum(NamedTuple):
 
 
 def nothing_else_attracts(stages: IntArray, *, stable: bool, certified: bool, radius: float) -> bool:
-    """Whether a stable equilibrium is all that collapsed states were seen to end in: disturbances die out quickly.
+    """Tell whether a stable equilibrium is all that collapsed states were seen to end in: disturbances die out quickly.
 
     Within 3·L iterations an e-fold, L those of the longest request. Where they take longer, other attractors exist
     beside some equilibria, and the fluid map is asked (new; observed, not proved).
@@ -94,16 +89,9 @@ def spectrum(
     *,
     relative_error: float = 0.0,
 ) -> Spectrum:
-    """Spectral radius and stability of Σ_k w_k z^(L-1-k).
+    """Spectral radius and stability of Σ_k w_k z^(L-1-k), the weights W_k > 0 within a bound on their relative error.
 
-    Parameters
-    ----------
-    w : ndarray, shape (L,)
-        Survival weights W_k > 0, tokens.
-    exact : callable returning a list of int, optional
-        Integers proportional to the same weights, asked for where a root is too close to the circle for floats.
-    relative_error
-        Bound on the relative error of each w_k.
+    `exact` gives integers proportional to them, where a root is too close to the circle for floats.
 
     References
     ----------
@@ -113,8 +101,6 @@ def spectrum(
     --------
     Lengths 2 and 3, half each, input 1: both roots are exactly on the circle.
 
-    >>> spectrum(np.array([2.0, 3.0, 2.0])).certified
-    False
     >>> result = spectrum(np.array([2.0, 3.0, 2.0]), lambda: [2, 3, 2])
     >>> result.radius, result.stable, result.certified, result.unstable_modes
     (1.0, False, True, 0)
@@ -124,7 +110,7 @@ def spectrum(
     if outside is None:  # a root on the circle, or too close to it: look a little further out
         outside = count_outside(w, 1 + _NEAR_CIRCLE, relative_error=relative_error)
         if not outside:
-            stable = all_inside_exact(exact()) if exact and w.size <= _EXACT_MAX_STAGES else None
+            stable = all_inside_exact(tuple(exact())) if exact and w.size <= _EXACT_MAX_STAGES else None
             if stable is None:
                 return Spectrum(root.modulus, root.certified, None, stable=False, certified=False)
             modulus = min(root.modulus, _BELOW_1) if stable else max(root.modulus, 1.0)
@@ -145,7 +131,7 @@ def survival_error(model: ServingModel) -> float:
 
 
 def _has_laws(model: ServingModel) -> bool:
-    """Whether there are more lengths than `mix` has, whose survival weights a formula says."""
+    """Tell whether there are more lengths than `mix` has, whose survival weights a formula says."""
     return model.is_plain and any(c.input_law or c.decode_law for c in model.classes)
 
 
@@ -154,12 +140,6 @@ def survival_weights(model: ServingModel) -> FloatArray:
 
     Of every length of laws, since fewer leave gaps that the smallest modes feel. Inputs and outputs are independent,
     so a weight is P(n > k) times the mean of a + k tokens in whole pages, which only the residue of a changes.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> survival_weights(ServingModel((RequestClass("a", 2, (3,), (1.0,), 1.0),), Timing(1.0), Replica(100))).tolist()
-    [3.0, 4.0, 5.0]
     """
     mix = model.mix
     if not _has_laws(model):
@@ -179,15 +159,7 @@ def survival_weights(model: ServingModel) -> FloatArray:
 
 
 def exact_survival_weights(model: ServingModel) -> list[int]:
-    """Integers proportional to the survival weights, from the decimals written in the profile.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> classes = (RequestClass("a", 2, (2,), (1.0,), 0.8), RequestClass("b", 2, (3,), (1.0,), 0.2))
-    >>> exact_survival_weights(ServingModel(classes, Timing(1.0), Replica(100)))
-    [3, 4, 1]
-    """
+    """Integers proportional to the survival weights, from the decimals written in the profile."""
     shares = model.exact_shares()
     denominator = math.lcm(*(p.denominator for p in shares))
     weights = [0] * int(model.mix.stages.max())
@@ -200,30 +172,16 @@ def exact_survival_weights(model: ServingModel) -> list[int]:
 
 
 def min_stable_input(model: ServingModel) -> MinStableInput:
-    """Smallest input length from which on greedy admission is stable, the inputs scaled in common.
+    """Smallest share-weighted mean input from which on greedy admission is stable, inputs scaled in common.
 
     With inputs c_i·m of mean m, and pages counted by their mean, the survival polynomial is m·A(z) + B(z). A root can
     cross the unit circle only where Im(B·conj(A)) = 0, at m = -Re(B·conj(A))/|A|²: beyond the largest such m nothing
     crosses any more, and for large inputs all roots are inside when the gcd is 1 (SIC Theorem 3). A root count proves
-    the result stable.
-
-    Returns
-    -------
-    MinStableInput
-        Tokens, as the share-weighted mean input. Both None when the gcd of the iteration counts exceeds 1, and where
-        layers keep KV of several kinds: it does not grow with the input then.
+    the result stable. There is none where the gcd of the iteration counts exceeds 1, or layers keep KV of many kinds.
 
     References
     ----------
     `exact`: new. `asymptotic`: SIC eq. 13, for two decode lengths and a common input.
-
-    Examples
-    --------
-    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
-    >>> classes = (RequestClass("a", 9, (4,), (1.0,), 1.0), RequestClass("b", 9, (5,), (1.0,), 1.0))
-    >>> found = min_stable_input(ServingModel(classes, Timing(1.0), Replica(100)))
-    >>> found.exact, round(found.asymptotic, 2)
-    (15, 18.47)
     """
     mix = model.mix
     if int(np.gcd.reduce(mix.stages)) > 1 or model.replica.layout is not None:
@@ -274,8 +232,7 @@ def _exact_min_input(
     if slope.size > MOST:
         return None
     start = max(smallest, math.floor(_last_crossing(slope, constant)))
-    candidates = {int(float(start + i)) for i in range(3)}  # fewer where floats are more than 1 apart
-    for mean_input in sorted(candidates):
+    for mean_input in range(start, start + 3):
         w = mean_input * slope + constant
         if w.min() > 0 and count_outside(w, relative_error=relative_error) == 0:
             return mean_input
@@ -289,10 +246,7 @@ def _last_crossing(slope: FloatArray, constant: FloatArray) -> float:
     side = (b[0] * np.conj(a[0])).imag
     crosses = np.flatnonzero(side[1:-1] * side[:-2] <= 0)
     a, b = a[:, crosses], b[:, crosses]
-    low, high = (
-        np.zeros(crosses.size),
-        np.full(crosses.size, 2.0),
-    )  # neighbouring centres are two half widths apart
+    low, high = np.zeros(crosses.size), np.full(crosses.size, 2.0)  # centres are two half widths apart
     side_low = side[crosses]
     for _ in range(52):
         middle = (low + high) / 2
@@ -319,15 +273,12 @@ def model_spectrum(model: ServingModel) -> Spectrum:
         return spectrum(weights, relative_error=_LAW_ERROR)
     if never_grows(model):
         return _of_falling(weights, int(np.gcd.reduce(mix.held.drops)), rounding_error(mix.stages))
-    return spectrum(
-        weights,
-        lambda: exact_survival_weights(model),
-        relative_error=rounding_error(mix.stages),
-    )
+    error = rounding_error(mix.stages)
+    return spectrum(weights, lambda: exact_survival_weights(model), relative_error=error)
 
 
 def _of_falling(w: FloatArray, gcd: int, relative_error: float) -> Spectrum:
-    """Of weights that never rise, and fall where `gcd` is the greatest common divisor of the stages.
+    """Spectrum of weights that never rise, and fall where `gcd` is the greatest common divisor of the stages.
 
     None is outside the unit circle (Eneström-Kakeya). From (z - 1)P(z), one on it has z^k = 1 at each k where they
     fall: there are gcd - 1, and none but for a common divisor. No root needs to be found for the verdict.
@@ -347,14 +298,6 @@ def stability(model: ServingModel, *, advised: bool = True) -> Stability:
     References
     ----------
     SIC eq. 9-13, Theorem 3; recovery time, certificate and advice new, theory §3.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> classes = (RequestClass("a", 1848, (20,), (1.0,), 1.0), RequestClass("b", 1848, (21,), (1.0,), 1.0))
-    >>> result = stability(ServingModel(classes, Timing(1.0), Replica(10**6)))
-    >>> round(result.spectral_radius, 6), result.stable, round(result.recovery_iterations, -2)
-    (0.999963, True, 27000.0)
     """
     every = _with_every_length(model)
     found, inputs = model_spectrum(model), min_stable_input(every)
@@ -374,19 +317,13 @@ def stability(model: ServingModel, *, advised: bool = True) -> Stability:
 
 
 def _with_every_length(model: ServingModel) -> ServingModel:
-    """The model with all decode lengths of its laws; of inputs that vary their mean, since the two are independent."""
+    """Return the model with all decode lengths of its laws, and the mean of inputs, since the two are independent."""
     if not _has_laws(model):
         return model
+    laws = [(c, tuple(c.outputs.values.tolist()), tuple(c.outputs.weights.tolist())) for c in model.classes]
     classes = tuple(
-        replace(
-            c,
-            decode_tokens=tuple(c.outputs.values.tolist()),
-            decode_weights=tuple(c.outputs.weights.tolist()),
-            prompts=(),
-            input_law=None,
-            decode_law=None,
-        )
-        for c in model.classes
+        replace(c, decode_tokens=d, decode_weights=w, prompts=(), input_law=None, decode_law=None)
+        for c, d, w in laws
     )
     return replace(model, classes=classes)
 
@@ -406,7 +343,7 @@ def _advice(found: Spectrum, inputs: MinStableInput, change: str | None) -> str:
 
 
 def _stabilising_change(model: ServingModel) -> str | None:
-    """The smallest change of one fixed decode limit that is proved to stabilise the mix, in words."""
+    """Find the smallest change of one fixed decode limit that is proved to stabilise the mix, in words."""
     classes = model.classes
     fixed = [(i, c.decode_tokens[0]) for i, c in enumerate(classes) if len(c.decode_tokens) == 1]
     too_many = len(fixed) > _ADVICE_MAX_CLASSES or model.mix.stages.max() > _ADVICE_MAX_STAGES

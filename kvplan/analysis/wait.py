@@ -34,64 +34,30 @@ _EXACT_QUEUE_BELOW = 100_000  # the exact queue takes one complex root per unit 
 
 
 class ClassWait(NamedTuple):
-    """One class under its smallest threshold; numbers None where Λ >= 1.
-
-    Attributes
-    ----------
-    threshold
-        Requests kept at every stage, n_i.
-    mean_wait_bound_s
-        Upper bound on the mean wait before the first iteration, seconds; exact for a single class. None where
-        arrivals are not those of a law.
-    latency_s
-        That wait, then one interval n_i/λ_i for every further iteration, then ΔT, and what a request takes outside
-        the engine; seconds.
-    dispersion
-        Variance over mean of the arrivals of the class in long times, that of Poisson arrivals at least for several
-        classes; None where the wait is.
-    """
+    """One class under its smallest threshold; numbers None where Λ >= 1."""
 
     name: str
-    threshold: int | None
+    threshold: int | None  # n_i, requests kept at every stage
+    # before the first iteration; exact for a single class; None where arrivals are not those of a law
     mean_wait_bound_s: float | None
+    # that wait, one interval n_i/λ_i for every further iteration, ΔT, and time outside the engine
     latency_s: float | None
+    # variance over mean of its arrivals in long times, that of Poisson arrivals at least for several classes
     dispersion: float | None
 
 
 class DialRow(NamedTuple):
-    """One setting of the throughput-latency dial, thresholds n = t·λ (not rounded).
+    """One setting of the throughput-latency dial, thresholds n = t·λ (not rounded)."""
 
-    Attributes
-    ----------
-    interval_s
-        Time t in which n_i requests of class i arrive, seconds; the same for every class.
-    iteration_time_s
-        ΔT at t, seconds.
-    kv_tokens
-        Memory Σ n_i S_i, tokens.
-    throughput_rps
-        Largest total rate that these thresholds keep up with, tΣλ/ΔT, requests/s.
-    latency_s
-        Mean over requests of t/2 + (iterations - 1)·t + ΔT, and what a request takes outside the engine, seconds.
-    """
-
-    interval_s: float
-    iteration_time_s: float
-    kv_tokens: float
-    throughput_rps: float
-    latency_s: float
+    interval_s: float  # t, in which n_i requests of class i arrive; the same for every class
+    iteration_time_s: float  # ΔT at t
+    kv_tokens: float  # Σ n_i S_i
+    throughput_rps: float  # largest total rate that these thresholds keep up with, tΣλ/ΔT
+    latency_s: float  # mean of t/2 + (iterations - 1)·t + ΔT, and of time outside the engine
 
 
 class Wait(NamedTuple):
-    """WAIT thresholds of a model; the keys of the report's `wait` block, and more.
-
-    `max_thresholds` is None where not even the smallest fit. `smallest` says whether `thresholds` are proved to be
-    the smallest: False only where Λ is so close to 1 that the search was cut short (they are then feasible, and
-    fail just below), None where Λ >= 1.
-    `mean_lengths` says that some class has several decode lengths, for which every number is that of its mean.
-    `dial` is empty where the equilibrium does not fit. `worst_window` says that rates vary over time: thresholds
-    are then for the worst window, the dial for the largest rates, and waits are bounds for the mean over a period.
-    """
+    """WAIT thresholds of a model: the report's `wait` block, and more."""
 
     feasible: bool
     thresholds: tuple[int, ...] | None
@@ -99,36 +65,30 @@ class Wait(NamedTuple):
     kv_tokens: float | None
     fits: bool
     classes: tuple[ClassWait, ...]
-    max_thresholds: tuple[int, ...] | None
+    max_thresholds: tuple[int, ...] | None  # None where not even the smallest fit
+    # `thresholds` are proved to be the smallest. False only where Λ is so close to 1 that the search was cut short:
+    # they are then feasible, and fail just below.
     smallest: bool | None
-    mean_lengths: bool
-    dial: tuple[DialRow, ...]
+    mean_lengths: bool  # some class has several decode lengths, for which every number is that of its mean
+    dial: tuple[DialRow, ...]  # empty where the equilibrium does not fit
+    # rates vary: thresholds are for the worst window, the dial for the largest rates, waits bounds for the mean
     worst_window: bool
 
 
 class ClassMeans(NamedTuple):
-    """Mean costs of one request of each class; arrays of shape (n_classes,).
-
-    Attributes
-    ----------
-    rate_rps : ndarray, requests/s
-    work_s : ndarray, seconds
-        Added to iterations by one request in all, in proportion to what it reads and computes.
-    held : ndarray, KV token-iterations
-        Memory footprint, in whole pages.
-    iterations : ndarray
-    prefill_tokens : ndarray, tokens
-    """
+    """Mean costs of one request of each class; arrays of shape (n_classes,)."""
 
     rate_rps: FloatArray
-    work_s: FloatArray
-    held: FloatArray
+    work_s: (
+        FloatArray  # added to iterations by one request in all, in proportion to what it reads and computes
+    )
+    held: FloatArray  # KV token-iterations, in whole pages
     iterations: FloatArray
     prefill_tokens: FloatArray
     timing: Timing
 
     def fixed_s(self, thresholds: FloatArray) -> float:
-        """What an iteration with every threshold filled takes beside `work_s`; it never falls as they grow."""
+        """Time of an iteration with every threshold filled beside `work_s`; it never falls as they grow."""
         prefill, sequences = float(thresholds @ self.prefill_tokens), float(thresholds @ self.iterations)
         return float(self.timing.fixed(prefill, sequences))
 
@@ -161,16 +121,10 @@ def smallest_thresholds(means: ClassMeans, windows: Windows | None = None) -> tu
     ΔT satisfies T >= fixed(n) + Σ_A c_i λ_i T + Σ_rest c_i n_i for every set A of classes, and the best A is a prefix
     of the classes in order of n_i/λ_i.
 
-    With `windows` λ_i·T is the most that arrives in any window of length T, W_i(T). Thresholds then exist where the
-    mean rates leave time to spare, since W_i(T) is at most λ_i·T for the mean rate λ_i and a constant; and the step is
-    made for the mean rates, which W_i exceeds, and up to some length for rates close to the largest.
-
-    Parameters
-    ----------
-    means
-        λ_i and c_i; `rate_rps` is the mean where rates vary.
-    windows
-        One stream for each class, where rates vary.
+    With `windows`, one stream for each class where rates vary, λ_i·T is the most that arrives in any window of length
+    T, W_i(T). Thresholds then exist where the mean rates leave time to spare, since W_i(T) is at most λ_i·T for the
+    mean rate λ_i and a constant; and the step is made for the mean rates, which W_i exceeds, and up to some length for
+    rates close to the largest.
 
     Returns
     -------
@@ -181,14 +135,6 @@ def smallest_thresholds(means: ClassMeans, windows: Windows | None = None) -> tu
     References
     ----------
     WAIT-s eq. 7, Theorem 4.1; the least whole vector, the accelerated step and other laws new, theory §5.
-
-    Examples
-    --------
-    >>> from kvplan.model import Prefill, Replica, RequestClass
-    >>> classes = tuple(RequestClass(f"{d}", 1, (d,), (1.0,), 1.0) for d in (1, 2))
-    >>> model = ServingModel(classes, Timing(0.5, d1=1 / 18), Replica(9, prefill=Prefill.INLINE))
-    >>> smallest_thresholds(class_means(model))
-    (array([2., 2.]), True)
     """
     rate, work = means.rate_rps * GUARD, means.work_s
     if not float((rate * work).sum()) < 1:
@@ -218,7 +164,7 @@ def _arrivals(rate: FloatArray, windows: Windows | None) -> Callable[[float], Fl
 
 
 def _long_enough(means: ClassMeans, windows: Windows | None, below: FloatArray) -> float | None:
-    """A time T in which what arrives is done: ΔT(⌊λT⌋ + 1) <= T. None where no such time is found."""
+    """Find a time T in which what arrives is done: ΔT(⌊λT⌋ + 1) <= T; None where there is none."""
     rate, work = means.rate_rps * GUARD, means.work_s
     if means.timing.is_linear:
         # d0 + Λ·T + Σc = T is feasible, with what windows hold beyond the mean rates: less than a period's worth
@@ -244,7 +190,7 @@ def _least_time(thresholds: FloatArray, rate: FloatArray, work_s: FloatArray, fi
 
 
 def _least_ramp_time(thresholds: FloatArray, windows: Windows, work_s: FloatArray, fixed_s: float) -> float:
-    """The same for the rates of the steepest windows, which hold up to some length: that length where none is less."""
+    """Least time for the rates of the steepest windows, as far as they hold: up to that length."""
     rate = windows.ramp_rps * GUARD
     load = float(rate @ work_s)
     if load > 1 - _TOO_CLOSE:
@@ -255,30 +201,12 @@ def _least_ramp_time(thresholds: FloatArray, windows: Windows, work_s: FloatArra
 def largest_thresholds(
     smallest: FloatArray, means: ClassMeans, memory_tokens: float, windows: Windows | None = None
 ) -> FloatArray | None:
-    """Largest whole thresholds along n = t·λ, namely ⌊t·λ_i⌋ + 1, that fit memory and keep up.
+    """Largest whole thresholds along n = t·λ, namely ⌊t·λ_i⌋ + 1, that fit memory and keep up; None where none fit.
 
-    With `windows` t·λ_i is the most that arrives in any window of length t.
-
-    The smallest thresholds lie on that line (t = ΔT), as do those of every multiple of the rates. Memory grows with
-    t, and a large enough t keeps up where the law is linear; only just above the smallest thresholds may rounding
-    leave some t that fit but do not keep up, and then t is lowered in small steps.
-
-    Returns
-    -------
-    ndarray, shape (n_classes,), or None
-        None where the smallest thresholds do not fit.
-
-    References
-    ----------
-    WAIT-s eq. 7; whole thresholds new, theory §5.
-
-    Examples
-    --------
-    >>> from kvplan.model import Prefill, Replica, RequestClass
-    >>> one = RequestClass("a", 10, (10,), (1.0,), 1000.0)
-    >>> model = ServingModel((one,), Timing(0.01, d1=1e-6), Replica(20_000, prefill=Prefill.INLINE))
-    >>> largest_thresholds(np.array([12.0]), class_means(model), 20_000.0)
-    array([121.])
+    With `windows` t·λ_i is the most that arrives in any window of length t. The smallest thresholds lie on that line
+    (t = ΔT), as do those of every multiple of the rates. Memory grows with t, and a large enough t keeps up where the
+    law is linear; only just above the smallest thresholds may rounding leave some t that fit but do not keep up, and
+    then t is lowered in small steps (WAIT-s eq. 7; whole thresholds new, theory §5).
     """
     if float(smallest @ means.held) > memory_tokens:
         return None
@@ -287,8 +215,7 @@ def largest_thresholds(
     safely = _arrivals(means.rate_rps * GUARD, windows)
 
     def at(interval: float) -> FloatArray:
-        thresholds: FloatArray = np.maximum(np.floor(arrivals(interval)) + 1, smallest)
-        return thresholds
+        return np.asarray(np.maximum(np.floor(arrivals(interval)) + 1, smallest))
 
     least = low = means.iteration_time_s(smallest)
     high = max(low, memory_tokens / float(means.rate_rps @ means.held))
@@ -303,22 +230,9 @@ def largest_thresholds(
 def queue_at_start(arrivals: float, threshold: int, *, alone: bool, dispersion: float = 1.0) -> float:
     """Mean number waiting when an iteration starts, those it admits included; Poisson arrivals if `alone`.
 
-    Parameters
-    ----------
-    arrivals
-        Mean arrivals during one iteration a = λΔT, below `threshold`.
-    threshold
-        n.
-    alone
-        Whether the class has the replica to itself.
-    dispersion
-        Variance over mean of the arrivals of several classes in long times, I.
-
-    Returns
-    -------
-    float
-        Requests. Exact for one class (one length): n + E[Q] with Q' = (Q + Poisson(a) - n)⁺. Otherwise the bound
-        2n + I·a/(2(n - a)); n + a/(2(n - a)) is not one, since a class also waits out iterations it has no part in.
+    Of one class (one length) that has the replica to itself exactly n + E[Q] with Q' = (Q + Poisson(a) - n)⁺, a < n the
+    mean arrivals during an iteration. Otherwise the bound 2n + I·a/(2(n - a)), I the index of dispersion in long times;
+    n + a/(2(n - a)) is not one, since a class also waits out iterations it has no part in.
 
     References
     ----------
@@ -376,20 +290,8 @@ def mean_wait(
 def dial(model: ServingModel) -> tuple[DialRow, ...]:
     """Throughput against latency along n = t·λ, from the equilibrium (t = τ*) to full memory (t = M/A).
 
-    The first row keeps up with exactly what is offered, the last with all that memory can sustain. Empty where
-    the equilibrium does not exist or does not fit, or t overflows a float.
-
-    References
-    ----------
-    WAIT-s eq. 7; new, theory §5.
-
-    Examples
-    --------
-    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 10, (10,), (1.0,), 1000.0)
-    >>> rows = dial(ServingModel((one,), Timing(0.01, d1=1e-6), Replica(20_000, prefill=Prefill.INLINE)))
-    >>> [round(row.throughput_rps) for row in rows]
-    [1000, 1579, 2339, 3204, 4040]
+    The first row keeps up with exactly what is offered, the last with all that memory can sustain. Empty where the
+    equilibrium does not exist or does not fit (WAIT-s eq. 7; new, theory §5).
     """
     tau, cost, rate = iteration_time(model), per_request(model), model.total_rate_rps
     if tau is None or rate * cost.held * tau > model.replica.capacity_tokens:
@@ -398,10 +300,8 @@ def dial(model: ServingModel) -> tuple[DialRow, ...]:
     rows = []
     for interval in np.geomspace(tau, longest, _DIAL_ROWS).tolist():
         x = rate * interval
-        iteration = (
-            model.timing.fixed(prompts_of(model.mix, model.replica, x), x * cost.iterations)
-            + rate * cost.work_s * interval
-        )
+        fixed = model.timing.fixed(prompts_of(model.mix, model.replica, x), x * cost.iterations)
+        iteration = fixed + rate * cost.work_s * interval
         rows.append(
             DialRow(
                 interval_s=interval,
@@ -415,10 +315,14 @@ def dial(model: ServingModel) -> tuple[DialRow, ...]:
 
 
 def wait(model: ServingModel, *, arrivals_known: bool = True) -> Wait:
-    """WAIT thresholds, their memory and their waits (WAIT-s eq. 7, Theorem 4.1; theory §5).
+    """WAIT thresholds, their memory and their waits.
 
     Waits are those of the gaps of the model, Poisson or gamma. There are none where it replays a trace, nor where
     arrivals are not known, such as those of the next turn of a session, which follow its answers.
+
+    References
+    ----------
+    WAIT-s eq. 7, Theorem 4.1; theory §5.
 
     Examples
     --------
@@ -434,77 +338,42 @@ def wait(model: ServingModel, *, arrivals_known: bool = True) -> Wait:
     if windows is not None:
         means = means._replace(rate_rps=windows.mean_rps)
     varied = any(len(c.decode_tokens) > 1 for c in model.classes)
-    found = smallest_thresholds(means, windows)
-    if found is None:
+    smallest = smallest_thresholds(means, windows)
+    if smallest is None:
         nothing = tuple(ClassWait(c.name, None, None, None, None) for c in model.classes)
         return Wait(False, None, None, None, False, nothing, None, None, varied, (), varies)
-    thresholds, least = found
+    thresholds, least = smallest
     iteration = means.iteration_time_s(thresholds)
     kv_tokens = float(thresholds @ means.held)
     largest = largest_thresholds(thresholds, means, model.replica.capacity_tokens, windows)
     arrivals = means.rate_rps * iteration if windows is None else windows.most_in(iteration)
     alone = len(model.classes) == 1 and not varies
-    overhead = model.request_overhead_s
-    dispersions: list[float | None] = [None] * len(model.classes)
-    if arrivals_known and model.arrivals.trace is None:
-        dispersions = _dispersions(model, means.rate_rps, alone=alone)
+    known = arrivals_known and model.arrivals.trace is None
+    classes = []
+    for i, c in enumerate(model.classes):
+        rate, n, before, index = float(means.rate_rps[i]), int(thresholds[i]), None, None
+        if (
+            known
+        ):  # requests take their class at random; the bound for several takes those more regular for Poisson
+            index = model.arrivals.split(float(means.rate_rps.sum() / rate)).cv ** 2
+            index = index if alone else max(index, 1.0)
+            brought = float(arrivals[i])
+            before = mean_wait(rate, iteration, n, alone=alone, arrivals=brought, dispersion=index)
+        latency = before
+        if before is not None:
+            steps = (float(means.iterations[i]) - 1) * n / rate
+            latency = before + steps + iteration + model.request_overhead_s
+        classes.append(ClassWait(c.name, n, before, latency, index))
     return Wait(
         feasible=True,
         thresholds=tuple(int(n) for n in thresholds),
         iteration_time_s=iteration,
         kv_tokens=kv_tokens,
         fits=kv_tokens <= model.replica.capacity_tokens,
-        classes=tuple(
-            _class_wait(c.name, rate, int(n), float(stages), iteration, brought, overhead, index, alone=alone)
-            for c, rate, n, stages, brought, index in zip(
-                model.classes,
-                means.rate_rps.tolist(),
-                thresholds,
-                means.iterations,
-                arrivals.tolist(),
-                dispersions,
-                strict=True,
-            )
-        ),
+        classes=tuple(classes),
         max_thresholds=None if largest is None else tuple(int(n) for n in largest),
         smallest=least,
         mean_lengths=varied,
         dial=dial(model if windows is None else at_rates(model, windows.peak_rps)),
         worst_window=varies,
-    )
-
-
-def _dispersions(model: ServingModel, rate_rps: FloatArray, *, alone: bool) -> list[float | None]:
-    """Variance over mean of the arrivals of each class in long times: requests take their class at random.
-
-    The bound for several classes is taken for Poisson arrivals where these are more regular.
-    """
-    parts = (rate_rps.sum() / rate_rps).tolist()
-    found = [model.arrivals.split(part).cv ** 2 for part in parts]
-    return [index if alone else max(index, 1.0) for index in found]
-
-
-def _class_wait(
-    name: str,
-    rate_rps: float,
-    threshold: int,
-    iterations: float,
-    iteration_time_s: float,
-    arrivals: float,
-    request_overhead_s: float,
-    dispersion: float | None,
-    *,
-    alone: bool,
-) -> ClassWait:
-    if dispersion is None:
-        return ClassWait(name, threshold, None, None, None)
-    before = mean_wait(
-        rate_rps, iteration_time_s, threshold, alone=alone, arrivals=arrivals, dispersion=dispersion
-    )
-    return ClassWait(
-        name=name,
-        threshold=threshold,
-        mean_wait_bound_s=before,
-        latency_s=before + (iterations - 1) * threshold / rate_rps + iteration_time_s + request_overhead_s,
-        dispersion=dispersion,
     )

@@ -49,10 +49,7 @@ class ClassCycle(NamedTuple):
 
 
 class WorstCycle(NamedTuple):
-    """The worst cycle of the mix; the keys of the report's `worst_cycle` block.
-
-    `iterations` is how long the fluid map ran, None where a closed form was used; `settled` whether it came to rest.
-    """
+    """The worst cycle of the mix: the report's `worst_cycle` block."""
 
     kind: CycleKind
     throughput_per_iteration: float
@@ -62,23 +59,15 @@ class WorstCycle(NamedTuple):
     period: int | None
     danger_zone_rps: tuple[float, float] | None
     classes: tuple[ClassCycle, ...]
-    iterations: int | None
-    settled: bool
+    iterations: int | None  # that the fluid map ran; None where a closed form was used
+    settled: bool  # it came to rest
 
 
 def gap_cycle_throughput(stages: int, first_weight: float, capacity: float, gaps: Sequence[int]) -> float:
-    """Completions per iteration of one class whose cohorts follow each other at the given gaps.
+    """Completions per iteration of one class of `stages` whose cohorts follow each other at gaps that sum to these.
 
-    Parameters
-    ----------
-    stages
-        Iterations n of a request.
-    first_weight
-        KV tokens a at stage 0 (s + 1, or s for `inline`).
-    capacity
-        KV tokens.
-    gaps
-        Iterations between successive cohorts around one period; they sum to `stages`.
+    Weights grow by a token from `first_weight` (s + 1, or s for `inline`); one gap d is the worst cycle, all gaps 1 the
+    equilibrium.
 
     Raises
     ------
@@ -87,7 +76,7 @@ def gap_cycle_throughput(stages: int, first_weight: float, capacity: float, gaps
 
     References
     ----------
-    SIC eq. 25: x = M/(s·d + (d² + Σg²)/2). One gap d is the worst cycle, all gaps 1 the equilibrium.
+    SIC eq. 25: x = M/(s·d + (d² + Σg²)/2).
 
     Examples
     --------
@@ -107,19 +96,12 @@ def pulse_cycle(
     capacity: float,
     seats: float = math.inf,
 ) -> Cycle:
-    """The cycle in which everything is admitted once every g iterations, g the gcd of the iteration counts.
+    """Return the cycle in which everything is admitted once every g iterations, g the gcd of the iteration counts.
 
     x = M/(g·Σ_j W_(g-1+jg)), without pages M/Σp_i((a_i - 1)n_i + n_i(n_i + g)/2): memory is full when a pulse is about
-    to leave. With g = 1 it is the eviction-free equilibrium, with one class SIC's worst cycle M/(d(s + d)).
-
-    Parameters
-    ----------
-    held, read, share, prompt : shape (n_rows,)
-        As in `kvplan.analysis.fluid_map.FluidMap`; weights that never fall.
-    capacity
-        KV tokens in whole pages.
-    seats
-        Requests that run at once; so many fill memory with a pulse that is about to leave, if not when it comes.
+    to leave. With g = 1 it is the eviction-free equilibrium, with one class SIC's worst cycle M/(d(s + d)). Arguments
+    are as in `FluidMap`, with weights that never fall; so many seats fill memory with a pulse that is about to leave,
+    if not when it comes.
 
     References
     ----------
@@ -160,18 +142,9 @@ def pulse_cycle(
 
 
 def pulse_is_stable(weight: FloatArray, g: int, relative_error: float = 0.0) -> bool:
-    """Whether the pulse cycle attracts its neighbourhood: all roots of Σ_j W_(g-1+jg) z^(L/g-1-j) inside, proved.
+    """Tell whether the pulse cycle attracts its neighbourhood, proved: all roots of Σ_j W_(g-1+jg) z^(L/g-1-j) inside.
 
-    Parameters
-    ----------
-    weight : ndarray, shape (L,), tokens
-        Survival weights W_k.
-    g
-        Divides L.
-
-    References
-    ----------
-    New, theory §3.
+    `weight` are survival weights W_k, tokens, of shape (L,), and g divides L (new, theory §3).
 
     Examples
     --------
@@ -184,13 +157,9 @@ def pulse_is_stable(weight: FloatArray, g: int, relative_error: float = 0.0) -> 
 
 
 def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
-    """Requests per second of a saturated cycle: completions over its mean iteration time.
+    """Requests per second of a saturated cycle: completions over its mean iteration time (theory §3, "Wall clock").
 
     A law that is not linear is averaged over the iterations of a pulse cycle, or over prompts that come one by one.
-
-    References
-    ----------
-    New, theory §3 ("Wall clock").
     """
     timing, tokens = model.timing, cycle.prefill_tokens(model.mix)
     if cycle.phases and not timing.is_linear:
@@ -212,7 +181,7 @@ def mean_iteration_time(
 
 
 def worst_cycle(model: ServingModel, stability: Stability, recovers_up_to_rps: float | None) -> WorstCycle:
-    """The cycle greedy admission can be stuck in, from a closed form where one applies, else from the fluid map.
+    """Find the cycle greedy admission can be stuck in, from a closed form where one applies, else from the fluid map.
 
     Above the rate up to which a backlog drains lies the danger zone (`kvplan.study.recovery`).
     """
@@ -246,7 +215,7 @@ def _loss(per_iteration: float, full: Saturation) -> float:
 
 
 def closed_form(model: ServingModel, most: int = MOST) -> tuple[CycleKind, Cycle | None] | None:
-    """The cycle of a mix where a formula gives it, or that there is none; None where only a run can tell.
+    """Return the cycle of a mix where a formula gives it, or that there is none; None where only a run can tell.
 
     Pulses that return more than `most` times to the longest request are not proved to attract.
     """
@@ -272,51 +241,29 @@ def closed_form(model: ServingModel, most: int = MOST) -> tuple[CycleKind, Cycle
 
 
 def mixed_cycle(model: ServingModel, *, stable: bool) -> tuple[CycleKind, Cycle | None]:
-    """The worst cycle of the mix.
+    """Return the worst cycle of the mix, None where nothing is lost.
 
-    Parameters
-    ----------
-    stable
-        Whether nothing but the eviction-free equilibrium is taken to attract (`attracts_all`).
-
-    Returns
-    -------
-    CycleKind
-    Cycle or None
-        None where nothing is lost.
-
-    Examples
-    --------
-    >>> from kvplan.model import RequestClass, Replica, Timing
-    >>> alone = ServingModel((RequestClass("a", 2, (3,), (1.0,), 1.0),), Timing(1.0), Replica(12))
-    >>> kind, cycle = mixed_cycle(alone, stable=False)
-    >>> str(kind), round(cycle.throughput, 9)
-    ('homogeneous', 0.8)
+    `stable`: nothing but the eviction-free equilibrium is taken to attract (`attracts_all`).
     """
     known = closed_form(model)
     if known is not None:
         return known
     if stable:
         return CycleKind.NONE, None
-    found = simulate_collapsed(model)
-    worst = min(found, key=lambda cycle: cycle.throughput)
+    worst = min(simulate_collapsed(model), key=lambda cycle: cycle.throughput)
     if worst.settled and worst.evictions <= _NOTHING * worst.throughput:
         return CycleKind.NONE, None
     return CycleKind.SIMULATED, worst
 
 
 def attracts_all(model: ServingModel, stability: Stability) -> bool:
-    """Whether the equilibrium is taken to be all that collapsed states end in."""
-    return nothing_else_attracts(
-        model.mix.stages,
-        stable=stability.stable,
-        certified=stability.certified,
-        radius=stability.spectral_radius,
-    )
+    """Tell whether the equilibrium is taken to be all that collapsed states end in."""
+    stable, certified, radius = stability.stable, stability.certified, stability.spectral_radius
+    return nothing_else_attracts(model.mix.stages, stable=stable, certified=certified, radius=radius)
 
 
 def simulate_collapsed(model: ServingModel) -> list[Cycle]:
-    """Where the fluid map settles from each of several collapsed states.
+    """Run the fluid map from each of several collapsed states to where it settles.
 
     The map has no scale of its own: it is run with one token of memory, once for all rates and timings of a mix, and
     what is in flight grows with memory.
@@ -326,8 +273,7 @@ def simulate_collapsed(model: ServingModel) -> list[Cycle]:
     share = np.ldexp(part.round(_SHARE_DIGITS), exponent)
     each = np.inf if seats is None else seats / memory
     arrays = mix.input_tokens.tobytes(), share.tobytes()
-    found = _settled(mix.held, mix.read, *arrays, each)
-    return [one.of_memory(memory) for one in found]
+    return [cycle.of_memory(memory) for cycle in _settled(mix.held, mix.read, *arrays, each)]
 
 
 @lru_cache(maxsize=256)
@@ -338,14 +284,14 @@ def _settled(
     share: bytes,
     seats: float,
 ) -> list[Cycle]:
-    """The same for a token of memory; the bytes of arrays, which unlike arrays can be looked up."""
+    """Attractors for a token of memory; the bytes of arrays, which unlike arrays can be looked up."""
     prompts = np.frombuffer(prompt, np.int64).astype(np.float64)
     system = fluid_map(held, np.frombuffer(share), prompts, 1.0, seats, read=read)
     return [find_attractor(system, start) for start in collapsed_starts(system)]
 
 
 def class_cycle(model: ServingModel, index: int) -> ClassCycle:
-    """The closed form for one class alone: what a replica that serves nothing else would lose."""
+    """Return the closed form for one class alone: what a replica that serves nothing else would lose."""
     alone = replace(model, classes=(model.classes[index],))
     name = model.classes[index].name
     together = len(model.classes)

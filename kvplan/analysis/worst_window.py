@@ -18,15 +18,9 @@ if TYPE_CHECKING:  # profiles without a schedule do without it
 
 
 class Windows(NamedTuple):
-    """Streams of requests whose rates vary; arrays of shape (n_streams,).
+    """Streams of requests whose rates vary; arrays of shape (n_streams,)."""
 
-    Attributes
-    ----------
-    rate_rps : ndarray, requests/s
-        What the factors of `courses` multiply.
-    """
-
-    rate_rps: FloatArray
+    rate_rps: FloatArray  # that the factors of `courses` multiply
     courses: tuple["Course", ...]
 
     @property
@@ -51,7 +45,7 @@ class Windows(NamedTuple):
 
     @property
     def vary(self) -> bool:
-        """Whether any of the rates does."""
+        """Tell whether any of the rates does."""
         return any(course.least < course.peak for course in self.courses)
 
     @property
@@ -60,33 +54,16 @@ class Windows(NamedTuple):
         return self.courses[0].period_s
 
     def most_in(self, length_s: float) -> FloatArray:
-        """Most arrivals of each stream in a window of this length, sup_t ∫_t^(t+L) λ_i.
-
-        References
-        ----------
-        WAIT 7.1; WAIT-s eq. 10.
-        """
+        """Most arrivals of each stream in a window of this length, sup_t ∫_t^(t+L) λ_i (WAIT 7.1; WAIT-s eq. 10)."""
         return np.asarray(self.rate_rps * [float(course.most_in(length_s)) for course in self.courses])
 
     def most_of_one(self, length_s: FloatArray) -> FloatArray:
-        """The same for the first stream and several lengths, of any shape."""
-        most: FloatArray = self.rate_rps[0] * self.courses[0].most_in(length_s)
-        return most
+        """Most arrivals of the first stream in windows of several lengths, of any shape."""
+        return np.asarray(self.rate_rps[0] * self.courses[0].most_in(length_s))
 
 
 def class_windows(model: ServingModel) -> Windows | None:
-    """The classes of a model, one stream each; None where its rates do not vary.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.model.schedule import Steps
-    >>> classes = (RequestClass("a", 5, (1,), (1.0,), 2.0), RequestClass("b", 5, (1,), (1.0,), 1.0))
-    >>> schedule = Steps(10.0, (0.0, 4.0), ((1.0, 1.0), (3.0, 2.0)))
-    >>> model = ServingModel(classes, Timing(1.0), Replica(60), schedule)
-    >>> class_windows(model).most_in(5.0).tolist(), total_windows(model).most_in(5.0).tolist()
-    ([30.0, 10.0], [40.0])
-    """
+    """Take the classes of a model for one stream each; None where its rates do not vary."""
     if model.schedule is None:
         return None
     of_one = np.eye(len(model.classes)).tolist()
@@ -95,7 +72,7 @@ def class_windows(model: ServingModel) -> Windows | None:
 
 
 def total_windows(model: ServingModel) -> Windows | None:
-    """All classes of a model together, one stream; None where its rates do not vary."""
+    """Take all classes of a model together for one stream; None where its rates do not vary."""
     if model.schedule is None:
         return None
     return Windows(np.array([model.total_rate_rps]), (model.schedule.course(_rates(model)),))
@@ -125,46 +102,21 @@ def _rates(model: ServingModel) -> list[float]:
 
 
 class Peak(NamedTuple):
-    """Offered load over a period of the schedule.
-
-    Attributes
-    ----------
-    least_rps, mean_rps, most_rps
-        Total rate.
-    offered_rps, sustainable_rps
-        When the load is heaviest against what is sustainable for the mix of that time.
-    overloaded_s
-        Time of each period in which more is offered than is sustainable.
-    course
-        Of the total rate.
-    same_mix
-        Whether only the total varies, not the mix.
-    """
+    """Offered load over a period of the schedule."""
 
     least_rps: float
     mean_rps: float
     most_rps: float
-    offered_rps: float
+    offered_rps: float  # when the load is heaviest against what is sustainable for the mix of that time
     sustainable_rps: float
-    overloaded_s: float
+    overloaded_s: float  # of each period in which more is offered than is sustainable
     period_s: float
-    course: "Course"
-    same_mix: bool
+    course: "Course"  # of the total rate
+    same_mix: bool  # only the total varies
 
 
 def peak(model: ServingModel) -> Peak | None:
-    """What a schedule offers, and for how long that is too much (new); None where rates do not vary.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.model.schedule import Steps
-    >>> schedule = Steps(24.0, (0.0, 8.0, 18.0), ((1.0,), (20.0,), (2.0,)))
-    >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 1.0),), Timing(1.0), Replica(60), schedule)
-    >>> found = peak(model)
-    >>> found.offered_rps, found.sustainable_rps, found.overloaded_s
-    (20.0, 10.0, 10.0)
-    """
+    """Say what a schedule offers, and for how long that is too much (new); None where rates do not vary."""
     schedule, total = model.schedule, model.total_rate_rps
     if schedule is None:
         return None
@@ -176,15 +128,14 @@ def peak(model: ServingModel) -> Peak | None:
     same = len(schedule.mixes()) <= 1
     if isinstance(schedule, Steps) and not same:
         lasts = np.diff(schedule.starts_s, append=schedule.period_s).tolist()
-        found = []
+        steps = []
         for factors, seconds in zip(schedule.factors, lasts, strict=True):
             if any(factors):
                 step = at_factors(model, factors)
-                served = tuple(c for c in step.classes if c.rate_rps > 0)
-                step = replace(step, classes=served)
-                found.append((step.total_rate_rps, sustainable_rate(step)[1], seconds))
-        overloaded = sum(seconds for rate, limit, seconds in found if rate > limit)
-        offered, sustainable, _ = max(found, key=lambda step: step[0] / step[1])
+                step = replace(step, classes=tuple(c for c in step.classes if c.rate_rps > 0))
+                steps.append((step.total_rate_rps, sustainable_rate(step)[1], seconds))
+        overloaded = sum(seconds for rate, limit, seconds in steps if rate > limit)
+        offered, sustainable, _ = max(steps, key=lambda step: step[0] / step[1])
     return Peak(
         least_rps=total * course.least,
         mean_rps=total * course.mean,

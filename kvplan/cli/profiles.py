@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli import completion
-from kvplan.cli.common import Output, argument
+from kvplan.cli import completion, options
+from kvplan.cli.options import argument
 from kvplan.cli.output import write_result
 
 
@@ -41,7 +41,7 @@ def profiles(
             autocompletion=completion.profiles,
         ),
     ] = None,
-    output: Output = None,
+    output: options.Output = None,
 ) -> None:
     """List the shipped profiles, or print one."""
     from kvplan.profile import catalogue
@@ -54,13 +54,13 @@ def schema(
         Described,
         typer.Option("--of", help="What the schema describes: a profile, or the JSON report of analyze."),
     ] = Described.PROFILE,
-    output: Output = None,
+    output: options.Output = None,
 ) -> None:
     """Print the JSON Schema of a profile, for editors, or of the report, for programs that read it."""
-    from kvplan.show import json
+    from kvplan.show.view import json_text
 
     if of is Described.PROFILE:
         from kvplan.profile.schema import json_schema
     else:
         from kvplan.report.schema import json_schema
-    write_result(json.render(json_schema()), output)
+    write_result(json_text(json_schema()), output)

@@ -49,6 +49,16 @@ class Row(NamedTuple):
     value: str
 
 
+class Ground(NamedTuple):
+    """What a figure rests on: formula, names of inputs, where they come from, and what is to be said of them."""
+
+    formula: str
+    inputs: tuple[str, ...]
+    document: Mapping[str, Any]
+    given: Given
+    remark: str
+
+
 class Input(NamedTuple):
     """What a formula rests on; `symbol` and `meaning` can be empty, the latter is the key of a figure of the report."""
 
@@ -172,57 +182,58 @@ def explain(
     left_out = len(values) - most
     where = "--full" if most < MANY else "--format json of analyze"
     missing = not values or any(value is None for _, value in values)
-    formula, inputs = record.formula, record.inputs
-    model, known, meaning = one_replica(model), document, record.meaning
-    if model.schedule is not None and record.block in _WORST_WINDOW and formula:
-        meaning += _VARYING
-    if model.finds_prefixes and record.block in _WARM:
-        formula, inputs = record.warm or (formula, inputs)
-    elif model.finds_prefixes and formula:
-        model, known = with_cold_cache(model), {**document, **dict(_cold_blocks(model))}
-        meaning += _COLD
+    rests = ground(record, document, model, plan)
     return Explained(
         key=found.name if found.entry is None else record.key.replace("[]", f"[{found.entry}]"),
-        meaning=meaning,
+        meaning=record.meaning + rests.remark,
         rows=tuple(Row(name, _with_unit(value, record.unit)) for name, value in values[:most]),
         cut=f"… {format_number(left_out)} more; see {where}" if left_out > 0 else "",
-        formula=formula,
-        inputs=tuple(_inputs(inputs.split(), known, Given(model, plan), found.entry)),
+        formula=rests.formula,
+        inputs=tuple(_inputs(rests, found.entry)),
         source=_source(record, document),
         absent=_why_absent(record, document) if missing else "",
     )
 
 
-def _cold_blocks(model: ServingModel) -> Iterator[tuple[str, Any]]:
-    """Blocks that say another thing of a warm cache, of one that finds what is always in use and nothing else."""
-    cold = with_cold_cache(model)
-    for name, block in (
-        ("load", load(cold)),
-        ("equilibrium", equilibrium(cold)),
-        ("saturation", saturation(cold)),
-    ):
-        yield name, plain(block, name)
+def ground(record: Record, document: Mapping[str, Any], model: ServingModel, plan: Plan) -> Ground:
+    """Choose the formula of a record and where its inputs come from; with a prefix cache, whether that is warm."""
+    model, formula, names, remark = one_replica(model), record.formula, record.inputs, ""
+    if model.schedule is not None and record.block in _WORST_WINDOW and formula:
+        remark = _VARYING
+    if model.finds_prefixes and record.block in _WARM:
+        formula, names = record.warm or (formula, names)
+    elif model.finds_prefixes and formula:
+        model, remark = with_cold_cache(model), remark + _COLD
+        blocks = {"load": load(model), "equilibrium": equilibrium(model), "saturation": saturation(model)}
+        document = {**document, **{name: plain(block, name) for name, block in blocks.items()}}
+    return Ground(formula, tuple(names.split()), document, Given(model, plan), remark)
 
 
-def _inputs(
-    names: list[str], document: Mapping[str, Any], given: Given, entry: int | None
-) -> Iterator[Input]:
+def values_of(name: str, rests: Ground) -> list[Any]:
+    """All values of an input: one, or one for each entry of a list or class."""
+    if name in CONTRACT:
+        return [value for _, value in _values(CONTRACT[name], rests.document)]
+    value = QUANTITIES[name].value(rests.given)
+    return list(value) if isinstance(value, tuple) else [value]
+
+
+def _inputs(rests: Ground, entry: int | None) -> Iterator[Input]:
     """The inputs that exist here, of lists the entry asked for or all."""
-    for name in names:
-        unit = ""
-        if name in CONTRACT:
-            record = CONTRACT[name]
-            symbol, meaning, unit = record.symbol, name, record.unit
-            values = [value for _, value in _values(record, document)]
-        else:
-            symbol, meaning, value_of = QUANTITIES[name]
-            value = value_of(given)
-            values = list(value) if isinstance(value, tuple) else [value]
+    for name in rests.inputs:
+        symbol, meaning, unit = _described(name)
+        values = values_of(name, rests)
         if entry is not None and len(values) > 1:
             values = values[entry : entry + 1]
         if any(value is not None for value in values):
-            text = listed([_with_unit(value, "") for value in values])
-            yield Input(symbol, f"{text} {unit}".rstrip(), meaning)
+            yield Input(symbol, f"{listed([_with_unit(v, '') for v in values])} {unit}".rstrip(), meaning)
+
+
+def _described(name: str) -> tuple[str, str, str]:
+    """Symbol, meaning and unit of an input."""
+    if name in CONTRACT:
+        return CONTRACT[name].symbol, name, CONTRACT[name].unit
+    symbol, meaning, _ = QUANTITIES[name]
+    return symbol, meaning, ""
 
 
 def summarise(found: Found, document: Mapping[str, Any]) -> Summary:
@@ -281,10 +292,12 @@ def _entry_name(record: Record, document: Mapping[str, Any], k: int, entry: Any)
 def _with_unit(value: Any, unit: str) -> str:
     if isinstance(value, list):
         text = f"[{', '.join(_with_unit(end, '') for end in value)}]"
-    elif value is None or isinstance(value, str):
-        return value or "null"
+    elif value is None:
+        return "null"
+    elif isinstance(value, bool):
+        text = str(value).lower()
     else:
-        text = str(value).lower() if isinstance(value, bool) else format_number(value, DIGITS)
+        text = value if isinstance(value, str) else format_number(value, DIGITS)
     return f"{text} {unit}" if unit else text
 
 

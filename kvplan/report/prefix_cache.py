@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.analysis.host_tier import host_tier
 from kvplan.analysis.prefix_cache import (
     CacheState,
+    host_tier,
     population_of,
     prefix_cache,
     recovered_share,

@@ -9,6 +9,7 @@ import numpy as np
 from kvplan.model import FloatArray, IntArray
 from kvplan.units import format_number, format_seconds
 
+COLOURS = ("blue", "orange", "green", "violet", "red", "soft")  # of lines side by side
 _SUBDIVISIONS = ((1, 2, 5), (1, 3), (1,))  # of a decade
 _TIME_STEPS_S = (
     *(k * unit for unit in (1.0, 60.0) for k in (1, 2, 5, 10, 15, 30)),

@@ -1,6 +1,6 @@
-"""The charts of reports, plans and simulations, made from their results."""
+"""The charts of reports and plans, made from their results."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,20 +12,17 @@ from kvplan.planning.search import Setting
 from kvplan.planning.trial import Task
 from kvplan.report.assembly import Analyses, Report
 from kvplan.report.prefix_cache import CacheBlock
-from kvplan.show.chart import Axis, Chart, Line, Patch, peaks, stairs, time_axis
+from kvplan.show.chart import COLOURS, Axis, Chart, Line, Patch, stairs, time_axis
 from kvplan.study.goodput import Goodput, load_curve
-from kvplan.units import format_number, format_seconds, format_tokens
+from kvplan.units import format_number, format_seconds
 
 if TYPE_CHECKING:
     from kvplan.planning.result import Plan
-    from kvplan.simulation.experiments.study import Study
 
 _AROUND = 1.2
 _FAR = 4.0  # times what is sustainable: an offered rate beyond is named in the caption instead
 _USUAL = ("p50", "p95", "p99")
 _FIGURES = {"mean": "green", "p50": "blue", "p90": "green", "p95": "orange", "p99": "violet"}
-_COLOURS = ("blue", "orange", "green", "violet", "red", "soft")
-_STYLES = ("solid", "dashed", "dotted")
 _POINTS = 1_000  # of the demands of a plan
 _NEAR = 1e-6
 _DEMAND = 2.0  # times that of the plan
@@ -132,7 +129,7 @@ def _demand(plan: "Plan") -> Chart:
     demand_rps = plan.winner.task.model.total_rate_rps
     demand = np.linspace(0.0, _DEMAND * demand_rps, _POINTS)[1:]
     lines = []
-    for colour, (candidate, setting) in zip(_COLOURS, kinds, strict=False):
+    for colour, (candidate, setting) in zip(COLOURS, kinds, strict=False):
         each = _served_rps(candidate.task, setting)
         lines.append(Line(candidate.name, demand, cost(demand, candidate.price, each), colour))
     own = plan.setting.replicas * plan.winner.price
@@ -190,35 +187,3 @@ def _day(day: Day) -> Chart:
         chart.level("all the time", day.add_rps * most, "soft"),
     ]
     return chart._replace(lines=lines)
-
-
-def of_study(found: "Study", capacity_tokens: int) -> tuple[Chart, ...]:
-    """Return KV tokens and waiting requests of each policy over time, of the first seed."""
-    seen = [(result.policy, run.series) for result, run in zip(found.results, found.first, strict=True)]
-    end = max((float(series.time_s[-1]) for _, series in seen if series.time_s.size), default=0.0)
-    if not end:
-        return ()
-    x = time_axis(end)
-    waiting = [(name, peaks(series.time_s, series.waiting)) for name, series in seen]
-    held = [(name, peaks(series.time_s, series.kv_tokens)) for name, series in seen]
-    tokens = _over_time("KV tokens in use", "KV tokens", x, held, capacity_tokens)
-    capacity = tokens.level(f"capacity {format_tokens(capacity_tokens)}", capacity_tokens, "ink", "dotted")
-    return (
-        _over_time("Waiting requests", "requests", x, waiting, 4),
-        tokens._replace(lines=[*tokens.lines, capacity]),
-    )
-
-
-def _over_time(
-    title: str, unit: str, x: Axis, seen: Sequence[tuple[str, tuple[FloatArray, FloatArray]]], least: float
-) -> Chart:
-    most = {name: float(value.max()) for name, (_, value) in seen}
-    caption = (
-        f"At most: {', '.join(f'{name} {value:,.0f}' for name, value in most.items())}. The first seed; of many "
-        "records the largest."
-    )
-    lines = [
-        Line(name, *points, colour, style)  # where they are the same, all are seen
-        for colour, style, (name, points) in zip(_COLOURS * 3, _STYLES * 6, seen, strict=False)
-    ]
-    return Chart(title, caption, x, Axis(unit, 0.0, 1.1 * max(least, *most.values())), lines)

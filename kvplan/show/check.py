@@ -1,13 +1,15 @@
-"""Judged profiles for people and programs: a section each, and the JSON document."""
+"""Judged profiles: a section each, or an overview of many; and the JSON document."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
-from kvplan.gate.check import Checked, Origin, Outcome, Result
+from kvplan.gate.check import Checked, Origin, Outcome, Result, worst
 from kvplan.gate.judgement import is_costly, telling_digits
 from kvplan.gate.remedy import MAX_FACTOR, Lever, Remedy
 from kvplan.gate.requirement import PLAN_HOLDS
-from kvplan.show.elements import Block, Bullets, Column, Paragraph, Section, Table, table, words
-from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
+from kvplan.show import page
+from kvplan.show.view import Json, View, fields, header
+from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_tokens
 
 _FEW = 8  # profiles; of more, those that pass have a line each
 _MOST_ROWS, _MOST_NOTES = 12, 5  # of a first screen
@@ -21,6 +23,7 @@ _NOT_TRIED = (
     "no change is tried on a warm prefix cache; up to prefix_cache.sustainable_rps.guaranteed none is needed"
 )
 _ASK_PLAN = "kvplan plan with this profile finds how many replicas are enough"
+_MORE = "and {} more; --full shows them"
 _ON_DEMAND = "--remedies looks for the smallest changes that would pass"
 _NONE = (
     "no change was found that makes it pass: neither less traffic, nor up to "
@@ -28,33 +31,77 @@ _NONE = (
 )
 
 
-def build(checked: Sequence[Checked], *, full: bool = False) -> list[Section]:
+def view(checked: Sequence[Checked]) -> View:
+    """Show judged profiles."""
+    return View(
+        lambda: document(checked),
+        lambda full: page.document(build(checked, full=full)),
+        rows=lambda written: [row for profile in written["profiles"] for row in profile["requirements"]],
+    )
+
+
+def document(checked: Sequence[Checked]) -> Json:
+    """Return the JSON: profiles in order, all requirements of each."""
+    return {
+        **header(),
+        "outcome": worst(checked),
+        "profiles": [
+            {
+                **fields(profile, "name", "source", "sha256", "outcome"),
+                "problems": [asdict(problem) for problem in profile.problems],
+                "requirements": [_requirement(result) for result in profile.results],
+                "mends": [_remedy(remedy) for remedy in profile.remedies],
+                "notes": list(profile.notes),
+            }
+            for profile in checked
+        ],
+    }
+
+
+def _requirement(result: Result) -> Json:
+    return {
+        "requirement": result.text,
+        **fields(result, "origin", "line"),
+        "key": result.key.text,
+        "operator": None if result.requirement is None else result.requirement.symbol,
+        "wanted": result.wanted,
+        **fields(result.judgement, "got", "margin", "passed"),
+        "doubt": result.judgement.doubt or None,
+        "mends": [_remedy(remedy) for remedy in result.remedies],
+    }
+
+
+def _remedy(remedy: Remedy) -> Json:
+    return {
+        **fields(remedy, "lever", "amount"),
+        "relative_change": remedy.relative,
+        "changes": [fields(change, "key", "before", "after") for change in remedy.changes],
+    }
+
+
+def build(checked: Sequence[Checked], *, full: bool = False) -> list[page.Section]:
     """Build a table of requirements, of several profiles one of outcomes; `full`: of those too, all that is known."""
     if len(checked) == 1:
         return [_section(checked[0], full)]
-    shown = [one for one in checked if len(checked) <= _FEW or one.outcome is not Outcome.PASSED]
-    return [_overview(checked, full), *(_section(one, full) for one in shown if full)]
+    shown = [c for c in checked if len(checked) <= _FEW or c.outcome is not Outcome.PASSED]
+    return [_overview(checked, full), *(_section(c, full) for c in shown if full)]
 
 
-def _overview(checked: Sequence[Checked], full: bool) -> Section:
-    counts = ", ".join(
-        f"{sum(one.outcome is outcome for one in checked)} {outcome.value}" for outcome in Outcome
-    )
-    rows = [
-        (one.outcome.value.upper(), one.source, _decides(one))
-        for one in sorted(checked, key=lambda one: one.outcome is Outcome.PASSED)
-    ]
-    columns = (Column("Outcome", outcome=True), words("Profile"), words("What decides"))
-    most = None if full else _MOST_ROWS
-    blocks = (
-        Paragraph(f"{len(checked)} profiles: {counts}."),
-        table(columns, rows, most, "and {} more; --full shows them"),
-    )
-    return Section("check", "Check", blocks)
+def _overview(checked: Sequence[Checked], full: bool) -> page.Section:
+    outcomes = [c.outcome for c in checked]
+    counts = ", ".join(f"{outcomes.count(outcome)} {outcome.value}" for outcome in Outcome)
+    columns: Mapping[page.Column, Callable[[Checked], str]] = {
+        page.Column("Outcome", outcome=True): lambda c: c.outcome.value.upper(),
+        page.words("Profile"): lambda c: c.source,
+        page.words("What decides"): _decides,
+    }
+    rows = sorted(checked, key=lambda c: c.outcome is Outcome.PASSED)
+    table = page.tabulate(columns, rows, None if full else _MOST_ROWS, _MORE)
+    return page.section("check", "Check", page.Paragraph(f"{len(checked)} profiles: {counts}."), table)
 
 
 def _decides(checked: Checked) -> str:
-    """In short, why a profile passes or does not."""
+    """Say in short why a profile passes or does not."""
     if checked.problems:
         first = checked.problems[0]
         place = f"{checked.source}: " if first.line is None else f"{checked.source}:{first.line}: "
@@ -67,17 +114,17 @@ def _decides(checked: Checked) -> str:
 
 
 def title(checked: Checked) -> str:
-    """What a profile is called: its name, and where it came from."""
+    """Name a profile, and say where it came from."""
     return checked.source if checked.name is None else f"{checked.name} ({checked.source})"
 
 
-def _section(checked: Checked, full: bool) -> Section:
+def _section(checked: Checked, full: bool) -> page.Section:
     heading = f"{checked.outcome.value.upper()}  {title(checked)}"
     if checked.problems:
-        said = tuple(problem.message for problem in checked.problems)
-        if not full and len(said) > _MOST_NOTES:
-            said = (*said[: _MOST_NOTES - 1], f"and {len(said) - _MOST_NOTES + 1} more")
-        return Section("check", heading, (Bullets(said),))
+        messages = tuple(problem.message for problem in checked.problems)
+        if not full and len(messages) > _MOST_NOTES:
+            messages = (*messages[: _MOST_NOTES - 1], f"and {len(messages) - _MOST_NOTES + 1} more")
+        return page.section("check", heading, notes=messages)
     results = sorted(checked.results, key=lambda result: result.judgement.passed)
     failed = [r for r in results if not r.judgement.passed]
     remarks = [line for result in failed for line in _remarks(result)]
@@ -86,48 +133,25 @@ def _section(checked: Checked, full: bool) -> Section:
         remarks.append(f"All of them together: {remedies_text(checked.remedies)}.")
     if any(advice_text(r) is _ON_DEMAND for r in failed):
         remarks.append(f"{_ON_DEMAND[0].upper()}{_ON_DEMAND[1:]}.")
-    said = (*remarks, *checked.notes)
-    blocks: list[Block] = [_table(results, None if full else _MOST_ROWS)]
-    if said:
-        blocks.append(Bullets(said if full else said[:_MOST_NOTES]))
-    return Section("check", heading, tuple(blocks))
+    remarks += checked.notes
+    table = page.tabulate(_COLUMNS, results, None if full else _MOST_ROWS, _MORE)
+    return page.section("check", heading, table, notes=remarks if full else remarks[:_MOST_NOTES])
 
 
-def _table(results: Sequence[Result], most: int | None) -> Table:
-    columns = (
-        Column("Result", outcome=True),
-        key_column("Key"),
-        Column("Wanted", wraps=True, least=8),
-        Column("Got", wraps=True, least=8, outcome=True),
-        Column("Margin", right=True, optional=True),
-    )
-    return table(columns, map(_row, results), most, "and {} more; --full shows them")
-
-
-def key_column(name: str) -> Column:
-    """A column of keys of the report, which wrap at their dots where space is short."""
-    return Column(name, wraps=True, least=12, dotted=True)
-
-
-def _row(result: Result) -> tuple[str, ...]:
-    return (
-        "PASS" if result.judgement.passed else "FAIL",
-        result.key.text,
-        wanted_text(result),
-        got_text(result),
-        margin_text(result),
-    )
+def failure_text(result: Result) -> str:
+    """Say what is wanted and what is there."""
+    return f"{result.key.text}: wanted {wanted_text(result)}, got {got_text(result)}"
 
 
 def wanted_text(result: Result) -> str:
-    """What is wanted, as written; of a drift the value in the baseline too."""
+    """Write what is wanted, of a drift with the value in the baseline."""
     if result.origin is Origin.BASELINE:
         return f"{_figure(result, result.wanted)} {result.bound}"
     return result.bound
 
 
 def got_text(result: Result) -> str:
-    """What the report has, with as many digits as show on which side of the bound it is."""
+    """Write what the report has, with as many digits as show on which side of the bound it is."""
     got = result.judgement.got
     if isinstance(got, bool | str) or result.requirement is None:
         return _figure(result, got)
@@ -135,7 +159,7 @@ def got_text(result: Result) -> str:
 
 
 def margin_text(result: Result) -> str:
-    """What is to spare, in the unit of the key and as a share of what is wanted."""
+    """Write what is to spare, in the unit of the key and as a share of what is wanted."""
     margin, wanted = result.judgement.margin, result.wanted
     if margin is None:
         return ABSENT
@@ -146,26 +170,29 @@ def margin_text(result: Result) -> str:
     return f"{shown} ({format_percent(margin / abs(wanted), 3, signed=True)})"
 
 
+_COLUMNS: Mapping[page.Column, Callable[[Result], str]] = {
+    page.Column("Result", outcome=True): lambda result: "PASS" if result.judgement.passed else "FAIL",
+    page.key_column("Key"): lambda result: result.key.text,
+    page.Column("Wanted", wraps=True, least=8): wanted_text,
+    page.Column("Got", wraps=True, least=8, outcome=True): got_text,
+    page.Column("Margin", right=True, optional=True): margin_text,
+}
+
+
 def _figure(result: Result, value: float | str | bool, digits: int = 4) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, str):
         return value
-    match result.key.unit:
-        case "s":
-            return format_seconds(value, digits)
-        case "" if result.bound.endswith("%") and result.requirement is not None:
+    unit = result.key.unit
+    if isinstance(value, bool) or unit in ("", "s", "count", "per request") or unit.endswith("/s"):
+        percent = not isinstance(value, bool) and unit == "" and result.bound.endswith("%")
+        if percent and result.requirement is not None:
             return format_percent(value, digits)
-        case "" | "count" | "per request":
-            return format_number(value, digits)
-        case unit if unit.endswith("/s"):
-            return format_rate(value, unit.removesuffix("/s"), digits)
-        case unit:
-            return f"{format_number(value, digits)} {unit}"
+        return page.in_unit(value, unit, digits)
+    return f"{format_number(value, digits)} {unit}"
 
 
 def _remarks(result: Result) -> list[str]:
-    """What stands below the table about a requirement that fails."""
+    """Comment below the table on a requirement that fails."""
     doubt = result.judgement.doubt
     remarks = [f"{result.key.text}: {doubt}, and doubt never passes."] if doubt else []
     advice = advice_text(result)
@@ -173,7 +200,7 @@ def _remarks(result: Result) -> list[str]:
 
 
 def advice_text(result: Result) -> str:
-    """What is said to do about a requirement that fails."""
+    """Say what to do about a requirement that fails."""
     if result.key.path[0] == "inputs":
         return _NOT_KNOWN
     if result.key == PLAN_HOLDS:
@@ -186,7 +213,7 @@ def advice_text(result: Result) -> str:
 
 
 def remedies_text(remedies: Sequence[Remedy]) -> str:
-    """The smallest changes that would make it pass, the smallest first."""
+    """List the changes that would make it pass, the smallest first."""
     return "; or ".join(map(_remedy_text, remedies)) if remedies else _NONE
 
 

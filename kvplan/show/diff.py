@@ -1,12 +1,13 @@
-"""What differs between two reports, for people and programs."""
+"""What differs between two reports: tables, and the JSON document."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from kvplan.gate.diff import Change, Comparison, Leaf, Row, Side, folded
-from kvplan.show.check import key_column
-from kvplan.show.elements import Block, Column, Paragraph, Section, Table, number, table, words
-from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds
+from kvplan.show import page
+from kvplan.show.view import Json, View, fields, header
+from kvplan.units import ABSENT, format_percent
 
 _FEW_ROWS, _MAX_ROWS = 10, 40
 _MAX_TEXT, _MAX_LIST = 20, 28  # characters
@@ -20,66 +21,99 @@ _DECIDES = (  # what an operator looks at, in this order
 )
 
 
-def build(found: Comparison, *, full: bool = False) -> Section:
+def view(comparison: Comparison) -> View:
+    """Show what differs."""
+    return View(lambda: document(comparison), lambda full: page.document([build(comparison, full=full)]))
+
+
+def document(comparison: Comparison) -> Json:
+    """Return the JSON: every key that differs, of the profiles and of the reports."""
+    return {
+        **header(),
+        "before": _side(comparison.before),
+        "after": _side(comparison.after),
+        "inputs": None if comparison.inputs is None else list(map(_change, comparison.inputs)),
+        "changes": list(map(_change, comparison.changes)),
+    }
+
+
+def _side(side: Side) -> Json:
+    profile = side.document.get("profile")
+    sha256 = profile.get("sha256") if isinstance(profile, dict) else None
+    return {"name": side.name, "source": side.source, "sha256": sha256}
+
+
+def _change(change: Change) -> Json:
+    return {**fields(change, "key", "before", "after"), "relative_change": change.relative}
+
+
+def build(comparison: Comparison, *, full: bool = False) -> page.Section:
     """Build tables of what differs, what goes in before what comes out; `full`: beyond what decides."""
-    a, b = found.before, found.after
-    sides = [("Before", _name(a)), ("After", _name(b))]
-    blocks: list[Block] = [table((Column(""), words("")), sides)]
-    if found.inputs:
-        inputs = [c for c in found.inputs if full or not c.key.startswith("provenance.")]
+    a, b = comparison.before, comparison.after
+    sides = [(name, f"{side.name} ({side.source})") for name, side in (("Before", a), ("After", b))]
+    blocks: list[page.Block] = [page.table((page.Column(""), page.words("")), sides)]
+    if comparison.inputs:
+        inputs = [c for c in comparison.inputs if full or not c.key.startswith("provenance.")]
         blocks.append(_table("Input", folded(inputs, a.inputs or {}), full, _FEW_ROWS))
-    elif found.inputs is not None and found.changes:
-        blocks.append(Paragraph("No input differs."))
-    if found.changes:
-        rows = folded(found.changes, a.document)
+    elif comparison.inputs is not None and comparison.changes:
+        blocks.append(page.Paragraph("No input differs."))
+    if comparison.changes:
+        rows = folded(comparison.changes, a.document)
         blocks.append(_table("Result", rows if full else _deciding(rows), full))
         if not full:
-            blocks.append(Paragraph(f"{len(found.changes):,} keys of the report differ; --full shows more."))
-    elif not found.inputs:
-        blocks.append(Paragraph("Nothing differs."))
-    return Section("diff", "What differs", tuple(blocks))
+            blocks.append(
+                page.Paragraph(f"{len(comparison.changes):,} keys of the report differ; --full shows more.")
+            )
+    elif not comparison.inputs:
+        blocks.append(page.Paragraph("Nothing differs."))
+    return page.Section("diff", "What differs", tuple(blocks))
 
 
 def _deciding(rows: Sequence[Row]) -> list[Row]:
-    """What an operator looks at; where hardly any of that differs, the largest effects."""
+    """Choose what an operator looks at; where hardly any of that differs, the largest effects."""
     by_key = {row.change.key: row for row in rows}
     decide = [by_key[key] for key in _DECIDES if key in by_key]
     return (decide + [row for row in rows if row not in decide])[: max(len(decide), _FEW_ROWS)]
 
 
-def _table(name: str, found: Sequence[Row], full: bool, most: int | None = None) -> Table:
-    columns = (
-        key_column(name),
-        Column("Before", wraps=True, least=8, outcome=True),
-        Column("After", wraps=True, least=8, outcome=True),
-        number("Change"),
-    )
-    rows = [row for row in map(_row, found) if row[1:3] != (ABSENT, ABSENT)]
+def _table(name: str, rows: Sequence[Row], full: bool, most: int | None = None) -> page.Table:
+    columns: Mapping[page.Column, Callable[[Row], str]] = {
+        page.key_column(name): lambda row: row.change.key,
+        page.Column("Before", wraps=True, least=8, outcome=True): _before,
+        page.Column("After", wraps=True, least=8, outcome=True): _after,
+        page.number("Change"): _moved,
+    }
+    rows = [row for row in rows if (_before(row), _after(row)) != (ABSENT, ABSENT)]
     if full:
-        return table(columns, rows, _MAX_ROWS, "and {} more keys; --format json has all")
-    return table(columns, rows, most, "and {} more; --full shows them")
+        return page.tabulate(columns, rows, _MAX_ROWS, "and {} more keys; --format json has all")
+    return page.tabulate(columns, rows, most, "and {} more; --full shows them")
 
 
-def _name(side: Side) -> str:
-    return f"{side.name} ({side.source})"
+def _before(row: Row) -> str:
+    return "each" if row.entries > 1 else _distinct(row.change)[0]
 
 
-def _row(row: Row) -> tuple[str, ...]:
-    change = row.change
-    digits = next(
-        (d for d in range(4, 12) if _shown(change.before, change, d) != _shown(change.after, change, d)), 12
-    )
-    moved = ABSENT if change.relative is None else format_percent(change.relative, 3, signed=True)
-    if row.entries > 1:
-        return change.key, "each", "", moved
-    return change.key, _shown(change.before, change, digits), _shown(change.after, change, digits), moved
+def _after(row: Row) -> str:
+    return "" if row.entries > 1 else _distinct(row.change)[1]
 
 
-def _shown(value: Leaf, change: Change, digits: int) -> str:
+def _moved(row: Row) -> str:
+    relative = row.change.relative
+    return ABSENT if relative is None else format_percent(relative, 3, signed=True)
+
+
+def _distinct(change: Change) -> tuple[str, str]:
+    """Write both values with the digits that tell them apart."""
+    for digits in range(4, 13):
+        before, after = map(partial(_written, change.unit, digits), (change.before, change.after))
+        if before != after:
+            break
+    return before, after
+
+
+def _written(unit: str, digits: int, value: Leaf) -> str:
     if value is None:
         return ABSENT
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, list):
         [only] = value if len(value) == 1 else [value]
         text = json.dumps(only).replace('"', "")
@@ -87,10 +121,4 @@ def _shown(value: Leaf, change: Change, digits: int) -> str:
     if isinstance(value, str):
         printable = "".join(c if c.isprintable() else "\ufffd" for c in value)
         return printable if len(printable) <= _MAX_TEXT else printable[: _MAX_TEXT - 1] + "…"
-    match change.unit:
-        case "s":
-            return format_seconds(value, digits)
-        case unit if unit.endswith("/s"):
-            return format_rate(value, unit.removesuffix("/s"), digits)
-        case _:
-            return format_number(value, digits)
+    return page.in_unit(value, unit, digits)

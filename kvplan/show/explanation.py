@@ -3,10 +3,16 @@
 from collections.abc import Iterator
 
 from kvplan.report.explain import Explained, Input, Summary
-from kvplan.show.check import key_column
-from kvplan.show.elements import Block, Column, Paragraph, Section, table, words
+from kvplan.show.page import Block, Column, Paragraph, Section, document, key_column, table, words
+from kvplan.show.view import View
 
 _MOST_KEYS = 24  # of the first screen
+
+
+def view(about: Explained | Summary, sha256: str, *, full: bool) -> View:
+    """Show what a key means for a profile; it has no JSON."""
+    screen = document([build(about, full=full)], sha256)
+    return View(dict, lambda _: screen)
 
 
 def build(page: Explained | Summary, *, full: bool = False) -> Section:

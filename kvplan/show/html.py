@@ -13,42 +13,33 @@ from markupsafe import Markup
 
 from kvplan.report.words import Status
 from kvplan.show.chart import Chart
-from kvplan.show.elements import Column, Document, Figure, Section
-from kvplan.show.palette import DARK, LIGHT
-from kvplan.show.svg import element, quote
+from kvplan.show.page import Column, Document, Figure
+from kvplan.show.svg import DARK, LIGHT, element, quote
 
 _COLOURS = {Status.STABLE: "green", Status.NEEDS_CAP: "orange", Status.OVERLOADED: "red"}
 
 
 def render(document: Document, charts: Sequence[Chart] = ()) -> str:
-    """Return the page of a report.
+    """Return the page of a document.
 
     Examples
     --------
-    >>> from kvplan.show.elements import Column, Table
+    >>> from kvplan.show.page import Column, Table
     >>> figures = Table((Column("Figure"), Column("Value", right=True)), (("a<b", "1"),))
-    >>> page = render(Document("chat", Status.STABLE, "It fits.", figures, ("Nothing.",), (), "kvplan 0"))
+    >>> page = render(Document((), "kvplan 0", "chat", Status.STABLE, "It fits.", figures, ("Nothing.",)))
     >>> '<tr><th scope="row">a&lt;b</th><td class="right">1</td></tr>' in page
     True
     """
-    return _page(document.title, document.sections, document.origin, charts, document)
-
-
-def render_sections(sections: Sequence[Section], origin: str, charts: Sequence[Chart] = ()) -> str:
-    """Return the page of sections without a verdict."""
-    title = sections[0].title if len(sections) == 1 else "kvplan"
-    numbered = [section._replace(key=f"part-{i}") for i, section in enumerate(sections, 1)]
-    return _page(title, numbered, origin, charts, None)
-
-
-def _page(
-    title: str, sections: Sequence[Section], origin: str, charts: Sequence[Chart], document: Document | None
-) -> str:
+    if document.status is None:
+        title = document.sections[0].title if len(document.sections) == 1 else "kvplan"
+        numbered = (section._replace(key=f"part-{i}") for i, section in enumerate(document.sections, 1))
+        document = document._replace(title=title, sections=tuple(numbered))
     drawn = [(Markup(element(chart)), chart) for chart in charts]  # its texts are quoted
-    return _environment().get_template("page.html.j2").render(
-        title=title, sections=sections, origin=origin, charts=drawn, document=document, light=LIGHT, dark=DARK,
-        colours=_COLOURS,
-    )  # fmt: skip
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(document=document, charts=drawn, light=LIGHT, dark=DARK, colours=_COLOURS)
+    )
 
 
 @cache

@@ -3,8 +3,17 @@
 import re
 from collections.abc import Iterable
 
-from kvplan.show.commands import printable, without_commands
-from kvplan.show.elements import Block, Bullets, Document, Figure, Paragraph, Section, Table
+from kvplan.show.page import (
+    Block,
+    Bullets,
+    Document,
+    Figure,
+    Paragraph,
+    Section,
+    Table,
+    printable,
+    without_commands,
+)
 
 _BREAK = "<!-- -->"  # ends what GitHub would take for a mention, an issue or an emoji
 _QUOTED = str.maketrans(
@@ -24,14 +33,15 @@ _COLON = re.compile(r":(?=[\w+-]+:|//)")  # an emoji's name or a link
 
 
 def render(document: Document) -> str:
-    r"""The Markdown text.
+    r"""Return the Markdown text; below the first screen of a report, sections are folded.
 
     Examples
     --------
-    >>> from kvplan.show.elements import Column, Document, Table
+    >>> from kvplan.show.page import Column, Document, Table
     >>> from kvplan.report.words import Status
     >>> figures = Table((Column("Figure"), Column("Value", right=True)), (("a|b", "1"),))
-    >>> print(render(Document("chat", Status.STABLE, "It fits.", figures, ("Nothing.",), (), "kvplan 0")), end="")
+    >>> report = Document((), "kvplan 0", "chat", Status.STABLE, "It fits.", figures, ("Nothing.",))
+    >>> print(render(report), end="")
     ## chat
     <BLANKLINE>
     **STABLE** It fits.
@@ -46,37 +56,20 @@ def render(document: Document) -> str:
     <BLANKLINE>
     <sub>kvplan 0</sub>
     """
-    word = document.status.replace("_", " ").upper()
-    parts = [
-        f"## {quote(document.title)}",
-        f"**{word}** {quote(document.headline)}",
-        *([quote(document.caveat)] if document.caveat else []),
-        _table(document.summary),
-        "**What to do**",
-        _lines(f"{n}. {quote(action)}" for n, action in enumerate(document.actions, 1)),
-        *map(_section, document.sections),
-        f"<sub>{quote(document.origin)}</sub>",
-    ]
-    return without_commands(printable("\n\n".join(parts) + "\n"))
-
-
-def render_sections(sections: Iterable[Section], origin: str) -> str:
-    """The Markdown of sections without a verdict, unfolded, with the origin last.
-
-    Examples
-    --------
-    >>> from kvplan.show.elements import Paragraph, Section
-    >>> print(render_sections([Section("a", "Two policies", (Paragraph("Equal."),))], "kvplan 0"), end="")
-    ## Two policies
-    <BLANKLINE>
-    Equal.
-    <BLANKLINE>
-    <sub>kvplan 0</sub>
-    """
-    parts = [
-        part for section in sections for part in (f"## {quote(section.title)}", *map(_block, section.blocks))
-    ]
-    return without_commands(printable("\n\n".join([*parts, f"<sub>{quote(origin)}</sub>"]) + "\n"))
+    if document.status is None:
+        parts = [part for section in document.sections for part in _unfolded(section)]
+    else:
+        word = document.status.replace("_", " ").upper()
+        parts = [
+            f"## {quote(document.title)}",
+            f"**{word}** {quote(document.headline)}",
+            *([quote(document.caveat)] if document.caveat else []),
+            _table(document.summary),
+            "**What to do**",
+            _lines(f"{n}. {quote(action)}" for n, action in enumerate(document.actions, 1)),
+            *map(_folded, document.sections),
+        ]
+    return without_commands(printable("\n\n".join([*parts, f"<sub>{quote(document.origin)}</sub>"]) + "\n"))
 
 
 def quote(text: str) -> str:
@@ -92,7 +85,11 @@ def quote(text: str) -> str:
     return _COLON.sub(":" + _BREAK, text)
 
 
-def _section(section: Section) -> str:
+def _unfolded(section: Section) -> list[str]:
+    return [f"## {quote(section.title)}", *map(_block, section.blocks)]
+
+
+def _folded(section: Section) -> str:
     # without the blank lines GitHub takes what is inside for HTML
     blocks = "\n\n".join(map(_block, section.blocks))
     title = f"{section.title} ({section.basis})" if section.basis else section.title

@@ -14,13 +14,15 @@ from kvplan.analysis.records import Lever
 from kvplan.analysis.speculative import Speculative
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
 from kvplan.errors import UsageError
-from kvplan.report.assembly import Report
+from kvplan.profile.reading import Profile
+from kvplan.report.assembly import Report, to_document
 from kvplan.report.inputs import headroom_range_text, range_text
 from kvplan.report.keys import BLOCKS, CONTRACT
 from kvplan.report.keys.record import probability
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Basis
-from kvplan.show.elements import (
+from kvplan.show.chart import Chart
+from kvplan.show.page import (
     MAX_ROWS,
     Block,
     Bullets,
@@ -34,6 +36,7 @@ from kvplan.show.elements import (
     table,
     words,
 )
+from kvplan.show.view import View
 from kvplan.study.operating_point import Distribution, Latency, Status, WorstPart
 from kvplan.units import (
     ABSENT,
@@ -102,6 +105,25 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
         origin=origin(report.profile.sha256),
         caveat=report.caveat and f"Inputs: {report.caveat}.",
     )
+
+
+def view(
+    report: Report, profile: Profile, sections: Collection[str] | None = None, *, more: str = ""
+) -> View:
+    """Show a report of a profile; `more` ends the first screen where it is shown alone."""
+
+    def screen(full: bool) -> Document:
+        document = build(report, sections)
+        if full or sections:
+            return document
+        return document._replace(sections=(), origin=document.origin + more)
+
+    def draw() -> Sequence[Chart]:
+        from kvplan.show.charts import of_report
+
+        return of_report(report, profile.model, profile.plan)
+
+    return View(lambda: to_document(report), screen, draw)
 
 
 def _section(report: Report, key: str) -> Section:

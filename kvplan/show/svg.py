@@ -5,14 +5,37 @@ Text is measured by an estimate that no common sans-serif font exceeds; legends 
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 import numpy as np
 
 from kvplan.model import FloatArray
 from kvplan.show.chart import Axis, Chart, Line, Patch
-from kvplan.show.palette import LIGHT
+
+# by what they are for; all texts have a contrast of 4.5 : 1 at least
+LIGHT: Mapping[str, str] = {
+    "paper": "#ffffff",
+    "ink": "#1c2128",
+    "soft": "#57606b",
+    "rule": "#d3d9e0",
+    "blue": "#0b57b8",
+    "orange": "#a64b00",
+    "red": "#b3192b",
+    "green": "#16692f",
+    "violet": "#6a3fb5",
+}
+DARK: Mapping[str, str] = {
+    "paper": "#10151c",
+    "ink": "#e5eaf0",
+    "soft": "#a3aebb",
+    "rule": "#38424e",
+    "blue": "#74b3ff",
+    "orange": "#f0a35e",
+    "red": "#ff8a8f",
+    "green": "#6fd08c",
+    "violet": "#c3a3ff",
+}
 
 WIDTH = 360  # units; text of 11 has 10 pixels on a telephone
 _HEIGHT, _SIZE, _ROW = 170, 11, 16  # of the plot; of text; of a line of text

@@ -16,8 +16,18 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from kvplan.report.words import Status
-from kvplan.show.commands import printable, without_commands
-from kvplan.show.elements import Block, Bullets, Column, Document, Figure, Paragraph, Section, Table
+from kvplan.show.page import (
+    Block,
+    Bullets,
+    Column,
+    Document,
+    Figure,
+    Paragraph,
+    Section,
+    Table,
+    printable,
+    without_commands,
+)
 from kvplan.units import ABSENT
 
 MIN_WIDTH, MAX_WIDTH = 40, 100  # narrower cannot be laid out, wider is harder to read
@@ -37,15 +47,14 @@ _OUTCOMES = {
 
 
 def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
-    """The text to print; in colour, with ANSI escape sequences.
-
-    More than 100 columns are not filled.
+    """Return the text to print, at most 100 columns wide; in colour, with ANSI escape sequences.
 
     Examples
     --------
-    >>> from kvplan.show.elements import Column, Document, Table
+    >>> from kvplan.show.page import Column, Document, Table
     >>> figures = Table((Column("Figure"), Column("Value")), (("Headroom", "+25%"),))
-    >>> print(render(Document("chat", Status.STABLE, "It fits.", figures, ("Nothing.",), (), "kvplan 0")), end="")
+    >>> report = Document((), "kvplan 0", "chat", Status.STABLE, "It fits.", figures, ("Nothing.",))
+    >>> print(render(report), end="")
     chat
     STABLE  It fits.
     <BLANKLINE>
@@ -56,44 +65,32 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
       Headroom  +25%
     <BLANKLINE>
     kvplan 0
-    """
-    width = max(MIN_WIDTH, min(width, MAX_WIDTH))
-    document = _harmless(document)
-    return _written(
-        [
-            Text(document.title, "bold", overflow="ellipsis", no_wrap=True),
-            _verdict(document),
-            *([Text(document.caveat, "dim", overflow="ellipsis", no_wrap=True)] if document.caveat else []),
-            Text(),
-            Text("What to do", "bold"),
-            _items(document.actions, [f"{n}" for n in range(1, len(document.actions) + 1)]),
-            Text(),
-            _table(document.summary, width),
-            *(part for section in document.sections for part in _section(section, width)),
-            Text(),
-            Text(document.origin, "dim", overflow="fold"),
-        ],
-        width,
-        colour,
-    )
-
-
-def render_sections(
-    sections: Sequence[Section], origin: str, *, width: int = 80, colour: bool = False
-) -> str:
-    """The text of sections without a verdict, each with its title first, and the origin last.
-
-    Examples
-    --------
-    >>> print(render_sections([Section("a", "Two policies", (Paragraph("Equal."),))], "kvplan 0"), end="")
+    >>> print(render(Document((Section("a", "Two policies", (Paragraph("Equal."),)),), "kvplan 0")), end="")
     Two policies
       Equal.
     <BLANKLINE>
     kvplan 0
     """
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
-    parts = [part for section in sections for part in _section(_harmless(section), width)]
-    return _written([*parts[1:], Text(), Text(origin, "dim", overflow="fold")], width, colour)
+    document = _harmless(document)
+    parts = [part for section in document.sections for part in _section(section, width)]
+    above = [] if document.status is None else _first_screen(document, document.status, width)
+    parts = [*above, *parts] if above else parts[1:]
+    return _written([*parts, Text(), Text(document.origin, "dim", overflow="fold")], width, colour)
+
+
+def _first_screen(document: Document, status: Status, width: int) -> list[RenderableType]:
+    word = status.replace("_", " ").upper()
+    return [
+        Text(document.title, "bold", overflow="ellipsis", no_wrap=True),
+        Text.assemble((word, f"bold {_COLOURS[status]}"), "  ", document.headline),
+        *([Text(document.caveat, "dim", overflow="ellipsis", no_wrap=True)] if document.caveat else []),
+        Text(),
+        Text("What to do", "bold"),
+        _items(document.actions, [f"{n}" for n in range(1, len(document.actions) + 1)]),
+        Text(),
+        _table(document.summary, width),
+    ]
 
 
 def _harmless(part: Any) -> Any:
@@ -119,11 +116,6 @@ def _written(parts: list[RenderableType], width: int, colour: bool) -> str:
     console.print(Group(*parts))
     # Rich fills table cells up to their width
     return without_commands("".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines()))
-
-
-def _verdict(document: Document) -> RenderableType:
-    word = document.status.replace("_", " ").upper()
-    return Text.assemble((word, f"bold {_COLOURS[document.status]}"), "  ", document.headline)
 
 
 def _section(section: Section, width: int) -> list[RenderableType]:

@@ -29,9 +29,9 @@ worst_cycle.loss
   Share of completions per iteration that a collapsed replica loses.
 
   Formula  1 − x/n*
-  Here     0.2875 = 1 − 1.81666667 / 2.5497076
-  Where    x = 1.81666667: worst_cycle.throughput_per_iteration
-           n* = 2.5497076: saturation.admissions_per_iteration
+  Value    0.2875
+  Inputs   x = 1.81667 requests: worst_cycle.throughput_per_iteration
+           n* = 2.54971 requests: saturation.admissions_per_iteration
   Source   SIC 3: (d − 1)/(2(s + d)) for one length (computed)
 
 kvplan """
@@ -49,7 +49,7 @@ def test_a_key_is_explained_in_markdown_and_to_a_file(run: Run, tmp_path: Path) 
     text = path.read_text("utf-8")
     assert run(*arguments) == (0, text, "")
     assert text.startswith("## worst_cycle.loss\n\nShare of completions")
-    assert "| Here | 0.2875 = 1 − 1.81666667 / 2.5497076 |\n" in text
+    assert "| Value | 0.2875 |\n| Inputs | x = 1.81667 requests: " in text
 
 
 def test_a_block_is_listed_and_in_full_explained(run: Run) -> None:

@@ -6,7 +6,7 @@ import pytest
 from command import Run, document
 
 from kvplan.profile.reading import load_profile
-from kvplan.show.elements import Bullets
+from kvplan.show.page import Bullets
 from kvplan.show.simulation import build
 from kvplan.simulation.experiments.hindsight_bound import StudyBound
 from kvplan.simulation.experiments.load import Arrivals, Load

@@ -17,9 +17,9 @@ from shipped import LOOKED_AT, report
 
 from kvplan.report.assembly import to_document
 from kvplan.show import html, markdown, terminal
-from kvplan.show import json as json_format
-from kvplan.show.elements import Document
+from kvplan.show.page import Document
 from kvplan.show.report import build
+from kvplan.show.view import json_text
 
 FOLDER = Path(__file__).parent
 KEPT = ("agents-collapse", "eagle-3-h100", "gemma-3-27b-h100", "prefill-decode")
@@ -32,7 +32,7 @@ def _document(name: str) -> Document:
 
 RENDERERS = {
     "txt": lambda name: terminal.render(_document(name)),
-    "json": lambda name: json_format.render(to_document(report(name))),
+    "json": lambda name: json_text(to_document(report(name))),
 }
 OTHERS = {
     "markdown": lambda name: markdown.render(_document(name)),

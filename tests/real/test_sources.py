@@ -8,8 +8,7 @@ import pytest
 from kvplan.ingest.timing.equations import of_samples
 from kvplan.ingest.timing.fit import fit_timing
 from kvplan.ingest.timing.reading import parse_samples, read_groups, read_samples
-from kvplan.ingest.timing.samples import Samples
-from kvplan.ingest.timing.sweep import Point, Sweep
+from kvplan.ingest.timing.samples import Point, Samples, Sweep
 from kvplan.model import Timing
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
@@ -74,7 +73,7 @@ def held_out(samples: Samples) -> float:
     """Mean relative error of the second half under a fit of the first."""
     equations = of_samples([samples])
     first = np.arange(len(equations)) < len(equations) // 2
-    timing = fit_timing(equations.part(first), PRIOR, envelope=True, names=[samples.source]).timing
+    timing = fit_timing(equations.part(first), PRIOR, envelope=True).timing
     rest = equations.part(~first)
     return float(
         np.abs(timing(rest.kv_tokens, rest.prefill_tokens, rest.sequences) / rest.seconds - 1).mean()

@@ -11,7 +11,7 @@ from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.played import Law, mean_times, requests_of
-from kvplan.ingest.timing.sweep import Point
+from kvplan.ingest.timing.samples import Point
 from kvplan.model import Replica, RequestClass, ServingModel
 from kvplan.model.reuse import SharedPrompt
 from kvplan.simulation.policies.protocol import Settings

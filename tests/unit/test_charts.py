@@ -16,7 +16,7 @@ from kvplan.model import Plan
 from kvplan.model.slo import parse_slo
 from kvplan.show import charts, svg
 from kvplan.show.chart import Axis, Chart, Line, Patch, peaks
-from kvplan.show.palette import LIGHT
+from kvplan.show.svg import LIGHT
 from kvplan.show.sweeps import of_sweep
 from kvplan.study.goodput import at_rate
 from kvplan.study.operating_point import operating_point

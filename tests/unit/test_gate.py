@@ -23,9 +23,8 @@ from kvplan.model import Plan
 from kvplan.profile.reading import parse_profile
 from kvplan.report.assembly import Analyses, ProfileIdentity
 from kvplan.show import check as tables
+from kvplan.show import ci, page, terminal
 from kvplan.show import diff as diff_tables
-from kvplan.show import json as json_format
-from kvplan.show import junit, terminal
 
 # One class, input 1, decode 2, disaggregated: a request holds 2 + 3 = 5 token-iterations. Memory 60 and iterations of
 # 1 s then sustain 60/5 = 12 requests/s; 8 are offered, so there is a headroom of 12/8 - 1 = 0.5 and 8 x 5 = 40 tokens.
@@ -330,9 +329,7 @@ def test_a_remedy_breaks_no_requirement_that_was_met() -> None:
 def test_where_there_is_no_remedy_that_is_said() -> None:
     found = checking.check(small("load.work_rate > 1"), None, [])
     assert found.results[0].remedies == ()
-    assert "no change was found that makes it pass" in terminal.render_sections(
-        tables.build([found]), "kvplan"
-    )
+    assert "no change was found that makes it pass" in terminal.render(page.document(tables.build([found])))
 
 
 # ------------------------------------------------------------------------------------------------ baseline
@@ -441,8 +438,8 @@ def nasty() -> checking.Checked:
 @every("width", range(40, 101, 10))
 def test_the_result_stands_beside_the_key_and_no_word_is_cut(width: int) -> None:
     texts = ("load.headroom >= 0", "safety_buffer.overflow_probability_per_iteration >= 1")
-    text = terminal.render_sections(
-        tables.build([checking.check(small(*texts), None, [])]), "kvplan", width=width
+    text = terminal.render(
+        page.document(tables.build([checking.check(small(*texts), None, [])])), width=width
     )
     table = text.partition("\n\n  -")[0].splitlines()[1:]
     rows = [line.split() for line in table if line.strip()]
@@ -474,7 +471,7 @@ _SUREFIRE = {
 def test_junit_is_valid_and_counts_right() -> None:
     broken = checking.check(replace(small("load"), source="a\x00b\x1b[31m\ud800"), None, [])
     good = checking.check(small("load.headroom > 0", "load.headroom > 9"), None, [])
-    text = junit.render([nasty(), broken, good])
+    text = ci.junit([nasty(), broken, good])
     assert is_junit(text)
     root = ElementTree.fromstring(text.encode())
     for element in root.iter():
@@ -524,7 +521,7 @@ def test_the_last_digit_of_a_float_is_no_difference() -> None:
     a, b = side(load={"headroom": 0.1 + 0.2}), side(load={"headroom": 0.3})
     found = diff.compare(a, b)
     assert found.changes == ()
-    assert "Nothing differs." in terminal.render_sections([diff_tables.build(found)], "kvplan")
+    assert "Nothing differs." in terminal.render(page.document([diff_tables.build(found)]))
 
 
 def test_classes_are_compared_by_their_names() -> None:
@@ -546,9 +543,9 @@ def test_what_was_changed_in_a_profile_is_told_before_what_comes_of_it() -> None
     ]
     assert found.inputs[0].relative == 0.5
     assert found.changes[0].key == "load.headroom"
-    text = terminal.render_sections([diff_tables.build(found, full=True)], "kvplan")
+    text = terminal.render(page.document([diff_tables.build(found, full=True)]))
     assert text.index("gpu.memory_tokens") < text.index("load.headroom") < text.index("saturation.")
-    assert json_format.diff(found)["inputs"][0]["relative_change"] == 0.5
+    assert diff_tables.document(found)["inputs"][0]["relative_change"] == 0.5
 
 
 def test_classes_that_move_alike_are_one_row_and_others_are_not() -> None:

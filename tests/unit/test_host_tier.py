@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.analysis.cache_states import CachedReplica
-from kvplan.analysis.host_tier import host_tier
-from kvplan.analysis.prefix_cache import full_rate, population_of, prefix_cache, sustainable_rates
+from kvplan.analysis.prefix_cache import full_rate, host_tier, population_of, prefix_cache, sustainable_rates
 from kvplan.model import Replica, Timing
 from kvplan.model.gaps import Exponential, Quantiles
 from kvplan.model.offload import Offload

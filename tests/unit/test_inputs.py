@@ -30,7 +30,7 @@ from kvplan.report.assembly import to_document
 from kvplan.report.inputs import State, beyond, caveat, doubts, extrapolations, states, verdicts_in
 from kvplan.report.words import Status
 from kvplan.show import html, markdown, terminal
-from kvplan.show.elements import Table
+from kvplan.show.page import Table
 from kvplan.show.report import build
 from kvplan.units import format_number, format_percent
 

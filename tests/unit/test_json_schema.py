@@ -19,7 +19,7 @@ from kvplan.errors import ProfileError
 from kvplan.profile.catalogue import starter
 from kvplan.profile.reading import parse_profile, shipped_profiles
 from kvplan.profile.schema import json_schema
-from kvplan.show import json as json_format
+from kvplan.show.view import json_text
 
 COMMITTED = Path(kvplan.__file__).parent / "profile" / "profile.schema.json"
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
@@ -87,7 +87,7 @@ peak = "15 h"
 def test_the_committed_file_is_what_is_generated() -> None:
     """With ``KVPLAN_REGENERATE=1`` the file is written instead."""
     if os.environ.get("KVPLAN_REGENERATE"):
-        COMMITTED.write_text(json_format.render(json_schema()), encoding="utf-8")
+        COMMITTED.write_text(json_text(json_schema()), encoding="utf-8")
         pytest.skip("written")
     assert json.loads(COMMITTED.read_text("utf-8")) == json_schema()
 

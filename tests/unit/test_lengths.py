@@ -19,7 +19,7 @@ from kvplan.model.lengths import Lengths
 from kvplan.model.streams import class_streams
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import analyze, to_document
-from kvplan.show import json as json_format
+from kvplan.show.view import json_text
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 
 PROFILE = """\
@@ -109,7 +109,7 @@ def report(text: str, inputs: str = "700") -> str:
     model = replace(given.model, replica=replace(given.model.replica, memory_tokens=40_000))
     found = to_document(analyze(model, name="", sha256="", plan=given.plan))
     del found["profile"]  # its hash is of the text
-    return json_format.render(found)
+    return json_text(found)
 
 
 SIGMA = math.sqrt(math.log1p(0.95**2))

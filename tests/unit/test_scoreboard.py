@@ -11,7 +11,7 @@ from scoreboard.record import Bound, Configuration, Off, Over, Row
 from scoreboard.score import scored
 
 from kvplan.ingest.timing.equations import Kind
-from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
+from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 
 DENSE, OTHER, MOE = (
     Configuration("Llama on A", "dense", "Llama", "vllm"),

@@ -14,6 +14,7 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import parse_slo
 from kvplan.planning import options
+from kvplan.planning.asked import PlanOptions
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Request
 from kvplan.planning.search import Candidate, Setting
@@ -124,7 +125,7 @@ def request(command: str) -> Request:
             given["slo"].append(value)
         else:
             given[_NAMES.get(name, name)] = _READ.get(name, str)(value)
-    return options.request([service], **given)
+    return options.request([service], PlanOptions(**given | {"slo": tuple(given["slo"])}))
 
 
 @dataclass(frozen=True)

@@ -17,29 +17,21 @@ _TIE = 1e-9  # slots by which an arrival may count as earlier: rounding of the c
 
 
 def as_engines(policies: Sequence[str]) -> tuple[str, ...]:
-    """Of these policies those that count KV as engines do: a bound that is to hold for them too is looser.
-
-    Examples
-    --------
-    >>> as_engines(["greedy", "vllm"])
-    ('vllm',)
-    """
+    """Select the policies that count KV as engines do: a bound that is to hold for them too is looser."""
     return tuple(name for name in policies if POLICIES[name].engine)
 
 
 class StudyBound(NamedTuple):
-    """A bound on a figure of every policy."""
+    """A bound on a figure of every policy, mean over the seeds; `proven` where it is the optimum for every seed."""
 
-    figure: (
-        str  # its key in results: `throughput_rps`, `decode_tokens_per_s` from above, `e2e_s.mean` from below
-    )
-    bound: float  # mean over the seeds
-    proven: bool  # it is the optimum for every seed
+    figure: str  # in results: `throughput_rps`, `decode_tokens_per_s` from above, `e2e_s.mean` from below
+    bound: float
+    proven: bool
     gap: float | None  # largest relative difference to a schedule that was found; None where none was
 
 
 def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine: bool = False) -> Instance:
-    """Requests in slots of d0.
+    """Express requests in slots of d0.
 
     With `as_engine` KV is counted as engines do, the tokens computed so far, whatever the convention for prefill: a
     token less; and evictions lose no stages. So the bound holds for any policy.
@@ -48,13 +40,6 @@ def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine:
     ------
     UsageError
         Iterations that are not equally long, or arrivals that depend on completions.
-
-    Examples
-    --------
-    >>> some = Requests(np.array([0.0, 1.4]), np.array([3, 0]), np.array([2, 1]), np.array([0, 0]))
-    >>> found = instance(some, Timing(0.5), Replica(9))
-    >>> found.arrival.round(6).tolist(), found.stages.tolist(), found.first_weight.tolist()
-    ([0.0, 2.8], [2, 1], [4, 1])
     """
     if not timing.is_constant:
         raise UsageError("hindsight: iterations must be equally long, so [timing] may have no term but d0")
@@ -64,11 +49,10 @@ def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine:
         )
     decode, inputs = requests.decode_tokens.astype(np.int64), requests.input_tokens.astype(np.int64)
     inline = replica.prefill is Prefill.INLINE and not as_engine
-    first = np.maximum(inputs, 1) if as_engine else inputs + (not inline)
     return Instance(
         arrival=np.maximum(requests.arrival_s / timing.d0 - _TIE, 0.0),
         stages=decode + inline,
-        first_weight=first,
+        first_weight=np.maximum(inputs, 1) if as_engine else inputs + (not inline),
         decode_tokens=decode,
         capacity=replica.memory_tokens,
         block_tokens=replica.block_tokens,
@@ -87,43 +71,28 @@ def study_bounds(
     ------
     UsageError
         As for `instance`, and for programmes that are too large.
-
-    Examples
-    --------
-    >>> from kvplan.model import RequestClass
-    >>> model = ServingModel((RequestClass("a", 3, (2,), (1.0,), 1.0),), Timing(1.0), Replica(10))
-    >>> study_bounds(model, Load(Arrivals.SATURATED, requests=4), ["greedy"], [0])  # two at a time
-    (StudyBound(figure='e2e_s.mean', bound=3.0, proven=True, gap=0.0),)
     """
     as_engine = bool(as_engines(policies))
+    d0, horizon, overhead, slots = model.timing.d0, load.horizon_s, 0.0, None
     if load.kind is Arrivals.CLOSED and load.trace is None:
         raise UsageError(
             "hindsight: in a closed loop arrivals depend on the policy; nothing is known beforehand"
         )
-    d0, horizon, overhead = model.timing.d0, load.horizon_s, 0.0
-    of_seeds = [
-        instance(generate(model, load, seed), model.timing, model.replica, as_engine=as_engine)
-        for seed in seeds
-    ]
     if horizon is None:
         wanted, overhead = [(Metric.LATENCY, "e2e_s.mean", d0)], model.request_overhead_s
-        slots = None
     else:
         wanted = [
             (Metric.COMPLETED, "throughput_rps", 1 / horizon),
             (Metric.DECODE_TOKENS, "decode_tokens_per_s", 1 / horizon),
         ]
         slots = math.floor(horizon / d0 + _TIE)
-    bounds = []
+    runs = [generate(model, load, seed) for seed in seeds]
+    instances = [instance(run, model.timing, model.replica, as_engine=as_engine) for run in runs]
+    figures = []
     for metric, figure, unit in wanted:
-        found = [hindsight(one, metric, horizon=slots) for one in of_seeds]
-        gaps = [one.gap for one in found if one.gap is not None]
-        bounds.append(
-            StudyBound(
-                figure=figure,
-                bound=math.fsum(one.bound for one in found) / len(found) * unit + overhead,
-                proven=all(one.proven for one in found),
-                gap=max(gaps) if len(gaps) == len(found) else None,
-            )
-        )
-    return tuple(bounds)
+        bounds = [hindsight(each, metric, horizon=slots) for each in instances]
+        gaps = [bound.gap for bound in bounds if bound.gap is not None]
+        mean = math.fsum(bound.bound for bound in bounds) / len(bounds)
+        gap = max(gaps) if len(gaps) == len(bounds) else None
+        figures.append(StudyBound(figure, mean * unit + overhead, all(bound.proven for bound in bounds), gap))
+    return tuple(figures)
