@@ -91,7 +91,7 @@ def earlier(s: State, unasked: int) -> int:
 
 @kernel
 def next_event_s(s: State) -> float:
-    """When the next request comes, or the first load is done; infinite where neither is known."""
+    """Return when the next request comes, or the first load is done; infinite where neither is known."""
     coming, event_s = next_arrival(s), math.inf
     if coming != NOBODY:
         event_s = s.time[coming, Time.ARRIVAL]
@@ -102,7 +102,7 @@ def next_event_s(s: State) -> float:
 
 @kernel
 def more_to_come(s: State) -> bool:
-    """Whether an arrival is still ahead whose time is known, or beyond the horizon."""
+    """Tell whether an arrival is still ahead whose time is known, or beyond the horizon."""
     if in_fleet(s) and (
         s.fleet[0, Router.UNASKED] < s.fleet[0, Router.UNASKED_END] or s.fleet[0, Router.TO_COME] > 0
     ):
@@ -115,7 +115,7 @@ def more_to_come(s: State) -> bool:
 
 @kernel
 def comes_before(time_s: float, request: int, other_s: float, other: int) -> bool:
-    """Whether the first of two arrives first; of those who come at once, the one of lower number."""
+    """Tell whether the first of two arrives first; of those who come at once, the one of lower number."""
     return bool(time_s < other_s or (time_s == other_s and request < other))
 
 

@@ -12,13 +12,13 @@ from kvplan.simulation.state import NOBODY, Counter, Fixed, Group, Request, Stat
 
 @kernel
 def begin_tick(s: State) -> None:
-    """After `advance`: nothing is expected of this tick any more."""
+    """Expect nothing of this tick any more, after `advance`."""
     s.future[s.group[0, Group.TICK] % s.future.shape[0]] = 0
 
 
 @kernel
 def fits_to_the_end(s: State, request: int) -> bool:
-    """Whether a queued request fits now, and next to what is expected of residents until its own expected end."""
+    """Tell whether a queued request fits now, and beside what is expected of residents until its own expected end."""
     if not fits(s, s.request[request, Request.FIRST_WEIGHT]):
         return False
     future, block = s.future, s.fixed[Fixed.BLOCK]
@@ -67,7 +67,7 @@ def expect(s: State, request: int, sign: int) -> None:
 
 @kernel
 def end_tick(s: State) -> None:
-    """The batch is formed: of those who will be done after it, nothing more is expected."""
+    """Expect nothing more of those who will be done after the batch that is formed."""
     request = s.ring[due_slot(s, 0, s.group[0, Group.TICK])]
     while request != NOBODY:
         expect(s, request, -1)

@@ -105,7 +105,7 @@ def hits_of_tiers(s: State, request: int) -> int:
 
 @kernel
 def is_being_loaded(s: State, request: int) -> bool:
-    """Whether a waiting request could find more once a load is done."""
+    """Tell whether a waiting request could find more once a load is done."""
     most = (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK]
     stream = s.request[request, Request.LEAF]
     while stream != NOBODY:

@@ -51,10 +51,10 @@ class Pools(NamedTuple):
     """
 
     window: int  # tokens
-    blocks: int  # pages of the pool of full attention, and of windows
-    windows: int
-    full_bytes: int  # of a page in each
-    window_bytes: int
+    blocks: int  # pages of the pool of full attention
+    windows: int  # pages of the pool of windows
+    full_bytes: int  # of a page in the one
+    window_bytes: int  # and in the other
     pool_bytes: int  # of a token of the profile's pool
 
 
@@ -93,12 +93,12 @@ class Setup(NamedTuple):
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
-    """KV tokens at stage 0 and number of stages of each request (theory §1)."""
+    """Return the KV tokens at stage 0 and the number of stages of each request (theory §1)."""
     return first_tokens(prefill, requests.input_tokens), stage_count(prefill, requests.decode_tokens)
 
 
 def row_columns(requests: Requests, setup: Setup, replica: Replica) -> tuple[int, int]:
-    """Of `State.time` and `State.request`."""
+    """Count the columns that `State.time` and `State.request` need."""
     times = Time.THINK if requests.turns is None else Time.READY
     columns = Request.HOLDS
     if setup.prefix_cache != Cache.NONE:
@@ -144,7 +144,7 @@ def begin_rows(
 
 
 def _near(rows: int) -> Iterator[slice]:
-    """Rows by the thousand, to be written column by column while they are in the processor's cache."""
+    """Yield rows by the thousand, to be written column by column while they are in the processor's cache."""
     return (slice(low, low + _AT_ONCE) for low in range(0, rows, _AT_ONCE))
 
 
@@ -154,14 +154,14 @@ def _begin(
     mine = slice(start, start + time.shape[0])
     time[:], request[:] = math.nan, 0
     time[:, Time.ARRIVAL] = requests.arrival_s[mine]
-    request[:, Request.FIRST_WEIGHT] = (
-        first_tokens(prefill, requests.input_tokens[mine])
-        if setup.first_weight is None
-        else setup.first_weight[mine]
-    )
-    request[:, Request.STAGES] = (
-        stage_count(prefill, requests.iterations(mine)) if setup.stages is None else setup.stages[mine]
-    )
+    if setup.first_weight is None:
+        request[:, Request.FIRST_WEIGHT] = first_tokens(prefill, requests.input_tokens[mine])
+    else:
+        request[:, Request.FIRST_WEIGHT] = setup.first_weight[mine]
+    if setup.stages is None:
+        request[:, Request.STAGES] = stage_count(prefill, requests.iterations(mine))
+    else:
+        request[:, Request.STAGES] = setup.stages[mine]
     request[:, Request.PROMPT], request[:, Request.QUEUE] = requests.input_tokens[mine], setup.queue_of[mine]
     if requests.drafted is not None:
         request[:, Request.PATH] = requests.drafted.begin[start : start + time.shape[0]]
@@ -172,15 +172,13 @@ def _begin(
         request[:, Request.EXPECTED] = setup.expected[mine]
     if requests.turns is not None:
         turns = requests.turns
-        request[:, Request.FOLLOWING], request[:, Request.INSTEAD] = (
-            turns.following[mine],
-            turns.instead[mine],
-        )
+        request[:, Request.FOLLOWING] = turns.following[mine]
+        request[:, Request.INSTEAD] = turns.instead[mine]
         time[:, Time.THINK] = turns.think_s[mine]
 
 
 def most_stages(requests: Requests, setup: Setup, prefill: Prefill) -> int:
-    """Of any request; 1 where there is none."""
+    """Return the most stages of any request; 1 where there is none."""
     if setup.stages is not None:
         return int(setup.stages.max(initial=1))
     return int(stage_count(prefill, requests.iterations().max(initial=1, keepdims=True))[0])
@@ -198,7 +196,7 @@ def new_state(
     spans: Spans | None = None,
     unseen: tuple[int, int] = (0, 0),
 ) -> State:
-    """The state before anything has arrived, with rows for all requests or for so many at first.
+    """Make the state before anything has arrived, with rows for all requests or for so many at first.
 
     `unseen` are the most stages and the most tokens of requests that are not given yet. Raises as `begin_rows` does.
     """
@@ -213,7 +211,8 @@ def new_state(
     fixed = _fixed(requests, replica, setup)
     count = np.zeros(Counter.WIDTH, dtype=np.int64)
     count[Counter.STRIDE] = 1
-    count[_NOBODY_AT_FIRST] = NOBODY
+    count[[Counter.PARTLY, Counter.SPARE]] = NOBODY
+    count[[Counter.OLDEST, Counter.NEWEST, Counter.HOST_OLDEST, Counter.HOST_NEWEST]] = NOBODY
     if requests.clients is None:
         count[Counter.RELEASED] = np.count_nonzero(~np.isnan(requests.arrival_s[:rows]))
     else:
@@ -278,23 +277,10 @@ def new_state(
     )
 
 
-_NOBODY_AT_FIRST = [
-    Counter.PARTLY,
-    Counter.OLDEST,
-    Counter.NEWEST,
-    Counter.SPARE,
-    Counter.HOST_OLDEST,
-    Counter.HOST_NEWEST,
-]
-
-
 def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
-    """`State.fixed`."""
-    size, block, bin_tokens = (
-        requests.arrival_s.size,
-        replica.block_tokens,
-        replica.memory_tokens // _BINS + 1,
-    )
+    """Fill `State.fixed`."""
+    size, block = requests.arrival_s.size, replica.block_tokens
+    bin_tokens = replica.memory_tokens // _BINS + 1
     own_convention, drafted = setup.stages is not None, requests.drafted
     looked_up = replica.layout is not None or drafted is not None
     fixed = np.zeros(Fixed.WIDTH, dtype=np.int64)
@@ -333,7 +319,7 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
 def _looked_up(
     requests: Requests, replica: Replica, setup: Setup, most_unseen: int
 ) -> tuple[IntArray, FloatArray]:
-    """`State.blocks` and `State.context`: nothing, where blocks follow from tokens by a division."""
+    """Fill `State.blocks` and `State.context`: nothing, where blocks follow from tokens by a division."""
     drafted = requests.drafted
     if replica.layout is None and drafted is None:
         return np.zeros((0, Blocks.WIDTH), dtype=np.int64), np.zeros(0)
@@ -361,7 +347,7 @@ _looking_up = Lock()
 
 @lru_cache(1)
 def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:
-    """`State.blocks` and `State.context` for requests of up to so many tokens; those of many runs are the same."""
+    """Tabulate `State.blocks` and `State.context` up to so many tokens; those of many runs are the same."""
     tokens, nothing = np.arange(longest + 1), np.zeros(longest + 1, dtype=np.int64)
     layout = replica.layout
     if layout is None:
@@ -374,7 +360,7 @@ def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:
 
 
 def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Of each request LEAF and COPY; and the streams in blocks, the array `State.stream`.
+    """Return LEAF and COPY of each request; and the streams in blocks, the array `State.stream`.
 
     Streams without a block of their own are passed over. Where a prompt ends with a stream, the last block of that
     is made a stream of its own, and the prompt gets a copy of it to compute.
@@ -403,7 +389,7 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
 
 
 def radix_streams(requests: Requests, block: int, capacity: int) -> tuple[IntArray, IntArray, int]:
-    """Of each request LEAF; the streams in blocks, with room behind them for the nodes of a radix tree; how many.
+    """Return LEAF of each request; the streams in blocks, with room behind them for nodes; how many streams.
 
     A node has a block of its own, so there are never more of them than blocks, of memory or of all sequences.
     """
@@ -423,7 +409,7 @@ def radix_streams(requests: Requests, block: int, capacity: int) -> tuple[IntArr
 
 
 def _in_blocks(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """LEAF of each request; of each stream the one before that has a block of its own, and blocks to begin and end."""
+    """Return LEAF of each request; of each stream the last one before it with a block, and begin and end in blocks."""
     known = strangers(requests.arrival_s.size) if requests.prefixes is None else requests.prefixes
     leaf, parent = known.stream, known.parent.copy()
     begin, end = known.begin_tokens // block, known.end_tokens // block

@@ -167,25 +167,19 @@ def policy_result(
     limits: Mapping[str, float] | None = None,
     each: Callable[[Callable[["_Run"], Figures], Sequence["_Run"]], Iterable[Figures]] = map,
 ) -> PolicyResult:
-    """Figures of one policy from its runs, one a seed.
+    """Sum up the runs of one policy, one a seed.
+
+    Intervals are over runs, or from batches of the one; without chance, another seed would give the same run, there is
+    none. Rates are over the horizon, or the makespan, where runs ended with their requests. Where all requests were
+    there at the start, the queue is not judged, and waits have no intervals. Requests within all `limits`, of their own
+    TTFT, TPOT and E2E, are goodput. `class_names` stand in the order that `Requests.class_index` counts.
 
     Parameters
     ----------
     parameters
         As run, defaults filled in.
     runs : sequence of (Requests, Outcome)
-        At least one. With two or more, intervals are over runs, else from batches of the one.
-    class_names
-        In the order that `Requests.class_index` counts.
-    horizon_s
-        Where the clock was to stop, seconds, which rates are over; None where runs ended with their requests: over
-        the makespan, as for a run that was interrupted.
-    saturated
-        All requests were there at the start: a queue that is not judged, and waits without intervals.
-    by_chance
-        Another seed would give another run. If not, no figure has an interval.
-    limits
-        Of a request's own TTFT, TPOT and E2E, seconds: those within all of them are goodput.
+        At least one.
     each
         How the runs are summed up: `map`, or something like it that works on several at once.
     """
@@ -195,11 +189,9 @@ def policy_result(
     figures = _mean_over_runs(per_run)
     intervals: Intervals = dict.fromkeys(figures)
     if by_chance:
-        intervals = (
-            views[0].intervals(figures)
-            if alone
-            else {key: over_runs(_known(per_run, key)) for key in figures}
-        )
+        intervals = {key: over_runs(_known(per_run, key)) for key in figures}
+        if alone:
+            intervals = views[0].intervals(figures)
         if saturated:
             intervals |= {key: None for key in intervals if key.startswith(_AS_LONG_AS_THE_RUN)}
     return PolicyResult(
@@ -226,7 +218,7 @@ def _mean_over_runs(per_run: Sequence[Figures]) -> Figures:
 
 
 def _status(outcomes: Sequence[Outcome], *, saturated: bool) -> RunStatus:
-    """Growing where at least half of the runs say so: one in twenty may by chance."""
+    """Judge runs: growing where at least half of them say so, for one in twenty may by chance."""
     if any(outcome.ending is Ending.LIVELOCK for outcome in outcomes):
         return RunStatus.LIVELOCK
     if not saturated and 2 * sum(_grows(outcome) for outcome in outcomes) >= len(outcomes):
@@ -235,7 +227,7 @@ def _status(outcomes: Sequence[Outcome], *, saturated: bool) -> RunStatus:
 
 
 def _grows(outcome: Outcome) -> bool:
-    """Judged while requests still arrive: after the last one every queue drains."""
+    """Judge a queue while requests still arrive: after the last one every queue drains."""
     arrivals = outcome.arrival_s[outcome.arrival_s <= outcome.end_s]
     if arrivals.size == 0:
         return False
@@ -281,7 +273,7 @@ _GROUPS = {
 
 
 def _fields(figures: Figures) -> dict[str, Any]:
-    """Dotted names → nested dataclasses."""
+    """Nest dotted names into dataclasses."""
     fields: dict[str, Any] = {}
     for key, value in figures.items():
         group, _, name = key.partition(".")
@@ -515,7 +507,7 @@ class _Run:
         return np.cumsum(self.outcome.kv_histogram)
 
     def kv_quantile(self, share: float) -> float:
-        """Least memory that a share of the iterations do not exceed, tokens: the top of its bin."""
+        """Find the least memory that a share of the iterations do not exceed, tokens: the top of its bin."""
         run = self.outcome
         rank = math.ceil(share * float(self.kv_counts[-1]))
         top = (int(np.searchsorted(self.kv_counts, max(rank, 1))) + 1) * run.bin_tokens - 1
@@ -536,7 +528,7 @@ class _Run:
         return {key: known.get(key) for key in figures}
 
     def half_widths(self) -> dict[str, float | None]:
-        """Half the interval of every figure that is a total or a ratio of totals over the run."""
+        """Return half the interval of every figure that is a total or a ratio of totals over the run."""
         batch = self.batches()
         end_s, per_span = self.outcome.end_s, self.outcome.end_s / self.span_s
         requests_given = self.horizon_s is None and self.outcome.ending is Ending.FINISHED
@@ -560,7 +552,7 @@ class _Run:
         return {key: None if width is None else ratios[key][2] * width for key, width in widths.items()}
 
     def half_width_between_tokens(self) -> float | None:
-        """Half the interval of the mean ITL, from the gaps of completed requests in order of arrival."""
+        """Return half the interval of the mean ITL, from the gaps of completed requests in order of arrival."""
         if self.completed < _MIN_RECORDS:
             return None
         order = slice(None) if self.requests.turns is None else self.order
@@ -571,7 +563,7 @@ class _Run:
         return ratio_half_width(np.add.reduceat(passed, first), np.add.reduceat(gaps, first))
 
     def batches(self) -> dict[str, FloatArray]:
-        """What equally many records add to every counter, each of shape (n_batches,)."""
+        """Return what equally many records add to every counter, each of shape (n_batches,)."""
         series = self.outcome.series
         edges = batch_edges(series.time_s.size)
         last = edges[1:] - 1

@@ -1,5 +1,8 @@
 """A prefix cache of blocks, as vLLM's: blocks of those who have left stay until their room is needed.
 
+It mirrors `BlockPool` of `vllm/v1/core/block_pool.py` and `KVCacheManager.get_computed_blocks` of
+`vllm/v1/core/kv_cache_manager.py`, vLLM 0.19.
+
 Whose tokens are the same says a tree of streams (`kvplan.simulation.prefixes`); the blocks of a stream are those that
 end in it. A request holds the leading blocks of every stream on its way, and free blocks go last block first, so what
 is cached of a stream is always its leading part, and where anything of it is, all before it is. So free blocks queue by
@@ -34,7 +37,7 @@ from kvplan.simulation.state import (
 
 @kernel
 def caches(s: State) -> bool:
-    """Whether this run has a prefix cache."""
+    """Tell whether this run has a prefix cache."""
     return bool(extended(s) and s.fixed[Fixed.CACHES] != Cache.NONE)
 
 
@@ -94,7 +97,7 @@ def cached_tokens(s: State) -> int:
 
 @kernel
 def held_by(s: State, request: int, stream: int) -> int:
-    """The copy of a stream that a request holds: its own, or the first one."""
+    """Return the copy of a stream that a request holds: its own, or the first one."""
     return int(
         s.request[request, Request.COPY]
         if s.request[request, Request.COPIED] == stream
@@ -104,7 +107,7 @@ def held_by(s: State, request: int, stream: int) -> int:
 
 @kernel
 def add_copy(s: State, stream: int, copy: int) -> None:
-    """A further copy is found when all before it are gone."""
+    """Add a copy that is found when all before it are gone."""
     last = s.stream[stream, Stream.FIRST]
     while s.stream[last, Stream.NEXT_COPY] != NOBODY:
         last = s.stream[last, Stream.NEXT_COPY]
@@ -113,7 +116,7 @@ def add_copy(s: State, stream: int, copy: int) -> None:
 
 @kernel
 def forget(s: State, copy: int) -> None:
-    """Nothing is left of a copy; where it was the only one, the stream itself is the next."""
+    """Remove a copy of which nothing is left; where it was the only one, the stream itself is the next."""
     original, following = s.stream[copy, Stream.ORIGINAL], s.stream[copy, Stream.NEXT_COPY]
     s.stream[copy, Stream.NEXT_COPY] = NOBODY
     if s.stream[original, Stream.FIRST] == copy:
@@ -130,16 +133,14 @@ def forget(s: State, copy: int) -> None:
 
 @kernel
 def hits(s: State, request: int) -> int:
-    """Leading blocks of a waiting request that are there; one token at least is left to compute."""
+    """Count leading blocks of a waiting request that are there; one token at least is left to compute."""
     most = (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK]
     stream = s.request[request, Request.LEAF]
     while stream != NOBODY:
         copy = s.stream[stream, Stream.FIRST]
-        there = (
-            s.stream[stream, Stream.REST]
-            if s.stream[copy, Stream.HOLDERS] > 0
-            else s.stream[copy, Stream.CACHED]
-        )
+        there = s.stream[stream, Stream.REST]
+        if s.stream[copy, Stream.HOLDERS] == 0:
+            there = s.stream[copy, Stream.CACHED]
         if there > 0:
             return int(min(s.stream[stream, Stream.BEGIN] + there, most))
         stream = s.stream[stream, Stream.PARENT]
@@ -148,7 +149,7 @@ def hits(s: State, request: int) -> int:
 
 @kernel
 def hits_in_queue(s: State, request: int, found: int) -> int:
-    """Of the blocks found, those that nobody holds."""
+    """Count, of the blocks found, those that nobody holds."""
     idle, stream = 0, s.request[request, Request.LEAF]
     while stream != NOBODY:
         copy = s.stream[stream, Stream.FIRST]
@@ -197,7 +198,7 @@ def count_hits(s: State, request: int, found: int) -> int:
 
 @kernel
 def let_go(s: State, request: int, blocks: int, computed: int) -> None:
-    """A request leaves: of its blocks those that nobody else holds are free, and those that are full remain known."""
+    """Let a request leave: blocks that nobody else holds are free, and those that are full remain known."""
     c = s.counter
     settle(s)
     full = computed // s.fixed[Fixed.BLOCK]

@@ -41,7 +41,7 @@ class Prefixes:
 
 
 def strangers(count: int) -> Prefixes:
-    """Of so many requests that have nothing in common."""
+    """Return the prefixes of so many requests that have nothing in common."""
     each = np.arange(count)
     return Prefixes(each, np.full(count, -1), np.zeros(count, dtype=np.int64))
 

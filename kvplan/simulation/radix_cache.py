@@ -1,5 +1,7 @@
 """A prefix cache that is a radix tree, as SGLang's: leaves that nobody holds go, least recently touched first.
 
+It mirrors `RadixCache` of `python/sglang/srt/mem_cache/radix_cache.py`, SGLang 0.5.
+
 A node holds blocks that follow those of the node above it. It begins and ends where something was put into the tree,
 looked up or branched off, within a stream or across several (`kvplan.simulation.prefixes`), and goes as a whole. The
 nodes on a request's way follow from its streams: each knows the last node that holds a block of it.
@@ -16,13 +18,13 @@ from kvplan.simulation.state import NOBODY, Counter, Fixed, Request, State, Stre
 
 @kernel
 def end_of(s: State, node: int) -> int:
-    """Blocks down to the end of a node; of nobody, none."""
+    """Count the blocks down to the end of a node; of nobody, none."""
     return 0 if node == NOBODY else int(s.stream[node, Stream.END])
 
 
 @kernel
 def new_node(s: State, above: int, end: int, stream: int) -> int:
-    """A node that ends after so many blocks, in a stream; it stands in no queue."""
+    """Make a node that ends after so many blocks, in a stream; it stands in no queue."""
     c = s.counter
     node = c[Counter.SPARE]
     if node == NOBODY:
@@ -38,7 +40,7 @@ def new_node(s: State, above: int, end: int, stream: int) -> int:
 
 @kernel
 def touch(s: State, node: int) -> None:
-    """A node has been used: it goes last, behind all below it."""
+    """Put a node that has been used last, behind all below it."""
     c = s.counter
     if s.stream[node, Stream.HOLDERS] == 0:
         leave_queue(s, node)
@@ -48,7 +50,7 @@ def touch(s: State, node: int) -> None:
 
 @kernel
 def touch_all(s: State, node: int) -> None:
-    """A node has been used, and all above it; what is held stands in no queue, and neither does what is above that."""
+    """Touch a node and all above it; what is held stands in no queue, and neither does what is above that."""
     while node != NOBODY and s.stream[node, Stream.HOLDERS] == 0:
         touch(s, node)
         node = s.stream[node, Stream.PARENT]
@@ -78,7 +80,7 @@ def split(s: State, node: int, end: int, stream: int) -> int:
 
 @kernel
 def drop_oldest(s: State) -> None:
-    """The leaf that was touched longest ago goes."""
+    """Drop the leaf that was touched longest ago."""
     c = s.counter
     node = c[Counter.OLDEST]
     leave_queue(s, node)
@@ -110,7 +112,7 @@ def make_room(s: State, tokens: int) -> None:
 
 @kernel
 def found(s: State, request: int, most: int) -> int:
-    """The node in which what is there of a request's leading blocks ends, so many at most; it is split off, if need be.
+    """Find the node in which what is there of a request's leading blocks ends, at most so many; split it if need be.
 
     Touches what it finds.
     """
@@ -154,7 +156,7 @@ def put(s: State, request: int, blocks: int) -> int:
 
 @kernel
 def lock(s: State, node: int, held: int) -> None:
-    """One more holds a node, and all above it, down from a node that the same one holds already."""
+    """Hold a node, and all above it, down from a node that the same one holds already."""
     c = s.counter
     while node != held:
         if s.stream[node, Stream.HOLDERS] == 0:
@@ -167,7 +169,7 @@ def lock(s: State, node: int, held: int) -> None:
 
 @kernel
 def unlock(s: State, node: int) -> None:
-    """One less does; what nobody holds any more goes last.
+    """Hold a node no more, nor those above it; what nobody holds any more goes last.
 
     So it should: who is done has just touched it, and who is retracted finds the queue empty, for that comes last.
     """
@@ -184,14 +186,14 @@ def unlock(s: State, node: int) -> None:
 
 @kernel
 def look_up(s: State, request: int) -> int:
-    """Leading blocks of a waiting request that are there; one token at least is left to compute."""
+    """Count leading blocks of a waiting request that are there; one token at least is left to compute."""
     s.request[request, Request.NODE] = found(s, request, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK])
     return end_of(s, s.request[request, Request.NODE])
 
 
 @kernel
 def held_by_nobody(s: State, request: int) -> int:
-    """Of the blocks that were found, those that nobody holds."""
+    """Count, of the blocks that were found, those that nobody holds."""
     idle, node = 0, s.request[request, Request.NODE]
     while node != NOBODY and s.stream[node, Stream.HOLDERS] == 0:
         idle += s.stream[node, Stream.CACHED]
@@ -208,7 +210,7 @@ def hold_found(s: State, request: int) -> int:
 
 @kernel
 def enter_tree(s: State, request: int, computed: int) -> None:
-    """The full blocks that a running request has computed are in the tree; those that were there are its own twice."""
+    """Put the full blocks that a running request has computed into the tree; those that were there are held twice."""
     before, full = s.request[request, Request.NODE], computed // s.fixed[Fixed.BLOCK]
     s.counter[Counter.HELD] -= full - end_of(s, before)
     s.request[request, Request.NODE] = put(s, request, full)
@@ -217,7 +219,7 @@ def enter_tree(s: State, request: int, computed: int) -> None:
 
 @kernel
 def leave_tree(s: State, request: int, blocks: int, computed: int) -> None:
-    """A request leaves: all it has computed remains where it is done; else what of it is in the tree."""
+    """Let a request leave: all it has computed remains where it is done; else what of it is in the tree."""
     node = s.request[request, Request.NODE]
     s.counter[Counter.HELD] -= blocks - end_of(s, node)
     if computed == s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGES] - 1:

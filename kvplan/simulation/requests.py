@@ -41,8 +41,7 @@ class Requests:
     # shape (n_requests,): seconds from the start, ascending. All 0 in a closed loop, where the run decides; NaN,
     # and behind all others, where a turn is brought by the one before.
     arrival_s: FloatArray
-    # shape (n_requests,), tokens: Of more than a million drawn requests int32, and `class_index` int16
-    input_tokens: IntArray
+    input_tokens: IntArray  # of more than a million drawn requests int32, and `class_index` int16
     decode_tokens: IntArray
     # shape (n_requests,): position of the class in the profile; 0 for requests of a trace
     class_index: IntArray
@@ -58,7 +57,7 @@ class Requests:
     most_waiting: int | None = None
 
     def iterations(self, which: slice = slice(None)) -> IntArray:
-        """In which each request, or each of some in a row, emits tokens."""
+        """Count the iterations in which each request, or each of some in a row, emits tokens."""
         if self.drafted is None:
             return self.decode_tokens[which]
         begin = self.drafted.begin
@@ -70,7 +69,7 @@ class Requests:
         return self.clients is None and self.turns is None
 
     def part(self, start: int, stop: int) -> "Requests":
-        """Some in a row, of those that have nothing to do with each other."""
+        """Take some in a row, of those that have nothing to do with each other."""
         return replace(
             self,
             arrival_s=self.arrival_s[start:stop],
@@ -158,12 +157,12 @@ def renewal(
 
 
 def saturated(model: ServingModel, rng: np.random.Generator, *, requests: int) -> Requests:
-    """All there at time 0, classes and decode lengths at random by share; no schedule."""
+    """Draw requests that are all there at time 0, classes and decode lengths at random by share; no schedule."""
     return _of_any_class(replace(model, schedule=None), rng, np.zeros(requests))
 
 
 def interleaved(model: ServingModel, *, requests: int) -> Requests:
-    """All there at time 0, classes and decode lengths in turns by share: no chance in it.
+    """Make requests that are all there at time 0, classes and decode lengths in turns by share: no chance in it.
 
     The first k requests are a class's share of k to within 2, whatever k; likewise the pairs of a prompt and a decode
     length that formulas count among the requests of a class.
@@ -181,7 +180,7 @@ def interleaved(model: ServingModel, *, requests: int) -> Requests:
 
 
 def closed(model: ServingModel, rng: np.random.Generator, *, clients: int, requests: int) -> Requests:
-    """`clients` requests at a time: each completion brings the next, drawn as for `saturated`."""
+    """Draw requests as `saturated` does, `clients` of which are there at a time: each completion brings the next."""
     return replace(saturated(model, rng, requests=requests), clients=clients)
 
 
@@ -191,7 +190,7 @@ def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator
 
 
 def prompt_lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:
-    """The prompt length, tokens, of each request; nothing is drawn where those of a class are alike."""
+    """Draw the prompt length, tokens, of each request; nothing is drawn where those of a class are alike."""
     if not any(c.prompts for c in model.classes):
         each = np.array([c.input_tokens for c in model.classes], dtype=np.int64)
         return each.astype(_numbers(class_index.size, each))[class_index]
@@ -199,7 +198,7 @@ def prompt_lengths(model: ServingModel, class_index: IntArray, rng: np.random.Ge
 
 
 def _drawn(laws: Sequence[Lengths], class_index: IntArray, rng: np.random.Generator) -> IntArray:
-    """A value for each request from the law of its class."""
+    """Draw a value for each request from the law of its class."""
     values = np.concatenate([law.values for law in laws])
     # law by law: a class and a chance are one position on a line, class i from i to i + 1
     ends = np.concatenate([i + _cumulative(law.weights) for i, law in enumerate(laws)])
@@ -208,14 +207,13 @@ def _drawn(laws: Sequence[Lengths], class_index: IntArray, rng: np.random.Genera
     def drawn(mine: slice) -> IntArray:
         kind = class_index[mine]
         row = _after(ends, kind + rng.random(kind.size))
-        found: IntArray = values[np.minimum(row, last[kind])]
-        return found
+        return np.asarray(values[np.minimum(row, last[kind])])
 
     return _in_pieces(drawn, class_index.size, _numbers(class_index.size, values))
 
 
 def _after(ends: FloatArray, chance: FloatArray) -> IntArray:
-    """How many of these ascending ends each chance has reached, as `numpy.searchsorted`, in a quarter of the time.
+    """Count the ascending ends that each chance has reached, as `numpy.searchsorted`, in a quarter of the time.
 
     Where a chance falls among equal parts of the line says how many ends it has reached at least, and mostly all.
     """
@@ -230,7 +228,7 @@ def _after(ends: FloatArray, chance: FloatArray) -> IntArray:
 
 
 def _in_pieces(of: Callable[[slice], IntArray], size: int, kind: type[np.signedinteger]) -> IntArray:
-    """What is drawn for each piece of so many requests in turn: in little memory."""
+    """Draw for each piece of so many requests in turn: in little memory."""
     result = np.empty(size, dtype=kind)
     for start in range(0, size, _PIECE):
         mine = slice(start, start + _PIECE)
@@ -239,12 +237,12 @@ def _in_pieces(of: Callable[[slice], IntArray], size: int, kind: type[np.signedi
 
 
 def _numbers(size: int, values: IntArray) -> type[np.signedinteger]:
-    """How these are held for so many requests."""
+    """Choose how these are held for so many requests."""
     return np.int32 if size > _MANY and values.max(initial=0) < 2**30 else np.int64
 
 
 def _ticks(rng: np.random.Generator, requests: int | None, end: float | None) -> FloatArray:
-    """Ticks of a clock at random, once per unit: so many, or all before the end, whichever is earlier."""
+    """Draw ticks of a clock at random, once per unit: so many, or all before the end, whichever is earlier."""
     if requests is None:
         assert end is not None
         return np.sort(rng.random(rng.poisson(end))) * end
@@ -256,7 +254,7 @@ def _ticks(rng: np.random.Generator, requests: int | None, end: float | None) ->
 def gamma_times(
     rng: np.random.Generator, rate: float, cv: float, *, requests: int | None, end_s: float
 ) -> FloatArray:
-    """Arrivals with gamma gaps, seconds: so many, or all before the end, whichever is earlier."""
+    """Draw arrivals with gamma gaps, seconds: so many, or all before the end, whichever is earlier."""
     wanted, variance = math.inf if requests is None else requests, cv**2
     # a gap that covers a random time is longer than others, in proportion to its length
     times = np.array([rng.random() * rng.gamma(1 / variance + 1) * variance / rate])
@@ -268,7 +266,7 @@ def gamma_times(
 
 
 def _interleaved(amounts: Sequence[float], count: int) -> IntArray:
-    """Positions in `amounts`, each in proportion to its amount among the first k of `count`, to within 2.
+    """Choose positions in `amounts`, each in proportion to its amount among the first k of `count`, to within 2.
 
     The amounts are halved again and again, as evenly as they come, and of the k things that reach a fork the nearest
     whole number to a branch's share goes there. A fork is out by 1/2 at most, and passes on 2/3 at most of what it
@@ -291,24 +289,20 @@ def _interleaved(amounts: Sequence[float], count: int) -> IntArray:
     return result
 
 
-def _clock(model: ServingModel, weights: Sequence[float]) -> Course | None:
-    """The factor of the classes, so weighted, over time; None where rates do not vary."""
-    return None if model.schedule is None else model.schedule.course(weights)
-
-
-def _total_clock(model: ServingModel) -> Course | None:
-    return _clock(model, [c.rate_rps for c in model.classes])
+def _clock(model: ServingModel) -> Course | None:
+    """Return the factor of all classes over time; None where rates do not vary."""
+    return None if model.schedule is None else model.schedule.course([c.rate_rps for c in model.classes])
 
 
 def _unchanged(model: ServingModel, time_s: float | None) -> float | None:
-    """The time that the clock of the schedule shows then."""
-    clock = _total_clock(model)
+    """Return the time that the clock of the schedule shows then."""
+    clock = _clock(model)
     return time_s if clock is None or time_s is None else float(clock.integral(time_s))
 
 
 def _changed(model: ServingModel, time_s: FloatArray) -> FloatArray:
-    """When the clock of the schedule shows these times, ascending."""
-    clock = _total_clock(model)
+    """Return when the clock of the schedule shows these times, ascending."""
+    clock = _clock(model)
     return time_s if clock is None else np.maximum.accumulate(clock.inverse(time_s))
 
 
@@ -325,13 +319,14 @@ def _of_any_class(model: ServingModel, rng: np.random.Generator, arrival: FloatA
 
     small = arrival.size > _MANY and rates.size < 2**15
     kind = _in_pieces(drawn, arrival.size, np.int16 if small else np.int64)
-    return _with_lengths(model, rng, arrival, kind)
+    decode = lengths(model, kind, rng)
+    return Requests(arrival, prompt_lengths(model, kind, rng), decode, kind)
 
 
 def _by_share_of_step(
     schedule: Steps, rates: FloatArray, arrival: FloatArray, chance: FloatArray
 ) -> IntArray:
-    """Classes by their shares in the step of each arrival."""
+    """Choose classes by their shares in the step of each arrival."""
     factors = np.array(schedule.factors)
     busy = factors.max(axis=1) > 0  # nobody arrives in the others, but by rounding at their start
     shares = np.cumsum(np.where(busy[:, None], factors, 1.0) * rates, axis=1)
@@ -343,15 +338,8 @@ def _by_share_of_step(
     return kind
 
 
-def _with_lengths(
-    model: ServingModel, rng: np.random.Generator, arrival: FloatArray, kind: IntArray
-) -> Requests:
-    decode = lengths(model, kind, rng)
-    return Requests(arrival, prompt_lengths(model, kind, rng), decode, kind)
-
-
 def _cumulative(amounts: Sequence[float] | FloatArray) -> FloatArray:
-    """Running sums over the sum; the last is 1."""
+    """Return running sums over the sum; the last is 1."""
     sums = np.cumsum(amounts)
     return np.asarray(sums / sums[-1])
 
@@ -362,7 +350,7 @@ _AS_RECORDED = 1e-3  # a rate that differs by less from that of the trace is a r
 
 
 def requests_of(recorded: Recorded, rate_rps: float | None = None) -> Requests:
-    """All of a trace, as it came; or at another mean rate, with all gaps as much longer or shorter."""
+    """Take all of a trace, as it came; or at another mean rate, with all gaps as much longer or shorter."""
     hashes, inputs = recorded.block_hashes, recorded.input_tokens
     return Requests(
         recorded.arrival_s * stretch(recorded, rate_rps),
@@ -374,19 +362,19 @@ def requests_of(recorded: Recorded, rate_rps: float | None = None) -> Requests:
 
 
 def stretch(recorded: Recorded, rate_rps: float | None) -> float:
-    """How much longer gaps are at a rate than recorded; 1 where it is that of the trace, but for rounding."""
+    """Say how much longer gaps are at a rate than recorded; 1 where it is that of the trace, but for rounding."""
     own = recorded.rate_rps
     factor = 1.0 if own is None or rate_rps is None else own / rate_rps
     return 1.0 if abs(factor - 1) < _AS_RECORDED else factor
 
 
 def first(requests: Requests, count: int) -> Requests:
-    """The first so many."""
+    """Pick the first so many."""
     return chosen(requests, np.arange(min(count, requests.arrival_s.size)))
 
 
 def thinned(requests: Requests, share: float, rng: np.random.Generator) -> Requests:
-    """What a router sends to one replica of several: each request with a chance, but at least one.
+    """Pick what a router sends to one replica of several: each request with a chance, but at least one.
 
     Examples
     --------
@@ -400,14 +388,20 @@ def thinned(requests: Requests, share: float, rng: np.random.Generator) -> Reque
 
 
 def chosen(requests: Requests, places: IntArray) -> Requests:
-    """Those at these places, ascending."""
-    prefixes = requests.prefixes
+    """Pick those at these places, one perhaps several times, of open arrivals that nobody brings."""
+    prefixes, drafted = requests.prefixes, requests.drafted
+    if drafted is not None:
+        length = (drafted.begin[1:] - drafted.begin[:-1])[places]
+        begin = np.concatenate([[0], np.cumsum(length)])
+        at = np.repeat(drafted.begin[places] - begin[:-1], length) + np.arange(begin[-1])
+        drafted = Drafted(drafted.drafts, drafted.emitted[at], begin)
     return Requests(
         requests.arrival_s[places],
         requests.input_tokens[places],
         requests.decode_tokens[places],
         requests.class_index[places],
         prefixes=prefixes and replace(prefixes, stream=prefixes.stream[places]),
+        drafted=drafted,
     )
 
 

@@ -67,9 +67,8 @@ class RowPool:
             self._note(self.evictions, s.request[:, Request.EVICTIONS].reshape(-1, size).sum(axis=0))
         if counter[Counter.SHED]:
             self._note(self.shed, s.request[:size, Request.PLACE] == Place.GIVEN_UP)
-        if (
-            counter[Counter.LOOKED_UP] and self.requests.prefixes is not None
-        ):  # strangers find nothing of others
+        if counter[Counter.LOOKED_UP] and self.requests.prefixes is not None:
+            # strangers find nothing of others
             self._note(self.hit_tokens, s.request[:size, Request.HIT])
             if self._setup.host is not None:
                 self._note(self.loaded_tokens, s.request[:size, Request.LOADED])
@@ -124,7 +123,7 @@ class RowPool:
 
 
 def by_request(s: State, column: int) -> FloatArray:
-    """A column of `State.time`: what a decode replica has noted of those who go on there, else what there is."""
+    """Return a column of `State.time`: what a decode replica has noted of those who go on there, else what there is."""
     size = int(s.fixed[Fixed.HANDED_OVER])
     values: FloatArray = s.time[:, column]
     if size == 0:
@@ -145,7 +144,7 @@ def _rename(arrays: Sequence[IntArray], which: Any, row: IntArray) -> None:
 
 
 def _moved(rows: _Array, left: IntArray, more: int) -> _Array:
-    """Those that are left, with room for more behind them; in the same memory, if it is large enough."""
+    """Move those that are left, with room for more behind them; in the same memory, if it is large enough."""
     size = left.size + more
     result = rows[:size] if size <= rows.shape[0] else np.empty((size, rows.shape[1]), rows.dtype)
     result[: left.size] = rows[left]

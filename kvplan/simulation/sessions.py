@@ -267,7 +267,7 @@ def _branches(root: IntArray, root_ends: IntArray, asked: IntArray, ends: NDArra
 
 
 def _residual(law: Gap, count: int, rng: np.random.Generator) -> FloatArray:
-    """What is left of gaps that are under way at a moment: of one met in proportion to its length, any part."""
+    """Draw what is left of gaps that are under way: of one met in proportion to its length, any part."""
     match law:
         case Exponential():
             return _gaps(law, count, rng)
@@ -287,7 +287,7 @@ def _with_turns(
     turns: IntArray,
     then: IntArray,
 ) -> Requests:
-    """Sessions by kind and number of turns, first turns first; `arrival` NaN where another session brings the next.
+    """Draw sessions by kind and turns, first turns first; `arrival` NaN where another session brings the next.
 
     Those that begin unasked stand first, in order of time; `then` is the session that follows each, or -1.
     """
@@ -322,7 +322,7 @@ def _with_turns(
 
 
 def _in_order(requests: Requests) -> Requests:
-    """Those that come unasked first, in order of arrival."""
+    """Sort those that come unasked first, in order of arrival."""
     order = np.argsort(requests.arrival_s, kind="stable")  # NaN last
     place = np.append(np.empty(order.size, dtype=np.int64), -1)  # and of nobody
     place[order] = np.arange(order.size)
@@ -340,7 +340,7 @@ def _in_order(requests: Requests) -> Requests:
 
 
 def _cut(turns: IntArray, requests: int) -> IntArray:
-    """The turns of sessions, one after the other, as far as there are so many requests."""
+    """Cut the turns of sessions, one after the other, to so many requests in all."""
     before = np.cumsum(turns) - turns
     cut: IntArray = np.clip(requests - before, 0, turns)
     return cut

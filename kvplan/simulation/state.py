@@ -389,22 +389,18 @@ def features(s: "State") -> Features:
 
 
 def extended(s: "State") -> bool:
-    """Whether this run has `Features.extended`."""
     return bool(s.fixed[Fixed.EXTENDED])
 
 
 def hosted(s: "State") -> bool:
-    """Whether this run has `Features.hosted`."""
     return bool(s.fixed[Fixed.HOSTED])
 
 
 def layered(s: "State") -> bool:
-    """Whether this run has `Features.layered`."""
     return bool(s.fixed[Fixed.LAYERED])
 
 
 def pooled(s: "State") -> bool:
-    """Whether this run has `Features.pooled`."""
     return bool(s.fixed[Fixed.POOLED])
 
 
@@ -457,7 +453,7 @@ class State(NamedTuple):
 
 @kernel
 def in_fleet(s: State) -> bool:
-    """Whether this is a replica of several, whose router says who comes."""
+    """Tell whether this is a replica of several, whose router says who comes."""
     return bool(s.link.shape[0] > 0)
 
 

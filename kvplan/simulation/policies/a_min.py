@@ -16,7 +16,7 @@ LONGEST = 10**6  # stages that can be looked ahead; each takes memory
 
 @kernel
 def form_batch(s: State) -> None:
-    """Everybody runs; where memory lacks those expected to be shortest go, of equals the last admitted first.
+    """Run everybody; where memory lacks evict those expected to be shortest, of equals the last admitted first.
 
     Then admit in order of arrival while nobody is expected to overflow memory.
     """
@@ -49,7 +49,7 @@ def give_up(s: State, request: int) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Every request is taken for the shortest of all classes until it is evicted."""
+    """Take every request for the shortest of all classes until it is evicted."""
     given = settings.counts("shortest", 1, "the shortest decode length", LONGEST)
     shortest = shortest_possible(scenario) if given is None else given[0]
     requests = scenario.requests
@@ -62,7 +62,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 def shortest_possible(scenario: Scenario) -> int:
-    """Shortest decode length of the requests, and of the profile's classes where they are theirs."""
+    """Find the shortest decode length of the requests, and of the profile's classes where they are theirs."""
     declared = [c.decode_tokens[0] for c in scenario.model.classes if c.name in scenario.names]
     return min([*declared, *scenario.requests.decode_tokens.tolist()], default=1)
 

@@ -31,7 +31,7 @@ def form_batch(s: State) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """The budget is the report's `rate_cap.per_iteration`, rounded down, but at least 1, unless it is set."""
+    """Take the report's `rate_cap.per_iteration`, rounded down, but at least 1, unless a budget is set."""
     planned = max(1, math.floor(saturation(scenario.model).admissions_per_iteration))
     budget = settings.number("budget", planned)
     if budget < LEAST:

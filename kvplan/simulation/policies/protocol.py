@@ -42,11 +42,11 @@ class Settings(NamedTuple):
     given: Mapping[str, tuple[float, ...]]
 
     def numbers(self, name: str) -> tuple[float, ...] | None:
-        """A list of numbers; None where it is not set."""
+        """Return a list of numbers; None where it is not set."""
         return self.given.get(name)
 
     def number(self, name: str, default: float) -> float:
-        """A single number; one that is set is `LARGEST` at most."""
+        """Return a single number; one that is set is `LARGEST` at most."""
         values = self.given.get(name)
         if values is None:
             return default
@@ -56,7 +56,7 @@ class Settings(NamedTuple):
         return values[0]
 
     def counts(self, name: str, size: int, what: str, most: int = LARGEST) -> tuple[int, ...] | None:
-        """A list of whole numbers from 1 to `most`, `size` of them; None where it is not set."""
+        """Return a list of whole numbers from 1 to `most`, `size` of them; None where it is not set."""
         values = self.given.get(name)
         if values is None:
             return None
@@ -104,7 +104,7 @@ class Policy(NamedTuple):
     may_livelock: bool = False  # can come to a standstill though every request fits when alone
 
     def lacks(self, model: ServingModel) -> str | None:
-        """What a model has that is not modelled; None: nothing."""
+        """Say what a model has that is not modelled; None: nothing."""
         if model.replica.layout is not None and not self.layers:
             return "layers of several kinds"
         if model.fleet is not None and model.fleet.is_split and not self.fetches:
@@ -113,7 +113,7 @@ class Policy(NamedTuple):
 
 
 def one_queue(requests: Requests) -> Setup:
-    """One queue and one group, which nobody leaves before the end."""
+    """Set up one queue and one group, which nobody leaves before the end."""
     return Setup(
         queue_of=np.zeros(requests.arrival_s.size, dtype=np.int64),
         queues=1,
@@ -123,7 +123,7 @@ def one_queue(requests: Requests) -> Setup:
 
 
 def as_engines_count(requests: Requests) -> Setup:
-    """One queue and one group; a request holds the tokens computed so far, a prompt of one at least."""
+    """Set up one queue and one group; a request holds the tokens computed so far, a prompt of one at least."""
     return one_queue(requests)._replace(
         first_weight=np.maximum(requests.input_tokens, 1), stages=requests.iterations()
     )

@@ -28,7 +28,7 @@ def form_batch(s: State) -> None:
 
 @kernel
 def allowance(s: State, at: int) -> int:
-    """Admissions of this iteration, ⌊(t + 1)β⌋ - ⌊tβ⌋; β is the parameter at `at`, the next one iterations skipped."""
+    """Count this iteration's admissions, ⌊(t + 1)β⌋ - ⌊tβ⌋; β is the parameter at `at`, then iterations skipped."""
     t, cap = s.counter[Counter.ITERATIONS] + s.knobs[at + 1], s.knobs[at]
     return int(math.floor((t + 1) * cap) - math.floor(t * cap))
 
@@ -58,7 +58,7 @@ def cap_knobs(cap: float) -> list[float]:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """The cap is the report's `rate_cap.per_iteration` unless it is set."""
+    """Take the report's `rate_cap.per_iteration` for the cap unless it is set."""
     cap = settings.number("beta", saturation(scenario.model).admissions_per_iteration)
     if not LEAST <= cap < math.inf:
         raise UsageError(f"rate-limited.beta = {cap:g}: admissions per iteration, at least 1e-6")

@@ -1,5 +1,7 @@
 """Sarathi's scheduler: decodes first, then chunks of prompts within a token budget; a cap if wanted (SIC Table 3).
 
+It mirrors `SarathiScheduler._schedule` of `sarathi/core/scheduler/sarathi_scheduler.py` (sarathi-serve, 2024).
+
 It is `vllm` without its reserved block and its watermark: all blocks are usable, memory is counted as tokens computed
 so far, in whole blocks, and the whole next sequence must fit for admission. Evicted requests head the queue, and
 nobody is admitted in an iteration that evicts: whoever was evicted last does not fit, or he would have stayed.
@@ -19,7 +21,7 @@ LIMIT = 3  # the parameters before are those of vllm, after it are the iteration
 
 @kernel
 def form_batch(s: State) -> None:
-    """Running requests first, then prompts, as many as the cap allows.
+    """Serve running requests first, then prompts, as many as the cap allows.
 
     Where nothing runs and only the cap holds a request back, iterations without admissions pass in no time.
     """
@@ -29,7 +31,7 @@ def form_batch(s: State) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Engine limits from the profile; no cap unless one is set."""
+    """Take engine limits from the profile; no cap unless one is set."""
     cap = settings.number("cap", NO_CAP)
     if cap < LEAST:
         raise UsageError(f"sarathi.cap = {cap:g}: admissions per iteration, at least 1e-6")

@@ -21,12 +21,12 @@ from kvplan.simulation.state import State, kernel
 
 @kernel
 def form_batch(s: State) -> None:
-    """Running requests first, then prompts, part by part."""
+    """Serve running requests first, then prompts, part by part."""
     admit_prompts(s, serve_running(s), NO_CAP)
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Engine limits from the profile; absent ones do not bind."""
+    """Take engine limits from the profile; absent ones do not bind."""
     setup, limits = within_limits(scenario, settings, 0, FIRST_PART)
     return setup._replace(coasts=True), limits
 

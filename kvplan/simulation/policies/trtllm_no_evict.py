@@ -1,5 +1,7 @@
 """TensorRT-LLM's GUARANTEED_NO_EVICT: whoever is admitted has room reserved to the end, and nobody is evicted.
 
+It mirrors `GuaranteedNoEvictScheduler` of `cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp`, 2025.
+
 Memory is counted as the engine does: tokens computed so far, in whole blocks. Prompts are computed in chunks within
 the token budget, as in `vllm`. Left out is TensorRT-LLM's reuse of blocks: it is not known well enough which of them it
 counts on at admission.
@@ -27,7 +29,7 @@ from kvplan.simulation.state import (
 
 @kernel
 def form_batch(s: State) -> None:
-    """Running requests get a token each, then the prompt begun before goes on, then prompts are admitted."""
+    """Give running requests a token each, go on with the prompt begun before, then admit prompts."""
     budget = int(s.knobs[MAX_TOKENS])
     advance(s, 0)
     budget -= s.list[group_list(s, 0), List.LENGTH]
@@ -39,7 +41,7 @@ def form_batch(s: State) -> None:
 
 @kernel
 def admit_promised(s: State, budget: int) -> None:
-    """In order of arrival, while the next request fits at its longest next to all others at theirs."""
+    """Admit in order of arrival, while the next request fits at its longest next to all others at theirs."""
     while budget > 0 and seat_is_free(s):
         request = s.list[0, List.HEAD]
         if request == NOBODY:
@@ -52,7 +54,7 @@ def admit_promised(s: State, budget: int) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Engine limits from the profile; the longest output of a class is its longest decode length, unless set."""
+    """Take engine limits from the profile; the longest output of a class is its longest decode length, unless set."""
     setup, limits = within_limits(scenario, settings)
     max_new, requests = longest_outputs(scenario, settings), scenario.requests
     longest = np.maximum(requests.input_tokens, 1) + np.array(max_new, dtype=np.int64)[requests.class_index]

@@ -1,5 +1,7 @@
 """vLLM's scheduler before V1: whole prompts first, in iterations without decodes; the baseline of WAIT 6.
 
+It mirrors `Scheduler._schedule_default` of `vllm/core/scheduler.py`, vLLM 0.6.
+
 Memory is counted as tokens computed so far, in whole blocks, and all blocks are usable. The token budget limits
 prompts alone. One longer than it is computed in an iteration of its own: the engine does not start with a budget below
 its longest sequence, so it would not come to that. While anything runs the watermark keeps blocks free of prompts.
@@ -26,7 +28,7 @@ from kvplan.simulation.state import MAX_TOKENS, NOBODY, Counter, Fixed, List, Re
 
 @kernel
 def form_batch(s: State) -> None:
-    """Whole prompts, if the next one fits; else a token for all who run, the last admitted giving way."""
+    """Compute whole prompts, if the next one fits; else a token for all who run, the last admitted giving way."""
     if not next_fits(s):
         advance(s, 0)
         while overflows(s):
@@ -46,7 +48,7 @@ def form_batch(s: State) -> None:
 
 @kernel
 def next_fits(s: State) -> bool:
-    """Whether the next in line may run, and its whole sequence fits."""
+    """Tell whether the next in line may run, and its whole sequence fits."""
     request = s.list[0, List.HEAD]
     if request == NOBODY or not seat_is_free(s):
         return False
@@ -56,7 +58,7 @@ def next_fits(s: State) -> bool:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Engine limits from the profile; absent ones do not bind."""
+    """Take engine limits from the profile; absent ones do not bind."""
     replica = scenario.model.replica
     watermark = vllm.watermark_share(settings, scenario.model.engine or Engine())
     spared = int(watermark * (replica.memory_tokens // replica.block_tokens))
