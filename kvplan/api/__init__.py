@@ -127,7 +127,7 @@ def analyze(
     trial: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> "Report":
-    """Everything that `kvplan analyze` says, as nested named tuples; blocks and fields are the keys of its JSON.
+    """Report on a profile as `kvplan analyze` does: nested named tuples, whose fields are the keys of its JSON.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ def simulate(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> "Study":
-    """Policies side by side on the same requests, as `kvplan simulate --policy` runs them.
+    """Simulate policies side by side on the same requests, as `kvplan simulate --policy` does.
 
     Parameters
     ----------
@@ -395,7 +395,7 @@ def sweep(
     requests: int = 1_000,
     seeds: int = 1,
 ) -> "Sweep":
-    """Figures at every combination of values, as `kvplan sweep` computes them, here in this process.
+    """Compute figures at every combination of values, as `kvplan sweep` does, here in this process.
 
     Parameters
     ----------

@@ -207,12 +207,12 @@ def _check_files(profile: str | None, trace: Path | None, series: Path | None, o
 
 
 def _is_split(model: "ServingModel") -> bool:
-    """Whether prefill and decode are apart, as `vllm` alone runs them."""
+    """Tell whether prefill and decode are apart, as `vllm` alone runs them."""
     return model.fleet is not None and model.fleet.is_split
 
 
 def _recorded(trace: Path) -> "Requests":
-    """The requests of a trace; says what was left out of it."""
+    """Read the requests of a trace, and say what was left out of it."""
     from kvplan.ingest.trace.replay import read_trace
 
     found = read_trace(trace)

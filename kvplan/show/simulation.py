@@ -222,18 +222,18 @@ _BOUNDED = {
 }
 
 
-def _bound(one: StudyBound) -> str:
-    words, written = _BOUNDED[one.figure]
-    return f"Hindsight (FC 4): {words.format(written(one.bound))} on these requests; computed, {_proof(one)}."
+def _bound(bound: StudyBound) -> str:
+    words, written = _BOUNDED[bound.figure]
+    return f"Hindsight (FC 4): {words.format(written(bound.bound))} on these requests; computed, {_proof(bound)}."
 
 
-def _proof(one: StudyBound) -> str:
-    if one.proven:
+def _proof(bound: StudyBound) -> str:
+    if bound.proven:
         return "an optimum"
     gap = (
         "no schedule was found"
-        if one.gap is None
-        else f"a schedule was found {format_percent(one.gap)} off it"
+        if bound.gap is None
+        else f"a schedule was found {format_percent(bound.gap)} off it"
     )
     return f"a bound: no schedule is proven to reach it, {gap}"
 
