@@ -6,13 +6,14 @@ from operator import attrgetter
 import numpy as np
 
 from kvplan.model import FloatArray
+from kvplan.options import Arrivals
 from kvplan.profile.reading import Profile
 from kvplan.report.inputs import State, extrapolations
 from kvplan.show import page
 from kvplan.show.chart import COLOURS, Axis, Chart, Line, peaks, time_axis
 from kvplan.show.view import Json, View, csv_text, fields, header
 from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
-from kvplan.simulation.experiments.load import Arrivals, Load
+from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.study import Study, plain
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.simulation.outcome import Ending, Outcome
