@@ -35,11 +35,6 @@ _FEWEST = 2  # of these
 def named(files: Sequence[str], told: Sequence[str] = ()) -> list[tuple[FileKind | None, Path]]:
     """Return files, ``-`` for standard input, with the kinds that are told as ``KIND=FILE``, None for the others.
 
-    Raises
-    ------
-    UsageError
-        What is told is not of that form.
-
     Examples
     --------
     >>> [(kind and kind.value, path.name) for kind, path in named(["a.log"], ["requests=b.csv"])]
@@ -63,15 +58,6 @@ def kind_of(path: Path) -> FileKind:
     ------
     UsageError
         It cannot be read, or its content is of no kind, or of several.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder, "any-name")
-    ...     _ = path.write_text("kv_tokens,iteration_ms\\n100,12\\n")
-    ...     str(kind_of(path))
-    'timing'
     """
     if path.is_dir():
         return FileKind.MODEL
