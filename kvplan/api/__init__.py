@@ -6,14 +6,15 @@ TYPE_CHECKING = False  # as type checkers know it; to import `typing` takes most
 if TYPE_CHECKING:
     import os
     from pathlib import Path
+    from typing import TypeAlias
 
     from kvplan.api.outcomes import Checked, Imported, Plan
     from kvplan.api.results import Report, Study, Sweep
     from kvplan.profile.reading import Profile
     from kvplan.simulation.requests import Requests
 
-    PathLike = str | os.PathLike[str]
-    Service = PathLike | Profile
+    PathLike: TypeAlias = str | os.PathLike[str]
+    Service: TypeAlias = PathLike | Profile
 
 
 def load(profile: "PathLike | None" = None) -> "Profile":

@@ -38,6 +38,7 @@ from kvplan.ingest.trace.text import hit_note, traffic_part
 from kvplan.ingest.trace.traffic import measure
 from kvplan.model import Knowledge, Origin, Replica, Timing
 from kvplan.profile import schema
+from kvplan.profile import tables as profile_tables
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.simulation.experiments.runner import Announce, Progress
 from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
@@ -438,7 +439,7 @@ class _Gathering:
 
 
 def _replica(tables: Mapping[str, Any]) -> Replica | None:
-    return schema.Gpu.model_validate(tables["gpu"]).replica if "gpu" in tables else None
+    return profile_tables.Gpu.model_validate(tables["gpu"]).replica if "gpu" in tables else None
 
 
 def _constants(timing: Timing) -> str:

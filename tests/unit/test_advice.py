@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import System, Truth, truth
 from strategies import mix_model, one_class
-from tiers import examples
+from tiers import at_night, examples
 
 from kvplan.engine import EngineName
 from kvplan.model import Admission, Engine, Plan, Prefill, Replica, ServingModel, Timing
@@ -70,7 +70,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*at_night("one length"), "overloaded", "first chunk", "a mix"])
 def test_settings_gain_what_a_second_simulator_says(name: str) -> None:
     model = CASES[name]
     found = advised(model)

@@ -22,7 +22,7 @@ from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.reading import DRAFTS, EMITTED, listed, tells_of_drafts
 from kvplan.model import FloatArray, Knowledge, Origin
 from kvplan.model.drafts import Drafts
-from kvplan.profile.schema import MOST_DRAFTS
+from kvplan.ranges import MOST_DRAFTS
 from kvplan.units import format_percent
 from kvplan.version import __version__
 
