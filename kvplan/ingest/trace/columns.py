@@ -12,7 +12,7 @@ from kvplan.errors import ProfileError
 from kvplan.ingest.cells import json_object, plain_name, shown
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines
-from kvplan.ingest.trace.format import Extras, RequestFormat
+from kvplan.ingest.trace.format import Extras, request_list
 from kvplan.ingest.trace.identities import BadRowError, Request
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
 
@@ -130,8 +130,8 @@ def _columns(first: Beginning) -> dict[str, str]:
 
 
 USUAL = (
-    RequestFormat("CSV", lambda first: not first.in_json, _usual),
-    RequestFormat("JSON lines", lambda first: first.in_json, _usual),
+    request_list("CSV", lambda first: not first.in_json, _usual),
+    request_list("JSON lines", lambda first: first.in_json, _usual),
 )
 
 

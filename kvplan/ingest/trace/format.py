@@ -1,7 +1,7 @@
-"""What a format of traces is: the record that a module of `kvplan.ingest.trace.formats` calls ``FORMAT``.
+"""What readers of traces yield: requests that a file lists, or a description of them by rates and lengths.
 
-Formats are told apart by content, never by name. Most list requests: `RequestFormat`. One that only describes them, by
-rates and distributions of lengths, is a `DescriptionFormat`.
+`read(first, lines, extras)` of a reader among `READERS` of `kvplan.ingest.trace.formats` yields requests; a
+`BadRowError` is of the line taken last. `read(path, start)` of one among `DESCRIPTIONS` returns a `Description`.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from kvplan.ingest.reader import Beginning
+from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.text_file import Lines
 from kvplan.ingest.trace.identities import Identities, Request
 from kvplan.model import FloatArray, IntArray
@@ -29,17 +29,6 @@ class Extras:
 
     duration_s: float | None = None
     identities: Identities = field(default_factory=Identities)
-
-
-class RequestFormat(NamedTuple):
-    """A list of requests, under the name that provenance calls it by.
-
-    No two formats may recognise the same beginning. A `BadRowError` of `requests` is of the line taken last.
-    """
-
-    name: str
-    recognises: Callable[[Beginning], bool]
-    requests: Callable[[Beginning, Lines, Extras], Iterator[Request]]
 
 
 class Part(NamedTuple):
@@ -71,9 +60,10 @@ class Description(NamedTuple):
         return self.rates_rps.size
 
 
-class DescriptionFormat(NamedTuple):
-    """A description of requests, under the name that provenance calls it by; recognised by some thousand characters."""
+Lists = Callable[[Beginning, Lines, Extras], Iterator[Request]]
+Describes = Callable[[Path, str], Description]
 
-    name: str
-    recognises: Callable[[str], bool]
-    read: Callable[[Path, str], Description]
+
+def request_list(name: str, recognises: Callable[[Beginning], bool], read: Lists) -> Reader[Lists]:
+    """Make the reader of a list of requests; no two may recognise the same beginning."""
+    return Reader(name, FileKind.REQUESTS, recognises, read)
