@@ -25,7 +25,7 @@ from scoreboard.learning import (
 )
 
 from kvplan.ingest.timing.reading import read_samples
-from kvplan.ingest.timing.sweep import Sweep
+from kvplan.ingest.timing.samples import Sweep
 
 SWEEPS = Path(__file__).resolve().parents[2] / "shared/data/silicon-sweeps/sweeps.csv"
 LEAST_CONFIGURATIONS = 4  # for a band of their own

@@ -13,9 +13,9 @@ import pytest
 
 from kvplan.model import Plan, ServingModel
 from kvplan.planning import plan as planning
-from kvplan.plots import charts
-from kvplan.report import assembly
+from kvplan.report import figures
 from kvplan.report.assembly import Analyses, ProfileIdentity, Report, report_of
+from kvplan.show import charts
 from kvplan.study import operating_point
 from kvplan.study.drain import Drain
 from kvplan.study.operating_point import OperatingPoint
@@ -101,15 +101,15 @@ def brief_report(model: ServingModel, plan: Plan = PLAN, name: str = "a model") 
 
 def leave_out_runs(patch: pytest.MonkeyPatch) -> None:
     """Make all reports as `brief` does; none of them is shared."""
-    patch.setattr(assembly, "advice", lambda *_: ())
-    patch.setattr(assembly, "drain", lambda *_: UNDRAINED)
+    patch.setattr(figures, "advice", lambda *_: ())
+    patch.setattr(figures, "drain", lambda *_: UNDRAINED)
     patch.setattr(planning, "plan", getattr(planning.plan, "__wrapped__", planning.plan))
 
 
 def remember() -> None:
     """From here on, reports and plans that are made in this process share what is the same in them."""
     for name in FOUND:
-        setattr(assembly, name, once(getattr(assembly, name)))
-    operating_point.operating_point = assembly.operating_point
+        setattr(figures, name, once(getattr(figures, name)))
+    operating_point.operating_point = figures.operating_point
     charts.load_curve = once(charts.load_curve)
     planning.plan = _of_request(planning.plan)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tiers import is_night
 
 from kvplan.profile.reading import Profile, load_profile, shipped_profiles
-from kvplan.report import assembly
+from kvplan.report import figures
 from kvplan.report.assembly import Report, analyze
 
 NAMES = sorted(shipped_profiles())
@@ -37,7 +37,7 @@ def report(name: str) -> Report:
     """The report of a profile, which the first process that asks for it makes."""
     kept = Path(os.environ["KVPLAN_TESTS_SHARE"], f"{name}.pickle")
     if not kept.exists():
-        assert assembly.advice.__name__ == "advice", "a brief report would be shared"
+        assert figures.advice.__name__ == "advice", "a brief report would be shared"
         given = profile(name)
         made = analyze(given.model, name=given.name, sha256=given.sha256, plan=given.plan)
         whole = kept.with_suffix(f".{os.getpid()}")

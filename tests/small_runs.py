@@ -11,12 +11,12 @@ from strategies import one_class
 from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation import engine
 from kvplan.simulation.actions import admit, advance, evict_until_it_fits, fits
-from kvplan.simulation.kernels import kernel
+from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.outcome import Ending, Found, Outcome, Series
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup, State
+from kvplan.simulation.state import NOBODY, Counter, List, Request, State, kernel
 
 CLASSES = 3
 
@@ -245,9 +245,9 @@ def at_most_two(s: State) -> None:
     """Greedy, with no more than two residents."""
     advance(s, 0)
     evict_until_it_fits(s)
-    while s.counter[RESIDENT] < 2:
-        request = s.list[0, HEAD]
-        if request == NOBODY or not fits(s, s.request[request, FIRST_WEIGHT]):
+    while s.counter[Counter.RESIDENT] < 2:
+        request = s.list[0, List.HEAD]
+        if request == NOBODY or not fits(s, s.request[request, Request.FIRST_WEIGHT]):
             return
         admit(s, request, 0)
 

@@ -6,14 +6,15 @@ TYPE_CHECKING = False  # as type checkers know it; to import `typing` takes most
 if TYPE_CHECKING:
     import os
     from pathlib import Path
+    from typing import TypeAlias
 
     from kvplan.api.outcomes import Checked, Imported, Plan
     from kvplan.api.results import Report, Study, Sweep
     from kvplan.profile.reading import Profile
     from kvplan.simulation.requests import Requests
 
-    PathLike = str | os.PathLike[str]
-    Service = PathLike | Profile
+    PathLike: TypeAlias = str | os.PathLike[str]
+    Service: TypeAlias = PathLike | Profile
 
 
 def load(profile: "PathLike | None" = None) -> "Profile":
@@ -106,43 +107,16 @@ def plan(
     >>> found.status.value, found.setting.replicas, found.cost.per_hour
     ('planned', 1, 3.0)
     """
+    given = locals()
     from kvplan import executors
     from kvplan.api import arguments, outcomes
-    from kvplan.engine import EngineName
-    from kvplan.ingest.text_file import reference_to
     from kvplan.planning import options
+    from kvplan.planning.asked import PlanOptions
     from kvplan.planning.plan import plan as search
 
     executors.check(executor, None)
-    request = options.request(
-        arguments.services(services),
-        gpu=arguments.text(gpu, "gpu"),
-        tp=arguments.text(tp, "tp"),
-        weights=arguments.text(weights, "weights"),
-        kv_dtype=kv_dtype,
-        engine=arguments.choice(engine, "engine", EngineName),
-        rate=arguments.number(rate, "rate"),
-        users=None if users is None else arguments.whole(users, "users"),
-        think=arguments.time(think, "think"),
-        input=arguments.text(input, "input"),
-        output=arguments.text(output, "output"),
-        trace=None if trace is None else str(arguments.path(trace, "trace")),
-        trace_reference=None
-        if trace is None
-        else reference_to(arguments.path(trace, "trace"), arguments.path(folder or "", "folder")),
-        system_prompt=arguments.whole(system_prompt, "system_prompt"),
-        turns=arguments.number(turns, "turns") or 0.0,
-        slo=arguments.texts(slo, "slo"),
-        gpu_hour=arguments.text(gpu_hour, "gpu_hour"),
-        replica_hour=arguments.text(replica_hour, "replica_hour"),
-        headroom=arguments.text(headroom, "headroom"),
-        slower=arguments.text(slower, "slower"),
-        settings=arguments.pairs(settings, "settings"),
-        router=arguments.choice(router, "router", ("any", "session", "round-robin", "least-requests")),
-        split=split,
-        schedule=None if schedule is None else str(arguments.path(schedule, "schedule")),
-        load_time=arguments.time(load_time, "load_time"),
-    )
+    asked = arguments.record(PlanOptions, given)
+    request = options.request(arguments.services(services), asked, arguments.path(folder or "", "folder"))
     with executors.started(executor, None) as place:
         return outcomes.Plan._make(search(request, progress or (lambda _: None), engine=place))
 
@@ -219,7 +193,7 @@ def check(
     ('passed', 0.2192)
     """
     from kvplan.api import arguments, outcomes
-    from kvplan.decide import check as checking
+    from kvplan.gate import check as checking
 
     required = checking.requirements(arguments.texts(require, "require"))
     before = checking.baseline(
@@ -385,28 +359,21 @@ def simulate(
     from kvplan.simulation.experiments.load import Arrivals
 
     loaded = arguments.with_slos(arguments.profile(profile), slo)
-    load = options.load(
+    load, all_seeds = options.drawn(
+        loaded.model,
+        trace=None if trace is None else partial(_replayed, arguments.path(trace, "trace")),
+        requests=None if requests is None else arguments.whole(requests, "requests"),
+        horizon=arguments.time(horizon, "horizon"),
+        first=arguments.whole(seed, "seed"),
+        count=arguments.whole(seeds, "seeds"),
         kind=None if arrivals is None else arguments.choice(arrivals, "arrivals", Arrivals),
         cv=arguments.number(cv, "cv"),
         concurrency=None if concurrency is None else arguments.whole(concurrency, "concurrency"),
         burst=arguments.text(burst, "burst"),
-        trace=None if trace is None else partial(_replayed, arguments.path(trace, "trace")),
-        requests=None if requests is None else arguments.whole(requests, "requests"),
-        horizon=arguments.time(horizon, "horizon"),
         burst_sessions=burst_sessions,
-        model=loaded.model,
     )
-    options.check_sessions(load, loaded.model)
-    if requests is None and horizon is None and trace is None:
-        load = options.with_sessions(load, loaded.model)
     names = arguments.names(policy, "policy")
     texts = arguments.assignments({} if settings is None else settings, "settings")
-    fixed = "--arrivals interleaved" if arrivals == Arrivals.INTERLEAVED else None
-    if load.trace is not None:
-        fixed = "the trace of the profile" if trace is None else "--trace"
-    all_seeds = options.seeds(
-        arguments.whole(seed, "seed"), arguments.whole(seeds, "seeds"), without_chance=fixed
-    )
     policies = options.chosen(names, texts)
     found = study.study(loaded.model, loaded.plan, load, policies, all_seeds, progress=progress)
     return results.of_study(found, loaded)
@@ -480,9 +447,7 @@ def sweep(
     runs = None
     if names:
         count = arguments.whole(requests, "requests")
-        options.load(
-            kind=None, cv=None, concurrency=None, burst=None, trace=None, requests=count, horizon=None
-        )
+        options.check_requests(count)
         all_seeds = options.seeds(seed, arguments.whole(seeds, "seeds"))
         runs = Runs(tuple(options.chosen(names, [])), count, len(all_seeds))
     return results.Sweep(arrays(define(loaded, axes, sample=sample, seed=seed, columns=keys, runs=runs)))

@@ -1,13 +1,15 @@
 """What programs pass to the functions of kvplan, checked and written as options are."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from io import BytesIO
 from itertools import islice
 from numbers import Real
 from operator import index
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from kvplan.errors import UsageError, shown
 from kvplan.ingest.trace.replay import with_trace
@@ -15,15 +17,12 @@ from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import Profile, load_profile
 from kvplan.sweeps.vary import MAX_LISTED, MAX_POINTS
 
+_Options = TypeVar("_Options")
+_TIMES = ("think", "load_time")  # options whose numbers are seconds
+
 
 def profile(value: object) -> Profile:
-    """Return a profile, which is loaded where its path or name is given.
-
-    Raises
-    ------
-    UsageError
-        It is anything else.
-    """
+    """Return a profile, which is loaded where its path or name is given."""
     if isinstance(value, Profile):
         return value
     if isinstance(inside := getattr(value, "profile", None), Profile):  # of a plan, or of files
@@ -87,13 +86,7 @@ def time(value: Any, name: str) -> str | None:
 
 
 def number(value: Any, name: str) -> float | None:
-    """Return a number, or None.
-
-    Raises
-    ------
-    UsageError
-        It is neither.
-    """
+    """Return a number, or None."""
     if value is None or (isinstance(value, Real) and not isinstance(value, bool)):
         return None if value is None else float(value)
     raise UsageError(f"{name}: a number is wanted, not {_seen(value)}")
@@ -105,12 +98,7 @@ def texts(value: Any, name: str) -> list[str]:
 
 
 def whole(value: Any, name: str) -> int:
-    """A whole number, one of NumPy as well.
-
-    Raises
-    ------
-    UsageError
-        It is not.
+    """Return a whole number, one of NumPy as well.
 
     Examples
     --------
@@ -124,13 +112,7 @@ def whole(value: Any, name: str) -> int:
 
 
 def choice(value: object, name: str, known: Iterable[str]) -> str:
-    """Return one of the words that are known.
-
-    Raises
-    ------
-    UsageError
-        It is none of them.
-    """
+    """Return one of the words that are known."""
     words = [str(one) for one in known]
     if not isinstance(value, str) or value not in words:
         raise UsageError(f"{name} {_seen(value)} does not exist; there are {', '.join(words)}")
@@ -138,26 +120,42 @@ def choice(value: object, name: str, known: Iterable[str]) -> str:
 
 
 def positive(value: Any, name: str) -> int | None:
-    """Return a whole number from 1 on, or None.
-
-    Raises
-    ------
-    UsageError
-        It is neither.
-    """
-    if value is not None and whole(value, name) < 1:
+    """Return a whole number from 1 on, or None."""
+    if value is None:
+        return None
+    if (number := whole(value, name)) < 1:
         raise UsageError(f"{name} {_seen(value)}: 1 or more")
-    return None if value is None else whole(value, name)
+    return number
+
+
+def record(kind: Callable[..., _Options], given: Mapping[str, Any]) -> _Options:
+    """Fill a record of options with arguments of the same names, each read by the type of its field."""
+    types = get_type_hints(kind)
+    return kind(**{name: _read(given[name], name, type_) for name, type_ in types.items()})
+
+
+def _read(value: Any, name: str, kind: Any) -> Any:
+    if NoneType in get_args(kind):
+        if value is None:
+            return None
+        kind = get_args(kind)[0]
+    elif value is None:
+        raise UsageError(f"{name}: a value is wanted, not {_seen(value)}")
+    if kind is str:
+        return (time if name in _TIMES else text)(value, name)
+    if kind is float:
+        return number(value, name)
+    if kind is int:
+        return whole(value, name)
+    if kind is Path:
+        return path(value, name)
+    if get_origin(kind) is tuple:
+        return tuple(pairs(value, name))
+    return kind(choice(value, name, kind)) if issubclass(kind, StrEnum) else value
 
 
 def path(value: object, name: str) -> Path:
-    """Where a file is.
-
-    Raises
-    ------
-    UsageError
-        It is no path.
-    """
+    """Return a path."""
     if isinstance(value, str | PathLike):
         return Path(value)
     raise UsageError(f"{name}: a path is wanted, not {_seen(value)}")
@@ -170,12 +168,7 @@ def paths(value: Any, name: str) -> list[str]:
 
 
 def names(value: Any, name: str) -> list[str]:
-    """Names in a list, or in one text with commas as options have them.
-
-    Raises
-    ------
-    UsageError
-        It is neither.
+    """Return names in a list, or in one text with commas as options have them.
 
     Examples
     --------
@@ -196,12 +189,7 @@ def pairs(value: Any, name: str) -> list[str]:
 
 
 def assignments(values: Any, name: str) -> list[str]:
-    """``KEY=VALUES`` of a mapping.
-
-    Raises
-    ------
-    UsageError
-        It is no mapping, or a key has more than `MAX_LISTED` values.
+    """Return ``KEY=VALUES`` of a mapping, at most `MAX_LISTED` of each key.
 
     Examples
     --------
@@ -214,7 +202,7 @@ def assignments(values: Any, name: str) -> list[str]:
 
 
 def _seen(value: object) -> str:
-    """On one line, which tables and arrays are not by themselves."""
+    """Show a value on one line, which tables and arrays are not by themselves."""
     return " ".join(shown(value).split())
 
 

@@ -1,24 +1,14 @@
-"""What `kvplan.plan`, `kvplan.check` and `kvplan.import_files` return."""
+"""What `kvplan.plan`, `kvplan.check` and `kvplan.import_files` return; apart, since their imports take longer."""
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from kvplan.api.results import Result
-from kvplan.decide import check as checking
 from kvplan.errors import UsageError
-from kvplan.formats import json as documents
+from kvplan.gate import check as checking
 from kvplan.ingest import gathering
-from kvplan.layout import check as check_screen
-from kvplan.layout import gathered
-from kvplan.layout import plan as plan_screen
-from kvplan.layout.elements import Section
 from kvplan.planning import result as planning
-from kvplan.plots.chart import Chart
-from kvplan.plots.charts import of_plan
-
-_OF_A_KIND = ("name", "replicas", "gpus", "gpu", "parallelism", "weights", "engine", "cost")
+from kvplan.show.view import View
 
 
 class Plan(Result, planning.Plan):
@@ -36,36 +26,20 @@ class Plan(Result, planning.Plan):
             raise UsageError(f"nothing to save: {self.status}")
         Path(path).write_text(self.profile.text, encoding="utf-8")
 
-    def _document(self) -> dict[str, Any]:
-        return documents.plan(self)
+    def _view(self) -> View:
+        from kvplan.show.plan import view
 
-    def _records(self, document: dict[str, Any]) -> Iterable[Mapping[str, Any]]:
-        plan = document["plan"]
-        if self.status is planning.Status.IMPOSSIBLE:
-            refused: list[dict[str, Any]] = plan["refused"]
-            return refused
-        return [{key: one[key] for key in _OF_A_KIND} for one in (plan, *plan.get("alternatives", ()))]
-
-    def _sections(self, *, full: bool) -> Sequence[Section]:
-        return [plan_screen.build(self)]
-
-    def _charts(self) -> Sequence[Chart]:
-        return of_plan(self)
+        return view(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Checked(Result, checking.Checked):
     """A profile, judged. Its columns have a row for each requirement."""
 
-    def _document(self) -> dict[str, Any]:
-        return documents.check([self])
+    def _view(self) -> View:
+        from kvplan.show.check import view
 
-    def _records(self, document: dict[str, Any]) -> Iterable[Mapping[str, Any]]:
-        requirements: list[dict[str, Any]] = document["profiles"][0]["requirements"]
-        return requirements
-
-    def _sections(self, *, full: bool) -> Sequence[Section]:
-        return check_screen.build([self], full=full)
+        return view([self])
 
 
 class Imported(Result, gathering.Gathered):
@@ -75,22 +49,12 @@ class Imported(Result, gathering.Gathered):
         """Write the profile to a TOML file."""
         Path(path).write_text(self.profile.text, encoding="utf-8")
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "profile": {"name": self.profile.name, "sha256": self.profile.sha256},
-            "given": [one._asdict() for one in self.given],
-            "missing": list(self.profile.missing),
-            "notes": list(self.notes),
-        }
+    def _view(self) -> View:
+        from kvplan.show.gathered import view
 
-    def _records(self, document: dict[str, Any]) -> Iterable[Mapping[str, Any]]:
-        given: list[dict[str, Any]] = document["given"]
-        return given
-
-    def _sections(self, *, full: bool) -> Sequence[Section]:
-        return [gathered.build(self)]
+        return view(self)
 
 
-def of_check(found: checking.Checked) -> Checked:
+def of_check(checked: checking.Checked) -> Checked:
     """Return what a check says as a result."""
-    return Checked(**{field.name: getattr(found, field.name) for field in fields(found)})
+    return Checked(**{field.name: getattr(checked, field.name) for field in fields(checked)})

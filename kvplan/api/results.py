@@ -2,20 +2,18 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.profile.reading import Profile
 from kvplan.report import assembly
+from kvplan.show import page
+from kvplan.show.view import Json, View, json_text, render
 from kvplan.simulation.experiments import study
-
-if TYPE_CHECKING:
-    from kvplan.layout.elements import Section
-    from kvplan.plots.chart import Chart
 
 _MAX_ROWS = 20
 _FRAME = "border: 0; width: 100%; height: 40rem"  # of a page in a notebook, whose styles stay its own
@@ -28,53 +26,27 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--format json`` writes, as plain dicts, lists, strings and finite numbers or None."""
-        from kvplan.formats import json as documents
+        document: dict[str, Any] = json.loads(json_text(self._view().json()))
+        return document
 
-        found: dict[str, Any] = json.loads(documents.render(self._document()))
-        return found
-
-    def columns(self) -> "Mapping[str, Sequence[Any] | NDArray[Any]]":
+    def columns(self) -> Mapping[str, "Sequence[Any] | NDArray[Any]"]:
         """Return columns of equal length by name, as ``pandas.DataFrame(result.columns())`` takes them."""
-        rows = [dict(_leaves(record)) for record in self._records(self.to_dict())]
+        rows = [dict(_leaves(record)) for record in self._view().rows(self.to_dict())]
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
 
     def __str__(self) -> str:
-        from kvplan.formats import terminal
-        from kvplan.layout.elements import origin
-
-        return terminal.render_sections(self._sections(full=False), origin(*self._hashes())).rstrip("\n")
+        return render(self._view(), "text").rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return f'<iframe srcdoc="{escape(self._page())}" style="{_FRAME}"></iframe>'
+        return f'<iframe srcdoc="{escape(render(self._view(), "html"))}" style="{_FRAME}"></iframe>'
 
-    def _page(self) -> str:
-        """What ``--format html`` writes."""
-        from kvplan.formats import html
-        from kvplan.layout.elements import origin
-
-        return html.render_sections(self._sections(full=True), origin(*self._hashes()), self._charts())
-
-    def _charts(self) -> "Sequence[Chart]":
-        return ()
-
-    def _document(self) -> dict[str, Any]:
+    def _view(self) -> View:
         raise NotImplementedError
-
-    def _records(self, document: dict[str, Any]) -> Iterable[Mapping[str, Any]]:
-        """The rows of a data frame, nested as the document is."""
-        return [document]
-
-    def _sections(self, *, full: bool) -> "Sequence[Section]":
-        raise NotImplementedError
-
-    def _hashes(self) -> Iterable[str]:
-        """Of the profiles that it is about, where the screen ends with them."""
-        return ()
 
 
 def _leaves(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys with dots, and their values; lists have no place in a row."""
+    """Yield keys with dots, and their values; lists have no place in a row."""
     for name, value in record.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{name}.")
@@ -87,25 +59,10 @@ class Report(Result, assembly.Report):
 
     of: Profile
 
-    def _document(self) -> dict[str, Any]:
-        return assembly.to_document(self)
+    def _view(self) -> View:
+        from kvplan.show.report import view
 
-    def __str__(self) -> str:
-        from kvplan.formats import terminal
-        from kvplan.layout.report import build
-
-        return terminal.render(build(self)._replace(sections=())).rstrip("\n")
-
-    def _page(self) -> str:
-        from kvplan.formats import html
-        from kvplan.layout.report import build
-
-        return html.render(build(self), self._charts())
-
-    def _charts(self) -> "Sequence[Chart]":
-        from kvplan.plots.charts import of_report
-
-        return of_report(self, self.of.model, self.of.plan)
+        return view(self, self.of)
 
 
 class Study(Result, study.Study):
@@ -113,27 +70,10 @@ class Study(Result, study.Study):
 
     profile: Profile
 
-    def _document(self) -> dict[str, Any]:
-        from kvplan.formats.json import simulate
+    def _view(self) -> View:
+        from kvplan.show.simulation import view
 
-        return simulate(self, self.profile)
-
-    def _records(self, document: dict[str, Any]) -> Iterable[Mapping[str, Any]]:
-        policies: list[dict[str, Any]] = document["policies"]
-        return [{key: value for key, value in one.items() if key != "ci95"} for one in policies]
-
-    def _sections(self, *, full: bool) -> "Sequence[Section]":
-        from kvplan.layout.simulation import build
-
-        return [build(self, self.profile.name, full=full)]
-
-    def _charts(self) -> "Sequence[Chart]":
-        from kvplan.plots.charts import of_study
-
-        return of_study(self, self.profile.model.replica.capacity_tokens)
-
-    def _hashes(self) -> Iterable[str]:
-        return (self.profile.sha256,)
+        return view(self, self.profile)
 
 
 class Sweep(Result, dict[str, NDArray[Any]]):
@@ -143,24 +83,24 @@ class Sweep(Result, dict[str, NDArray[Any]]):
         """Return the arrays, as `pandas.DataFrame` takes them."""
         return self
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            name: [
-                None if isinstance(value, float) and math.isnan(value) else value for value in array.tolist()
-            ]
-            for name, array in self.items()
-        }
+    def _view(self) -> View:
+        return View(self._document, lambda full: page.document([self._section()]))
 
-    def _sections(self, *, full: bool) -> "Sequence[Section]":
-        from kvplan.layout.elements import Column, Section, table
+    def _document(self) -> Json:
+        return {name: [None if _is_nan(v) else v for v in array.tolist()] for name, array in self.items()}
 
+    def _section(self) -> page.Section:
         names = [name for name in self if name != "error" or any(self[name])]
         columns = [
-            Column(name, right=self[name].dtype != np.object_, wraps=name == "error") for name in names
+            page.Column(name, right=self[name].dtype != np.object_, wraps=name == "error") for name in names
         ]
         rows = zip(*([_cell(value) for value in self[name].tolist()] for name in names), strict=True)
-        every = table(columns, rows, _MAX_ROWS, "and {} more points")
-        return [Section("sweep", f"{len(self['point']):,} points", (every,))]
+        points = page.table(columns, rows, _MAX_ROWS, "and {} more points")
+        return page.Section("sweep", f"{len(self['point']):,} points", (points,))
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _cell(value: object) -> str:
@@ -169,9 +109,9 @@ def _cell(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def of_report(found: assembly.Report, profile: Profile) -> Report:
+def of_report(report: assembly.Report, profile: Profile) -> Report:
     """Return a report of a profile as a result."""
-    result = Report._make(found)
+    result = Report._make(report)
     result.of = profile
     return result
 

@@ -3,35 +3,21 @@
 import os
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.cli import completion
-from kvplan.cli.common import (
-    DocumentFormat,
-    Format,
-    Full,
-    Output,
-    argument,
-    option,
-    progress_bar,
-    refuse_overwriting,
-    rendered,
-    replaying,
-    say,
-    standard_input,
-)
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import argument, option
 from kvplan.cli.output import append_result, tell, write_result
 from kvplan.errors import ExitCode, OutputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvplan.decide.check import Baseline, Checked
-    from kvplan.decide.requirement import Requirement
+    from kvplan.gate.check import Baseline, Checked
+    from kvplan.gate.requirement import Requirement
 
 
 class Part(StrEnum):
@@ -100,28 +86,31 @@ def check(
             "--remedies", help="Where something fails, look for the smallest change that would pass."
         ),
     ] = False,
-    full: Full = False,
-    format: Format = DocumentFormat.TEXT,
-    output: Output = None,
+    full: options.Full = False,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
     junit: Annotated[
         Path | None,
         option("--junit", metavar="FILE", help="Also write the outcome to this file as JUnit XML."),
     ] = None,
 ) -> None:
     """Check profiles against requirements. The exit code is 1 if one is not met, and 2 if one cannot be judged."""
-    from kvplan.decide import check as checking
+    from kvplan.gate import check as checking
+    from kvplan.show.check import view
 
     with _annotated():
         _refuse_overwriting(profiles, baseline, output, junit)
         required = checking.requirements(require or [])
         before = checking.baseline(None if baseline is None else str(baseline), tolerance or [])
-    judge = partial(_checked, alone=len(profiles) == 1, changes=remedies)
-    checked = [judge(name, required, before, accept or []) for name in profiles]
+    alone = len(profiles) == 1
+    checked = [
+        _checked(name, required, before, accept or [], alone=alone, changes=remedies) for name in profiles
+    ]
     for problem in (problem for one in checked for problem in one.problems):
-        say(f"error: {problem.message}")
+        common.say(f"error: {problem.message}")
     code = checking.exit_code(checked)
     # The result first: what cannot be written elsewhere is not to hide it.
-    write_result(_outcome(checked, format, output, full=full or remedies), output)
+    common.write(view(checked), format, output, full=full or remedies)
     try:
         _tell_others(checked, junit)
     except OutputError as error:
@@ -132,12 +121,12 @@ def check(
 
 @contextmanager
 def _annotated() -> "Iterator[None]":
-    """What refuses the call as a whole becomes an annotation too, where GitHub runs this."""
+    """Make an annotation of what refuses the call as a whole, too, where GitHub runs this."""
     try:
         yield
     except UsageError as error:
         if _on_github():
-            from kvplan.formats.github import refusal
+            from kvplan.show.ci import refusal
 
             tell(refusal(str(error)))
         raise
@@ -152,63 +141,43 @@ def _checked(
     required: "Sequence[Requirement]",
     baseline: "Baseline | None",
     accepted: "Sequence[str]",
-    *,
-    alone: bool,
-    changes: bool,
+    **how: bool,
 ) -> "Checked":
-    from kvplan.decide import check as checking
     from kvplan.errors import ProfileError
-    from kvplan.profile.reading import load_profile
+    from kvplan.gate import check as checking
 
     file = name if name != "-" and os.path.lexists(name) else None
     try:
-        loaded = replaying(load_profile(name, stdin=standard_input()))
-        with progress_bar() as progress:
+        loaded = common.load(name)
+        with common.progress_bar() as progress:
             return checking.check(
-                loaded,
-                file,
-                required,
-                baseline,
-                accepted=accepted,
-                alone=alone,
-                changes=changes,
-                progress=progress,
+                loaded, file, required, baseline, accepted=accepted, progress=progress, **how
             )
     except ProfileError as error:  # it cannot be read, or lacks a part
         return checking.unusable(file, error)
 
 
-def _outcome(
-    checked: "Sequence[Checked]", format: DocumentFormat, output: Path | None, *, full: bool = True
-) -> str:
-    from kvplan.formats import json
-    from kvplan.layout import check as tables
-
-    full = full or format is not DocumentFormat.TEXT
-    return rendered(format, output, lambda: json.check(checked), lambda: tables.build(checked, full=full))
-
-
 def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:
-    """Annotations on standard error, and the outcome in the summary of the step, where GitHub runs this; JUnit."""
-    if _on_github():
-        from kvplan.formats.github import annotations
+    """Write annotations on standard error and the summary of the step, where GitHub runs this; and JUnit."""
+    from kvplan.show import ci
+    from kvplan.show.check import view
+    from kvplan.show.view import render
 
-        for line in annotations(checked):
+    if _on_github():
+        for line in ci.annotations(checked):
             tell(line)
     if junit is not None:
-        from kvplan.formats import junit as xml
-
-        write_result(xml.render(checked), junit)
+        write_result(ci.junit(checked), junit)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        append_result(_outcome(checked, DocumentFormat.MARKDOWN, None), Path(summary))
+        append_result(render(view(checked), "markdown"), Path(summary))
 
 
 def _refuse_overwriting(
     profiles: "Sequence[str]", baseline: Path | None, output: Path | None, junit: Path | None
 ) -> None:
     read = [Path(name) for name in profiles if name != "-"] + ([baseline] if baseline is not None else [])
-    refuse_overwriting(output, read)
-    refuse_overwriting(junit, read, "--junit")
+    common.refuse_overwriting(output, read)
+    common.refuse_overwriting(junit, read, "--junit")
     both = output is not None and junit is not None and os.path.realpath(output) == os.path.realpath(junit)
     if both and not (output and output.exists() and not output.is_file()):  # devices take both
         raise UsageError(f"-o and --junit are the same file, {output}")

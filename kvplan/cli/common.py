@@ -1,4 +1,4 @@
-"""What commands share: options, reading the profile, what is said on the way, the width of a terminal."""
+"""What commands do alike: read the profile, say what goes on, write the result."""
 
 import io
 import os
@@ -6,90 +6,36 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-import typer
-
-from kvplan.cli import completion
 from kvplan.cli.output import check_writable, tell, write_result
 from kvplan.errors import UsageError
-from kvplan.formats.commands import printable, without_commands  # now: later no file may be left to open
+from kvplan.show.page import printable, without_commands  # now: later no file may be left to open
 
 if TYPE_CHECKING:
-    from kvplan.layout.elements import Section
-    from kvplan.plots.chart import Chart
     from kvplan.profile import reading as profile_file
+    from kvplan.show.chart import Chart
+    from kvplan.show.page import Section
+    from kvplan.show.view import View
 
 
-class DocumentFormat(StrEnum):
-    """How an outcome is written."""
+def read(
+    profile: str | None, output: Path | None, slo: Sequence[str] | None = None
+) -> "profile_file.Profile":
+    """Read the profile that was asked for, with further objectives; say which where none was.
 
-    TEXT = "text"
-    MARKDOWN = "markdown"
-    JSON = "json"
-    HTML = "html"
-
-
-# Where nothing stands for itself: the help says what is taken then.
-option, argument = partial(typer.Option, show_default=False), partial(typer.Argument, show_default=False)
-
-Profile = Annotated[
-    str | None,
-    argument(
-        metavar="PROFILE",
-        help="A TOML file, '-' for standard input, or the name of a shipped profile. "
-        "Default: the shipped llama-3.1-8b-rtx4090.",
-        autocompletion=completion.profiles,
-    ),
-]
-KvType = Annotated[
-    str,
-    typer.Option(
-        "--kv-dtype",
-        metavar="TYPE",
-        help="Data type of the KV cache, such as fp8; auto is the type of the model.",
-    ),
-]
-Slos = Annotated[
-    list[str] | None,
-    option(
-        "--slo",
-        metavar="KEY<=VALUE",
-        help="Objective, such as ttft-p95=2s or 'itl_s.p99 <= 80 ms', beside those of [slo]. May be repeated.",
-    ),
-]
-Plot = Annotated[
-    Path | None, option("--plot", metavar="FILE.svg", help="Also draw the plots of the result to this file.")
-]
-Format = Annotated[DocumentFormat, typer.Option("--format", help="Format of the result.")]
-Full = Annotated[bool, typer.Option("--full", help="Show everything, not the first screen alone.")]
-Output = Annotated[
-    Path | None,
-    option(
-        "--output", "-o", metavar="FILE", help="Write the result to this file instead of standard output."
-    ),
-]
-
-
-def read(profile: str | None, output: Path | None) -> "profile_file.Profile":
-    """The profile that was asked for; says which where none was, and refuses to write the result over it."""
+    Refuses to write the result over it.
+    """
     refuse_overwriting(output, [] if profile in (None, "-") else [Path(profile)])
     loaded = load(profile)
     if profile is None:
         say(f"note: no profile given; using the shipped {loaded.source}")
-    return loaded
-
-
-def with_slos(loaded: "profile_file.Profile", texts: Sequence[str] | None) -> "profile_file.Profile":
-    """The profile with further objectives, which take the place of its own on the same figure."""
-    if not texts:
+    if not slo:
         return loaded
-    from kvplan.api import arguments
+    from kvplan.model.slo import parse_slo
 
-    return arguments.with_slos(loaded, texts)
+    return loaded.with_slos(map(parse_slo, slo))
 
 
 def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str = "-o") -> None:
@@ -99,21 +45,17 @@ def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str 
             raise UsageError(f"{option} {output}: would overwrite what is read")
 
 
-def refuse_one_file_for_both(one: Path | None, option: str, output: Path | None) -> None:
+def refuse_one_file_for_both(file: Path | None, option: str, output: Path | None) -> None:
     """Refuse to write what an option names where the result goes."""
-    if one is not None and output is not None and os.path.realpath(one) == os.path.realpath(output):
+    if file is not None and output is not None and os.path.realpath(file) == os.path.realpath(output):
         raise UsageError(f"{option} and -o are both {output}; one would overwrite the other")
 
 
 def load(profile: str | None) -> "profile_file.Profile":
-    """The profile that goes by this reference, with the trace that it refers to."""
+    """Read the profile that goes by this reference, with the trace that it refers to."""
     from kvplan.profile.reading import load_profile
 
-    return replaying(load_profile(profile, stdin=standard_input()))
-
-
-def replaying(loaded: "profile_file.Profile") -> "profile_file.Profile":
-    """The profile with the trace that it refers to, if it does."""
+    loaded = load_profile(profile, stdin=standard_input())
     if loaded.trace is None:
         return loaded
     from kvplan.ingest.trace.replay import with_trace
@@ -122,7 +64,7 @@ def replaying(loaded: "profile_file.Profile") -> "profile_file.Profile":
 
 
 def standard_input() -> BinaryIO:
-    """The bytes of standard input; none where it is closed."""
+    """Return the bytes of standard input; none where it is closed."""
     return sys.stdin.buffer if sys.stdin else io.BytesIO()
 
 
@@ -136,57 +78,50 @@ def check_plot(plot: Path | None, profiles: Sequence[str | None], output: Path |
         check_writable(plot)
 
 
-def write_plot(charts: "Sequence[Chart]", plot: Path | None) -> None:
-    """Draw charts to the file of --plot, where it was given; says so where there is none."""
-    if plot is not None:
-        from kvplan.formats import svg
+def write_plot(charts: "Sequence[Chart]", plot: Path) -> None:
+    """Draw charts to the file of --plot; say so where there is none."""
+    from kvplan.show import svg
 
-        if not charts:
-            say("note: --plot: there is nothing to draw")
-        else:
-            write_result(svg.file(charts), plot)
+    if charts:
+        write_result(svg.file(charts), plot)
+    else:
+        say("note: --plot: there is nothing to draw")
 
 
-def rendered(
-    format: DocumentFormat,
+def write(
+    view: "View",
+    format: str,
     output: Path | None,
-    document: Callable[[], dict[str, Any]],
-    sections: "Callable[[], Sequence[Section]]",
-    *sha256: str,
-    charts: "Sequence[Chart]" = (),
-) -> str:
-    """A result in the format that was asked for; the hashes are those of the profiles it is about."""
-    from kvplan.layout.elements import origin
+    *,
+    full: bool = False,
+    plot: Path | None = None,
+) -> None:
+    """Write a result in a format, and its charts to the file of --plot."""
+    from kvplan.show.view import render
 
-    if format is DocumentFormat.JSON:
-        from kvplan.formats import json
-
-        return json.render(document())
-    if format is DocumentFormat.MARKDOWN:
-        from kvplan.formats import markdown
-
-        return markdown.render_sections(sections(), origin(*sha256))
-    if format is DocumentFormat.HTML:
-        from kvplan.formats import html
-
-        return html.render_sections(sections(), origin(*sha256), charts)
-    from kvplan.formats import terminal as to_terminal
-
+    charts = () if plot is None else view.charts
     width, colour = terminal(output)
-    return to_terminal.render_sections(sections(), origin(*sha256), width=width, colour=colour)
+    write_result(render(view, format, full=full, width=width, colour=colour), output)
+    if plot is not None:
+        write_plot(charts, plot)
 
 
 def terminal(output: Path | None) -> tuple[int, bool]:
-    """Columns to fill, and whether colours are wanted."""
+    """Return the columns to fill, and whether colours are wanted."""
     on_terminal = output is None and sys.stdout is not None and sys.stdout.isatty()
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     return (shutil.get_terminal_size().columns if output is None else 80), on_terminal and not plain
 
 
+def watched() -> bool:
+    """Tell whether somebody sees what is said on standard error."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 @contextmanager
 def progress_bar() -> Iterator[Callable[[float], None] | None]:
-    """A bar on standard error, if that is a terminal; it appears when a run takes longer than a second."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    """Show a bar on standard error, if that is a terminal; it appears when a run takes longer than a second."""
+    if not watched():
         yield None
         return
     from time import monotonic
@@ -201,8 +136,8 @@ def progress_bar() -> Iterator[Callable[[float], None] | None]:
 
 
 def say_compiling(policy: str, kept: bool) -> None:
-    """What a second of waiting is for; for whoever sees it pass."""
-    if sys.stderr is not None and sys.stderr.isatty():
+    """Say what a second of waiting is for, to whoever sees it pass."""
+    if watched():
         later = "later runs find it on disk" if kept else "there is no folder to keep it in"
         say(f"note: compiling the loop for {policy}; {later}")
 
@@ -212,16 +147,16 @@ def say(message: str) -> None:
 
 
 def _harmless(line: str) -> str:
-    """A line that neither moves the cursor nor commands GitHub's runner, whatever names it quotes."""
+    """Keep a line from moving the cursor or commanding GitHub's runner, whatever names it quotes."""
     return without_commands(printable(line))
 
 
 def say_section(section: "Section") -> None:
-    """A section on standard error, for what goes with a result and is not part of it."""
-    from kvplan.formats import terminal as to_terminal
-    from kvplan.layout.elements import origin
+    """Write a section on standard error, for what goes with a result and is not part of it."""
+    from kvplan.show import page
+    from kvplan.show import terminal as to_terminal
 
     if sys.stderr is not None:
         width = shutil.get_terminal_size().columns
-        text = to_terminal.render_sections([section], origin(), width=width)
+        text = to_terminal.render(page.document([section]), width=width)
         tell("\n".join(map(_harmless, text.split("\n"))))

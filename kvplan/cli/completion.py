@@ -10,10 +10,8 @@ def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def listed(complete: Completer) -> Completer:
-    """Completion of the last word of a list with commas.
+    """Complete the last word of a list with commas.
 
-    Examples
-    --------
     >>> listed(policies)("greedy,sara")
     ['greedy,sarathi']
     """
@@ -31,6 +29,12 @@ def profiles(incomplete: str) -> list[str]:
     return _beginning(shipped_profiles(), incomplete)
 
 
+def experiments(incomplete: str) -> list[str]:
+    from kvplan.reproduction.experiment import shipped_experiments
+
+    return _beginning(shipped_experiments(), incomplete)
+
+
 def policies(incomplete: str) -> list[str]:
     from kvplan.simulation.policies import POLICIES
 
@@ -38,14 +42,14 @@ def policies(incomplete: str) -> list[str]:
 
 
 def models(incomplete: str) -> list[str]:
-    """With their owner or without."""
+    """Complete a model, with its owner or without."""
     from kvplan.ingest.model.config import catalogue
 
     return _beginning({*catalogue(), *(name.partition("/")[2] for name in catalogue())}, incomplete)
 
 
 def gpus(incomplete: str) -> list[str]:
-    """In one word: the catalogue does not tell a blank from a hyphen."""
+    """Complete a GPU in one word: the catalogue does not tell a blank from a hyphen."""
     from kvplan.ingest.model import hardware
 
     return _beginning((gpu.name.replace(" ", "-") for gpu in hardware.gpus()), incomplete)
@@ -58,7 +62,7 @@ def keys_to_explain(incomplete: str) -> list[str]:
 
 
 def keys_to_require(incomplete: str) -> list[str]:
-    """Of lists the first entry, as a requirement writes it."""
+    """Complete a key, of lists the first entry, as a requirement writes it."""
     from kvplan.report.keys import gateable
 
     return _beginning((key.replace("[]", "[0]") for key in gateable()), incomplete)
@@ -71,6 +75,6 @@ def columns(incomplete: str) -> list[str]:
 
 
 def sections(incomplete: str) -> list[str]:
-    from kvplan.layout.report import SECTIONS
+    from kvplan.show.report import SECTIONS
 
     return _beginning(SECTIONS, incomplete)

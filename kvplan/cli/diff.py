@@ -1,29 +1,14 @@
 """`kvplan diff`: what has changed between two profiles or reports."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import argument
 
-from kvplan.cli import completion
-from kvplan.cli.common import (
-    DocumentFormat,
-    Format,
-    Full,
-    Output,
-    refuse_overwriting,
-    rendered,
-    standard_input,
-)
-from kvplan.cli.output import write_result
-
-if TYPE_CHECKING:
-    from kvplan.decide.diff import Side
-
-_A_SIDE = typer.Argument(
+_A_SIDE = argument(
     help="A profile (a TOML file, '-' for standard input, or the name of a shipped profile), "
     "or a report that kvplan analyze --format json wrote.",
-    show_default=False,
     autocompletion=completion.profiles,
 )
 
@@ -31,24 +16,15 @@ _A_SIDE = typer.Argument(
 def diff(
     before: Annotated[str, _A_SIDE],
     after: Annotated[str, _A_SIDE],
-    full: Full = False,
-    format: Format = DocumentFormat.TEXT,
-    output: Output = None,
+    full: options.Full = False,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
 ) -> None:
     """Show what differs between two profiles or reports: inputs, then the figures that decide."""
-    from kvplan.decide.diff import compare
-    from kvplan.formats import json
-    from kvplan.layout import diff as tables
-
-    refuse_overwriting(output, [Path(side) for side in (before, after) if side != "-"])
-    found = compare(_side(before), _side(after))
-    full = full or format is not DocumentFormat.TEXT
-    text = rendered(format, output, lambda: json.diff(found), lambda: [tables.build(found, full=full)])
-    write_result(text, output)
-
-
-def _side(reference: str) -> "Side":
-    from kvplan.decide.diff import read_side
+    from kvplan.gate.diff import compare, read_side
     from kvplan.profile.reading import read_reference
+    from kvplan.show.diff import view
 
-    return read_side(*read_reference(reference, stdin=standard_input()))
+    common.refuse_overwriting(output, [Path(side) for side in (before, after) if side != "-"])
+    sides = [read_side(*read_reference(side, stdin=common.standard_input())) for side in (before, after)]
+    common.write(view(compare(*sides)), format, output, full=full)

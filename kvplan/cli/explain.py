@@ -5,10 +5,8 @@ from typing import Annotated
 
 import typer
 
-import kvplan
-from kvplan.cli import completion
-from kvplan.cli.common import DocumentFormat, Full, Output, Profile, argument, read, rendered
-from kvplan.cli.output import write_result
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import argument
 
 
 class PageFormat(StrEnum):
@@ -27,19 +25,19 @@ def explain(
             autocompletion=completion.keys_to_explain,
         ),
     ],
-    profile: Profile = None,
-    full: Full = False,
+    profile: options.Profile = None,
+    full: options.Full = False,
     format: Annotated[PageFormat, typer.Option("--format", help="Format of the result.")] = PageFormat.TEXT,
-    output: Output = None,
+    output: options.Output = None,
 ) -> None:
-    """Explain a number of the report. It is shown with its meaning, its formula, and this profile's figures in it."""
-    from kvplan.layout import explanation
+    """Explain a number of the report: its meaning, formula and source, and the values that it rests on."""
+    from kvplan.report.assembly import analyze
     from kvplan.report.explain import find, page
+    from kvplan.show.explanation import view
 
     found = find(key)
-    loaded = read(profile, output)
+    loaded = common.read(profile, output)
+    report = analyze(loaded.model, name=loaded.name, sha256=loaded.sha256, plan=loaded.plan)
     full = full or format is PageFormat.MARKDOWN
-    shown = page(found, kvplan.analyze(loaded), loaded.model, loaded.plan, full=full)
-    section = explanation.build(shown, full=full)
-    text = rendered(DocumentFormat(format), output, dict, lambda: [section], loaded.sha256)
-    write_result(text, output)
+    shown = page(found, report, loaded.model, loaded.plan, full=full)
+    common.write(view(shown, loaded.sha256, full=full), format, output)

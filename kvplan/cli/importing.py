@@ -5,18 +5,8 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli import completion
-from kvplan.cli.common import (
-    KvType,
-    Output,
-    argument,
-    load,
-    option,
-    progress_bar,
-    refuse_overwriting,
-    say_compiling,
-    say_section,
-)
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import argument, option
 from kvplan.cli.output import write_result
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
@@ -58,7 +48,7 @@ def importing(
         str | None,
         option("--weights", metavar="TYPE", help="Type of the weights, such as fp8. Default: the model's."),
     ] = None,
-    kv_dtype: KvType = "auto",
+    kv_dtype: Annotated[str, options.KV_DTYPE] = "auto",
     utilization: Annotated[
         float,
         typer.Option("--utilization", help="Share of the GPU's memory that the engine may use; 0.9 is 90%."),
@@ -97,20 +87,20 @@ def importing(
         ),
     ] = None,
     name: Annotated[str | None, option("--name", metavar="NAME", help="Name of the profile.")] = None,
-    output: Output = None,
+    output: options.Output = None,
 ) -> None:
     """Make one profile of whatever there is: logs, results, requests, metrics, a model."""
     from kvplan.ingest.gathering import Asked, gather_files
     from kvplan.ingest.recognition import named
-    from kvplan.layout import gathered
+    from kvplan.show import gathered
     from kvplan.units import parse_time
 
     paths = named(files or (), told or ())
     if base == "-" and "-" in (files or ()):
         raise UsageError("standard input can be the file or the --base, not both")
-    refuse_overwriting(output, [path for _, path in paths] + ([] if since is None else [since]))
-    kept = None if base is None else load(base)
-    with progress_bar() as progress:
+    common.refuse_overwriting(output, [path for _, path in paths] + ([] if since is None else [since]))
+    kept = None if base is None else common.load(base)
+    with common.progress_bar() as progress:
         asked = Asked(
             model=model,
             gpu=gpu,
@@ -126,8 +116,8 @@ def importing(
             classes=classes,
             name=name,
             progress=progress,
-            announce=say_compiling,
+            announce=common.say_compiling,
         )
         found = gather_files(paths, asked, kept, Path() if output is None else output.parent)
-    say_section(gathered.build(found))
+    common.say_section(gathered.build(found))
     write_result(found.profile.text, output)

@@ -2,8 +2,9 @@
 
 from typing import Annotated
 
-from kvplan.cli.common import DocumentFormat, Format, Output, Profile, option, read, rendered
-from kvplan.cli.output import check_writable, write_result
+from kvplan.cli import common, options
+from kvplan.cli.options import option
+from kvplan.cli.output import check_writable
 from kvplan.errors import UsageError
 
 
@@ -14,25 +15,17 @@ def mix(
             "--replicas", help="Number of replicas that share the traffic; the profile describes one of them."
         ),
     ],
-    profile: Profile = None,
-    format: Format = DocumentFormat.TEXT,
-    output: Output = None,
+    profile: options.Profile = None,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
 ) -> None:
     """Choose which classes share a replica: segregated, mixed and the best placement found, by what they serve."""
-    from kvplan.decide.mixing import MAX_REPLICAS, placements_compared
-    from kvplan.formats import json
-    from kvplan.layout import mixing as tables
+    from kvplan.planning.mixing import MAX_REPLICAS, placements_compared
+    from kvplan.show.mixing import view
 
     if not 1 <= replicas <= MAX_REPLICAS:
         raise UsageError(f"--replicas {replicas}: 1 to {MAX_REPLICAS:,}")
     check_writable(output)
-    loaded = read(profile, output)
-    found = placements_compared(loaded.model, loaded.plan, replicas)
-    text = rendered(
-        format,
-        output,
-        lambda: json.mix(found, loaded),
-        lambda: [tables.build(found, loaded.name)],
-        loaded.sha256,
-    )
-    write_result(text, output)
+    loaded = common.read(profile, output)
+    compared = placements_compared(loaded.model, loaded.plan, replicas)
+    common.write(view(compared, loaded), format, output)

@@ -31,14 +31,6 @@ def write_result(text: str, path: Path | None = None) -> None:
         The result cannot be written there.
     ClosedPipeError
         The reader of a pipe has gone.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     write_result("42\\n", Path(folder, "result.txt"))
-    ...     Path(folder, "result.txt").read_text()
-    '42\\n'
     """
     with _refusals("standard output" if path is None else str(path)):
         if path is None:
@@ -49,7 +41,7 @@ def write_result(text: str, path: Path | None = None) -> None:
 
 @contextmanager
 def _refusals(place: str) -> Iterator[None]:
-    """What the system says, as errors of kvplan that name the place."""
+    """Raise what the system says as errors of kvplan that name the place."""
     try:
         yield
     except BrokenPipeError:
@@ -64,13 +56,6 @@ def check_writable(path: Path | None) -> None:
 
     A pipe is left alone: whoever reads it would take the end of this for the end of the result.
 
-    Raises
-    ------
-    OutputError
-        Its folder does not exist, or it or its folder must not be written.
-
-    Examples
-    --------
     >>> check_writable(Path("no-such-folder", "result.txt"))
     Traceback (most recent call last):
     ...
@@ -89,22 +74,7 @@ def check_writable(path: Path | None) -> None:
 
 
 def append_result(text: str, path: Path) -> None:
-    """Write a result behind what a file has; where that fails, the file is as it was.
-
-    Raises
-    ------
-    OutputError
-        The result cannot be written there.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     append_result("4", Path(folder, "result.txt"))
-    ...     append_result("2\\n", Path(folder, "result.txt"))
-    ...     Path(folder, "result.txt").read_text()
-    '42\\n'
-    """
+    """Write a result behind what a file has; where that fails, the file is as it was."""
     with _refusals(str(path)), path.open("ab", buffering=0) as file:
         before = os.fstat(file.fileno())
         try:

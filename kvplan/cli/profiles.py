@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli import completion
-from kvplan.cli.common import Output, argument
+from kvplan.cli import completion, options
+from kvplan.cli.options import argument
 from kvplan.cli.output import write_result
 
 
@@ -25,11 +25,12 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
 ) -> None:
     """Write a commented profile to start from."""
-    from kvplan.profile import catalogue
+    from kvplan.errors import UsageError
+    from kvplan.profile.reading import starter
 
-    if file is not None and not force:
-        catalogue.refuse_existing(file)
-    write_result(catalogue.starter(), file)
+    if file is not None and not force and (file.is_file() or file.is_fifo()):
+        raise UsageError(f"{file}: exists already; --force replaces it")
+    write_result(starter(), file)
 
 
 def profiles(
@@ -41,12 +42,12 @@ def profiles(
             autocompletion=completion.profiles,
         ),
     ] = None,
-    output: Output = None,
+    output: options.Output = None,
 ) -> None:
     """List the shipped profiles, or print one."""
-    from kvplan.profile import catalogue
+    from kvplan.profile.reading import listing, shipped_text
 
-    write_result(catalogue.listing() if name is None else catalogue.shipped_text(name), output)
+    write_result(listing() if name is None else shipped_text(name), output)
 
 
 def schema(
@@ -54,13 +55,13 @@ def schema(
         Described,
         typer.Option("--of", help="What the schema describes: a profile, or the JSON report of analyze."),
     ] = Described.PROFILE,
-    output: Output = None,
+    output: options.Output = None,
 ) -> None:
     """Print the JSON Schema of a profile, for editors, or of the report, for programs that read it."""
-    from kvplan.formats import json
+    from kvplan.show.view import json_text
 
     if of is Described.PROFILE:
         from kvplan.profile.schema import json_schema
     else:
         from kvplan.report.schema import json_schema
-    write_result(json.render(json_schema()), output)
+    write_result(json_text(json_schema()), output)

@@ -4,24 +4,10 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli.common import (
-    DocumentFormat,
-    Format,
-    Output,
-    argument,
-    progress_bar,
-    rendered,
-    say,
-    say_compiling,
-)
-from kvplan.cli.output import check_writable, write_result
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import argument
+from kvplan.cli.output import check_writable
 from kvplan.errors import ExitCode, UsageError, did_you_mean
-
-
-def _complete(incomplete: str) -> list[str]:
-    from kvplan.reproduction.experiment import shipped_experiments
-
-    return [name for name in sorted(shipped_experiments()) if name.startswith(incomplete)]
 
 
 def reproduce(
@@ -30,19 +16,18 @@ def reproduce(
         argument(
             metavar="[NAME]...",
             help="Experiments to show in detail. Without a name, an overview of all.",
-            autocompletion=_complete,
+            autocompletion=completion.experiments,
         ),
     ] = None,
-    format: Format = DocumentFormat.TEXT,
-    output: Output = None,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
 ) -> None:
     """Compare what papers print with what kvplan computes."""
-    from kvplan.formats import json
-    from kvplan.layout import reproduction
     from kvplan.reproduction.experiment import load_experiment, shipped_experiments
     from kvplan.reproduction.judge import Reproduction
     from kvplan.reproduction.judge import reproduction as judged
     from kvplan.reproduction.runs import run_all
+    from kvplan.show.reproduction import view
 
     check_writable(output)
     known = sorted(shipped_experiments())
@@ -51,15 +36,14 @@ def reproduce(
             raise UsageError(f"no experiment {name!r}; {did_you_mean(name, known, 'there are')}")
     wanted = names or known
     found: list[Reproduction] = []
-    with progress_bar() as progress:
+    with common.progress_bar() as progress:
         for name in wanted:
             experiment = load_experiment(name)
-            found.append(judged(experiment, run_all(experiment, announce=say_compiling)))
+            found.append(judged(experiment, run_all(experiment, announce=common.say_compiling)))
             if progress is not None:
                 progress(len(found) / len(wanted))
-    layout = reproduction.build if names else reproduction.overview
-    write_result(rendered(format, output, lambda: json.reproduce(found), lambda: layout(found)), output)
-    changed = [one.experiment.name for one in found if not all(each.as_recorded for each in one.compared)]
+    common.write(view(found, detailed=bool(names)), format, output)
+    changed = [each.experiment.name for each in found if not all(c.as_recorded for c in each.compared)]
     if changed:
-        say(f"error: other verdicts than on record, please report: {', '.join(changed)}")
+        common.say(f"error: other verdicts than on record, please report: {', '.join(changed)}")
         raise typer.Exit(ExitCode.INTERNAL)

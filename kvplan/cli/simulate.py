@@ -1,6 +1,6 @@
 """`kvplan simulate`: what the simulator says."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -8,33 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.cli import completion
-from kvplan.cli.common import (
-    DocumentFormat,
-    Full,
-    Output,
-    Plot,
-    Profile,
-    Slos,
-    check_plot,
-    option,
-    progress_bar,
-    read,
-    refuse_one_file_for_both,
-    refuse_overwriting,
-    rendered,
-    say,
-    say_compiling,
-    with_slos,
-    write_plot,
-)
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import option
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from kvplan.model import ServingModel
-    from kvplan.plots.chart import Chart
-    from kvplan.profile.reading import Profile as Loaded
     from kvplan.simulation.requests import Requests
 
 
@@ -62,8 +42,68 @@ class Kind(StrEnum):
     CLOSED = "closed"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Which requests come, and how many runs there are of them; all None: those of the profile."""
+
+    kind: Kind | None = None
+    cv: float | None = None
+    concurrency: int | None = None
+    burst: str | None = None
+    trace: Path | None = None
+    requests: int | None = None
+    horizon: str | None = None
+    burst_sessions: str | None = None
+    count: int | None = None
+    first: int | None = None
+
+
+_RUNS = {
+    "kind": option(
+        "--arrivals",
+        help="How requests arrive: at random (poisson), at random but more unevenly (gamma), in bursts (burst), "
+        "all at the start (saturated), all at the start and in turns instead of at random (interleaved), or each "
+        "client's next when its last is finished (closed). Default: as the profile says, poisson.",
+    ),
+    "cv": option(
+        "--cv",
+        help="Coefficient of variation of the time between arrivals, which is then gamma. Default of --arrivals "
+        "gamma: 3.",
+    ),
+    "concurrency": option("--concurrency", help="With --arrivals closed: number of clients. Default: 128."),
+    "burst": option(
+        "--burst",
+        metavar="HIGH,LOW,ON,OFF",
+        help="With --arrivals burst: factors of the rates during and between bursts, and the seconds of "
+        "each. Default: 1.5,0.5,60,60.",
+    ),
+    "trace": option(
+        "--trace", metavar="FILE", help="Replay the arrival times and lengths of this trace as they are."
+    ),
+    "requests": option(
+        "--requests",
+        help="Number of requests that arrive. Default: 10,000, or as many as arrive before --horizon; of sessions "
+        "those of ten times the longest.",
+    ),
+    "horizon": option(
+        "--horizon",
+        metavar="TIME",
+        help='Simulated time at which the run ends, such as "600 s" or "1 h". Default: when all requests are '
+        "finished.",
+    ),
+    "burst_sessions": option(
+        "--burst-sessions",
+        metavar="N@TIME",
+        help="So many sessions of the profile beside the others, all of which begin at a time, such as 600@0.",
+    ),
+    "count": typer.Option("--seeds", help="Number of runs, each with a seed of its own. Default: 1."),
+    "first": typer.Option("--seed", help="First of the seeds. Default: 0."),
+}
+
+
+@options.spread
 def simulate(
-    profile: Profile = None,
+    profile: options.Profile = None,
     policy: Annotated[
         str | None,
         option(
@@ -82,73 +122,8 @@ def simulate(
             help="Set a parameter of a policy, such as vllm.watermark=0.05; a list has commas. May be repeated.",
         ),
     ] = None,
-    arrivals: Annotated[
-        Kind | None,
-        option(
-            "--arrivals",
-            help="How requests arrive: at random (poisson), at random but more unevenly (gamma), in bursts (burst), "
-            "all at the start (saturated), all at the start and in turns instead of at random (interleaved), or each "
-            "client's next when its last is finished (closed). Default: as the profile says, poisson.",
-        ),
-    ] = None,
-    cv: Annotated[
-        float | None,
-        option(
-            "--cv",
-            help="Coefficient of variation of the time between arrivals, which is then gamma. Default of --arrivals "
-            "gamma: 3.",
-        ),
-    ] = None,
-    concurrency: Annotated[
-        int | None, option("--concurrency", help="With --arrivals closed: number of clients. Default: 128.")
-    ] = None,
-    burst: Annotated[
-        str | None,
-        option(
-            "--burst",
-            metavar="HIGH,LOW,ON,OFF",
-            help="With --arrivals burst: factors of the rates during and between bursts, and the seconds of "
-            "each. Default: 1.5,0.5,60,60.",
-        ),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        option(
-            "--trace",
-            metavar="FILE",
-            help="Replay the arrival times and lengths of this trace as they are.",
-        ),
-    ] = None,
-    requests: Annotated[
-        int | None,
-        option(
-            "--requests",
-            help="Number of requests that arrive. Default: 10,000, or as many as arrive before --horizon; of sessions "
-            "those of ten times the longest.",
-        ),
-    ] = None,
-    horizon: Annotated[
-        str | None,
-        option(
-            "--horizon",
-            metavar="TIME",
-            help='Simulated time at which the run ends, such as "600 s" or "1 h". Default: when all requests are '
-            "finished.",
-        ),
-    ] = None,
-    burst_sessions: Annotated[
-        str | None,
-        option(
-            "--burst-sessions",
-            metavar="N@TIME",
-            help="So many sessions of the profile beside the others, all of which begin at a time, such as 600@0.",
-        ),
-    ] = None,
-    slo: Slos = None,
-    seeds: Annotated[
-        int | None, typer.Option("--seeds", help="Number of runs, each with a seed of its own. Default: 1.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="First of the seeds. Default: 0.")] = None,
+    runs: Annotated[Runs, _RUNS] = Runs(),
+    slo: options.Slos = None,
     series: Annotated[
         Path | None,
         option(
@@ -165,120 +140,70 @@ def simulate(
             help="Add bounds that no policy can surpass. For small runs whose iterations take d0 alone.",
         ),
     ] = False,
-    full: Full = False,
-    plot: Plot = None,
+    full: options.Full = False,
+    plot: options.Plot = None,
     format: Annotated[TableFormat, typer.Option("--format", help="Format of the result.")] = TableFormat.TEXT,
-    output: Output = None,
+    output: options.Output = None,
 ) -> None:
     """Simulate a profile at its own rates, or with options scheduling policies side by side on the same arrivals."""
-    check_plot(plot, [profile, None if trace is None else str(trace)], output)
-    given = (policy, setting, arrivals, cv, concurrency, burst, trace, requests, horizon, burst_sessions)
-    if all(option is None for option in (*given, seeds, seed, series)) and not hindsight:
-        _operating_point(with_slos(read(profile, output), slo), format, output, plot, full=full)
-        return
-    from kvplan.formats import csv, json
-    from kvplan.layout import simulation as tables
-    from kvplan.simulation.experiments import options, study
-    from kvplan.simulation.experiments.hindsight_bound import study_bounds
+    common.check_plot(plot, [profile, None if runs.trace is None else str(runs.trace)], output)
+    if runs == Runs() and policy is None and setting is None and series is None and not hindsight:
+        from kvplan.show import operating_point as shown
+        from kvplan.study.operating_point import operating_point
 
-    refuse_one_file_for_both(series, "--series", output)
-    read_from = [Path(name) for name in (profile, trace) if name is not None]
-    refuse_overwriting(output, read_from)
-    refuse_overwriting(series, read_from, "--series")
-    check_writable(series)
-    check_writable(output)
-    loaded = with_slos(read(profile, output), slo)
-    load = options.load(
-        kind=None if arrivals is None else arrivals.value,
-        cv=cv,
-        concurrency=concurrency,
-        burst=burst,
-        trace=None if trace is None else partial(_recorded, trace),
-        requests=requests,
-        horizon=horizon,
-        burst_sessions=burst_sessions,
-        model=loaded.model,
+        loaded = common.read(profile, output, slo)
+        point = operating_point(loaded.model, loaded.plan)
+        common.write(shown.view(point, loaded), format, output, full=full, plot=plot)
+        return
+    from kvplan.show.simulation import interruption, series_csv, view
+    from kvplan.simulation.experiments import study
+    from kvplan.simulation.experiments.hindsight_bound import study_bounds
+    from kvplan.simulation.experiments.options import chosen, drawn
+
+    _check_files(profile, runs.trace, series, output)
+    loaded = common.read(profile, output, slo)
+    load, seeds = drawn(
+        loaded.model,
+        **vars(runs)
+        | {
+            "kind": runs.kind and runs.kind.value,
+            "trace": None if runs.trace is None else partial(_recorded, runs.trace),
+        },
     )
-    options.check_sessions(load, loaded.model)
-    if requests is None and horizon is None and trace is None:
-        load = options.with_sessions(load, loaded.model)
     usual = "vllm" if loaded.model.finds_prefixes or _is_split(loaded.model) else "greedy,rate-limited,vllm"
     names = [name.strip() for name in (usual if policy is None else policy).split(",") if name.strip()]
-    policies = options.chosen(names, setting or [])
-    fixed = "--arrivals interleaved" if arrivals is Kind.INTERLEAVED else None
-    if load.trace is not None:
-        fixed = "the trace of the profile" if trace is None else "--trace"
-    all_seeds = options.seeds(seed or 0, 1 if seeds is None else seeds, without_chance=fixed)
+    policies = chosen(names, setting or [])
     if hindsight and format is TableFormat.CSV:
         raise UsageError("--hindsight does not go with --format csv")
     if hindsight and loaded.model.fleet is not None:
         raise UsageError("--hindsight is about one replica; the profile has a [fleet]")
     # before anything is run: most profiles are too large for it
-    bounds = study_bounds(loaded.model, load, list(policies), all_seeds) if hindsight else ()
-    in_all = (load.requests or 0) * len(policies) * len(all_seeds)
+    bounds = study_bounds(loaded.model, load, list(policies), seeds) if hindsight else ()
+    in_all = (load.requests or 0) * len(policies) * len(seeds)
     if in_all >= _LARGE:
-        say(f"note: {in_all:,} requests in all take some {in_all * _BYTES_EACH / 1e9:.2g} GB of memory")
-    with progress_bar() as progress:
+        common.say(
+            f"note: {in_all:,} requests in all take some {in_all * _BYTES_EACH / 1e9:.2g} GB of memory"
+        )
+    with common.progress_bar() as progress:
         found = study.study(
-            loaded.model, loaded.plan, load, policies, all_seeds, progress=progress, announce=say_compiling
+            loaded.model, loaded.plan, load, policies, seeds, progress=progress, announce=common.say_compiling
         )
     if series is not None:
-        write_result(csv.series(found), series)
-    charts: Sequence[Chart] = ()
-    if plot is not None or format is TableFormat.HTML:
-        from kvplan.plots.charts import of_study
-
-        charts = of_study(found, loaded.model.replica.capacity_tokens)
-    if format is TableFormat.CSV:
-        text = csv.study(found)
-    else:
-        text = rendered(
-            DocumentFormat(format.value),
-            output,
-            lambda: json.simulate(found, loaded, bounds),
-            lambda: [tables.build(found, loaded.name, bounds, full=full or format is not TableFormat.TEXT)],
-            loaded.sha256,
-            charts=charts,
-        )
-    write_result(text, output)
-    write_plot(charts, plot)
+        write_result(series_csv(found), series)
+    common.write(view(found, loaded, bounds), format, output, full=full, plot=plot)
     if found.interrupted:
-        say(f"note: {tables.interruption(found)}")
+        common.say(f"note: {interruption(found)}")
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _operating_point(
-    loaded: "Loaded", format: TableFormat, output: Path | None, plot: Path | None, *, full: bool
-) -> None:
-    """The same figures as in the report of the profile."""
-    from kvplan.formats import csv, json
-    from kvplan.layout import operating_point as table
-    from kvplan.simulation.experiments.load import Load
-    from kvplan.study.operating_point import operating_point
-
-    point = operating_point(loaded.model, loaded.plan)
-    charts: Sequence[Chart] = ()
-    if plot is not None or format is TableFormat.HTML:
-        from kvplan.plots.charts import of_profile
-
-        charts = of_profile(loaded.model, loaded.plan)
-    if format is TableFormat.CSV:
-        text = csv.operating_point(point)
-    else:
-        text = rendered(
-            DocumentFormat(format.value),
-            output,
-            lambda: json.operating_point(point, loaded),
-            lambda: [
-                table.build(
-                    point, Load().on(loaded.model), loaded.name, full=full or format is not TableFormat.TEXT
-                )
-            ],
-            loaded.sha256,
-            charts=charts,
-        )
-    write_result(text, output)
-    write_plot(charts, plot)
+def _check_files(profile: str | None, trace: Path | None, series: Path | None, output: Path | None) -> None:
+    """Refuse files that could not be written, or only over another, before the work that they are for."""
+    common.refuse_one_file_for_both(series, "--series", output)
+    read_from = [Path(name) for name in (profile, trace) if name is not None]
+    common.refuse_overwriting(output, read_from)
+    common.refuse_overwriting(series, read_from, "--series")
+    check_writable(series)
+    check_writable(output)
 
 
 def _is_split(model: "ServingModel") -> bool:
@@ -292,5 +217,5 @@ def _recorded(trace: Path) -> "Requests":
 
     found = read_trace(trace)
     for note in found.notes:
-        say(f"note: {note}")
+        common.say(f"note: {note}")
     return found.requests

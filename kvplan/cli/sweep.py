@@ -1,6 +1,5 @@
 """`kvplan sweep`: figures at many points of a profile."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.cli import completion
-from kvplan.cli.common import Plot, Profile, check_plot, option, read, say, say_compiling, write_plot
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import option
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    profile: Profile = None,
+    profile: options.Profile = None,
     vary: Annotated[
         list[str] | None,
         option(
@@ -31,9 +30,7 @@ def sweep(
     ] = None,
     output: Annotated[
         Path | None,
-        option(
-            "--output", "-o", metavar="FILE", help="File for the results, required: .csv, .jsonl or .parquet."
-        ),
+        option("--output", "-o", metavar="FILE", help="File for the results, required: .csv or .jsonl."),
     ] = None,
     columns: Annotated[
         list[str] | None,
@@ -90,7 +87,7 @@ def sweep(
         bool,
         typer.Option("--resume", help="Continue the file that an interrupted run of the same sweep left."),
     ] = False,
-    plot: Plot = None,
+    plot: options.Plot = None,
 ) -> None:
     """Compute figures of the report at many points. A point is the profile with other values of some numbers."""
     from kvplan import executors
@@ -99,18 +96,18 @@ def sweep(
     from kvplan.sweeps.run import sweep as run
 
     if output is None:
-        raise UsageError("-o FILE is wanted: a name that ends in .csv, .jsonl or .parquet")
+        raise UsageError("-o FILE is wanted: a name that ends in .csv or .jsonl")
     store.format_of(output)
     executors.check(executor, workers)
-    check_plot(plot, [profile], output)
+    common.check_plot(plot, [profile], output)
     runs = _runs(simulate, policy, seeds, requests)
-    loaded = read(profile, output)
+    loaded = common.read(profile, output)
     keys = [key for text in columns or [] for key in text.split(",") if key.strip()]
     if columns and not keys:
         raise UsageError("--columns: at least one key of the report, such as load.headroom")
     definition = define(loaded, vary or [], sample=sample, seed=seed, columns=keys, runs=runs)
     if plot is not None:
-        from kvplan.plots.sweeps import check_sweep
+        from kvplan.show.sweeps import check_sweep
 
         check_sweep(definition)
     if runs is not None and definition.compiled and executor in ("serial", "cores", "dask"):
@@ -123,25 +120,25 @@ def sweep(
                 definition, output, executor=executor, workers=workers, resume=resume, progress=progress
             )
     except KeyboardInterrupt:
-        say(f"note: interrupted; --resume goes on with {store.growing(output)}")
+        common.say(f"note: interrupted; --resume goes on with {output}")
         raise
     if found.dropped:
-        say("note: the last line was cut off; its point was computed again")
+        common.say("note: the last line was cut off; its point was computed again")
     if resume:
-        say(f"note: {found.resumed:,} of {found.points:,} points were there already")
+        common.say(f"note: {found.resumed:,} of {found.points:,} points were there already")
     if plot is not None:
         _draw(definition, output, plot)
 
 
 def _draw(definition: "Sweep", results: Path, plot: Path) -> None:
-    """The plot of what the file of results holds."""
-    from kvplan.plots import sweeps
+    """Draw the plot of what the file of results holds."""
+    from kvplan.show import sweeps
     from kvplan.sweeps.results import read as read_back
 
     columns = read_back(definition, results, sweeps.columns_of(definition))
     if sweeps.STATUS_KEY not in columns:
-        say(f"note: --plot has no boundary, since {sweeps.STATUS_KEY} is not among --columns")
-    write_plot(sweeps.of_sweep(definition, columns), plot)
+        common.say(f"note: --plot has no boundary, since {sweeps.STATUS_KEY} is not among --columns")
+    common.write_plot(sweeps.of_sweep(definition, columns), plot)
 
 
 def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int | None) -> "Runs | None":
@@ -153,29 +150,22 @@ def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int |
             if value is not None:
                 raise UsageError(f"{name} goes with --simulate only")
         return None
-    from kvplan.simulation.experiments import options
+    from kvplan.simulation.experiments import options as simulated
 
     names = [name.strip() for name in (policy or DEFAULT_POLICIES).split(",") if name.strip()]
-    load = options.load(
-        kind=None,
-        cv=None,
-        concurrency=None,
-        burst=None,
-        trace=None,
-        requests=DEFAULT_REQUESTS if requests is None else requests,
-        horizon=None,
-    )
-    assert load.requests is not None
-    count = len(options.seeds(0, 1 if seeds is None else seeds))
-    return Runs(tuple(options.chosen(names, [])), load.requests, count)
+    requests = DEFAULT_REQUESTS if requests is None else requests
+    simulated.check_requests(requests)
+    count = len(simulated.seeds(0, 1 if seeds is None else seeds))
+    return Runs(tuple(simulated.chosen(names, [])), requests, count)
 
 
 def _compile(profile: "profile_file.Profile", runs: "Runs") -> None:
     """Compile the loops once, before several processes would; they find them on disk."""
     from contextlib import suppress
 
-    from kvplan.simulation.experiments import options, study
+    from kvplan.simulation.experiments import study
     from kvplan.simulation.experiments.load import Load
+    from kvplan.simulation.experiments.options import chosen
 
     for name in runs.policies:
         with suppress(UsageError):  # what one point cannot run, others may
@@ -183,17 +173,17 @@ def _compile(profile: "profile_file.Profile", runs: "Runs") -> None:
                 profile.model,
                 profile.plan,
                 Load(requests=1),
-                options.chosen([name], []),
+                chosen([name], []),
                 [0],
-                announce=say_compiling,
+                announce=common.say_compiling,
                 compile=True,
             )
 
 
 @contextmanager
 def _bar(points: int) -> "Iterator[Progress | None]":
-    """Points done, how many a second, and the time left, on standard error if that is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    """Show points done, how many a second, and the time left, on standard error if that is a terminal."""
+    if not common.watched():
         yield None
         return
     from time import monotonic

@@ -11,13 +11,11 @@ from kvplan.emit.base import Engine, Flag
 from kvplan.errors import UsageError
 from kvplan.model import Admission, EngineName, Plan, Prefill, ServingModel
 from kvplan.model import Engine as Served
-from kvplan.report.advice import effect
 from kvplan.report.assembly import Report
-from kvplan.report.verdict import requests_in_memory
+from kvplan.report.verdict import effect, requests_in_memory
 from kvplan.report.words import Status
-from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.limits import SEQUENCES, SHED_AFTER, TOKENS
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import POLICIES, engine_settings
+from kvplan.simulation.policies.parameters import SEQUENCES, SHED_AFTER, TOKENS
 from kvplan.study.advice import ADMISSION, WATERMARK, Advice
 from kvplan.study.protection import SEATS
 from kvplan.units import format_number, format_seconds

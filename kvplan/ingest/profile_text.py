@@ -16,8 +16,7 @@ from kvplan.model.gaps import Quantiles
 from kvplan.model.kv_layout import KvLayout
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.profile.schema import MAX_SOURCE
-from kvplan.ranges import LEAST_COST_S, LEAST_WEIGHT, MOST_WEIGHT
+from kvplan.ranges import LEAST_COST_S, LEAST_WEIGHT, MAX_SOURCE, MOST_WEIGHT
 from kvplan.version import __version__
 
 TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")

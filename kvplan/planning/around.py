@@ -1,4 +1,4 @@
-"""What is beside the winner of a search: sizes, room, costs at other speeds and lengths, routers, the day."""
+"""Look around the winner of a search: sizes, room, costs at other speeds and lengths, routers, the day."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ def alternatives(found: Race, winner: Candidate) -> Iterator[Alternative]:
 def what_next(
     model: ServingModel, replicas: int, band: Band | None, spread: Sequence[tuple[float, int]]
 ) -> Next | None:
-    """What to measure: speed that is estimated, or lengths that are assumed; None where neither matters."""
+    """Return what to measure: speed that is estimated, or lengths that are assumed; None where neither matters."""
     ways = []
     if band is not None and model.provenance.timing.basis != Knowledge.MEASURED:
         ways.append(Next("timing", (band.replicas[0] or 1, band.replicas[1]), _MEASURE))
@@ -120,7 +120,7 @@ def objectives(slos: Sequence[Slo], latency: Latency, size: Found, *, varies: bo
 
 
 def varies(model: ServingModel, latency: Latency) -> bool:
-    """Whether figures are those of the worst part of a schedule."""
+    """Return whether figures are those of the worst part of a schedule."""
     return demand_over_time(model)[1] is not None and latency.worst_part is not None
 
 
@@ -169,9 +169,9 @@ def spread(
 
 
 def routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
-    """How many replicas other routers take, where the whole fleet can be simulated.
+    """Return how many replicas other routers take, where the whole fleet can be simulated.
 
-    Short runs tell, but where the planned size is near a limit: longer ones decide then, and it is one more or not.
+    Long runs decide where the planned size is near a limit, between it and one more.
     """
     if winner.task.model.finds_prefixes or winner.task.router or setting.replicas > MOST_SIMULATED:
         return []

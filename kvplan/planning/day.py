@@ -20,7 +20,7 @@ from kvplan.simulation.experiments.runner import Job, at_once, scenarios
 from kvplan.simulation.fleet.scaling import Autoscaler, Lifetime, reactive, scheduled
 from kvplan.simulation.metrics import policy_result
 from kvplan.simulation.outcome import Outcome
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario
 from kvplan.solve import boundary
 from kvplan.study.objectives import State
@@ -93,27 +93,17 @@ class Day(NamedTuple):
 
     @property
     def gpu_hours(self) -> float:
-        """Of the period, if replicas came and went by the hour."""
+        """GPU-hours of the period, if replicas came and went by the hour."""
         return self.gpus * math.fsum(h.replicas * (h.end_s - h.begin_s) for h in self.hours) / 3600
 
     @property
     def fixed_gpu_hours(self) -> float:
-        """Of the period, with the replicas of its heaviest hour all the time."""
+        """GPU-hours of the period, with the replicas of its heaviest hour all the time."""
         return self.gpus * max(h.replicas for h in self.hours) * self.period_s / 3600
 
 
 def parts(model: ServingModel) -> list[ServingModel | None]:
-    """The parts of a schedule's period at their mean rates; None where nobody arrives.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.model.schedule import Steps
-    >>> one = RequestClass("a", 5, (1,), (1.0,), 2.0)
-    >>> steps = Steps(24.0, (0.0, 1.5), ((0.0,), (4.0,)))
-    >>> [part and part.total_rate_rps for part in parts(ServingModel((one,), Timing(1.0), Replica(60), steps))[:3]]
-    [None, 4.0, 8.0]
-    """
+    """Return the parts of a schedule's period at their mean rates; None where nobody arrives."""
     schedule = model.schedule
     assert schedule is not None
     edges = np.linspace(0.0, schedule.period_s, PARTS + 1)
@@ -136,7 +126,7 @@ def heaviest(model: ServingModel) -> tuple[int, ServingModel]:
 
 
 def planned_for(model: ServingModel) -> ServingModel:
-    """What arrives in the heaviest part of a schedule; a trace varies by itself."""
+    """Return the model of the heaviest part of a schedule; a trace varies by itself."""
     return model if model.schedule is None or model.arrivals.trace is not None else heaviest(model)[1]
 
 
@@ -145,14 +135,7 @@ def _load(part: ServingModel) -> float:
 
 
 def schedule_of(arrival_s: FloatArray) -> dict[str, Any]:
-    """The [workload] table of a trace: how its rate varies over 24 parts, as it goes from the first to the last.
-
-    Examples
-    --------
-    >>> table = schedule_of(np.arange(24.0))
-    >>> table["period"], table["schedule"][:2]
-    ('23 s', [{'at': '0 s', 'factor': 1.0}, {'at': '0.958333 s', 'factor': 1.0}])
-    """
+    """Return the [workload] table of a trace: how its rate varies over 24 parts from the first arrival to the last."""
     period = float(arrival_s[-1] - arrival_s[0])
     if period <= 0:
         raise UsageError("--schedule: all requests of the trace arrive at one time")
@@ -165,9 +148,9 @@ def schedule_of(arrival_s: FloatArray) -> dict[str, Any]:
 
 
 def served_rps(task: Task, setting: Setting, *, long: bool = True) -> float:
-    """What a replica serves within the objectives, requests/s, of as many as the setting has, which keep them now.
+    """Return the rate, requests/s, that a replica serves within the objectives.
 
-    By short runs, and confirmed by `long` ones.
+    Short runs look no higher than the replicas of the setting, which keep them; `long` ones confirm.
     """
 
     def keeping(rate: float) -> Task:
@@ -186,12 +169,8 @@ def served_rps(task: Task, setting: Setting, *, long: bool = True) -> float:
 def day(model: ServingModel, plan: Plan, task: Task, setting: Setting, load_s: float) -> Day:
     """Plan the period of a schedule with replicas that come and go.
 
-    Parameters
-    ----------
-    model
-        A replica with its schedule, and the rates of the whole service.
-    task, setting
-        The heaviest part of the period, and what keeps the objectives in it.
+    `model` is a replica with its schedule and the rates of the whole service; `task` and `setting` are the heaviest
+    part of the period, and what keeps the objectives in it.
     """
     schedule = model.schedule
     assert schedule is not None
@@ -240,7 +219,7 @@ def _why_not(model: ServingModel, load_s: float) -> str:
 def _simulated(
     model: ServingModel, plan: Plan, hours: Sequence[Hour], scaler: Autoscaler, load_s: float
 ) -> tuple[dict[str, Way], str]:
-    """The same requests with each way to keep replicas."""
+    """Simulate the same requests with each way to keep replicas."""
     end_s = hours[-1].end_s
     load = Load(requests=None).on(model)._replace(horizon_s=end_s)
     [scenario] = scenarios(model, plan, load, [0])

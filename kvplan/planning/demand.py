@@ -1,4 +1,4 @@
-"""What a service is asked for, and the tables of a profile that say so."""
+"""The demand that a service has to meet, and the tables of a profile that state it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -49,11 +49,6 @@ class Replay:
 def parse_length(text: str, option: str) -> Length:
     """Read ``3000`` or ``3000:0.8``, a mean and a coefficient of variation.
 
-    Raises
-    ------
-    UsageError
-        It is neither.
-
     Examples
     --------
     >>> parse_length("3000:0.8", "--in"), parse_length("400", "--out").cv
@@ -74,7 +69,7 @@ def parse_length(text: str, option: str) -> Length:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What all replicas together are asked for.
+    """Demand on all replicas together.
 
     Attributes
     ----------
@@ -101,12 +96,12 @@ class Demand:
 
     @property
     def is_conversation(self) -> bool:
-        """Whether requests have prefixes in common."""
+        """True where requests have prefixes in common."""
         return self.turns > 1 or self.system_prompt > 0 or self.users is not None
 
     @property
     def assumes_spread(self) -> bool:
-        """Whether nobody said how much lengths vary."""
+        """True where nobody said how much lengths vary."""
         return DEFAULT_CV in (self.prompt.cv, self.answer.cv)
 
     def with_cv(self, cv: float) -> "Demand":
@@ -123,13 +118,7 @@ class Demand:
 
     @property
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """The tables of a profile.
-
-        Examples
-        --------
-        >>> Demand(Length(3000), Length(400, 0), rate_rps=12.0).tables["classes"]
-        [{'name': 'requests', 'input': {'lognormal': {'mean': 3000, 'cv': 0.95}}, 'decode': 400, 'rate': 12.0}]
-        """
+        """The tables of a profile that state the demand."""
         if not self.is_conversation:
             table = {"name": "requests", "input": self.prompt.law, "decode": self.answer.law}
             return {"classes": [{**table, "rate": self.rate_rps}]}
@@ -149,6 +138,6 @@ class Demand:
 
     @property
     def toml(self) -> str:
-        """The same as text."""
+        """The tables as TOML."""
         [(name, tables)] = self.tables.items()
         return table_text(name, tables)

@@ -19,13 +19,7 @@ _FEW_SEQUENCES = 256  # vLLM's default on small GPUs; more have no effect but on
 
 @dataclass(frozen=True)
 class Kind:
-    """A model on GPUs of a kind.
-
-    Attributes
-    ----------
-    weights
-        Type of the weights; that of the model's configuration where `own_weights`.
-    """
+    """A model on GPUs of a kind; `weights` are those of the model's configuration where `own_weights`."""
 
     shape: ModelShape
     gpu: Gpu
@@ -41,13 +35,7 @@ class Kind:
 
     @cached_property
     def memory(self) -> ReplicaEstimate:
-        """What a replica holds.
-
-        Raises
-        ------
-        UsageError
-            Weights do not fit, or heads cannot be shared out.
-        """
+        """Memory of a replica; a UsageError where weights do not fit, or heads cannot be shared out."""
         return estimate_replica(
             self.shape,
             self.gpu,
@@ -58,7 +46,7 @@ class Kind:
 
     @cached_property
     def speed(self) -> Roofline:
-        """How long iterations take."""
+        """Iteration times, estimated."""
         return roofline(
             self.shape,
             self.gpu,
@@ -102,16 +90,7 @@ def kinds(
     weights: Sequence[str] = (),
     kv_dtype: str = "auto",
 ) -> Iterator[Kind]:
-    """List the kinds to try; without `weights` the model's own, and fp8 where the GPU computes with it.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.model.config import read_model
-    >>> from kvplan.ingest.model.hardware import find_gpu
-    >>> some = kinds(read_model("Llama-3.1-8B"), [find_gpu("H100")], tensor_parallel=[1, 2])
-    >>> [kind.name for kind in some]
-    ['H100 SXM TP1 bf16', 'H100 SXM TP1 fp8', 'H100 SXM TP2 bf16', 'H100 SXM TP2 fp8']
-    """
+    """List the kinds to try; without `weights` the model's own, and fp8 where the GPU computes with it."""
     own = "bf16" if shape.storage == named_storage("bf16") else shape.storage.name
     for gpu in gpus:
         types = weights or (own, *(["fp8"] if gpu.flops_fp8 is not None and shape.storage.bits > 8 else []))

@@ -1,4 +1,4 @@
-"""What is asked of a plan, as options write it: names, prices, shares and lengths, read into a request."""
+"""Options of a plan: names, prices, shares and lengths, read into a request."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,16 +8,17 @@ from typing import Any
 
 import tomli
 
-from kvplan.engine import EngineName
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu, gpus
 from kvplan.ingest.model.shape import kv_layers
-from kvplan.ingest.recognition import FileKind
+from kvplan.ingest.reader import FileKind
+from kvplan.ingest.text_file import reference_to
 from kvplan.ingest.trace.replay import read_trace, with_trace
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import Slo, parse_slo
+from kvplan.planning.asked import PlanOptions, Router
 from kvplan.planning.day import LOAD_S, schedule_of
 from kvplan.planning.demand import Demand, Replay, parse_length
 from kvplan.planning.kinds import Kind, kinds
@@ -29,37 +30,8 @@ from kvplan.ranges import LEAST_RATE, MAX_TOKENS, MOST_RATE
 from kvplan.units import parse_time
 
 
-def request(
-    services: Sequence[str | Profile],
-    *,
-    gpu: str | None = None,
-    tp: str | None = None,
-    weights: str | None = None,
-    kv_dtype: str = "auto",
-    engine: str = EngineName.VLLM,
-    rate: float | None = None,
-    users: int | None = None,
-    think: str | None = None,
-    input: str | None = None,
-    output: str | None = None,
-    trace: str | None = None,
-    trace_reference: str | None = None,
-    system_prompt: int = 0,
-    turns: float = 1.0,
-    slo: Sequence[str] = (),
-    gpu_hour: str | None = None,
-    replica_hour: str | None = None,
-    headroom: str | None = None,
-    slower: str | None = None,
-    settings: Sequence[str] = (),
-    router: str = "any",
-    split: bool = False,
-    schedule: str | None = None,
-    load_time: str | None = None,
-) -> Request:
-    """Read what is asked of a plan; parameters are the options of `kvplan plan`.
-
-    `trace_reference` is how the planned profile refers to the trace; None: as `trace` does.
+def request(services: Sequence[str | Profile], asked: PlanOptions, folder: Path = Path()) -> Request:
+    """Read what is asked of a plan of a model, or of profiles; a trace is referred to from `folder`.
 
     Raises
     ------
@@ -68,41 +40,41 @@ def request(
     ProfileError
         A profile cannot be read, or lacks what the options do not supply.
     """
-    slos = _slos(slo)
-    demand: Demand | Replay | None = _demand(rate, users, think, input, output, system_prompt, turns, trace)
-    if trace is not None:
-        demand = _replay(Path(trace), trace_reference or trace, rate)
-    load_s = _load_s(schedule, load_time)
+    slos = _slos(asked.slo)
+    demand: Demand | Replay | None = _demand(asked)
+    if asked.trace is not None:
+        demand = _replay(asked.trace, reference_to(asked.trace, folder) or str(asked.trace), asked.rate)
+    load_s = _load_s(asked.schedule, asked.load_time)
     profiles = _profiles(services)
     if profiles and demand is not None:
-        profiles = [with_demand(one, demand) for one in profiles]
+        profiles = [with_demand(profile, demand) for profile in profiles]
     if profiles:
-        if gpu or tp or weights:
+        if asked.gpu or asked.tp or asked.weights:
             raise UsageError(
                 "--gpu, --tp and --weights go with a model; profiles say what their replicas are"
             )
-        profiles = [one.with_slos(slos) for one in profiles]
+        profiles = [profile.with_slos(slos) for profile in profiles]
         options: Sequence[Kind | Profile] = profiles
-        _check_alike(profiles, rate)
+        _check_alike(profiles, asked.rate)
         slos = profiles[0].plan.slos
     else:
         if demand is None:
-            raise _lacking(str(services[0]), gpu)
-        options = _kinds(str(services[0]), gpu, tp, weights, kv_dtype)
+            raise _lacking(str(services[0]), asked.gpu)
+        options = _kinds(str(services[0]), asked)
     return Request(
         options,
         demand,
         tuple(slos),
-        rate_rps=rate,
-        slower=_share(slower, "--slower", 0.05),
-        headroom=_share(headroom, "--headroom", 0.0),
-        engine=engine,
-        settings=_settings(settings),
-        schedule=_schedule(schedule),
+        rate_rps=asked.rate,
+        slower=_share(asked.slower, "--slower", 0.05),
+        headroom=_share(asked.headroom, "--headroom", 0.0),
+        engine=asked.engine,
+        settings=_settings(asked.settings),
+        schedule=_schedule(asked.schedule),
         load_s=load_s,
-        split=split,
-        prices=_prices(options, gpu_hour, replica_hour),
-        router=None if router == "any" else Routing(router),
+        split=asked.split,
+        prices=_prices(options, asked.gpu_hour, asked.replica_hour),
+        router=None if asked.router is Router.ANY else Routing(asked.router),
     )
 
 
@@ -141,30 +113,21 @@ def _slos(texts: Sequence[str]) -> tuple[Slo, ...]:
     return tuple(found.values())
 
 
-def _demand(
-    rate: float | None,
-    users: int | None,
-    think: str | None,
-    prompt: str | None,
-    answer: str | None,
-    system_prompt: int,
-    turns: float,
-    trace: str | None,
-) -> Demand | None:
-    """What was asked for; None where a profile or a trace has to say it."""
+def _demand(asked: PlanOptions) -> Demand | None:
+    """Return the demand of the options; None where a profile or a trace has to say it."""
+    rate, users, turns, system_prompt = asked.rate, asked.users, asked.turns, asked.system_prompt
     if rate is not None and users is not None:
         raise UsageError("--rate and --users: one of them says how much is asked for")
     if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
         raise UsageError(f"--rate {rate:g}: {LEAST_RATE:g} to {MOST_RATE:g} requests/s")
     if users is not None and not 1 <= users <= 10**7:
         raise UsageError(f"--users {users}: 1 to 10,000,000")
-    if (prompt is None) != (answer is None):
-        raise UsageError(
-            f"--{'in' if prompt is None else 'out'} is missing: prompts and answers both have lengths"
-        )
-    if trace is not None and not (prompt is None and users is None):
+    if (asked.input is None) != (asked.output is None):
+        missing = "in" if asked.input is None else "out"
+        raise UsageError(f"--{missing} is missing: prompts and answers both have lengths")
+    if asked.trace is not None and not (asked.input is None and users is None):
         raise UsageError("--trace has lengths and arrivals; --in, --out and --users do not go with it")
-    if prompt is None or answer is None:
+    if asked.input is None or asked.output is None:
         if users is not None or turns != 1 or system_prompt:
             raise UsageError("--users, --turns and --system-prompt go with --in and --out")
         return None
@@ -174,14 +137,14 @@ def _demand(
         raise UsageError(f"--turns {turns:g}: 1 to 1000")
     if not 0 <= system_prompt <= MAX_TOKENS:
         raise UsageError(f"--system-prompt {system_prompt}: 0 to {MAX_TOKENS:,} tokens")
-    if think is not None and users is None and turns == 1:
+    if asked.think is not None and users is None and turns == 1:
         raise UsageError("--think goes with --users or --turns")
     return Demand(
-        parse_length(prompt, "--in"),
-        parse_length(answer, "--out"),
+        parse_length(asked.input, "--in"),
+        parse_length(asked.output, "--out"),
         rate,
         users,
-        None if think is None else _time(think, "--think"),
+        None if asked.think is None else _time(asked.think, "--think"),
         system_prompt,
         turns,
     )
@@ -217,22 +180,22 @@ def _profiles(services: Sequence[str | Profile]) -> list[Profile]:
     ]
 
 
-def _kinds(model: str, gpu: str | None, tp: str | None, weights: str | None, kv_dtype: str) -> list[Kind]:
-    shape = read_model(model)
-    kv_layers(shape, kv_dtype=kv_dtype)  # refuses a type that there is not
+def _kinds(model: str, asked: PlanOptions) -> list[Kind]:
+    shape, gpu = read_model(model), asked.gpu
+    kv_layers(shape, kv_dtype=asked.kv_dtype)  # refuses a type that there is not
     if gpu is None:
         raise UsageError(_NO_GPU + ", ".join(one.name for one in gpus()))
     found = [find_gpu(name.strip()) for name in gpu.split(",")]
     numbers = []
-    for text in (tp or "").split(","):
+    for text in (asked.tp or "").split(","):
         if text.strip():
             if not text.strip().isdecimal() or not 1 <= int(text) <= 64:
                 raise UsageError(
                     f"--tp {text.strip()[:40]!r}: whole numbers from 1 to 64, with commas between"
                 )
             numbers.append(int(text))
-    types = [text.strip() for text in (weights or "").split(",") if text.strip()]
-    return list(kinds(shape, found, tensor_parallel=numbers, weights=types, kv_dtype=kv_dtype))
+    types = [text.strip() for text in (asked.weights or "").split(",") if text.strip()]
+    return list(kinds(shape, found, tensor_parallel=numbers, weights=types, kv_dtype=asked.kv_dtype))
 
 
 def _prices(

@@ -17,7 +17,7 @@ from kvplan.planning.service import replica_profile, service_profile, with_sched
 from kvplan.planning.trial import Task
 from kvplan.planning.ways import Ways, ways
 from kvplan.profile.reading import Profile
-from kvplan.profile.schema import MOST_REPLICAS
+from kvplan.ranges import MOST_REPLICAS
 from kvplan.report.assembly import Analyses
 from kvplan.units import format_number
 
@@ -62,7 +62,7 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
 
 
 def _is_too_much(found: Race, candidates: int) -> bool:
-    """Whether only so many replicas would do as no plan has."""
+    """Return whether only more replicas would do than a plan may have."""
     if found.found is not None:
         return found.found.setting.replicas > MOST_REPLICAS
     return found.winner is None and len(found.refused) < candidates
@@ -76,7 +76,7 @@ def _around(
     request: Request,
     tell: Callable[[str], None],
 ) -> Plan:
-    """What is beside the winner: sizes, costs, alternatives; what would make a demand possible that has none."""
+    """Look around the winner: sizes, costs, alternatives; or what would make an impossible demand possible."""
     if found.winner is None:
         tell("what would make it possible")
         return Plan(
@@ -160,7 +160,7 @@ def _key(option: Kind | Profile) -> str:
 
 
 def _ways(refused: Sequence[Candidate], request: Request) -> Ways:
-    """What would make it possible."""
+    """Return what would make the demand possible."""
     given, demand = [option for option in request.options if isinstance(option, Kind)], request.demand
 
     def candidate_of(kind: Kind, asked: Request = request) -> Candidate | None:

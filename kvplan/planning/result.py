@@ -1,4 +1,4 @@
-"""What is asked of a plan, and what it says."""
+"""The request for a plan, and the plan."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ _HOUR_S = 3600.0
 
 
 class Status(StrEnum):
-    """What came of it."""
+    """How a search ended."""
 
     PLANNED = "planned"
     IMPOSSIBLE = "impossible"
@@ -32,14 +32,8 @@ class Status(StrEnum):
 class Objective(NamedTuple):
     """A figure of the fleet, and its limit where it has one; times in seconds.
 
-    Attributes
-    ----------
-    value, low, high
-        Expected, and its 95 % interval.
-    slower
-        With iterations slower.
-    cliff
-        Between what times the figure moves for a per cent of the requests.
+    `low` and `high` are its 95 % interval, `slower` the value with iterations slower, `cliff` the times between which
+    it moves for a per cent of the requests.
     """
 
     key: str
@@ -79,7 +73,7 @@ class Refused(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Of an hour, of a million tokens in and out, and of a million out."""
+    """Cost of an hour, of a million tokens in and out, and of a million out."""
 
     per_hour: float
     per_million_tokens: float
@@ -134,7 +128,7 @@ class Request:
 
     @property
     def priced(self) -> bool:
-        """Whether cost is money, and not GPUs."""
+        """True where cost is money, and not GPUs."""
         return self.prices is not None
 
 
@@ -198,7 +192,7 @@ class Plan(NamedTuple):
 
     @property
     def setting(self) -> Setting:
-        """How many of them, and the token budget; by short runs where the search was interrupted."""
+        """Replicas and token budget of the plan; by short runs where the search was interrupted."""
         return self.race.sizes[self.winner] if self.race.found is None else self.race.found.setting
 
     def kind(self, name: str) -> Kind | None:
@@ -208,11 +202,11 @@ class Plan(NamedTuple):
 
     @property
     def cost(self) -> Cost | None:
-        """What all replicas cost; None where prices are not known."""
+        """Cost of all replicas; None where prices are not known."""
         return self.cost_of(self.winner, self.setting)
 
     def cost_of(self, candidate: Candidate, setting: Setting) -> Cost | None:
-        """What so many replicas of a kind cost; None where prices are not known."""
+        """Return the cost of so many replicas of a kind; None where prices are not known."""
         if not self.request.priced:
             return None
         hour, mix = candidate.cost(setting), candidate.task.model.mix

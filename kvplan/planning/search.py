@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kvplan.errors import EngineError
 from kvplan.executors import SERIAL, Engine, cores
 from kvplan.planning.trial import Judged, Quick, Task
-from kvplan.profile.schema import MOST_REPLICAS
+from kvplan.ranges import MOST_REPLICAS
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.solve import least_whole
 from kvplan.study.objectives import State
@@ -44,7 +44,7 @@ class Found(NamedTuple):
 
 
 class Band(NamedTuple):
-    """How many replicas it takes at the ends of the error band of the timing; None: no number is enough."""
+    """Replicas that it takes at the ends of the error band of the timing; None: no number is enough."""
 
     low: float
     high: float
@@ -95,17 +95,17 @@ class Candidate:
         return self.long[setting]
 
     def cost(self, setting: Setting) -> float:
-        """Of all replicas."""
+        """Return the cost of all replicas."""
         return setting.replicas * self.price
 
     def varied(self, setting: Setting, task: Task) -> "Candidate":
-        """The same kind for another task that is much like its own, with few budgets to try beside a known one."""
+        """Return the kind for another task that is much like its own, with few budgets to try beside a known one."""
         listed = tuple(b for b in (setting.batched_tokens, max(BUDGETS)) if b is not None)
         return replace(self, task=task, listed=listed)
 
     @property
     def idle_look(self) -> Quick:
-        """What a request sees that is alone, with the better of two budgets."""
+        """Look at a request that is alone, with the better of two budgets."""
         if not self.idle:
             budgets = self.budgets(1)
             # an even one keeps gaps short, the largest the wait for the first token
@@ -115,7 +115,7 @@ class Candidate:
 
     @property
     def idle_excess(self) -> float:
-        """How much of the objectives that uses; above 1 no number of replicas is enough."""
+        """Share of the objectives that an idle replica uses; above 1 no number of replicas is enough."""
         return self.idle_look.excess
 
     @cached_property
@@ -146,10 +146,7 @@ class Candidate:
         return setting, looked[setting]
 
     def fewest(self, ceiling: int | None = None, near: int = 1) -> Setting | None:
-        """The least size that short runs have as enough; None: none up to the ceiling.
-
-        Without one the search begins at `near`, or at the bound if that is more.
-        """
+        """Return the least size that short runs have as enough, from `near` or the bound on; None if none is."""
         low = self.bound
         size = max(low, near) if ceiling is None else ceiling
         if size < low:
@@ -222,7 +219,7 @@ class Race(NamedTuple):
 
 
 class Explored(NamedTuple):
-    """What short runs say of a candidate, wherever they were made: its least size, and all that was simulated."""
+    """A candidate's least size by short runs, and all that was simulated for it, wherever that was."""
 
     size: Setting | None
     idle: dict[int | None, Quick]
@@ -244,13 +241,8 @@ def race(
 ) -> Race:
     """Find the size of the cheapest candidate that long runs confirm; `full`: of dear ones, too.
 
-    As many candidates are looked at together as the engine takes. When it is interrupted, what short runs have found
-    by then is returned, and nothing is found where that is nothing.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        Before any candidate is known to be enough.
+    As many candidates are looked at together as the engine takes. When it is interrupted, what short runs have found by
+    then is returned; a KeyboardInterrupt where that is nothing.
     """
     every = sorted(candidates, key=lambda c: c.bound * c.price)
     waiting = every
@@ -310,9 +302,9 @@ def _progress(done: int, total: int, sizes: Mapping[Candidate, Setting]) -> str:
 def _confirmed(
     sizes: dict[Candidate, Setting], tell: Callable[[str], None]
 ) -> tuple[Candidate | None, Found | None, dict[Candidate, Band | None]]:
-    """The cheapest size that long runs confirm; those they refuse, or leave open, grow by a replica, or 2 %.
+    """Return the cheapest size that long runs confirm; those they refuse, or leave open, grow by a replica, or 2 %.
 
-    Of several that cost about the same that one is taken which costs least where iterations are as slow as they may be.
+    Of several that cost about the same, take the one that costs least where iterations are as slow as they may be.
     """
     order = list(sizes)
     queue = [(c.cost(s), s.replicas * c.task.model.replica.gpus, order.index(c), s) for c, s in sizes.items()]

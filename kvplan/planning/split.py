@@ -12,8 +12,7 @@ from kvplan.planning.search import Setting
 from kvplan.planning.trial import Task
 from kvplan.planning.writing import written
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.study.objectives import State
 
 TRANSFER = "50 GB/s"  # of KV from side to side, where [fleet] does not say
@@ -23,7 +22,7 @@ _TRIED = 3  # splits of a number of replicas, by formula the best
 
 
 class Apart(NamedTuple):
-    """What came of looking for a split: the fleet, or why there is none; `transfer` where it is assumed."""
+    """The fleet with prefill and decode apart, or why there is none; `transfer` where it is assumed."""
 
     fleet: Fleet | None
     why: str = ""
@@ -33,12 +32,8 @@ class Apart(NamedTuple):
 def apart(profile: Profile, task: Task, setting: Setting, kv_bytes: int | None = None) -> Apart:
     """Find the fewest replicas, fewer than the setting has, that meet the objectives with prefill and decode apart.
 
-    Parameters
-    ----------
-    profile
-        Of a replica; its [fleet] may say how fast KV is transferred.
-    kv_bytes
-        Of a token, where the profile does not say.
+    `profile` is one of a replica, whose [fleet] may say how fast KV is transferred; `kv_bytes` are those of a token,
+    where the profile does not say.
     """
     assumed = None if "transfer" in profile.tables.get("fleet", {}) else TRANSFER
     fleet = _one_of_each(profile, task, assumed, kv_bytes)

@@ -1,4 +1,4 @@
-"""Whether so many replicas meet the objectives: by short runs while many are compared, by long ones in the end.
+"""Trials of a number of replicas: by short runs while many are compared, by long ones in the end.
 
 A size is enough if every objective holds at the timing as it stands and with iterations `slower`, which keeps away from
 cliffs; without objectives, if the queue is steady there and not too near what is sustainable.
@@ -14,12 +14,12 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.split import sides, split_rps
 from kvplan.model import ArrivalProcess, Plan, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.study.goodput import at_rate
-from kvplan.study.judging import Trend
 from kvplan.study.objectives import LONG, Decision, State, decisions
 from kvplan.study.operating_point import Observation, observe
 from kvplan.study.replicas import Kept, keeps, scaled, stand_in
+from kvplan.study.windows import Trend
 
 _MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tried
 _SHORT = 4_000  # requests of each of two runs, while many are compared
@@ -32,22 +32,17 @@ _SEEN, _JUDGED, _ALONE = 101, 102, 103  # streams of seeds
 
 
 class Missed(StrEnum):
-    """What is missed that is no objective."""
+    """What can be missed beside objectives."""
 
     LOAD = "load"
     QUEUE = "queue"
 
 
 class Quick(NamedTuple):
-    """What short runs say, with iterations slower.
+    """Result of short runs, with iterations slower.
 
-    Attributes
-    ----------
-    excess
-        The largest of shares beyond a limit over those allowed; above 1 something is missed, infinite where the load
-        is too much or the queue grows.
-    decided
-        Of each objective.
+    `excess` is the largest of shares beyond a limit over those allowed: above 1 something is missed, infinite where the
+    load is too much or the queue grows.
     """
 
     excess: float
@@ -55,19 +50,19 @@ class Quick(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether all is met, as far as short runs tell."""
+        """True where all is met, as far as short runs tell."""
         return self.excess <= 1
 
 
 class Judged(NamedTuple):
-    """What long runs say: at the timing as it stands, and slower; None where the load is too much."""
+    """Result of long runs: at the timing as it stands, and slower; None where the load is too much."""
 
     expected: Kept | None
     slower: Kept | None
 
     @property
     def state(self) -> State:
-        """Of all together."""
+        """State of all objectives together."""
         if self.expected is None or self.slower is None:
             return State.MISSES
         states = {self.expected.state, self.slower.state}
@@ -124,11 +119,11 @@ class Task:
 
     @property
     def rate_rps(self) -> float:
-        """What is asked for, headroom included."""
+        """Demand with headroom, requests/s."""
         return self.model.total_rate_rps * (1 + self.headroom)
 
     def at(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> ServingModel:
-        """What stands for so many replicas."""
+        """Return the model that stands for so many replicas."""
         timing = stretched(self.model.timing, self.times * (1 + self.slower * slower))
         replica = replace(self.model.replica, max_num_batched_tokens=batched_tokens)
         model = replace(self.model, timing=timing, replica=replica, fleet=None)
@@ -137,7 +132,7 @@ class Task:
         return stand_in(model, self.rate_rps, replicas, self.router)
 
     def sustainable_rps(self, batched_tokens: int | None, *, slower: bool = True) -> float:
-        """Of a replica."""
+        """Return the sustainable rate of a replica."""
         key = batched_tokens, slower
         if key not in self.sustained:
             self.sustained[key] = sustainable_rate(one_replica(self.at(1, batched_tokens, slower=slower)))[1]

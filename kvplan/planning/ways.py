@@ -1,4 +1,4 @@
-"""What would make a demand possible that no number of replicas meets: by what a request sees that is alone."""
+"""Ways to make a demand possible that no number of replicas meets: by what a request sees that is alone."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -13,18 +13,10 @@ _MOST_KINDS = 2
 
 
 class Ways(NamedTuple):
-    """Three of them; what was not found is None or empty.
+    """Three ways; what was not found is None or empty.
 
-    Attributes
-    ----------
-    kind
-        The kind of replica that comes nearest.
-    limits
-        Looser limits of the objectives that it misses, seconds, by key.
-    prompt_tokens
-        Mean of shorter prompts with which it meets them all.
-    others
-        Other GPUs that meet them all.
+    `kind` comes nearest, `limits` are looser limits of the objectives that it misses, seconds, by key; `prompt_tokens`
+    the mean of shorter prompts with which it meets them, `others` GPUs that meet them all.
     """
 
     kind: str = ""
@@ -42,18 +34,9 @@ def ways(
 ) -> Ways:
     """Look for looser objectives, shorter prompts and other GPUs, each alone.
 
-    Parameters
-    ----------
-    refused
-        Candidates that miss an objective while idle.
-    prompt_tokens
-        Mean of the demand; None: it cannot be changed.
-    shorter
-        A candidate with prompts of a share of the length; None where it cannot be made.
-    given
-        Kinds that were asked for.
-    candidate_of
-        The candidate of another kind; None where the model does not fit.
+    `refused` are candidates that miss an objective while idle, `prompt_tokens` the mean of the demand, None where it
+    cannot be changed; `shorter` makes a candidate with prompts of a share of the length, `candidate_of` that of another
+    kind.
     """
     if not refused:
         return Ways(others=_others(given, candidate_of))

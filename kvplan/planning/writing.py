@@ -16,19 +16,6 @@ def written(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
     """Write a profile with some of its tables changed, or left out where that is None.
 
     New classes or sessions take the place of all traffic.
-
-    Examples
-    --------
-    >>> print(written({"schema": 1, "name": "a", "gpu": {"memory_tokens": 9}}, {"timing": {"d0": "1 s"}}))
-    schema = 1
-    name = "a"
-    <BLANKLINE>
-    [gpu]
-    memory_tokens = 9
-    <BLANKLINE>
-    [timing]
-    d0 = "1 s"
-    <BLANKLINE>
     """
     replaced = TRAFFIC if "classes" in changes or "sessions" in changes else ()
     every = {**{k: v for k, v in tables.items() if k not in replaced}, **changes}

@@ -1,31 +1,31 @@
-"""What a number of the report means, with a profile's own figures put into its formula.
+"""What a number of the report means: its formula and source, its value, and the values that it rests on.
 
-`find` looks a key up in the registry (`kvplan.report.keys`), `explain` and `summarise` fill its record with the
-numbers of a report and the figures that `kvplan.report.figures.gather` collects.
+`find` looks a key up in the registry (`kvplan.report.keys`); `explain` and `summarise` add the numbers of a report.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.equilibrium import equilibrium, load, saturation
+from kvplan.analysis.fleet import one_replica
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.model import Plan, ServingModel
-from kvplan.report.assembly import Report, to_document
-from kvplan.report.figures import Inputs, gather
+from kvplan.report.assembly import Report, plain, to_document
 from kvplan.report.keys import BLOCKS, CONTRACT, Record
-from kvplan.report.keys.evidence import Evidence, NoNumberError, Symbol, at, listed, written
+from kvplan.report.quantities import DIGITS, QUANTITIES, Given, listed
 from kvplan.units import format_number
 
 MANY, FEW = 20, 8  # values of a key that are shown, and on a first screen
-_SYMBOLS = {record.key: record.symbol for record in CONTRACT.values()}
+_WORST_WINDOW = frozenset({"wait", "nested_wait"})
 _VARYING = (
     " Rates vary here: λ·ΔT is the most that arrives in any window of length ΔT, p_k the largest share of any time, "
     "and other rates are means over the period."
 )
-
-
 _WARM = frozenset({"verdict", "load", "equilibrium", "saturation", "prefix_cache"})  # blocks that count hits
+_OF_PROFILE = "the profile"  # a source that needs no basis
 _COLD = (
     " Here the prefix cache finds what is always in use and nothing else, as in a collapse: M, λ, S̄, τ* and the like "
     "are those of such a replica."
@@ -42,13 +42,29 @@ class Found:
     entry: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A value; `name` where there is one per class, segment or block. `here` is its formula in numbers."""
+class Row(NamedTuple):
+    """A value; `name` where there is one per class, segment or block."""
 
     name: str
     value: str
-    here: str
+
+
+class Ground(NamedTuple):
+    """What a figure rests on: formula, names of inputs, where they come from, and what is to be said of them."""
+
+    formula: str
+    inputs: tuple[str, ...]
+    document: Mapping[str, Any]
+    given: Given
+    remark: str
+
+
+class Input(NamedTuple):
+    """What a formula rests on; `symbol` and `meaning` can be empty, the latter is the key of a figure of the report."""
+
+    symbol: str
+    value: str
+    meaning: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,7 @@ class Explained:
     rows: tuple[Row, ...]
     cut: str
     formula: str
-    symbols: tuple[Symbol, ...]
+    inputs: tuple[Input, ...]
     source: str
     absent: str
 
@@ -72,9 +88,6 @@ class Summary:
     name: str
     meaning: str
     keys: tuple[tuple[str, str, str], ...]
-
-
-# ------------------------------------------------------------------------------------------------- look-up
 
 
 def find(word: str) -> Found:
@@ -122,11 +135,26 @@ def _shown(word: str) -> str:
     return word if word.isprintable() and 0 < len(word) <= 60 else repr(word[:60])
 
 
-# ------------------------------------------------------------------------------------------------- filling
+def page(
+    found: Found, report: Report, model: ServingModel, plan: Plan, *, full: bool = True
+) -> Explained | Summary:
+    """What was asked for, about a report and the model and plan it was made from.
+
+    Raises
+    ------
+    UsageError
+        An entry was asked for that the list does not have.
+    """
+    document = to_document(report)
+    if found.is_block:
+        return summarise(found, document)
+    return explain(found, document, model, plan, MANY if full else FEW)
 
 
-def explain(found: Found, document: Mapping[str, Any], inputs: Inputs, most: int = MANY) -> Explained:
-    """One key with the numbers of a profile, so many at most; `document` is its report, as `to_document` returns it.
+def explain(
+    found: Found, document: Mapping[str, Any], model: ServingModel, plan: Plan, most: int = MANY
+) -> Explained:
+    """Explain one key with so many of its values at most; `document` is the report of the model and plan.
 
     Raises
     ------
@@ -135,53 +163,77 @@ def explain(found: Found, document: Mapping[str, Any], inputs: Inputs, most: int
 
     Examples
     --------
-    >>> from kvplan.report.keys.evidence import Figure
-    >>> inputs = Inputs({"M": Figure("M", "memory", 12), "S_b": Figure("S̄", "footprint", 12.0)}, {})
+    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
+    >>> one = RequestClass("a", 2, (3,), (1.0,), 0.9)
+    >>> model = ServingModel((one,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
     >>> document = {"saturation": {"admissions_per_iteration": 1.0}, "sources": {}}
-    >>> explain(find("saturation.admissions_per_iteration"), document, inputs).rows[0]
-    Row(name='', value='1 requests', here='12 / 12')
+    >>> page = explain(find("saturation.admissions_per_iteration"), document, model, Plan())
+    >>> page.formula, page.rows, [(given.symbol, given.value) for given in page.inputs]
+    ('n* = M/Σ p_i·S_i = M/S̄', (Row(name='', value='1 requests'),), [('M', '12'), ('S̄', '12')])
     """
     (record,) = found.records
-    places = list(places_of(record, document, inputs))
+    values = list(_values(record, document))
     if found.entry is not None and record.list_key:
-        if found.entry >= len(places):
+        if found.entry >= len(values):
             raise UsageError(
-                f"{record.key} has {len(places)} entries here, counted from 0; not {found.entry}"
+                f"{record.key} has {len(values)} entries here, counted from 0; not {found.entry}"
             )
-        places = [places[found.entry]]
-    shown = places[:most]
-    left_out = len(places) - len(shown)
+        values = [values[found.entry]]
+    left_out = len(values) - most
     where = "--full" if most < MANY else "--format json of analyze"
-    missing = not places or any(place.value is None for place in places)
-    symbols = {
-        name: symbol for place in shown for name, symbol in place.symbols.items() if name != record.key
-    }
-    record = _as_it_is_here(record, inputs)
-    about = record.meaning
-    if inputs.varying and record.of_worst_window:
-        about += _VARYING
-    if inputs.warm is not None and record.here is not None and record.block not in _WARM:
-        about += _COLD
+    missing = not values or any(value is None for _, value in values)
+    rests = ground(record, document, model, plan)
     return Explained(
         key=found.name if found.entry is None else record.key.replace("[]", f"[{found.entry}]"),
-        meaning=about,
-        rows=tuple(Row(place.name, _with_unit(place.value, record.unit), place.here) for place in shown),
+        meaning=record.meaning + rests.remark,
+        rows=tuple(Row(name, _with_unit(value, record.unit)) for name, value in values[:most]),
         cut=f"… {format_number(left_out)} more; see {where}" if left_out > 0 else "",
-        formula=record.formula if isinstance(record.formula, str) else record.formula[not inputs.is_linear],
-        symbols=tuple(symbols.values()),
+        formula=rests.formula,
+        inputs=tuple(_inputs(rests, found.entry)),
         source=_source(record, document),
         absent=_why_absent(record, document) if missing else "",
     )
 
 
-def page(
-    found: Found, report: Report, model: ServingModel, plan: Plan, *, full: bool = True
-) -> Explained | Summary:
-    """What was asked for, about a report and the model and plan it was made from."""
-    document = to_document(report)
-    if found.is_block:
-        return summarise(found, document)
-    return explain(found, document, gather(model, plan, report), MANY if full else FEW)
+def ground(record: Record, document: Mapping[str, Any], model: ServingModel, plan: Plan) -> Ground:
+    """Choose the formula of a record and where its inputs come from; with a prefix cache, whether that is warm."""
+    model, formula, names, remark = one_replica(model), record.formula, record.inputs, ""
+    if model.schedule is not None and record.block in _WORST_WINDOW and formula:
+        remark = _VARYING
+    if model.finds_prefixes and record.block in _WARM:
+        formula, names = record.warm or (formula, names)
+    elif model.finds_prefixes and formula:
+        model, remark = with_cold_cache(model), remark + _COLD
+        blocks = {"load": load(model), "equilibrium": equilibrium(model), "saturation": saturation(model)}
+        document = {**document, **{name: plain(block, name) for name, block in blocks.items()}}
+    return Ground(formula, tuple(names.split()), document, Given(model, plan), remark)
+
+
+def values_of(name: str, rests: Ground) -> list[Any]:
+    """All values of an input: one, or one for each entry of a list or class."""
+    if name in CONTRACT:
+        return [value for _, value in _values(CONTRACT[name], rests.document)]
+    value = QUANTITIES[name].value(rests.given)
+    return list(value) if isinstance(value, tuple) else [value]
+
+
+def _inputs(rests: Ground, entry: int | None) -> Iterator[Input]:
+    """The inputs that exist here, of lists the entry asked for or all."""
+    for name in rests.inputs:
+        symbol, meaning, unit = _described(name)
+        values = values_of(name, rests)
+        if entry is not None and len(values) > 1:
+            values = values[entry : entry + 1]
+        if any(value is not None for value in values):
+            yield Input(symbol, f"{listed([_with_unit(v, '') for v in values])} {unit}".rstrip(), meaning)
+
+
+def _described(name: str) -> tuple[str, str, str]:
+    """Symbol, meaning and unit of an input."""
+    if name in CONTRACT:
+        return CONTRACT[name].symbol, name, CONTRACT[name].unit
+    symbol, meaning, _ = QUANTITIES[name]
+    return symbol, meaning, ""
 
 
 def summarise(found: Found, document: Mapping[str, Any]) -> Summary:
@@ -201,56 +253,25 @@ def summarise(found: Found, document: Mapping[str, Any]) -> Summary:
     return Summary(found.name, block.meaning if block else "", tuple(keys))
 
 
-class Place(NamedTuple):
-    """A value of the report, with the numbers of its formula and what those are; empty where there are none."""
-
-    name: str
-    value: Any
-    here: str = ""
-    symbols: Mapping[str, Symbol] = {}
-
-
-def places_of(record: Record, document: Mapping[str, Any], inputs: Inputs) -> Iterator[Place]:
-    """Every value that a key has in a report, with its formula in numbers."""
-    record, figures, known = _as_it_is_here(record, inputs), inputs.model, document
-    if inputs.varying and record.of_worst_window:
-        record = replace(record, here=None)
-    if inputs.warm is not None and record.block in _WARM:
-        figures = {**inputs.model, **inputs.warm}
-    elif inputs.warm is not None:
-        known = {**document, **inputs.cold}
-    evidence = Evidence(known, figures, inputs.entries, _SYMBOLS, inputs.is_linear, record.list_key)
-    for k, (name, value) in enumerate(_values(record, document)):
-        yield Place(name, value, *_filled(record, value, replace(evidence, k=k, named={})))
-
-
-def _as_it_is_here(record: Record, inputs: Inputs) -> Record:
-    """The record with what it says of a prefix cache, where that finds something."""
-    if inputs.warm is None or record.warm is None:
-        return record
-    formula, here, absent = record.warm
-    return replace(record, formula=formula, here=here, absent=absent or record.absent)
-
-
 def _values(record: Record, document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """One value without a name, or one for each entry of a list with the entry's name."""
     if record.key == "sources":
         for block, source in document["sources"].items():
             yield block, f"{source['kind']}: {source['source']}"
     elif not record.list_key:
-        value = at(document, record.key)
+        value = _at(document, record.key)
         yield from _leaves(value) if isinstance(value, dict) else [("", value)]
     else:
         field = record.key.partition("[]")[2].removeprefix(".")
-        for k, entry in enumerate(at(document, record.list_key) or ()):
+        for k, entry in enumerate(_at(document, record.list_key) or ()):
             yield _entry_name(record, document, k, entry), _of_entry(entry, field)
 
 
 def _of_entry(entry: Any, field: str) -> Any:
     """A field of an entry; of a list within it, that of each."""
     inner, _, rest = field.partition("[].")
-    value = at(entry, inner) if inner else entry
-    return [at(item, rest) for item in value] if rest else value
+    value = _at(entry, inner) if inner else entry
+    return [_at(item, rest) for item in value] if rest else value
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -268,31 +289,31 @@ def _entry_name(record: Record, document: Mapping[str, Any], k: int, entry: Any)
     return str(document[record.block]["classes"][k]["name"]) if record.is_by_class else ""
 
 
-def _filled(record: Record, value: Any, evidence: Evidence) -> tuple[str, Mapping[str, Symbol]]:
-    """The formula in numbers and what it names; nothing where it has none, or a number of it is null."""
-    if value is None or record.here is None:
-        return "", {}
-    try:
-        text = record.here(evidence)
-    except NoNumberError:
-        return "", {}
-    return text, evidence.named if text else {}
-
-
 def _with_unit(value: Any, unit: str) -> str:
-    if value is None:
-        return "null"
     if isinstance(value, list):
-        text = f"[{', '.join('null' if end is None else written(end) for end in value)}]"
+        text = f"[{', '.join(_with_unit(end, '') for end in value)}]"
+    elif value is None:
+        return "null"
+    elif isinstance(value, bool):
+        text = str(value).lower()
     else:
-        text = written(value)
+        text = value if isinstance(value, str) else format_number(value, DIGITS)
     return f"{text} {unit}" if unit else text
+
+
+def _at(value: Any, path: str) -> Any:
+    """What stands at a dotted path; None below None, and for keys that are not there."""
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def _source(record: Record, document: Mapping[str, Any]) -> str:
     if not record.source:
         return ""
-    basis = record.basis or at(document, f"sources.{record.block}.kind")
+    basis = (
+        "" if record.source == _OF_PROFILE else record.basis or _at(document, f"sources.{record.block}.kind")
+    )
     return f"{record.source} ({basis})" if basis else record.source
 
 

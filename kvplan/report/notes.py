@@ -4,19 +4,20 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvplan.analysis.admission import RateCap
 from kvplan.analysis.concurrency import eviction_is_impossible, never_grows
 from kvplan.analysis.dispersion import excess_dispersion, stay_s
 from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.overflow import SafetyBuffer, clusters_held, has_doubtful_tail
 from kvplan.analysis.records import Equilibrium, Load
-from kvplan.analysis.stability import UNCERTIFIED, Stability
+from kvplan.analysis.stability import UNCERTIFIED
 from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import MOST_STAGES, CycleKind, WorstCycle
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import Plan, Prefill, ServingModel
+from kvplan.report.figures import Figures
+from kvplan.report.fleet import fleet_notes
 from kvplan.report.inputs import band_notes, extrapolations, origins_note, states
-from kvplan.report.prefix_cache import CacheBlock, cache_notes
+from kvplan.report.prefix_cache import cache_notes
 from kvplan.report.verdict import FEW_REQUESTS, requests_in_memory
 from kvplan.report.words import Basis
 from kvplan.study.operating_point import OperatingPoint
@@ -132,36 +133,24 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
     }
 
 
-def notes(
-    model: ServingModel,
-    offered: Load,
-    local: Stability,
-    cycle: WorstCycle,
-    cap: RateCap,
-    plan: Plan,
-    waiting: Wait,
-    buffer: SafetyBuffer,
-    varying: Peak | None,
-    recovers_up_to_rps: float,
-    cold: ServingModel,
-    cache: CacheBlock | None,
-    beside_runs: str | None,
-) -> tuple[str, ...]:
+def notes(figures: Figures) -> tuple[str, ...]:
     """What was assumed, what is not modelled, and what to beware of."""
-    replica = model.replica
+    model, plan, replica, cache = figures.model, figures.plan, figures.model.replica, figures.prefix_cache
+    local, cycle, cap = figures.stability, figures.worst_cycle, figures.rate_cap
+    waiting, buffer, fleet = figures.wait, figures.safety_buffer, figures.whole.fleet
     found = [
         *origins_note(model.provenance),
         *extrapolations(model.measured, tuple(states(model))),
-        *band_notes(model, offered, recovers_up_to_rps),
+        *band_notes(model, figures.load, figures.recovery.rate_rps or 0.0),
         *(f"{name} has a rate of 0 and is left out." for name in model.left_out[:3]),
         "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
         "fluid limits of greedy admission on one replica.",
         f"Not modelled: {'' if model.drafts else 'speculative decoding, '}swapping, pipeline bubbles, routing between "
         "replicas.",
         *(_not_cached(model) if cache is None else cache_notes(cache, model)),
-        *([] if beside_runs is None else [beside_runs]),
+        *([] if fleet is not None else beside_runs(figures.equilibrium, figures.operating_point)),
     ]
-    model = cold
+    model = figures.cold
     held = requests_in_memory(model)
     if held < FEW_REQUESTS:
         found.append(
@@ -261,28 +250,24 @@ def notes(
             f"Simulations replay the trace of the profile, {format_tokens(model.arrivals.trace.arrival_s.size)} "
             "requests, at the rate of the classes; the formulas know of it what classes, schedule and cv say."
         )
-    if varying is not None:
-        found += _of_schedule(varying, offered, waiting)
-    return tuple(found)
+    if figures.peak is not None:
+        found += _of_schedule(figures.peak, figures.load, waiting)
+    return (*found, *([] if fleet is None else fleet_notes(fleet)))
 
 
-def beside_runs(state: Equilibrium, point: OperatingPoint) -> str | None:
+def beside_runs(state: Equilibrium, point: OperatingPoint) -> Iterator[str]:
     """Where the formula of the iteration time is outside the interval of runs, and more than a little off."""
     formula, seen = state.iteration_time_s, point.iteration_s
-    if (
-        formula is None
-        or seen is None
-        or math.isinf(seen.high)
-        or point.latency.status in ("growing", "undecided")
-    ):
-        return None
-    if seen.low <= formula <= seen.high or abs(formula / seen.value - 1) <= _LITTLE:
-        return None
-    low, high = format_seconds(seen.low), format_seconds(seen.high)
-    return (
-        f"equilibrium: an iteration takes {format_seconds(formula)} by the formula, which knows no fluctuations, and "
-        f"{format_seconds(seen.value)} ({low} to {high}) in runs."
-    )
+    if formula is None or seen is None or math.isinf(seen.high):
+        return
+    is_steady = point.latency.status not in ("growing", "undecided")
+    is_off = not seen.low <= formula <= seen.high and abs(formula / seen.value - 1) > _LITTLE
+    if is_steady and is_off:
+        low, high = format_seconds(seen.low), format_seconds(seen.high)
+        yield (
+            f"equilibrium: an iteration takes {format_seconds(formula)} by the formula, which knows no fluctuations, "
+            f"and {format_seconds(seen.value)} ({low} to {high}) in runs."
+        )
 
 
 def _not_cached(model: ServingModel) -> Iterator[str]:

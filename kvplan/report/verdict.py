@@ -5,26 +5,33 @@ from collections.abc import Iterator
 
 from kvplan.analysis.concurrency import engine_never_evicts, never_grows
 from kvplan.analysis.equilibrium import per_request, saturation
-from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.records import Load
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_window import Peak
-from kvplan.model import Plan, ServingModel
+from kvplan.model import ServingModel
+from kvplan.report.figures import Figures
 from kvplan.report.inputs import sustainable_text
-from kvplan.report.prefix_cache import CacheBlock, collapse_summary, overload_summary, users_summary
+from kvplan.report.prefix_cache import collapse_actions, collapse_summary, overload_summary, users_summary
 from kvplan.report.words import Status
+from kvplan.study.advice import ADMISSION, Advice
 from kvplan.study.goodput import Goodput
-from kvplan.study.recovery import Recovery
+from kvplan.study.protection import Setting
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the fluid figures (theory §3)
+_SECONDS = "shed_after"  # a setting in seconds
 _NOTHING = "Nothing"  # to be done, begins an action that says so
 
 
-def summary(
-    status: Status, binding: str, offered: Load, recovers: Recovery, cache: CacheBlock | None = None
-) -> str:
-    """A sentence with the numbers, and the reason where a collapsed replica may stay collapsed."""
+def summary(figures: Figures) -> str:
+    """The verdict in a sentence with the numbers, and the reason where a collapsed replica may stay collapsed."""
+    words = _summary(figures)
+    fleet = figures.whole.fleet
+    return words if fleet is None else f"One of {fleet.size} replicas, prefill and decode together: {words}"
+
+
+def _summary(figures: Figures) -> str:
+    status, offered, recovers, cache = figures.status, figures.load, figures.recovery, figures.prefix_cache
     if cache is not None and cache.reusable_ratio is not None:
         if status is Status.OVERLOADED:
             return overload_summary(cache, offered)
@@ -37,8 +44,8 @@ def summary(
     )
     if status is Status.OVERLOADED:
         excess = offered.offered_rps / offered.sustainable_rps - 1
-        return f"{rates}: {format_percent(excess)} more than {binding} allows, whatever the policy."
-    fits = f"{rates}, limited by {binding}"
+        return f"{rates}: {format_percent(excess)} more than {figures.binding} allows, whatever the policy."
+    fits = f"{rates}, limited by {figures.binding}"
     if status is Status.STABLE:
         return f"{fits}; any backlog in random order drains by itself."
     if recovers.rate_rps is None:
@@ -71,34 +78,26 @@ def requests_in_memory(model: ServingModel) -> float:
     return saturation(model).admissions_per_iteration * per_request(model).iterations
 
 
-def actions(
-    status: Status,
-    model: ServingModel,
-    offered: Load,
-    local: Stability,
-    plan: Plan,
-    buffer: SafetyBuffer | None,
-    varying: Peak | None,
-    recovers: Recovery,
-    tried: tuple[str, ...] = (),
-    goodput: Goodput | None = None,
-) -> tuple[str, ...]:
-    """What to do, most important first; each fits a line or two of the first screen.
-
-    Parameters
-    ----------
-    buffer
-        None where a prefix cache holds less than it is for.
-    tried
-        What was tried by simulation, in words.
-    goodput
-        Up to which rate all objectives hold; None without any.
-    """
-    usual = tuple(_at_these_rates(status, model, offered, local, plan, buffer, recovers, tried=bool(tried)))
-    at_peak = None if varying is None else _at_peak(varying, status, recovers.rate_rps or 0.0)
-    urgent = [at_peak, _for_objectives(goodput, offered, status), *tried]
+def actions(figures: Figures) -> tuple[str, ...]:
+    """What to do, most important first; each fits a line or two of the first screen."""
+    status, recovers = figures.status, figures.recovery
+    tried = (
+        *advice_actions(figures.advice, recovers=status is Status.STABLE),
+        *_against_collapse(figures),
+    )
+    usual = tuple(_at_these_rates(figures, tried=bool(tried)))
+    at_peak = None if figures.peak is None else _at_peak(figures.peak, status, recovers.rate_rps or 0.0)
+    goodput = None if figures.whole.fleet is not None else figures.goodput
+    urgent = [at_peak, _for_objectives(goodput, figures.load, status), *tried]
     first = tuple(action for action in urgent if action is not None)
     return first + tuple(action for action in usual if not (first and action.startswith(_NOTHING)))
+
+
+def _against_collapse(figures: Figures) -> tuple[str, ...]:
+    cache = figures.prefix_cache
+    if cache is None or not cache.collapse_possible or figures.status is not Status.NEEDS_CAP:
+        return ()
+    return collapse_actions(figures.model, figures.load)
 
 
 def _for_objectives(goodput: Goodput | None, offered: Load, status: Status) -> str | None:
@@ -113,17 +112,12 @@ def _for_objectives(goodput: Goodput | None, offered: Load, status: Status) -> s
     )
 
 
-def _at_these_rates(
-    status: Status,
-    model: ServingModel,
-    offered: Load,
-    local: Stability,
-    plan: Plan,
-    buffer: SafetyBuffer | None,
-    recovers: Recovery,
-    *,
-    tried: bool,
-) -> Iterator[str]:
+def _at_these_rates(figures: Figures, *, tried: bool) -> Iterator[str]:
+    status, offered, recovers = figures.status, figures.load, figures.recovery
+    plan, model = figures.plan, figures.cold
+    buffer = (
+        None if figures.model.finds_prefixes else figures.safety_buffer
+    )  # a cache holds less than it is for
     if status is Status.OVERLOADED:
         replicas = math.ceil(1 / (offered.load_factor_max or 1.0))
         yield (
@@ -135,8 +129,8 @@ def _at_these_rates(
             yield f"Whether a backlog drains is not known: {recovers.reason}."
         elif not tried:
             yield "No setting tried sustains this load under a backlog; lower the rate or add memory."
-        if local.stabilising_change is not None:
-            yield f"Or remove the cause. {local.stabilising_change}."
+        if (change := figures.stability.stabilising_change) is not None:
+            yield f"Or remove the cause. {change}."
     elif engine_never_evicts(model):
         yield f"{_NOTHING}: max_num_seqs requests fit in memory at their longest, so none is ever preempted."
     elif never_grows(model):
@@ -171,3 +165,35 @@ def _at_peak(varying: Peak, status: Status, recovers_up_to_rps: float) -> str | 
             f"than the {format_number(recovers_up_to_rps)} up to which a backlog is sure to drain."
         )
     return None
+
+
+# ------------------------------------------------------------------------------------------ settings that were tried
+
+
+def advice_actions(tried: tuple[Advice, ...], *, recovers: bool) -> tuple[str, ...]:
+    """Write an action for each, best first; `recovers` says that the offered rate drains without any."""
+    return tuple(
+        f"{'Or set' if i else 'Set'} {' and '.join(map(_written, advice.settings))}: "
+        f"{effect(advice, recovers=recovers)}{f' Needs {advice.needs_version}.' if advice.needs_version else ''}"
+        for i, advice in enumerate(tried)
+    )
+
+
+def effect(advice: Advice, *, recovers: bool) -> str:
+    """Say what trying it showed."""
+    gains = f"{format_percent(advice.gain_backlogged, signed=True)} under a backlog"
+    sustains = "the offered rate then drains" if advice.sustains_offered else "a backlog still does not drain"
+    if recovers:
+        sustains = "the offered rate drains without it"
+    text = f"tried, {gains}; {sustains}"
+    if advice.ttft_p95_s_without is not None and advice.ttft_p95_s_with is not None:
+        before, after = format_seconds(advice.ttft_p95_s_without), format_seconds(advice.ttft_p95_s_with)
+        text += f"; TTFT p95 at the offered rate {before} without, {after} with"
+    return f"{text}."
+
+
+def _written(setting: Setting) -> str:
+    if setting.name == ADMISSION:
+        return "admission = whole-prompt"
+    value = format_seconds(setting.value) if setting.name == _SECONDS else format_number(setting.value)
+    return f"{setting.name} = {value}"

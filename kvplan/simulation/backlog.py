@@ -16,44 +16,24 @@ from kvplan.model.drafts import Drafts
 from kvplan.model.lengths import Lengths
 from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation import engine
+from kvplan.simulation.initial_state import Setup, stage_weights
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Drafted, Requests, saturated, with_drafts
-from kvplan.simulation.residents import put_residents, tokens_emitted
-from kvplan.simulation.rows import Rows
 from kvplan.simulation.state import (
-    ALL,
-    BEYOND_KNEE,
-    BLOCK,
-    COMPLETED,
-    CONTEXT,
-    EVICTED,
-    EVICTIONS,
-    FILLED,
-    FINISH,
-    FIRST_WEIGHT,
-    ITERATIONS,
-    JOINED,
-    LEAST_WAITING,
-    PARTIAL,
-    PASSED,
-    PLACE,
-    PREFILLED,
-    QUEUES,
-    RELEASED,
-    ROOTS,
-    ROWLESS,
-    SEQUENCES,
-    SPAN_BUSY_S,
-    STAGE,
-    START,
-    STEPS,
-    TICK,
-    Setup,
+    NOBODY,
+    Blocks,
+    Counter,
+    Fixed,
+    Group,
+    Layered,
+    List,
+    Place,
+    Request,
+    Span,
     State,
+    Time,
     layered,
-    new_state,
-    stage_weights,
 )
 
 _LONG = 1_000_000  # tokens, beyond which lengths are not laid out one by one
@@ -64,28 +44,17 @@ _MOST_WAITING = 1 << 17
 class Mark(NamedTuple):
     """Totals of a run so far.
 
-    Attributes
-    ----------
-    footprint
-        Block-iterations served: of every token emitted, the blocks that its request needed for it. What an evicted
-        request emits again counts once.
-    tokens
-        Emitted, likewise.
-    prompt_tokens
-        Of requests that were admitted for the first time.
-    busy_s
-        Time of the iterations under the model's own law.
-    iterations, context, prefill, sequences, roots, beyond_knee
-        What they were made of, summed: K, P, B, √B and max(0, P + B - knee).
-    completed, evicted
-        Requests done, and evictions.
+    A block-iteration is a block that a request needs for a token that it emits. What an evicted request emits again
+    counts once.
     """
 
-    footprint: float
-    tokens: float
-    prompt_tokens: float
-    busy_s: float
-    iterations: float
+    footprint: float  # block-iterations served
+    tokens: float  # emitted
+    prompt_tokens: float  # of requests that were admitted for the first time
+    busy_s: float  # time of the iterations under the model's own law
+    iterations: (
+        float  # this and the next five: what they were made of, K, P, B, √B and max(0, P + B - knee), summed
+    )
     context: float
     prefill: float
     sequences: float
@@ -153,36 +122,30 @@ class Backlog:
         self._most_waiting = most + 1
         at_once = max(engine.ROWS, 2 * self._most_waiting) + (0 if ages is None else ages.size)
         requests, setup = self._drawn(2 * at_once)
-        self._rows = Rows(requests, setup, replica, at_once)
         decode = max(c.outputs.longest for c in model.classes)
         stages = int(stage_count(replica.prefill, np.array([decode]))[0])
-        self._state = new_state(
-            requests,
-            model.timing,
-            replica,
-            setup,
-            None,
-            rows=self._rows.number.size,
-            unseen=(stages, max(c.max_tokens for c in model.classes)),
+        most_tokens = max(c.max_tokens for c in model.classes)
+        self._run = engine.Run(
+            requests, model.timing, replica, setup, None, at_once=at_once, unseen=(stages, most_tokens)
         )
         if ages is not None:
-            put_residents(self._state, ages)
-        self._patience = engine.PATIENCE * (stages + int(model.mix.input_tokens.max())) + 1000
-        self._loop = engine.PROGRAM.compiled(self._policy.form_batch, type(self._state).__name__)
+            put_residents(self._run.state, ages)
+        self._run.patience = engine.PATIENCE * (stages + int(model.mix.input_tokens.max())) + 1000
+        self._loop = self._run.loop(self._policy.form_batch)
         self._left = np.zeros(2)  # footprint and tokens of those who are done and have no row any more
         self._own_weights(requests, setup)
 
     @property
     def never_ran_dry(self) -> bool:
         """Whether somebody waited after every admission."""
-        return bool(self._state.span[0, LEAST_WAITING] >= 1)
+        return bool(self._run.state.span[0, Span.LEAST_WAITING] >= 1)
 
     def on(self, iterations: int) -> Mark:
         """Go on for so many iterations, or until nothing can complete any more."""
-        until = int(self._state.counter[ITERATIONS]) + iterations
-        assert self._loop is not None
-        while int(self._state.counter[ITERATIONS]) < until and not self.stuck:
-            code = self._loop(self._state, until, self._patience)
+        c = self._run.state.counter
+        until = int(c[Counter.ITERATIONS]) + iterations
+        while int(c[Counter.ITERATIONS]) < until and not self.stuck:
+            code = self._loop(self._run.state, until, self._run.patience)
             if code == engine.LACKS_ROWS:
                 self._refill()
             self.stuck = code == engine.LIVELOCK
@@ -196,25 +159,27 @@ class Backlog:
 
     def mark(self) -> Mark:
         """The totals so far."""
-        s, sums, c = self._state, self._state.span[0], self._state.counter
+        s, sums, c = self._run.state, self._run.state.span[0], self._run.state.counter
         done = self._done()
         row, emitted = _in_progress(s)
-        under_way = footprint(s, s.request[row, FIRST_WEIGHT], emitted)
-        fresh = np.count_nonzero((s.request[:, PLACE] == 0) & (s.request[:, EVICTIONS] == 0))
-        begun = self._rows.requests.arrival_s.size - int(c[ROWLESS] + c[RELEASED] - c[JOINED] + fresh)
+        under_way = footprint(s, s.request[row, Request.FIRST_WEIGHT], emitted)
+        fresh = np.count_nonzero((s.request[:, Request.PLACE] == 0) & (s.request[:, Request.EVICTIONS] == 0))
+        begun = self._run.pool.requests.arrival_s.size - int(
+            c[Counter.ROWLESS] + c[Counter.RELEASED] - c[Counter.JOINED] + fresh
+        )
         return Mark(
             footprint=float(self._left[0] + self._footprints[done].sum() + under_way.sum()),
             tokens=float(self._left[1] + self._totals[done].sum() + emitted.sum()),
             prompt_tokens=float(self._prompts[begun]),
-            busy_s=float(sums[SPAN_BUSY_S]),
-            iterations=float(sums[STEPS]),
-            context=float(sums[CONTEXT]),
-            prefill=float(sums[PREFILLED]),
-            sequences=float(sums[SEQUENCES]),
-            roots=float(sums[ROOTS]),
-            beyond_knee=float(sums[BEYOND_KNEE]),
-            completed=int(c[COMPLETED]),
-            evicted=int(c[EVICTED]),
+            busy_s=float(sums[Span.BUSY_S]),
+            iterations=float(sums[Span.STEPS]),
+            context=float(sums[Span.CONTEXT]),
+            prefill=float(sums[Span.PREFILLED]),
+            sequences=float(sums[Span.SEQUENCES]),
+            roots=float(sums[Span.ROOTS]),
+            beyond_knee=float(sums[Span.BEYOND_KNEE]),
+            completed=int(c[Counter.COMPLETED]),
+            evicted=int(c[Counter.EVICTED]),
         )
 
     def means(self) -> Means:
@@ -227,7 +192,7 @@ class Backlog:
             stages = stage_count(self._model.replica.prefill, outputs.values)
             chance = outputs.probabilities
             laws = Lengths(first, inputs.probabilities), Lengths(stages, chance)
-            found += share * np.array([_mean_footprint(self._state, *laws), stages @ chance, inputs.mean])
+            found += share * np.array([_mean_footprint(self._run.state, *laws), stages @ chance, inputs.mean])
         return Means(*(found / self._model.total_rate_rps).tolist())
 
     def _drawn(self, count: int) -> tuple[Requests, Setup]:
@@ -243,29 +208,28 @@ class Backlog:
 
     def _refill(self) -> None:
         """Give rows to those who come next, of whom there are always more."""
-        s = self._state
-        if s.counter[ROWLESS] <= 2 * s.time.shape[0]:
+        s, pool = self._run.state, self._run.pool
+        if s.counter[Counter.ROWLESS] <= 2 * s.time.shape[0]:
             # by an eighth where there are many: the old ones are held until the new ones are joined to them
-            size = self._rows.requests.arrival_s.size
+            size = pool.requests.arrival_s.size
             requests, setup = self._drawn(size + max(size // 8, 2 * s.time.shape[0]))
             more = requests.arrival_s.size - size
-            self._rows.extend(requests, setup)
+            pool.extend(requests, setup)
             if requests.drafted is not None:
-                self._state = s = s._replace(emitted=requests.drafted.emitted)
-            s.counter[ROWLESS] += more
-            s.fixed[ALL] += more
+                self._run.state = s._replace(emitted=requests.drafted.emitted)
+            s.counter[Counter.ROWLESS] += more
+            s.fixed[Fixed.ALL] += more
             self._own_weights(requests, setup)
-        c, done = s.counter, self._done()
-        (self._state,), c[JOINED], c[RELEASED] = self._rows.refilled((s,), int(c[ROWLESS]))
-        stays = np.zeros(self._rows.requests.arrival_s.size, dtype=np.bool_)
-        stays[self._rows.number] = True
+        done = self._done()
+        self._run.refill()
+        stays = np.zeros(pool.requests.arrival_s.size, dtype=np.bool_)
+        stays[pool.number] = True
         left = done[~stays[done]]
         self._left += self._footprints[left].sum(), self._totals[left].sum()
-        c[ROWLESS] -= c[RELEASED] - c[JOINED]
 
     def _done(self) -> IntArray:
         """Those who are done and have a row."""
-        return self._rows.number[self._state.time[:, FINISH] >= 0]
+        return self._run.pool.number[self._run.state.time[:, Time.FINISH] >= 0]
 
     def _own_weights(self, requests: Requests, setup: Setup) -> None:
         """What each request emits, the block-iterations of that, and the prompts of all before each."""
@@ -273,7 +237,7 @@ class Backlog:
         if setup.first_weight is not None and setup.stages is not None:
             first, stages = setup.first_weight, setup.stages
         self._totals = stages if requests.drafted is None else requests.decode_tokens
-        self._footprints = footprint(self._state, first, self._totals)
+        self._footprints = footprint(self._run.state, first, self._totals)
         self._prompts = np.concatenate([[0], np.cumsum(requests.input_tokens)])
 
 
@@ -289,10 +253,12 @@ def footprint(s: State, first: IntArray, emitted: IntArray) -> FloatArray:
     """Block-iterations of requests that emit a token an iteration, from so many tokens on; shape (n_requests,)."""
     if layered(s):
         tokens = np.arange(s.blocks.shape[0])
-        held = s.blocks[tokens, FILLED] - s.blocks[np.maximum(tokens - 1, 0), PASSED]
+        held = s.blocks[tokens, Blocks.FILLED] - s.blocks[np.maximum(tokens - 1, 0), Blocks.PASSED]
         before = np.concatenate([[0], np.cumsum(held)])
         return np.asarray(before[first + emitted] - before[first], dtype=np.float64)
-    return _blocks_below(first + emitted, int(s.fixed[BLOCK])) - _blocks_below(first, int(s.fixed[BLOCK]))
+    return _blocks_below(first + emitted, int(s.fixed[Fixed.BLOCK])) - _blocks_below(
+        first, int(s.fixed[Fixed.BLOCK])
+    )
 
 
 def _blocks_below(tokens: IntArray, block: int) -> FloatArray:
@@ -319,11 +285,13 @@ def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
 
 def _in_progress(s: State) -> tuple[IntArray, IntArray]:
     """Rows of requests that have begun and are not done, and the tokens that they have emitted."""
-    place, group = s.request[:, PLACE], int(s.fixed[QUEUES])
-    row = np.flatnonzero((place == group) | (place == PARTIAL) | ((place == 0) & (s.request[:, STAGE] > 0)))
-    stage = s.request[row, STAGE].copy()
-    runs = s.request[row, PLACE] == group
-    stage[runs] = s.group[0, TICK] - s.request[row[runs], START] + 1
+    place, group = s.request[:, Request.PLACE], int(s.fixed[Fixed.QUEUES])
+    row = np.flatnonzero(
+        (place == group) | (place == Place.PARTIAL) | ((place == 0) & (s.request[:, Request.STAGE] > 0))
+    )
+    stage = s.request[row, Request.STAGE].copy()
+    runs = s.request[row, Request.PLACE] == group
+    stage[runs] = s.group[0, Group.TICK] - s.request[row[runs], Request.START] + 1
     return row, tokens_emitted(s, row, stage)
 
 
@@ -360,3 +328,99 @@ def picked(requests: Requests, which: IntArray) -> Requests:
         requests.class_index[which],
         drafted=drafted,
     )
+
+
+# ------------------------------------------------------------------- requests that run from the beginning
+
+
+def blocks_needed(model: ServingModel, requests: Requests, ages: IntArray, *, engine: bool) -> IntArray:
+    """Blocks that requests hold which have had so many iterations, shape (n_requests,).
+
+    `engine`: KV is counted as engines do, tokens computed so far.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> model = ServingModel((RequestClass("a", 10, (9,), (1.0,), 1.0),), Timing(1.0), Replica(99, block_tokens=4))
+    >>> two = Requests(np.zeros(2), np.array([10, 10]), np.array([9, 9]), np.zeros(2, dtype=np.int64))
+    >>> blocks_needed(model, two, np.array([1, 4]), engine=True).tolist()  # 10 and 13 tokens
+    [3, 4]
+    """
+    inputs, replica, emitted = requests.input_tokens, model.replica, ages - 1
+    slots = 0
+    if requests.drafted is not None:
+        slots, emitted = (
+            requests.drafted.drafts.slots,
+            requests.drafted.emitted[requests.drafted.begin[:-1] + emitted],
+        )
+    tokens = (np.maximum(inputs, 1) if engine else first_tokens(replica.prefill, inputs)) + emitted
+    if replica.layout is not None:
+        return np.asarray(replica.layout.pool_tokens(tokens - 1, tokens + slots) // replica.block_tokens)
+    return np.asarray(-(-(tokens + slots) // replica.block_tokens))
+
+
+def put_residents(s: State, ages: IntArray) -> None:
+    """Make the first requests of a new state members of its one group, in this order.
+
+    Parameters
+    ----------
+    ages : ndarray of int64, shape (n_residents,)
+        Iterations that each has had: at least 1, and less than it needs.
+    """
+    count, row = ages.size, np.arange(ages.size)
+    if count == 0:
+        return
+    group, where = s.group[0], int(s.fixed[Fixed.QUEUES])
+    stage, tick = ages - 1, int(group[Group.RING_SIZE])
+    request, time = s.request[:count], s.time[:count]
+    request[:, Request.START] = request[:, Request.ENTERED_AT] = tick - stage
+    request[:, Request.PLACE], request[:, Request.ADMISSION] = where, row
+    request[:, Request.BEFORE], request[:, Request.AFTER] = row - 1, row + 1
+    request[-1, Request.AFTER] = NOBODY
+    s.list[where, [List.HEAD, List.TAIL, List.LENGTH]] = 0, count - 1, count
+    time[:, Time.ARRIVAL] = 0.0
+    group[Group.TICK] = tick
+    group[Group.WEIGHT] = int((request[:, Request.FIRST_WEIGHT] + stage).sum())
+    first = (request[:, Request.FIRST_WEIGHT] - request[:, Request.START]) % s.fixed[Fixed.BLOCK]
+    s.phase[0] += np.bincount(first, minlength=int(s.fixed[Fixed.BLOCK]))
+    _schedule(s, count)
+    c = s.counter
+    c[Counter.JOINED] = c[Counter.RESIDENT] = c[Counter.SEQUENCE] = count
+    c[Counter.PROMISED] = int(request[:, Request.PROMISE].sum())
+    c[Counter.HELD] = int(blocks_held(s, row, stage).sum())
+    if layered(s):
+        request[:, Layered.HOLDS] = blocks_held(s, row, stage)
+
+
+def blocks_held(s: State, row: IntArray, stage: IntArray) -> IntArray:
+    """Blocks that requests hold in the iteration of a stage, shape (n_rows,)."""
+    tokens = s.request[row, Request.FIRST_WEIGHT] + tokens_emitted(s, row, stage)
+    if layered(s):
+        held: IntArray = (
+            s.blocks[tokens + s.fixed[Fixed.SLOTS], Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
+        )
+        return held
+    return np.asarray((tokens + s.fixed[Fixed.BLOCK] - 1) // s.fixed[Fixed.BLOCK])
+
+
+def tokens_emitted(s: State, row: IntArray, stage: IntArray) -> IntArray:
+    """Tokens that requests had emitted before the iteration of a stage, shape (n_rows,)."""
+    if layered(s) and s.fixed[Fixed.DRAFTS] > 0:
+        return np.asarray(s.emitted[s.request[row, Layered.PATH] + stage])
+    return stage
+
+
+def _schedule(s: State, count: int) -> None:
+    """Note when each leaves, in the ring of the group."""
+    request, group = s.request[:count], s.group[0]
+    slot = (
+        group[Group.RING_START]
+        + (request[:, Request.START] + request[:, Request.STAGES] - 1) % group[Group.RING_SIZE]
+    )
+    order = np.argsort(slot, kind="stable")  # of one slot the last comes first
+    same = slot[order][1:] == slot[order][:-1]
+    request[:, Request.DUE_BEFORE] = request[:, Request.DUE_AFTER] = NOBODY
+    request[order[1:][same], Request.DUE_AFTER] = order[:-1][same]
+    request[order[:-1][same], Request.DUE_BEFORE] = order[1:][same]
+    last = np.append(~same, True)
+    s.ring[slot[order[last]]] = order[last]

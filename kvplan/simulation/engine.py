@@ -1,15 +1,21 @@
 """The one loop: arrivals, batch, time, completions; compiled by LLVM for long runs, plain Python for short ones.
 
-A compiled loop is kept on disk between processes, see `kvplan.compiling`. It is one function for
-each policy, made from the same code, so policies cost each other nothing.
+A compiled loop is kept on disk between processes, see `kvplan.compiling`. It is one function for each policy and
+combination of features, made from the same code, so policies cost each other nothing.
 """
 
 import math
+import os
+import sys
 import types
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from threading import Lock
+from time import perf_counter
+from typing import Any, NamedTuple
 
+from kvplan import compiling
 from kvplan.model import Replica, Timing, iteration_time
 from kvplan.simulation.actions import (
     clear_batch,
@@ -17,89 +23,51 @@ from kvplan.simulation.actions import (
     finish_iteration,
     give_up_after,
     held_tokens,
-    next_event_s,
     not_drafting,
     outstanding,
-    release,
 )
-from kvplan.simulation.coasting import admits_nobody, coast
-from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.fast_forward import admits_nobody, coast
+from kvplan.simulation.followups import next_event_s, release
+from kvplan.simulation.initial_state import Setup, Spans, most_stages, new_state
+from kvplan.simulation.outcome import Ending, Outcome, outcome
 from kvplan.simulation.prefix_cache import cached_tokens
-from kvplan.simulation.programs import FormBatch, Loop, Program, until_it_ends
-from kvplan.simulation.recording import record
-from kvplan.simulation.remains import outcome
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.rows import Rows
-from kvplan.simulation.spans import add_to_span, end_span
+from kvplan.simulation.row_pool import RowPool
 from kvplan.simulation.state import (
-    ALL,
-    BATCH_PEAK,
-    BIN,
-    BUSY,
-    CACHED_SUM,
-    COASTS,
-    COMPLETED,
-    COMPUTED,
-    DRAFTS,
-    EVICTED,
-    GONE,
-    HELD,
-    HELD_BEFORE,
-    HORIZON,
-    ITERATIONS,
-    JOINED,
-    KV_SUM,
-    LAST_COMPLETION,
-    LEAST_WAITING,
-    LENGTH,
-    LOADING,
-    MORE_LATER,
-    MORE_REQUESTS,
-    MORE_TOKENS,
+    KERNELS,
+    KNOWN_WHEN_COMPILED,
     NOBODY,
-    NOW,
-    OUTSTANDING,
-    OVERFLOWS,
-    PARTLY,
-    PAUSE,
-    PEAK,
-    PROMPTS,
-    PROMPTS_PEAK,
-    QUEUES,
-    RELEASED,
-    ROWLESS,
-    RUNS,
-    SEQUENCE,
-    SHED_AFTER,
-    SPAN,
-    SPAN_END,
-    STUCK,
-    VERIFY,
-    WAITING,
-    WEIGHT,
-    Setup,
-    Spans,
+    Clock,
+    Counter,
+    Features,
+    Fixed,
+    Group,
+    List,
     State,
     extended,
+    features,
+    group_list,
     hosted,
     in_fleet,
+    kernel,
     layered,
-    most_stages,
-    new_state,
 )
+from kvplan.simulation.statistics import add_to_span, end_span, note, see_waiting
+
+FormBatch = Callable[[State], None]
+Loop = Callable[..., int]  # of a state, or of several, and of whole numbers
 
 GOES_ON, FINISHED, OUT_OF_TIME, LIVELOCK, LACKS_ROWS, IDLE = range(6)
 ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: Ending.LIVELOCK}
 # Of plain Python: what has not ended by then goes on compiled, if the loop is on disk, and if it is not.
 _PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
-_SLICE = 200_000  # iterations between two looks at what the caller wants
-_PLAIN_SLICE = 1_000
+_SLICE, _PLAIN_SLICE = 200_000, 1_000  # iterations between two looks at what the caller wants
 ROWS = 1 << 12  # requests that have a row at first, and more when they run out
 PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
 
 
 def form_batch(s: State) -> None:
-    """Stands for the policy's: see `bound`."""
+    """Stand for the policy's: see `bound`."""
     raise NotImplementedError
 
 
@@ -109,104 +77,267 @@ def loop(s: State, limit: int, patience: int) -> int:
     A replica of a fleet also up to its PAUSE, or until it has nothing to do.
     """
     c, clock = s.counter, s.clock
-    while c[ITERATIONS] < limit and clock[NOW] < clock[PAUSE]:
-        while clock[NOW] >= clock[SPAN_END]:
+    while c[Counter.ITERATIONS] < limit and clock[Clock.NOW] < clock[Clock.PAUSE]:
+        while clock[Clock.NOW] >= clock[Clock.SPAN_END]:
             end_span(s)
         release(s)
-        if c[JOINED] == c[RELEASED] and c[ROWLESS] > 0:
+        if c[Counter.JOINED] == c[Counter.RELEASED] and c[Counter.ROWLESS] > 0:
             return LACKS_ROWS
-        if c[COMPLETED] + c[GONE] == s.fixed[ALL]:
-            if not s.fixed[MORE_LATER]:
+        if all_are_done(s):
+            if not s.fixed[Fixed.MORE_LATER]:
                 return FINISHED
-            clock[NOW] = clock[HORIZON]
-        if clock[NOW] >= clock[HORIZON]:
+            clock[Clock.NOW] = clock[Clock.HORIZON]
+        if clock[Clock.NOW] >= clock[Clock.HORIZON]:
             return OUT_OF_TIME
         clear_batch(s)
         if extended(s):
-            give_up_after(s, 0, clock[SHED_AFTER])
-        if hosted(s):
-            clock[LOADING] = 0.0
-        evictions, admissions, partly = c[EVICTED], c[SEQUENCE], c[PARTLY]
+            give_up_after(s, 0, clock[Clock.SHED_AFTER])
+        evictions, admissions, partly = c[Counter.EVICTED], c[Counter.SEQUENCE], c[Counter.PARTLY]
         form_batch(s)
-        if c[STUCK] or c[ITERATIONS] - c[LAST_COMPLETION] > patience:
+        if c[Counter.STUCK] or c[Counter.ITERATIONS] - c[Counter.LAST_COMPLETION] > patience:
             return LIVELOCK
-        tokens, requests = c[MORE_TOKENS], c[MORE_REQUESTS]
-        for group in range(s.group.shape[0]):
-            if s.group[group, RUNS]:
-                tokens += s.group[group, WEIGHT]
-                requests += s.list[s.fixed[QUEUES] + group, LENGTH]
+        requests = requests_in_batch(s)
         if requests == 0:
-            if c[COMPLETED] + c[GONE] == s.fixed[ALL]:
+            if all_are_done(s):
                 continue
-            s.span[c[SPAN], LEAST_WAITING] = min(s.span[c[SPAN], LEAST_WAITING], c[WAITING])
-            if in_fleet(s):
-                return IDLE
-            wake_s = next_event_s(s)
-            if wake_s == math.inf and not s.fixed[MORE_LATER]:
-                return LIVELOCK
-            if wake_s > clock[HORIZON]:
-                clock[NOW] = clock[HORIZON]
-                return OUT_OF_TIME
-            clock[NOW] = max(clock[NOW], wake_s)
+            see_waiting(s)
+            code = IDLE if in_fleet(s) else wait(s)
+            if code != GOES_ON:
+                return code
             continue
-        context = context_read(s) if layered(s) else float(tokens)
-        tau = iteration_time(s.timing, context, c[PROMPTS], requests)
-        if layered(s) and s.fixed[DRAFTS] > 0:
-            prompts = not_drafting(s)
-            tau -= clock[VERIFY] * prompts
-            c[COMPUTED] += s.fixed[DRAFTS] * (requests - prompts)
-        if hosted(s):
-            tau += clock[LOADING]
-        now = clock[NOW] + tau
-        if now > clock[HORIZON]:
-            clock[NOW] = clock[HORIZON]
+        context = context_read(s) if layered(s) else float(tokens_in_batch(s))
+        tau = seconds(s, context, requests)
+        if clock[Clock.NOW] + tau > clock[Clock.HORIZON]:
+            clock[Clock.NOW] = clock[Clock.HORIZON]
             return OUT_OF_TIME
-        clock[NOW] = now
-        clock[BUSY] += tau
-        c[COMPUTED] += c[PROMPTS] + requests
-        c[ITERATIONS] += 1
-        c[OVERFLOWS] += c[EVICTED] > evictions
-        c[PROMPTS_PEAK] = max(c[PROMPTS_PEAK], c[PROMPTS])
-        c[BATCH_PEAK] = max(c[BATCH_PEAK], requests)
-        note(s)
-        add_to_span(s, tau, context, requests)
-        c[OUTSTANDING], c[HELD_BEFORE] = outstanding(s), c[HELD]
+        clock[Clock.NOW] += tau
+        clock[Clock.BUSY] += tau
+        c[Counter.COMPUTED] += c[Counter.PROMPTS] + requests
+        c[Counter.ITERATIONS] += 1
+        c[Counter.OVERFLOWS] += c[Counter.EVICTED] > evictions
+        c[Counter.PROMPTS_PEAK] = max(c[Counter.PROMPTS_PEAK], c[Counter.PROMPTS])
+        c[Counter.BATCH_PEAK] = max(c[Counter.BATCH_PEAK], requests)
+        held = held_tokens(s)
+        note(s, held, cached_tokens(s))
+        add_to_span(s, tau, held, context, requests)
+        c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE] = outstanding(s), c[Counter.HELD]
         finish_iteration(s)
-        if s.fixed[COASTS]:
-            same = partly == NOBODY and c[SEQUENCE] == admissions and c[EVICTED] == evictions
-            same = same and c[LAST_COMPLETION] < c[ITERATIONS] and clock[SHED_AFTER] == math.inf
-            if same or admits_nobody(s):
+        if s.fixed[Fixed.COASTS]:
+            same = partly == NOBODY and c[Counter.SEQUENCE] == admissions and c[Counter.EVICTED] == evictions
+            same = same and c[Counter.LAST_COMPLETION] < c[Counter.ITERATIONS]
+            if (same and clock[Clock.SHED_AFTER] == math.inf) or admits_nobody(s):
                 coast(s, limit, patience)
     return GOES_ON
 
 
-def note(s: State) -> None:
-    """Record what is held while the batch runs."""
-    c = s.counter
-    held = held_tokens(s)
-    s.clock[KV_SUM] += held
-    s.histogram[held // s.fixed[BIN]] += 1
-    cached = cached_tokens(s)
-    s.clock[CACHED_SUM] += cached
-    if held > c[PEAK]:
-        c[PEAK] = held
-    record(s, held, cached)
+@kernel
+def all_are_done(s: State) -> bool:
+    """Whether every request is done, or never comes."""
+    return bool(s.counter[Counter.COMPLETED] + s.counter[Counter.GONE] == s.fixed[Fixed.ALL])
+
+
+@kernel
+def requests_in_batch(s: State) -> int:
+    """Count the requests of the batch."""
+    requests = s.counter[Counter.MORE_REQUESTS]
+    for group in range(s.group.shape[0]):
+        if s.group[group, Group.RUNS]:
+            requests += s.list[group_list(s, group), List.LENGTH]
+    return int(requests)
+
+
+@kernel
+def tokens_in_batch(s: State) -> int:
+    """Count the KV tokens of the batch."""
+    tokens = s.counter[Counter.MORE_TOKENS]
+    for group in range(s.group.shape[0]):
+        if s.group[group, Group.RUNS]:
+            tokens += s.group[group, Group.WEIGHT]
+    return int(tokens)
+
+
+@kernel
+def seconds(s: State, context: float, requests: int) -> float:
+    """Return the time that the batch takes, which reads so much context; tokens of drafts are counted."""
+    tau = iteration_time(s.timing, context, s.counter[Counter.PROMPTS], requests)
+    if layered(s) and s.fixed[Fixed.DRAFTS] > 0:
+        prompts = not_drafting(s)
+        tau -= s.clock[Clock.VERIFY] * prompts
+        s.counter[Counter.COMPUTED] += s.fixed[Fixed.DRAFTS] * (requests - prompts)
+    if hosted(s):
+        tau += s.clock[Clock.LOADING]
+    return float(tau)
+
+
+@kernel
+def wait(s: State) -> int:
+    """Let the clock go to the next event, if there is one before the horizon."""
+    clock, wake_s = s.clock, next_event_s(s)
+    if wake_s == math.inf and not s.fixed[Fixed.MORE_LATER]:
+        return LIVELOCK
+    if wake_s > clock[Clock.HORIZON]:
+        clock[Clock.NOW] = clock[Clock.HORIZON]
+        return OUT_OF_TIME
+    clock[Clock.NOW] = max(clock[Clock.NOW], wake_s)
+    return GOES_ON
 
 
 @cache
 def bound(policy: FormBatch) -> Loop:
-    """The loop with a policy in it, as plain Python."""
+    """Return the loop with a policy in it, as plain Python."""
     return with_names(loop, form_batch=policy)
 
 
 def with_names(function: Callable[..., Any], **names: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, in which some global names stand for something else."""
+    """Return the same function, in which some global names stand for something else."""
     made = types.FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
     made.__annotations__ = function.__annotations__
     return made
 
 
+# --------------------------------------------------------------------------------------- plain and compiled loops
+
+
+class Program(NamedTuple):
+    """A loop into which a policy can be put."""
+
+    name: str  # of its files
+    bound: Callable[[FormBatch], Loop]  # it with a policy in it, as plain Python
+    parts: tuple[Callable[..., Any], ...]  # functions that it is made of beside kernels
+
+    def file(self, policy: FormBatch, features: Features) -> str | None:
+        """Where it is kept compiled: by the texts of all modules that can go into it."""
+        key = (self.name, policy, features)
+        if key not in _files:
+            used: list[Any] = [f for f in KERNELS if _is_of_one_replica(f.__module__)]
+            modules = {sys.modules[f.__module__] for f in (*used, *self.parts, policy, State, iteration_time)}
+            kind = "".join(f"-{name}" for name, given in features._asdict().items() if given)
+            which = f"{policy.__module__}.{policy.__qualname__} {kind}"
+            _files[key] = compiling.file(self.name + kind, modules, which)
+        return _files[key]
+
+    def compiled(
+        self, policy: FormBatch, features: Features, goes_on: Callable[[], bool] = lambda: True
+    ) -> Loop | None:
+        """It with a policy in it, compiled by this process, or by an earlier one; None if it is not to go on."""
+        key = (self.name, policy, features)
+        with _locks[key]:
+            if key not in _loops:
+                file = self.file(policy, features)
+                known = dict(zip(KNOWN_WHEN_COMPILED, features, strict=True))
+                made = compiling.compiled(self.bound(policy), State, file, known, goes_on)
+                if made is None:
+                    return None
+                _loops[key] = made
+            return _loops[key]
+
+    def at_hand(self, policy: FormBatch, features: Features) -> bool:
+        """Whether it is there compiled: in this process, or left on disk by an earlier one."""
+        if (self.name, policy, features) in _loops:
+            return True
+        file = self.file(policy, features)
+        return file is not None and os.path.isfile(file)
+
+    def is_worth_it(self, policy: FormBatch, features: Features, seconds: float) -> bool:
+        """Whether to go on compiled after so many seconds of plain Python; at once where a run has loaded it."""
+        if (self.name, policy, features) in _loops:
+            return True
+        if seconds <= _PLAIN_SECONDS:
+            return False
+        return seconds > _PLAIN_SECONDS_BEFORE_COMPILING or self.at_hand(policy, features)
+
+
+def _is_of_one_replica(module: str) -> bool:
+    """Whether a module of kernels is for every loop: what is loaded for fleets must not change others' files."""
+    return module.startswith(__package__) and not module.startswith(f"{__package__}.fleet")
+
+
+_Key = tuple[str, FormBatch, Features]
+_files: dict[_Key, str | None] = {}
+_loops: dict[_Key, Loop] = {}  # of this process
+_locks: defaultdict[_Key, Lock] = defaultdict(Lock)
+
+
+def until_it_ends(
+    program: Program,
+    policy: FormBatch,
+    features: Features,
+    step: Callable[[Loop, bool], Ending | None],
+    goes_on: Callable[[], bool],
+    compile: bool | None,
+    announce: Callable[[bool], None] | None,
+) -> Ending:
+    """Make steps with a loop, told whether it is compiled, until one says how the run has ended.
+
+    `compile` and `announce` are as for `run`.
+    """
+    started = perf_counter()
+    while True:
+        spent_s = perf_counter() - started
+        fast = compile or (compile is None and program.is_worth_it(policy, features, spent_s))
+        if fast and announce is not None and not program.at_hand(policy, features):
+            announce(compiling.lasts())
+            announce = None
+        loop = program.compiled(policy, features, goes_on) if fast else program.bound(policy)
+        if loop is None:
+            return Ending.INTERRUPTED
+        ending = step(loop, bool(fast))
+        if ending is not None:
+            return ending
+        if not goes_on():
+            return Ending.INTERRUPTED
+
+
 PROGRAM = Program("loop", bound, (loop,))
+
+
+class Run:
+    """A run at one replica, from the state before anything has arrived, in as many steps as are wanted.
+
+    `at_once` requests have a row at first; what else is given is as for `run`, or as for `new_state`.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        timing: Timing,
+        replica: Replica,
+        setup: Setup,
+        horizon_s: float | None,
+        request_overhead_s: float = 0.0,
+        watch: Callable[[int], bool] | None = None,
+        spans: Spans | None = None,
+        at_once: int | None = None,
+        unseen: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.pool = RowPool(requests, setup, replica, ROWS if at_once is None else at_once)
+        rows = self.pool.number.size
+        self.state = new_state(
+            requests, timing, replica, setup, horizon_s, request_overhead_s, rows, watch, spans, unseen
+        )
+        longest = most_stages(requests, setup, replica.prefill)
+        self.patience = PATIENCE * (longest + int(requests.input_tokens.max(initial=1))) + 1000
+
+    def step(self, loop: Loop, iterations: int) -> int:
+        """Go on for so many iterations at most; requests that lack rows have them afterwards."""
+        code = loop(self.state, int(self.state.counter[Counter.ITERATIONS]) + iterations, self.patience)
+        if code == LACKS_ROWS:
+            self.refill()
+        return code
+
+    def refill(self) -> None:
+        """Give rows to the requests that come next."""
+        c = self.state.counter
+        (self.state,), c[Counter.JOINED], c[Counter.RELEASED] = self.pool.refilled(
+            (self.state,), int(c[Counter.ROWLESS])
+        )
+        c[Counter.ROWLESS] -= c[Counter.RELEASED] - c[Counter.JOINED]
+
+    def loop(self, policy: FormBatch) -> Loop:
+        """Return the compiled loop with a policy in it."""
+        made = PROGRAM.compiled(policy, features(self.state))
+        assert made is not None
+        return made
 
 
 def run(
@@ -255,26 +386,13 @@ def run(
         raise ValueError("a closed loop has no turns beside it")
     if requests.more_later and (horizon_s is None or requests.clients is not None):
         raise ValueError("only open arrivals go on beyond a horizon, and one is needed")
-    rows = Rows(requests, setup, replica, ROWS)
-    state = new_state(
-        requests, timing, replica, setup, horizon_s, request_overhead_s, rows.number.size, watch, spans
-    )
-    kind = type(state).__name__
-    longest = most_stages(requests, setup, replica.prefill) + int(requests.input_tokens.max(initial=1))
+    whole = Run(requests, timing, replica, setup, horizon_s, request_overhead_s, watch, spans)
 
     def goes_on() -> bool:
-        return watch is None or watch(int(state.counter[COMPLETED]))
-
-    patience = PATIENCE * longest + 1000
+        return watch is None or watch(int(whole.state.counter[Counter.COMPLETED]))
 
     def step(loop: Loop, fast: bool) -> Ending | None:
-        nonlocal state
-        c = state.counter
-        code = loop(state, int(c[ITERATIONS]) + (_SLICE if fast else _PLAIN_SLICE), patience)
-        if code == LACKS_ROWS:
-            (state,), c[JOINED], c[RELEASED] = rows.refilled((state,), int(c[ROWLESS]))
-            c[ROWLESS] -= c[RELEASED] - c[JOINED]
-        return ENDINGS.get(code)
+        return ENDINGS.get(whole.step(loop, _SLICE if fast else _PLAIN_SLICE))
 
-    ending = until_it_ends(PROGRAM, policy, kind, step, goes_on, compile, announce)
-    return outcome((state,), rows, ending)
+    ending = until_it_ends(PROGRAM, policy, features(whole.state), step, goes_on, compile, announce)
+    return outcome((whole.state,), whole.pool, ending)

@@ -7,42 +7,30 @@ that is next in line, it mostly lacks in the next iteration too: that tick is lo
 """
 
 from kvplan.simulation.actions import blocks_of, due_slot, fits
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.state import (
-    BLOCK,
-    CAPACITY,
-    DUE_AFTER,
-    EXPECTED,
-    FIRST_WEIGHT,
-    LACKING,
-    NOBODY,
-    START,
-    TICK,
-    State,
-)
+from kvplan.simulation.state import NOBODY, Counter, Fixed, Group, Ranked, Request, State, kernel
 
 
 @kernel
 def begin_tick(s: State) -> None:
     """After `advance`: nothing is expected of this tick any more."""
-    s.future[s.group[0, TICK] % s.future.shape[0]] = 0
+    s.future[s.group[0, Group.TICK] % s.future.shape[0]] = 0
 
 
 @kernel
 def fits_to_the_end(s: State, request: int) -> bool:
     """Whether a queued request fits now, and next to what is expected of residents until its own expected end."""
-    if not fits(s, s.request[request, FIRST_WEIGHT]):
+    if not fits(s, s.request[request, Request.FIRST_WEIGHT]):
         return False
-    future, block = s.future, s.fixed[BLOCK]
-    size, tick, weight = future.shape[0], s.group[0, TICK], s.request[request, FIRST_WEIGHT]
-    later = s.counter[LACKING] - tick
-    stays = 0 < later < s.request[request, EXPECTED]
-    if stays and future[(tick + later) % size] + blocks_of(s, weight + later) > s.fixed[CAPACITY]:
+    future, block = s.future, s.fixed[Fixed.BLOCK]
+    size, tick, weight = future.shape[0], s.group[0, Group.TICK], s.request[request, Request.FIRST_WEIGHT]
+    later = s.counter[Counter.LACKING] - tick
+    stays = 0 < later < s.request[request, Ranked.EXPECTED]
+    if stays and future[(tick + later) % size] + blocks_of(s, weight + later) > s.fixed[Fixed.CAPACITY]:
         return False
     taken = blocks_of(s, weight)
-    spare, free = taken * block - weight, s.fixed[CAPACITY] - taken
+    spare, free = taken * block - weight, s.fixed[Fixed.CAPACITY] - taken
     slot = tick % size
-    for stage in range(1, s.request[request, EXPECTED]):
+    for stage in range(1, s.request[request, Ranked.EXPECTED]):
         slot += 1
         if slot == size:
             slot = 0
@@ -51,7 +39,7 @@ def fits_to_the_end(s: State, request: int) -> bool:
             spare = block
         spare -= 1
         if future[slot] > free:
-            s.counter[LACKING] = tick + stage
+            s.counter[Counter.LACKING] = tick + stage
             return False
     return True
 
@@ -59,14 +47,14 @@ def fits_to_the_end(s: State, request: int) -> bool:
 @kernel
 def expect(s: State, request: int, sign: int) -> None:
     """Add what a resident is expected to hold at later ticks, or with -1 take it back."""
-    future, block = s.future, s.fixed[BLOCK]
+    future, block = s.future, s.fixed[Fixed.BLOCK]
     size = future.shape[0]
-    stage = s.group[0, TICK] - s.request[request, START]
-    weight = s.request[request, FIRST_WEIGHT] + stage
+    stage = s.group[0, Group.TICK] - s.request[request, Request.START]
+    weight = s.request[request, Request.FIRST_WEIGHT] + stage
     taken = blocks_of(s, weight)
     spare = taken * block - weight
-    slot = s.group[0, TICK] % size
-    for _ in range(s.request[request, EXPECTED] - 1 - stage):
+    slot = s.group[0, Group.TICK] % size
+    for _ in range(s.request[request, Ranked.EXPECTED] - 1 - stage):
         slot += 1
         if slot == size:
             slot = 0
@@ -80,7 +68,7 @@ def expect(s: State, request: int, sign: int) -> None:
 @kernel
 def end_tick(s: State) -> None:
     """The batch is formed: of those who will be done after it, nothing more is expected."""
-    request = s.ring[due_slot(s, 0, s.group[0, TICK])]
+    request = s.ring[due_slot(s, 0, s.group[0, Group.TICK])]
     while request != NOBODY:
         expect(s, request, -1)
-        request = s.request[request, DUE_AFTER]
+        request = s.request[request, Request.DUE_AFTER]

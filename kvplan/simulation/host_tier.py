@@ -1,4 +1,4 @@
-"""Host memory behind the prefix cache of blocks: what it keeps, in order of release (theory §13).
+"""Host memory behind the prefix cache of blocks: what it keeps, in order of release, and loads from it (theory §13).
 
 Of a stream the host has blocks in a row: inclusive, its leading ones, as many as were there when they were last
 released on the GPU; exclusive, those that follow what the GPU has, since the GPU throws away the last ones first. Those
@@ -7,89 +7,149 @@ that nobody holds queue by streams as on the GPU, least recently released first,
 Inclusive, the host has a copy of every full block on the GPU: it reserves room for all blocks that requests hold, and
 the rest of it keeps what they have left. Exclusive, only what the GPU throws away comes in. Either way what a request
 finds leaves the queue: it is held, and will be released again.
+
+Loads go over a link, one transfer at a time, in the order in which they were asked for. Overlapping, a request holds
+what is loaded for it and waits in a list of its own while others run. Whoever has anything in common with it that is
+not on the GPU yet waits too, at the head of the queue, and finds it there later.
 """
 
-from kvplan.simulation.kernels import kernel
+from kvplan.simulation.queues import append, stream_joins, stream_leaves
 from kvplan.simulation.state import (
-    CAPACITY,
-    FREE,
-    HOST,
-    HOST_BEHIND,
-    HOST_CAPACITY,
-    HOST_IN_FRONT,
-    HOST_NEWEST,
-    HOST_OLDEST,
-    HOSTED,
-    INCLUSIVE,
     NOBODY,
-    ORIGINAL,
-    REST,
+    Cached,
+    Clock,
+    Copy,
+    Counter,
+    Fixed,
+    Hosted,
+    List,
+    Request,
     State,
+    Stream,
+    Time,
+    kernel,
+    parked_list,
+    sequence,
 )
 
 
 @kernel
 def host_puts(s: State, stream: int, blocks: int) -> None:
-    """Blocks of a stream go last in the queue, beside those of it that are there."""
-    c, last = s.counter, s.counter[HOST_NEWEST]
-    s.stream[stream, HOST] = blocks
-    s.stream[stream, HOST_IN_FRONT], s.stream[stream, HOST_BEHIND] = last, NOBODY
-    if last == NOBODY:
-        c[HOST_OLDEST] = stream
-    else:
-        s.stream[last, HOST_BEHIND] = stream
-    c[HOST_NEWEST] = stream
-    c[HOSTED] += blocks
+    """Put blocks of a stream last in the queue, beside those of it that are there."""
+    stream_joins(s, stream, Counter.HOST_OLDEST, Hosted.HOST_IN_FRONT)
+    s.stream[stream, Hosted.HOST] = blocks
+    s.counter[Counter.HOSTED] += blocks
 
 
 @kernel
 def host_drops(s: State, stream: int) -> None:
-    """Whatever the queue has of a stream leaves it."""
-    if s.stream[stream, HOST] == 0:
-        return
-    c, left, right = s.counter, s.stream[stream, HOST_IN_FRONT], s.stream[stream, HOST_BEHIND]
-    if left == NOBODY:
-        c[HOST_OLDEST] = right
-    else:
-        s.stream[left, HOST_BEHIND] = right
-    if right == NOBODY:
-        c[HOST_NEWEST] = left
-    else:
-        s.stream[right, HOST_IN_FRONT] = left
-    c[HOSTED] -= s.stream[stream, HOST]
-    s.stream[stream, HOST] = 0
+    """Remove whatever the queue has of a stream."""
+    if s.stream[stream, Hosted.HOST] > 0:
+        stream_leaves(s, stream, Counter.HOST_OLDEST, Hosted.HOST_IN_FRONT)
+        s.counter[Counter.HOSTED] -= s.stream[stream, Hosted.HOST]
+        s.stream[stream, Hosted.HOST] = 0
 
 
 @kernel
 def host_keeps_released(s: State, copy: int, blocks: int) -> None:
-    """Blocks that nobody holds any more, inclusive: they were written as they were computed."""
-    if s.fixed[INCLUSIVE]:
-        stream = s.stream[copy, ORIGINAL]
+    """Keep blocks that nobody holds any more, inclusive: they were written as they were computed."""
+    if s.fixed[Fixed.INCLUSIVE]:
+        stream = s.stream[copy, Copy.ORIGINAL]
         host_drops(s, stream)
         host_puts(s, stream, blocks)
 
 
 @kernel
 def host_keeps_victims(s: State, copy: int, blocks: int) -> None:
-    """Blocks that the GPU throws away, exclusive: the last ones of a stream, or a copy of what is there."""
-    if not s.fixed[INCLUSIVE]:
-        stream = s.stream[copy, ORIGINAL]
-        there = min(s.stream[stream, HOST] + blocks, s.stream[stream, REST])  # a copy is not there twice
+    """Keep blocks that the GPU throws away, exclusive: the last ones of a stream, or a copy of what is there."""
+    if not s.fixed[Fixed.INCLUSIVE]:
+        stream = s.stream[copy, Copy.ORIGINAL]
+        # a copy is not there twice
+        there = min(s.stream[stream, Hosted.HOST] + blocks, s.stream[stream, Stream.REST])
         host_drops(s, stream)
         host_puts(s, stream, there)
 
 
 @kernel
 def host_settles(s: State) -> None:
-    """What the host has no room for goes; the queue of the GPU is settled."""
-    c, room = s.counter, s.fixed[HOST_CAPACITY]
-    if s.fixed[INCLUSIVE]:
-        room = max(room - (s.fixed[CAPACITY] - c[FREE]), 0)
-    while c[HOSTED] > room:
-        stream = c[HOST_OLDEST]
-        some = min(c[HOSTED] - room, s.stream[stream, HOST])
-        if some == s.stream[stream, HOST]:
+    """Drop what the host has no room for; the queue of the GPU is settled."""
+    c, room = s.counter, s.fixed[Fixed.HOST_CAPACITY]
+    if s.fixed[Fixed.INCLUSIVE]:
+        room = max(room - (s.fixed[Fixed.CAPACITY] - c[Counter.FREE]), 0)
+    while c[Counter.HOSTED] > room:
+        stream = c[Counter.HOST_OLDEST]
+        some = min(c[Counter.HOSTED] - room, s.stream[stream, Hosted.HOST])
+        if some == s.stream[stream, Hosted.HOST]:
             host_drops(s, stream)
         else:
-            s.stream[stream, HOST] -= some
-            c[HOSTED] -= some
+            s.stream[stream, Hosted.HOST] -= some
+            c[Counter.HOSTED] -= some
+
+
+# ------------------------------------------------------------------------------------------------------------- loads
+
+
+@kernel
+def hits_of_tiers(s: State, request: int) -> int:
+    """Count leading blocks of a waiting request that the GPU or the host has; one token is left to compute."""
+    most = (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK]
+    stream = s.request[request, Cached.LEAF]
+    while stream != NOBODY:
+        copy = s.stream[stream, Copy.FIRST]
+        there = s.stream[stream, Stream.REST]
+        if s.stream[copy, Stream.HOLDERS] == 0:
+            here, host = s.stream[copy, Stream.CACHED], s.stream[stream, Hosted.HOST]
+            there = max(here, host) if s.fixed[Fixed.INCLUSIVE] else min(here + host, there)
+        if there > 0:
+            return int(min(s.stream[stream, Stream.BEGIN] + there, most))
+        stream = s.stream[stream, Stream.PARENT]
+    return 0
+
+
+@kernel
+def is_being_loaded(s: State, request: int) -> bool:
+    """Whether a waiting request could find more once a load is done."""
+    most = (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK]
+    stream = s.request[request, Cached.LEAF]
+    while stream != NOBODY:
+        if s.stream[stream, Hosted.LOADERS] > 0 and s.stream[stream, Stream.BEGIN] < most:
+            return True
+        stream = s.stream[stream, Stream.PARENT]
+    return False
+
+
+@kernel
+def load(s: State, request: int, begin: int, end: int) -> bool:
+    """Load blocks from `begin` to `end` for a request that holds what is found; whether it waits for them."""
+    seconds = (end - begin) * s.clock[Clock.LOAD]
+    s.counter[Counter.HELD] += end - begin
+    s.clock[Clock.LINK_BUSY] += seconds
+    if s.request[request, Request.EVICTIONS] == 0:
+        s.request[request, Cached.LOADED] = (end - begin) * s.fixed[Fixed.BLOCK]
+    if not s.fixed[Fixed.OVERLAPS]:
+        s.clock[Clock.LOADING] += seconds
+        return False
+    s.clock[Clock.LINK_FREE] = max(s.clock[Clock.LINK_FREE], s.clock[Clock.NOW]) + seconds
+    s.time[request, Time.READY] = s.clock[Clock.LINK_FREE]
+    append(s, parked_list(s, 0), request)
+    s.request[request, Cached.LOADS_FROM] = begin
+    mark(s, request, 1)
+    return True
+
+
+@kernel
+def mark(s: State, request: int, change: int) -> None:
+    """Note that a request loads what the GPU did not have of it, or has done so."""
+    stream, begin = s.request[request, Cached.LEAF], s.request[request, Cached.LOADS_FROM]
+    while stream != NOBODY and s.stream[stream, Stream.BEGIN] + s.stream[stream, Stream.REST] > begin:
+        s.stream[stream, Hosted.LOADERS] += change
+        stream = s.stream[stream, Stream.PARENT]
+
+
+@kernel
+def first_loaded(s: State) -> int:
+    """Return who has waited longest, if its load is done; NOBODY if there is none."""
+    request = s.list[parked_list(s, 0), List.HEAD]
+    if request == NOBODY or s.time[request, Time.READY] > s.clock[Clock.NOW]:
+        return NOBODY
+    return int(request)

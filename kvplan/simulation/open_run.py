@@ -6,44 +6,18 @@ from typing import NamedTuple
 from kvplan.simulation import engine
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.rows import Rows
-from kvplan.simulation.state import (
-    COMPLETED,
-    EVICTIONS,
-    ITERATIONS,
-    JOINED,
-    LEAST_WAITING,
-    NOW,
-    PAUSE,
-    RELEASED,
-    ROWLESS,
-    WAITING,
-    most_stages,
-    new_state,
-)
+from kvplan.simulation.state import Clock, Counter, Span
 
 _SLICE = 200_000  # iterations in one go
 
 
 class Queue(NamedTuple):
-    """The queue in a stretch of a run.
+    """The queue in a stretch of a run."""
 
-    Attributes
-    ----------
-    end_s
-        Where the stretch ended: the end of an iteration, or an arrival after idle time.
-    least
-        Fewest requests that waited in an iteration of it; 0 where there was none.
-    waiting
-        Requests that waited in the last one.
-    completed, iterations, preempted
-        Of the run so far.
-    """
-
-    end_s: float
-    least: int
-    waiting: int
-    completed: int
+    end_s: float  # where the stretch ended: the end of an iteration, or an arrival after idle time
+    least: int  # fewest requests that waited in an iteration of it; 0 where there was none
+    waiting: int  # in the last iteration
+    completed: int  # this and what follows: of the run so far
     iterations: int
     preempted: int
 
@@ -68,48 +42,27 @@ class OpenRun:
     def __init__(self, scenario: Scenario, settings: Settings, horizon_s: float) -> None:
         model, policy = scenario.model, POLICIES[settings.policy]
         setup, _ = policy.prepare(scenario, settings)
-        self._rows = Rows(scenario.requests, setup, model.replica, engine.ROWS)
-        self._state = new_state(
-            scenario.requests,
-            model.timing,
-            model.replica,
-            setup,
-            horizon_s,
-            model.request_overhead_s,
-            self._rows.number.size,
+        self._run = engine.Run(
+            scenario.requests, model.timing, model.replica, setup, horizon_s, model.request_overhead_s
         )
-        longest = most_stages(scenario.requests, setup, model.replica.prefill)
-        self._patience = (
-            engine.PATIENCE * (longest + int(scenario.requests.input_tokens.max(initial=1))) + 1000
-        )
-        self._loop = engine.PROGRAM.compiled(policy.form_batch, type(self._state).__name__)
+        self._loop = self._run.loop(policy.form_batch)
         self.ended = False  # by the horizon, by the last completion, or stuck
         self.stuck = False
 
     def on(self, until_s: float) -> Queue:
         """Go on until the first iteration that ends at this time or later."""
-        clock = self._state.clock
-        clock[PAUSE] = until_s
-        self._state.span[0, LEAST_WAITING] = math.inf
-        while not self.ended and clock[NOW] < until_s:
-            self._go_on()
-            clock = self._state.clock
-        c, least = self._state.counter, float(self._state.span[0, LEAST_WAITING])
+        state = self._run.state
+        state.clock[Clock.PAUSE] = until_s
+        state.span[0, Span.LEAST_WAITING] = math.inf
+        while not self.ended and state.clock[Clock.NOW] < until_s:
+            code = self._run.step(self._loop, _SLICE)
+            self.stuck, self.ended = code == engine.LIVELOCK, code in engine.ENDINGS
+        c, least = state.counter, float(state.span[0, Span.LEAST_WAITING])
         return Queue(
-            float(clock[NOW]),
-            0 if least == math.inf else int(least),
-            int(c[WAITING]),
-            int(c[COMPLETED]),
-            int(c[ITERATIONS]),
-            int(c[EVICTIONS]),
+            end_s=float(state.clock[Clock.NOW]),
+            least=0 if least == math.inf else int(least),
+            waiting=int(c[Counter.WAITING]),
+            completed=int(c[Counter.COMPLETED]),
+            iterations=int(c[Counter.ITERATIONS]),
+            preempted=int(c[Counter.EVICTED]),
         )
-
-    def _go_on(self) -> None:
-        c = self._state.counter
-        assert self._loop is not None
-        code = self._loop(self._state, int(c[ITERATIONS]) + _SLICE, self._patience)
-        if code == engine.LACKS_ROWS:
-            (self._state,), c[JOINED], c[RELEASED] = self._rows.refilled((self._state,), int(c[ROWLESS]))
-            c[ROWLESS] -= c[RELEASED] - c[JOINED]
-        self.stuck = code == engine.LIVELOCK
-        self.ended = code in engine.ENDINGS

@@ -1,5 +1,6 @@
 """What a run leaves behind: times of every request, counters, and a thinned record of memory and queue."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -7,6 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.model import FloatArray, IntArray
+from kvplan.simulation.initial_state import RECORDS
+from kvplan.simulation.prefix_cache import caches
+from kvplan.simulation.row_pool import RowPool
+from kvplan.simulation.state import GAPS, Clock, Counter, Fixed, Span, State, Stuck, Time, hosted
 
 
 class Ending(StrEnum):
@@ -20,165 +25,87 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Series:
-    """State while some of the executed iterations ran, evenly spaced ones: every `stride`-th.
+    """State while some of the executed iterations ran, evenly spaced ones: arrays of shape (n_records,).
 
     Those who are done after an iteration still count as running in it, and not yet as completed.
-
-    Attributes
-    ----------
-    stride
-        Iterations between two records.
-    time_s : ndarray, shape (n_records,)
-        Clock at the end of the iteration.
-    kv_tokens : ndarray of int64, shape (n_records,)
-        Memory held while it ran, whole blocks.
-    waiting, running : ndarray of int64, shape (n_records,)
-        Requests in the queue and requests holding memory.
-    evictions, completions : ndarray of int64, shape (n_records,)
-        In all so far.
-    busy_s : ndarray, shape (n_records,)
-        Time of all iterations so far.
     """
 
-    stride: int
-    time_s: FloatArray
-    kv_tokens: IntArray
-    waiting: IntArray
-    running: IntArray
-    evictions: IntArray
+    stride: int  # iterations between two records
+    time_s: FloatArray  # clock at the end of the iteration
+    kv_tokens: IntArray  # memory held while it ran, whole blocks
+    waiting: IntArray  # requests in the queue
+    running: IntArray  # requests holding memory
+    evictions: IntArray  # in all so far
     completions: IntArray
-    busy_s: FloatArray
+    busy_s: FloatArray  # time of all iterations so far
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a prefix cache found.
+    """What a prefix cache found, tokens."""
 
-    Attributes
-    ----------
-    hit_tokens : ndarray of int64, shape (n_requests,)
-        Of each prompt at its first admission.
-    recovered_tokens : ndarray of int64, shape (n_requests,)
-        Of prompts and what they had generated, at admissions after an eviction.
-    looked_up_tokens, looked_up_again_tokens
-        Tokens of the sequences that were looked up, at first admissions and at further ones.
-    cached_sum
-        Sum over iterations of the tokens that were known though nobody held them.
-    cached_tokens : ndarray of int64, shape (n_records,)
-        Of those iterations that the series of the run records.
-    loaded_tokens : ndarray of int64, shape (n_requests,)
-        Of those in `hit_tokens`, what came from the host tier; None without one.
-    link_busy_s
-        Time that the link to the host has taken for loads.
-    """
-
-    hit_tokens: IntArray
-    recovered_tokens: IntArray
-    looked_up_tokens: int
-    looked_up_again_tokens: int
-    cached_sum: float
-    cached_tokens: IntArray
-    loaded_tokens: IntArray | None = None
-    link_busy_s: float = 0.0
+    hit_tokens: IntArray  # of each prompt at its first admission
+    recovered_tokens: IntArray  # of prompts and what they had generated, at admissions after an eviction
+    looked_up_tokens: int  # of the sequences that were looked up, at first admissions
+    looked_up_again_tokens: int  # and at further ones
+    cached_sum: float  # over iterations, of what was known though nobody held it
+    cached_tokens: IntArray  # the same of those iterations that the series of the run records
+    loaded_tokens: IntArray | None = (
+        None  # of those in `hit_tokens`, what the host tier had; None without one
+    )
+    link_busy_s: float = 0.0  # time that the link to the host has taken for loads
 
 
 @dataclass(frozen=True)
 class SpanSums:
-    """What fell into equal spans of time.
+    """What fell into equal spans of time."""
 
-    Attributes
-    ----------
-    sums : ndarray, shape (n_spans, n_columns)
-        See `kvplan.simulation.state.State.span`; of a fleet over its replicas.
-    gaps : ndarray of int64, shape (n_spans, GAPS)
-        Times between two tokens of a request, by their logarithms.
-    """
-
-    sums: FloatArray
-    gaps: IntArray
+    sums: (
+        FloatArray  # shape (n_spans, n_columns), see `kvplan.simulation.state.Span`; over replicas of a fleet
+    )
+    gaps: IntArray  # shape (n_spans, GAPS): times between two tokens of a request, by their logarithms
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run of one policy on one list of requests.
+    """A run of one policy on one list of requests; times of requests are NaN where they have not come to it."""
 
-    Attributes
-    ----------
-    arrival_s, first_token_s, finish_s : ndarray, shape (n_requests,)
-        Seconds from the start; NaN for what has not happened. The first token counts even where the request was
-        evicted later and had to begin again. Arrivals of a closed loop are those that came about. All by the clock of
-        the engine.
-    evictions : ndarray of int64, shape (n_requests,)
-        How often each request was evicted.
-    end_s
-        Clock when the run ended.
-    iterations
-        Batches executed.
-    recomputed_tokens
-        KV tokens held at evictions: work that was lost.
-    computed_tokens
-        KV tokens computed in all: prompts (unless they arrive ready-made) and generated tokens, lost ones included.
-    busy_s
-        Time of all iterations.
-    kv_sum
-        Sum over iterations of the memory held while they ran, tokens.
-    kv_peak, queue_peak
-        Most memory held in a batch, tokens; most requests waiting when a batch began.
-    prefill_peak, batch_peak
-        Most prefill tokens computed in a batch, and most requests in one.
-    kv_histogram : ndarray of int64, shape (n_bins,)
-        Iterations by memory held while they ran; bin j holds j·bin_tokens up to (j+1)·bin_tokens, exclusive.
-    gap_histogram : ndarray of int64, shape (GAPS,)
-        Times between two tokens of a request, from the first to the last, by their logarithms; what waited between two
-        admissions is one of them. Tokens that a policy computes again count again.
-    gap_sum_s
-        All of these together.
-    resident
-        Requests that hold memory at the end.
-    stuck
-        A livelock because of a request that can never fit, even alone; else of requests that evict each other.
-    overflows
-        Iterations that began with more than the memory, so that somebody was evicted.
-    spans
-        Sums kept apart by time; None: nobody asked.
-    request_overhead_s
-        What each request took besides, outside the engine.
-    shed : ndarray of bool, shape (n_requests,)
-        Who was given up after waiting too long; None: nobody.
-    found
-        What the prefix cache found; None: there was none.
-    replica_end_s : ndarray, shape (n_replicas,)
-        When each replica last ended an iteration, or a transfer of KV. None: not noted.
-    """
-
-    arrival_s: FloatArray
-    first_token_s: FloatArray
-    finish_s: FloatArray
-    evictions: IntArray
+    arrival_s: FloatArray  # shape (n_requests,), seconds
+    first_token_s: FloatArray  # when the first token was out
+    finish_s: FloatArray  # when the last one was
+    evictions: IntArray  # of each request
     ending: Ending
-    end_s: float
-    iterations: int
-    recomputed_tokens: int
-    computed_tokens: int
-    busy_s: float
-    kv_sum: float
-    kv_peak: int
-    queue_peak: int
-    prefill_peak: int
-    batch_peak: int
-    resident: int
-    stuck: bool
-    kv_histogram: IntArray
+    end_s: float  # the clock at the end
+    iterations: int  # executed ones, each with at least one request
+    recomputed_tokens: int  # KV tokens held at evictions: work that was lost
+    computed_tokens: (
+        int  # KV tokens in all: prompts, unless they arrive ready-made, and generated ones, lost or not
+    )
+    busy_s: float  # time of all iterations
+    kv_sum: float  # over iterations, of the memory held while they ran, tokens
+    kv_peak: int  # most memory held in a batch, tokens
+    queue_peak: int  # most requests waiting when a batch began
+    prefill_peak: int  # most prefill tokens computed in a batch
+    batch_peak: int  # most requests in one
+    resident: int  # requests that hold memory at the end
+    stuck: bool  # a livelock because of a request that never fits; else of requests that evict each other
+    kv_histogram: (
+        IntArray  # iterations by memory held: bin j has j·bin_tokens up to (j+1)·bin_tokens, exclusive
+    )
     bin_tokens: int
-    gap_histogram: IntArray
-    gap_sum_s: float
-    overflows: int
+    gap_histogram: (
+        IntArray  # shape (GAPS,): times between two tokens of a request; what is computed again counts again
+    )
+    gap_sum_s: float  # all of these together
+    overflows: int  # iterations that began with more than the memory, so that somebody was evicted
     series: Series
-    spans: SpanSums | None = None
-    request_overhead_s: float = 0.0
-    shed: NDArray[np.bool_] | None = None
-    found: Found | None = None
-    replica_end_s: FloatArray | None = None
+    spans: SpanSums | None = None  # sums kept apart by time; None: nobody asked
+    request_overhead_s: float = 0.0  # what each request took besides, outside the engine
+    shed: NDArray[np.bool_] | None = None  # who was given up after waiting too long; None: nobody
+    found: Found | None = None  # None: there was no prefix cache
+    replica_end_s: FloatArray | None = (
+        None  # when each replica last ended an iteration or a transfer; None: not noted
+    )
 
     @property
     def finished(self) -> bool:
@@ -199,3 +126,85 @@ class Outcome:
     def mean_e2e_s(self) -> float:
         """The mean of `e2e_s`, where every request completed."""
         return float(np.mean(self.e2e_s))
+
+
+def outcome(states: Sequence[State], rows: RowPool, ending: Ending) -> Outcome:
+    """Put together what the replicas of a run leave behind."""
+    rows.keep(states)
+    first, arrival_s = states[0], rows.requests.arrival_s
+    counts = np.sum([s.counter for s in states], axis=0)
+    clocks = np.sum([s.clock for s in states], axis=0)
+    most = np.max([s.counter for s in states], axis=0)
+    counted = {id(s.histogram): s for s in states}.values()  # replicas may share one
+    kv_histogram = np.zeros(max(s.fixed[Fixed.KV_BINS] for s in counted), dtype=np.int64)
+    for s in counted:
+        kv_histogram[: s.fixed[Fixed.KV_BINS]] += s.histogram[: s.fixed[Fixed.KV_BINS]]
+    gaps = np.sum([s.histogram[s.fixed[Fixed.KV_BINS] :] for s in counted], axis=0).reshape(-1, GAPS)
+    end_s = max(float(s.clock[Clock.NOW]) for s in states)
+    series, cached = _together(states, end_s, int(counts[Counter.ITERATIONS]))
+    looked_up = [s for s in states if caches(s)]
+    return Outcome(
+        arrival_s=arrival_s if rows.requests.is_open else first.time[: arrival_s.size, Time.ARRIVAL].copy(),
+        first_token_s=rows.first_token_s,
+        finish_s=rows.finish_s,
+        evictions=rows.evictions,
+        ending=ending,
+        end_s=end_s,
+        iterations=int(counts[Counter.ITERATIONS]),
+        recomputed_tokens=int(counts[Counter.RECOMPUTED]),
+        computed_tokens=int(counts[Counter.COMPUTED]),
+        kv_sum=float(clocks[Clock.KV_SUM]),
+        busy_s=float(clocks[Clock.BUSY]),
+        kv_peak=int(most[Counter.PEAK]),
+        resident=int(counts[Counter.RESIDENT]),
+        stuck=any(s.counter[Counter.STUCK] == Stuck.NEVER_FITS for s in states),
+        queue_peak=int(most[Counter.QUEUE_PEAK]) if len(states) == 1 else int(series.waiting.max(initial=0)),
+        kv_histogram=kv_histogram,
+        gap_histogram=gaps.sum(axis=0),
+        gap_sum_s=float(clocks[Clock.GAP_SUM]),
+        bin_tokens=int(first.fixed[Fixed.BIN]),
+        prefill_peak=int(most[Counter.PROMPTS_PEAK]),
+        batch_peak=int(most[Counter.BATCH_PEAK]),
+        overflows=int(counts[Counter.OVERFLOWS]),
+        request_overhead_s=float(first.clock[Clock.OVERHEAD]),
+        shed=rows.shed,
+        found=None
+        if not looked_up
+        else Found(
+            hit_tokens=rows.hit_tokens,
+            recovered_tokens=rows.recovered_tokens,
+            looked_up_tokens=int(counts[Counter.LOOKED_UP]),
+            looked_up_again_tokens=int(counts[Counter.LOOKED_UP_AGAIN]),
+            cached_sum=float(clocks[Clock.CACHED_SUM]),
+            cached_tokens=cached,
+            loaded_tokens=rows.loaded_tokens if hosted(first) else None,
+            link_busy_s=float(clocks[Clock.LINK_BUSY]),
+        ),
+        series=series,
+        spans=None if first.span.shape[0] == 1 else _spans(states, gaps),
+        replica_end_s=np.array([s.clock[Clock.NOW] for s in states]),
+    )
+
+
+def _spans(states: Sequence[State], gaps: IntArray) -> SpanSums:
+    """Add up the spans with two edges over the replicas; nobody waits where nothing ran."""
+    each = np.stack([s.span for s in states])
+    each[:, :, Span.LEAST_WAITING][np.isinf(each[:, :, Span.LEAST_WAITING])] = 0.0
+    return SpanSums(each.sum(axis=0)[1:-1], gaps[1:-1])
+
+
+def _together(states: Sequence[State], end_s: float, iterations: int) -> tuple[Series, IntArray]:
+    """Return the records of all replicas at even times, memory in the mean over them; and what is cached."""
+    records = [s.record[: int(s.counter[Counter.RECORDED])] for s in states]
+    if len(states) == 1:
+        time_s, total, stride = records[0][:, 0], records[0][:, 1:], int(states[0].counter[Counter.STRIDE])
+    else:
+        time_s = np.linspace(0.0, end_s, min(RECORDS, max(map(len, records))) + 1)[1:]
+        stride = max(1, round(iterations / max(time_s.size, 1)))
+        total = np.zeros((time_s.size, first_columns := states[0].record.shape[1] - 1))
+        for record in records:
+            at = np.searchsorted(record[:, 0], time_s, side="right")
+            total += np.vstack((np.zeros(first_columns), record[:, 1:]))[at]
+        total[:, [1, -1]] /= len(states)
+    kv, waiting, running, evictions, completions, cached = total[:, 1:].T.astype(np.int64)
+    return Series(stride, time_s, kv, waiting, running, evictions, completions, total[:, 0]), cached

@@ -16,48 +16,28 @@ anything is put into it or looked for.
 """
 
 from kvplan.simulation.host_tier import host_drops, host_keeps_released, host_keeps_victims, host_settles
-from kvplan.simulation.kernels import kernel
+from kvplan.simulation.queues import stream_joins, stream_leaves
 from kvplan.simulation.state import (
-    BEGIN,
-    BEHIND,
-    BLANK,
-    BLOCK,
-    CACHED,
-    CACHES,
-    CAPACITY,
-    COPIED,
-    COPY,
-    EVICTIONS,
-    FIRST,
-    FIRST_WEIGHT,
-    FREE,
-    HELD,
-    HIT,
-    HOLDERS,
-    IN_FRONT,
-    LEAF,
-    LOOKED_UP,
-    LOOKED_UP_AGAIN,
-    NEWEST,
-    NEXT_COPY,
-    NO_CACHE,
     NOBODY,
-    OLDEST,
-    ORIGINAL,
-    PARENT,
-    RECOVERED,
-    REST,
-    STAGE,
+    Cache,
+    Cached,
+    Copy,
+    Counter,
+    Fixed,
+    Request,
     State,
+    Stream,
     extended,
     hosted,
+    kernel,
+    sequence,
 )
 
 
 @kernel
 def caches(s: State) -> bool:
     """Whether this run has a prefix cache."""
-    return bool(extended(s) and s.fixed[CACHES] != NO_CACHE)
+    return bool(extended(s) and s.fixed[Fixed.CACHES] != Cache.NONE)
 
 
 # ------------------------------------------------------------------------------------------- the queue of free blocks
@@ -67,19 +47,19 @@ def caches(s: State) -> bool:
 def settle(s: State) -> None:
     """Let the blocks that have been taken leave the queue."""
     c = s.counter
-    taken = min(c[FREE] - s.fixed[CAPACITY] + c[HELD], c[FREE])
-    c[FREE] -= taken
-    blank = min(taken, c[BLANK])
-    c[BLANK] -= blank
+    taken = min(c[Counter.FREE] - s.fixed[Fixed.CAPACITY] + c[Counter.HELD], c[Counter.FREE])
+    c[Counter.FREE] -= taken
+    blank = min(taken, c[Counter.BLANK])
+    c[Counter.BLANK] -= blank
     taken -= blank
     while taken > 0:
-        stream = c[OLDEST]
-        some = min(taken, s.stream[stream, CACHED])
-        s.stream[stream, CACHED] -= some
+        stream = c[Counter.OLDEST]
+        some = min(taken, s.stream[stream, Stream.CACHED])
+        s.stream[stream, Stream.CACHED] -= some
         taken -= some
         if hosted(s):
             host_keeps_victims(s, stream, some)
-        if s.stream[stream, CACHED] == 0:
+        if s.stream[stream, Stream.CACHED] == 0:
             leave_queue(s, stream)
             forget(s, stream)
     if hosted(s):
@@ -88,45 +68,27 @@ def settle(s: State) -> None:
 
 @kernel
 def join_queue(s: State, stream: int, blocks: int) -> None:
-    """Blocks with a hash that nobody holds any more."""
-    c = s.counter
-    last = c[NEWEST]
-    s.stream[stream, CACHED] = blocks
-    s.stream[stream, IN_FRONT], s.stream[stream, BEHIND] = last, NOBODY
-    if last == NOBODY:
-        c[OLDEST] = stream
-    else:
-        s.stream[last, BEHIND] = stream
-    c[NEWEST] = stream
-    c[FREE] += blocks
+    """Put blocks with a hash that nobody holds any more at the end of the queue."""
+    stream_joins(s, stream, Counter.OLDEST, Stream.IN_FRONT)
+    s.stream[stream, Stream.CACHED] = blocks
+    s.counter[Counter.FREE] += blocks
 
 
 @kernel
 def leave_queue(s: State, stream: int) -> None:
-    """Take a stream out of the queue, wherever it stands."""
-    c, left, right = s.counter, s.stream[stream, IN_FRONT], s.stream[stream, BEHIND]
-    if left == NOBODY:
-        c[OLDEST] = right
-    else:
-        s.stream[left, BEHIND] = right
-    if right == NOBODY:
-        c[NEWEST] = left
-    else:
-        s.stream[right, IN_FRONT] = left
-
-
-@kernel
-def cached_blocks(s: State) -> int:
-    """Blocks with a hash that nobody holds."""
-    c = s.counter
-    taken = c[FREE] - s.fixed[CAPACITY] + c[HELD]
-    return int(c[FREE] - c[BLANK] - max(taken - c[BLANK], 0))
+    """Take a stream out of the queue, wherever it stands; its blocks still count as free."""
+    stream_leaves(s, stream, Counter.OLDEST, Stream.IN_FRONT)
 
 
 @kernel
 def cached_tokens(s: State) -> int:
-    """Tokens that are known though nobody holds them."""
-    return int(cached_blocks(s) * s.fixed[BLOCK]) if caches(s) else 0
+    """Count the tokens that are known though nobody holds them."""
+    if not caches(s):
+        return 0
+    c = s.counter
+    taken = c[Counter.FREE] - s.fixed[Fixed.CAPACITY] + c[Counter.HELD]
+    blocks = c[Counter.FREE] - c[Counter.BLANK] - max(taken - c[Counter.BLANK], 0)
+    return int(blocks * s.fixed[Fixed.BLOCK])
 
 
 # ------------------------------------------------------------------------------------------------------------- copies
@@ -135,64 +97,66 @@ def cached_tokens(s: State) -> int:
 @kernel
 def held_by(s: State, request: int, stream: int) -> int:
     """The copy of a stream that a request holds: its own, or the first one."""
-    return int(s.request[request, COPY] if s.request[request, COPIED] == stream else s.stream[stream, FIRST])
+    return int(
+        s.request[request, Cached.COPY]
+        if s.request[request, Cached.COPIED] == stream
+        else s.stream[stream, Copy.FIRST]
+    )
 
 
 @kernel
 def add_copy(s: State, stream: int, copy: int) -> None:
     """A further copy is found when all before it are gone."""
-    last = s.stream[stream, FIRST]
-    while s.stream[last, NEXT_COPY] != NOBODY:
-        last = s.stream[last, NEXT_COPY]
-    s.stream[last, NEXT_COPY] = copy
+    last = s.stream[stream, Copy.FIRST]
+    while s.stream[last, Copy.NEXT_COPY] != NOBODY:
+        last = s.stream[last, Copy.NEXT_COPY]
+    s.stream[last, Copy.NEXT_COPY] = copy
 
 
 @kernel
 def forget(s: State, copy: int) -> None:
     """Nothing is left of a copy; where it was the only one, the stream itself is the next."""
-    original, following = s.stream[copy, ORIGINAL], s.stream[copy, NEXT_COPY]
-    s.stream[copy, NEXT_COPY] = NOBODY
-    if s.stream[original, FIRST] == copy:
-        s.stream[original, FIRST] = original if following == NOBODY else following
+    original, following = s.stream[copy, Copy.ORIGINAL], s.stream[copy, Copy.NEXT_COPY]
+    s.stream[copy, Copy.NEXT_COPY] = NOBODY
+    if s.stream[original, Copy.FIRST] == copy:
+        s.stream[original, Copy.FIRST] = original if following == NOBODY else following
         return
-    before = s.stream[original, FIRST]
-    while s.stream[before, NEXT_COPY] != copy:
-        before = s.stream[before, NEXT_COPY]
-    s.stream[before, NEXT_COPY] = following
+    before = s.stream[original, Copy.FIRST]
+    while s.stream[before, Copy.NEXT_COPY] != copy:
+        before = s.stream[before, Copy.NEXT_COPY]
+    s.stream[before, Copy.NEXT_COPY] = following
 
 
 # ------------------------------------------------------------------------------------------------ look-up and release
 
 
 @kernel
-def sequence(s: State, request: int) -> int:
-    """Tokens of a waiting request: its prompt, and what it had generated."""
-    return int(s.request[request, FIRST_WEIGHT] + s.request[request, STAGE])
-
-
-@kernel
 def hits(s: State, request: int) -> int:
     """Leading blocks of a waiting request that are there; one token at least is left to compute."""
-    most = (sequence(s, request) - 1) // s.fixed[BLOCK]
-    stream = s.request[request, LEAF]
+    most = (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK]
+    stream = s.request[request, Cached.LEAF]
     while stream != NOBODY:
-        copy = s.stream[stream, FIRST]
-        there = s.stream[stream, REST] if s.stream[copy, HOLDERS] > 0 else s.stream[copy, CACHED]
+        copy = s.stream[stream, Copy.FIRST]
+        there = (
+            s.stream[stream, Stream.REST]
+            if s.stream[copy, Stream.HOLDERS] > 0
+            else s.stream[copy, Stream.CACHED]
+        )
         if there > 0:
-            return int(min(s.stream[stream, BEGIN] + there, most))
-        stream = s.stream[stream, PARENT]
+            return int(min(s.stream[stream, Stream.BEGIN] + there, most))
+        stream = s.stream[stream, Stream.PARENT]
     return 0
 
 
 @kernel
 def hits_in_queue(s: State, request: int, found: int) -> int:
     """Of the blocks found, those that nobody holds."""
-    idle, stream = 0, s.request[request, LEAF]
+    idle, stream = 0, s.request[request, Cached.LEAF]
     while stream != NOBODY:
-        copy = s.stream[stream, FIRST]
-        if s.stream[copy, HOLDERS] == 0 and s.stream[stream, BEGIN] < found:
-            idle += s.stream[copy, CACHED]
-        stream = s.stream[stream, PARENT]
+        copy = s.stream[stream, Copy.FIRST]
+        if s.stream[copy, Stream.HOLDERS] == 0 and s.stream[stream, Stream.BEGIN] < found:
+            idle += s.stream[copy, Stream.CACHED]
+        stream = s.stream[stream, Stream.PARENT]
     return idle
 
 
@@ -200,36 +164,36 @@ def hits_in_queue(s: State, request: int, found: int) -> int:
 def hold(s: State, request: int, found: int) -> int:
     """Hold what is found; returns its tokens."""
     c = s.counter
-    stream = s.request[request, LEAF]
+    stream = s.request[request, Cached.LEAF]
     while stream != NOBODY:
-        copy = s.stream[stream, FIRST]
-        if s.stream[copy, HOLDERS] > 0 or s.stream[copy, CACHED] > 0:
-            if s.stream[stream, BEGIN] >= found:  # it is there, and may not be taken
-                s.request[request, COPIED] = stream
-                add_copy(s, stream, s.request[request, COPY])
-                copy = s.request[request, COPY]
-            elif s.stream[copy, HOLDERS] == 0:
+        copy = s.stream[stream, Copy.FIRST]
+        if s.stream[copy, Stream.HOLDERS] > 0 or s.stream[copy, Stream.CACHED] > 0:
+            if s.stream[stream, Stream.BEGIN] >= found:  # it is there, and may not be taken
+                s.request[request, Cached.COPIED] = stream
+                add_copy(s, stream, s.request[request, Cached.COPY])
+                copy = s.request[request, Cached.COPY]
+            elif s.stream[copy, Stream.HOLDERS] == 0:
                 leave_queue(s, copy)
-                c[FREE] -= s.stream[copy, CACHED]
-                c[HELD] += s.stream[copy, CACHED]
-                s.stream[copy, CACHED] = 0
-        s.stream[copy, HOLDERS] += 1
-        if hosted(s) and s.stream[stream, BEGIN] < found:
+                c[Counter.FREE] -= s.stream[copy, Stream.CACHED]
+                c[Counter.HELD] += s.stream[copy, Stream.CACHED]
+                s.stream[copy, Stream.CACHED] = 0
+        s.stream[copy, Stream.HOLDERS] += 1
+        if hosted(s) and s.stream[stream, Stream.BEGIN] < found:
             host_drops(s, stream)
-        stream = s.stream[stream, PARENT]
+        stream = s.stream[stream, Stream.PARENT]
     return count_hits(s, request, found)
 
 
 @kernel
 def count_hits(s: State, request: int, found: int) -> int:
     """Note that so many blocks were found; returns their tokens."""
-    c, tokens = s.counter, found * s.fixed[BLOCK]
-    if s.request[request, EVICTIONS] == 0:
-        s.request[request, HIT] = tokens
-        c[LOOKED_UP] += sequence(s, request)
+    c, tokens = s.counter, found * s.fixed[Fixed.BLOCK]
+    if s.request[request, Request.EVICTIONS] == 0:
+        s.request[request, Cached.HIT] = tokens
+        c[Counter.LOOKED_UP] += sequence(s, request)
     else:
-        s.request[request, RECOVERED] += tokens
-        c[LOOKED_UP_AGAIN] += sequence(s, request)
+        s.request[request, Cached.RECOVERED] += tokens
+        c[Counter.LOOKED_UP_AGAIN] += sequence(s, request)
     return int(tokens)
 
 
@@ -238,23 +202,23 @@ def let_go(s: State, request: int, blocks: int, computed: int) -> None:
     """A request leaves: of its blocks those that nobody else holds are free, and those that are full remain known."""
     c = s.counter
     settle(s)
-    full = computed // s.fixed[BLOCK]
-    blank = (computed + s.fixed[BLOCK] - 1) // s.fixed[BLOCK] - full
-    c[HELD] -= blocks
-    c[BLANK] += blank
-    c[FREE] += blank
-    stream = s.request[request, LEAF]
+    full = computed // s.fixed[Fixed.BLOCK]
+    blank = (computed + s.fixed[Fixed.BLOCK] - 1) // s.fixed[Fixed.BLOCK] - full
+    c[Counter.HELD] -= blocks
+    c[Counter.BLANK] += blank
+    c[Counter.FREE] += blank
+    stream = s.request[request, Cached.LEAF]
     while stream != NOBODY:
-        copy, mine = held_by(s, request, stream), full - s.stream[stream, BEGIN]
-        s.stream[copy, HOLDERS] -= 1
-        if s.stream[copy, HOLDERS] > 0:
-            c[HELD] += max(mine, 0)
+        copy, mine = held_by(s, request, stream), full - s.stream[stream, Stream.BEGIN]
+        s.stream[copy, Stream.HOLDERS] -= 1
+        if s.stream[copy, Stream.HOLDERS] > 0:
+            c[Counter.HELD] += max(mine, 0)
         elif mine > 0:
             join_queue(s, copy, mine)
             if hosted(s):
                 host_keeps_released(s, copy, mine)
         else:
             forget(s, copy)
-        full = min(full, s.stream[stream, BEGIN])
-        stream = s.stream[stream, PARENT]
-    s.request[request, COPIED] = NOBODY
+        full = min(full, s.stream[stream, Stream.BEGIN])
+        stream = s.stream[stream, Stream.PARENT]
+    s.request[request, Cached.COPIED] = NOBODY

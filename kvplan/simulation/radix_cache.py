@@ -8,31 +8,18 @@ Whoever touches a node touches all above it, and comes to them later. So those t
 the order in which they are to go: the first one is always a leaf. Other blocks in it there are none.
 """
 
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.prefix_cache import count_hits, join_queue, leave_queue, sequence
+from kvplan.simulation.prefix_cache import count_hits, join_queue, leave_queue
 from kvplan.simulation.state import (
-    BEGIN,
-    BLOCK,
-    CACHED,
-    CAPACITY,
-    END,
-    ENTERED,
-    FIRST_WEIGHT,
-    FREE,
-    HELD,
-    HOLDERS,
-    LEAF,
     NOBODY,
-    NODE,
-    OF,
-    OLDEST,
-    PARENT,
-    REST,
-    ROWS,
-    SPARE,
-    STAGES,
-    TIP,
+    Cached,
+    Counter,
+    Fixed,
+    Request,
     State,
+    Stream,
+    Tree,
+    kernel,
+    sequence,
 )
 
 # ------------------------------------------------------------------------------------------------------------- nodes
@@ -41,22 +28,22 @@ from kvplan.simulation.state import (
 @kernel
 def end_of(s: State, node: int) -> int:
     """Blocks down to the end of a node; of nobody, none."""
-    return 0 if node == NOBODY else int(s.stream[node, END])
+    return 0 if node == NOBODY else int(s.stream[node, Tree.END])
 
 
 @kernel
 def new_node(s: State, above: int, end: int, stream: int) -> int:
     """A node that ends after so many blocks, in a stream; it stands in no queue."""
     c = s.counter
-    node = c[SPARE]
+    node = c[Counter.SPARE]
     if node == NOBODY:
-        node = c[ROWS]
-        c[ROWS] += 1
+        node = c[Counter.ROWS]
+        c[Counter.ROWS] += 1
     else:
-        c[SPARE] = s.stream[node, PARENT]
-    s.stream[node, PARENT], s.stream[node, END], s.stream[node, OF] = above, end, stream
-    s.stream[node, CACHED] = end - end_of(s, above)
-    s.stream[node, HOLDERS] = 0
+        c[Counter.SPARE] = s.stream[node, Stream.PARENT]
+    s.stream[node, Stream.PARENT], s.stream[node, Tree.END], s.stream[node, Tree.OF] = above, end, stream
+    s.stream[node, Stream.CACHED] = end - end_of(s, above)
+    s.stream[node, Stream.HOLDERS] = 0
     return int(node)
 
 
@@ -64,18 +51,18 @@ def new_node(s: State, above: int, end: int, stream: int) -> int:
 def touch(s: State, node: int) -> None:
     """A node has been used: it goes last, behind all below it."""
     c = s.counter
-    if s.stream[node, HOLDERS] == 0:
+    if s.stream[node, Stream.HOLDERS] == 0:
         leave_queue(s, node)
-        c[FREE] -= s.stream[node, CACHED]
-        join_queue(s, node, s.stream[node, CACHED])
+        c[Counter.FREE] -= s.stream[node, Stream.CACHED]
+        join_queue(s, node, s.stream[node, Stream.CACHED])
 
 
 @kernel
 def touch_all(s: State, node: int) -> None:
     """A node has been used, and all above it; what is held stands in no queue, and neither does what is above that."""
-    while node != NOBODY and s.stream[node, HOLDERS] == 0:
+    while node != NOBODY and s.stream[node, Stream.HOLDERS] == 0:
         touch(s, node)
-        node = s.stream[node, PARENT]
+        node = s.stream[node, Stream.PARENT]
 
 
 @kernel
@@ -83,17 +70,20 @@ def split(s: State, node: int, end: int, stream: int) -> int:
     """Have a node end, and another begin, after so many blocks, in a stream; returns the upper one."""
     c = s.counter
     touch(s, node)
-    upper = new_node(s, s.stream[node, PARENT], end, stream)
-    s.stream[upper, HOLDERS] = s.stream[node, HOLDERS]
-    s.stream[node, PARENT] = upper
-    s.stream[node, CACHED] -= s.stream[upper, CACHED]
-    if s.stream[upper, HOLDERS] == 0:
-        c[FREE] -= s.stream[upper, CACHED]
-        join_queue(s, upper, s.stream[upper, CACHED])
+    upper = new_node(s, s.stream[node, Stream.PARENT], end, stream)
+    s.stream[upper, Stream.HOLDERS] = s.stream[node, Stream.HOLDERS]
+    s.stream[node, Stream.PARENT] = upper
+    s.stream[node, Stream.CACHED] -= s.stream[upper, Stream.CACHED]
+    if s.stream[upper, Stream.HOLDERS] == 0:
+        c[Counter.FREE] -= s.stream[upper, Stream.CACHED]
+        join_queue(s, upper, s.stream[upper, Stream.CACHED])
     while stream != NOBODY:
-        if s.stream[stream, TIP] == node and s.stream[stream, BEGIN] + s.stream[stream, REST] <= end:
-            s.stream[stream, TIP] = upper
-        stream = s.stream[stream, PARENT]
+        if (
+            s.stream[stream, Tree.TIP] == node
+            and s.stream[stream, Stream.BEGIN] + s.stream[stream, Stream.REST] <= end
+        ):
+            s.stream[stream, Tree.TIP] = upper
+        stream = s.stream[stream, Stream.PARENT]
     return upper
 
 
@@ -101,25 +91,28 @@ def split(s: State, node: int, end: int, stream: int) -> int:
 def drop_oldest(s: State) -> None:
     """The leaf that was touched longest ago goes."""
     c = s.counter
-    node = c[OLDEST]
+    node = c[Counter.OLDEST]
     leave_queue(s, node)
-    c[FREE] -= s.stream[node, CACHED]
-    above, stream = s.stream[node, PARENT], s.stream[node, OF]
+    c[Counter.FREE] -= s.stream[node, Stream.CACHED]
+    above, stream = s.stream[node, Stream.PARENT], s.stream[node, Tree.OF]
     while True:
-        begin = s.stream[stream, BEGIN]
-        s.stream[stream, TIP] = above if end_of(s, above) > begin else NOBODY
+        begin = s.stream[stream, Stream.BEGIN]
+        s.stream[stream, Tree.TIP] = above if end_of(s, above) > begin else NOBODY
         if begin <= end_of(s, above):
             break
-        stream = s.stream[stream, PARENT]
-    s.stream[node, PARENT] = c[SPARE]
-    c[SPARE] = node
+        stream = s.stream[stream, Stream.PARENT]
+    s.stream[node, Stream.PARENT] = c[Counter.SPARE]
+    c[Counter.SPARE] = node
 
 
 @kernel
 def make_room(s: State, tokens: int) -> None:
     """Drop leaves until so many tokens fit beside what is held, or there is nothing left to drop."""
     c = s.counter
-    while c[OLDEST] != NOBODY and (s.fixed[CAPACITY] - c[HELD] - c[FREE]) * s.fixed[BLOCK] < tokens:
+    while (
+        c[Counter.OLDEST] != NOBODY
+        and (s.fixed[Fixed.CAPACITY] - c[Counter.HELD] - c[Counter.FREE]) * s.fixed[Fixed.BLOCK] < tokens
+    ):
         drop_oldest(s)
 
 
@@ -132,16 +125,18 @@ def found(s: State, request: int, most: int) -> int:
 
     Touches what it finds.
     """
-    stream = s.request[request, LEAF]
-    while stream != NOBODY and (s.stream[stream, TIP] == NOBODY or s.stream[stream, BEGIN] >= most):
-        stream = s.stream[stream, PARENT]
+    stream = s.request[request, Cached.LEAF]
+    while stream != NOBODY and (
+        s.stream[stream, Tree.TIP] == NOBODY or s.stream[stream, Stream.BEGIN] >= most
+    ):
+        stream = s.stream[stream, Stream.PARENT]
     if stream == NOBODY:
         return NOBODY
-    node = s.stream[stream, TIP]
-    end = min(s.stream[node, END], s.stream[stream, BEGIN] + s.stream[stream, REST], most)
-    while end_of(s, s.stream[node, PARENT]) >= end:
-        node = s.stream[node, PARENT]
-    if s.stream[node, END] > end:
+    node = s.stream[stream, Tree.TIP]
+    end = min(s.stream[node, Tree.END], s.stream[stream, Stream.BEGIN] + s.stream[stream, Stream.REST], most)
+    while end_of(s, s.stream[node, Stream.PARENT]) >= end:
+        node = s.stream[node, Stream.PARENT]
+    if s.stream[node, Tree.END] > end:
         node = split(s, node, end, stream)
     touch_all(s, node)
     return int(node)
@@ -153,16 +148,16 @@ def put(s: State, request: int, blocks: int) -> int:
     above = found(s, request, blocks)
     if end_of(s, above) == blocks:
         return above
-    stream = s.request[request, LEAF]
-    while s.stream[stream, BEGIN] >= blocks:
-        stream = s.stream[stream, PARENT]
+    stream = s.request[request, Cached.LEAF]
+    while s.stream[stream, Stream.BEGIN] >= blocks:
+        stream = s.stream[stream, Stream.PARENT]
     node = new_node(s, above, blocks, stream)
-    join_queue(s, node, s.stream[node, CACHED])
+    join_queue(s, node, s.stream[node, Stream.CACHED])
     touch_all(s, node)
-    s.stream[stream, TIP] = node
-    while s.stream[stream, BEGIN] > end_of(s, above):
-        stream = s.stream[stream, PARENT]
-        s.stream[stream, TIP] = node
+    s.stream[stream, Tree.TIP] = node
+    while s.stream[stream, Stream.BEGIN] > end_of(s, above):
+        stream = s.stream[stream, Stream.PARENT]
+        s.stream[stream, Tree.TIP] = node
     return node
 
 
@@ -171,12 +166,12 @@ def lock(s: State, node: int, held: int) -> None:
     """One more holds a node, and all above it, down from a node that the same one holds already."""
     c = s.counter
     while node != held:
-        if s.stream[node, HOLDERS] == 0:
+        if s.stream[node, Stream.HOLDERS] == 0:
             leave_queue(s, node)
-            c[FREE] -= s.stream[node, CACHED]
-            c[HELD] += s.stream[node, CACHED]
-        s.stream[node, HOLDERS] += 1
-        node = s.stream[node, PARENT]
+            c[Counter.FREE] -= s.stream[node, Stream.CACHED]
+            c[Counter.HELD] += s.stream[node, Stream.CACHED]
+        s.stream[node, Stream.HOLDERS] += 1
+        node = s.stream[node, Stream.PARENT]
 
 
 @kernel
@@ -186,11 +181,11 @@ def unlock(s: State, node: int) -> None:
     So it should: who is done has just touched it, and who is retracted finds the queue empty, for that comes last.
     """
     while node != NOBODY:
-        s.stream[node, HOLDERS] -= 1
-        if s.stream[node, HOLDERS] == 0:
-            s.counter[HELD] -= s.stream[node, CACHED]
-            join_queue(s, node, s.stream[node, CACHED])
-        node = s.stream[node, PARENT]
+        s.stream[node, Stream.HOLDERS] -= 1
+        if s.stream[node, Stream.HOLDERS] == 0:
+            s.counter[Counter.HELD] -= s.stream[node, Stream.CACHED]
+            join_queue(s, node, s.stream[node, Stream.CACHED])
+        node = s.stream[node, Stream.PARENT]
 
 
 # -------------------------------------------------------------------------------------------------------- requests
@@ -199,42 +194,42 @@ def unlock(s: State, node: int) -> None:
 @kernel
 def look_up(s: State, request: int) -> int:
     """Leading blocks of a waiting request that are there; one token at least is left to compute."""
-    s.request[request, NODE] = found(s, request, (sequence(s, request) - 1) // s.fixed[BLOCK])
-    return end_of(s, s.request[request, NODE])
+    s.request[request, Cached.NODE] = found(s, request, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK])
+    return end_of(s, s.request[request, Cached.NODE])
 
 
 @kernel
 def held_by_nobody(s: State, request: int) -> int:
     """Of the blocks that were found, those that nobody holds."""
-    idle, node = 0, s.request[request, NODE]
-    while node != NOBODY and s.stream[node, HOLDERS] == 0:
-        idle += s.stream[node, CACHED]
-        node = s.stream[node, PARENT]
+    idle, node = 0, s.request[request, Cached.NODE]
+    while node != NOBODY and s.stream[node, Stream.HOLDERS] == 0:
+        idle += s.stream[node, Stream.CACHED]
+        node = s.stream[node, Stream.PARENT]
     return idle
 
 
 @kernel
 def hold_found(s: State, request: int) -> int:
     """Hold what was found; returns its tokens."""
-    lock(s, s.request[request, NODE], NOBODY)
-    return count_hits(s, request, end_of(s, s.request[request, NODE]))
+    lock(s, s.request[request, Cached.NODE], NOBODY)
+    return count_hits(s, request, end_of(s, s.request[request, Cached.NODE]))
 
 
 @kernel
 def enter_tree(s: State, request: int, computed: int) -> None:
     """The full blocks that a running request has computed are in the tree; those that were there are its own twice."""
-    before, full = s.request[request, NODE], computed // s.fixed[BLOCK]
-    s.counter[HELD] -= full - end_of(s, before)
-    s.request[request, NODE] = put(s, request, full)
-    lock(s, s.request[request, NODE], before)
+    before, full = s.request[request, Cached.NODE], computed // s.fixed[Fixed.BLOCK]
+    s.counter[Counter.HELD] -= full - end_of(s, before)
+    s.request[request, Cached.NODE] = put(s, request, full)
+    lock(s, s.request[request, Cached.NODE], before)
 
 
 @kernel
 def leave_tree(s: State, request: int, blocks: int, computed: int) -> None:
     """A request leaves: all it has computed remains where it is done; else what of it is in the tree."""
-    node = s.request[request, NODE]
-    s.counter[HELD] -= blocks - end_of(s, node)
-    if computed == s.request[request, FIRST_WEIGHT] + s.request[request, STAGES] - 1:
-        put(s, request, computed // s.fixed[BLOCK])
+    node = s.request[request, Cached.NODE]
+    s.counter[Counter.HELD] -= blocks - end_of(s, node)
+    if computed == s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGES] - 1:
+        put(s, request, computed // s.fixed[Fixed.BLOCK])
     unlock(s, node)
-    s.request[request, NODE], s.request[request, ENTERED] = NOBODY, False
+    s.request[request, Cached.NODE], s.request[request, Cached.ENTERED] = NOBODY, False

@@ -17,11 +17,8 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.backlog import Backlog, Means
 from kvplan.simulation.experiments.runner import at_once
-from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.simulation.policies.protocol import Settings
-from kvplan.study.estimates import Ratio
-from kvplan.study.judging import Trend
 from kvplan.study.operating_point import Observation, OperatingPoint, Status, observe
 from kvplan.study.protection import SEATS, Gained, Setting, protection
 from kvplan.study.recovery import (
@@ -34,6 +31,8 @@ from kvplan.study.recovery import (
     uncached,
     weights_of,
 )
+from kvplan.study.sample import Ratio
+from kvplan.study.windows import Trend
 
 WATERMARK, ADMISSION = "watermark", "admission"  # parameters of policies
 _WHOLE_PROMPT = 0.0
@@ -83,29 +82,11 @@ _Variant = tuple[ServingModel, Settings]
 
 
 def advice(model: ServingModel, plan: Plan, base: Recovery, point: OperatingPoint) -> tuple[Advice, ...]:
-    """Settings that serve more under a backlog, or let the replica recover at its rate, best first; empty: none does.
+    """Find settings that serve more under a backlog, or let the replica recover at its rate, best first.
 
-    What ends the collapse of a prefix cache comes first, where the offered rate can bring one about.
-
-    Parameters
-    ----------
-    base
-        What one replica serves as it is.
-    point
-        What is seen at the offered rate as it is.
-
-    References
-    ----------
-    New. The best watermark of 39 replicas that may not recover gained 1.3 % in the median, 28 % at most.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.study.operating_point import operating_point
-    >>> from kvplan.study.recovery import recovery
-    >>> model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 10.0),), Timing(0.01), Replica(10_000))
-    >>> advice(model, Plan(), recovery(model, engine_settings(model)), operating_point(model, Plan()))
-    ()
+    What ends the collapse of a prefix cache comes first, where the offered rate can bring one about. `base` is what one
+    replica serves as it is, `point` what is seen at the offered rate. The best watermark of 39 replicas that may not
+    recover gained 1.3 % in the median, 28 % at most.
     """
     alone, settings = with_cold_cache(one_replica(model)), engine_settings(model)
     limits = protection(model, plan)
@@ -116,7 +97,7 @@ def advice(model: ServingModel, plan: Plan, base: Recovery, point: OperatingPoin
 
 
 def _may_gain(alone: ServingModel, base: Recovery) -> bool:
-    """Whether a replica does not recover, or loses much of what is sustainable to evictions."""
+    """Return whether a replica does not recover, or loses much of what is sustainable to evictions."""
     if base.rate_rps is None or base.served_rps is None:
         return False
     admissions = admissions_per_iteration(alone)
@@ -127,7 +108,7 @@ def _may_gain(alone: ServingModel, base: Recovery) -> bool:
 
 
 def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats: bool) -> list[Gained]:
-    """The best value of each parameter, if it gains; best first."""
+    """Return the best value of each parameter, if it gains; best first."""
     assert base.served_rps is not None
     offered, found = alone.total_rate_rps, []
     recovers = (base.rate_rps or 0.0) >= offered
@@ -151,7 +132,7 @@ def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats
 def _advice(
     model: ServingModel, plan: Plan, settings: Settings, gained: Gained, point: OperatingPoint
 ) -> Advice | None:
-    """What settings cost at the offered rate; None where they are what makes the queue grow there."""
+    """Measure what settings cost at the offered rate; None where they are what makes the queue grow there."""
 
     def known(seen: Observation) -> bool:
         p95 = seen.sample.estimate("ttft_s", "p95")
@@ -177,7 +158,7 @@ def _advice(
 
 
 def _knobs(model: ServingModel, settings: Settings) -> Iterator[tuple[str, list[float]]]:
-    """Parameters that the policy has, and the values to begin with."""
+    """Yield parameters that the policy has, and the values to begin with."""
     parameters = POLICIES[settings.policy].parameters
     if settings.given.get(ADMISSION, (_WHOLE_PROMPT,))[0] != _WHOLE_PROMPT:
         yield ADMISSION, [_WHOLE_PROMPT]
@@ -194,7 +175,7 @@ def _knobs(model: ServingModel, settings: Settings) -> Iterator[tuple[str, list[
 
 
 def _with(model: ServingModel, settings: Settings, changes: tuple[Setting, ...]) -> _Variant:
-    """A replica with other settings; what limits its seats stands in the model, where analyses see it."""
+    """Return a replica with other settings; what limits its seats stands in the model, where analyses see it."""
     for name, value in changes:
         if name in SEATS:
             model = replace(model, replica=replace(model.replica, max_num_seqs=int(value)))
@@ -214,13 +195,13 @@ class _Flood:
         self._timing = model.timing
 
     def rate(self, level: int, weights: Means) -> Ratio:
-        """Requests served in a second, by a run of this level."""
+        """Return the requests served in a second, by a run of this level."""
         self.start.reach(level)
         return self.start.rate(level, self._timing, weights)
 
 
 def _best(replica: _Variant, name: str, values: list[float], weights: Means) -> Setting:
-    """The value that serves most from a flood, all with the same requests."""
+    """Return the value that serves most from a flood, all with the same requests."""
     if len(values) == 1:
         return Setting(name, values[0])
     runs: dict[float, _Flood] = {}  # of those that may go on: each takes megabytes
@@ -250,7 +231,7 @@ def _best(replica: _Variant, name: str, values: list[float], weights: Means) -> 
 
 
 def _between(values: list[float], best: float, *, whole: bool) -> list[float]:
-    """Half way from the best to its neighbours."""
+    """Return half way from the best to its neighbours."""
     place = values.index(best)
     middles = [(best + other) / 2 for other in (values[place - 1], *values[place + 1 : place + 2])]
     rounded = [float(round(v)) if whole else float(f"{v:.2g}") for v in middles]
@@ -258,7 +239,7 @@ def _between(values: list[float], best: float, *, whole: bool) -> list[float]:
 
 
 def _gain(without: _Variant, variant: _Variant, weights: Means) -> Ratio:
-    """What is served more from a flood, relative, on requests that had no part in the choice."""
+    """Return what is served more from a flood, relative, on requests that had no part in the choice."""
     runs = [_Flood(each, _FRESH, _PAIR) for each in (without, variant)]
     for level in range(_SHORT, _SHORT + _LONGER + 1):
         before, after = at_once(partial(_Flood.rate, level=level, weights=weights), runs)

@@ -1,8 +1,8 @@
-"""How long a burst is felt: the time until the queue that it leaves is gone, measured.
+"""Drain time of a burst: the time until the queue that it leaves is gone, measured.
 
 A standard burst comes upon a replica that serves its offered rate: four times that rate for a minute, or for the mean
-stay in a full replica where that is longer. With sessions three times as many new sessions as come in two minutes
-begin at once. Afterwards requests come at the offered rate again.
+stay in a full replica where that is longer. With sessions three times as many new sessions as come in two minutes begin
+at once. Afterwards requests come at the offered rate again.
 """
 
 import math
@@ -19,7 +19,7 @@ from kvplan.model.schedule import Steps
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.simulation.open_run import OpenRun
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, with_drafts
 from kvplan.simulation.sessions import Burst, merged, stream_of_sessions
@@ -50,10 +50,10 @@ class Drain(NamedTuple):
         Expected in the burst; of sessions with all their turns.
     seconds, low, high
         The median of the runs, and the least and the most of them; None: not within what was simulated.
-    preempted
-        Preemptions from its begin on until it is gone, the median of the runs.
     reason
         Why there is no time; empty where there is one.
+    preempted
+        Preemptions from its begin on until it is gone, the median of the runs.
     """
 
     burst_requests: float | None
@@ -65,7 +65,7 @@ class Drain(NamedTuple):
 
 
 class _Course(NamedTuple):
-    """When the burst begins and ends, how long the queue has to be empty, and how fast it becomes shorter at most."""
+    """Begin and end of the burst, how long the queue has to be empty, and how fast it becomes shorter at most."""
 
     begin_s: float
     end_s: float
@@ -85,23 +85,12 @@ class _Run(NamedTuple):
 
 
 def drain(model: ServingModel, plan: Plan) -> Drain:
-    """Time until a standard burst is gone: until the queue stays empty for a mean stay, or for a session's life.
+    """Measure the time until the queue of a standard burst stays empty for a mean stay, or for a session's life.
 
     Of a fleet one replica with its share is looked at; rates are those of the classes, whatever a schedule makes of
-    them; of a trace requests come at random. A queue is empty that somebody finds empty again and again, eight times
-    in that time: a request that waits for an iteration, or for the prompt before it, is no queue.
-
-    References
-    ----------
-    New. Below .9 of what a saturated replica serves it is the queue over the difference of the rates.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 10.0),), Timing(0.01), Replica(10_000))
-    >>> felt = drain(model, Plan())
-    >>> felt.burst_requests, felt.seconds < 0.1
-    (2400.0, True)
+    them; of a trace requests come at random. A queue is empty that somebody finds empty eight times in that time: a
+    request that waits for an iteration, or for the prompt before it, is no queue. Below .9 of what a saturated replica
+    serves the time is the queue over the difference of the rates.
     """
     alone = as_run(steady_replica(model))
     course = _course(alone)
@@ -172,7 +161,7 @@ def _drained(model: ServingModel, plan: Plan, settings: Settings, course: _Cours
 
 
 def _first_s(model: ServingModel, course: _Course) -> float:
-    """How long it takes about if nothing is lost to evictions, and half as long again."""
+    """Guess the time if nothing is lost to evictions, and half as long again."""
     load = min(model.total_rate_rps / sustainable_rate(model)[1], _NEAR)
     burst_s = course.end_s - course.begin_s or _SESSIONS_TIMES * _SESSIONS_S
     return 2 * course.quiet_s + 1.5 * burst_s * max(_TIMES * load - 1, 0.0) / (1 - load)
@@ -230,7 +219,7 @@ def _watched(run: OpenRun, course: _Course, rate: float) -> _Run:
 
 
 def _stays(times: list[float], least: list[int], end_s: float) -> bool:
-    """Whether the queue will not be gone by then, even if it falls as fast as is plausible from the second half."""
+    """Return whether the queue lasts until then, even if it falls as fast as is plausible from the second half."""
     begin, now = (times[0] + times[-1]) / 2, times[-1]
     at = np.interp(np.linspace(begin, now, _PIECES + 1), times, least)
     more = np.diff(at)

@@ -1,4 +1,4 @@
-"""The times of a fleet with prefill and decode apart or together: the profile's own way, and the other on its GPUs."""
+"""Times of a fleet with prefill and decode apart or together: the profile's own way, and the other on its GPUs."""
 
 from dataclasses import replace
 from typing import TypeVar
@@ -18,14 +18,9 @@ def timed(
     own: Latency,
     goodput_rps: float | None = None,
 ) -> FleetFigures | None:
-    """Figures of a fleet with mean TTFT and ITL at the offered rate, simulated, of both ways.
+    """Add mean TTFT and ITL at the offered rate, simulated, to both ways of a fleet.
 
-    Parameters
-    ----------
-    own
-        What the fleet of the model was seen to do.
-    goodput_rps
-        Up to which rate it keeps all objectives; None without any. Of the other way no such rate is looked for.
+    `own` is what the fleet of the model was seen to do, `goodput_rps` up to which rate it keeps all objectives.
     """
     fleet = model.fleet
     if found is None or fleet is None:

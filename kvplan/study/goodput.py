@@ -15,10 +15,10 @@ from kvplan.analysis.population import users_of, with_part_of_users, with_rates_
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.policies.protocol import Settings
-from kvplan.study.judging import Trend
 from kvplan.study.objectives import LONG, Decision, Objective, State, decisions, overall
-from kvplan.study.operating_point import BUDGET_S, Observation, observe
+from kvplan.study.operating_point import BUDGET_S, Latency, Observation, observe, operating_point
 from kvplan.study.sample import QUANTILES, Cliff
+from kvplan.study.windows import Trend
 
 _IDLE = 0.01  # of what is sustainable
 _MORE = 1.25  # times the rate, while all holds
@@ -27,6 +27,12 @@ _PRECISE = 0.01  # relative width of the bracket
 _NEAR = 0.8  # of a rate that misses, from which runs are long before all is said to hold: avalanches are rare
 _AROUND = 4  # more rates on either side of one that stays open
 _PART = 0.3  # of the work of an operating point, for each rate
+_CURVE_SHARES = (0.05, 0.2, 0.35, 0.5, 0.65, 0.75, 0.85, 0.9, 0.95, 0.98)  # of what is sustainable
+_CURVE_MORE, _CURVE_MOST = (
+    1.1,
+    12,
+)  # times the last rate, while the queue does not grow; and how many such rates
+_CURVE_PART = 0.15  # of the work of an operating point, for each rate
 
 
 class Goodput(NamedTuple):
@@ -64,7 +70,7 @@ class _Probe(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """Of the objective that is used most; infinite where the queue grows."""
+        """Excess of the objective that is used most; infinite where the queue grows."""
         if self.seen.trend is Trend.GROWING:
             return math.inf
         return max(d.excess for d in self.decided)
@@ -80,7 +86,7 @@ class _Search:
         self.probes: list[_Probe] = []
 
     def __call__(self, rate_rps: float) -> _Probe:
-        """How all objectives stand at a rate; of users, about there."""
+        """Judge all objectives at a rate; of users, about there."""
         model = at_rate(self._model, rate_rps)
         if (known := next((p for p in self.probes if p.rate_rps == model.total_rate_rps), None)) is not None:
             return known
@@ -192,7 +198,7 @@ def _halve(search: _Search, low: float, high: float) -> None:
 
 
 def at_rate(model: ServingModel, rate_rps: float) -> ServingModel:
-    """The same mix at another rate, as `goodput` varies it; of users the rate is only about that."""
+    """Return the mix at another rate, as `goodput` varies it; of users the rate is only about that."""
     part = with_part_of_users(model, rate_rps / model.total_rate_rps)
     return with_rates_of_users(part) if users_of(part) else part
 
@@ -213,7 +219,7 @@ def _result(search: _Search, limit: str) -> Goodput:
 
 
 def _crossing(bracket: Sequence[_Probe]) -> float:
-    """Where the excess passes 0, in the logarithm of the rate; the middle where one end has none."""
+    """Return where the excess passes 0, in the logarithm of the rate; the middle where one end has none."""
     for below, above in pairwise(bracket):
         if above.excess > 0:
             part = 0.5
@@ -221,3 +227,31 @@ def _crossing(bracket: Sequence[_Probe]) -> float:
                 part = max(-below.excess / (above.excess - below.excess), 0.0)
             return below.rate_rps * math.exp(part * math.log(above.rate_rps / below.rate_rps))
     return bracket[-1].rate_rps
+
+
+class LoadCurve(NamedTuple):
+    """Latencies at ascending rates, requests/s, up to where the queue grows.
+
+    `sustainable_rps` is the guaranteed rate where there is a prefix cache.
+    """
+
+    rates_rps: tuple[float, ...]
+    latencies: tuple[Latency, ...]
+    sustainable_rps: float
+
+
+def load_curve(model: ServingModel, plan: Plan) -> LoadCurve:
+    """Measure latencies of the mix of a profile at other rates."""
+    most = sustainable_rate(one_replica(model))[1] * (1 if model.fleet is None else model.fleet.size)
+    shares = [
+        *_CURVE_SHARES,
+        *(_CURVE_SHARES[-1] * _CURVE_MORE**power for power in range(1, _CURVE_MOST + 1)),
+    ]
+    known = []
+    for share in shares:
+        there = at_rate(model, share * most)
+        latency = operating_point(there, plan, _CURVE_PART * BUDGET_S).latency
+        if latency.ttft_s.mean is None:
+            break
+        known.append((there.total_rate_rps, latency))
+    return LoadCurve(tuple(rate for rate, _ in known), tuple(latency for _, latency in known), most)

@@ -14,10 +14,9 @@ from kvplan.model import Plan, ServingModel
 from kvplan.simulation.intervals import t_quantile
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.state import GAPS_IN_E
-from kvplan.study.estimates import Ratio
-from kvplan.study.judging import Trend
 from kvplan.study.operating_point import BUDGET_S, Observation, observe
-from kvplan.study.sample import ITL, QUANTILES, Estimate, Sample
+from kvplan.study.sample import ITL, QUANTILES, Estimate, Ratio, Sample
+from kvplan.study.windows import Trend
 
 _LOOKS = 1.3  # times as wide, for about ten looks at runs that grow
 _SHORT = 3.0  # times as wide again, of fewer completions than `LONG`
@@ -85,12 +84,8 @@ def decide(
 ) -> tuple[Decision, ...]:
     """Decide objectives at the model's own rates, with more runs until none is open or the budget is used up.
 
-    Parameters
-    ----------
-    which
-        Only requests of the class with this index; None: all.
-    stream, budget_s
-        As for `kvplan.study.operating_point.observe`.
+    `which`: only requests of the class with this index; `stream` and `budget_s` as for
+    `kvplan.study.operating_point.observe`.
 
     Examples
     --------
@@ -112,13 +107,13 @@ def decide(
 def decisions(
     seen: Observation, objectives: Sequence[Objective], which: int | None = None
 ) -> tuple[Decision, ...]:
-    """How objectives stand after these runs."""
+    """Decide objectives by these runs."""
     sample = seen.sample if which is None else seen.sample.of_class(which)
     return tuple(_decision(sample, seen, o.key, o.bound) for o in objectives)
 
 
 def overall(decided: Sequence[Decision]) -> State:
-    """How several objectives stand together: one that misses is enough to miss."""
+    """Return how several objectives stand together: one that misses is enough to miss."""
     states = {d.state for d in decided}
     return next((s for s in (State.MISSES, State.OPEN) if s in states), State.HOLDS)
 

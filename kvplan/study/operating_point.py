@@ -1,9 +1,9 @@
 """Latency, memory and queue of a profile at its own rates, measured: the same figures in every command.
 
-What is run is what the profile says: its arrivals, whatever they are, its engine, sessions, prefix cache, drafts,
-layers, fleet, schedule or trace. Runs are made in rounds of two with seeds of their own, each round twice as long as
-the one before, until the figures are known well enough or the work is used up. Work is counted, not timed, so that the
-same profile gives the same bytes everywhere.
+Runs are of what the profile says: its arrivals, engine, sessions, prefix cache, drafts, layers, fleet, schedule or
+trace. They are made in rounds of two with seeds of their own, each round twice as long as the one before, until the
+figures are known well enough or the work is used up. Work is counted, not timed, so that the same profile gives the
+same bytes everywhere.
 """
 
 import math
@@ -21,13 +21,12 @@ from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, at_once
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.initial_state import Spans
+from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.state import Spans
-from kvplan.study.judging import Trend, together, trend
 from kvplan.study.sample import FIGURES, OVER_TIME, QUANTILES, Estimate, Sample
 from kvplan.study.warm_up import life_s, typical_iteration_s, warm_up_s
-from kvplan.study.windows import BATCHES, LATENCIES, Window, window
+from kvplan.study.windows import BATCHES, LATENCIES, Trend, Window, together, trend, window
 
 BUDGET_S = 1.0  # counted work of all runs
 RUNS = 2  # of a round
@@ -139,7 +138,7 @@ class Latency(NamedTuple):
 
 
 class OperatingPoint(NamedTuple):
-    """What a profile does at its own rates.
+    """A profile at its own rates.
 
     `served` is in requests/s, `iteration_s` the mean time of an iteration; `requests` came in all runs together. The
     policy and its parameters are those of the profile's engine, `arrivals` is the kind of arrivals.
@@ -155,7 +154,7 @@ class OperatingPoint(NamedTuple):
     runs: int
 
     def figures(self) -> Iterator[tuple[str, float | None, tuple[float, float | None] | None]]:
-        """Keys, values and 95 % intervals of all figures of the whole."""
+        """Yield keys, values and 95 % intervals of all figures of the whole."""
         latency = self.latency
         for key, found in (("throughput_rps", self.served), ("iteration_time_s", self.iteration_s)):
             if found is not None:
@@ -170,10 +169,6 @@ class OperatingPoint(NamedTuple):
 
 def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S) -> OperatingPoint:
     """Measure a profile at its own rates, with so much counted work.
-
-    References
-    ----------
-    New.
 
     Examples
     --------
@@ -225,18 +220,9 @@ def observe(
 ) -> Observation:
     """Run a profile in rounds until enough is known, the queue grows, or the work is used up.
 
-    Parameters
-    ----------
-    enough
-        Asked after each round.
-    stream
-        Runs of different streams have different seeds.
-    budget_s
-        Counted work of all runs.
-    requests
-        In each run of the first round, at least; None: as many as the budget makes reasonable.
-    runs
-        Of a round.
+    `enough` is asked after each round; runs of different streams have different seeds, `budget_s` is the counted work
+    of all. The first round has at least so many requests in each of its `runs`; None: as many as the budget makes
+    reasonable.
     """
     model = as_run(model)
     if model.arrivals.trace is not None:
@@ -283,7 +269,7 @@ def observe(
 
 
 def _period_s(model: ServingModel) -> float | None:
-    """What is seen as a whole: a schedule's period; of one with too many requests a day, an hour or less of it."""
+    """Return what is seen as a whole: a schedule's period, or a part of it if it has too many requests."""
     if model.schedule is None:
         return None
     period = model.schedule.period_s
@@ -292,7 +278,7 @@ def _period_s(model: ServingModel) -> float | None:
 
 
 def _seen_from(model: ServingModel, seed: int) -> ServingModel:
-    """The model from some time of its schedule on, where that is not run as a whole: evenly spread over the seeds."""
+    """Return the model from some time of a schedule that is not run as a whole on: evenly spread over the seeds."""
     if model.schedule is None or (part := _period_s(model)) is None or part == model.schedule.period_s:
         return model
     place = int(seed * _GOLDEN % 1 * (model.schedule.period_s / part))
@@ -300,7 +286,7 @@ def _seen_from(model: ServingModel, seed: int) -> ServingModel:
 
 
 def _work_s(one: ServingModel, rate_rps: float, seconds: float) -> float:
-    """Counted work of a run, about: iterations are those of full replicas, or of requests that are alone."""
+    """Return the counted work of a run, about: iterations are those of full replicas, or of requests that are alone."""
     requests = rate_rps * seconds
     replicas = rate_rps / one.total_rate_rps
     iterations = min(replicas * seconds / typical_iteration_s(one), requests * per_request(one).iterations)
@@ -308,7 +294,7 @@ def _work_s(one: ServingModel, rate_rps: float, seconds: float) -> float:
 
 
 def _factor(model: ServingModel, settings: Settings) -> float:
-    """How much more work an iteration takes than of `vllm` with plain requests."""
+    """Return how much more work an iteration takes than of `vllm` with plain requests."""
     if model.drafts is not None:
         return _DRAFTS
     return (1.0 if model.replica.layout is None else _LAYERS) * (
@@ -317,7 +303,7 @@ def _factor(model: ServingModel, settings: Settings) -> float:
 
 
 def _batches(length_s: float, period_s: float | None) -> tuple[float, int]:
-    """Width and number of the batches of a run: parts of periods, or whole ones where there are many."""
+    """Return width and number of the batches of a run: parts of periods, or whole ones where there are many."""
     if period_s is None:
         return length_s / BATCHES, BATCHES
     periods = round(length_s / period_s)
@@ -328,12 +314,12 @@ def _batches(length_s: float, period_s: float | None) -> tuple[float, int]:
 
 
 def _spans(begin_s: float, width_s: float, count: int, *, aligned: bool) -> Spans:
-    """From `begin_s` on; `aligned`, from the next multiple of the width on."""
+    """Return the spans from `begin_s` on; `aligned`, from the next multiple of the width on."""
     return Spans(math.ceil(begin_s / width_s) * width_s if aligned else begin_s, width_s, count)
 
 
 def as_run(model: ServingModel) -> ServingModel:
-    """What is run of a model: of a measured hit curve no run knows who hits, and prompts take less time instead."""
+    """Return what is run of a model: no run knows who hits by a measured curve, and prompts take less time instead."""
     return with_cold_cache(model) if model.hit_curve and model.arrivals.trace is None else model
 
 
@@ -349,12 +335,11 @@ def _run(
 
 
 def _hastening(model: ServingModel, life_s: float) -> float:
-    """Times its rate at which a replica that is idle nearly always still serves requests one by one; at least 1.
+    """Return the factor of its rate at which a replica that is idle nearly always still serves requests one by one.
 
     At 1e-9 requests/s the clock of a run reaches 1e13 s, of which a float tells milliseconds. Where a request meets
-    another once in ten thousand times its latency is that of one alone, and only idle time is longer at a lower rate:
-    the window of a hastened run counts as so many times longer. Arrivals that cluster, recorded ones, schedules and
-    users who ask again keep their times.
+    another once in ten thousand times its latency is that of one alone, and only idle time is longer at a lower rate.
+    Arrivals that cluster, recorded ones, schedules and users who ask again keep their times.
     """
     sessions = any(c.sessions is not None and c.sessions.users for c in model.classes)
     if sessions or model.schedule is not None or model.arrivals.trace is not None or model.arrivals.cv > 1:
@@ -374,7 +359,7 @@ def _window(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, s
 
 
 def _replayed(model: ServingModel, plan: Plan, settings: Settings, runs: int) -> Observation:
-    """One replay of a trace, to its last completion; of a part of it at random several."""
+    """Replay a trace once, to its last completion; a part of it at random several times."""
     load = Load().on(model)
     assert load.trace is not None
     last_s = float(load.trace.arrival_s[-1])
@@ -389,14 +374,14 @@ def _replayed(model: ServingModel, plan: Plan, settings: Settings, runs: int) ->
 
 
 def _end_s(model: ServingModel, plan: Plan, settings: Settings, seed: int) -> float:
-    """When the last request of a trace is done."""
+    """Return when the last request of a trace is done."""
     requests = generate(model, Load().on(model), seed)
     job = Job(settings, Scenario(model, plan, requests, ("trace",), seed))
     return job.run(lambda _: True, None, True).end_s
 
 
 def unsettled(sample: Sample) -> tuple[str, ...]:
-    """Keys of the latencies that are not known well enough, such as ``ttft_s.p99``.
+    """Return the keys of the latencies that are not known well enough, such as ``ttft_s.p99``.
 
     Known well are a mean to 10 %, or to 1 % of the mean E2E; a percentile to 10 %, p99 to 20 %, or where the share of
     values below it is known to 1 % (p50, p90), .5 % (p95) or .2 % (p99).
@@ -481,7 +466,7 @@ def _cliffs(sample: Sample) -> Iterator[FlatRange]:
 
 
 def _worst_part(seen: Observation, model: ServingModel) -> WorstPart | None:
-    """The 24th part with the longest mean TTFT; None where rates do not vary, or by too fast."""
+    """Return the 24th part with the longest mean TTFT; None where rates do not vary, or by too fast."""
     if model.schedule is None and model.arrivals.trace is None:
         return None
     period = _period_s(model)
@@ -497,6 +482,6 @@ def _worst_part(seen: Observation, model: ServingModel) -> WorstPart | None:
 
 
 def _place(of: Window, model: ServingModel, part: int) -> int:
-    """The first batch of a window that belongs to a part: of a schedule's period, parts are counted from its start."""
+    """Return the first batch of a window that is of a part: those of a schedule's period are counted from its start."""
     begun = 0 if model.schedule is None else round(of.begin_s / of.width_s)
     return (part - begun) % _PARTS

@@ -1,4 +1,4 @@
-"""What ends the collapse of a prefix cache, tried: a limit of running requests together with a bound on waiting.
+"""Trials of what ends the collapse of a prefix cache: a limit of running requests together with a bound on waiting.
 
 A burst leaves memory full of requests in flight, of which none finds anything. Fewer running requests leave room for
 what the next ones ask for, and no queue outlasts it. Neither ends a collapse alone; where the replica has such a limit,
@@ -13,9 +13,8 @@ from kvplan.analysis.fleet import steady_replica
 from kvplan.analysis.prefix_cache import PrefixCache, full_memory, prefix_cache
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.runner import Job, at_once
-from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.limits import SHED_AFTER
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import POLICIES, engine_settings
+from kvplan.simulation.policies.parameters import SHED_AFTER
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.study.warm_cache import burst_size, with_burst
 from kvplan.study.warm_up import life_s
@@ -53,25 +52,10 @@ class _End(NamedTuple):
 
 
 def protection(model: ServingModel, plan: Plan) -> Gained | None:
-    """Try, from the collapsed state, whether limits end the collapse of a prefix cache at the offered rate.
+    """Try, from the collapsed state, whether limits end the collapse of a prefix cache at the offered rate (theory §8).
 
-    Of a fleet one replica with its share is looked at.
-
-    Returns
-    -------
-    None where the cache cannot collapse or has no warm state, the engine has no such limits, or where a run came back
-    without them, or did not with them.
-
-    References
-    ----------
-    New, theory §8.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 20, (5,), (1.0,), 10.0)
-    >>> protection(ServingModel((one,), Timing(0.01), Replica(10_000)), Plan()) is None
-    True
+    Of a fleet one replica with its share is looked at. None where the cache cannot collapse or has no warm state, the
+    engine has no such limits, or where a run came back without them, or did not with them.
     """
     model = steady_replica(model)
     if not (model.finds_prefixes and model.is_plain) or model.hit_curve:
@@ -104,7 +88,7 @@ def _end(
     limits: Mapping[str, tuple[float, ...]],
     seed: int,
 ) -> _End:
-    """How a run ends that begins with a burst: warm, if most of what a warm cache finds is found, by all who come."""
+    """Run from a burst to the end, which is warm if most of what a warm cache finds is found, by all who come."""
     assert found.warm is not None
     cached = cached_replica(model)
     gap = max((c.reuse.gap.mean_s for c in model.classes if c.reuse is not None), default=0.0)

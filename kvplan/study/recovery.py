@@ -1,4 +1,4 @@
-"""Up to which rate a replica recovers from any backlog: what it serves at least once it is saturated.
+"""The rate up to which a replica recovers from any backlog: what it serves at least once it is saturated.
 
 A backlog in random order drains iff what a saturated replica serves exceeds what is offered. That is measured from the
 worst of several collapsed states: a flood that finds the replica empty, requests at the ages of a stationary replica,
@@ -18,13 +18,12 @@ from kvplan.analysis.equilibrium import saturation, sustainable_rate
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
 from kvplan.model.weights import stage_count
-from kvplan.simulation.backlog import Backlog, Mark, Means, picked
+from kvplan.simulation.backlog import Backlog, Mark, Means, blocks_needed, picked
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests, saturated, with_drafts
-from kvplan.simulation.residents import blocks_needed
-from kvplan.study.estimates import Ratio, ratio
+from kvplan.study.sample import Ratio, ratio
 
 _FEWEST, _STAYS, _FILLS = 4_000, 20, 4  # completions, longest stays and fillings of memory in a run at first
 BATCHES = 20  # of a run, of which the first half is dropped
@@ -57,10 +56,8 @@ class Recovery(NamedTuple):
     ----------
     rate_rps
         At most the sustainable rate, and below `served_rps` by three standard errors, half a per cent at least.
-    served_rps, standard_error_rps
-        From the worst start; None where no run was needed.
-    start
-        The worst, in words; empty where no run was needed.
+    served_rps, standard_error_rps, start
+        From the worst start, which has a name; None where no run was needed.
     settled
         Whether the budget sufficed.
     reason
@@ -76,16 +73,10 @@ class Recovery(NamedTuple):
 
 
 def recovery(model: ServingModel, settings: Settings) -> Recovery:
-    """Largest offered rate at which a replica recovers from a backlog in random order, whatever state it is in.
+    """Return the largest offered rate at which a replica recovers from a backlog, whatever state it is in.
 
-    Parameters
-    ----------
-    model
-        Of one replica, whose requests have nothing in common.
-
-    References
-    ----------
-    New. Little's law for KV: what is served is counted by the memory that its tokens needed, which fluctuates least.
+    `model` is one of one replica, whose requests have nothing in common. By Little's law for KV, what is served is
+    counted by the memory that its tokens needed, which fluctuates least (new).
 
     Examples
     --------
@@ -111,15 +102,7 @@ def recovery(model: ServingModel, settings: Settings) -> Recovery:
 
 
 def sustains(model: ServingModel, settings: Settings) -> bool:
-    """Whether `recovery` is at least what a model offers, mostly decided by shorter runs.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass
-    >>> one = RequestClass("a", 20, (5,), (1.0,), 10.0)
-    >>> sustains(ServingModel((one,), Timing(0.01), Replica(10_000)), Settings("greedy", {}))
-    True
-    """
+    """Return whether `recovery` is at least what a model offers, mostly decided by shorter runs."""
     offered = model.total_rate_rps
     if offered > sustainable_rate(model)[1]:
         return False
@@ -132,14 +115,14 @@ def sustains(model: ServingModel, settings: Settings) -> bool:
 
 
 def never_evicts(model: ServingModel, settings: Settings) -> bool:
-    """Whether formulas say all: the most that run at once fit at their longest, and prompts in an iteration, too."""
+    """Return whether formulas say all: the most that run at once fit at their longest, and prompts in an iteration."""
     fits = engine_never_evicts(model) if POLICIES[settings.policy].engine else all_fit(model)
     seats, budget = model.replica.max_num_seqs or 0, model.replica.max_num_batched_tokens
     return fits and (budget is None or seats * max(c.inputs.longest for c in model.classes) <= budget)
 
 
 def _mix_alone(model: ServingModel) -> ServingModel:
-    """What the runs of a saturated replica depend on: all but rates, and of timing the knee alone.
+    """Return what the runs of a saturated replica depend on: all but rates, and of timing the knee alone.
 
     With drafts the timing stays, since what they cost differs from sequence to sequence.
     """
@@ -178,7 +161,7 @@ class Saturated:
         ]
 
     def recovery(self, model: ServingModel) -> Recovery:
-        """The rate at the timing of a model that has this mix."""
+        """Return the rate at the timing of a model that has this mix."""
         weights, timing = weights_of(model, self._starts[0].run.means()), model.timing
         levels = [0] * len(self._starts)
         at_once(lambda start: start.reach(0), self._starts)
@@ -208,7 +191,7 @@ class Saturated:
         )
 
     def far_from(self, model: ServingModel, near: float) -> bool | None:
-        """Whether runs of the first length serve more than a model offers, from every start, or less from some.
+        """Return whether runs of the first length serve more than a model offers, from every start, or less from some.
 
         None where that is not sure, or what is served is nearer to the offer than this share.
         """
@@ -237,12 +220,12 @@ class Start:
                 self._last = place
 
     def cost(self, level: int) -> int:
-        """Completions and evictions until then."""
+        """Return the completions and evictions until then."""
         end = self._marks.get(BATCHES << level, self._marks[self._last])
         return end.completed + end.evicted
 
     def batches(self, level: int, timing: Timing, weights: Means) -> tuple[FloatArray, FloatArray]:
-        """Of the second half of the batches of a level requests served, and seconds."""
+        """Return, of the second half of the batches of a level, requests served, and seconds."""
         if self.run.stuck and self._last <= BATCHES << level:
             return np.zeros(BATCHES // 2), np.ones(BATCHES // 2)
         sums = np.diff(np.array([self._marks[place] for place in self._places(level)]), axis=0)
@@ -250,16 +233,16 @@ class Start:
 
     @staticmethod
     def _places(level: int) -> range:
-        """Ends of the batches of a level that count, and the beginning of the first, in batches of the first level."""
+        """Return where the batches of a level that count begin and end, in batches of the first level."""
         return range(BATCHES << level >> 1, (BATCHES << level) + 1, 1 << level)
 
     def rate(self, level: int, timing: Timing, weights: Means) -> Ratio:
-        """Requests served in a second."""
+        """Return the requests served in a second."""
         amounts, times = self.batches(level, timing, weights)
         return ratio([amounts], [times])
 
     def is_settled(self, level: int, timing: Timing, weights: Means) -> bool:
-        """Whether it is known well enough, and does not change from one quarter to the next."""
+        """Return whether the rate is known well enough, and does not change from one quarter to the next."""
         amounts, times = self.batches(level, timing, weights)
         known = ratio([amounts], [times])
         halves = zip(np.split(amounts, 2), np.split(times, 2), strict=True)
@@ -269,7 +252,7 @@ class Start:
 
 
 def _near_least(rates: Sequence[Ratio]) -> list[int]:
-    """Which of them may be the least."""
+    """Return which of the rates may be the least."""
     least = min(rates, key=lambda r: r.value)
     return [
         i
@@ -279,13 +262,13 @@ def _near_least(rates: Sequence[Ratio]) -> list[int]:
 
 
 def admissions_per_iteration(model: ServingModel) -> float:
-    """What memory or the seats allow."""
+    """Return the admissions that memory or the seats allow."""
     stages, seats = float(model.mix.mean(model.mix.stages)), model.replica.max_num_seqs or math.inf
     return min(saturation(model).admissions_per_iteration, seats / stages)
 
 
 def iterations_wanted(model: ServingModel) -> float:
-    """Of a run from one start, at first."""
+    """Return the iterations of a run from one start, at first."""
     mix = model.mix
     longest = _quantile(mix.stages, mix.share, _LONGEST)
     stages = float(mix.mean(mix.stages))
@@ -293,7 +276,7 @@ def iterations_wanted(model: ServingModel) -> float:
 
 
 def weights_of(model: ServingModel, means: Means) -> Means:
-    """What a block-iteration, a token emitted and a prompt token count for, in requests, which have `means` of them.
+    """Return the share of a request that a block-iteration, an emitted and a prompt token are; one has `means` of them.
 
     Time goes into prompts by one share, and by the other into what is served while memory, or the seats, are full.
     """
@@ -307,14 +290,14 @@ def weights_of(model: ServingModel, means: Means) -> Means:
 
 
 def uncached(settings: Settings) -> Settings:
-    """The same without a prefix cache: that preempted requests find nothing of themselves is a little pessimistic."""
+    """Return the settings without a prefix cache, as if preempted requests found nothing of themselves: pessimistic."""
     if "prefix_caching" not in POLICIES[settings.policy].parameters:
         return settings
     return Settings(settings.policy, {**settings.given, "prefix_caching": (0.0,)})
 
 
 def _starts(model: ServingModel, policy: str) -> Iterator[tuple[str, tuple[Requests, IntArray] | tuple[()]]]:
-    """States to begin with, by name: who runs, oldest first, and for how many iterations already."""
+    """Yield states to begin with, by name: who runs, oldest first, and for how many iterations already."""
     yield "a flood", ()
     if policy not in _AGED:
         return
@@ -332,7 +315,7 @@ def _starts(model: ServingModel, policy: str) -> Iterator[tuple[str, tuple[Reque
 
 
 def _sample(model: ServingModel, rng: np.random.Generator, count: int) -> tuple[Requests, IntArray]:
-    """So many requests by share, and the iterations of each."""
+    """Draw so many requests by share, and the iterations of each."""
     requests = saturated(model, rng, requests=count)
     if model.drafts is not None:
         requests = with_drafts(requests, model.drafts, rng)
@@ -342,7 +325,7 @@ def _sample(model: ServingModel, rng: np.random.Generator, count: int) -> tuple[
 def _aged(
     model: ServingModel, rng: np.random.Generator, policy: str, period: int = 1
 ) -> tuple[Requests, IntArray] | None:
-    """As many requests as fit, each at any of its ages 1, 1 + period, … alike; None where all leave too early."""
+    """Draw as many requests as fit, each at any of its ages 1, 1 + period, … alike; None where all leave too early."""
     requests, stages = _sample(model, rng, _SAMPLE)
     ages_open = (stages - 2) // period + 1  # how many ages a request can have
     if ages_open.max() < 1:
@@ -356,7 +339,7 @@ def _aged(
 def _fitting(
     model: ServingModel, requests: Requests, ages: IntArray, policy: str
 ) -> tuple[Requests, IntArray]:
-    """The first of them, as many as fit; oldest first."""
+    """Return the first of them, as many as fit; oldest first."""
     replica = model.replica
     held = np.cumsum(blocks_needed(model, requests, ages, engine=POLICIES[policy].engine))
     fit = int(

@@ -1,4 +1,4 @@
-"""Whether a number of replicas keeps the objectives of a demand, by runs that are long enough to tell.
+"""Decisions whether a number of replicas keeps the objectives of a demand, by runs that are long enough to tell.
 
 A fleet to which requests come at random is judged by one of its replicas, which gets each with probability 1/N, of
 arrivals that cluster, or were recorded, as the model says. Where the router looks, or knows sessions, all replicas are
@@ -15,10 +15,10 @@ from kvplan.model import Plan, ServingModel
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import KEYS
 from kvplan.simulation.policies.protocol import Settings
-from kvplan.study.judging import Trend
 from kvplan.study.objectives import LONG, Decision, Objective, State, decisions, overall
 from kvplan.study.operating_point import BUDGET_S, RUNS, Observation, observe
 from kvplan.study.sample import Estimate
+from kvplan.study.windows import Trend
 
 MOST_SIMULATED = 64  # replicas of a fleet; more of them only even out more of what chance does
 _LEAST_SIMULATED = 16  # fewer would find the prefixes of turns too often
@@ -26,16 +26,10 @@ _MOST_ITERATIONS = 250_000  # of one request on every simulated replica; of long
 
 
 class Kept(NamedTuple):
-    """What runs of some replicas say.
+    """Result of runs of some replicas.
 
-    Attributes
-    ----------
-    decided
-        Of each objective.
-    figures
-        All of `kvplan.model.slo.KEYS` that there are, by key; none where the queue grows.
-    suffices
-        Whether as many requests were completed as it takes to say that all objectives hold.
+    `decided` has each objective, `figures` all of `kvplan.model.slo.KEYS` that there are, none where the queue grows;
+    `suffices`: as many requests were completed as it takes to say that all objectives hold.
     """
 
     trend: Trend
@@ -45,7 +39,7 @@ class Kept(NamedTuple):
 
     @property
     def state(self) -> State:
-        """Of all objectives together, and of the queue, which has to be steady."""
+        """State of all objectives together, and of the queue, which has to be steady."""
         state = _state(self.trend, self.decided)
         return State.OPEN if state is State.HOLDS and not self.suffices else state
 
@@ -64,20 +58,9 @@ def keeps(
 ) -> Kept:
     """Decide whether replicas keep the objectives, with longer and longer runs.
 
-    Short runs, in which a queue has no time to grow and what is rare does not happen, confirm nothing.
-
-    Parameters
-    ----------
-    model
-        What `stand_in` makes of a number of replicas.
-    objectives
-        Where there are none, the queue alone decides.
-    requests
-        Of each run of the first round, at least; None: few.
-    runs
-        Of a round.
-    least
-        Requests, completed in all runs, without which nothing holds; more than `LONG` near what is sustainable.
+    `model` is what `stand_in` makes of a number of replicas; without objectives the queue alone decides. `requests` are
+    those of each run of the first round, at least. Nothing holds before `least` were completed in all runs: short runs,
+    in which a queue has no time to grow and what is rare does not happen, confirm nothing.
     """
 
     def is_decided(seen: Observation) -> bool:
@@ -105,15 +88,7 @@ def _figures(seen: Observation) -> list[tuple[str, Estimate]]:
 
 
 def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
-    """The same mix at another total rate, constant; of users as many more or fewer, whole ones.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 2.0),), Timing(1.0), Replica(60))
-    >>> scaled(model, 0.5).total_rate_rps
-    0.5
-    """
+    """Return the mix at another total rate, constant; of users as many more or fewer, whole ones."""
     factor = rate_rps / model.total_rate_rps
     if users_of(model):
         return with_rates_of_users(with_part_of_users(replace(model, schedule=None), factor))
@@ -123,7 +98,7 @@ def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
 def stand_in(
     model: ServingModel, rate_rps: float, replicas: int, router: Routing | None = None
 ) -> ServingModel:
-    """What is simulated for so many replicas that share a total rate.
+    """Return what is simulated for so many replicas that share a total rate.
 
     Without a router one of them, to which requests are sent at random, and the turns of its sessions; else all, of more
     than `most_simulated` so many with their part of the arrivals at random.
@@ -133,9 +108,6 @@ def stand_in(
     >>> from kvplan.model import ArrivalProcess, Replica, RequestClass, Timing
     >>> clumps = ArrivalProcess(cv=3.0)
     >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 2.0),), Timing(1.0), Replica(60), arrivals=clumps)
-    >>> found = stand_in(model, 8.0, 4)
-    >>> found.total_rate_rps, round(found.arrivals.cv ** 2, 9)
-    (2.0, 3.0)
     >>> found = stand_in(model, 8.0, 128, Routing.LEAST_KV)
     >>> found.total_rate_rps, round(found.arrivals.cv ** 2, 9), found.fleet.size
     (4.0, 5.0, 64)
@@ -147,16 +119,7 @@ def stand_in(
 
 
 def most_simulated(model: ServingModel) -> int:
-    """How many replicas of a fleet are simulated at most: fewer than 64 where requests take thousands of iterations.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> def outputs(tokens: int) -> ServingModel:
-    ...     return ServingModel((RequestClass("a", 5, (tokens,), (1.0,), 2.0),), Timing(1.0), Replica(10**6))
-    >>> most_simulated(outputs(2000)), most_simulated(outputs(25_000)), most_simulated(outputs(900_000))
-    (64, 16, 16)
-    """
+    """Return the most replicas that are simulated: fewer than 64 where requests take thousands of iterations."""
     mix, budget = model.mix, model.replica.max_num_batched_tokens
     iterations = mix.mean(mix.stages)
     if budget is not None:

@@ -18,25 +18,62 @@ import numpy as np
 
 from kvplan.model import FloatArray
 from kvplan.simulation.intervals import t_quantile
-from kvplan.simulation.state import (
-    GAPS,
-    GAPS_IN_E,
-    KV_S,
-    RUNNING_S,
-    SHORTEST_GAP_S,
-    SPAN_BUSY_S,
-    STEPS,
-    WAITING_S,
-)
-from kvplan.study.estimates import Ratio, ratio
+from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S, Span
 from kvplan.study.windows import Window
+
+
+class Ratio(NamedTuple):
+    """A ratio of sums, its standard error, and the degrees of freedom of that."""
+
+    value: float
+    standard_error: float
+    degrees: int
+
+
+def ratio(amounts: Sequence[FloatArray], sizes: Sequence[FloatArray]) -> Ratio:
+    """Σ amounts / Σ sizes over the batches of independent runs.
+
+    What the batches of a run have in common with their neighbours widens the error by √((1 + φ)/(1 - φ)), φ the
+    correlation of neighbouring residuals, plus 1/n because it is estimated low by so much.
+
+    Parameters
+    ----------
+    amounts, sizes : sequence of ndarray, shape (n_batches,)
+        Of each run, in order of time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> ratio([np.array([2.0, 4.0])], [np.array([1.0, 2.0])])
+    Ratio(value=2.0, standard_error=0.0, degrees=1)
+    """
+    total = math.fsum(float(s.sum()) for s in sizes)
+    count = sum(s.size for s in sizes)
+    if total <= 0:
+        return Ratio(math.nan, math.inf, 1)
+    value = math.fsum(float(a.sum()) for a in amounts) / total
+    if count < 2:
+        return Ratio(value, math.inf, 1)
+    residuals = [a - value * s for a, s in zip(amounts, sizes, strict=True)]
+    power = sum(float(r @ r) for r in residuals)
+    if power == 0:
+        return Ratio(value, 0.0, count - 1)
+    neighbours = sum(float(r[:-1] @ r[1:]) for r in residuals)
+    phi = min(max(neighbours / power + 1 / count, 0.0), 0.95)
+    spread = math.sqrt(count / (count - 1) * power * (1 + phi) / (1 - phi))
+    return Ratio(value, spread / total, count - 1)
+
 
 BINS_IN_E = 250  # of times, each .4 % wide, to which ends of intervals are rounded outward
 _GAP_S: FloatArray = SHORTEST_GAP_S * np.exp((np.arange(GAPS) + 0.5) / GAPS_IN_E)
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 FIGURES = ("mean", *QUANTILES)
 ITL = "itl_s"
-OVER_TIME = {"running": RUNNING_S, "waiting": WAITING_S, "kv_tokens_mean": KV_S}  # means over time
+OVER_TIME = {
+    "running": Span.RUNNING_S,
+    "waiting": Span.WAITING_S,
+    "kv_tokens_mean": Span.KV_S,
+}  # means over time
 _EDGE = 1e-6  # of a bin: at its end
 _ALONE = 0.1  # what neighbouring bins hold, of one whose gaps are all alike
 _STEEP, _CLIFF_BINS, _EMPTY = 1.5, 12, 0.1  # a cliff: a factor, and how empty one of so many bins between is
@@ -55,7 +92,7 @@ class Estimate(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float | None]:
-        """As it is reported: ends rounded outward to bins, None where the sample does not have the upper one."""
+        """The interval as reported: ends rounded outward to bins, None where the sample does not have the upper one."""
         if self.low == self.high:
             return self.low, self.high
         high = None if math.isinf(self.high) else _rounded(self.high, math.ceil)
@@ -63,7 +100,7 @@ class Estimate(NamedTuple):
 
     @property
     def relative_width(self) -> float:
-        """Of the larger side."""
+        """Relative width of the larger side."""
         if self.value <= 0:
             return 0.0 if self.high <= 0 else math.inf
         return max(self.high - self.value, self.value - self.low) / self.value
@@ -104,14 +141,14 @@ class _Times:
         return ratio(self._summed([(v > limit).astype(np.float64) for v in self.values]), self.sizes)
 
     def quantile(self, share: float) -> tuple[float, float]:
-        """Between the values on both sides; as an interval it has no width."""
+        """Return the value between those on both sides; as an interval it has no width."""
         below, part = divmod(share * (self.total - 1), 1)
         low, high = self.sorted[int(below)], self.sorted[min(int(below) + 1, self.total - 1)]
         value = float(low + part * (high - low))
         return value, value
 
     def counts(self, edges: FloatArray) -> FloatArray:
-        """How many values are between neighbouring edges."""
+        """Return how many values are between neighbouring edges."""
         return np.diff(np.searchsorted(self.sorted, edges))
 
 
@@ -128,7 +165,7 @@ class _Gaps:
         return ratio([w.gaps @ _GAP_S for w in self._windows], self.sizes)
 
     def share_above(self, limit: float) -> Ratio:
-        """Of the bin that the limit is in, a part, as if gaps were even in it; none if they are all alike."""
+        """Return the share above a limit, as if gaps were even in its bin; none of that if all in it are alike."""
         place = math.log(max(limit / SHORTEST_GAP_S, 1.0)) * GAPS_IN_E
         first = min(math.floor(place + _EDGE), GAPS - 2)
         part = min(max(first + 1 - place, 0.0), 1.0)
@@ -139,7 +176,7 @@ class _Gaps:
         return ratio(beyond, self.sizes)
 
     def quantile(self, share: float) -> tuple[float, float]:
-        """The ends of the bin that it is in."""
+        """Return the ends of the bin that the quantile is in."""
         place = int(np.searchsorted(self._below, share * self.total, side="left")) - 1
         middle = _GAP_S[min(max(place, 0), GAPS - 1)]
         half = math.exp(0.5 / GAPS_IN_E)
@@ -158,11 +195,11 @@ class Sample:
 
     @classmethod
     def of(cls, windows: Sequence[Window], width_s: float) -> "Sample":
-        """All of them, in batches as wide as that."""
+        """Put windows together, in batches as wide as that."""
         return cls(tuple(w.merged(width_s) for w in windows))
 
     def of_class(self, which: int) -> "Sample":
-        """Requests of one class alone."""
+        """Return the requests of one class alone."""
         return Sample(self.windows, which)
 
     @property
@@ -176,7 +213,7 @@ class Sample:
         return sum(w.arrived for w in self.windows), sum(w.iterations for w in self.windows)
 
     def times(self, time: str) -> _Times | _Gaps:
-        """All values of a latency, such as ``ttft_s``."""
+        """Return all values of a latency, such as ``ttft_s``."""
         if time not in self._times:
             values = [] if time == ITL else [w.values[time] for w in self.windows]
             self._times[time] = (
@@ -189,7 +226,7 @@ class Sample:
         return {}
 
     def estimate(self, time: str, figure: str) -> Estimate | None:
-        """A latency: ``mean`` or a percentile, seconds; None where there is none."""
+        """Estimate a latency: ``mean`` or a percentile, seconds; None where there is none."""
         times = self.times(time)
         if times.total == 0:
             return None
@@ -198,7 +235,7 @@ class Sample:
         return around(times.mean())
 
     def figure(self, key: str) -> Estimate | None:
-        """A figure by its key: ``ttft_s.p95``, ``waiting``, ``recomputed_share``, say; None where there is none."""
+        """Estimate a figure by its key, such as ``ttft_s.p95`` or ``waiting``; None where there is none."""
         time, _, figure = key.partition(".")
         if figure:
             return self.estimate(time, figure)
@@ -207,7 +244,7 @@ class Sample:
         return self.evictions() if key == "preemptions_per_request" else self._recomputed()
 
     def cliff(self, time: str, figure: str) -> Cliff | None:
-        """Where a percentile falls into a gap of its law: between iterations with and without a prompt, say."""
+        """Return the gap of its law that a percentile sits in: between iterations with and without a prompt, say."""
         times, share = self.times(time), QUANTILES[figure]
         if times.total == 0:
             return None
@@ -219,18 +256,18 @@ class Sample:
         return Cliff(low, high) if between.min() < _EMPTY * 2 * near * times.total / _CLIFF_BINS else None
 
     def rate(self) -> Estimate:
-        """Requests done in a second."""
+        """Return the requests done in a second."""
         return self._per_second(self._done())
 
     def evictions(self) -> Estimate | None:
-        """Evictions of a request until it is done, in the mean; None where none was done."""
+        """Return the mean evictions of a request until it is done; None where none was done."""
         if self.completed == 0:
             return None
         counts = [np.bincount(w.batch, w.evictions, w.batches).astype(np.float64) for w in self.windows]
         return around(ratio(counts, self._done()))
 
     def _recomputed(self) -> Estimate | None:
-        """Share of all computed tokens that were computed before, run by run; None where none was computed."""
+        """Return the share of computed tokens that were computed before, run by run; None where none was computed."""
         again = [np.array([float(w.recomputed_tokens)]) for w in self.windows]
         tokens = [np.array([float(w.computed_tokens)]) for w in self.windows]
         return around(ratio(again, tokens)) if any(t[0] for t in tokens) else None
@@ -239,13 +276,15 @@ class Sample:
         return [np.bincount(w.batch, minlength=w.batches).astype(np.float64) for w in self.windows]
 
     def over_time(self, column: int) -> Estimate:
-        """Mean over time of what a column of the sums of `kvplan.simulation.state.State.span` integrates."""
+        """Return the mean over time of what a column of `kvplan.simulation.state.State.span` integrates."""
         return self._per_second([w.sums[:, column] for w in self.windows])
 
     def iteration_s(self) -> Estimate:
-        """Mean time of an iteration."""
+        """Return the mean time of an iteration."""
         return around(
-            ratio([w.sums[:, SPAN_BUSY_S] for w in self.windows], [w.sums[:, STEPS] for w in self.windows])
+            ratio(
+                [w.sums[:, Span.BUSY_S] for w in self.windows], [w.sums[:, Span.STEPS] for w in self.windows]
+            )
         )
 
     def _per_second(self, amounts: list[FloatArray]) -> Estimate:
@@ -253,7 +292,7 @@ class Sample:
 
 
 def around(found: Ratio) -> Estimate:
-    """A ratio with its 95 % interval."""
+    """Return a ratio with its 95 % interval."""
     half = t_quantile(found.degrees) * found.standard_error
     return Estimate(found.value, max(found.value - half, 0.0), found.value + half)
 

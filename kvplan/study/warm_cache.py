@@ -20,12 +20,13 @@ from kvplan.analysis.prefix_cache import CacheState, full_memory, prefix_cache
 from kvplan.model import FloatArray, Plan, ServingModel
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, Progress, at_once, run_to_the_end
+from kvplan.simulation.initial_state import Spans
 from kvplan.simulation.outcome import Outcome
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Policy, Scenario
 from kvplan.simulation.requests import Requests, saturated
 from kvplan.simulation.sessions import Burst, merged
-from kvplan.simulation.state import LEAST_WAITING, Spans
+from kvplan.simulation.state import Span
 from kvplan.study.warm_up import life_s, typical_iteration_s, warm_up_s
 
 RUNS = 5  # alone, and as many with a burst
@@ -42,22 +43,18 @@ _SLACK, _SLACK_SHARE = (
 
 
 class Trial(NamedTuple):
-    """Runs of a replica whose warm cache can be lost.
+    """Runs of a replica whose warm cache can be lost: so many alone, and as many with a burst after the warm-up.
 
     Attributes
     ----------
-    runs
-        Alone, and as many with a burst.
     lasted, survived_burst
-        Runs that were warm in the end: alone, and with a burst after the warm-up.
+        Runs that were warm in the end: alone, and with a burst.
     hit_ratio
         Of the prompt tokens, in the runs alone that lasted; None where none did.
     seconds
         Length of a run after its warm-up.
-    burst
+    burst, of_sessions
         Sessions that begin at once, or requests that nobody asks for again: as many as leave a full memory.
-    of_sessions
-        Whether they are sessions.
     lasts_s
         Mean time until a warm cache is lost without a burst; None where all runs lasted, 0 where no run from an empty
         replica became warm.
@@ -84,7 +81,7 @@ class _Warmth(NamedTuple):
 
 
 class _Course(NamedTuple):
-    """How a run went: how many of its parts were warm, whether it ended so, and what it found and served."""
+    """Parts of a run that were warm, whether it ended so, and what it found and served."""
 
     warm_parts: int
     lasted: bool
@@ -121,25 +118,8 @@ def warm_cache(model: ServingModel, plan: Plan, progress: Progress | None = None
     A part of a run is warm if requests find more than half of what a warm cache finds beyond a cold one, and at some
     moment hardly anybody waits. A run lasts if most of its last quarter is warm. Of a fleet one replica with its share
     is looked at; rates are those of the classes, whatever a schedule makes of them, and where they are from a trace
-    requests come at random.
-
-    Returns
-    -------
-    None where there is nothing to try: a burst cannot empty the cache, or not even a warm one serves what is offered.
-    Of a measured hit curve no run knows what hits.
-
-    References
-    ----------
-    New.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.model.gaps import Exponential
-    >>> from kvplan.model.reuse import Reuse
-    >>> again = RequestClass("a", 1000, (200,), (1.0,), 5.0, reuse=Reuse(0.8, 0.9, Exponential(5.0)))
-    >>> warm_cache(ServingModel((again,), Timing(0.012, 1e-7, 60e-6), Replica(100_000, 16)), Plan()) is None
-    True
+    requests come at random. None where a burst cannot empty the cache, not even a warm one serves what is offered, or a
+    hit curve was measured, of which no run knows what hits.
     """
     model = steady_replica(model)
     if not (model.finds_prefixes and model.is_plain) or model.hit_curve:
@@ -172,7 +152,7 @@ def warm_cache(model: ServingModel, plan: Plan, progress: Progress | None = None
 
 
 def _times(model: ServingModel, warm: CacheState) -> tuple[float, float]:
-    """Warm-up and length of a run, seconds, as long as the work allows."""
+    """Return warm-up and length of a run, seconds, as long as the work allows."""
     gap = max((c.reuse.gap.mean_s for c in model.classes if c.reuse is not None), default=0.0)
     length = max(_LENGTH_S, _LIVES * (life_s(model) + gap))
     rate = model.total_rate_rps
@@ -183,14 +163,14 @@ def _times(model: ServingModel, warm: CacheState) -> tuple[float, float]:
 
 
 def _warmth(cached: CachedReplica, warm: CacheState, length_s: float) -> _Warmth:
-    """Half way from a cold cache to a warm one; of users some may wait at all times."""
+    """Return the threshold half way from a cold cache to a warm one; of users some may wait at all times."""
     found = (float(full_memory(cached).hits[0]) + warm.hit_tokens) / 2
     waiting = max(_SLACK, _SLACK_SHARE * cached.rate_rps * length_s / _PARTS)
     return _Warmth(found / cached.mean("prompt"), waiting if cached.users is None else math.inf)
 
 
 def burst_size(cached: CachedReplica) -> int:
-    """Sessions, or requests that nobody asks for again, that fill memory once with what they leave."""
+    """Return the sessions, or requests that nobody asks for again, that fill memory once with what they leave."""
     return math.ceil(cached.replica.capacity_tokens / max(cached.left, cached.replica.block_tokens))
 
 
@@ -199,7 +179,7 @@ def _begins_sessions(model: ServingModel) -> bool:
 
 
 def with_burst(model: ServingModel, end_s: float, burst: int, at_s: float, seed: int) -> Requests:
-    """The requests until a time, with a burst among them: of new sessions, or else of strangers."""
+    """Draw the requests until a time, with a burst among them: of new sessions, or else of strangers."""
     load, sessions = Load(requests=None, horizon_s=end_s), _begins_sessions(model)
     if sessions and burst:
         load = load._replace(burst_sessions=Burst(burst, at_s))
@@ -229,7 +209,7 @@ def _course(requests: Requests, run: Outcome, spans: Spans, warmth: _Warmth) -> 
 
     prompts = by_part(run.first_token_s, requests.input_tokens.astype(np.float64))
     hits = by_part(run.first_token_s, run.found.hit_tokens.astype(np.float64))
-    warm = (hits >= warmth.hit_ratio * prompts) & (run.spans.sums[:, LEAST_WAITING] <= warmth.waiting)
+    warm = (hits >= warmth.hit_ratio * prompts) & (run.spans.sums[:, Span.LEAST_WAITING] <= warmth.waiting)
     return _Course(
         warm_parts=int(warm.sum()),
         lasted=int(warm[-_LAST:].sum()) > _LAST // 2,

@@ -1,4 +1,4 @@
-"""How long a replica takes to fill: what is seen before says little about later."""
+"""Warm-up of a replica: what is seen before it has filled says little about later."""
 
 import numpy as np
 
@@ -12,27 +12,17 @@ _SLOWEST = 10.0  # times longer, where a replica relaxes slower than requests st
 
 
 def warm_up_s(model: ServingModel) -> float:
-    """Seconds after which a replica that began empty looks like one that has long been running.
+    """Return the seconds after which a replica that began empty looks like one that has long been running.
 
     After W₁ requests that came before the start hold a hundredth of the KV. A replica bound by compute relaxes more
-    slowly, by the factor of its iterations over those of a request that is alone.
-
-    References
-    ----------
-    New.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> round(warm_up_s(ServingModel((RequestClass("a", 0, (100,), (1.0,), 0.1),), Timing(0.01), Replica(10_000))), 2)
-    1.0
+    slowly, by the factor of its iterations over those of a request that is alone (new).
     """
     alone = time_alone(model) / per_request(model).iterations
     return life_s(model) * min(max(typical_iteration_s(model) / alone, 1.0), _SLOWEST)
 
 
 def life_s(model: ServingModel) -> float:
-    """W₁: the age beyond which requests, or the turns of sessions, hold little."""
+    """Return W₁: the age beyond which requests, or the turns of sessions, hold little."""
     held = model.mix.held.survival(model.mix.share)
     older = np.cumsum(held[::-1])[::-1]
     tau = typical_iteration_s(model)
@@ -41,13 +31,13 @@ def life_s(model: ServingModel) -> float:
 
 
 def typical_iteration_s(model: ServingModel) -> float:
-    """Of the equilibrium, at most that of a full memory; of that where there is no equilibrium."""
+    """Return the iteration time of the equilibrium, or of a full memory if that is less or there is no equilibrium."""
     full, usual = saturation(model).iteration_time_s, iteration_time(model)
     return full if usual is None else min(full, usual)
 
 
 def _turns_s(model: ServingModel, sessions: Sessions, tau: float) -> float:
-    """Time from the begin of a session until all but a hundredth of the turns of such sessions have begun."""
+    """Return the time from the begin of sessions until all but a hundredth of their turns have begun."""
     share = sessions.turns.at_least()
     turns = int(np.searchsorted(np.cumsum(share) / share.sum(), _BEGUN))
     return turns * (sessions.think.mean_s + per_request(model).iterations * tau)

@@ -1,4 +1,4 @@
-"""Which figures a sweep has, and where they are found: keys of the report, and of the simulation by policy.
+"""Columns of a sweep: keys of the report, and of the simulation by policy.
 
 ``simulation.POLICY.KEY`` are the keys of `kvplan simulate`; all others are those of `kvplan analyze`.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from typing import Any, get_type_hints
 
-from kvplan.decide.requirement import Named, named, parse_key
 from kvplan.errors import UsageError, did_you_mean
+from kvplan.gate.requirement import Named, named, parse_key
 from kvplan.report.assembly import plain
 from kvplan.report.keys import Kind, gateable
 from kvplan.simulation.metrics import ClassResult, PolicyResult
@@ -40,7 +40,7 @@ DEFAULT_SIMULATED = (
 
 
 def _figures(result: type) -> Iterator[str]:
-    """The numbers of a simulated result, those of its parts included."""
+    """Yield the numbers of a simulated result, those of its parts included."""
     for name, kind in get_type_hints(result).items():
         if isinstance(kind, type) and is_dataclass(kind):
             yield from (f"{name}.{figure}" for figure in _figures(kind))
@@ -66,15 +66,7 @@ class Column:
     kind: Kind
 
     def of(self, result: object) -> int | float | str | bool | None:
-        """The figure in a block, or in the result of a policy; None where it does not exist.
-
-        Examples
-        --------
-        >>> from kvplan.analysis.records import Saturation
-        >>> (column,) = expand(["saturation.throughput_rps"], ["a"], [])
-        >>> column.of(Saturation(2.0, 0.5, 4.0))
-        4.0
-        """
+        """Return the figure in a block, or in the result of a policy; None where it does not exist."""
         found: Any = result
         for part in self.path:
             if found is None:
@@ -91,17 +83,10 @@ class Column:
 
 
 def expand(patterns: Iterable[str], classes: Sequence[str], policies: Sequence[str]) -> tuple[Column, ...]:
-    """The columns that keys and patterns name, in their order, each once.
+    """Return the columns that keys and patterns name, in their order, each once.
 
     Such as ``rate_cap.classes[chat].integer_budget``, with ``*`` for anything and ``[]`` for every class.
 
-    Raises
-    ------
-    UsageError
-        There is no such key; names the nearest.
-
-    Examples
-    --------
     >>> [column.name for column in expand(["saturation.*", "wait.classes[].threshold"], ["a", "b c"], [])][-3:]
     ['saturation.throughput_rps', 'wait.classes[a].threshold', 'wait.classes[b c].threshold']
     """
@@ -136,7 +121,7 @@ def _matching(text: str, every: dict[str, str], simulated: bool) -> Iterable[str
 
 
 def _of_report(classes: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Keys that every point has, and their general form; of other lists each point has as many entries as it needs."""
+    """Yield keys that every point has, and their general form; not those of lists that differ from point to point."""
     for key, record in gateable().items():
         pair = key.removesuffix("[]")
         for one in [f"{pair}[{i}]" for i in range(2)] if record.kind is Kind.PAIR else [key]:

@@ -1,4 +1,4 @@
-"""What a sweep is: profile, what is varied, which figures. Everything that its results depend on."""
+"""The definition of a sweep: profile, axes, columns. Everything that its results depend on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _TOGETHER = ("load", "equilibrium", "saturation")  # blocks that are computed fo
 
 
 class Runs(NamedTuple):
-    """What is simulated at every point: policies on the same Poisson arrivals.
+    """Simulations at every point: policies on the same Poisson arrivals.
 
     Point i has the seeds ``seed + i·seeds`` and on, so that points share no chance.
     """
@@ -60,7 +60,7 @@ class Sweep:
 
     @cached_property
     def points(self) -> int:
-        """How many points there are."""
+        """Number of points."""
         return count_points(self.axes, self.sample)
 
     @cached_property
@@ -73,7 +73,7 @@ class Sweep:
 
     @cached_property
     def compiled(self) -> bool:
-        """Whether there is so much to simulate that compiling the loops first is worth it."""
+        """True where there is so much to simulate that compiling the loops first is worth it."""
         return self.runs is not None and self.points * self.runs.total >= _WORTH_COMPILING
 
     @cached_property
@@ -87,7 +87,7 @@ class Sweep:
         )
 
     def header(self) -> dict[str, Any]:
-        """What a file of results says of itself; files of the same header have the same rows."""
+        """Return what a file of results says of itself; files of the same header have the same rows."""
         sample, runs = self.sample, self.runs
         return {
             "kvplan_sweep": FORMAT,
@@ -111,14 +111,10 @@ def define(
     columns: Sequence[str] | None = None,
     runs: Runs | None = None,
 ) -> Sweep:
-    """A sweep from what the command line says, checked; nothing is computed yet.
+    """Define a sweep from what the command line says, checked; nothing is computed yet.
 
     See `kvplan.sweeps.vary.parse_axes` and, for columns, `kvplan.sweeps.columns.expand`; a sample is ``random:N`` or
     ``lhs:N``.
-
-    Raises
-    ------
-    UsageError
 
     Examples
     --------

@@ -19,6 +19,7 @@ from kvplan.model.lengths import Lengths
 from kvplan.profile import schema
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import model_of, plan_of
+from kvplan.profile.relations import Problem
 from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.simulation.metrics import PolicyResult
@@ -39,18 +40,7 @@ class Point(NamedTuple):
 
 
 def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
-    """Rows of the points from `start` up to `stop`: number, values, figures, and why there are none, if so.
-
-    Examples
-    --------
-    >>> from io import BytesIO
-    >>> from kvplan.profile.reading import load_profile
-    >>> from kvplan.sweeps.definition import define
-    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
-    >>> sweep = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])
-    >>> list(rows(sweep, 0, 2))
-    [[0, 10, 'max_num_seqs', None], [1, 1000, 'compute', None]]
-    """
+    """Yield rows of the points from `start` up to `stop`: number, values, figures, and why there are none, if so."""
     if sweep.version != __version__:
         raise UsageError(
             f"a worker has kvplan {__version__}, and this is {sweep.version}; they must be the same"
@@ -106,9 +96,7 @@ def _other_shares(document: schema.Document, changes: dict[KeyPath, object]) -> 
     left = (1 - sum(varied.values())) / sum(others.values(), Fraction(0))
     if left <= 0:
         first = ("classes", min(varied), "share")
-        raise schema.SchemaError(
-            [schema.Problem(first, "the varied shares leave nothing to the other classes")]
-        )
+        raise schema.SchemaError([Problem(first, "the varied shares leave nothing to the other classes")])
     return {("classes", i, "share"): float(share * left) for i, share in others.items()}
 
 

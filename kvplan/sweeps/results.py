@@ -16,18 +16,9 @@ from kvplan.sweeps.store import Format, format_of
 
 
 def arrays(sweep: Sweep) -> dict[str, NDArray[Any]]:
-    """All points of a sweep, by name of the column, each of shape (n_points,).
+    """Return all points of a sweep, by name of the column, each of shape (n_points,).
 
     ``point`` is whole; other numbers are floats, NaN where there is none; everything else are objects.
-
-    Examples
-    --------
-    >>> from io import BytesIO
-    >>> from kvplan.profile.reading import load_profile
-    >>> from kvplan.sweeps.definition import define
-    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
-    >>> arrays(define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"]))["gpu.max_num_seqs"]
-    array([  10., 1000.])
     """
     found: list[list[Value]] = []
     for start in range(0, sweep.points, sweep.batch):
@@ -44,7 +35,7 @@ def arrays(sweep: Sweep) -> dict[str, NDArray[Any]]:
 
 
 def read(sweep: Sweep, path: Path, names: Sequence[str]) -> dict[str, list[Value]]:
-    """Some columns, by name, of what `kvplan.sweeps.run.sweep` has written, one value a point."""
+    """Return some columns, by name, of what `kvplan.sweeps.run.sweep` has written, one value a point."""
     found: dict[str, list[Value]] = {name: [] for name in names}
     for row in _rows(sweep, path, names):
         for name, value in zip(names, row, strict=True):
@@ -53,16 +44,9 @@ def read(sweep: Sweep, path: Path, names: Sequence[str]) -> dict[str, list[Value
 
 
 def _rows(sweep: Sweep, path: Path, names: Sequence[str]) -> Iterator[Sequence[Value]]:
-    format = format_of(path)
-    if format is Format.PARQUET:
-        from pyarrow import parquet
-
-        table = parquet.read_table(path, columns=list(names))
-        yield from zip(*(table.column(name).to_pylist() for name in names), strict=True)
-        return
     with path.open(encoding="utf-8", newline="") as file:
         next(file)
-        if format is Format.JSONL:
+        if format_of(path) is Format.JSONL:
             for line in file:
                 point = json.loads(line)
                 yield [point[name] for name in names]

@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 
 class Outcome(NamedTuple):
-    """What a sweep came to: points, those that were there already, and whether a cut line was dropped."""
+    """Points, those that were there already, and whether a cut line was dropped."""
 
     points: int
     resumed: int
@@ -41,16 +41,11 @@ def sweep(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Compute every point and write it to a .csv, .jsonl or .parquet file.
+    """Compute every point and write it to a .csv or .jsonl file.
 
-    The file has the same bytes whatever the executor, the number of workers, and however often it was resumed.
-    Progress is how many points are done, and how many of them by this call; told after every batch.
-
-    Raises
-    ------
-    UsageError
-    EngineError
-        The executor has failed; the file can be gone on with.
+    The file has the same bytes whatever the executor, the number of workers, and however often it was resumed. Progress
+    is how many points are done, and how many of them by this call; told after every batch. An EngineError where the
+    executor has failed; the file can then be gone on with.
 
     Examples
     --------
@@ -61,21 +56,13 @@ def sweep(
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> wanted = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])
     >>> with TemporaryDirectory() as folder:
-    ...     found = sweep(wanted, Path(folder, "out.csv"), executor="serial")
+    ...     outcome = sweep(wanted, Path(folder, "out.csv"), executor="serial")
     ...     print(Path(folder, "out.csv").read_text().partition("\\n")[2], end="")
     point,gpu.max_num_seqs,verdict.binding,error
     0,10,max_num_seqs,
     1,1000,compute,
     """
     executors.check(executor, workers)
-    format = store.format_of(path)
-    if format is Format.PARQUET:
-        from kvplan.sweeps import parquet
-
-        parquet.require()
-        if resume and parquet.is_whole(definition, path):
-            store.growing(path).unlink(missing_ok=True)  # if the last call ended just before doing so
-            return Outcome(definition.points, definition.points, False)
     with store.opened(definition, path, resume=resume) as results:
         resumed = results.done
         if resumed < definition.points:
@@ -87,13 +74,11 @@ def sweep(
                 if results.done == 0:  # nothing to go on with, and the name is wanted again
                     results.path.unlink()
                 raise
-        if format is Format.PARQUET:
-            parquet.convert(definition, store.growing(path), path)
     return Outcome(definition.points, resumed, results.dropped)
 
 
 def lines(definition: Sweep, start: int, stop: int, format: Format) -> list[bytes]:
-    """What a worker does."""
+    """Compute the lines of some points, in a worker."""
     return store.lines(definition, format, start, stop)
 
 

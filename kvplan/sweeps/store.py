@@ -3,11 +3,8 @@
 Lines are only ever added at the end, so that whatever stopped a sweep leaves a beginning of the finished file. Going on
 checks that beginning: the header must be the sweep's own, lines must count up; a line that was cut off is dropped.
 
-======== ================================================================================
-.jsonl   the header as a JSON object, then an object for each point
-.csv     the header as JSON behind ``# ``, column names, then a line for each point
-.parquet made from ``FILE.partial.jsonl`` when all is there; the header is in its metadata
-======== ================================================================================
+- `.jsonl`: the header as a JSON object, then an object for each point.
+- `.csv`: the header as JSON behind ``# ``, column names, then a line for each point.
 """
 
 import csv
@@ -30,37 +27,25 @@ _LONGEST = 10**7  # bytes of a line
 
 
 class Format(StrEnum):
-    """How results are written; the suffix of the file."""
+    """Format of results; the suffix of the file."""
 
     CSV = ".csv"
     JSONL = ".jsonl"
-    PARQUET = ".parquet"
 
 
 def format_of(path: Path) -> Format:
-    """What the name of a file asks for.
-
-    Raises
-    ------
-    UsageError
-        Its suffix is none of the formats.
-    """
+    """Return what the name of a file asks for; a UsageError where its suffix is none of the formats."""
     try:
         return Format(path.suffix)
     except ValueError:
         raise UsageError(f"-o {path}: the name must end in {', '.join(Format)}") from None
 
 
-def growing(path: Path) -> Path:
-    """The file that grows while a sweep goes on: the file itself, or beside one that can only be written whole."""
-    return path.with_name(f"{path.name}.partial.jsonl") if format_of(path) is Format.PARQUET else path
-
-
 # -------------------------------------------------------------------------------------------------- lines
 
 
 def head(sweep: Sweep, format: Format) -> bytes:
-    """What a file of results begins with."""
+    """Return what a file of results begins with."""
     header = json.dumps(sweep.header(), ensure_ascii=False)
     if format is Format.CSV:
         return f"# {header}\n{','.join(map(_cell, sweep.names))}\n".encode()
@@ -68,18 +53,7 @@ def head(sweep: Sweep, format: Format) -> bytes:
 
 
 def lines(sweep: Sweep, format: Format, start: int, stop: int) -> list[bytes]:
-    """The lines of some points. Floats are the shortest decimals that read back as they are.
-
-    Examples
-    --------
-    >>> from io import BytesIO
-    >>> from kvplan.profile.reading import load_profile
-    >>> from kvplan.sweeps.definition import define
-    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
-    >>> sweep = define(profile, ["gpu.max_num_seqs=10,1k"], columns=["verdict.binding"])
-    >>> lines(sweep, Format.CSV, 0, 2)
-    [b'0,10,max_num_seqs,\\n', b'1,1000,compute,\\n']
-    """
+    """Return the lines of some points. Floats are the shortest decimals that read back as they are."""
     found = rows(sweep, start, stop)
     if format is Format.CSV:
         return [",".join(map(_cell, row)).encode() + b"\n" for row in found]
@@ -90,7 +64,7 @@ def lines(sweep: Sweep, format: Format, start: int, stop: int) -> list[bytes]:
 
 
 def are_lines(found: object, sweep: Sweep, format: Format, start: int, stop: int) -> bool:
-    """Whether these can be the lines of such points: as many, in order, with their values, each one line.
+    """Return whether these can be the lines of such points: as many, in order, with their values, each one line.
 
     Figures could still be anything.
     """
@@ -122,7 +96,7 @@ def _cell(value: Value) -> str:
 
 
 def _number(line: bytes, names: tuple[str, ...], format: Format) -> int:
-    """Number of the point that a line is about; -1 where it is no line of such a file."""
+    """Return the number of the point that a line is about; -1 where it is no line of such a file."""
     try:
         if format is Format.CSV:
             (cells,) = csv.reader([line.decode()], strict=True)
@@ -149,12 +123,7 @@ class Store:
         self.dropped = dropped
 
     def add(self, more: list[bytes]) -> None:
-        """Add lines; where that fails, the file ends with a whole line.
-
-        Raises
-        ------
-        OutputError
-        """
+        """Add lines; where that fails with an OutputError, the file ends with a whole line."""
         try:
             before = self._file.seek(0, os.SEEK_END)
             try:
@@ -176,40 +145,33 @@ def _write(file: BinaryIO, data: bytes) -> None:
 
 @contextmanager
 def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
-    """The file of a sweep's results, made anew, or gone on with.
+    """Open the file of a sweep's results, made anew, or gone on with.
 
-    Raises
-    ------
-    UsageError
-        Without `resume`: it is there already. With it: it is not of this sweep, or has been changed since.
-    OutputError
-        It cannot be read or written.
+    A UsageError without `resume` where it is there already, and with it where it is not of this sweep, or has been
+    changed since; an OutputError where it cannot be read or written.
     """
     format = format_of(path)
-    target = growing(path)
-    for there in {path, target}:
-        if there.exists() and not there.is_file():
-            raise UsageError(f"-o {path}: must be a file")
-        if there.exists() and not resume:
-            raise UsageError(f"-o {there}: is there already; --resume goes on with it, or remove it")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"-o {path}: must be a file")
+    if path.exists() and not resume:
+        raise UsageError(f"-o {path}: is there already; --resume goes on with it, or remove it")
     try:
-        file = open(os.open(target, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
+        file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
     except OSError as error:
-        raise OutputError(f"{target}: cannot be written: {error.strerror}") from None
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UsageError(f"-o {target}: another sweep is writing it") from None
-        form = Format.JSONL if format is Format.PARQUET else format
-        begin = head(sweep, form)
-        done, end = _read(target, begin, sweep, form)
+            raise UsageError(f"-o {path}: another sweep is writing it") from None
+        begin = head(sweep, format)
+        done, end = _read(path, begin, sweep, format)
         size = file.seek(0, os.SEEK_END)
-        store = Store(file, target, done, dropped=end < size)
+        store = Store(file, path, done, dropped=end < size)
         try:
             file.truncate(end)
         except OSError as error:
-            raise OutputError(f"{target}: cannot be written: {error.strerror}") from None
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
         if end == 0:
             store.add([begin])
             store.done = 0
@@ -218,7 +180,7 @@ def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
 
 
 def _read(path: Path, begin: bytes, sweep: Sweep, format: Format) -> tuple[int, int]:
-    """Points that a file has, and where the last of them ends; (0, 0) where it has not even begun."""
+    """Return the points that a file has, and where the last of them ends; (0, 0) where it has not even begun."""
     with path.open("rb") as file:
         found = file.read(len(begin))
         if found != begin:
@@ -241,7 +203,7 @@ def _read(path: Path, begin: bytes, sweep: Sweep, format: Format) -> tuple[int, 
 
 
 def _foreign(path: Path, sweep: Sweep) -> str:
-    """Why a file does not belong to this sweep."""
+    """Say why a file does not belong to this sweep."""
     with path.open("rb") as file:
         theirs = _header(file.readline(_LONGEST))
     ours = sweep.header()

@@ -1,7 +1,7 @@
-"""What a sweep varies: ``KEY=VALUES`` read and checked, and the values of each of its points.
+"""Axes of a sweep: ``KEY=VALUES`` read and checked, and the values of each point.
 
 A grid has every combination of the values of its keys, the last key changing fastest. A sample draws each key from a
-range instead; point i of a sample depends on the seed and on i alone, so any stretch of points can be had by itself.
+range instead; it depends on the seed alone, so that any stretch of points can be had by itself.
 """
 
 import math
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.model import FloatArray, IntArray, Timing
+from kvplan.model import FloatArray, Timing
 from kvplan.profile.positions import KeyPath
 from kvplan.profile.reading import with_value
 from kvplan.profile.schema import Document, SchemaError, check_values
 from kvplan.units import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, TIME_UNITS, parse_exact
 
 MAX_POINTS = 10**7
-MAX_LATIN = 10**6  # its permutations are held in memory
+MAX_LATIN = 10**6  # held in memory
 _MAX_TEXT = 100_000  # characters of KEY=VALUES
 MAX_LISTED = _MAX_TEXT // 2  # a value and its comma are two characters at least
 _CHUNK = 1024  # points of a sample that are drawn at once; part of what a seed means
@@ -66,7 +66,7 @@ class Axis:
     count: int = 0
 
     def at(self, index: int) -> Number:
-        """Value number `index` of a grid."""
+        """Return value number `index` of a grid."""
         if self.values:
             return self.values[index]
         if index in (0, self.count - 1):
@@ -75,7 +75,7 @@ class Axis:
         return self._number(self._log(float(step)) if self.log else self.low + (self.high - self.low) * step)
 
     def drawn(self, u: float) -> Number:
-        """The value at a place from 0 to 1 of the range; whole ones are equally likely where it is linear."""
+        """Return the value at a place from 0 to 1 of the range; whole ones are equally likely where it is linear."""
         if self.log:
             return self._number(self._log(u))
         if self.whole:
@@ -109,18 +109,7 @@ class Sample(NamedTuple):
 
 
 def parse_sample(text: str, seed: int) -> Sample:
-    """Read ``random:N`` or ``lhs:N``.
-
-    Raises
-    ------
-    UsageError
-        It is neither, or too many points.
-
-    Examples
-    --------
-    >>> parse_sample("lhs:200", 7)
-    Sample(kind=<Kind.LATIN: 'lhs'>, points=200, seed=7)
-    """
+    """Read ``random:N`` or ``lhs:N``."""
     kind, _, number = text.partition(":")
     if kind not in tuple(Kind):
         raise UsageError(f"--sample {text[:60]!r}: random:N or lhs:N, with the number of points")
@@ -134,22 +123,11 @@ def parse_sample(text: str, seed: int) -> Sample:
 def parse_axes(
     texts: Sequence[str], document: Document, tables: Mapping[str, Any], sample: Sample | None
 ) -> tuple[Axis, ...]:
-    """Read what is varied.
+    """Read the axes of a sweep.
 
-    Parameters
-    ----------
-    texts
-        ``KEY=VALUES``: a list with commas, ``LOW:HIGH:COUNT`` or ``LOW:HIGH:logCOUNT``; with a sample ``LOW:HIGH`` or
-        ``LOW:HIGH:log``.
-    document
-        The checked profile.
-    tables
-        The same as written.
-
-    Raises
-    ------
-    UsageError
-        Anything that is not so; keys that the profile has not, values that they cannot take, too many points.
+    `texts` are ``KEY=VALUES``: a list with commas, ``LOW:HIGH:COUNT`` or ``LOW:HIGH:logCOUNT``; with a sample
+    ``LOW:HIGH`` or ``LOW:HIGH:log``. `document` is the checked profile, `tables` the same as written. Keys that the
+    profile has not, values that they cannot take, and too many points are refused.
 
     Examples
     --------
@@ -157,10 +135,6 @@ def parse_axes(
     >>> from kvplan.profile import schema
     >>> from kvplan.profile.reading import load_profile
     >>> tables = load_profile("tool-calls-h100", stdin=BytesIO()).tables
-    >>> axes = parse_axes(["timing.d1=10ns:1us:log3", "gpu.max_num_seqs=64,1k"], schema.check(tables), tables, None)
-    Traceback (most recent call last):
-    ...
-    kvplan.errors.UsageError: --vary timing.d1: '10ns' is not a number or a number with one of us, ms, s, min, h
     >>> axes = parse_axes(["timing.d1=1e-8:1e-6:log3", "gpu.max_num_seqs=64,1k"], schema.check(tables), tables, None)
     >>> list(stretch(axes, None, 0, 6))[:3]
     [(1e-08, 64), (1e-08, 1000), (1e-07, 64)]
@@ -196,13 +170,7 @@ def parse_axes(
 
 
 def count_points(axes: Sequence[Axis], sample: Sample | None) -> int:
-    """How many points there are.
-
-    Raises
-    ------
-    UsageError
-        More than `MAX_POINTS`.
-    """
+    """Return the number of points; a UsageError where there are more than `MAX_POINTS`."""
     if sample is not None:
         return sample.points
     count = math.prod(axis.count for axis in axes)
@@ -214,16 +182,7 @@ def count_points(axes: Sequence[Axis], sample: Sample | None) -> int:
 
 
 def known_keys(document: Document) -> dict[KeyPath, str]:
-    """The numbers of a profile that can be varied, and how they are written.
-
-    Examples
-    --------
-    >>> a = {"name": "tool calls", "input": 9, "decode": 2, "rate": 1}
-    >>> from kvplan.profile.schema import check
-    >>> tables = {"schema": 1, "name": "n", "gpu": {"memory_tokens": 50}, "timing": {"d0": 1}, "classes": [a]}
-    >>> known_keys(check(tables))[("classes", 0, "rate")]
-    'classes.tool calls.rate'
-    """
+    """Return the numbers of a profile that can be varied, and how they are written."""
     rate = "rate" if document.workload is None else "share"
     fields = [key for key in _QUANTITIES if key.rpartition(".")[0] in ("gpu", "timing", "plan")]
     if document.gpu.memory is None:
@@ -287,7 +246,7 @@ def _short(key: str) -> str:
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:
-    """What was meant, or two keys that are a little like it: a profile has too many to name all."""
+    """Say what was meant, or two keys that are a little like it: a profile has too many to name all."""
     known = list(known)
     close = get_close_matches(key[:60], known, n=1)
     if close:
@@ -296,7 +255,7 @@ def _nearest(key: str, known: Iterable[str]) -> str:
 
 
 def _path(key: str, document: Document) -> KeyPath:
-    """Where a key as written stands; classes by name, or ``classes[0]`` as messages have it."""
+    """Return where a key as written stands; classes by name, or ``classes[0]`` as messages have it."""
     head, _, field = key.rpartition(".")
     kind, _, name = head.partition(".")
     if found := _INDEXED.fullmatch(key):
@@ -312,53 +271,70 @@ def _quantity(path: KeyPath) -> Quantity:
 
 
 def _axis(key: str, path: KeyPath, text: str, sample: Sample | None) -> Axis:
-    quantity = _quantity(path)
-
-    def number(part: str) -> Fraction:
-        try:
-            value = parse_exact(part, quantity.units)
-        except UsageError as error:
-            raise UsageError(f"--vary {key}: {error}") from None
-        if quantity.units is BYTE_UNITS:
-            value = Fraction(math.floor(value))
-        if quantity.whole and value.denominator != 1:
-            raise UsageError(f"--vary {key}: must be a whole number, not {part.strip()!r}")
-        return value
-
     if not text.strip(", "):
         raise UsageError(f"--vary {key}: no values; {_HOW}")
-    if ":" not in text:
-        if sample is not None:
-            raise UsageError(f"--vary {key}={text[:60]}: --sample draws from LOW:HIGH or LOW:HIGH:log")
-        exact = [number(part) for part in text.split(",")]
-        values = tuple(int(value) if quantity.whole else float(value) for value in exact)
-        if len(set(values)) < len(values):
-            raise UsageError(f"--vary {key}={text[:60]}: a value is there twice")
-        return Axis(key, path, text, quantity.whole, values, count=len(values))
+    if ":" in text:
+        return _range(key, path, text, sample)
+    place = f"--vary {key}={text[:60]}"
+    if sample is not None:
+        raise UsageError(f"{place}: --sample draws from LOW:HIGH or LOW:HIGH:log")
+    whole = _quantity(path).whole
+    exact = [_number(key, path, part) for part in text.split(",")]
+    values = tuple(int(value) if whole else float(value) for value in exact)
+    if len(set(values)) < len(values):
+        raise UsageError(f"{place}: a value is there twice")
+    return Axis(key, path, text, whole, values, count=len(values))
+
+
+def _range(key: str, path: KeyPath, text: str, sample: Sample | None) -> Axis:
+    place, whole = f"--vary {key}={text[:60]}", _quantity(path).whole
     low, high, *rest = text.split(":")
     how = rest[0].strip() if rest else ""
     log = how.startswith("log")
     if len(rest) > 1 or (sample is not None and how not in ("", "log")):
         shape = "LOW:HIGH:COUNT or LOW:HIGH:logCOUNT" if sample is None else "LOW:HIGH or LOW:HIGH:log"
-        raise UsageError(f"--vary {key}={text[:60]}: a range is {shape}{' with --sample' * bool(sample)}")
-    place = f"--vary {key}={text[:60]}"
+        raise UsageError(f"{place}: a range is {shape}{' with --sample' * bool(sample)}")
     if sample is None and not how:
         raise UsageError(f"{place}: how many values? LOW:HIGH:COUNT or LOW:HIGH:logCOUNT")
     count = 0 if sample is not None else _count(how.removeprefix("log"), place, least=2)
     if count > MAX_POINTS:
         raise UsageError(f"{place}: {count:,} points; {MAX_POINTS:,} is the most")
-    axis = Axis(key, path, text, quantity.whole, low=number(low), high=number(high), log=log, count=count)
+    axis = Axis(
+        key,
+        path,
+        text,
+        whole,
+        low=_number(key, path, low),
+        high=_number(key, path, high),
+        log=log,
+        count=count,
+    )
     if axis.low >= axis.high:
         raise UsageError(f"{place}: an empty range; LOW must be below HIGH")
     if log and axis.low <= 0:
         raise UsageError(f"{place}: a log range must start above 0")
-    # the first step of a log range is its smallest
-    step = float(axis.high - axis.low) / max(count - 1, 1)
-    if log and count > 1:
-        step = float(axis.low) * math.expm1(math.log(float(axis.high) / float(axis.low)) / (count - 1))
-    if quantity.whole and count and step < 1 - 1e-9:
+    if whole and count and _least_step(axis) < 1 - 1e-9:
         raise UsageError(f"{place}: {count:,} values, but they must be whole and steps at least 1")
     return axis
+
+
+def _least_step(axis: Axis) -> float:
+    """Return the smallest step of a range; of a log range it is the first."""
+    low, high, steps = float(axis.low), float(axis.high), axis.count - 1
+    return low * math.expm1(math.log(high / low) / steps) if axis.log else (high - low) / steps
+
+
+def _number(key: str, path: KeyPath, text: str) -> Fraction:
+    quantity = _quantity(path)
+    try:
+        value = parse_exact(text, quantity.units)
+    except UsageError as error:
+        raise UsageError(f"--vary {key}: {error}") from None
+    if quantity.units is BYTE_UNITS:
+        value = Fraction(math.floor(value))
+    if quantity.whole and value.denominator != 1:
+        raise UsageError(f"--vary {key}: must be a whole number, not {text.strip()!r}")
+    return value
 
 
 def _count(text: str, place: str, *, least: int) -> int:
@@ -378,7 +354,7 @@ def _refuse_both_ways(axes: Sequence[Axis]) -> None:
 
 
 def _refuse_wrong_values(axis: Axis, tables: Mapping[str, Any]) -> None:
-    """What every key may be is an interval, so that the ends of a range speak for all of it."""
+    """Refuse values out of bounds. Every key may be in an interval, so that the ends of a range speak for all of it."""
     ends = axis.values or tuple(int(value) if axis.whole else float(value) for value in (axis.low, axis.high))
     unit = _quantity(axis.path).unit
     for value in ends:
@@ -394,7 +370,7 @@ def _refuse_wrong_values(axis: Axis, tables: Mapping[str, Any]) -> None:
 def stretch(
     axes: Sequence[Axis], sample: Sample | None, start: int, stop: int
 ) -> Iterator[tuple[Number, ...]]:
-    """Values of the points from `start` up to `stop`, in the order of the axes."""
+    """Yield the values of the points from `start` up to `stop`, in the order of the axes."""
     if sample is None:
         for index in range(start, stop):
             values = []
@@ -410,16 +386,16 @@ def stretch(
 
 
 def _places(sample: Sample, axes: int, first: int) -> FloatArray:
-    """Where in its range each value lies, of the points from `first` on; shape (at most _CHUNK, axes)."""
+    """Return where in its range each value lies, of the points from `first` on; shape (at most _CHUNK, axes)."""
+    if sample.kind is Kind.LATIN:
+        return _latin(sample, axes)[first : first + _CHUNK]
     size = min(_CHUNK, sample.points - first)
-    inside = np.random.default_rng([sample.seed, 0, first]).random((_CHUNK, axes))[:size]
-    if sample.kind is Kind.RANDOM:
-        return inside
-    # every stretch of 1/count of a range is met once (McKay, Beckman, Conover 1979)
-    return (_strata(sample, axes)[first : first + size] + inside) / sample.points
+    return np.random.default_rng([sample.seed, 0, first]).random((_CHUNK, axes))[:size]
 
 
 @lru_cache(maxsize=2)
-def _strata(sample: Sample, axes: int) -> IntArray:
-    rng = np.random.default_rng([sample.seed, 1])
-    return np.stack([rng.permutation(sample.points) for _ in range(axes)], axis=1)
+def _latin(sample: Sample, axes: int) -> FloatArray:
+    from scipy.stats.qmc import LatinHypercube  # type: ignore[import-untyped]
+
+    places: FloatArray = LatinHypercube(axes, seed=sample.seed).random(sample.points)
+    return places

@@ -5,7 +5,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -63,35 +62,6 @@ def test_the_warm_kernel_is_140_times_faster_than_a_plain_loop() -> None:
         ratio(lambda: run(BENCH, "vllm", requests), plain, 9, "2,000 requests, kernel against loop")
         <= 1 / 140
     )
-
-
-@pytest.mark.parametrize("policy", ["greedy", "vllm"])
-def test_a_request_of_a_million_costs_no_more_than_one_of_ten_thousand(policy: str) -> None:
-    many, few = (poisson(BENCH, np.random.default_rng(1), requests=n, horizon_s=None) for n in (10**6, 10**4))
-    run(BENCH, policy, few)
-    whole = ratio(
-        lambda: run(BENCH, policy, many), lambda: run(BENCH, policy, few), 3, f"{policy}, 10⁶ against 10⁴"
-    )
-    assert whole / 100 <= 1.5
-
-
-LOOKING_AHEAD = ("alpha-protection", "mc", "mc-sf", "a-min")  # see below
-
-
-@pytest.mark.parametrize("policy", [p for p in POLICIES if p not in ("greedy", *LOOKING_AHEAD)])
-def test_no_policy_takes_three_times_as_long_as_greedy(policy: str) -> None:
-    """Per request event: arrival, admission, eviction, completion."""
-    requests = interleaved(BENCH, requests=20_000)
-
-    def events(name: str) -> int:
-        return 3 * 20_000 + 2 * int(run(BENCH, name, requests).evictions.sum())
-
-    per_event = events("greedy") / events(policy)
-    whole = ratio(
-        lambda: run(BENCH, policy, requests), lambda: run(BENCH, "greedy", requests), 5, f"{policy}, greedy"
-    )
-    print(f"{policy}: {whole * per_event:.3g} times greedy's time per request event")
-    assert whole * per_event <= 3
 
 
 LONG = ServingModel(
@@ -199,23 +169,6 @@ def test_a_million_requests_take_at_most_one_and_a_half_times_their_kernel(
     assert figures < 1
 
 
-def test_two_cores_run_a_thousand_scenarios_faster_than_one() -> None:
-    lone = RequestClass("a", 30, (200,), (1.0,), 1.0)
-    model = ServingModel((lone,), Timing(1.0), Replica(5000, prefill=Prefill.DISAGGREGATED))
-    requests = interleaved(model, requests=5000)
-    run(model, "greedy", requests)
-
-    def on_one() -> None:
-        for _ in range(1000):
-            run(model, "greedy", requests)
-
-    def on_two() -> None:
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda _: run(model, "greedy", requests), range(1000)))
-
-    assert ratio(on_two, on_one, 3, "1,000 scenarios, two cores against one") <= 1 / 1.6
-
-
 def test_a_first_run_costs_little_more_than_later_ones_and_both_little_more_than_a_start(
     tmp_path: Path,
 ) -> None:
@@ -277,21 +230,6 @@ def test_a_million_turns_with_a_prefix_cache_take_less_than_three_times_as_many_
     simulated(strangers, 0.0)
     label = "a million turns of sessions against strangers"
     assert ratio(lambda: simulated(turns, 1.0), lambda: simulated(strangers, 0.0), 3, label) < 3
-
-
-def test_four_times_the_parts_of_a_prompt_take_little_more_than_four_times_as_long() -> None:
-    """Where every part that is computed becomes a node of a tree."""
-
-    def taken(parts: int) -> float:
-        one = RequestClass("a", 64 * parts, (8,), (1.0,), 1e-9)
-        model = ServingModel(
-            (one,), TIMING, Replica(10**9, block_tokens=16, max_num_batched_tokens=64, prefix_caching=True)
-        )
-        return min(seconds(lambda: run(model, "sglang", interleaved(model, requests=4))) for _ in range(3))
-
-    few, many = taken(5_000), taken(20_000)
-    print(f"\n20,000 parts of a prompt take {many / few:.1f} times as long as 5,000")
-    assert many <= 8 * few
 
 
 def test_a_fleet_of_64_takes_at_most_one_and_a_half_times_as_long_as_one_replica() -> None:

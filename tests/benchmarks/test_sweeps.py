@@ -51,11 +51,6 @@ def test_a_hundred_thousand_points_take_less_than_a_minute_and_bounded_memory(pr
     assert memory[0] < 400
 
 
-def test_five_times_the_points_take_five_times_as_long(profile: Path) -> None:
-    many, few = (lambda n=n: swept(profile, n, 200, *CLOSED_FORM, "--executor", "serial") for n in (250, 50))
-    assert ratio(many, few, 3, "50,000 points against 10,000") < 6
-
-
 @pytest.mark.skipif(executors.cores() < 2, reason="one core")
 def test_two_cores_are_nearly_twice_as_fast_as_one(profile: Path) -> None:
     """A thousand simulated points; of 2,000 requests each, starting Python is an eighth of the time of one core."""

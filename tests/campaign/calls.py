@@ -85,7 +85,7 @@ def broken(call: Call) -> list[str]:
         first = answer(call)
     except TooLongError as stop:
         return [f"no answer in {_GIVEN_UP:g} s, at {stop}"]
-    found = list(_broken(call, first))
+    found = list(broken_by(call, first))
     if call.twice and not found:
         second = answer(call)
         if (first.code, first.out, first.err) != (second.code, second.out, second.err):
@@ -93,7 +93,8 @@ def broken(call: Call) -> list[str]:
     return found
 
 
-def _broken(call: Call, said: Answer) -> Iterator[str]:
+def broken_by(call: Call, said: Answer) -> Iterator[str]:
+    """The promises that an answer breaks."""
     allowed = (0, 1, 2) if call.arguments[0] == "check" else (0, 2)
     if said.code not in allowed:
         yield f"exit code {said.code}: {said.err.strip()[-1500:]}"

@@ -58,7 +58,7 @@ def test_every_command_says_the_same(name: str, run: Run, tmp_path: Path) -> Non
 
     for key in ("verdict.recovers_up_to_rps", "latency.ttft_s.p95"):
         _, out, _ = run("explain", key, name)
-        (here,) = [line for line in out.splitlines() if line.lstrip().startswith("Here")]
+        (here,) = [line for line in out.splitlines() if line.lstrip().startswith("Value")]
         if key in numbers:
             assert float(here.split()[1].replace(",", "")) == pytest.approx(numbers[key], rel=1e-5)
 

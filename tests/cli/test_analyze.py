@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from command import Done, process, run
+from command import process, run
 from every import every
 from tiers import at_night
 
@@ -17,16 +17,6 @@ from kvplan.report import assembly as report
 ROOT = Path(__file__).parents[2]
 SHELLS = ("bash", "zsh", "fish")
 QUICK = "paper-fc-budgets"  # a profile whose report takes a fraction of the default's time
-
-
-def refused(result: Done) -> str:
-    """The one line on standard error of a refusal."""
-    assert result.returncode == 2
-    assert result.stdout == ""
-    line, rest = result.stderr.split("\n", 1)
-    assert line.startswith("error: ")
-    assert rest == ""
-    return line
 
 
 def test_without_a_profile_the_default_is_used_and_named() -> None:
@@ -64,32 +54,6 @@ def test_output_to_a_file_is_what_standard_output_shows(tmp_path: Path) -> None:
         assert (tmp_path / form).read_text("utf-8") == run("analyze", QUICK, "--format", form).stdout
 
 
-def test_the_width_follows_the_terminal() -> None:
-    narrow, wide = (run("analyze", QUICK, env={"COLUMNS": columns}).stdout for columns in ("60", "100"))
-    assert narrow != wide
-
-
-# ------------------------------------------------------------------------------------------------ refusals
-
-
-@every(
-    ("arguments", "says"),
-    [
-        ((), "Missing command"),
-        (("analyse",), "analyse"),
-        (("analyze", "--fromat", "json"), "--fromat"),
-        (("analyze", "--format", "yaml"), "'text', 'markdown', 'json', 'html'"),
-        (("analyze", "-o"), "'-o'"),
-        (("analyze", "one", "two"), "two"),
-        (("analyze", "no-such-profile"), "no-such-profile"),
-        (("analyze", "/"), "/"),
-        (("analyze", ""), ""),
-    ],
-)
-def test_bad_usage_is_one_line(arguments: tuple[str, ...], says: str) -> None:
-    assert says in refused(run(*arguments))
-
-
 # ------------------------------------------------------------------------------------------------ defects
 
 
@@ -110,19 +74,6 @@ def test_a_defect_of_kvplan_is_one_line_and_exit_code_three(
     monkeypatch.setenv("KVPLAN_DEBUG", "1")
     assert cli.main(["analyze", QUICK]) == 3
     assert "Traceback" in capfd.readouterr().err
-
-
-def test_a_file_of_its_own_that_ends_too_soon_is_no_interrupt(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As Python's cached bytecode does after a full disk; Typer takes the error for Ctrl-D."""
-
-    def cut_off(*_: object, **__: object) -> None:
-        raise EOFError("marshal data too short")
-
-    monkeypatch.setattr(report, "analyze", cut_off)
-    assert cli.main(["analyze", QUICK]) == 3
-    assert "report it (EOFError: marshal data too short)" in capfd.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ start-up

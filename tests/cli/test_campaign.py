@@ -1,16 +1,20 @@
 """Some cases of the campaign; `docs/developing.md` says how to run as many as one likes."""
 
 from pathlib import Path
+from typing import Any
 
+import campaign
 import numpy as np
 import pytest
-from campaign import invariants, profiles
+import tomli
+from campaign import invariants
+from campaign.calls import Call, answer, broken_by
 from campaign.profiles import toml
 from campaign.runner import Case, judged
 from command import run
-from every import every
+from every import check_every, every
 from hypothesis import settings
-from tiers import COMMIT
+from tiers import COMMIT, is_night
 
 CASES = {"profiles": 8, "files": 12, "invariants": 2, "faults": 1}
 
@@ -22,15 +26,22 @@ def test_nothing_breaks(kind: str, tmp_path_factory: pytest.TempPathFactory) -> 
         assert judged(Case(kind, 1, number), folder) is None
 
 
-def test_what_is_put_into_a_profile_changes_nothing_of_the_next_one() -> None:
-    def spoilt(seed: int) -> str:
-        rng, document = np.random.default_rng(seed), {"only": 1}
-        for _ in range(3):
-            profiles._spoil(rng, document)
-        return repr(document)
+KEPT = tomli.loads(Path(campaign.__file__).with_name("kept.toml").read_text("utf-8"))["case"]
 
-    first, again = ([spoilt(seed) for seed in range(200)] for _ in range(2))
-    assert first == again
+
+def test_what_once_broke_a_promise_keeps_it(tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+
+    def check(case: dict[str, Any]) -> None:
+        path.write_text(case["profile"])
+        for words in case["calls"]:
+            call = Call(tuple(word.replace("FILE", str(path)) for word in words.split()))
+            said = answer(call)
+            assert list(broken_by(call, said)) == []
+            assert (said.code == 2) == ("says" in case), said.err
+            assert case.get("says", "") in said.err
+
+    check_every({case["name"]: case for case in KEPT if is_night() or "night" not in case}, check)
 
 
 TWO_CLASSES = {

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import tomli
 from command import Run
-from command import run as called
 from every import every
 
 from kvplan.profile.reading import parse_profile
@@ -129,29 +128,6 @@ def test_costs_come_from_runs_with_different_numbers_of_drafts(run: Run, base: s
     assert tomli.loads(text)["timing"] == {"d0": "10 ms"}
 
 
-def test_of_one_batch_verifying_cannot_be_told_and_that_is_said(run: Run, base: str, tmp_path: Path) -> None:
-    """What 64 requests take to be verified is in the time of a draft: .8 ms + 64 · 12 us."""
-    table = tmp_path / "drafts.csv"
-    table.write_text(measured(batches=(64,)))
-    code, text, _ = run("import", str(table), "--base", base)
-    assert code == 0
-    found = tomli.loads(text)["speculative"]
-    assert (found["draft_time"], found["verify_time"]) == ("1.568 ms", 0)
-    assert "too little for more requests" in " ".join(text.replace("\n#", "").split())
-
-
-def test_a_run_is_foretold_from_the_others(run: Run, base: str, tmp_path: Path) -> None:
-    """With 2 % of noise the error of runs left out is of that order; it is shown beside the error of the fit."""
-    table = tmp_path / "drafts.csv"
-    table.write_text(measured(noise=0.02))
-    code, _, messages = run("import", str(table), "--base", base)
-    assert code == 0
-    _, said = " ".join(messages.split()).split("Mean error of the time between tokens ")
-    fitted, held_out = (float(part.partition("%")[0]) for part in said.split("of runs not fitted to "))
-    assert 0.1 < fitted < 2
-    assert fitted < held_out < 4
-
-
 @every(
     ("rows", "said"),
     [
@@ -169,12 +145,6 @@ def test_runs_that_cannot_be_are_refused_in_a_line(run: Run, tmp_path: Path, row
     code, out, error = run("import", str(table))
     assert (code, out) == (2, "")
     assert said in error.splitlines()[-1]
-
-
-def test_runs_that_come_by_a_pipe_are_refused() -> None:
-    done = called("import", "-", input=measured())
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "not by a pipe" in done.stderr
 
 
 def test_averages_of_iterations_with_drafts_are_no_samples(run: Run, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import command
 import pytest
 from command import Run, document
-from every import every
 
 from kvplan.version import __version__
 
@@ -55,20 +54,6 @@ def test_the_engine_of_the_profile_is_the_default(run: Run, chat: str) -> None:
     assert document(run, chat, "--engine", "vllm")["engine"] == "vllm"
 
 
-def test_the_same_command_gives_the_same_bytes(run: Run, chat: str, tmp_path: Path) -> None:
-    path = tmp_path / "flags.txt"
-    _, text, _ = run(chat, "--engine", "trtllm")
-    assert run(chat, "--engine", "trtllm", "-o", str(path)) == (0, "", "")
-    assert path.read_text("utf-8") == text
-
-
-def test_without_a_profile_the_shipped_one_is_taken_and_named(run: Run) -> None:
-    code, text, messages = run("--engine", "sglang")
-    assert code == 0
-    assert messages == "note: no profile given; using the shipped llama-3.1-8b-rtx4090\n"
-    assert text.startswith("# SGLang settings for: Llama-3.1-8B on one RTX 4090, conversation\n")
-
-
 def test_names_cannot_leave_a_comment_or_a_cell(run: Run, chat: str) -> None:
     name = r"x\n--trust-remote-code # `id` $(id) <script>| \u001b[31m"
     Path(chat).write_text(Path(chat).read_text().replace('name = "chat"', f'name = "{name}"'))
@@ -78,18 +63,3 @@ def test_names_cannot_leave_a_comment_or_a_cell(run: Run, chat: str) -> None:
     _, page, _ = run(chat, "--format", "markdown")
     assert "<script>" not in page
     assert "\x1b" not in page
-
-
-@every(
-    ("arguments", "message"),
-    [
-        (["--engine", "tgi"], "'tgi' is not one of 'vllm', 'sglang', 'trtllm'"),
-        (["-o", "nowhere/flags.txt"], "cannot be written"),
-        (["paper-wait-nested"], 'the profile says "inline"'),
-    ],
-)
-def test_what_cannot_be_used_is_refused_in_a_line(run: Run, arguments: list[str], message: str) -> None:
-    code, text, messages = run(*([] if arguments[0].startswith("paper") else ["tool-calls-h100"]), *arguments)
-    assert (code, text) == (2, "")
-    assert message in messages
-    assert messages.count("\n") == 1

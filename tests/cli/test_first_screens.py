@@ -43,14 +43,6 @@ def flaws(text: str) -> list[str]:
     return found
 
 
-def test_flaws_are_seen() -> None:
-    assert not flaws("Title\n\n  Figure  Value\n  Load    1.5\n")
-    assert flaws("line\n" * 41) == ["41 lines"]
-    assert flaws("") == ["0 lines"]
-    assert flaws("x" * 81) == [f"81 columns: {'x' * 81}"]
-    assert flaws("  Load  1.5    –\n  Lost  –      –\n") == ["says nothing:   Lost  –      –"]
-
-
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report of a shipped profile is the one of all tests."""
@@ -92,12 +84,6 @@ def test_analyze() -> None:
 def test_check() -> None:
     required = [part for text in REQUIREMENTS for part in ("--require", text)]
     check_screens(*(("check", name, *ACCEPT, *required) for name in LOOKED_AT), codes=(0, 1))
-
-
-def test_check_of_all_profiles_at_once() -> None:
-    names = sorted(shipped_profiles())
-    check_screens(("check", *names, "--require", "load.headroom >= 20%"), codes=(2,))
-    check_screens(("check", *names, *ACCEPT, "--require", "load.headroom >= 20%"), codes=(1,))
 
 
 def test_the_operating_point() -> None:

@@ -4,11 +4,10 @@ import io
 
 import pytest
 from command import Run, document
-from every import every
 
-from kvplan.layout.elements import Bullets
-from kvplan.layout.simulation import build
 from kvplan.profile.reading import load_profile
+from kvplan.show.page import Bullets
+from kvplan.show.simulation import build
 from kvplan.simulation.experiments.hindsight_bound import StudyBound
 from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.options import chosen
@@ -35,35 +34,6 @@ def test_with_a_horizon_rates_are_bounded(run: Run) -> None:
     rate, tokens = found["hindsight"]["throughput_rps"], found["hindsight"]["decode_tokens_per_s"]
     assert greedy["throughput_rps"] <= rate["bound"] <= 50.0
     assert tokens["bound"] == pytest.approx(3 * rate["bound"], rel=1e-3)
-
-
-def test_people_are_told_what_the_bound_is(run: Run) -> None:
-    few = ["paper-fc-budgets", "--policy", "greedy", "--requests", "6", "--arrivals", "interleaved"]
-    code, text, _ = run(*few, "--hindsight")
-    assert code == 0
-    said = " ".join(text.split())
-    assert (
-        "Hindsight (FC 4): at least 40 s mean time end to end on these requests; computed, an optimum."
-        in said
-    )
-    assert "The bound is to hold for" not in said
-    assert "Hindsight" not in run(*few)[1]
-
-
-@every(
-    ("arguments", "message"),
-    [
-        (["paper-fc-budgets"], "at most 20,000 and 2,000,000 can be solved"),
-        (["tool-calls-h100", "--requests", "5"], "[timing] may have no term but d0"),
-        (["paper-fc-budgets", "--arrivals", "closed", "--requests", "5"], "in a closed loop"),
-        (["paper-fc-budgets", "--requests", "5", "--format", "csv"], "does not go with --format csv"),
-    ],
-)
-def test_what_cannot_be_bounded_is_refused_in_one_line(run: Run, arguments: list[str], message: str) -> None:
-    code, out, err = run(*arguments, "--hindsight")
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
 
 
 def test_a_bound_that_is_not_proven_tells_its_gap() -> None:

@@ -12,8 +12,8 @@ from tiers import at_night
 
 import kvplan
 from kvplan.cli.app import main
-from kvplan.formats import svg
-from kvplan.plots.chart import Axis, Chart, Line
+from kvplan.show import svg
+from kvplan.show.chart import Axis, Chart, Line
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 PROFILE = """
@@ -185,20 +185,6 @@ def test_nothing_is_cut_in_a_file_of_plots(browser: Browser, tmp_path: Path) -> 
     assert browser.evaluate(OUTSIDE) == []
 
 
-def test_small_sections_stand_beside_each_other_where_there_is_room(
-    browser: Browser, page: Callable[[str], Path]
-) -> None:
-    places = "[...document.querySelectorAll('section[id]')].slice(0, 2).map(e => e.getBoundingClientRect().toJSON())"
-    browser.open(page("llama-3.1-8b-rtx4090"), width=1280)
-    left, right = browser.evaluate(places)
-    assert left["top"] == right["top"]
-    assert left["right"] < right["left"]
-    assert right["right"] - left["left"] > 1100
-    browser.open(page("llama-3.1-8b-rtx4090"), width=390)
-    above, below = browser.evaluate(places)
-    assert above["bottom"] < below["top"]
-
-
 HOSTILE = (
     "<script>alert(1)</script>",
     "</svg></style></title><img src=x onerror=alert(2)>",
@@ -257,12 +243,3 @@ def test_the_browser_would_complain(browser: Browser, tmp_path: Path) -> None:
     assert browser.evaluate("document.documentElement.scrollWidth") > 390
     assert len(browser.complaints) >= 2
     browser.complaints.clear()
-
-
-def test_it_prints_on_a_few_pages(browser: Browser, page: Callable[[str], Path], tmp_path: Path) -> None:
-    browser.open(page("llama-3.1-8b-rtx4090"), width=1280, dark=True)
-    printed = tmp_path / "page.pdf"
-    browser.pdf(printed)
-    content = printed.read_bytes()
-    assert content.startswith(b"%PDF")
-    assert 2 <= content.count(b"/Type /Page\n") <= 8

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from command import Run, process
 from command import run as inside
-from every import every
 
 from kvplan.model import Knowledge, MeasuredRange, Origin
 from kvplan.profile.reading import Profile, parse_profile
@@ -150,14 +149,6 @@ def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, fold
     )
     for path in (config, config.parent):
         assert imported(run, path, "--gpu", "RTX 4090")[0].tables["gpu"] == tables["gpu"]
-
-
-def test_a_model_without_traffic_is_planned_for_the_one_that_is_asked(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "replica.toml"
-    path.write_text(run("import", "--model", "Llama-3.1-8B", "--gpu", "H100")[1])
-    for asked in (("--rate", "0.5"), ("--users", "4")):
-        code, text, _ = run("plan", str(path), *asked, "--in", "1000:0", "--out", "20:0")
-        assert (code, "1 replica x 1 GPU" in text) == (0, True)
 
 
 def test_every_command_refuses_what_it_lacks_a_part_of(run: Run, folder: Path) -> None:
@@ -325,12 +316,6 @@ def test_what_is_read_can_come_from_standard_input(folder: Path, monkeypatch: py
     assert "iterations.csv" in inside("import", "-", "iterations.csv", input=made).stdout
 
 
-def test_compact_classes_say_what_they_distort(run: Run, folder: Path) -> None:
-    profile, said = imported(run, folder / "trace.csv", "--classes", 2, "--base", "llama-3.1-8b-rtx4090")
-    assert [(c.input_tokens, c.decode_tokens) for c in profile.model.classes] == [(100, (30,)), (300, (5,))]
-    assert "1 - ρ is " in said
-
-
 def test_hashes_become_a_hit_curve_and_what_classes_would_have_in_its_place(run: Run, tmp_path: Path) -> None:
     """Six chats of two turns, 30 s apart: the second repeats the 64 tokens of the first; nothing else is shared."""
     rows = []
@@ -354,79 +339,6 @@ def test_hashes_become_a_hit_curve_and_what_classes_would_have_in_its_place(run:
         assert c.reuse is not None
         assert (c.reuse.share, c.reuse.from_arrival) == (0.5, True)
         assert set(c.reuse.gap.values_s) == {30.0}  # type: ignore[union-attr]
-
-
-@every(
-    ("arguments", "message"),
-    [
-        ([], "a FILE is wanted, or --model and --gpu where nothing is measured"),
-        (["NONE"], "cannot be read"),
-        (["WORDS"], "not recognized, begins 'hello"),
-        (["EMPTY"], "empty"),
-        (
-            ["BOTH"],
-            "can be timing (results of a load generator, or a table of iterations or loads) and requests",
-        ),
-        (
-            ["--as", "table=WORDS"],
-            "KIND=FILE, where KIND is log, timing, drafts, requests, metrics, model, profile",
-        ),
-        (["--as", "log=WORDS"], "states no KV capacity; looked for vLLM's"),
-        (["--as", "timing=WORDS"], "no samples of iterations"),
-        (["--as", "requests=WORDS"], "not a trace: no column for time, input, output"),
-        (["TRACE", "TRACE"], "a second file of kind requests"),
-        (["LOG", "OTHER"], "logs of engines with different limits"),
-        (["-", "--base", "-"], "standard input can be the file or the --base, not both"),
-        (["LOG", "-o", "LOG"], "would overwrite what is read"),
-        (["LOG", "--weights", "fp8"], "--gpu, --weights and --kv-dtype say how a model runs"),
-        (["--model", "Llama-3.1-8B"], "--gpu is missing: which GPU? Known are "),
-        (["--model", "nonsense", "--gpu", "RTX 4090"], "no model in the catalogue nor file of that name"),
-        (["--model", "Llama-3.1-8B", "--gpu", "H1000"], "no GPU in the catalogue of that name; did you mean"),
-        (["--model", "Llama-3.1-70B", "--gpu", "RTX 4090"], "tensor parallelism 8 fits"),
-        (["--model", "Llama-3.1-8B", "--gpu", "L4", "--weights", "int3"], "'int3' is not a type of weights"),
-        (["LOG", "--interval", "9 s"], "--since and --interval go with an answer of /metrics"),
-        (["LONG", "LOG"], "does not go with the rest"),
-        (["FREE"], "no fixed time of an iteration (d0 = 0)"),
-        (["WRONG"], ":2: iteration_ms: 'x'; must be a number"),
-        (["ONE"], "1 request; a rate needs arrivals at two times at least"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_in_one_line(
-    run: Run, folder: Path, arguments: list[str], message: str
-) -> None:
-    contents = {
-        "WORDS": "hello\nworld\n",
-        "EMPTY": "",
-        "TRACE": TRACE,
-        "LOG": LOG,
-        "OTHER": "max_num_seqs=9\n" + LOG,
-        "BOTH": "time,input,output,kv_tokens,iteration_ms\n1,2,3,4,5\n",
-        "LONG": "time,input,output\n1,90000,3\n2,90000,3\n",
-        "FREE": "kv_tokens,iteration_ms\n1000,1\n2000,2\n3000,3\n3000,3\n",
-        "WRONG": "kv_tokens,iteration_ms\n1,x\n",
-        "ONE": "time,input,output\n1,2,3\n",
-    }
-    for name, text in contents.items():
-        (folder / name).write_text(text)
-    known = [*contents, "NONE"]
-    words = [
-        re.sub(r"\b([A-Z]{3,5})$", lambda m: str(folder / m[1]) if m[1] in known else m[1], word)
-        for word in arguments
-    ]
-    code, text, messages = run("import", *words)
-    assert (code, text) == (2, "")
-    assert message in messages.splitlines()[-1]
-    assert messages.splitlines()[-1].startswith("error: ")
-
-
-def test_what_a_file_is_can_be_said(run: Run, folder: Path) -> None:
-    both = folder / "both.csv"
-    both.write_text(
-        "time,input,output,kv_tokens,iteration_ms\n"
-        + "".join(f"{i},2,3,{i * 100},{10 + i}\n" for i in range(20))
-    )
-    assert imported(run, "--as", f"requests={both}")[0].missing == ("gpu", "timing")
-    assert imported(run, "--as", f"timing={both}")[0].missing == ("gpu", "classes")
 
 
 def test_blocks_of_a_pool_are_read_with_the_layers_of_a_base_or_of_the_model(
@@ -460,12 +372,3 @@ def test_blocks_of_a_pool_are_read_with_the_layers_of_a_base_or_of_the_model(
     )
     profile, _ = imported(run, log, "--base", base)
     assert (profile.tables["gpu"]["memory_tokens"], "kv" in profile.tables["gpu"]) == (7584, False)
-
-
-def test_what_a_prefix_cache_found_is_said(run: Run, folder: Path) -> None:
-    log = folder / "serve.log"
-    log.write_text(LOG + "Engine 000: Running: 8 reqs, Prefix cache hit rate: 5.0%\n")
-    profile, said = imported(run, log)
-    note = "the prefix cache found 5% of the prompt tokens (stated last in line 2)"
-    assert note in said
-    assert note in " ".join(profile.text.replace("\n# ", "\n").split())

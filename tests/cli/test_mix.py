@@ -9,9 +9,8 @@ from command import Run, document
 from command import run as command
 from every import every
 
-from kvplan.decide import mixing as deciding
+from kvplan.planning import mixing as deciding
 from kvplan.study.recovery import Recovery
-from kvplan.units import format_percent
 
 COMMAND = ["mix"]
 
@@ -88,44 +87,6 @@ def test_json_has_the_three_placements_and_what_they_are_worth(run: Run, tiers: 
             low, high = placement[key]["ci95"]
             assert placement[key]["value"] == pytest.approx(mean)
             assert low <= mean <= high
-
-
-def test_the_screen_has_at_most_40_lines_and_the_same_again(run: Run, tmp_path: Path) -> None:
-    path, (head, _, _) = tmp_path / "eight.toml", PROFILE.partition("[[classes]]")
-    classes = (
-        f'[[classes]]\nname = "a class with a long name {i}"\ninput = {40 * i + 40}\ndecode = {3 * i + 4}\nrate = 9\n'
-        for i in range(8)
-    )
-    path.write_text(head + "".join(classes))
-    code, text, _ = run(str(path), "--replicas", "2")
-    lines = text.splitlines()
-    assert (code, len(lines) <= 40, max(map(len, lines)) <= 80) == (0, True, True)
-    assert run(str(path), "--replicas", "2")[1] == text
-
-
-def test_markdown_says_what_the_json_says(run: Run, tiers: str, tmp_path: Path) -> None:
-    found = document(run, tiers, "--replicas", "2")
-    path = tmp_path / "mix.md"
-    assert run(tiers, "--replicas", "2", "--format", "markdown", "-o", str(path)) == (0, "", "")
-    text = path.read_text("utf-8")
-    assert format_percent(found["placements"][0]["headroom"]["value"], signed=True) in text
-    assert all(note in text for note in found["notes"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--replicas", "0"], "--replicas 0: 1 to 1,000,000"),
-        (["--replicas", "2", "--seeds", "3"], "--seeds"),
-        (["--replicas", "2", "--requests", "9"], "--requests"),
-        ([], "--replicas"),
-    ],
-)
-def test_bad_usage_is_one_line(run: Run, tiers: str, arguments: list[str], message: str) -> None:
-    code, out, err = run(tiers, *arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
 
 
 def test_an_overloaded_cluster_is_told_so(run: Run, tmp_path: Path) -> None:

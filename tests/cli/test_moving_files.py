@@ -2,18 +2,14 @@
 
 import gzip
 import os
-import resource
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from command import ENVIRONMENT, process, run
+from command import process, run
 from every import every
-from measure import used
 from tiers import at_night
 
 from kvplan.errors import UsageError
@@ -115,50 +111,6 @@ def test_a_compressed_file_that_shrinks_is_cut_off(tmp_path: Path) -> None:
         read()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("column", ["", ",conversation_id"])
-def test_ten_million_requests_are_fitted_in_less_than_a_gigabyte(column: str) -> None:
-    """They never stand in memory, nor does their file: it is a pipe. An address space of 2 GiB bounds all that is."""
-    code = f"""
-import random
-rng = random.Random(1)
-print("time,input,output{column}")
-for block in range(1000):
-    start = block * 1000
-    print("\\n".join(
-        f"{{start + i / 10:.1f}},{{rng.randint(1, 8000)}},{{rng.randint(1, 2000)}}"
-        {'+ f",c{start + i // 3}"' if column else ""}
-        for i in range(10_000)
-    ))
-"""
-    rows = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=ENVIRONMENT)
-    with rows:
-        fit = used(
-            [sys.executable, "-m", "kvplan", "import", "-"],
-            stdin=rows.stdout,
-            env=ENVIRONMENT,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31)),
-        )
-    assert fit.code == 0, fit.err
-    assert "10,000,000" in fit.out
-    assert fit.mib < 1000
-
-
-@pytest.mark.parametrize("command", [["simulate", "--requests", "50"], ["analyze"], ["plan"]])
-def test_a_result_goes_whole_through_a_pipe_that_has_a_name(command: list[str], tmp_path: Path) -> None:
-    """Nothing opens it before: its reader would take that for the end."""
-    profile, pipe, found = tmp_path / "a.toml", tmp_path / "pipe", []
-    profile.write_text(PROFILE)
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: found.append(pipe.read_text()), daemon=True)
-    reader.start()
-    name, *options = command
-    done = process(name, profile, *options, "-o", pipe, timeout=30)
-    reader.join(10)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert found == [run(name, profile, *options).stdout]
-
-
 @every(
     "command",
     [
@@ -208,11 +160,3 @@ def test_no_plot_is_written_over_the_profile(command: list[str], tmp_path: Path)
     done = run(*(places.get(word, word) for word in command), "--plot", profile)
     assert (done.returncode, done.stderr) == (2, f"error: --plot {profile}: would overwrite what is read\n")
     assert profile.read_text() == PROFILE
-
-
-def test_no_plot_is_written_where_the_result_goes(tmp_path: Path) -> None:
-    both = tmp_path / "both.svg"
-    done = run("plan", "tool-calls-h100", "--rate", "5", "--plot", both, "-o", both)
-    said = f"error: --plot and -o are both {both}; one would overwrite the other\n"
-    assert (done.returncode, done.stderr) == (2, said)
-    assert not both.exists()

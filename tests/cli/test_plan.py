@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 from command import Run
 from command import run as run_command
-from every import every
 
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Request
 from kvplan.planning.trial import Task
-from kvplan.plots.charts import of_plan
 from kvplan.profile.reading import load_profile
 from kvplan.report.assembly import Analyses
+from kvplan.show.charts import of_plan
 from kvplan.study.operating_point import Latency
 
 COMMAND = ["plan"]
-NO_SCHEDULE = Path(__file__).parents[2] / "pyproject.toml"
 DEMAND = ("Llama-3.1-8B", "--gpu", "H100", "--tp", "1", "--weights", "fp8", "--rate", "60", "--in", "500:0")
 SHORT = (*DEMAND, "--out", "20:0", "--slo", "ttft-p95=300ms", "--gpu-hour", "3")
 
@@ -62,28 +60,6 @@ def test_the_document_and_the_written_profile_agree_with_analyze(run: Run, plann
     assert found["profile"]["sha256"] == report["profile"]["sha256"]
     assert found["cost"]["per_hour"] == report["cost"]["per_hour"] == 3.0
     assert report["inputs"] == {"gpu": "estimated", "timing": "estimated", "workload": "stated"}
-
-
-def test_the_written_profile_passes_its_own_gate_and_fewer_replicas_do_not(
-    planned: tuple[str, Path], tmp_path: Path
-) -> None:
-    done = command.run("check", planned[1])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "plan.holds" in done.stdout
-    tight = tmp_path / "tight.toml"
-    tight.write_text(planned[1].read_text().replace("rate = 60", "rate = 600"))
-    done = command.run("check", tight)
-    assert done.returncode == 1
-    assert "misses load" in done.stdout
-
-
-def test_a_profile_is_planned_at_another_rate(run: Run) -> None:
-    """Two replicas at 100 requests/s: 54.87 are sustainable each, 52.3 with iterations 5 % longer."""
-    code, text, _ = run("tool-calls-h100", "--rate", "100", "--format", "json")
-    found = json.loads(text)["plan"]
-    assert (code, found["replicas"], found["cost"]["per_hour"]) == (0, 2, None)
-    assert [size["state"] for size in found["sizes"]] == ["misses", "holds", "holds"]
-    assert found["sizes"][0]["missed"] == ["load"]
 
 
 def latency(file: Path) -> Latency:
@@ -165,31 +141,6 @@ def test_a_day_is_planned_for_its_worst_part_with_replicas_that_come_and_go(run:
     assert worst is not None
     assert ttft["value"] == worst.ttft_s.p95
     assert command.run("check", plan, "--require", "plan.holds").returncode == 0
-
-
-APART = """\
-schema = 1
-name = "apart"
-gpu = {{ memory = "59 GB", block_tokens = 16, kv_bytes_per_token = 131_072, max_num_seqs = 1024 }}
-timing = {{ d0 = "8 ms", d1 = "0.04 us", d2 = "25 us", d3 = "15 us" }}
-fleet = {{ prefill = {prefill}, decode = {decode}, transfer = "20 GB/s" }}
-classes = [{{ name = "chat", input = 800, decode = 40, rate = 30 }}]
-slo = {{ ttft_s.p95 = "1 s", itl_s.p99 = "20 ms" }}
-"""
-
-
-def test_a_split_that_is_said_to_be_enough_keeps_the_objectives_in_a_report(run: Run, tmp_path: Path) -> None:
-    """No replica that does both keeps its gaps even, 28 ms with a prompt: nearly thirty are needed, and few apart."""
-    file = tmp_path / "split.toml"
-    file.write_text(APART.format(prefill=1, decode=1))
-    found = json.loads(run(str(file), "--split", "--format", "json")[1])["plan"]
-    split = found["split"]
-    assert 25 < found["replicas"] < 35
-    assert 2 <= split["prefill"] + split["decode"] < found["replicas"] / 4
-    file.write_text(APART.format(prefill=split["prefill"], decode=split["decode"]))
-    measured = latency(file)
-    assert measured.ttft_s.p95 <= 1.0
-    assert measured.itl_s.p99 <= 0.02
 
 
 def test_the_plot_has_the_plan_on_the_steps_of_its_kind(tmp_path: Path) -> None:
@@ -280,72 +231,6 @@ def test_what_no_replica_can_do_is_said_with_exit_1(run: Run, tmp_path: Path) ->
     assert code == 1
     assert "Impossible at any number of replicas" in text
     assert "one at a time, 4 GPUs" in text
-
-
-@every(
-    ("arguments", "message"),
-    [
-        (
-            ["Llama-3.1-8B", "--gpu", "H100"],
-            "a demand is missing: --rate or --users, with --in and --out; or",
-        ),
-        (
-            ["Llama-3.1-8B", "--rate", "1", "--in", "9", "--out", "9"],
-            "--gpu is missing: which GPUs? Known are",
-        ),
-        (["Llama-3.1-9B", "--gpu", "H100", "--rate", "1", "--in", "9", "--out", "9"], "Llama-3.1-8B"),
-        (["Llama-3.1-8B", "--gpu", "H1000", "--rate", "1", "--in", "9", "--out", "9"], "H100"),
-        ([*DEMAND], "--out is missing"),
-        ([*DEMAND, "--out", "9", "--users", "3"], "--rate and --users"),
-        ([*DEMAND, "--out", "9k"], "--out '9k': tokens are wanted"),
-        ([*DEMAND, "--out", "9", "--slo", "ttft-p95=2"], "a time with a unit is wanted, such as 2s"),
-        ([*DEMAND, "--out", "9", "--slo", "ttft-p94=2s"], "did you mean ttft_s.p9"),
-        ([*DEMAND, "--out", "9", "--slo", "recomputed_share<=1%"], "a plan holds times"),
-        ([*DEMAND, "--out", "9", "--gpu-hour", "x"], "--gpu-hour 'x': a price above 0"),
-        ([*DEMAND, "--out", "9", "--gpu-hour", "B200=3"], "no price for H100 SXM"),
-        ([*DEMAND, "--out", "9", "--trace", "x.csv"], "--in, --out and --users do not go with it"),
-        ([*DEMAND, "--out", "9", "--settings", "max_num_seq=2"], "did you mean max_num_seqs?"),
-        (
-            [*DEMAND, "--out", "9", "--settings", "max_num_seqs=x"],
-            "--settings max_num_seqs: must be a whole number",
-        ),
-        ([*DEMAND, "--out", "9", "--kv-dtype", "fp7"], "'fp7' is not a type of KV cache; there are auto"),
-        ([*DEMAND, "--out", "9", "--gpu", "L4"], "several go with commas, --gpu A,B"),
-        (
-            ["tool-calls-h100", "--rate", "1e8"],
-            "replicas or more, of Tool calls on one H100, fixed length, and a",
-        ),
-        (
-            ["Llama-3.1-8B", "--gpu", "H100", "--users", "9", "--in", "9", "--out", "9", "--think", "30"],
-            "--think '30': a unit is missing, such as 30s",
-        ),
-        (
-            [*DEMAND, "--out", "9", "--executor", "gpus"],
-            "--executor 'gpus': serial, cores, dask or the address",
-        ),
-        ([*DEMAND, "--out", "9", "--headroom", "x"], "--headroom 'x': a share"),
-        ([*DEMAND, "--out", "9", "--think", "30s"], "--think goes with --users or --turns"),
-        ([*DEMAND, "--out", "9", "--turns", "0"], "--turns 0: 1 to 1000"),
-        (["tool-calls-h100", "Llama-3.1-8B"], "a model does not go with profiles"),
-        (["tool-calls-h100", "--gpu", "H100"], "go with a model"),
-        (["nowhere.toml"], "nowhere.toml"),
-        (["tool-calls-h100", "prefill-decode"], "the profiles differ in itl_s.p99, ttft_s.p95 of [slo]"),
-        (["tool-calls-h100", "agents-collapse"], "compare them at one demand, with --rate"),
-        (["tool-calls-h100", "--replica-hour", "tool=3"], "no price for tool-calls-h100"),
-        (
-            ["tool-calls-h100", "--gpu-hour", "2", "--replica-hour", "tool-call=3"],
-            "did you mean tool-calls-h100?",
-        ),
-        (["tool-calls-h100", "--load-time", "30s"], "--load-time goes with --schedule"),
-        (["tool-calls-h100", "--schedule", "own"], "has no [[workload.schedule]]"),
-        (["tool-calls-h100", "--schedule", str(NO_SCHEDULE)], "a table [workload]"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_in_a_line(run: Run, arguments: list[str], message: str) -> None:
-    code, text, messages = run(*arguments)
-    assert (code, text) == (2, "")
-    assert message in messages
-    assert messages.count("\n") == 1
 
 
 def test_a_model_alone_is_told_all_that_is_missing(run: Run) -> None:

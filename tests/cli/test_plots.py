@@ -10,15 +10,14 @@ import pytest
 
 import kvplan
 from kvplan.cli.app import main
-from kvplan.plots.sweeps import columns_of, of_sweep
 from kvplan.report.assembly import Analyses
+from kvplan.show.sweeps import columns_of, of_sweep
 from kvplan.study.replicas import scaled
 from kvplan.sweeps.definition import Runs, define
 from kvplan.sweeps.results import read
 
 Run = Callable[..., tuple[int, str]]
 NAME, QUICK = "tool-calls-h100", "paper-fc-budgets"
-GRID = ["--vary", "gpu.memory_tokens=400k,50k,10", "--vary", "classes[0].rate=2:54:3"]
 COLUMNS = ["--columns", "verdict.status,load.headroom", "--executor", "serial"]
 SMALL = """\
 schema = 1
@@ -69,18 +68,6 @@ def test_a_page_has_its_plots_and_the_same_bytes(
         assert re.findall('font-weight="bold">(.*?)<', picture.read_text("utf-8")) == titles
 
 
-def test_what_gives_no_latency_has_no_plot_of_it(run: Run, tmp_path: Path) -> None:
-    """Nothing is drawn, and an earlier file stays as it is."""
-    profile, picture = tmp_path / "profile.toml", tmp_path / "a.svg"
-    picture.write_text("old")
-    text = "schema = 1\nname = 'x'\ngpu.memory_tokens = 10\ntiming.d0 = '1 s'\n"
-    profile.write_text(f"{text}[[classes]]\nname = 'a'\ninput = 5\ndecode = 5\nrate = 1e-9\n")
-    code, said = run("simulate", profile, "--plot", picture, "-o", tmp_path / "a.txt")
-    assert code == 0
-    assert said in ("", "note: --plot: there is nothing to draw\n")
-    assert (picture.read_text() == "old") == (said != "")
-
-
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     path = tmp_path / "small.toml"
@@ -88,7 +75,7 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_a_map_has_the_rows_of_the_file_in_their_places(
     run: Run, tmp_path: Path, small: Path, suffix: str
 ) -> None:
@@ -124,18 +111,6 @@ def test_a_map_has_the_rows_of_the_file_in_their_places(
     assert {line.label.removeprefix("beyond: ") for line in found.lines} == {
         status.replace("_", " ") for status in worst if status != "stable"
     }
-
-
-def test_a_line_has_one_key(run: Run, tmp_path: Path, small: Path) -> None:
-    vary = "gpu.memory_tokens=100:2k:log5"
-    picture, rows = tmp_path / "line.svg", tmp_path / "a.csv"
-    assert run("sweep", small, "--vary", vary, *COLUMNS, "-o", rows, "--plot", picture) == (0, "")
-    sweep = define(kvplan.load(small), [vary], columns=["verdict.status", "load.headroom"])
-    (found,) = of_sweep(sweep, read(sweep, rows, columns_of(sweep)))
-    assert found.x.log
-    line, *dots = found.lines
-    assert np.all(np.diff(line.y) > 0)
-    assert sum(status.x.size for status in dots) == 5
 
 
 @pytest.mark.parametrize(
@@ -175,42 +150,3 @@ def test_the_simulated_figure_asked_for_is_drawn(
     assert found.y.label == drawn
     assert np.all(np.isfinite(found.lines[0].y))
     assert [one.label for one in found.lines] == [line]
-
-
-def test_a_finished_sweep_is_drawn_by_resuming_it(run: Run, tmp_path: Path, small: Path) -> None:
-    """The first number is drawn where there is no headroom; without the verdict there is no boundary."""
-    results, picture = tmp_path / "rows.csv", tmp_path / "a.svg"
-    columns = ["--columns", "verdict.binding,load.sustainable_rps", "--executor", "serial"]
-    assert run("sweep", small, *GRID, *columns, "-o", results)[0] == 0
-    code, said = run("sweep", small, *GRID, *columns, "-o", results, "--plot", picture, "--resume")
-    assert code == 0
-    assert "no boundary, since verdict.status is not among --columns" in said
-    text = picture.read_bytes()
-    assert run("sweep", small, *GRID, *columns, "-o", results, "--plot", picture, "--resume")[0] == 0
-    assert picture.read_bytes() == text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--vary", "gpu.memory_tokens=1k,2k", "--plot", "a.pdf"], "must end in .svg"),
-        (["--vary", "gpu.memory_tokens=1k", "--plot", "a.svg"], "has a single value"),
-        (["--vary", "gpu.memory_tokens=1k:2k", "--sample", "lhs:5", "--plot", "a.svg"], "draws grids"),
-        ([*GRID, "--vary", "timing.d0=1,2", "--plot", "a.svg"], "one or two keys, not the 3"),
-        ([*GRID, "--columns", "verdict.status", "--plot", "a.svg"], "a number is wanted among --columns"),
-        ([*GRID, "--plot", "no/such/folder/a.svg"], "no/such/folder/a.svg: cannot be written"),
-        (
-            ["--vary", "plan.delta=1e-6:0.01:1001", "--vary", "timing.d0=1:2:1000", "--plot", "a.svg"],
-            "1,001,000 points",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_before_the_work(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, message = run("sweep", NAME, *arguments, "-o", "rows.csv")
-    assert code == 2
-    assert said in message
-    assert message.count("\n") == 1
-    assert not (tmp_path / "rows.csv").exists()

@@ -1,14 +1,12 @@
 """`init`, `profiles` and `schema` as commands."""
 
 import json
-import os
 from pathlib import Path
 
 from command import Run
 from every import every
 
-from kvplan.profile.catalogue import description, starter
-from kvplan.profile.reading import DEFAULT_PROFILE, load_profile, shipped_profiles
+from kvplan.profile.reading import DEFAULT_PROFILE, load_profile, shipped_profiles, starter
 from kvplan.profile.schema import json_schema
 
 # ---------------------------------------------------------------------------------------------------- init
@@ -30,19 +28,6 @@ def test_init_replaces_a_file_only_where_told_to(run: Run, tmp_path: Path) -> No
     assert path.read_text() == "precious"
     assert run("init", str(path), "--force") == (0, "", "")
     assert path.read_text("utf-8") == starter()
-
-
-def test_init_waits_for_no_reader_of_a_pipe(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    assert run("init", str(path)) == (2, "", f"error: {path}: exists already; --force replaces it\n")
-
-
-def test_init_says_what_cannot_be_written(run: Run, tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "no" / "such.toml"):
-        code, out, error = run("init", str(place))
-        assert (code, out) == (2, "")
-        assert error.startswith(f"error: {place}: cannot be written: ")
 
 
 def test_the_starter_names_every_key_of_a_profile() -> None:
@@ -68,10 +53,6 @@ def test_profiles_are_listed_with_a_line_each(run: Run) -> None:
         assert len(about) <= 80, about
 
 
-def test_a_text_that_does_not_begin_with_a_comment_has_no_description() -> None:
-    assert description('schema = 1\n# name = "x"\n') == ""
-
-
 @every("name", sorted(shipped_profiles()))
 def test_a_printed_profile_is_the_shipped_one(name: str, run: Run, tmp_path: Path) -> None:
     code, out, error = run("profiles", name)
@@ -80,17 +61,6 @@ def test_a_printed_profile_is_the_shipped_one(name: str, run: Run, tmp_path: Pat
     copy.write_text(out, encoding="utf-8")
     with copy.open("rb") as unread:
         assert load_profile(str(copy), stdin=unread).sha256 == load_profile(name, stdin=unread).sha256
-
-
-def test_an_unknown_profile_is_refused_with_the_nearest(run: Run) -> None:
-    code, out, error = run("profiles", "tool-call-h100")
-    assert (code, out) == (2, "")
-    assert error.endswith("did you mean tool-calls-h100?\n")
-    for odd in ("", "a\x1b[31m", "x" * 10_000):
-        code, _, error = run("profiles", odd)
-        assert code == 2
-        assert error.strip().isprintable()
-        assert len(error) < 600
 
 
 # -------------------------------------------------------------------------------------------------- schema

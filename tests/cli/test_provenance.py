@@ -2,15 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import Done, Run, document
 from command import run as inside
-
-from kvplan.model import Knowledge, Origin
-from kvplan.profile.catalogue import starter
-from kvplan.profile.reading import parse_profile, shipped_profiles
 
 TOLD = """\
 schema = 1
@@ -73,17 +68,6 @@ def test_check_says_what_a_pass_is_worth(run: Run, told: str) -> None:
         assert FULL in " ".join(shown.split()).replace("<!-- -->", "")
 
 
-def test_check_adds_nothing_where_nothing_is_told(run: Run, told: str) -> None:
-    start, _, end = TOLD.partition("measured = {")
-    Path(told).write_text(
-        start.replace("[provenance]", "# ").replace("timing = {", "# ") + end.partition("}")[2]
-    )
-    plain = TOLD.partition("[provenance]")[0] + "[gpu]" + TOLD.partition("[gpu]")[2]
-    Path(told).write_text("\n".join(line for line in plain.splitlines() if not line.startswith("measured")))
-    (found,) = document(run, "check", told, "--require", "load.headroom >= 0")["profiles"]
-    assert found["notes"] == []
-
-
 def test_simulations_say_where_their_runs_went(run: Run, told: str) -> None:
     """All at once: a hundred run, as many as may, and hold 150 tokens each in the end."""
     arguments = ("--arrivals", "saturated", "--requests", "400", "--policy", "greedy,vllm")
@@ -98,41 +82,6 @@ def test_simulations_say_where_their_runs_went(run: Run, told: str) -> None:
     assert "vllm at its peak 100, 2 times" in sequences
     few = document(run, "simulate", told, "--arrivals", "closed", "--concurrency", "9", "--requests", "50")
     assert not any("extrapolated" in note for note in few["notes"])
-
-
-def test_what_differs_between_two_profiles_can_be_a_date(run: Run, told: str, tmp_path: Path) -> None:
-    other = tmp_path / "other.toml"
-    other.write_text(TOLD.replace("2026-11-22", "2026-11-23").replace("[0.5, 2]", "[0.5, 3]"))
-    found = document(run, "diff", told, str(other))
-    changes = {change["key"]: (change["before"], change["after"]) for change in found["inputs"]}
-    assert changes == {
-        "provenance.timing.date": ("2026-11-22", "2026-11-23"),
-        "timing.measured.band[1]": (2, 3),
-    }
-    assert "load.sustainable_rps_range[0]" in {change["key"] for change in found["changes"]}
-
-
-def words(profile: Any) -> list[str]:
-    return [str(getattr(profile.model.provenance, name).basis) for name in ("gpu", "timing", "workload")]
-
-
-def test_shipped_profiles_say_what_their_comments_say() -> None:
-    """Estimates are marked as such, and so is what is assumed; nothing is measured but the two runs of one GPU."""
-    for name, path in shipped_profiles().items():
-        profile = parse_profile(path.read_bytes(), name)
-        assert profile.model.provenance.timing.source, name
-        text = path.read_text("utf-8")
-        assert ("measured" in words(profile)) == ("a vLLM 0.19.0 run of Llama-3.1-8B" in text), name
-        assert ("assumed" in words(profile)) == bool("assumed" in text.partition("schema = 1")[0]), name
-        estimated = "data-sheet estimate" in text.replace("\n# ", " ")
-        assert ("estimated" in words(profile)) == estimated, name
-
-
-def test_the_starter_is_an_example_and_says_so() -> None:
-    profile = parse_profile(starter().encode(), "starter.toml")
-    example = Origin(Knowledge.ASSUMED, "an example")
-    origins = profile.model.provenance
-    assert (origins.gpu, origins.timing, origins.workload) == (example,) * 3
 
 
 # ------------------------------------------------------------------------------------- what a gate may pass on
@@ -180,25 +129,6 @@ def test_what_is_accepted_passes_and_is_still_said_to_be_assumed(
     assert found["outcome"] == "passed"
     assert found["notes"] == ["Inputs: gpu stated; timing assumed (another's); workload assumed."]
     assert run("check", path, "--accept", "workload", "--require", "inputs.timing == measured")[0] == 1
-
-
-def test_only_parts_of_a_profile_can_be_accepted(run: Run, tmp_path: Path) -> None:
-    code, _, messages = run("check", gated(tmp_path, '["timing", "worklod"]'))
-    assert code == 2
-    assert ":7: gate.accept[1]: must be 'gpu', 'timing' or 'workload', not 'worklod'" in messages
-    code, _, messages = run("check", gated(tmp_path, "[]"), "--accept", "worklod")
-    assert (code, messages.count("\n")) == (2, 1)
-    assert "'worklod' is not one of 'gpu', 'timing', 'workload'" in messages
-
-
-def test_other_commands_answer_for_assumptions(run: Run, tmp_path: Path) -> None:
-    path = gated(tmp_path, "[]")
-    for arguments in (
-        ("sweep", path, "--vary", "classes.a.rate=2,4", "-o", str(tmp_path / "rows.csv")),
-        ("plan", path, "--rate", "20"),
-        ("analyze", path),
-    ):
-        assert run(*arguments)[0] == 0
 
 
 def test_a_gate_judges_what_was_measured_or_estimated_for_the_service(

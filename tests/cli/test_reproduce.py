@@ -25,17 +25,6 @@ def test_json_says_what_was_printed_and_what_came_out(capfd: pytest.CaptureFixtu
     assert (level["printed"], level["value"], level["verdict"]) == (2, pytest.approx(2), "reproduced")
 
 
-def test_markdown_has_a_table(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "sic-example-07", "--format", "markdown"]) == 0
-    assert "| Five spread over a block of six |" in capfd.readouterr().out
-
-
-def test_an_unknown_name_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "sic-exampel-02"]) == 2
-    out, err = capfd.readouterr()
-    assert (out, err) == ("", "error: no experiment 'sic-exampel-02'; did you mean sic-example-02?\n")
-
-
 def test_another_verdict_than_on_record_is_a_defect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

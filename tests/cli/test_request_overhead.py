@@ -88,18 +88,3 @@ def test_it_is_part_of_latencies_and_of_no_load(run: Run, pair: tuple[str, str])
             assert longer[time][figure] == pytest.approx(shorter[time][figure] + added)
     told.pop("profile"), plain.pop("profile")
     assert told == plain
-
-
-def test_hindsight_bounds_latency_with_it(run: Run, tmp_path: Path) -> None:
-    profile = tmp_path / "slots.toml"
-    profile.write_text(SLOTS.replace("max_num_seqs = 1, ", ""))
-    arguments = ("--policy", "greedy", "--requests", "4", "--arrivals", "saturated", "--hindsight")
-    found = document(run, "simulate", str(profile), *arguments)
-    assert found["policies"][0]["e2e_s"]["mean"] == 3.5  # all four at once: 4·5 tokens
-    assert found["hindsight"] == {"e2e_s.mean": {"bound": 3.5, "proven": True, "gap": 0.0}}
-
-
-def test_placements_and_settings_are_compared_with_it(run: Run, pair: tuple[str, str]) -> None:
-    told, plain = (document(run, "mix", profile, "--replicas", "2") for profile in pair)
-    for one, other in zip(told["placements"], plain["placements"], strict=True):
-        assert one["e2e_s"]["value"] == pytest.approx(other["e2e_s"]["value"] + OVERHEAD)

@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from every import every
 from measured import brief_report
 
 from kvplan.cli.app import main
-from kvplan.layout.report import build
 from kvplan.model import Plan, ServingModel
 from kvplan.model.schedule import Sinusoid, Steps
 from kvplan.profile.reading import parse_profile
-from kvplan.report.assembly import Analyses, Report, analyze, to_document
+from kvplan.report.assembly import Analyses, Report
 from kvplan.report.explain import find, page
 from kvplan.report.words import Status
+from kvplan.show.report import build
 from kvplan.simulation.experiments.load import generate
 
 GOOD = """\
@@ -67,52 +66,6 @@ def test_a_sinusoid_is_highest_in_the_middle_unless_it_says_when() -> None:
     assert model_of(GOOD + WAVE.replace("0.5", '0.5, peak = "15 h"')).schedule == Sinusoid(
         86_400.0, 0.5, 54_000.0
     )
-
-
-def test_shares_of_a_rate_vary_as_well() -> None:
-    text = GOOD.replace("rate = 6", "share = 0.6").replace("rate = 4", "share = 0.4")
-    found = model_of(text + STEPS.replace("[workload]", "[workload]\nrate = 10"))
-    assert found == model_of(GOOD + STEPS)
-
-
-MEASURED = {"latency", "advice"}  # on other draws where a schedule says when requests arrive
-
-
-def figures(report: Report) -> dict[str, Any]:
-    document = to_document(report)
-    return {key: value for key, value in document.items() if key not in {"notes", "sources", *MEASURED}}
-
-
-def advised(report: Report) -> list[dict[str, Any]]:
-    """Advice without the latencies that it is tried at."""
-    return [
-        {key: value for key, value in one.items() if not key.startswith("ttft")}
-        for one in to_document(report)["advice"]
-    ]
-
-
-@every(
-    ("schedule", "text"),
-    [
-        ("{ at = 0, factor = 1 }, { at = 9, factor = 1 }", GOOD),
-        ("{ amplitude = 0 }", GOOD.partition('\n\n[[classes]]\nname = "tools"')[0] + "\n"),
-    ],
-)
-def test_a_schedule_that_does_not_vary_changes_no_figure(schedule: str, text: str) -> None:
-    """For two classes, and for one, whose wait is known exactly; what is measured is as good as the same."""
-    same = model_of(text + f"[workload]\nperiod = 3600\nschedule = [{schedule}]\n")
-    assert same.schedule is not None
-    scheduled, plain = (analyze(model, name="a day", sha256="") for model in (same, model_of(text)))
-    assert json.dumps(figures(scheduled)) == json.dumps(figures(plain))
-    assert advised(scheduled) == advised(plain)
-    assert (scheduled.latency.worst_part is None, plain.latency.worst_part) == (False, None)
-    one, other = scheduled.latency.ci95, plain.latency.ci95
-    assert one.keys() == other.keys()
-    for key in ("ttft_s.mean", "itl_s.mean", "tpot_s.mean", "e2e_s.mean", "running", "kv_tokens_mean"):
-        (low, high), (least, most) = one[key], other[key]
-        assert high is not None
-        assert most is not None
-        assert max(low, least) < min(high, most), key
 
 
 def at_rate(factor: float) -> Report:
@@ -213,28 +166,3 @@ def generate_count(text: str) -> int:
     from kvplan.simulation.experiments.load import Load
 
     return generate(model_of(text), Load(requests=None, horizon_s=240.0), 0).arrival_s.size
-
-
-def test_saturated_arrivals_leave_the_schedule_out_and_say_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ("--arrivals", "saturated", "--requests", "50")
-    assert simulated(tmp_path, GOOD + STEPS, *options)["arrivals"]["scheduled"] is False
-    assert "scheduled" not in simulated(tmp_path, GOOD, *options)["arrivals"]
-    capsys.readouterr()
-    (tmp_path / "day.toml").write_text(GOOD + STEPS)
-    assert main(["simulate", str(tmp_path / "day.toml"), "--policy", "greedy", *options]) == 0
-    out, _ = capsys.readouterr()
-    assert "The schedule of the profile is left out" in " ".join(out.split())
-
-
-def test_an_unreadable_schedule_is_one_line_and_exit_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "day.toml"
-    path.write_text(GOOD + STEPS.replace("factor = 2", "factor = -2"))
-    assert main(["simulate", str(path)]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"error: {path}:19: workload.schedule[0].factor: must be 0, or a number from 1e-06")
-    assert err.count("\n") == 1

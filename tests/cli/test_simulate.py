@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from command import ENVIRONMENT, run
-from every import every
 
 from kvplan.cli.app import main
 from kvplan.units import parse_seconds
@@ -100,14 +99,6 @@ def test_json_has_the_keys_of_the_contract(tmp_path: Path) -> None:
     assert found["policies"][1]["parameters"]["watermark"] == 0
 
 
-def test_the_same_command_gives_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    texts = []
-    for _ in range(2):
-        assert main([*SMALL, "--format", "json"]) == 0
-        texts.append(capsys.readouterr().out)
-    assert texts[0] == texts[1]
-
-
 def test_parameters_are_set(tmp_path: Path) -> None:
     found = simulated(
         tmp_path,
@@ -117,68 +108,6 @@ def test_parameters_are_set(tmp_path: Path) -> None:
     assert found["policies"][0]["parameters"]["watermark"] == 0.05
     assert found["policies"][0]["parameters"]["admission"] == "first-chunk"
     assert found["policies"][1]["parameters"] == {"thresholds": [9]}
-
-
-@every(
-    ("arguments", "message"),
-    [
-        (["--policy", "best"], "'best' does not exist; the policies are: a-min"),
-        (["--policy", "greedy,greedy"], "'greedy' is there twice"),
-        (["--policy", ","], "at least one of"),
-        (["--set", "vllm.watermark"], "POLICY.PARAMETER=VALUE"),
-        (["--set", "vllm.mark=1"], "vllm has watermark"),
-        (["--set", "greedy.x=1"], "greedy has max_num_seqs"),
-        (["--arrivals", "interleaved", "--seeds", "3"], "has no chance in it; --seeds does not go with it"),
-        (["--set", "wait.thresholds=1"], "'wait' is not among the policies"),
-        (["--set", "vllm.watermark=much"], "a number is wanted"),
-        (["--set", "vllm.watermark=1"], "from 0 to below 1"),
-        (["--set", "vllm.admission=chunk"], "whole-prompt or first-chunk is wanted"),
-        (["--set", "vllm.max_num_seqs=0.5"], "a whole number above 0"),
-        (["--policy", "wait", "--set", "wait.thresholds=1,2"], "1 whole numbers above 0"),
-        (
-            ["--policy", "trtllm-no-evict", "--set", "trtllm-no-evict.max_new=383"],
-            "trtllm-no-evict.max_new = 383: requests of tool call generate up to 384 tokens",
-        ),
-        (["--policy", "nested-wait", "--set", "nested-wait.thresholds=1"], "belong together"),
-        (["--policy", "flow", "--set", "flow.budgets=4,4"], "flow.budgets = 4,4: 1 whole numbers above 0"),
-        (["--policy", "flow-unknown", "--set", "flow-unknown.budget=0"], "flow-unknown.budget = 0"),
-        (["--policy", "alpha-protection", "--set", "alpha-protection.alpha=1"], "from 0 to below 1"),
-        (["--policy", "mc", "--set", "mc.assume=2"], "exact or max is wanted"),
-        (["--policy", "rate-limited", "--set", "rate-limited.beta=0"], "at least 1e-6"),
-        (["--arrivals", "poisson", "--cv", "3"], "--cv goes with --arrivals gamma only"),
-        (["--arrivals", "gamma", "--cv", "0"], "--cv 0"),
-        (["--arrivals", "closed", "--concurrency", "0"], "--concurrency 0"),
-        (["--arrivals", "burst", "--burst", "1,2"], "four numbers"),
-        (["--requests", "0"], "--requests 0"),
-        (["--seeds", "0"], "--seeds 0"),
-        (["--seed", "-1"], "--seed -1"),
-        (["--horizon", "1 parsec"], "--horizon: '1 parsec' is not a time"),
-        (["--horizon", "0"], "a time above 0"),
-        (["--trace", "nowhere.csv"], "cannot be read"),
-        (["--trace", "nowhere.csv", "--arrivals", "poisson"], "brings its own arrivals"),
-        (["-o", "no/such/folder/x"], "cannot be written"),
-        (["--series", "no/such/folder/x"], "cannot be written"),
-        (["--series", "same.csv", "-o", "./same.csv"], "one would overwrite the other"),
-        (["--trace", "any.csv", "--seeds", "3"], "any.csv: cannot be read"),
-        (["--set", "vllm.watermark=0", "--set", "vllm.watermark=0.1"], "vllm.watermark is set twice"),
-        (["--policy", "wait", "--set", "wait.batch_limit=-5"], "a number above 0 is wanted"),
-        (
-            ["--policy", "wait", "--set", "wait.batch_limit=1e308"],
-            "wait.batch_limit = 1e+308: at most 1,000,000,",
-        ),
-        (["--policy", "a-min", "--set", "a-min.shortest=1e12"], "a-min.shortest = 1e+12: at most 1,000,000"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few = [] if "--requests" in arguments else ["--requests", "50"]
-    assert main(["simulate", "tool-calls-h100", *few, *arguments]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    (line,) = shown.err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
 
 
 def test_flow_control_takes_its_budgets_from_the_plan(tmp_path: Path) -> None:
@@ -193,33 +122,6 @@ def test_flow_control_takes_its_budgets_from_the_plan(tmp_path: Path) -> None:
         "flow-unknown": {"budget": 12, **free},
         "mc": {"assume": "max", **free},
     }
-
-
-def test_flow_control_without_budgets_says_how_to_set_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["simulate", "azure-conv-overloaded", "--policy", "flow", "--requests", "9"]) == 2
-    assert "no whole budgets above the arrivals" in capsys.readouterr().err
-    trace = tmp_path / "trace.csv"
-    trace.write_text("time,input,output\n0,10,5\n1,10,5\n")
-    assert main(["simulate", "paper-fc-budgets", "--policy", "flow", "--trace", str(trace)]) == 2
-    assert "--set flow.budgets=N" in capsys.readouterr().err
-
-
-def test_more_requests_than_can_be_are_refused_before_they_are_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arrivals in ("poisson", "gamma", "burst", "saturated", "interleaved", "closed"):
-        command = ["simulate", "tool-calls-h100", "--arrivals", arrivals, "--horizon", "3e8"]
-        assert main(command) == 2
-        assert "100,000,000 is the most" in capsys.readouterr().err
-
-
-def test_seeds_do_not_go_with_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = tmp_path / "trace.csv"
-    trace.write_text("time,input,output\n0,10,5\n1,10,5\n")
-    assert main(["simulate", "--trace", str(trace), "--seeds", "3", "--policy", "greedy"]) == 2
-    assert "--seeds does not go with it" in capsys.readouterr().err
 
 
 SEVERAL = """
@@ -288,76 +190,6 @@ def test_every_policy_is_said_to_keep_a_limit_or_not(tmp_path: Path) -> None:
     assert wait["parameters"] == {"thresholds": [3]}
 
 
-LONE = """
-schema = 1
-name = "lone"
-gpu = { memory_tokens = 40_000 }
-timing = { d0 = "10 ms" }
-classes = [{ name = "a", input = 20, decode = 12, rate = 1 }]
-"""
-
-
-def test_a_policy_that_waits_for_more_does_not_know_the_horizon(tmp_path: Path) -> None:
-    """Arrivals go on after it, so a threshold of 1,000 is not reached in 900 s and nobody is served."""
-    profile, out = tmp_path / "lone.toml", tmp_path / "out.json"
-    profile.write_text(LONE)
-    command = [
-        "simulate",
-        str(profile),
-        "--policy",
-        "wait",
-        "--set",
-        "wait.thresholds=1000",
-        "--horizon",
-        "900",
-    ]
-    assert main([*command, "--format", "json", "-o", str(out)]) == 0
-    (found,) = json.loads(out.read_text())["policies"]
-    assert (found["completed"], found["iterations"], found["makespan_s"]) == (0, 0, 900)
-    assert found["queue"] == {"peak": found["unfinished"], "end": found["unfinished"]}
-    assert 800 < found["unfinished"] < 1000
-    assert found["status"] == "growing"
-
-
-def test_a_queue_that_grows_while_nothing_runs_is_seen(tmp_path: Path) -> None:
-    """Memory is full of requests that wait for others in later segments; records end early."""
-    out = tmp_path / "out.json"
-    command = ["simulate", "llama-3.1-8b-rtx4090", "--policy", "nested-wait", "--horizon", "600"]
-    assert main([*command, "--format", "json", "-o", str(out)]) == 0
-    (found,) = json.loads(out.read_text())["policies"]
-    assert found["queue"]["end"] > 700
-    assert found["queue"]["end"] == found["queue"]["peak"]
-    assert found["status"] == "growing"
-
-
-def test_no_table_is_cut_where_the_terminal_is_narrow(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At any width the same cells stand there, in tables one below the other."""
-    command = [
-        "simulate",
-        "llama-3.1-8b-rtx4090",
-        "--requests",
-        "100",
-        "--policy",
-        "greedy,rate-limited,vllm",
-    ]
-    seen = {}
-    for width in (200, 80, 60):
-        monkeypatch.setenv("COLUMNS", str(width))
-        assert main(command) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert max(map(len, lines)) <= width
-        seen[width] = sorted(cell for line in lines for cell in line.split() if any(map(str.isdigit, cell)))
-    assert set(seen[200]) <= set(seen[80])
-    assert set(seen[200]) <= set(seen[60])
-
-
-def test_nobody_arriving_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--horizon", "1 us"]) == 2
-    assert "no request arrives before the horizon" in capsys.readouterr().err
-
-
 def test_csv_has_a_line_for_each_policy_and_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--format", "csv", "--policy", "greedy,vllm"]) == 0
     rows = list(csv.DictReader(StringIO(capsys.readouterr().out)))
@@ -407,16 +239,6 @@ def test_the_series_is_the_state_over_time(tmp_path: Path) -> None:
     ]
     times = [float(row["time_s"]) for row in rows]
     assert times == sorted(times)
-
-
-def test_a_closed_loop_never_has_more_than_its_clients(tmp_path: Path) -> None:
-    path = tmp_path / "series.csv"
-    simulated(
-        tmp_path, "--arrivals", "closed", "--concurrency", "7", "--policy", "vllm", "--series", str(path)
-    )
-    assert {
-        int(r["waiting"]) + int(r["running"]) <= 7 for r in csv.DictReader(StringIO(path.read_text()))
-    } == {True}
 
 
 def test_a_livelock_is_reported_not_looped_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -471,10 +293,10 @@ def test_why_a_run_that_clears_all_of_memory_is_stuck(
 INTERRUPTED = """
 import os, signal, sys, time
 from kvplan.cli.app import main
-from kvplan.simulation import engine, programs
+from kvplan.simulation import engine
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
-programs.Program.is_worth_it = lambda *_: False  # however slow the machine, the loop looks up now and then
+engine.Program.is_worth_it = lambda *_: False  # however slow the machine, the loop looks up now and then
 os.cpu_count = lambda: 2  # however many there are, some policy has not begun
 run = engine.run
 
@@ -518,14 +340,3 @@ def test_ctrl_c_reports_what_is_done() -> None:
     assert 1000 < policy["completed"] < 300_000
     assert (found["interrupted"], found["seeds"]) == (True, [0])
     assert "interrupted; figures are of the run of seed 0 as far as it went" in done.stderr
-
-
-def test_after_ctrl_c_all_policies_are_compared_on_the_same_seeds() -> None:
-    """The first policy alone has ended seeds; what the last began with is not among them."""
-    done = interrupted(
-        *("--policy", "greedy,rate-limited,vllm", "--requests", "3000", "--seeds", "3", "--format", "text")
-    )
-    (note,) = (line for line in done.stderr.splitlines() if "interrupted" in line)
-    assert "figures are of the run of seed 0 as far as it went; not begun: " in note
-    assert note.endswith("vllm")
-    assert "vllm" not in done.stdout.splitlines()[4]

@@ -3,7 +3,6 @@
 import os
 import pty
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -56,24 +55,6 @@ def test_the_exit_code_survives_streams_that_are_closed_or_full(good: Path, bad:
             assert re.fullmatch(r"error: .*No space left on device\n", done.stderr)
 
 
-def test_a_reader_that_has_gone_ends_the_command_quietly_and_is_no_pass(good: Path) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    for arguments in (("check", good), ("--version",), *([("--help",)] if is_night() else [])):
-        done = process(*arguments, capture_output=False, stdout=writing, stderr=subprocess.PIPE)
-        assert (done.returncode, done.stderr) == (141, "")
-    os.close(writing)
-
-
-def test_the_output_of_a_descriptor_is_appended_not_replaced(good: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
-    log.write_text("before\n")
-    with log.open("a") as out:
-        done = process("check", good, "-o", "/dev/stdout", capture_output=False, stdout=out)
-    assert done.returncode == 0
-    assert log.read_text("utf-8") == "before\n" + run("check", good).stdout
-
-
 @pytest.mark.parametrize(
     "environment",
     [
@@ -101,27 +82,6 @@ def test_an_empty_environment_and_a_folder_that_only_reads_are_enough(bad: Path,
         assert sorted(tmp_path.iterdir()) == before
     finally:
         tmp_path.chmod(0o700)
-
-
-def test_a_full_disk_leaves_every_file_as_it_was_and_is_no_pass(good: Path, tmp_path: Path) -> None:
-    old, summary = tmp_path / "old", tmp_path / "summary.md"
-    many = [good] * 30
-    for calls, written in (
-        ((*many, "-o", old), old),
-        ((*many, "--junit", old), old),
-        ((good,), summary),  # GitHub's, to which is appended
-    ):
-        written.write_text("b" * 900)
-        done = process(
-            *("check", *calls),
-            env={"GITHUB_STEP_SUMMARY": str(summary)} if written is summary else {},
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
-        )
-        assert done.returncode == 2
-        assert f"{written}: cannot be written" in done.stderr
-        assert ("passed" in done.stdout.lower()) is ("-o" not in calls)
-        assert written.read_text() == "b" * 900
-    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".md", ".toml"}
 
 
 # ----------------------------------------------------------------------------------------------- interrupts
@@ -207,12 +167,3 @@ def test_colour_is_for_terminals_that_want_it(good: Path, tmp_path: Path) -> Non
     assert "\x1b[32m" in on_terminal("check", good)
     on_terminal("check", good, "-o", tmp_path / "report.txt")
     assert "\x1b" not in (tmp_path / "report.txt").read_text("utf-8")
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii", pytest.param("cp437", marks=pytest.mark.nightly)])
-def test_a_terminal_shows_what_its_encoding_has(encoding: str) -> None:
-    """In ASCII a replacement of all else, instead of a crash."""
-    environment = {"PYTHONIOENCODING": encoding, "NO_COLOR": "1"}
-    received = on_terminal("analyze", "paper-sic-limit-cycle", "--full", **environment)
-    assert received.isascii() == (encoding == "ascii")
-    assert "Smallest stable input" in received

@@ -4,13 +4,11 @@ import csv
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -18,7 +16,6 @@ from typing import Any
 
 import pytest
 from command import ENVIRONMENT
-from every import every
 
 from kvplan import executors
 from kvplan.cli.app import main
@@ -149,25 +146,6 @@ def test_a_point_that_no_profile_may_have_says_why(profile: Path, tmp_path: Path
     assert (second["error"], float(second["load.headroom"]) > 0) == ("", True)
 
 
-def test_memory_in_tokens_takes_the_place_of_memory_in_bytes(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    vary = ["--vary", "gpu.memory_tokens=100k,200k", "--columns", "saturation.admissions_per_iteration"]
-    assert run("tool-calls-h100", *vary, "-o", out) == 0
-    one, two = (row["saturation.admissions_per_iteration"] for row in rows(out))
-    assert two == pytest.approx(2 * one)
-
-
-def test_shares_that_are_not_varied_divide_what_is_left(tmp_path: Path) -> None:
-    """Two tiers share half and half; their decode limits are 99 and 125."""
-    out = tmp_path / "out.jsonl"
-    vary = ["--vary", "classes.short tier.share=0.25,0.8,1", "--columns", "equilibrium.decode_tokens_per_s"]
-    assert run("two-tier-99-125", *vary, "-o", out) == 0
-    *found, nothing_left = rows(out)
-    rates = [row["equilibrium.decode_tokens_per_s"] for row in found]
-    assert rates == pytest.approx([24 * (0.25 * 99 + 0.75 * 125), 24 * (0.8 * 99 + 0.2 * 125)])
-    assert "leave nothing" in nothing_left["error"]
-
-
 # ------------------------------------------------------------------------------------- stopped and resumed
 
 
@@ -221,31 +199,6 @@ def test_ctrl_c_says_how_to_go_on(profile: Path, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert said == f"note: interrupted; --resume goes on with {out}\n"
     assert out.read_bytes().endswith(b"\n")
-
-
-def test_a_terminal_shows_the_rate_and_the_time_left(profile: Path, tmp_path: Path) -> None:
-    ours, theirs = os.openpty()
-    options = ["--vary", "gpu.memory_tokens=100:90k:3000", "--columns", "load.*", "--executor", "serial"]
-    command = [
-        sys.executable,
-        "-m",
-        "kvplan",
-        "sweep",
-        str(profile),
-        *options,
-        "-o",
-        str(tmp_path / "out.csv"),
-    ]
-    env = ENVIRONMENT | {"COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
-    done = subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, env=env, check=True)
-    os.close(theirs)
-    said = b""
-    with suppress(OSError):  # how a terminal that nobody writes to any more ends
-        while more := os.read(ours, 65536):
-            said += more
-    os.close(ours)
-    assert done.stdout == b""
-    assert re.search(r"points .* 3000/3000 [0-9,.]+/s, 0 s left", said.decode())
 
 
 def wait_for_lines(path: Path, lines: int) -> None:
@@ -323,146 +276,7 @@ def test_cores_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_work_at_once_keeps_an_error_for_its_result() -> None:
-    future = executors.Serial().submit(int, "x")
-    assert isinstance(future.exception(), ValueError)
-
-
 # ------------------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("", "nothing is varied"),
-        ("--vary gpu.memory_tokens", "KEY=VALUES"),
-        ("--vary =5", "KEY=VALUES"),
-        ("--vary gpu.memory_token=5k", "did you mean gpu.memory_tokens?"),
-        ("--vary classes.x.rate=5", "did you mean classes."),
-        ("--vary workload.rate=5", "not a number of this profile"),
-        ("--vary gpu.prefill=5", "not a number of this profile"),
-        ("--vary classes.b.c.share=0.5", "not a number of this profile"),
-        ("--vary classes.x" + "y" * 90 + ".rate=5", "not a number of this profile"),
-        ("--vary gpu.memory_tokens=", "--vary gpu.memory_tokens: no values"),
-        ("--vary gpu.memory_tokens=,,,", "--vary gpu.memory_tokens: no values"),
-        ("--vary gpu.memory_tokens=5k,", "'' is not a number"),
-        ("--vary gpu.memory_tokens=5k,x", "'x' is not a number"),
-        ("--vary gpu.memory_tokens=5.5", "must be a whole number"),
-        ("--vary gpu.memory_tokens=nan", "'nan' is not a number"),
-        ("--vary gpu.memory_tokens=0", "must be at least 1"),
-        ("--vary gpu.memory_tokens=1000,1k", "a value is there twice"),
-        ("--vary classes.b.c.rate=-1:5:3", "must be at least"),
-        ("--vary plan.delta=0.5:1.5:3", "must be at most 1"),
-        ("--vary gpu.memory_tokens=20k:400k", "how many values?"),
-        ("--vary gpu.memory_tokens=20k:400k:x", "whole number above 0, not 'x'"),
-        ("--vary gpu.memory_tokens=20k:400k:-3", "must be a whole number above 0, not '-3'"),
-        ("--vary gpu.memory_tokens=20k:400k:1000000000", "1,000,000,000 points; 10,000,000 is the most"),
-        ("--vary gpu.memory_tokens=20k:400k:1", "at least 2"),
-        ("--vary gpu.memory_tokens=20k:400k:2:3", "a range is LOW:HIGH:COUNT"),
-        ("--vary gpu.memory_tokens=400k:20k:5", "an empty range"),
-        ("--vary gpu.memory_tokens=20k:20k:5", "an empty range"),
-        ("--vary timing.d1=0:1e-6:log5", "must start above 0"),
-        ("--vary gpu.block_tokens=1:4:9", "must be whole and steps at least 1"),
-        ("--vary gpu.block_tokens=1:16:log9", "must be whole and steps at least 1"),
-        ("--vary gpu.max_num_seqs=5 --vary gpu.max_num_seqs=6", "varied twice"),
-        ("--vary classes.b.c.rate=5 --vary classes[1].rate=6", "varied twice"),
-        ("--vary timing.d0=1:2:1_000_000_000", "1,000,000,000 points; 10,000,000 is the most"),
-        (
-            "--vary timing.d0=1:2:1000 --vary timing.d1=0:1:1000 --vary timing.d2=0:1:1000",
-            "1,000,000,000 points (1,000 × 1,000 × 1,000)",
-        ),
-        ("--vary timing.d0=1:2 --sample random:1000000000", "1,000,000,000 points"),
-        ("--vary timing.d0=1:2 --sample lhs:2000000", "1,000,000 is the most"),
-        ("--vary timing.d0=1:2 --sample sobol:9", "random:N or lhs:N"),
-        ("--vary timing.d0=1:2 --sample lhs:0", "at least 1"),
-        ("--vary timing.d0=1,2 --sample lhs:9", "--sample draws from"),
-        ("--vary timing.d0=1:2:3 --sample lhs:9", "a range is LOW:HIGH or LOW:HIGH:log"),
-        ("--vary timing.d0=1 --seed -1", "--seed -1"),
-        ("--vary timing.d0=1 --columns load.headrom", "did you mean load.headroom?"),
-        ("--vary timing.d0=1 --columns load.x*", "no key of the report is like that"),
-        ("--vary timing.d0=1 --columns wait.classes[b.d].threshold", "no class has that name"),
-        ("--vary timing.d0=1 --columns wait.classes[2].threshold", "there are 2 classes"),
-        ("--vary timing.d0=1 --columns ,", "at least one key"),
-        ("--vary timing.d0=1 --columns simulation.greedy.status", "needs --simulate"),
-        ("--vary timing.d0=1 --simulate --columns load.headroom", "no key of the simulation"),
-        ("--vary timing.d0=1 --simulate --columns simulation.greedy.x", "did you mean"),
-        ("--vary timing.d0=1 --simulate --policy fifo", "'fifo' does not exist"),
-        ("--vary timing.d0=1 --simulate --requests 0", "--requests 0"),
-        ("--vary timing.d0=1 --simulate --seeds 0", "--seeds 0"),
-        ("--vary timing.d0=1 --policy greedy", "--policy goes with --simulate only"),
-        ("--vary timing.d0=1 --executor threads", "serial, cores, dask"),
-        ("--vary timing.d0=1 --executor serial --workers 2", "--workers does not go with"),
-        ("--vary timing.d0=1 --workers 0", "--workers 0"),
-        ("--vary timing.d0=1 -o out.txt", ".csv, .jsonl, .parquet"),
-        ("--vary timing.d0=1 -o no/such/folder.csv", "cannot be written"),
-    ],
-)
-def test_rubbish_is_refused_in_one_line_before_any_work(
-    options: str, said: str, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out.csv"
-    more = [] if "-o " in options else ["-o", out]
-    assert run(profile, *options.split(), *more) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert not out.exists()
-
-
-@pytest.mark.parametrize("key", ["foo.bar", "q" * 200, "classes.x.speed"])
-def test_an_unknown_key_is_answered_with_the_nearest_alone(
-    key: str, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A profile of many classes has hundreds of keys."""
-    assert run(profile, "--vary", f"{key}=3", "-o", tmp_path / "out.csv") == 2
-    error = capsys.readouterr().err
-    assert "not a number of this profile" in error
-    assert len(error) <= 180
-
-
-def test_a_file_to_write_to_is_wanted(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(profile, "--vary", "timing.d0=1") == 2
-    assert "-o FILE is wanted" in capsys.readouterr().err
-
-
-def test_a_shipped_profile_can_be_swept() -> None:
-    assert define(load_profile(None, stdin=BytesIO()), ["timing.d0=10 ms:20 ms:3"]).points == 3
-
-
-HALF_A_RESULT = """
-import os
-import signal
-import struct
-import sys
-from concurrent.futures.process import BrokenProcessPool
-
-from kvplan.executors import started
-from kvplan.sweeps.run import _result
-
-
-def die_while_sending():
-    frame = sys._getframe()
-    while "result_queue" not in frame.f_locals:
-        frame = frame.f_back
-    os.write(frame.f_locals["result_queue"]._writer.fileno(), struct.pack("!i", 1000) + b"half")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    try:
-        with started("cores", 2) as engine:
-            _result(engine.executor.submit(die_while_sending), engine)
-    except BrokenProcessPool:
-        print("noticed")
-"""
-
-
-def test_a_worker_that_dies_while_it_sends_its_result_is_noticed(tmp_path: Path) -> None:
-    script = tmp_path / "half.py"
-    script.write_text(HALF_A_RESULT)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "noticed\n"), done.stderr
 
 
 @pytest.mark.parametrize("error", [EOFError("unexpected EOF"), ConnectionResetError()], ids=repr)
@@ -470,23 +284,3 @@ def test_death_of_the_process_that_forks_workers_breaks_the_pool_as_theirs_does(
     """It says no word to whoever asks it for a worker at that moment; a broken pool is replaced."""
     with pytest.raises(BrokenProcessPool), executors.started("cores", 2):
         raise error
-
-
-@every("address", ["tcp://foo", "tcp://", "tcp://host:99999", "tcp://:8786"])
-def test_an_address_without_host_or_port_is_refused_at_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], address: str
-) -> None:
-    file = tmp_path / "out.csv"
-    command = [
-        "sweep",
-        "tool-calls-h100",
-        "--vary",
-        "timing.d0=1ms:9ms:5",
-        "--executor",
-        address,
-        "-o",
-        str(file),
-    ]
-    assert main(command) == 2
-    assert "tcp://HOST:PORT" in capfd.readouterr().err
-    assert not file.exists()

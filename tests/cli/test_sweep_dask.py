@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import pytest
 
-from kvplan import executors
 from kvplan.cli.app import main
 
 pytest.importorskip("distributed", reason="the extra dask is not installed")
@@ -106,15 +105,3 @@ def test_a_local_cluster_gives_the_same_bytes(tmp_path: Path, whole: bytes) -> N
         done = subprocess.run([*command, "-o", str(out)], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert out.read_bytes() == whole
-
-
-def test_no_scheduler_is_said_to_be_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executors, "_CONNECT_S", 0.5)
-    out = tmp_path / "out.csv"
-    assert main([*SWEEP, "--executor", "tcp://127.0.0.1:9", "-o", str(out)]) == 3
-    said = capsys.readouterr().err
-    assert said.startswith("error: tcp://127.0.0.1:9: no Dask scheduler with workers answers")
-    assert said.count("\n") == 1
-    assert not out.exists()

@@ -11,9 +11,10 @@ from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation import engine
 from kvplan.simulation.experiments.load import Arrivals, Load
 from kvplan.simulation.experiments.runner import Job, scenarios
+from kvplan.simulation.initial_state import new_state
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
-from kvplan.simulation.state import State, extended, hosted, layered, new_state, pooled
+from kvplan.simulation.state import KNOWN_WHEN_COMPILED, State
 
 SOON = (
     "greedy",
@@ -54,7 +55,7 @@ def test_a_processor_with_fused_multiply_add_leaves_the_same_bytes() -> None:
     )
     [scenario] = scenarios(model, Plan(), Load(requests=500), [0])
     policy = POLICIES["vllm"].form_batch
-    known = dict.fromkeys((extended, hosted, layered, pooled), False)
+    known = dict.fromkeys(KNOWN_WHEN_COMPILED, False)
     text = translate.translated(engine.bound(policy), State, known)
     features = llvm.get_host_cpu_features().flatten()
     codes = (

@@ -15,11 +15,11 @@ from every import check_every
 from rich.cells import cell_len
 from shipped import LOOKED_AT, report
 
-from kvplan.formats import html, markdown, terminal
-from kvplan.formats import json as json_format
-from kvplan.layout.elements import Document
-from kvplan.layout.report import build
 from kvplan.report.assembly import to_document
+from kvplan.show import html, markdown, terminal
+from kvplan.show.page import Document
+from kvplan.show.report import build
+from kvplan.show.view import json_text
 
 FOLDER = Path(__file__).parent
 KEPT = ("agents-collapse", "eagle-3-h100", "gemma-3-27b-h100", "prefill-decode")
@@ -32,7 +32,7 @@ def _document(name: str) -> Document:
 
 RENDERERS = {
     "txt": lambda name: terminal.render(_document(name)),
-    "json": lambda name: json_format.render(to_document(report(name))),
+    "json": lambda name: json_text(to_document(report(name))),
 }
 OTHERS = {
     "markdown": lambda name: markdown.render(_document(name)),

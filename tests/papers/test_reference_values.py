@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from every import every
-from oracle.saturated import Means, served
 from oracle.system import System
 from oracles import stationary_mean_queue
 from strategies import mix_model
 
 from kvplan.analysis.admission import integer_budgets, mean_queue, rate_cap
 from kvplan.analysis.equilibrium import equilibrium, load, per_request, saturation
-from kvplan.analysis.fluid_map import collapsed_starts, find_attractor, fluid_map, run
+from kvplan.analysis.fluid_map import collapsed_starts, fluid_map, run
 from kvplan.analysis.stability import Stability, min_stable_input, stability
-from kvplan.analysis.worst_cycle import CycleKind, gap_cycle_throughput, worst_cycle
+from kvplan.analysis.worst_cycle import gap_cycle_throughput, worst_cycle
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 
 
@@ -71,27 +70,6 @@ def greedy(model: ServingModel) -> System:
     """The oracle's view of a model under greedy admission, which restarts what it evicts and reserves no block."""
     blocks = model.replica.memory_tokens // model.replica.block_tokens
     return System.of(model).with_rules(restart=1, blocks=blocks)
-
-
-@pytest.mark.parametrize("row", CYCLES["saturated"], ids=lambda row: row["source"])
-def test_mixes_lose_more_to_a_pool_of_long_requests(row: dict[str, Any]) -> None:
-    """From a flood, in the fluid map and by whole requests; the report says the worst of several starts."""
-    model = mix_model(*row["rows"], memory=row["memory"], block_tokens=row["block"], prefill=row["prefill"])
-    system, mix = greedy(model), model.mix
-    n_star = Means.of(system).admissions
-    flood = served(system, Means.of(system), "flood", None, 1_000_000, seed=0)
-    assert 4 * flood.se < 0.03 * n_star
-    whole = flood.rate_rps / n_star  # an iteration takes a second
-    assert whole == pytest.approx(row["whole"], abs=0.012)
-    fluid = fluid_map(mix.held, mix.share, mix.input_tokens.astype(float), model.replica.capacity_tokens)
-    assert fluid.eviction_free_throughput == pytest.approx(n_star, rel=1e-12)
-    collapsed = find_attractor(fluid, np.zeros(fluid.size))
-    assert collapsed.settled
-    assert collapsed.throughput / n_star == pytest.approx(row["map"], abs=2e-3)
-    assert collapsed.throughput / n_star == pytest.approx(whole, abs=0.015)
-    found = worst_cycle(model, stability(model), None)
-    assert found.kind is CycleKind.SIMULATED
-    assert 1 - found.loss == pytest.approx(row["map"], abs=6e-3)
 
 
 @every(("short", "long", "least"), STABILITY["min_stable_input"]["lengths"])

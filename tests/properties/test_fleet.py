@@ -21,7 +21,7 @@ from kvplan.simulation.fleet import run as fleet_run
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.state import SITE, State
+from kvplan.simulation.state import Request, State
 
 CHAT = RequestClass("chat", 300, (40, 90), (0.5, 0.5), 4.0)
 REPLICA = Replica(6_000, block_tokens=16, max_num_seqs=20, max_num_batched_tokens=400)
@@ -99,7 +99,7 @@ def sites(
     with monkeypatch.context() as patch:
         patch.setattr(fleet_run, "_states", lambda *a: seen.extend(states(*a)) or tuple(seen))
         found = simulated(model, load, **given)
-    return found, seen[0].request[:, SITE]
+    return found, seen[0].request[:, Request.SITE]
 
 
 @pytest.mark.parametrize("routing", [Routing.RANDOM, Routing.ROUND_ROBIN, Routing.SESSION])

@@ -46,9 +46,9 @@ from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, Report, plain, to_document
 from kvplan.report.assembly import analyze as report_of
-from kvplan.report.explain import places_of
-from kvplan.report.figures import gather
+from kvplan.report.explain import ground, values_of
 from kvplan.report.keys import CONTRACT
+from kvplan.report.quantities import QUANTITIES
 from kvplan.simulation.experiments import options, study
 from kvplan.simulation.experiments.load import Arrivals, Load
 
@@ -505,9 +505,10 @@ def reported() -> Report:
 
 
 def explained(model: ServingModel, plan: Plan) -> object:
-    """The numbers beside those of the report, which stays: what `explain` itself asks of a model and a plan."""
-    document, inputs = to_document(reported()), gather(model, plan, reported())
-    return [place.here for record in CONTRACT.values() for place in places_of(record, document, inputs)]
+    """The inputs beside the report, which stays: what `explain` itself asks of a model and a plan."""
+    document = to_document(reported())
+    rests = [ground(record, document, model, plan) for record in CONTRACT.values() if record.inputs]
+    return [values_of(name, one) for one in rests for name in one.inputs if name in QUANTITIES]
 
 
 SEEN_BY = {

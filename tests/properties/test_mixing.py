@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiers import examples
 
 from kvplan.analysis import placement as placing
-from kvplan.analysis.placement import Group, Search, give_replicas, partitions, search, worth
-from kvplan.decide import mixing as deciding
-from kvplan.decide.mixing import Comparison, Placement, placements_compared, subset
+from kvplan.analysis.placement import Group, Search, partitions, search
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
-from kvplan.study.recovery import Recovery
+from kvplan.planning.mixing import Comparison, Placement, placements_compared, subset
 
 # --------------------------------------------------------------------------------- the search, on tables of rates
 
@@ -93,51 +90,6 @@ def test_the_search_finds_what_an_enumeration_of_placements_and_allotments_finds
         assert float(worths[table.search(replicas).best]) == pytest.approx(float(max(worths.values())))
 
 
-@given(st.integers(0, 10**6), st.integers(1, 5))
-def test_more_replicas_are_never_worth_less(seed: int, count: int) -> None:
-    table = Table(seed, count, load=9)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placing, "NEAR", 0.0)
-        worths = [table.worth(table.search(replicas).best, replicas) for replicas in range(1, 5)]
-    assert worths == sorted(worths)
-
-
-@given(st.integers(0, 10**6), st.permutations(range(4)))
-def test_the_order_of_classes_changes_no_placement(seed: int, order: list[int]) -> None:
-    here, there = Table(seed, 4), Table(seed, 4)
-
-    def old(group: Group) -> Group:
-        return tuple(sorted(order[i] for i in group))
-
-    there.rates = [here.rates[i] for i in order]
-    there.by_chance = lambda group, *stream: here.by_chance(old(group), *stream)  # type: ignore[method-assign]
-    best = here.search(3).best
-    least = (1 - 2.1 * placing.NEAR) * here.worth(best, 3)
-    alike = {way for way in every_placement(4, 3) if here.worth(way, 3) >= least}
-    assert tuple(sorted(map(old, there.search(3).best))) in alike
-
-
-@given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 30)), min_size=1, max_size=4), st.integers(0, 6))
-def test_no_other_way_to_give_out_replicas_is_worth_more(pools: list[tuple[int, int]], spare: int) -> None:
-    offered, served = [float(o) for o, _ in pools], [float(s) for _, s in pools]
-    given_out = give_replicas(offered, served, len(pools) + spare)
-    assert sum(given_out) == len(pools) + spare
-    best = max(in_fractions(offered, served, way) for way in ways_to_give(len(pools), len(pools) + spare))
-    assert worth(offered, served, given_out) == pytest.approx(float(best))
-
-
-@given(st.lists(st.integers(1, 90), min_size=2, max_size=6), st.integers(600, 2000))
-def test_many_replicas_are_given_out_as_one_by_one(needs: list[int], replicas: int) -> None:
-    """Each to the group that needs most for what it has."""
-    slow = [1] * len(needs)
-    while sum(slow) < replicas:
-        slow[max(range(len(needs)), key=lambda i: Fraction(needs[i], slow[i]))] += 1
-    served = [1.0] * len(needs)
-    found = give_replicas(needs, served, replicas)
-    assert sum(found) == replicas
-    assert worth(needs, served, found) == pytest.approx(worth(needs, served, slow))
-
-
 def test_a_search_without_time_keeps_to_what_is_known() -> None:
     found = Table(1, 4, load=9).search(4, lambda _: False)
     assert (found.best, found.measured, found.complete) == (((0, 1, 2, 3),), 1, False)
@@ -199,28 +151,3 @@ def test_in_overload_replicas_go_where_they_serve_most_requests_whatever_the_ord
     for one in (model, replace(model, classes=model.classes[::-1])):
         best = compared(one, 3).placements["best"]
         assert {(pool.classes, pool.replicas) for pool in best.groups} == {(("a",), 2), (("b",), 1)}
-
-
-@examples(2)
-@given(st.integers(30, 200), st.integers(2, 9), st.sampled_from([2, 3, 4]))
-def test_mixing_identical_classes_changes_nothing(tokens: int, decode: int, replicas: int) -> None:
-    one = compared(a_model((tokens, decode, 12.0)), replicas).placements["best"]
-    halves = compared(a_model((tokens, decode, 6.0), (tokens, decode, 6.0)), replicas).placements["best"]
-    assert groups(halves) == ["ab"]
-    for key in ("headroom", "ttft_s", "e2e_s"):
-        a, b = getattr(one, key), getattr(halves, key)
-        assert a.value == pytest.approx(b.value, rel=0.05, abs=2e-3)
-
-
-def test_neighbours_in_decode_length_stay_together_where_classes_are_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Four equal demands on two replicas: the two short ones, and the two long ones; twelve classes in eight sets."""
-    monkeypatch.setattr(deciding, "recovery", lambda *_: Recovery(None, reason="not asked for"))
-    four = a_model(*((0, d, 1000.0 / (d * (d + 1))) for d in (50, 10, 40, 20)), memory=20_000)
-    assert groups(placements_compared(four, Plan(), 2).placements["segregated"]) == ["ac", "bd"]
-    twelve = a_model(*((100, 4 + 2 * i, 1.0) for i in range(12)), memory=20_000)
-    found = placements_compared(twelve, Plan(), 12)
-    apart = groups(found.placements["segregated"])
-    assert found.parts == len(apart) <= 8
-    assert "".join(apart) == "abcdefghijkl"  # in the order of their lengths

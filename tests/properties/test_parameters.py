@@ -9,12 +9,13 @@ from every import every
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation import engine
+from kvplan.simulation.initial_state import new_state
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import LARGEST, Scenario, Settings
 from kvplan.simulation.policies.rate_limited import cap_knobs, pass_idle
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.state import ITERATIONS, new_state
+from kvplan.simulation.state import Counter
 
 EVERY = [(name, key) for name, policy in POLICIES.items() for key in policy.parameters]
 SHARES = ("alpha", "watermark", "admission", "assume", "prefix_caching", "swa_full_tokens_ratio")  # 1 at most
@@ -81,7 +82,7 @@ def test_the_iteration_waited_for_is_the_one_found_by_counting(cap: float, first
     setup, _ = POLICIES["greedy"].prepare(Scenario(MODEL, Plan(), FEW, ("a",)), Settings("greedy", {}))
     knobs = np.array(cap_knobs(cap))
     state = new_state(FEW, MODEL.timing, MODEL.replica, setup._replace(knobs=knobs), None)
-    state.counter[ITERATIONS] = first
+    state.counter[Counter.ITERATIONS] = first
     pass_idle(state, 0)
     t = first
     while math.floor((t + 1) * cap) == math.floor(t * cap):

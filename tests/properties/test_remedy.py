@@ -3,24 +3,18 @@
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from io import BytesIO
-from typing import Any
 
-import pytest
-import tomli
 from every import every
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvplan.analysis.stability import stability
-from kvplan.analysis.worst_cycle import worst_cycle
-from kvplan.decide import check as checking
-from kvplan.decide import remedy as searching
-from kvplan.decide.check import Outcome
-from kvplan.decide.gate import Subject, holds
-from kvplan.decide.remedy import MAX_FACTOR, Lever, Remedy
-from kvplan.decide.requirement import parse
-from kvplan.profile.reading import Profile, load_profile, parse_profile
+from kvplan.gate import check as checking
+from kvplan.gate import remedy as searching
+from kvplan.gate.check import Outcome
+from kvplan.gate.judgement import Subject, holds
+from kvplan.gate.remedy import MAX_FACTOR, Lever, Remedy
+from kvplan.gate.requirement import parse
+from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, ProfileIdentity
 
 NUMBERS = (
@@ -122,39 +116,6 @@ def test_a_suggested_remedy_applied_to_the_profile_passes(text: str, data: st.Da
         assert outcome(changed, requirement) is Outcome.PASSED
 
 
-@given(text=profiles(), headroom=st.integers(1, 60), data=st.data())
-def test_what_remedies_several_requirements_at_once_remedies_each(
-    text: str, headroom: int, data: st.DataObject
-) -> None:
-    other = data.draw(
-        st.sampled_from(["equilibrium.kv_utilization <= 0.05", "load.offered_rps <= 1", "wait.fits == true"])
-    )
-    requirements = [f"load.headroom >= {headroom}", other]
-    found = checking.check(profile(text), None, [parse(r) for r in requirements])
-    assume(found.outcome is Outcome.FAILED)
-    for remedy in found.remedies:
-        assert outcome(written(text, remedy), *requirements) is Outcome.PASSED
-
-
-@given(text=profiles(), tenths=st.integers(1, 100))
-def test_less_traffic_for_headroom_is_what_the_formula_gives(text: str, tenths: int) -> None:
-    """Headroom h needs a rate of sustainable/(1 + h); so many replicas as that goes into what is offered."""
-    before = profile(text)
-    load = checking.report_of(before).load
-    found = checking.check(before, None, [parse(f"load.headroom >= {tenths / 10}")])
-    assume(found.outcome is Outcome.FAILED)
-    limit = load.sustainable_rps / (1 + tenths / 10)
-    by_lever = {remedy.lever: remedy for remedy in found.results[0].remedies}
-    assume(limit > load.offered_rps / 999)
-    # rates of several classes are rounded each, which changes the mix a little and the limit with it
-    slack = 1e-12 if len(by_lever[Lever.RATE].changes) == 1 else 1e-3
-    assert by_lever[Lever.RATE].amount <= limit * (1 + slack)
-    assert by_lever[Lever.RATE].amount >= limit * (1 - 1.2e-3)
-    ratio = load.offered_rps / limit
-    if abs(ratio - round(ratio)) > 1e-4:
-        assert by_lever[Lever.REPLICAS].amount == -(-ratio // 1)
-
-
 LIMITED = """schema = 1
 name = "limited"
 timing = {{ d0 = "10 ms", d1 = "1 us" }}
@@ -201,41 +162,14 @@ def test_a_limit_is_lowered_where_that_excludes_evictions_and_serves_enough(
     assert amounts.get(Lever.MAX_NUM_SEQS) == limit
 
 
-@given(text=profiles(), factor=st.floats(1.01, 50))
-def test_more_memory_for_admissions_is_in_proportion(text: str, factor: float) -> None:
-    """n* = M/S: so many times the admissions need so many times the memory, to the block or the digit written."""
-    before = profile(text)
-    wanted = checking.report_of(before).saturation.admissions_per_iteration * factor
-    found = checking.check(before, None, [parse(f"saturation.admissions_per_iteration >= {wanted!r}")])
-    (remedy,) = found.results[0].remedies
-    old = before.model.replica.capacity_tokens
-    unit = before.model.replica.block_tokens + old * factor / 1000
-    assert old * factor * (1 - 1e-12) <= remedy.amount <= old * factor + 1.1 * unit
-    if tomli.loads(text)["gpu"].get("memory_tokens"):
-        assert Fraction(remedy.amount) % before.model.replica.block_tokens == 0
-
-
-def test_more_memory_remedies_a_verdict_that_hangs_on_a_simulated_cycle() -> None:
-    shipped = load_profile("paper-sic-limit-cycle", stdin=BytesIO())
-    found = checking.check(shipped, None, [parse("worst_cycle.throughput_per_iteration >= 60")])
-    for remedy in found.results[0].remedies:
-        changed = shipped.changed({change.path: change.after for change in remedy.changes})
-        assert worst_cycle(changed, stability(changed), None).throughput_per_iteration >= 60
-
-
 def plainly(change: Callable[[float], Subject], requirement: str) -> float | None:
-    """The first of doubling steps after which it holds."""
-    x = 1e-4
-    while not holds(parse(requirement), change(min(x, MAX_FACTOR))):
-        if x > MAX_FACTOR:
-            return None
-        x *= 2
-    return min(x, MAX_FACTOR)
+    """The first of the steps, each four times the one before, after which it holds."""
+    steps = (MAX_FACTOR / 4**k for k in reversed(range(12)))
+    return next((x for x in steps if holds(parse(requirement), change(x))), None)
 
 
 @given(text=profiles(), data=st.data())
-def test_what_doubling_steps_find_is_found(text: str, data: st.DataObject) -> None:
-    """The search skips steps; on these keys it finds what trying each of them finds."""
+def test_what_one_of_the_steps_remedies_is_found(text: str, data: st.DataObject) -> None:
     template = data.draw(st.sampled_from(NUMBERS + WORDS))
     requirement = template.format(
         data.draw(st.sampled_from([0.001, 0.02, 0.2, 0.5, 0.9, 1, 3, 20, 500, 20000]))
@@ -280,8 +214,6 @@ rate = 5.0
     [  # 24,000 tokens hold 400 requests of 60; 323.1 serve 350 requests/s, by the formula of the tests above
         (WINDOWED, "verdict.status == stable", Lever.MAX_NUM_SEQS, 324, 400),
         (WINDOWED, "verdict.recovers_up_to_rps >= 350", Lever.MAX_NUM_SEQS, 324, 400),
-        # WAIT waits long at high rates and at low ones
-        (TWO, "wait.classes[a].latency_s <= 2 s", Lever.RATE, 40, 85),
         # thresholds are 5, 3, 2, 1 as rates fall: 3 and 1 are as near to 2
         (TWO, "wait.thresholds[0] == 2", Lever.RATE, 40, 85),
     ],
@@ -294,22 +226,3 @@ def test_what_is_met_only_between_too_little_and_too_much_is_found(
     assert lever in remedies
     assert least <= remedies[lever].amount <= most
     assert outcome(written(text, remedies[lever]), requirement) is Outcome.PASSED
-
-
-@pytest.mark.parametrize("bound", [">= 3", "== 1e30"])
-def test_finding_no_remedy_takes_few_reports(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nine each of traffic, memory and the limit, from a ten-thousandth to a thousand times; and a few in between."""
-    reports = 0
-
-    class Counted(Subject):
-        def __init__(self, *given: Any) -> None:
-            nonlocal reports
-            reports += 1
-            super().__init__(*given)
-
-    monkeypatch.setattr(searching, "Subject", Counted)
-    text = LIMITED.format(key="max_num_seqs", limit=20, rate=50)
-    found = checking.check(profile(text), None, [parse(f"equilibrium.kv_utilization {bound}")])
-    assert found.outcome is Outcome.FAILED
-    assert not found.results[0].remedies
-    assert 0 < reports <= 33

@@ -20,7 +20,7 @@ from kvplan.simulation.experiments.study import study
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import poisson, with_drafts
-from kvplan.simulation.rows import Rows
+from kvplan.simulation.row_pool import RowPool
 from kvplan.simulation.state import State
 
 RUNS = [(name, {}) for name in POLICIES] + [(name, {"prefix_caching": (1.0,)}) for name in ("vllm", "sglang")]
@@ -53,14 +53,14 @@ def test_no_more_rows_are_held_than_requests_are_under_way(
     """And the streams of those that a cache keeps; about 13 at a time and 64 blocks here, of 2,000 requests."""
     held = []
 
-    class Counted(Rows):
+    class Counted(RowPool):
         def refilled(self, states: Sequence[State], further: int) -> tuple[tuple[State, ...], int, int]:
             found = super().refilled(states, further)
             [s] = found[0]
             held.append((s.time.shape[0], s.request.shape[0], s.stream.shape[0]))
             return found
 
-    monkeypatch.setattr(engine, "Rows", Counted)
+    monkeypatch.setattr(engine, "RowPool", Counted)
     monkeypatch.setattr(engine, "ROWS", 50)
     replica = Replica(1024, block_tokens=16)
     model = ServingModel((RequestClass("a", 8, (8,), (1.0,), 1.5),), Timing(1.0), replica)
@@ -77,7 +77,7 @@ import re
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.simulation.experiments.load import Load
-from kvplan.simulation.experiments.options import chosen
+from kvplan.simulation.experiments.load import chosen
 from kvplan.simulation.experiments.study import study
 
 classes = RequestClass("a", 512, (60, 128), (1.0, 1.0), 5.0), RequestClass("b", 90, (20,), (1.0,), 1.0)

@@ -17,8 +17,7 @@ from tiers import examples
 from kvplan.model import Replica, Timing
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.recorded import prefixes_of_hashes
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Requests, prefixes_of_hashes
 
 
 def slow(case: Case) -> tuple[SlowResult, slow_prefix_cache.Cached]:

@@ -14,23 +14,11 @@ from tiers import examples
 
 from kvplan.model import FloatArray, Plan, ServingModel
 from kvplan.simulation import engine
+from kvplan.simulation.initial_state import Spans
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.state import (
-    BEYOND_KNEE,
-    CONTEXT,
-    KV_S,
-    LEAST_WAITING,
-    PREFILLED,
-    ROOTS,
-    RUNNING_S,
-    SEQUENCES,
-    SPAN_BUSY_S,
-    STEPS,
-    WAITING_S,
-    Spans,
-)
+from kvplan.simulation.state import Span
 
 SPANS = st.builds(
     Spans, st.sampled_from([0.0, 2.71828]), st.sampled_from([0.731, 3.14159, 17.3]), st.integers(1, 9)
@@ -81,27 +69,32 @@ def expected(name: str, case: Case, spans: Spans, monkeypatch: pytest.MonkeyPatc
         patched.setitem(slow_simulator.POLICIES, name, Noting)
         executed = case.slow(name).iterations
     law, sums = case.timing, np.zeros((spans.number, 11))
-    sums[:, LEAST_WAITING] = math.inf
+    sums[:, Span.LEAST_WAITING] = math.inf
     for begin, waiting in idle:
         if 0 <= (span := math.floor((begin - spans.begin_s) / spans.width_s)) < spans.number:
-            sums[span, LEAST_WAITING] = min(sums[span, LEAST_WAITING], waiting)
+            sums[span, Span.LEAST_WAITING] = min(sums[span, Span.LEAST_WAITING], waiting)
     for begin, held, running, waiting, context, prompts, sequences in noted[:executed]:
         span = math.floor((begin - spans.begin_s) / spans.width_s)
         if not 0 <= span < spans.number:
             continue
         tau = law.d0 + law.d1 * context + law.d2 * prompts + law.d3 * sequences
         row = sums[span]
-        row[[KV_S, RUNNING_S, WAITING_S, SPAN_BUSY_S]] += tau * held, tau * running, tau * waiting, tau
-        row[[STEPS, CONTEXT, PREFILLED, SEQUENCES, ROOTS]] += (
+        row[[Span.KV_S, Span.RUNNING_S, Span.WAITING_S, Span.BUSY_S]] += (
+            tau * held,
+            tau * running,
+            tau * waiting,
+            tau,
+        )
+        row[[Span.STEPS, Span.CONTEXT, Span.PREFILLED, Span.SEQUENCES, Span.ROOTS]] += (
             1,
             context,
             prompts,
             sequences,
             math.sqrt(sequences),
         )
-        row[BEYOND_KNEE] += max(prompts + sequences - law.knee_tokens, 0.0)
-        row[LEAST_WAITING] = min(row[LEAST_WAITING], waiting)
-    sums[np.isinf(sums[:, LEAST_WAITING]), LEAST_WAITING] = 0  # nothing happened
+        row[Span.BEYOND_KNEE] += max(prompts + sequences - law.knee_tokens, 0.0)
+        row[Span.LEAST_WAITING] = min(row[Span.LEAST_WAITING], waiting)
+    sums[np.isinf(sums[:, Span.LEAST_WAITING]), Span.LEAST_WAITING] = 0  # nothing happened
     return sums
 
 

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.ingest.profile_text import composed
-from kvplan.ingest.trace.fit import binned, compact, distortion
+from kvplan.ingest.trace.fit import binned, distortion
 from kvplan.ingest.trace.replay import read_trace
-from kvplan.ingest.trace.text import traffic_part
 from kvplan.ingest.trace.traffic import measure
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import load_profile
 from kvplan.simulation.experiments.runner import Job, run_to_the_end
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.recorded import prefixes_of_hashes
+from kvplan.simulation.requests import prefixes_of_hashes
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
 AZURE = DATA / "azure-conv/AzureLLMInferenceTrace_conv.csv"
@@ -50,24 +48,6 @@ def test_the_profile_keeps_what_decides_about_the_trace(path: Path, like: Servin
     assert kept.gap == pytest.approx(kept.trace_gap, rel=0.2)
     assert abs(kept.footprint) < 0.02
     assert abs(kept.variance) < 0.02
-
-
-def test_the_written_profile_of_azure_conv_keeps_it_too(like: ServingModel) -> None:
-    traffic = measure(AZURE)
-    base = load_profile(None, stdin=BytesIO())
-    fitted = composed(base, [traffic_part(traffic, binned(traffic), base.model)], source="x")
-    kept = distortion(traffic, fitted.model.classes, like)
-    assert (kept.stable, kept.trace_stable) == (True, True)
-    assert kept.gap == pytest.approx(kept.trace_gap, rel=0.05)
-    assert abs(kept.footprint) < 0.003
-    assert abs(kept.variance) < 0.01
-
-
-def test_few_fixed_lengths_turn_azure_conv_unstable_and_that_is_seen(like: ServingModel) -> None:
-    traffic = measure(AZURE)
-    for k in (1, 4):
-        kept = distortion(traffic, compact(traffic, k), like)
-        assert (kept.trace_stable, kept.stable) == (True, False)
 
 
 def test_what_else_the_traces_say() -> None:

@@ -1,4 +1,4 @@
-"""The command: `PYTHONPATH=tests python -m scoreboard [NAME]...`, an overview of all runs or the figures of some."""
+"""The command: `PYTHONPATH=tests python -m scoreboard [NAME]...`, the errors of all real runs or of some."""
 
 import argparse
 import json
@@ -6,9 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvplan.formats import terminal
-from kvplan.layout.elements import origin
-from scoreboard import screen
 from scoreboard.catalogue import RUNS, folder_beside_checkout
 from scoreboard.score import Scoreboard, foretell
 
@@ -24,9 +21,23 @@ def main() -> int:
     if options.json:
         print(json.dumps([document(board) for board in boards], indent=2))
     else:
-        sections = screen.build(boards) if options.names else screen.overview(boards)
-        print(terminal.render_sections(sections, origin(), width=100), end="")
+        print("\n\n".join(map(text, boards)))
     return int(not all(board.as_recorded for board in boards))
+
+
+def text(board: Scoreboard) -> str:
+    """A run with a line for each of its errors: what it is, what it must be and what it has been."""
+    run = board.run
+    lines = [f"{run.name}: {run.title}", f"  {run.source} ({run.licence})", f"  {run.protocol}"]
+    for one in board.scored:
+        bound = one.bound
+        of = " ".join(filter(None, (bound.quantity, bound.kind)))
+        must = "" if bound.must is None else f", must be {bound.must:g}{'' if one.holds else ' (MISSED)'}"
+        grown = "" if one.as_recorded else " (LARGER)"
+        lines.append(
+            f"  {of:28} {bound.off} {bound.over} {one.value:.3g}{must}, on record {bound.recorded:g}{grown}"
+        )
+    return "\n".join(lines if board.rows else [lines[0], "  data not here"])
 
 
 def document(board: Scoreboard) -> dict[str, Any]:

@@ -11,17 +11,14 @@ from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.played import Law, mean_times, requests_of
-from kvplan.ingest.timing.sweep import Point
+from kvplan.ingest.timing.samples import Point
 from kvplan.model import Replica, RequestClass, ServingModel
 from kvplan.model.reuse import SharedPrompt
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.sessions import with_shared_prompts
 from scoreboard.hidden import Times, unmeasured
 from scoreboard.rates import (
-    CLIENTS,
-    LICENCE,
     MODEL,
-    SOURCE,
     STAGES,
     at_rate,
     fitted,
@@ -32,7 +29,7 @@ from scoreboard.rates import (
     stage_file,
     stage_rows,
 )
-from scoreboard.record import Bound, Configuration, Over, Part, RealRun, Row
+from scoreboard.record import Configuration, Row, real_run
 from scoreboard.replays import replayed
 
 WITHOUT, WITH, _SEQUENCES = "vllm", "vllm+chunking_and_prefix_caching", 128
@@ -54,13 +51,10 @@ def closed_form_knee(like: Point, law: Law, replica: Replica) -> float:
     return prefix_cache(cached).sustainable_rps.guaranteed
 
 
-def _rows(folder: Path, told: Part) -> list[Row]:
+def _rows(folder: Path) -> list[Row]:
     of, replica = Configuration(WITH, "dense", MODEL, "vllm"), replica_of(_SEQUENCES)
     law = fitted([read_stage(folder, WITHOUT, number) for number in range(STAGES)], replica)
-    told(0.5)
-    rows = list(_foretold(of, folder, law, replica))
-    told(1.0)
-    return rows
+    return list(_foretold(of, folder, law, replica))
 
 
 def _foretold(of: Configuration, folder: Path, law: Law, replica: Replica) -> Iterator[Row]:
@@ -76,26 +70,8 @@ def _foretold(of: Configuration, folder: Path, law: Law, replica: Replica) -> It
         yield from stage_rows(of, rate, times, point)
 
 
-CACHED = RealRun(
-    name="prefix-cache-h100",
-    title="A rate sweep with a prefix cache from one without",
-    source=SOURCE,
-    licence=LICENCE,
-    protocol=(
-        "All seven stages of the sweep without a prefix cache are fitted, and the one with it is foretold from that, "
-        "from the rates that were asked for, the lengths, and what the client was told to send: ten system prompts of "
-        "128 tokens, eight whole pages, as often each, and a question to each. The client's generator makes a hundred "
-        "prompts and sends them again and again: the knee if questions recur has 192 tokens found of each. The client "
-        f"has {CLIENTS} running requests at most. KV capacity is estimated; it does not bind. Nor does the budget of "
-        "8,192 tokens, so that chunked prefill, on in the second sweep only, changes nothing here."
-    ),
-    files=tuple(stage_file(variant, number) for variant in (WITHOUT, WITH) for number in range(STAGES)),
-    bounds=(
-        Bound(quantity="knee", over=Over.WORST, must=0.08, recorded=0.055),
-        Bound(quantity="knee in closed form", over=Over.WORST, must=0.08, recorded=0.035),
-        Bound(quantity="knee if questions recur", over=Over.WORST, recorded=0.35),
-        Bound(quantity="E2E", over=Over.MEDIAN, recorded=0.1),
-        Bound(quantity="TPOT", over=Over.MEDIAN, recorded=0.05),
-    ),
-    rows=_rows,
+CACHED = real_run(
+    "prefix-cache-h100",
+    tuple(stage_file(variant, number) for variant in (WITHOUT, WITH) for number in range(STAGES)),
+    _rows,
 )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvplan.ingest.timing.equations import Kind
-from kvplan.ingest.timing.sweep import Point, Sweep
+from kvplan.ingest.timing.samples import Point, Sweep
 
 Times = Mapping[Kind, float]
 
@@ -38,7 +38,7 @@ def split(sweep: Sweep, held_out: Callable[[Point], bool]) -> tuple[Sweep, Hidde
 
     Examples
     --------
-    >>> from kvplan.ingest.timing.sweep import Deployment
+    >>> from kvplan.ingest.timing.samples import Deployment
     >>> points = (Point(line=i, inputs=(9, 9), outputs=(5, 5), concurrency=i, tpot_s=0.01) for i in (1, 2, 3))
     >>> known, hidden = split(Sweep("", "", Deployment(), tuple(points)), lambda point: point.concurrency == 3)
     >>> len(known.points), [(point.concurrency, point.tpot_s) for point in hidden.loads.points]

@@ -23,7 +23,7 @@ from kvplan.ingest.model.hardware import Gpu, find_gpu
 from kvplan.ingest.model.roofline import Efficiency, estimated_timing
 from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token
 from kvplan.ingest.model.weights import named_storage
-from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
+from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.model import FloatArray
 
 BANDWIDTH = (

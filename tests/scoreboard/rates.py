@@ -9,14 +9,13 @@ from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import estimate_replica
 from kvplan.ingest.model.hardware import find_gpu
 from kvplan.ingest.timing.equations import Kind
-from kvplan.ingest.timing.fit import fit_measured
+from kvplan.ingest.timing.fit import fit_measured, of_deployment
 from kvplan.ingest.timing.played import Law, foretold
-from kvplan.ingest.timing.prior import of_deployment
 from kvplan.ingest.timing.reading import read_samples
-from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
+from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.model import Prefill, Replica
 from scoreboard.hidden import Times, unmeasured
-from scoreboard.record import Bound, Configuration, Off, Over, Part, RealRun, Row
+from scoreboard.record import Configuration, Row, real_run
 
 FOLDER = "inference-perf"
 _VARIANTS = {
@@ -127,34 +126,12 @@ def _low_load(of: Configuration, hidden: Sweep, law: Law, replica: Replica) -> I
     )
 
 
-def _all_rows(folder: Path, told: Part) -> list[Row]:
-    found: list[Row] = []
-    for number, (variant, sequences) in enumerate(_VARIANTS.items(), 1):
-        found += _rows(folder, variant, sequences)
-        told(number / len(_VARIANTS))
-    return found
+def _all_rows(folder: Path) -> list[Row]:
+    return [row for variant, sequences in _VARIANTS.items() for row in _rows(folder, variant, sequences)]
 
 
-SOURCE = "kubernetes-sigs/inference-perf at 7de5ef2e, demos/kubecon-na-2025: Llama-3.1-8B under vLLM 0.11"
-LICENCE = "Apache-2.0"
-
-RATES = RealRun(
-    name="rates-h100",
-    title="Knees of three rate sweeps on an H100",
-    source=SOURCE,
-    licence=LICENCE,
-    protocol=(
-        "Stages 0 to 3 of seven are fitted; what stages 4 to 6 serve is foretold from the rate that was "
-        "asked for and the 440 requests that the client has in flight at most. Beyond the knee less than "
-        "97% of the rate was served. TTFT at a low load, stages 0 and 1, is foretold from the other three "
-        "of stages 0 to 3. KV capacity is estimated; it does not bind."
-    ),
-    files=tuple(stage_file(variant, number) for variant in _VARIANTS for number in range(STAGES)),
-    bounds=(
-        Bound(quantity="knee", over=Over.WORST, must=0.03, recorded=0.019),
-        Bound(quantity="TTFT at a low load", over=Over.WORST, off=Off.SECONDS, must=0.003, recorded=0.0095),
-        Bound(quantity="E2E", over=Over.MEDIAN, recorded=0.02),
-        Bound(quantity="TPOT", over=Over.MEDIAN, recorded=0.04),
-    ),
-    rows=_all_rows,
+RATES = real_run(
+    "rates-h100",
+    tuple(stage_file(variant, number) for variant in _VARIANTS for number in range(STAGES)),
+    _all_rows,
 )

@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-Part = Callable[[float], None]  # told what part is done
+import tomli
+
+_TOLD: dict[str, Any] = tomli.loads(Path(__file__).with_name("runs.toml").read_text("utf-8"))
 
 
 class Configuration(NamedTuple):
@@ -114,8 +116,19 @@ class RealRun:
     protocol: str
     files: tuple[str, ...]
     bounds: tuple[Bound, ...]
-    rows: Callable[[Path, Part], Sequence[Row]]
+    rows: Callable[[Path], Sequence[Row]]
 
     def has_data(self, folder: Path | None) -> bool:
         """Whether a folder has its files; some runs need none."""
         return all(folder is not None and (folder / file).is_file() for file in self.files)
+
+
+def real_run(name: str, files: tuple[str, ...], rows: Callable[[Path], Sequence[Row]]) -> RealRun:
+    """The run of that name in `runs.toml`."""
+    told = _TOLD[name]
+    bounds = (
+        Bound(**one | {"over": Over(one.get("over", "median")), "off": Off(one.get("off", "relative"))})
+        for one in told.pop("bounds")
+    )
+    told["protocol"] = " ".join(told["protocol"].split())
+    return RealRun(name=name, files=files, rows=rows, bounds=tuple(bounds), **told)

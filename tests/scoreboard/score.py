@@ -1,4 +1,4 @@
-"""How far off a real run was foretold: each bound, and the configurations that fare worst."""
+"""How far off a real run was foretold: each bound, and models by kind and engine."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple, TypeVar
 
-from scoreboard.record import Bound, Configuration, Off, Over, Part, RealRun, Row
+from scoreboard.record import Bound, Configuration, Off, Over, RealRun, Row
 
 Key = TypeVar("Key", bound=Hashable)
 _OVER: dict[Over, Callable[[Sequence[float]], float]] = {
@@ -48,11 +48,11 @@ class Scoreboard(NamedTuple):
         return all(one.as_recorded for one in self.scored)
 
 
-def foretell(run: RealRun, folder: Path | None, told: Part = lambda part: None) -> Scoreboard:
+def foretell(run: RealRun, folder: Path | None) -> Scoreboard:
     """Foretell a real run from a folder of data, if that has it."""
     if not run.has_data(folder):
         return Scoreboard(run, (), ())
-    rows = tuple(run.rows(folder or Path(), told))
+    rows = tuple(run.rows(folder or Path()))
     return Scoreboard(run, rows, tuple(scored(bound, rows) for bound in run.bounds))
 
 
@@ -110,32 +110,6 @@ def standings(board: Scoreboard) -> list[Standing]:
             for group, values in groups.items()
         ]
     return sorted(found, key=lambda one: one[:3])
-
-
-class Worst(NamedTuple):
-    """A configuration and its error, with how far off it is to one side."""
-
-    configuration: Configuration
-    quantity: str
-    off: Off
-    error: float
-    ratio: float  # median of foretold over measured
-
-
-def worst(board: Scoreboard, most: int = 10) -> list[Worst]:
-    """The configurations that fare worst in the first quantity of a run."""
-    if not board.scored:
-        return []
-    quantity, off = _quantities(board)[0]
-    errors = _by_configuration(board, quantity, off)
-    names = sorted(errors, key=lambda of: (-errors[of], of))[:most]
-    return [Worst(of, quantity, off, errors[of], _ratio(board.rows, of, quantity)) for of in names]
-
-
-def _ratio(rows: Sequence[Row], of: Configuration, quantity: str) -> float:
-    return median(
-        row.foretold / row.measured for row in rows if (row.configuration, row.quantity) == (of, quantity)
-    )
 
 
 def _quantities(board: Scoreboard) -> list[tuple[str, Off]]:

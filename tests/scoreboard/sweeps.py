@@ -7,15 +7,14 @@ from typing import NamedTuple
 
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.timing.equations import Kind
-from kvplan.ingest.timing.fit import fit_measured
+from kvplan.ingest.timing.fit import fit_measured, of_deployment
 from kvplan.ingest.timing.played import Law, foretold
-from kvplan.ingest.timing.prior import of_deployment
 from kvplan.ingest.timing.reading import read_samples
-from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
+from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.model import Timing
 from scoreboard.hidden import Hidden, split
 from scoreboard.learning import learn_without, loads_of
-from scoreboard.record import Bound, Configuration, Off, Over, Part, RealRun, Row
+from scoreboard.record import Configuration, Row, real_run
 
 FILE = "silicon-sweeps/sweeps.csv"
 
@@ -103,93 +102,17 @@ def _kind_and_share(deployment: Deployment) -> str:
     return f"{_kind(deployment)} TP{deployment.tensor_parallel}"
 
 
-def rows_of(
-    sweeps: Sweeps, splits: Splits, kind: Callable[[Deployment], str] = _kind, told: Part = lambda part: None
-) -> list[Row]:
+def rows_of(sweeps: Sweeps, splits: Splits, kind: Callable[[Deployment], str] = _kind) -> list[Row]:
     """The rows of several sweeps."""
-    found: list[Row] = []
-    for number, sweep in enumerate(sweeps.every, 1):
-        found += rows(sweep, sweeps.prior(sweep.deployment), splits, kind(sweep.deployment))
-        told(number / len(sweeps.every))
-    return found
+    return [
+        row
+        for sweep in sweeps.every
+        for row in rows(sweep, sweeps.prior(sweep.deployment), splits, kind(sweep.deployment))
+    ]
 
 
-def _bounds(**recorded: tuple[tuple[float | None, float], tuple[float | None, float]]) -> tuple[Bound, ...]:
-    return tuple(
-        Bound(quantity=quantity.replace("_per_", "/"), kind=kind, must=must, recorded=most)
-        for quantity, both in recorded.items()
-        for kind, (must, most) in zip(("dense", "MoE"), both, strict=True)
-    )
-
-
-_SOURCE = "ai-dynamo/aiconfigurator at 095f58a5, silicon_sample.csv, 90 configurations of it, mostly of InferenceMAX"
-_LICENCE = "Apache-2.0"
-_PRIOR = (
-    "What the fit is drawn to where the measurements leave it open is the estimate for model and GPU, with constants "
-    "learnt from all other models."
-)
-
-HIGH = RealRun(
-    name="sweeps-high",
-    title="High concurrencies from low ones",
-    source=_SOURCE,
-    licence=_LICENCE,
-    protocol=(
-        "Of each configuration (model, GPU, engine, type of weights, parallelism) and shape of request "
-        "the lower half of the concurrencies, rounded up, is fitted, all shapes together, and the upper "
-        f"half foretold. The error of a configuration is the median over its points. {_PRIOR}"
-    ),
-    files=(FILE,),
-    bounds=_bounds(
-        TPOT=((0.05, 0.05), (0.12, 0.093)),
-        TTFT=((0.18, 0.11), (0.35, 0.275)),
-        requests_per_s=((0.05, 0.048), (0.11, 0.093)),
-    ),
-    rows=lambda folder, told: rows_of(read(folder), high_from_low, told=told),
-)
-SHAPE = RealRun(
-    name="sweeps-shape",
-    title="One shape of request from the others",
-    source=_SOURCE,
-    licence=_LICENCE,
-    protocol=(
-        "Of each configuration one shape of request (input and output length) after the other is foretold "
-        "by what is fitted to the others. The error of a configuration is the median over its points. "
-        f"{_PRIOR}"
-    ),
-    files=(FILE,),
-    bounds=_bounds(
-        TPOT=((0.09, 0.055), (0.12, 0.11)),
-        TTFT=((None, 0.265), (None, 0.44)),
-        requests_per_s=((None, 0.033), (None, 0.11)),
-    ),
-    rows=lambda folder, told: rows_of(read(folder), each_shape, told=told),
-)
-_FACTORS = {
-    "dense TP1": (None, 1.09),
-    "dense TP2": (None, 1.15),
-    "dense TP4": (None, 1.115),
-    "dense TP8": (1.4, 1.13),
-    "MoE TP1": (None, 1.52),
-    "MoE TP2": (None, 1.24),
-    "MoE TP4": (None, 1.2),
-    "MoE TP8": (None, 1.28),
-}
-NOTHING = RealRun(
-    name="sweeps-unmeasured",
-    title="No measurement at all",
-    source=_SOURCE,
-    licence=_LICENCE,
-    protocol=(
-        "Nothing of the model is fitted: its iteration time is estimated from model and GPU with "
-        "constants learnt from all other models, and every point is foretold. The figure is the factor by "
-        "which TPOT is off, either way: the median over the points of a configuration, then over "
-        "configurations."
-    ),
-    files=(FILE,),
-    bounds=tuple(
-        Bound(quantity="TPOT", kind=kind, over=Over.MEDIAN, off=Off.FACTOR, must=must, recorded=recorded)
-        for kind, (must, recorded) in _FACTORS.items()
-    ),
-    rows=lambda folder, told: rows_of(read(folder), everything, _kind_and_share, told),
+HIGH = real_run("sweeps-high", (FILE,), lambda folder: rows_of(read(folder), high_from_low))
+SHAPE = real_run("sweeps-shape", (FILE,), lambda folder: rows_of(read(folder), each_shape))
+NOTHING = real_run(
+    "sweeps-unmeasured", (FILE,), lambda folder: rows_of(read(folder), everything, _kind_and_share)
 )

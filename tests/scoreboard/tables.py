@@ -12,7 +12,7 @@ from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.robust import contradicted
 from kvplan.ingest.timing.samples import Samples
 from kvplan.model import Timing
-from scoreboard.record import Bound, Configuration, Over, Part, RealRun, Row
+from scoreboard.record import Configuration, Row, real_run
 
 FILE = "splitwise-sim/perf_model.csv"
 _FOLDS = 10
@@ -41,27 +41,9 @@ def rows(samples: Samples) -> Iterator[Row]:
             yield Row(of, load, "iteration", "s", law(kv, prefill, sequences), float(samples.seconds[index]))
 
 
-def _all_rows(folder: Path, told: Part) -> list[Row]:
+def _all_rows(folder: Path) -> list[Row]:
     every = [some for some in read_samples(folder / FILE) if isinstance(some, Samples)]
-    found: list[Row] = []
-    for number, samples in enumerate(every, 1):
-        found += rows(samples)
-        told(number / len(every))
-    return found
+    return [row for samples in every for row in rows(samples)]
 
 
-SPLITWISE = RealRun(
-    name="splitwise-iterations",
-    title="Iterations of other settings",
-    source="Mutinifni/splitwise-sim, data/perf_model.csv: llama2-70b and bloom-176b on A100 and H100",
-    licence="MIT, (c) 2024 Pratyush Patel",
-    protocol=(
-        "Of each of 12 replicas a tenth of the settings (prompt, batch) after the other is foretold by "
-        "what is fitted to the rest, repetitions of a setting together. The error is the mean over a "
-        "replica's measurements, then over replicas. Measurements are not judged that repetitions of "
-        "others contradict, with more work in less time."
-    ),
-    files=(FILE,),
-    bounds=(Bound(quantity="iteration", over=Over.MEAN, must=0.08, recorded=0.1),),
-    rows=_all_rows,
-)
+SPLITWISE = real_run("splitwise-iterations", (FILE,), _all_rows)

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.ingest.timing.fit import of_deployment
 from kvplan.ingest.timing.played import Law
-from kvplan.ingest.timing.prior import of_deployment
-from kvplan.ingest.timing.sweep import Deployment
+from kvplan.ingest.timing.samples import Deployment
 from kvplan.model import Prefill, Replica
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests
-from scoreboard.record import Bound, Configuration, Off, Over, Part, RealRun, Row
+from scoreboard.record import Configuration, Row, real_run
 from scoreboard.replays import replayed
 
 
@@ -57,14 +57,11 @@ def _foretold(law: Law, watermark: float) -> Published:
     return Published(round(preemptions), tokens)
 
 
-def _rows(folder: Path, told: Part) -> list[Row]:
+def _rows(folder: Path) -> list[Row]:
     prior = of_deployment(Deployment(model=_MODEL, gpu=_GPU))
     assert prior is not None
     of = Configuration(f"{_GPU}, {_MODEL}", "dense", _MODEL, "vllm")
-    found: dict[float, Published] = {}
-    for watermark in PUBLISHED:
-        found[watermark] = _foretold(Law(prior.timing), watermark)
-        told(len(found) / len(PUBLISHED))
+    found = {watermark: _foretold(Law(prior.timing), watermark) for watermark in PUBLISHED}
     rows = []
     for watermark, foretold in found.items():
         measured, load = PUBLISHED[watermark], f"watermark {watermark:g}"
@@ -79,22 +76,4 @@ def _rows(folder: Path, told: Part) -> list[Row]:
     return rows
 
 
-WATERMARK = RealRun(
-    name="vllm-watermark",
-    title="Preemptions by watermark, of vLLM on a GB200",
-    source="vLLM pull request 44594: Qwen2.5-7B-Instruct, 299,584 KV tokens, prefix cache off",
-    licence="figures reported in a public pull request",
-    protocol=(
-        "Nothing is fitted: the iteration time is estimated from model and GPU, and the workload "
-        "simulated as described, 450 requests of 1,000 tokens in and 5,000 out, each give or take a "
-        "fifth, 128 at once. Assumed: lengths are evenly spread, and 8,192 tokens are computed in a batch "
-        "at most. Means of four draws."
-    ),
-    files=(),
-    bounds=(
-        Bound(quantity="preemptions", over=Over.MEDIAN, recorded=0.1),
-        Bound(quantity="gain in tokens/s", over=Over.MEDIAN, off=Off.POINTS, recorded=0.012),
-        Bound(quantity="output tokens/s", over=Over.MEDIAN, recorded=0.1),
-    ),
-    rows=_rows,
-)
+WATERMARK = real_run("vllm-watermark", (), _rows)

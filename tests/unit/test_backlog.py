@@ -14,10 +14,9 @@ from tiers import examples
 
 from kvplan.model import FloatArray, Plan, Prefill, ServingModel, Timing
 from kvplan.profile.reading import parse_profile
-from kvplan.simulation.backlog import Backlog, Mark, joined, picked
+from kvplan.simulation.backlog import Backlog, Mark, blocks_needed, joined, picked
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests, saturated
-from kvplan.simulation.residents import blocks_needed
 
 SEED = [7]
 LAW = Timing(0.5, 2e-3, 3e-3, 4e-3, 5e-2, 2e-2, knee_tokens=20.0)

@@ -21,8 +21,7 @@ from result_files import (
 
 from kvplan.errors import UsageError
 from kvplan.ingest.timing.reading import Measured, parse_samples
-from kvplan.ingest.timing.samples import LeftOut, Samples
-from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
+from kvplan.ingest.timing.samples import Deployment, LeftOut, Point, Samples, Sweep
 
 
 def read(*documents: Any, indent: int | None = None) -> tuple[Measured, ...]:

@@ -9,9 +9,9 @@ from every import every
 
 from kvplan.analysis.population import users_of, with_part_of_users
 from kvplan.cli.app import main
-from kvplan.decide.check import check
-from kvplan.decide.remedy import Lever
-from kvplan.decide.requirement import parse
+from kvplan.gate.check import check
+from kvplan.gate.remedy import Lever
+from kvplan.gate.requirement import parse
 from kvplan.model import Plan
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses
@@ -44,7 +44,6 @@ gpu = { memory_tokens = 100_000 }
 timing = { d0 = "12 ms", d1 = "0.1 us", d2 = "60 us" }
 classes = [{ name = "a", input = 1000, decode = 200, shared = 800, rate = 15 }]
 """
-_TURNS, _DECODE = 16, 120.0
 
 
 @cache
@@ -76,21 +75,6 @@ def remedy(profile: Profile, text: str, lever: Lever) -> dict[str, float | int |
     return {change.key: change.after for change in found.changes}
 
 
-def test_fewer_users_are_whole_and_as_many_as_pass() -> None:
-    users = remedy(agents("users = 601"), "load.headroom >= 0.1", Lever.RATE)["sessions[0].users"]
-    assert isinstance(users, int)
-
-    def headroom(users: int) -> float:
-        return reported(f"users = {users}").load.headroom or 0.0
-
-    assert headroom(users) >= 0.1 > headroom(users + 2)  # one below the last digit that is searched
-
-
-def test_replicas_in_place_of_one_have_room_for_all_users() -> None:
-    users = remedy(agents("users = 601"), "prefix_cache.collapse_possible == false", Lever.REPLICAS)
-    assert users == {"sessions[0].users": 301}
-
-
 def test_a_lower_rate_is_the_guaranteed_one() -> None:
     changed = remedy(agents(), "prefix_cache.collapse_possible == false", Lever.RATE)
     assert changed["sessions[0].rate"] == pytest.approx(12.035 / 16, rel=1e-3)
@@ -113,38 +97,6 @@ def test_placements_are_of_strangers(tmp_path: Path, capfd: pytest.CaptureFixtur
         assert name in capfd.readouterr().err
     file.write_text(SHARED.replace("100_000", "100_000, prefix_caching = false"))
     assert main(["mix", "--replicas", "2", str(file)]) == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "vary", "changed"),
-    [
-        (AGENTS.format(arrive="rate = 0.834", gpu=""), "sessions.agent.rate=0.7,0.9", "rate = {}"),
-        (AGENTS.format(arrive="users = 300", gpu=""), "sessions.agent.users=200,500", "users = {}"),
-        (SHARED, "gpu.memory_tokens=90_000,120_000", "memory_tokens = {}"),
-    ],
-)
-def test_a_sweep_has_the_figures_of_analyze(text: str, vary: str, changed: str) -> None:
-    from kvplan.sweeps.definition import define
-    from kvplan.sweeps.points import rows
-
-    columns = ["prefix_cache.*", "stability.spectral_radius", "verdict.status", "load.headroom", "rate_cap.*"]
-    profile = parse_profile(text.encode(), "p.toml")
-    sweep = define(profile, [vary], columns=columns)
-    names = [column.name for column in sweep.columns]
-    for row, value in zip(rows(sweep, 0, 2), vary.partition("=")[2].split(","), strict=True):
-        key = changed.partition(" ")[0]
-        line = next(part for part in text.replace(",", "\n").splitlines() if f"{key} = " in part)
-        own = text.replace(line[line.index(key) :].rstrip(" }"), changed.format(value))
-        model = parse_profile(own.encode(), "own.toml").model
-        report = Analyses(model, Plan())
-        found = dict(zip(names, row[-len(names) - 1 :], strict=False))
-        assert found["verdict.status"] == report.verdict.status
-        assert found["load.headroom"] == pytest.approx(report.load.headroom)
-        assert found["stability.spectral_radius"] == pytest.approx(report.stability.spectral_radius)
-        assert found["rate_cap.per_iteration"] == pytest.approx(report.rate_cap.per_iteration)
-        assert report.prefix_cache is not None
-        assert found["prefix_cache.hit_ratio"] == pytest.approx(report.prefix_cache.hit_ratio)
-        assert found["prefix_cache.collapse_possible"] == report.prefix_cache.collapse_possible
 
 
 def test_the_longest_turn_counts_where_no_eviction_is_claimed() -> None:

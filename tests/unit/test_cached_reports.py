@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from measured import brief
 
 from kvplan.analysis.cache_states import cached_replica
-from kvplan.analysis.cold_cache import with_cold_cache
-from kvplan.analysis.equilibrium import load, saturation, sustainable_rate
+from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.prefix_cache import population_of
 from kvplan.errors import ProfileError
 from kvplan.model import Plan, ServingModel
@@ -119,48 +118,6 @@ def test_a_shared_prompt_raises_what_is_sustainable() -> None:
     assert found.equilibrium.kv_tokens == pytest.approx(held, rel=1e-9)
 
 
-@pytest.mark.parametrize("gap", ['{ law = "fixed", value = "9 s" }', '{ law = "exponential", mean = "1 s" }'])
-def test_ones_own_prefixes_guarantee_nothing(gap: str) -> None:
-    found = analyses(CHAT, ("rate = 20", f"rate = 9\nreuse = {{ tokens = 0.9, share = 0.9, gap = {gap} }}"))
-    assert found.load.sustainable_rps == pytest.approx(analyses(CHAT).load.sustainable_rps, rel=1e-12)
-    assert found.prefix_cache is not None
-    assert found.prefix_cache.sustainable_rps.good is not None
-    assert found.prefix_cache.sustainable_rps.good >= found.load.sustainable_rps
-
-
-def test_without_a_cache_nothing_is_found() -> None:
-    off = analyses(AGENTS, ("block_tokens = 16", "block_tokens = 16, prefix_caching = false"))
-    assert off.prefix_cache is None
-    assert off.status is Status.OVERLOADED
-    on = analyses(AGENTS)
-    assert off.load.sustainable_rps == pytest.approx(on.load.sustainable_rps, rel=1e-4)  # prompts in groups
-
-
-def test_strangers_have_only_what_a_preempted_request_left() -> None:
-    found = plain(analyses(CHAT).prefix_cache, "prefix_cache")
-    assert found.pop("preemption_recovered_share") == pytest.approx(
-        1 - (200 / 1000) * (1 - math.exp(-1000 / 200))
-    )
-    for part in ("sustainable_rps", "collapsed", "host", "sustainable_rps_without_host", "trial"):
-        assert set(found.pop(part).values()) == {None}
-    assert set(found.values()) == {None}
-
-
-@pytest.mark.parametrize(
-    "common",
-    [
-        'reuse = { tokens = 0.8, share = 0.9, gap = { law = "fixed", value = "1 s" } }',
-        "[prefix]\nhit_curve = [[1000, 0.1], [9000, 0.6]]",
-    ],
-)
-def test_empty_prompts_find_nothing(common: str) -> None:
-    text = 'schema = 1\nname = "x"\ngpu.memory_tokens = 9999\ntiming.d0 = 1\n[[classes]]\nname = "a"\ninput = 0\n'
-
-    found, without = (analyses(f"{text}decode = 9\nrate = 1\n{last}\n") for last in (common, ""))
-    assert found.prefix_cache == without.prefix_cache
-    assert found.load == without.load
-
-
 @pytest.mark.parametrize(("input_tokens", "counts"), [((0,), False), ((0, 1), True)])
 def test_a_measured_curve_counts_as_soon_as_one_prompt_has_tokens(
     input_tokens: tuple[int, ...], counts: bool
@@ -182,15 +139,6 @@ def test_more_than_a_warm_cache_serves_is_too_much() -> None:
     assert found.equilibrium.kv_tokens is None
 
 
-def test_few_streams_are_a_note_and_no_reason_to_call_it_overloaded() -> None:
-    """E[L] is about 16,500 tokens: 48 streams; prefill takes long, so that a warm cache serves a third more."""
-    changes = ("4_000_000", "800_000"), ("4 us", "20 us")
-    rate = 1.05 * load(profile(AGENTS, *changes).model).sustainable_rps / 16
-    found = analyses(AGENTS, *changes, ("0.834", f"{rate:.6f}"))
-    assert found.status is Status.NEEDS_CAP
-    assert any("48 streams" in note for note in found.notes)
-
-
 def users(count: int) -> ServingModel:
     return profile(AGENTS, ("rate = 0.834", f"users = {count}")).model
 
@@ -208,27 +156,6 @@ def test_users_ask_as_fast_as_they_are_answered(count: int) -> None:
     )
     assert found.prefix_cache is not None
     assert found.prefix_cache.collapse_possible is False
-
-
-def test_more_users_than_fill_memory_are_too_many() -> None:
-    found = brief(users(2000))
-    assert found.load.headroom is not None
-    assert found.load.headroom < 0
-    assert found.status is not Status.STABLE
-
-
-def test_what_is_always_in_use_costs_a_cold_replica_nothing() -> None:
-    model = profile(CHAT, ("rate = 20", "rate = 20\nshared = 800")).model
-    cold = with_cold_cache(model)
-    assert not cold.finds_prefixes
-    # 1 - e^(-λnτ) of the prompt is in use; at saturation all but e^(-330)
-    assert sustainable_rate(cold)[1] == pytest.approx(sustainable_rate(model)[1], rel=1e-9)
-    assert saturation(cold).iteration_time_s == pytest.approx(saturation(model).iteration_time_s, rel=1e-9)
-
-
-def test_a_prompt_that_few_share_is_not_counted_on() -> None:
-    rare = profile(CHAT, ("rate = 20", "rate = 20\nshared = [{ tokens = 800, weight = 0.01 }]")).model
-    assert with_cold_cache(rare).replica.memory_tokens == 100_000
 
 
 def test_a_hit_curve_makes_prefill_shorter() -> None:
@@ -274,24 +201,6 @@ def test_what_can_collapse_is_never_called_stable(
         assert found.recovery.rate_rps <= cache.sustainable_rps.guaranteed
 
 
-def test_what_a_switched_off_cache_would_find_is_said_to_count_for_nothing() -> None:
-    off = analyses(AGENTS, ("block_tokens = 16", "block_tokens = 16, prefix_caching = false"))
-    assert any("counts for nothing" in note for note in off.notes)
-    assert not any("counts for nothing" in note for note in analyses(AGENTS).notes)
-
-
-def test_a_gap_of_nothing_guarantees_nothing() -> None:
-    """Whoever asks again at once waits at the end of the queue, and its prefix goes meanwhile."""
-    gaps = [
-        f'{{ law = "quantiles", values = [{first}, "1 s", "5 s", "60 s"] }}' for first in ('"0 s"', '"1 us"')
-    ]
-    law = '{ law = "lognormal", median = "10 s", sigma = 1.0 }'
-    at_once, soon = (analyses(AGENTS, (law, gap)) for gap in gaps)
-    assert at_once.load.sustainable_rps == pytest.approx(soon.load.sustainable_rps, rel=1e-9)
-    assert at_once.prefix_cache is not None
-    assert at_once.prefix_cache.collapse_possible is True
-
-
 def test_with_a_limit_of_its_own_the_wait_is_what_is_missing() -> None:
     seats = ("block_tokens = 16", "block_tokens = 16, max_num_seqs = 117")
     found = Analyses(profile(AGENTS, seats).model, Plan())
@@ -299,20 +208,3 @@ def test_with_a_limit_of_its_own_the_wait_is_what_is_missing() -> None:
     assert found.advice[0].sustains_offered
     assert found.actions[0].startswith("Set shed_after = ")
     assert found.actions[1].startswith("Serve it with 2 replicas")
-
-
-def test_too_many_users_are_an_overload_and_no_collapse() -> None:
-    found = brief(users(500))
-    assert found.status is Status.OVERLOADED
-    assert found.verdict.summary.startswith("500 users, and a replica for 441")
-
-
-def test_a_knee_binds_as_computation_does() -> None:
-    """The same where nothing is reused: a tenth more memory buys next to nothing."""
-    found = analyses(AGENTS, ('d3 = "1 us"', 'd3 = "1 us", d5 = "20 us", knee_tokens = 256'))
-    alone = analyses(
-        AGENTS,
-        ('d3 = "1 us"', 'd3 = "1 us", d5 = "20 us", knee_tokens = 256'),
-        ("block_tokens = 16", "block_tokens = 16, prefix_caching = false"),
-    )
-    assert found.binding == alone.binding == "compute"

@@ -12,13 +12,12 @@ from measured import brief_report
 from shipped import profile, report
 
 import kvplan
-from kvplan.formats import svg
 from kvplan.model import Plan
 from kvplan.model.slo import parse_slo
-from kvplan.plots import charts
-from kvplan.plots.chart import Axis, Chart, Line, Patch, peaks
-from kvplan.plots.palette import LIGHT
-from kvplan.plots.sweeps import of_sweep
+from kvplan.show import charts, svg
+from kvplan.show.chart import Axis, Chart, Line, Patch, peaks
+from kvplan.show.svg import LIGHT
+from kvplan.show.sweeps import of_sweep
 from kvplan.study.goodput import at_rate
 from kvplan.study.operating_point import operating_point
 from kvplan.sweeps.definition import define

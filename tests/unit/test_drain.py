@@ -49,12 +49,6 @@ def test_a_queue_of_clockwork_is_gone_when_arithmetic_says(load: float) -> None:
     assert [felt.low, felt.seconds, felt.high] == pytest.approx([known] * 3, rel=0.01, abs=0.5)
 
 
-def test_a_burst_that_is_served_as_it_comes_leaves_no_queue() -> None:
-    felt = drain(clockwork(0.2), Plan())
-    assert felt.high is not None
-    assert felt.high < 0.1
-
-
 def test_a_long_stay_makes_the_burst_longer() -> None:
     """One at a time for 2,000 iterations of a second: the burst lasts as long, and is 3.2 requests."""
     replica = Replica(2008, prefill=Prefill.DISAGGREGATED)
@@ -77,17 +71,6 @@ def test_a_queue_that_stays_is_given_up_early_with_the_reason(monkeypatch: pytes
     assert felt == Drain(4 * 1.1 * SERVED_RPS * BURST_S, None, None, None, felt.reason)
     assert "does not become shorter" in felt.reason
     assert max(queue.end_s for queue in looked) < 3600
-
-
-def test_what_was_not_seen_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "_WORK_S", 0.005)
-    felt = drain(clockwork(0.9), Plan())
-    assert felt.seconds is None
-    assert "were simulated" in felt.reason
-
-
-def test_the_time_is_the_same_whenever_it_is_asked_for() -> None:
-    assert drain(clockwork(0.7, cv=2.0), Plan()) == drain(clockwork(0.7, cv=2.0), Plan())
 
 
 class Noting(slow_simulator.POLICIES["vllm"]):  # type: ignore[misc]

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,8 +15,6 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.emit import engine
 from kvplan.emit.settings import EngineSettings, engine_settings_of, for_engine
 from kvplan.errors import UsageError
-from kvplan.formats import json as json_format
-from kvplan.layout import settings
 from kvplan.model import (
     Admission,
     Engine,
@@ -34,6 +31,7 @@ from kvplan.model.gaps import Exponential
 from kvplan.model.offload import Offload
 from kvplan.model.reuse import Reuse
 from kvplan.report.assembly import Report
+from kvplan.show import settings
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
@@ -91,17 +89,6 @@ def test_how_the_engine_admits_is_written_for_that_engine_alone() -> None:
     assert flags("trtllm", replace(ONE, engine=Engine(EngineName.TRTLLM))) == {}
 
 
-def test_the_figures_are_those_of_the_engine_that_is_asked_for() -> None:
-    served = for_engine(engine("trtllm"), replace(cached(), engine=Engine(EngineName.VLLM, watermark=0.1)))
-    assert served.engine == Engine(EngineName.TRTLLM)
-    assert not served.finds_prefixes
-    assert served.replica.offload is None
-    kept = replace(ONE, engine=Engine(EngineName.VLLM, Admission.FIRST_CHUNK, 0.1))
-    assert for_engine(engine("vllm"), kept) == kept
-    assert for_engine(engine("vllm"), cached()).replica.offload == TIER
-    assert for_engine(engine("sglang"), cached()).replica.offload is None
-
-
 def test_no_engine_computes_prompts_apart() -> None:
     with pytest.raises(UsageError, match=r'engines compute prompts .* the profile says "inline"'):
         for_engine(engine("sglang"), limited(prefill=Prefill.INLINE))
@@ -143,34 +130,6 @@ def test_limits_that_end_a_collapse_are_a_cap_and_a_bound_on_the_queue() -> None
     found, _ = written("trtllm", ONE, BOTH)
     assert [flag.flag for flag in found.flags] == ["max_batch_size"]
     assert any("no bound on its queue: have a gateway give up" in note for note in found.notes)
-
-
-def test_an_overloaded_replica_gets_a_bound_on_its_queue() -> None:
-    """Who waits for the horizon of an hour has so many before him; some 50 run."""
-    found, report = written("vllm", replace(ONE, classes=(replace(ONE.classes[0], rate_rps=99.0),)))
-    [flag] = found.flags
-    assert flag.flag == "--max-num-queued-reqs"
-    assert int(flag.value or 0) == round(3600 * report.load.sustainable_rps) + 50
-
-
-def test_lines_for_a_shell_and_for_yaml_are_the_settings_alone() -> None:
-    some = limited(max_num_seqs=64, prefix_caching=False)
-    found, report = written("vllm", some, WATERMARK)
-    lines = [line.partition("#")[0] for line in settings.text(found, report).splitlines()]
-    wanted = [word for f in found.flags for word in (f.flag, f.value) if word is not None]
-    assert shlex.split(" ".join(lines)) == wanted
-    found, report = written("trtllm", some)
-    assert "\nkv_cache_config:\n  enable_block_reuse: false\n" in settings.text(found, report)
-
-
-def test_the_document_has_the_operating_point_of_the_report() -> None:
-    found, report = written("vllm", ONE, SEATS, WATERMARK)
-    document = json_format.emit(found, report)
-    assert document["latency"]["ttft_s"]["mean"] == report.latency.ttft_s.mean
-    assert document["verdict"]["recovers_up_to_rps"] == report.verdict.recovers_up_to_rps
-    assert [flag["value"] for flag in document["settings"]] == ["46"]
-    assert [[flag["flag"] for flag in other] for other in document["others"]] == [["--watermark"]]
-    json_format.render(document)
 
 
 def test_vllm_is_told_the_bytes_of_all_ranks() -> None:

@@ -6,7 +6,7 @@ import pytest
 from every import every
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.log.engine_log import EngineLimits, parse_engine_log, read_engine_log
+from kvplan.ingest.engine_log import EngineLimits, parse_engine_log, read_engine_log
 
 BLOCKS = "INFO 01-30 03:19:14 kv_cache_utils.py:395] # GPU blocks: 1381\n"
 TOKENS = "INFO 02-19 23:56:55 kv_cache_utils.py:524] GPU KV cache size: 32,000 tokens\n"
@@ -209,7 +209,7 @@ def test_a_rounded_concurrency_fits(length: int, factor: str, blocks: int) -> No
 
 def test_no_statement_is_an_error_that_names_what_is_looked_for() -> None:
     with pytest.raises(
-        UsageError, match=r"serve\.log: states no KV capacity; .*GPU KV cache size.*max_total_num_tokens"
+        UsageError, match=r"serve\.log: states no KV capacity; .*max_total_num_tokens.*GPU KV cache size"
     ):
         parsed("INFO 07-28 Engine 000: Running: 8 reqs, GPU KV cache usage: 91.2%\n", "# CPU blocks: 2048\n")
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError
-from kvplan.ingest.log.engine_log import EngineLimits, parse_engine_log
-from kvplan.ingest.log.pool import find_pool, most_blocks
+from kvplan.ingest.engine_log import EngineLimits, parse_engine_log
+from kvplan.ingest.kv_pool import find_pool, most_blocks
 from kvplan.model import Replica
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 

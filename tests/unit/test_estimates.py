@@ -9,8 +9,8 @@ from scipy.special import stdtrit
 
 from kvplan.model import FloatArray
 from kvplan.simulation.intervals import t_quantile
-from kvplan.study.estimates import ratio
-from kvplan.study.judging import Trend, together, trend
+from kvplan.study.sample import ratio
+from kvplan.study.windows import Trend, together, trend
 
 
 def arrays(*values: list[float]) -> list[FloatArray]:

@@ -1,8 +1,8 @@
-"""Every key of the report is explained, and the arithmetic that is printed gives the number that is printed."""
+"""Every key of the report is explained, and the inputs that are named give the number by its formula."""
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from datetime import date
 from functools import cache
@@ -17,8 +17,6 @@ from tiers import is_night
 
 from kvplan.analysis.population import with_rates_of_users
 from kvplan.errors import UsageError
-from kvplan.formats import markdown, terminal
-from kvplan.layout import explanation
 from kvplan.model import (
     Knowledge,
     MeasuredRange,
@@ -38,23 +36,32 @@ from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
 from kvplan.report import explain as explaining
 from kvplan.report.assembly import to_document
-from kvplan.report.explain import Explained, Found, Summary, explain, find, summarise
-from kvplan.report.figures import Inputs, gather
-from kvplan.report.keys import BLOCKS, CONTRACT, Kind, Record, law_text
-from kvplan.report.keys.evidence import Figure
+from kvplan.report.explain import (
+    Explained,
+    Found,
+    Summary,
+    explain,
+    find,
+    ground,
+    summarise,
+    values_of,
+)
+from kvplan.report.keys import BLOCKS, CONTRACT, Kind, Record
+from kvplan.report.quantities import QUANTITIES, Given
+from kvplan.show import explanation, markdown, terminal
+from kvplan.show import page as pages
 
-Case = tuple[dict[str, Any], Inputs]
+Case = tuple[dict[str, Any], ServingModel, Plan]
 
 
 def case(model: ServingModel, plan: Plan) -> Case:
-    report = brief_report(model, plan)
-    return to_document(report), gather(model, plan, report)
+    return to_document(brief_report(model, plan)), model, plan
 
 
 @cache
 def shipped(name: str) -> Case:
-    given, known = profile(name), report(name)
-    return to_document(known), gather(given.model, given.plan, known)
+    given = profile(name)
+    return to_document(report(name)), given.model, given.plan
 
 
 def one(name: str, s: int, decode: dict[int, float], rate: float) -> RequestClass:
@@ -176,7 +183,7 @@ def paths(value: Any, path: str = "") -> Iterator[str]:
 
 def test_every_key_of_a_report_is_explained() -> None:
     def check(case: Case) -> None:
-        document, _ = case
+        document = case[0]
         nulls = {key.removesuffix("[]") for key in CONTRACT} | {k for k in BLOCKS if document[k] is None}
         nulls |= {"latency.worst_part", "goodput.cliff"}  # of rates that do not vary, and where there is none
         assert set(paths(document)) - {*CONTRACT, *nulls} == set()
@@ -184,140 +191,119 @@ def test_every_key_of_a_report_is_explained() -> None:
     check_every(cases(), check)
 
 
-def test_every_explanation_is_complete() -> None:
+def test_every_record_is_complete_and_rests_on_what_exists() -> None:
     def check(about: Record) -> None:
         assert about.meaning.endswith(".")
         assert "  " not in about.meaning
         computed = about.block not in ("schema_version", "kvplan_version", "profile", "sources")
         if computed and about.formula:
-            assert re.search(r"SIC|WAIT|FC|new|the profile", about.source)
-        assert not about.here or about.formula
+            assert re.search(r"SIC|WAIT|FC|new|the profile|arithmetic", about.source)
+        for name in f"{about.inputs} {about.warm.inputs if about.warm else ''}".split():
+            assert name in CONTRACT or name in QUANTITIES
 
     check_every(CONTRACT, check)
 
 
-def test_every_figure_is_named_by_a_formula() -> None:
-    """In one of the cases at least; what none names is not gathered."""
-    named, known = set(), set()
-    for make, name in EVERY:
-        document, inputs = make(name)
-        for about in CONTRACT.values():
-            for place in explaining.places_of(about, document, inputs):
-                named |= {symbol.rpartition("[].")[2] for symbol in place.symbols}
-        known |= {
-            *inputs.model,
-            *(inputs.warm or ()),
-            *(figure for entries in inputs.entries.values() for e in entries for figure in e),
-        }
-    assert known - named == set()
-
-
-def test_the_law_is_written_with_all_its_constants() -> None:
-    written = " ".join([*law_text.CONSTANTS, law_text.REST])
-    assert {field.name for field in fields(Timing)} <= set(re.findall(r"\w+", written))
+def test_every_quantity_is_an_input_of_a_figure_and_every_constant_of_the_law_a_quantity() -> None:
+    named = " ".join(f"{r.inputs} {r.warm.inputs if r.warm else ''}" for r in CONTRACT.values()).split()
+    assert set(QUANTITIES) == {name for name in named if "." not in name}
+    assert {field.name for field in fields(Timing)} <= set(QUANTITIES)
 
 
 # -------------------------------------------------------------------------------------------- arithmetic
 
-
-def evaluated(text: str) -> float | None:
-    """The number that a printed calculation gives; None where it is no calculation."""
-    text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
-    for sign, code in {
-        "·": "*",
-        "−": "-",
-        "²": "**2",
-        "³": "**3",
-        "⌊": "floor(",
-        "⌋": ")",
-        "π": "pi",
-    }.items():
-        text = text.replace(sign, code)
-    words = set(re.findall(r"[^\W\d]\w*", re.sub(r"\d[\d.]*e[+-]?\d+", "", text)))
-    if not words <= {"floor", "pi", "ln", "exp", "gcd", "min", "max"} or re.search("[…≤<>;=]", text):
-        return None
-    names = {
-        "floor": math.floor,
-        "pi": math.pi,
-        "ln": math.log,
-        "exp": math.exp,
-        "gcd": math.gcd,
-        "min": min,
-        "max": max,
-    }
-    result = eval(text, {"__builtins__": {}}, names)
-    return result if isinstance(result, float | int) else None
-
-
-def calculations(document: dict[str, Any], inputs: Inputs) -> Iterator[tuple[str, float, float]]:
-    """Key, number and what the calculation beside it gives, wherever there is one."""
-    for about in CONTRACT.values():
-        for place in explaining.places_of(about, document, inputs):
-            result = evaluated(place.here) if place.here else None
-            if result is not None:
-                yield about.key, float(place.value), result
-
-
-def test_what_is_substituted_gives_the_value() -> None:
-    def check(case: Case) -> None:
-        calculated = list(calculations(*case))
-        assert len({key for key, _, _ in calculated}) >= 15
-        for key, value, result in calculated:
-            assert result == pytest.approx(value, rel=3e-5, abs=1e-7), key
-
-    check_every(cases(), check)
+Formula = Callable[..., float]
+BY_LINEAR_LAW: dict[str, Formula] = {
+    "load.work_rate": lambda rate, work, *_: rate * work,
+    "equilibrium.iteration_time_s": lambda fixed, rate, work: fixed / (1 - rate * work),
+    "saturation.iteration_time_s": lambda fixed, admissions, work: fixed + admissions * work,
+}
+BY_ANY_LAW: dict[str, Formula] = {
+    "load.headroom": lambda factor: factor - 1,
+    "load.sustainable_rps": lambda factor, rate: factor * rate,
+    "load.sustainable_decode_tokens_per_s": lambda rate, decode: rate * decode,
+    "equilibrium.kv_tokens": lambda rate, footprint, tau: rate * footprint * tau,
+    "equilibrium.kv_utilization": lambda tokens, memory: tokens / memory,
+    "equilibrium.requests_in_flight": lambda rate, iterations, tau: rate * iterations * tau,
+    "equilibrium.decode_tokens_per_s": lambda rate, decode: rate * decode,
+    "equilibrium.prompt_iterations_per_s": lambda rate, iterations: rate * iterations,
+    "saturation.admissions_per_iteration": lambda memory, footprint: memory / footprint,
+    "saturation.throughput_rps": lambda admissions, tau: admissions / tau,
+    "worst_cycle.loss": lambda cycle, full: 1 - cycle / full,
+    "stability.recovery_iterations": lambda radius: 1 / (1 - radius),
+    "rate_cap.per_iteration": lambda memory, footprint: memory / footprint,
+    "rate_cap.per_second": lambda admissions, tau: admissions / tau,
+    "rate_cap.engine_max_num_seqs": lambda pages, longest, computed: min(
+        pages // longest, (pages - 1) // computed
+    ),
+    "safety_buffer.watermark_fraction": lambda required, mean, memory: (required - mean) / memory,
+    "nested_wait.required_kv_tokens": lambda *parts: sum(parts),
+}
+OF_CLASSES: dict[str, Formula] = {
+    "equilibrium.classes[].per_stage": lambda rate, tau: rate * tau,
+    "equilibrium.classes[].in_flight": lambda rate, iterations, tau: rate * iterations * tau,
+    "rate_cap.classes[].per_iteration": lambda share, cap: share * cap,
+    "wait.thresholds[]": lambda rate, tau: math.floor(rate * tau) + 1,
+    "wait.classes[].threshold": lambda rate, tau: math.floor(rate * tau) + 1,
+    "worst_cycle.classes[].loss": lambda cycle, memory, footprint: 1 - cycle / (memory / footprint),
+}
+OF_WARM_CACHES: dict[str, Formula] = {
+    "prefix_cache.cached_tokens": lambda memory, unique: memory - unique,
+    "prefix_cache.streams_in_memory": lambda memory, left: memory / left,
+    "prefix_cache.host.link_utilization": lambda rate, prompt, hits, load: rate * prompt * hits * load,
+    "prefix_cache.preemption_recovered_share": lambda decode, prompt: (
+        1 - decode / prompt * (1 - math.exp(-prompt / decode))
+    ),
+}
 
 
-def test_nearly_every_number_has_a_calculation_somewhere() -> None:
-    calculated = {key for make, name in EVERY for key, _, _ in calculations(*make(name))}
-    numbers = {
-        key
-        for key in CONTRACT
-        if key.startswith(
-            ("load.", "equilibrium.", "saturation.", "worst_cycle.", "rate_cap.", "wait.", "nested")
-        )
-    }
-    without = {
-        *(key for key in CONTRACT if key.endswith((".name", ".kind", ".feasible", ".fits"))),
-        "load.sustainable_rps_range",  # two numbers; below
-        "worst_cycle.danger_zone_rps",
-        "worst_cycle.settled",
-        "worst_cycle.classes[].period",
-        "rate_cap.classes[].integer_budget",
-        "wait.max_thresholds[]",
-        "nested_wait.segments[].upto_decode",
-        "nested_wait.segments[].rate_rps",
-        "nested_wait.segments[].threshold",
-    }
-    assert numbers - without - calculated == set()
-    assert {"stability.gcd", "stability.recovery_iterations"} <= calculated
-    assert "stability.min_stable_input_tokens.asymptotic" in calculated
+def calculated(key: str, formula: Formula, case: Case) -> Iterator[tuple[float, float]]:
+    """A figure and what the formula makes of its inputs, for each of its values, where all exist."""
+    document, model, plan = case
+    rests = ground(CONTRACT[key], document, model, plan)
+    figures = values_of(key, rests._replace(document=document))
+    inputs = [values_of(name, rests) for name in rests.inputs]
+    for i, figure in enumerate(figures):
+        given = [values[i] if len(values) == len(figures) else values[0] for values in inputs]
+        if figure is not None and None not in given:
+            yield figure, formula(*given)
 
 
-def test_every_number_of_a_prefix_cache_has_a_calculation_somewhere() -> None:
-    calculated = {key for name in CACHING for key, _, _ in calculations(*made(name))}
-    numbers = {
-        key for key in CONTRACT if key.startswith("prefix_cache.") and CONTRACT[key].kind is Kind.NUMBER
-    }
-    assert numbers - calculated == {
-        "prefix_cache.sustainable_rps.good",  # the largest of many
-        "prefix_cache.sustainable_rps_without_host.good",
-        "prefix_cache.host.recovers_up_to_rps",  # by search
-        "prefix_cache.host.longest_wait_s",
-    }
+def agree(key: str, formula: Formula, names: Iterable[str]) -> None:
+    found = [pair for name in names for pair in calculated(key, formula, made(name))]
+    assert found
+    for figure, result in found:
+        assert result == pytest.approx(figure, rel=1e-9, abs=1e-12)
 
 
-def test_what_is_calculated_with_a_prefix_cache_are_the_moments_of_the_model() -> None:
+LINEAR = [name for name in MODELS if name not in CACHING and not name.endswith("bent")]
+
+
+def test_the_inputs_of_a_figure_give_it_by_its_formula() -> None:
+    for formulas, names in (
+        (BY_LINEAR_LAW, LINEAR),
+        (BY_ANY_LAW, [name for name in MODELS if name not in CACHING]),
+        # prompts beyond the token budget take several iterations, but not in cycles and prefix caches
+        (OF_CLASSES, [name for name in MODELS if name != "agents, few tokens"]),
+        (OF_WARM_CACHES, ["agents", "agents and others", "host tier"]),
+        (
+            {key: BY_ANY_LAW[key] for key in ("rate_cap.per_iteration", "rate_cap.per_second")},
+            CACHING,
+        ),
+    ):
+        check_every([*formulas], lambda key, of=formulas, at=names: agree(key, of[key], at))
+
+
+def test_quantities_of_a_prefix_cache_are_the_moments_of_the_model() -> None:
     """By hand: 900 and 400 tokens at first, 3 or 6 turns, 80/3 + 60 + 35 tokens more each."""
-    document, inputs = made("agents")
+    _, model, plan = made("agents")
     turns = {j: 1.0 if j <= 3 else 0.5 for j in range(1, 7)}
     grown = (60 + 2 * 100) / 3 + 35
     prompt = sum(p * (650 + (j - 1) * grown) for j, p in turns.items()) / sum(turns.values())
-    assert inputs.warm is not None
-    assert inputs.warm["s_exact"].value == pytest.approx(prompt)
-    assert document["prefix_cache"]["hit_ratio"] * prompt == pytest.approx(inputs.warm["saved"].value)
+    given = Given(model, plan)
+    assert QUANTITIES["prompt"].value(given) == pytest.approx(prompt)
     # beyond full pages, a turn leaves its prompt and its answer but for one token
-    assert inputs.warm["left"].value == pytest.approx(prompt + 34, abs=16)
+    assert QUANTITIES["left"].value(given) == pytest.approx(prompt + 34, abs=16)
 
 
 def test_blocks_about_a_cold_cache_say_so() -> None:
@@ -327,49 +313,37 @@ def test_blocks_about_a_cold_cache_say_so() -> None:
         assert "always in use" not in explain(find(key), *made(name)).meaning
 
 
-def test_the_range_of_the_sustainable_rate_is_the_rate_over_the_ends_of_the_band() -> None:
-    document, inputs = made("inputs told")
-    (place,) = explaining.places_of(CONTRACT["load.sustainable_rps_range"], document, inputs)
-    rate = document["load"]["sustainable_rps"]
-    assert place.value == [rate / 1.25, rate / 0.5]
-    assert re.fullmatch(r"(\S+)/1.25 to \1/0.5", place.here)
+def test_a_figure_of_a_warm_cache_has_a_formula_of_its_own() -> None:
+    for name, says in (("agents", "D what running requests have in common"), ("inline", "M* = Σλ·S̄·τ*")):
+        assert says in explain(find("equilibrium.kv_tokens"), *made(name)).formula
 
 
-def test_an_input_is_explained_with_its_source() -> None:
-    document, inputs = made("inputs told")
+def inputs_of(key: str, name: str) -> dict[str, str]:
+    return {given.symbol or given.meaning: given.value for given in explain(find(key), *made(name)).inputs}
+
+
+def test_an_input_of_a_class_has_the_entry_that_was_asked_for_or_all() -> None:
+    assert inputs_of("equilibrium.classes[].per_stage", "pulse")["λ_i"] == "0.3, 0.2"
+    assert inputs_of("equilibrium.classes[1].per_stage", "pulse")["λ_i"] == "0.2"
+    assert inputs_of("wait.kv_tokens", "pulse")["n_i"].endswith(" requests")
+
+
+def test_inputs_that_do_not_exist_are_left_out() -> None:
+    assert {"B_max", "T_b"} & set(inputs_of("load.load_factor_max", "stable pair")) == set()
+    assert inputs_of("load.load_factor_max", "few sequences")["B_max"] == "10"
+
+
+def test_a_law_that_is_not_linear_is_written_out() -> None:
+    assert inputs_of("saturation.iteration_time_s", "pulse")["F"] == "1"
+    assert inputs_of("saturation.iteration_time_s", "pulse, bent")["F"].startswith("d0 + d4·√B + d5")
+
+
+def test_an_input_of_the_profile_is_explained_with_its_source() -> None:
     for name in ("gpu", "timing", "workload"):
-        (place,) = explaining.places_of(CONTRACT[f"inputs.{name}"], document, inputs)
-        assert (place.value, place.here) == ("estimated", "a data sheet, 2026-11-22")
-    document, inputs = made("inline")
-    (place,) = explaining.places_of(CONTRACT["inputs.gpu"], document, inputs)
-    assert (place.value, place.here) == ("stated", "")
-
-
-@pytest.mark.parametrize(("chance", "rate"), [(1e-9, 2e-10), (0.02, 1e-4)])
-def test_the_safety_buffer_is_calculated_from_its_fields(chance: float, rate: float) -> None:
-    document, inputs = made("pulse")
-    figures = {**inputs.model, "passage_rate": Figure("rate", "", rate)}
-    tau, held = document["equilibrium"]["iteration_time_s"], document["equilibrium"]["kv_tokens"]
-    block = {
-        "kv_std_tokens": 500.0,
-        "overflow_probability_per_iteration": chance,
-        "overflow_probability_horizon": 1 - (1 - chance) * math.exp(-(1000.0 / tau - 1) * rate),
-        "overflow_probability_horizon_bound": min(1.0, chance * 1000.0 / tau),
-        "required_kv_tokens": held + 3000,
-        "watermark_fraction": 3000 / 40_000,
-        "theorem_bound": None,
-    }
-    inputs = replace(inputs, model=figures)
-    found = {key: pair for key, *pair in calculations({**document, "safety_buffer": block}, inputs)}
-    for key in ("overflow_probability_horizon", "overflow_probability_horizon_bound", "watermark_fraction"):
-        value, result = found[f"safety_buffer.{key}"]
-        assert result == pytest.approx(value, rel=1e-4), key
-
-
-def test_conditions_show_both_sides() -> None:
-    document, inputs = shipped("paper-fc-budgets")
-    (row, *_) = explain(find("rate_cap.classes[].integer_budget"), document, inputs).rows
-    assert re.fullmatch(r"λ_i·τ\* = 1\.66667 < 4", row.here)
+        assert explain(find(f"inputs.{name}"), *made("inputs told")).rows[0].value == "estimated"
+        assert inputs_of(f"inputs.{name}", "inputs told") == {f"source of {name}": "a data sheet, 2026-11-22"}
+    assert inputs_of("inputs.gpu", "inline") == {}
+    assert inputs_of("load.sustainable_rps_range", "inputs told")["band"] == "0.5 to 1.25"
 
 
 # ------------------------------------------------------------------------------------------------- pages
@@ -381,7 +355,7 @@ def test_every_page_is_readable() -> None:
 
 
 def _text(page: Explained | Summary) -> str:
-    return terminal.render_sections([explanation.build(page)], "")
+    return terminal.render(pages.document([explanation.build(page)]))
 
 
 def _check_pages(given: tuple[Case, bool]) -> None:
@@ -389,7 +363,7 @@ def _check_pages(given: tuple[Case, bool]) -> None:
     case, is_shown = given
     for about in CONTRACT.values():
         page = explain(find(about.key), *case)
-        marked = markdown.render_sections([explanation.build(page)], "")
+        marked = markdown.render(pages.document([explanation.build(page)]))
         text = _text(page) if is_shown else marked
         if is_shown:
             assert text.startswith(f"{about.key}\n  ")
@@ -406,13 +380,11 @@ def _check_pages(given: tuple[Case, bool]) -> None:
 
 @every("block", ["wait", "nested_wait", "safety_buffer", "goodput"])
 def test_a_block_that_is_null_says_why(block: str) -> None:
-    document, inputs = made("pulse")
+    document, model, plan = made("pulse")
     without = {**document, block: None}
     for about in CONTRACT.values():
         if re.match(rf"{block}\b", about.key):
-            page = explain(find(about.key), without, inputs)
-            assert page.absent == BLOCKS[block].absent
-            assert all(row.here == "" for row in page.rows)
+            assert explain(find(about.key), without, model, plan).absent == BLOCKS[block].absent
 
 
 def test_an_overloaded_profile_says_why_there_is_no_equilibrium() -> None:
@@ -423,24 +395,24 @@ def test_an_overloaded_profile_says_why_there_is_no_equilibrium() -> None:
 
 def test_many_classes_are_cut() -> None:
     classes = tuple(one(f"c{i}", 10, {20: 1.0}, 0.01) for i in range(30))
-    document, inputs = case(ServingModel(classes, SLOTS, Replica(20_000)), Plan())
-    page = explain(find("equilibrium.classes[].in_flight"), document, inputs)
+    made = case(ServingModel(classes, SLOTS, Replica(20_000)), Plan())
+    page = explain(find("equilibrium.classes[].in_flight"), *made)
     assert (len(page.rows), page.cut.split()[1]) == (20, "10")
-    assert explain(find("wait.kv_tokens"), document, inputs).rows[0].here.endswith(" + …")
-    assert explain(find("equilibrium.classes[29].in_flight"), document, inputs).rows[0].name == "c29"
+    assert explain(find("wait.kv_tokens"), *made).inputs[0].value.endswith(", … requests")
+    assert explain(find("equilibrium.classes[29].in_flight"), *made).rows[0].name == "c29"
 
 
 def test_a_name_is_text_in_markdown() -> None:
     named = one("**<b>**", 10, {20: 1.0}, 0.01)
-    document, inputs = case(ServingModel((named,), SLOTS, Replica(20_000)), Plan())
-    page = explain(find("equilibrium.classes[].in_flight"), document, inputs)
-    text = markdown.render_sections([explanation.build(page)], "")
+    made = case(ServingModel((named,), SLOTS, Replica(20_000)), Plan())
+    page = explain(find("equilibrium.classes[].in_flight"), *made)
+    text = markdown.render(pages.document([explanation.build(page)]))
     assert "<b>" not in text
     assert "&lt;b&gt;" in text
 
 
 def test_a_block_lists_its_keys_with_values() -> None:
-    document, _ = made("pulse")
+    document, *_ = made("pulse")
     for block in BLOCKS:
         found = find(block)
         if not found.is_block:
@@ -522,19 +494,19 @@ def test_pages_are_of_the_kind_that_was_asked_for() -> None:
 
 
 def test_settings_of_advice_are_listed_with_their_values() -> None:
-    document, inputs = made("pulse")
+    document, model, plan = made("pulse")
     settings = [{"name": "max_num_seqs", "value": 146}, {"name": "shed_after", "value": 4.5}]
     known = {**document, "advice": [{"settings": settings}]}
     for key, value in (("name", "[max_num_seqs, shed_after]"), ("value", "[146, 4.5]")):
-        page = explain(find(f"advice[].settings[].{key}"), known, inputs)
+        page = explain(find(f"advice[].settings[].{key}"), known, model, plan)
         assert [(row.name, row.value) for row in page.rows] == [("advice 1", value)]
 
 
 def test_intervals_are_explained_figure_by_figure() -> None:
-    document, inputs = made("pulse")
+    document, model, plan = made("pulse")
     intervals = {"ttft_s": {"mean": [0.5, None]}, "waiting": [0, 1]}
     known = {**document, "latency": {**document["latency"], "ci95": intervals}}
-    page = explain(find("latency.ci95"), known, inputs)
+    page = explain(find("latency.ci95"), known, model, plan)
     assert [(row.name, row.value) for row in page.rows] == [
         ("ttft_s.mean", "[0.5, null]"),
         ("waiting", "[0, 1]"),

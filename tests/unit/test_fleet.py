@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from strategies import one_class
 
-from kvplan.analysis.fleet import FleetFigures, Winner, fleet_figures, one_replica
+from kvplan.analysis.fleet import FleetFigures, fleet_figures, one_replica
 from kvplan.analysis.population import with_rates_of_users
 from kvplan.analysis.split import served, sides, transfers_s
 from kvplan.model import ArrivalProcess, Plan, Prefill, Prompt, Replica, RequestClass, ServingModel, Timing
@@ -19,7 +19,6 @@ from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
 from kvplan.model.slo import parse_slo
-from kvplan.report.assembly import Analyses
 from kvplan.report.fleet import fleet_block
 from kvplan.study.fleet import timed
 from kvplan.study.operating_point import operating_point
@@ -173,15 +172,6 @@ def test_times_of_a_split_are_those_of_a_plain_simulation() -> None:
     assert found.itl_s == pytest.approx(np.mean([run.itl for run in runs]), rel=0.01)
 
 
-def test_who_wins_depends_on_the_limit() -> None:
-    crossing = fleet(chat()).crossing
-    assert crossing is not None
-    for factor, winner in ((0.9, Winner.SPLIT), (1.1, Winner.TOGETHER)):
-        found = fleet(chat(), tpot_s__mean=factor * crossing.itl_s)  # of which there is no closed form
-        assert (found.winner, found.split.goodput_rps, found.together.goodput_rps) == (winner, None, None)
-    assert fleet(chat()).winner is Winner.TOGETHER
-
-
 def test_together_the_best_split_of_as_many_gpus_stands_beside() -> None:
     found = fleet(chat(Fleet(replicas=8), gpus=2), tpot_s__mean=0.02)
     assert (found.split.prefill, found.split.decode, found.split.gpus) == (5, 3, 16)
@@ -227,11 +217,3 @@ def test_the_reason_says_what_binds_and_where_the_winner_changes() -> None:
     assert "full prefill iteration" not in block_text(replace(chat(), timing=replace(LAW, d4=1e-4)))
     assert "too few GPUs" in block_text(chat(Fleet(replicas=1), 5.0))
     assert "No formula covers speculative" in block_text(replace(chat(), drafts=Drafts(1, (0.5,))))
-
-
-def test_all_but_latency_in_a_report_is_about_one_replica() -> None:
-    whole, one = Analyses(chat(), Plan()), Analyses(one_replica(chat()), Plan())
-    assert (whole.load, whole.verdict.status) == (one.load, one.verdict.status)
-    assert whole.load.offered_rps == 7.5
-    assert whole.verdict.summary == f"One of 8 replicas, prefill and decode together: {one.verdict.summary}"
-    assert one.fleet is None

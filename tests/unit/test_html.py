@@ -12,13 +12,13 @@ from measured import brief_report
 from shipped import LOOKED_AT as SHIPPED
 from shipped import report as shipped
 
-from kvplan.formats import html
-from kvplan.layout.elements import Figure, Paragraph, Section, Table
-from kvplan.layout.report import build
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
-from kvplan.plots.chart import Axis, Chart, Line
-from kvplan.plots.palette import DARK, LIGHT
 from kvplan.report.assembly import Report, to_document
+from kvplan.show import html
+from kvplan.show.chart import Axis, Chart, Line
+from kvplan.show.page import Figure, Paragraph, Section, Table, document
+from kvplan.show.report import build
+from kvplan.show.svg import DARK, LIGHT
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 HOSTILE = (
@@ -150,7 +150,7 @@ def test_what_a_chart_says_is_text() -> None:
 
 def test_sections_without_a_verdict_are_a_page() -> None:
     sections = build(shipped("llama-3.1-8b-rtx4090")).sections[:2]
-    one, two = (Page(html.render_sections(sections[:count], "kvplan 0", [chart()])) for count in (1, 2))
+    one, two = (Page(html.render(document(sections[:count]), [chart()])) for count in (1, 2))
     for page, headings in ((one, 1), (two, 3)):
         assert page.open == []
         assert sum(tag in ("h1", "h2") for tag, _ in page.tags) == headings
@@ -161,7 +161,7 @@ def test_sections_without_a_verdict_are_a_page() -> None:
 
 
 def test_lines_of_characters_stay_lines() -> None:
-    page = html.render_sections([Section("a", "A", (Figure("vllm serve \\\n  --x <y>"), Paragraph("z")))], "")
+    page = html.render(document([Section("a", "A", (Figure("vllm serve \\\n  --x <y>"), Paragraph("z")))]))
     assert "<pre>vllm serve \\\n  --x &lt;y&gt;</pre>" in page
     assert "<p>z</p>" in page
 

@@ -14,9 +14,6 @@ from tiers import examples
 
 import kvplan
 from kvplan.analysis.equilibrium import blocks, equilibrium, load, saturation
-from kvplan.formats import html, markdown, terminal
-from kvplan.layout.elements import Table
-from kvplan.layout.report import build
 from kvplan.model import (
     Knowledge,
     MeasuredRange,
@@ -32,6 +29,9 @@ from kvplan.profile.reading import parse_profile
 from kvplan.report.assembly import to_document
 from kvplan.report.inputs import State, beyond, caveat, doubts, extrapolations, states, verdicts_in
 from kvplan.report.words import Status
+from kvplan.show import html, markdown, terminal
+from kvplan.show.page import Table
+from kvplan.show.report import build
 from kvplan.units import format_number, format_percent
 
 # K = 100·λτ tokens of 10 iterations each: input 5, decode 10, Σ(5 + k + 1) = 105 for k = 0 … 9.

@@ -13,13 +13,13 @@ from scipy import integrate, stats  # type: ignore[import-untyped]
 
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
 from kvplan.analysis.stability import stability, survival_weights
-from kvplan.formats import json as json_format
 from kvplan.ingest.profile_text import Part, composed, timing_text
 from kvplan.model import Knowledge, Origin, Prefill, Prompt, RequestClass, ServingModel, Timing
 from kvplan.model.lengths import Lengths
 from kvplan.model.streams import class_streams
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import analyze, to_document
+from kvplan.show.view import json_text
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 
 PROFILE = """\
@@ -109,7 +109,7 @@ def report(text: str, inputs: str = "700") -> str:
     model = replace(given.model, replica=replace(given.model.replica, memory_tokens=40_000))
     found = to_document(analyze(model, name="", sha256="", plan=given.plan))
     del found["profile"]  # its hash is of the text
-    return json_format.render(found)
+    return json_text(found)
 
 
 SIGMA = math.sqrt(math.log1p(0.95**2))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from every import every
 
-from kvplan.decide.requirement import named, parse, parse_key
 from kvplan.errors import UsageError
+from kvplan.gate.requirement import named, parse, parse_key
 from kvplan.ingest.trace.formats import servegen
 from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import parse_profile

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from single_server import SERVICE_S, mean_ttft_s, rate_of_mean_ttft, server, share_above
 from tiers import examples, is_night
 
-from kvplan.decide.gate import Subject, judge
-from kvplan.decide.requirement import parse, parse_key
-from kvplan.decide.simulated import standing
+from kvplan.gate.judgement import Subject, judge
+from kvplan.gate.requirement import parse, parse_key
+from kvplan.gate.simulated import standing
 from kvplan.model import ArrivalProcess, Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.arrivals import Recorded
 from kvplan.model.slo import Slo, parse_slo
@@ -24,12 +24,11 @@ from kvplan.report.assembly import Analyses, ProfileIdentity
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S
 from kvplan.study.goodput import Goodput, goodput
-from kvplan.study.judging import Trend
-from kvplan.study.objectives import Decision, State, decide, decisions, overall
+from kvplan.study.objectives import Decision, State, decide, decisions
 from kvplan.study.operating_point import Observation
-from kvplan.study.replicas import keeps, scaled, stand_in
+from kvplan.study.replicas import keeps, stand_in
 from kvplan.study.sample import Sample
-from kvplan.study.windows import Window
+from kvplan.study.windows import Trend, Window
 
 VLLM = Settings("vllm", {})
 BATCHES = 16
@@ -76,14 +75,6 @@ def test_a_percentile_is_decided_by_the_share_beyond_its_limit() -> None:
     assert decided(many, "ttft_s.p99 <= 2 s").state is State.HOLDS
 
 
-def test_few_completions_widen_what_is_known_three_times() -> None:
-    """The same shares of batches of 2,000 and of 200: chance is the same, and there are 64,000 and 6,400 of them."""
-    many = decided(seen(*[window([50, 60] * 8, 2000)] * 2), "ttft_s.p95 <= 1.5 s")
-    few = decided(seen(*[window([5, 6] * 8, 200)] * 2), "ttft_s.p95 <= 1.5 s")
-    assert few.share == pytest.approx(many.share)
-    assert few.width == pytest.approx(3 * many.width)
-
-
 def test_nothing_holds_unless_the_queue_is_steady() -> None:
     runs = [window([10] * BATCHES, 2000)] * 2
     states = {trend: decided(seen(*runs, trend=trend), "ttft_s.p95 <= 1.5 s").state for trend in Trend}
@@ -95,14 +86,6 @@ def test_nothing_holds_unless_the_queue_is_steady() -> None:
     assert decided(seen(*runs, trend=Trend.UNDECIDED), "ttft_s.p99 <= 0.5 s").state is State.MISSES
 
 
-def test_a_replay_has_no_interval() -> None:
-    once = seen(window([10] * BATCHES, 200), is_replay=True)
-    found = decided(once, "ttft_s.p90 <= 1.5 s")
-    assert (found.width, found.low, found.high) == (0, None, None)
-    assert found.state is State.HOLDS
-    assert decided(once, "ttft_s.p99 <= 1.5 s").state is State.MISSES
-
-
 def test_the_bin_of_a_limit_counts_in_part_unless_its_gaps_are_all_alike() -> None:
     """Three bins of 100 gaps and a limit a quarter into the middle one; then only that one."""
     limit = SHORTEST_GAP_S * math.exp(5000.25 / GAPS_IN_E)
@@ -112,19 +95,6 @@ def test_the_bin_of_a_limit_counts_in_part_unless_its_gaps_are_all_alike() -> No
     assert alike.share == 0
     beyond = decided(seen(window([0] * 4, 10, {5001: 100})), f"itl_s.p90 <= {limit!r}")
     assert beyond.share == 1
-
-
-def test_a_figure_that_no_request_has_is_never_exceeded() -> None:
-    found = decided(seen(window([0] * BATCHES, 200)), "tpot_s.p95 <= 1 ms")
-    assert (found.state, found.value) == (State.HOLDS, None)
-
-
-@given(st.lists(st.sampled_from(State), max_size=5))
-def test_one_that_misses_is_enough_to_miss(states: list[State]) -> None:
-    every_one = [Decision("ttft_s.p95", 1.0, s, None, None, None, 0.0, 0.0, 0.05) for s in states]
-    found = overall(every_one)
-    assert (found is State.MISSES) == (State.MISSES in states)
-    assert (found is State.HOLDS) == (set(states) <= {State.HOLDS})
 
 
 # ------------------------------------------------------------------------------------------------ a known queue
@@ -146,12 +116,6 @@ def test_a_mean_is_decided_by_its_interval(margin: float) -> None:
     assert found.state is (State.HOLDS if margin > 1 else State.MISSES)
 
 
-def test_a_limit_that_is_the_figure_itself_stays_open() -> None:
-    [found] = decide(server(70.0), Plan(), VLLM, [Slo("", "ttft_s.mean", False, mean_ttft_s(70.0))])
-    assert found.state is State.OPEN
-    assert abs(found.share - 1) < found.width
-
-
 def test_what_is_served_at_once_is_exactly_within_its_limit() -> None:
     """Iterations of 10 ms whoever runs: no gap between tokens is longer, and none is shorter."""
     model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 10.0),), Timing(0.01), Replica(10_000))
@@ -160,12 +124,6 @@ def test_what_is_served_at_once_is_exactly_within_its_limit() -> None:
     assert {
         d.state for d in decide(model, Plan(), VLLM, [s.__class__("", s.key, False, 0.0099) for s in slos])
     } == {State.MISSES}
-
-
-def test_overload_misses_every_objective() -> None:
-    slos = [parse_slo("ttft_s.p95 <= 1 h"), parse_slo("e2e_s.mean <= 1 h")]
-    found = decide(server(130.0), Plan(), VLLM, slos)
-    assert {(d.state, d.value) for d in found} == {(State.MISSES, None)}
 
 
 # ----------------------------------------------------------------------------------------------------- goodput
@@ -195,10 +153,6 @@ def test_what_is_never_missed_ends_where_the_queue_grows() -> None:
     assert found is not None
     assert found.binding == "kv_memory"
     assert found.low <= found.rate_rps <= (found.high or 0)
-
-
-def test_there_is_none_without_objectives() -> None:
-    assert goodput(server(1.0), Plan(), VLLM, []) is None
 
 
 def replayed(rate_rps: float) -> ServingModel:
@@ -295,16 +249,6 @@ def test_as_many_replicas_keep_an_objective_as_pollaczek_and_khinchine_say() -> 
     assert states == [State.MISSES, State.HOLDS]
 
 
-def test_short_runs_confirm_nothing() -> None:
-    """In a few requests no queue grows; runs go on until it does, or thousands came."""
-    slos = [parse_slo("ttft_s.mean <= 1 s")]
-    kept = keeps(scaled(server(1.0), 104.0), Plan(), VLLM, slos, requests=3)
-    assert kept.state is State.MISSES
-    assert keeps(scaled(server(1.0), 104.0), Plan(), VLLM, [], requests=3).state is State.MISSES
-    short = keeps(scaled(server(1.0), 90.0), Plan(), VLLM, slos, requests=3, budget_s=1e-3)
-    assert short.state is not State.MISSES
-
-
 # -------------------------------------------------------------------------------------------------- requirements
 
 
@@ -320,45 +264,10 @@ def test_a_limit_of_a_requirement_is_decided_by_runs(key: str) -> None:
     assert states == [State.MISSES, State.OPEN, State.HOLDS]
 
 
-def test_goodput_is_at_least_a_rate_where_the_objectives_hold() -> None:
-    """An M/D/1 has a mean TTFT of 20 ms at 66.7 requests/s."""
-    analyses = Analyses(server(70.0), Plan(slos=(parse_slo("ttft_s.mean <= 20 ms"),)))
-    key = parse_key("goodput.rate_rps")
-    found = [standing(key, rate, analyses, tries=True) for rate in (50.0, 64.5, 69.0, 90.0)]
-    assert [stands and stands.state for stands in found] == [
-        State.MISSES,  # it is more than that
-        State.MISSES,
-        State.HOLDS,
-        State.HOLDS,
-    ]
-
-
-def test_other_keys_are_not_decided_by_runs() -> None:
-    analyses = Analyses(server(70.0), Plan())
-    keys = ["load.headroom", "latency.worst_part.ttft_s.p95", "goodput.low"]
-    assert [standing(parse_key(key), 1.0, analyses, tries=True) for key in keys] == [None] * 3
-
-
 def judged(model: ServingModel, text: str, *slos: str) -> tuple[bool, str]:
     analyses = Analyses(model, Plan(slos=tuple(map(parse_slo, slos))))
     found = judge(parse(text), Subject(ProfileIdentity("n", ""), analyses, tries=True))
     return found.passed, found.doubt
-
-
-def test_what_is_open_fails_and_says_how_wide_it_is() -> None:
-    mean_ms = 1e3 * mean_ttft_s(70.0)
-    passed, doubt = judged(server(70.0), f"latency.ttft_s.mean <= {mean_ms!r} ms")
-    assert not passed
-    assert doubt.startswith("still open, from 21.")
-    passed, doubt = judged(server(70.0), f"latency.ttft_s.mean >= {mean_ms!r} ms")
-    assert not passed
-    assert judged(server(70.0), f"latency.ttft_s.mean >= {0.9 * mean_ms!r} ms") == (True, "")
-
-
-def test_a_queue_that_grows_fails_every_limit() -> None:
-    analyses = Analyses(server(130.0), Plan())
-    found = judge(parse("latency.ttft_s.p50 <= 1 h"), Subject(ProfileIdentity("n", ""), analyses, tries=True))
-    assert (found.got, found.margin, found.passed) == ("growing", None, False)
 
 
 def test_goodput_is_required_of_a_rate_between_what_holds_and_what_misses() -> None:

@@ -124,10 +124,6 @@ def test_every_kind_of_arrivals_has_all_figures_with_their_intervals(kind: str) 
     assert 0.5 * in_flight <= found.running <= 1.01 * in_flight
 
 
-def test_the_same_profile_gives_the_same_figures() -> None:
-    assert operating_point(CHAT, Plan()) == operating_point(CHAT, Plan())
-
-
 def nothing(found: Latency) -> bool:
     times = (getattr(getattr(found, time), figure) for time, figure in product(LATENCIES, FIGURES))
     return all(value is None for value in times) and not found.ci95 and found.kv_tokens_mean is None

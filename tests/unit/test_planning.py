@@ -1,17 +1,16 @@
 """The search for the cheapest replicas: against looking at every size, with verdicts that are given."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import UsageError
-from kvplan.executors import SERIAL, Engine, Serial
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
-from kvplan.model import MeasuredRange, Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import parse_slo
 from kvplan.planning.around import routers
@@ -21,7 +20,7 @@ from kvplan.planning.plan import plan
 from kvplan.planning.result import Request, Status
 from kvplan.planning.search import Candidate, Setting, race
 from kvplan.planning.service import replica_profile
-from kvplan.planning.trial import Judged, Quick, Task, stretched
+from kvplan.planning.trial import Judged, Quick, Task
 from kvplan.planning.writing import written
 from kvplan.profile.reading import Profile, parse_profile, shipped_profiles
 from kvplan.study.objectives import State
@@ -106,21 +105,6 @@ def test_no_kind_costs_less_than_the_winner(tasks: list[tuple[Given, float]]) ->
 
 
 @given(tasks=st.lists(st.tuples(TASKS, st.floats(0.5, 20), st.booleans()), min_size=1, max_size=6))
-def test_a_race_in_waves_is_the_race_one_by_one(tasks: list[tuple[Given, float, bool]]) -> None:
-    """Whoever looks at candidates together, ahead of knowing what the first of them costs."""
-
-    def said(engine: Engine) -> tuple[object, ...]:
-        every = [
-            candidate(task, price, str(i), own_weights=own) for i, (task, price, own) in enumerate(tasks)
-        ]
-        found = race(every, engine=engine)
-        sizes = {c.name: setting for c, setting in found.sizes.items()}
-        return found.winner and found.winner.name, found.found and found.found.setting, sizes
-
-    assert said(Engine(Serial(), 4, lambda: None)) == said(SERIAL)
-
-
-@given(tasks=st.lists(st.tuples(TASKS, st.floats(0.5, 20), st.booleans()), min_size=1, max_size=6))
 def test_the_best_with_the_weights_of_the_model_is_always_among_the_sizes(
     tasks: list[tuple[Given, float, bool]],
 ) -> None:
@@ -135,31 +119,6 @@ def test_the_best_with_the_weights_of_the_model_is_always_among_the_sizes(
     assert not own or min(costs) <= min(own) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("dear", "slow", "winner"), [(1.04, 1.4, "steady"), (1.06, 1.4, "cheap"), (1.04, 1.6, "cheap")]
-)
-def test_what_costs_about_the_same_is_ranked_by_its_cost_where_iterations_are_slow(
-    dear: float, slow: float, winner: str
-) -> None:
-    """Ten replicas of one need 15 at the slow end of its band, those of the other `slow` times as many."""
-
-    @dataclass(frozen=True)
-    class Banded(Given):
-        times: float = 1.0
-        slowest: float = 1.5
-
-        def quick(self, replicas: int, batched_tokens: int) -> Quick:
-            more = self.slowest if self.times > 1 else 1.0
-            return Quick(self.needs[batched_tokens] * more / replicas, ())
-
-    model = replace(Given({512: 1}).model, measured=MeasuredRange(band=(0.9, 1.2)))
-    cheap = candidate(Banded({16_384: 10}, model=model), 1.0, "cheap")
-    steady = candidate(Banded({16_384: 10}, model=model, slowest=slow), dear, "steady")
-    found = race([cheap, steady])
-    assert found.winner is not None
-    assert found.winner.name == winner
-
-
 def test_an_interrupted_race_has_the_best_so_far_and_nothing_where_there_is_none() -> None:
     class Interrupted(Given):
         def quick(self, replicas: int, batched_tokens: int) -> Quick:
@@ -172,14 +131,6 @@ def test_an_interrupted_race_has_the_best_so_far_and_nothing_where_there_is_none
     assert found.winner.name == "first"
     with pytest.raises(KeyboardInterrupt):
         race([stopped])
-
-
-@given(times=st.floats(0.1, 10), amounts=st.tuples(*[st.floats(0, 1e5)] * 3))
-def test_stretched_iterations_take_so_many_times_as_long(
-    times: float, amounts: tuple[float, float, float]
-) -> None:
-    law = Timing(0.01, 1e-7, 5e-5, 1e-5, 1e-3, 2e-5, 256)
-    assert stretched(law, times)(*amounts) == pytest.approx(times * law(*amounts))
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "-3", "3:x", "3:20", "1e9", "nan", "inf", "3:nan"])
@@ -298,11 +249,6 @@ def test_a_router_is_decided_by_long_runs_where_short_ones_are_close(
 
     found = routers(candidate(Routed({512: 10}), 1.0), Setting(10, 512))
     assert [size for _, size in found] == [replicas, replicas]
-
-
-def test_spreads_that_were_stated_stay() -> None:
-    other = Demand(Length(50, 0), Length(20), 1.0).with_cv(0.4)
-    assert (other.prompt.cv, other.answer.cv) == (0, 0.4)
 
 
 def test_a_service_of_whole_replicas_has_no_link_between_them() -> None:

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
-from kvplan.model.fleet import Routing
 from kvplan.model.schedule import Sinusoid, Steps
 from kvplan.model.slo import parse_slo
 from kvplan.planning import day as planning
-from kvplan.planning.day import PARTS, day, heaviest, most_waiting, parts, schedule_of, served_rps
+from kvplan.planning.day import PARTS, day, heaviest, parts, schedule_of, served_rps
 from kvplan.planning.search import Setting
 from kvplan.planning.trial import Judged, Quick, Task
 from kvplan.study.objectives import State
@@ -133,13 +132,6 @@ def test_each_hour_has_as_many_replicas_as_its_rate_needs() -> None:
     assert (found.add_rps, found.remove_rps) == (0.6, pytest.approx(0.48))
 
 
-def test_headroom_is_kept_free_on_each_replica() -> None:
-    """With a quarter more than the demand to spare, .6 requests/s are .48 of it."""
-    found = planned(MODEL, 0.6, replicas=5, headroom=0.25)
-    assert [hour.replicas for hour in found.hours[::6]] == [2, 5, 2, 3]
-    assert found.add_rps == pytest.approx(0.48)
-
-
 # ---------------------------------------------------------------------------------------------------- simulated periods
 
 
@@ -155,24 +147,9 @@ def test_periods_are_paid_for_as_replicas_come_and_go_and_nobody_is_lost() -> No
     assert ways["autoscaled"].replicas == pytest.approx(ways["autoscaled"].gpu_hours / 2)
 
 
-@pytest.mark.parametrize("routing", [None, Routing.LEAST_REQUESTS])
-def test_replicas_that_never_go_do_what_a_fixed_fleet_does(routing: Routing | None) -> None:
-    always = replace(MODEL, schedule=Steps(600.0, (0.0,), ((1.0,),)))
-    found = planned(always, 1 / 4 + 1e-9, router=routing)
-    assert [hour.replicas for hour in found.hours] == [4] * PARTS
-    assert found.ways["scheduled"] == found.ways["fixed"]
-
-
 def test_what_cannot_be_simulated_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "shorter than the start of a replica" in planned(MODEL, 0.6, load_s=3500.0).reason
     monkeypatch.setattr(planning, "_MOST_REQUESTS", 3000)
     found = planned(MODEL, 0.6)
     assert found.reason == "not simulated: 3.6e+03 requests; 3,000 is the most"
     assert (found.ways, len(found.hours)) == ({}, PARTS)
-
-
-def test_most_waiting_is_counted_when_somebody_comes() -> None:
-    run = SimpleNamespace(
-        arrival_s=np.array([0.0, 1.0, 2.0, 5.0]), first_token_s=np.array([1.5, 4.0, 3.0, math.nan])
-    )
-    assert most_waiting(run) == 2  # type: ignore[arg-type]

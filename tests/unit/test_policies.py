@@ -17,11 +17,11 @@ from kvplan.simulation import engine, policies
 from kvplan.simulation.experiments.runner import Job
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.limits import LIMITS
+from kvplan.simulation.policies.parameters import LIMITS
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
 
-SHARED = {"protocol", "longest", "limits", "of-engine"}  # modules of the package that are no policies
+SHARED = {"parameters", "protocol"}
 GIVEN = {  # where the default follows from decode lengths or the plan, or keeps so much room that nothing happens
     "sglang": {"max_new": (30,), "conservativeness": (0,)},
     "trtllm-no-evict": {"max_new": (30,)},

@@ -9,7 +9,8 @@ from campaign.files import kinds
 
 from kvplan.errors import UsageError
 from kvplan.ingest.gathering import Asked, gather
-from kvplan.ingest.recognition import FileKind, kind_of
+from kvplan.ingest.reader import FileKind
+from kvplan.ingest.recognition import kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT.parent / "shared/data"

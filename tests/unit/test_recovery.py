@@ -7,10 +7,9 @@ from shipped import profile
 from strategies import mix_model
 
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.model import Timing
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Settings
-from kvplan.study.recovery import Recovery, Saturated, recovery
+from kvplan.study.recovery import Recovery, recovery
 
 GREEDY = Settings("greedy", {})
 MARGIN = 1 - 0.005  # what is taken off a rate that is known exactly
@@ -46,38 +45,6 @@ def test_where_nothing_is_ever_evicted_the_sustainable_rate_is_served() -> None:
         assert recovery(model, settings) == Recovery(sustainable_rate(model)[1])
         less = replace(model, replica=replace(model.replica, memory_tokens=30 * 30))
         assert recovery(less, settings).served_rps is not None
-
-
-MIX = mix_model(
-    (20, (10, 25), 3.0), (60, 8, 1.0), memory=1500, prefill="fused", timing=Timing(0.01, 1e-6, 1e-5, 1e-5)
-)
-LAWS = [Timing(0.01, 1e-6, 1e-5, 1e-5), Timing(0.002, 1e-5, 0.0, 1e-4), Timing(1.0)]
-
-
-def test_what_other_timings_needed_changes_nothing() -> None:
-    """Asked in any order, or twice, a law is given the same rate; and the one of runs made for it alone."""
-    shared, vllm = Saturated(MIX, Settings("vllm", {})), Settings("vllm", {})
-    models = [replace(MIX, timing=law) for law in LAWS]
-    first = [shared.recovery(model) for model in models]
-    again = [shared.recovery(model) for model in reversed(models)]
-    assert first == again[::-1]
-    assert first == [Saturated(model, vllm).recovery(model) for model in models]
-    assert first == [recovery(model, vllm) for model in models]
-
-
-def test_the_rate_does_not_depend_on_what_is_offered() -> None:
-    for factor in (0.01, 100.0):
-        offered = replace(MIX, classes=tuple(replace(c, rate_rps=factor * c.rate_rps) for c in MIX.classes))
-        found, known = (recovery(model, Settings("vllm", {})) for model in (offered, MIX))
-        assert found.rate_rps == pytest.approx(known.rate_rps, rel=1e-9)
-
-
-def test_a_replica_twice_as_fast_serves_twice_as_much() -> None:
-    law = MIX.timing
-    half = Timing(law.d0 / 2, law.d1 / 2, law.d2 / 2, law.d3 / 2)
-    fast, known = (recovery(replace(MIX, timing=t), Settings("vllm", {})).rate_rps for t in (half, law))
-    assert known is not None
-    assert fast == pytest.approx(2 * known, rel=1e-9)
 
 
 def test_a_request_that_does_not_fit_means_that_nothing_is_served() -> None:

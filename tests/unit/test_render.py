@@ -17,14 +17,15 @@ from rich.cells import cell_len
 from shipped import LOOKED_AT as SHIPPED
 from shipped import report as shipped
 
-from kvplan.formats import json as json_format
-from kvplan.formats import markdown, terminal
-from kvplan.layout.elements import Table
-from kvplan.layout.report import build, format_radius
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.report.assembly import Report, analyze, to_document
+from kvplan.report.keys.record import spectral_radius
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Status
+from kvplan.show import markdown, terminal
+from kvplan.show.page import Table
+from kvplan.show.report import build
+from kvplan.show.view import json_text
 from kvplan.units import format_number
 
 PULSE = ServingModel(  # SIC's decode lengths 2 and 4: fits, but a collapse stays
@@ -110,14 +111,14 @@ def _text(text: str) -> str:
 @every("model", [PULSE, TOO_MUCH_WORK, NEARLY_CRITICAL, ONE_STAGE])
 def test_json_has_the_keys_of_the_contract_and_no_others(model: ServingModel) -> None:
     report = analyze(model, name="a model", sha256="") if model is PULSE else _report(model)
-    parsed = json.loads(json_format.render(to_document(report)))
+    parsed = json.loads(json_text(to_document(report)))
     assert keys_of(parsed) == set(KEYS)
     assert list(parsed) == BLOCKS
     assert all(math.isfinite(number) for number in _numbers(parsed))
 
 
 def test_json_keeps_what_the_report_found() -> None:
-    parsed = json.loads(json_format.render(to_document(_report(PULSE))))
+    parsed = json.loads(json_text(to_document(_report(PULSE))))
     cycle = parsed["worst_cycle"]
     # theory §3: x = M/Σp((a-1)n + n(n+g)/2) = 20,000/20 per iteration of 1 s
     assert (cycle["kind"], cycle["throughput_rps"], cycle["period"]) == ("pulse", pytest.approx(1000), 2)
@@ -148,7 +149,7 @@ def test_what_does_not_exist_is_null_in_json() -> None:
 
 def test_json_refuses_what_is_not_finite() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        json_format.render({"loss": math.inf})
+        json_text({"loss": math.inf})
 
 
 # ----------------------------------------------------------------------------------------------- terminal
@@ -236,7 +237,7 @@ def test_a_spectral_radius_near_one_is_not_rounded_to_one() -> None:
 @every("sign", [1, -1])
 def test_every_spectral_radius_keeps_its_side_of_one(sign: int, exponent: int) -> None:
     radius = 1 + sign * 3.7 * 10.0**-exponent
-    shown = float(format_radius(radius))
+    shown = float(spectral_radius(radius))
     assert abs(shown - radius) < 0.06 * abs(radius - 1)
 
 

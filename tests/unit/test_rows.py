@@ -11,9 +11,10 @@ import pytest
 from every import every
 
 from kvplan.errors import UsageError
+from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines
 from kvplan.ingest.trace import rows, traffic
-from kvplan.ingest.trace.format import FirstLine, RequestFormat
+from kvplan.ingest.trace.format import RequestFormat
 from kvplan.ingest.trace.formats import FORMATS
 from kvplan.ingest.trace.rows import BLOCK_ROWS, TraceFile
 from kvplan.ingest.trace.traffic import measure
@@ -81,7 +82,7 @@ def refusal(tmp_path: Path, content: str | bytes) -> str:
 )
 def test_every_format_is_recognised_by_content(tmp_path: Path, name: str, content: str) -> None:
     """And by no other: their order does not matter."""
-    first = FirstLine.of(Lines("trace", io.StringIO(content, newline="")))
+    first = Beginning.of_lines(Lines("trace", io.StringIO(content, newline="")))
     known = [f for f in FORMATS if isinstance(f, RequestFormat)]
     assert [f.name for f in known if f.recognises(first)] == [name] * (name not in ("CSV", "JSON lines"))
     trace, rows = rows_of(tmp_path, content)
@@ -101,7 +102,7 @@ def test_chats_are_none_of_mooncakes_though_their_seconds_are_whole(tmp_path: Pa
                 f
                 for f in FORMATS
                 if isinstance(f, RequestFormat)
-                and f.recognises(FirstLine.of(Lines("trace", io.StringIO(row % 1, newline=""))))
+                and f.recognises(Beginning.of_lines(Lines("trace", io.StringIO(row % 1, newline=""))))
             ]
         )
         == 1

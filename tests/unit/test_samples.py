@@ -7,8 +7,7 @@ from every import every
 
 from kvplan.errors import UsageError
 from kvplan.ingest.timing.reading import parse_samples
-from kvplan.ingest.timing.samples import LeftOut, Samples
-from kvplan.ingest.timing.sweep import Point, Sweep
+from kvplan.ingest.timing.samples import LeftOut, Point, Samples, Sweep
 
 STATS = (
     "INFO 07-28 06:40:59 [loggers.py:118] Engine 000: Avg prompt throughput: 100.0 tokens/s, Avg generation "

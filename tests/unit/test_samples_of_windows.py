@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 
+from kvplan.simulation.initial_state import Spans
 from kvplan.simulation.outcome import Ending, Outcome, Series, SpanSums
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.state import GAPS, GAPS_IN_E, LEAST_WAITING, RUNNING_S, SHORTEST_GAP_S, Spans
+from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S, Span
 from kvplan.study.sample import BINS_IN_E, Sample
 from kvplan.study.windows import Window, window
 
-COLUMNS = LEAST_WAITING + 1
+COLUMNS = Span.LEAST_WAITING + 1
 
 
 def of_values(
@@ -25,8 +26,8 @@ def of_values(
     """A window whose requests were done one after the other, evenly spread; every latency is the given one."""
     batch = np.arange(values.size) * batches // values.size
     sums = np.zeros((batches, COLUMNS))
-    sums[:, RUNNING_S] = np.arange(batches)
-    sums[:, LEAST_WAITING] = np.arange(batches)[::-1]
+    sums[:, Span.RUNNING_S] = np.arange(batches)
+    sums[:, Span.LEAST_WAITING] = np.arange(batches)[::-1]
     empty = np.zeros((batches, GAPS), dtype=np.int64)
     return Window(
         begin_s=begin_s,
@@ -61,7 +62,7 @@ def test_batches_are_merged_in_pairs() -> None:
     pairs = one.merged(5.0)
     assert (pairs.width_s, pairs.batches) == (5.0, 2)
     assert pairs.batch.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert pairs.sums[:, RUNNING_S].tolist() == [0 + 1, 2 + 3]
+    assert pairs.sums[:, Span.RUNNING_S].tolist() == [0 + 1, 2 + 3]
     assert one.merged(2.5) is one
     whole = one.merged(1000.0)  # a run shorter than a batch is one
     assert (whole.width_s, whole.batches, whole.batch.max()) == (10.0, 1, 0)
@@ -78,7 +79,7 @@ def test_only_one_batch_of_each_day_is_kept() -> None:
     part = days.only(1, 3)
     assert part.values["ttft_s"].tolist() == [2, 3, 8, 9]
     assert part.batch.tolist() == [0, 0, 1, 1]
-    assert part.sums[:, RUNNING_S].tolist() == [1, 4]
+    assert part.sums[:, Span.RUNNING_S].tolist() == [1, 4]
     assert part.class_index.tolist() == [0, 1, 0, 1]
 
 
@@ -171,7 +172,7 @@ def test_rates_and_states_are_counted_by_time() -> None:
     """Of 32 requests in 16 batches of half a second; running 0 … 15 request-seconds in each of them."""
     sample = Sample.of([of_values(np.ones(32), width_s=0.5)], 0.5)
     assert sample.rate().value == pytest.approx(32 / 8)
-    assert sample.over_time(RUNNING_S).value == pytest.approx(sum(range(16)) / 8)
+    assert sample.over_time(Span.RUNNING_S).value == pytest.approx(sum(range(16)) / 8)
     evictions = sample.evictions()
     assert evictions is not None
     assert evictions.value == pytest.approx(31 / 32)  # of 0, 1, 2, 0, 1, …

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples
 
-from kvplan.simulation.fleet.scaling import Autoscaler, Lifetime, reactive, scheduled
+from kvplan.simulation.fleet.scaling import Autoscaler, reactive, scheduled
 
 MINUTES = st.lists(st.integers(0, 90), min_size=3, max_size=30)  # arrivals in each minute
 
@@ -59,15 +59,6 @@ def test_with_hysteresis_fewer_replicas_come_and_go(counts: list[int], first: in
     assert changes(0.2) <= changes(0.25)
 
 
-def test_a_rate_that_wavers_between_the_thresholds_changes_nothing() -> None:
-    """13 to 15 a minute and replica, of which 15 is one more and 12 one less."""
-    counts = [28, 29, 27, 29, 26, 30, 28, 27] * 4
-    steps = Autoscaler(0.25, 0.2, 9, 60.0, 60.0).steps(arrivals(counts), 1, 60.0 * len(counts))
-    assert list(steps) == [(0.0, 1), (60.0, 2)]
-    without = Autoscaler(14 / 60, 14 / 60, 9, 60.0, 60.0).steps(arrivals(counts), 1, 60.0 * len(counts))
-    assert len(list(without)) > 10
-
-
 # ------------------------------------------------------------------------------------------- the times of replicas
 
 WANTED = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 5)), max_size=12).map(
@@ -110,13 +101,3 @@ def test_a_schedule_has_what_is_wanted_in_time_and_no_longer_than_a_start_takes(
         assert at(steps, time_s) <= here <= soon
         assert sum(one.starts_s <= time_s < one.closes_s for one in lives) <= soon
     assert all(one.starts_s == max(one.opens_s - load_s, 0) for one in lives)
-
-
-def test_what_is_paid_for() -> None:
-    """From 10:00 to the end; until it is empty; until it was taken away, having never opened."""
-    assert Lifetime(600.0, 700.0).paid_s(850.0, 1000.0) == 400
-    assert Lifetime(0.0, 0.0, 800.0).paid_s(850.0, 1000.0) == 850
-    assert Lifetime(0.0, 0.0, 800.0).paid_s(300.0, 1000.0) == 800
-    early = Lifetime(600.0, 700.0, 650.0)
-    assert not early.opens
-    assert early.paid_s(0.0, 1000.0) == 50

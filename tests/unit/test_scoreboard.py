@@ -1,24 +1,17 @@
 """How errors of rows become those of a run, by hand; and what is shown of them."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from every import every
 from hypothesis import given
 from hypothesis import strategies as st
-from scoreboard import screen
-from scoreboard.__main__ import document
-from scoreboard.catalogue import RUNS
 from scoreboard.hidden import split
-from scoreboard.record import Bound, Configuration, Off, Over, RealRun, Row
-from scoreboard.score import Scoreboard, foretell, scored, standings, worst
+from scoreboard.record import Bound, Configuration, Off, Over, Row
+from scoreboard.score import scored
 
-from kvplan.formats import terminal
 from kvplan.ingest.timing.equations import Kind
-from kvplan.ingest.timing.sweep import Deployment, Point, Sweep
-from kvplan.layout.elements import origin
+from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 
 DENSE, OTHER, MOE = (
     Configuration("Llama on A", "dense", "Llama", "vllm"),
@@ -32,19 +25,6 @@ def row(of: Configuration, foretold: float, measured: float = 1.0) -> Row:
 
 
 ROWS = (row(DENSE, 1.1), row(DENSE, 1.2), row(DENSE, 0.7), row(OTHER, 1.5), row(MOE, 0.5), row(MOE, 0.5))
-
-
-def run(*bounds: Bound, rows: Sequence[Row] = ROWS, files: tuple[str, ...] = ()) -> RealRun:
-    return RealRun(
-        name="some-run",
-        title="Some run",
-        source="somebody",
-        licence="MIT",
-        protocol="Half from half.",
-        files=files,
-        bounds=bounds,
-        rows=lambda folder, told: rows,
-    )
 
 
 @every(
@@ -75,65 +55,6 @@ def test_what_is_not_foretold_at_all_is_no_success() -> None:
     for rows in ([], [row(DENSE, float("nan"))]):
         assert not scored(bound, rows).holds
         assert not scored(bound, rows).as_recorded
-
-
-def test_what_was_asked_for_and_what_is_on_record_are_two_things() -> None:
-    missed = scored(Bound(quantity="TPOT", must=0.1, recorded=0.6), ROWS)
-    assert (missed.holds, missed.as_recorded) == (False, True)
-    assert scored(Bound(quantity="TPOT", recorded=0.6), ROWS).holds is None
-
-
-def test_models_stand_by_kind_and_the_worst_comes_first() -> None:
-    board = foretell(run(Bound(quantity="TPOT", recorded=1.0)), None)
-    assert [(one.kind, one.model, one.configurations) for one in standings(board)] == [
-        ("MoE", "Qwen", 1),
-        ("dense", "Llama", 2),
-    ]
-    assert [(one.configuration, one.ratio) for one in worst(board, 2)] == [(OTHER, 1.5), (MOE, 0.5)]
-
-
-def text(board: Scoreboard) -> str:
-    shown = [*screen.overview([board]), *screen.build([board])]
-    return " ".join(terminal.render_sections(shown, origin(), width=120).split())
-
-
-def test_failures_are_shown_as_failures() -> None:
-    board = foretell(
-        run(Bound(quantity="TPOT", must=0.1, recorded=0.2), Bound(quantity="TPOT", must=0.6, recorded=0.6)),
-        None,
-    )
-    shown = text(board)
-    assert "1 of 2 within what is asked for; 1 larger than on record" in shown
-    assert "TPOT all median 3 50% 50% 10% FAIL (on record: 20%)" in shown
-    assert "TPOT all median 3 50% 50% 60% PASS" in shown
-
-
-@every("width", [40, 60, 80, 120])
-def test_what_nobody_asked_for_neither_passes_nor_fails(width: int) -> None:
-    long = "TPOT where most of all requests wait"  # so that cells wrap
-    bounds = Bound(quantity=long, must=0.6, recorded=0.6), Bound(quantity=long, recorded=0.6)
-    board = foretell(run(*bounds, rows=[row(DENSE, 1.1)._replace(quantity=long)]), None)
-    shown = screen.build([board])
-    words = terminal.render_sections(list(shown), origin(), width=width)
-    assert words.count("PASS") == 1
-    assert "FAIL" not in words
-
-
-def test_without_data_nothing_passes_or_fails(tmp_path: Path) -> None:
-    board = foretell(run(Bound(quantity="TPOT", must=0.1, recorded=0.1), files=("sweeps.csv",)), tmp_path)
-    assert (board.scored, board.as_recorded) == ((), True)
-    assert "data not here" in text(board)
-    assert "PASS" not in text(board)
-    assert document(board)["rows"] == []
-
-
-def test_names_of_runs_are_told_apart_and_say_where_they_are_from() -> None:
-    for name, one in RUNS.items():
-        assert name == one.name
-        assert one.source
-        assert one.licence
-        assert one.protocol.endswith(".")
-        assert one.bounds
 
 
 points = st.builds(

@@ -10,9 +10,10 @@ from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.simulation.experiments.runner import Job, run_rows
+from kvplan.simulation.initial_state import NotBegunError, _lookup, new_state, radix_streams
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.state import NotBegunError, State, _lookup, new_state, radix_streams
+from kvplan.simulation.state import State
 
 LAYOUT = KvLayout((Layers(Attention.WINDOW, 2, 8, 40), Layers(Attention.FULL, 1, 8)), 4)
 

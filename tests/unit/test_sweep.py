@@ -14,7 +14,7 @@ from kvplan.errors import EngineError, UsageError
 from kvplan.model.lengths import Lengths
 from kvplan.profile import schema
 from kvplan.profile.reading import parse_profile
-from kvplan.report import assembly
+from kvplan.report import figures
 from kvplan.study.drain import Drain
 from kvplan.sweeps import run
 from kvplan.sweeps.columns import expand
@@ -212,7 +212,7 @@ def test_a_burst_is_run_where_a_column_asks_for_it(monkeypatch: pytest.MonkeyPat
         seen.append(given)
         return Drain(3.0, None, None, None, "")
 
-    monkeypatch.setattr(assembly, "drain", drain)
+    monkeypatch.setattr(figures, "drain", drain)
     profile = parse_profile(PROFILE.encode(), "p")
     rest = ["verdict.status", "verdict.binding", "verdict.recovers_up_to_rps"]
     for columns, bursts in ((rest, []), ([*rest, "verdict.drain.burst_requests"], [3.0, 3.0])):

@@ -16,8 +16,8 @@ from every import every
 
 import kvplan.ingest
 from kvplan.errors import UsageError
-from kvplan.ingest.log.engine_log import read_engine_log
-from kvplan.ingest.metrics.server import read_metrics
+from kvplan.ingest.engine_log import read_engine_log
+from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.json_keys import read_object
 from kvplan.ingest.text_file import Lines, lines_of
 from kvplan.ingest.timing.reading import read_samples

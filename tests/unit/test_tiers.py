@@ -14,7 +14,5 @@ def test_what_is_left_for_the_night_exists() -> None:
 
 
 def test_what_is_too_slow_for_every_save_exists() -> None:
-    files = (
-        TESTS / f"{folder}/test_{name}.py" for folder, name in (file.split("/") for file in SLOW.split())
-    )
+    files = (TESTS / f"{folder}/test_{name}.py" for folder, name in (file.split("/") for file in SLOW))
     assert [file for file in files if not file.exists()] == []

@@ -1,26 +1,22 @@
 """Trials of a warm prefix cache: what the theory's own runs showed, and who has them made."""
 
-import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from command import run
 from every import every
 from hypothesis import given
 from hypothesis import strategies as st
-from measured import brief, brief_report
-from tiers import at_night, examples
+from measured import brief
+from tiers import examples
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.model import ServingModel
 from kvplan.profile.reading import Profile, parse_profile, shipped_profiles
-from kvplan.report.assembly import Analyses, plain, to_document
 from kvplan.report.words import Status
-from kvplan.simulation.state import Spans
 from kvplan.study import warm_cache as warm
 from kvplan.study.warm_cache import Trial, warm_cache
 
@@ -39,7 +35,6 @@ decode = 200
 rate = 3.9
 reuse = { tokens = 2992, share = 0.8, gap = { law = "exponential", mean = "60 s" } }
 """
-NOTHING = {"runs": None, "lasted": None, "survived_burst": None, "hit_ratio": None}
 
 
 def profile(text: str, *changes: tuple[str, str]) -> Profile:
@@ -72,32 +67,6 @@ def test_near_the_good_rate_chance_alone_ends_it() -> None:
     assert trial.lasts_s < 10_000
     assert trial.served_rps is not None
     assert 11.5 < trial.served_rps < 13.5  # 12.03 are guaranteed
-
-
-@pytest.mark.usefixtures("_short")
-def test_few_requests_in_memory_stay_warm_too() -> None:
-    trial = tried(SMALL, ("0.834", "0.1748"))
-    assert trial is not None
-    assert trial.lasted == trial.runs
-    assert trial.hit_ratio == pytest.approx(0.79, abs=0.04)
-    assert 45 < trial.burst < 52
-
-
-def test_chains_are_met_by_strangers_of_one_memory() -> None:
-    found = profile(CHAINS)
-    spans = Spans(500.0, 10.0, 32)
-    made = warm._run(found.model, found.plan, spans, warm._Warmth(0.1, 2.0), 126, 7)
-    plain = warm._run(found.model, found.plan, spans, warm._Warmth(0.1, 2.0), 0, 7)
-    requests, others = made.scenario.requests, plain.scenario.requests
-    at_once = np.flatnonzero(requests.arrival_s == 500.0)
-    assert at_once.size == 126 == requests.arrival_s.size - others.arrival_s.size
-    assert requests.turns is not None
-    assert (requests.turns.following[at_once] == -1).all()
-    assert requests.prefixes is not None
-    assert (requests.prefixes.parent[requests.prefixes.stream[at_once]] == -1).all()
-    trial = warm_cache(found.model, found.plan)
-    assert trial is not None
-    assert (trial.burst, trial.of_sessions) == (126, False)  # 400,000 tokens of 3,184 that each leaves
 
 
 @cache
@@ -157,33 +126,6 @@ def test_counts_are_of_runs_and_hits_of_what_can_be_found(part: float, memory: i
     assert (trial.served_rps is None) == (trial.lasted == trial.survived_burst == trial.runs)
 
 
-# ------------------------------------------------------------------------------------------------ who asks
-
-
-@pytest.mark.usefixtures("_short")
-def test_a_trial_fills_its_own_keys_alone() -> None:
-    found = profile(SMALL, ("0.834", "0.1748"))
-    analyses = Analyses(found.model, found.plan)
-    asked, not_asked = (
-        plain(block, "prefix_cache") for block in (analyses.tried_prefix_cache, analyses.prefix_cache)
-    )
-    made = asked.pop("trial")
-    assert set(made) == set(NOTHING)
-    assert made["runs"] == 5
-    assert not_asked.pop("trial") == NOTHING
-    assert asked == not_asked
-
-
-def test_who_does_not_ask_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("kvplan.report.assembly.warm_cache", never)
-    report = brief_report(profile(SMALL, ("0.834", "0.1748")).model)
-    assert report.verdict.status is Status.NEEDS_CAP
-    assert to_document(report)["prefix_cache"]["trial"] == NOTHING
-
-
 # ------------------------------------------------------------------------------------------------ commands
 
 ACCEPT = [part for name in ("gpu", "timing", "workload") for part in ("--accept", name)]
@@ -194,15 +136,6 @@ def small(tmp_path: Path, brief: None) -> Path:
     path = tmp_path / "small.toml"
     path.write_text(SMALL.replace("0.834", "0.1748"), encoding="utf-8")
     return path
-
-
-@pytest.mark.usefixtures("_short")
-def test_analyze_says_in_words_what_runs_showed(small: Path) -> None:
-    text = " ".join(run("analyze", small, "--trial", "--section", "load").stdout.split())
-    assert "NEEDS CAP" in text
-    assert "Warm cache, tried served" in text
-    assert "at hit ratio" in text
-    assert "in 5 of 5" in text
 
 
 @pytest.mark.usefixtures("_short")
@@ -220,14 +153,6 @@ def test_check_makes_a_trial_where_a_requirement_names_it(small: Path) -> None:
     assert "All of them together" not in text
 
 
-def test_check_cannot_judge_what_was_not_tried(tmp_path: Path) -> None:
-    path = tmp_path / "calm.toml"
-    path.write_text(AGENTS.replace("0.834", "0.7"), encoding="utf-8")
-    result = run("check", path, *ACCEPT, "--require", "prefix_cache.trial.lasted == 5")
-    assert result.returncode == 2
-    assert "prefix_cache.trial.lasted is null" in result.stderr
-
-
 # ------------------------------------------------------------------------------------------------ the verdict
 
 
@@ -241,36 +166,6 @@ def test_above_the_guaranteed_rate_a_burst_can_empty_the_cache_however_much_memo
         model = at(base, rates.guaranteed + part * (rates.good - rates.guaranteed))
         assert brief(model).status is Status.NEEDS_CAP
     assert "burst can empty" in brief(model).verdict.summary
-
-
-@pytest.mark.parametrize("command", ["check", "sweep", *at_night("explain", "diff")])
-def test_every_command_calls_it_needs_cap(command: str, small: Path) -> None:
-    """Memory holds 48 requests' KV; 2.8 requests/s are offered, 2.66 guaranteed."""
-    calm, swept = small.with_name("calm.toml"), small.with_name("sweep.csv")
-    calm.write_text(small.read_text("utf-8").replace("0.1748", "0.1"), encoding="utf-8")
-    vary = ("--vary", "sessions[0].rate=0.1,0.1748", "--columns", "verdict.status")
-    arguments, said = {
-        "check": ((small, *ACCEPT, "--require", "verdict.status == needs_cap"), "PASSED"),
-        "sweep": ((small, *vary, "-o", swept), ""),
-        "explain": (("verdict.status", small), "needs_cap"),
-        "diff": ((calm, small), r"verdict.status +stable +needs_cap"),
-    }[command]
-    result = run(command, *arguments)
-    assert result.returncode == 0, result.stderr
-    assert re.search(said, result.stdout)
-    if command == "sweep":
-        assert re.findall("stable|needs_cap", swept.read_text("utf-8")) == ["stable", "needs_cap"]
-
-
-def test_up_to_the_guaranteed_rate_recovery_decides() -> None:
-    base = SMALL
-    guaranteed = prefix_cache(cached_replica(profile(base).model)).sustainable_rps.guaranteed
-    measured = Analyses(at(base, guaranteed / 2), profile(base).plan).recovery.rate_rps
-    assert 0.9 * guaranteed < measured <= guaranteed
-    for rate, status in ((0.999 * measured, Status.STABLE), ((measured + guaranteed) / 2, Status.NEEDS_CAP)):
-        found = brief(at(base, rate))
-        assert found.verdict.status is status
-        assert "burst" not in found.verdict.summary
 
 
 def at(text: str, rate_rps: float) -> ServingModel:

@@ -5,17 +5,21 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import tomli
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import parse_slo
 from kvplan.planning import options
+from kvplan.planning.asked import PlanOptions
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Request
 from kvplan.planning.search import Candidate, Setting
 from kvplan.planning.trial import Task
-from kvplan.simulation.policies.of_engine import engine_settings
+from kvplan.simulation.policies import engine_settings
 from kvplan.study import advice as tried
 from kvplan.study import goodput as search
 from kvplan.study import operating_point as study
@@ -105,27 +109,8 @@ def at_rate(model: ServingModel, rate_rps: float) -> ServingModel:
     return replace(model, classes=classes)
 
 
-# Demands of `kvplan plan`, by name, as the command has them.
-DEMANDS = {
-    "chat 70B": "Llama-3.1-70B --gpu H100 --tp 4 --weights bf16 --rate 12 --in 3000 --out 400 "
-    "--slo ttft-p95=2s --slo itl-p95=60ms",
-    "completion 8B": "Llama-3.1-8B --gpu H100 --tp 1 --weights fp8 --rate 60 --in 2048 --out 28 "
-    "--slo ttft-p95=250ms --slo itl-p95=40ms",
-    "RAG 32B": "Qwen2.5-32B-Instruct --gpu H200 --tp 1 --weights fp8 --rate 3 --in 16000 --out 300 "
-    "--slo ttft-p95=8s --slo itl-p95=100ms",
-    "reasoning 32B": "Qwen3-32B --gpu H200 --tp 2 --weights bf16 --rate 2 --in 500 --out 10000 "
-    "--slo ttft-p95=2s --slo tpot-mean=40ms",
-    "agents 70B": "Llama-3.1-70B --gpu H100 --tp 4 --weights fp8 --rate 12 --in 800 --out 250 --system-prompt 3000 "
-    "--turns 8 --think 5s --slo ttft-p95=2s --slo itl-p95=60ms",
-    "batch 8B": "Llama-3.1-8B --gpu L40S --tp 1 --weights bf16 --rate 30 --in 1500 --out 200",
-    "measured 8B": "llama-3.1-8b-rtx4090 --rate 12 --slo ttft-p95=2s --slo itl-p95=100ms",
-    "experts 30B": "Qwen3-30B-A3B --gpu H100 --tp 1 --weights fp8 --rate 20 --in 2000 --out 800 "
-    "--slo ttft-p95=1s --slo tpot-mean=30ms",
-    "users 8B": "Llama-3.1-8B --gpu L40S --tp 1 --weights fp8 --users 600 --think 30s --in 1500 --out 300 "
-    "--slo ttft-p95=1s --slo itl-p95=60ms",
-    "short answers 8B": "Llama-3.1-8B --gpu 'RTX 4090' --tp 1 --weights fp8 --rate 25 --in 600 --out 60 "
-    "--slo e2e-p95=4s",
-}
+TABLES = tomli.loads(Path(__file__).with_name("demands.toml").read_text("utf-8"))
+DEMANDS: dict[str, str] = TABLES["judged"]
 _READ = {"rate": float, "users": int, "system_prompt": int, "turns": float}
 _NAMES = {"in": "input", "out": "output"}
 
@@ -140,7 +125,7 @@ def request(command: str) -> Request:
             given["slo"].append(value)
         else:
             given[_NAMES.get(name, name)] = _READ.get(name, str)(value)
-    return options.request([service], **given)
+    return options.request([service], PlanOptions(**given | {"slo": tuple(given["slo"])}))
 
 
 @dataclass(frozen=True)

@@ -18,34 +18,7 @@ MORE_BUDGETS = (
     256, 384, 640, 768, 896, 1_280, 1_792, 2_560, 3_584, 5_120, 7_168, 10_240, 12_288, 20_480, 32_768,
 )  # fmt: skip
 
-DEMANDS = product.DEMANDS | {
-    "chat 70B fast": "Llama-3.1-70B --gpu B200 --tp 2 --weights fp8 --rate 40 --in 3000 --out 400 "
-    "--slo ttft-p95=1s --slo itl-p95=40ms",
-    "chat 70B many": "Llama-3.1-70B --gpu H200 --tp 4 --weights bf16 --rate 60 --in 2000:0.5 --out 300 "
-    "--slo itl-p95=50ms",
-    "chat 70B slow": "Llama-3.1-70B --gpu MI300X --tp 2 --weights bf16 --rate 8 --in 3000 --out 400 "
-    "--slo ttft-p95=4s --slo itl-p95=100ms",
-    "chat 8B": "Llama-3.1-8B --gpu 'A100 80GB' --tp 1 --weights bf16 --rate 100 --in 1000 --out 250 "
-    "--slo ttft-p95=500ms --slo itl-p99=60ms",
-    "small 8B": "Llama-3.1-8B --gpu H100 --tp 1 --weights bf16 --rate 400 --in 500 --out 100 --slo e2e-p95=3s",
-    "lonely 8B": "Llama-3.1-8B --gpu H100 --tp 1 --weights fp8 --rate 2 --in 2000 --out 200 --slo ttft-p95=1s",
-    "even 8B": "Llama-3.1-8B --gpu L40S --tp 1 --weights fp8 --rate 40 --in 2000:0 --out 200:0 "
-    "--slo ttft-p95=1s --slo itl-p95=50ms",
-    "wild 8B": "Llama-3.1-8B --gpu H100 --tp 1 --weights fp8 --rate 60 --in 1500:2 --out 200:1.5 "
-    "--slo ttft-p95=1s --slo itl-p95=40ms",
-    "documents 8B": "Llama-3.1-8B --gpu H200 --tp 1 --weights bf16 --rate 8 --in 24000:0.5 --out 150 --slo e2e-p95=15s",
-    "tight itl 70B": "Llama-3.1-70B --gpu H100 --tp 8 --weights bf16 --rate 15 --in 4000 --out 300 --slo itl-p95=35ms",
-    "tight ttft 32B": "Qwen3-32B --gpu H100 --tp 2 --weights fp8 --rate 20 --in 1000 --out 200 --slo ttft-p95=200ms",
-    "tpot 32B": "Qwen3-32B --gpu H100 --tp 4 --weights bf16 --rate 15 --in 1500 --out 600 "
-    "--slo ttft-p90=1s --slo tpot-p95=30ms",
-    "batch 70B": "Llama-3.1-70B --gpu H200 --tp 2 --weights fp8 --rate 40 --in 2000 --out 500",
-    "reasoning 70B": "Llama-3.1-70B --gpu B200 --tp 4 --weights fp8 --rate 6 --in 800 --out 4000 "
-    "--slo ttft-p95=2s --slo itl-p95=40ms",
-    "experts 235B": "Qwen3-235B-A22B --gpu H200 --tp 8 --weights fp8 --rate 25 --in 2000 --out 500 "
-    "--slo ttft-p95=2s --slo itl-p95=50ms",
-    "means 32B": "Qwen3-32B --gpu H200 --tp 1 --weights fp8 --rate 30 --in 2500 --out 350 "
-    "--slo ttft-mean=500ms --slo itl-mean=40ms",
-}  # fmt: skip
+DEMANDS: dict[str, str] = product.DEMANDS | product.TABLES["searched"]
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,21 @@
-"""Reads what was measured of iterations and loads; `kvplan.ingest.timing.formats` has a module for each format."""
+"""Reads what was measured of iterations and loads; `kvplan.ingest.results` has the formats."""
 
 import csv
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.cells import plain_name, shown
+from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, names, shown
+from kvplan.ingest.engines import LOGS
+from kvplan.ingest.reader import Beginning
+from kvplan.ingest.results import reader_of
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.collector import Collector, Found, NoSamplesError
-from kvplan.ingest.timing.format import (
-    Document,
-    DocumentFormat,
-    LogFormat,
-    Row,
-    TableFormat,
-    csv_rows,
-    names,
-    row_of,
-)
-from kvplan.ingest.timing.formats import FORMATS
-from kvplan.ingest.timing.json_text import documents, is_json
 from kvplan.ingest.timing.requests import iterations, rebuilt
-from kvplan.ingest.timing.samples import RequestLog, Samples, Series
-from kvplan.ingest.timing.sweep import Sweep
+from kvplan.ingest.timing.samples import Measured, RequestLog, Samples, Series, Sweep
 
-Measured = Samples | Sweep
 DRAFTS = names("drafts numspeculativetokens")
 EMITTED = names("meanacceptancelength tokensperiteration")
 _MOST_NAMES, _LONGEST_NAME = 20, 80  # of groups in a message
@@ -57,15 +46,10 @@ def read_groups(
     group: str | None = None,
     may_lack: Collection[Path] = (),
 ) -> tuple[tuple[Measured, ...], ...]:
-    """Samples of several files, those of one replica together, or of one group alone; see `read_samples`.
+    """Read samples of several files, those of one replica together, or of one group alone; see `read_samples`.
 
     The requests of a run beside a series of it rebuild the KV usage that was not recorded, and give no samples of their
     own. Files that `may_lack` samples tell of other things too.
-
-    Raises
-    ------
-    UsageError
-        Another file gives no samples, or none has that group.
     """
     grouped: dict[str, list[Found]] = {}
     for path in paths:
@@ -75,25 +59,19 @@ def read_groups(
         except NoSamplesError:
             if path not in may_lack:
                 raise
-    found = {name: _measured(several) for name, several in grouped.items()}
+    measured = {name: _measured(several) for name, several in grouped.items()}
     if group is None:
-        return tuple(found.values())
-    if group not in found:
-        names = listed(found) if any(found) else "one replica without a name"
-        raise UsageError(f"{paths[0]}: no group {group!r}; there are: {names}")
-    return (found[group],)
+        return tuple(measured.values())
+    if group not in measured:
+        known = listed(measured) if any(measured) else "one replica without a name"
+        raise UsageError(f"{paths[0]}: no group {group!r}; there are: {known}")
+    return (measured[group],)
 
 
 def listed(groups: Iterable[str]) -> str:
-    """Names of groups in a message, no more of them than one reads.
-
-    Examples
-    --------
-    >>> listed(["vllm", "sglang"])
-    "'vllm', 'sglang'"
-    """
-    names = [repr(name[:_LONGEST_NAME]) for name in groups]
-    return ", ".join(names[:_MOST_NAMES] + ["…"] * (len(names) > _MOST_NAMES))
+    """List names of groups in a message, no more of them than one reads."""
+    quoted = [repr(name[:_LONGEST_NAME]) for name in groups]
+    return ", ".join(quoted[:_MOST_NAMES] + ["…"] * (len(quoted) > _MOST_NAMES))
 
 
 def parse_samples(
@@ -103,31 +81,15 @@ def parse_samples(
     capacity_tokens: int | None = None,
     assumed_tokens: int | None = None,
 ) -> tuple[Measured, ...]:
-    """The samples in some lines, which messages call `source`; see `read_samples`.
+    """Read the samples in some lines, which messages call `source`; see `read_samples`.
 
     Lines have their line ends; a last one without may be cut off.
-
-    Examples
-    --------
-    >>> (found,) = parse_samples(
-    ...     ["t,prompt_throughput,gen_throughput,running,kv_cache_pct\\n", "1,400,1600,40,50\\n"],
-    ...     "series.csv",
-    ...     capacity_tokens=40_000,
-    ... )
-    >>> found.seconds.tolist(), found.kv_tokens.tolist(), found.prefill_tokens.tolist()
-    ([0.025], [20000.0], [10.0])
     """
     return _measured(_parsed(lines, source, capacity_tokens, assumed_tokens))
 
 
 def _measured(found: Sequence[Found]) -> tuple[Measured, ...]:
-    """Samples and sweeps, what is neither made into samples.
-
-    Raises
-    ------
-    UsageError
-        KV usage was not recorded, and no requests tell.
-    """
+    """Choose samples and sweeps, and make samples of what is neither."""
     measured = tuple(some for some in found if isinstance(some, Samples | Sweep))
     series = [some for some in found if isinstance(some, Series)]
     logs = [some for some in found if isinstance(some, RequestLog)]
@@ -159,17 +121,9 @@ def _parsed(
         raise UsageError(f"{source}: empty; a log, a series or a table of iterations is wanted")
     collector = Collector(source, capacity_tokens, assumed_tokens)
     if is_json(first):
-        _add_json(documents(source, number, first, (line for _, line in numbered)), collector)
-    else:
-        header = next(csv.reader([first]))
-        format = table_format(map(plain_name, header))
-        if tells_of_drafts(header):
-            raise UsageError(f"{source}: runs with drafts come from a file of their own, and not by a pipe")
-        filled = ((number, line) for number, line in numbered if line.strip())
-        if format is not None:
-            _add_table(format, csv_rows(source, header, filled), collector)
-        else:
-            _add_log(chain([(number, first)], filled), collector)
+        _add_json(json_records(source, number, first, (line for _, line in numbered)), collector)
+    elif not _add_table(Beginning.of_line(first), numbered, collector):
+        _add_log(chain([(number, first)], numbered), collector)
     if found := collector.found():
         return found
     raise NoSamplesError(
@@ -181,53 +135,49 @@ def _parsed(
     )
 
 
-def tells_of_drafts(header: Iterable[str]) -> bool:
-    """Whether a table has runs with different numbers of drafts, which `kvplan.ingest.timing.drafts` reads."""
-    columns = set(map(plain_name, header))
-    return all(columns & set(names) for names in (DRAFTS, EMITTED))
+def tells_of_drafts(start: Beginning) -> bool:
+    """Tell whether a table has runs with different numbers of drafts, which `kvplan.ingest.timing.drafts` reads."""
+    return all(start.plain_names & column.keys() for column in (DRAFTS, EMITTED))
 
 
-def table_format(columns: Iterable[str]) -> TableFormat | None:
-    """The format of a table with these columns, by their plain names; None where there is none."""
-    names = set(columns)
-    known = (format for format in FORMATS if isinstance(format, TableFormat))
-    fitting = (format for format in known if all(names & set(column) for column in format.columns))
-    return max(fitting, key=lambda format: len(format.columns), default=None)
-
-
-def _add_table(format: TableFormat, rows: Iterable[Row], collector: Collector) -> None:
-    for row in rows:
+def _add_table(start: Beginning, numbered: Iterator[tuple[int, str]], collector: Collector) -> bool:
+    """Add what is in the rows of a table of a known format; False where it is none."""
+    if tells_of_drafts(start):
+        raise UsageError(f"{collector.source}: runs with drafts, which come from a file of their own")
+    reader = reader_of(start)
+    if reader is None:
+        return False
+    collector.format = reader.name
+    for row in csv_rows(collector.source, start.names, numbered, start.delimiter):
         try:
-            format.add(row, collector)
+            reader.read(row, collector)
         except ProfileError:
             if row.ended:
                 raise
             collector.skip("cut off", row.line)
+    return True
 
 
-def _add_json(found: Iterable[Document | int], collector: Collector) -> None:
+def _add_json(records: Iterable[Record], collector: Collector) -> None:
     """Add what is in JSON objects, all of the format of the first."""
-    format: DocumentFormat | TableFormat | None = None
-    for document in found:
-        if isinstance(document, int):
-            collector.skip("cut off", document)
+    reader = None
+    for record in records:
+        if not record.ended:
+            collector.skip("cut off", record.line)
             continue
-        if format is None:
-            known = (format for format in FORMATS if isinstance(format, DocumentFormat))
-            format = next((format for format in known if format.recognises(document)), None)
-            format = format or table_format(map(plain_name, document.value))
-        if format is None:
-            return
-        if isinstance(format, DocumentFormat):
-            format.add(document, collector)
-        else:
-            format.add(row_of(document), collector)
+        if reader is None:
+            reader = reader_of(Beginning("", True, list(record.values), record.values))
+            if reader is None:
+                return
+            collector.format = reader.name
+        reader.read(record.as_row if reader.columns else record, collector)
 
 
 def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:
-    readers = [format.reader(collector) for format in FORMATS if isinstance(format, LogFormat)]
+    readers = [log.statistics(collector) for log in LOGS if log.statistics is not None]
     for number, text in numbered:
-        for reader in readers:
-            reader.line(number, text)
+        if text.strip():
+            for reader in readers:
+                reader.line(number, text)
     for reader in readers:
         reader.end()

@@ -8,7 +8,7 @@ rebuilt here.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,85 +46,63 @@ class Request(NamedTuple):
 def log_of(
     source: str, format: str, requests: Sequence[Request], left_out: tuple[LeftOut, ...]
 ) -> RequestLog:
-    """Requests on one clock.
+    """Put requests on one clock.
 
     Where the engine has another than the arrivals, the request that it saw soonest was seen when it arrived.
-
-    Raises
-    ------
-    ProfileError
-        They are on two clocks, and nothing tells how these go together.
     """
-    log = dict(zip(Request._fields, zip(*requests, strict=True), strict=True))
-    arrival = np.array(log["arrival_s"])
+    columns = dict(zip(Request._fields, zip(*requests, strict=True), strict=True))
+    arrival = np.array(columns["arrival_s"])
     seen, begun = (np.array([request.known(*order) for request in requests]) for order in (_SEEN, _BEGUN))
     ahead = float((seen - arrival).min())
     if not 0 <= ahead <= _SAME_CLOCK_S:
-        if None in log["queued_s"] and None in log["scheduled_s"]:
+        if None in columns["queued_s"] and None in columns["scheduled_s"]:
             message = (
                 "a first token before the request arrived, or hours later; on another clock than the arrival?"
             )
-            raise ProfileError(source, message, line=log["line"][int((seen - arrival).argmin())])
+            raise ProfileError(source, message, line=columns["line"][int((seen - arrival).argmin())])
         arrival += ahead
     origin = arrival.min()
+    whole: dict[str, Any] = {
+        name: np.array(columns[name], dtype=np.int64)
+        for name in ("input_tokens", "output_tokens", "line", "cached_tokens")
+    }
     return RequestLog(
-        source=source,
-        format=format,
-        input_tokens=np.array(log["input_tokens"], dtype=np.int64),
-        output_tokens=np.array(log["output_tokens"], dtype=np.int64),
+        source,
+        format,
         arrival_s=arrival - origin,
         scheduled_s=np.maximum(begun, arrival) - origin,
-        first_token_s=np.array(log["first_token_s"]) - origin,
-        last_token_s=np.array(log["last_token_s"]) - origin,
-        line=np.array(log["line"], dtype=np.int64),
-        cached_tokens=np.array(log["cached_tokens"], dtype=np.int64),
+        first_token_s=np.array(columns["first_token_s"]) - origin,
+        last_token_s=np.array(columns["last_token_s"]) - origin,
         left_out=left_out,
+        **whole,
     )
 
 
 class _Path:
-    """A function of time that jumps and grows linearly: the sum of what happens at each event."""
+    """A function of time that jumps and grows linearly: the sum of events, each a time, a jump and a slope."""
 
-    def __init__(self, times: FloatArray, jumps: FloatArray, slopes: FloatArray) -> None:
-        order = np.argsort(times, kind="stable")
-        self._times = times[order]
-        self._value = np.cumsum(jumps[order])
-        self._slope = np.cumsum(slopes[order])
-        gaps = np.diff(self._times, append=self._times[-1:])
-        self._value[1:] += np.cumsum(self._slope * gaps)[:-1]
-        self._integral = np.concatenate(
-            [[0.0], np.cumsum(self._value * gaps + self._slope * gaps**2 / 2)[:-1]]
-        )
+    def __init__(self, *events: tuple[FloatArray, FloatArray, FloatArray]) -> None:
+        from scipy.interpolate import PPoly  # type: ignore[import-untyped]
 
-    def at(self, times: FloatArray) -> FloatArray:
-        """Its value after what happened until then."""
-        place, since = self._place(times)
-        return np.asarray(np.where(place < 0, 0.0, self._value[place] + self._slope[place] * since))
+        every, jumps, slopes = (np.concatenate(column) for column in zip(*events, strict=True))
+        times, place = np.unique(every, return_inverse=True)
+        slope = np.cumsum(np.bincount(place, slopes))
+        grown = np.cumsum(slope * np.diff(times, append=times[-1:]))
+        value = np.cumsum(np.bincount(place, jumps)) + np.concatenate([[0.0], grown[:-1]])
+        begin, end = [times[0] - 1.0], [times[-1] + 1.0]  # nothing before the first event
+        pieces = np.pad([slope, value], ((0, 0), (1, 0)))
+        self.at = PPoly(pieces, np.concatenate([begin, times, end]))
+        self._integral = self.at.antiderivative()
 
     def mean(self, start: FloatArray, end: FloatArray) -> FloatArray:
-        """Its mean over intervals."""
-        return np.asarray((self._until(end) - self._until(start)) / (end - start))
-
-    def _until(self, times: FloatArray) -> FloatArray:
-        place, since = self._place(times)
-        grown = self._integral[place] + self._value[place] * since + self._slope[place] * since**2 / 2
-        return np.asarray(np.where(place < 0, 0.0, grown))
-
-    def _place(self, times: FloatArray) -> tuple[IntArray, FloatArray]:
-        place = np.searchsorted(self._times, times, side="right") - 1
-        return place, times - self._times[place]
+        """Return its mean over intervals."""
+        return np.asarray((self._integral(end) - self._integral(start)) / (end - start))
 
 
-class _Batch(NamedTuple):
-    """What there was over time: KV tokens, requests in progress, those of them that decode, prompt tokens computed."""
+class _Batch:
+    """What there was over time."""
 
-    kv_tokens: _Path
-    begun: _Path
-    decoding: _Path
-    computed: _Path
-
-    @classmethod
-    def of(cls, log: RequestLog) -> "_Batch":
+    def __init__(self, log: RequestLog) -> None:
         start, first, last = log.scheduled_s, log.first_token_s, log.last_token_s
         inputs, outputs = log.input_tokens.astype(np.float64), log.output_tokens.astype(np.float64)
         prefill = inputs - log.cached_tokens
@@ -132,43 +110,31 @@ class _Batch(NamedTuple):
         speed = np.divide(prefill, first - start, out=np.zeros_like(first), where=first > start)
         one, none = np.ones_like(first), np.zeros_like(first)
         held = inputs + 1 + rate * (last - first)
-
-        def path(*events: tuple[FloatArray, FloatArray, FloatArray]) -> _Path:
-            return _Path(*(np.concatenate(column) for column in zip(*events, strict=True)))
-
-        return cls(
-            kv_tokens=path((start, inputs, none), (first, one, rate), (last, -held, -rate)),
-            begun=path((start, one, none), (last, -one, none)),
-            decoding=path((first, one, none), (last, -one, none)),
-            computed=path((start, none, speed), (first, np.where(first > start, none, prefill), -speed)),
-        )
+        at_once = np.where(first > start, none, prefill)
+        self.kv_tokens = _Path((start, inputs, none), (first, one, rate), (last, -held, -rate))
+        self.begun = _Path((start, one, none), (last, -one, none))  # requests in progress
+        self.decoding = _Path((first, one, none), (last, -one, none))
+        self.computed = _Path((start, none, speed), (first, at_once, -speed))  # prompt tokens
 
 
 def iterations(log: RequestLog) -> Samples:
-    """A sample for each request: the mean of the iterations from its first token to its last.
-
-    Raises
-    ------
-    UsageError
-        No request generated enough.
+    """Make a sample of each request: the mean of the iterations from its first token to its last.
 
     Examples
     --------
-    >>> found = iterations(log_of("a.csv", "request log", [Request(100, 101, 0.0, None, 0.0, 0.1, 1.1, 2)], ()))
-    >>> found.kv_tokens.round(6).tolist(), found.seconds.round(6).tolist()
+    >>> samples = iterations(log_of("a.csv", "request log", [Request(100, 101, 0.0, None, 0.0, 0.1, 1.1, 2)], ()))
+    >>> samples.kv_tokens.round(6).tolist(), samples.seconds.round(6).tolist()
     ([151.0], [0.01])
     """
     count = log.output_tokens - 1
     kept = (count >= _FEWEST) & (log.last_token_s > log.first_token_s)
     if not kept.any():
-        raise UsageError(
-            f"{log.source}: no request generated more than {_FEWEST} tokens, of which times would tell"
-        )
-    batch, first, last, count = _Batch.of(log), log.first_token_s[kept], log.last_token_s[kept], count[kept]
+        message = f"no request generated more than {_FEWEST} tokens, of which times would tell"
+        raise UsageError(f"{log.source}: {message}")
+    batch, first, last, count = _Batch(log), log.first_token_s[kept], log.last_token_s[kept], count[kept]
     return Samples(
-        source=log.source,
-        format=log.format,
-        group=log.group,
+        log.source,
+        log.format,
         kv_tokens=batch.kv_tokens.mean(first, last),
         prefill_tokens=np.maximum(batch.computed.at(last) - batch.computed.at(first), 0.0) / count,
         sequences=batch.begun.mean(first, last),
@@ -177,22 +143,17 @@ def iterations(log: RequestLog) -> Samples:
         hidden_prefill=True,
         left_out=(*log.left_out, *_without(f"{_FEWEST} tokens or fewer", log.line[~kept])),
         requests=log,
-        notes=tuple(_hits(log)),
+        notes=_hits(log),
         sha256=log.sha256,
     )
 
 
 def rebuilt(series: Series, log: RequestLog) -> Samples:
-    """The samples of a series whose KV usage was not recorded, with what its requests held.
+    """Make the samples of a series whose KV usage was not recorded, with what its requests held.
 
     Requests in progress that were not running had been preempted and held nothing.
-
-    Raises
-    ------
-    UsageError
-        The requests are not of the same run.
     """
-    batch, length = _Batch.of(log), _lengths(series)
+    batch, length = _Batch(log), _lengths(series)
     counted = _counted(series, log, length)
     computed_share = (log.input_tokens - log.cached_tokens).sum() / counted.sum()
     end = series.end_s + _shift(series, log, counted)
@@ -207,10 +168,11 @@ def rebuilt(series: Series, log: RequestLog) -> Samples:
     if not kept.any():
         raise UsageError(f"{series.source}: nothing was generated while the requests of {log.source} ran")
     seconds = decoding[kept] / later[kept]
+    named = f"{log.source} (sha256 {log.sha256})" if log.sha256 else log.source
+    note = f"KV usage is 0 throughout, so was not recorded: rebuilt from the requests of {named}"
     return Samples(
-        source=series.source,
-        format=series.format,
-        group=series.group,
+        series.source,
+        series.format,
         kv_tokens=(batch.kv_tokens.mean(start, end) * share)[kept],
         prefill_tokens=series.prompt_rate[kept] * computed_share * seconds,
         sequences=(batch.begun.mean(start, end) * share)[kept],
@@ -219,22 +181,19 @@ def rebuilt(series: Series, log: RequestLog) -> Samples:
         hidden_prefill=True,
         left_out=(*series.left_out, *_without("next to nothing was generated", series.line[~kept])),
         requests=log,
-        notes=(
-            f"KV usage is 0 throughout, so was not recorded: rebuilt from the requests of {_named(log)}",
-            *_hits(log),
-        ),
+        notes=(note, *_hits(log)),
         sha256=series.sha256,
     )
 
 
-def _hits(log: RequestLog) -> Iterator[str]:
-    if found := int(log.cached_tokens.sum()):
-        share = format_percent(found / float(log.input_tokens.sum()))
-        yield f"{share} of the prompt tokens were found in the prefix cache, and are no prefill"
-
-
-def _named(log: RequestLog) -> str:
-    return f"{log.source} (sha256 {log.sha256})" if log.sha256 else log.source
+def _hits(log: RequestLog) -> tuple[str, ...]:
+    cached = int(log.cached_tokens.sum())
+    share = format_percent(cached / float(log.input_tokens.sum())) if cached else ""
+    return (
+        (f"{share} of the prompt tokens were found in the prefix cache, and are no prefill",)
+        if cached
+        else ()
+    )
 
 
 def _without(reason: str, lines: IntArray) -> tuple[LeftOut, ...]:
@@ -242,20 +201,20 @@ def _without(reason: str, lines: IntArray) -> tuple[LeftOut, ...]:
 
 
 def _lengths(series: Series) -> FloatArray:
-    """Of the intervals, seconds; the first is as long as most."""
+    """Measure the intervals, seconds; the first is as long as most."""
     gaps = np.diff(series.end_s)
     return np.concatenate([[np.median(gaps) if gaps.size else 1.0], gaps])
 
 
 def _counted(series: Series, log: RequestLog, length: FloatArray) -> IntArray:
-    """What an engine counts of each prompt: all of it, or without hits, whichever makes what the series has."""
+    """Choose what an engine counts of each prompt: all of it, or without hits, whichever makes what the series has."""
     computed = log.input_tokens - log.cached_tokens
     total = float(series.prompt_rate @ length)
     return min((log.input_tokens, computed), key=lambda tokens: abs(float(tokens.sum()) - total))
 
 
 def _shift(series: Series, log: RequestLog, counted_tokens: IntArray) -> float:
-    """What to add to the times of a series to have those of its requests; nothing, if that agrees with them.
+    """Find what to add to the times of a series to have those of its requests; nothing, if that agrees with them.
 
     Engines count a prompt when it is done. What a series has counted by the end of an interval says how many requests
     had a first token by then, and so between which two first tokens it ended. On the shift most intervals agree.

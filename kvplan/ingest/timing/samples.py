@@ -1,13 +1,15 @@
-"""Samples of iterations: what a batch held, what it computed, how long it took; and records they can be made from."""
+"""What files say of iterations: samples of them, loads and what clients measured, requests of a run, averages."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from kvplan.model import FloatArray, IntArray
+
+Range = tuple[int, int]  # whole numbers, evenly from the first to the second
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Rows that gave no sample: why, how many, and the line of the first."""
+    """Rows that gave nothing: why, how many, and the line of the first."""
 
     reason: str
     count: int
@@ -15,67 +17,42 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
-    """Iterations of one replica, measured or averaged.
-
-    Attributes
-    ----------
-    format
-        What the format of the file is called.
-    group
-        What was measured, where a file holds several: "llama2-70b, a100-80gb, TP2"; else empty.
-    kv_tokens : ndarray, shape (n_samples,), tokens
-        K: KV of the sequences in the batch.
-    prefill_tokens : ndarray, shape (n_samples,), tokens
-        P: prompt tokens computed.
-    sequences : ndarray, shape (n_samples,)
-        B: sequences in the batch.
-    seconds : ndarray, shape (n_samples,), seconds
-        τ.
-    line : ndarray of int64, shape (n_samples,)
-        Where in the file, counted from 1.
-    hidden_prefill
-        Recomputed prefill took time but is not in `prefill_tokens`.
-    requests
-        The requests of the run, where the samples come from them.
-    notes
-        What the reader of the samples should know of how they were measured.
-    sha256
-        Of the bytes of the file, as stored; empty for lines that are no file's.
-    """
+class FromFile:
+    """Where something was read: what the format is called, what `group` of several in a file it is, what to note."""
 
     source: str
     format: str
-    group: str
-    kv_tokens: FloatArray
-    prefill_tokens: FloatArray
-    sequences: FloatArray
-    seconds: FloatArray
-    line: IntArray
-    hidden_prefill: bool = False
+    _: KW_ONLY
+    group: str = ""  # "llama2-70b, a100-80gb, TP2"; empty where a file does not say
     left_out: tuple[LeftOut, ...] = ()
-    requests: "RequestLog | None" = None
     notes: tuple[str, ...] = ()
-    sha256: str = ""
+    sha256: str = ""  # of the bytes as stored; empty for lines that are no file's
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLog:
-    """Requests of a run as they were served, in the order of the file; times from the first arrival on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples(FromFile):
+    """Iterations of one replica, measured or averaged; arrays of shape (n_samples,).
 
-    Attributes
-    ----------
-    input_tokens, output_tokens : ndarray of int64, shape (n_requests,), tokens
-    arrival_s, scheduled_s, first_token_s, last_token_s : ndarray, shape (n_requests,), seconds
-        `scheduled_s` is when it first ran, or its arrival where the file does not say.
-    line : ndarray of int64, shape (n_requests,)
-        Where in the file, counted from 1.
-    cached_tokens : ndarray of int64, shape (n_requests,), tokens
-        Of the prompt, found in the prefix cache.
+    With `hidden_prefill`, recomputed prefill took time but is not in `prefill_tokens`.
     """
 
-    source: str
-    format: str
+    kv_tokens: FloatArray  # K: KV of the sequences in the batch
+    prefill_tokens: FloatArray  # P: prompt tokens computed
+    sequences: FloatArray  # B: sequences in the batch
+    seconds: FloatArray  # τ
+    line: IntArray  # in the file, counted from 1
+    hidden_prefill: bool = False
+    requests: "RequestLog | None" = None  # of the run, where the samples come from them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLog(FromFile):
+    """Requests of a run as they were served, in the order of the file; arrays of shape (n_requests,).
+
+    Times are seconds from the first arrival on. `scheduled_s` is when a request first ran, or its arrival where the
+    file does not say. `cached_tokens` of the prompt were found in the prefix cache.
+    """
+
     input_tokens: IntArray
     output_tokens: IntArray
     arrival_s: FloatArray
@@ -84,33 +61,65 @@ class RequestLog:
     last_token_s: FloatArray
     line: IntArray
     cached_tokens: IntArray
-    left_out: tuple[LeftOut, ...] = ()
-    sha256: str = ""
-    group: str = ""  # such a file does not say what served
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series(FromFile):
+    """Averages over intervals, of a run whose KV usage was not recorded; arrays of shape (n_intervals,)."""
+
+    end_s: FloatArray  # of each interval, from an origin of the file's own
+    prompt_rate: FloatArray  # tokens per second
+    generation_rate: FloatArray
+    running: FloatArray  # requests at the end of the interval
+    line: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A run at one load, as a client saw it; means over its requests, None for what was not measured."""
+
+    line: int  # in the file, counted from 1
+    inputs: Range  # prompt tokens
+    outputs: Range  # generated tokens
+    cached_tokens: int = 0  # of a prompt, found in the prefix cache: read and not computed
+    concurrency: int | None = None  # requests in flight; None where they arrived at a rate
+    rate_rps: float | None = None  # offered; None in a closed loop
+    evenly: bool = False  # at equal gaps, and not at random
+    in_midst: bool = (
+        False  # the first of a closed loop are anywhere in their answers, and do not begin together
+    )
+    requests: int | None = None  # that were measured
+    ttft_s: float | None = None
+    tpot_s: float | None = None  # (E2E - TTFT) / (generated tokens - 1)
+    e2e_s: float | None = None
+    throughput_rps: float | None = None  # completed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What a file says was measured, in its own words; empty where it does not say."""
+
+    model: str = ""
+    gpu: str = ""
+    engine: str = ""  # "vllm", "sglang" or "trtllm"
+    tensor_parallel: int = 1
+    weight_dtype: str = ""
+    other: str = ""  # what else tells those of a file apart
+
+    @property
+    def name(self) -> str:
+        """All that is known; empty where nothing is."""
+        shared = f"TP{self.tensor_parallel}" if self.model and self.gpu else ""
+        known = (self.model, self.gpu, self.engine, shared, self.weight_dtype, self.other)
+        return ", ".join(part for part in known if part)
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """Averages over intervals, of a run whose KV usage was not recorded.
+class Sweep(FromFile):
+    """What clients measured of one deployment at several concurrencies or rates."""
 
-    Attributes
-    ----------
-    end_s : ndarray, shape (n_intervals,), seconds
-        Where each interval ends, from an origin of the file's own.
-    prompt_rate, generation_rate : ndarray, shape (n_intervals,), tokens per second
-    running : ndarray, shape (n_intervals,)
-        Requests at the end of the interval.
-    line : ndarray of int64, shape (n_intervals,)
-        Where in the file, counted from 1.
-    """
+    deployment: Deployment
+    points: tuple[Point, ...]
 
-    source: str
-    format: str
-    end_s: FloatArray
-    prompt_rate: FloatArray
-    generation_rate: FloatArray
-    running: FloatArray
-    line: IntArray
-    left_out: tuple[LeftOut, ...] = ()
-    sha256: str = ""
-    group: str = ""  # such a file does not say what served
+
+Measured = Samples | Sweep

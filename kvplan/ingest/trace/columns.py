@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from kvplan.errors import ProfileError
 from kvplan.ingest.cells import json_object, plain_name, shown
+from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines
-from kvplan.ingest.trace.format import Extras, FirstLine, RequestFormat
+from kvplan.ingest.trace.format import Extras, RequestFormat
 from kvplan.ingest.trace.identities import BadRowError, Request
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
 
@@ -52,7 +53,7 @@ class Columns(NamedTuple):
     output: str
     unit_s: float = 1.0
 
-    def requests(self, first: FirstLine, lines: Lines, extras: Extras) -> Iterator[Request]:
+    def requests(self, first: Beginning, lines: Lines, extras: Extras) -> Iterator[Request]:
         """The requests of a table that begins with this line."""
         session = next((name for name in first.names if plain_name(name) in _SESSION), None)
         identified = session is not None or first.has("hash_ids")
@@ -67,7 +68,7 @@ class Columns(NamedTuple):
                         remember(request, None, cells[turn_of] if turn_of < len(cells) else None)
                     yield request
             return
-        for text in chain([first.text], lines):
+        for text in chain([first.line], lines):
             if not text.strip():
                 continue
             row = json_object(text)
@@ -99,14 +100,14 @@ class Columns(NamedTuple):
         )
 
 
-def _usual(first: FirstLine, lines: Lines, extras: Extras) -> Iterator[Request]:
+def _usual(first: Beginning, lines: Lines, extras: Extras) -> Iterator[Request]:
     """The requests of a table that has a column each for time, input and output under a usual name."""
     found = _columns(first)
     if missing := [what for what, name in found.items() if not name]:
         raise ProfileError(
             lines.source,
             f"not a trace: no column for {', '.join(missing)}, such as timestamp, input_tokens, output_tokens; "
-            f"the line begins {shown(first.text)}",
+            f"the line begins {shown(first.line)}",
             line=lines.number,
         )
     in_ms = re.search(r"(_| |\()ms\)?$", found["time"].lower())
@@ -114,12 +115,12 @@ def _usual(first: FirstLine, lines: Lines, extras: Extras) -> Iterator[Request]:
     return columns.requests(first, lines, extras)
 
 
-def is_usual(first: FirstLine) -> bool:
+def is_usual(first: Beginning) -> bool:
     """Whether there is a column each for time, input and output, under a usual name."""
     return all(_columns(first).values())
 
 
-def _columns(first: FirstLine) -> dict[str, str]:
+def _columns(first: Beginning) -> dict[str, str]:
     """What columns are called; empty where they are missing."""
     plain = {plain_name(name): name for name in reversed(first.names)}
     return {

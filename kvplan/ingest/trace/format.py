@@ -4,59 +4,15 @@ Formats are told apart by content, never by name. Most list requests: `RequestFo
 rates and distributions of lengths, is a `DescriptionFormat`.
 """
 
-import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kvplan.errors import UsageError
-from kvplan.ingest.cells import json_object
+from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines
 from kvplan.ingest.trace.identities import Identities, Request
 from kvplan.model import FloatArray, IntArray
-
-_DELIMITERS = ",;\t"
-
-
-class FirstLine(NamedTuple):
-    """The first line of a trace, by which its format is told: of JSON lines, or the header of a CSV with its delimiter.
-
-    `values` is the object, where the line holds the whole of it.
-    """
-
-    text: str
-    in_json: bool
-    names: Sequence[str]
-    values: Mapping[str, Any] | None
-    delimiter: str = ""
-
-    @classmethod
-    def of(cls, lines: Lines) -> "FirstLine":
-        """The first line that is not blank.
-
-        Raises
-        ------
-        UsageError
-            There is none.
-        """
-        text = next((line for line in lines if line.strip()), "")
-        if not text:
-            raise UsageError(f"{lines.source}: empty; a trace has a row for every request")
-        return cls.of_text(text)
-
-    @classmethod
-    def of_text(cls, text: str) -> "FirstLine":
-        """A line that is there."""
-        if text.lstrip().startswith("{"):
-            values = json_object(text)
-            return cls(text, True, list(values or ()), values)
-        delimiter = max(_DELIMITERS, key=text.count)
-        return cls(text, False, next(csv.reader([text], delimiter=delimiter)), None, delimiter)
-
-    def has(self, *names: str) -> bool:
-        """Whether there are such keys or columns, written like this."""
-        return all(name in self.names for name in names)
 
 
 @dataclass
@@ -82,8 +38,8 @@ class RequestFormat(NamedTuple):
     """
 
     name: str
-    recognises: Callable[[FirstLine], bool]
-    requests: Callable[[FirstLine, Lines, Extras], Iterator[Request]]
+    recognises: Callable[[Beginning], bool]
+    requests: Callable[[Beginning, Lines, Extras], Iterator[Request]]
 
 
 class Part(NamedTuple):

@@ -11,8 +11,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.trace.prefixes import block_size
 from kvplan.ingest.trace.rows import TraceFile
 from kvplan.model import FloatArray, IntArray, Recorded
-from kvplan.simulation.recorded import requests_of
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Requests, requests_of
 
 if TYPE_CHECKING:
     from kvplan.profile.reading import Profile

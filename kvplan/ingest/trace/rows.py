@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace.columns import USUAL
-from kvplan.ingest.trace.format import Description, DescriptionFormat, Extras, FirstLine, RequestFormat
+from kvplan.ingest.trace.format import Description, DescriptionFormat, Extras, RequestFormat
 from kvplan.ingest.trace.formats import FORMATS
 from kvplan.ingest.trace.identities import BadRowError, Request
 from kvplan.model import FloatArray, IntArray
@@ -81,7 +82,7 @@ class TraceFile:
 
     def _blocks(self, lines: Lines) -> Iterator[Rows]:
         """Rows as arrays. A row that cannot be read is the end of a file that was cut off, or an error."""
-        first = FirstLine.of(lines)
+        first = Beginning.of_lines(lines)
         known = (format for format in FORMATS if isinstance(format, RequestFormat))
         format = next(format for format in (*known, *USUAL) if format.recognises(first))
         self.format = format.name

@@ -7,28 +7,23 @@ A new key of the report is its computation and its record. Nothing heavy is impo
 from collections.abc import Mapping
 from functools import cache
 
-from kvplan.report.keys.advice import ADVICE
-from kvplan.report.keys.cost import COST
-from kvplan.report.keys.equilibrium import EQUILIBRIUM
-from kvplan.report.keys.fleet import FLEET
-from kvplan.report.keys.goodput import GOODPUT
-from kvplan.report.keys.head import KVPLAN_VERSION, PROFILE, SCHEMA_VERSION, VERDICT
-from kvplan.report.keys.kv_layout import KV_LAYOUT
-from kvplan.report.keys.latency import LATENCY
-from kvplan.report.keys.load import LEVERS, LOAD
-from kvplan.report.keys.nested_wait import NESTED_WAIT
+from kvplan.report.keys.about import (
+    INPUTS,
+    KVPLAN_VERSION,
+    NOTES,
+    PROFILE,
+    SCHEMA_VERSION,
+    SOURCES,
+    source_records,
+)
+from kvplan.report.keys.admission import NESTED_WAIT, RATE_CAP, SAFETY_BUFFER, WAIT
+from kvplan.report.keys.fluid import EQUILIBRIUM, LOAD, SATURATION, VERDICT
+from kvplan.report.keys.greedy import STABILITY, WORST_CYCLE
 from kvplan.report.keys.prefix_cache import PREFIX_CACHE
-from kvplan.report.keys.rate_cap import RATE_CAP
 from kvplan.report.keys.record import Block, Kind, Record
-from kvplan.report.keys.safety_buffer import SAFETY_BUFFER
-from kvplan.report.keys.saturation import SATURATION
-from kvplan.report.keys.speculative import SPECULATIVE
-from kvplan.report.keys.stability import STABILITY
-from kvplan.report.keys.tail import ACTIONS, INPUTS, NOTES, SOURCES, source_records
-from kvplan.report.keys.wait import WAIT
-from kvplan.report.keys.worst_cycle import WORST_CYCLE
+from kvplan.report.keys.serving import ADVICE, COST, FLEET, GOODPUT, KV_LAYOUT, LATENCY, SPECULATIVE
 
-__all__ = ["BLOCKS", "CONTRACT", "REGISTRY", "SOURCE_KEYS", "Block", "Kind", "Record", "gateable"]
+__all__ = ["BESIDE_CONTRACT", "BLOCKS", "CONTRACT", "SOURCE_KEYS", "Block", "Kind", "Record", "gateable"]
 
 BLOCKS: Mapping[str, Block] = {
     block.name: block
@@ -59,12 +54,10 @@ BLOCKS: Mapping[str, Block] = {
         NOTES,
     )
 }
-REGISTRY: Mapping[str, Record] = {
-    record.key: record for block in (*BLOCKS.values(), LEVERS, ACTIONS) for record in block.records
-}
-CONTRACT: Mapping[str, Record] = {key: record for key, record in REGISTRY.items() if record.in_contract}
-
-
+CONTRACT: Mapping[str, Record] = {record.key: record for block in BLOCKS.values() for record in block.records}
+BESIDE_CONTRACT = frozenset(
+    ["levers", "actions", "caveat", *(key for block in BLOCKS.values() for key in block.beside)]
+)
 SOURCE_KEYS: Mapping[str, Record] = {
     record.key: record
     for block in BLOCKS.values()

@@ -1,12 +1,35 @@
-"""The record of a key of the report: all that anybody asks about it."""
+"""The record of a figure of the report: all that anybody asks about it, and nothing that is computed."""
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kvplan.report.keys.evidence import ByLaw, Evidence
+from kvplan.units import (
+    ABSENT,
+    format_bytes,
+    format_number,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
+
+Format = Callable[[Any], str]
+
+_BY_KEY = "?"  # a unit that the ending of the key says
+_ENDINGS = (
+    ("tokens_per_s", "tokens/s"),
+    ("_rps", "requests/s"),
+    ("_s", "s"),
+    ("tokens", "tokens"),
+    ("iterations", "iterations"),
+    ("bytes", "bytes"),
+)
+_MAX_DIGITS = 12  # beyond these the digits of a float's decimal expansion are its rounding
+_LEAST_PROBABILITY = 1e-12  # the methods say nothing about less
+_SYMBOL = re.compile(r"(\S+) = ")
 
 
 class Kind(StrEnum):
@@ -20,16 +43,15 @@ class Kind(StrEnum):
 
 
 class Warm(NamedTuple):
-    """What a record says in place of its own where a prefix cache finds what requests have in common."""
+    """Formula and inputs in place of a record's own where a prefix cache finds what requests have in common."""
 
-    formula: str | ByLaw
-    here: Callable[[Evidence], str] | None = None
-    absent: str = ""
+    formula: str
+    inputs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A key of the report.
+    """A figure of the report.
 
     Attributes
     ----------
@@ -38,16 +60,16 @@ class Record:
     meaning
         One sentence.
     formula
-        With the symbols of the papers; empty where there is nothing to compute. Two where it is of the iteration time.
-    here
-        The right-hand side of the formula with a profile's numbers; "" where it has none in this case. None where no
-        formula leads to the value.
+        With the symbols of the papers; empty where there is nothing to compute.
+    inputs
+        What the formula rests on, apart by blanks: keys of the report, and names of `kvplan.report.quantities`.
     source
         Paper key and equation, or ``new``.
-    symbol
-        By which other formulas call the number.
+    label, format
+        Name and form of the figure in the tables of text, Markdown and HTML; without a label it is in none, or in one
+        of its own. The format follows from the unit where none is given.
     unit
-        Of a number; empty for a ratio and for a count of nothing in particular.
+        Of a number; empty for a ratio and for a count of nothing in particular. By default what the key ends in.
     absent
         Why the value can be null; empty where it never is.
     kind, allowed
@@ -60,21 +82,18 @@ class Record:
         How it is known, where that is not what the report says of its block.
     by_class
         A list with an entry for each class, in the order of the profile; so is every list called ``classes``.
-    of_worst_window
-        Where rates vary over time, it is about the worst window.
-    in_contract
-        Other programs see it; otherwise it stands beside the contract, for text and Markdown only.
     warm
-        Formula, numbers and absence with a prefix cache that finds something; None: the same.
+        Formula and inputs with a prefix cache that finds something; None: the same.
     """
 
     key: str
     meaning: str
-    formula: str | ByLaw = ""
-    here: Callable[[Evidence], str] | None = None
+    formula: str = ""
+    inputs: str = ""
     source: str = ""
-    symbol: str = ""
-    unit: str = ""
+    label: str = ""
+    format: Format | None = None
+    unit: str = _BY_KEY
     absent: str = ""
     kind: Kind = Kind.NUMBER
     allowed: tuple[str, ...] = ()
@@ -83,9 +102,11 @@ class Record:
     most: float = math.inf
     basis: str = ""
     by_class: bool = False
-    of_worst_window: bool = False
-    in_contract: bool = True
     warm: Warm | None = None
+
+    def __post_init__(self) -> None:
+        if self.unit == _BY_KEY:
+            object.__setattr__(self, "unit", _unit_of(self.key) if self.kind is Kind.NUMBER else "")
 
     @property
     def block(self) -> str:
@@ -103,13 +124,100 @@ class Record:
         """Whether its list has an entry for each class."""
         return self.by_class or self.list_key.endswith(".classes")
 
+    @property
+    def symbol(self) -> str:
+        """By which formulas call the figure: the left-hand side of its own; empty where that has none."""
+        found = _SYMBOL.match(self.formula)
+        return found[1] if found else ""
+
+    def written(self, value: Any) -> str:
+        """The value as tables show it.
+
+        Examples
+        --------
+        >>> Record("load.offered_rps", "").written(2.5), Record("load.headroom", "", format=percent).written(0.5)
+        ('2.5 requests/s', '50%')
+        """
+        if value is None:
+            return ABSENT
+        if self.kind is Kind.PAIR:
+            return f"{format_number(value[0])} to {self._format(value[1])}"
+        return self._format(value)
+
+    def _format(self, value: Any) -> str:
+        if self.format is not None:
+            return self.format(value)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, str):
+            return str(value)
+        return _FORMATS.get(self.unit, format_number)(value)
+
+
+def _unit_of(key: str) -> str:
+    """The unit that a key ends in, or the table that it is in.
+
+    >>> _unit_of("wait.kv_tokens"), _unit_of("latency.ttft_s.mean"), _unit_of("load.headroom")
+    ('tokens', 's', '')
+    """
+    for part in reversed(key.replace("[]", "").split(".")[1:]):
+        for ending, unit in _ENDINGS:
+            if part.endswith(ending):
+                return unit
+    return ""
+
+
+_FORMATS: dict[str, Format] = {
+    "s": format_seconds,
+    "bytes": format_bytes,
+    "requests/s": lambda value: format_rate(value, "requests"),
+    "tokens/s": lambda value: format_rate(value, "tokens"),
+    "iterations/s": format_rate,
+    "tokens": lambda value: f"{format_number(value)} tokens",
+    "iterations": lambda value: f"{format_number(value)} iterations",
+}
+
+
+def percent(value: float) -> str:
+    """A share."""
+    return format_percent(value)
+
+
+def change(value: float) -> str:
+    """A relative change."""
+    return format_percent(value, signed=True)
+
+
+def spectral_radius(radius: float) -> str:
+    """A spectral radius with the digits that tell it from 1: two of the difference, and at least four.
+
+    >>> spectral_radius(0.9999634), spectral_radius(1.0), spectral_radius(0.43218), spectral_radius(1.0005834)
+    ('0.999963', '1', '0.4322', '1.00058')
+    """
+    distance = abs(1 - radius)
+    if not 0 < distance < 1:
+        return format_number(radius)
+    # above 1 the leading digit takes one more
+    digits = 1 - math.floor(math.log10(distance)) + (radius > 1)
+    return format_number(radius, min(max(4, digits), _MAX_DIGITS))
+
+
+def probability(value: float) -> str:
+    """A probability, as far as the methods can tell.
+
+    >>> probability(0.0123456), probability(1e-15)
+    ('0.0123', 'below 1e-12')
+    """
+    return f"below {_LEAST_PROBABILITY:g}" if value < _LEAST_PROBABILITY else format_number(value, 3)
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """A block of the report with the records of its keys, in the order of the contract.
 
     `absent` says why the block as a whole can be null, `nullable` that it can in this version; `has_source`, that
-    `sources` says how its numbers are known.
+    `sources` says how its numbers are known. `beside` are keys of the results that stand beside the contract, for text
+    and plots only.
     """
 
     name: str
@@ -118,6 +226,7 @@ class Block:
     absent: str = "This version of kvplan does not compute the block."
     has_source: bool = True
     nullable: bool = False
+    beside: Sequence[str] = ()
 
 
 def class_name(block: str) -> Record:

@@ -10,7 +10,6 @@ import numpy as np
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
-from kvplan.simulation.recorded import requests_of, stretch, thinned
 from kvplan.simulation.requests import (
     Requests,
     burst,
@@ -18,7 +17,10 @@ from kvplan.simulation.requests import (
     interleaved,
     poisson,
     renewal,
+    requests_of,
     saturated,
+    stretch,
+    thinned,
     with_drafts,
 )
 from kvplan.simulation.sessions import (

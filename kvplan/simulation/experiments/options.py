@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.model import ServingModel
@@ -16,8 +17,7 @@ from kvplan.simulation.experiments.load import (
 )
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
-from kvplan.simulation.recorded import first
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Requests, first
 from kvplan.simulation.sessions import Burst
 from kvplan.units import parse_time
 
@@ -48,8 +48,8 @@ def load(
     >>> load(kind="gamma", cv=3.0, concurrency=None, burst=None, trace=None, requests=None, horizon="1 min").cv
     3.0
     """
-    if requests is not None and not 1 <= requests <= MAX_REQUESTS:
-        raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
+    if requests is not None:
+        check_requests(requests)
     horizon_s = None if horizon is None else parse_time(horizon, "--horizon")
     if trace is not None:
         for option, given in (("--arrivals", kind), ("--cv", cv), ("--burst-sessions", burst_sessions)):
@@ -86,6 +86,36 @@ def load(
         burst=DEFAULT_BURST if burst is None else _burst(burst),
         burst_sessions=None if burst_sessions is None else _burst_sessions(burst_sessions),
     )
+
+
+def check_requests(requests: int) -> None:
+    """Refuse a number of requests that cannot be simulated."""
+    if not 1 <= requests <= MAX_REQUESTS:
+        raise UsageError(f"--requests {requests}: 1 to {MAX_REQUESTS:,}")
+
+
+def drawn(
+    model: ServingModel,
+    *,
+    trace: Callable[[], Requests] | None,
+    requests: int | None,
+    horizon: str | None,
+    first: int | None = None,
+    count: int | None = None,
+    **arriving: Any,
+) -> tuple[Load, list[int]]:
+    """Return the requests that come to a model, and the seeds of its runs, `count` from `first` on.
+
+    `arriving` are the other options of `load`.
+    """
+    found = load(trace=trace, requests=requests, horizon=horizon, model=model, **arriving)
+    check_sessions(found, model)
+    if requests is None and horizon is None and trace is None:
+        found = with_sessions(found, model)
+    fixed = "--arrivals interleaved" if found.kind is Arrivals.INTERLEAVED else None
+    if found.trace is not None:
+        fixed = "the trace of the profile" if trace is None else "--trace"
+    return found, seeds(first or 0, 1 if count is None else count, without_chance=fixed)
 
 
 def check_sessions(load: Load, model: ServingModel) -> None:

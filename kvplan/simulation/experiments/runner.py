@@ -13,12 +13,11 @@ from kvplan.model import Plan, ServingModel
 from kvplan.simulation import engine
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.fleet import run as fleet
-from kvplan.simulation.fleet.groups import groups
-from kvplan.simulation.fleet.run import Group
+from kvplan.simulation.fleet.run import ReplicaGroup, groups
+from kvplan.simulation.initial_state import NotBegunError, Setup, Spans
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
-from kvplan.simulation.state import NotBegunError, Setup, Spans
 
 Progress = Callable[[float], None]  # told now and then what part is done
 Announce = Callable[[str, bool], None]  # told before a policy's loop is compiled; whether it is kept on disk
@@ -50,7 +49,7 @@ class Job(NamedTuple):
             return self._groups()[1]
         return self.prepare()[1]
 
-    def _groups(self) -> tuple[list[Group], dict[str, object]]:
+    def _groups(self) -> tuple[list[ReplicaGroup], dict[str, object]]:
         self._check()
         found, parameters = groups(self.policy, self.scenario, self.settings)
         if self.open_s:

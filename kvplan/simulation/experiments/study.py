@@ -16,7 +16,7 @@ from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, at_once, run_rows, scenarios
 from kvplan.simulation.metrics import PolicyResult, policy_result
 from kvplan.simulation.outcome import Ending, Outcome
-from kvplan.simulation.policies.limits import LIMITS
+from kvplan.simulation.policies.parameters import LIMITS
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests
 from kvplan.units import format_seconds

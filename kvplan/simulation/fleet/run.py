@@ -8,73 +8,45 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.fleet import one_replica
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Replica, Timing
 from kvplan.model.fleet import Routing
 from kvplan.simulation import engine
-from kvplan.simulation.engine import GOES_ON, LACKS_ROWS, LIVELOCK
+from kvplan.simulation.engine import GOES_ON, LACKS_ROWS, LIVELOCK, FormBatch, Loop, Program, until_it_ends
+from kvplan.simulation.fleet import links
 from kvplan.simulation.fleet import loop as fleet_loop
-from kvplan.simulation.fleet import transfer, trees
-from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.initial_state import RECORDS, Setup, Spans, new_state
+from kvplan.simulation.outcome import Ending, Outcome, outcome
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.prefixes import Turns
-from kvplan.simulation.programs import FormBatch, Loop, Program, until_it_ends
-from kvplan.simulation.remains import outcome
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.rows import Rows
+from kvplan.simulation.row_pool import RowPool
 from kvplan.simulation.state import (
-    ALL,
-    ARRIVAL,
-    BIN,
-    BLIND,
-    BRINGS,
-    BY_KV,
-    BY_REQUESTS,
-    CLOSED,
-    COMPLETED,
-    DECODE,
-    FURTHER,
-    GONE,
-    HANDED_OVER,
-    HELD_BEFORE,
-    HORIZON,
-    IDLES,
-    JOINED,
-    NEXT_OF_CLIENTS,
     NOBODY,
-    NOW,
-    OUTSTANDING,
-    OVERHEAD,
-    RADIX_TREE,
-    RECORDS,
-    RELEASED,
-    ROLE,
-    ROWLESS,
-    RULE,
-    SECONDS_PER_TOKEN,
-    SEEN,
-    SEEN_DECODING,
-    SITE,
-    SITE_NUMBER,
-    STAGE,
-    TRANSFERS_UNTIL,
-    UNASKED,
-    UNASKED_END,
-    WHOLE,
-    WHOSE,
-    Setup,
-    Spans,
+    Cache,
+    Clock,
+    Counter,
+    Fixed,
+    Link,
+    Request,
+    Role,
+    Router,
+    Rule,
+    Site,
     State,
-    new_state,
+    Time,
+    features,
 )
 
 _STEPS, _PLAIN_STEPS = 500_000, 1_000  # between two looks at what the caller wants
 _ROWS, _MOST_ROWS = 1 << 9, 1 << 16  # requests that have a row at first, for each replica and in all
-_COLUMNS = np.arange(WHOSE)  # of the trees
+_COLUMNS = np.arange(Link.WHOSE)  # of the trees
 _RECORDS = 1 << 9  # of the series of each replica, of several
 _MOST_BYTES = 1 << 30  # of what replicas have of their own
 
 
-class Group(NamedTuple):
+class ReplicaGroup(NamedTuple):
     """Equal replicas of a fleet.
 
     Attributes
@@ -91,14 +63,14 @@ class Group(NamedTuple):
     timing: Timing
     replica: Replica
     setup: Setup
-    role: int = WHOLE
+    role: int = Role.WHOLE
     open_s: Sequence[tuple[float, float]] = ()
 
 
 def run(
     policy: FormBatch,
     requests: Requests,
-    groups: Sequence[Group],
+    groups: Sequence[ReplicaGroup],
     routing: Routing,
     *,
     seed: int = 0,
@@ -143,34 +115,35 @@ def run(
     if (split or not requests.is_open) and requests.turns is None:
         known = [replace(one, turns=_no_turns(one.arrival_s.size)) for one in known]
     at_once = max(engine.ROWS, min(_ROWS * sum(group.replicas for group in groups), _MOST_ROWS))
-    rows = Rows(known[0], groups[0].setup, groups[0].replica, at_once)
+    rows = RowPool(known[0], groups[0].setup, groups[0].replica, at_once)
     sites = _sites(known[0], groups, routing, seed)
     states = _states(known, groups, routing, sites, rows.number.size, watch, spans)
     for s in states:
-        s.clock[HORIZON] = math.inf if horizon_s is None else horizon_s
-        s.clock[OVERHEAD], s.clock[SECONDS_PER_TOKEN] = request_overhead_s, seconds_per_token
+        s.clock[Clock.HORIZON] = math.inf if horizon_s is None else horizon_s
+        s.clock[Clock.OVERHEAD], s.clock[Clock.SECONDS_PER_TOKEN] = request_overhead_s, seconds_per_token
     if groups[0].open_s and routing in _RULES:
         _open_and_close(states, groups[0].open_s, 0.0)
     longest = int(requests.iterations().max(initial=1) + requests.input_tokens.max(initial=1))
     patience = engine.PATIENCE * longest + 1000
 
     def goes_on() -> bool:
-        return watch is None or watch(int(sum(s.counter[COMPLETED] for s in states)) // len(groups))
+        return watch is None or watch(int(sum(s.counter[Counter.COMPLETED] for s in states)) // len(groups))
 
     def step(loop: Loop, fast: bool) -> Ending | None:
         nonlocal states
         code, shared = loop(states, _STEPS if fast else _PLAIN_STEPS, patience), states[0].fleet[0]
         if code == LACKS_ROWS:
-            states, shared[UNASKED], shared[UNASKED_END] = rows.refilled(states, int(shared[FURTHER]))
-            new = slice(int(shared[UNASKED]), None)
-            shared[FURTHER] -= rows.number[new].size
-            states[0].request[new, SITE] = sites[0][rows.number[new]]
+            states, shared[Router.UNASKED], shared[Router.UNASKED_END] = rows.refilled(
+                states, int(shared[Router.FURTHER])
+            )
+            new = slice(int(shared[Router.UNASKED]), None)
+            shared[Router.FURTHER] -= rows.number[new].size
+            states[0].request[new, Request.SITE] = sites[0][rows.number[new]]
         elif code == fleet_loop.CHANGES:
-            _open_and_close(states, groups[0].open_s, float(states[0].link[0, SEEN]))
+            _open_and_close(states, groups[0].open_s, float(states[0].link[0, Link.SEEN]))
         return None if code in (GOES_ON, LACKS_ROWS, fleet_loop.CHANGES) else _ending(states, rows, code)
 
-    kind = type(states[0]).__name__
-    ending = until_it_ends(PROGRAM, policy, kind, step, goes_on, compile, announce)
+    ending = until_it_ends(PROGRAM, policy, features(states[0]), step, goes_on, compile, announce)
     return outcome(states, rows, ending)
 
 
@@ -180,7 +153,7 @@ def _bound(policy: FormBatch) -> Loop:
     return engine.with_names(fleet_loop.serve, run_replica=run_replica)
 
 
-PROGRAM = Program("fleet", _bound, (engine.loop, fleet_loop.serve, transfer.fetch, trees.tell))
+PROGRAM = Program("fleet", _bound, (engine.loop, fleet_loop.serve, links.fetch))
 
 
 def _no_turns(size: int) -> Turns:
@@ -188,16 +161,16 @@ def _no_turns(size: int) -> Turns:
     return Turns(nobody, np.zeros(size), nobody)
 
 
-_RULES = {Routing.LEAST_REQUESTS: BY_REQUESTS, Routing.LEAST_KV: BY_KV}
+_RULES = {Routing.LEAST_REQUESTS: Rule.BY_REQUESTS, Routing.LEAST_KV: Rule.BY_KV}
 
 
-def _sites(requests: Requests, groups: Sequence[Group], routing: Routing, seed: int) -> list[IntArray]:
+def _sites(requests: Requests, groups: Sequence[ReplicaGroup], routing: Routing, seed: int) -> list[IntArray]:
     """The replica that each request is meant for, of each group; nothing where the router looks."""
     found = [_meant_for(routing, requests, group, [seed, i]) for i, group in enumerate(groups)]
     return [site + sum(group.replicas for group in groups[:i]) for i, site in enumerate(found)]
 
 
-def _meant_for(routing: Routing, requests: Requests, group: Group, seed: Sequence[int]) -> IntArray:
+def _meant_for(routing: Routing, requests: Requests, group: ReplicaGroup, seed: Sequence[int]) -> IntArray:
     size, replicas = requests.arrival_s.size, group.replicas
     rng = np.random.default_rng(seed)
     if group.open_s:
@@ -233,11 +206,11 @@ def _open_and_close(states: Sequence[State], open_s: Sequence[tuple[float, float
     s = states[0]
     for replica, (opens_s, closes_s) in enumerate(open_s):
         closed = not opens_s <= now < closes_s
-        if s.fleet[1 + replica, CLOSED] != closed:
-            s.fleet[1 + replica, CLOSED] = closed
+        if s.fleet[1 + replica, Site.CLOSED] != closed:
+            s.fleet[1 + replica, Site.CLOSED] = closed
             c = states[replica].counter
-            fleet_loop.show(s, replica, c[OUTSTANDING], c[HELD_BEFORE])
-    s.link[0, SEEN] = min((time for both in open_s for time in both if time > now), default=math.inf)
+            fleet_loop.show(s, replica, c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE])
+    s.link[0, Link.SEEN] = min((time for both in open_s for time in both if time > now), default=math.inf)
 
 
 def _first_turns(turns: Turns) -> IntArray:
@@ -252,7 +225,7 @@ def _first_turns(turns: Turns) -> IntArray:
 
 def _states(
     known: Sequence[Requests],
-    groups: Sequence[Group],
+    groups: Sequence[ReplicaGroup],
     routing: Routing,
     sites: Sequence[IntArray],
     rows: int,
@@ -267,26 +240,33 @@ def _states(
         for one, group in zip(known, groups, strict=True)
     ]
     for first in firsts:  # one histogram is put together of all
-        first.fixed[BIN] = max(one.fixed[BIN] for one in firsts)
+        first.fixed[Fixed.BIN] = max(one.fixed[Fixed.BIN] for one in firsts)
     time, request = _tables(firsts, sites)
     replicas = sum(group.replicas for group in groups)
     fleet = np.zeros((1 + replicas, firsts[0].fleet.shape[1]), dtype=np.int64)
-    fleet[0, UNASKED_END], fleet[0, FURTHER] = firsts[0].counter[RELEASED], size - rows
-    fleet[0, NEXT_OF_CLIENTS] = requests.clients or 0
-    fleet[0, RULE], fleet[0, BRINGS] = _RULES.get(routing, BLIND), not requests.is_open
-    role = fleet[1:, ROLE] = np.repeat([group.role for group in groups], [group.replicas for group in groups])
-    fleet[1:, IDLES] = 1
+    fleet[0, Router.UNASKED_END], fleet[0, Router.FURTHER] = firsts[0].counter[Counter.RELEASED], size - rows
+    fleet[0, Router.NEXT_OF_CLIENTS] = requests.clients or 0
+    fleet[0, Router.RULE], fleet[0, Router.BRINGS] = _RULES.get(routing, Rule.BLIND), not requests.is_open
+    role = fleet[1:, Site.ROLE] = np.repeat(
+        [group.role for group in groups], [group.replicas for group in groups]
+    )
+    fleet[1:, Site.IDLES] = 1
     leaves = 1 << (replicas - 1).bit_length()
     link = np.full((2 * leaves, firsts[0].link.shape[1]), math.inf)
     mine = link[leaves : leaves + replicas]
-    mine[role != DECODE, SEEN] = mine[role == DECODE, SEEN_DECODING] = mine[:, TRANSFERS_UNTIL] = 0.0
-    link[leaves:, WHOSE:] = np.arange(leaves)[:, None]
+    mine[role != Role.DECODE, Link.SEEN] = mine[role == Role.DECODE, Link.SEEN_DECODING] = mine[
+        :, Link.TRANSFERS_UNTIL
+    ] = 0.0
+    link[leaves:, Link.WHOSE :] = np.arange(leaves)[:, None]
     for node in reversed(range(1, leaves)):
-        lesser = 2 * node + (link[2 * node + 1, :WHOSE] < link[2 * node, :WHOSE])
-        link[node, :WHOSE], link[node, WHOSE:] = link[lesser, _COLUMNS], link[lesser, WHOSE + _COLUMNS]
+        lesser = 2 * node + (link[2 * node + 1, : Link.WHOSE] < link[2 * node, : Link.WHOSE])
+        link[node, : Link.WHOSE], link[node, Link.WHOSE :] = (
+            link[lesser, _COLUMNS],
+            link[lesser, Link.WHOSE + _COLUMNS],
+        )
     # replicas of a group count in one histogram, which so stays in the processor's cache
     of_group = {"histogram", "timing", "blocks", "context", "emitted"}
-    if requests.prefixes is None and all(g.setup.prefix_cache != RADIX_TREE for g in groups):
+    if requests.prefixes is None and all(g.setup.prefix_cache != Cache.RADIX_TREE for g in groups):
         of_group.add("stream")  # a stranger leaves its blocks where it has been, and nobody else's
     shared = {"time": time, "request": request, "fleet": fleet, "link": link}
     of_all = {*shared, *of_group, "record"}
@@ -302,8 +282,8 @@ def _states(
     records = RECORDS if replicas == 1 else _RECORDS
     states: list[State] = []
     for group, first in zip(groups, firsts, strict=True):
-        first.counter[[RELEASED, JOINED, ROWLESS]] = 0
-        first.fixed[ALL], first.fixed[HANDED_OVER] = NOBODY, size if split else 0
+        first.counter[[Counter.RELEASED, Counter.JOINED, Counter.ROWLESS]] = 0
+        first.fixed[Fixed.ALL], first.fixed[Fixed.HANDED_OVER] = NOBODY, size if split else 0
         own = first._replace(list=np.concatenate((first.list, np.array([[NOBODY, NOBODY, 0]] * 2))), **shared)
         # of large pages little is ever written: a copy of them takes memory, zeros do not before they are written
         not_copied = {*of_all, "phase"}
@@ -311,7 +291,7 @@ def _states(
             copies = {name: array.copy() for name, array in own._asdict().items() if name not in not_copied}
             copies["phase"] = np.zeros(own.phase.shape, np.int64)
             copies["record"] = np.zeros((records, own.record.shape[1]))
-            copies["fixed"][SITE_NUMBER] = len(states)
+            copies["fixed"][Fixed.SITE_NUMBER] = len(states)
             states.append(own._replace(**copies))
     return tuple(states)
 
@@ -320,27 +300,72 @@ def _tables(firsts: Sequence[State], sites: Sequence[IntArray]) -> tuple[FloatAr
     """`State.time` and `State.request` of all, with SITE: what stands for decode replicas behind the others."""
     rows, width = firsts[0].request.shape
     time = np.concatenate([first.time for first in firsts])
-    request = np.empty((time.shape[0], width + 1), dtype=np.int64)
+    request = np.zeros((time.shape[0], width + 1), dtype=np.int64)
     for i, (first, site) in enumerate(zip(firsts, sites, strict=True)):
         mine = slice(i * rows, (i + 1) * rows)
-        request[mine, :SITE], request[mine, SITE] = first.request, site[:rows]
+        request[mine, : first.request.shape[1]], request[mine, Request.SITE] = first.request, site[:rows]
         if i > 0:  # begins when it is brought, and with a token
-            time[mine, ARRIVAL], request[mine, STAGE] = math.nan, 1
+            time[mine, Time.ARRIVAL], request[mine, Request.STAGE] = math.nan, 1
     return time, request
 
 
-def _ending(states: Sequence[State], rows: Rows, code: int) -> Ending:
+def _ending(states: Sequence[State], rows: RowPool, code: int) -> Ending:
     if code == LIVELOCK:
         return Ending.LIVELOCK
     rows.keep(states)
-    gone = sum(int(s.counter[GONE]) for s in states)
+    gone = sum(int(s.counter[Counter.GONE]) for s in states)
     if (
         not rows.requests.more_later
         and np.count_nonzero(~np.isnan(rows.finish_s)) + gone == rows.finish_s.size
     ):
         return Ending.FINISHED
-    if states[0].clock[HORIZON] < math.inf:
+    if states[0].clock[Clock.HORIZON] < math.inf:
         for s in states:
-            s.clock[NOW] = s.clock[HORIZON]
+            s.clock[Clock.NOW] = s.clock[Clock.HORIZON]
         return Ending.HORIZON
     return Ending.LIVELOCK
+
+
+_CACHING = "prefix_caching"
+
+
+def groups(
+    policy: Policy, scenario: Scenario, settings: Settings
+) -> tuple[list[ReplicaGroup], dict[str, object]]:
+    """Each with what its replicas need of the engine; and the parameters of the policy, as run.
+
+    A policy plans for one of the replicas, at its share of the traffic. Decode replicas keep no prefix cache: prompts
+    are looked up where they are computed. Nor do they give up anybody.
+
+    Raises
+    ------
+    UsageError
+        Prefill and decode are apart, and the policy, or what the model has, is not modelled so.
+    """
+    model, fleet = scenario.model, scenario.model.fleet
+    assert fleet is not None
+    alone = scenario._replace(model=one_replica(model))
+    if not fleet.is_split:
+        setup, parameters = policy.prepare(alone, settings)
+        return [ReplicaGroup(fleet.replicas, model.timing, model.replica, setup, Role.WHOLE)], parameters
+    one, other = (alone.model.on(hardware) for hardware in (fleet.prefill_on, fleet.decode_on))
+    for what, given in (
+        ("layers of several kinds", one.replica.layout or other.replica.layout),
+        ("drafts", model.drafts),
+        ("a host tier", one.replica.offload or other.replica.offload),
+    ):
+        if given is not None:
+            raise UsageError(
+                f"prefill and decode apart are not modelled beside {what}; `replicas` together are"
+            )
+    prompts = replace(scenario.requests, decode_tokens=np.ones_like(scenario.requests.decode_tokens))
+    prefill, parameters = policy.prepare(alone._replace(model=one, requests=prompts), settings)
+    uncached = settings._replace(given={**settings.given, _CACHING: (0.0,)})
+    decode, _ = policy.prepare(alone._replace(model=other), uncached)
+    looked_at = fleet.routing is Routing.LEAST_KV  # in each iteration, while others come over the links
+    # nobody comes to a decode replica who has not run
+    decode = decode._replace(shed_after_s=math.inf, coasts=decode.coasts and not looked_at)
+    return [
+        ReplicaGroup(fleet.prefill, one.timing, one.replica, prefill, Role.PREFILL),
+        ReplicaGroup(fleet.decode, other.timing, other.replica, decode, Role.DECODE),
+    ], parameters

@@ -5,11 +5,11 @@ import numpy as np
 from kvplan.model import Prefill
 from kvplan.simulation.actions import admit, advance, due_slot, evict, overflows
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.initial_state import Setup
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.ranks import last_of, lowest, pile, unpile
-from kvplan.simulation.state import DUE_AFTER, EXPECTED, HEAD, NOBODY, START, TICK, Setup, State
+from kvplan.simulation.queues import last_of, lowest, pile, unpile
+from kvplan.simulation.state import NOBODY, Group, List, Ranked, Request, State, kernel
 
 LONGEST = 10**6  # stages that can be looked ahead; each takes memory
 
@@ -24,27 +24,27 @@ def form_batch(s: State) -> None:
     begin_tick(s)
     while overflows(s):
         give_up(s, last_of(s, lowest(s)))
-    request = s.list[0, HEAD]
+    request = s.list[0, List.HEAD]
     while request != NOBODY and fits_to_the_end(s, request):
         admit(s, request, 0)
         expect(s, request, 1)
-        pile(s, s.request[request, EXPECTED], request)
-        request = s.list[0, HEAD]
+        pile(s, s.request[request, Ranked.EXPECTED], request)
+        request = s.list[0, List.HEAD]
     end_tick(s)
-    request = s.ring[due_slot(s, 0, s.group[0, TICK])]
+    request = s.ring[due_slot(s, 0, s.group[0, Group.TICK])]
     while request != NOBODY:
-        unpile(s, s.request[request, EXPECTED], request)
-        request = s.request[request, DUE_AFTER]
+        unpile(s, s.request[request, Ranked.EXPECTED], request)
+        request = s.request[request, Request.DUE_AFTER]
 
 
 @kernel
 def give_up(s: State, request: int) -> None:
     """Evict a request; from now on it is expected to be no shorter than it came to be."""
     expect(s, request, -1)
-    unpile(s, s.request[request, EXPECTED], request)
-    stages = s.group[0, TICK] - s.request[request, START]
-    if stages > s.request[request, EXPECTED]:
-        s.request[request, EXPECTED] = stages
+    unpile(s, s.request[request, Ranked.EXPECTED], request)
+    stages = s.group[0, Group.TICK] - s.request[request, Request.START]
+    if stages > s.request[request, Ranked.EXPECTED]:
+        s.request[request, Ranked.EXPECTED] = stages
     evict(s, request)
 
 

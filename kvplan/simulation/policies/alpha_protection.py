@@ -6,25 +6,11 @@ from fractions import Fraction
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.simulation.actions import admit, advance, blocks_of, evict, group_list, overflows, seat_is_free
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.actions import admit, advance, blocks_of, evict, overflows, seat_is_free
+from kvplan.simulation.initial_state import Setup
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import (
-    AGAIN,
-    COMPLETED,
-    FIRST_WEIGHT,
-    HEAD,
-    HELD,
-    NEVER_FITS,
-    NOBODY,
-    RESIDENT,
-    SEQUENCE,
-    STUCK,
-    TAIL,
-    Setup,
-    State,
-)
+from kvplan.simulation.state import NOBODY, Counter, List, Request, State, Stuck, group_list, kernel
 
 # Blocks that admissions may fill; then how many were done and how many had ever been admitted once the batch after
 # the last overflow was formed.
@@ -40,23 +26,25 @@ def form_batch(s: State) -> None:
     advance(s, 0)
     cleared = overflows(s)
     if cleared:
-        same = s.knobs[DONE] == s.counter[COMPLETED] and s.knobs[ADMITTED] == s.counter[SEQUENCE]
-        why = NEVER_FITS if s.counter[RESIDENT] == 1 else AGAIN
-        request = s.list[group_list(s, 0), TAIL]
+        same = (
+            s.knobs[DONE] == s.counter[Counter.COMPLETED] and s.knobs[ADMITTED] == s.counter[Counter.SEQUENCE]
+        )
+        why = Stuck.NEVER_FITS if s.counter[Counter.RESIDENT] == 1 else Stuck.AGAIN
+        request = s.list[group_list(s, 0), List.TAIL]
         while request != NOBODY:
             evict(s, request)
-            request = s.list[group_list(s, 0), TAIL]
-        s.counter[STUCK] = why if same else 0
-    request = s.list[0, HEAD]
+            request = s.list[group_list(s, 0), List.TAIL]
+        s.counter[Counter.STUCK] = why if same else 0
+    request = s.list[0, List.HEAD]
     while (
         request != NOBODY
         and seat_is_free(s)
-        and s.counter[HELD] + blocks_of(s, s.request[request, FIRST_WEIGHT]) <= s.knobs[LIMIT]
+        and s.counter[Counter.HELD] + blocks_of(s, s.request[request, Request.FIRST_WEIGHT]) <= s.knobs[LIMIT]
     ):
         admit(s, request, 0)
-        request = s.list[0, HEAD]
+        request = s.list[0, List.HEAD]
     if cleared:
-        s.knobs[DONE], s.knobs[ADMITTED] = s.counter[COMPLETED], s.counter[SEQUENCE]
+        s.knobs[DONE], s.knobs[ADMITTED] = s.counter[Counter.COMPLETED], s.counter[Counter.SEQUENCE]
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:

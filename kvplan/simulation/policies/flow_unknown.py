@@ -11,11 +11,11 @@ import numpy as np
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, fits
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.initial_state import Setup
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
-from kvplan.simulation.state import FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, Setup, State
+from kvplan.simulation.state import NOBODY, Counter, List, Request, State, kernel
 
 BUDGET = 0  # and after it the iterations skipped
 
@@ -29,8 +29,12 @@ def form_batch(s: State) -> None:
     advance(s, 0)
     if evict_until_it_fits(s):
         return
-    request = s.list[0, HEAD]
-    if s.counter[RESIDENT] == 0 and request != NOBODY and fits(s, s.request[request, FIRST_WEIGHT]):
+    request = s.list[0, List.HEAD]
+    if (
+        s.counter[Counter.RESIDENT] == 0
+        and request != NOBODY
+        and fits(s, s.request[request, Request.FIRST_WEIGHT])
+    ):
         pass_idle(s, BUDGET)
     admit_in_order(s, 0, 0, allowance(s, BUDGET))
 

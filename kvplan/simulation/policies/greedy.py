@@ -1,10 +1,10 @@
 """Greedy admission: whatever fits now (SIC 2.2)."""
 
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.initial_state import Setup
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import WAITING, Setup, State
+from kvplan.simulation.state import Counter, State, kernel
 
 
 @kernel
@@ -12,7 +12,7 @@ def form_batch(s: State) -> None:
     """Evict what no longer fits, least progressed first, then admit in order of arrival while the next one fits."""
     advance(s, 0)
     evict_until_it_fits(s)
-    admit_in_order(s, 0, 0, s.counter[WAITING])
+    admit_in_order(s, 0, 0, s.counter[Counter.WAITING])
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:

@@ -6,10 +6,10 @@ from kvplan.errors import UsageError
 from kvplan.model import Prefill
 from kvplan.simulation.actions import admit, advance
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.initial_state import Setup, stage_weights
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import HEAD, NOBODY, Setup, State, stage_weights
+from kvplan.simulation.state import NOBODY, List, State, kernel
 
 EXACT, MAX = range(2)
 ASSUME = ("exact", "max")
@@ -20,11 +20,11 @@ def form_batch(s: State) -> None:
     """Everybody runs; admit in order of arrival while nobody is expected to overflow memory."""
     advance(s, 0)
     begin_tick(s)
-    request = s.list[0, HEAD]
+    request = s.list[0, List.HEAD]
     while request != NOBODY and fits_to_the_end(s, request):
         admit(s, request, 0)
         expect(s, request, 1)
-        request = s.list[0, HEAD]
+        request = s.list[0, List.HEAD]
     end_tick(s)
 
 

@@ -4,11 +4,11 @@ import numpy as np
 
 from kvplan.simulation.actions import admit, advance
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.initial_state import Setup, stage_weights
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.ranks import count, lowest
-from kvplan.simulation.state import HEAD, NOBODY, Setup, State, stage_weights
+from kvplan.simulation.queues import count, lowest
+from kvplan.simulation.state import NOBODY, List, State, kernel
 
 
 @kernel
@@ -17,8 +17,8 @@ def form_batch(s: State) -> None:
     advance(s, 0)
     begin_tick(s)
     queue = lowest(s)
-    while queue != NOBODY and fits_to_the_end(s, s.list[queue, HEAD]):
-        request = s.list[queue, HEAD]
+    while queue != NOBODY and fits_to_the_end(s, s.list[queue, List.HEAD]):
+        request = s.list[queue, List.HEAD]
         admit(s, request, 0)
         expect(s, request, 1)
         count(s, queue, -1)

@@ -7,18 +7,11 @@ import numpy as np
 from kvplan.analysis.nested import nested_wait
 from kvplan.errors import UsageError
 from kvplan.model import Prefill
-from kvplan.simulation.actions import (
-    admit_in_order,
-    advance,
-    batch_is_empty,
-    evict_until_it_fits,
-    more_to_come,
-    move_on,
-    parked_list,
-)
-from kvplan.simulation.kernels import kernel
+from kvplan.simulation.actions import admit_in_order, advance, batch_is_empty, evict_until_it_fits, move_on
+from kvplan.simulation.followups import more_to_come
+from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import HEAD, LENGTH, NOBODY, Setup, State
+from kvplan.simulation.state import NOBODY, List, State, kernel, parked_list
 
 
 @kernel
@@ -42,7 +35,7 @@ def run_segments(s: State, k: int) -> None:
         advance(s, segment)
     for segment in range(1, k):
         for _ in range(int(s.knobs[segment])):
-            request = s.list[parked_list(s, segment - 1), HEAD]
+            request = s.list[parked_list(s, segment - 1), List.HEAD]
             if request == NOBODY:
                 break
             move_on(s, request, segment)
@@ -53,7 +46,7 @@ def run_segments(s: State, k: int) -> None:
 @kernel
 def waiting(s: State, segment: int) -> int:
     """Requests that wait at the start of a segment."""
-    return int(s.list[0 if segment == 0 else parked_list(s, segment - 1), LENGTH])
+    return int(s.list[0 if segment == 0 else parked_list(s, segment - 1), List.LENGTH])
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:

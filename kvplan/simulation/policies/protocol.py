@@ -12,8 +12,9 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
+from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.state import Setup, State
+from kvplan.simulation.state import State
 
 LARGEST = 10**12  # of a parameter, as of the memory: what is counted with it stays within 64 bits
 _NEVER = 1 << 40  # stages; a group with this end keeps its members until they are done
@@ -95,7 +96,7 @@ class Policy(NamedTuple):
         Models the scheduler of an engine: KV is counted as engines do, tokens computed so far, whatever the profile
         says about prefill. Others count it by stages.
     limits : frozenset of str
-        Limits of `[gpu]` that it keeps (`kvplan.simulation.policies.limits`); the others change nothing.
+        Limits of `[gpu]` that it keeps (`kvplan.simulation.policies.parameters`); the others change nothing.
     knows_lengths
         Reads decode lengths before they are reached, unless a parameter tells it not to.
     gathers

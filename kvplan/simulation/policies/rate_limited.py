@@ -7,10 +7,10 @@ import numpy as np
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, fits
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import MOST_RUNNING, SEQUENCES, most_running
+from kvplan.simulation.initial_state import Setup
+from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import FIRST_WEIGHT, HEAD, ITERATIONS, NOBODY, RESIDENT, Setup, State
+from kvplan.simulation.state import NOBODY, Counter, List, Request, State, kernel
 
 CAP = 0  # and after it the iterations skipped
 LEAST = 1e-6  # admissions per iteration
@@ -25,8 +25,12 @@ def form_batch(s: State) -> None:
     """
     advance(s, 0)
     evict_until_it_fits(s)
-    request = s.list[0, HEAD]
-    if s.counter[RESIDENT] == 0 and request != NOBODY and fits(s, s.request[request, FIRST_WEIGHT]):
+    request = s.list[0, List.HEAD]
+    if (
+        s.counter[Counter.RESIDENT] == 0
+        and request != NOBODY
+        and fits(s, s.request[request, Request.FIRST_WEIGHT])
+    ):
         pass_idle(s, CAP)
     admit_in_order(s, 0, 0, allowance(s, CAP))
 
@@ -34,14 +38,14 @@ def form_batch(s: State) -> None:
 @kernel
 def allowance(s: State, at: int) -> int:
     """Admissions of this iteration, ⌊(t + 1)β⌋ - ⌊tβ⌋; β is the parameter at `at`, the next one iterations skipped."""
-    t, cap = s.counter[ITERATIONS] + s.knobs[at + 1], s.knobs[at]
+    t, cap = s.counter[Counter.ITERATIONS] + s.knobs[at + 1], s.knobs[at]
     return int(math.floor((t + 1) * cap) - math.floor(t * cap))
 
 
 @kernel
 def pass_idle(s: State, at: int) -> None:
     """Skip iterations without admissions: on to the next t with ⌊(t + 1)β⌋ > ⌊tβ⌋; knobs as for `allowance`."""
-    t, cap = s.counter[ITERATIONS] + s.knobs[at + 1], s.knobs[at]
+    t, cap = s.counter[Counter.ITERATIONS] + s.knobs[at + 1], s.knobs[at]
     due = math.floor(t * cap) + 1
     following = math.ceil(due / cap)  # t + 1, but for rounding
     while math.floor(following * cap) < due:

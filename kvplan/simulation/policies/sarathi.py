@@ -10,8 +10,8 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import blocks_of
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import (
+from kvplan.simulation.initial_state import Setup
+from kvplan.simulation.policies.parameters import (
     LIMITS,
     PATIENCE,
     SEQUENCES,
@@ -26,7 +26,7 @@ from kvplan.simulation.policies.limits import (
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
 from kvplan.simulation.policies.vllm import NO_CAP, WHOLE_PROMPT, admit_prompts, serve_running
-from kvplan.simulation.state import CAPACITY, FIRST_WEIGHT, HEAD, NOBODY, RESIDENT, STAGE, Setup, State
+from kvplan.simulation.state import NOBODY, Counter, Fixed, List, Request, State, kernel
 
 LIMIT = 3  # the parameters before are those of vllm, after it are the iterations skipped
 
@@ -38,10 +38,10 @@ def form_batch(s: State) -> None:
     Where nothing runs and only the cap holds a request back, iterations without admissions pass in no time.
     """
     budget = serve_running(s)
-    request = s.list[0, HEAD]
-    if s.counter[RESIDENT] == 0 and request != NOBODY:
-        whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
-        if blocks_of(s, whole) <= s.fixed[CAPACITY]:
+    request = s.list[0, List.HEAD]
+    if s.counter[Counter.RESIDENT] == 0 and request != NOBODY:
+        whole = s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE]
+        if blocks_of(s, whole) <= s.fixed[Fixed.CAPACITY]:
             pass_idle(s, LIMIT)
     admit_prompts(s, budget, allowance(s, LIMIT))
 

@@ -33,19 +33,11 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model.kv_layout import Attention, KvLayout
-from kvplan.simulation.actions import (
-    advance,
-    append,
-    group_list,
-    overflows,
-    seat,
-    seat_is_free,
-    stand_by,
-    take_out,
-)
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import (
+from kvplan.simulation.actions import advance, overflows, seat, seat_is_free, stand_by
+from kvplan.simulation.initial_state import Pools, Setup
+from kvplan.simulation.policies.parameters import (
     LIMITS,
+    MAX_NEW,
     MOST_RUNNING,
     PATIENCE,
     SEQUENCES,
@@ -53,49 +45,31 @@ from kvplan.simulation.policies.limits import (
     TOKENS,
     UNLIMITED,
     known,
+    longest_outputs,
     most_running,
     patience,
     token_budget,
 )
-from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.vllm import compute_prompt, preempt, prefix_caching
 from kvplan.simulation.prefix_cache import caches
+from kvplan.simulation.queues import append, take_out
 from kvplan.simulation.radix_cache import enter_tree, held_by_nobody, hold_found, look_up, make_room
 from kvplan.simulation.state import (
-    AFTER,
-    BEFORE,
-    BLOCK,
-    CAPACITY,
-    ENTERED,
-    FILLED,
-    FIRST_WEIGHT,
-    HEAD,
-    HELD,
-    HOLDS_WINDOWS,
-    LENGTH,
     MAX_TOKENS,
-    NO_CACHE,
     NOBODY,
-    PARKED,
-    PARTLY,
-    PASSED,
-    PROMISE,
-    PROMISED,
-    QUEUE,
-    RADIX_TREE,
-    RESIDENT,
-    STAGE,
-    START,
-    TAIL,
-    TICK,
-    WEIGHT,
-    WINDOW,
-    WINDOWED,
-    WINDOWS,
-    Pools,
-    Setup,
+    Blocks,
+    Cache,
+    Cached,
+    Counter,
+    Fixed,
+    Group,
+    Layered,
+    List,
+    Request,
     State,
+    group_list,
+    kernel,
     pooled,
 )
 
@@ -110,14 +84,14 @@ def form_batch(s: State) -> None:
     """Prompts, if any goes on or is admitted; else a token for all who run."""
     if caches(s):
         remember_prompts(s)
-    begun = s.counter[PARTLY]
+    begun = s.counter[Counter.PARTLY]
     if s.knobs[EXCESS] > 0 and (begun != NOBODY or next_fits(s, reserve(s))):
         s.knobs[EXCESS] = excess(s)
     budget = int(s.knobs[MAX_TOKENS])
     if begun != NOBODY and pooled(s):
         if room_for_more(s, begun) <= 0:
             decode(s)
-            if s.list[group_list(s, 0), LENGTH] > 0:
+            if s.list[group_list(s, 0), List.LENGTH] > 0:
                 return
         budget = min(budget, room_for_more(s, begun))
         if budget <= 0:
@@ -134,9 +108,9 @@ def form_batch(s: State) -> None:
         budget -= granted
         room -= window_need(s, granted)
     while budget > 0 and next_fits(s, reserved) and window_fits(s, room, budget):
-        request = s.list[0, HEAD]
+        request = s.list[0, List.HEAD]
         seat(s, request)
-        s.request[request, PARKED] = hold_found(s, request) if caches(s) else 0
+        s.request[request, Request.PARKED] = hold_found(s, request) if caches(s) else 0
         reserved += outlook(s, request)
         s.knobs[EXCESS] += longest_left(s, request) - outlook(s, request)
         granted = compute_prompt(s, request, budget)
@@ -149,13 +123,13 @@ def form_batch(s: State) -> None:
 @kernel
 def window_room(s: State) -> int:
     """Free tokens of the pool of windows."""
-    return int((s.fixed[WINDOWS] - s.counter[WINDOWED]) * s.fixed[BLOCK])
+    return int((s.fixed[Fixed.WINDOWS] - s.counter[Counter.WINDOWED]) * s.fixed[Fixed.BLOCK])
 
 
 @kernel
 def window_need(s: State, tokens: int) -> int:
     """What it sets aside where so many are computed of a prompt: whole pages, and a window at least."""
-    return int(max(-(-tokens // s.fixed[BLOCK]) * s.fixed[BLOCK], s.fixed[WINDOW]))
+    return int(max(-(-tokens // s.fixed[Fixed.BLOCK]) * s.fixed[Fixed.BLOCK], s.fixed[Fixed.WINDOW]))
 
 
 @kernel
@@ -163,40 +137,52 @@ def window_fits(s: State, room: int, budget: int) -> bool:
     """Whether the next in line fits into so much of it, with what the budget allows to compute."""
     if not pooled(s):
         return True
-    request = s.list[0, HEAD]
-    whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
-    return bool(max(min(whole, budget), s.fixed[WINDOW]) <= room)
+    request = s.list[0, List.HEAD]
+    whole = s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE]
+    return bool(max(min(whole, budget), s.fixed[Fixed.WINDOW]) <= room)
 
 
 @kernel
 def room_for_more(s: State, request: int) -> int:
     """Tokens that both pools have room for of a prompt that goes on, once it has freed what its window has passed."""
-    done = s.request[request, PARKED]
-    held = s.blocks[done, FILLED]
-    of_windows = s.fixed[WINDOWS] - s.counter[WINDOWED] + s.request[request, HOLDS_WINDOWS]
-    more = min(s.fixed[CAPACITY] - s.counter[HELD], of_windows + s.blocks[done, PASSED] - held)
-    return int((held + more) * s.fixed[BLOCK] - done)
+    done = s.request[request, Request.PARKED]
+    held = s.blocks[done, Blocks.FILLED]
+    of_windows = (
+        s.fixed[Fixed.WINDOWS] - s.counter[Counter.WINDOWED] + s.request[request, Layered.HOLDS_WINDOWS]
+    )
+    more = min(
+        s.fixed[Fixed.CAPACITY] - s.counter[Counter.HELD], of_windows + s.blocks[done, Blocks.PASSED] - held
+    )
+    return int((held + more) * s.fixed[Fixed.BLOCK] - done)
 
 
 @kernel
 def remember_prompts(s: State) -> None:
     """What the last iteration has computed of prompts is in the tree."""
-    request, first = s.list[group_list(s, 0), TAIL], NOBODY
-    while request != NOBODY and not s.request[request, ENTERED]:
-        first, request = request, s.request[request, BEFORE]
+    request, first = s.list[group_list(s, 0), List.TAIL], NOBODY
+    while request != NOBODY and not s.request[request, Cached.ENTERED]:
+        first, request = request, s.request[request, Request.BEFORE]
     while first != NOBODY:
-        enter_tree(s, first, s.request[first, FIRST_WEIGHT] + s.group[0, TICK] - s.request[first, START])
-        s.request[first, ENTERED] = True
-        first = s.request[first, AFTER]
-    begun = s.counter[PARTLY]
+        enter_tree(
+            s,
+            first,
+            s.request[first, Request.FIRST_WEIGHT] + s.group[0, Group.TICK] - s.request[first, Request.START],
+        )
+        s.request[first, Cached.ENTERED] = True
+        first = s.request[first, Request.AFTER]
+    begun = s.counter[Counter.PARTLY]
     if begun != NOBODY:
-        enter_tree(s, begun, s.request[begun, PARKED])
+        enter_tree(s, begun, s.request[begun, Request.PARKED])
 
 
 @kernel
 def longest_left(s: State, request: int) -> int:
     """Tokens that a request outside the running ones may still generate."""
-    return int(s.request[request, PROMISE] - s.request[request, FIRST_WEIGHT] - s.request[request, STAGE])
+    return int(
+        s.request[request, Request.PROMISE]
+        - s.request[request, Request.FIRST_WEIGHT]
+        - s.request[request, Request.STAGE]
+    )
 
 
 @kernel
@@ -208,15 +194,15 @@ def outlook(s: State, request: int) -> int:
 @kernel
 def next_fits(s: State, reserved: float) -> bool:
     """Whether the next in line fits, its output included, beside what is reserved."""
-    request = s.list[0, HEAD]
+    request = s.list[0, List.HEAD]
     if request == NOBODY or not seat_is_free(s):
         return False
-    whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
-    free = s.fixed[CAPACITY] - s.counter[HELD]
+    whole = s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE]
+    free = s.fixed[Fixed.CAPACITY] - s.counter[Counter.HELD]
     if caches(s):
-        whole -= look_up(s, request) * s.fixed[BLOCK]
+        whole -= look_up(s, request) * s.fixed[Fixed.BLOCK]
         free -= held_by_nobody(s, request)
-    return bool(whole + outlook(s, request) <= free * s.fixed[BLOCK] - reserved)
+    return bool(whole + outlook(s, request) <= free * s.fixed[Fixed.BLOCK] - reserved)
 
 
 @kernel
@@ -225,9 +211,9 @@ def reserve(s: State) -> float:
 
     A request promised its input and longest output, t tokens of it computed, may generate all but t + 1 of them.
     """
-    left = s.counter[PROMISED] - s.group[0, WEIGHT] - s.list[group_list(s, 0), LENGTH]
-    if s.counter[PARTLY] != NOBODY:
-        left -= s.request[s.counter[PARTLY], PROMISE]
+    left = s.counter[Counter.PROMISED] - s.group[0, Group.WEIGHT] - s.list[group_list(s, 0), List.LENGTH]
+    if s.counter[Counter.PARTLY] != NOBODY:
+        left -= s.request[s.counter[Counter.PARTLY], Request.PROMISE]
     return float((left - s.knobs[EXCESS]) * s.knobs[RATIO])
 
 
@@ -235,11 +221,16 @@ def reserve(s: State) -> float:
 def excess(s: State) -> int:
     """Tokens that running requests may still generate beyond what counts of each."""
     beyond = 0
-    request = s.list[group_list(s, 0), HEAD]
+    request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY:
-        done = s.request[request, FIRST_WEIGHT] + s.group[0, TICK] - s.request[request, START] + 1
-        beyond += max(s.request[request, PROMISE] - done - FORESIGHT, 0)
-        request = s.request[request, AFTER]
+        done = (
+            s.request[request, Request.FIRST_WEIGHT]
+            + s.group[0, Group.TICK]
+            - s.request[request, Request.START]
+            + 1
+        )
+        beyond += max(s.request[request, Request.PROMISE] - done - FORESIGHT, 0)
+        request = s.request[request, Request.AFTER]
     return int(beyond)
 
 
@@ -249,7 +240,7 @@ def decode(s: State) -> None:
     advance(s, 0)
     if caches(s):
         make_room(s, 0)
-    if s.counter[RESIDENT] == 0:
+    if s.counter[Counter.RESIDENT] == 0:
         s.knobs[RATIO] = s.knobs[FIRST_RATIO]
     elif overflows(s):
         while overflows(s):
@@ -264,19 +255,21 @@ def decode(s: State) -> None:
 @kernel
 def make_room_ahead(s: State) -> None:
     """For the blocks that this iteration takes, or for 20 tokens of everybody left, if that is more."""
-    taken = s.phase[0, (1 - s.group[0, TICK]) % s.fixed[BLOCK]] * s.fixed[BLOCK]
-    make_room(s, max(_STEPS_AHEAD * s.list[group_list(s, 0), LENGTH] - taken, 0))
+    taken = s.phase[0, (1 - s.group[0, Group.TICK]) % s.fixed[Fixed.BLOCK]] * s.fixed[Fixed.BLOCK]
+    make_room(s, max(_STEPS_AHEAD * s.list[group_list(s, 0), List.LENGTH] - taken, 0))
 
 
 @kernel
 def least_far(s: State) -> int:
     """The running request with the fewest outputs; of equals the one with the longest input, then the last one."""
-    found = request = s.list[group_list(s, 0), HEAD]
+    found = request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY:
-        later = s.request[request, START] - s.request[found, START]
-        if later > 0 or (later == 0 and s.request[request, FIRST_WEIGHT] >= s.request[found, FIRST_WEIGHT]):
+        later = s.request[request, Request.START] - s.request[found, Request.START]
+        if later > 0 or (
+            later == 0 and s.request[request, Request.FIRST_WEIGHT] >= s.request[found, Request.FIRST_WEIGHT]
+        ):
             found = request
-        request = s.request[request, AFTER]
+        request = s.request[request, Request.AFTER]
     return int(found)
 
 
@@ -285,18 +278,18 @@ def retract(s: State, request: int) -> None:
     """Free a running request's blocks; it goes to the end of the queue."""
     preempt(s, request)
     take_out(s, request)
-    append(s, s.request[request, QUEUE], request)
+    append(s, s.request[request, Request.QUEUE], request)
 
 
 @kernel
 def ratio_after_retraction(s: State) -> float:
     """Of those left: what they have generated, and 20 tokens each, as a share of their longest outputs."""
-    generated, longest, left = 0, 0, s.list[group_list(s, 0), LENGTH]
-    request = s.list[group_list(s, 0), HEAD]
+    generated, longest, left = 0, 0, s.list[group_list(s, 0), List.LENGTH]
+    request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY:
-        generated += s.group[0, TICK] - s.request[request, START]
-        longest += s.request[request, PROMISE] - s.request[request, FIRST_WEIGHT]
-        request = s.request[request, AFTER]
+        generated += s.group[0, Group.TICK] - s.request[request, Request.START]
+        longest += s.request[request, Request.PROMISE] - s.request[request, Request.FIRST_WEIGHT]
+        request = s.request[request, Request.AFTER]
     return float(min((generated + _STEPS_AHEAD * left) / (longest + 1), 1.0))
 
 
@@ -326,7 +319,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         knobs=np.array([tokens or UNLIMITED, first, first, least, decay, 0.0]),
         promise=np.minimum(longest, np.maximum(usable, inputs + 1)),
         seats=seats,
-        prefix_cache=RADIX_TREE if caching else NO_CACHE,
+        prefix_cache=Cache.RADIX_TREE if caching else Cache.NONE,
         shed_after_s=patience_s,
         capacity_blocks=blocks,
         pools=pools,

@@ -14,8 +14,8 @@ whole-prompt admission is nearer. Left out is the reuse of blocks, as in `trtllm
 
 import numpy as np
 
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import (
+from kvplan.simulation.initial_state import Setup
+from kvplan.simulation.policies.parameters import (
     LIMITS,
     PATIENCE,
     SEQUENCES,
@@ -29,7 +29,7 @@ from kvplan.simulation.policies.limits import (
 )
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.vllm import FIRST_PART, NO_CAP, admit_prompts, serve_running
-from kvplan.simulation.state import Setup, State
+from kvplan.simulation.state import State, kernel
 
 
 @kernel

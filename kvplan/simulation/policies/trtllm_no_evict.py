@@ -7,35 +7,34 @@ counts on at admission.
 
 import numpy as np
 
-from kvplan.simulation.actions import advance, group_list, seat, seat_is_free
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.policies.limits import (
+from kvplan.simulation.actions import advance, seat, seat_is_free
+from kvplan.simulation.initial_state import Setup
+from kvplan.simulation.policies.parameters import (
     LIMITS,
+    MAX_NEW,
     PATIENCE,
     SEQUENCES,
     SHED_AFTER,
     TOKENS,
     UNLIMITED,
     known,
+    longest_outputs,
     most_running,
     patience,
     token_budget,
 )
-from kvplan.simulation.policies.longest import MAX_NEW, longest_outputs
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.vllm import compute_prompt
 from kvplan.simulation.state import (
-    CAPACITY,
-    HEAD,
-    LENGTH,
     MAX_TOKENS,
     NOBODY,
-    PARKED,
-    PARTLY,
-    PROMISE,
-    PROMISED,
-    Setup,
+    Counter,
+    Fixed,
+    List,
+    Request,
     State,
+    group_list,
+    kernel,
 )
 
 
@@ -44,8 +43,8 @@ def form_batch(s: State) -> None:
     """Running requests get a token each, then the prompt begun before goes on, then prompts are admitted."""
     budget = int(s.knobs[MAX_TOKENS])
     advance(s, 0)
-    budget -= s.list[group_list(s, 0), LENGTH]
-    request = s.counter[PARTLY]
+    budget -= s.list[group_list(s, 0), List.LENGTH]
+    request = s.counter[Counter.PARTLY]
     if request != NOBODY and budget > 0:
         budget -= compute_prompt(s, request, budget)
     admit_promised(s, budget)
@@ -55,11 +54,14 @@ def form_batch(s: State) -> None:
 def admit_promised(s: State, budget: int) -> None:
     """In order of arrival, while the next request fits at its longest next to all others at theirs."""
     while budget > 0 and seat_is_free(s):
-        request = s.list[0, HEAD]
-        if request == NOBODY or s.counter[PROMISED] + s.request[request, PROMISE] > s.fixed[CAPACITY]:
+        request = s.list[0, List.HEAD]
+        if (
+            request == NOBODY
+            or s.counter[Counter.PROMISED] + s.request[request, Request.PROMISE] > s.fixed[Fixed.CAPACITY]
+        ):
             return
         seat(s, request)
-        s.request[request, PARKED] = 0
+        s.request[request, Request.PARKED] = 0
         budget -= compute_prompt(s, request, budget)
 
 

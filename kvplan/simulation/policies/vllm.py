@@ -22,18 +22,16 @@ from kvplan.simulation.actions import (
     compute,
     enter,
     evict,
-    group_list,
     members_tokens,
     overflows,
     seat,
     seat_is_free,
-    take_out,
     was_fetched,
     whole_tokens,
 )
-from kvplan.simulation.kernels import kernel
-from kvplan.simulation.loading import first_loaded, hits_of_tiers, is_being_loaded, load, mark
-from kvplan.simulation.policies.limits import (
+from kvplan.simulation.host_tier import first_loaded, hits_of_tiers, is_being_loaded, load, mark
+from kvplan.simulation.initial_state import Setup
+from kvplan.simulation.policies.parameters import (
     LIMITS,
     PATIENCE,
     SEQUENCES,
@@ -47,39 +45,23 @@ from kvplan.simulation.policies.limits import (
 )
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.prefix_cache import caches, hits, hits_in_queue, hold, settle
+from kvplan.simulation.queues import take_out
 from kvplan.simulation.state import (
-    AFTER,
-    BLOCK,
-    BLOCKS,
-    CAPACITY,
-    DRAFTS,
-    FILLED,
-    HEAD,
-    HELD,
-    HOLDS,
-    LENGTH,
     MAX_TOKENS,
-    MORE_REQUESTS,
-    MORE_SILENT,
-    MORE_TOKENS,
-    NO_CACHE,
     NOBODY,
-    OVERLAPS,
-    PARKED,
-    PARTIAL,
-    PARTLY,
-    PASSED,
-    PLACE,
-    PROMPTS,
-    RESIDENT,
-    SLOTS,
-    STAGE,
-    START,
-    TAIL,
-    TICK,
-    Setup,
+    Blocks,
+    Cache,
+    Counter,
+    Fixed,
+    Group,
+    Layered,
+    List,
+    Place,
+    Request,
     State,
+    group_list,
     hosted,
+    kernel,
     layered,
 )
 
@@ -111,10 +93,10 @@ def serve_running(s: State) -> int:
         preempt(s, last_running(s))
         preempted = True
     # Never below 0: whoever runs took at least a token of it when the prompt was computed.
-    budget -= s.list[group_list(s, 0), LENGTH] * (1 + s.fixed[DRAFTS])
-    request = s.counter[PARTLY]
+    budget -= s.list[group_list(s, 0), List.LENGTH] * (1 + s.fixed[Fixed.DRAFTS])
+    request = s.counter[Counter.PARTLY]
     if request != NOBODY and budget > 0:
-        if s.counter[HELD] + further_blocks(s, request, budget) <= s.fixed[CAPACITY]:
+        if s.counter[Counter.HELD] + further_blocks(s, request, budget) <= s.fixed[Fixed.CAPACITY]:
             budget -= compute_prompt(s, request, budget)
         else:
             preempt(s, request)
@@ -130,7 +112,7 @@ def serve_loaded(s: State, budget: int) -> int:
     request = first_loaded(s)
     while request != NOBODY and budget > 0:
         mark(s, request, -1)
-        if s.counter[HELD] + further_blocks(s, request, budget) > s.fixed[CAPACITY]:
+        if s.counter[Counter.HELD] + further_blocks(s, request, budget) > s.fixed[Fixed.CAPACITY]:
             evict(s, request)
             return 0
         take_out(s, request)
@@ -147,49 +129,51 @@ def serve_in_order(s: State) -> bool:
     """
     preempted = False
     begin_tick(s, 0)
-    request = s.list[group_list(s, 0), HEAD]
+    request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY:
         tokens = members_tokens(s, request, 0)
-        compute(s, request, tokens - 1, tokens + s.fixed[SLOTS])
+        compute(s, request, tokens - 1, tokens + s.fixed[Fixed.SLOTS])
         while overflows(s):
             last = last_running(s)
             preempt(s, last)
             preempted = True
             if last == request:
                 return preempted
-        request = s.request[request, AFTER]
+        request = s.request[request, Request.AFTER]
     return preempted
 
 
 @kernel
 def last_running(s: State) -> int:
     """The last that began to run: a prompt computed in part leaves nothing of the budget to others after it."""
-    partly = s.counter[PARTLY]
-    return int(s.list[group_list(s, 0), TAIL] if partly == NOBODY else partly)
+    partly = s.counter[Counter.PARTLY]
+    return int(s.list[group_list(s, 0), List.TAIL] if partly == NOBODY else partly)
 
 
 @kernel
 def preempt(s: State, request: int) -> None:
     """Evict; what has been generated becomes part of the prompt to compute again."""
-    if s.request[request, PLACE] != PARTIAL:
-        s.request[request, STAGE] = s.group[0, TICK] - s.request[request, START]
+    if s.request[request, Request.PLACE] != Place.PARTIAL:
+        s.request[request, Request.STAGE] = s.group[0, Group.TICK] - s.request[request, Request.START]
     evict(s, request)
 
 
 @kernel
 def granted_tokens(s: State, request: int, budget: int) -> int:
     """What is left to compute of a sequence, or as much of it as the budget allows."""
-    whole = whole_tokens(s, request, s.request[request, STAGE])
-    return int(min(whole - s.request[request, PARKED], budget))
+    whole = whole_tokens(s, request, s.request[request, Request.STAGE])
+    return int(min(whole - s.request[request, Request.PARKED], budget))
 
 
 @kernel
 def further_blocks(s: State, request: int, budget: int) -> int:
     """Blocks that the next part of a sequence takes."""
-    done = s.request[request, PARKED]
+    done = s.request[request, Request.PARKED]
     until = done + granted_tokens(s, request, budget)
     if layered(s):
-        return int(s.blocks[until, FILLED] - s.blocks[done, PASSED] - s.request[request, HOLDS])
+        return int(
+            s.blocks[until, Blocks.FILLED] - s.blocks[done, Blocks.PASSED] - s.request[request, Layered.HOLDS]
+        )
     return blocks_of(s, until) - blocks_of(s, done)
 
 
@@ -197,11 +181,11 @@ def further_blocks(s: State, request: int, budget: int) -> int:
 def admit_prompts(s: State, budget: int, most: int) -> None:
     """In order of arrival, while the next one fits; only the part granted takes blocks."""
     while budget > 0 and most > 0 and seat_is_free(s):
-        request = s.list[0, HEAD]
+        request = s.list[0, List.HEAD]
         if request == NOBODY:
             return
-        spared = int(s.knobs[WATERMARK]) if s.counter[RESIDENT] > 0 else 0
-        whole = whole_tokens(s, request, s.request[request, STAGE])
+        spared = int(s.knobs[WATERMARK]) if s.counter[Counter.RESIDENT] > 0 else 0
+        whole = whole_tokens(s, request, s.request[request, Request.STAGE])
         here, found, idle = 0, 0, 0
         fetched = was_fetched(s, request)
         if caches(s) and not fetched:
@@ -214,14 +198,14 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
                 return
             found = hits_of_tiers(s, request)
         blocks = blocks_of(s, tokens_with_room(s, whole, here, found, budget)) - here + idle
-        if not fetched and s.counter[HELD] + blocks > s.fixed[CAPACITY] - spared:
+        if not fetched and s.counter[Counter.HELD] + blocks > s.fixed[Fixed.CAPACITY] - spared:
             return
         seat(s, request)
         if fetched:  # with room for the next token, which is taken with it
-            s.request[request, PARKED] = whole - 1
-            s.counter[HELD] -= blocks_of(s, whole) - blocks_of(s, whole - 1)
+            s.request[request, Request.PARKED] = whole - 1
+            s.counter[Counter.HELD] -= blocks_of(s, whole) - blocks_of(s, whole - 1)
         else:
-            s.request[request, PARKED] = hold(s, request, found) if caches(s) else 0
+            s.request[request, Request.PARKED] = hold(s, request, found) if caches(s) else 0
         most -= 1
         if hosted(s) and found > here and load(s, request, here, found):
             continue
@@ -236,32 +220,32 @@ def tokens_with_room(s: State, whole: int, here: int, found: int, budget: int) -
     """
     if s.knobs[FIRST_CHUNK] == WHOLE_PROMPT:
         return whole
-    if hosted(s) and s.fixed[OVERLAPS] and found > here:
+    if hosted(s) and s.fixed[Fixed.OVERLAPS] and found > here:
         budget = 0
-    return int(min(whole, found * s.fixed[BLOCK] + budget))
+    return int(min(whole, found * s.fixed[Fixed.BLOCK] + budget))
 
 
 @kernel
 def compute_prompt(s: State, request: int, budget: int) -> int:
     """Compute the next part of a sequence; returns its tokens."""
     granted = granted_tokens(s, request, budget)
-    done = s.request[request, PARKED] + granted
+    done = s.request[request, Request.PARKED] + granted
     if layered(s):
         compute(s, request, done - granted, done)
     else:
-        s.counter[HELD] += further_blocks(s, request, budget)
+        s.counter[Counter.HELD] += further_blocks(s, request, budget)
     if granted > 1:
-        s.counter[PROMPTS] += granted
-    if done == whole_tokens(s, request, s.request[request, STAGE]):
-        s.counter[PARTLY] = NOBODY
-        enter(s, request, 0, s.request[request, STAGE])
+        s.counter[Counter.PROMPTS] += granted
+    if done == whole_tokens(s, request, s.request[request, Request.STAGE]):
+        s.counter[Counter.PARTLY] = NOBODY
+        enter(s, request, 0, s.request[request, Request.STAGE])
     else:
-        s.request[request, PARKED] = done
-        s.request[request, PLACE] = PARTIAL
-        s.counter[PARTLY] = request
-        s.counter[MORE_TOKENS] += done
-        s.counter[MORE_REQUESTS] += 1
-        s.counter[MORE_SILENT] += 1
+        s.request[request, Request.PARKED] = done
+        s.request[request, Request.PLACE] = Place.PARTIAL
+        s.counter[Counter.PARTLY] = request
+        s.counter[Counter.MORE_TOKENS] += done
+        s.counter[Counter.MORE_REQUESTS] += 1
+        s.counter[Counter.MORE_SILENT] += 1
     return granted
 
 
@@ -280,7 +264,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         seats=seats,
         # what the host forgets meanwhile is not found, and asks for no room at first
         coasts=admission == WHOLE_PROMPT or host is None,
-        prefix_cache=BLOCKS if caching else NO_CACHE,
+        prefix_cache=Cache.BLOCKS if caching else Cache.NONE,
         host=host,
         shed_after_s=patience_s,
     )

@@ -18,9 +18,9 @@ from kvplan.simulation.actions import (
     seat_is_free,
     stand_by,
 )
-from kvplan.simulation.kernels import kernel
+from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies import vllm
-from kvplan.simulation.policies.limits import (
+from kvplan.simulation.policies.parameters import (
     LIMITS,
     MOST_RUNNING,
     PATIENCE,
@@ -35,19 +35,7 @@ from kvplan.simulation.policies.limits import (
 )
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
 from kvplan.simulation.policies.vllm import WATERMARK, compute_prompt, preempt
-from kvplan.simulation.state import (
-    CAPACITY,
-    FIRST_WEIGHT,
-    HEAD,
-    HELD,
-    MAX_TOKENS,
-    NOBODY,
-    PARKED,
-    RESIDENT,
-    STAGE,
-    Setup,
-    State,
-)
+from kvplan.simulation.state import MAX_TOKENS, NOBODY, Counter, Fixed, List, Request, State, kernel
 
 
 @kernel
@@ -61,24 +49,24 @@ def form_batch(s: State) -> None:
     stand_by(s, 0)
     budget = left = int(s.knobs[MAX_TOKENS])
     while next_fits(s):
-        request = s.list[0, HEAD]
-        whole = int(s.request[request, FIRST_WEIGHT] + s.request[request, STAGE])
+        request = s.list[0, List.HEAD]
+        whole = int(s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE])
         if whole > left and left < budget:
             return
         seat(s, request)
-        s.request[request, PARKED] = 0
+        s.request[request, Request.PARKED] = 0
         left -= compute_prompt(s, request, whole)
 
 
 @kernel
 def next_fits(s: State) -> bool:
     """Whether the next in line may run, and its whole sequence fits."""
-    request = s.list[0, HEAD]
+    request = s.list[0, List.HEAD]
     if request == NOBODY or not seat_is_free(s):
         return False
-    spared = int(s.knobs[WATERMARK]) if s.counter[RESIDENT] > 0 else 0
-    whole = s.request[request, FIRST_WEIGHT] + s.request[request, STAGE]
-    return bool(s.counter[HELD] + blocks_of(s, whole) <= s.fixed[CAPACITY] - spared)
+    spared = int(s.knobs[WATERMARK]) if s.counter[Counter.RESIDENT] > 0 else 0
+    whole = s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE]
+    return bool(s.counter[Counter.HELD] + blocks_of(s, whole) <= s.fixed[Fixed.CAPACITY] - spared)
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:

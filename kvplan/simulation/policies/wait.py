@@ -5,16 +5,11 @@ import numpy as np
 from kvplan.analysis import wait as thresholds
 from kvplan.errors import UsageError
 from kvplan.model import sum_by
-from kvplan.simulation.actions import (
-    admit_in_order,
-    advance,
-    batch_is_empty,
-    evict_until_it_fits,
-    more_to_come,
-)
-from kvplan.simulation.kernels import kernel
+from kvplan.simulation.actions import admit_in_order, advance, batch_is_empty, evict_until_it_fits
+from kvplan.simulation.followups import more_to_come
+from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import LENGTH, RUNS, Setup, State
+from kvplan.simulation.state import Group, List, State, kernel
 
 
 @kernel
@@ -24,7 +19,7 @@ def form_batch(s: State) -> None:
     When nothing runs and nothing else is to come, all classes run with what there is.
     """
     for kind in range(s.group.shape[0]):
-        if s.list[kind, LENGTH] >= s.knobs[kind]:
+        if s.list[kind, List.LENGTH] >= s.knobs[kind]:
             advance(s, kind)
     make_room_and_admit(s)
     if batch_is_empty(s) and not more_to_come(s):
@@ -39,7 +34,7 @@ def make_room_and_admit(s: State) -> None:
     if evict_until_it_fits(s):
         return
     for kind in range(s.group.shape[0]):
-        if s.group[kind, RUNS] and not admit_in_order(s, kind, kind, int(s.knobs[kind])):
+        if s.group[kind, Group.RUNS] and not admit_in_order(s, kind, kind, int(s.knobs[kind])):
             return
 
 

@@ -5,24 +5,25 @@ from typing import Any
 
 from kvplan.errors import ProfileError
 from kvplan.ingest.cells import json_object, shown
+from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines
 from kvplan.ingest.trace.columns import Columns, seconds
-from kvplan.ingest.trace.format import Extras, FirstLine, RequestFormat
+from kvplan.ingest.trace.format import Extras, RequestFormat
 from kvplan.ingest.trace.identities import BadRowError, Request
 
 
-def _recognises(first: FirstLine) -> bool:
+def _recognises(first: Beginning) -> bool:
     """By its lists, or as an object of more than one line."""
     return first.in_json and (first.values is None or first.has("input_lens"))
 
 
-def _requests(first: FirstLine, lines: Lines, extras: Extras) -> Iterator[Request]:
+def _requests(first: Beginning, lines: Lines, extras: Extras) -> Iterator[Request]:
     rest = lines.rest()
     if first.values is not None and rest.strip():
         raise ProfileError(lines.source, "several benchmark results; give one at a time", line=2)
-    value = first.values or json_object(first.text + rest)
+    value = first.values or json_object(first.line + rest)
     if value is None:
-        message = f"not JSON: {shown(first.text + rest)}; is the file cut off?"
+        message = f"not JSON: {shown(first.line + rest)}; is the file cut off?"
         raise ProfileError(lines.source, message, line=1)
     inputs, outputs = value.get("input_lens"), value.get("output_lens")
     if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):

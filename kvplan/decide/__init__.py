@@ -1,1 +1,0 @@
-"""Decisions on reports: gate, remedies, differences."""

@@ -1,1 +1,0 @@
-"""How it is written: terminal, Markdown, HTML, JSON, JUnit, GitHub."""

@@ -1,0 +1,258 @@
+"""Judge whether a report meets a requirement. What cannot be judged is refused, never passed; so is null."""
+
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvplan.analysis.stability import UNCERTIFIED
+from kvplan.errors import UsageError
+from kvplan.gate.requirement import PLAN_HOLDS, Key, KeyPath, Named, Requirement, Value, quoted
+from kvplan.gate.simulated import GOODPUT, Standing, standing
+from kvplan.model.fleet import Routing
+from kvplan.planning.day import planned_for
+from kvplan.planning.trial import Task
+from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity, plain
+from kvplan.report.keys import BLOCKS, Kind
+from kvplan.report.words import Status
+from kvplan.study.objectives import State
+from kvplan.study.operating_point import Status as Growth
+from kvplan.units import rounded
+from kvplan.version import __version__
+
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_RADIUS = frozenset({"spectral_radius", "recovery_iterations"})
+_CERTIFIED = _RADIUS | {"stable", "unstable_modes"}
+_LIMITS = ("<", "<=", ">", ">=")
+_LEAST_DIGITS = 4  # that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A requirement against a report.
+
+    `margin` is what is to spare, negative where it fails, in the unit of the key; None except for numbers. `doubt` says
+    why the number proves nothing, if so; such a requirement never passes.
+    """
+
+    got: Value
+    margin: float | None
+    passed: bool
+    doubt: str = ""
+
+
+class Subject:
+    """The report that requirements are about, block by block as they are asked for.
+
+    With `tries`, trials of the prefix cache are made where asked for, and limits of simulated figures are decided by
+    runs that are long enough to tell; without, a trial has no value, and the intervals of the report decide.
+    """
+
+    def __init__(self, identity: ProfileIdentity, analyses: Analyses, *, tries: bool = False) -> None:
+        self.identity = identity
+        self.analyses = analyses
+        self.tries = tries
+        self._blocks: dict[str, Any] = {}
+        self._standings: dict[tuple[KeyPath, float], Standing | None] = {}
+
+    def block(self, name: str) -> Any:
+        """Return a block of the report as the contract has it."""
+        if name not in self._blocks:
+            fixed = {
+                "schema_version": SCHEMA_VERSION,
+                "kvplan_version": __version__,
+                "profile": self.identity,
+            }
+            found = fixed[name] if name in fixed else getattr(self.analyses, name)
+            self._blocks[name] = plain(found, name)
+        return self._blocks[name]
+
+    def value(self, key: Key) -> Value:
+        """Return the value of a key, with no more computed than that takes; a UsageError where it has none."""
+        match key.path:
+            case ("verdict", "status"):
+                return str(self.analyses.status)
+            case ("verdict", "binding"):
+                return self.analyses.binding
+            case (
+                "verdict",
+                "recovers_up_to_rps",
+            ):  # without the drain of a burst, which takes runs of its own
+                return value_of(key, lambda _: {"recovers_up_to_rps": self.analyses.recovery.rate_rps})
+            case ("prefix_cache", "trial", _) if self.tries:
+                return value_of(key, lambda name: plain(self.analyses.tried_prefix_cache, name))
+        return value_of(key, self.block)
+
+    def standing(self, key: Key, limit: float) -> Standing | None:
+        """Return how a simulated figure stands to a limit; None where the key is about none."""
+        if (key.path, limit) not in self._standings:
+            self._standings[key.path, limit] = standing(key, limit, self.analyses, tries=self.tries)
+        return self._standings[key.path, limit]
+
+    def doubt(self, key: Key) -> str:
+        """Return why the value of a key proves nothing; empty where it does."""
+        if key.path[0] != "stability" or key.path[-1] not in _CERTIFIED:
+            return ""
+        local = self.analyses.stability
+        if not local.certified:
+            return f"stability is {UNCERTIFIED}"
+        if key.path[-1] in _RADIUS and not local.radius_certified:
+            return "the value of the spectral radius is not certified"
+        return ""
+
+
+def is_costly(key: Key) -> bool:
+    """Return whether a key takes so many runs that they are made for itself alone, and not for every remedy."""
+    return key.path[:2] == ("prefix_cache", "trial") or key.path in (GOODPUT, PLAN_HOLDS.path)
+
+
+def value_of(key: Key, block: Callable[[str], Any]) -> Value:
+    """Return the value of a key; `block` gives a block of the report by its name.
+
+    A UsageError where the list has no such entry, the value is null, or not what the contract says.
+    """
+    first, *rest = key.path
+    assert isinstance(first, str)
+    value = block(first)
+    for part in rest:
+        if value is None:
+            break
+        value = _entry(key, value, part)
+    if value is None:
+        absent = BLOCKS[first].absent if block(first) is None and first in BLOCKS else key.record.absent
+        why = f" ({absent.rstrip('.')})" if absent else ""
+        raise UsageError(f"{key.text} is null in this report{why}; nothing can be compared with it")
+    if not _is(value, key.kind):
+        raise UsageError(f"{key.text} is not {key.kind} in this report")
+    return value  # type: ignore[no-any-return]
+
+
+def _entry(key: Key, value: Any, part: str | int | Named) -> Any:
+    if isinstance(part, str):
+        if not isinstance(value, dict) or part not in value:
+            raise UsageError(f"{key.text} is not in this report")
+        return value[part]
+    if not isinstance(value, list):
+        raise UsageError(f"{key.text} is not a list in this report")
+    if isinstance(part, int):
+        if part >= len(value):
+            raise UsageError(f"{key.text}: the list has {len(value)} entries, counted from 0")
+        return value[part]
+    names = [item.get("name") if isinstance(item, dict) else None for item in value]
+    if part.name not in names:
+        there = (
+            ", ".join(quoted(str(name)) for name in names[:10] if name is not None) or "entries without names"
+        )
+        raise UsageError(f"{key.text}: no entry is called {quoted(part.name)}; there are {there}")
+    return value[names.index(part.name)]
+
+
+def _is(value: Any, kind: Kind) -> bool:
+    if kind is Kind.TRUTH:
+        return isinstance(value, bool)
+    if kind is Kind.TEXT:
+        return isinstance(value, str)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and -sys.float_info.max <= value <= sys.float_info.max
+
+
+def judge(requirement: Requirement, subject: Subject) -> Judgement:
+    """Judge a report by a requirement; a UsageError where the key has no value in it.
+
+    Examples
+    --------
+    >>> from kvplan.gate.requirement import parse
+    >>> from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+    >>> chat = RequestClass("a", 5, (1,), (1.0,), 1.0)
+    >>> model = ServingModel((chat,), Timing(1.0), Replica(60))
+    >>> subject = Subject(ProfileIdentity("small", ""), Analyses(model, Plan()))
+    >>> judge(parse("load.sustainable_rps >= 12"), subject)
+    Judgement(got=10.0, margin=-2.0, passed=False, doubt='')
+    """
+    wanted = requirement.wanted
+    if requirement.key.path == ("verdict", "status") and wanted == Status.OVERLOADED:
+        # the load alone tells; which of the other two words it is can take a simulation
+        overloaded = subject.analyses.overloaded
+        said = str(Status.OVERLOADED) if overloaded else f"not {Status.OVERLOADED}"
+        return Judgement(said, None, overloaded == (requirement.symbol == "=="))
+    if requirement.key is PLAN_HOLDS:
+        return _of_plan(subject.analyses)
+    doubt = subject.doubt(requirement.key)
+    if doubt and subject.block("stability")[requirement.key.path[-1]] is None:
+        return Judgement("uncertified", None, False, doubt)  # null because nothing is proved
+    if requirement.symbol in _LIMITS and isinstance(wanted, int | float):
+        stands = subject.standing(requirement.key, float(wanted))
+        if stands is not None:
+            return _by_runs(requirement, stands, float(wanted), subject)
+    got = subject.value(requirement.key)
+    passed = _COMPARE[requirement.symbol](got, wanted) and not doubt
+    if isinstance(got, bool | str) or isinstance(wanted, bool | str):
+        return Judgement(got, None, passed, doubt)
+    return Judgement(got, _margin(requirement.symbol, got, wanted), passed, doubt)
+
+
+def _of_plan(analyses: Analyses) -> Judgement:
+    """Judge whether the replicas are enough: every objective holds, slower and with headroom, by runs that decide."""
+    model, plan, fleet = analyses.whole, analyses.plan, analyses.whole.fleet
+    if fleet is not None and fleet.is_split:
+        raise UsageError("plan.holds is about replicas that prefill and decode; this fleet has them apart")
+    looks = fleet is not None and fleet.routing not in (Routing.RANDOM, Routing.SESSION)
+    router = fleet.routing if fleet is not None and looks else None
+    task = Task(planned_for(replace(model, fleet=None)), plan, plan.slower, plan.headroom, router=router)
+    tokens = model.replica.max_num_batched_tokens
+    size = 1 if fleet is None else fleet.size
+    judged = task.judge(size, tokens)
+    said = f"{judged.state}, {size} replica{'s' * (size != 1)}"
+    if judged.missed:
+        said = f"misses {', '.join(judged.missed)} with {size} replica{'s' * (size != 1)}"
+    doubt = "long runs leave it open" if judged.state is State.OPEN else ""
+    return Judgement(said, None, judged.state is State.HOLDS, doubt)
+
+
+def _by_runs(requirement: Requirement, stands: Standing, wanted: float, subject: Subject) -> Judgement:
+    state, symbol = stands.state, requirement.symbol
+    passed = state is (State.HOLDS if symbol in ("<", "<=") else State.MISSES)
+    if requirement.key.path[0] == "latency" and subject.analyses.latency.status is Growth.GROWING:
+        return Judgement(str(Growth.GROWING), None, passed)
+    got = subject.value(requirement.key)
+    assert not isinstance(got, bool | str)
+    margin = _margin(symbol, got, wanted)
+    if stands.value is not None and state is not State.OPEN and (margin >= 0) != passed:
+        margin = _margin(symbol, stands.value, wanted)  # longer runs than those of the report
+    return Judgement(got, margin, passed, stands.doubt)
+
+
+def _margin(symbol: str, got: float, wanted: float) -> float:
+    if symbol in ("<", "<="):
+        return wanted - got
+    if symbol in (">", ">="):
+        return got - wanted
+    return -abs(got - wanted) if symbol == "==" else abs(got - wanted)
+
+
+def holds(requirement: Requirement, subject: Subject) -> bool:
+    """Return whether a requirement is met; not where it cannot be judged."""
+    try:
+        return judge(requirement, subject).passed
+    except UsageError:
+        return False
+
+
+def telling_digits(requirement: Requirement, got: float) -> int:
+    """Return the significant digits at which a number, as shown, is on the side of the bound where it is.
+
+    >>> from kvplan.gate.requirement import parse
+    >>> telling_digits(parse("load.headroom >= 0.2"), 0.1999999)
+    7
+    """
+    compare, wanted = _COMPARE[requirement.symbol], requirement.wanted
+    verdict = compare(got, wanted)
+    return next((d for d in range(_LEAST_DIGITS, 17) if compare(rounded(got, d), wanted) == verdict), 17)

@@ -1,0 +1,377 @@
+"""The smallest single change after which a requirement holds: of traffic, memory, replicas, or engine limits.
+
+Each is found by inverting the report: its formulas are evaluated at larger and larger changes until all holds, and the
+last step is narrowed down to the least that passes. It is then rounded to the passing side, as one would write it into
+the profile, and the profile so changed is judged anew. A change that breaks a requirement met before is no remedy.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from enum import StrEnum
+from fractions import Fraction
+from functools import cached_property, partial
+from typing import Any
+
+from kvplan.analysis.concurrency import engine_max_num_seqs
+from kvplan.analysis.equilibrium import load, load_times
+from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
+from kvplan.analysis.records import Load
+from kvplan.analysis.stability import Stability, stability
+from kvplan.analysis.worst_cycle import CycleKind
+from kvplan.errors import UsageError
+from kvplan.gate.judgement import Subject, holds
+from kvplan.gate.requirement import Requirement
+from kvplan.model import Replica, ServingModel, as_written
+from kvplan.profile.positions import KeyPath, written
+from kvplan.profile.reading import Profile
+from kvplan.report.assembly import Analyses
+from kvplan.report.prefix_cache import good_rps
+from kvplan.solve import boundary, first_of_steps, least_whole
+from kvplan.units import BYTE_UNITS
+
+MAX_FACTOR = 1000.0  # a thousandth of the traffic, or a thousand times the memory, is no remedy
+_DIGITS = 4
+_ALL_DIGITS = 17  # that a float can tell apart
+_GROWTH = 4.0  # of the steps of a search
+_FIRST_STEP = MAX_FACTOR / _GROWTH**11
+_PRECISION = 1e-5
+
+Passes = Callable[[Subject], bool]
+
+
+class Lever(StrEnum):
+    """What is changed."""
+
+    RATE = "rate"
+    MEMORY = "memory"
+    REPLICAS = "replicas"
+    MAX_NUM_SEQS = "max_num_seqs"
+    MAX_NUM_BATCHED_TOKENS = "max_num_batched_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value of the profile before and after; `path` leads to its key."""
+
+    path: KeyPath
+    before: float | int | str
+    after: float | int | str
+
+    @property
+    def key(self) -> str:
+        """The key as people write it."""
+        return written(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One change after which what was wanted holds.
+
+    Attributes
+    ----------
+    amount
+        Total rate of a replica, requests/s; or memory, tokens; or replicas; or the engine's limit.
+    relative
+        How large the change is: \\|after/before - 1\\| of rate, memory, replicas, or limit.
+    changes
+        The same in the profile of one replica.
+    """
+
+    lever: Lever
+    amount: float
+    relative: float
+    changes: tuple[Change, ...]
+
+
+def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) -> tuple[Remedy, ...]:
+    """Return the changes after which all that is wanted holds of a profile with this report, smallest change first.
+
+    At most one for each lever.
+
+    Examples
+    --------
+    >>> from io import BytesIO
+    >>> from kvplan.gate.requirement import parse
+    >>> from kvplan.profile.reading import load_profile
+    >>> from kvplan.report.assembly import ProfileIdentity
+    >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
+    >>> subject = Subject(ProfileIdentity("tools", ""), Analyses(profile.model, profile.plan))
+    >>> first, *_ = remedies(profile, subject, [parse("load.headroom >= 0.25")])
+    >>> first.lever, first.amount, first.changes[0].key
+    (<Lever.RATE: 'rate'>, 43.89, 'classes[0].rate')
+    """
+
+    def passes(changed: Subject) -> bool:
+        return all(holds(requirement, changed) for requirement in wanted)
+
+    if any(requirement.key.path[0] == "verdict" for requirement in wanted):
+        _ = subject.analyses.recovery  # once, for all rates
+    remedies: list[Remedy] = []
+    if excess := _least(lambda x: passes(_with_rate(subject, 1 / (1 + x)))):
+        remedies += _rate_remedies(profile, subject, excess, passes)
+        remedies += _replica_remedies(profile, subject, excess, passes)
+    if more := _least(lambda x: passes(_with_memory(subject, x))):
+        remedies += _memory_remedies(profile, subject, more, passes)
+    remedies += _limit_remedies(profile, subject, passes)
+    return tuple(sorted(remedies, key=lambda remedy: remedy.relative))
+
+
+# --------------------------------------------------------------------------------------------- inverting
+
+
+def _least(passes: Callable[[float], bool]) -> float | None:
+    """Return the least relative change that passes: the first step that does, narrowed down towards the one before.
+
+    >>> _least(lambda x: x >= 0.3), _least(lambda x: False)  # doctest: +ELLIPSIS
+    (0.3000..., None)
+    """
+    step = first_of_steps(passes, _FIRST_STEP, _GROWTH, MAX_FACTOR)
+    if step is None:
+        return None
+    before = 0.0 if step == _FIRST_STEP else step / _GROWTH
+    _, factor = boundary(lambda factor: passes(factor - 1), 1 + before, 1 + step, close=_PRECISION)
+    return factor - 1
+
+
+def _with_rate(subject: Subject, factor: float) -> Subject:
+    analyses = subject.analyses
+    changed = with_rates_of_users(with_part_of_users(analyses.model, factor))
+    if users_of(analyses.model):
+        return _with_model(subject, changed)
+    shared: dict[str, object] = {"load": load_times(analyses.load, factor)}
+    if analyses.model.finds_prefixes:  # what is always in use depends on rates
+        good = analyses.prefix_cache and analyses.prefix_cache.sustainable_rps.good
+        return _with_model(subject, changed, shared | ({} if good is None else {"_good_rps": good}))
+    # the rate is no part of what a saturated replica does
+    return _with_model(
+        subject, changed, shared | _known(subject, "stability", "saturation", "worst_cycle", "recovery")
+    )
+
+
+def _with_replica(subject: Subject, replica: Replica) -> Subject:
+    before = subject.analyses.model
+    model = replace(before, replica=replica)
+    if model.finds_prefixes:
+        return _with_model(subject, model)
+    model.__dict__["mix"] = before.mix  # where it is cached; memory and limits are no part of it
+    return _with_model(subject, model, _known(subject, "stability"))
+
+
+def _with_memory(subject: Subject, more: float) -> Subject:
+    replica = subject.analyses.model.replica
+    blocks = math.ceil(replica.memory_tokens * (1 + more) / replica.block_tokens)
+    return _with_replica(subject, replace(replica, memory_tokens=blocks * replica.block_tokens))
+
+
+def _with_limit(subject: Subject, lever: Lever, limit: int) -> Subject:
+    replica = subject.analyses.model.replica
+    if lever is Lever.MAX_NUM_SEQS:
+        return _with_replica(subject, replace(replica, max_num_seqs=limit))
+    return _with_replica(subject, replace(replica, max_num_batched_tokens=limit))
+
+
+def _with_model(subject: Subject, model: ServingModel, known: Mapping[str, object] | None = None) -> Subject:
+    return Subject(subject.identity, _Searched(model, subject.analyses.plan, known))
+
+
+def _known(subject: Subject, *names: str) -> dict[str, object]:
+    """Return what of a subject's analyses was computed already."""
+    return {name: subject.analyses.__dict__[name] for name in names if name in subject.analyses.__dict__}
+
+
+class _Searched(Analyses):
+    """Analyses without what no requirement needs: sensitivities, advice on stability, the latency of a warm cache."""
+
+    @cached_property
+    def load(self) -> Load:
+        return load(self.model, sensitive=False)
+
+    @cached_property
+    def stability(self) -> Stability:
+        return stability(self.cold, advised=False)
+
+    @cached_property
+    def overloaded(self) -> bool:
+        if not self.model.finds_prefixes or users_of(self.model):
+            return super().overloaded
+        # what a warm cache serves is no less than what is guaranteed
+        return self.load.offered_rps > self.load.sustainable_rps and self.load.offered_rps > self._good_rps
+
+    @cached_property
+    def _good_rps(self) -> float:
+        return good_rps(self.model)
+
+
+# ---------------------------------------------------------------------------------- writing into a profile
+
+
+def _rate_remedies(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Remedy]:
+    before = profile.model.total_rate_rps
+    together = _cycle_is_simulated(subject)
+    # The nearest decimal first: the inverse is known to a few digits, and may be a round number.
+    for digits, rounding in ((_DIGITS, ROUND_HALF_EVEN), (_DIGITS, ROUND_FLOOR), (2 * _DIGITS, ROUND_FLOOR)):
+        changes = _rates(
+            profile, 1 / Fraction(1 + excess), partial(_rounded, digits=digits, rounding=rounding), together
+        )
+        model = _verified(profile, subject, changes, passes)
+        if model is not None:
+            after = model.total_rate_rps
+            yield Remedy(Lever.RATE, after, 1 - after / before, changes)
+            return
+
+
+def _replica_remedies(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Remedy]:
+    if profile.model.fleet is not None:  # which says already how many there are
+        return
+    least = max(2, math.ceil((1 + excess) * (1 - _PRECISION)))
+    together = _cycle_is_simulated(subject)
+    for replicas in (least, least + 1):
+        for digits in (_DIGITS, 2 * _DIGITS, _ALL_DIGITS):
+            # rounded up: the replicas together serve all of it
+            changes = _rates(
+                profile,
+                Fraction(1, replicas),
+                partial(_rounded, digits=digits, rounding=ROUND_CEILING),
+                together,
+                whole=math.ceil,
+            )
+            if _verified(profile, subject, changes, passes) is not None:
+                yield Remedy(Lever.REPLICAS, replicas, replicas - 1.0, changes)
+                return
+
+
+def _cycle_is_simulated(subject: Subject) -> bool:
+    """Whether a cycle was simulated for a subject: then rates stay in proportion, so that it need not be again."""
+    asked = {"recovery", "worst_cycle"} & subject.analyses.__dict__.keys()
+    return bool(asked) and subject.analyses.worst_cycle.kind is CycleKind.SIMULATED
+
+
+def _memory_remedies(profile: Profile, subject: Subject, more: float, passes: Passes) -> Iterator[Remedy]:
+    before = subject.analyses.model.replica.memory_tokens
+    for _ in range(3):
+        changes = (_memory(profile, subject, before * (1 + more)),)
+        model = _verified(profile, subject, changes, passes)
+        if model is not None:
+            after = model.replica.memory_tokens
+            yield Remedy(Lever.MEMORY, after, after / before - 1, changes)
+            return
+        more += 10.0**-_DIGITS * (1 + more)
+
+
+def _limit_remedies(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Remedy]:
+    """The limit of the engine that binds, raised; or its requests at once, so few that no preemption is possible."""
+    model, binding = subject.analyses.model, subject.analyses.binding
+    for lever, before in (
+        (Lever.MAX_NUM_SEQS, model.replica.max_num_seqs),
+        (Lever.MAX_NUM_BATCHED_TOKENS, model.replica.max_num_batched_tokens),
+    ):
+        if before is None:
+            continue
+        after = _least_limit(subject, lever, before, passes) if lever == binding else None
+        if after is None and lever is Lever.MAX_NUM_SEQS:
+            after = _eviction_free_limit(subject, before, passes)
+        if after is None:
+            continue
+        change = Change(("gpu", lever.value), before, after)
+        if _verified(profile, subject, (change,), passes) is not None:
+            yield Remedy(lever, after, abs(after / before - 1), (change,))
+
+
+def _least_limit(subject: Subject, lever: Lever, before: int, passes: Passes) -> int | None:
+    def raised(limit: float) -> bool:
+        return passes(_with_limit(subject, lever, int(limit)))
+
+    enough = first_of_steps(raised, 2.0 * before, 2.0, MAX_FACTOR * before)
+    return None if enough is None else least_whole(raised, int(enough) // 2, int(enough))
+
+
+def _eviction_free_limit(subject: Subject, before: int, passes: Passes) -> int | None:
+    """The most requests at once that always fit, where fewer than now; not at the price of an overload."""
+    limit = engine_max_num_seqs(subject.analyses.model)
+    if not 0 < limit < before:
+        return None
+    changed = _with_limit(subject, Lever.MAX_NUM_SEQS, limit)
+    overloads = changed.analyses.overloaded and not subject.analyses.overloaded
+    return limit if not overloads and passes(changed) else None
+
+
+def _rates(
+    profile: Profile,
+    factor: Fraction,
+    rounded: Callable[[Decimal], Decimal],
+    together: bool,
+    whole: Callable[[Fraction | Decimal], int] = math.floor,
+) -> tuple[Change, ...]:
+    """The keys that give rates, each changed by a factor; rounded is each of them, or the factor for all together.
+
+    Users are made whole.
+    """
+
+    def amount(path: KeyPath, value: Fraction | Decimal) -> float | int:
+        return max(1, whole(value)) if path[-1] == "users" else float(value)
+
+    tables = profile.tables
+    keys: list[tuple[KeyPath, Any]] = [
+        ((kind, i, key), table[key])
+        for kind, key in (("classes", "rate"), ("sessions", "rate"), ("sessions", "users"))
+        for i, table in enumerate(tables.get(kind, ()))
+        if key in table
+    ]
+    if "rate" in tables.get("workload", {}):
+        keys = [(("workload", "rate"), tables["workload"]["rate"]), *keys]
+    if together and len(keys) > 1:
+        common = Fraction(rounded(_decimal(factor)))
+        return tuple(Change(path, before, amount(path, as_written(before) * common)) for path, before in keys)
+    return tuple(
+        Change(path, before, amount(path, rounded(_decimal(as_written(before) * factor))))
+        for path, before in keys
+    )
+
+
+def _decimal(value: Fraction) -> Decimal:
+    return Decimal(value.numerator) / Decimal(value.denominator)
+
+
+def _memory(profile: Profile, subject: Subject, tokens: float) -> Change:
+    """Memory for so many tokens, in the way in which the profile gives it: whole blocks, or bytes with their unit."""
+    gpu = profile.tables["gpu"]
+    block = subject.analyses.model.replica.block_tokens
+    if "memory_tokens" in gpu:
+        step = block * max(1, int(10 ** (math.floor(math.log10(tokens)) + 1 - _DIGITS)) // block)
+        return Change(("gpu", "memory_tokens"), gpu["memory_tokens"], math.ceil(tokens / step) * step)
+    if "kv_blocks" in gpu:
+        return Change(("gpu", "kv_blocks"), gpu["kv_blocks"], math.ceil(tokens / block))
+    unit = re.sub(r"[^A-Za-z]*([eE][+-]?\d+)?", "", gpu["memory"], count=1).strip()
+    least = math.ceil(tokens / block) * block * gpu["kv_bytes_per_token"]
+    amount = _rounded(Decimal(least) / Decimal(int(BYTE_UNITS[unit])), _DIGITS, ROUND_CEILING)
+    return Change(("gpu", "memory"), gpu["memory"], f"{amount:f} {unit}")
+
+
+def _rounded(value: Decimal, digits: int, rounding: str) -> Decimal:
+    """A decimal of so many significant digits.
+
+    >>> _rounded(Decimal("43.8959"), 4, ROUND_FLOOR), _rounded(Decimal(1234567), 4, ROUND_CEILING)
+    (Decimal('43.89'), Decimal('1.235E+6'))
+    """
+    return value.quantize(Decimal(1).scaleb(value.adjusted() + 1 - digits), rounding=rounding)
+
+
+def _verified(
+    profile: Profile, subject: Subject, changes: Sequence[Change], passes: Passes
+) -> ServingModel | None:
+    """The model of the profile so changed, if it is allowed and passes.
+
+    Nothing is taken over from the search, and of the report only what no lever is part of: stability, if it is
+    proved. Shares of rates that were rounded differ in the last digit, far below what such a proof leaves.
+    """
+    try:
+        model = profile.changed({change.path: change.after for change in changes})
+    except UsageError:
+        return None
+    local = subject.analyses.__dict__.get("stability")
+    known = {"stability": local} if local is not None and local.certified and not model.finds_prefixes else {}
+    changed = Subject(subject.identity, _Searched(model, subject.analyses.plan, known))
+    return model if passes(changed) else None

@@ -1,0 +1,185 @@
+"""Engines: what each logs when it starts and as it runs, and what it calls its metrics; a module each.
+
+A module has a record `LOG`, and `METRICS` where kvplan reads them. Nothing else need know of it.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from kvplan.errors import ProfileError
+from kvplan.ingest.reader import collected
+
+if TYPE_CHECKING:
+    from kvplan.ingest.timing.collector import Collector
+
+BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
+TP, PP = "tensor_parallel", "pipeline_parallel"
+NUMBER = r"(-?\d[\d,]*)"
+_REPLICA = ("engine", "dp_rank", "instance", "pod")  # tell engines apart which serve requests of their own
+_RANK = ("tp_rank", "pp_rank", "moe_ep_rank", "ep_rank", "pid")  # parts of one engine, which all say the same
+
+Labels = Mapping[str, str]
+Key = tuple[tuple[str, str], ...]
+
+
+class Capacity(NamedTuple):
+    """A statement of a KV capacity; the first group of `form` is the number, of tokens unless `in_blocks`.
+
+    `of_pool` is that of one pool, of which a rank can have several; a total counts before it.
+    """
+
+    form: re.Pattern[str]
+    in_blocks: bool = False
+    of_pool: bool = False
+
+
+class StatisticsReader(Protocol):
+    """Adds samples of iterations to a collector, line by line, and what is left at the end of the log."""
+
+    def line(self, number: int, text: str) -> None: ...
+    def end(self) -> None: ...
+
+
+class EngineLog(NamedTuple):
+    """What one engine logs; expressions are None where it logs no such thing."""
+
+    engine: str
+    looked_for: str  # its statements of a capacity, as a message lists them
+    words: tuple[
+        str, ...
+    ]  # a line without any says nothing; looking for them is far cheaper than the expressions
+    capacities: tuple[Capacity, ...]
+    limits: tuple[
+        tuple[str, re.Pattern[str]], ...
+    ] = ()  # by name; of two in a line the later in this list counts
+    start: str = ""  # an expression for the line that begins a start
+    limits_follow: bool = False  # the capacity too
+    hit_rate: re.Pattern[str] | None = (
+        None  # percent of prompt tokens that the prefix cache found, time and again
+    )
+    computed_and_found: re.Pattern[str] | None = None  # prompt tokens of a batch
+    concurrency: re.Pattern[str] | None = (
+        None  # a length and how many requests of it fit, right after the capacity
+    )
+    accepted: re.Pattern[str] | None = None  # tokens drafted since the last, and shares of drafts by position
+    unified: re.Pattern[str] | None = None  # layers of several kinds all get the memory of full attention
+    block_tokens: int = 1  # of a block, where the log does not say
+    running: tuple[str, ...] = ()  # words of the lines that it logs as it runs, which `statistics` reads
+    statistics: "Callable[[Collector], StatisticsReader] | None" = None
+
+    def says(self, line: str) -> bool:
+        """Tell whether a line states a capacity, or what ran."""
+        return any(word in line for word in self.running) or any(
+            kind.form.search(line) for kind in self.capacities
+        )
+
+
+class KvCapacity(NamedTuple):
+    """Of one engine, tokens; None where the size of blocks is not exported."""
+
+    memory_tokens: int
+    block_tokens: int | None
+
+
+class EngineMetrics(NamedTuple):
+    """What an engine calls its metrics, after a prefix and a colon; of several the first that is there counts."""
+
+    engine: str
+    prefix: str
+    prompt: str  # histograms of lengths
+    generation: str
+    requests: tuple[str, ...]
+    preemptions: tuple[str, ...]
+    hits: tuple[
+        tuple[str, str], ...
+    ]  # counters of prompt tokens that the prefix cache found, and of those looked up
+    hit_rates: tuple[str, ...]  # gauges of what it finds
+    drafts: (
+        tuple[str, str] | None
+    )  # counters of iterations with drafts, and of those accepted at each position
+    capacity: str
+    capacities: "Callable[[Snapshot], tuple[list[KvCapacity], list[str]]]"  # of each engine, with notes
+    without_histograms: str  # why a server may not export lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Samples by name, of one model; time by their timestamps, seconds since 1970."""
+
+    source: str
+    sha256: str
+    names: EngineMetrics
+    models: tuple[str, ...]
+    samples: Mapping[str, list[tuple[Labels, float]]]
+    time_s: float | None
+    modified_s: float
+
+    def series(self, name: str) -> dict[Key, float]:
+        """Return values by their labels; those that only differ in the rank which says it are one."""
+        series: dict[Key, float] = {}
+        for labels, value in self.samples.get(name, ()):
+            if not 0 <= value < math.inf:
+                raise ProfileError(self.source, f"{value:g}; must be a number, at least 0", key=name)
+            key = tuple(sorted((k, v) for k, v in labels.items() if k not in _RANK))
+            series[key] = max(series.get(key, 0.0), value)
+        return series
+
+    def first(self, names: Iterable[str]) -> str | None:
+        """Return the first name that has samples."""
+        return next((name for name in names if name in self.samples), None)
+
+    def engines(self) -> int:
+        """Count the engines with requests of their own, at least 1."""
+        of = self.names
+        names = (f"{of.prompt}_count", f"{of.generation}_count", *of.requests, of.capacity)
+
+        def replicas(name: str) -> int:
+            every = (labels for labels, _ in self.samples.get(name, ()))
+            return len({tuple((key, labels[key]) for key in _REPLICA if key in labels) for labels in every})
+
+        return max(1, *map(replicas, names))
+
+
+def argument(name: str) -> re.Pattern[str]:
+    """Match ``name=1``, ``'name': 1``, ``--name 1``; not as the end of a longer name.
+
+    Examples
+    --------
+    >>> [bool(argument("block_size").search(text)) for text in ("--block-size 32", "mamba_block_size=64")]
+    [True, False]
+    """
+    return re.compile(rf"(?<![\w-])(?:--)?{name.replace('_', '[_-]')}['\"]?\s?[:= ]\s?['\"]?(\d+)")
+
+
+def whole(digits: str) -> int:
+    """Read a number with thousands separators; one too long to be meant is only known to be large."""
+    plain = digits.replace(",", "")
+    return int(plain) if len(plain) <= 18 else 10**18
+
+
+def whole_label(text: str | None) -> int | None:
+    """Read a positive whole number of a label; None for "None" and whatever else."""
+    return int(text) if text and re.fullmatch(r"[1-9]\d{0,17}", text) else None
+
+
+def numbers(match: re.Match[str] | None) -> list[float] | None:
+    """Read the numbers of a line; None where one of them cannot be, or the line has another form.
+
+    Examples
+    --------
+    >>> numbers(re.search("([0-9]+) of ([0-9.]+)", "3 of 1.5")), numbers(None)
+    ([3.0, 1.5], None)
+    >>> numbers(re.search("([0-9]+)", "9" * 400))
+    """
+    try:
+        values = [float(text) for text in match.groups()] if match else []
+    except ValueError:
+        return None
+    return values if values and max(values) <= 1e12 else None
+
+
+LOGS: tuple[EngineLog, ...] = collected(__name__, __path__, "LOG")
+METRICS: tuple[EngineMetrics, ...] = collected(__name__, __path__, "METRICS")

@@ -1,1 +1,0 @@
-"""Engines' start-up logs."""

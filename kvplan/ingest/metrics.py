@@ -1,0 +1,443 @@
+"""What a server's metrics say: KV capacity, classes from the histograms of lengths, rates, preemptions.
+
+Counters count from the start of the server. Two snapshots give the rate between them, one gives the mean rate since
+the counters were created. Traffic of several data-parallel engines is summed, then shared equally: a profile is one
+replica.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from time import time
+from typing import TextIO, cast
+
+import numpy as np
+
+from kvplan.errors import ProfileError, UsageError, shown
+from kvplan.ingest.engines import METRICS, Key, Labels, Snapshot
+from kvplan.ingest.lengths import LengthHistogram, Lengths, independent_classes, lengths
+from kvplan.ingest.observed import ObservedDrafts, ObservedHits
+from kvplan.ingest.profile_text import Part, classes_part, replica_part
+from kvplan.ingest.text_file import Lines, lines_of
+from kvplan.model import Knowledge, Origin, RequestClass
+from kvplan.profile.reading import Profile
+from kvplan.ranges import MAX_MEMORY_TOKENS, MAX_TOKENS
+from kvplan.units import format_number, format_percent, format_seconds, format_tokens
+from kvplan.version import __version__
+
+_OFF = 0.02  # by which two figures of one thing may differ without a word
+_LONGEST_LINE = (
+    100_000  # characters; the time that a label takes the library grows with the square of its length
+)
+_SHOWN = 60  # characters of a line in a message
+_NAMED, _LONGEST_NAME = 8, 100  # models that a message names
+_MODEL = ("model_name", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetrics:
+    """What a snapshot of metrics says about one replica and its traffic; None for what is not exported.
+
+    `notes` are what was assumed or left out, and what does not fit.
+    """
+
+    source: str
+    engine: str
+    models: tuple[str, ...]  # every one that the snapshot names, sorted
+    sha256: str
+    memory_tokens: int | None  # KV capacity of one engine
+    block_tokens: int | None
+    classes: tuple[RequestClass, ...]  # empty where no request finished, or without histograms of lengths
+    rate_rps: (
+        float | None
+    )  # finished per second and engine, those of no length included; None: nothing finished
+    rate_from: str  # "two snapshots, 300 s apart"; empty without a rate
+    requests: float  # finished by all engines, in the time of the rate
+    preemptions: float | None  # in the same time
+    mean_input: float | None  # tokens, by sum and count of the histograms
+    mean_decode: float | None
+    hits: ObservedHits | None
+    drafts: ObservedDrafts | None
+    notes: tuple[str, ...]
+
+
+def read_metrics(
+    path: Path,
+    earlier: Path | None = None,
+    *,
+    interval_s: float | None = None,
+    model: str | None = None,
+) -> ServerMetrics:
+    """Read a snapshot of metrics, or what happened between an earlier one and it.
+
+    Parameters
+    ----------
+    earlier
+        A snapshot of the same server from before; classes and rates are those of the time between.
+    interval_s
+        Seconds between the two; of a single one, seconds that its counters cover. Without it, snapshots with
+        timestamps tell; a single one also by the time its counters were created, and when the file was modified.
+    model
+        The model wanted, where there are several.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, holds no metrics of either engine or those of several models, or does not tell the
+        time that its counters cover; or the counters are not those of one server, running from one snapshot to the
+        other.
+    ProfileError
+        The text is malformed, with its line; or the values cannot be.
+    """
+    if interval_s is not None and not 0 < interval_s < math.inf:
+        raise UsageError(f"interval: {interval_s:g} s; must be more than 0")
+    late = _snapshot(path, model)
+    early = None if earlier is None else _snapshot(earlier, model)
+    if early is not None and early.names is not late.names:
+        raise UsageError(f"{early.source} is of {early.names.engine}, {late.source} of {late.names.engine}")
+    return _Reader(late, early).metrics(interval_s)
+
+
+def metrics_parts(metrics: ServerMetrics, base: Profile | None) -> list[Part]:
+    """Write the table [gpu] if the metrics have the capacity, and the classes if they have the lengths."""
+    where = f"{metrics.source} ({metrics.engine}, {', '.join(metrics.models) or 'no model named'})"
+    digest, notes = f"sha256 {metrics.sha256}", [f"Note: {note}." for note in metrics.notes]
+    origin = Origin(Knowledge.MEASURED, PurePath(metrics.source).name)
+    parts = []
+    if metrics.memory_tokens is not None:
+        stated = {"memory_tokens": metrics.memory_tokens, "block_tokens": metrics.block_tokens}
+        values = {key: value for key, value in stated.items() if value is not None}
+        about = f"{', '.join(values)}: exported by {where}, as read by kvplan {__version__}."
+        parts.append(replica_part(base, values, [about, digest], origin))
+    if metrics.classes:
+        requests = f"{format_tokens(metrics.requests)} requests, {metrics.rate_from}"
+        means = format_tokens(metrics.mean_input), format_tokens(metrics.mean_decode)
+        about_classes = [
+            f"Classes and rates: {requests}, counted by {where}, as read by kvplan {__version__}.",
+            f"Lengths: {means[0]} tokens in, {means[1]} out, on average.",
+        ]
+        if metrics.preemptions is not None:
+            about_classes.append(f"Preemptions in that time: {format_tokens(metrics.preemptions)}.")
+        parts.append(classes_part(metrics.classes, [*about_classes, digest, *notes], origin))
+    if not parts:
+        raise UsageError(f"{metrics.source}: neither KV capacity nor finished requests; nothing to import")
+    return parts
+
+
+# -- a snapshot -------------------------------------------------------------------------------------------------------
+
+
+def _snapshot(path: Path, model: str | None) -> Snapshot:
+    """Read the metrics of one engine; where there are several models, of the one named."""
+    from prometheus_client.parser import text_fd_to_metric_families
+
+    source = str(path)
+    known = {names.prefix: names for names in METRICS}
+    underscored = re.compile(f"^({'|'.join(known)})_")  # what takes no colons makes underscores
+    samples: dict[str, list[tuple[Labels, float]]] = {}
+    times: list[float] = []
+    with lines_of(path, longest=_LONGEST_LINE) as lines:
+        try:
+            for family in text_fd_to_metric_families(cast(TextIO, lines)):
+                for sample in family.samples:
+                    name = underscored.sub(r"\1:", sample.name)
+                    if name.partition(":")[0] in known:
+                        samples.setdefault(name, []).append((sample.labels, float(sample.value)))
+                        if sample.timestamp is not None:
+                            times.append(float(sample.timestamp))
+        except UnicodeDecodeError:
+            raise
+        except (ValueError, IndexError):
+            raise _malformed(source, lines) from None
+    prefixes = {name.partition(":")[0] for name in samples}
+    if len(prefixes) != 1:
+        raise _not_of_one(source, several=bool(prefixes), empty=not lines.number)
+    models = sorted({label for group in samples.values() for labels, _ in group for label in _models(labels)})
+    return Snapshot(
+        source=source,
+        sha256=lines.sha256,
+        names=known[prefixes.pop()],
+        models=tuple(models),
+        samples=_of_model(samples, models, model, source),
+        time_s=max(times, default=None),
+        modified_s=path.stat().st_mtime if path.is_file() else time(),
+    )
+
+
+def _malformed(source: str, lines: Lines) -> UsageError:
+    seen = lines.last.strip()
+    if seen.startswith("<") and lines.number < 4:
+        what = "a web page, and no Prometheus metrics"
+        return UsageError(f"{source}: {what}; those of a server are at /metrics")
+    quoted = repr(seen if len(seen) <= _SHOWN else seen[:_SHOWN] + "…")
+    return ProfileError(source, f"not Prometheus text: {quoted}; is the file cut off?", line=lines.number)
+
+
+def _not_of_one(source: str, *, several: bool, empty: bool) -> UsageError:
+    engines = [of.engine for of in METRICS]
+    if several:
+        return UsageError(f"{source}: metrics of {' and of '.join(engines)}; give those of one server")
+    prefixes = " or ".join(f"{of.prefix}:" for of in METRICS)
+    what = "empty" if empty else f"metrics of neither {' nor '.join(engines)}: no name begins with {prefixes}"
+    return UsageError(f"{source}: {what}; a server's metrics are at /metrics")
+
+
+def _models(labels: Labels) -> list[str]:
+    return [labels[name] for name in _MODEL if labels.get(name)][:1]
+
+
+def _of_model(
+    samples: dict[str, list[tuple[Labels, float]]], models: Sequence[str], model: str | None, source: str
+) -> dict[str, list[tuple[Labels, float]]]:
+    """Choose the samples of one model, and those that name none."""
+    more = [f"{len(models) - _NAMED} more"] if len(models) > _NAMED else []
+    listed = ", ".join([name[:_LONGEST_NAME] for name in models[:_NAMED]] + more)
+    if model is None and len(models) > 1:
+        raise UsageError(f"{source}: metrics of several models; name one of {listed}")
+    if model is not None and model not in models:
+        raise UsageError(f"{source}: no metrics of the model {model}; there are {listed or 'none'}")
+    if model is None:
+        return samples
+    return {name: [s for s in group if _models(s[0]) in ([], [model])] for name, group in samples.items()}
+
+
+# -- what it says -----------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Reads what counters say since they began, or since an earlier snapshot; collects notes."""
+
+    def __init__(self, late: Snapshot, early: Snapshot | None) -> None:
+        self.late = late
+        self.early = early
+        self.names = late.names
+        self.engines = late.engines()
+        self.notes: list[str] = []
+
+    def metrics(self, interval_s: float | None) -> ServerMetrics:
+        late, names = self.late, self.names
+        self.refuse_restart()
+        prompts, generations = self.histogram(names.prompt), self.histogram(names.generation)
+        # The histogram counts those whose lengths it has.
+        requests = generations.count if generations is not None else self.total(late.first(names.requests))
+        seconds, rate_from = self.period(interval_s) if requests else (math.inf, "")
+        rate = requests / seconds / self.engines if requests else None
+        memory, block = self.capacity()
+        hits, drafts = self.hits(), self.drafts()
+        preemptions = late.first(names.preemptions)
+        return ServerMetrics(
+            source=late.source,
+            engine=names.engine,
+            models=late.models,
+            sha256=late.sha256,
+            memory_tokens=memory,
+            block_tokens=block,
+            classes=self.classes(prompts, generations, rate),
+            rate_rps=rate,
+            rate_from=rate_from,
+            requests=requests,
+            preemptions=self.total(preemptions) if preemptions else None,
+            mean_input=prompts.mean if prompts and prompts.count else None,
+            mean_decode=generations.mean if generations and generations.count else None,
+            hits=hits,
+            drafts=drafts,
+            notes=tuple(self.notes),
+        )
+
+    def increase(self, name: str) -> dict[Key, float]:
+        """Tell by how much each series grew."""
+        late = self.late.series(name)
+        if self.early is None:
+            return late
+        early = self.early.series(name)
+        for key, before in early.items():
+            if late.get(key, 0.0) < before:
+                now = format_number(late[key]) if key in late else "nothing"
+                raise UsageError(
+                    f"{self.late.source}: {name} went down from {format_number(before)} in {self.early.source} to "
+                    f"{now}; was the server restarted in between, or is that snapshot the later one?"
+                )
+        return {key: value - early.get(key, 0.0) for key, value in late.items()}
+
+    def total(self, name: str | None) -> float:
+        return math.fsum(self.increase(name).values()) if name else 0.0
+
+    def created(self, snapshot: Snapshot) -> dict[tuple[str, Key], float]:
+        """Tell when the counters of requests were created, seconds since 1970."""
+        counters = (name.removesuffix("_total") for name in self.names.requests)
+        return {
+            (name, key): value
+            for name in (self.names.prompt, self.names.generation, *counters)
+            for key, value in snapshot.series(f"{name}_created").items()
+            if value > 0
+        }
+
+    def refuse_restart(self) -> None:
+        """Counters may have overtaken those of a server that ran before; the time they were created tells."""
+        if self.early is None:
+            return
+        before = self.created(self.early)
+        if any(value > before.get(key, math.inf) + 1 for key, value in self.created(self.late).items()):
+            raise UsageError(
+                f"{self.late.source}: its counters were created after those in {self.early.source}; the server was "
+                "restarted in between"
+            )
+        self.notes.append(f"the earlier snapshot is {self.early.source}, sha256 {self.early.sha256}")
+
+    def histogram(self, name: str) -> LengthHistogram | None:
+        """Add up the histograms of all engines; None where there is none."""
+        series: dict[Key, dict[float, float]] = {}
+        for key, value in self.increase(f"{name}_bucket").items():
+            edge = self.edge(name, dict(key).get("le", ""))
+            series.setdefault(tuple(pair for pair in key if pair[0] != "le"), {})[edge] = value
+        if not series:
+            return None
+        shared = set.intersection(*(set(buckets) for buckets in series.values()))
+        edges = sorted(edge for edge in shared if edge <= MAX_TOKENS)
+        cumulative = [math.fsum(buckets[edge] for buckets in series.values()) for edge in edges]
+        for needed in (f"{name}_sum", f"{name}_count"):
+            if needed not in self.late.samples:
+                raise ProfileError(self.late.source, "missing; is the file cut off?", key=needed)
+        count, total = self.total(f"{name}_count"), self.total(f"{name}_sum")
+        counts = np.diff(np.array([0.0, *cumulative, count]))
+        if counts.min() < 0:
+            message = "counts fall from one bucket to the next"
+            raise ProfileError(self.late.source, message, key=f"{name}_bucket")
+        if total > count * MAX_TOKENS:
+            message = f"{format_number(total)} tokens in {format_number(count)} requests cannot be"
+            raise ProfileError(self.late.source, message, key=f"{name}_sum")
+        return LengthHistogram(np.array(edges, dtype=np.float64), counts, total, count)
+
+    def edge(self, name: str, text: str) -> float:
+        try:
+            edge = float(text)
+        except ValueError:
+            edge = math.nan
+        if math.isnan(edge):
+            raise ProfileError(self.late.source, f"le={shown(text)}; must be a number", key=f"{name}_bucket")
+        return edge
+
+    def hits(self) -> ObservedHits | None:
+        """Tell what the prefix cache found: by counters, else by a gauge of a moment."""
+        observed = None
+        for hits, looked_up in self.names.hits:
+            if hits in self.late.samples and (of := self.total(looked_up)) > 0:
+                counted = self.total(hits)
+                stated = f"{format_tokens(counted)} of {format_tokens(of)}, by {hits}"
+                observed = ObservedHits(min(counted / of, 1.0), stated)
+                break
+        else:
+            name = self.late.first(self.names.hit_rates)
+            rates = [rate for _, rate in self.late.samples.get(name or "", ()) if 0 <= rate <= 1]
+            if rates:
+                observed = ObservedHits(math.fsum(rates) / len(rates), f"by {name} at that moment")
+        if observed is not None:
+            self.notes.append(f"{observed.text}; the classes take none of that into account")
+        return observed
+
+    def drafts(self) -> ObservedDrafts | None:
+        """Tell what was accepted of drafts, by position."""
+        if self.names.drafts is None:
+            return None
+        drafts, accepted = self.names.drafts
+        counts = self.increase(accepted)
+        if not counts or not (times := self.total(drafts)):
+            return None
+        by_position: dict[int, float] = {}
+        for key, value in counts.items():
+            text = dict(key).get("position", "")
+            if re.fullmatch(r"\d{1,3}", text, re.ASCII) is None:
+                message = f"position={text[:20]!r}; must be a whole number"
+                raise ProfileError(self.late.source, message, key=accepted)
+            by_position[int(text)] = by_position.get(int(text), 0.0) + value
+        shares = [by_position[position] / times for position in sorted(by_position)]
+        observed = ObservedDrafts.of_shares(shares, f"drafted {format_number(times)} times, by {drafts}")
+        self.notes.append(observed.text)
+        return observed
+
+    def period(self, interval_s: float | None) -> tuple[float, str]:
+        """Tell the seconds that the counts cover, and how that is known."""
+        source = self.late.source
+        if self.early is not None:
+            seconds = self.between(self.early) if interval_s is None else interval_s
+            return seconds, f"two snapshots, {format_number(seconds)} s apart"
+        if interval_s is not None:
+            return interval_s, f"counters that cover {format_number(interval_s)} s"
+        created = min(self.created(self.late).values(), default=None)
+        if created is None:
+            raise UsageError(
+                f"{source}: does not tell when its counters were created, so that they give no rate; give an "
+                "earlier snapshot and the seconds between the two, or the seconds that these counters cover"
+            )
+        now = self.late.time_s
+        if now is None:
+            now = self.late.modified_s
+            self.notes.append("the snapshot is taken to be as old as the file, by its time of modification")
+        if now <= created:
+            raise UsageError(
+                f"{source}: its counters were created {format_number(created - now)} s after the snapshot; "
+                "give the seconds that they cover"
+            )
+        self.notes.append(
+            f"the rate is the mean over {format_seconds(now - created)} since the counters were created, with all time "
+            "in which nothing arrived; two snapshots tell the rate between them"
+        )
+        return now - created, f"since the counters were created, {format_number(now - created)} s"
+
+    def between(self, early: Snapshot) -> float:
+        if self.late.time_s is None or early.time_s is None:
+            raise UsageError(f"{self.late.source}: has no timestamps; give the seconds between the snapshots")
+        if self.late.time_s <= early.time_s:
+            raise UsageError(f"{self.late.source}: its timestamps are not after those of {early.source}")
+        return self.late.time_s - early.time_s
+
+    def capacity(self) -> tuple[int | None, int | None]:
+        """Tell KV capacity and block size of one engine, the smallest, tokens."""
+        capacities, notes = self.names.capacities(self.late)
+        self.notes += notes
+        if not capacities:
+            self.notes.append("the KV capacity is not exported")
+            return None, None
+        memory, block = min(capacities, key=lambda capacity: capacity.memory_tokens)
+        if memory > MAX_MEMORY_TOKENS:
+            raise ProfileError(self.late.source, f"a KV capacity of {memory:.3g} tokens is absurd")
+        largest = max(capacity.memory_tokens for capacity in capacities)
+        if largest != memory:
+            amounts = f"from {format_tokens(memory)} to {format_tokens(largest)} tokens of KV"
+            self.notes.append(f"the engines have {amounts}; the smallest counts")
+        return memory, block
+
+    def classes(
+        self, prompts: LengthHistogram | None, generations: LengthHistogram | None, rate_rps: float | None
+    ) -> tuple[RequestClass, ...]:
+        if prompts is None or generations is None:
+            self.notes.append(f"no histograms of lengths, so no classes; {self.names.without_histograms}")
+            return ()
+        if not rate_rps or not prompts.total or not generations.total:
+            self.notes.append("no request finished with a prompt and a generation, so no classes")
+            return ()
+        if abs(prompts.count / generations.count - 1) > _OFF:
+            counts = format_number(prompts.count), format_number(generations.count)
+            self.notes.append(f"{counts[0]} prompts, but {counts[1]} generations")
+        inputs, decode = lengths(prompts, "prompts"), lengths(generations, "generations")
+        served = rate_rps * self.kept(inputs, "prompts") * self.kept(decode, "generations")
+        self.notes += [
+            *inputs.notes,
+            *decode.notes,
+            "the lengths of a prompt and of its generation are taken as independent: histograms do not tell how they "
+            "go together",
+        ]
+        if self.engines > 1:
+            self.notes.append(
+                f"traffic of {self.engines} data-parallel engines; the rates are those of one, an equal part"
+            )
+        return independent_classes(inputs, decode, served)
+
+    def kept(self, some: Lengths, what: str) -> float:
+        """Tell the share that has tokens."""
+        empty = some.empty / (some.empty + some.weight.sum())
+        if empty:
+            self.notes.append(f"{format_percent(empty, 2)} of the {what} have no tokens and are left out")
+        return 1 - float(empty)

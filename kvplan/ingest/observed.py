@@ -1,0 +1,68 @@
+"""What an engine says of its prefix cache and its drafts, by its own count; in words, and as a table of a profile."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from kvplan.ingest.profile_text import Part, printable, table_text
+from kvplan.model import Knowledge, Origin
+from kvplan.profile.reading import Profile
+from kvplan.units import format_percent
+
+
+class ObservedHits(NamedTuple):
+    """The share of the prompt tokens that a prefix cache found, and where the engine says so.
+
+    >>> ObservedHits(0.382, "in line 7, of the last requests").text
+    'the prefix cache found 38.2% of the prompt tokens (in line 7, of the last requests)'
+    """
+
+    ratio: float
+    stated: str
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"the prefix cache found {format_percent(self.ratio)} of the prompt tokens ({self.stated})"
+
+
+class ObservedDrafts(NamedTuple):
+    """Of the iterations with drafts the share that accepted each position, and where the engine says so.
+
+    >>> drafts = ObservedDrafts.of_shares([0.75, 0.6100001, 0.6100002], "by two counters")
+    >>> drafts.accepted
+    (0.75, 0.61, 0.61)
+    >>> drafts.text
+    'of 3 drafts in an iteration 75%, 61%, 61% were accepted, by position (by two counters)'
+    """
+
+    accepted: tuple[float, ...]
+    stated: str
+
+    @classmethod
+    def of_shares(cls, shares: Sequence[float], stated: str) -> "ObservedDrafts":
+        """Round to the digits of a profile, never increasing where counts were rounded."""
+        return cls(tuple(accumulate((round(min(max(s, 0.0), 1.0), 4) for s in shares), min)), stated)
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        shares = ", ".join(format_percent(share) for share in self.accepted)
+        return f"of {len(self.accepted)} drafts in an iteration {shares} were accepted, by position ({self.stated})"
+
+    def part(self, base: Profile | None, source: str) -> Part | None:
+        """Write [speculative] of `base` with as many drafts, accepted so often; None where it has none.
+
+        What drafts cost no engine states: without a base that says it, there is no table to write.
+        """
+        old: dict[str, Any] | None = None if base is None else base.tables.get("speculative")
+        if base is None or old is None:
+            return None
+        values = {"tokens": len(self.accepted), "accepted": list(self.accepted)}
+        kept = [key for key in old if key not in values]
+        about = (
+            f"tokens, accepted: stated in {source}; {self.text}.",
+            f"Kept from {printable(base.source)}: {', '.join(kept)}.",
+        )
+        body = table_text("speculative", old | values)
+        return Part("speculative", about, body, Origin(Knowledge.MEASURED, source))

@@ -1,0 +1,213 @@
+"""Tables in CSV or JSON lines, by their columns.
+
+- Iterations: kv_tokens and iteration_ms (or seconds), prefill_tokens and sequences where known.
+- A per-second series of averages: prompt_throughput, gen_throughput, running, kv_cache_pct; t where known.
+- splitwise-sim's measurements: prompt_size, batch_size, token_size, prompt_time, token_time (ms), for each model,
+  hardware and tensor_parallel.
+- A concurrency sweep: concurrency, lengths, and TPOT, TTFT, E2E or requests/s. Columns model, gpu, backend, precision,
+  tp and ep tell replicas apart; versions of a backend are taken together. InferenceMAX draws lengths from 0.8 to 1
+  times those it names; so are rows whose `source` says inferencemax read.
+- A rate sweep: requested_rps, lengths, TTFT, and TPOT or E2E. With achieved_rps and done_rps it is seen which rates the
+  client and the engine kept up with. Column variant and those of a concurrency sweep tell replicas apart.
+- A request log: a request each, its lengths and its times in seconds, under names such as input_tokens, output_tokens,
+  arrival_time, first_token_time and last_token_time; queued and scheduled times where known, and cached_tokens of the
+  prompt. Names ending in _ms are of milliseconds.
+"""
+
+from dataclasses import replace
+
+from kvplan.ingest.cells import Names, Record, names
+from kvplan.ingest.reader import FileKind
+from kvplan.ingest.results import table
+from kvplan.ingest.results.loads import Load, at_rate, parallel, spread, tpot
+from kvplan.ingest.timing.collector import Collector, Second
+from kvplan.ingest.timing.requests import Request
+from kvplan.ingest.timing.samples import Deployment, Point, Range
+
+_MOST_TOKENS = 1e9
+
+# -- iterations -------------------------------------------------------------------------------------------------------
+
+_KV = names("k kv kvtokens")
+_TAU = {
+    **names("tau taus seconds iterationseconds iterationtimes durations steptimes"),
+    **names("taums ms iterationms iterationtimems durationms stepms steptimems", 1e-3),
+    **names("tauus us iterationus", 1e-6),
+}
+_PROMPT = names("p prefilltokens prompttokens contexttokens")
+_BATCH = names("b sequences batch batchsize running numseqs")
+_PER_SECOND = tuple(map(names, ("promptthroughput", "genthroughput", "running", "kvcachepct")))
+_TIME = names("t time times timestamp elapsed elapseds second seconds")
+_SPLITWISE = (
+    *map(names, ("promptsize", "batchsize", "tokensize")),
+    *(names(name, 1e-3) for name in ("prompttime", "tokentime")),
+)
+
+
+def _iteration(row: Record, collector: Collector) -> None:
+    batch = row.number(_BATCH, default=1.0)
+    values = row.number(_KV), row.number(_PROMPT, default=0.0), batch, row.number(_TAU)
+    collector.add(values, row.line)
+
+
+def _second(row: Record, collector: Collector) -> None:
+    end = row.optional(_TIME)
+    prompt, generated, running, usage = map(row.number, _PER_SECOND)
+    end_s = float(row.line) if end is None else end
+    collector.add_second(Second(end_s, prompt, generated, running, usage, row.line))
+
+
+def _splitwise(row: Record, collector: Collector) -> None:
+    size, batch, generated, prompt_s, token_s = map(row.number, _SPLITWISE)
+    group = f"{row.text('model')}, {row.text('hardware')}, TP{row.text('tensorparallel')}"
+    tokens = size * batch
+    # A prompt's iteration also emits the first token; then the context grows by half of what follows.
+    collector.add((tokens + batch, tokens, batch, prompt_s), row.line, group=group)
+    collector.add((tokens + batch * (generated + 1) / 2, 0.0, batch, token_s), row.line, group=group)
+
+
+# -- loads ------------------------------------------------------------------------------------------------------------
+
+TPOT = {**names("tpot tpots meantpots"), **names("tpotms meantpotms", 1e-3)}
+TTFT = {**names("ttft ttfts meanttfts"), **names("ttftms meanttftms", 1e-3)}
+E2E = {
+    **names("e2e e2es meane2es latencys"),
+    **names("e2ems e2elms meane2ems meane2elms meane2elatencyms latencyms", 1e-3),
+}
+THROUGHPUT = names("requestthroughput requestspersecond rps throughputrps")
+_CONCURRENCY = names("concurrency maxconcurrency concurrentrequests")
+_INPUT = names("input inputtokens inputlen inputlength isl randominputlen")
+_OUTPUT = names("output outputtokens outputlen outputlength osl randomoutputlen")
+_REQUESTS = names("requests numrequests numprompts completed")
+_RATE = names("requestedrps requestedrate requestrate rate rps qps")
+_SENT = names("achievedrps achievedrate")
+_DONE = {**names("donerps completedrps"), **THROUGHPUT}
+_DERIVED_TPOT = {**names("tpotderiveds"), **TPOT}
+_INFERENCEMAX = 0.8  # shortest length it draws, over the longest
+
+
+def _deployment(row: Record) -> Deployment:
+    return Deployment(
+        model=row.text("model"),
+        gpu=row.text("gpu") or row.text("hardware"),
+        engine=row.text("backend"),
+        tensor_parallel=parallel(row.text("tp"), row.text("tensorparallel")),
+        weight_dtype=row.text("precision"),
+        other=f"EP{row.text('ep')}" if row.text("ep") else "",
+    )
+
+
+def _requests(row: Record) -> int | None:
+    return None if (count := row.optional(_REQUESTS)) is None else round(count)
+
+
+def _at_concurrency(row: Record, collector: Collector) -> None:
+    shortest = _INFERENCEMAX if row.text("source").lower() == "inferencemax" else 1.0
+
+    def lengths(column: Names) -> Range:
+        return round(shortest * row.number(column)), round(row.number(column))
+
+    point = Point(
+        line=row.line,
+        inputs=lengths(_INPUT),
+        outputs=lengths(_OUTPUT),
+        concurrency=row.whole(_CONCURRENCY),
+        requests=_requests(row),
+        ttft_s=row.optional(TTFT),
+        tpot_s=row.optional(TPOT),
+        e2e_s=row.optional(E2E),
+        throughput_rps=row.optional(THROUGHPUT),
+    )
+    collector.add_point(point, _deployment(row))
+
+
+def _at_rate(row: Record, collector: Collector) -> None:
+    rate, output = row.positive(_RATE), row.number(_OUTPUT)
+    ttft, e2e, between = row.optional(TTFT), row.optional(E2E), row.optional(_DERIVED_TPOT)
+    if between is None and e2e is not None:
+        between = tpot(e2e, ttft, output)
+    if e2e is None and ttft is not None and between is not None:
+        e2e = ttft + between * max(output - 1, 0.0)
+    done, requests = row.optional(_DONE), _requests(row)
+    load: Load = {"rate_rps": rate}
+    if done is not None and e2e is not None:
+        load = at_rate(rate, done, e2e, requests=requests, sent_rps=row.optional(_SENT))
+    point = Point(
+        line=row.line,
+        inputs=spread(row.number(_INPUT)),
+        outputs=spread(output),
+        requests=requests,
+        ttft_s=ttft,
+        tpot_s=between,
+        e2e_s=e2e,
+        throughput_rps=done,
+        **load,
+    )
+    known = _deployment(row)
+    other = ", ".join(filter(None, (row.text("variant"), known.other)))
+    collector.add_point(point, replace(known, other=other))
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+_PROMPT_LENGTH = names(
+    "inputtoks inputtokens inputlen inputlength numprompttokens prompttokens promptlen contexttokens isl"
+)
+_CACHED = names("cachedtokens numcachedtokens cachedprompttokens promptcachedtokens")
+_GENERATED = names(
+    "outputtoks outputtokens outputlen outputlength numgenerationtokens generationtokens generatedtokens "
+    "completiontokens osl"
+)
+
+
+def _times(stems: str) -> Names:
+    """Names of a time: arrival_time, arrival_ts, arrival_s, arrival, arrival_ms and so on."""
+    ends = ("time", "ts", "times", "s", "at", "timestamp", "")
+    seconds = [f"{stem}{end}" for stem in stems.split() for end in ends]
+    return {**names(" ".join(seconds)), **names(" ".join(f"{name}ms" for name in seconds), 1e-3)}
+
+
+_ARRIVAL, _FIRST, _LAST = map(_times, ("arrival arrived", "firsttoken", "lasttoken finished finish"))
+_QUEUED, _SCHEDULED = map(_times, ("queued", "scheduled firstscheduled"))
+
+
+def _request(row: Record, collector: Collector) -> None:
+    outputs, first = row.number(_GENERATED), row.optional(_FIRST)
+    if outputs == 0 or first is None:
+        collector.skip("nothing was generated", row.line)
+        return
+    request = Request(
+        input_tokens=_tokens(row, _PROMPT_LENGTH),
+        output_tokens=_tokens(row, _GENERATED),
+        arrival_s=row.number(_ARRIVAL),
+        queued_s=row.optional(_QUEUED),
+        scheduled_s=row.optional(_SCHEDULED),
+        first_token_s=first,
+        last_token_s=row.number(_LAST),
+        line=row.line,
+        cached_tokens=0 if row.optional(_CACHED) is None else _tokens(row, _CACHED),
+    )
+    collector.add_request(request)
+
+
+def _tokens(row: Record, column: Names) -> int:
+    value = row.number(column)
+    if value > _MOST_TOKENS or value != int(value):
+        raise row.error(row.name(column), f"{value:g}; must be a whole number of tokens")
+    return int(value)
+
+
+REQUEST_LOG = table(
+    "request log",
+    (_PROMPT_LENGTH, _GENERATED, _ARRIVAL, _FIRST, _LAST),
+    _request,
+    FileKind.REQUESTS,
+)
+READERS = (
+    table("table", (_KV, _TAU), _iteration),
+    table("per-second series", _PER_SECOND, _second),
+    table("splitwise-sim", _SPLITWISE, _splitwise),
+    table("concurrency sweep", (_CONCURRENCY, _INPUT, _OUTPUT), _at_concurrency),
+    table("rate sweep", (_RATE, _INPUT, _OUTPUT), _at_rate),
+    REQUEST_LOG,
+)

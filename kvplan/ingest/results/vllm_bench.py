@@ -1,0 +1,97 @@
+"""Results of ``vllm bench serve --save-result`` and of SGLang's ``bench_serving``: a JSON object for each run.
+
+Keys as vllm/benchmarks/serve.py (0.19) and sglang/benchmark/serving.py (0.5) write them. vLLM does not say what lengths
+it was to draw: with ``--save-detailed`` lists say what it drew. SGLang says: from r·L to L evenly, where r is
+``random_range_ratio``. ``total_cached_tokens`` of the prompts are counted where the server was asked to tell (vLLM pull
+request 51155, SGLang pull request 7954; neither merged). The ``backend`` of a client can be a protocol, such as openai,
+which names no engine.
+"""
+
+import numpy as np
+
+from kvplan.ingest.cells import Record, names
+from kvplan.ingest.results import table
+from kvplan.ingest.results.loads import Load, at_rate, parallel, spread
+from kvplan.ingest.results.tables import E2E, THROUGHPUT, TPOT, TTFT
+from kvplan.ingest.timing.collector import Collector
+from kvplan.ingest.timing.samples import Deployment, Point, Range
+from kvplan.model import FloatArray
+
+_ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm", "trt": "trtllm"}
+_UNBOUNDED = ("", "inf", "none")
+
+
+def _add(row: Record, collector: Collector) -> None:
+    requests, outputs = row.number("completed"), row.number("totaloutputtokens")
+    reason = ""
+    if requests == 0 or outputs == 0:
+        reason = "nothing was generated"
+    elif row.text("rampupstrategy"):
+        reason = "a rate that rose while it was measured"
+    elif row.text("requestrate") == "trace":
+        reason = "arrivals of a trace, which are no steady load"
+    if reason:
+        collector.skip(reason, row.line)
+        return
+    load = _load(row, round(requests), outputs / requests)
+    inputs, drawn = _lengths(row, requests)
+    point = Point(
+        line=row.line,
+        inputs=inputs,
+        outputs=drawn,
+        cached_tokens=round((row.optional("totalcachedtokens") or 0.0) / requests),
+        requests=round(requests),
+        ttft_s=row.optional(TTFT),
+        tpot_s=row.optional(TPOT),
+        e2e_s=row.optional(E2E),
+        throughput_rps=row.optional(THROUGHPUT),
+        **load,
+    )
+    deployment = Deployment(
+        model=row.text("modelid"),
+        engine=_ENGINES.get(row.text("backend").lower().removesuffix("-chat"), ""),
+        tensor_parallel=parallel(row.text("tensorparallelsize"), row.text("tp")),  # of --metadata
+        other="speculative decoding" if (row.optional("acceptlength") or 0.0) > 1 else "",
+    )
+    collector.add_point(point, deployment)
+
+
+def _load(row: Record, requests: int, output: float) -> Load:
+    most = None if row.text("maxconcurrency").lower() in _UNBOUNDED else row.whole("maxconcurrency")
+    if row.text("requestrate").lower() in _UNBOUNDED:
+        return {"concurrency": most or requests}  # all at once where nothing holds them back
+    e2e = row.optional(E2E)
+    if e2e is None:
+        e2e = row.number(TTFT) + (row.optional(TPOT) or 0.0) * (output - 1)
+    rate, throughput = row.positive("requestrate"), row.optional(THROUGHPUT)
+    if throughput is None:
+        throughput = requests / max(row.number("duration"), 1e-9)
+    return at_rate(rate, throughput, e2e, requests=requests, most=most)
+
+
+def _lengths(row: Record, requests: float) -> tuple[Range, Range]:
+    means = [row.number(total) / requests for total in ("totalinputtokens", "totaloutputtokens")]
+    if row.text("datasetname").startswith("random") and row.optional("randomrangeratio") is not None:
+        share = (1 - min(row.number("randomrangeratio"), 1.0)) / 2
+        halves = [row.number(longest) * share for longest in ("randominputlen", "randomoutputlen")]
+        return spread(means[0], halves[0]), spread(means[1], halves[1])
+    if row.at("inputlens") is None or row.at("outputlens") is None:
+        return spread(means[0]), spread(means[1])
+    inputs, outputs = _list(row, "inputlens"), _list(row, "outputlens")
+    if inputs.size != outputs.size:
+        raise row.error("outputlens", f"{outputs.size:,} lengths, and input_lens has {inputs.size:,}")
+    done = outputs > 0
+    deviations = [float(lengths[done].std()) if done.any() else None for lengths in (inputs, outputs)]
+    return spread(means[0], deviation=deviations[0]), spread(means[1], deviation=deviations[1])
+
+
+def _list(row: Record, name: str) -> FloatArray:
+    seen = row.at(name)
+    if not (isinstance(seen, list) and all(type(value) is int and 0 <= value <= 1e9 for value in seen)):
+        raise row.error(name, "must be a list of whole numbers of tokens")
+    return np.array(seen, dtype=np.float64)
+
+
+_COLUMNS = ("completed", "totalinputtokens", "totaloutputtokens", "maxconcurrency requestrate")
+
+READERS = (table("bench result", [names(column) for column in _COLUMNS], _add),)

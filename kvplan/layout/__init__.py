@@ -1,1 +1,0 @@
-"""What is shown: sections, tables and figures, in words."""

@@ -1,0 +1,96 @@
+"""What a replica costs, and what a request holds in it where layers keep KV of several kinds."""
+
+from typing import NamedTuple
+
+from kvplan.analysis.records import Load
+from kvplan.model import ServingModel
+from kvplan.model.kv_layout import Attention, KvLayout
+
+_MILLION = 1e6
+_HOUR_S = 3600.0
+
+
+class PerTokens(NamedTuple):
+    """Cost of a million output tokens, and of a million tokens in and out; None where the rate is not served."""
+
+    per_million_output_tokens: float | None = None
+    per_million_tokens: float | None = None
+
+
+class Cost(NamedTuple):
+    """Cost of one replica, in the currency of the price of a GPU; the keys of the report's `cost` block."""
+
+    gpus_per_replica: int
+    per_hour: float
+    offered: PerTokens
+    sustainable: PerTokens
+
+
+def cost(model: ServingModel, gpu_hour: float, offered: Load, *, overloaded: bool) -> Cost:
+    """The cost of a replica, paid whether it is busy or not.
+
+    Examples
+    --------
+    An hour of a request a second, each of 300 tokens of which 100 are generated, is 360,000 output tokens:
+
+    >>> from kvplan.analysis.equilibrium import load
+    >>> from kvplan.model import Replica, RequestClass, Timing
+    >>> one = RequestClass("a", 200, (100,), (1.0,), 1.0)
+    >>> model = ServingModel((one,), Timing(0.01), Replica(30_000, gpus=2))
+    >>> found = cost(model, 1.80, load(model), overloaded=False)
+    >>> found.per_hour, round(found.offered.per_million_output_tokens, 9), round(found.offered.per_million_tokens, 9)
+    (3.6, 10.0, 3.333333333)
+    """
+    mix, replica = model.mix, model.replica
+    per_hour = replica.gpus * gpu_hour
+    output = mix.mean(mix.decode_tokens)
+    both = output + mix.mean(mix.input_tokens)
+
+    def at(rate_rps: float) -> PerTokens:
+        per_request = per_hour / _HOUR_S / rate_rps * _MILLION
+        return PerTokens(per_request / output, per_request / both)
+
+    now = PerTokens() if overloaded else at(offered.offered_rps)
+    return Cost(replica.gpus, per_hour, now, at(offered.sustainable_rps))
+
+
+class GroupOfLayers(NamedTuple):
+    """Layers of one kind, in so many groups."""
+
+    kind: Attention
+    layers: int
+    groups: int
+    block_tokens: int
+    window_tokens: int | None
+
+
+class LayoutBlock(NamedTuple):
+    """The keys of the report's `kv_layout` block."""
+
+    groups: tuple[GroupOfLayers, ...]
+    block_tokens: int
+    block_bytes: int
+    bytes_per_token: int
+    fixed_tokens_per_request: int
+
+
+def layout_block(layout: KvLayout | None) -> LayoutBlock | None:
+    """None where one kind of attention says all.
+
+    Examples
+    --------
+    >>> from kvplan.model.kv_layout import Layers
+    >>> states, full = Layers(Attention.STATE, 48, 3_207_168), Layers(Attention.FULL, 16, 4096)
+    >>> found = layout_block(KvLayout((states, full), 784))
+    >>> found.block_bytes, found.bytes_per_token, found.fixed_tokens_per_request
+    (51380224, 65536, 2352)
+    """
+    if layout is None:
+        return None
+    groups = tuple(
+        GroupOfLayers(one.kind, one.count, group.copies, group.block_tokens, one.window)
+        for one, group in zip(layout.layers, layout.groups, strict=True)
+    )
+    return LayoutBlock(
+        groups, layout.block_tokens, layout.block_bytes, layout.bytes_per_token, layout.fixed_tokens
+    )

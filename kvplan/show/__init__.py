@@ -1,0 +1,1 @@
+"""Show results: a document model, its tables and charts, and the formats it is written in."""

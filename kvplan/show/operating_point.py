@@ -1,0 +1,144 @@
+"""A profile at its own rates: tables, CSV, and the JSON document."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from kvplan.profile.reading import Profile
+from kvplan.report.assembly import plain
+from kvplan.report.words import Basis
+from kvplan.show import page
+from kvplan.show.chart import Chart
+from kvplan.show.simulation import replayed
+from kvplan.show.view import Json, View, csv_text, header
+from kvplan.simulation.experiments.load import Load
+from kvplan.study.operating_point import OperatingPoint
+from kvplan.study.sample import FIGURES
+from kvplan.study.windows import LATENCIES
+from kvplan.units import ABSENT, format_number, format_seconds
+
+Interval = tuple[float, float | None] | None
+Figures = Mapping[str, tuple[float, Interval]]
+
+_MEANS = {
+    "throughput_rps": "Requests/s",
+    "iteration_time_s": "Iteration",
+    "running": "Running",
+    "waiting": "Waiting",
+    "kv_tokens_mean": "KV tokens",
+    "preemptions_per_request": "Preemptions/request",
+}
+_WIDE = 0.1  # half an interval that is shown, as a share of the value
+
+
+def view(point: OperatingPoint, profile: Profile) -> View:
+    """Show what a profile does at its own rates."""
+
+    def draw() -> Sequence[Chart]:
+        from kvplan.show.charts import of_profile
+
+        return of_profile(profile.model, profile.plan)
+
+    return View(
+        lambda: document(point, profile),
+        lambda full: page.document([_section(point, profile, full)], profile.sha256),
+        draw,
+        csv=lambda: _csv(point),
+    )
+
+
+def document(point: OperatingPoint, profile: Profile) -> Json:
+    """Return the JSON, the one policy as in that of a study; `runs` were made in all."""
+    intervals = {key: list(interval) for key, _, interval in point.figures() if interval is not None}
+    policy = {
+        "policy": point.policy,
+        "parameters": dict(point.parameters),
+        "throughput_rps": point.served and point.served.value,
+        "iteration_time_s": point.iteration_s and point.iteration_s.value,
+        **plain(point.latency),
+        "ci95": intervals,
+    }
+    return {
+        **header(profile),
+        "arrivals": {"kind": point.arrivals, "requests": point.requests, "horizon_s": None},
+        "runs": point.runs,
+        "policies": [policy],
+    }
+
+
+def _csv(point: OperatingPoint) -> str:
+    rows = (
+        (point.policy, key, value, *(interval or (None, None))) for key, value, interval in point.figures()
+    )
+    return csv_text(("policy", "figure", "value", "ci95_low", "ci95_high"), rows)
+
+
+def _section(point: OperatingPoint, profile: Profile, full: bool) -> page.Section:
+    """Build the figures, intervals where they are wide; `full`: every figure with its 95 % interval."""
+    blocks = _blocks(point, Load().on(profile.model), full)
+    return page.Section(
+        "operating_point", f"{profile.name}: at its own rates", tuple(blocks), Basis.SIMULATED
+    )
+
+
+def _blocks(point: OperatingPoint, load: Load, full: bool) -> Iterator[page.Block]:
+    latency = point.latency
+    came = f"{point.arrivals} arrivals" if load.trace is None else replayed(load)
+    if point.runs == 0:
+        yield page.Paragraph(f"Nothing was run: {latency.reason}.")
+        return
+    queue = "steady, but some figures are not settled" if latency.unsettled else latency.status
+    yield page.Paragraph(
+        f"Policy {point.policy}, {came}, {format_number(point.requests)} requests in {point.runs} "
+        f"run{'s' * (point.runs != 1)} after a warm-up; the queue is {queue}."
+    )
+    if latency.reason is not None:
+        yield page.Paragraph(f"No latencies: {latency.reason}.")
+    figures = {key: (value, interval) for key, value, interval in point.figures() if value is not None}
+    if full:
+        rows = [
+            (
+                key + " (not settled)" * (key in latency.unsettled),
+                _written(key, value),
+                _interval(key, interval),
+            )
+            for key, (value, interval) in figures.items()
+        ]
+        yield page.table((page.words("Figure"), page.number("Value"), page.number("95 % interval")), rows)
+    else:
+        yield from _first(figures, latency.unsettled)
+    if latency.cliffs:
+        cliffs = (f"{c.key} {format_seconds(c.low_s)} to {format_seconds(c.high_s)}" for c in latency.cliffs)
+        yield page.Paragraph(f"On a cliff: {', '.join(cliffs)}.")
+
+
+def _first(figures: Figures, unsettled: Collection[str]) -> Iterator[page.Block]:
+    times = [
+        (time.removesuffix("_s").upper(), *(format_seconds(figures[f"{time}.{one}"][0]) for one in FIGURES))
+        for time in LATENCIES
+        if f"{time}.mean" in figures
+    ]
+    if times:
+        yield page.table((page.Column(""), *map(page.number, FIGURES)), times)
+    means = {name: _written(key, figures[key][0], 3) for key, name in _MEANS.items() if key in figures}
+    if means:
+        yield page.table(map(page.number, means), [tuple(means.values())])
+    wide = [
+        f"{key} {_interval(key, interval)}{' (not settled)' * (key in unsettled)}"
+        for key, (value, interval) in figures.items()
+        if interval is not None
+        and "_s." in key
+        and (interval[1] is None or interval[1] - interval[0] > 2 * _WIDE * value)
+    ]
+    if wide:
+        yield page.Paragraph(f"Wide 95% intervals: {', '.join(wide)}.")
+
+
+def _written(key: str, value: float, digits: int = 4) -> str:
+    is_time = "_s." in key or key.endswith("_s")
+    return format_seconds(value) if is_time else format_number(value, digits)
+
+
+def _interval(key: str, interval: Interval) -> str:
+    if interval is None:
+        return ABSENT
+    low, high = interval
+    return f"{_written(key, low)} to {ABSENT if high is None else _written(key, high)}"

@@ -1,0 +1,485 @@
+"""A plan: replicas, price, objectives, sizes beside it, alternatives, what to do next; and the JSON document."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from kvplan.emit import engine
+from kvplan.emit.settings import flags_of_profile
+from kvplan.model.provenance import Knowledge
+from kvplan.planning.around import MOST_ROOM
+from kvplan.planning.day import Day, Way
+from kvplan.planning.kinds import Kind
+from kvplan.planning.result import Alternative, Cost, Objective, Plan, Refused, Size, Status
+from kvplan.planning.search import Band, Candidate, Setting
+from kvplan.planning.split import Apart
+from kvplan.planning.ways import Ways
+from kvplan.show import page
+from kvplan.show.charts import of_plan
+from kvplan.show.view import Json, View, fields, header
+from kvplan.study.objectives import State
+from kvplan.units import ABSENT, format_number, format_percent, format_seconds, format_tokens
+
+_MISSED = {"load": "overloaded: more than is sustainable", "queue": "the queue grows"}
+_OF_A_KIND = ("name", "replicas", "gpus", "gpu", "parallelism", "weights", "engine", "cost")
+_NEXT = {"timing": "speed, with vllm bench serve on one replica", "lengths": "lengths"}
+_WIDTH = 73  # of a command, before a flag and a backslash
+_ALTERNATIVES = 3  # that are shown
+_LONG_WAIT_S, _FEELS_SLOW_S = 10.0, 0.1  # p95 of TTFT and ITL, above which it is said where nobody limits it
+_MOST, _MOST_IMPOSSIBLE = 2, 12  # refused kinds that are named, beside a plan and where there is none
+
+
+def view(plan: Plan, *, full: bool = False, kept: bool = False) -> View:
+    """Show a plan; `full`: with every alternative and kind that was refused; `kept`: a profile was written."""
+    screen = page.document([build(plan, full=full, kept=kept)])
+    return View(lambda: document(plan), lambda _: screen, lambda: of_plan(plan), _rows)
+
+
+def _rows(written: Json) -> Sequence[Json]:
+    """Return the kind of replica that was chosen and each alternative; of what is impossible the kinds refused."""
+    plan = written["plan"]
+    if plan["status"] == Status.IMPOSSIBLE:
+        refused: list[Json] = plan["refused"]
+        return refused
+    return [{key: each[key] for key in _OF_A_KIND} for each in (plan, *plan.get("alternatives", ()))]
+
+
+def document(plan: Plan) -> Json:
+    """Return the JSON: `plan` of the contract."""
+    written: Json = {"status": plan.status, "demand": plan.demand}
+    if plan.status is Status.IMPOSSIBLE:
+        limits = [{"key": key, "limit": limit} for key, limit in plan.ways.limits]
+        written["possible"] = {**plan.ways._asdict(), "limits": limits}
+    else:
+        written |= _replicas(plan, plan.winner, plan.setting)
+    if plan.status is Status.PLANNED:
+        written |= _around(plan)
+    written["refused"] = [
+        {
+            **_kind(plan, each.name),
+            "why": each.why,
+            "least": [fields(decision, "key", "value", "limit") for decision in each.least] or None,
+        }
+        for each in plan.refused
+    ]
+    written["simulations"] = plan.race.simulations
+    return header() | {"schema_version": 2, "plan": written}
+
+
+def _replicas(plan: Plan, candidate: Candidate, setting: Setting) -> Json:
+    """Return so many replicas of a kind, their engine and what they cost."""
+    replica, cost = candidate.task.model.replica, plan.cost_of(candidate, setting)
+    return {
+        **_kind(plan, candidate.name),
+        "replicas": setting.replicas,
+        "gpus": setting.replicas * replica.gpus,
+        "engine": {
+            "name": plan.request.engine,
+            "max_num_batched_tokens": setting.batched_tokens,
+            "max_num_seqs": replica.max_num_seqs,
+            "command": command(plan, candidate, setting),
+        },
+        "cost": dict.fromkeys(Cost._fields) if cost is None else cost._asdict(),
+    }
+
+
+def _kind(plan: Plan, name: str) -> Json:
+    """Return a kind of replica; of a profile what it says of one."""
+    kind = plan.kind(name)
+    if kind is None:
+        return {"name": name, "gpu": None, "parallelism": None, "weights": None}
+    shared = dict.fromkeys(("data", "expert", "pipeline", "context"), 1)
+    parallelism = {"tensor": kind.tensor_parallel, **shared}
+    return {"name": name, "gpu": kind.gpu.name, "parallelism": parallelism, "weights": kind.weights}
+
+
+def _around(plan: Plan) -> Json:
+    """Return what is known beside how many replicas it takes."""
+    assert plan.profile is not None
+    drain, fleet = plan.drain, None if plan.apart is None else plan.apart.fleet
+    known, fleet_rps = plan.profile.model.provenance, plan.recovers_up_to_rps
+    return {
+        "objectives": [objective._asdict() for objective in plan.objectives],
+        "sizes": [
+            fields(size, "replicas", "state", "missed")
+            | {"engine": {"max_num_batched_tokens": size.batched_tokens}}
+            for size in plan.sizes
+        ],
+        "room": plan.room,
+        "routers": {name.replace("-", "_"): replicas for name, replicas in plan.routers},
+        "split": fleet and fields(fleet, "prefill", "decode"),
+        "day": plan.day and _day_document(plan.day),
+        "band": _band(plan, plan.winner, plan.band),
+        "spread": [{"cv": cv, "replicas": replicas} for cv, replicas in plan.spread],
+        "burst": drain
+        and {
+            "requests": drain.burst_requests,
+            "drain_s": drain.seconds,
+            **fields(drain, "low", "high", "preempted"),
+        },
+        "recovers": plan.verdict,
+        "recovers_up_to_rps": None if fleet_rps is None else fleet_rps * plan.setting.replicas,
+        "alternatives": [
+            _replicas(plan, each.candidate, each.setting) | {"band": _band(plan, each.candidate, each.band)}
+            for each in plan.alternatives
+        ],
+        "inputs": {name: getattr(known, name).basis for name in ("gpu", "timing", "workload")},
+        "next": plan.next and plan.next._asdict(),
+        "profile": {"sha256": plan.profile.sha256},
+    }
+
+
+def _band(plan: Plan, candidate: Candidate, band: Band | None) -> Json | None:
+    if band is None:
+        return None
+    prices = [None if n is None or not plan.request.priced else n * candidate.price for n in band.replicas]
+    return {**band._asdict(), "per_hour": prices}
+
+
+def _day_document(day: Day) -> Json:
+    return {
+        **fields(day, "period_s", "load_s", "served_rps", "add_rps", "remove_rps"),
+        **fields(day, "gpu_hours", "fixed_gpu_hours"),
+        "hours": [hour._asdict() for hour in day.hours],
+        "simulated": {name: way._asdict() for name, way in day.ways.items()} or None,
+        "reason": day.reason or None,
+    }
+
+
+def build(plan: Plan, *, full: bool = False, kept: bool = False) -> page.Section:
+    """Build the screen."""
+    screens = {Status.IMPOSSIBLE: _impossible, Status.INTERRUPTED: _interrupted, Status.PLANNED: _planned}
+    blocks = [*screens[plan.status](plan, full)]
+    if plan.status is Status.PLANNED:
+        keep = "Kept" if kept else "-o plan.toml keeps it"
+        notes = (*_notes(plan, full), f"{keep}: profile and gate, for check, analyze and emit.")
+        blocks.append(page.Bullets(notes))
+    return page.Section("plan", f"{_model(plan)}: {plan.demand}", tuple(blocks))
+
+
+def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
+    yield page.Paragraph(_headline(plan) + ("" if plan.band is None else _in_band(plan, plan.band)))
+    yield _objectives(plan)
+    for objective in plan.objectives:
+        if objective.limit is not None and objective.cliff is not None:
+            ends = " to ".join(map(format_seconds, objective.cliff))
+            yield page.Paragraph(
+                f"{_words(objective.key)} is on a cliff: a per cent of the values decides about {ends}."
+            )
+    yield _sizes(plan)
+    yield page.Paragraph(_routing(plan))
+    if plan.apart is not None:
+        yield page.Paragraph(_apart(plan.apart))
+    if plan.day is not None:
+        yield from _day(plan, plan.day)
+    if plan.alternatives:
+        yield _alternatives(plan, plan.alternatives if full else _few(plan.alternatives))
+    yield _shell(command(plan, plan.winner, plan.setting))
+    yield page.Paragraph(_after_a_burst(plan))
+
+
+def _interrupted(plan: Plan, full: bool) -> Iterator[page.Block]:
+    sure = "by short runs, not confirmed" if plan.race.found is None else "confirmed by long runs"
+    yield page.Paragraph(f"Interrupted. The best so far, {sure}:")
+    yield page.Paragraph(_headline(plan))
+    yield _shell(command(plan, plan.winner, plan.setting))
+
+
+def _impossible(plan: Plan, full: bool) -> Iterator[page.Block]:
+    limits = ", ".join(f"{_words(s.key)} {format_seconds(s.bound)}" for s in plan.request.slos)
+    yield page.Paragraph("Impossible at any number of replicas" + (f"; limits: {limits}." if limits else "."))
+    columns: Mapping[page.Column, Callable[[Refused], str]] = {
+        page.Column("kind"): lambda refused: refused.name,
+        page.words("on an idle replica"): _why,
+    }
+    refused = sorted(plan.refused, key=lambda refused: not refused.least)
+    yield page.tabulate(
+        columns, refused, None if full else _MOST_IMPOSSIBLE, "and {} more kinds, with --full"
+    )
+    if ways := tuple(_would_do(plan.ways)):
+        yield page.Paragraph("It would be possible, for a request that is alone:")
+        yield page.Bullets(ways)
+
+
+def _why(refused: Refused) -> str:
+    """Say why a kind cannot: what a request misses that is alone, or that the model does not fit."""
+    figures = (
+        f"{_words(d.key)} {format_seconds(d.value)}{' missed' * (d.share > d.allowed)}" for d in refused.least
+    )
+    return "; ".join(figures) or refused.why
+
+
+def _would_do(ways: Ways) -> Iterator[str]:
+    if ways.limits:
+        limits = " and ".join(f"{_words(key)} {format_seconds(limit)}" for key, limit in ways.limits)
+        yield f"with {limits}, on {ways.kind}"
+    if ways.prompt_tokens is not None:
+        yield f"with prompts of {ways.prompt_tokens:,.0f} tokens, on {ways.kind}"
+    if ways.others:
+        yield f"on {' or '.join(ways.others)}"
+
+
+def _model(plan: Plan) -> str:
+    first = plan.request.options[0]
+    if plan.race.winner is not None and not isinstance(first, Kind):
+        return plan.winner.name
+    return first.shape.name.rpartition("/")[2] if isinstance(first, Kind) else first.name
+
+
+def _headline(plan: Plan) -> str:
+    setting, winner = plan.setting, plan.winner
+    each, total = winner.task.model.replica.gpus, _gpus(winner, setting)
+    kind = plan.kind(winner.name)
+    gpu = "GPU" if kind is None else kind.gpu.name
+    weights = "" if kind is None else f", {kind.weights} weights"
+    replicas = f"{setting.replicas:,} replica{'s' * (setting.replicas != 1)} x {each} {gpu}"
+    text = f"{replicas} = {total:,} GPU{'s' * (total != 1)}{weights}"
+    if plan.cost is None:
+        return f"{text}."
+    hour, every, out = map(_money, plan.cost)
+    return f"{text}, {hour}/h: {every} per million tokens, {out} per million output tokens."
+
+
+def _in_band(plan: Plan, band: Band) -> str:
+    low, high = (None if n is None else f"{n:,}" for n in band.replicas)
+    many = (
+        "As many"
+        if low == high and low is not None
+        else f"{low or ABSENT} to {high or 'no number of'} replicas"
+    )
+    measured = plan.winner.task.model.provenance.timing.basis is Knowledge.MEASURED
+    known = "what was measured" if measured else "the estimate"
+    return f" {many} if iterations take {band.low:.2f} to {band.high:.2f} times {known}."
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    if low is None:
+        return ABSENT
+    return f"{format_seconds(low)} to {'more' if high is None else format_seconds(high)}"
+
+
+def _words(key: str) -> str:
+    return key.replace("_s.", " ")
+
+
+def _objectives(plan: Plan) -> page.Table:
+    slower = f"{format_percent(plan.request.slower)} slower"
+    if plan.request.headroom:
+        slower += f", {format_percent(plan.request.headroom, signed=True)}"
+    columns: Mapping[page.Column, Callable[[Objective], str]] = {
+        page.Column(""): lambda o: _words(o.key),
+        page.number("limit"): lambda o: "none" if o.limit is None else format_seconds(o.limit),
+        page.number("expected"): lambda o: format_seconds(o.value),
+        page.number("95 % interval"): lambda o: _interval(o.low, o.high),
+        page.number(slower): lambda o: format_seconds(o.slower),
+    }
+    return page.tabulate(columns, plan.objectives)
+
+
+def _sizes(plan: Plan) -> page.Table:
+    each, price, chosen = plan.winner.task.model.replica.gpus, plan.winner.price, plan.setting.replicas
+    columns: Mapping[page.Column, Callable[[Size], str]] = {
+        page.number("replicas"): lambda size: f"{'* ' * (size.replicas == chosen)}{size.replicas:,}",
+        page.number("GPUs"): lambda size: f"{size.replicas * each:,}",
+        **(
+            {page.number("per hour"): lambda size: _money(size.replicas * price)}
+            if plan.request.priced
+            else {}
+        ),
+        page.words(""): lambda size: _size(plan, size),
+    }
+    return page.tabulate(columns, plan.sizes)
+
+
+def _size(plan: Plan, size: Size) -> str:
+    if size.state is State.OPEN:
+        return "not sure even after long runs"
+    if size.state is not State.HOLDS:
+        return "; ".join(_missed(size, key) for key in size.missed)
+    said = "all met" if plan.request.slos else "the queue is steady"
+    if size.replicas != plan.setting.replicas or plan.room is None:
+        return said
+    if not plan.room:
+        ends = _MISSED.get(plan.room_ends) or f"{_words(plan.room_ends)} is too near its limit"
+        return f"{said}; no room: {ends}"
+    return f"{said}; room for {'at least ' * (plan.room >= MOST_ROOM)}{format_percent(plan.room)} more"
+
+
+def _missed(size: Size, key: str) -> str:
+    if key in _MISSED:
+        return _MISSED[key]
+    decision = next(d for d in size.decided if d.key == key)
+    if key.endswith(".mean") or decision.value is None:
+        return f"misses {_words(key)}: {format_seconds(decision.value)}"
+    share = format_percent(decision.share)
+    return f"misses {_words(key)}: {share} above {format_seconds(decision.limit)}"
+
+
+def _routing(plan: Plan) -> str:
+    if any(c.sessions is not None and c.sessions.turns.mean > 1 for c in plan.winner.task.model.classes):
+        return "Behind a router that keeps a conversation on its replica."
+    more = [name for name, replicas in plan.routers if replicas > plan.setting.replicas]
+    if more:
+        return f"Behind a router that picks replicas at random; {' and '.join(more)} may take one more here."
+    fewer = {replicas for _, replicas in plan.routers if replicas < plan.setting.replicas}
+    if plan.request.router is not None:
+        return f"Behind a {plan.request.router} router."
+    if not fewer:
+        return "Any router will do."
+    names = " or ".join(name for name, replicas in plan.routers if replicas == min(fewer))
+    return f"Any router will do; behind {names} {min(fewer):,} may be enough."
+
+
+def _apart(apart: Apart) -> str:
+    if apart.fleet is None:
+        return f"Prefill and decode apart: {apart.why}."
+    fleet, link = apart.fleet, "" if apart.transfer is None else f", KV over {apart.transfer} (assumed)"
+    return f"Prefill and decode apart: {fleet.prefill:,} + {fleet.decode:,} = {fleet.size:,} replicas are enough{link}."
+
+
+def _day(plan: Plan, day: Day) -> Iterator[page.Block]:
+    """Yield replicas that come and go, against as many as the heaviest part needs."""
+    most, least = (pick(day.hours, key=lambda hour: (hour.replicas, hour.demand_rps)) for pick in (max, min))
+    yield page.Paragraph(
+        f"Over {format_seconds(day.period_s)}: {least.replicas:,} to {most.replicas:,} replicas, the most from "
+        f"{format_seconds(most.begin_s)} on. A replica serves {format_number(day.served_rps)} requests/s: add one "
+        f"above {format_number(day.add_rps)} each, remove one where the others stay below "
+        f"{format_number(day.remove_rps)}."
+    )
+    if day.reason:
+        yield page.Paragraph(
+            f"{format_number(day.gpu_hours)} GPU-hours by the hour, {format_number(day.fixed_gpu_hours)} fixed; "
+            f"{day.reason}."
+        )
+        return
+    each = plan.winner.price / day.gpus
+    columns: Mapping[page.Column, Callable[[tuple[str, Way]], str]] = {
+        page.Column("one simulated period"): lambda row: row[0],
+        page.number("GPU-hours"): lambda row: format_number(row[1].gpu_hours),
+        **({page.number("cost"): lambda row: _money(each * row[1].gpu_hours)} if plan.request.priced else {}),
+        page.number("within"): lambda row: format_percent(row[1].within, 4),
+        page.number("ttft p95"): lambda row: format_seconds(row[1].ttft_p95_s),
+        page.number("most waiting"): lambda row: f"{row[1].waiting:,}",
+    }
+    yield page.tabulate(columns, day.ways.items())
+
+
+def _alternatives(plan: Plan, shown: Sequence[Alternative]) -> page.Table:
+    def cost(each: Alternative) -> str:
+        paid, best = each.candidate.cost(each.setting), plan.winner.cost(plan.setting)
+        more = f" {format_percent(paid / best - 1, 2, signed=True)}" if paid != best else ""
+        return _money(paid) + more
+
+    def band(each: Alternative) -> str:
+        replicas = () if each.band is None else each.band.replicas
+        paid = ("never" if n is None else _cost(plan, n * each.candidate.price) for n in replicas)
+        return " to ".join(paid) or ABSENT
+
+    columns: Mapping[page.Column, Callable[[Alternative], str]] = {
+        page.words("alternatives"): lambda each: f"{each.setting.replicas:,} x {each.candidate.name}",
+        page.number("GPUs"): lambda each: f"{_gpus(each.candidate, each.setting):,}",
+        **({page.number("per hour"): cost} if plan.request.priced else {}),
+        page.number("if slower or faster"): band,
+        page.number("token budget"): lambda each: format_tokens(each.setting.batched_tokens),
+    }
+    return page.tabulate(columns, shown)
+
+
+def command(plan: Plan, candidate: Candidate, setting: Setting) -> str:
+    """Return what starts the engine of a replica."""
+    kind, replica = plan.kind(candidate.name), candidate.task.model.replica
+    if plan.request.engine != "vllm":
+        return f"kvplan emit plan.toml writes the settings of {plan.request.engine}."
+    served = replace(
+        candidate.task.model, replica=replace(replica, max_num_batched_tokens=setting.batched_tokens)
+    )
+    words = ["vllm serve", "MODEL" if kind is None else kind.shape.name]
+    if kind is not None and not kind.own_weights and kind.weights == "fp8":
+        words.append("--quantization fp8")
+    if kind is not None and kind.kv_dtype != "auto":
+        words.append(f"--kv-cache-dtype {kind.kv_dtype}")
+    words += [f"{flag.flag} {flag.value or ''}".strip() for flag in flags_of_profile(engine("vllm"), served)]
+    return " ".join(words)
+
+
+def _few(every: Sequence[Alternative]) -> list[Alternative]:
+    """Choose the cheapest, and the cheapest with the weights of the model's own."""
+    own = [each for each in every if each.candidate.own_weights]
+    few = [*every[: _ALTERNATIVES - 1], *own[:1]]
+    return few if every[_ALTERNATIVES - 1 :] and own and own[0] not in few[:-1] else [*every[:_ALTERNATIVES]]
+
+
+def _shell(text: str) -> page.Figure:
+    """Break a command into lines that a shell takes as one."""
+    begin, *flags = text.split(" --")
+    lines = [begin]
+    for flag in flags:
+        if len(lines[-1]) + len(flag) > _WIDTH:
+            lines.append("  --" + flag)
+        else:
+            lines[-1] += " --" + flag
+    return page.Figure(" \\\n".join(lines))
+
+
+def _after_a_burst(plan: Plan) -> str:
+    drain, said = plan.drain, ""
+    if drain is not None and drain.burst_requests is not None:
+        burst = f"{format_number(drain.burst_requests, 3)} requests a replica"
+        said = f"After a burst of {burst}: {drain.reason}."
+        if drain.seconds is not None:
+            said = f"After a burst of {burst}: normal in {format_seconds(drain.seconds)}."
+    if plan.recovers_up_to_rps is not None:
+        rate = plan.recovers_up_to_rps * plan.setting.replicas
+        times = rate / (plan.mean_rps if plan.worst is None else plan.winner.task.model.total_rate_rps)
+        said += f" Recovers by itself up to {format_number(rate)} requests/s ({times:.2f} times the demand)."
+    return said.strip()
+
+
+def _notes(plan: Plan, full: bool) -> Iterator[str]:
+    if plan.worst is not None:
+        begin, end = map(format_seconds, plan.worst)
+        rate = format_number(plan.winner.task.model.total_rate_rps)
+        yield f"Rates vary: planned for {rate} requests/s, from {begin} to {end}; figures are those of the worst part."
+        if any(o.state is State.MISSES for o in plan.objectives):
+            yield "Rates vary within that part, too: it misses an objective; --headroom plans for more."
+    limited = {slo.key.partition("_s.")[0] for slo in plan.request.slos}
+    values = {o.key: o.value for o in plan.objectives}
+    for time, slow_s in (("ttft", _LONG_WAIT_S), ("itl", _FEELS_SLOW_S)):
+        p95 = values.get(f"{time}_s.p95")
+        if time not in limited and p95 is not None and p95 > slow_s:
+            yield f"No objective limits {time.upper()}, whose p95 is {format_seconds(p95)}."
+    assumed = ""
+    if plan.spread:
+        sizes = ", ".join(f"{n:,} at cv {cv:g}" for cv, n in plan.spread)
+        assumed = f"; spread of lengths assumed: log-normal, cv 0.95 ({sizes})"
+    model = plan.winner.task.model
+    known, memory = model.provenance, format_number(model.replica.memory_tokens, 6)
+    yield (
+        f"Known: speed {known.timing.basis}, KV memory ({memory} tokens) {known.gpu.basis}, rates and lengths "
+        f"{known.workload.basis}{assumed}."
+    )
+    if plan.next is not None:
+        low, high = plan.next.replicas
+        most = "no number of" if high is None else f"{high:,}"
+        yield f"Next: measure the {_NEXT[plan.next.input]} ({low:,} to {most} replicas): {plan.next.command}"
+    dearer = ""
+    if plan.race.dearer:
+        kinds = "1 other kind takes" if plan.race.dearer == 1 else f"{plan.race.dearer} other kinds take"
+        dearer = f"{kinds} 1.6 times the {'cost' if plan.request.priced else 'GPUs'} or more."
+    if plan.refused:
+        named = "; ".join(f"{r.name}: {_why(r)}" for r in plan.refused[: None if full else _MOST])
+        more = len(plan.refused) - _MOST
+        dearer = f"Cannot: {named}" + (f"; and {more} more. " if more > 0 and not full else ". ") + dearer
+    if dearer:
+        yield dearer.strip()
+
+
+def _gpus(candidate: Candidate, setting: Setting) -> int:
+    return setting.replicas * candidate.task.model.replica.gpus
+
+
+def _cost(plan: Plan, amount: float) -> str:
+    return _money(amount) if plan.request.priced else format_number(amount)
+
+
+def _money(amount: float) -> str:
+    return f"${amount:,.2f}"

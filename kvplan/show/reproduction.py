@@ -1,0 +1,132 @@
+"""Published results beside kvplan's: an overview, the figures of each experiment, and the JSON document."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+
+from kvplan.reproduction.experiment import Figure, Verdict
+from kvplan.reproduction.judge import Compared, Reproduction
+from kvplan.show import page
+from kvplan.show.view import Json, View, fields, header
+from kvplan.units import ABSENT, format_number, format_percent
+
+_DIGITS = 5
+
+
+def view(found: Sequence[Reproduction], *, detailed: bool) -> View:
+    """Show reproductions, a line each or with all their figures."""
+    sections = [_section(each) for each in found] if detailed else [_overview(found)]
+    return View(lambda: document(found), lambda full: page.document(sections))
+
+
+def document(found: Sequence[Reproduction]) -> Json:
+    """Return the JSON: experiments, what papers print, and what kvplan gets."""
+    return {**header(), "experiments": [_experiment(each) for each in found]}
+
+
+def _experiment(found: Reproduction) -> Json:
+    experiment = found.experiment
+    return {
+        **fields(experiment, "name", "source", "title", "claim"),
+        "assumed": experiment.assumed or None,
+        "verdict": found.verdict,
+        "workloads": experiment.workloads,
+        "runs": [{**asdict(run), "chosen": found.chosen.get(run.name)} for run in experiment.runs],
+        "figures": [_compared(each) for each in found.compared],
+    }
+
+
+def _compared(compared: Compared) -> Json:
+    figure, measured = compared.figure, compared.measured
+    exact = measured is None or measured.low == measured.high
+    return {
+        "what": figure.what,
+        "relative": bool(figure.over),
+        **fields(figure, "printed", "derived", "at_least", "at_most"),
+        "value": measured and measured.value,
+        "ci95": None if exact or measured is None else [measured.low, measured.high],
+        "verdict": compared.verdict,
+        "recorded": figure.verdict,
+        "reason": figure.reason or None,
+    }
+
+
+def _overview(found: Sequence[Reproduction]) -> page.Section:
+    rows = [(each.experiment.name, each.experiment.source, _tally(each.compared)) for each in found]
+    rows.append(("all", "", _tally([compared for each in found for compared in each.compared])))
+    columns = (page.Column("Experiment"), page.words("Source"), page.words("Verdicts on figures"))
+    caption = "What the papers print against what kvplan gets; `kvplan reproduce NAME` shows the figures."
+    return page.section(
+        "reproduction", "Published results", page.Paragraph(caption), page.table(columns, rows)
+    )
+
+
+def _tally(compared: Sequence[Compared]) -> str:
+    verdicts = [each.verdict for each in compared]
+    return ", ".join(
+        f"{verdicts.count(verdict)} {verdict.value}" for verdict in Verdict if verdict in verdicts
+    )
+
+
+def _section(found: Reproduction) -> page.Section:
+    experiment = found.experiment
+    assumed = [page.Paragraph(f"Assumed: {experiment.assumed}")] if experiment.assumed else []
+    return page.section(
+        experiment.name,
+        f"{experiment.title} ({experiment.name})",
+        page.Paragraph(f"{experiment.source}. {experiment.claim}"),
+        *assumed,
+        page.tabulate(_COLUMNS, found.compared),
+        notes=(*_reasons(found.compared), *_choices(found)),
+    )
+
+
+def _verdict(compared: Compared) -> str:
+    recorded = "" if compared.as_recorded else f" (on record: {compared.figure.verdict.value})"
+    return f"{compared.verdict.value}{recorded}"
+
+
+def _printed(compared: Compared) -> str:
+    figure = compared.figure
+    if figure.printed is not None:
+        return f"{_number(figure, figure.printed)}{' derived' if figure.derived else ''}"
+    bounds = ((figure.at_least, "at least"), (figure.at_most, "at most"))
+    return " and ".join(f"{words} {_number(figure, bound)}" for bound, words in bounds if bound is not None)
+
+
+def _measured(compared: Compared) -> str:
+    if compared.measured is None:
+        return ABSENT
+    value, low, high = compared.measured
+    written = _number(compared.figure, value)
+    if low == high:
+        return written
+    return f"{written} ± {_number(compared.figure, max(value - low, high - value), signed=False)}"
+
+
+_COLUMNS: Mapping[page.Column, Callable[[Compared], str]] = {
+    page.words("Figure"): lambda compared: compared.figure.what,
+    page.number("Paper"): _printed,
+    page.number("kvplan"): _measured,
+    page.Column("Verdict"): _verdict,
+}
+
+
+def _number(figure: Figure, value: float, *, signed: bool = True) -> str:
+    if figure.over:
+        return format_percent(value, signed=signed)
+    return format_number(value, _DIGITS if signed else 2)
+
+
+def _reasons(compared: Sequence[Compared]) -> Iterator[str]:
+    """Give each reason once, with the names of all figures that share it."""
+    by_reason: dict[str, list[str]] = {}
+    for each in compared:
+        if each.figure.reason:
+            by_reason.setdefault(each.figure.reason, []).append(each.figure.what)
+    for reason, names in by_reason.items():
+        yield f"{'; '.join(names)}: {reason}"
+
+
+def _choices(found: Reproduction) -> Iterator[str]:
+    for name, choice in found.chosen.items():
+        yield f"Best of a grid, {name}: {choice}."

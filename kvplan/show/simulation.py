@@ -1,0 +1,479 @@
+"""Policies side by side, a column each: tables, CSV, and the JSON document."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+
+import numpy as np
+
+from kvplan.model import FloatArray
+from kvplan.profile.reading import Profile
+from kvplan.report.inputs import State, extrapolations
+from kvplan.show import page
+from kvplan.show.chart import COLOURS, Axis, Chart, Line, peaks, time_axis
+from kvplan.show.view import Json, View, csv_text, fields, header
+from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
+from kvplan.simulation.experiments.load import Arrivals, Load
+from kvplan.simulation.experiments.study import Study, plain
+from kvplan.simulation.metrics import PolicyResult
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.policies import POLICIES
+from kvplan.units import ABSENT, format_number, format_percent, format_seconds, format_tokens
+
+_FIGURES = (
+    ("Completed", "completed", "count"),
+    ("Unfinished", "unfinished", "count"),
+    ("Makespan", "makespan_s", "time"),
+    ("Requests/s", "throughput_rps", "number"),
+    ("Decode tokens/s", "decode_tokens_per_s", "number"),
+    ("Preemptions", "evictions", "count"),
+    ("Recomputed tokens", "recomputed_tokens", "count"),
+    ("Recomputed share", "recomputed_share", "share"),
+    ("KV tokens mean", "kv_tokens.mean", "count"),
+    ("KV tokens p99", "kv_tokens.p99", "count"),
+    ("KV tokens peak", "kv_tokens.peak", "count"),
+    ("Hit rate", "prefix_cache.hit_rate", "share"),
+    ("Loaded from the host", "prefix_cache.host_hit_rate", "share"),
+    ("Link to the host busy", "prefix_cache.link_utilization", "share"),
+    ("Hit rate of readmissions", "prefix_cache.readmission_hit_rate", "share"),
+    ("Recovered tokens", "prefix_cache.recovered_tokens", "count"),
+    ("Cached tokens mean", "prefix_cache.cached_tokens_mean", "count"),
+    ("Given up", "shed", "count"),
+    ("Queue peak", "queue.peak", "count"),
+    ("Queue end", "queue.end", "count"),
+    ("Goodput, requests/s", "goodput_rps", "number"),
+    *(
+        (f"{time} {figure}", f"{time.lower()}_s.{figure}", "time")
+        for time in ("TTFT", "ITL", "TPOT", "E2E")
+        for figure in ("mean", "p50", "p90", "p95", "p99")
+    ),
+)
+_IF_ANY = ("goodput_rps", "shed", "queue.end", "prefix_cache.")  # left out where no policy has it
+_KNOWN = {key: (label, kind) for label, key, kind in _FIGURES}
+_MORE_IS_BETTER = ("goodput_rps", "throughput_rps", "prefix_cache.hit_rate")
+_FIRST = (  # what tells policies apart, the more important first; less of all others is better
+    *("goodput_rps", "throughput_rps", "shed", "prefix_cache.hit_rate", "ttft_s.mean", "ttft_s.p95"),
+    *("ttft_s.p99", "itl_s.mean", "itl_s.p99", "e2e_s.mean", "e2e_s.p95", "evictions", "recomputed_share"),
+    *("unfinished", "queue.peak"),
+)
+_STYLES = ("solid", "dashed", "dotted")
+_SERIES = ("time_s", "kv_tokens", "waiting", "running", "evictions", "completions")
+_MOST_ROWS, _MOST_NOTES = 10, 5
+_ALIKE, _WIDE = 0.01, 0.1  # relative: what makes no difference, and half an interval that is shown
+_OWN = {
+    "ttft_s": "TTFT",
+    "tpot_s": "TPOT (the mean of its inter-token latencies)",
+    "itl_s": "ITL (the mean over its iterations)",
+    "e2e_s": "E2E",
+}
+_NAMED = 5  # unfinished requests
+_WITH_INTERVAL = ("throughput_rps", "goodput_rps", "ttft_s.mean", "itl_s.mean", "e2e_s.mean", "e2e_s.p95")
+
+
+def view(study: Study, profile: Profile, bounds: Sequence[StudyBound] = ()) -> View:
+    """Show a study of a profile; `bounds` is what no policy could surpass."""
+    return View(
+        lambda: document(study, profile, bounds),
+        lambda full: page.document([build(study, profile.name, bounds, full=full)], profile.sha256),
+        lambda: charts(study, profile.model.replica.capacity_tokens),
+        lambda written: [{key: each[key] for key in each if key != "ci95"} for each in written["policies"]],
+        lambda: figures_csv(study),
+    )
+
+
+def document(study: Study, profile: Profile, bounds: Sequence[StudyBound] = ()) -> Json:
+    """Return the JSON."""
+    load = study.load
+    arrivals: Json = {"kind": load.name, "requests": study.requests, "horizon_s": load.horizon_s}
+    if study.scheduled is not None:
+        arrivals["scheduled"] = study.scheduled
+    if arrivals["kind"] == "gamma":
+        arrivals["cv"] = load.cv
+    if load.trace is not None:
+        arrivals["stretch"] = load.stretch
+    written = {**header(profile), "arrivals": arrivals, "seeds": list(study.seeds)}
+    if study.interrupted:
+        written["interrupted"] = True
+    written |= {"policies": [plain(result) for result in study.results], "notes": list(notes(study))}
+    if bounds:
+        written["hindsight"] = {bound.figure: fields(bound, "bound", "proven", "gap") for bound in bounds}
+    return written
+
+
+def figures_csv(study: Study) -> str:
+    """Write a line for each policy and figure: value and 95 % confidence interval, empty where there is none."""
+    rows = (
+        (result.policy, key, _value(result, key), *(interval or (None, None)))
+        for result in study.results
+        for key, interval in result.ci95.items()
+    )
+    return csv_text(("policy", "figure", "value", "ci95_low", "ci95_high"), rows)
+
+
+def series_csv(study: Study) -> str:
+    """Write the state over time of the first seed; with cached tokens where a policy keeps prefixes."""
+    caches = any(run.found is not None for run in study.first)
+    rows: list[tuple[object, ...]] = []
+    for result, run in zip(study.results, study.first, strict=True):
+        columns = [getattr(run.series, name).tolist() for name in _SERIES]
+        if caches:
+            cached = [None] * len(columns[0]) if run.found is None else run.found.cached_tokens.tolist()
+            columns.append(cached)
+        rows += ((result.policy, *row) for row in zip(*columns, strict=True))
+    return csv_text(("policy", *_SERIES, *(["cached_tokens"] if caches else [])), rows)
+
+
+def build(study: Study, name: str, bounds: Sequence[StudyBound] = (), *, full: bool = False) -> page.Section:
+    """Build what tells the policies apart; `full`: all figures, then latencies by class. `bounds` none surpasses."""
+    blocks = [page.Paragraph(_what(study)), *(_figures(study) if full else _first(study))]
+    remarks = notes(study) if full else _needed(study)[:_MOST_NOTES]
+    of_bounds = (*map(_bound, bounds), *(_loosened(study) if bounds else ()))
+    return page.section("simulation", name, *blocks, notes=(*of_bounds, *remarks), basis="simulated")
+
+
+def _first(study: Study) -> Iterator[page.Block]:
+    """Yield the rows that differ, the best of each marked; of a single policy the first that there are."""
+    results, alike = study.results, []
+    rows, wide = [("Status", *(result.status.value for result in results))], False
+    if len(results) > 1 and len({result.status for result in results}) == 1:
+        alike.append(rows.pop()[1])
+    for key in _FIRST:
+        label, kind = _KNOWN[key]
+        values = [_value(result, key) for result in results]
+        if not any(values):
+            continue  # says nothing
+        if len(results) > 1 and all(_close(value, values[0]) for value in values):
+            alike.append(f"{label} {_written(values[0], kind, 3)}")
+            continue
+        best = _best(study, key, values)
+        intervals = [
+            _half(result.ci95.get(key), value) for result, value in zip(results, values, strict=True)
+        ]
+        wide = wide or any(intervals)
+        cells = (
+            f"{'* ' * (best is not None and _close(value, best))}{_written(value, kind, 3)}{interval}"
+            for value, interval in zip(values, intervals, strict=True)
+        )
+        rows.append((label, *cells))
+    columns = (page.Column(""), *(page.number(result.policy)._replace(outcome=True) for result in results))
+    if rows:
+        yield page.table(columns, rows[:_MOST_ROWS])
+    said = ["* best of its row, or within 1% of it."] if len(results) > 1 and rows else []
+    said += ["±: half of the 95% confidence interval, where it is wide."] if wide else []
+    said += [f"Alike: {', '.join(alike)}."] if alike else []
+    yield page.Paragraph(" ".join([*said, "--full shows all figures."]))
+
+
+def _close(value: float | None, other: float | None) -> bool:
+    if value is None or other is None:
+        return value is other
+    return abs(value - other) <= _ALIKE * max(abs(value), abs(other))
+
+
+def _best(study: Study, key: str, values: Sequence[float | None]) -> float | None:
+    """Choose the best of policies that go on; None where there is nothing to compare."""
+    ran = [
+        value
+        for value, run in zip(values, study.first, strict=True)
+        if value is not None and run.ending is not Ending.LIVELOCK
+    ]
+    if len(values) == 1 or not ran:
+        return None
+    return max(ran) if key in _MORE_IS_BETTER else min(ran)
+
+
+def _half(interval: tuple[float, float] | None, value: float | None) -> str:
+    """Write half of an interval that is wide, as a share of the value."""
+    if interval is None or not value or (half := (interval[1] - interval[0]) / 2 / abs(value)) < _WIDE:
+        return ""
+    return f" ± {format_percent(half, 2)}"
+
+
+def _what(study: Study) -> str:
+    seeds = f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"means over {len(study.seeds)} seeds"
+    amount = f"{format_number(study.requests)} requests"
+    load = study.load
+    until = f", {format_seconds(load.horizon_s)}" if load.horizon_s is not None else ""
+    how = replayed(load) if load.trace is not None else f"{_arrivals(load)}, {seeds}"
+    return f"{amount}{until}, {how}{_to(study)}."
+
+
+def _to(study: Study) -> str:
+    """Say which replicas the requests come to."""
+    fleet = study.fleet
+    if fleet is None:
+        return ""
+    if fleet.is_split:
+        prefill, decode = format_number(fleet.prefill), page.replicas(fleet.decode)
+        return f", to {prefill} prefill and {decode.replace(' ', ' decode ')} by {fleet.routing}"
+    return f", to {page.replicas(fleet.replicas)} by {fleet.routing}"
+
+
+def replayed(load: Load) -> str:
+    """Say how a trace is replayed."""
+    if load.stretch == 1:
+        return "replayed from a trace"
+    return f"replayed from a trace, gaps {format_number(load.stretch, 3)} times as long as recorded"
+
+
+_BOUNDED = {
+    "throughput_rps": ("at most {} requests/s", format_number),
+    "decode_tokens_per_s": ("at most {} decode tokens/s", format_number),
+    "e2e_s.mean": ("at least {} mean time end to end", format_seconds),
+}
+
+
+def _bound(one: StudyBound) -> str:
+    words, written = _BOUNDED[one.figure]
+    return f"Hindsight (FC 4): {words.format(written(one.bound))} on these requests; computed, {_proof(one)}."
+
+
+def _proof(one: StudyBound) -> str:
+    if one.proven:
+        return "an optimum"
+    gap = (
+        "no schedule was found"
+        if one.gap is None
+        else f"a schedule was found {format_percent(one.gap)} off it"
+    )
+    return f"a bound: no schedule is proven to reach it, {gap}"
+
+
+def _loosened(study: Study) -> tuple[str, ...]:
+    """Say for whom the bound is loose: where policies count KV differently, it is of the kindest way to count."""
+    names = (*(result.policy for result in study.results), *study.missing)
+    engines = as_engines(names)
+    if not engines or len(engines) == len(names):
+        return ()
+    return (
+        f"The bound is to hold for {', '.join(engines)} too, with KV counted as engines do, tokens computed so far: "
+        "for the other policies alone it may be tighter.",
+    )
+
+
+def _arrivals(load: Load) -> str:
+    match load.kind:
+        case Arrivals.GAMMA:
+            return f"gamma arrivals of cv {load.cv:g}"
+        case Arrivals.CLOSED:
+            return f"a closed loop of {load.concurrency:,} clients"
+        case Arrivals.BURST:
+            high, low, on_s, off_s = load.burst
+            return f"bursts ({high:g} times the rate for {on_s:g} s, {low:g} times for {off_s:g} s)"
+        case Arrivals.INTERLEAVED:
+            return "saturated arrivals, interleaved"
+        case _ if load.burst_sessions is not None:
+            burst = load.burst_sessions
+            return (
+                f"poisson arrivals of sessions, and {burst.sessions:,} more at {format_seconds(burst.at_s)}"
+            )
+        case _:
+            return f"{load.kind or Arrivals.POISSON} arrivals"
+
+
+def _figures(study: Study) -> Iterator[page.Block]:
+    yield _side_by_side(study)
+    if len(study.results[0].classes) > 1:
+        yield page.Paragraph("Mean time to first token and end to end, by class:")
+        yield _classes(study)
+
+
+def _side_by_side(study: Study) -> page.Table:
+    columns = (page.Column("Figure"), *(page.number(result.policy) for result in study.results))
+    rows = [("Status", *(result.status.value for result in study.results))]
+    for label, key, kind in _FIGURES:
+        if key.startswith(_IF_ANY) and not any(_value(result, key) for result in study.results):
+            continue
+        rows.append((label, *(_written(_value(result, key), kind) for result in study.results)))
+        intervals = [result.ci95.get(key) for result in study.results]
+        if key in _WITH_INTERVAL and any(intervals):
+            rows.append(("", *(_interval(interval, kind) for interval in intervals)))
+    return page.table(columns, rows)
+
+
+def _classes(study: Study) -> page.Table:
+    def times(result: PolicyResult) -> Callable[[int], str]:
+        return lambda i: (
+            f"{format_seconds(result.classes[i].ttft_s.mean)}, {format_seconds(result.classes[i].e2e_s.mean)}"
+        )
+
+    classes = study.results[0].classes
+    columns: Mapping[page.Column, Callable[[int], str]] = {
+        page.words("Class"): lambda i: classes[i].name,
+        **{page.number(result.policy): times(result) for result in study.results},
+    }
+    return page.tabulate(columns, range(len(classes)))
+
+
+def notes(study: Study) -> tuple[str, ...]:
+    """Comment on the figures: whose they are, how sure, and which limits policies keep."""
+    said = list(_needed(study))
+    if study.scheduled:
+        said.append(
+            "Rates follow the schedule of the profile, from the start of its period on. Intervals from a single seed "
+            "take that for chance and are too wide; several seeds give better ones."
+        )
+    if study.fleet is not None and study.fleet.size > 1:
+        said.append(
+            "KV tokens, iterations and what is per iteration are those of one replica, in the mean over all; a peak is "
+            "the most of any, that of the queue the most of all together that was recorded."
+        )
+        if study.fleet.is_split:
+            said.append(
+                "The first token comes with the KV cache at the decode replica, so that TTFT has the transfer in it. "
+                "Prompts are looked up in the prefix caches of prefill replicas; decode replicas keep none."
+            )
+    if study.objectives:
+        within = [f"{_OWN[name]} at most {format_seconds(limit)}" for name, limit in study.objectives.items()]
+        said.append(
+            f"Goodput: completed requests whose own figures are within the objectives, {', '.join(within)}."
+        )
+    if (outside := study.first[0].request_overhead_s) > 0:
+        said.append(
+            f"TTFT and E2E have {format_seconds(outside)} in them that a request takes outside the engine; all other "
+            "times are the engine's."
+        )
+    return (*said, *_sureness(study), *_limits(study, where_all_agree=True))
+
+
+def _needed(study: Study) -> tuple[str, ...]:
+    """Comment on what makes figures say less than they seem to, or policies not comparable."""
+    said = [f"{interruption(study)[:1].upper()}{interruption(study)[1:]}."] if study.interrupted else []
+    for result, run in zip(study.results, study.first, strict=True):
+        if run.ending is Ending.LIVELOCK:
+            why = "a request can never fit in the memory it may use, even alone"
+            if not run.stuck:
+                why = "requests go on preempting each other, or waiting for each other, and none completes"
+            said.append(f"{result.policy}: {why}; the run was ended.")
+    left = [
+        f"{result.policy} {format_number(result.unfinished)}{_unfinished(study, run)}"
+        for result, run in zip(study.results, study.first, strict=True)
+        if result.unfinished
+    ]
+    if left:
+        said.append(f"Arrived and not finished at the end; latencies leave them out: {', '.join(left)}.")
+    if study.scheduled is False:
+        said.append("The schedule of the profile is left out: these arrivals do not follow rates.")
+    if study.finds_prefixes:
+        cold = [r.policy for r in study.results if r.prefix_cache.hit_rate is None]
+        if cold:
+            said.append(f"No prefix cache: {', '.join(cold)}; to them every prompt is a stranger's.")
+    said += extrapolations(study.measured, tuple(_visited(study)))
+    return (*said, *_limits(study, where_all_agree=False))
+
+
+def _visited(study: Study) -> Iterator[State]:
+    """Yield what the iterations of each policy did at most, in all its runs, and on average."""
+    for result, runs in zip(study.results, study.runs, strict=True):
+        outcomes = [outcome for _, outcome in runs]
+        yield State(
+            f"{result.policy} at its peak",
+            max(run.kv_peak for run in outcomes),
+            max(run.prefill_peak for run in outcomes),
+            max(run.batch_peak for run in outcomes),
+        )
+        yield State(f"{result.policy} on average", result.kv_tokens.mean)
+
+
+def _sureness(study: Study) -> tuple[str, ...]:
+    """Say what intervals are worth that are not over independent runs."""
+    if len(study.seeds) > 1:
+        return ()
+    if not study.by_chance:
+        why = "they take turns" if study.load.kind is Arrivals.INTERLEAVED else "all are alike"
+        return (
+            f"No chance in these requests, {why}: every seed gives this run, and no figure has an interval.",
+        )
+    one_path = (
+        "Intervals are from one path, by batch means: they take it for stationary, and say how far its mean can be off "
+        "that of a longer one."
+    )
+    return (one_path if study.load.trace is not None else f"{one_path} --seeds gives intervals over runs.",)
+
+
+def _limits(study: Study, *, where_all_agree: bool) -> Iterator[str]:
+    """Say which policies keep the limits of the profile, and which do not know them."""
+    names = [result.policy for result in study.results]
+    for limit, value in study.limits.items():
+        kept = [name for name in names if limit in POLICIES[name].limits]
+        others = [name for name in names if name not in kept]
+        if bool(kept and others) is not where_all_agree:
+            parts = [f"kept by {', '.join(kept)}" if kept else "kept by none of these"]
+            parts += [f"not by {', '.join(others)}"] if kept and others else []
+            yield f"{limit} ({value:,} in the profile): {', '.join(parts)}."
+
+
+def _unfinished(study: Study, run: Outcome) -> str:
+    """Name the first few, in order of arrival, of the first seed."""
+    there = np.flatnonzero(np.isnan(run.finish_s) & (run.arrival_s <= run.end_s))
+    if not there.size:
+        return ""
+    shown = ", ".join(f"{i + 1}" for i in there[:_NAMED].tolist())
+    more = ", ..." if there.size > _NAMED else ""
+    number = "number" if there.size == 1 else "numbers"
+    return f" ({number} {shown}{more} in order of arrival, seed {study.seeds[0]})"
+
+
+def interruption(study: Study) -> str:
+    """Say what the figures of an interrupted study are of."""
+    if study.cut_short or study.missing:
+        what = f"the run of seed {study.seeds[0]} as far as it went"
+    else:
+        what = f"{len(study.seeds)} seeds that every policy ended" if len(study.seeds) > 1 else "one seed"
+    missing = f"; not begun: {', '.join(study.missing)}" if study.missing else ""
+    return f"interrupted; figures are of {what}{missing}"
+
+
+def _value(result: PolicyResult, key: str) -> float | None:
+    """Return a figure by its dotted name."""
+    value: float | None = attrgetter(key)(result)
+    return None if value is None else float(value)
+
+
+def _written(value: float | None, kind: str, digits: int = 4) -> str:
+    match kind:
+        case "time":
+            return format_seconds(value)
+        case "share":
+            return format_percent(value)
+        case "count" if value is not None and value.is_integer():
+            return f"{value:,.0f}"
+        case _:
+            return format_number(value, digits)
+
+
+def _interval(interval: tuple[float, float] | None, kind: str) -> str:
+    if interval is None:
+        return ABSENT
+    return f"{_written(interval[0], kind)} to {_written(interval[1], kind)}"
+
+
+def charts(study: Study, capacity_tokens: int) -> tuple[Chart, ...]:
+    """Draw KV tokens and waiting requests of each policy over time, of the first seed."""
+    seen = [(result.policy, run.series) for result, run in zip(study.results, study.first, strict=True)]
+    end = max((float(series.time_s[-1]) for _, series in seen if series.time_s.size), default=0.0)
+    if not end:
+        return ()
+    x = time_axis(end)
+    waiting = [(name, peaks(series.time_s, series.waiting)) for name, series in seen]
+    held = [(name, peaks(series.time_s, series.kv_tokens)) for name, series in seen]
+    tokens = _over_time("KV tokens in use", "KV tokens", x, held, capacity_tokens)
+    capacity = tokens.level(f"capacity {format_tokens(capacity_tokens)}", capacity_tokens, "ink", "dotted")
+    return (
+        _over_time("Waiting requests", "requests", x, waiting, 4),
+        tokens._replace(lines=[*tokens.lines, capacity]),
+    )
+
+
+def _over_time(
+    title: str, unit: str, x: Axis, seen: Sequence[tuple[str, tuple[FloatArray, FloatArray]]], least: float
+) -> Chart:
+    most = {name: float(value.max()) for name, (_, value) in seen}
+    caption = (
+        f"At most: {', '.join(f'{name} {value:,.0f}' for name, value in most.items())}. The first seed; of many "
+        "records the largest."
+    )
+    lines = [
+        Line(name, *points, colour, style)  # where they are the same, all are seen
+        for colour, style, (name, points) in zip(COLOURS * 3, _STYLES * 6, seen, strict=False)
+    ]
+    return Chart(title, caption, x, Axis(unit, 0.0, 1.1 * max(least, *most.values())), lines)

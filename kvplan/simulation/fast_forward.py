@@ -1,0 +1,201 @@
+"""Iterations in which nothing happens but that every member of the one group grows by a token: run in a stretch.
+
+Beside them a prompt may go on, with all that they leave of the budget. Between an arrival, an admission, an eviction
+and a completion that is all there is to most iterations. It has the same sums in the same order as the loop, so the
+results are the same to the last bit, in a fraction of the time.
+"""
+
+import math
+
+from kvplan.model import iteration_time
+from kvplan.simulation.actions import blocks_of, outstanding, whole_tokens
+from kvplan.simulation.followups import next_event_s
+from kvplan.simulation.prefix_cache import cached_tokens
+from kvplan.simulation.state import (
+    GAPS,
+    GAPS_IN_E,
+    KNEE,
+    MAX_TOKENS,
+    NOBODY,
+    Clock,
+    Counter,
+    Fixed,
+    Group,
+    List,
+    Request,
+    Role,
+    Site,
+    Span,
+    State,
+    Time,
+    group_list,
+    in_fleet,
+    kernel,
+)
+from kvplan.simulation.statistics import gap_position, gaps_of_span, record, see_waiting
+
+_INSIDE = 1 - 1e-12  # stay further from the end of a bin of gaps than any rounding
+_LOOK_AHEAD = 1_000  # iterations: an arrival makes a replica look again, so further costs more than it saves
+
+
+@kernel
+def all_emit(s: State) -> bool:
+    """Whether in the next tick of the group every member has a token to follow the one before."""
+    tick, quiet = s.group[0, Group.TICK] + 1, s.fixed[Fixed.SILENT]
+    request = s.list[group_list(s, 0), List.TAIL]
+    while request != NOBODY and s.request[request, Request.ENTERED_AT] >= tick - quiet - 1:
+        if tick - s.request[request, Request.START] < quiet:
+            return False
+        if math.isnan(s.time[request, Time.FIRST_TOKEN]) or s.time[request, Time.FINISH] < 0:
+            return False
+        request = s.request[request, Request.BEFORE]
+    return True
+
+
+@kernel
+def admits_nobody(s: State) -> bool:
+    """Whether the next iteration does not, whatever fits: nobody waits, or a prompt takes what is left to others."""
+    c = s.counter
+    return bool(
+        c[Counter.WAITING] == 0 or (c[Counter.PARTLY] != NOBODY and s.clock[Clock.SHED_AFTER] == math.inf)
+    )
+
+
+@kernel
+def part_of_prompt(s: State) -> int:
+    """Tokens that an iteration computes of the prompt that goes on; 0: none does, or nothing of the budget is left."""
+    if s.counter[Counter.PARTLY] == NOBODY:
+        return 0
+    return max(int(s.knobs[MAX_TOKENS] - s.list[group_list(s, 0), List.LENGTH]), 0)
+
+
+@kernel
+def parts_before_last(s: State, part: int) -> int:
+    """Iterations in which so many of its tokens are computed, and it goes on."""
+    prompt = s.counter[Counter.PARTLY]
+    left = whole_tokens(s, prompt, s.request[prompt, Request.STAGE]) - s.request[prompt, Request.PARKED]
+    return int((left - 1) // part)
+
+
+@kernel
+def coast(s: State, limit: int, patience: int) -> None:
+    """Run until somebody arrives, is due or has its load, a prompt ends, memory lacks or the clock or loop looks up.
+
+    For a group in which somebody is, or a prompt that goes on, and nobody that the policy would admit.
+    """
+    c, clock = s.counter, s.clock
+    members, part = s.list[group_list(s, 0), List.LENGTH], part_of_prompt(s)
+    running, done = members, 0
+    if part > 0:
+        running, done = members + 1, s.request[c[Counter.PARTLY], Request.PARKED]
+        limit = min(limit, c[Counter.ITERATIONS] + parts_before_last(s, part))
+    if running == 0 or not all_emit(s):
+        return
+    prompts = part if part > 1 else 0  # engines count a single token as one of a sequence
+    event_s = min(next_event_s(s), clock[Clock.PAUSE], clock[Clock.SPAN_END])
+    limit = min(limit, c[Counter.LAST_COMPLETION] + patience + 1)
+    size, block = s.group[0, Group.RING_SIZE], s.fixed[Fixed.BLOCK]
+    tick, weight, held = s.group[0, Group.TICK], s.group[0, Group.WEIGHT], c[Counter.HELD]
+    begun = iterations = c[Counter.ITERATIONS]
+    now, busy = clock[Clock.NOW], clock[Clock.BUSY]
+    kv_sum, gap_sum = clock[Clock.KV_SUM], clock[Clock.GAP_SUM]
+    cached, cached_sum = cached_tokens(s), clock[Clock.CACHED_SUM]
+    last_s, recorded = clock[Clock.LAST_RUN], iterations - iterations % c[Counter.STRIDE] + c[Counter.STRIDE]
+    slot, phase = tick % size, -tick % block
+    row, resident, waiting = c[Counter.SPAN], c[Counter.RESIDENT], c[Counter.WAITING]
+    kv_s, running_s = s.span[row, Span.KV_S], s.span[row, Span.RUNNING_S]
+    waiting_s = s.span[row, Span.WAITING_S]
+    busy_s, context, gaps = s.span[row, Span.BUSY_S], s.span[row, Span.CONTEXT], gaps_of_span(s)
+    root, roots = math.sqrt(running), s.span[row, Span.ROOTS]
+    beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, Span.BEYOND_KNEE]
+    kv_bin, place, low_s, high_s = held * block // s.fixed[Fixed.BIN], 0, math.inf, 0.0
+    while iterations < limit and now < event_s:
+        slot = slot + 1 if slot + 1 < size else 0
+        more = s.phase[0, phase]
+        if part > 0:
+            more += blocks_of(s, done + part) - blocks_of(s, done)
+        tau = iteration_time(s.timing, weight + members + done + part, prompts, running)
+        if s.ring[slot] != NOBODY or held + more > s.fixed[Fixed.CAPACITY]:
+            break
+        if now + tau > clock[Clock.HORIZON]:
+            break
+        phase = phase - 1 if phase > 0 else block - 1
+        iterations, tick, weight, done = iterations + 1, tick + 1, weight + members, done + part
+        now, busy = now + tau, busy + tau
+        if more > 0:
+            held += more
+            c[Counter.HELD] = held
+            kv_bin, cached = held * block // s.fixed[Fixed.BIN], cached_tokens(s)
+        kv_sum += held * block
+        kv_s, running_s = kv_s + tau * (held * block), running_s + tau * resident
+        waiting_s = waiting_s + tau * waiting
+        busy_s, context = busy_s + tau, context + (weight + done)
+        roots, beyond_knee = roots + root, beyond_knee + beyond
+        cached_sum += cached
+        s.histogram[kv_bin] += 1
+        gap_s = now - last_s
+        if not low_s <= gap_s < high_s:
+            position = gap_position(gap_s)
+            place, low_s = min(int(position), GAPS - 1), gap_s
+            # to the end of the bin it may grow by the factor exp(left / GAPS_IN_E) > 1 + left / GAPS_IN_E
+            high_s = gap_s * (1 + (int(position) + 1 - position) / GAPS_IN_E) * _INSIDE
+        gap_sum += gap_s * members
+        s.histogram[gaps + place] += members
+        last_s = now
+        if iterations == recorded:
+            clock[Clock.NOW], clock[Clock.BUSY], c[Counter.ITERATIONS] = now, busy, iterations
+            record(s, held * block, cached)
+            recorded = iterations - iterations % c[Counter.STRIDE] + c[Counter.STRIDE]
+    s.group[0, Group.TICK], s.group[0, Group.WEIGHT] = tick, weight
+    clock[Clock.NOW], clock[Clock.BUSY] = now, busy
+    clock[Clock.KV_SUM], clock[Clock.CACHED_SUM] = kv_sum, cached_sum
+    clock[Clock.GAP_SUM], clock[Clock.LAST_RUN], c[Counter.ITERATIONS] = gap_sum, last_s, iterations
+    c[Counter.COMPUTED] += (iterations - begun) * (members + prompts)
+    s.span[row, Span.KV_S], s.span[row, Span.RUNNING_S] = kv_s, running_s
+    s.span[row, Span.WAITING_S] = waiting_s
+    s.span[row, Span.BUSY_S], s.span[row, Span.CONTEXT] = busy_s, context
+    s.span[row, Span.ROOTS], s.span[row, Span.BEYOND_KNEE] = roots, beyond_knee
+    s.span[row, Span.STEPS] += iterations - begun
+    s.span[row, Span.PREFILLED] += (iterations - begun) * prompts
+    s.span[row, Span.SEQUENCES] += (iterations - begun) * running
+    if iterations > begun:  # else what is held can be that of a batch that is not run any more
+        see_waiting(s)
+        c[Counter.PEAK] = max(c[Counter.PEAK], held * block)
+        if part > 0:
+            s.request[c[Counter.PARTLY], Request.PARKED] = done
+            c[Counter.PROMPTS_PEAK] = max(c[Counter.PROMPTS_PEAK], prompts)
+            c[Counter.BATCH_PEAK] = max(c[Counter.BATCH_PEAK], running)
+    if in_fleet(s):
+        if iterations > begun:
+            c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE] = outstanding(s), held
+        if now >= clock[Clock.PAUSE] and clock[Clock.CALM] <= now:
+            clock[Clock.CALM] = calm_until_s(s)
+
+
+@kernel
+def calm_until_s(s: State) -> float:
+    """Until when, at least, nobody is done and memory suffices, if nobody comes and nobody can be admitted.
+
+    Of a prefill replica nothing is said: a decode replica that fetches at this very time makes room in it.
+    """
+    if s.fleet[1 + s.fixed[Fixed.SITE_NUMBER], Site.ROLE] == Role.PREFILL:
+        return float(s.clock[Clock.NOW])
+    members, part = s.list[group_list(s, 0), List.LENGTH], part_of_prompt(s)
+    running, done, most = members, 0, min(s.group[0, Group.RING_SIZE], _LOOK_AHEAD)
+    if part > 0:
+        running, done = members + 1, s.request[s.counter[Counter.PARTLY], Request.PARKED]
+        most = min(most, parts_before_last(s, part))
+    tokens = s.group[0, Group.WEIGHT] + members + done + part
+    size, block = s.group[0, Group.RING_SIZE], s.fixed[Fixed.BLOCK]
+    slot, phase = s.group[0, Group.TICK] % size, -s.group[0, Group.TICK] % block
+    held, count = s.counter[Counter.HELD], 0
+    while count < most:
+        slot = slot + 1 if slot + 1 < size else 0
+        held += s.phase[0, phase] + blocks_of(s, done + part) - blocks_of(s, done)
+        if s.ring[slot] != NOBODY or held > s.fixed[Fixed.CAPACITY]:
+            break
+        phase = phase - 1 if phase > 0 else block - 1
+        count, done = count + 1, done + part
+    # iterations grow longer than the first of them
+    tau, now = iteration_time(s.timing, tokens, part if part > 1 else 0, running), s.clock[Clock.NOW]
+    return float(min(now + count * _INSIDE * tau, max(now, next_event_s(s))))

@@ -1,0 +1,179 @@
+"""Arrivals: requests that come by themselves, and those that others bring, some time after they are answered.
+
+Whoever is brought waits in a heap whose places are the rows of `Time.COMING` and `Turn.COMING`.
+"""
+
+import math
+
+from kvplan.simulation.queues import append, count
+from kvplan.simulation.state import (
+    NOBODY,
+    Clock,
+    Counter,
+    Fixed,
+    List,
+    Request,
+    Router,
+    State,
+    Time,
+    Turn,
+    extended,
+    hosted,
+    in_fleet,
+    kernel,
+    parked_list,
+)
+
+
+@kernel
+def release(s: State) -> None:
+    """Let everybody who has arrived by now join a queue."""
+    c = s.counter
+    while c[Counter.JOINED] < c[Counter.RELEASED]:
+        if s.time[c[Counter.JOINED], Time.ARRIVAL] > s.clock[Clock.NOW]:
+            break
+        if c[Counter.WAITING] >= s.fixed[Fixed.MOST_WAITING]:
+            break
+        if extended(s):
+            release_brought(s, c[Counter.JOINED])
+        join(s, c[Counter.JOINED])
+        c[Counter.JOINED] += 1
+    if extended(s) and not in_fleet(s):
+        release_brought(s, NOBODY)
+    if c[Counter.WAITING] > c[Counter.QUEUE_PEAK]:
+        c[Counter.QUEUE_PEAK] = c[Counter.WAITING]
+
+
+@kernel
+def release_brought(s: State, before: int) -> None:
+    """Let those join whom others have brought, who come by now, and before somebody else."""
+    while s.fleet[0, Router.TO_COME] > 0:
+        if s.time[0, Time.COMING] > s.clock[Clock.NOW]:
+            return
+        request = s.request[0, Turn.COMING]
+        if before != NOBODY and comes_before(
+            s.time[before, Time.ARRIVAL], before, s.time[0, Time.COMING], request
+        ):
+            return
+        join(s, request)
+        take_first(s)
+
+
+@kernel
+def join(s: State, request: int) -> None:
+    """Put a request that has arrived into its queue."""
+    append(s, s.request[request, Request.QUEUE], request)
+    s.counter[Counter.WAITING] += 1
+    if s.fixed[Fixed.COUNTS_QUEUES]:
+        count(s, s.request[request, Request.QUEUE], 1)
+
+
+@kernel
+def next_arrival(s: State) -> int:
+    """Return the next request to come of those whose arrival is known; NOBODY: there is none."""
+    c, unasked = s.counter, NOBODY
+    if c[Counter.JOINED] < c[Counter.RELEASED] and c[Counter.WAITING] < s.fixed[Fixed.MOST_WAITING]:
+        unasked = int(c[Counter.JOINED])
+    if not extended(s) or in_fleet(s):
+        return unasked
+    return earlier(s, unasked)
+
+
+@kernel
+def earlier(s: State, unasked: int) -> int:
+    """Return this request or the first of those brought, whoever comes first; either may be NOBODY."""
+    if s.fleet[0, Router.TO_COME] == 0:
+        return unasked
+    brought, brought_s = s.request[0, Turn.COMING], s.time[0, Time.COMING]
+    if unasked == NOBODY or comes_before(brought_s, brought, s.time[unasked, Time.ARRIVAL], unasked):
+        return int(brought)
+    return unasked
+
+
+@kernel
+def next_event_s(s: State) -> float:
+    """When the next request comes, or the first load is done; infinite where neither is known."""
+    coming, event_s = next_arrival(s), math.inf
+    if coming != NOBODY:
+        event_s = s.time[coming, Time.ARRIVAL]
+    if hosted(s) and s.list[parked_list(s, 0), List.HEAD] != NOBODY:
+        event_s = min(event_s, s.time[s.list[parked_list(s, 0), List.HEAD], Time.READY])
+    return event_s
+
+
+@kernel
+def more_to_come(s: State) -> bool:
+    """Whether an arrival is still ahead whose time is known, or beyond the horizon."""
+    if in_fleet(s) and (
+        s.fleet[0, Router.UNASKED] < s.fleet[0, Router.UNASKED_END] or s.fleet[0, Router.TO_COME] > 0
+    ):
+        return True
+    return bool(next_arrival(s) != NOBODY or s.fixed[Fixed.MORE_LATER])
+
+
+# ------------------------------------------------------------------------------------- requests that others bring
+
+
+@kernel
+def comes_before(time_s: float, request: int, other_s: float, other: int) -> bool:
+    """Whether the first of two arrives first; of those who come at once, the one of lower number."""
+    return bool(time_s < other_s or (time_s == other_s and request < other))
+
+
+@kernel
+def bring(s: State, request: int, time_s: float) -> None:
+    """Fix when a request arrives, if it is somebody."""
+    if request == NOBODY:
+        return
+    s.time[request, Time.ARRIVAL] = time_s
+    place = s.fleet[0, Router.TO_COME]
+    s.fleet[0, Router.TO_COME] += 1
+    if in_fleet(s):  # it may be another replica's before this one has done more
+        s.clock[Clock.PAUSE] = min(s.clock[Clock.PAUSE], time_s)
+    while place > 0:
+        above = (place - 1) // 2
+        if not comes_before(time_s, request, s.time[above, Time.COMING], s.request[above, Turn.COMING]):
+            break
+        put(s, place, s.time[above, Time.COMING], s.request[above, Turn.COMING])
+        place = above
+    put(s, place, time_s, request)
+
+
+@kernel
+def take_first(s: State) -> None:
+    """Remove the first of those to come."""
+    s.fleet[0, Router.TO_COME] -= 1
+    size = s.fleet[0, Router.TO_COME]
+    last_s, last, place = s.time[size, Time.COMING], s.request[size, Turn.COMING], 0
+    while 2 * place + 1 < size:
+        below = 2 * place + 1
+        child_s, child = s.time[below, Time.COMING], s.request[below, Turn.COMING]
+        if below + 1 < size and comes_before(
+            s.time[below + 1, Time.COMING], s.request[below + 1, Turn.COMING], child_s, child
+        ):
+            below += 1
+            child_s, child = s.time[below, Time.COMING], s.request[below, Turn.COMING]
+        if comes_before(last_s, last, child_s, child):
+            break
+        put(s, place, child_s, child)
+        place = below
+    put(s, place, last_s, last)
+
+
+@kernel
+def put(s: State, place: int, time_s: float, request: int) -> None:
+    """Have a request stand at a place of the heap."""
+    s.time[place, Time.COMING] = time_s
+    s.request[place, Turn.COMING] = request
+
+
+@kernel
+def skip(s: State, request: int) -> int:
+    """Have what would have followed a request never come, and bring what comes instead; return how many never do."""
+    instead, never = s.request[request, Turn.INSTEAD], 0
+    following = s.request[request, Turn.FOLLOWING]
+    while following != NOBODY and following != instead:
+        never += 1
+        following = s.request[following, Turn.FOLLOWING]
+    bring(s, instead, s.clock[Clock.NOW] + s.time[request, Time.THINK])
+    return never

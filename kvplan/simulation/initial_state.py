@@ -1,0 +1,502 @@
+"""What a policy asks of the engine, and the state in which a run of it begins."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
+from kvplan.model.offload import Offload
+from kvplan.model.weights import first_tokens, stage_count
+from kvplan.simulation.prefixes import strangers
+from kvplan.simulation.requests import Requests
+from kvplan.simulation.state import (
+    GAPS,
+    NOBODY,
+    Blocks,
+    Cache,
+    Cached,
+    Clock,
+    Columns,
+    Copy,
+    Counter,
+    Fixed,
+    Group,
+    Hosted,
+    Layered,
+    Link,
+    Place,
+    Rank,
+    Ranked,
+    Record,
+    Request,
+    Router,
+    Span,
+    State,
+    Stream,
+    Time,
+    Tree,
+    Turn,
+)
+
+_NO_END = 1 << 60  # tokens
+_MOST_LOOKED_UP = 1 << 23  # tokens
+_LOOKED_UP_BY = 1 << 12  # at a time, so that runs whose longest request is another one share a table
+_MOST_NODES = 10**7  # of a radix tree; 800 MB, of which only those in use are touched
+RECORDS = 4096  # of the series; when it is full, every second one goes
+_BINS = 1 << 14
+_AT_ONCE = 4096  # rows
+
+
+class Pools(NamedTuple):
+    """Two pools of pages with a token in every layer: of those with full attention, and of those with a window.
+
+    Memory that is held is told in tokens of the profile's pool, by its bytes.
+
+    Attributes
+    ----------
+    window
+        Tokens.
+    blocks, windows
+        Pages of the pool of full attention, and of windows.
+    full_bytes, window_bytes
+        Of a page in each.
+    pool_bytes
+        Of a token of the profile's pool.
+    """
+
+    window: int
+    blocks: int
+    windows: int
+    full_bytes: int
+    window_bytes: int
+    pool_bytes: int
+
+
+class Setup(NamedTuple):
+    """What a policy needs of the engine.
+
+    Attributes
+    ----------
+    queue_of : ndarray of int64, shape (n_requests,)
+        Queue that each request joins, numbered from 0.
+    until : ndarray of int64, shape (n_groups,)
+        Stage before which members leave each group; at least every request's stages, but for all groups but the
+        last of a policy that hands requests on.
+    knobs : ndarray of float64
+        Parameters, for the policy's own eyes.
+    capacity_blocks
+        Blocks that it may use; None: all that fit in memory.
+    seats
+        Most requests that may be resident at once; None: as many as fit.
+    first_weight, stages : ndarray of int64 or None, shape (n_requests,)
+        Where the policy counts memory as its engine does; None: the profile's prefill convention.
+    promise : ndarray of int64 or None, shape (n_requests,)
+        Blocks or tokens that an admission promises until the request leaves; None: nothing is promised.
+    expected : ndarray of int64 or None, shape (n_requests,)
+        Stages that the policy expects of each request; None: it looks at no later tick.
+    ranks
+        How many ranks there are, numbered from 0; 0: the policy has none.
+    prefix_cache
+        What those who have left leave behind until its room is needed: NO_CACHE, BLOCKS or RADIX_TREE.
+    shed_after_s
+        Whoever has waited longer in the first queue and has never run is given up, seconds.
+    coasts
+        One group, and the policy only lets it run where nobody waits, or where in the iteration before nobody was
+        admitted, evicted or done: who did not fit then does not fit now. Nor is anybody admitted beside a prompt that
+        goes on. See `kvplan.simulation.fast_forward`.
+    pools
+        Where windows have a pool of their own.
+    host
+        The tier of host memory behind a prefix cache of blocks.
+    counts_queues
+        The ranks are those of queues, by who waits in each.
+    """
+
+    queue_of: IntArray
+    queues: int
+    until: IntArray
+    knobs: FloatArray
+    capacity_blocks: int | None = None
+    seats: int | None = None
+    first_weight: IntArray | None = None
+    stages: IntArray | None = None
+    promise: IntArray | None = None
+    expected: IntArray | None = None
+    ranks: int = 0
+    prefix_cache: int = Cache.NONE
+    shed_after_s: float = math.inf
+    coasts: bool = False
+    pools: Pools | None = None
+    host: Offload | None = None
+    counts_queues: bool = False
+
+
+def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
+    """KV tokens at stage 0 and number of stages of each request (theory §1).
+
+    Examples
+    --------
+    >>> one = Requests(np.zeros(1), np.array([10]), np.array([3]), np.zeros(1, dtype=np.int64))
+    >>> [a.tolist() for a in stage_weights(one, Prefill.INLINE)]
+    [[10], [4]]
+    """
+    return first_tokens(prefill, requests.input_tokens), stage_count(prefill, requests.decode_tokens)
+
+
+def row_columns(requests: Requests, setup: Setup, replica: Replica) -> tuple[int, int]:
+    """Of `State.time` and `State.request`."""
+    times = Time.THINK if requests.turns is None else Time.READY
+    layout: type[Columns] = Request
+    if setup.prefix_cache != Cache.NONE:
+        layout = Cached
+    elif requests.turns is not None:
+        layout = Turn
+    elif setup.expected is not None or setup.ranks:
+        layout = Ranked
+    elif replica.layout is not None or requests.drafted is not None:
+        layout = Layered
+    return times if setup.host is None else Time.WIDTH, layout.WIDTH
+
+
+class Spans(NamedTuple):
+    """Equal spans of time, in which sums are kept apart."""
+
+    begin_s: float
+    width_s: float
+    number: int
+
+
+class NotBegunError(Exception):
+    """Somebody stopped a run whose requests had not been set up."""
+
+
+def begin_rows(
+    time: FloatArray,
+    request: IntArray,
+    requests: Requests,
+    setup: Setup,
+    prefill: Prefill,
+    start: int,
+    watch: Callable[[int], bool] | None = None,
+) -> None:
+    """Write into rows of `State.time` and `State.request` what is known of the requests from `start` on.
+
+    Raises
+    ------
+    NotBegunError
+        Where `watch`, asked before all rows but the first thousands, answers False.
+    """
+    for some in _near(time.shape[0]):
+        if watch is not None and some.start and not watch(0):
+            raise NotBegunError
+        _begin(time[some], request[some], requests, setup, prefill, start + some.start)
+
+
+def _near(rows: int) -> Iterator[slice]:
+    """Rows by the thousand, to be written column by column while they are in the processor's cache."""
+    return (slice(low, low + _AT_ONCE) for low in range(0, rows, _AT_ONCE))
+
+
+def _begin(
+    time: FloatArray, request: IntArray, requests: Requests, setup: Setup, prefill: Prefill, start: int
+) -> None:
+    mine = slice(start, start + time.shape[0])
+    time[:], request[:] = math.nan, 0
+    time[:, Time.ARRIVAL] = requests.arrival_s[mine]
+    request[:, Request.FIRST_WEIGHT] = (
+        first_tokens(prefill, requests.input_tokens[mine])
+        if setup.first_weight is None
+        else setup.first_weight[mine]
+    )
+    request[:, Request.STAGES] = (
+        stage_count(prefill, requests.iterations(mine)) if setup.stages is None else setup.stages[mine]
+    )
+    request[:, Request.PROMPT], request[:, Request.QUEUE] = requests.input_tokens[mine], setup.queue_of[mine]
+    if requests.drafted is not None:
+        request[:, Layered.PATH] = requests.drafted.begin[start : start + time.shape[0]]
+    request[:, Request.PLACE] = Place.OUTSIDE
+    if setup.promise is not None:
+        request[:, Request.PROMISE] = setup.promise[mine]
+    if setup.expected is not None:
+        request[:, Ranked.EXPECTED] = setup.expected[mine]
+    if requests.turns is not None:
+        turns = requests.turns
+        request[:, Turn.FOLLOWING], request[:, Turn.INSTEAD] = turns.following[mine], turns.instead[mine]
+        time[:, Time.THINK] = turns.think_s[mine]
+
+
+def most_stages(requests: Requests, setup: Setup, prefill: Prefill) -> int:
+    """Of any request; 1 where there is none."""
+    if setup.stages is not None:
+        return int(setup.stages.max(initial=1))
+    return int(stage_count(prefill, requests.iterations().max(initial=1, keepdims=True))[0])
+
+
+def new_state(
+    requests: Requests,
+    timing: Timing,
+    replica: Replica,
+    setup: Setup,
+    horizon_s: float | None,
+    request_overhead_s: float = 0.0,
+    rows: int | None = None,
+    watch: Callable[[int], bool] | None = None,
+    spans: Spans | None = None,
+    unseen: tuple[int, int] = (0, 0),
+) -> State:
+    """The state before anything has arrived, with rows for all requests or for so many at first.
+
+    `unseen` are the most stages and the most tokens of requests that are not given yet. Raises as `begin_rows` does.
+    """
+    size, block = requests.arrival_s.size, replica.block_tokens
+    rows = size if rows is None else rows
+    groups, drafted = setup.until.size, requests.drafted
+    longest = max(unseen[0], most_stages(requests, setup, replica.prefill))
+    columns = row_columns(requests, setup, replica)
+    time = np.empty((rows, columns[0]))
+    request = np.empty((rows, columns[1]), dtype=np.int64)
+    begin_rows(time, request, requests, setup, replica.prefill, 0, watch)
+    fixed = _fixed(requests, replica, setup)
+    count = np.zeros(Counter.WIDTH, dtype=np.int64)
+    count[Counter.STRIDE] = 1
+    count[_NOBODY_AT_FIRST] = NOBODY
+    if requests.clients is None:
+        count[Counter.RELEASED] = np.count_nonzero(~np.isnan(requests.arrival_s[:rows]))
+    else:
+        count[Counter.RELEASED] = min(size, requests.clients)
+        time[count[Counter.RELEASED] :, Time.ARRIVAL] = math.nan
+    count[Counter.ROWLESS] = size - rows
+    clock = np.zeros(Clock.LAST_RUN + groups)
+    clock[Clock.HORIZON] = math.inf if horizon_s is None else horizon_s
+    clock[Clock.OVERHEAD], clock[Clock.SHED_AFTER] = request_overhead_s, setup.shed_after_s
+    clock[Clock.VERIFY] = 0.0 if drafted is None else drafted.drafts.tokens * drafted.drafts.verify_s
+    clock[Clock.LOAD] = 0.0 if setup.host is None else setup.host.load_s * block
+    clock[Clock.PAUSE] = clock[Clock.SPAN_END] = math.inf
+    if spans is not None:
+        clock[Clock.SPAN_END], clock[Clock.SPAN_WIDTH] = spans.begin_s, spans.width_s
+    ring_size = np.minimum(setup.until, longest) + 1
+    group = np.zeros((groups, Group.WIDTH), dtype=np.int64)
+    group[:, Group.UNTIL], group[:, Group.RING_SIZE] = setup.until, ring_size
+    group[:, Group.RING_START] = np.cumsum(ring_size) - ring_size
+    ahead = 0 if setup.expected is None else max(longest, int(setup.expected.max(initial=0)))
+    leaves = 1 << (setup.ranks - 1).bit_length() if setup.ranks else 0
+    rank = np.zeros((2 * leaves, Rank.WIDTH), dtype=np.int64)
+    rank[:, Rank.TOP] = NOBODY
+    span = np.zeros((1 if spans is None else spans.number + 2, Span.WIDTH))
+    span[:, Span.LEAST_WAITING] = math.inf
+    stream = np.zeros((0, Stream.WIDTH), dtype=np.int64)
+    if setup.prefix_cache == Cache.BLOCKS:
+        count[[Counter.FREE, Counter.BLANK]] = fixed[Fixed.CAPACITY]
+        some = requests if rows == size else requests.part(0, rows)
+        leaf, copy, stream = block_streams(some, block)
+        for near in _near(rows):
+            request[near, Cached.LEAF], request[near, Cached.COPY] = leaf[near], copy[near]
+            request[near, Cached.COPIED] = NOBODY
+        if setup.host is not None:
+            stream = np.pad(stream, ((0, 0), (0, Hosted.WIDTH - Copy.WIDTH)))
+    elif setup.prefix_cache == Cache.RADIX_TREE:
+        leaf, stream, count[Counter.ROWS] = radix_streams(requests, block, int(fixed[Fixed.CAPACITY]))
+        request[:, Cached.LEAF], request[:, Cached.NODE] = leaf, NOBODY
+    blocks, context = _looked_up(requests, replica, setup, unseen[1])
+    return State(
+        timing=np.array(timing.constants, dtype=np.float64),
+        fixed=fixed,
+        knobs=np.asarray(setup.knobs, dtype=np.float64),  # of whole numbers too: one compiled loop
+        clock=clock,
+        counter=count,
+        time=time,
+        request=request,
+        list=np.array([[NOBODY, NOBODY, 0]] * (setup.queues + 2 * groups)),
+        group=group,
+        phase=np.zeros((groups, block), dtype=np.int64),
+        ring=np.full(int(ring_size.sum()), NOBODY),
+        future=np.zeros(ahead, dtype=np.int64),
+        rank=rank,
+        histogram=np.zeros(fixed[Fixed.KV_BINS] + span.shape[0] * GAPS, dtype=np.int64),
+        span=span,
+        record=np.zeros((RECORDS, Record.WIDTH)),
+        stream=stream,
+        blocks=blocks,
+        context=context,
+        emitted=np.zeros(0, dtype=np.int64) if drafted is None else drafted.emitted,
+        fleet=np.zeros((1, Router.WIDTH), dtype=np.int64),
+        link=np.zeros((0, 2 * Link.WHOSE)),
+    )
+
+
+_NOBODY_AT_FIRST = [
+    Counter.PARTLY,
+    Counter.OLDEST,
+    Counter.NEWEST,
+    Counter.SPARE,
+    Counter.HOST_OLDEST,
+    Counter.HOST_NEWEST,
+]
+
+
+def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
+    """`State.fixed`."""
+    size, block, bin_tokens = (
+        requests.arrival_s.size,
+        replica.block_tokens,
+        replica.memory_tokens // _BINS + 1,
+    )
+    own_convention, drafted = setup.stages is not None, requests.drafted
+    looked_up = replica.layout is not None or drafted is not None
+    fixed = np.zeros(Fixed.WIDTH, dtype=np.int64)
+    fixed[Fixed.CAPACITY] = (
+        replica.memory_tokens // block if setup.capacity_blocks is None else setup.capacity_blocks
+    )
+    fixed[Fixed.BLOCK] = block
+    fixed[Fixed.SILENT] = replica.prefill is Prefill.INLINE and not own_convention
+    fixed[Fixed.READY_MADE] = replica.prefill is Prefill.DISAGGREGATED and not own_convention
+    fixed[Fixed.CLIENTS] = requests.clients is not None
+    fixed[Fixed.BIN], fixed[Fixed.KV_BINS] = bin_tokens, replica.memory_tokens // bin_tokens + 1
+    fixed[Fixed.QUEUES], fixed[Fixed.COUNTS_QUEUES] = setup.queues, setup.counts_queues
+    fixed[Fixed.MORE_LATER], fixed[Fixed.ALL] = requests.more_later, size
+    fixed[Fixed.SEATS] = max(size, 1) if setup.seats is None else setup.seats
+    fixed[Fixed.TURNS], fixed[Fixed.CACHES] = requests.turns is not None, setup.prefix_cache
+    fixed[Fixed.COASTS] = setup.coasts and not looked_up
+    fixed[Fixed.MOST_WAITING] = size + 1 if requests.most_waiting is None else requests.most_waiting
+    if drafted is not None:
+        fixed[Fixed.SLOTS], fixed[Fixed.DRAFTS] = drafted.drafts.slots, drafted.drafts.tokens
+    if setup.pools is not None:
+        pools = setup.pools
+        fixed[Fixed.WINDOW], fixed[Fixed.WINDOWS] = pools.window, pools.windows
+        fixed[Fixed.FULL_BYTES], fixed[Fixed.WINDOW_BYTES] = pools.full_bytes, pools.window_bytes
+        fixed[Fixed.POOL_BYTES] = pools.pool_bytes
+    if setup.host is not None:
+        fixed[Fixed.HOST_CAPACITY] = setup.host.memory_tokens // block
+        fixed[Fixed.INCLUSIVE], fixed[Fixed.OVERLAPS] = setup.host.inclusive, setup.host.overlap
+    fixed[Fixed.EXTENDED] = not looked_up and (
+        setup.prefix_cache != Cache.NONE or requests.turns is not None or setup.shed_after_s < math.inf
+    )
+    fixed[Fixed.HOSTED] = setup.host is not None and not looked_up
+    fixed[Fixed.LAYERED], fixed[Fixed.POOLED] = looked_up, setup.pools is not None
+    return fixed
+
+
+def _looked_up(
+    requests: Requests, replica: Replica, setup: Setup, most_unseen: int
+) -> tuple[IntArray, FloatArray]:
+    """`State.blocks` and `State.context`: nothing, where blocks follow from tokens by a division."""
+    drafted = requests.drafted
+    if replica.layout is None and drafted is None:
+        return np.zeros((0, Blocks.WIDTH), dtype=np.int64), np.zeros(0)
+    most = int(requests.input_tokens.max(initial=0)) + int(requests.decode_tokens.max(initial=1))
+    most = max(most_unseen, most)
+    if most > _MOST_LOOKED_UP:
+        raise UsageError(
+            f"requests of up to {most:,} tokens; beside drafts or layers of several kinds {_MOST_LOOKED_UP:,} is "
+            "the most in a simulation"
+        )
+    slots = 0 if drafted is None else drafted.drafts.slots
+    longest = -(-(most + slots + 2) // _LOOKED_UP_BY) * _LOOKED_UP_BY
+    # runs in other threads wait for this one's table: it may take as much memory as they do
+    with _looking_up:
+        blocks, context = _lookup(replica, longest)
+    if setup.pools is not None:
+        tokens, block = np.arange(context.size), replica.block_tokens
+        filled, passed = tokens + block - 1, np.maximum(tokens - setup.pools.window + 1, 0)
+        blocks = np.stack([filled, passed], axis=1) // block
+    return blocks, context
+
+
+_looking_up = Lock()
+
+
+@lru_cache(1)
+def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:
+    """`State.blocks` and `State.context` for requests of up to so many tokens; those of many runs are the same."""
+    tokens, nothing = np.arange(longest + 1), np.zeros(longest + 1, dtype=np.int64)
+    layout = replica.layout
+    if layout is None:
+        filled = -(-tokens // replica.block_tokens)
+        return np.stack([filled, nothing], axis=1), tokens.astype(np.float64)
+    filled = layout.pool_tokens(nothing, tokens) // layout.block_tokens
+    most = np.full(longest + 1, longest)
+    passed = (layout.pool_tokens(nothing, most) - layout.pool_tokens(tokens, most)) // layout.block_tokens
+    return np.stack([filled, passed], axis=1), layout.read_tokens(tokens.astype(np.float64))
+
+
+def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Of each request LEAF and COPY; and the streams in blocks, the array `State.stream`.
+
+    Streams without a block of their own are passed over. Where a prompt ends with a stream, the last block of that
+    is made a stream of its own, and the prompt gets a copy of it to compute.
+
+    Examples
+    --------
+    A prompt of two blocks, with which another one of three begins.
+
+    >>> from kvplan.simulation.prefixes import Prefixes
+    >>> shared = Prefixes(np.array([1, 2]), np.array([-1, 0, 0]), np.array([20, 0, 0]))
+    >>> two = Requests(np.zeros(2), np.array([20, 30]), np.ones(2, dtype=np.int64), np.zeros(2), prefixes=shared)
+    >>> leaf, copy, stream = block_streams(two, 10)
+    >>> stream[:4, Stream.BEGIN].tolist(), stream[:4, Stream.PARENT].tolist(), copy.tolist()
+    ([0, 2, 2, 1], [-1, 3, 3, 0], [4, -1])
+    """
+    leaf, parent, begin, end = _in_blocks(requests, block)
+    whole = (requests.input_tokens == begin[leaf] * block) & (parent[leaf] >= 0)
+    ends = np.unique(parent[leaf[whole]])
+    long = ends[end[ends] - begin[ends] > 1]
+    last = np.full(parent.size, NOBODY)  # of a stream, where it is one of its own
+    last[long] = parent.size + np.arange(long.size)
+    parent = np.where((parent >= 0) & (last[parent] >= 0), last[parent], parent)
+    parent, begin, end = (
+        np.concatenate(pair) for pair in ((parent, long), (begin, end[long] - 1), (end, end[long]))
+    )
+    end[long] -= 1
+    size = parent.size + np.count_nonzero(whole)
+    stream = np.full((size, Copy.WIDTH), NOBODY)
+    stream[:, [Stream.HOLDERS, Stream.CACHED]] = 0
+    stream[: parent.size, Stream.PARENT], stream[: parent.size, Stream.BEGIN] = parent, begin
+    stream[: parent.size, Stream.REST] = end - begin
+    stream[:, Copy.FIRST] = stream[:, Copy.ORIGINAL] = np.arange(size)
+    stream[parent.size :, Copy.ORIGINAL] = parent[leaf[whole]]
+    copy = np.full(leaf.size, NOBODY)
+    copy[whole] = np.arange(parent.size, size)
+    return leaf, copy, stream
+
+
+def radix_streams(requests: Requests, block: int, capacity: int) -> tuple[IntArray, IntArray, int]:
+    """Of each request LEAF; the streams in blocks, with room behind them for the nodes of a radix tree; how many.
+
+    A node has a block of its own, so there are never more of them than blocks, of memory or of all sequences.
+
+    Raises
+    ------
+    UsageError
+        That is more than there is room for.
+    """
+    leaf, parent, begin, end = _in_blocks(requests, block)
+    ever = int((-(-(requests.input_tokens + requests.decode_tokens) // block)).sum())
+    most = parent.size + min(ever, capacity) + 1
+    if most > _MOST_NODES:
+        raise UsageError(
+            f"a radix tree of up to {most:,} blocks, of which {_MOST_NODES:,} have room; fewer requests, or larger "
+            "block_tokens"
+        )
+    stream = np.zeros((most, Tree.WIDTH), dtype=np.int64)
+    streams = stream[: parent.size]
+    streams[:, Stream.PARENT], streams[:, Stream.BEGIN], streams[:, Stream.REST] = parent, begin, end - begin
+    streams[:, Tree.TIP] = NOBODY
+    return leaf, stream, parent.size
+
+
+def _in_blocks(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """LEAF of each request; of each stream the one before that has a block of its own, and blocks to begin and end."""
+    known = strangers(requests.arrival_s.size) if requests.prefixes is None else requests.prefixes
+    leaf, parent = known.stream, known.parent.copy()
+    begin, end = known.begin_tokens // block, known.end_tokens // block
+    end[leaf] = _NO_END
+    inner = np.flatnonzero(parent >= 0)
+    while (empty := inner[end[parent[inner]] == begin[parent[inner]]]).size:
+        parent[empty] = parent[parent[empty]]
+        inner = inner[parent[inner] >= 0]
+    return leaf, parent, begin, end

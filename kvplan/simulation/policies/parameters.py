@@ -1,0 +1,97 @@
+"""Parameters that policies share: what bounds the requests of an engine, and longest outputs as clients declare them.
+
+How many run at once and how many tokens an iteration computes are limits of `[gpu]` too.
+"""
+
+import math
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.model import IntArray
+from kvplan.simulation.policies.protocol import Scenario, Settings
+
+SEQUENCES, TOKENS = "max_num_seqs", "max_num_batched_tokens"
+UNLIMITED = 1 << 50
+MOST_RUNNING = {SEQUENCES: "most requests running; the profile's"}
+LIMITS = {**MOST_RUNNING, TOKENS: "token budget of an iteration; the profile's"}
+_MOST_PARTS = 10_000  # of a prompt, an iteration each; ten million tokens in parts of a thousand, say
+SHED_AFTER = "shed_after"
+PATIENCE = {SHED_AFTER: "seconds of waiting after which a request that has never run is given up; never"}
+
+
+def most_running(scenario: Scenario, settings: Settings, name: str = SEQUENCES) -> int | None:
+    """Most requests that hold memory at once, a parameter that engines name differently; None: as many as fit."""
+    return _limit(settings, name, scenario.model.replica.max_num_seqs)
+
+
+def token_budget(scenario: Scenario, settings: Settings) -> int | None:
+    """Most tokens that an iteration computes; None: as many as there are."""
+    budget = _limit(settings, TOKENS, scenario.model.replica.max_num_batched_tokens)
+    longest = int(scenario.requests.input_tokens.max(initial=0))
+    if budget is not None and longest > _MOST_PARTS * budget:
+        raise UsageError(
+            f"{settings.policy}.{TOKENS} = {budget:,}: a prompt has {longest:,} tokens, and more than {_MOST_PARTS:,} "
+            "times the budget is not simulated"
+        )
+    return budget
+
+
+def patience(scenario: Scenario, settings: Settings) -> float:
+    """How long a request waits that has never run, seconds; infinite: to the end."""
+    seconds = settings.number(SHED_AFTER, math.inf)
+    if seconds < 0:
+        raise UsageError(f"{settings.policy}.{SHED_AFTER} = {seconds:g}: seconds, 0 or more")
+    looked_up = scenario.model.replica.layout is not None or scenario.requests.drafted is not None
+    if seconds < math.inf and looked_up:
+        raise UsageError(
+            f"{settings.policy}.{SHED_AFTER}: not modelled beside drafts or layers of several kinds"
+        )
+    return seconds
+
+
+def known(seconds: float) -> float | None:
+    """A time as a parameter in the output; None: never."""
+    return None if seconds == math.inf else seconds
+
+
+def _limit(settings: Settings, name: str, of_profile: int | None) -> int | None:
+    limit = settings.number(name, of_profile or UNLIMITED)
+    if limit < 1 or limit != int(limit):
+        raise UsageError(f"{settings.policy}.{name} = {limit:g}: a whole number above 0")
+    return None if limit == UNLIMITED else int(limit)
+
+
+MAX_NEW = {"max_new": "longest output of each class, with commas; its longest decode length"}
+
+
+def longest_outputs(scenario: Scenario, settings: Settings) -> tuple[int, ...]:
+    """Tokens that a request of each class may generate at most, as its client has declared.
+
+    Raises
+    ------
+    UsageError
+        Not one number for each class, or a request that generates more.
+    """
+    requests, size = scenario.requests, len(scenario.names)
+    seen = longest_by_class(requests.class_index, requests.decode_tokens, size)
+    given = settings.counts("max_new", size, "one for each class")
+    if given is None:
+        declared = {c.name: c.decode_tokens[-1] for c in scenario.model.classes}  # a trace is none of them
+        return tuple(
+            max(declared.get(name, 1), longest)
+            for name, longest in zip(scenario.names, seen.tolist(), strict=True)
+        )
+    for allowed, longest, name in zip(given, seen.tolist(), scenario.names, strict=True):
+        if longest > allowed:
+            raise UsageError(
+                f"{settings.policy}.max_new = {allowed}: requests of {name} generate up to {longest} tokens"
+            )
+    return given
+
+
+def longest_by_class(class_index: IntArray, decode_tokens: IntArray, classes: int) -> IntArray:
+    """Longest decode length among the requests of each class, 0 where it has none."""
+    longest = np.zeros(classes, dtype=np.int64)
+    np.maximum.at(longest, class_index, decode_tokens)
+    return longest

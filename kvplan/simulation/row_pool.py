@@ -1,0 +1,165 @@
+"""Requests that are under way, or come next, as rows of a state; those that are done make room for others."""
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.model import FloatArray, IntArray, Replica
+from kvplan.simulation.initial_state import Setup, begin_rows, block_streams
+from kvplan.simulation.requests import Requests
+from kvplan.simulation.state import (
+    NOBODY,
+    Cache,
+    Cached,
+    Copy,
+    Counter,
+    Fixed,
+    List,
+    Place,
+    Request,
+    State,
+    Stream,
+    Time,
+)
+
+_LINKS = slice(Request.BEFORE, Request.DUE_AFTER + 1)  # columns that name a row
+_QUEUED = slice(Stream.IN_FRONT, Stream.BEHIND + 1)  # of a stream
+_Array = TypeVar("_Array", FloatArray, IntArray)
+
+
+class RowPool:
+    """Which request stands in each row, and what has become of those that stood in one.
+
+    Where requests follow each other, have prompts in common, are ranked or leave something on the host, all have a row
+    from the beginning to the end. Of strangers that a cache keeps, each has a stream of its own, in the same row.
+    """
+
+    def __init__(self, requests: Requests, setup: Setup, replica: Replica, at_once: int) -> None:
+        size = requests.arrival_s.size
+        apart = setup.prefix_cache == Cache.NONE or (
+            setup.prefix_cache == Cache.BLOCKS and requests.prefixes is None
+        )
+        all_the_time = not requests.is_open or not apart or setup.ranks > 0 or setup.host is not None
+        self.number = np.arange(size if all_the_time else min(size, at_once))
+        self.requests, self._setup, self._replica, self._at_once = requests, setup, replica, at_once
+        self.first_token_s, self._finish_s = np.full(size, math.nan), np.full(size, math.nan)
+        self.evictions, self.hit_tokens, self.recovered_tokens = np.zeros((3, size), dtype=np.int64)
+        self.loaded_tokens = np.zeros(size if setup.host is not None else 0, dtype=np.int64)
+        self.shed = np.zeros(size, dtype=np.bool_)
+
+    @cached_property
+    def _stream(self) -> IntArray:
+        """That of a stranger, by which all are known but for their places."""
+        *_, stream = block_streams(self.requests.part(0, 1), self._replica.block_tokens)
+        return stream
+
+    def extend(self, requests: Requests, setup: Setup) -> None:
+        """Take these in place of the requests so far, which they begin with."""
+        more = requests.arrival_s.size - self.requests.arrival_s.size
+        self.requests, self._setup = requests, setup
+        self.first_token_s, self._finish_s = (
+            np.append(times, np.full(more, math.nan)) for times in (self.first_token_s, self._finish_s)
+        )
+        self.evictions, self.hit_tokens, self.recovered_tokens = (
+            np.append(counts, np.zeros(more, np.int64))
+            for counts in (self.evictions, self.hit_tokens, self.recovered_tokens)
+        )
+        self.shed = np.append(self.shed, np.zeros(more, np.bool_))
+
+    def keep(self, states: Sequence[State]) -> None:
+        """Note what has become of the requests that stand in a row, which replicas share."""
+        s, size = states[0], self.number.size
+        self.first_token_s[self.number] = by_request(s, Time.FIRST_TOKEN)
+        self._finish_s[self.number] = by_request(s, Time.FINISH)
+        counter = s.counter if len(states) == 1 else np.sum([one.counter for one in states], axis=0)
+        if counter[Counter.EVICTED]:
+            self._note(self.evictions, s.request[:, Request.EVICTIONS].reshape(-1, size).sum(axis=0))
+        if counter[Counter.SHED]:
+            self._note(self.shed, s.request[:size, Request.PLACE] == Place.GIVEN_UP)
+        if (
+            counter[Counter.LOOKED_UP] and self.requests.prefixes is not None
+        ):  # strangers find nothing of others
+            self._note(self.hit_tokens, s.request[:size, Cached.HIT])
+            if self._setup.host is not None:
+                self._note(self.loaded_tokens, s.request[:size, Cached.LOADED])
+        if counter[Counter.LOOKED_UP_AGAIN]:
+            self._note(self.recovered_tokens, s.request[:size, Cached.RECOVERED])
+
+    @property
+    def finish_s(self) -> FloatArray:
+        """When each request was done, seconds; NaN where it is not."""
+        self._finish_s[self._finish_s < 0] = math.nan  # of those under way, which wait outside groups
+        return self._finish_s
+
+    def _note(self, kept: NDArray[Any], values: NDArray[Any]) -> None:
+        """Keep what is not 0: memory that nobody writes to is none."""
+        at = np.flatnonzero(values)
+        kept[self.number[at]] = values[at]
+
+    def refilled(self, states: Sequence[State], further: int) -> tuple[tuple[State, ...], int, int]:
+        """Replace rows that nobody needs by rows of the next requests, of whom `further` have none yet.
+
+        Returns the states, how many rows are needed, and how many there are.
+        """
+        self.keep(states)
+        s, caches = states[0], self._setup.prefix_cache == Cache.BLOCKS
+        needed = ~(s.time[:, Time.FINISH] >= 0) & (s.request[:, Request.PLACE] != Place.GIVEN_UP)
+        if caches:
+            needed |= s.stream[:, Stream.CACHED] > 0
+        left = np.flatnonzero(needed)
+        count, begin = left.size, self.requests.arrival_s.size - further
+        # at least as many again, for what moving these costs
+        more = min(max(s.time.shape[0], 2 * count) - count, further)
+        row = np.full(self.number.size + 1, NOBODY)
+        row[left] = np.arange(count)
+        _rename([one.ring for one in states], slice(None), row)
+        _rename([one.list for one in states], (slice(None), [List.HEAD, List.TAIL]), row)
+        _rename([one.counter for one in states], [Counter.PARTLY, Counter.OLDEST, Counter.NEWEST], row)
+        self.number = np.concatenate((self.number[left], np.arange(begin, begin + more)))
+        time, request = _moved(s.time, left, more), _moved(s.request, left, more)
+        request[:count, _LINKS] = row[request[:count, _LINKS]]
+        begin_rows(time[count:], request[count:], self.requests, self._setup, self._replica.prefill, begin)
+        stream = s.stream
+        if caches:
+            stream = _moved(s.stream, left, more)
+            stream[:count, _QUEUED] = row[stream[:count, _QUEUED]]
+            stream[count:] = self._stream
+            request[:, Cached.LEAF] = stream[:, Copy.FIRST] = stream[:, Copy.ORIGINAL] = np.arange(
+                count + more
+            )
+            request[count:, Cached.COPY] = request[count:, Cached.COPIED] = NOBODY
+        tables = tuple(one._replace(time=time, request=request, stream=stream) for one in states)
+        return tables, count, count + more
+
+
+def by_request(s: State, column: int) -> FloatArray:
+    """A column of `State.time`: what a decode replica has noted of those who go on there, else what there is."""
+    size = int(s.fixed[Fixed.HANDED_OVER])
+    values: FloatArray = s.time[:, column]
+    if size == 0:
+        return values
+    return np.where(s.request[size:, Request.STAGES] > 1, values[size:], values[:size])
+
+
+def _rename(arrays: Sequence[IntArray], which: Any, row: IntArray) -> None:
+    """Put other numbers of rows where arrays of one shape have some: in one go, however many arrays there are."""
+    if len(arrays) == 1:
+        arrays[0][which] = row[arrays[0][which]]
+        return
+    every = np.stack(arrays)
+    which = which if isinstance(which, tuple) else (which,)
+    every[(slice(None), *which)] = row[every[(slice(None), *which)]]
+    for array, renamed in zip(arrays, every, strict=True):
+        array[:] = renamed
+
+
+def _moved(rows: _Array, left: IntArray, more: int) -> _Array:
+    """Those that are left, with room for more behind them; in the same memory, if it is large enough."""
+    size = left.size + more
+    result = rows[:size] if size <= rows.shape[0] else np.empty((size, rows.shape[1]), rows.dtype)
+    result[: left.size] = rows[left]
+    return result

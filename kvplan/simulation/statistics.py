@@ -1,0 +1,109 @@
+"""What a run notes while it goes on: memory held, times between tokens, sums over spans of time, a thinned record."""
+
+import math
+
+from kvplan.simulation.state import (
+    GAPS,
+    GAPS_IN_E,
+    KNEE,
+    SHORTEST_GAP_S,
+    Clock,
+    Counter,
+    Fixed,
+    Record,
+    Span,
+    State,
+    kernel,
+)
+
+
+@kernel
+def note(s: State, held: int, cached: int) -> None:
+    """Note the tokens that are held while the batch runs, and those known though nobody holds them."""
+    c = s.counter
+    s.clock[Clock.KV_SUM] += held
+    s.histogram[held // s.fixed[Fixed.BIN]] += 1
+    s.clock[Clock.CACHED_SUM] += cached
+    if held > c[Counter.PEAK]:
+        c[Counter.PEAK] = held
+    record(s, held, cached)
+
+
+@kernel
+def record(s: State, held: int, cached: int) -> None:
+    """Add a row to the record, in every so manieth iteration; where it is full, every second row goes."""
+    c = s.counter
+    if c[Counter.ITERATIONS] % c[Counter.STRIDE]:
+        return
+    if c[Counter.RECORDED] == s.record.shape[0]:
+        half = s.record.shape[0] // 2
+        for i in range(half):
+            for column in range(s.record.shape[1]):
+                s.record[i, column] = s.record[2 * i + 1, column]
+        c[Counter.RECORDED] = half
+        c[Counter.STRIDE] *= 2
+        if c[Counter.ITERATIONS] % c[Counter.STRIDE]:
+            return
+    at = c[Counter.RECORDED]
+    s.record[at, Record.NOW] = s.clock[Clock.NOW]
+    s.record[at, Record.BUSY] = s.clock[Clock.BUSY]
+    s.record[at, Record.HELD] = held
+    s.record[at, Record.WAITING] = c[Counter.WAITING]
+    s.record[at, Record.RESIDENT] = c[Counter.RESIDENT]
+    s.record[at, Record.EVICTED] = c[Counter.EVICTED]
+    s.record[at, Record.COMPLETED] = c[Counter.COMPLETED]
+    s.record[at, Record.CACHED] = cached
+    c[Counter.RECORDED] += 1
+
+
+@kernel
+def end_span(s: State) -> None:
+    """Count in the next span from now on; after the last there is one without an end."""
+    s.counter[Counter.SPAN] += 1
+    s.clock[Clock.SPAN_END] += s.clock[Clock.SPAN_WIDTH]
+    if s.counter[Counter.SPAN] == s.span.shape[0] - 1:
+        s.clock[Clock.SPAN_END] = math.inf
+
+
+@kernel
+def add_to_span(s: State, tau: float, held: int, context: float, requests: int) -> None:
+    """Add an iteration to the sums of its span."""
+    c, row = s.counter, s.counter[Counter.SPAN]
+    s.span[row, Span.KV_S] += tau * held
+    s.span[row, Span.RUNNING_S] += tau * c[Counter.RESIDENT]
+    s.span[row, Span.WAITING_S] += tau * c[Counter.WAITING]
+    s.span[row, Span.BUSY_S] += tau
+    s.span[row, Span.STEPS] += 1.0
+    s.span[row, Span.CONTEXT] += context
+    s.span[row, Span.PREFILLED] += c[Counter.PROMPTS]
+    s.span[row, Span.SEQUENCES] += requests
+    s.span[row, Span.ROOTS] += math.sqrt(requests)
+    s.span[row, Span.BEYOND_KNEE] += max(c[Counter.PROMPTS] + requests - s.timing[KNEE], 0.0)
+    see_waiting(s)
+
+
+@kernel
+def see_waiting(s: State) -> None:
+    """Note how many wait, if they are the fewest of this span."""
+    row = s.counter[Counter.SPAN]
+    s.span[row, Span.LEAST_WAITING] = min(s.span[row, Span.LEAST_WAITING], s.counter[Counter.WAITING])
+
+
+@kernel
+def note_gaps(s: State, gap_s: float, count: int) -> None:
+    """Count times between two tokens."""
+    if count > 0:
+        s.clock[Clock.GAP_SUM] += gap_s * count
+        s.histogram[gaps_of_span(s) + min(int(gap_position(gap_s)), GAPS - 1)] += count
+
+
+@kernel
+def gaps_of_span(s: State) -> int:
+    """Return where in `State.histogram` the times between tokens of this span begin."""
+    return int(s.fixed[Fixed.KV_BINS] + s.counter[Counter.SPAN] * GAPS)
+
+
+@kernel
+def gap_position(gap_s: float) -> float:
+    """Return where in the bins a time between two tokens is, and how far into its bin."""
+    return math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E

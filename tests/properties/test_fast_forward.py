@@ -1,0 +1,243 @@
+"""Iterations in which nothing happens are run in a stretch: to the last bit as one by one."""
+
+from dataclasses import fields, is_dataclass
+from functools import partial
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.fleet import Fleet, Routing
+from kvplan.model.gaps import Exponential, Lognormal
+from kvplan.model.lengths import Lengths
+from kvplan.model.reuse import Reuse
+from kvplan.model.sessions import Sessions
+from kvplan.simulation import engine, fast_forward
+from kvplan.simulation.experiments.load import Arrivals, Load, generate
+from kvplan.simulation.fleet import run as fleet_run
+from kvplan.simulation.fleet.run import groups
+from kvplan.simulation.outcome import Ending
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.requests import Requests, closed, poisson
+from kvplan.simulation.sessions import stream_of_sessions
+from kvplan.simulation.state import Counter
+
+COASTING = ("greedy", "vllm", "vllm-v0", "trtllm-max-utilization", "trtllm-no-evict", "sarathi")
+CHAT = Sessions(
+    first=Lengths.uniform(50, 400),
+    user=Lengths.uniform(5, 60),
+    decode=Lengths.uniform(2, 90),
+    turns=Lengths.uniform(2, 6),
+    think=Lognormal(2.0, 1.0),
+)
+
+
+def same(one: object, other: object) -> bool:
+    """Bit by bit."""
+    if is_dataclass(one):
+        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    if isinstance(one, np.ndarray):
+        return one.tobytes() == np.asarray(other).tobytes()
+    return one == other
+
+
+@given(
+    policy=st.sampled_from(COASTING),
+    kind=st.sampled_from(["open", "closed", "sessions"]),
+    seed=st.integers(0, 1000),
+    memory=st.integers(500, 6000),
+    block=st.sampled_from([1, 16]),
+    seats=st.sampled_from([None, 4]),
+    budget=st.sampled_from([None, 64, 7, 1]),
+    rate=st.floats(0.1, 5.0),
+    horizon_s=st.sampled_from([None, 20.0]),
+    patience_s=st.sampled_from([None, 1.0]),
+    caching=st.booleans(),
+    admission=st.sampled_from([0.0, 1.0]),
+)
+def test_a_stretch_is_what_its_iterations_are_one_by_one(
+    policy: str,
+    kind: str,
+    seed: int,
+    memory: int,
+    block: int,
+    seats: int | None,
+    budget: int | None,
+    rate: float,
+    horizon_s: float | None,
+    patience_s: float | None,
+    caching: bool,
+    admission: float,
+) -> None:
+    replica = Replica(memory, block_tokens=block, max_num_seqs=seats, max_num_batched_tokens=budget)
+    timing = Timing(0.01, d1=1e-6, d2=8e-5, d4=1e-3, d5=1e-5, knee_tokens=20)
+    model = ServingModel((RequestClass("a", 100, (2, 150), (1.0, 1.0), rate),), timing, replica)
+    rng = np.random.default_rng(seed)
+    requests: Requests
+    if kind == "sessions":
+        requests = stream_of_sessions([CHAT], [rate / 5], rng, requests=40, horizon_s=None)
+    elif kind == "closed":
+        requests = closed(model, rng, clients=5, requests=40)
+    else:
+        requests = poisson(model, rng, requests=40, horizon_s=None)
+    given: dict[str, tuple[float, ...]] = {}
+    if patience_s is not None and policy != "greedy":
+        given["shed_after"] = (patience_s,)
+    if policy == "vllm":
+        given |= {"prefix_caching": (float(caching),), "admission": (admission,)}
+    setup, _ = POLICIES[policy].prepare(Scenario(model, Plan(), requests, ("a",)), Settings(policy, given))
+    assert setup.coasts
+    stretches, iterations = (
+        engine.run(
+            POLICIES[policy].form_batch,
+            requests,
+            timing,
+            replica,
+            setup._replace(coasts=coasts),
+            request_overhead_s=0.01,
+            horizon_s=horizon_s,
+            compile=False,
+        )
+        for coasts in (True, False)
+    )
+    assert same(stretches, iterations)
+
+
+@given(
+    policy=st.sampled_from(COASTING),
+    kind=st.sampled_from(list(Arrivals)),
+    routing=st.sampled_from(list(Routing)),
+    seed=st.integers(0, 1000),
+    memory=st.integers(320, 6000),
+    longest=st.sampled_from([60, 600]),
+    budget=st.sampled_from([None, 64, 7, 1]),
+    again=st.sampled_from([None, Reuse(0.9, 0.8, Exponential(3.0))]),
+    patience_s=st.sampled_from([None, 1.0]),
+    split=st.booleans(),
+    horizon_s=st.sampled_from([None, 5.0]),
+    steps=st.sampled_from([1, 7, 1000]),
+    look_ahead=st.sampled_from([3, 1000]),
+)
+def test_so_it_is_where_others_act_meanwhile(
+    policy: str,
+    kind: Arrivals,
+    routing: Routing,
+    seed: int,
+    memory: int,
+    longest: int,
+    budget: int | None,
+    again: Reuse | None,
+    patience_s: float | None,
+    split: bool,
+    horizon_s: float | None,
+    steps: int,
+    look_ahead: int,
+) -> None:
+    """However often the caller looks up, however far replicas look ahead, and where an answer never fits."""
+    fleet = Fleet(2, 2, routing=routing) if split and policy == "vllm" else Fleet(replicas=4, routing=routing)
+    replica = Replica(memory, block_tokens=16, max_num_batched_tokens=budget)
+    chat = RequestClass("chat", 300, (2, longest), (0.5, 0.5), 8.0, reuse=again)
+    model = ServingModel((chat,), Timing(0.01, 1e-6, 1e-4, 1e-5), replica, fleet=fleet)
+    closed = kind is Arrivals.CLOSED
+    requests = generate(model, Load(kind=kind, requests=40, concurrency=9 if closed else None), seed)
+    given = {"shed_after": (patience_s,)} if patience_s is not None and policy != "greedy" else {}
+    scenario = Scenario(model, Plan(), requests, ("chat",), seed)
+    found, _ = groups(POLICIES[policy], scenario, Settings(policy, given))
+    single = [group._replace(setup=group.setup._replace(coasts=False)) for group in found]
+    serve = partial(
+        fleet_run.run, POLICIES[policy].form_batch, requests, seed=seed, horizon_s=horizon_s, compile=False
+    )
+    with (
+        mock.patch.object(fleet_run, "_PLAIN_STEPS", steps),
+        mock.patch.object(fast_forward, "_LOOK_AHEAD", look_ahead),
+    ):
+        stretches = serve(found, routing)
+    iterations = serve(single, routing)
+    if Ending.LIVELOCK in (
+        stretches.ending,
+        iterations.ending,
+    ):  # how far the other replicas are then is chance
+        assert stretches.ending is iterations.ending
+    else:
+        assert same(stretches, iterations)
+
+
+def test_a_livelock_is_the_same_however_often_the_caller_looks_up() -> None:
+    """An answer that never fits, and one on the other replica that is done when the first is given up, or not."""
+    requests = Requests(
+        np.array([0.0, 0.5]), np.array([10, 10]), np.array([12_000, 6000]), np.zeros(2, dtype=np.int64)
+    )
+    model = ServingModel((RequestClass("a", 10, (6000,), (1.0,), 1.0),), Timing(1.0), Replica(10_000))
+    policy = POLICIES["vllm"]
+    setup, _ = policy.prepare(Scenario(model, Plan(), requests, ("a",)), Settings("vllm", {}))
+    pair = [fleet_run.ReplicaGroup(2, model.timing, model.replica, setup)]
+    found = []
+    for steps in (7, 1000, 500_000):
+        with mock.patch.object(fleet_run, "_PLAIN_STEPS", steps):
+            found.append(fleet_run.run(policy.form_batch, requests, pair, Routing.ROUND_ROBIN, compile=False))
+    assert found[-1].ending is Ending.LIVELOCK
+    assert same(found[0], found[-1])
+    assert same(found[1], found[-1])
+
+
+@pytest.mark.parametrize(("compile", "steps"), [(False, 1000), (True, 500_000)])
+def test_a_fleet_looks_up_between_so_many_iterations(compile: bool, steps: int) -> None:
+    """Two replicas, an answer each, long enough for four looks: not only when somebody comes."""
+    length = 2 * steps
+    requests = Requests(np.zeros(2), np.full(2, 10), np.full(2, length), np.zeros(2, dtype=np.int64))
+    model = ServingModel((RequestClass("a", 10, (length,), (1.0,), 1.0),), Timing(1.0), Replica(10**8))
+    policy, looks = POLICIES["greedy"], []
+    setup, _ = policy.prepare(Scenario(model, Plan(), requests, ("a",)), Settings("greedy", {}))
+    pair = [fleet_run.ReplicaGroup(2, model.timing, model.replica, setup)]
+
+    def look(completed: int) -> bool:
+        looks.append(completed)
+        return True
+
+    outcome = fleet_run.run(
+        policy.form_batch, requests, pair, Routing.ROUND_ROBIN, compile=compile, watch=look
+    )
+    assert outcome.iterations == 2 * length
+    assert len(looks) >= 4
+    watched = iter([True, False])
+    cut = fleet_run.run(
+        policy.form_batch, requests, pair, Routing.ROUND_ROBIN, compile=compile, watch=lambda _: next(watched)
+    )
+    assert cut.ending is Ending.INTERRUPTED
+    assert cut.iterations <= 2 * (steps + 1)
+
+
+@pytest.mark.parametrize(
+    ("budget", "iterations", "stretches"),
+    [
+        (None, 100, 98),  # the prompt and the first token have iterations of their own
+        (7, 107, 104),  # of eight parts of a prompt of 50 the first and the last have too
+    ],
+)
+def test_most_iterations_of_a_quiet_run_are_in_stretches(
+    monkeypatch: pytest.MonkeyPatch, budget: int | None, iterations: int, stretches: int
+) -> None:
+    """Else nothing would be compared above."""
+    steps = []
+
+    def counted(s: engine.State, limit: int, patience: int) -> None:
+        before = int(s.counter[Counter.ITERATIONS])
+        fast_forward.coast(s, limit, patience)
+        steps.append(int(s.counter[Counter.ITERATIONS]) - before)
+
+    policy = POLICIES["vllm"]
+    monkeypatch.setattr(engine, "coast", counted)
+    engine.bound.cache_clear()
+    lone = Requests(np.array([0.0]), np.array([50]), np.array([100]), np.array([0]))
+    replica = Replica(1000, max_num_batched_tokens=budget)
+    model = ServingModel((RequestClass("a", 50, (100,), (1.0,), 1.0),), Timing(1.0), replica)
+    setup, _ = policy.prepare(Scenario(model, Plan(), lone, ("a",)), Settings("vllm", {}))
+    try:
+        outcome = engine.run(policy.form_batch, lone, model.timing, model.replica, setup, compile=False)
+    finally:
+        engine.bound.cache_clear()
+    assert (outcome.iterations, sum(steps)) == (iterations, stretches)
