@@ -1,10 +1,7 @@
-"""Formats of traces, a module each: what has a record called ``FORMAT`` is read, nothing else need know of it."""
+"""Formats of traces: rows of the table in `kvplan.ingest.trace.columns`, or a module each with a record ``FORMAT``."""
 
-from importlib import import_module
-from pkgutil import iter_modules
-
+from kvplan.ingest.reader import collected
+from kvplan.ingest.trace.columns import TABLES
 from kvplan.ingest.trace.format import DescriptionFormat, RequestFormat
 
-FORMATS: tuple[RequestFormat | DescriptionFormat, ...] = tuple(
-    import_module(f"{__name__}.{module.name}").FORMAT for module in iter_modules(__path__)
-)
+FORMATS: tuple[RequestFormat | DescriptionFormat, ...] = (*TABLES, *collected(__name__, __path__, "FORMAT"))
