@@ -3,8 +3,9 @@
 import csv
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -12,8 +13,7 @@ from kvplan.errors import ProfileError
 from kvplan.ingest.cells import json_object, plain_name, shown
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines
-from kvplan.ingest.trace.format import Extras, request_list
-from kvplan.ingest.trace.identities import BadRowError, Request
+from kvplan.ingest.trace.format import BadRowError, Extras, Request, RequestFormat, request_list
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
 
 # Usual names, plain; the first that is there counts.
@@ -42,8 +42,6 @@ _PARENT = "parent_chat_id"  # of the turn before, where each turn has a chat_id 
 class Columns(NamedTuple):
     """What the columns of time, input and output are called, and the unit of time in seconds.
 
-    Examples
-    --------
     >>> Columns("t", "in", "out", 1e-3).request([1500, 7, 8], (0, 1, 2))
     (1.5, 7, 8)
     """
@@ -80,13 +78,7 @@ class Columns(NamedTuple):
             yield request
 
     def request(self, row: Any, places: Sequence[Any]) -> Request:
-        """The request in a row that has time, input and output in these places.
-
-        Raises
-        ------
-        BadRowError
-            One of them is missing, or no such value.
-        """
+        """The request in a row that has time, input and output in these places; or raise a `BadRowError`."""
         time, inputs, outputs = places
         try:
             seen = row[time], row[inputs], row[outputs]
@@ -135,18 +127,40 @@ USUAL = (
 )
 
 
+def _in_table(columns: Columns, first: Beginning) -> bool:
+    return not first.in_json and first.has(*columns[:3])
+
+
+def _in_milliseconds(columns: Columns, first: Beginning) -> bool:
+    """Whole milliseconds tell Mooncake from others with the same keys; a ``chat_id`` tells those of Qwen-Bailian."""
+    whole = (
+        first.values is not None and first.has(*columns[:3]) and isinstance(first.values["timestamp"], int)
+    )
+    return whole and not first.has("chat_id")
+
+
+def _by_chat(columns: Columns, first: Beginning) -> bool:
+    return first.in_json and first.has("chat_id", *columns[:3])
+
+
+_KNOWN: tuple[tuple[str, Callable[[Columns, Beginning], bool], Columns], ...] = (
+    ("Azure LLM inference CSV", _in_table, Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens")),
+    ("BurstGPT CSV", _in_table, Columns("Timestamp", "Request tokens", "Response tokens")),
+    ("Mooncake JSON lines", _in_milliseconds, Columns("timestamp", "input_length", "output_length", 1e-3)),
+    ("Qwen-Bailian JSON lines", _by_chat, Columns("timestamp", "input_length", "output_length")),
+)
+TABLES = tuple(
+    RequestFormat(name, partial(recognises, columns), columns.requests)
+    for name, recognises, columns in _KNOWN
+)
+
+
 def _has(row: Any, place: Any) -> bool:
     return place in row if isinstance(row, dict) else place < len(row)
 
 
 def seconds(value: Any, name: str) -> float:
-    """Seconds of a number, or of a date and time; one without a zone is in UTC.
-
-    Raises
-    ------
-    BadRowError
-        It is neither; with the name of the column.
-    """
+    """Seconds of a number, or of a date and time; one without a zone is in UTC."""
     try:
         if isinstance(value, bool):
             raise ValueError

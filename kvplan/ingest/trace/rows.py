@@ -18,9 +18,13 @@ from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace.columns import USUAL
-from kvplan.ingest.trace.format import Description, Extras
+from kvplan.ingest.trace.format import (
+    BadRowError,
+    Description,
+    Extras,
+    Request,
+)
 from kvplan.ingest.trace.formats import DESCRIPTIONS, READERS
-from kvplan.ingest.trace.identities import BadRowError, Request
 from kvplan.model import FloatArray, IntArray
 
 BLOCK_ROWS = 8192
@@ -47,14 +51,8 @@ class TraceFile:
     """A trace to be iterated over once, block by block; what else was found is there when it is done.
 
     The format is known with the first block. `cut_off` is 1 if the file ends within its last row, which is left out.
+    A row that cannot be read is refused with its line.
 
-    Raises
-    ------
-    UsageError
-        While iterating: with the line of the first row that cannot be read.
-
-    Examples
-    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder, "trace.csv")
@@ -103,13 +101,7 @@ class TraceFile:
 
 
 def read_description(path: Path) -> tuple[str, Description] | None:
-    """What a file describes that lists no requests, after the name of its format; None where it lists them.
-
-    Raises
-    ------
-    UsageError
-        It describes them, but cannot be used.
-    """
+    """What a file describes that lists no requests, after the name of its format; None where it lists them."""
     if not path.is_file():  # a pipe can be read only once
         return None
     try:

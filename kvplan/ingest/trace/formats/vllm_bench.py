@@ -8,8 +8,7 @@ from kvplan.ingest.cells import json_object, shown
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines
 from kvplan.ingest.trace.columns import Columns, seconds
-from kvplan.ingest.trace.format import Extras, request_list
-from kvplan.ingest.trace.identities import BadRowError, Request
+from kvplan.ingest.trace.format import BadRowError, Extras, Request, request_list
 
 
 def _recognises(first: Beginning) -> bool:
