@@ -1,4 +1,4 @@
-"""Every block of README.md and docs/ holds: consoles show what is printed, profiles parse; `.ci/run` installs as shells do.
+"""Blocks of README.md and docs/ hold: consoles show what is printed, profiles parse; `.ci/run` installs as shells do.
 
 A `console` block shows commands after `$ ` and exactly what they print to standard output, or before that what they
 say on standard error; a line `...` stands for any lines. In blocks marked `loose` numbers and their units may differ,
