@@ -3,9 +3,8 @@
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from kvplan.errors import ProfileError
 from kvplan.ingest.cells import json_object, plain_name, shown
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines
-from kvplan.ingest.trace.format import BadRowError, Extras, Request, RequestFormat, request_list
+from kvplan.ingest.trace.format import BadRowError, Extras, Request, request_list
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
 
 # Usual names, plain; the first that is there counts.
@@ -124,34 +123,6 @@ def _columns(first: Beginning) -> dict[str, str]:
 USUAL = (
     request_list("CSV", lambda first: not first.in_json, _usual),
     request_list("JSON lines", lambda first: first.in_json, _usual),
-)
-
-
-def _in_table(columns: Columns, first: Beginning) -> bool:
-    return not first.in_json and first.has(*columns[:3])
-
-
-def _in_milliseconds(columns: Columns, first: Beginning) -> bool:
-    """Whole milliseconds tell Mooncake from others with the same keys; a ``chat_id`` tells those of Qwen-Bailian."""
-    whole = (
-        first.values is not None and first.has(*columns[:3]) and isinstance(first.values["timestamp"], int)
-    )
-    return whole and not first.has("chat_id")
-
-
-def _by_chat(columns: Columns, first: Beginning) -> bool:
-    return first.in_json and first.has("chat_id", *columns[:3])
-
-
-_KNOWN: tuple[tuple[str, Callable[[Columns, Beginning], bool], Columns], ...] = (
-    ("Azure LLM inference CSV", _in_table, Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens")),
-    ("BurstGPT CSV", _in_table, Columns("Timestamp", "Request tokens", "Response tokens")),
-    ("Mooncake JSON lines", _in_milliseconds, Columns("timestamp", "input_length", "output_length", 1e-3)),
-    ("Qwen-Bailian JSON lines", _by_chat, Columns("timestamp", "input_length", "output_length")),
-)
-TABLES = tuple(
-    RequestFormat(name, partial(recognises, columns), columns.requests)
-    for name, recognises, columns in _KNOWN
 )
 
 
