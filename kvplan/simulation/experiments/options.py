@@ -38,7 +38,7 @@ def load(
     burst_sessions: str | None = None,
     model: ServingModel | None = None,
 ) -> Load:
-    """The requests of a study; options that do not go together are refused, before `trace` is read.
+    """Read the requests of a study; options that do not go together are refused, before `trace` is read.
 
     Where nothing says how they arrive, the trace of the model does, if it has one.
 
@@ -150,13 +150,7 @@ def with_sessions(load: Load, model: ServingModel) -> Load:
 
 
 def seeds(first: int, count: int, *, without_chance: str | None = None) -> list[int]:
-    """`count` seeds from `first` on; the option that leaves nothing to chance, if there is one, goes with one alone.
-
-    Examples
-    --------
-    >>> seeds(7, 2)
-    [7, 8]
-    """
+    """List `count` seeds from `first` on; the option that leaves nothing to chance goes with one alone."""
     if first < 0:
         raise UsageError(f"--seed {first}: 0 or more")
     if not 1 <= count <= _MAX_SEEDS:
@@ -167,13 +161,7 @@ def seeds(first: int, count: int, *, without_chance: str | None = None) -> list[
 
 
 def chosen(names: Sequence[str], settings: Sequence[str]) -> dict[str, Settings]:
-    """Policies by name with their settings, such as ``vllm.watermark=0.05`` or ``wait.thresholds=4,4``, checked.
-
-    Examples
-    --------
-    >>> chosen(["vllm"], ["vllm.watermark=0.05"])["vllm"].given
-    {'watermark': (0.05,)}
-    """
+    """Read policies by name with their settings, such as ``vllm.watermark=0.05`` or ``wait.thresholds=4,4``."""
     given: dict[str, dict[str, tuple[float, ...]]] = {}
     for name in names:
         if name not in POLICIES:
