@@ -58,7 +58,7 @@ def assumed(model: ServingModel) -> list[str]:
 
 
 def states(model: ServingModel) -> Iterator[State]:
-    """Where a plan needs the timing: at the equilibrium, if memory holds it; at the sustainable rate; in one prompt."""
+    """Visit where a plan needs the timing: at the equilibrium, if memory holds it; at the sustainable rate; in one prompt."""
     cost, tau = per_request(model), iteration_time(model)
     most = most_admissions(model)
     now = None if tau is None else model.total_rate_rps * tau
@@ -71,7 +71,7 @@ def states(model: ServingModel) -> Iterator[State]:
 
 
 def beyond(measured: MeasuredRange, visited: Sequence[State]) -> list[Beyond]:
-    """Which states a timing was not measured for."""
+    """Find the states that a timing was not measured for."""
     found = []
     for amount in _AMOUNTS:
         low, high = getattr(measured, amount) or (0.0, math.inf)
@@ -85,7 +85,7 @@ def beyond(measured: MeasuredRange, visited: Sequence[State]) -> list[Beyond]:
 
 
 def extrapolations(measured: MeasuredRange, visited: Sequence[State]) -> list[str]:
-    """A sentence for each amount of which some states leave the range that the timing was measured in."""
+    """Write a sentence for each amount of which some states leave the range that the timing was measured in."""
     said: dict[tuple[str, float], str] = {}
     for amount, state, end, factor in beyond(measured, visited):
         value = format_tokens(getattr(state, amount))
@@ -129,7 +129,7 @@ def counts_rates(offered: Load) -> bool:
 def verdicts_in(
     band: tuple[float, float], offered_rps: float, sustainable_rps: float, recovers_up_to_rps: float
 ) -> list[tuple[Status, float]]:
-    """The verdicts within an error band, each up to so many times the iteration time."""
+    """List the verdicts within an error band, each up to so many times the iteration time."""
     low, high = band
     ends = (
         (Status.STABLE, min(recovers_up_to_rps, sustainable_rps) / offered_rps),
@@ -146,7 +146,7 @@ def verdicts_in(
 
 
 def band_notes(model: ServingModel, offered: Load, recovers_up_to_rps: float) -> Iterator[str]:
-    """What the error band of the timing makes of rates and verdict.
+    """Say what the error band of the timing makes of rates and verdict.
 
     Of the verdict with a prefix cache nothing: what it keeps depends on the clock, and does not scale with iterations.
     """
@@ -174,7 +174,7 @@ def band_notes(model: ServingModel, offered: Load, recovers_up_to_rps: float) ->
 
 
 def origins_note(origins: Provenance) -> Iterator[str]:
-    """How the inputs are known, with their sources in full; nothing where all that is said is that they are stated."""
+    """Say how the inputs are known, with their sources in full; nothing where all are stated without a word."""
     if origins != Provenance():
         parts = [(f.name, getattr(origins, f.name)) for f in fields(Provenance)]
         yield f"Inputs: {'; '.join(_in_full(name, origin) for name, origin in parts)}."
@@ -186,7 +186,7 @@ def _in_full(name: str, origin: Origin) -> str:
 
 
 def doubts(model: ServingModel) -> Iterator[str]:
-    """What is neither measured nor stated, and where the plan leaves the range that the timing was measured in."""
+    """Say what is neither measured nor stated, and where the plan leaves the range that the timing was measured in."""
     if any(basis not in _SURE for basis in inputs(model)):
         yield from origins_note(model.provenance)
     yield from extrapolations(model.measured, tuple(states(model)))
@@ -198,7 +198,7 @@ def source_text(origin: Origin) -> str:
 
 
 def caveat(model: ServingModel) -> str:
-    """What the first screen says of inputs that are neither measured nor stated, or asked too much; else nothing."""
+    """Say on the first screen which inputs are neither measured nor stated, or asked too much."""
     unsure = {f.name: getattr(model.provenance, f.name) for f in fields(Provenance)}
     unsure = {name: origin for name, origin in unsure.items() if origin.basis not in _SURE}
     said = []

@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
 
 def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
-    """Where the numbers of each block come from, by its name."""
+    """Say where the numbers of each block come from, by its name."""
     replica, timing = model.replica, model.timing
     limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
     paged = replica.block_tokens > 1
@@ -168,7 +168,7 @@ def _of_profile(figures: Figures) -> Iterator[str]:
 
 
 def beside_runs(state: Equilibrium, point: OperatingPoint) -> Iterator[str]:
-    """Where the formula of the iteration time is outside the interval of runs, and more than a little off."""
+    """Say where the formula of the iteration time is outside the interval of runs, and more than a little off."""
     formula, seen = state.iteration_time_s, point.iteration_s
     if formula is None or seen is None or math.isinf(seen.high):
         return

@@ -24,7 +24,7 @@ _NOTHING = "Nothing"  # to be done, begins an action that says so
 
 
 def summary(figures: Figures) -> str:
-    """The verdict in a sentence with the numbers, and the reason where a collapsed replica may stay collapsed."""
+    """Say the verdict in a sentence with the numbers, and the reason where a collapsed replica may stay collapsed."""
     words = _summary(figures)
     fleet = figures.whole.fleet
     return words if fleet is None else f"One of {fleet.size} replicas, prefill and decode together: {words}"
@@ -79,7 +79,7 @@ def requests_in_memory(model: ServingModel) -> float:
 
 
 def actions(figures: Figures) -> tuple[str, ...]:
-    """What to do, most important first; each fits a line or two of the first screen."""
+    """Say what to do, most important first; each fits a line or two of the first screen."""
     status, recovers = figures.status, figures.recovery
     tried = (
         *advice_actions(figures.advice, recovers=status is Status.STABLE),
