@@ -16,3 +16,7 @@ MAX_MEMORY_TOKENS = 10**8  # of a replica: 8 B300 hold some 45 million of an MLA
 MAX_CACHE_TOKENS = 10**10  # of a host tier or a hit curve, which hosts can share
 MAX_BLOCK_TOKENS = 10**6
 MAX_GPUS = 10_000  # of a replica
+MOST_REPLICAS = 10_000  # of a fleet
+MOST_CLASSES = 1000  # so that a report takes seconds; traces are fitted with a few
+MOST_DRAFTS = 100
+MAX_SOURCE = 300  # characters that say where a part of a profile comes from

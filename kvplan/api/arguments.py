@@ -18,7 +18,7 @@ from kvplan.profile.reading import Profile, load_profile
 from kvplan.sweeps.vary import MAX_LISTED, MAX_POINTS
 
 _Options = TypeVar("_Options")
-_TIMES = ("think", "load_time")  # options whose numbers are seconds
+_TIMES = ("think", "load_time", "interval", "horizon")  # options whose numbers are seconds
 
 
 def profile(value: object) -> Profile:

@@ -25,11 +25,12 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
 ) -> None:
     """Write a commented profile to start from."""
-    from kvplan.profile import catalogue
+    from kvplan.errors import UsageError
+    from kvplan.profile.reading import starter
 
-    if file is not None and not force:
-        catalogue.refuse_existing(file)
-    write_result(catalogue.starter(), file)
+    if file is not None and not force and (file.is_file() or file.is_fifo()):
+        raise UsageError(f"{file}: exists already; --force replaces it")
+    write_result(starter(), file)
 
 
 def profiles(
@@ -44,9 +45,9 @@ def profiles(
     output: options.Output = None,
 ) -> None:
     """List the shipped profiles, or print one."""
-    from kvplan.profile import catalogue
+    from kvplan.profile.reading import listing, shipped_text
 
-    write_result(catalogue.listing() if name is None else catalogue.shipped_text(name), output)
+    write_result(listing() if name is None else shipped_text(name), output)
 
 
 def schema(

@@ -6,11 +6,11 @@ about the profile is called passed.
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from kvplan.errors import ExitCode, ProfileError, UsageError
 from kvplan.gate.judgement import Judgement, Subject, holds, is_costly, judge, value_of
@@ -23,6 +23,8 @@ from kvplan.report.keys import Kind, Record
 from kvplan.simulation.experiments.runner import Progress
 
 _T = TypeVar("_T")
+# Where a profile makes a demand, empty where another does; and its result
+_Demand = tuple[tuple[str | int, ...], Callable[[Subject], "Result"]]
 _MEASURED_BY = {"gpu": "LOG", "timing": "RESULT...", "workload": "REQUESTS"}
 
 
@@ -171,16 +173,27 @@ def check(
     >>> check(profile, None, [parse("load.headroom >= 20%")]).outcome
     <Outcome.UNUSABLE: 'unusable'>
     """
-    identity = ProfileIdentity(profile.name, profile.sha256)
-    subject = Subject(identity, report_of(profile, progress), tries=True)
+    subject = Subject(ProfileIdentity(profile.name, profile.sha256), report_of(profile, progress), tries=True)
     results: list[Result] = []
     problems = list(_refused(profile, {*profile.accepted, *accepted}))
-    for demand in _demands(profile, required, baseline, alone):
-        try:
-            found = demand.judged(subject)
-            results += [] if any(map(found.same, results)) else [found]
-        except UsageError as error:
-            problems.append(_problem(profile, error, demand.place))
+
+    def judge_all(demands: Iterable[_Demand]) -> None:
+        for place, result_of in demands:
+            try:
+                result = result_of(subject)
+            except UsageError as error:
+                problems.append(_problem(profile, error, place))
+            else:
+                results.extend([] if any(map(result.same, results)) else [result])
+
+    judge_all(_own(profile))
+    judge_all(((), partial(_required, requirement, Origin.OPTION, None)) for requirement in required)
+    if baseline is not None and not alone and baseline.name != profile.name:
+        about = f"{baseline.source} is a report on {baseline.name!r}, not on {profile.name!r}"
+        error = UsageError(f"{about}; check this profile with a baseline of its own")
+        problems.append(_problem(profile, error))
+    elif baseline is not None:
+        judge_all(((), partial(_drift, tolerance, baseline)) for tolerance in baseline.tolerances)
     if not results and not problems:
         missing = "[gate] require is empty, and no --require or --tolerance is given"
         problems.append(_problem(profile, UsageError(f"nothing is required of it: {missing}")))
@@ -240,28 +253,6 @@ def report_of(profile: Profile, progress: Progress | None = None) -> Analyses:
     return Analyses(profile.model, profile.plan, progress=progress)
 
 
-class _Demand(NamedTuple):
-    """What makes a result of a report; `place` is where the profile says so, empty where another does."""
-
-    judged: Callable[[Subject], Result]
-    place: tuple[str | int, ...] = ()
-
-
-def _demands(
-    profile: Profile, required: Sequence[Requirement], baseline: Baseline | None, alone: bool
-) -> Iterator[_Demand]:
-    for i, text in enumerate(profile.requirements):
-        place = ("gate", "require", i)
-        yield _Demand(partial(_own, profile, text, place), place)
-    for requirement in required:
-        yield _Demand(partial(_required, requirement, Origin.OPTION, None))
-    if baseline is not None and not alone and baseline.name != profile.name:
-        yield _Demand(partial(_of_another_profile, profile, baseline))
-    elif baseline is not None:
-        for tolerance in baseline.tolerances:
-            yield _Demand(partial(_drift, tolerance, baseline))
-
-
 def _problem(profile: Profile, error: UsageError, place: tuple[str | int, ...] = ()) -> Problem:
     if not place:
         return Problem(f"{profile.source}: {error}")
@@ -269,8 +260,14 @@ def _problem(profile: Profile, error: UsageError, place: tuple[str | int, ...] =
     return Problem(str(refusal), refusal.line)
 
 
-def _own(profile: Profile, text: str, place: tuple[str | int, ...], subject: Subject) -> Result:
-    return _required(parse(text), Origin.PROFILE, profile.line(*place), subject)
+def _own(profile: Profile) -> Iterator[_Demand]:
+    for i, text in enumerate(profile.requirements):
+        place = ("gate", "require", i)
+        yield place, partial(_written, text, profile.line(*place))
+
+
+def _written(text: str, line: int | None, subject: Subject) -> Result:
+    return _required(parse(text), Origin.PROFILE, line, subject)
 
 
 def _required(requirement: Requirement, origin: Origin, line: int | None, subject: Subject) -> Result:
@@ -399,11 +396,6 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(constant: str) -> float:
     raise ValueError(f"{constant} is not a number of JSON")
-
-
-def _of_another_profile(profile: Profile, baseline: Baseline, subject: Subject) -> Result:
-    about = f"{baseline.source} is a report on {baseline.name!r}, not on {profile.name!r}"
-    raise UsageError(f"{about}; check this profile with a baseline of its own")
 
 
 def _drift(tolerance: Tolerance, baseline: Baseline, subject: Subject) -> Result:

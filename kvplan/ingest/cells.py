@@ -42,13 +42,7 @@ def plain_name(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Quote a value in a message: as in the file, and short.
-
-    Examples
-    --------
-    >>> shown("7x"), shown(-7)
-    ("'7x'", '-7')
-    """
+    """Quote a value in a message: as in the file, and short."""
     text = repr(value.strip()) if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
@@ -185,13 +179,7 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def is_json(first: str) -> bool:
-    """Tell whether a file that begins with this line is JSON.
-
-    Examples
-    --------
-    >>> is_json('{"a": 1}'), is_json("["), is_json("[2026-04-08 14:05:20] Decode batch")
-    (True, True, False)
-    """
+    """Tell whether a file that begins with this line is JSON."""
     return _BEGINS.match(first) is not None
 
 
@@ -199,11 +187,6 @@ def json_records(source: str, number: int, first: str, lines: Iterator[str]) -> 
     """Yield the objects of a file that begins with the line `first`: one a line, over many lines, or in a list.
 
     A last line without its end may be cut off; its record is empty and has not `ended`.
-
-    Examples
-    --------
-    >>> [record.values for record in json_records("a.json", 1, "[\\n", iter(['{"a": 1},\\n', '{"a": 2}]']))]
-    [{'a': 1}, {'a': 2}]
     """
     if json_object(first) is None:
         yield from _in_text(source, number, _joined(source, chain([first], lines)))

@@ -91,14 +91,7 @@ def read_engine_log(path: Path, base: Replica | None = None) -> EngineLimits:
 
 
 def parse_engine_log(lines: Iterable[str], source: str, base: Replica | None = None) -> EngineLimits:
-    """Read the last KV capacity in some lines, which messages call `source`; see `read_engine_log`.
-
-    Examples
-    --------
-    >>> limits = parse_engine_log(["INFO 01-30 03:19:14 kv_cache_utils.py:395] # GPU blocks: 1381"], "serve.log")
-    >>> limits.engine, limits.memory_tokens, limits.block_tokens, limits.notes
-    ('vLLM', 22096, 16, ("the log states no block size; vLLM's default of 16 tokens is assumed",))
-    """
+    """Read the last KV capacity in some lines, which messages call `source`; see `read_engine_log`."""
     reader, number = _Reader(), 1
     for line in lines:
         if len(line) > _SHORTEST and any(word in line for word in _WORDS):
@@ -113,17 +106,7 @@ def parse_engine_log(lines: Iterable[str], source: str, base: Replica | None = N
 
 
 def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, int] | None = None) -> Part:
-    """Write the table [gpu] with what a log states, and `defaults` of the engine where it says nothing.
-
-    Examples
-    --------
-    >>> from io import BytesIO
-    >>> from kvplan.profile.reading import load_profile
-    >>> limits = parse_engine_log(["GPU KV cache size: 446,320 tokens"], "serve.log")
-    >>> part = log_part(limits, load_profile("tool-calls-h100", stdin=BytesIO()))
-    >>> print(part.body.splitlines()[1])
-    memory_tokens = 446_320
-    """
+    """Write the table [gpu] with what a log states, and `defaults` of the engine where it says nothing."""
     stated: dict[str, Any] = {"memory_tokens": limits.memory_tokens, "block_tokens": limits.block_tokens}
     if (layout := limits.layout) is not None:
         stated = {

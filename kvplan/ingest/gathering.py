@@ -5,6 +5,7 @@ is absent.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -27,9 +28,8 @@ from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, compo
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
-from kvplan.ingest.timing import prior as priors
-from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, mean_error, read_drafts
-from kvplan.ingest.timing.fit import fit_measured
+from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
+from kvplan.ingest.timing.fit import NOTHING, Prior, fit_measured, of_measured
 from kvplan.ingest.timing.reading import listed, read_groups
 from kvplan.ingest.timing.samples import Measured, Samples
 from kvplan.ingest.timing.text import accuracy, notes, timing_part
@@ -37,10 +37,12 @@ from kvplan.ingest.trace import fit as trace_fit
 from kvplan.ingest.trace.text import hit_note, traffic_part
 from kvplan.ingest.trace.traffic import measure
 from kvplan.model import Knowledge, Origin, Replica, Timing
+from kvplan.options import ImportOptions
 from kvplan.profile import schema
+from kvplan.profile import tables as profile_tables
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.simulation.experiments.runner import Announce, Progress
-from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
+from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens, parse_time
 
 _ENGINES = {"vLLM": EngineName.VLLM, "SGLang": EngineName.SGLANG, "TensorRT-LLM": EngineName.TRTLLM}
 _POOLED = (FileKind.LOG, FileKind.TIMING)
@@ -49,28 +51,17 @@ Files = Mapping[FileKind, Sequence[Path]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is said beside the files, as the options of `kvplan import`.
+class Asked(ImportOptions):
+    """What is said beside the files; `reference` is how the profile refers to requests that are to be replayed."""
 
-    `reference` is how the profile refers to the requests where they are to be replayed; None: it can not.
-    """
-
-    model: str | None = None
-    gpu: str | None = None
-    engine: EngineName | None = None
-    capacity: int | None = None
-    tensor_parallel: int | None = None
-    weights: str | None = None
-    kv_dtype: str = "auto"
-    utilization: float = 0.9
-    group: str | None = None
-    since: Path | None = None
-    interval_s: float | None = None
-    classes: int | None = None
     reference: str | None = None
-    name: str | None = None
     progress: Progress | None = None
     announce: Announce | None = None
+
+    @property
+    def interval_s(self) -> float | None:
+        """The time that /metrics covers."""
+        return None if self.interval is None else parse_time(self.interval, "--interval")
 
 
 class Given(NamedTuple):
@@ -87,7 +78,7 @@ class Finding(NamedTuple):
 
     part: Part | None = None
     given: Given | None = None
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
 
 class Gathered(NamedTuple):
@@ -131,16 +122,13 @@ def gather(files: Files, asked: Asked, base: Profile | None = None) -> Gathered:
     for kind, several in files.items():
         if len(several) > 1 and kind not in _POOLED:
             raise UsageError(f"{several[1]}: a second file of kind {kind}, beside {several[0]}; give one")
-    own = next(map(_profile, files.get(FileKind.PROFILE, ())), None)
+    own = None
+    for path in files.get(FileKind.PROFILE, ()):
+        with lines_of(path) as lines:
+            own = parse_profile(lines.rest().encode(), str(path), path.parent)
     if own is not None and base is not None:
         raise UsageError(f"{own.source}: a profile beside --base; give one of them")
-    return _Gathering(files, asked, own or base, () if own is None else tuple(own.tables)).gathered
-
-
-def _profile(path: Path) -> Profile:
-    with lines_of(path) as lines:
-        text = lines.rest()
-    return parse_profile(text.encode(), str(path), path.parent)
+    return _Gathering(files, asked, own or base, () if own is None else tuple(own.tables)).gathered()
 
 
 class _Estimate(NamedTuple):
@@ -167,21 +155,19 @@ class _Gathering:
     kept: Profile | None
     settled: tuple[str, ...]
 
-    @property
     def gathered(self) -> Gathered:
-        found = [self.replica, self.timing, self._drafts, self._engine]
-        parts = [one.part for one in found if one.part is not None]
-        if self.files.get(FileKind.LOG) and self.limits is None and self.timing.part is None:
-            read_engine_log(self.files[FileKind.LOG][0])  # which says what was looked for
-        found.append(self._traffic(parts))
-        given = [one.given for one in found if one.given is not None]
-        parts = [one.part for one in found if one.part is not None]
+        findings = [self.replica, self.timing, self._drafts(), self._engine()]
+        if self._of(FileKind.LOG) and self.limits is None and self.timing.part is None:
+            read_engine_log(self._of(FileKind.LOG)[0])  # which says what was looked for
+        findings.append(self._traffic([finding.part for finding in findings if finding.part]))
+        parts = [finding.part for finding in findings if finding.part]
+        given = [finding.given for finding in findings if finding.given]
         if self.kept is not None:
             gone = {*(part.table for part in parts), "schema", "name", "provenance"}
             gone |= set(TRAFFIC_TABLES) if "classes" in gone else set()
             rest = ", ".join(f"[{name}]" for name in self.tables if name not in gone)
             given.append(Given(self.kept.source, "profile", "", f"kept: {rest}"))
-        names = {one.table: one.source for one in given if one.kind != "option"}
+        names = {some.table: some.source for some in given if some.kind != "option"}
         replica = names.get("gpu") or (names.get("timing") if self.kept is None else None)
         if replica is not None and not (self.estimate and replica == self.estimate.name):
             replica = f"replica of {replica}"
@@ -193,12 +179,15 @@ class _Gathering:
             traffic=names.get("classes"),
             name=self.asked.name,
         )
-        said = tuple(dict.fromkeys(note for one in found for note in one.notes))
-        return Gathered(profile, tuple(given), said)
+        notes = dict.fromkeys(note for finding in findings for note in finding.notes)
+        return Gathered(profile, tuple(given), tuple(notes))
 
     @property
     def tables(self) -> Mapping[str, Any]:
         return {} if self.kept is None else self.kept.tables
+
+    def _of(self, kind: FileKind) -> Sequence[Path]:
+        return self.files.get(kind, ())
 
     # ------------------------------------------------------------------------------------------ replica
 
@@ -213,23 +202,24 @@ class _Gathering:
         return self._stated(like)
 
     def _stated(self, like: Replica | None) -> EngineLimits | None:
-        """The least capacity of several logs, which must be alike otherwise."""
-        found = []
-        for log in self.files.get(FileKind.LOG, ()):
-            try:
-                found.append(read_engine_log(log, like))
-            except NoCapacityError:  # it may have statistics
-                continue
-        if len({(one.engine, one.gpus, one.max_num_seqs, one.max_num_batched_tokens) for one in found}) > 1:
-            names = ", ".join(one.source for one in found)
+        """Choose the least capacity of several logs, which must be alike otherwise."""
+        stated = []
+        for log in self._of(FileKind.LOG):
+            with suppress(NoCapacityError):  # it may have statistics
+                stated.append(read_engine_log(log, like))
+        if (
+            len({(some.engine, some.gpus, some.max_num_seqs, some.max_num_batched_tokens) for some in stated})
+            > 1
+        ):
+            names = ", ".join(some.source for some in stated)
             raise UsageError(f"{names}: logs of engines with different limits; a profile is of one replica")
-        return min(found, key=lambda one: one.memory_tokens, default=None)
+        return min(stated, key=lambda some: some.memory_tokens, default=None)
 
     @cached_property
     def metrics(self) -> ServerMetrics | None:
         asked = self.asked
-        for path in self.files.get(FileKind.METRICS, ()):
-            model = None if self.files.get(FileKind.TIMING) else asked.group
+        for path in self._of(FileKind.METRICS):
+            model = None if self._of(FileKind.TIMING) else asked.group
             return read_metrics(path, asked.since, interval_s=asked.interval_s, model=model)
         if asked.since is not None or asked.interval_s is not None:
             raise UsageError("--since and --interval go with an answer of /metrics")
@@ -237,42 +227,41 @@ class _Gathering:
 
     @cached_property
     def estimate(self) -> _Estimate | None:
-        asked, logs = self.asked, self.files.get(FileKind.LOG)
-        model: str | Path | None = next(iter(self.files.get(FileKind.MODEL, ())), asked.model)
+        asked, logs = self.asked, self._of(FileKind.LOG)
+        model: str | Path | None = next(iter(self._of(FileKind.MODEL)), asked.model)
         if model is None:
             if (asked.gpu and not logs) or asked.weights or asked.kv_dtype != "auto":
-                message = (
+                raise UsageError(
                     "--gpu, --weights and --kv-dtype say how a model runs: --model M, or its config.json"
                 )
-                raise UsageError(message)
             return None
         if asked.model not in (None, model):
             raise UsageError(f"{model}: a model beside --model {asked.model}; give one of them")
         if asked.gpu is None:
-            raise UsageError(
-                f"--gpu is missing: which GPU? Known are {', '.join(one.name for one in gpus())}"
-            )
+            known = ", ".join(gpu.name for gpu in gpus())
+            raise UsageError(f"--gpu is missing: which GPU? Known are {known}")
         shape, gpu = read_model(model), find_gpu(asked.gpu)
-        stated = self._stated(None) if logs and asked.tensor_parallel is None else None
-        tensor_parallel = asked.tensor_parallel or (stated.gpus if stated else None) or 1
-        how = {"tensor_parallel": tensor_parallel, "kv_dtype": asked.kv_dtype, "weight_dtype": asked.weights}
+        stated = self._stated(None) if logs and asked.tp is None else None
+        tensor_parallel = asked.tp or (stated.gpus if stated else None) or 1
+        how: dict[str, Any] = {
+            "tensor_parallel": tensor_parallel,
+            "kv_dtype": asked.kv_dtype,
+            "weight_dtype": asked.weights,
+        }
         memory: ReplicaEstimate | None = None
         try:
-            memory = estimate_replica(shape, gpu, utilization=asked.utilization, **how)  # type: ignore[arg-type]
+            memory = estimate_replica(shape, gpu, utilization=asked.utilization, **how)
         except UsageError:
             if not logs:
                 raise
-        return _Estimate(shape, gpu, tensor_parallel, roofline(shape, gpu, **how), memory)  # type: ignore[arg-type]
+        return _Estimate(shape, gpu, tensor_parallel, roofline(shape, gpu, **how), memory)
 
     @cached_property
     def replica(self) -> Finding:
         """The table [gpu]: logged, exported, stated or estimated."""
         asked, kept, limits, metrics, estimate = (
-            self.asked,
-            self.kept,
-            self.limits,
-            self.metrics,
-            self.estimate,
+            *(self.asked, self.kept, self.limits),
+            *(self.metrics, self.estimate),
         )
         engine = asked.engine or _ENGINES.get(limits.engine if limits else "", EngineName.VLLM)
         own = vllm_limits(find_gpu(asked.gpu)) if asked.gpu and engine is EngineName.VLLM else {}
@@ -286,22 +275,20 @@ class _Gathering:
             source, kind = PurePath(metrics.source).name, f"{metrics.engine}'s metrics"
         elif asked.capacity is not None:
             source, kind, origin = "--capacity", "option", Origin(Knowledge.STATED, "--capacity")
-            part = replica_part(
-                kept, {"memory_tokens": asked.capacity}, ["memory_tokens: by --capacity."], origin
-            )
+            stated = {"memory_tokens": asked.capacity}
+            part = replica_part(kept, stated, ["memory_tokens: by --capacity."], origin)
         elif estimate is not None and estimate.memory is not None and "gpu" not in self.settled:
             part = estimate_part(estimate.memory, estimate.shape, estimate.gpu, kept, limits=own)
             source, kind, said = estimate.name, "estimate", estimate.memory.notes
         else:
             return Finding()
         table = tomli.loads(part.body)["gpu"]
-        if asked.tensor_parallel not in (None, 1) and "gpus" not in table:
-            table["gpus"] = asked.tensor_parallel
+        if asked.tp not in (None, 1) and "gpus" not in table:
+            table["gpus"] = asked.tp
             part = part._replace(body=table_text("gpu", table))
         if absent := [key for key in ("max_num_seqs", "max_num_batched_tokens") if key not in table]:
-            said += (
-                f"{' and '.join(absent)}: not known, and so no limit; write them into [gpu], or give --gpu",
-            )
+            unknown = f"{' and '.join(absent)}: not known, and so no limit"
+            said += (f"{unknown}; write them into [gpu], or give --gpu",)
         figures = [f"{key} {format_tokens(value)}" for key, value in table.items() if type(value) is int]
         return Finding(part, Given(source, kind, "gpu", ", ".join(figures)), said)
 
@@ -310,24 +297,22 @@ class _Gathering:
     @cached_property
     def timing(self) -> Finding:
         """The table [timing]: fitted, to iterations before loads, or estimated."""
-        found, estimate = self._measured, self.estimate
-        if found.part is not None or estimate is None or "timing" in self.settled:
-            return found
+        measured, estimate = self._measured(), self.estimate
+        if measured.part is not None or estimate is None or "timing" in self.settled:
+            return measured
         part = roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.tensor_parallel)
         low, high = map(format_number, estimate.speed.band)
         figures = f"{_constants(estimate.speed.timing)}; {low} to {high} times that"
-        said = (*found.notes, *estimate.shape.notes, *estimate.speed.notes)
-        return Finding(part, Given(estimate.name, "estimate", "timing", figures), said)
+        notes = (*measured.notes, *estimate.shape.notes, *estimate.speed.notes)
+        return Finding(part, Given(estimate.name, "estimate", "timing", figures), notes)
 
-    @property
     def _measured(self) -> Finding:
-        results, logs = self.files.get(FileKind.TIMING, ()), self.files.get(FileKind.LOG, ())
-        timed = [path for path in self.files.get(FileKind.REQUESTS, ()) if carries_times(path)]
+        results, logs = self._of(FileKind.TIMING), self._of(FileKind.LOG)
+        timed = [path for path in self._of(FileKind.REQUESTS) if carries_times(path)]
         if not (paths := [*results, *logs, *timed]):
             return Finding()
-        known = (
-            self._fitted_on if self.replica.given is None or self.replica.given.kind != "estimate" else None
-        )
+        estimated = self.replica.given is not None and self.replica.given.kind == "estimate"
+        known = None if estimated else self._fitted_on
         groups = read_groups(
             paths,
             capacity_tokens=self.asked.capacity,
@@ -338,41 +323,39 @@ class _Gathering:
         refusals: list[UsageError] = []
         for measured in _candidates(groups, paths[0]):
             try:
-                found = self._fitted(measured)
+                fitted = self._fitted(measured)
             except UsageError as error:
                 refusals.append(error)
                 continue
             used = {some.source for some in measured}
             idle = ", ".join(path.name for path in results if str(path) not in used)
-            return found._replace(
-                notes=(*([f"{idle}: not used beside iterations"] if idle else ()), *found.notes)
-            )
+            unused = [f"{idle}: not used beside iterations"] if idle else []
+            return fitted._replace(notes=(*unused, *fitted.notes))
         if results and refusals:
             raise refusals[0]
-        return Finding(notes=tuple(f"no timing: {error}" for error in refusals))
+        return Finding(notes=[f"no timing: {error}" for error in refusals])
 
     @property
     def _fitted_on(self) -> Replica | None:
         return _replica(self.tables if self.replica.part is None else tomli.loads(self.replica.part.body))
 
     def _fitted(self, measured: Sequence[Measured]) -> Finding:
-        prior = priors.of_measured(measured) or priors.NOTHING
+        prior = of_measured(measured)
         if self.estimate is not None:
-            prior = priors.Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.name}")
+            prior = Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.name}")
         elif self.kept is not None and "timing" in self.tables:
             table = schema.check({"schema": 1, "name": "law", "timing": self.tables["timing"]}).timing
             law = Timing(**{name: getattr(table, name) for name in Timing.__slots__})
-            prior = priors.Prior(law, self.kept.source)
+            prior = Prior(law, self.kept.source)
         fit = fit_measured(
             measured,
             prior.timing,
-            believed=prior is not priors.NOTHING,
+            believed=prior is not NOTHING,
             replica=self._fitted_on,
             capacity_tokens=self.asked.capacity,
             progress=self.asked.progress,
             announce=self.asked.announce,
         )
-        part = timing_part(fit, measured, prior)
         said = [accuracy(fit), *notes(fit, measured, prior)]
         if "speculative" in self.tables:
             said.append("what is measured is taken to be without the drafts of the base")
@@ -381,38 +364,34 @@ class _Gathering:
             said = list(dict.fromkeys(note.removeprefix(f"{source}: ") for note in said))
         name = PurePath(sources[0]).name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
         kinds = ", ".join(dict.fromkeys(some.format for some in measured))
-        return Finding(part, Given(name, kinds, "timing", _constants(fit.timing)), tuple(said))
+        given = Given(name, kinds, "timing", _constants(fit.timing))
+        return Finding(timing_part(fit, measured, prior), given, said)
 
     # ------------------------------------------------------------------------- drafts, engine, traffic
 
-    @property
     def _drafts(self) -> Finding:
-        """The table [speculative]: fitted to runs, or with what an engine counted."""
-        for path in self.files.get(FileKind.DRAFTS, ()):
-            runs = read_drafts(path, self.asked.group)
-            fit = fit_drafts(runs)
+        """Write the table [speculative]: fitted to runs, or with what an engine counted."""
+        for path in self._of(FileKind.DRAFTS):
+            fit = fit_drafts(read_drafts(path, self.asked.group))
             part = drafts_part(fit, lookahead=self.tables.get("speculative", {}).get("lookahead", True))
             errors = (
-                format_percent(mean_error(fit, foretold)) for foretold in (fit.fitted_s, fit.held_out_s)
+                f"{format_percent(fit.error)}, of runs not fitted to {format_percent(fit.held_out_error)}"
             )
-            said = f"Mean error of the time between tokens {', of runs not fitted to '.join(errors)}"
+            said = f"Mean error of the time between tokens {errors}"
             figures = f"{fit.drafts.tokens} tokens, {format_seconds(fit.drafts.draft_s)} a draft"
-            given = Given(path.name, "drafts", "speculative", figures)
-            return Finding(part, given, (said, *part.about[1:]))
-        for one in (self.limits, self.metrics):
-            if one is None or one.drafts is None:
+            return Finding(part, Given(path.name, "drafts", "speculative", figures), (said, *part.about[1:]))
+        for counted in (self.limits, self.metrics):
+            if counted is None or counted.drafts is None:
                 continue
-            source = PurePath(one.source).name
-            if (written := one.drafts.part(self.kept, source)) is not None:
+            source = PurePath(counted.source).name
+            if (written := counted.drafts.part(self.kept, source)) is not None:
                 return Finding(written, Given(source, "counters", "speculative", "tokens, accepted"))
-            return Finding(
-                notes=("accepted drafts go into a --base with [speculative], which has their cost",)
-            )
+            note = "accepted drafts go into a --base with [speculative], which has their cost"
+            return Finding(notes=[note])
         return Finding()
 
-    @property
     def _engine(self) -> Finding:
-        """The table [engine], where it is another than the base's."""
+        """Write the table [engine], where it is another than the base's."""
         engine = self.asked.engine or (self.limits and _ENGINES.get(self.limits.engine))
         if engine is None or engine == self.tables.get("engine", {}).get("name", EngineName.VLLM):
             return Finding()
@@ -421,8 +400,8 @@ class _Gathering:
         return Finding(Part("engine", about, body, Origin(Knowledge.STATED)))
 
     def _traffic(self, parts: Sequence[Part]) -> Finding:
-        """The tables of classes: of requests, else of a server's histograms."""
-        for path in self.files.get(FileKind.REQUESTS, ()):
+        """Write the tables of classes: of requests, else of a server's histograms."""
+        for path in self._of(FileKind.REQUESTS):
             traffic, few = measure(path), self.asked.classes
             classes = trace_fit.binned(traffic) if few is None else trace_fit.compact(traffic, few)
             provisional = [*parts, classes_part(classes, (), Origin(Knowledge.MEASURED))]
@@ -438,11 +417,10 @@ class _Gathering:
                 said.append(
                     "how arrivals cluster is told once [gpu] and [timing] are known; they are replayed"
                 )
-            lengths = (
-                f"{format_tokens(traffic.mean_input)} tokens in, {format_tokens(traffic.mean_decode)} out"
-            )
-            figures = f"{format_tokens(traffic.rows)} requests, {format_rate(traffic.rate_rps)}, {lengths}"
-            return Finding(part, Given(path.name, traffic.format, "classes", figures), tuple(said))
+            means = format_tokens(traffic.mean_input), format_tokens(traffic.mean_decode)
+            rate = f"{format_tokens(traffic.rows)} requests, {format_rate(traffic.rate_rps)}"
+            figures = f"{rate}, {means[0]} tokens in, {means[1]} out"
+            return Finding(part, Given(path.name, traffic.format, "classes", figures), said)
         metrics = self.metrics
         if metrics is None or not metrics.classes:
             return Finding()
@@ -452,8 +430,7 @@ class _Gathering:
 
 
 def _replica(tables: Mapping[str, Any]) -> Replica | None:
-    """The replica of tables that have it."""
-    return schema.Gpu.model_validate(tables["gpu"]).replica if "gpu" in tables else None
+    return profile_tables.Gpu.model_validate(tables["gpu"]).replica if "gpu" in tables else None
 
 
 def _constants(timing: Timing) -> str:
@@ -462,7 +439,7 @@ def _constants(timing: Timing) -> str:
 
 
 def _candidates(groups: Iterable[Sequence[Measured]], path: Path) -> list[Sequence[Measured]]:
-    """What can be fitted to, the best first: iterations and loads that name no replica, then those that name one."""
+    """List what can be fitted to, the best first: iterations and loads that name no replica, then a named one."""
     named = {some[0].group: some for some in groups if some}
     unnamed = named.pop("", ())
     if len(named) > 1 and not unnamed:

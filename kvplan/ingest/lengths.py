@@ -51,13 +51,7 @@ def cut(values: IntArray, count: FloatArray, limit: int) -> IntArray:
 
 
 def span(values: IntArray) -> str:
-    """Name a range of lengths, as names of classes say it.
-
-    Examples
-    --------
-    >>> span(np.array([12, 10])), span(np.array([300]))
-    ('10-12', '300')
-    """
+    """Name a range of lengths, as names of classes say it."""
     low, high = int(values.min()), int(values.max())
     return f"{low}" if low == high else f"{low}-{high}"
 

@@ -7,7 +7,7 @@ replica.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from time import time
@@ -16,7 +16,7 @@ from typing import TextIO, cast
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError, shown
-from kvplan.ingest.engines import METRICS, EngineMetrics
+from kvplan.ingest.engines import METRICS, Key, Labels, Snapshot
 from kvplan.ingest.lengths import LengthHistogram, Lengths, independent_classes, lengths
 from kvplan.ingest.observed import ObservedDrafts, ObservedHits
 from kvplan.ingest.profile_text import Part, classes_part, replica_part
@@ -34,49 +34,6 @@ _LONGEST_LINE = (
 _SHOWN = 60  # characters of a line in a message
 _NAMED, _LONGEST_NAME = 8, 100  # models that a message names
 _MODEL = ("model_name", "model")
-_REPLICA = ("engine", "dp_rank", "instance", "pod")  # tell engines apart which serve requests of their own
-_RANK = ("tp_rank", "pp_rank", "moe_ep_rank", "ep_rank", "pid")  # parts of one engine, which all say the same
-
-Labels = Mapping[str, str]
-Key = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Samples by name, of one model; time by their timestamps, seconds since 1970."""
-
-    source: str
-    sha256: str
-    names: EngineMetrics
-    models: tuple[str, ...]
-    samples: Mapping[str, list[tuple[Labels, float]]]
-    time_s: float | None
-    modified_s: float
-
-    def series(self, name: str) -> dict[Key, float]:
-        """Return values by their labels; those that only differ in the rank which says it are one."""
-        series: dict[Key, float] = {}
-        for labels, value in self.samples.get(name, ()):
-            if not 0 <= value < math.inf:
-                raise ProfileError(self.source, f"{value:g}; must be a number, at least 0", key=name)
-            key = tuple(sorted((k, v) for k, v in labels.items() if k not in _RANK))
-            series[key] = max(series.get(key, 0.0), value)
-        return series
-
-    def first(self, names: Iterable[str]) -> str | None:
-        """Return the first name that has samples."""
-        return next((name for name in names if name in self.samples), None)
-
-    def engines(self) -> int:
-        """Count the engines with requests of their own, at least 1."""
-        of = self.names
-        names = (f"{of.prompt}_count", f"{of.generation}_count", *of.requests, of.capacity)
-
-        def replicas(name: str) -> int:
-            every = (labels for labels, _ in self.samples.get(name, ()))
-            return len({tuple((key, labels[key]) for key in _REPLICA if key in labels) for labels in every})
-
-        return max(1, *map(replicas, names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +68,6 @@ def read_metrics(
     earlier: Path | None = None,
     *,
     interval_s: float | None = None,
-    now_s: float | None = None,
     model: str | None = None,
 ) -> ServerMetrics:
     """Read a snapshot of metrics, or what happened between an earlier one and it.
@@ -122,10 +78,7 @@ def read_metrics(
         A snapshot of the same server from before; classes and rates are those of the time between.
     interval_s
         Seconds between the two; of a single one, seconds that its counters cover. Without it, snapshots with
-        timestamps tell; a single one also by the time its counters were created.
-    now_s
-        When a single snapshot was taken, seconds since 1970. Without it, by its timestamps, else as the file was
-        last modified.
+        timestamps tell; a single one also by the time its counters were created, and when the file was modified.
     model
         The model wanted, where there are several.
 
@@ -137,38 +90,18 @@ def read_metrics(
         other.
     ProfileError
         The text is malformed, with its line; or the values cannot be.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> def histogram(name, total):
-    ...     return f'{name}_bucket{{le="100"}} 8\\n{name}_sum {total}\\n{name}_count 8\\n'
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder, "metrics.txt")
-    ...     text = histogram("vllm:request_prompt_tokens", 480) + histogram("vllm:request_generation_tokens", 80)
-    ...     _ = path.write_text(text)
-    ...     metrics = read_metrics(path, interval_s=4.0)
-    >>> metrics.rate_rps, metrics.mean_input, metrics.mean_decode, metrics.rate_from
-    (2.0, 60.0, 10.0, 'counters that cover 4 s')
     """
-    for name, seconds in (("interval", interval_s), ("time of the snapshot", now_s)):
-        if seconds is not None and not 0 < seconds < math.inf:
-            raise UsageError(f"{name}: {seconds:g} s; must be more than 0")
+    if interval_s is not None and not 0 < interval_s < math.inf:
+        raise UsageError(f"interval: {interval_s:g} s; must be more than 0")
     late = _snapshot(path, model)
     early = None if earlier is None else _snapshot(earlier, model)
     if early is not None and early.names is not late.names:
         raise UsageError(f"{early.source} is of {early.names.engine}, {late.source} of {late.names.engine}")
-    return _Reader(late, early).metrics(interval_s, now_s)
+    return _Reader(late, early).metrics(interval_s)
 
 
 def metrics_parts(metrics: ServerMetrics, base: Profile | None) -> list[Part]:
-    """Write the table [gpu] if the metrics have the capacity, and the classes if they have the lengths.
-
-    Raises
-    ------
-    UsageError
-        They have neither.
-    """
+    """Write the table [gpu] if the metrics have the capacity, and the classes if they have the lengths."""
     where = f"{metrics.source} ({metrics.engine}, {', '.join(metrics.models) or 'no model named'})"
     digest, notes = f"sha256 {metrics.sha256}", [f"Note: {note}." for note in metrics.notes]
     origin = Origin(Knowledge.MEASURED, PurePath(metrics.source).name)
@@ -283,13 +216,13 @@ class _Reader:
         self.engines = late.engines()
         self.notes: list[str] = []
 
-    def metrics(self, interval_s: float | None, now_s: float | None) -> ServerMetrics:
+    def metrics(self, interval_s: float | None) -> ServerMetrics:
         late, names = self.late, self.names
         self.refuse_restart()
         prompts, generations = self.histogram(names.prompt), self.histogram(names.generation)
         # The histogram counts those whose lengths it has.
         requests = generations.count if generations is not None else self.total(late.first(names.requests))
-        seconds, rate_from = self.period(interval_s, now_s) if requests else (math.inf, "")
+        seconds, rate_from = self.period(interval_s) if requests else (math.inf, "")
         rate = requests / seconds / self.engines if requests else None
         memory, block = self.capacity()
         hits, drafts = self.hits(), self.drafts()
@@ -424,7 +357,7 @@ class _Reader:
         self.notes.append(observed.text)
         return observed
 
-    def period(self, interval_s: float | None, now_s: float | None) -> tuple[float, str]:
+    def period(self, interval_s: float | None) -> tuple[float, str]:
         """Tell the seconds that the counts cover, and how that is known."""
         source = self.late.source
         if self.early is not None:
@@ -438,14 +371,14 @@ class _Reader:
                 f"{source}: does not tell when its counters were created, so that they give no rate; give an "
                 "earlier snapshot and the seconds between the two, or the seconds that these counters cover"
             )
-        now = now_s or self.late.time_s
+        now = self.late.time_s
         if now is None:
             now = self.late.modified_s
             self.notes.append("the snapshot is taken to be as old as the file, by its time of modification")
         if now <= created:
             raise UsageError(
                 f"{source}: its counters were created {format_number(created - now)} s after the snapshot; "
-                "give the time at which it was taken"
+                "give the seconds that they cover"
             )
         self.notes.append(
             f"the rate is the mean over {format_seconds(now - created)} since the counters were created, with all time "

@@ -5,7 +5,7 @@ import io
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -32,11 +32,6 @@ class Lines:
 
     `number` is that of the line taken `last`, counted from 1. `sha256`, of the bytes as stored, is empty until the
     file was read to its end.
-
-    Raises
-    ------
-    UsageError
-        A line, what is left, or a stretch of blank lines is longer than any that means something.
     """
 
     def __init__(self, source: str, text: io.TextIOBase, longest: int = _LONGEST_LINE) -> None:
@@ -79,34 +74,17 @@ def lines_of(path: Path, *, errors: str = "strict", longest: int = _LONGEST_LINE
     """Lines of a file that may be compressed, or of `STANDARD_INPUT`, which can be read once.
 
     With "replace", bytes that are not UTF-8 do not refuse it. `longest` is how many characters a line may have.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be opened, unpacked or read as text.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder, "log")
-    ...     _ = path.write_bytes(b"abc")
-    ...     with lines_of(path) as lines:
-    ...         list(lines)
-    ['abc']
-    >>> lines.sha256[:8]
-    'ba7816bf'
     """
     with _refusals(path), _opened(path) as file:
-        hashing = _Hashing(file)
-        with _unpacked(hashing, errors) as text:
+        stored = _Stored(file)
+        with _unpacked(stored, errors) as text:
             lines = Lines(str(path), text, longest)
             yield lines
             while text.read(1 << 20):  # what was left unread belongs to the digest all the same
                 pass
-        while hashing.read(1 << 20):  # and so does what follows the end of compressed data
+        while stored.read(1 << 20):  # and so does what follows the end of compressed data
             pass
-        lines.sha256 = hashing.digest.hexdigest()
+        lines.sha256 = stored.digest.hexdigest()
 
 
 @contextmanager
@@ -131,14 +109,8 @@ def reference_to(path: Path, folder: Path) -> str | None:
 
 
 def beginning(path: Path, characters: int, errors: str = "strict") -> str:
-    """The first characters of a file that may be compressed; the rest is not read.
-
-    Raises
-    ------
-    UsageError
-        As `lines_of`.
-    """
-    with _refusals(path), _opened(path) as file, _unpacked(_Hashing(file), errors) as text:
+    """The first characters of a file that may be compressed; the rest is not read."""
+    with _refusals(path), _opened(path) as file, _unpacked(_Stored(file), errors) as text:
         return text.read(characters)
 
 
@@ -168,76 +140,86 @@ def _refusals(path: Path) -> Iterator[None]:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-class _Hashing(io.RawIOBase):
-    """A binary file, with the digest and the number of the bytes that were read from it so far."""
+class _Raw(io.RawIOBase):
+    """A binary file out of a function that gives at most so many bytes, none at the end."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class _Stored:
+    """A file as stored, with the digest and the number of the bytes that were read from it so far."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.digest = sha256()
         self.bytes = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
+    def read(self, most: int) -> bytes:
+        data = self._file.read(most)
         self.digest.update(data)
         self.bytes += len(data)
-        buffer[: len(data)] = data
-        return len(data)
+        return data
 
 
-class _Bounded(io.RawIOBase):
-    """Compressed data that do not unpack to far more than any text would."""
+def _bounded(read: Callable[[int], bytes], stored: _Stored) -> Callable[[int], bytes]:
+    """Refuse compressed data that unpack to far more than any text would."""
+    unpacked = 0
 
-    def __init__(self, unpacking: Any, packed: _Hashing) -> None:
-        self._unpacking, self._packed, self._bytes = unpacking, packed, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        found: int = self._unpacking.readinto(buffer)
-        self._bytes += found
-        if self._bytes > max(_UNPACKED, _PACKED_TO * self._packed.bytes):
+    def bounded(most: int) -> bytes:
+        nonlocal unpacked
+        data = read(most)
+        unpacked += len(data)
+        if unpacked > max(_UNPACKED, _PACKED_TO * stored.bytes):
             raise OverflowError(f"unpack to more than {_PACKED_TO} times their size: no text of use does")
-        return found
+        return data
+
+    return bounded
 
 
-class _Zstd(io.RawIOBase):
-    """What zstd frames, one after the other, unpack to."""
-
-    def __init__(self, packed: BinaryIO) -> None:
-        self._packed, self._rest, self._ready = packed, b"", b""
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            piece = self._rest or self._packed.read(_PIECE)
-            if not piece and self._frame is None:
-                return 0
-            if not piece:
+def _zstd(packed: BinaryIO) -> Iterator[bytes]:
+    """Yield what zstd frames, one after the other, unpack to."""
+    rest = b""
+    while piece := rest or packed.read(_PIECE):
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        yield frame.decompress(piece)
+        while not frame.eof:
+            if not (piece := packed.read(_PIECE)):
                 raise EOFError
-            frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
-            self._ready = frame.decompress(piece)
-            self._frame, self._rest = (None, frame.unused_data) if frame.eof else (frame, b"")
-        found, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
-        buffer[: len(found)] = found
-        return len(found)
+            yield frame.decompress(piece)
+        rest = frame.unused_data
+
+
+def _of_pieces(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
+    """Read at most so many bytes of some pieces."""
+    left = b""
+
+    def read(most: int) -> bytes:
+        nonlocal left
+        left = left or next(filter(None, pieces), b"")
+        data, left = left[:most], left[most:]
+        return data
+
+    return read
 
 
 @contextmanager
-def _unpacked(raw: _Hashing, errors: str) -> Iterator[io.TextIOBase]:
-    """The text of a file that may be compressed."""
-    with io.BufferedReader(raw, 1 << 18) as data:
+def _unpacked(stored: _Stored, errors: str) -> Iterator[io.TextIOBase]:
+    """Read the text of a file that may be compressed."""
+    with io.BufferedReader(_Raw(stored.read), 1 << 18) as data:
         start = data.peek(4)[:4]
         binary: Any = data
         if start.startswith(b"\x1f\x8b"):
-            binary = io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=data), raw), 1 << 18)
+            binary = io.BufferedReader(_Raw(_bounded(gzip.GzipFile(fileobj=data).read1, stored)), 1 << 18)
         elif start == b"\x28\xb5\x2f\xfd":
-            binary = io.BufferedReader(_Bounded(_Zstd(data), raw), 1 << 18)
+            binary = io.BufferedReader(_Raw(_bounded(_of_pieces(_zstd(data)), stored)), 1 << 18)
         with io.TextIOWrapper(binary, encoding="utf-8-sig", errors=errors, newline="") as text:
             yield text

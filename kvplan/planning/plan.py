@@ -17,7 +17,7 @@ from kvplan.planning.service import replica_profile, service_profile, with_sched
 from kvplan.planning.trial import Task
 from kvplan.planning.ways import Ways, ways
 from kvplan.profile.reading import Profile
-from kvplan.profile.schema import MOST_REPLICAS
+from kvplan.ranges import MOST_REPLICAS
 from kvplan.report.assembly import Analyses
 from kvplan.units import format_number
 

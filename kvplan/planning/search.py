@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kvplan.errors import EngineError
 from kvplan.executors import SERIAL, Engine, cores
 from kvplan.planning.trial import Judged, Quick, Task
-from kvplan.profile.schema import MOST_REPLICAS
+from kvplan.ranges import MOST_REPLICAS
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.solve import least_whole
 from kvplan.study.objectives import State

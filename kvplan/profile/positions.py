@@ -1,8 +1,7 @@
 """Where a key stands in a TOML text: the parser gives values without lines, messages need lines.
 
-The text is known to be valid, so it is enough to split it: into statements at line ends, into key and value
-at ``=``, into elements at commas, wherever these stand outside strings, comments and brackets. What a key
-means (quotes, dots, escapes) is left to the TOML parser.
+The text is valid: it is split into statements at line ends, into key and value at ``=``, into elements at commas,
+outside of strings, comments and brackets. What a key means (quotes, dots, escapes) is left to the TOML parser.
 """
 
 import re
@@ -28,12 +27,8 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
 def offsets(text: str, paths: Sequence[KeyPath]) -> list[int]:
-    """Offset where each key starts in valid TOML, or the nearest table around it, or else 0.
+    """Offset where each key starts in valid TOML with ``\\n`` line ends, or the nearest table around it, or else 0.
 
-    Line ends are ``\\n``; paths are keys, and indices of list elements, from the outermost.
-
-    Examples
-    --------
     >>> text = "[gpu]\\nblock_tokens = 16\\n[[classes]]\\n[[classes]]\\ndecode = {10 = 1, 20 = 1}"
     >>> paths = [("gpu", "block_tokens"), ("gpu", "memory"), ("classes", 1, "decode", "20")]
     >>> [text[offset:].split()[0] for offset in offsets(text, paths)]

@@ -6,36 +6,23 @@ Every refusal is a `ProfileError` with the line and the key path of the first th
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import tomli
 
 from kvplan.errors import ProfileError, did_you_mean, shown
-from kvplan.model import (
-    ArrivalProcess,
-    MeasuredRange,
-    Plan,
-    Prompt,
-    Provenance,
-    RequestClass,
-    ServingModel,
-    Timing,
-    as_written,
-)
-from kvplan.model.fleet import Fleet
+from kvplan.model import ArrivalProcess, MeasuredRange, Plan, Provenance, ServingModel, Timing
 from kvplan.model.slo import FIGURES, TIMES, Slo
 from kvplan.profile import schema
 from kvplan.profile.positions import line_at, offsets, written
+from kvplan.profile.relations import MOST_PROBLEMS, Problem
 from kvplan.units import format_seconds
-
-if TYPE_CHECKING:
-    from kvplan.model.schedule import Schedule
 
 DEFAULT_PROFILE = "llama-3.1-8b-rtx4090"
 MAX_BYTES = 10_000_000
@@ -53,24 +40,14 @@ class Profile:
 
     Attributes
     ----------
-    name
-        As the profile calls itself.
     source
         Where it came from: file name, ``<stdin>``, or the name of a shipped profile.
-    sha256
-        Of the bytes read.
-    text
-        The TOML text, line ends as ``\\n``.
-    requirements
-        ``[gate] require``, as written.
-    accepted
-        ``[gate] accept``: parts of which the gate may pass assumptions.
-    known
-        The model; None where a part of it is missing.
-    missing
-        Parts that are not there: gpu, timing, classes.
-    provenance
-        How the others are known.
+    sha256, text
+        Of the bytes read; the TOML text, line ends as ``\\n``.
+    requirements, accepted
+        ``[gate] require`` as written, and the parts of which the gate may pass assumptions.
+    known, missing
+        The model, None where a part of it is missing: gpu, timing, classes.
     trace
         The file of ``[workload] trace``, which is not read yet.
     """
@@ -101,10 +78,7 @@ class Profile:
         return self.known
 
     def error(self, message: str, *path: str | int) -> ProfileError:
-        """A refusal of one key of this profile, with its line; for what only later stages can judge.
-
-        The path has keys and list indices, such as ``"gate", "require", 0``.
-        """
+        """Refuse one key, such as ``"gate", "require", 0``, with its line; for what only later stages can judge."""
         return ProfileError(self.source, message, key=written(path), line=self.line(*path))
 
     def line(self, *path: str | int) -> int:
@@ -123,15 +97,8 @@ class Profile:
         return tomli.loads(self.text)
 
     def changed(self, values: Mapping[tuple[str | int, ...], object]) -> ServingModel:
-        """The model of this profile with other values, as TOML would give them, at keys that it has.
+        """The model with other values, as TOML would give them, at keys that the profile has.
 
-        Raises
-        ------
-        ProfileError
-            A value is not allowed there.
-
-        Examples
-        --------
         >>> from io import BytesIO
         >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
         >>> profile.changed({("classes", 0, "rate"): 40.0}).total_rate_rps
@@ -141,30 +108,21 @@ class Profile:
         for path, value in values.items():
             document = with_value(document, path, value)
         try:
-            found = model_of(schema.check(document))
-            arrivals = replace(found.arrivals, trace=self.model.arrivals.trace)
-            return replace(found, arrivals=arrivals)
+            changed = model_of(schema.check(document))
         except schema.SchemaError as error:
             path, message, _ = error.problems[0]
             raise self.error(message, *path) from None
+        return replace(changed, arrivals=replace(changed.arrivals, trace=self.model.arrivals.trace))
 
 
 def supply(part: str) -> str:
-    """Say that a part of a profile is missing, and what supplies it.
-
-    Examples
-    --------
-    >>> supply("timing")
-    'no [timing]: kvplan import RESULT... measures it, import --model M --gpu G estimates it'
-    """
+    """Say that a part of a profile is missing, and what supplies it."""
     return f"no {schema.PARTS[part]}: {_SUPPLIED_BY[part]}"
 
 
 def with_value(table: Any, path: tuple[str | int, ...], value: object) -> Any:
-    """A copy with another value at a path, whose tables need not be there; whatever is not on the path is shared.
+    """Copy tables, with another value at a path that need not be there; whatever is not on the path is shared.
 
-    Examples
-    --------
     >>> with_value({"classes": [{"rate": 1}]}, ("classes", 0, "rate"), 2)
     {'classes': [{'rate': 2}]}
     """
@@ -173,6 +131,45 @@ def with_value(table: Any, path: tuple[str | int, ...], value: object) -> Any:
     inner: Any = table if isinstance(table, list) else {first: {}, **table}
     copy[first] = with_value(inner[first], tuple(rest), value) if rest else value
     return copy
+
+
+# ----------------------------------------------------------------------------------------------- files
+
+
+def shipped_profiles() -> dict[str, Path]:
+    """Shipped profiles by name: beside the package in a checkout, inside it once installed."""
+    package = Path(__file__).parent.parent
+    folders = (package / "profiles", package.parent / "profiles")
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+
+
+def starter() -> str:
+    """A commented profile that is complete and valid, to be edited."""
+    return (Path(__file__).parent / "starter.toml").read_text("utf-8")
+
+
+def listing() -> str:
+    """The shipped profiles, sorted: the name, and below it the comment that its file begins with.
+
+    >>> print(*listing().splitlines()[:2], sep="\\n")
+    agents-collapse
+      Agents whose prefix cache one burst can empty for good
+    """
+    lines = []
+    for name, path in sorted(shipped_profiles().items()):
+        about = path.read_text("utf-8").partition("\n")[0].removeprefix("#").strip().removesuffix(".")
+        lines += [f"{name} (default)" if name == DEFAULT_PROFILE else name, f"  {about}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def shipped_text(name: str) -> str:
+    """The text of a shipped profile, byte for byte; or raise a `ProfileError` that names the nearest."""
+    shipped = shipped_profiles()
+    if name not in shipped:
+        quoted = name if name.isprintable() and 0 < len(name) <= 100 else repr(name[:100])
+        nearest = did_you_mean(name, shipped, "there are")
+        raise ProfileError(quoted, f"no shipped profile of that name; {nearest}")
+    return shipped[name].read_bytes().decode()
 
 
 def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
@@ -196,13 +193,7 @@ def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
 
 
 def read_reference(reference: str | None, *, stdin: BinaryIO) -> tuple[bytes, str]:
-    """The bytes that a reference such as that of `load_profile` leads to, and what messages call them.
-
-    Raises
-    ------
-    ProfileError
-        Nothing is there, or it cannot be read.
-    """
+    """The bytes that a reference such as that of `load_profile` leads to, and what messages call them."""
     if reference == "-":
         return _read(stdin, "<stdin>"), "<stdin>"
     name = DEFAULT_PROFILE if reference is None else reference
@@ -216,13 +207,7 @@ def read_reference(reference: str | None, *, stdin: BinaryIO) -> tuple[bytes, st
 
 
 def read_file(name: str, source: str | None = None) -> tuple[bytes, str]:
-    """The bytes of a file, and what messages call it: `source`, or else its name.
-
-    Raises
-    ------
-    ProfileError
-        It cannot be read, or is too large.
-    """
+    """The bytes of a file, and what messages call it: `source`, or else its name."""
     source = _source(name) if source is None else source
     try:
         with Path(name).open("rb") as file:
@@ -233,13 +218,6 @@ def read_file(name: str, source: str | None = None) -> tuple[bytes, str]:
 
 def _source(name: str) -> str:
     return name if name.isprintable() and 0 < len(name) <= 1000 else shown(name)
-
-
-def shipped_profiles() -> dict[str, Path]:
-    """Shipped profiles by name: beside the package in a checkout, inside it once installed."""
-    package = Path(__file__).parent.parent
-    folders = (package / "profiles", package.parent / "profiles")
-    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
 
 
 def _read(file: BinaryIO, source: str) -> bytes:
@@ -301,29 +279,18 @@ def parse_profile(data: bytes, source: str, folder: Path | None = None) -> Profi
     )
 
 
-def _absent_trace(document: dict[str, Any], folder: Path | None) -> Iterator[schema.Problem]:
+def _absent_trace(document: dict[str, Any], folder: Path | None) -> Iterator[Problem]:
     """The file of a trace that is not there, where other things are wrong and it will not be read."""
     workload = document.get("workload")
     trace = workload.get("trace") if isinstance(workload, dict) else None
-    if (
-        isinstance(trace, str)
-        and trace.strip()
-        and trace.isprintable()
-        and not os.path.exists((folder or Path()) / trace)
-    ):
-        yield schema.Problem(("workload", "trace"), f"{shown(trace)} is not there")
+    readable = isinstance(trace, str) and trace.strip() and trace.isprintable()
+    if readable and not os.path.exists((folder or Path()) / str(trace)):
+        yield Problem(("workload", "trace"), f"{shown(trace)} is not there")
 
 
 def from_tables(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, Plan]:
     """A model and plan from tables that have all a profile has but its schema and name.
 
-    Raises
-    ------
-    ProfileError
-        A value is not allowed, or a part is missing.
-
-    Examples
-    --------
     >>> tables = {
     ...     "gpu": {"memory_tokens": 100},
     ...     "timing": {"d0": 1},
@@ -340,6 +307,9 @@ def from_tables(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, P
     if checked.missing:
         raise ProfileError(source, supply(checked.missing[0]))
     return model_of(checked), plan_of(checked)
+
+
+# ------------------------------------------------------------------------------------------ text and errors
 
 
 def _decoded(data: bytes, source: str) -> str:
@@ -388,14 +358,14 @@ def _first_line_raising(kind: type[Exception], text: str) -> int:
     return bisect_left(ends, True, key=raises) + 1
 
 
-def _refusal(problems: list[schema.Problem], text: str, source: str) -> ProfileError:
+def _refusal(problems: list[Problem], text: str, source: str) -> ProfileError:
     """All that is wrong, in the order of the file."""
-    found = sorted(zip(offsets(text, [p.path for p in problems]), problems, strict=True), key=itemgetter(0))
+    placed = sorted(zip(offsets(text, [p.path for p in problems]), problems, strict=True), key=itemgetter(0))
     first, *others = (
         ProfileError(source, message, key=written(path) or None, line=line_at(text, offset))
-        for offset, (path, message, _) in found[: schema.MOST_PROBLEMS]
+        for offset, (path, message, _) in placed[:MOST_PROBLEMS]
     )
-    if (left := len(found) - schema.MOST_PROBLEMS) > 0:
+    if (left := len(placed) - MOST_PROBLEMS) > 0:
         others.append(ProfileError(source, f"{left:,} more of that kind"))
     return first.with_others(others)
 
@@ -415,23 +385,25 @@ def plan_of(document: schema.Document) -> Plan:
 
 def model_of(document: schema.Document) -> ServingModel:
     """The model of a checked document that has all parts."""
-    gpu, timing, origins = document.gpu, document.timing, document.provenance
+    gpu, timing, workload, drafts = document.gpu, document.timing, document.workload, document.drafts
     served = [c for c in document.classes if c.rate != 0]
-    classes = [_request_class(c, document.workload) for c in served]
+    rate = None if workload is None else workload.rate
     law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__})
-    drafts = None if document.speculative is None else document.speculative.drafts
     model = ServingModel(
-        classes=(*classes, *map(_turns, document.sessions)),
+        classes=(
+            *(c.request_class(rate) for c in served),
+            *(s.request_class() for s in document.sessions),
+        ),
         timing=law if drafts is None else drafts.slowed(law),
         replica=gpu.with_drafts(drafts),
-        schedule=None if document.workload is None else _schedule(document.workload, served),
+        schedule=None if workload is None else workload.rates([c.name for c in served]),
         request_overhead_s=timing.request_overhead,
         measured=MeasuredRange(**dict(timing.measured)),
-        provenance=Provenance(**dict(origins)),
+        provenance=Provenance(**dict(document.provenance)),
         hit_curve=document.prefix.hit_curve or (),
-        arrivals=ArrivalProcess() if document.workload is None else ArrivalProcess(document.workload.cv),
+        arrivals=ArrivalProcess() if workload is None else ArrivalProcess(workload.cv),
         drafts=drafts,
-        fleet=_fleet(document),
+        fleet=None if document.fleet is None else document.fleet.fleet(gpu.token_bytes),
         engine=None if document.engine is None else document.engine.engine,
         left_out=tuple(c.name for c in document.classes if c.rate == 0),
     )
@@ -440,70 +412,3 @@ def model_of(document: schema.Document) -> ServingModel:
     from kvplan.analysis.population import with_rates_of_users
 
     return with_rates_of_users(model)
-
-
-def _request_class(table: schema.Class, workload: schema.Workload | None) -> RequestClass:
-    rate = table.rate or 0.0
-    if workload is not None and workload.rate is not None and table.share is not None:
-        # In decimals and rounded once, so that as_written() gives back the product of what was written.
-        rate = float(as_written(table.share) * as_written(workload.rate))
-    inputs, outputs = table.inputs, table.outputs
-    prompts = zip(inputs.values.tolist(), inputs.probabilities.tolist(), strict=True)
-    return RequestClass(
-        name=table.name,
-        input_tokens=round(inputs.mean),
-        decode_tokens=tuple(outputs.values.tolist()),
-        decode_weights=tuple(outputs.weights.tolist()),
-        rate_rps=rate,
-        shared=table.shared or (),
-        reuse=table.reuse,
-        prompts=() if inputs.values.size == 1 else tuple(Prompt(*prompt) for prompt in prompts),
-        input_law=None if inputs is table.input else table.input,
-        decode_law=None if outputs is table.decode else table.decode,
-    )
-
-
-def _turns(table: schema.Session) -> RequestClass:
-    """The class that the turns of sessions are; of a closed population the rate follows from the whole model."""
-    law, outputs = table.law, table.outputs
-    prompts = tuple(Prompt(round(tokens), share) for share, tokens in law.prompts)
-    mean = sum(prompt.share * prompt.tokens for prompt in prompts)
-    return RequestClass(
-        name=table.name,
-        input_tokens=round(mean),
-        decode_tokens=tuple(outputs.values.tolist()),
-        decode_weights=tuple(outputs.weights.tolist()),
-        rate_rps=(table.rate or 1.0) * law.turns.mean,
-        sessions=law,
-        prompts=prompts,
-        decode_law=None if outputs is table.decode else table.decode,
-    )
-
-
-def _fleet(document: schema.Document) -> Fleet | None:
-    table = document.fleet
-    if table is None:
-        return None
-    return Fleet(
-        prefill=table.prefill or 0,
-        decode=table.decode or 0,
-        replicas=table.replicas or 0,
-        routing=table.routing,
-        transfer_bytes_per_s=table.transfer,
-        bytes_per_token=document.gpu.token_bytes,
-    )
-
-
-def _schedule(workload: schema.Workload, classes: Sequence[schema.Class]) -> "Schedule | None":
-    if not workload.schedule or workload.period is None:
-        return None
-    from kvplan.model.schedule import Sinusoid, Steps
-
-    only, period = workload.schedule[0], workload.period
-    if only.amplitude is not None:
-        return Sinusoid(period, only.amplitude, period / 2 if only.peak is None else only.peak)
-    starts = [part.at or 0.0 for part in workload.schedule]
-    factors = [tuple(part.factor_of(c.name) for c in classes) for part in workload.schedule]
-    if starts[0] > 0:  # until then the last step of the period before holds
-        starts, factors = [0.0, *starts], [factors[-1], *factors]
-    return Steps(period, tuple(starts), tuple(factors))

@@ -20,14 +20,13 @@ from kvplan.analysis.stability import Stability
 from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import WorstCycle
 from kvplan.model import Plan, ServingModel
-from kvplan.report.cost import Cost
 from kvplan.report.figures import Figures
 from kvplan.report.fleet import FleetBlock
 from kvplan.report.inputs import Inputs, caveat
 from kvplan.report.keys import BESIDE_CONTRACT
-from kvplan.report.kv_layout import LayoutBlock
 from kvplan.report.notes import Source, notes, sources
 from kvplan.report.prefix_cache import CacheBlock
+from kvplan.report.replica import Cost, LayoutBlock
 from kvplan.report.verdict import actions, summary
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.runner import Progress

@@ -20,11 +20,10 @@ from kvplan.analysis.worst_window import Peak, peak
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import TIMES, Slo
-from kvplan.report.cost import Cost, cost
 from kvplan.report.fleet import FleetBlock, fleet_block
 from kvplan.report.inputs import Inputs, inputs
-from kvplan.report.kv_layout import LayoutBlock, layout_block
 from kvplan.report.prefix_cache import CacheBlock, cache_block, with_trial
+from kvplan.report.replica import Cost, LayoutBlock, cost, layout_block
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.runner import Progress
 from kvplan.simulation.policies import engine_settings

@@ -9,15 +9,17 @@ from kvplan.analysis.records import Load
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.worst_window import Peak
 from kvplan.model import ServingModel
-from kvplan.report.advice import advice_actions
 from kvplan.report.figures import Figures
 from kvplan.report.inputs import sustainable_text
 from kvplan.report.prefix_cache import collapse_actions, collapse_summary, overload_summary, users_summary
 from kvplan.report.words import Status
+from kvplan.study.advice import ADMISSION, Advice
 from kvplan.study.goodput import Goodput
+from kvplan.study.protection import Setting
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the fluid figures (theory §3)
+_SECONDS = "shed_after"  # a setting in seconds
 _NOTHING = "Nothing"  # to be done, begins an action that says so
 
 
@@ -163,3 +165,35 @@ def _at_peak(varying: Peak, status: Status, recovers_up_to_rps: float) -> str | 
             f"than the {format_number(recovers_up_to_rps)} up to which a backlog is sure to drain."
         )
     return None
+
+
+# ------------------------------------------------------------------------------------------ settings that were tried
+
+
+def advice_actions(tried: tuple[Advice, ...], *, recovers: bool) -> tuple[str, ...]:
+    """Write an action for each, best first; `recovers` says that the offered rate drains without any."""
+    return tuple(
+        f"{'Or set' if i else 'Set'} {' and '.join(map(_written, advice.settings))}: "
+        f"{effect(advice, recovers=recovers)}{f' Needs {advice.needs_version}.' if advice.needs_version else ''}"
+        for i, advice in enumerate(tried)
+    )
+
+
+def effect(advice: Advice, *, recovers: bool) -> str:
+    """Say what trying it showed."""
+    gains = f"{format_percent(advice.gain_backlogged, signed=True)} under a backlog"
+    sustains = "the offered rate then drains" if advice.sustains_offered else "a backlog still does not drain"
+    if recovers:
+        sustains = "the offered rate drains without it"
+    text = f"tried, {gains}; {sustains}"
+    if advice.ttft_p95_s_without is not None and advice.ttft_p95_s_with is not None:
+        before, after = format_seconds(advice.ttft_p95_s_without), format_seconds(advice.ttft_p95_s_with)
+        text += f"; TTFT p95 at the offered rate {before} without, {after} with"
+    return f"{text}."
+
+
+def _written(setting: Setting) -> str:
+    if setting.name == ADMISSION:
+        return "admission = whole-prompt"
+    value = format_seconds(setting.value) if setting.name == _SECONDS else format_number(setting.value)
+    return f"{setting.name} = {value}"

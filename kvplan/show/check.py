@@ -180,15 +180,13 @@ _COLUMNS: Mapping[page.Column, Callable[[Result], str]] = {
 
 
 def _figure(result: Result, value: float | str | bool, digits: int = 4) -> str:
-    if isinstance(value, str):
-        return value
     unit = result.key.unit
-    if isinstance(value, bool) or unit in ("", "s", "count", "per request") or unit.endswith("/s"):
-        percent = not isinstance(value, bool) and unit == "" and result.bound.endswith("%")
-        if percent and result.requirement is not None:
-            return format_percent(value, digits)
-        return page.in_unit(value, unit, digits)
-    return f"{format_number(value, digits)} {unit}"
+    if isinstance(value, bool | str):
+        return page.in_unit(value, unit)
+    if not unit and result.bound.endswith("%") and result.requirement is not None:
+        return format_percent(value, digits)
+    shown = page.in_unit(value, unit, digits)
+    return shown if unit in ("", "s", "count", "per request") or unit.endswith("/s") else f"{shown} {unit}"
 
 
 def _remarks(result: Result) -> list[str]:

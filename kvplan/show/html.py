@@ -5,7 +5,7 @@ of writing are replaced, and a content security policy forbids whatever could st
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -51,7 +51,7 @@ def _environment() -> Environment:
         finalize=_quoted,
         keep_trailing_newline=True,
     )
-    made.filters |= {"zip": lambda one, other: zip(one, other, strict=True), "kind": _kind}
+    made.filters |= {"zip": partial(zip, strict=True), "kind": _kind}
     made.tests["figure"] = lambda block: isinstance(block, Figure)
     return made
 

@@ -73,7 +73,7 @@ def render(document: Document) -> str:
 
 
 def quote(text: str) -> str:
-    r"""Text that Markdown, HTML and GitHub show as it is.
+    r"""Quote a text so that Markdown, HTML and GitHub show it as it is.
 
     Examples
     --------

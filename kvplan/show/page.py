@@ -103,17 +103,17 @@ def document(sections: Iterable[Section], *sha256: str) -> Document:
 
 
 def key_column(name: str) -> Column:
-    """A column of keys of the report."""
+    """Make a column of keys of the report."""
     return Column(name, wraps=True, least=12, dotted=True)
 
 
 def words(name: str) -> Column:
-    """A column of names or sentences."""
+    """Make a column of names or sentences."""
     return Column(name, wraps=True)
 
 
 def number(name: str) -> Column:
-    """A column of numbers."""
+    """Make a column of numbers."""
     return Column(name, right=True)
 
 
@@ -140,14 +140,16 @@ def tabulate(
     return table(columns, (tuple(cell(row) for cell in columns.values()) for row in rows), most, more)
 
 
-def in_unit(value: float | bool, unit: str, digits: int = 4) -> str:
-    """Write a value of a key: times and rates with their units, all else as a number.
+def in_unit(value: float | bool | str, unit: str, digits: int = 4) -> str:
+    """Write a value of a key: times and rates with their units, words as they are, all else as a number.
 
     >>> in_unit(0.25, "s"), in_unit(3.0, "requests/s"), in_unit(1500, "tokens"), in_unit(True, "")
     ('250 ms', '3 requests/s', '1,500', 'true')
     """
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):
+        return value
     if unit == "s":
         return format_seconds(value, digits)
     if unit.endswith("/s"):

@@ -157,12 +157,7 @@ def build(plan: Plan, *, full: bool = False, kept: bool = False) -> page.Section
 
 
 def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
-    band = ""
-    if plan.band is not None:
-        measured = plan.winner.task.model.provenance.timing.basis is Knowledge.MEASURED
-        said = "what was measured" if measured else "the estimate"
-        band = f" {_in_band(plan.band)} if iterations take {_times(plan.band)} times {said}."
-    yield page.Paragraph(_headline(plan) + band)
+    yield page.Paragraph(_headline(plan) + ("" if plan.band is None else _in_band(plan, plan.band)))
     yield _objectives(plan)
     for objective in plan.objectives:
         if objective.limit is not None and objective.cliff is not None:
@@ -244,15 +239,16 @@ def _headline(plan: Plan) -> str:
     return f"{text}, {hour}/h: {every} per million tokens, {out} per million output tokens."
 
 
-def _in_band(band: Band) -> str:
-    low, high = band.replicas
-    if low == high and low is not None:
-        return "As many"
-    return f"{ABSENT if low is None else f'{low:,}'} to {'no number of' if high is None else f'{high:,}'} replicas"
-
-
-def _times(band: Band) -> str:
-    return f"{band.low:.2f} to {band.high:.2f}"
+def _in_band(plan: Plan, band: Band) -> str:
+    low, high = (None if n is None else f"{n:,}" for n in band.replicas)
+    many = (
+        "As many"
+        if low == high and low is not None
+        else f"{low or ABSENT} to {high or 'no number of'} replicas"
+    )
+    measured = plan.winner.task.model.provenance.timing.basis is Knowledge.MEASURED
+    known = "what was measured" if measured else "the estimate"
+    return f" {many} if iterations take {band.low:.2f} to {band.high:.2f} times {known}."
 
 
 def _interval(low: float | None, high: float | None) -> str:
@@ -280,9 +276,9 @@ def _objectives(plan: Plan) -> page.Table:
 
 
 def _sizes(plan: Plan) -> page.Table:
-    each, price = plan.winner.task.model.replica.gpus, plan.winner.price
+    each, price, chosen = plan.winner.task.model.replica.gpus, plan.winner.price, plan.setting.replicas
     columns: Mapping[page.Column, Callable[[Size], str]] = {
-        page.number("replicas"): lambda size: f"{'* ' * _is_chosen(plan, size)}{size.replicas:,}",
+        page.number("replicas"): lambda size: f"{'* ' * (size.replicas == chosen)}{size.replicas:,}",
         page.number("GPUs"): lambda size: f"{size.replicas * each:,}",
         **(
             {page.number("per hour"): lambda size: _money(size.replicas * price)}
@@ -294,17 +290,13 @@ def _sizes(plan: Plan) -> page.Table:
     return page.tabulate(columns, plan.sizes)
 
 
-def _is_chosen(plan: Plan, size: Size) -> bool:
-    return size.replicas == plan.setting.replicas
-
-
 def _size(plan: Plan, size: Size) -> str:
     if size.state is State.OPEN:
         return "not sure even after long runs"
     if size.state is not State.HOLDS:
         return "; ".join(_missed(size, key) for key in size.missed)
     said = "all met" if plan.request.slos else "the queue is steady"
-    if not _is_chosen(plan, size) or plan.room is None:
+    if size.replicas != plan.setting.replicas or plan.room is None:
         return said
     if not plan.room:
         ends = _MISSED.get(plan.room_ends) or f"{_words(plan.room_ends)} is too near its limit"
@@ -410,14 +402,14 @@ def command(plan: Plan, candidate: Candidate, setting: Setting) -> str:
 
 
 def _few(every: Sequence[Alternative]) -> list[Alternative]:
-    """The cheapest, and the cheapest with the weights of the model's own."""
+    """Choose the cheapest, and the cheapest with the weights of the model's own."""
     own = [each for each in every if each.candidate.own_weights]
     few = [*every[: _ALTERNATIVES - 1], *own[:1]]
     return few if every[_ALTERNATIVES - 1 :] and own and own[0] not in few[:-1] else [*every[:_ALTERNATIVES]]
 
 
 def _shell(text: str) -> page.Figure:
-    """A command in lines that a shell takes as one."""
+    """Break a command into lines that a shell takes as one."""
     begin, *flags = text.split(" --")
     lines = [begin]
     for flag in flags:
@@ -449,12 +441,12 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         yield f"Rates vary: planned for {rate} requests/s, from {begin} to {end}; figures are those of the worst part."
         if any(o.state is State.MISSES for o in plan.objectives):
             yield "Rates vary within that part, too: it misses an objective; --headroom plans for more."
-    limited = {slo.key for slo in plan.request.slos}
+    limited = {slo.key.partition("_s.")[0] for slo in plan.request.slos}
     values = {o.key: o.value for o in plan.objectives}
-    for key, name, slow_s in (("ttft_s.p95", "TTFT", _LONG_WAIT_S), ("itl_s.p95", "ITL", _FEELS_SLOW_S)):
-        p95 = values.get(key)
-        if not any(one.startswith(key[:5]) for one in limited) and p95 is not None and p95 > slow_s:
-            yield f"No objective limits {name}, whose p95 is {format_seconds(p95)}."
+    for time, slow_s in (("ttft", _LONG_WAIT_S), ("itl", _FEELS_SLOW_S)):
+        p95 = values.get(f"{time}_s.p95")
+        if time not in limited and p95 is not None and p95 > slow_s:
+            yield f"No objective limits {time.upper()}, whose p95 is {format_seconds(p95)}."
     assumed = ""
     if plan.spread:
         sizes = ", ".join(f"{n:,} at cv {cv:g}" for cv, n in plan.spread)

@@ -6,13 +6,14 @@ from operator import attrgetter
 import numpy as np
 
 from kvplan.model import FloatArray
+from kvplan.options import Arrivals
 from kvplan.profile.reading import Profile
 from kvplan.report.inputs import State, extrapolations
 from kvplan.show import page
 from kvplan.show.chart import COLOURS, Axis, Chart, Line, peaks, time_axis
 from kvplan.show.view import Json, View, csv_text, fields, header
 from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
-from kvplan.simulation.experiments.load import Arrivals, Load
+from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.study import Study, plain
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.simulation.outcome import Ending, Outcome
@@ -47,26 +48,13 @@ _FIGURES = (
         for figure in ("mean", "p50", "p90", "p95", "p99")
     ),
 )
-_IF_ANY = {
-    "goodput_rps",
-    "shed",
-    "queue.end",
-    *(key for _, key, _ in _FIGURES if key.startswith("prefix_cache.")),
-}
+_IF_ANY = ("goodput_rps", "shed", "queue.end", "prefix_cache.")  # left out where no policy has it
 _KNOWN = {key: (label, kind) for label, key, kind in _FIGURES}
 _MORE_IS_BETTER = ("goodput_rps", "throughput_rps", "prefix_cache.hit_rate")
 _FIRST = (  # what tells policies apart, the more important first; less of all others is better
-    *(
-        "goodput_rps",
-        "throughput_rps",
-        "shed",
-        "prefix_cache.hit_rate",
-        "ttft_s.mean",
-        "ttft_s.p95",
-        "ttft_s.p99",
-    ),
-    *("itl_s.mean", "itl_s.p99", "e2e_s.mean", "e2e_s.p95", "evictions", "recomputed_share", "unfinished"),
-    *("queue.peak",),
+    *("goodput_rps", "throughput_rps", "shed", "prefix_cache.hit_rate", "ttft_s.mean", "ttft_s.p95"),
+    *("ttft_s.p99", "itl_s.mean", "itl_s.p99", "e2e_s.mean", "e2e_s.p95", "evictions", "recomputed_share"),
+    *("unfinished", "queue.peak"),
 )
 _STYLES = ("solid", "dashed", "dotted")
 _SERIES = ("time_s", "kv_tokens", "waiting", "running", "evictions", "completions")
@@ -235,18 +223,18 @@ _BOUNDED = {
 }
 
 
-def _bound(one: StudyBound) -> str:
-    words, written = _BOUNDED[one.figure]
-    return f"Hindsight (FC 4): {words.format(written(one.bound))} on these requests; computed, {_proof(one)}."
+def _bound(bound: StudyBound) -> str:
+    words, written = _BOUNDED[bound.figure]
+    return f"Hindsight (FC 4): {words.format(written(bound.bound))} on these requests; computed, {_proof(bound)}."
 
 
-def _proof(one: StudyBound) -> str:
-    if one.proven:
+def _proof(bound: StudyBound) -> str:
+    if bound.proven:
         return "an optimum"
     gap = (
         "no schedule was found"
-        if one.gap is None
-        else f"a schedule was found {format_percent(one.gap)} off it"
+        if bound.gap is None
+        else f"a schedule was found {format_percent(bound.gap)} off it"
     )
     return f"a bound: no schedule is proven to reach it, {gap}"
 
@@ -294,7 +282,7 @@ def _side_by_side(study: Study) -> page.Table:
     columns = (page.Column("Figure"), *(page.number(result.policy) for result in study.results))
     rows = [("Status", *(result.status.value for result in study.results))]
     for label, key, kind in _FIGURES:
-        if key in _IF_ANY and not any(_value(result, key) for result in study.results):
+        if key.startswith(_IF_ANY) and not any(_value(result, key) for result in study.results):
             continue
         rows.append((label, *(_written(_value(result, key), kind) for result in study.results)))
         intervals = [result.ci95.get(key) for result in study.results]

@@ -47,7 +47,7 @@ class View:
 
     @cached_property
     def charts(self) -> "Sequence[Chart]":
-        """The charts, drawn once."""
+        """Draw the charts, once."""
         return tuple(self.draw())
 
 

@@ -19,6 +19,7 @@ from kvplan.model.lengths import Lengths
 from kvplan.profile import schema
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import model_of, plan_of
+from kvplan.profile.relations import Problem
 from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.simulation.metrics import PolicyResult
@@ -95,9 +96,7 @@ def _other_shares(document: schema.Document, changes: dict[KeyPath, object]) -> 
     left = (1 - sum(varied.values())) / sum(others.values(), Fraction(0))
     if left <= 0:
         first = ("classes", min(varied), "share")
-        raise schema.SchemaError(
-            [schema.Problem(first, "the varied shares leave nothing to the other classes")]
-        )
+        raise schema.SchemaError([Problem(first, "the varied shares leave nothing to the other classes")])
     return {("classes", i, "share"): float(share * left) for i, share in others.items()}
 
 

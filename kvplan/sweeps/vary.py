@@ -271,53 +271,70 @@ def _quantity(path: KeyPath) -> Quantity:
 
 
 def _axis(key: str, path: KeyPath, text: str, sample: Sample | None) -> Axis:
-    quantity = _quantity(path)
-
-    def number(part: str) -> Fraction:
-        try:
-            value = parse_exact(part, quantity.units)
-        except UsageError as error:
-            raise UsageError(f"--vary {key}: {error}") from None
-        if quantity.units is BYTE_UNITS:
-            value = Fraction(math.floor(value))
-        if quantity.whole and value.denominator != 1:
-            raise UsageError(f"--vary {key}: must be a whole number, not {part.strip()!r}")
-        return value
-
     if not text.strip(", "):
         raise UsageError(f"--vary {key}: no values; {_HOW}")
-    if ":" not in text:
-        if sample is not None:
-            raise UsageError(f"--vary {key}={text[:60]}: --sample draws from LOW:HIGH or LOW:HIGH:log")
-        exact = [number(part) for part in text.split(",")]
-        values = tuple(int(value) if quantity.whole else float(value) for value in exact)
-        if len(set(values)) < len(values):
-            raise UsageError(f"--vary {key}={text[:60]}: a value is there twice")
-        return Axis(key, path, text, quantity.whole, values, count=len(values))
+    if ":" in text:
+        return _range(key, path, text, sample)
+    place = f"--vary {key}={text[:60]}"
+    if sample is not None:
+        raise UsageError(f"{place}: --sample draws from LOW:HIGH or LOW:HIGH:log")
+    whole = _quantity(path).whole
+    exact = [_number(key, path, part) for part in text.split(",")]
+    values = tuple(int(value) if whole else float(value) for value in exact)
+    if len(set(values)) < len(values):
+        raise UsageError(f"{place}: a value is there twice")
+    return Axis(key, path, text, whole, values, count=len(values))
+
+
+def _range(key: str, path: KeyPath, text: str, sample: Sample | None) -> Axis:
+    place, whole = f"--vary {key}={text[:60]}", _quantity(path).whole
     low, high, *rest = text.split(":")
     how = rest[0].strip() if rest else ""
     log = how.startswith("log")
     if len(rest) > 1 or (sample is not None and how not in ("", "log")):
         shape = "LOW:HIGH:COUNT or LOW:HIGH:logCOUNT" if sample is None else "LOW:HIGH or LOW:HIGH:log"
-        raise UsageError(f"--vary {key}={text[:60]}: a range is {shape}{' with --sample' * bool(sample)}")
-    place = f"--vary {key}={text[:60]}"
+        raise UsageError(f"{place}: a range is {shape}{' with --sample' * bool(sample)}")
     if sample is None and not how:
         raise UsageError(f"{place}: how many values? LOW:HIGH:COUNT or LOW:HIGH:logCOUNT")
     count = 0 if sample is not None else _count(how.removeprefix("log"), place, least=2)
     if count > MAX_POINTS:
         raise UsageError(f"{place}: {count:,} points; {MAX_POINTS:,} is the most")
-    axis = Axis(key, path, text, quantity.whole, low=number(low), high=number(high), log=log, count=count)
+    axis = Axis(
+        key,
+        path,
+        text,
+        whole,
+        low=_number(key, path, low),
+        high=_number(key, path, high),
+        log=log,
+        count=count,
+    )
     if axis.low >= axis.high:
         raise UsageError(f"{place}: an empty range; LOW must be below HIGH")
     if log and axis.low <= 0:
         raise UsageError(f"{place}: a log range must start above 0")
-    # the first step of a log range is its smallest
-    step = float(axis.high - axis.low) / max(count - 1, 1)
-    if log and count > 1:
-        step = float(axis.low) * math.expm1(math.log(float(axis.high) / float(axis.low)) / (count - 1))
-    if quantity.whole and count and step < 1 - 1e-9:
+    if whole and count and _least_step(axis) < 1 - 1e-9:
         raise UsageError(f"{place}: {count:,} values, but they must be whole and steps at least 1")
     return axis
+
+
+def _least_step(axis: Axis) -> float:
+    """Return the smallest step of a range; of a log range it is the first."""
+    low, high, steps = float(axis.low), float(axis.high), axis.count - 1
+    return low * math.expm1(math.log(high / low) / steps) if axis.log else (high - low) / steps
+
+
+def _number(key: str, path: KeyPath, text: str) -> Fraction:
+    quantity = _quantity(path)
+    try:
+        value = parse_exact(text, quantity.units)
+    except UsageError as error:
+        raise UsageError(f"--vary {key}: {error}") from None
+    if quantity.units is BYTE_UNITS:
+        value = Fraction(math.floor(value))
+    if quantity.whole and value.denominator != 1:
+        raise UsageError(f"--vary {key}: must be a whole number, not {text.strip()!r}")
+    return value
 
 
 def _count(text: str, place: str, *, least: int) -> int:

@@ -6,8 +6,7 @@ from pathlib import Path
 from command import Run
 from every import every
 
-from kvplan.profile.catalogue import starter
-from kvplan.profile.reading import DEFAULT_PROFILE, load_profile, shipped_profiles
+from kvplan.profile.reading import DEFAULT_PROFILE, load_profile, shipped_profiles, starter
 from kvplan.profile.schema import json_schema
 
 # ---------------------------------------------------------------------------------------------------- init

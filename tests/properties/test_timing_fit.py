@@ -1,5 +1,7 @@
 """A timing is found again in samples of it, noisy, with gross errors, or with prefill that nobody counted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -115,9 +117,7 @@ def test_the_envelope_sees_through_prefill_that_is_not_in_the_samples(
     slow = rng.random(samples.seconds.size) < share
     samples.seconds[slow] += timing.d2 * rng.uniform(0, 2000, slow.sum())
     fit = fit_timing(samples)
-    blind = fit_timing(
-        Samples(**{name: getattr(samples, name) for name in Samples.__slots__} | {"hidden_prefill": False})
-    )
+    blind = fit_timing(replace(samples, hidden_prefill=False))
     assert fit.envelope
     assert typical_error(fit.timing, timing, samples) < max(
         0.04, 0.5 * typical_error(blind.timing, timing, samples)

@@ -73,7 +73,7 @@ def held_out(samples: Samples) -> float:
     """Mean relative error of the second half under a fit of the first."""
     equations = of_samples([samples])
     first = np.arange(len(equations)) < len(equations) // 2
-    timing = fit_timing(equations.part(first), PRIOR, envelope=True, names=[samples.source]).timing
+    timing = fit_timing(equations.part(first), PRIOR, envelope=True).timing
     rest = equations.part(~first)
     return float(
         np.abs(timing(rest.kv_tokens, rest.prefill_tokens, rest.sequences) / rest.seconds - 1).mean()

@@ -12,9 +12,8 @@ import numpy as np
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import estimate_replica
 from kvplan.ingest.model.hardware import find_gpu
-from kvplan.ingest.timing.fit import fit_measured
+from kvplan.ingest.timing.fit import fit_measured, of_deployment
 from kvplan.ingest.timing.played import Law
-from kvplan.ingest.timing.prior import of_deployment
 from kvplan.ingest.timing.reading import read_groups
 from kvplan.ingest.timing.samples import Deployment
 from kvplan.model import FloatArray, Plan, Prefill, Replica, RequestClass, ServingModel

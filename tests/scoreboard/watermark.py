@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.ingest.timing.fit import of_deployment
 from kvplan.ingest.timing.played import Law
-from kvplan.ingest.timing.prior import of_deployment
 from kvplan.ingest.timing.samples import Deployment
 from kvplan.model import Prefill, Replica
 from kvplan.simulation.policies.protocol import Settings

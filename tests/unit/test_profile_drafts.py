@@ -72,7 +72,7 @@ def test_the_longest_request_just_fits(memory: str, decode: int, needed: int) ->
             'd3 = "10 us"\n',
             'd5 = "1 us"\nknee_tokens = 99\n',
             7,
-            "timing.d5: not modelled beside [speculative]",
+            "timing.d5: must be 0 beside [speculative], not 1e-06; verify_time",
         ),
         (
             'draft_time = "1 ms"\n',

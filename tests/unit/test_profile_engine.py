@@ -78,8 +78,8 @@ def test_conventions_of_no_engine_are_served_greedily(prefill: str) -> None:
 @pytest.mark.parametrize(
     ("table", "prefill", "line", "message"),
     [
-        ("[engine]\n", "inline", 6, 'engine: goes with prefill = "fused"'),
-        ("[engine]\n", "disaggregated", 6, 'engine: goes with prefill = "fused"'),
+        ("[engine]\n", "inline", 5, 'gpu.prefill: must be "fused" beside [engine], not "inline"'),
+        ("[engine]\n", "disaggregated", 5, 'gpu.prefill: must be "fused" beside [engine]'),
         (
             '[engine]\nname = "tgi"\n',
             "fused",
@@ -96,13 +96,13 @@ def test_conventions_of_no_engine_are_served_greedily(prefill: str) -> None:
             '[engine]\nname = "sglang"\nadmission = "whole-prompt"\n',
             "fused",
             8,
-            'engine.admission: goes with name = "vllm" or "trtllm", not "sglang"',
+            'engine.admission: not allowed beside name = "sglang"',
         ),
         (
             '[engine]\nname = "trtllm"\nwatermark = 0.01\n',
             "fused",
             8,
-            'engine.watermark: goes with name = "vllm", not "trtllm"',
+            'engine.watermark: not allowed beside name = "trtllm"',
         ),
         ("[engine]\nwatermark = 1\n", "fused", 7, "engine.watermark: must be less than 1, not 1"),
         ("[engine]\nwatermark = -0.1\n", "fused", 7, "engine.watermark: must be at least 0, not -0.1"),

@@ -96,7 +96,12 @@ def test_layers_of_one_kind_say_the_bytes_of_a_token() -> None:
         ("prefill = 3\n", "replicas = 3\n", 10, "fleet.decode: not allowed beside replicas"),
         ('"20 GB/s"', '"20 GB"', 11, "fleet.transfer: '20 GB' is not a bandwidth"),
         ('"20 GB/s"', "20", 11, 'fleet.transfer: must be a string such as "20 GB/s", not 20'),
-        ('"20 GB/s"', '"0 GB/s"', 11, "fleet.transfer: must be at least 1,000, not '0 GB/s'"),
+        (
+            '"20 GB/s"',
+            '"0 GB/s"',
+            11,
+            "fleet.transfer: must be a bandwidth from 1,000 B/s to 1e+15 B/s, not '0 GB/s'",
+        ),
         ("decode = 5\n", 'decode = 5\nrouting = "nearest"\n', 11, "'least-kv' or 'session', not 'nearest'"),
         ("decode = 5\n", 'decode = 5\nroute = "random"\n', 11, "fleet.route: unknown key; did you mean rou"),
         (MEMORY, "memory_tokens = 8000\n", 3, "gpu: needs kv_bytes_per_token beside memory_tokens"),

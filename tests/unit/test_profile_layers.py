@@ -81,12 +81,12 @@ def test_beside_windows_engines_cache_prefixes_unless_told_otherwise() -> None:
 @every(
     ("old", "new", "line", "message"),
     [
-        ("window = 1024\n", "", 6, "gpu.kv[0]: needs window"),
+        ("window = 1024\n", "", 6, "gpu.kv[0].window: required beside kind"),
         (
             'kind = "full"\n',
             'kind = "full"\nwindow = 9\n',
             13,
-            'gpu.kv[1].window: goes with kind = "window" or "chunk"',
+            'gpu.kv[1].window: not allowed beside kind = "full"',
         ),
         (
             '"window"\n',
@@ -99,7 +99,7 @@ def test_beside_windows_engines_cache_prefixes_unless_told_otherwise() -> None:
             "kv_blocks = 500\n",
             "memory_tokens = 8000\n",
             4,
-            "gpu.memory_tokens: not allowed beside [[gpu.kv]]",
+            "gpu.memory_tokens: not allowed beside kv",
         ),
         ("kv_blocks = 500\n", "kv_blocks = 0\n", 4, "gpu.kv_blocks: must be at least 1, not 0"),
         (
@@ -170,17 +170,21 @@ def test_memory_in_tokens_is_refused_beside_any_kind(kind: str, memory: str, key
     text = changed(WINDOW, KINDS[kind]).replace("kv_blocks = 500", memory)
     with pytest.raises(ProfileError) as error:
         parse_profile(text.encode(), "x.toml")
-    assert str(error.value) == f"x.toml:4: gpu.{key}: not allowed beside [[gpu.kv]]; give kv_blocks"
+    assert str(error.value) == f"x.toml:4: gpu.{key}: not allowed beside kv; give kv_blocks"
 
 
 @pytest.mark.parametrize(
     ("kind", "line", "message"),
     [
-        (KINDS["chunk"].replace("window = 1024\n", ""), 6, "gpu.kv[0]: needs window, the tokens of a chunk"),
+        (
+            KINDS["chunk"].replace("window = 1024\n", ""),
+            6,
+            'gpu.kv[0].window: required beside kind = "chunk"',
+        ),
         (
             KINDS["state"] + "window = 9\n",
             11,
-            'gpu.kv[0].window: goes with kind = "window" or "chunk", not "state"',
+            'gpu.kv[0].window: not allowed beside kind = "state"',
         ),
     ],
 )
@@ -192,5 +196,5 @@ def test_a_size_goes_with_windows_and_chunks_alone(kind: str, line: int, message
 
 def test_blocks_without_layers_are_refused() -> None:
     text = PROFILE[: PROFILE.index("[[gpu.kv]]")] + PROFILE[PROFILE.index("[timing]") :]
-    with pytest.raises(ProfileError, match=r"x.toml:4: gpu.kv_blocks: needs \[\[gpu.kv\]\]"):
+    with pytest.raises(ProfileError, match=r"x.toml:3: gpu: needs kv beside kv_blocks"):
         parse_profile(text.encode(), "x.toml")

@@ -69,12 +69,17 @@ def test_bytes_of_memory_are_enough() -> None:
 @every(
     ("old", "new", "line", "message"),
     [
-        ("block_tokens = 16\n", "prefix_caching = false\n", 7, "gpu.offload: goes with a prefix cache"),
+        (
+            "block_tokens = 16\n",
+            "prefix_caching = false\n",
+            6,
+            "gpu.prefix_caching: must be true beside [gpu.offload]",
+        ),
         (
             "block_tokens = 16\n",
             'prefill = "disaggregated"\n',
-            7,
-            'gpu.offload: not where prefill = "disaggregated"',
+            6,
+            'gpu.prefill: must be "fused" or "inline" beside [gpu.offload], not "disaggregated"',
         ),
         (
             GIVEN,
@@ -101,7 +106,12 @@ def test_bytes_of_memory_are_enough() -> None:
         ('bandwidth = "25 GB/s"\n', "", 7, "gpu.offload.bandwidth: required"),
         ('"25 GB/s"', '"25 GB"', 9, "'25 GB' is not a bandwidth; write a number and one of B/s, kB/s"),
         ('"25 GB/s"', "25", 9, 'must be a string such as "20 GB/s", not 25'),
-        ('"25 GB/s"', '"0 GB/s"', 9, "gpu.offload.bandwidth: must be at least 1,000, not '0 GB/s'"),
+        (
+            '"25 GB/s"',
+            '"0 GB/s"',
+            9,
+            "gpu.offload.bandwidth: must be a bandwidth from 1,000 B/s to 1e+15 B/s, not '0 GB/s'",
+        ),
         ('"25 GB/s"', '"1e999 GB/s"', 9, "gpu.offload.bandwidth"),
         ("bandwidth", "bandwith", 9, "gpu.offload.bandwith: unknown key; did you mean bandwidth?"),
         (

@@ -11,9 +11,9 @@ from kvplan.errors import UsageError
 from kvplan.ingest.timing import played
 from kvplan.ingest.timing.equations import Kind, Terms
 from kvplan.ingest.timing.fit import TimingFit, fit_measured
-from kvplan.ingest.timing.least_squares import solve
 from kvplan.ingest.timing.played import Law, foretold, requests_of
 from kvplan.ingest.timing.reading import parse_samples
+from kvplan.ingest.timing.robust import solve
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.experiments.runner import Job, run_to_the_end

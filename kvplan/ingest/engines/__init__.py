@@ -3,19 +3,26 @@
 A module has a record `LOG`, and `METRICS` where kvplan reads them. Nothing else need know of it.
 """
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from kvplan.errors import ProfileError
 from kvplan.ingest.reader import collected
 
 if TYPE_CHECKING:
-    from kvplan.ingest.metrics import Snapshot
     from kvplan.ingest.timing.collector import Collector
 
 BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
 TP, PP = "tensor_parallel", "pipeline_parallel"
 NUMBER = r"(-?\d[\d,]*)"
+_REPLICA = ("engine", "dp_rank", "instance", "pod")  # tell engines apart which serve requests of their own
+_RANK = ("tp_rank", "pp_rank", "moe_ep_rank", "ep_rank", "pid")  # parts of one engine, which all say the same
+
+Labels = Mapping[str, str]
+Key = tuple[tuple[str, str], ...]
 
 
 class Capacity(NamedTuple):
@@ -37,50 +44,30 @@ class StatisticsReader(Protocol):
 
 
 class EngineLog(NamedTuple):
-    """What one engine logs.
-
-    Attributes
-    ----------
-    looked_for
-        Its statements of a capacity, as a message lists them.
-    words
-        A line without any of these says nothing; looking for them is far cheaper than the expressions.
-    limits : tuple of (str, pattern)
-        Limits by name, the number being the first group; of two in a line the later one in this list counts.
-    start
-        An expression for the line that begins a start; empty where there is none.
-    limits_follow
-        Limits come after the capacity too.
-    hit_rate : pattern or None
-        Percent of the prompt tokens that the prefix cache found, stated time and again.
-    computed_and_found : pattern or None
-        Prompt tokens of a batch, those computed and those found.
-    concurrency : pattern or None
-        A length in tokens and how many requests of it fit, said right after the capacity.
-    accepted : pattern or None
-        Tokens drafted since the last such line, and the share of drafts accepted at each position.
-    unified : pattern or None
-        Layers of several kinds are all given the memory of full attention.
-    block_tokens
-        Of a block, where the log does not say.
-    running : tuple of str
-        Words of the lines that it logs as it runs, which `statistics` reads.
-    """
+    """What one engine logs; expressions are None where it logs no such thing."""
 
     engine: str
-    looked_for: str
-    words: tuple[str, ...]
+    looked_for: str  # its statements of a capacity, as a message lists them
+    words: tuple[
+        str, ...
+    ]  # a line without any says nothing; looking for them is far cheaper than the expressions
     capacities: tuple[Capacity, ...]
-    limits: tuple[tuple[str, re.Pattern[str]], ...] = ()
-    start: str = ""
-    limits_follow: bool = False
-    hit_rate: re.Pattern[str] | None = None
-    computed_and_found: re.Pattern[str] | None = None
-    concurrency: re.Pattern[str] | None = None
-    accepted: re.Pattern[str] | None = None
-    unified: re.Pattern[str] | None = None
-    block_tokens: int = 1
-    running: tuple[str, ...] = ()
+    limits: tuple[
+        tuple[str, re.Pattern[str]], ...
+    ] = ()  # by name; of two in a line the later in this list counts
+    start: str = ""  # an expression for the line that begins a start
+    limits_follow: bool = False  # the capacity too
+    hit_rate: re.Pattern[str] | None = (
+        None  # percent of prompt tokens that the prefix cache found, time and again
+    )
+    computed_and_found: re.Pattern[str] | None = None  # prompt tokens of a batch
+    concurrency: re.Pattern[str] | None = (
+        None  # a length and how many requests of it fit, right after the capacity
+    )
+    accepted: re.Pattern[str] | None = None  # tokens drafted since the last, and shares of drafts by position
+    unified: re.Pattern[str] | None = None  # layers of several kinds all get the memory of full attention
+    block_tokens: int = 1  # of a block, where the log does not say
+    running: tuple[str, ...] = ()  # words of the lines that it logs as it runs, which `statistics` reads
     statistics: "Callable[[Collector], StatisticsReader] | None" = None
 
     def says(self, line: str) -> bool:
@@ -98,26 +85,62 @@ class KvCapacity(NamedTuple):
 
 
 class EngineMetrics(NamedTuple):
-    """What an engine calls its metrics, after a common prefix and a colon; the first that is there counts.
-
-    `hits` are counters of prompt tokens that the prefix cache found and of those looked up, `hit_rates` gauges of what
-    it finds; `drafts` are counters of iterations with drafts and of those accepted at each position. `capacity` names
-    the metric, and `capacities` reads it for each engine, with notes; `without_histograms` says why a server may not
-    export lengths.
-    """
+    """What an engine calls its metrics, after a prefix and a colon; of several the first that is there counts."""
 
     engine: str
     prefix: str
-    prompt: str
+    prompt: str  # histograms of lengths
     generation: str
     requests: tuple[str, ...]
     preemptions: tuple[str, ...]
-    hits: tuple[tuple[str, str], ...]
-    hit_rates: tuple[str, ...]
-    drafts: tuple[str, str] | None
+    hits: tuple[
+        tuple[str, str], ...
+    ]  # counters of prompt tokens that the prefix cache found, and of those looked up
+    hit_rates: tuple[str, ...]  # gauges of what it finds
+    drafts: (
+        tuple[str, str] | None
+    )  # counters of iterations with drafts, and of those accepted at each position
     capacity: str
-    capacities: "Callable[[Snapshot], tuple[list[KvCapacity], list[str]]]"
-    without_histograms: str
+    capacities: "Callable[[Snapshot], tuple[list[KvCapacity], list[str]]]"  # of each engine, with notes
+    without_histograms: str  # why a server may not export lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Samples by name, of one model; time by their timestamps, seconds since 1970."""
+
+    source: str
+    sha256: str
+    names: EngineMetrics
+    models: tuple[str, ...]
+    samples: Mapping[str, list[tuple[Labels, float]]]
+    time_s: float | None
+    modified_s: float
+
+    def series(self, name: str) -> dict[Key, float]:
+        """Return values by their labels; those that only differ in the rank which says it are one."""
+        series: dict[Key, float] = {}
+        for labels, value in self.samples.get(name, ()):
+            if not 0 <= value < math.inf:
+                raise ProfileError(self.source, f"{value:g}; must be a number, at least 0", key=name)
+            key = tuple(sorted((k, v) for k, v in labels.items() if k not in _RANK))
+            series[key] = max(series.get(key, 0.0), value)
+        return series
+
+    def first(self, names: Iterable[str]) -> str | None:
+        """Return the first name that has samples."""
+        return next((name for name in names if name in self.samples), None)
+
+    def engines(self) -> int:
+        """Count the engines with requests of their own, at least 1."""
+        of = self.names
+        names = (f"{of.prompt}_count", f"{of.generation}_count", *of.requests, of.capacity)
+
+        def replicas(name: str) -> int:
+            every = (labels for labels, _ in self.samples.get(name, ()))
+            return len({tuple((key, labels[key]) for key in _REPLICA if key in labels) for labels in every})
+
+        return max(1, *map(replicas, names))
 
 
 def argument(name: str) -> re.Pattern[str]:

@@ -7,7 +7,6 @@ Where that is missing, ``KV Cache is allocated. … #tokens: 60000, …, page_si
 
 import math
 import re
-from typing import TYPE_CHECKING
 
 from kvplan.ingest.engines import (
     BATCHED,
@@ -20,14 +19,12 @@ from kvplan.ingest.engines import (
     EngineLog,
     EngineMetrics,
     KvCapacity,
+    Snapshot,
     argument,
     numbers,
     whole_label,
 )
 from kvplan.ingest.timing.collector import Collector
-
-if TYPE_CHECKING:
-    from kvplan.ingest.metrics import Snapshot
 
 _DECODE = re.compile(
     r"Decode batch[.,] #running-req: (\d+), #(?:full )?token: (\d+),"
@@ -102,7 +99,7 @@ LOG = EngineLog(
 _CAPACITY = "sglang:max_total_num_tokens"
 
 
-def _capacities(snapshot: "Snapshot") -> tuple[list[KvCapacity], list[str]]:
+def _capacities(snapshot: Snapshot) -> tuple[list[KvCapacity], list[str]]:
     page = whole_label(f"{max(snapshot.series('sglang:page_size').values(), default=0):.0f}")
     stated = snapshot.samples.get(_CAPACITY, ())
     return [KvCapacity(int(value), page) for _, value in stated if 1 <= value < math.inf], []

@@ -16,7 +16,7 @@ Iteration details have always done so.
 """
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kvplan.ingest.engines import (
     BATCHED,
@@ -29,6 +29,7 @@ from kvplan.ingest.engines import (
     EngineLog,
     EngineMetrics,
     KvCapacity,
+    Snapshot,
     argument,
     numbers,
     whole,
@@ -36,9 +37,6 @@ from kvplan.ingest.engines import (
 )
 from kvplan.ingest.timing.collector import Collector
 from kvplan.units import format_tokens
-
-if TYPE_CHECKING:
-    from kvplan.ingest.metrics import Snapshot
 
 BLOCK_TOKENS = 16  # its default on GPUs
 _TOKENS = Capacity(re.compile(rf"GPU KV cache size: {NUMBER} tokens"))
@@ -204,7 +202,7 @@ _CAPACITY = "vllm:cache_config_info"
 _OFF = 0.02  # by which two figures of one thing may differ without a word
 
 
-def _capacities(snapshot: "Snapshot") -> tuple[list[KvCapacity], list[str]]:
+def _capacities(snapshot: Snapshot) -> tuple[list[KvCapacity], list[str]]:
     capacities, notes = [], []
     for labels, _ in snapshot.samples.get(_CAPACITY, ()):
         block, blocks = whole_label(labels.get("block_size")), whole_label(labels.get("num_gpu_blocks"))

@@ -68,13 +68,7 @@ def spread(mean: float, half: float = 0.0, *, deviation: float | None = None) ->
 
 
 def tpot(e2e_s: float, ttft_s: float | None, output: float) -> float | None:
-    """Tell the time between tokens, seconds; None of answers of one token, or where TTFT is not known.
-
-    Examples
-    --------
-    >>> tpot(1.5, 0.5, 101), tpot(1.5, None, 101)
-    (0.01, None)
-    """
+    """Tell the time between tokens, seconds; None of answers of one token, or where TTFT is not known."""
     return None if ttft_s is None or output <= 1 or e2e_s <= ttft_s else (e2e_s - ttft_s) / (output - 1)
 
 

@@ -150,13 +150,7 @@ class Collector:
         return usage_percent / 100 * self.capacity_tokens
 
     def found(self) -> tuple[Found, ...]:
-        """Return what was collected, that of one replica together; empty where there was neither sample nor row.
-
-        Raises
-        ------
-        NoSamplesError
-            Rows were left out, and no other is there.
-        """
+        """Return what was collected, that of one replica together; empty where there was neither sample nor row."""
         without_usage = any(row.running for row in self._seconds) and not any(
             row.usage_percent for row in self._seconds
         )

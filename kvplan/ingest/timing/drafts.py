@@ -22,7 +22,7 @@ from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.reading import DRAFTS, EMITTED, listed, tells_of_drafts
 from kvplan.model import FloatArray, Knowledge, Origin
 from kvplan.model.drafts import Drafts
-from kvplan.profile.schema import MOST_DRAFTS
+from kvplan.ranges import MOST_DRAFTS
 from kvplan.units import format_percent
 from kvplan.version import __version__
 
@@ -61,8 +61,8 @@ class DraftsFit(NamedTuple):
 
     measured: DraftRuns
     drafts: Drafts
-    fitted_s: tuple[float, ...]
-    held_out_s: tuple[float | None, ...]
+    error: float
+    held_out_error: float
     tells_verifying: bool
 
 
@@ -71,13 +71,6 @@ def read_drafts(path: Path, method: str | None = None) -> DraftRuns:
 
     A column `sequences` says how many requests ran at once, 1 without it; `method` parts ways of drafting. Rows without
     drafts belong to all of them.
-
-    Raises
-    ------
-    UsageError
-        It is no such table, there are several methods and none is chosen, or a run without drafts is missing.
-    ProfileError
-        A value cannot be, with its line.
     """
     with lines_of(path) as lines:
         try:
@@ -120,54 +113,48 @@ def _run(row: Record) -> DraftRun:
 
 
 def fit_drafts(measured: DraftRuns) -> DraftsFit:
-    """Least squares of the relative error of iterations, no term below 0; with one batch e0 has v·B in it.
+    """Fit by least squares of the relative error of iterations, no term below 0; with one batch e0 has v·B in it.
 
     Examples
     --------
     >>> runs = [DraftRun(k, e, (8 + k + 0.01 * k * b) / 1e3 / e, b) for k, e in ((1, 1.7), (3, 2.5)) for b in (1, 50)]
     >>> plain = [DraftRun(0, 1.0, 7e-3, b) for b in (1, 50)]
-    >>> found = fit_drafts(DraftRuns("", "", "", (*plain, *runs))).drafts
-    >>> [round(cost * 1e3, 6) for cost in (found.overhead_s, found.draft_s, found.verify_s)], found.accepted
+    >>> drafts = fit_drafts(DraftRuns("", "", "", (*plain, *runs))).drafts
+    >>> [round(cost * 1e3, 6) for cost in (drafts.overhead_s, drafts.draft_s, drafts.verify_s)], drafts.accepted
     ([1.0, 1.0, 0.01], (0.7, 0.4, 0.4))
     """
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
     plain = {run.sequences: run.between_s for run in measured.runs if not run.drafts}
     runs = [run for run in measured.runs if run.drafts]
     tells = len({run.sequences for run in runs}) > 1
-    costs = _costs(runs, plain, tells)
-    fitted = tuple(_between_s(costs, run, plain) for run in runs)
-    held_out = tuple(
-        _between_s(_costs(rest, plain, tells), run, plain) if len({r.drafts for r in rest}) > 1 else None
-        for run in runs
-        for rest in [[other for other in runs if other != run]]
-    )
+
+    def terms(run: DraftRun) -> list[float]:
+        return [1.0, run.drafts, run.drafts * run.sequences * tells]
+
+    def costs(some: Sequence[DraftRun]) -> FloatArray:
+        """Fit e_c, e0 and v, seconds."""
+        seconds = np.array([run.iteration_s for run in some])
+        more = seconds - [plain[run.sequences] for run in some]
+        return np.asarray(nnls(np.array(list(map(terms, some))) / seconds[:, None], more / seconds)[0])
+
+    def off(run: DraftRun, fitted: FloatArray) -> float:
+        between_s = (plain[run.sequences] + float(fitted @ terms(run))) / run.emitted
+        return abs(between_s / run.between_s - 1)
+
+    fitted = costs(runs)
+    rests = [(run, [other for other in runs if other != run]) for run in runs]
+    held_out = [off(run, costs(rest)) for run, rest in rests if len({r.drafts for r in rest}) > 1]
     most = max(plain)
     fastest = min((run for run in runs if run.sequences == most), key=lambda run: run.between_s)
-    overhead_s, draft_s, verify_s = costs.tolist()
+    overhead_s, draft_s, verify_s = fitted.tolist()
     drafts = Drafts(fastest.drafts, _accepted(runs), draft_s, verify_s, overhead_s)
-    return DraftsFit(measured, drafts, fitted, held_out, tells)
-
-
-def _terms(run: DraftRun, tells: bool) -> list[float]:
-    return [1.0, run.drafts, run.drafts * run.sequences * tells]
-
-
-def _costs(runs: Sequence[DraftRun], plain: dict[float, float], tells: bool) -> FloatArray:
-    """e_c, e0 and v, seconds."""
-    from scipy.optimize import nnls  # type: ignore[import-untyped]
-
-    seconds = np.array([run.iteration_s for run in runs])
-    more = seconds - [plain[run.sequences] for run in runs]
-    found, _ = nnls(np.array([_terms(run, tells) for run in runs]) / seconds[:, None], more / seconds)
-    return np.asarray(found)
-
-
-def _between_s(costs: FloatArray, run: DraftRun, plain: dict[float, float]) -> float:
-    more = float(costs @ _terms(run, tells=True))
-    return (plain[run.sequences] + more) / run.emitted
+    error = float(np.mean([off(run, fitted) for run in runs]))
+    return DraftsFit(measured, drafts, error, float(np.mean(held_out)) if held_out else 0.0, tells)
 
 
 def _accepted(runs: Sequence[DraftRun]) -> tuple[float, ...]:
-    """How often each position is accepted: what one draft more emits; between numbers that were not run, evenly."""
+    """Tell how often each position is accepted: what one draft more emits; between numbers not run, evenly."""
     from scipy.optimize import isotonic_regression
 
     emitted = {0: 1.0}
@@ -180,27 +167,21 @@ def _accepted(runs: Sequence[DraftRun]) -> tuple[float, ...]:
     return tuple(np.clip(falling, 0.0, 1.0).round(4).tolist())
 
 
-def drafts_part(found: DraftsFit, *, lookahead: bool) -> Part:
-    """The table [speculative] of what was fitted."""
-    measured = found.measured
+def drafts_part(fit: DraftsFit, *, lookahead: bool) -> Part:
+    """Write the table [speculative] of what was fitted."""
+    measured = fit.measured
     name = Path(measured.source).name
+    runs = sum(run.drafts > 0 for run in measured.runs)
     about = [
         f"Drafts{f' by {measured.method}' if measured.method else ''}: fitted by kvplan {__version__} to "
-        f"{len(found.fitted_s)} runs of {name} (sha256 {measured.sha256}); mean error of the time between tokens "
-        f"{format_percent(mean_error(found, found.fitted_s))}.",
+        f"{runs} runs of {name} (sha256 {measured.sha256}); mean error of the time between tokens "
+        f"{format_percent(fit.error)}.",
         "tokens: the number with the least time between tokens of those that were run.",
     ]
-    if not found.tells_verifying:
+    if not fit.tells_verifying:
         about.append(
             "All runs have as many requests at a time: what verifying costs is in draft_time, and verify_time is 0, "
             "which is too little for more requests."
         )
-    body = speculative_text(replace(found.drafts, lookahead=lookahead))
+    body = speculative_text(replace(fit.drafts, lookahead=lookahead))
     return Part("speculative", tuple(about), body, Origin(Knowledge.MEASURED, name))
-
-
-def mean_error(found: DraftsFit, foretold_s: Sequence[float | None]) -> float:
-    """Of the times between tokens, relative, of the runs with drafts that something is foretold for."""
-    runs = [run for run in found.measured.runs if run.drafts]
-    off = [abs(b / run.between_s - 1) for run, b in zip(runs, foretold_s, strict=True) if b is not None]
-    return float(np.mean(off)) if off else 0.0

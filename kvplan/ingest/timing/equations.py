@@ -34,11 +34,6 @@ class Kind(StrEnum):
     E2E = "E2E"
     INTERVAL = "time between completions"
 
-    @property
-    def of_client(self) -> bool:
-        """Whether what a request takes outside the engine is part of it."""
-        return self in (Kind.TTFT, Kind.E2E)
-
 
 class Terms(NamedTuple):
     """Which of the terms beyond the linear ones a law has."""
@@ -47,63 +42,34 @@ class Terms(NamedTuple):
     knee_tokens: float | None = None  # None: no d5
 
     @property
-    def more(self) -> int:
-        """How many."""
-        return self.d4 + (self.knee_tokens is not None)
-
-    def needed(self, found: FloatArray) -> "Terms":
-        """Those that did not come out as 0, of constants in the order of a design."""
-        named = dict(zip(self.names, found.tolist(), strict=False))
-        return Terms(named.get("d4", 0.0) > 0, self.knee_tokens if named.get("d5", 0.0) > 0 else None)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """All terms of such a law."""
         return (*LINEAR, *(["d4"] if self.d4 else []), *(["d5"] if self.knee_tokens is not None else []))
 
+    def needed(self, constants: FloatArray) -> "Terms":
+        """Leave out the terms whose constants, in the order of a design, are 0."""
+        named = dict(zip(self.names, constants.tolist(), strict=False))
+        return Terms(named.get("d4", 0.0) > 0, self.knee_tokens if named.get("d5", 0.0) > 0 else None)
+
 
 @dataclass(frozen=True)
 class Equations:
-    """Amounts that times are made of.
+    """Amounts that times are made of; arrays of shape (n_equations,) but where stated."""
 
-    Attributes
-    ----------
-    amounts : ndarray, shape (n_equations, 5)
-        Of d0 … d4.
-    knees : ndarray, shape (n_knees,), tokens
-    beyond : ndarray, shape (n_equations, n_knees)
-        Of d5, for each knee.
-    overhead : ndarray, shape (n_equations,)
-        Of the overhead of a request.
-    offset : ndarray, shape (n_equations,), seconds
-        Of a time that no constant makes, such as the wait for an iteration under way.
-    seconds : ndarray, shape (n_equations,), seconds
-    kind : ndarray of str, shape (n_equations,)
-        A `Kind` each.
-    group : ndarray of int64, shape (n_equations,)
-        Equations of one load have one number, and are left out together when a fit is tried on others.
-    source, line : ndarray, shape (n_equations,)
-        Position of the file among those read, and the line in it.
-    kv_tokens, prefill_tokens, sequences : ndarray, shape (n_equations,)
-        Means over iterations.
-    prefill_peak : ndarray, shape (n_equations,), tokens
-        Most prefill of an iteration; NaN where only a mean is known.
-    """
-
-    amounts: FloatArray
-    knees: FloatArray
-    beyond: FloatArray
-    overhead: FloatArray
-    offset: FloatArray
+    amounts: FloatArray  # of d0 … d4, shape (n_equations, 5)
+    knees: FloatArray  # tokens, shape (n_knees,)
+    beyond: FloatArray  # of d5 for each knee, shape (n_equations, n_knees)
+    overhead: FloatArray  # of the overhead of a request
+    offset: FloatArray  # seconds that no constant makes, such as the wait for an iteration under way
     seconds: FloatArray
     kind: npt.NDArray[np.str_]
-    group: IntArray
-    source: IntArray
+    group: IntArray  # of one load: left out together when a fit is tried on others
+    source: IntArray  # position of the file among those read
     line: IntArray
-    kv_tokens: FloatArray
+    kv_tokens: FloatArray  # means over iterations
     prefill_tokens: FloatArray
     sequences: FloatArray
-    prefill_peak: FloatArray
+    prefill_peak: FloatArray  # most prefill of an iteration; NaN where only a mean is known
 
     def __len__(self) -> int:
         return int(self.seconds.size)
@@ -117,19 +83,19 @@ class Equations:
             columns.append(self.overhead[:, None])
         return np.column_stack(columns)
 
-    def times(self, terms: Terms, found: FloatArray) -> FloatArray:
-        """Times by a law, seconds; shape (n_equations,)."""
-        return np.asarray(self.offset + self.design(terms) @ found)
+    def times(self, terms: Terms, constants: FloatArray) -> FloatArray:
+        """Times by a law, seconds."""
+        return np.asarray(self.offset + self.design(terms) @ constants)
 
     def part(self, rows: BoolArray | IntArray) -> "Equations":
         """Some of them."""
         kept = {field.name: getattr(self, field.name) for field in fields(self)}
         return Equations(**{name: all if name == "knees" else all[rows] for name, all in kept.items()})
 
-    def law(self, terms: Terms, found: FloatArray) -> tuple[Timing, float]:
+    def law(self, terms: Terms, constants: FloatArray) -> tuple[Timing, float]:
         """The law that has these constants, in the order of `design`, and the overhead of a request, seconds."""
-        named = dict(zip(terms.names, found.tolist(), strict=False))
-        overhead = float(found[-1]) if self.overhead.any() else 0.0
+        named = dict(zip(terms.names, constants.tolist(), strict=False))
+        overhead = float(constants[-1]) if self.overhead.any() else 0.0
         return Timing(**named, knee_tokens=terms.knee_tokens or 0.0), overhead
 
     @property
@@ -137,16 +103,21 @@ class Equations:
         """Mean KV tokens, prefill tokens and sequences, by the constant that multiplies them."""
         return {"d1": self.kv_tokens, "d2": self.prefill_tokens, "d3": self.sequences}
 
+    @property
+    def of_iterations(self) -> bool:
+        """Whether iterations were timed, and not loads."""
+        return bool((self.kind == Kind.ITERATION).all())
+
 
 def of_samples(samples: Sequence[Samples]) -> Equations:
-    """An equation for each iteration. Iterations alike in all amounts are one group."""
+    """Make an equation of each iteration; iterations alike in all amounts are one group."""
     kv, prefill, batch, seconds, line = (
         np.concatenate([getattr(s, name) for s in samples])
         for name in ("kv_tokens", "prefill_tokens", "sequences", "seconds", "line")
     )
     amounts = np.column_stack([np.ones_like(kv), kv, prefill, batch, np.sqrt(batch)])
     knees = knees_of(prefill + batch)
-    group = np.unique(amounts, axis=0, return_inverse=True)[1].reshape(-1)
+    averaged = any((some.prefill_tokens % 1 != 0).any() for some in samples)  # over many iterations
     return Equations(
         amounts=amounts,
         knees=knees,
@@ -155,23 +126,18 @@ def of_samples(samples: Sequence[Samples]) -> Equations:
         offset=np.zeros_like(kv),
         seconds=seconds,
         kind=np.full(seconds.size, Kind.ITERATION.value),
-        group=group,
+        group=np.unique(amounts, axis=0, return_inverse=True)[1].reshape(-1),
         source=np.repeat(np.arange(len(samples)), [s.seconds.size for s in samples]),
         line=line,
         kv_tokens=kv,
         prefill_tokens=prefill,
         sequences=batch,
-        prefill_peak=np.where(_whole(samples), prefill, np.nan),
+        prefill_peak=np.full_like(kv, np.nan) if averaged else prefill,
     )
 
 
-def _whole(samples: Sequence[Samples]) -> bool:
-    """Whether samples are iterations and not averages over many, whose prefill tokens are not whole."""
-    return all((some.prefill_tokens % 1 == 0).all() for some in samples)
-
-
 def knees_of(computed: FloatArray) -> FloatArray:
-    """Powers of two between the least and the most tokens that were computed in an iteration, at most seven.
+    """Choose powers of two between the least and the most tokens that an iteration computed, at most seven.
 
     Examples
     --------

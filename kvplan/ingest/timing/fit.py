@@ -1,28 +1,82 @@
 """The constants of the iteration-time law, fitted to what was measured, and how far to trust them.
 
-The pieces: what was measured as equations in the constants (`equations`, `played`), constants of least error with a
-prior for what is left open (`least_squares`, `robust`), the terms a law needs (`family`), and what cannot be told
-(`doubts`).
+Each law of the family (linear, with d4, with d5, with both) is fitted without some equations and asked about those. The
+simplest counts whose error is within one standard error of the best: of the differences between the two, equation by
+equation, since the same equations are hard for both. A law that is known to have d4 (a mixture of experts, of the
+prior) is not tried without.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.doubts import doubts, refuse_too_few, settled_by_prior
+from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.hardware import find_gpu
+from kvplan.ingest.model.roofline import Efficiency, roofline
+from kvplan.ingest.timing.doubts import doubts, refuse_too_few
 from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
-from kvplan.ingest.timing.family import chosen, family, in_order, losses, tried
 from kvplan.ingest.timing.played import UNLIMITED, Law, corrected, play
 from kvplan.ingest.timing.robust import agreeing, constants, contradicted, nothing_free
-from kvplan.ingest.timing.samples import Measured, Samples, Sweep
+from kvplan.ingest.timing.samples import Deployment, Measured, Samples, Sweep
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
 from kvplan.simulation.experiments.runner import Announce, Progress
 
+_FOLDS = 5
+_FEWEST = 2  # groups to fit to
+_MOST_OFF = 1.0  # relative error; what is further off counts no more
+_NO_MATTER = 1e-3  # difference of errors that is not worth a term
+_TTFT_COUNTS = 0.3  # of its error, beside that of TPOT
 _BAND = (0.1, 0.9)  # quantiles of measured over fitted
 _FEWEST_FOR_BAND = 5
 _ROUNDS = 2  # of playing loads at the law that the last round gave
+_FOLLOWS = 0.25  # logarithm of a constant over that of its prior, from which on it rests on that
+
+
+class Prior(NamedTuple):
+    """What is believed before anything is measured: a law whose ratios count where equations leave them open."""
+
+    timing: Timing
+    source: str
+
+
+NOTHING = Prior(Timing(1.0), "")  # an iteration takes time; what of it is proportional to what, nobody knows
+
+
+def of_deployment(deployment: Deployment, reached: Efficiency | None = None) -> Prior | None:
+    """Estimate what a file says was measured; None where the catalogue does not know it.
+
+    `reached` is what the estimate takes engines to reach of the peaks, instead of what is shipped.
+
+    Examples
+    --------
+    >>> prior = of_deployment(Deployment(model="Llama-3.1-8B", gpu="RTX 4090", engine="vllm"))
+    >>> prior.source if prior else None
+    'the estimate for meta-llama/Llama-3.1-8B on RTX 4090'
+    >>> of_deployment(Deployment(model="unheard-of", gpu="RTX 4090"))
+    """
+    if not (deployment.model and deployment.gpu):
+        return None
+    try:
+        shape, gpu = read_model(deployment.model), find_gpu(deployment.gpu)
+        speed = roofline(
+            shape,
+            gpu,
+            tensor_parallel=deployment.tensor_parallel,
+            weight_dtype=deployment.weight_dtype or None,
+            reached=reached,
+        )
+    except UsageError:
+        return None
+    return Prior(speed.timing, f"the estimate for {shape.name} on {gpu.name}")
+
+
+def of_measured(measured: Iterable[Measured]) -> Prior:
+    """Estimate what files say was measured; `NOTHING` where they do not say it."""
+    priors = (of_deployment(some.deployment) for some in measured if isinstance(some, Sweep))
+    return next(filter(None, priors), NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +86,6 @@ class Outlier:
     `contradicts` is the line of a repeated measurement that did less in more time, or more in less.
     """
 
-    source: str
     line: int
     kv_tokens: float
     prefill_tokens: float
@@ -44,48 +97,23 @@ class Outlier:
 
 @dataclass(frozen=True)
 class TimingFit:
-    """A timing, and how far to trust it.
+    """A timing, and how far to trust it; arrays of shape (n_equations,) but where stated."""
 
-    Attributes
-    ----------
-    constants : ndarray, shape (n_terms,)
-        As the equations have them: of the law, then the overhead.
-    request_overhead_s
-        What a client waits for beside the engine.
-    terms
-        Of the law, beyond the linear ones.
-    from_prior
-        Constants that rest on the prior more than on what was measured.
-    equations
-        What was measured.
-    kept : ndarray of bool, shape (n_equations,)
-        What the fit rests on.
-    fitted_s, held_out : ndarray, shape (n_equations,), seconds; relative
-        By the fit; the error where the timing was fitted without the equations it is asked about, a fold at a time.
-        `held_out` is None where there are too few to leave any out.
-    considered
-        Laws of the family, simple ones first, and their mean held-out error.
-    envelope
-        Whether it is a lower envelope.
-    outliers
-        Iterations that were left out or contradict others, the furthest off first.
-    warnings
-        What the equations cannot tell.
-    """
-
-    constants: FloatArray
+    constants: FloatArray  # as the equations have them: of the law, then the overhead; shape (n_terms,)
     timing: Timing
-    request_overhead_s: float
+    request_overhead_s: float  # what a client waits for beside the engine
     terms: Terms
-    from_prior: tuple[str, ...]
+    from_prior: tuple[str, ...]  # constants that rest on the prior more than on what was measured
     equations: Equations
-    kept: BoolArray
+    kept: BoolArray  # what the fit rests on
     fitted_s: FloatArray
-    held_out: FloatArray | None
-    considered: tuple[tuple[Terms, float], ...]
-    envelope: bool
-    outliers: tuple[Outlier, ...]
-    warnings: tuple[str, ...]
+    held_out: (
+        FloatArray | None
+    )  # relative errors of fits without the equation; None: too few to leave any out
+    considered: tuple[tuple[Terms, float], ...]  # laws, simple ones first, and their mean held-out error
+    envelope: bool  # a lower one
+    outliers: tuple[Outlier, ...]  # the furthest off first
+    warnings: tuple[str, ...]  # what the equations cannot tell
 
     @property
     def law(self) -> Law:
@@ -121,80 +149,11 @@ class TimingFit:
     @property
     def band(self) -> tuple[float, float] | None:
         """Measured over foretold, of iterations and of loads: eight in ten lie between these; None from a few."""
-        if self.held_out is None:
-            return None
         mine = self.kept & (self.equations.kind != Kind.TTFT)
-        if mine.sum() < _FEWEST_FOR_BAND:
+        if self.held_out is None or mine.sum() < _FEWEST_FOR_BAND:
             return None
         low, high = np.quantile(1 / (1 + self.held_out[mine]), _BAND)
         return min(float(low), 1.0), max(float(high), 1.0)
-
-
-def fit_timing(
-    equations: Equations,
-    prior: Timing,
-    *,
-    envelope: bool = False,
-    names: Sequence[str] = (),
-    among: Sequence[Terms] | None = None,
-) -> TimingFit:
-    """Fit an iteration time.
-
-    Parameters
-    ----------
-    prior
-        A law whose ratios count where the equations leave them open.
-    envelope
-        Whether iterations can be too slow for what they say they did.
-    names
-        Of the files, as `Equations.source` counts them.
-    among
-        Laws to choose from; None: the family.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.timing.reading import parse_samples
-    >>> rows = [f"{k},{p},{(10 + k / 1000 + p / 10):.3f}\\n" for k in (0, 4000, 20000) for p in (0, 50, 200)]
-    >>> samples = parse_samples(["kv_tokens,prefill_tokens,iteration_ms\\n", *rows], "iterations.csv")
-    >>> fit = fit_timing(of_samples(samples), Timing(0.01))
-    >>> [round(value, 9) for value in (fit.timing.d0, fit.timing.d1, fit.timing.d2)]
-    [0.01, 1e-06, 0.0001]
-    >>> fit.trimmed, fit.terms.names
-    (0, ('d0', 'd1', 'd2', 'd3'))
-    """
-    among = family(equations, prior) if among is None else among
-    opposed = contradicted(equations)
-    usable = opposed < 0
-    kept = usable.copy()
-    kept[usable] = agreeing(equations.part(usable), envelope)
-    laws = tried(equations, among, prior, envelope, usable)
-    best = chosen(laws, equations, kept) if laws else None
-    terms = among[0] if best is None else best.terms
-    resting = equations.part(kept)
-    found = constants(resting, terms, in_order(resting, terms, prior))
-    if (needed := terms.needed(found)) != terms:
-        terms, found = needed, constants(resting, needed, in_order(resting, needed, prior))
-    follow = settled_by_prior(resting, terms, prior, found)
-    found, free = nothing_free(resting, terms, in_order(resting, terms, prior), found)
-    from_prior = {*follow, *(terms.names[index] for index in free)}
-    held_out = next((law.held_out for law in laws if law.terms == terms), None)
-    timing, overhead = equations.law(terms, found)
-    fitted = equations.times(terms, found)
-    return TimingFit(
-        constants=found,
-        timing=timing,
-        request_overhead_s=overhead,
-        terms=terms,
-        from_prior=tuple(sorted(from_prior)),
-        equations=equations,
-        kept=kept,
-        fitted_s=fitted,
-        held_out=held_out,
-        considered=tuple((law.terms, float(np.abs(law.held_out[kept]).mean())) for law in laws),
-        envelope=envelope,
-        outliers=_outliers(names, equations, fitted, kept, opposed),
-        warnings=doubts(equations, kept, fitted, held_out),
-    )
 
 
 def fit_measured(
@@ -226,68 +185,188 @@ def fit_measured(
     samples = [some for some in measured if isinstance(some, Samples)]
     sweeps = [some for some in measured if isinstance(some, Sweep)]
     if samples and sweeps:
-        raise UsageError(
-            f"{samples[0].source} has iterations, {sweeps[0].source} has loads: fit one or the other"
-        )
+        what = f"{samples[0].source} has iterations, {sweeps[0].source} has loads"
+        raise UsageError(f"{what}: fit one or the other")
     if samples:
         equations = of_samples(samples)
         if not believed:
-            refuse_too_few(equations, samples[0].source)
+            refuse_too_few(equations, measured[0].source)
         envelope = any(some.hidden_prefill for some in samples)
-        return fit_timing(equations, prior, envelope=envelope, names=[some.source for some in samples])
+        return fit_timing(equations, prior, envelope=envelope)
     played = replace(replica, prefill=Prefill.FUSED) if replica is not None else UNLIMITED
     if capacity_tokens is not None:
         played = replace(played, memory_tokens=capacity_tokens)
-    return _fit_sweeps(sweeps, prior, played, believed, progress, announce)
-
-
-def _fit_sweeps(
-    sweeps: Sequence[Sweep],
-    prior: Timing,
-    replica: Replica,
-    believed: bool,
-    progress: Progress | None,
-    announce: Announce | None,
-) -> TimingFit:
-    """Loads at a rate are played at the law that was found, for what requests wait, and the best law is kept."""
-    names = [sweep.source for sweep in sweeps]
-    equations = play(sweeps, replica, progress=progress, announce=announce)
+    equations = play(sweeps, played, progress=progress, announce=announce)
     if not believed:
-        refuse_too_few(equations, names[0])
-    if not any(point.rate_rps is not None for sweep in sweeps for point in sweep.points):
-        return fit_timing(equations, prior, names=names)
+        refuse_too_few(equations, measured[0].source)
+    if any(point.rate_rps is not None for sweep in sweeps for point in sweep.points):
+        return _fit_waiting(equations, sweeps, prior, played)
+    return fit_timing(equations, prior)
+
+
+def _fit_waiting(equations: Equations, sweeps: Sequence[Sweep], prior: Timing, replica: Replica) -> TimingFit:
+    """Play loads at a rate at the law that was found, for what requests wait, and keep the best law."""
 
     def waited(fit: TimingFit) -> Equations:
         return corrected(equations, sweeps, fit.terms, fit.constants, replica)
 
-    simple = fit_timing(equations, prior, names=names, among=family(equations, prior)[:1])
-    fits = [fit_timing(waited(simple), prior, names=names)]
+    def misfit(fit: TimingFit) -> float:
+        played = waited(fit)
+        off = played.times(fit.terms, fit.constants) / played.seconds - 1
+        return float(_losses(played, off).mean())
+
+    simple = fit_timing(equations, prior, among=_family(equations, prior)[:1])
+    fits = [fit_timing(waited(simple), prior)]
     for _ in range(_ROUNDS):
-        fits.append(fit_timing(waited(fits[-1]), prior, names=names, among=[fits[0].terms]))
-    best = min(fits, key=lambda fit: _misfit(fit, waited(fit)))
-    return replace(best, considered=fits[0].considered)
+        fits.append(fit_timing(waited(fits[-1]), prior, among=[fits[0].terms]))
+    return replace(min(fits, key=misfit), considered=fits[0].considered)
 
 
-def _misfit(fit: TimingFit, played: Equations) -> float:
-    """Mean error of a law where loads are played by it."""
-    return float(losses(played, played.times(fit.terms, fit.constants) / played.seconds - 1).mean())
+def fit_timing(
+    equations: Equations,
+    prior: Timing,
+    *,
+    envelope: bool = False,
+    among: Sequence[Terms] | None = None,
+) -> TimingFit:
+    """Fit an iteration time."""
+    among = _family(equations, prior) if among is None else among
+    opposed = contradicted(equations)
+    usable = opposed < 0
+    kept = usable.copy()
+    kept[usable] = agreeing(equations.part(usable), envelope)
+    laws = _tried(equations, among, prior, envelope, usable)
+    terms = _chosen(laws, equations, kept).terms if laws else among[0]
+    resting = equations.part(kept)
+    fitted = constants(resting, terms, _in_order(resting, terms, prior))
+    if (needed := terms.needed(fitted)) != terms:
+        terms, fitted = needed, constants(resting, needed, _in_order(resting, needed, prior))
+    follow = settled_by_prior(resting, terms, prior, fitted)
+    fitted, free = nothing_free(resting, terms, _in_order(resting, terms, prior), fitted)
+    held_out = next((law.held_out for law in laws if law.terms == terms), None)
+    timing, overhead = equations.law(terms, fitted)
+    fitted_s = equations.times(terms, fitted)
+    return TimingFit(
+        constants=fitted,
+        timing=timing,
+        request_overhead_s=overhead,
+        terms=terms,
+        from_prior=tuple(sorted({*follow, *(terms.names[index] for index in free)})),
+        equations=equations,
+        kept=kept,
+        fitted_s=fitted_s,
+        held_out=held_out,
+        considered=tuple((law.terms, float(np.abs(law.held_out[kept]).mean())) for law in laws),
+        envelope=envelope,
+        outliers=_outliers(equations, fitted_s, kept, opposed),
+        warnings=doubts(equations, kept, fitted_s, held_out),
+    )
+
+
+def settled_by_prior(
+    equations: Equations, terms: Terms, prior: Timing, fitted: FloatArray
+) -> tuple[str, ...]:
+    """Name constants that follow the prior: twice or half as much there changes them by more than a fifth here.
+
+    Examples
+    --------
+    Without prompts the prior alone says what they take:
+
+    >>> from kvplan.ingest.timing.reading import parse_samples
+    >>> rows = [f"{k},{(10 + k / 1000):.3f}\\n" for k in range(0, 20_000, 1000)]
+    >>> equations = of_samples(parse_samples(["kv_tokens,iteration_ms\\n", *rows], "iterations.csv"))
+    >>> prior = Timing(0.02, d1=1e-6, d2=1e-4)
+    >>> settled_by_prior(equations, Terms(), prior, np.array([0.01, 1e-6, 1e-4, 0.0]))
+    ('d2',)
+    """
+
+    def follows(index: int, factor: float) -> bool:
+        name = terms.names[index]
+        other = replace(prior, **{name: factor * getattr(prior, name)})
+        then = constants(equations, terms, _in_order(equations, terms, other))[index]
+        return bool(max(then, fitted[index]) > 2**_FOLLOWS * min(then, fitted[index]))
+
+    known = [(i, name) for i, name in enumerate(terms.names) if name != "d5" and getattr(prior, name) > 0]
+    return tuple(name for index, name in known if any(follows(index, factor) for factor in (2.0, 0.5)))
+
+
+# -- laws to choose from ----------------------------------------------------------------------------------------------
+
+
+class _Tried(NamedTuple):
+    """A law of the family, and its relative errors on equations it was not fitted to, above 0 where it is too slow."""
+
+    terms: Terms
+    held_out: FloatArray
+
+
+def _family(equations: Equations, prior: Timing) -> tuple[Terms, ...]:
+    """List laws to try, simple ones first."""
+    concave = (True,) if prior.d4 > 0 else (False, True)
+    return tuple(Terms(d4, knee) for d4 in concave for knee in (None, *map(float, equations.knees)))
+
+
+def _tried(
+    equations: Equations, among: Sequence[Terms], prior: Timing, envelope: bool, usable: BoolArray
+) -> list[_Tried]:
+    """Try laws on what they were not fitted to; none where there are too few equations to leave any out."""
+    groups = np.unique(equations.group)
+    folds = min(_FOLDS, groups.size) if equations.of_iterations else groups.size
+    fold = np.searchsorted(groups, equations.group) % folds
+    left_out = [fold == number for number in range(folds)] if groups.size > 1 else []
+    rests = [~out & usable for out in left_out]
+    if not rests or min(np.unique(equations.group[rest]).size for rest in rests) < _FEWEST:
+        return []
+    for rest in rests:
+        rest[rest] = agreeing(equations.part(rest), envelope)
+    laws = []
+    for terms in among:
+        off = np.empty(len(equations))
+        drawn = _in_order(equations, terms, prior)
+        for out, rest in zip(left_out, rests, strict=True):
+            asked = equations.part(out)
+            fitted = asked.times(terms, constants(equations.part(rest), terms, drawn))
+            off[out] = fitted / asked.seconds - 1
+        laws.append(_Tried(terms, off))
+    return laws
+
+
+def _losses(equations: Equations, off: FloatArray) -> FloatArray:
+    """Weigh relative errors: of TTFT less, and beyond a limit no more."""
+    weight = np.where(equations.kind == Kind.TTFT, _TTFT_COUNTS, 1.0)
+    return np.asarray(np.minimum(np.abs(off), _MOST_OFF) * weight)
+
+
+def _chosen(laws: Sequence[_Tried], equations: Equations, kept: BoolArray) -> _Tried:
+    """Choose the simplest within one standard error of the best."""
+    losses = [_losses(equations, law.held_out)[kept] for law in laws]
+    best = min(losses, key=np.mean)
+    near = [
+        (len(law.terms.names), float(loss.mean()), law)
+        for law, loss in zip(laws, losses, strict=True)
+        if (loss - best).mean() <= max((loss - best).std() / np.sqrt(loss.size), _NO_MATTER)
+    ]
+    return min(near, key=lambda some: some[:2])[2]
+
+
+def _in_order(equations: Equations, terms: Terms, prior: Timing) -> FloatArray:
+    """Put the prior in the order of a design: no knee and no overhead is known beforehand."""
+    known = [prior.d0, prior.d1, prior.d2, prior.d3, *([prior.d4] if terms.d4 else [])]
+    return np.pad(known, (0, equations.design(terms).shape[1] - len(known)))
 
 
 def _outliers(
-    names: Sequence[str], equations: Equations, fitted: FloatArray, kept: BoolArray, opposed: IntArray
+    equations: Equations, fitted_s: FloatArray, kept: BoolArray, opposed: IntArray
 ) -> tuple[Outlier, ...]:
-    named = np.flatnonzero(~kept)
-    off = np.abs(np.log(equations.seconds[named] / np.maximum(fitted[named], 1e-12)))
+    left_out = np.flatnonzero(~kept)
+    off = np.abs(np.log(equations.seconds[left_out] / np.maximum(fitted_s[left_out], 1e-12)))
+    columns = ("kv_tokens", "prefill_tokens", "sequences", "seconds")
     return tuple(
         Outlier(
-            source=names[equations.source[i]],
             line=int(equations.line[i]),
-            kv_tokens=float(equations.kv_tokens[i]),
-            prefill_tokens=float(equations.prefill_tokens[i]),
-            sequences=float(equations.sequences[i]),
-            seconds=float(equations.seconds[i]),
-            fitted_s=float(fitted[i]),
+            fitted_s=float(fitted_s[i]),
             contradicts=int(equations.line[opposed[i]]) if opposed[i] >= 0 else None,
+            **{name: float(getattr(equations, name)[i]) for name in columns},
         )
-        for i in named[np.argsort(-off, kind="stable")]
+        for i in left_out[np.argsort(-off, kind="stable")]
     )

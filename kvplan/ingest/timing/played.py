@@ -13,7 +13,7 @@ is the difference between two runs.
 """
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -36,7 +36,6 @@ class Law(NamedTuple):
     request_overhead_s: float = 0.0
 
 
-UNIT = Law(Timing(1.0))  # to play closed loops by, where any will do
 UNLIMITED = Replica(2**40, 16, Prefill.FUSED, max_num_batched_tokens=8192)  # vLLM's budget on large GPUs
 
 _KNEES = (64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0)
@@ -46,12 +45,15 @@ _LEAST_AT_A_RATE = 3000  # when a request comes within an iteration is chance; m
 _ITERATIONS = 1_000_000  # of a closed loop, about
 _FEWEST_WAVES = 2  # requests for each in flight, at least
 _KINDS = (Kind.TTFT, Kind.TPOT, Kind.E2E, Kind.INTERVAL)
+_UNIT = Law(Timing(1.0))  # to play closed loops by, where any will do
 # Each constant in turn a second more; times are linear in them, so that any step would do.
 _ONE_MORE = [
-    Law(replace(UNIT.timing, **{name: getattr(UNIT.timing, name) + 1}))
-    for name in ("d0", "d1", "d2", "d3", "d4")
+    *(
+        Law(replace(_UNIT.timing, **{d: getattr(_UNIT.timing, d) + 1}))
+        for d in ("d0", "d1", "d2", "d3", "d4")
+    ),
+    *(Law(replace(_UNIT.timing, d5=1.0, knee_tokens=knee)) for knee in _KNEES),
 ]
-_ONE_MORE += [Law(replace(UNIT.timing, d5=1.0, knee_tokens=knee)) for knee in _KNEES]
 
 
 class _Load(NamedTuple):
@@ -76,15 +78,8 @@ class _Load(NamedTuple):
         return Job(self.settings, self.scenario._replace(model=model))
 
 
-def foretold(
-    sweeps: Sequence[Sweep],
-    law: Law,
-    replica: Replica = UNLIMITED,
-    *,
-    progress: Progress | None = None,
-    announce: Announce | None = None,
-) -> list[dict[Kind, float]]:
-    """Mean times of each point by a law, seconds; what was measured of them is not looked at.
+def foretold(sweeps: Sequence[Sweep], law: Law, replica: Replica = UNLIMITED) -> list[dict[Kind, float]]:
+    """Foretell mean times of each point by a law, seconds; what was measured of them is not looked at.
 
     Examples
     --------
@@ -94,10 +89,7 @@ def foretold(
     >>> [round(times[kind], 6) for kind in (Kind.TTFT, Kind.TPOT, Kind.E2E)]
     [0.025, 0.01, 0.125]
     """
-    loads = [
-        _load(number, point, sweep, replica) for number, sweep in enumerate(sweeps) for point in sweep.points
-    ]
-    times = _times(loads, [law], progress, announce)
+    times = _times(_loads(sweeps, replica), [law])
     return [dict(zip(_KINDS, mine[0].tolist(), strict=False)) for mine in times]
 
 
@@ -108,25 +100,16 @@ def corrected(
     constants: FloatArray,
     replica: Replica = UNLIMITED,
 ) -> Equations:
-    """The equations with what waiting for an iteration under way adds to TTFT at a rate, by a law."""
+    """Add what waiting for an iteration under way adds to TTFT at a rate, by a law."""
     law = Law(*equations.law(terms, constants))
     points = [point for sweep in sweeps for point in sweep.points]
     ttft = [
         times[Kind.TTFT] if point.rate_rps is not None and kind is Kind.TTFT else math.nan
         for point, times in zip(points, foretold(sweeps, law, replica), strict=True)
-        for kind, _ in seen(point)
+        for kind, _ in _seen(point)
     ]
     waits = np.array(ttft) - equations.design(terms) @ constants
     return replace(equations, offset=np.where(np.isnan(waits), 0.0, waits))
-
-
-class _Row(NamedTuple):
-    load: _Load
-    kind: Kind
-    seconds: float
-    amounts: FloatArray  # of d0 … d4, and of d5 for each knee
-    state: FloatArray  # mean KV tokens, prefill tokens, sequences
-    peak: float  # most prefill tokens of an iteration
 
 
 def play(
@@ -136,24 +119,60 @@ def play(
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Equations:
-    """The equations of load sweeps, one for each time that was measured, as if no request had to wait.
+    """Make the equations of load sweeps, one for each time that was measured, as if no request had to wait.
 
     E2E says of the time after the first token what TPOT says, and so does the time between completions; of the three
     the first that was measured counts, TPOT before E2E.
     """
-    loads = [
-        _load(number, _as_loop(point), sweep, replica)
-        for number, sweep in enumerate(sweeps)
-        for point in sweep.points
+    loads = _loads(sweeps, replica, _as_loop)
+    played = _times(loads, [_UNIT, *_ONE_MORE], progress, announce)
+    rows = [
+        (load, kind, seconds, times)
+        for load, times in zip(loads, played, strict=True)
+        for kind, seconds in _seen(load.point)
     ]
-    rows: list[_Row] = []
-    for load, times in zip(loads, _times(loads, [UNIT, *_ONE_MORE], progress, announce), strict=True):
-        rows += _rows(load, times[1:] - times[0], peak=float(times[0, -1]))
-    return _equations(rows)
+    slopes = np.array(
+        [times[1:] - times[0] for *_, times in rows]
+    )  # by the constants: (n, n_constants, n_kinds + 1)
+    amounts = np.array(
+        [mine[:, _KINDS.index(kind)] for mine, (_, kind, _, _) in zip(slopes, rows, strict=True)]
+    )
+    interval = slopes[:, :, _KINDS.index(Kind.INTERVAL)]
+    state = interval[:, 1:4] / interval[:, :1]
+    with_ttft = any(kind is Kind.TTFT for _, kind, _, _ in rows)
+    lines = np.array([(load.source, load.point.line) for load, *_ in rows])
+    levels = np.array([float(load.point.concurrency or 0) for load, *_ in rows])
+    if np.ptp(levels) == 0:  # one load: each shape of request for itself
+        levels = np.unique(lines, axis=0, return_inverse=True)[1].reshape(-1)
+    return Equations(
+        amounts=amounts[:, :5],
+        knees=np.array(_KNEES),
+        beyond=amounts[:, 5:],
+        # Of E2E alone it cannot be told from the time of the tokens.
+        overhead=np.array([float(kind in (Kind.TTFT, Kind.E2E) and with_ttft) for _, kind, _, _ in rows]),
+        offset=np.zeros(len(rows)),
+        seconds=np.array([seconds for _, _, seconds, _ in rows]),
+        kind=np.array([kind.value for _, kind, _, _ in rows]),
+        group=np.unique(levels, return_inverse=True)[1],
+        source=lines[:, 0],
+        line=lines[:, 1],
+        kv_tokens=state[:, 0],
+        prefill_tokens=state[:, 1],
+        sequences=state[:, 2],
+        prefill_peak=np.array([times[0, -1] for *_, times in rows]),
+    )
+
+
+def _seen(point: Point) -> list[tuple[Kind, float]]:
+    """List what was measured of a point: TTFT, and the first of TPOT, E2E and time between completions."""
+    between = point.throughput_rps and 1 / point.throughput_rps
+    times = (point.ttft_s, point.tpot_s, point.e2e_s, between)
+    measured = [(kind, time) for kind, time in zip(_KINDS, times, strict=True) if time is not None]
+    return measured[: 1 if point.ttft_s is None else 2]
 
 
 def _as_loop(point: Point) -> Point:
-    """A closed loop in which as many requests run together as at a rate, those that wait left out."""
+    """Return a closed loop in which as many requests run together as at a rate, those that wait left out."""
     if point.rate_rps is None:
         return point
     output = sum(point.outputs) / 2
@@ -163,7 +182,7 @@ def _as_loop(point: Point) -> Point:
 
 
 def requests_of(point: Point) -> Requests:
-    """The requests of a point with what they compute, lengths drawn where they have a range; the same each time.
+    """Draw the requests of a point with what they compute; the same each time.
 
     Examples
     --------
@@ -181,25 +200,29 @@ def requests_of(point: Point) -> Requests:
     if point.rate_rps is not None:
         gaps = np.ones(size) if point.evenly else rng.standard_exponential(size)
         clients, arrival = None, np.cumsum(gaps) / point.rate_rps
-    none = np.zeros(size, dtype=np.int64)
-    outputs = _drawn(rng, point.outputs, size)
+
+    def drawn(lengths: Range) -> IntArray:
+        return rng.integers(max(lengths[0], 1), max(lengths[1], 1), size, endpoint=True)
+
+    outputs = drawn(point.outputs)
     if point.in_midst:
         running = slice(0, clients)
         outputs[running] = rng.integers(1, outputs[running], endpoint=True)
-    inputs = np.maximum(_drawn(rng, point.inputs, size) - point.cached_tokens, 1)
-    return Requests(arrival, inputs, outputs, none, clients)
+    inputs = np.maximum(drawn(point.inputs) - point.cached_tokens, 1)
+    return Requests(arrival, inputs, outputs, np.zeros(size, dtype=np.int64), clients)
 
 
-def _drawn(rng: np.random.Generator, lengths: Range, size: int) -> IntArray:
-    return rng.integers(max(lengths[0], 1), max(lengths[1], 1), size, endpoint=True)
-
-
-def _load(number: int, point: Point, sweep: Sweep, replica: Replica) -> _Load:
+def _loads(
+    sweeps: Sequence[Sweep], replica: Replica, change: Callable[[Point], Point] = lambda point: point
+) -> list[_Load]:
     nobody = RequestClass("", 1, (1,), (1.0,), 0.0)
-    scenario = Scenario(ServingModel((nobody,), UNIT.timing, replica), Plan(), requests_of(point), ("",))
-    return _Load(
-        point, sweep.source, number, scenario, Settings(_POLICY.get(sweep.deployment.engine, "vllm"), {})
-    )
+    model, loads = ServingModel((nobody,), _UNIT.timing, replica), []
+    for number, sweep in enumerate(sweeps):
+        settings = Settings(_POLICY.get(sweep.deployment.engine, "vllm"), {})
+        for point in map(change, sweep.points):
+            scenario = Scenario(model, Plan(), requests_of(point), ("",))
+            loads.append(_Load(point, sweep.source, number, scenario, settings))
+    return loads
 
 
 _PLAYED: dict[tuple[Hashable, Law], tuple[float, ...]] = {}  # times of what ran: as long as the process lives
@@ -208,75 +231,27 @@ _PLAYED: dict[tuple[Hashable, Law], tuple[float, ...]] = {}  # times of what ran
 def _times(
     loads: Sequence[_Load],
     laws: Sequence[Law],
-    progress: Progress | None,
-    announce: Announce | None,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> list[FloatArray]:
-    """Mean times of each load at each law, seconds, and its peak of prefill tokens: (n_laws, n_kinds + 1)."""
+    """Play each load at each law: mean times, seconds, and the peak of prefill tokens; (n_laws, n_kinds + 1)."""
     runs = [[(load.alike, law) for law in laws] for load in loads]
     wanted = {run: load for load, mine in zip(loads, runs, strict=True) for run in mine if run not in _PLAYED}
     jobs = [[load.job(law)] for (_, law), load in wanted.items()]
     outcomes = run_to_the_end(jobs, progress, announce, compile=True) if jobs else []
     for (run, load), (outcome,) in zip(wanted.items(), outcomes, strict=True):
-        _PLAYED[run] = _of_run(load, outcome)
+        if not outcome.finished:
+            tokens = load.scenario.model.replica.memory_tokens
+            message = f"its requests do not fit a memory of {tokens:,} tokens, --capacity or that of --base"
+            raise ProfileError(load.file, message, line=load.point.line)
+        _PLAYED[run] = *mean_times(load.scenario.requests, outcome).values(), outcome.prefill_peak
     return [np.array([_PLAYED[run] for run in mine]) for mine in runs]
 
 
-def _of_run(load: _Load, run: Outcome) -> tuple[float, ...]:
-    if not run.finished:
-        tokens = load.scenario.model.replica.memory_tokens
-        message = f"its requests do not fit a memory of {tokens:,} tokens, --capacity or that of --base"
-        raise ProfileError(load.file, message, line=load.point.line)
-    return *mean_times(load.scenario.requests, run).values(), run.prefill_peak
-
-
 def mean_times(requests: Requests, run: Outcome) -> dict[Kind, float]:
-    """What a client would have measured of a run that came to its end, seconds."""
+    """Tell what a client would have measured of a run that came to its end, seconds."""
     ttft, e2e = run.ttft_s, run.e2e_s
     later = requests.decode_tokens - 1
     tpot = (e2e - ttft)[later > 0] / later[later > 0]
     means = ttft.mean(), tpot.mean() if tpot.size else 0.0, e2e.mean(), run.end_s / ttft.size
     return dict(zip(_KINDS, means, strict=True))
-
-
-def seen(point: Point) -> list[tuple[Kind, float]]:
-    """What was measured of a point: TTFT, and the first of TPOT, E2E and time between completions."""
-    between = point.throughput_rps and 1 / point.throughput_rps
-    times = zip(_KINDS, (point.ttft_s, point.tpot_s, point.e2e_s, between), strict=True)
-    (first, ttft), *others = [(kind, time) for kind, time in times]
-    known = [(kind, time) for kind, time in others if time is not None][:1]
-    return known if ttft is None else [(first, ttft), *known]
-
-
-def _rows(load: _Load, slopes: FloatArray, peak: float) -> Iterator[_Row]:
-    """What was measured of a point, as the slopes of its times by the constants."""
-    interval = _KINDS.index(Kind.INTERVAL)
-    state = slopes[1:4, interval] / slopes[0, interval]
-    for kind, time in seen(load.point):
-        yield _Row(load, kind, time, slopes[:, _KINDS.index(kind)], state, peak)
-
-
-def _equations(rows: Sequence[_Row]) -> Equations:
-    amounts, state = (np.array([getattr(row, name) for row in rows]) for name in ("amounts", "state"))
-    with_ttft = any(row.kind is Kind.TTFT for row in rows)
-    lines = [(row.load.source, row.load.point.line) for row in rows]
-    levels = np.array([float(row.load.point.concurrency or 0) for row in rows])
-    if np.ptp(levels) == 0:  # one load: each shape of request for itself
-        levels = np.unique(np.array(lines), axis=0, return_inverse=True)[1].reshape(-1)
-    group = np.unique(levels, return_inverse=True)[1]
-    return Equations(
-        amounts=amounts[:, :5],
-        knees=np.array(_KNEES),
-        beyond=amounts[:, 5:],
-        # Of E2E alone it cannot be told from the time of the tokens.
-        overhead=np.array([float(row.kind.of_client and with_ttft) for row in rows]),
-        offset=np.zeros(len(rows)),
-        seconds=np.array([row.seconds for row in rows]),
-        kind=np.array([row.kind.value for row in rows]),
-        group=group,
-        source=np.array([source for source, _ in lines]),
-        line=np.array([line for _, line in lines]),
-        kv_tokens=state[:, 0],
-        prefill_tokens=state[:, 1],
-        sequences=state[:, 2],
-        prefill_peak=np.array([row.peak for row in rows]),
-    )

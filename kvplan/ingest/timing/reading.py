@@ -50,11 +50,6 @@ def read_groups(
 
     The requests of a run beside a series of it rebuild the KV usage that was not recorded, and give no samples of their
     own. Files that `may_lack` samples tell of other things too.
-
-    Raises
-    ------
-    UsageError
-        Another file gives no samples, or none has that group.
     """
     grouped: dict[str, list[Found]] = {}
     for path in paths:
@@ -74,13 +69,7 @@ def read_groups(
 
 
 def listed(groups: Iterable[str]) -> str:
-    """List names of groups in a message, no more of them than one reads.
-
-    Examples
-    --------
-    >>> listed(["vllm", "sglang"])
-    "'vllm', 'sglang'"
-    """
+    """List names of groups in a message, no more of them than one reads."""
     quoted = [repr(name[:_LONGEST_NAME]) for name in groups]
     return ", ".join(quoted[:_MOST_NAMES] + ["…"] * (len(quoted) > _MOST_NAMES))
 
@@ -95,16 +84,6 @@ def parse_samples(
     """Read the samples in some lines, which messages call `source`; see `read_samples`.
 
     Lines have their line ends; a last one without may be cut off.
-
-    Examples
-    --------
-    >>> (samples,) = parse_samples(
-    ...     ["t,prompt_throughput,gen_throughput,running,kv_cache_pct\\n", "1,400,1600,40,50\\n"],
-    ...     "series.csv",
-    ...     capacity_tokens=40_000,
-    ... )
-    >>> samples.seconds.tolist(), samples.kv_tokens.tolist(), samples.prefill_tokens.tolist()
-    ([0.025], [20000.0], [10.0])
     """
     return _measured(_parsed(lines, source, capacity_tokens, assumed_tokens))
 

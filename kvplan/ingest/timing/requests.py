@@ -49,11 +49,6 @@ def log_of(
     """Put requests on one clock.
 
     Where the engine has another than the arrivals, the request that it saw soonest was seen when it arrived.
-
-    Raises
-    ------
-    ProfileError
-        They are on two clocks, and nothing tells how these go together.
     """
     columns = dict(zip(Request._fields, zip(*requests, strict=True), strict=True))
     arrival = np.array(columns["arrival_s"])
@@ -84,48 +79,30 @@ def log_of(
 
 
 class _Path:
-    """A function of time that jumps and grows linearly: the sum of what happens at each event."""
+    """A function of time that jumps and grows linearly: the sum of events, each a time, a jump and a slope."""
 
-    def __init__(self, times: FloatArray, jumps: FloatArray, slopes: FloatArray) -> None:
-        order = np.argsort(times, kind="stable")
-        self._times = times[order]
-        self._value = np.cumsum(jumps[order])
-        self._slope = np.cumsum(slopes[order])
-        gaps = np.diff(self._times, append=self._times[-1:])
-        self._value[1:] += np.cumsum(self._slope * gaps)[:-1]
-        self._integral = np.concatenate(
-            [[0.0], np.cumsum(self._value * gaps + self._slope * gaps**2 / 2)[:-1]]
-        )
+    def __init__(self, *events: tuple[FloatArray, FloatArray, FloatArray]) -> None:
+        from scipy.interpolate import PPoly  # type: ignore[import-untyped]
 
-    def at(self, times: FloatArray) -> FloatArray:
-        """Its value after what happened until then."""
-        place, since = self._place(times)
-        return np.asarray(np.where(place < 0, 0.0, self._value[place] + self._slope[place] * since))
+        every, jumps, slopes = (np.concatenate(column) for column in zip(*events, strict=True))
+        times, place = np.unique(every, return_inverse=True)
+        slope = np.cumsum(np.bincount(place, slopes))
+        grown = np.cumsum(slope * np.diff(times, append=times[-1:]))
+        value = np.cumsum(np.bincount(place, jumps)) + np.concatenate([[0.0], grown[:-1]])
+        begin, end = [times[0] - 1.0], [times[-1] + 1.0]  # nothing before the first event
+        pieces = np.pad([slope, value], ((0, 0), (1, 0)))
+        self.at = PPoly(pieces, np.concatenate([begin, times, end]))
+        self._integral = self.at.antiderivative()
 
     def mean(self, start: FloatArray, end: FloatArray) -> FloatArray:
-        """Its mean over intervals."""
-        return np.asarray((self._until(end) - self._until(start)) / (end - start))
-
-    def _until(self, times: FloatArray) -> FloatArray:
-        place, since = self._place(times)
-        grown = self._integral[place] + self._value[place] * since + self._slope[place] * since**2 / 2
-        return np.asarray(np.where(place < 0, 0.0, grown))
-
-    def _place(self, times: FloatArray) -> tuple[IntArray, FloatArray]:
-        place = np.searchsorted(self._times, times, side="right") - 1
-        return place, times - self._times[place]
+        """Return its mean over intervals."""
+        return np.asarray((self._integral(end) - self._integral(start)) / (end - start))
 
 
-class _Batch(NamedTuple):
-    """What there was over time: KV tokens, requests in progress, those of them that decode, prompt tokens computed."""
+class _Batch:
+    """What there was over time."""
 
-    kv_tokens: _Path
-    begun: _Path
-    decoding: _Path
-    computed: _Path
-
-    @classmethod
-    def of(cls, log: RequestLog) -> "_Batch":
+    def __init__(self, log: RequestLog) -> None:
         start, first, last = log.scheduled_s, log.first_token_s, log.last_token_s
         inputs, outputs = log.input_tokens.astype(np.float64), log.output_tokens.astype(np.float64)
         prefill = inputs - log.cached_tokens
@@ -133,25 +110,15 @@ class _Batch(NamedTuple):
         speed = np.divide(prefill, first - start, out=np.zeros_like(first), where=first > start)
         one, none = np.ones_like(first), np.zeros_like(first)
         held = inputs + 1 + rate * (last - first)
-
-        def path(*events: tuple[FloatArray, FloatArray, FloatArray]) -> _Path:
-            return _Path(*(np.concatenate(column) for column in zip(*events, strict=True)))
-
-        return cls(
-            kv_tokens=path((start, inputs, none), (first, one, rate), (last, -held, -rate)),
-            begun=path((start, one, none), (last, -one, none)),
-            decoding=path((first, one, none), (last, -one, none)),
-            computed=path((start, none, speed), (first, np.where(first > start, none, prefill), -speed)),
-        )
+        at_once = np.where(first > start, none, prefill)
+        self.kv_tokens = _Path((start, inputs, none), (first, one, rate), (last, -held, -rate))
+        self.begun = _Path((start, one, none), (last, -one, none))  # requests in progress
+        self.decoding = _Path((first, one, none), (last, -one, none))
+        self.computed = _Path((start, none, speed), (first, at_once, -speed))  # prompt tokens
 
 
 def iterations(log: RequestLog) -> Samples:
     """Make a sample of each request: the mean of the iterations from its first token to its last.
-
-    Raises
-    ------
-    UsageError
-        No request generated enough.
 
     Examples
     --------
@@ -164,7 +131,7 @@ def iterations(log: RequestLog) -> Samples:
     if not kept.any():
         message = f"no request generated more than {_FEWEST} tokens, of which times would tell"
         raise UsageError(f"{log.source}: {message}")
-    batch, first, last, count = _Batch.of(log), log.first_token_s[kept], log.last_token_s[kept], count[kept]
+    batch, first, last, count = _Batch(log), log.first_token_s[kept], log.last_token_s[kept], count[kept]
     return Samples(
         log.source,
         log.format,
@@ -185,13 +152,8 @@ def rebuilt(series: Series, log: RequestLog) -> Samples:
     """Make the samples of a series whose KV usage was not recorded, with what its requests held.
 
     Requests in progress that were not running had been preempted and held nothing.
-
-    Raises
-    ------
-    UsageError
-        The requests are not of the same run.
     """
-    batch, length = _Batch.of(log), _lengths(series)
+    batch, length = _Batch(log), _lengths(series)
     counted = _counted(series, log, length)
     computed_share = (log.input_tokens - log.cached_tokens).sum() / counted.sum()
     end = series.end_s + _shift(series, log, counted)

@@ -1,4 +1,4 @@
-"""Constants in spite of samples that are off.
+"""Constants of least relative error, none negative, in spite of what is off, with a prior for what is left open.
 
 Iterations: least squares of the relative error, over the samples that agree: least trimmed squares first (the share of
 the samples that one fit explains best), then all samples within some spreads of it.
@@ -12,30 +12,38 @@ the samples that one fit explains best), then all samples within some spreads of
 Loads: there are few, each the mean over many requests, and TTFT scatters far more than TPOT. So all count, each kind by
 its own spread, and those far off by less.
 
+A prior is a law of another origin, an estimate or another profile. What is believed of it are the ratios of its
+constants, to within a factor of a few, and not their size. So each constant is drawn to its share of the prior, at a
+common scale that is free, and one that the prior does not have to 0: where equations determine a constant the prior has
+next to no weight, and the less they say of it (prompts in a sweep without TTFT) the more it is the prior's ratio.
+
 References
 ----------
-Rousseeuw, Van Driessen, Computing LTS regression for large data sets (2006): concentration steps.
+Rousseeuw, Van Driessen, Computing LTS regression for large data sets (2006): concentration steps. Losses of bounded
+slope, such as scipy's soft_l1, were tried: half the samples too slow, they move with them.
 Huber, Robust Estimation of a Location Parameter (1964): weights of what is far off.
 """
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.ingest.timing.equations import KV, PREFILL, BoolArray, Equations, Kind, Terms
-from kvplan.ingest.timing.least_squares import solve
 from kvplan.model import FloatArray, IntArray
 
-_STARTS, _FINISHED, _START_SIZE, _SUBSAMPLE = 40, 4, 8, 600
+_BELIEF = 3.0  # relative deviation of a constant from its share of the prior
+_UNKNOWN = 0.3  # share of time that a constant may add which the prior does not have
 _STEPS = 30
+_STARTS, _START_SIZE = 40, 8  # samples that a start is fitted to
 _ABOVE_ENVELOPE, _AWAY = 2.0, 3.0  # spreads from the fit at which a sample is left out
 _GROSS = 0.6  # relative error at which a measured sample may be left out
 _CLOSE = 0.04  # spread of samples that lie close to the formula
 _SPREADS = 6.0  # how many of them are then too far
 _HALF, _MOST = 0.5, 0.9  # share of the samples that agree: at least, of an envelope; of measurements
 _TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
+_MOST_SETTINGS = 600  # to be compared with each other, or to try many starts on
 _MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more work, in so much less time
 _PARTS = (1.0, 0.5, 0.2, 0.1, 0.05)  # of a share of the prior, to try
 _HARDLY, _NO_MATTER = 1.03, 0.0005  # how much worse a fit may be: so many times, and so much error
@@ -56,52 +64,48 @@ _SPREAD = {
 }
 
 
-def agreeing(equations: Equations, envelope: bool) -> BoolArray:
-    """Which equations a linear law can rest on, shape (n_equations,): of loads all."""
-    if (equations.kind != Kind.ITERATION).any():
-        return np.ones(len(equations), dtype=np.bool_)
-    design = equations.design(Terms())
-    varying = np.concatenate([[True], np.ptp(design[:, 1:], axis=0) > 0])
-    return _trimmed(design[:, varying], equations.seconds, envelope)
+def solve(
+    design: FloatArray, seconds: FloatArray, deviation: FloatArray, prior: FloatArray | None = None
+) -> FloatArray:
+    """Return the constants of amounts that make up times, shape (n_terms,).
+
+    `design` has shape (n_equations, n_terms), `deviation` is that of each time in seconds. `prior` are constants whose
+    ratios are believed, 0 where nothing is known.
+
+    Examples
+    --------
+    Two equations tell a fixed time from what grows; how that is shared out is left to the prior:
+
+    >>> amounts = np.array([[1.0, 10.0, 10.0], [1.0, 30.0, 30.0]])
+    >>> prior = np.array([10.0, 0.25, 0.75])
+    >>> solve(amounts, np.array([2.0, 4.0]), np.full(2, 1e-6), prior).round(3).tolist()
+    [1.0, 0.025, 0.075]
+    """
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+    rows, wanted = design / deviation[:, None], seconds / deviation
+    if prior is not None and prior.any():
+        believed = prior > 0
+        # The scale of the prior is a column of its own, and takes the size of the measured.
+        size = float(np.median(np.abs(seconds) / np.maximum(design @ prior, 1e-300)))
+        share = np.where(believed, prior * size, 1.0)
+        share_of_time = np.mean(design / np.maximum(np.abs(seconds), 1e-300)[:, None], axis=0)
+        drawn = np.column_stack(
+            [np.diag(np.where(believed, 1 / share, share_of_time)), -believed.astype(float)]
+        )
+        drawn /= np.where(believed, _BELIEF, _UNKNOWN)[:, None]
+        rows = np.vstack([np.column_stack([rows, np.zeros(seconds.size)]), drawn])
+        wanted = np.concatenate([wanted, np.zeros(len(drawn))])
+    scale = np.sqrt((rows**2).sum(axis=0))
+    scale[scale == 0] = 1.0
+    # The triangle holds all that matters of any number of rows.
+    triangle: Any = np.linalg.qr(np.column_stack([rows / scale, wanted]), mode="r")
+    return np.asarray((nnls(triangle[:, :-1], triangle[:, -1])[0] / scale)[: design.shape[1]])
 
 
 def constants(equations: Equations, terms: Terms, prior: FloatArray) -> FloatArray:
-    """Constants of a law with these terms, in the order of its design, where the equations agree.
-
-    For `prior` see `solve`.
-    """
+    """Return the constants of a law with these terms, in the order of its design; for `prior` see `solve`."""
     return _constants(equations, equations.design(terms), prior)
-
-
-def nothing_free(
-    equations: Equations, terms: Terms, prior: FloatArray, found: FloatArray
-) -> tuple[FloatArray, tuple[int, ...]]:
-    """Constants by which neither KV tokens nor prompts are free, and which of the two were.
-
-    What came out at next to nothing is given a part of its share of the prior, the largest by which the others, fitted
-    anew, hardly fit worse.
-    """
-    design, seconds = equations.design(terms), equations.seconds
-    scale = float(np.median((seconds - equations.offset) / np.maximum(design @ prior, 1e-300)))
-    free = tuple(index for index in (KV, PREFILL) if found[index] < _PARTS[-1] * scale * prior[index])
-    if not free:
-        return found, ()
-
-    def misfit(constants: FloatArray) -> float:
-        off = np.abs(equations.offset + design @ constants - seconds) / seconds
-        return float(np.minimum(off, 1.0).mean())
-
-    limit, chosen = misfit(found) * _HARDLY + _NO_MATTER, list(free)
-    rest, others = design.copy(), prior.copy()
-    rest[:, chosen] = others[chosen] = 0.0
-    for part in _PARTS:
-        priced = np.zeros(prior.size)
-        priced[chosen] = part * scale * prior[chosen]
-        paid = replace(equations, offset=equations.offset + design @ priced)
-        priced += np.where(priced > 0, 0.0, _constants(paid, rest, others))
-        if misfit(priced) <= limit:
-            break
-    return priced, free
 
 
 def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> FloatArray:
@@ -113,46 +117,100 @@ def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> F
     for kind, mine in rows.items():
         deviation[mine] = _AT_FIRST * _SPREAD[kind].least
     for _ in range(_STEPS):
-        found = solve(design, seconds - equations.offset, deviation * seconds, prior)
-        off = np.abs(seconds - equations.offset - design @ found) / seconds
+        fitted = solve(design, seconds - equations.offset, deviation * seconds, prior)
+        off = np.abs(seconds - equations.offset - design @ fitted) / seconds
         last = deviation.copy()
         for kind, mine in rows.items():
             seen = max(_TO_SIGMA * float(np.median(off[mine])), _SPREAD[kind].least)
             spread[kind] = min(spread[kind], seen)
-            deviation[mine] = spread[kind] * np.sqrt(
-                np.maximum(off[mine] / (_SPREAD[kind].most * spread[kind]), 1.0)
-            )
+            excess = off[mine] / (_SPREAD[kind].most * spread[kind])
+            deviation[mine] = spread[kind] * np.sqrt(np.maximum(excess, 1.0))
         if np.allclose(deviation, last, rtol=1e-6):
             break
-    return found
+    return fitted
 
 
-def _trimmed(design: FloatArray, seconds: FloatArray, envelope: bool) -> BoolArray:
-    """The samples that agree, shape (n_samples,)."""
+def nothing_free(
+    equations: Equations, terms: Terms, prior: FloatArray, fitted: FloatArray
+) -> tuple[FloatArray, tuple[int, ...]]:
+    """Return constants by which neither KV tokens nor prompts are free, and which of the two were.
 
-    def residuals(found: FloatArray) -> FloatArray:
-        return np.asarray((seconds - design @ found) / seconds)
+    What came out at next to nothing is given a part of its share of the prior, the largest by which the others, fitted
+    anew, hardly fit worse.
+    """
+    design, seconds = equations.design(terms), equations.seconds
+    scale = float(np.median((seconds - equations.offset) / np.maximum(design @ prior, 1e-300)))
+    free = [index for index in (KV, PREFILL) if fitted[index] < _PARTS[-1] * scale * prior[index]]
+    if not free:
+        return fitted, ()
 
+    def misfit(constants: FloatArray) -> float:
+        off = np.abs(equations.offset + design @ constants - seconds) / seconds
+        return float(np.minimum(off, 1.0).mean())
+
+    rest, others = design.copy(), prior.copy()
+    rest[:, free] = others[free] = 0.0
+    for part in _PARTS:
+        priced = np.zeros(prior.size)
+        priced[free] = part * scale * prior[free]
+        paid = replace(equations, offset=equations.offset + design @ priced)
+        priced += np.where(priced > 0, 0.0, _constants(paid, rest, others))
+        if misfit(priced) <= misfit(fitted) * _HARDLY + _NO_MATTER:
+            break
+    return priced, tuple(free)
+
+
+def agreeing(equations: Equations, envelope: bool) -> BoolArray:
+    """Tell which equations a linear law can rest on, shape (n_equations,): of loads all."""
+    if not equations.of_iterations:
+        return np.ones(len(equations), dtype=np.bool_)
+    design, seconds = equations.design(Terms()), equations.seconds
+    design = design[:, np.concatenate([[True], np.ptp(design[:, 1:], axis=0) > 0])]
     share = _HALF if envelope else _MOST
-    found = _least_trimmed(design, seconds, share)
-    distance = np.abs(residuals(found))
+    fitted = _least_trimmed(design, seconds, share)
+    distance = np.abs(seconds - design @ fitted) / seconds
     kept = np.asarray(distance <= np.quantile(distance, share, method="higher"))
     for _ in range(_STEPS):
-        off = residuals(found)
+        off = np.asarray((seconds - design @ fitted) / seconds)
         within = _near_envelope(off) if envelope else _not_grossly_off(off, kept)
         if (within == kept).all():
             break
         kept = within
-        found = _plain(design[kept], seconds[kept])
+        fitted = solve(design[kept], seconds[kept], seconds[kept])
     return kept
 
 
-def _plain(design: FloatArray, seconds: FloatArray) -> FloatArray:
-    return solve(design, seconds, seconds)
+def _least_trimmed(design: FloatArray, seconds: FloatArray, share: float) -> FloatArray:
+    """Return constants with the least sum of the smallest squared residuals, the best of many starts.
+
+    The share is taken of the samples with and without prefill alike: of one kind alone they would leave terms open.
+    """
+    kind = np.unique(design > 0, axis=0, return_inverse=True)[1].reshape(-1)
+
+    def concentrated(rows: IntArray, pool: IntArray) -> tuple[float, IntArray, FloatArray]:
+        parts = [pool[kind[pool] == k] for k in np.unique(kind[pool])]
+        total = math.inf
+        for _ in range(_STEPS):
+            fitted = solve(design[rows], seconds[rows], seconds[rows])
+            squares = ((seconds - design @ fitted) / seconds) ** 2
+            nearest = (part[np.argsort(squares[part], kind="stable")] for part in parts)
+            rows = np.concatenate([part[: math.ceil(share * part.size)] for part in nearest])
+            last, total = total, float(squares[rows].sum())
+            if total >= last * (1 - 1e-12):
+                break
+        return total, rows, fitted
+
+    every = np.arange(seconds.size)
+    pool = np.unique(np.linspace(0, seconds.size - 1, min(seconds.size, _MOST_SETTINGS)).astype(np.int64))
+    rng = np.random.default_rng(0)  # the same samples give the same timing
+    size = min(pool.size, _START_SIZE)
+    starts = [pool, *(rng.choice(pool, size, replace=False) for _ in range(_STARTS))]
+    _, rows, _ = min((concentrated(rows, pool) for rows in starts), key=lambda found: found[0])
+    return concentrated(rows, every)[2]
 
 
 def _near_envelope(off: FloatArray) -> BoolArray:
-    """Which relative residuals are small, against the spread of those below the fit; at least half of them."""
+    """Tell which relative residuals are small, against the spread of those below the fit; at least half of them."""
     below = off[off < 0]
     spread = max(_TO_SIGMA * float(np.median(np.abs(below))) if below.size else 0.0, 1e-9)
     excess = np.maximum(off / _ABOVE_ENVELOPE, -off / _AWAY) / spread
@@ -160,7 +218,7 @@ def _near_envelope(off: FloatArray) -> BoolArray:
 
 
 def _not_grossly_off(off: FloatArray, kept: BoolArray) -> BoolArray:
-    """Which relative residuals are small, against those of the samples kept so far.
+    """Tell which relative residuals are small, against those of the samples kept so far.
 
     Where nearly all samples lie close to the formula, what is some spreads off is no noise. Elsewhere it is the
     formula that is rough, and only what is grossly off is left out.
@@ -172,56 +230,19 @@ def _not_grossly_off(off: FloatArray, kept: BoolArray) -> BoolArray:
     return np.asarray(np.abs(off) <= max(_AWAY * float(np.sqrt((off[kept] ** 2).mean())), _GROSS))
 
 
-def _least_trimmed(design: FloatArray, seconds: FloatArray, share: float) -> FloatArray:
-    """Coefficients with the least sum of the smallest squared residuals, over many starts.
-
-    The share is taken of the samples with and without prefill alike: of one kind alone they would leave terms open.
-    """
-    n = seconds.size
-    every = np.unique(np.linspace(0, n - 1, min(n, _SUBSAMPLE)).astype(np.int64))
-    kind = np.unique(design > 0, axis=0, return_inverse=True)[1].reshape(-1)
-    rng = np.random.default_rng(0)  # the same samples give the same timing
-
-    def concentrated(found: FloatArray, pool: IntArray, steps: int) -> tuple[float, FloatArray]:
-        parts = [np.flatnonzero(kind[pool] == k) for k in range(kind.max() + 1)]
-        total = np.inf
-        for _ in range(steps):
-            squares = ((seconds[pool] - design[pool] @ found) / seconds[pool]) ** 2
-            order = np.concatenate(
-                [
-                    part[np.argsort(squares[part], kind="stable")[: math.ceil(share * part.size)]]
-                    for part in parts
-                ]
-            )
-            if squares[order].sum() >= total * (1 - 1e-12):
-                break
-            total = float(squares[order].sum())
-            found = _plain(design[pool[order]], seconds[pool[order]])
-        return total, found
-
-    size = min(every.size, _START_SIZE)
-    starts = [every, *(rng.choice(every, size, replace=False) for _ in range(_STARTS))]
-    begun = [concentrated(_plain(design[rows], seconds[rows]), every, 2) for rows in starts]
-    begun.sort(key=lambda pair: pair[0])
-    best = min(
-        (concentrated(found, every, _STEPS) for _, found in begun[:_FINISHED]), key=lambda pair: pair[0]
-    )
-    return concentrated(best[1], np.arange(n), _STEPS)[1]
-
-
 def contradicted(equations: Equations) -> IntArray:
-    """For each sample that contradicts others: one that did less in more time, or more in less; else −1.
+    """For each sample that contradicts others name one that did less in more time, or more in less; else −1.
 
     Only where repetitions tell how much is noise. Of two that contradict each other the one goes that contradicts
     more of the others, then the fast one.
     """
     design, seconds = equations.amounts[:, 1:4], equations.seconds
     opposed = np.full(seconds.size, -1, dtype=np.int64)
-    if (equations.kind != Kind.ITERATION).any():
+    if not equations.of_iterations:
         return opposed
     points, first, group = np.unique(design, axis=0, return_index=True, return_inverse=True)
     group = group.reshape(-1)
-    if len(points) > min(_SUBSAMPLE, seconds.size // 2):
+    if len(points) > min(_MOST_SETTINGS, seconds.size // 2):
         return opposed
     middle = np.array([np.median(seconds[group == g]) for g in range(len(points))])
     noise = _TO_SIGMA * float(np.median(np.abs(seconds / middle[group] - 1)))

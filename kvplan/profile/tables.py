@@ -1,0 +1,587 @@
+"""The tables of a profile: keys, their values and descriptions, and the relations within each table.
+
+The text below a key is its description in the JSON Schema, which editors show.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import FailFast, Field
+from pydantic.config import JsonDict
+
+from kvplan import model, ranges
+from kvplan.model import Admission, EngineName, Origin, Prefill, Prompt, RequestClass, as_written
+from kvplan.model.drafts import Drafts
+from kvplan.model.fleet import Routing
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
+from kvplan.model.lengths import Lengths
+from kvplan.model.offload import Offload
+from kvplan.model.sessions import Sessions
+from kvplan.profile import values
+from kvplan.profile.relations import Cases, Check, Needs, Problem, Table, Ways
+from kvplan.units import format_number, format_seconds, format_tokens
+
+if TYPE_CHECKING:
+    from kvplan.model.schedule import Schedule
+
+_MAX_INPUTS, _MAX_OUTPUTS = 16, 1024  # lengths that formulas count, with the moments of the law
+
+
+class Kv(Table, title="Layers of one kind"):
+    """Layers that keep KV cache of one kind."""
+
+    relations = (Cases("kind", full="", window="window", chunk="window", state=""),)
+
+    kind: Annotated[Attention, Field(strict=False)]
+    """What a layer keeps of a request: all tokens (full), the last ones (window), those since its chunk began
+    (chunk), or a state of fixed size (state)."""
+    layers: Annotated[int, Field(ge=1, le=10_000)]
+    """How many layers are of this kind."""
+    bytes: Annotated[int, Field(ge=1, le=10**12)]
+    """Bytes of KV cache per token and layer, on one GPU; of a state, its bytes."""
+    window: values.MemoryTokens | None = None
+    """Tokens of a window or chunk."""
+
+
+class HostTier(Table, title="Host tier"):
+    """Host memory behind the prefix cache, and the link to it."""
+
+    relations = (Ways("memory", "memory_tokens"),)
+
+    memory: values.Bytes | None = None
+    """Host memory for KV cache of the replica, such as "200 GiB"."""
+    memory_tokens: values.CacheTokens | None = None
+    """The same in tokens."""
+    bandwidth: values.Bandwidth
+    """From host to GPU, such as "25 GB/s": of the replica, the links of all its GPUs together."""
+    inclusive: bool = True
+    """Whether every full block is written to the host as it is computed; otherwise only what the GPU throws away.
+    Whether every full block is written to the host as it is computed; otherwise only what the GPU throws away."""
+    overlap: bool = True
+    """Whether a request waits for its load while others run; otherwise loads are part of the iteration's time."""
+
+
+def _memory(gpu: "Gpu") -> Iterator[Problem]:
+    try:
+        _ = gpu.layout
+    except ValueError as error:
+        yield Problem(("block_tokens" if "block_tokens" in gpu.given else "kv",), str(error))
+        return
+    held = format_tokens(gpu.capacity_tokens)
+    if "memory_tokens" not in gpu.given and not 1 <= gpu.capacity_tokens <= ranges.MAX_MEMORY_TOKENS:
+        for key in gpu.given & {"memory", "kv_blocks"} if gpu.kv or gpu.kv_bytes_per_token else ():
+            limit = format_tokens(ranges.MAX_MEMORY_TOKENS)
+            yield Problem((key,), f"must hold 1 to {limit} tokens, not {held}")
+    if gpu.block_tokens > gpu.capacity_tokens > 0:
+        yield Problem(("block_tokens",), f"must be at most the memory, {held} tokens, not {gpu.block_tokens}")
+
+
+class Gpu(Table, title="Replica"):
+    """One replica: its KV memory and what the engine limits."""
+
+    relations = (
+        Ways("kv_blocks kv", "memory_tokens kv_bytes_per_token?", "memory kv_bytes_per_token"),
+        Check(_memory),
+    )
+
+    memory_tokens: values.MemoryTokens | None = None
+    """KV capacity of one replica, tokens. Or give memory with kv_bytes_per_token."""
+    memory: values.Bytes | None = None
+    """KV memory of one replica, such as "5.05 GiB"; needs kv_bytes_per_token."""
+    kv_bytes_per_token: values.MemoryTokens | None = None
+    """Bytes of KV cache per token, all layers."""
+    kv_blocks: values.MemoryTokens | None = None
+    """Blocks of the engine's pool, each of block_tokens tokens in every layer of a group; needs [[gpu.kv]]."""
+    kv: list[Kv] = Field(default=[], max_length=64)
+    """Layers by kind, where they differ in what they keep of a request."""
+    block_tokens: Annotated[int, Field(ge=1, le=ranges.MAX_BLOCK_TOKENS)] = 1
+    """Page size of the KV cache, tokens; 16 in vLLM."""
+    prefill: Annotated[Prefill, Field(strict=False)] = Prefill.FUSED
+    """Where a prompt's KV comes from: computed in the iteration that emits the first token (fused), in an
+    iteration of its own (inline), or ready-made (disaggregated)."""
+    max_num_seqs: values.MemoryTokens | None = None
+    """Most requests the engine runs at once."""
+    max_num_batched_tokens: values.MemoryTokens | None = None
+    """Most tokens the engine computes in an iteration."""
+    gpus: Annotated[int, Field(ge=1, le=ranges.MAX_GPUS)] = 1
+    """GPUs of one replica: what they hold together is its memory. Prices and sizes count them."""
+    prefix_caching: bool = True
+    """Whether the engine keeps the KV cache of prefixes, as vLLM and SGLang do by default."""
+    offload: HostTier | None = None
+
+    @property
+    def capacity_tokens(self) -> int:
+        if self.memory is not None and self.kv_bytes_per_token is not None:
+            return self.memory // self.kv_bytes_per_token
+        if self.kv_blocks is not None:
+            return self.kv_blocks * self.block_tokens
+        return self.memory_tokens or 0
+
+    @property
+    def layout(self) -> KvLayout | None:
+        """None where all layers keep every token; a prefix cache that is asked for keeps a second state.
+
+        Raises
+        ------
+        ValueError
+            Layers and block size do not go together.
+        """
+        counts = Counter[tuple[Attention, int, int | None]]()
+        for one in self.kv:
+            counts[one.kind, one.bytes, one.window] += one.layers
+        if len(counts) <= 1 and {one.kind for one in self.kv} <= {Attention.FULL}:
+            return None
+        layers = tuple(Layers(kind, n, size, window) for (kind, size, window), n in counts.items())
+        return KvLayout(layers, self.block_tokens, 2 if self._caches_prefixes else 1)
+
+    @property
+    def _caches_prefixes(self) -> bool:
+        """As it is said; engines do by default, but where layers keep states."""
+        states = any(one.kind is Attention.STATE for one in self.kv)
+        return self.prefix_caching and not (states and "prefix_caching" not in self.model_fields_set)
+
+    @property
+    def token_bytes(self) -> int | None:
+        """Bytes of KV cache per token of the replica, all layers and GPUs; None where nothing says it.
+
+        Of a pool token where layers differ.
+        """
+        if self.layout is not None:
+            return self.gpus * self.layout.block_bytes // self.block_tokens
+        if self.kv:
+            return self.gpus * sum(one.layers * one.bytes for one in self.kv)
+        return self.kv_bytes_per_token
+
+    @property
+    def host_tier(self) -> Offload | None:
+        """The host tier in tokens; `token_bytes` must be known."""
+        tier, size = self.offload, self.token_bytes
+        if tier is None or size is None:
+            return None
+        tokens = tier.memory_tokens or (tier.memory or 0) // size
+        return Offload(tokens, size / tier.bandwidth, tier.inclusive, tier.overlap, tokens * size)
+
+    def with_drafts(self, drafts: Drafts | None) -> model.Replica:
+        """The replica; of a state there is a block more for each draft."""
+        return self.replica if drafts is None else self.replica.with_states(drafts.tokens)
+
+    @property
+    def replica(self) -> model.Replica:
+        return model.Replica(
+            memory_tokens=self.capacity_tokens,
+            block_tokens=self.block_tokens,
+            prefill=self.prefill,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            gpus=self.gpus,
+            prefix_caching=self._caches_prefixes,
+            layout=self.layout,
+            offload=self.host_tier,
+        )
+
+
+class Measured(Table, title="Measured range"):
+    """The iterations that a timing was measured on; beyond them, reports say so."""
+
+    kv_tokens: values.Amounts | None = None
+    """Least and most KV tokens of an iteration."""
+    prefill_tokens: values.Amounts | None = None
+    """Least and most prefill tokens of an iteration."""
+    sequences: values.Amounts | None = None
+    """Least and most sequences of an iteration."""
+    band: values.Band | None = None
+    """How good the fit is: iterations took from so many to so many times as long as it says."""
+
+
+class Timing(Table, title="Iteration time"):
+    """An iteration takes d0 + d1·KV + d2·prefill + d3·sequences + d4·√sequences + d5·(prefill + sequences - knee)⁺."""
+
+    relations = (Needs("d5", "knee_tokens"),)
+
+    d0: values.Iteration
+    """Fixed time of an iteration: seconds, or a string such as "14.5 ms"."""
+    d1: values.Cost = 0.0
+    """Time per KV token in the batch."""
+    d2: values.Cost = 0.0
+    """Time per prefill token."""
+    d3: values.Cost = 0.0
+    """Time per sequence."""
+    d4: values.Cost = 0.0
+    """Time per square root of the sequences."""
+    d5: values.Cost = 0.0
+    """Time per token computed beyond knee_tokens, prefill tokens and sequences together."""
+    knee_tokens: Annotated[int, Field(ge=0, le=ranges.MAX_MEMORY_TOKENS)] = 0
+    """Tokens computed in an iteration from which on each takes d5 more; needed with d5."""
+    request_overhead: values.Overhead = 0.0
+    """Time of a request outside the engine (tokeniser, HTTP): part of TTFT and E2E, and of no iteration."""
+    measured: Measured = Measured()
+    """In what range the timing was measured."""
+
+
+def _prompts(table: "Class") -> Iterator[Problem]:
+    varied = "shortest " if table.input.values.size > 1 else ""
+    if table.reuse is not None and varied:
+        why = "not modelled where input varies; give input as a number, or use [[sessions]]"
+        yield Problem(("reuse",), why)
+    for prompt in table.shared or ():
+        if prompt.tokens > table.input.shortest:
+            limit = f"must be at most the {varied}input, {format_tokens(table.input.shortest)} tokens"
+            more = "; in [[sessions]] with turns = 1 first is beyond what they share" if varied else ""
+            yield Problem(("shared",), f"{limit}, not {prompt.tokens}{more}")
+
+
+class Class(Table, title="Class of requests"):
+    """Requests whose input and decode lengths have laws of their own, independent of each other."""
+
+    relations = (Check(_prompts),)
+
+    name: values.Name
+    """What the report calls the class; unique."""
+    input: values.Input
+    """Prompt length, tokens: a number, length = weight, { uniform = [low, high] }, { geometric = mean }, or {
+    lognormal = { mean, cv } }, or { median, sigma }, cut at the quantile .9999 and scaled to the mean."""
+    decode: values.Tokens
+    """Generated tokens; like input."""
+    rate: values.ClassRate | None = None
+    """Arrivals, requests/s; where no [workload] gives the total. 0 leaves a class out; not all may be 0."""
+    share: values.Share | None = None
+    """Share of [workload] rate; the shares of all classes sum to 1."""
+    shared: values.Shared | None = None
+    """Leading tokens, within input, that all its requests have in common; or a list of { tokens, weight }, of each
+    of which a share of them."""
+    reuse: values.Reused | None = None
+    """What later requests ask for again: tokens (a share up to 1.0 of what a request leaves, or a number of them),
+    share (probability), gap (a law of times), from (completion, or arrival)."""
+
+    @property
+    def inputs(self) -> Lengths:
+        """Prompt lengths that formulas count."""
+        return self.input.at_most(_MAX_INPUTS)
+
+    @property
+    def outputs(self) -> Lengths:
+        """Decode lengths that formulas count."""
+        return self.decode.at_most(_MAX_OUTPUTS)
+
+    def request_class(self, total_rate: float | None) -> RequestClass:
+        """The class of the model, where `total_rate` is that of all classes if they have shares."""
+        rate = self.rate or 0.0
+        if total_rate is not None and self.share is not None:
+            # In decimals and rounded once, so that as_written() gives back the product of what was written.
+            rate = float(as_written(self.share) * as_written(total_rate))
+        inputs, outputs = self.inputs, self.outputs
+        prompts = zip(inputs.values.tolist(), inputs.probabilities.tolist(), strict=True)
+        return RequestClass(
+            name=self.name,
+            input_tokens=round(inputs.mean),
+            decode_tokens=tuple(outputs.values.tolist()),
+            decode_weights=tuple(outputs.weights.tolist()),
+            rate_rps=rate,
+            shared=self.shared or (),
+            reuse=self.reuse,
+            prompts=() if inputs.values.size == 1 else tuple(Prompt(*prompt) for prompt in prompts),
+            input_law=None if inputs is self.input else self.input,
+            decode_law=None if outputs is self.decode else self.decode,
+        )
+
+
+class Session(Table, title="Sessions"):
+    """Conversations: each turn carries all that came before, and follows the answer after a think time."""
+
+    relations = (Ways("rate", "users"),)
+
+    name: values.Name
+    """What the report calls their turns, a class; unique."""
+    rate: values.Rate | None = None
+    """Sessions/s; or users."""
+    users: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    """A closed population: each of so many users begins a session think time after the one before."""
+    shared: Annotated[int, Field(ge=0, le=ranges.MAX_TOKENS)] = 0
+    """Leading tokens common to all sessions: system prompt, tools."""
+    first: values.Tokens
+    """Tokens of the first prompt beyond shared; a number or a law, like decode of a class."""
+    user: values.Tokens
+    """Tokens that each further turn adds; like first."""
+    decode: values.Tokens
+    """Generated tokens of each answer; like first."""
+    turns: values.Turns
+    """Turns of a session; like first."""
+    think: values.GapLaw
+    """From an answer to the next turn: a law of times, exponential (mean), lognormal (median, sigma), fixed
+    (value) or quantiles (values)."""
+
+    @property
+    def outputs(self) -> Lengths:
+        """Decode lengths that formulas count."""
+        return self.decode.at_most(_MAX_OUTPUTS)
+
+    @property
+    def law(self) -> Sessions:
+        """The sessions of the model."""
+        return Sessions(self.first, self.user, self.decode, self.turns, self.think, self.shared, self.users)
+
+    def request_class(self) -> RequestClass:
+        """The class that the turns are; of a closed population the rate follows from the whole model."""
+        law, outputs = self.law, self.outputs
+        prompts = tuple(Prompt(round(tokens), share) for share, tokens in law.prompts)
+        return RequestClass(
+            name=self.name,
+            input_tokens=round(sum(prompt.share * prompt.tokens for prompt in prompts)),
+            decode_tokens=tuple(outputs.values.tolist()),
+            decode_weights=tuple(outputs.weights.tolist()),
+            rate_rps=(self.rate or 1.0) * law.turns.mean,
+            sessions=law,
+            prompts=prompts,
+            decode_law=None if outputs is self.decode else self.decode,
+        )
+
+
+class Part(Table, title="Part of a schedule"):
+    """Part of a schedule: a step (at, with factor or factors), or all of it, a sinusoid (amplitude)."""
+
+    relations = (Ways("amplitude peak?", "at factor|factors"),)
+
+    at: values.Moment | None = None
+    """When the step begins: seconds from the start of the period, or a string such as "8 h"; ascending. It holds
+    until the next, the last until the first of the next period."""
+    factor: values.Factor | None = None
+    """Multiplies the rate of every class that factors does not name; 1."""
+    factors: Annotated[dict[str, values.Factor], Field(min_length=1)] | None = None
+    """Factors of single classes: class = factor."""
+    amplitude: values.UpToOne | None = None
+    """Rates vary as a sinusoid, by up to so much of what they are in the mean."""
+    peak: values.Moment | None = None
+    """When the sinusoid is highest, from the start of the period; in its middle."""
+
+    def factor_of(self, name: str) -> float:
+        """Factor of a class in this step."""
+        return (self.factors or {}).get(name, 1.0 if self.factor is None else self.factor)
+
+
+def _steps(workload: "Workload") -> Iterator[Problem]:
+    before: float | None = None
+    for i, part in enumerate(workload.schedule):
+        if part.amplitude is not None and len(workload.schedule) > 1:
+            why = f"a sinusoid is a schedule by itself, not one of {len(workload.schedule)} tables"
+            yield Problem(("schedule", i, "amplitude"), why)
+        for key, time in (("at", part.at), ("peak", part.peak)):
+            if time is not None and workload.period is not None and time >= workload.period:
+                limit = f"must be before the period ends, less than {format_seconds(workload.period)}"
+                yield Problem(("schedule", i, key), f"{limit}, not {format_seconds(time)}")
+        if part.at is not None:
+            if before is not None and part.at <= before:
+                seen = f"{format_seconds(before)}, not {format_seconds(part.at)}"
+                yield Problem(("schedule", i, "at"), f"must be later than the step before, after {seen}")
+            before = part.at
+
+
+_SINUSOID_ALONE: JsonDict = {
+    "properties": {
+        "schedule": {"if": {"contains": {"required": ["amplitude"]}}, "then": {"maxItems": 1}},
+    }
+}
+
+
+class Workload(Table, title="Workload"):
+    """The total rate, where classes give shares of it, how rates vary over time, and how arrivals cluster."""
+
+    relations = (
+        Ways("rate|schedule|cv|trace period?"),
+        Needs("schedule", "period"),
+        Needs("period", "schedule"),
+        Check(_steps, schema=_SINUSOID_ALONE),
+    )
+
+    rate: values.Rate | None = None
+    """Arrivals of all classes together, requests/s; or each class has a rate."""
+    period: values.Duration | None = None
+    """Time after which the schedule repeats, such as "24 h"."""
+    schedule: list[Part] = Field(default=[], min_length=1, max_length=1000)
+    """How rates vary over the period: steps in order, or one sinusoid."""
+    cv: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """Coefficient of variation of the gaps between all arrivals, which follow a gamma law; 1: Poisson."""
+    trace: values.File | None = None
+    """Recorded requests that simulations replay, at the rate of the profile: a file, beside the profile."""
+
+    def rates(self, classes: list[str]) -> "Schedule | None":
+        """How the rates of these classes vary."""
+        if not self.schedule or self.period is None:
+            return None
+        from kvplan.model.schedule import Sinusoid, Steps
+
+        only, period = self.schedule[0], self.period
+        if only.amplitude is not None:
+            return Sinusoid(period, only.amplitude, period / 2 if only.peak is None else only.peak)
+        starts = [part.at or 0.0 for part in self.schedule]
+        factors = [tuple(map(part.factor_of, classes)) for part in self.schedule]
+        if starts[0] > 0:  # until then the last step of the period before holds
+            starts, factors = [0.0, *starts], [factors[-1], *factors]
+        return Steps(period, tuple(starts), tuple(factors))
+
+
+class Plan(Table, title="Plan"):
+    """What the plan should guarantee."""
+
+    delta: Annotated[float, Field(ge=ranges.LEAST_DELTA, le=1)] = 0.01
+    """Accepted probability of one overflow within the horizon."""
+    horizon: values.Duration = 3600.0
+    """Time that delta is about: seconds, or a string such as "1 h"."""
+    segments: values.Segments = None
+    """Segments of Nested WAIT: "auto", or a number up to that of the distinct decode lengths."""
+    slower: values.UpToOne = 0.05
+    """Objectives must hold with iterations longer by this share, too: for kvplan plan and plan.holds."""
+    headroom: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Share that kvplan plan and plan.holds add to the demand."""
+
+
+class Gate(Table, title="Gate"):
+    """What a check of this profile demands."""
+
+    require: Annotated[list[str], FailFast()] = Field(default=[])
+    """Conditions on keys of the report, such as "load.headroom >= 0.20"."""
+    accept: Annotated[list[Literal["gpu", "timing", "workload"]], FailFast()] = Field(default=[])
+    """Parts that may be assumed; otherwise nothing passes that an assumed part stands behind."""
+
+
+class Bounds(Table, title="Bounds of a time"):
+    """What mean and percentiles of a time are to stay within."""
+
+    mean: values.Duration | None = None
+    """The mean, at most: seconds, or a string such as "80 ms"."""
+    p50: values.Duration | None = None
+    """The median, at most."""
+    p90: values.Duration | None = None
+    """The 90th percentile, at most."""
+    p95: values.Duration | None = None
+    """The 95th percentile, at most."""
+    p99: values.Duration | None = None
+    """The 99th percentile, at most."""
+
+
+class Slos(Table, title="Service level objectives"):
+    """Service level objectives, which goodput and `kvplan plan` hold to."""
+
+    ttft_s: Bounds = Bounds()
+    """Time to first token."""
+    itl_s: Bounds = Bounds()
+    """Time between two tokens, every gap counted."""
+    tpot_s: Bounds = Bounds()
+    """Mean time between the tokens of a request."""
+    e2e_s: Bounds = Bounds()
+    """Time to the last token."""
+
+
+class Costs(Table, title="Cost"):
+    """What the plan is priced with."""
+
+    gpu_hour: values.Weight
+    """Price of a GPU for an hour, in any currency."""
+
+
+class Prefix(Table, title="Prefix cache"):
+    """What a prefix cache finds, measured on a trace."""
+
+    hit_curve: values.HitCurve | None = None
+    """Points [cache tokens, hit ratio], ascending, in place of all that classes share and reuse."""
+
+
+def _acceptance(drafts: "Speculation") -> Iterator[Problem]:
+    for i, (rate, following) in enumerate(pairwise(drafts.accepted), 1):
+        if following > rate:
+            limit = f"must be at most {format_number(rate)}, like the draft before it"
+            yield Problem(("accepted", i), f"{limit}, not {format_number(following)}")
+    if len(drafts.accepted) < drafts.tokens:
+        wanted = f"must say how often each of {drafts.tokens} drafts is accepted"
+        yield Problem(("accepted",), f"{wanted}, not of {len(drafts.accepted)}")
+
+
+class Speculation(Table, title="Speculative decoding"):
+    """Speculative decoding: drafts of an iteration, how often they are accepted, and what they cost."""
+
+    relations = (Check(_acceptance),)
+
+    tokens: Annotated[int, Field(ge=1, le=ranges.MOST_DRAFTS)]
+    """Drafts of an iteration."""
+    accepted: Annotated[list[values.UpToOne], Field(max_length=ranges.MOST_DRAFTS)]
+    """How often each draft is accepted, of all iterations: never increasing, of as many drafts at least."""
+    draft_time: values.Overhead
+    """Time of a draft in an iteration, whatever runs."""
+    verify_time: values.Cost
+    """Time to verify a draft of a sequence."""
+    overhead: values.Overhead = 0.0
+    """Time that drafting takes in an iteration, whatever the number of drafts."""
+    lookahead: bool = True
+    """Whether a request holds a slot more for each draft: with EAGLE, MTP and draft models, not with n-grams."""
+
+    @property
+    def drafts(self) -> Drafts:
+        return Drafts(
+            self.tokens,
+            tuple(self.accepted),
+            self.draft_time,
+            self.verify_time,
+            self.overhead,
+            self.lookahead,
+        )
+
+
+class Fleet(Table, title="Fleet"):
+    """Several replicas of this kind, whose requests are those of the profile."""
+
+    relations = (Ways("replicas", "prefill decode transfer?"),)
+
+    replicas: values.Replicas | None = None
+    """Replicas that prefill and decode."""
+    prefill: values.Replicas | None = None
+    """Replicas that only compute prompts; with decode."""
+    decode: values.Replicas | None = None
+    """Replicas that only generate; with prefill."""
+    transfer: values.Bandwidth | None = None
+    """Rate at which the KV cache of a prompt goes from prefill to decode, such as "20 GB/s"; without one it takes
+    no time."""
+    routing: Annotated[Routing, Field(strict=False)] = Routing.LEAST_REQUESTS
+    """Which replica a request goes to: any (random), each in turn (round-robin), the one with the fewest requests
+    (least-requests) or the least KV cache in use (least-kv), or always that of its session (session)."""
+
+    def fleet(self, token_bytes: int | None) -> model.fleet.Fleet:
+        """The fleet of the model."""
+        return model.fleet.Fleet(
+            prefill=self.prefill or 0,
+            decode=self.decode or 0,
+            replicas=self.replicas or 0,
+            routing=self.routing,
+            transfer_bytes_per_s=self.transfer,
+            bytes_per_token=token_bytes,
+        )
+
+
+class Engine(Table, title="Engine"):
+    """The engine whose scheduler serves, and how its version admits requests."""
+
+    relations = (Cases("name", vllm="admission? watermark?", sglang="", trtllm="admission?"),)
+
+    name: Annotated[EngineName, Field(strict=False)] = EngineName.VLLM
+    """The engine: vllm, sglang or trtllm."""
+    admission: Annotated[Admission, Field(strict=False)] = Admission.WHOLE_PROMPT
+    """What has to fit in free memory for a prompt to begin: all of it (whole-prompt), or what the first iteration
+    computes of it (first-chunk: vLLM before March 2026 or with --no-scheduler-reserve-full-isl; TensorRT-LLM's
+    MAX_UTILIZATION)."""
+    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the blocks that vLLM keeps free at admission while anything runs (--watermark)."""
+
+    @property
+    def engine(self) -> model.Engine:
+        return model.Engine(self.name, self.admission, self.watermark)
+
+
+class Provenance(Table, title="Provenance"):
+    """How the parts of the profile are known: measured, stated, estimated, assumed."""
+
+    gpu: values.Known = Origin()
+    """Of [gpu]: a word, or a table with basis, source and date; stated where nothing is said."""
+    timing: values.Known = Origin()
+    """Of [timing]; of parts known in several ways, the weakest."""
+    workload: values.Known = Origin()
+    """Of [workload] and [[classes]]."""
