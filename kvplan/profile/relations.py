@@ -124,10 +124,10 @@ class Table(BaseModel):
             described["allOf"] = [*said]
         return described
 
-    @property
-    def given(self) -> set[str]:
-        """Keys that the profile has."""
-        return {key for key in self.model_fields_set if getattr(self, key) not in (None, [])}
+    def has(self, key: str) -> bool:
+        """Whether the profile has a key, and not an empty list."""
+        value = self.__dict__[key] if key in self.model_fields_set else None
+        return value is not None and (value.__class__ is not list or bool(value))
 
 
 def _descriptions(table: type[Table]) -> dict[str, str]:
@@ -146,12 +146,13 @@ def problems(table: Table, without: Iterable[str] = ()) -> Iterator[Problem]:
     for relation in type(table).relations:
         if relation.keys.isdisjoint(without):
             yield from relation.problems(table)
-    for key, value in table:
-        tables = enumerate(value) if isinstance(value, list) else [(None, value)]
-        for i, inner in tables:
-            if isinstance(inner, Table) and key not in without:
-                place = (key,) if i is None else (key, i)
-                yield from (p._replace(path=(*place, *p.path)) for p in problems(inner))
+    for key in table.model_fields_set.difference(without):
+        value = getattr(table, key)
+        if isinstance(value, Table):
+            yield from (p._replace(path=(key, *p.path)) for p in problems(value))
+        elif isinstance(value, list) and value and isinstance(value[0], Table):
+            for i, inner in enumerate(value):
+                yield from (p._replace(path=(key, i, *p.path)) for p in problems(inner))
 
 
 _T = TypeVar("_T", bound=Table)
@@ -174,7 +175,7 @@ def _step(path: str) -> tuple[str, bool, str]:
 def given(table: Any, path: str) -> Iterator[tuple[KeyPath, Any]]:
     """Places of a path that have a value, and the values."""
     key, listed, rest = _step(path)
-    if key in table.given:
+    if table.has(key):
         value = getattr(table, key)
         places = [((key, i), inner) for i, inner in enumerate(value)] if listed else [((key,), value)]
         for place, inner in places:
@@ -216,19 +217,18 @@ class Ways(Relation):
 
     def __init__(self, *ways: str) -> None:
         self.ways = [_Way(way) for way in ways]
-        self.keys = frozenset(key for way in self.ways for key in way.keys)
+        self.order = dict.fromkeys(key for way in self.ways for key in way.keys)
+        self.keys = frozenset(self.order)
 
     def problems(self, table: Table) -> Iterator[Problem]:
-        begun = (
-            (way, key) for way in self.ways for group in way.needed for key in group if key in table.given
-        )
+        begun = ((way, key) for way in self.ways for group in way.needed for key in group if table.has(key))
         way, first = next(begun, (None, ""))
         if way is None:
             yield Problem((), f"needs {', or '.join(map(str, self.ways))}", missing=True)
             return
-        lacking = " and ".join(" or ".join(group) for group in way.needed if table.given.isdisjoint(group))
-        for key in type(table).model_fields:
-            if key in self.keys & table.given and key not in way.keys:
+        lacking = " and ".join(" or ".join(group) for group in way.needed if not any(map(table.has, group)))
+        for key in self.order:
+            if table.has(key) and key not in way.keys:
                 yield Problem((key,), f"not allowed beside {first}" + f"; give {lacking}" * bool(lacking))
         if lacking:
             yield Problem((), f"needs {lacking} beside {first}", missing=True)
@@ -241,7 +241,7 @@ class Ways(Relation):
                 if len(group) > 1:
                     some: list[Any] = [only(key, {"minItems": 1}) | {"required": [key]} for key in group]
                     one["anyOf"] = some
-            described.append(one | {"properties": dict.fromkeys(sorted(self.keys - {*way.keys}), False)})
+            described.append(one | {"properties": {key: False for key in self.order if key not in way.keys}})
         return {"oneOf": described}
 
 
@@ -250,21 +250,22 @@ class Cases(Relation):
 
     def __init__(self, key: str, **ways: str) -> None:
         self.key, self.ways = key, {value: _Way(way) for value, way in ways.items()}
-        self.keys = frozenset(key for way in self.ways.values() for key in way.keys)
+        self.order = dict.fromkeys(key for way in self.ways.values() for key in way.keys)
+        self.keys = frozenset(self.order)
 
     def problems(self, table: Table) -> Iterator[Problem]:
         value = getattr(table, self.key)
         way, beside = self.ways[value], f'beside {self.key} = "{value}"'
-        for key in type(table).model_fields:
-            if key in self.keys & table.given and key not in way.keys:
+        for key in self.order:
+            if table.has(key) and key not in way.keys:
                 yield Problem((key,), f"not allowed {beside}")
-            if [key] in way.needed and key not in table.given:
+            if [key] in way.needed and not table.has(key):
                 yield Problem((key,), f"required {beside}", missing=True)
 
     def json(self) -> JsonDict:
         cases: list[Any] = []
         for value, way in self.ways.items():
-            others = dict.fromkeys(sorted(self.keys - {*way.keys}), False)
+            others: JsonDict = {key: False for key in self.order if key not in way.keys}
             then = {"required": [key for (key,) in way.needed], "properties": others}
             cases.append({"if": has(self.key) | only(self.key, {"const": value}), "then": then})
         return {"allOf": cases}
@@ -277,7 +278,7 @@ class Needs(Relation):
         self.key, self.other = key, other
 
     def problems(self, table: Table) -> Iterator[Problem]:
-        if self.key in table.given and self.other not in table.given:
+        if table.has(self.key) and not table.has(self.other):
             yield Problem((self.other,), f"required beside {self.key}", missing=True)
 
     def json(self) -> JsonDict:

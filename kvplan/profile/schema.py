@@ -48,9 +48,9 @@ def _rates(document: "Document") -> Iterator[Problem]:
             "not allowed beside [workload] rate; a class gives its share of that",
         )
     for i, c in enumerate(classes):
-        if other in c.given:
+        if c.has(other):
             yield Problem(("classes", i, other), why)
-        if here not in c.given:
+        if not c.has(here):
             yield Problem(("classes", i, here), "required", missing=True)
     if classes and not document.sessions and all(c.rate == 0 for c in classes):
         yield Problem(("classes", 0, "rate"), "must be above 0 in one class at least, not 0 in all")
@@ -74,7 +74,7 @@ def _moved_bytes(document: "Document") -> Iterator[Problem]:
     """The bytes of a token stand beside its memory in tokens where, and only where, KV goes over a link."""
     gpu = document.gpu
     moved = gpu.offload is not None or (document.fleet is not None and document.fleet.transfer is not None)
-    if not moved and {"memory_tokens", "kv_bytes_per_token"} <= gpu.given:
+    if not moved and gpu.has("memory_tokens") and gpu.has("kv_bytes_per_token"):
         why = "unless KV goes over a link: [fleet] transfer, or [gpu.offload]"
         yield Problem(("gpu", "kv_bytes_per_token"), f"not allowed beside memory_tokens, {why}")
     if moved and not (gpu.kv_bytes_per_token or gpu.kv):
@@ -100,11 +100,11 @@ def _host_tier(document: "Document") -> Iterator[Problem]:
     if {group.kind for group in gpu.kv} - {Attention.FULL} or len({group.bytes for group in gpu.kv}) > 1:
         yield Problem(("gpu", "offload"), "not modelled beside layers of several kinds")
         return
-    held, (key, *more) = gpu.host_tier, sorted(tier.given & {"memory", "memory_tokens"}) or [""]
+    held, said = gpu.host_tier, [*filter(tier.has, ("memory", "memory_tokens"))]
     least, most = gpu.block_tokens, ranges.MAX_CACHE_TOKENS
-    if held is not None and key and not more and not least <= held.memory_tokens <= most:
+    if held is not None and len(said) == 1 and not least <= held.memory_tokens <= most:
         limits = f"must hold {format_tokens(least)} to {format_tokens(most)} tokens"
-        yield Problem(("gpu", "offload", key), f"{limits}, not {format_tokens(held.memory_tokens)}")
+        yield Problem(("gpu", "offload", *said), f"{limits}, not {format_tokens(held.memory_tokens)}")
 
 
 def _layers(document: "Document") -> Iterator[Problem]:
@@ -185,6 +185,9 @@ def _lengths(document: "Document") -> Iterator[Problem]:
     if distinct and (document.plan.segments or 1) > distinct:
         limit = f"must be at most the {distinct} distinct decode lengths"
         yield Problem(("plan", "segments"), f"{limit}, not {document.plan.segments}")
+
+
+def _turns(document: "Document") -> Iterator[Problem]:
     turns = 0
     for i, s in enumerate(document.sessions):
         turns += s.turns.longest
@@ -232,7 +235,8 @@ class Document(Table, title="kvplan profile"):
         Check(_classes, "gpu classes sessions"),
         Check(_room, "gpu classes sessions speculative"),
         Check(_factors, "classes workload"),
-        Check(_lengths, "classes sessions plan gpu"),
+        Check(_lengths, "classes sessions plan"),
+        Check(_turns, "sessions gpu"),
         Check(_tabled, "gpu classes speculative"),
         Beside(
             *("sessions[]", "workload.schedule", "workload.cv", "workload.trace"),

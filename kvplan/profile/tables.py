@@ -66,13 +66,14 @@ def _memory(gpu: "Gpu") -> Iterator[Problem]:
     try:
         _ = gpu.layout
     except ValueError as error:
-        yield Problem(("block_tokens" if "block_tokens" in gpu.given else "kv",), str(error))
+        yield Problem(("block_tokens" if gpu.has("block_tokens") else "kv",), str(error))
         return
     held = format_tokens(gpu.capacity_tokens)
-    if "memory_tokens" not in gpu.given and not 1 <= gpu.capacity_tokens <= ranges.MAX_MEMORY_TOKENS:
-        for key in gpu.given & {"memory", "kv_blocks"} if gpu.kv or gpu.kv_bytes_per_token else ():
-            limit = format_tokens(ranges.MAX_MEMORY_TOKENS)
-            yield Problem((key,), f"must hold 1 to {limit} tokens, not {held}")
+    if not gpu.has("memory_tokens") and not 1 <= gpu.capacity_tokens <= ranges.MAX_MEMORY_TOKENS:
+        limit = f"must hold 1 to {format_tokens(ranges.MAX_MEMORY_TOKENS)} tokens, not {held}"
+        for key, other in (("memory", "kv_bytes_per_token"), ("kv_blocks", "kv")):
+            if gpu.has(key) and gpu.has(other):
+                yield Problem((key,), limit)
     if gpu.block_tokens > gpu.capacity_tokens > 0:
         yield Problem(("block_tokens",), f"must be at most the memory, {held} tokens, not {gpu.block_tokens}")
 

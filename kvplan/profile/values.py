@@ -378,6 +378,8 @@ Reused = Annotated[Reuse, PlainValidator(_reuse, json_schema_input_type=ReusedTo
 
 
 def _growing(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    if not points:
+        raise refusal("must have at least 1, not 0")
     for i, ((size, ratio), (larger, more)) in enumerate(pairwise(points), 1):
         if larger <= size or more < ratio:
             message = "must be a larger cache than the point before, and no smaller hit ratio"
@@ -390,6 +392,6 @@ _Ratio = Annotated[float, Field(ge=0, le=0.999)]
 _Point = Annotated[tuple[_Size, _Ratio], Field(strict=False)]
 HitCurve = Annotated[
     tuple[_Point, ...],
-    Field(strict=False, min_length=1, max_length=_MOST_VALUES),
+    Field(strict=False, max_length=_MOST_VALUES, json_schema_extra={"minItems": 1}),
     AfterValidator(_growing),
 ]
