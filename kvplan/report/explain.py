@@ -5,7 +5,6 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvplan.analysis.cold_cache import with_cold_cache
@@ -32,8 +31,7 @@ _COLD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What was asked for: one key, perhaps one entry of its list, or all keys of a block."""
 
     name: str
@@ -49,26 +47,15 @@ class Row(NamedTuple):
     value: str
 
 
-class Ground(NamedTuple):
-    """What a figure rests on: formula, names of inputs, where they come from, and what is to be said of them."""
-
-    formula: str
-    inputs: tuple[str, ...]
-    document: Mapping[str, Any]
-    given: Given
-    remark: str
-
-
 class Input(NamedTuple):
-    """What a formula rests on; `symbol` and `meaning` can be empty, the latter is the key of a figure of the report."""
+    """What a formula rests on; `meaning` is a key where it is a figure of the report, `symbol` may be empty."""
 
     symbol: str
     value: str
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(NamedTuple):
     """One key with the numbers of a profile; empty strings for what does not apply."""
 
     key: str
@@ -81,8 +68,7 @@ class Explained:
     absent: str
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(NamedTuple):
     """The keys of a block, each with its value and what it means."""
 
     name: str
@@ -90,8 +76,18 @@ class Summary:
     keys: tuple[tuple[str, str, str], ...]
 
 
+class Ground(NamedTuple):
+    """Formula and inputs of a figure, where these come from, and what is to be said of them."""
+
+    formula: str
+    inputs: tuple[str, ...]
+    document: Mapping[str, Any]
+    given: Given
+    remark: str
+
+
 def find(word: str) -> Found:
-    """The records of a key, as the contract writes it, or of a block; ``[0]`` asks for one entry of a list.
+    """Find the records of a key, as the contract writes it, or of a block; ``[0]`` asks for one entry of a list.
 
     Raises
     ------
@@ -103,8 +99,6 @@ def find(word: str) -> Found:
     >>> found = find("worst_cycle.classes[1].loss")
     >>> found.records[0].key, found.entry
     ('worst_cycle.classes[].loss', 1)
-    >>> find("saturation").is_block
-    True
     """
     indices = re.findall(r"\[(\d{1,6})\]", word)
     entry = int(indices[0]) if indices else None
@@ -138,7 +132,7 @@ def _shown(word: str) -> str:
 def page(
     found: Found, report: Report, model: ServingModel, plan: Plan, *, full: bool = True
 ) -> Explained | Summary:
-    """What was asked for, about a report and the model and plan it was made from.
+    """Explain a key or a block of a report, beside the model and plan it was made from.
 
     Raises
     ------
@@ -210,7 +204,7 @@ def ground(record: Record, document: Mapping[str, Any], model: ServingModel, pla
 
 
 def values_of(name: str, rests: Ground) -> list[Any]:
-    """All values of an input: one, or one for each entry of a list or class."""
+    """List all values of an input: one, or one for each entry of a list or class."""
     if name in CONTRACT:
         return [value for _, value in _values(CONTRACT[name], rests.document)]
     value = QUANTITIES[name].value(rests.given)
@@ -218,9 +212,11 @@ def values_of(name: str, rests: Ground) -> list[Any]:
 
 
 def _inputs(rests: Ground, entry: int | None) -> Iterator[Input]:
-    """The inputs that exist here, of lists the entry asked for or all."""
+    """Write the inputs that exist here, of lists the entry asked for or all."""
     for name in rests.inputs:
-        symbol, meaning, unit = _described(name)
+        record = CONTRACT.get(name)
+        symbol, meaning = (record.symbol, name) if record else QUANTITIES[name][:2]
+        unit = record.unit if record else ""
         values = values_of(name, rests)
         if entry is not None and len(values) > 1:
             values = values[entry : entry + 1]
@@ -228,23 +224,8 @@ def _inputs(rests: Ground, entry: int | None) -> Iterator[Input]:
             yield Input(symbol, f"{listed([_with_unit(v, '') for v in values])} {unit}".rstrip(), meaning)
 
 
-def _described(name: str) -> tuple[str, str, str]:
-    """Symbol, meaning and unit of an input."""
-    if name in CONTRACT:
-        return CONTRACT[name].symbol, name, CONTRACT[name].unit
-    symbol, meaning, _ = QUANTITIES[name]
-    return symbol, meaning, ""
-
-
 def summarise(found: Found, document: Mapping[str, Any]) -> Summary:
-    """The keys of a block with their values.
-
-    Examples
-    --------
-    >>> document = {"saturation": {"iteration_time_s": 0.5}}
-    >>> summarise(find("saturation"), document).keys[1][:2]
-    ('saturation.iteration_time_s', '0.5 s')
-    """
+    """List the keys of a block with their values."""
     keys = []
     for record in found.records:
         values = [_with_unit(value, record.unit) for _, value in _values(record, document)]
@@ -254,7 +235,7 @@ def summarise(found: Found, document: Mapping[str, Any]) -> Summary:
 
 
 def _values(record: Record, document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """One value without a name, or one for each entry of a list with the entry's name."""
+    """Yield one value without a name, or one for each entry of a list with its name."""
     if record.key == "sources":
         for block, source in document["sources"].items():
             yield block, f"{source['kind']}: {source['source']}"
@@ -268,7 +249,7 @@ def _values(record: Record, document: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 
 def _of_entry(entry: Any, field: str) -> Any:
-    """A field of an entry; of a list within it, that of each."""
+    """Take a field of an entry; of a list within it, that of each."""
     inner, _, rest = field.partition("[].")
     value = _at(entry, inner) if inner else entry
     return [_at(item, rest) for item in value] if rest else value
@@ -302,7 +283,7 @@ def _with_unit(value: Any, unit: str) -> str:
 
 
 def _at(value: Any, path: str) -> Any:
-    """What stands at a dotted path; None below None, and for keys that are not there."""
+    """Take what stands at a dotted path; None below None, and for keys that are not there."""
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     return value

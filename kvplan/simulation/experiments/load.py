@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
+from kvplan.options import Arrivals
 from kvplan.simulation.requests import (
     Requests,
     burst,
@@ -39,17 +39,6 @@ DEFAULT_CV = 3.0
 DEFAULT_CLIENTS = 128
 _MORE = 2  # times the requests of users that are expected until a horizon
 DEFAULT_BURST = (1.5, 0.5, 60.0, 60.0)  # keeps the mean rate
-
-
-class Arrivals(StrEnum):
-    """How requests arrive."""
-
-    POISSON = "poisson"
-    GAMMA = "gamma"
-    BURST = "burst"
-    SATURATED = "saturated"
-    INTERLEAVED = "interleaved"
-    CLOSED = "closed"
 
 
 _ALWAYS_THERE = (Arrivals.SATURATED, Arrivals.INTERLEAVED, Arrivals.CLOSED)  # whatever the rates
