@@ -1,11 +1,9 @@
-"""Where the work of a sweep or a plan is done, each behind `concurrent.futures.Executor`.
+"""Places where the work of a sweep or a plan is done, each behind `concurrent.futures.Executor`.
 
-======================  ====================================================================================
-``serial``              this process
-``cores``               processes of this machine; those that die are replaced
-``dask``                a Dask cluster of this machine, for as long as the sweep takes
-``tcp://HOST:PORT``     a Dask scheduler that is running; also ``tls://``; its workers need the same kvplan
-======================  ====================================================================================
+- ``serial``: this process.
+- ``cores``: processes of this machine; those that die are replaced.
+- ``dask``: a Dask cluster of this machine, for as long as the work takes.
+- ``tcp://HOST:PORT``: a Dask scheduler that is running; also ``tls://``; its workers need the same kvplan.
 """
 
 import os
@@ -44,8 +42,6 @@ class Engine:
 class Serial(Executor):
     """Work done at once, in this process.
 
-    Examples
-    --------
     >>> Serial().submit(max, 3, 5).result()
     5
     """
@@ -64,19 +60,7 @@ SERIAL = Engine(Serial(), 1, lambda: None)
 
 
 def check(kind: str, workers: int | None) -> None:
-    """Refuse what is no executor, or cannot be had, before work begins.
-
-    Raises
-    ------
-    UsageError
-
-    Examples
-    --------
-    >>> check("threads", None)
-    Traceback (most recent call last):
-    ...
-    kvplan.errors.UsageError: --executor 'threads': serial, cores, dask or the address of a scheduler, tcp://HOST:PORT
-    """
+    """Refuse what is no executor, or cannot be had, before work begins."""
     remote = kind.startswith(_ADDRESSES)
     if not remote and kind not in ("serial", "cores", "dask"):
         raise UsageError(
@@ -110,13 +94,7 @@ def _is_address(text: str) -> bool:
 
 @contextmanager
 def started(kind: str, workers: int | None) -> Iterator[Engine]:
-    """An executor of a kind that `check` has let pass.
-
-    Raises
-    ------
-    EngineError
-        No scheduler answers.
-    """
+    """Start an executor of a kind that `check` has let pass; an EngineError where no scheduler answers."""
     if kind == "serial" or (kind == "cores" and (workers or cores()) == 1):
         yield SERIAL
     elif kind == "cores":
@@ -128,7 +106,7 @@ def started(kind: str, workers: int | None) -> Iterator[Engine]:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -202,7 +180,7 @@ def _prepare_worker() -> None:
 
 @contextmanager
 def _dask(kind: str, workers: int) -> Iterator[Engine]:
-    """A client of a scheduler; with one's own cluster, that too."""
+    """Connect to a scheduler; with one's own cluster, start that too."""
     import logging
 
     import dask

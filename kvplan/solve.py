@@ -16,16 +16,10 @@ _Floats = NDArray[np.float64]
 def boundary(
     holds: Callable[[float], bool], low: float, high: float, *, close: float = 0.0, geometric: bool = False
 ) -> tuple[float, float]:
-    """Narrow down where a condition begins to hold, by halves.
+    """Narrow down where a condition begins to hold, by halves; False at `low`, True at `high`, and asked at neither.
 
-    Parameters
-    ----------
-    holds
-        False at `low`, True at `high`; it is asked at neither.
-    close
-        How near the ends may be in the end, relative to the lower one; 0: neighbours among floats.
-    geometric
-        Halve the logarithm.
+    The ends are as near in the end as `close`, relative to the lower one; 0: neighbours among floats. `geometric`
+    halves the logarithm.
 
     Examples
     --------
@@ -45,8 +39,6 @@ def boundary(
 def least_whole(holds: Callable[[int], bool], low: int, high: int) -> int:
     """Return the least whole number at which a condition holds, that is False at `low` and True at `high`.
 
-    Examples
-    --------
     >>> least_whole(lambda n: n * n > 50, 0, 100)
     8
     """
@@ -59,8 +51,6 @@ def least_whole(holds: Callable[[int], bool], low: int, high: int) -> int:
 def first_of_steps(holds: Callable[[float], bool], start: float, factor: float, most: float) -> float | None:
     """Return the first of `start`, `start`·`factor`, … at which a condition holds; None if none up to `most` does.
 
-    Examples
-    --------
     >>> first_of_steps(lambda x: x > 100, 1.0, 2.0, 1000.0), first_of_steps(lambda x: x > 100, 1.0, 2.0, 100.0)
     (128.0, None)
     """
@@ -74,8 +64,6 @@ def first_of_steps(holds: Callable[[float], bool], start: float, factor: float, 
 def peak(f: Callable[[float], float], low: float, high: float, *, close: float) -> float:
     """Return where a function with one peak is largest, by golden section, until the interval is `close`·|high| wide.
 
-    Examples
-    --------
     >>> round(peak(lambda x: x * (3 - x), 0.0, 4.0, close=1e-9), 6)
     1.5
     """

@@ -39,15 +39,8 @@ _QUANTITY_OR_NUMBER = re.compile(rf"([+-]?{_UNSIGNED}) *((?:[A-Za-zµ]+(?:/s)?)?
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds in a time such as ``14.5 ms``, rounded once from the decimals written.
+    """Return the seconds in a time such as ``14.5 ms``, rounded once from the decimals written.
 
-    Raises
-    ------
-    UsageError
-        Not a number and one of us, ms, s, min, h.
-
-    Examples
-    --------
     >>> parse_seconds("14.5 ms"), parse_seconds("1 h")
     (0.0145, 3600.0)
     """
@@ -55,15 +48,8 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_time(text: str, option: str) -> float:
-    """Seconds of an option: a number of them, or a string with a unit.
+    """Return the seconds of an option: a number of them, or a string with a unit, above 0.
 
-    Raises
-    ------
-    UsageError
-        It is not a time above 0.
-
-    Examples
-    --------
     >>> parse_time("90", "--horizon"), parse_time("1 h", "--horizon")
     (90.0, 3600.0)
     """
@@ -80,15 +66,8 @@ def parse_time(text: str, option: str) -> float:
 
 
 def parse_bytes(text: str) -> int:
-    """Whole bytes in an amount of memory such as ``5.05 GiB``, rounded down.
+    """Return the whole bytes in an amount of memory such as ``5.05 GiB``, rounded down.
 
-    Raises
-    ------
-    UsageError
-        Not a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB.
-
-    Examples
-    --------
     >>> parse_bytes("5.05 GiB")
     5422396211
     """
@@ -96,15 +75,8 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes per second in a rate such as ``20 GB/s``.
+    """Return the bytes per second in a rate such as ``20 GB/s``.
 
-    Raises
-    ------
-    UsageError
-        Not a number and one of B/s, kB/s, MB/s, GB/s, TB/s, KiB/s, MiB/s, GiB/s, TiB/s.
-
-    Examples
-    --------
     >>> parse_bandwidth("20 GB/s")
     20000000000.0
     """
@@ -129,15 +101,8 @@ COUNT_UNITS: Mapping[str, Fraction] = {
 
 
 def parse_exact(text: str, units: Mapping[str, Fraction]) -> Fraction:
-    """A number with a unit, exactly as the decimals say; where `units` has "", one without a unit too.
+    """Return a number with a unit, exactly as the decimals say; where `units` has "", one without a unit too.
 
-    Raises
-    ------
-    UsageError
-        Not a number and one of the units.
-
-    Examples
-    --------
     >>> parse_exact("20k", COUNT_UNITS), parse_exact("41_408", COUNT_UNITS), parse_exact("2.5 ms", TIME_UNITS)
     (Fraction(20000, 1), Fraction(41408, 1), Fraction(1, 400))
     """
@@ -149,10 +114,8 @@ def parse_exact(text: str, units: Mapping[str, Fraction]) -> Fraction:
 
 
 def quantity_pattern(units: Mapping[str, Fraction]) -> str:
-    """Regular expression of what `parse_seconds` or `parse_bytes` reads, negative amounts left out.
+    """Return the regular expression of what `parse_seconds` or `parse_bytes` reads, negative amounts left out.
 
-    Examples
-    --------
     >>> bool(re.search(quantity_pattern(TIME_UNITS), "14.5 ms"))
     True
     """
@@ -164,12 +127,10 @@ def _quoted(text: str) -> str:
 
 
 def format_number(value: float | None, digits: int = 4) -> str:
-    """A plain number to so many significant digits, with thousands separators.
+    """Write a plain number to so many significant digits, with thousands separators.
 
     Whole digits before the point are never replaced by zeros.
 
-    Examples
-    --------
     >>> format_number(1234567.8), format_number(0.0123456), format_number(2.50), format_number(1.2e-7)
     ('1,234,568', '0.01235', '2.5', '1.2e-07')
     >>> format_number(None)
@@ -183,7 +144,7 @@ def format_number(value: float | None, digits: int = 4) -> str:
 
 
 def rounded(value: float, digits: int) -> float:
-    """A number as `format_number` shows it.
+    """Return a number as `format_number` shows it.
 
     >>> rounded(12345.6, 4), rounded(0.123456, 4)
     (12346.0, 0.1235)
@@ -192,10 +153,8 @@ def rounded(value: float, digits: int) -> float:
 
 
 def format_tokens(value: float | None) -> str:
-    """A number of tokens, whole, with thousands separators.
+    """Write a number of tokens, whole, with thousands separators.
 
-    Examples
-    --------
     >>> format_tokens(41_408), format_tokens(36_881.4)
     ('41,408', '36,881')
     """
@@ -203,10 +162,8 @@ def format_tokens(value: float | None) -> str:
 
 
 def format_seconds(value: float | None, digits: int = 3) -> str:
-    """A time in the largest of us, ms, s, min, h that leaves at least one whole unit.
+    """Write a time in the largest of us, ms, s, min, h that leaves at least one whole unit.
 
-    Examples
-    --------
     >>> format_seconds(0.0145), format_seconds(0.25e-6), format_seconds(90), format_seconds(3600)
     ('14.5 ms', '0.25 us', '1.5 min', '1 h')
     """
@@ -221,10 +178,8 @@ def format_seconds(value: float | None, digits: int = 3) -> str:
 
 
 def format_rate(value: float | None, what: str = "", digits: int = 4) -> str:
-    """A rate per second, of `what` if that is named.
+    """Write a rate per second, of `what` if that is named.
 
-    Examples
-    --------
     >>> format_rate(1.5), format_rate(3414.16, "tokens")
     ('1.5/s', '3,414 tokens/s')
     """
@@ -234,10 +189,8 @@ def format_rate(value: float | None, what: str = "", digits: int = 4) -> str:
 
 
 def format_percent(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
-    """A fraction as a percentage; `signed` writes the plus of a change.
+    """Write a fraction as a percentage; `signed` writes the plus of a change.
 
-    Examples
-    --------
     >>> format_percent(0.2567), format_percent(0.034, signed=True), format_percent(1)
     ('25.7%', '+3.4%', '100%')
     """
@@ -248,10 +201,8 @@ def format_percent(value: float | None, digits: int = 3, *, signed: bool = False
 
 
 def format_bytes(value: float) -> str:
-    """An amount of memory in units of a thousand, the largest that leaves at least one whole.
+    """Write an amount of memory in units of a thousand, the largest that leaves at least one whole.
 
-    Examples
-    --------
     >>> format_bytes(5_427_429_376), format_bytes(131_072), format_bytes(999.99e6)
     ('5.427 GB', '131.1 kB', '1 GB')
     """

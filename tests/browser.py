@@ -1,6 +1,5 @@
 """A headless Chromium spoken to over a pipe, as far as the tests of HTML need it."""
 
-import base64
 import json
 import os
 import shutil
@@ -65,10 +64,6 @@ class Browser:
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
-
-    def pdf(self, path: Path) -> None:
-        """The page as it is printed."""
-        path.write_bytes(base64.b64decode(self.call("Page.printToPDF", preferCSSPageSize=True)["data"]))
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:

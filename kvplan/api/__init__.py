@@ -110,8 +110,8 @@ def plan(
     given = locals()
     from kvplan import executors
     from kvplan.api import arguments, outcomes
+    from kvplan.options import PlanOptions
     from kvplan.planning import options
-    from kvplan.planning.asked import PlanOptions
     from kvplan.planning.plan import plan as search
 
     executors.check(executor, None)
@@ -128,7 +128,7 @@ def analyze(
     trial: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> "Report":
-    """Everything that `kvplan analyze` says, as nested named tuples; blocks and fields are the keys of its JSON.
+    """Report on a profile as `kvplan analyze` does: nested named tuples, whose fields are the keys of its JSON.
 
     Parameters
     ----------
@@ -261,29 +261,15 @@ def import_files(
     >>> found.profile.missing, found.given[0].table
     (('classes',), 'gpu')
     """
+    given = locals()
     from kvplan.api import arguments, outcomes
-    from kvplan.engine import EngineName
     from kvplan.ingest.gathering import Asked, gather_files
     from kvplan.ingest.recognition import named
-    from kvplan.units import parse_time
+    from kvplan.options import ImportOptions
 
-    span = arguments.time(interval, "interval")
-    asked = Asked(
-        model=None if model is None else str(arguments.path(model, "model")),
-        gpu=gpu,
-        engine=None if engine is None else EngineName(arguments.choice(engine, "engine", EngineName)),
-        capacity=arguments.positive(capacity, "capacity"),
-        tensor_parallel=arguments.positive(tp, "tp"),
-        weights=weights,
-        kv_dtype=kv_dtype,
-        utilization=utilization,
-        group=group,
-        since=None if since is None else arguments.path(since, "since"),
-        interval_s=None if span is None else parse_time(span, "--interval"),
-        classes=arguments.positive(classes, "classes"),
-        name=name,
-        progress=progress,
-    )
+    for count in ("capacity", "tp", "classes"):
+        arguments.positive(given[count], count)
+    asked = Asked(**vars(arguments.record(ImportOptions, given)), progress=progress)
     kept = None if base is None else arguments.profile(base)
     paths = named(arguments.paths(files, "files"), arguments.assignments(told or {}, "told"))
     return outcomes.Imported._make(gather_files(paths, asked, kept))
@@ -307,7 +293,7 @@ def simulate(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> "Study":
-    """Policies side by side on the same requests, as `kvplan simulate --policy` runs them.
+    """Simulate policies side by side on the same requests, as `kvplan simulate --policy` does.
 
     Parameters
     ----------
@@ -352,26 +338,17 @@ def simulate(
     >>> single.results[0].queue.peak  # of a single client, which waits for its answer before it asks again
     1.0
     """
+    given = locals()
     from functools import partial
 
     from kvplan.api import arguments, results
+    from kvplan.options import RunOptions
     from kvplan.simulation.experiments import options, study
-    from kvplan.simulation.experiments.load import Arrivals
 
     loaded = arguments.with_slos(arguments.profile(profile), slo)
-    load, all_seeds = options.drawn(
-        loaded.model,
-        trace=None if trace is None else partial(_replayed, arguments.path(trace, "trace")),
-        requests=None if requests is None else arguments.whole(requests, "requests"),
-        horizon=arguments.time(horizon, "horizon"),
-        first=arguments.whole(seed, "seed"),
-        count=arguments.whole(seeds, "seeds"),
-        kind=None if arrivals is None else arguments.choice(arrivals, "arrivals", Arrivals),
-        cv=arguments.number(cv, "cv"),
-        concurrency=None if concurrency is None else arguments.whole(concurrency, "concurrency"),
-        burst=arguments.text(burst, "burst"),
-        burst_sessions=burst_sessions,
-    )
+    asked = arguments.record(RunOptions, given)
+    recorded = None if asked.trace is None else partial(_replayed, asked.trace)
+    load, all_seeds = options.drawn(loaded.model, asked, recorded)
     names = arguments.names(policy, "policy")
     texts = arguments.assignments({} if settings is None else settings, "settings")
     policies = options.chosen(names, texts)
@@ -396,7 +373,7 @@ def sweep(
     requests: int = 1_000,
     seeds: int = 1,
 ) -> "Sweep":
-    """Figures at every combination of values, as `kvplan sweep` computes them, here in this process.
+    """Compute figures at every combination of values, as `kvplan sweep` does, here in this process.
 
     Parameters
     ----------

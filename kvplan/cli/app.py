@@ -79,7 +79,7 @@ for _command, _example in _EXAMPLES.items():
 
 @cache
 def _command_line() -> Any:
-    """All commands, with what their signatures say: putting that together takes longer than many an answer."""
+    """Put all commands together with what their signatures say, once: it takes longer than many an answer."""
     return typer.main.get_command(app)
 
 
@@ -101,8 +101,6 @@ def main(argv: list[str] | None = None) -> int:
 
     `argv` are the arguments after the program's name; those of the process if None.
 
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     print(main(["analyze", "tool-calls-h100", "-o", f"{folder}/report.txt"]))
@@ -161,7 +159,7 @@ def _lacks_library(error: Exception) -> ExitCode:
 
 
 def _explain(error: Exception) -> ExitCode:
-    """One line about a refusal of Typer, or about a defect of kvplan."""
+    """Say in one line what Typer refuses, or that kvplan has a defect."""
     # Typer's usage errors have a base class of its own or of click, by version; all can describe themselves.
     describe = getattr(error, "format_message", None)
     if describe is not None:

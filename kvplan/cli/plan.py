@@ -11,7 +11,7 @@ from kvplan.cli import common, completion, options
 from kvplan.cli.options import argument, option
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode
-from kvplan.planning.asked import PlanOptions
+from kvplan.options import PlanOptions
 
 _OPTIONS = {
     "gpu": option("--gpu", metavar="NAME,...", help="GPUs to compare, such as H100,B200."),

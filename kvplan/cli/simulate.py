@@ -1,6 +1,5 @@
 """`kvplan simulate`: what the simulator says."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from kvplan.cli import common, completion, options
 from kvplan.cli.options import option
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError
+from kvplan.options import RunOptions
 
 if TYPE_CHECKING:
     from kvplan.model import ServingModel
@@ -31,35 +31,8 @@ class TableFormat(StrEnum):
     CSV = "csv"
 
 
-class Kind(StrEnum):
-    """How requests arrive; those of `kvplan.simulation.experiments.load.Arrivals`."""
-
-    POISSON = "poisson"
-    GAMMA = "gamma"
-    BURST = "burst"
-    SATURATED = "saturated"
-    INTERLEAVED = "interleaved"
-    CLOSED = "closed"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Runs:
-    """Which requests come, and how many runs there are of them; all None: those of the profile."""
-
-    kind: Kind | None = None
-    cv: float | None = None
-    concurrency: int | None = None
-    burst: str | None = None
-    trace: Path | None = None
-    requests: int | None = None
-    horizon: str | None = None
-    burst_sessions: str | None = None
-    count: int | None = None
-    first: int | None = None
-
-
 _RUNS = {
-    "kind": option(
+    "arrivals": option(
         "--arrivals",
         help="How requests arrive: at random (poisson), at random but more unevenly (gamma), in bursts (burst), "
         "all at the start (saturated), all at the start and in turns instead of at random (interleaved), or each "
@@ -96,8 +69,8 @@ _RUNS = {
         metavar="N@TIME",
         help="So many sessions of the profile beside the others, all of which begin at a time, such as 600@0.",
     ),
-    "count": typer.Option("--seeds", help="Number of runs, each with a seed of its own. Default: 1."),
-    "first": typer.Option("--seed", help="First of the seeds. Default: 0."),
+    "seeds": typer.Option("--seeds", help="Number of runs, each with a seed of its own. Default: 1."),
+    "seed": typer.Option("--seed", help="First of the seeds. Default: 0."),
 }
 
 
@@ -122,7 +95,8 @@ def simulate(
             help="Set a parameter of a policy, such as vllm.watermark=0.05; a list has commas. May be repeated.",
         ),
     ] = None,
-    runs: Annotated[Runs, _RUNS] = Runs(),
+    *,
+    runs: Annotated[RunOptions, _RUNS],
     slo: options.Slos = None,
     series: Annotated[
         Path | None,
@@ -147,7 +121,7 @@ def simulate(
 ) -> None:
     """Simulate a profile at its own rates, or with options scheduling policies side by side on the same arrivals."""
     common.check_plot(plot, [profile, None if runs.trace is None else str(runs.trace)], output)
-    if runs == Runs() and policy is None and setting is None and series is None and not hindsight:
+    if runs == RunOptions() and policy is None and setting is None and series is None and not hindsight:
         from kvplan.show import operating_point as shown
         from kvplan.study.operating_point import operating_point
 
@@ -162,14 +136,8 @@ def simulate(
 
     _check_files(profile, runs.trace, series, output)
     loaded = common.read(profile, output, slo)
-    load, seeds = drawn(
-        loaded.model,
-        **vars(runs)
-        | {
-            "kind": runs.kind and runs.kind.value,
-            "trace": None if runs.trace is None else partial(_recorded, runs.trace),
-        },
-    )
+    trace = None if runs.trace is None else partial(_recorded, runs.trace)
+    load, seeds = drawn(loaded.model, runs, trace)
     usual = "vllm" if loaded.model.finds_prefixes or _is_split(loaded.model) else "greedy,rate-limited,vllm"
     names = [name.strip() for name in (usual if policy is None else policy).split(",") if name.strip()]
     policies = chosen(names, setting or [])
@@ -207,12 +175,12 @@ def _check_files(profile: str | None, trace: Path | None, series: Path | None, o
 
 
 def _is_split(model: "ServingModel") -> bool:
-    """Whether prefill and decode are apart, as `vllm` alone runs them."""
+    """Tell whether prefill and decode are apart, as `vllm` alone runs them."""
     return model.fleet is not None and model.fleet.is_split
 
 
 def _recorded(trace: Path) -> "Requests":
-    """The requests of a trace; says what was left out of it."""
+    """Read the requests of a trace, and say what was left out of it."""
     from kvplan.ingest.trace.replay import read_trace
 
     found = read_trace(trace)

@@ -20,7 +20,7 @@ _DIGEST = hashlib.sha256
 
 @cache
 def folder() -> str | None:
-    """Where compiled code is kept: of one user, version and Python; None, and a note, where there is no place.
+    """Return where compiled code is kept: of one user, version and Python; None, and a note, where there is no place.
 
     In `$KVPLAN_CACHE_DIR`, else in `$XDG_CACHE_HOME/kvplan`, if that is an absolute path, else in `~/.cache/kvplan`.
     """
@@ -45,13 +45,13 @@ def folder() -> str | None:
 
 
 def lasts() -> bool:
-    """Whether what is compiled now is kept."""
+    """Return whether what is compiled now is kept."""
     path = folder()
     return path is not None and os.access(path, os.W_OK)
 
 
 def file(name: str, modules: Iterable[ModuleType], which: str = "") -> str | None:
-    """Where code is kept that is made of what these modules say; None where nothing is."""
+    """Return where code is kept that is made of what these modules say; None where nothing is."""
     from kvplan.compiling import native, translate
 
     path = folder()
@@ -69,7 +69,7 @@ def compiled(
     constants: dict[Callable[..., Any], bool],
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Callable[..., int] | None:
-    """A loop on a state as machine code, from a file or made and kept there; None if it is not to go on.
+    """Compile a loop on a state to machine code, or read it from a file; None if it is not to go on.
 
     See `kvplan.compiling.translate` for what a loop, a state and `constants` are.
     """
@@ -87,7 +87,7 @@ def compiled(
 
 
 def load(file: str | None) -> bytes | None:
-    """What was kept, if it is whole."""
+    """Return what was kept, if it is whole."""
     if file is None or not os.path.isfile(file):
         return None
     try:

@@ -25,12 +25,12 @@ def baseline() -> str:
 
 
 def machine() -> str:
-    """What machine code depends on beside its source."""
+    """Return what machine code depends on beside its source."""
     return f"{llvmlite.__version__} {llvm.get_process_triple()} {baseline()}"
 
 
 def object_code(text: str, goes_on: Callable[[], bool] = lambda: True) -> bytes | None:
-    """What LLVM makes of a module, where so much can be told; None as soon as it is not to go on."""
+    """Let LLVM make object code of a module, where so much can be told; None as soon as it is not to go on."""
     try:
         child = subprocess.Popen(
             [sys.executable, "-P", __file__],

@@ -48,11 +48,11 @@ class _Array(NamedTuple):
 def translated(
     loop: Callable[..., int], state: type[tuple[Any, ...]], constants: dict[Callable[..., Any], bool]
 ) -> str:
-    """A module with a function `loop`, of the address of a state, or of several, and of whole numbers.
+    """Return a module with a function `loop`, of the address of a state, or of several, and of whole numbers.
 
     A state is given as the address, and the first and second length, of each array that `state` has, a named tuple.
-    Several are given one behind the other, where the first parameter of the loop is a tuple.
-    `constants` are functions of the state whose value is known.
+    Several are given one behind the other, where the first parameter of the loop is a tuple. `constants` are functions
+    of the state whose value is known.
     """
     unit = _Unit(state, constants)
     first, *others = inspect.signature(loop).parameters.values()
@@ -262,7 +262,7 @@ class _Body:
     # -------------------------------------------------------------------------------------------------- elements
 
     def place(self, node: ast.Subscript) -> tuple[ir.Value, _Array]:
-        """Where an element stands."""
+        """Return where an element stands."""
         array = self.value(node.value)
         if not isinstance(array, _Array):
             raise self.refused(node)
@@ -313,7 +313,7 @@ class _Body:
         return self.as_bool(self.value(node))
 
     def static(self, node: ast.expr) -> Any:
-        """What a name outside the kernel stands for."""
+        """Return what a name outside the kernel stands for."""
         if isinstance(node, ast.Name) and node.id not in self.variables:
             return self.globals[node.id] if node.id in self.globals else getattr(builtins, node.id)
         if isinstance(node, ast.Attribute):
@@ -521,7 +521,7 @@ class _Body:
         return self.as_type(a, kind), self.as_type(b, kind)
 
     def as_type(self, value: ir.Value, kind: ir.Type) -> ir.Value:
-        """The same number as another kind, if that loses nothing."""
+        """Return the same number as another kind, if that loses nothing."""
         if value.type == kind:
             return value
         if isinstance(value, ir.Constant) and kind != BOOL and value.type != FLOAT:
@@ -534,7 +534,7 @@ class _Body:
 
 
 def _always(made: ir.Function) -> ir.Constant | None:
-    """What a kernel always returns, if it does nothing else."""
+    """Return what a kernel always returns, if it does nothing else."""
     last = made.blocks[-1].terminator
     if len(made.blocks) > 2 or len(made.blocks[-1].instructions) > 1 or last is None or not last.operands:
         return None

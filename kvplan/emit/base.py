@@ -1,4 +1,4 @@
-"""What an engine calls the things that a profile says of it.
+"""Names that an engine has for what a profile says.
 
 A further engine is a module with its record, `ENGINE`, and its name in `kvplan.engine.EngineName`.
 """
@@ -11,22 +11,14 @@ from kvplan.model.offload import Offload
 
 
 class Spelling(NamedTuple):
-    """What an engine calls a parameter of its policy; `since` is the version that has it, as far as that is known."""
+    """Name that an engine has for a parameter of its policy; `since` is the version that has it, if that is known."""
 
     flag: str
     since: str = ""
 
 
 class Flag(NamedTuple):
-    """A setting to write.
-
-    Attributes
-    ----------
-    value
-        As the engine wants it; None where the flag is all.
-    section
-        Of the configuration file, if it is inside one.
-    """
+    """A setting to write, in a `section` of the configuration file if it is inside one; None where the flag is all."""
 
     flag: str
     value: str | None

@@ -24,14 +24,8 @@ from kvplan.units import format_number, format_seconds
 class EngineSettings(NamedTuple):
     """Settings for an engine.
 
-    Attributes
-    ----------
-    flags
-        What to set; the settings of `advice` stand in the place of what the profile says.
-    advice
-        What of the report's advice is set; None where nothing gains.
-    others
-        The rest of the report's advice, to be set instead.
+    `flags` have what to set, settings of `advice` in the place of what the profile says; None where nothing gains.
+    `others` are the rest of the report's advice, to be set instead.
     """
 
     engine: Engine
@@ -44,18 +38,7 @@ class EngineSettings(NamedTuple):
 def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
     """Return the model as this engine serves it, without what its policy does not have.
 
-    Raises
-    ------
-    UsageError
-        No engine computes prompts as the profile says, or the engine's policy lacks what the profile has.
-
-    Examples
-    --------
-    >>> from kvplan.emit import engine
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 1.0),), Timing(1.0), Replica(1025))
-    >>> for_engine(engine("sglang"), model).engine.name.value
-    'sglang'
+    A UsageError where no engine computes prompts as the profile says, or its policy lacks what the profile has.
     """
     if model.replica.prefill is not Prefill.FUSED:
         raise UsageError(
@@ -79,14 +62,7 @@ def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
 
 
 def engine_settings_of(engine: Engine, report: Report, model: ServingModel, plan: Plan) -> EngineSettings:
-    """Write a profile as settings of an engine.
-
-    Parameters
-    ----------
-    report
-        Of the model as the engine serves it (`for_engine`).
-    model
-        As the profile has it.
+    """Write a profile as settings of an engine; the report is one of the model as the engine serves it (`for_engine`).
 
     Examples
     --------
@@ -215,7 +191,7 @@ def _notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]
 
 
 def alternatives(settings: EngineSettings) -> Iterator[str]:
-    """What of the report's advice could be set instead, a line each."""
+    """Return what of the report's advice could be set instead, a line each."""
     for flags in settings.others:
         written = " ".join(chain.from_iterable((f.flag, f.value or "") for f in flags)).strip()
         yield f"Or {written}: {flags[0].why}"

@@ -37,11 +37,12 @@ from kvplan.ingest.trace import fit as trace_fit
 from kvplan.ingest.trace.text import hit_note, traffic_part
 from kvplan.ingest.trace.traffic import measure
 from kvplan.model import Knowledge, Origin, Replica, Timing
+from kvplan.options import ImportOptions
 from kvplan.profile import schema
 from kvplan.profile import tables as profile_tables
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.simulation.experiments.runner import Announce, Progress
-from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
+from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens, parse_time
 
 _ENGINES = {"vLLM": EngineName.VLLM, "SGLang": EngineName.SGLANG, "TensorRT-LLM": EngineName.TRTLLM}
 _POOLED = (FileKind.LOG, FileKind.TIMING)
@@ -50,27 +51,17 @@ Files = Mapping[FileKind, Sequence[Path]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is said beside the files, as the options of `kvplan import`."""
+class Asked(ImportOptions):
+    """What is said beside the files; `reference` is how the profile refers to requests that are to be replayed."""
 
-    model: str | None = None
-    gpu: str | None = None
-    engine: EngineName | None = None
-    capacity: int | None = None
-    tensor_parallel: int | None = None
-    weights: str | None = None
-    kv_dtype: str = "auto"
-    utilization: float = 0.9
-    group: str | None = None
-    since: Path | None = None
-    interval_s: float | None = None
-    classes: int | None = None
-    reference: str | None = (
-        None  # how the profile refers to requests that are to be replayed; None: it can not
-    )
-    name: str | None = None
+    reference: str | None = None
     progress: Progress | None = None
     announce: Announce | None = None
+
+    @property
+    def interval_s(self) -> float | None:
+        """The time that /metrics covers."""
+        return None if self.interval is None else parse_time(self.interval, "--interval")
 
 
 class Given(NamedTuple):
@@ -250,8 +241,8 @@ class _Gathering:
             known = ", ".join(gpu.name for gpu in gpus())
             raise UsageError(f"--gpu is missing: which GPU? Known are {known}")
         shape, gpu = read_model(model), find_gpu(asked.gpu)
-        stated = self._stated(None) if logs and asked.tensor_parallel is None else None
-        tensor_parallel = asked.tensor_parallel or (stated.gpus if stated else None) or 1
+        stated = self._stated(None) if logs and asked.tp is None else None
+        tensor_parallel = asked.tp or (stated.gpus if stated else None) or 1
         how: dict[str, Any] = {
             "tensor_parallel": tensor_parallel,
             "kv_dtype": asked.kv_dtype,
@@ -292,8 +283,8 @@ class _Gathering:
         else:
             return Finding()
         table = tomli.loads(part.body)["gpu"]
-        if asked.tensor_parallel not in (None, 1) and "gpus" not in table:
-            table["gpus"] = asked.tensor_parallel
+        if asked.tp not in (None, 1) and "gpus" not in table:
+            table["gpus"] = asked.tp
             part = part._replace(body=table_text("gpu", table))
         if absent := [key for key in ("max_num_seqs", "max_num_batched_tokens") if key not in table]:
             unknown = f"{' and '.join(absent)}: not known, and so no limit"

@@ -25,6 +25,7 @@ _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token", "kv_blocks", "kv")  
 _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _KNOWN_AS = {"gpu": "gpu", "timing": "timing", "classes": "workload"}  # in [provenance]
+_ALWAYS = ("d0", "d1", "d2", "d3")  # of a timing
 _WIDTH = 118
 _POINTS_IN_LINE = 5  # of a curve
 _TRAFFIC = ": traffic of "  # between the names of replica and traffic
@@ -110,8 +111,6 @@ def replica_part(
 ) -> Part:
     """The table [gpu] of `base`, where it has one, with some values found out.
 
-    Examples
-    --------
     >>> from io import BytesIO
     >>> from kvplan.profile.reading import load_profile
     >>> base = load_profile(None, stdin=BytesIO())
@@ -124,9 +123,8 @@ def replica_part(
     """
     old: dict[str, Any] = {} if base is None else base.tables.get("gpu", {})
     if any(key in values for key in _MEMORY):
-        loads = (
-            "offload" in old and "memory_tokens" in values
-        )  # bytes of a token, which memory no longer says
+        # bytes of a token, which memory no longer says
+        loads = "offload" in old and "memory_tokens" in values
         old = {k: v for k, v in old.items() if k not in _MEMORY or (loads and k == "kv_bytes_per_token")}
     table = {**values, **{key: value for key, value in old.items() if key not in values}}
     rest = [key for key in table if key not in values]
@@ -143,8 +141,6 @@ def replica_part(
 def kv_tables(layout: KvLayout) -> list[dict[str, Any]]:
     """Layers by kind, as ``[[gpu.kv]]`` has them.
 
-    Examples
-    --------
     >>> from kvplan.model.kv_layout import Attention, Layers
     >>> kv_tables(KvLayout((Layers(Attention.WINDOW, 52, 8192, 1024),), 16))
     [{'kind': 'window', 'layers': 52, 'window': 1024, 'bytes': 8192}]
@@ -164,8 +160,6 @@ def classes_part(classes: Sequence[RequestClass], about: Iterable[str], origin: 
 def classes_text(classes: Sequence[RequestClass]) -> str:
     """TOML of classes.
 
-    Examples
-    --------
     >>> print(classes_text([RequestClass("chat", 100, (20, 40), (1.0, 3.0), 0.5)]))
     [[classes]]
     name = "chat"
@@ -179,8 +173,6 @@ def classes_text(classes: Sequence[RequestClass]) -> str:
 def prefix_text(curve: Sequence[tuple[int, float]]) -> str:
     """TOML of a hit curve.
 
-    Examples
-    --------
     >>> print(prefix_text([(1_000_000, 0.054), (3_000_000, 0.139)]))
     [prefix]
     hit_curve = [
@@ -195,8 +187,6 @@ def prefix_text(curve: Sequence[tuple[int, float]]) -> str:
 def caching_text(shared: Sequence[SharedPrompt], reuse: Reuse | None) -> list[str]:
     """Lines of TOML for a class: what its requests share, and what is asked for again after gaps known by quantiles.
 
-    Examples
-    --------
     >>> some = Reuse(0.8, 0.9, Quantiles((1.5, 4.0)), from_arrival=True)
     >>> print("\\n".join(caching_text([SharedPrompt(3000, 0.6)], some)))
     shared = [{ tokens = 3_000, weight = 0.6 }]
@@ -219,8 +209,6 @@ def timing_text(
 ) -> str:
     """TOML of a timing, four digits each; of what goes beyond d3 only what is not 0.
 
-    Examples
-    --------
     >>> measured = MeasuredRange(kv_tokens=(0, 9e5), band=(0.9, 1.3))
     >>> print(timing_text(Timing(0.0248113, 2.5e-7, d3=8e-6), 0.014, measured))
     [timing]
@@ -231,23 +219,20 @@ def timing_text(
     request_overhead = "14 ms"
     measured = { kv_tokens = [0, 900_000], band = [0.9, 1.3] }
     """
-    beyond = {"d4": timing.d4, "d5": timing.d5}
-    table = {name: _duration(getattr(timing, name)) for name in ("d0", "d1", "d2", "d3")}
-    table |= {name: text for name, value in beyond.items() if (text := _duration(value)) != "0"}
+    known = {name: _duration(getattr(timing, name)) for name in ("d0", "d1", "d2", "d3", "d4", "d5")}
+    table = {name: value for name, value in known.items() if value or name in _ALWAYS}
     if "d5" in table:
-        table["knee_tokens"] = _value(round(timing.knee_tokens))
+        table["knee_tokens"] = round(timing.knee_tokens)
     if request_overhead_s > 0:
         table["request_overhead"] = _duration(request_overhead_s)
     if ranges := {f.name: value for f in fields(MeasuredRange) if (value := getattr(measured, f.name, None))}:
-        table["measured"] = _value({name: list(map(_plain, value)) for name, value in ranges.items()})
-    return "\n".join(["[timing]", *(f"{name} = {text}" for name, text in table.items())])
+        table["measured"] = {name: list(map(_plain, value)) for name, value in ranges.items()}
+    return table_text("timing", table)
 
 
 def speculative_text(drafts: Drafts) -> str:
     """TOML of drafts.
 
-    Examples
-    --------
     >>> print(speculative_text(Drafts(2, (0.75, 0.61), draft_s=1.02e-3, overhead_s=1.28e-3, lookahead=False)))
     [speculative]
     tokens = 2
@@ -258,14 +243,14 @@ def speculative_text(drafts: Drafts) -> str:
     lookahead = false
     """
     table = {
-        "tokens": str(drafts.tokens),
-        "accepted": _value(list(drafts.accepted)),
+        "tokens": drafts.tokens,
+        "accepted": list(drafts.accepted),
         "draft_time": _duration(drafts.draft_s),
         "verify_time": _duration(drafts.verify_s),
         "overhead": _duration(drafts.overhead_s),
-        "lookahead": _value(drafts.lookahead),
+        "lookahead": drafts.lookahead,
     }
-    return "\n".join(["[speculative]", *(f"{name} = {text}" for name, text in table.items())])
+    return table_text("speculative", table)
 
 
 def _with_overhead(base: Profile, part: Part) -> Part:
@@ -292,8 +277,6 @@ def printable(text: str) -> str:
 def quoted(text: str) -> str:
     r"""A string of TOML; escaped too is what would confuse a terminal, or be a command to GitHub's runner.
 
-    Examples
-    --------
     >>> print(quoted('a "word", \u202e and ##['))
     "a \"word\", \U0000202e and #\u0023["
     """
@@ -358,18 +341,17 @@ def _class(c: RequestClass) -> str:
 
 
 def _weight(weight: float) -> str:
-    return (
-        f"{weight:.0f}"
-        if weight.is_integer() and weight < MOST_WEIGHT
-        else repr(max(float(f"{weight:.6g}"), LEAST_WEIGHT))
-    )
+    if weight.is_integer() and weight < MOST_WEIGHT:
+        return f"{weight:.0f}"
+    return repr(max(float(f"{weight:.6g}"), LEAST_WEIGHT))
 
 
-def _duration(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return _value(f"{seconds / size:.4g} {unit}")
-    return _value(f"{seconds * 1e6:.4g} us") if seconds >= LEAST_COST_S else "0"
+def _duration(seconds: float) -> Any:
+    """Four digits with a unit; 0 where it is less than any cost."""
+    if seconds < LEAST_COST_S:
+        return 0
+    unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if seconds >= s), ("us", 1e-6))
+    return f"{seconds / size:.4g} {unit}"
 
 
 def _kept(base: Profile, names: Sequence[str]) -> dict[str, str]:

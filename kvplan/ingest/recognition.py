@@ -4,24 +4,30 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from kvplan.errors import UsageError, shown
+from kvplan.ingest.engine_log import read_engine_log
 from kvplan.ingest.engines import LOGS, METRICS
-from kvplan.ingest.reader import Beginning, FileKind
+from kvplan.ingest.metrics import read_metrics
+from kvplan.ingest.model.config import read_model
+from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.results import reader_of
 from kvplan.ingest.results.tables import REQUEST_LOG
 from kvplan.ingest.text_file import STANDARD_INPUT, lines_of
+from kvplan.ingest.timing.drafts import read_drafts
 from kvplan.ingest.timing.reading import tells_of_drafts
 from kvplan.ingest.trace.columns import is_usual
-from kvplan.ingest.trace.format import DescriptionFormat, RequestFormat
-from kvplan.ingest.trace.formats import FORMATS as TRACES
+from kvplan.ingest.trace.formats import DESCRIPTIONS
+from kvplan.ingest.trace.formats import READERS as TRACES
+from kvplan.profile.reading import parse_profile
 
 LOOKED_FOR = {
-    FileKind.LOG: "the log of vLLM, SGLang, TensorRT-LLM or TGI",
+    FileKind.LOG: f"the log of {', '.join(log.engine for log in LOGS[:-1])} or {LOGS[-1].engine}",
     FileKind.TIMING: "results of a load generator, or a table of iterations or loads",
     FileKind.DRAFTS: "a table of runs with drafts",
     FileKind.REQUESTS: "requests with time, input and output tokens",
-    FileKind.METRICS: "an answer of /metrics of vLLM or SGLang",
+    FileKind.METRICS: f"an answer of /metrics of {' or '.join(metrics.engine for metrics in METRICS)}",
     FileKind.MODEL: "a config.json of Hugging Face",
     FileKind.PROFILE: "a profile of kvplan",
 }
@@ -30,6 +36,35 @@ _PREFIXES = "|".join(metrics.prefix for metrics in METRICS)
 _METRICS = re.compile(rf"^(# (HELP|TYPE) |({_PREFIXES})[:_]\w+(\{{| ))", re.MULTILINE)
 _MODEL_KEYS = {"model_type", "architectures", "num_hidden_layers", "hidden_size", "text_config", "vocab_size"}
 _FEWEST = 2  # of these
+
+
+def _is_a_profile(start: Beginning) -> bool:
+    """Tell whether `schema` or `name` and `schema` come first, below comments."""
+    lines = (line.strip() for line in start.text.splitlines())
+    first, second, *_ = *islice((line for line in lines if line and line[0] != "#"), 2), "", ""
+    return bool(_SCHEMA.match(first) or (_NAME.match(first) and _SCHEMA.match(second)))
+
+
+def _is_of_an_engine(start: Beginning) -> bool:
+    return any(log.says(line) for line in start.log_lines() for log in LOGS)
+
+
+def _is_a_model(start: Beginning) -> bool:
+    return len(_MODEL_KEYS & (start.values or {}).keys()) >= _FEWEST
+
+
+_ALONE: tuple[
+    Reader[Any], ...
+] = (  # what they recognise is nothing else: a profile quotes what it was made of
+    *DESCRIPTIONS,
+    Reader("profile", FileKind.PROFILE, _is_a_profile, parse_profile),
+)
+_OTHERS: tuple[Reader[Any], ...] = (
+    Reader("metrics", FileKind.METRICS, lambda start: bool(_METRICS.search(start.text)), read_metrics),
+    Reader("config.json", FileKind.MODEL, _is_a_model, read_model),
+    Reader("engine log", FileKind.LOG, _is_of_an_engine, read_engine_log),
+)
+_DRAFTS = Reader("drafts", FileKind.DRAFTS, tells_of_drafts, read_drafts)
 
 
 def named(files: Sequence[str], told: Sequence[str] = ()) -> list[tuple[FileKind | None, Path]]:
@@ -62,7 +97,7 @@ def kind_of(path: Path) -> FileKind:
     if path.is_dir():
         return FileKind.MODEL
     start = Beginning.of_file(path)
-    kinds = list(dict.fromkeys(_kinds(start)))
+    kinds = list(dict.fromkeys(reader.kind for reader in _recognising(start)))
     if len(kinds) == 1:
         return kinds[0]
     way_out = "; --as KIND=FILE says what it is"
@@ -81,37 +116,18 @@ def carries_times(path: Path) -> bool:
         return reader_of(Beginning.of_lines(lines)) is REQUEST_LOG
 
 
-def _kinds(start: Beginning) -> Iterator[FileKind]:
-    if any(f.recognises(start.text) for f in TRACES if isinstance(f, DescriptionFormat)):
-        yield FileKind.REQUESTS
-    elif _begins_as_a_profile(start.text):
-        yield FileKind.PROFILE  # comments in it quote what it was made of
-    else:
-        if _METRICS.search(start.text):
-            yield FileKind.METRICS
-        if len(_MODEL_KEYS & (start.values or {}).keys()) >= _FEWEST:
-            yield FileKind.MODEL
-        yield from _of_columns(start)
-        if any(log.says(line) for line in start.log_lines() for log in LOGS):
-            yield FileKind.LOG
-
-
-def _of_columns(start: Beginning) -> Iterator[FileKind]:
-    if tells_of_drafts(start) and not start.in_json:
-        yield FileKind.DRAFTS
+def _recognising(start: Beginning) -> Iterator[Reader[Any]]:
+    """Yield the readers that recognise a file."""
+    if alone := [reader for reader in _ALONE if reader.recognises(start)]:
+        yield from alone
         return
-    reader = reader_of(start)
-    if reader is not None:
-        yield reader.kind
-        if start.in_json and reader.kind is FileKind.TIMING and start.has("input_lens"):
+    yield from (reader for reader in _OTHERS if reader.recognises(start))
+    if not start.in_json and _DRAFTS.recognises(start):
+        yield _DRAFTS
+        return
+    result = reader_of(start)
+    if result is not None:
+        yield result
+        if start.in_json and result.kind is FileKind.TIMING and start.has("input_lens"):
             return  # a benchmark's own requests are no traffic
-    listed = (format for format in TRACES if isinstance(format, RequestFormat))
-    if is_usual(start) or any(format.recognises(start) for format in listed):
-        yield FileKind.REQUESTS
-
-
-def _begins_as_a_profile(text: str) -> bool:
-    """Tell whether `schema` or `name` and `schema` come first, below comments."""
-    lines = (line.strip() for line in text.splitlines())
-    first, second, *_ = *islice((line for line in lines if line and line[0] != "#"), 2), "", ""
-    return bool(_SCHEMA.match(first) or (_NAME.match(first) and _SCHEMA.match(second)))
+    yield from (reader for reader in TRACES if reader.recognises(start) or is_usual(start))

@@ -29,9 +29,5 @@ def survival(stages: IntArray, amounts: FloatArray) -> FloatArray:
 
 
 def as_written(value: float) -> Fraction:
-    """The shortest decimal that reads back as `value`, exactly: 0.8 becomes 4/5.
-
-    >>> as_written(0.8)
-    Fraction(4, 5)
-    """
+    """Return the shortest decimal that reads back as `value`, exactly: 0.8 becomes 4/5."""
     return Fraction(repr(float(value)))

@@ -10,20 +10,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """Requests of a trace, in order of arrival.
+    """Requests of a trace, in order of arrival; arrays of shape (n_requests,)."""
 
-    Attributes
-    ----------
-    arrival_s : ndarray, shape (n_requests,)
-        Seconds from the first one on.
-    input_tokens, decode_tokens : ndarray of int64, shape (n_requests,), tokens
-    block_hashes
-        Of each prompt the hashes of its blocks of `block_tokens`; None: nothing tells which prompts begin alike.
-    """
-
-    arrival_s: "FloatArray"
+    arrival_s: "FloatArray"  # from the first one on
     input_tokens: "IntArray"
     decode_tokens: "IntArray"
+    # of each prompt the hashes of its blocks of `block_tokens`; None: nothing tells which prompts begin alike
     block_hashes: tuple[list[int], ...] | None = None
     block_tokens: int = 1
 
@@ -36,36 +28,19 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalProcess:
-    """What says when requests arrive, beside their rates.
+    """Gaps between arrivals, beside their rates."""
 
-    Attributes
-    ----------
-    cv
-        Coefficient of variation of the gaps between all arrivals, which follow a gamma law; 1: Poisson.
-    trace
-        What simulations replay, faster or slower such that its mean rate is that of the model.
-    share
-        The part of the trace that a router sends here, each request at random.
-
-    Examples
-    --------
-    Half of the arrivals of a regular stream, at random, are not regular:
-
-    >>> round(ArrivalProcess(cv=0.0).split(2).cv ** 2, 9)
-    0.5
-    """
-
-    cv: float = 1.0
-    trace: Recorded | None = None
-    share: float = 1.0
+    cv: float = 1.0  # coefficient of variation of the gaps between all arrivals, of a gamma law; 1: Poisson
+    trace: Recorded | None = None  # that simulations replay, at the mean rate of the model
+    share: float = 1.0  # part of the trace that a router sends here, each request at random
 
     @property
     def is_poisson(self) -> bool:
-        """Whether arrivals are independent of each other."""
+        """Tell whether arrivals are independent of each other."""
         return self.cv == 1 and self.trace is None
 
     def split(self, parts: float) -> "ArrivalProcess":
-        """What one of so many replicas sees to which a router sends requests at random.
+        """Thin arrivals to those of one of so many replicas to which a router sends requests at random.
 
         A gap is then the sum of a geometric number of gaps: cv² - 1 falls as the share does, exactly.
         """

@@ -22,45 +22,22 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """One class of requests.
-
-    Attributes
-    ----------
-    input_tokens
-        Prompt length s; where prompts differ the mean, to a whole token.
-    decode_tokens
-        Distinct decode lengths d, ascending.
-    decode_weights
-        Weight of each length, in the proportion written in the profile; not normalised.
-    rate_rps
-        Arrival rate λ, requests/s.
-    shared
-        Leading tokens that requests have in common, of each of which a share of them.
-    reuse
-        What later requests ask for again; None: nothing.
-    sessions
-        The requests are the turns of these; None: they are strangers.
-    prompts
-        Prompts that differ, in place of `input_tokens` alone.
-    longest
-        KV tokens of the longest request just before it completes, where prompts are means of several.
-    input_law, decode_law
-        What runs draw from, where `prompts` and `decode_tokens` are fewer lengths that formulas count with; None: there
-        are no others.
-    """
+    """One class of requests."""
 
     name: str
-    input_tokens: int
-    decode_tokens: tuple[int, ...]
-    decode_weights: tuple[float, ...]
-    rate_rps: float
-    shared: tuple[SharedPrompt, ...] = ()
-    reuse: Reuse | None = None
-    sessions: Sessions | None = None
-    prompts: tuple[Prompt, ...] = ()
-    longest: int = 0
-    input_law: Lengths | None = None
-    decode_law: Lengths | None = None
+    input_tokens: int  # prompt length s; where prompts differ the mean, to a whole token
+    decode_tokens: tuple[int, ...]  # distinct decode lengths d, ascending
+    decode_weights: tuple[float, ...]  # of each, in the proportion written in the profile; not normalised
+    rate_rps: float  # λ
+    shared: tuple[SharedPrompt, ...] = ()  # leading tokens in common, of each of which a share of them
+    reuse: Reuse | None = None  # what later requests ask for again
+    sessions: Sessions | None = None  # the requests are the turns of these; None: they are strangers
+    prompts: tuple[Prompt, ...] = ()  # that differ, in place of `input_tokens` alone
+    longest: int = 0  # KV tokens of the longest just before it completes, where prompts are means of several
+    input_law: Lengths | None = (
+        None  # that runs draw from, where `prompts` are fewer lengths to count with ...
+    )
+    decode_law: Lengths | None = None  # ... and where `decode_tokens` are
 
     @property
     def kinds(self) -> tuple[Prompt, ...]:
@@ -69,7 +46,7 @@ class RequestClass:
 
     @property
     def inputs(self) -> Lengths:
-        """The law that runs draw prompts from."""
+        """Law that runs draw prompts from."""
         if self.input_law is not None:
             return self.input_law
         tokens, shares = np.array(sorted(self.kinds)).T
@@ -77,7 +54,7 @@ class RequestClass:
 
     @property
     def outputs(self) -> Lengths:
-        """The law that runs draw decode lengths from."""
+        """Law that runs draw decode lengths from."""
         if self.decode_law is not None:
             return self.decode_law
         return Lengths(np.array(self.decode_tokens, dtype=np.int64), np.array(self.decode_weights))
@@ -91,12 +68,12 @@ class RequestClass:
 
     @property
     def has_prompt(self) -> bool:
-        """Whether there is a prompt that is not empty: of an empty one nothing is looked for in a cache."""
+        """Tell whether there is a prompt that is not empty: of an empty one nothing is looked for in a cache."""
         return any(p.tokens for p in self.kinds)
 
     @property
     def hits(self) -> bool:
-        """Whether requests have tokens in common with others."""
+        """Tell whether requests have tokens in common with others."""
         reuse = self.reuse is not None and self.has_prompt
         return bool(self.shared) or reuse or self.sessions is not None
 
@@ -106,43 +83,21 @@ class Mix:
     """Every (class, prompt, decode length) of the traffic, one row each.
 
     Arrays have shape (n_rows,), or (n_models, n_rows) for many models side by side, but for `class_index`.
-
-    Attributes
-    ----------
-    class_index : ndarray of int64, shape (n_rows,)
-        Position of the row's class in the profile.
-    input_tokens : ndarray of int64, tokens
-    decode_tokens : ndarray, tokens
-        With drafts the mean of those who stay so long.
-    stages : ndarray of int64
-        Iterations n that a request of the row stays, from the one that ends its prompt.
-    prefill_tokens : ndarray of float64, tokens
-        Prefill work of a fresh request: s, or 0 where prompts arrive ready-made.
-    computed_tokens : ndarray of int64, tokens
-        All that the engine computes for a fresh request.
-    sequences : ndarray of float64
-        Iterations as time counts them: all that it stays, but for what drafts cost, which is not in the first.
-    partial
-        What comes before `stages` where prompts are longer than the token budget of an iteration.
-    read, held
-        Context that a request reads at each stage, which costs time; memory that it holds.
-    rate_rps : ndarray of float64, requests/s
-    share : ndarray of float64
-        Rate over the total rate; sums to 1.
     """
 
-    class_index: IntArray
+    class_index: IntArray  # (n_rows,), position of the row's class in the profile
     input_tokens: IntArray
-    decode_tokens: IntArray | FloatArray
-    stages: IntArray
-    prefill_tokens: FloatArray
-    computed_tokens: IntArray
+    decode_tokens: IntArray | FloatArray  # with drafts the mean of those who stay so long
+    stages: IntArray  # iterations n that a request of the row stays, from the one that ends its prompt
+    prefill_tokens: FloatArray  # prefill work of a fresh request: s, or 0 where prompts arrive ready-made
+    computed_tokens: IntArray  # all that the engine computes for a fresh request
+    # iterations as time counts them: all that it stays, but for what drafts cost, which is not in the first
     sequences: FloatArray
-    read: StageWeights
-    held: StageWeights
-    partial: PartialPrompts
+    read: StageWeights  # context at each stage, which costs time
+    held: StageWeights  # memory at each stage
+    partial: PartialPrompts  # before `stages`, where prompts are longer than the token budget of an iteration
     rate_rps: FloatArray
-    share: FloatArray
+    share: FloatArray  # rate over the total rate; sums to 1
 
     @property
     def iterations(self) -> IntArray:
@@ -163,9 +118,9 @@ class Mix:
 
     def by_pages(self, amount: FloatArray) -> FloatArray:
         """`amount` of each row times its iterations with p pages, summed over rows; shape (most pages + 1,)."""
-        found = self.held.by_pages(amount)
+        whole = self.held.by_pages(amount)
         pages = (self.partial.held_by_part / self.held.block_tokens).astype(np.int64)
-        return found + np.bincount(pages, self.partial.present(amount), found.size)
+        return whole + np.bincount(pages, self.partial.present(amount), whole.size)
 
     @property
     def context(self) -> FloatArray:
@@ -190,5 +145,5 @@ class Mix:
 
 
 def in_rows(amounts: FloatArray | IntArray) -> FloatArray:
-    """Each row in one piece, as the arrays of one model are: the order in which sums are rounded depends on it."""
+    """Put each row in one piece, as arrays of one model are: the order in which sums are rounded depends on it."""
     return np.ascontiguousarray(amounts, dtype=np.float64)

@@ -20,32 +20,14 @@ _NOWHERE = 1e-16  # to have emitted so many tokens: what is left out adds up ove
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Drafts of an iteration, and what they cost.
+    """Drafts of an iteration, and what they cost."""
 
-    Attributes
-    ----------
-    tokens
-        Drafts of an iteration, k.
-    accepted
-        r_1 ≥ r_2 ≥ …, of at least so many.
-    draft_s, verify_s, overhead_s
-        Seconds of a draft, of verifying one draft of one sequence, and of drafting whatever the number.
-    lookahead
-        Whether a request holds a slot more for each draft, as with EAGLE, MTP and draft models; n-grams need none.
-
-    Examples
-    --------
-    >>> drafts = Drafts(3, (0.7, 0.49, 0.343))
-    >>> round(drafts.mean, 3), round(drafts.variance, 4), drafts.slots
-    (2.533, 1.5349, 6)
-    """
-
-    tokens: int
-    accepted: tuple[float, ...]
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    overhead_s: float = 0.0
-    lookahead: bool = True
+    tokens: int  # k
+    accepted: tuple[float, ...]  # r_1 ≥ r_2 ≥ …, of at least so many
+    draft_s: float = 0.0  # of a draft ...
+    verify_s: float = 0.0  # ... of verifying one draft of one sequence ...
+    overhead_s: float = 0.0  # ... and of drafting whatever the number
+    lookahead: bool = True  # a request holds a slot more for each draft, as with EAGLE, MTP and draft models
 
     @property
     def _used(self) -> tuple[float, ...]:
@@ -58,7 +40,7 @@ class Drafts:
 
     @property
     def variance(self) -> float:
-        """Of the tokens that an iteration emits."""
+        """Variance of the tokens that an iteration emits."""
         squares = sum((2 * i - 1) * r for i, r in enumerate(self._used, 1))
         return squares - sum(self._used) ** 2
 
@@ -75,15 +57,15 @@ class Drafts:
 
     @property
     def fixed_s(self) -> float:
-        """What drafting costs an iteration, whatever runs."""
+        """Seconds that drafting costs an iteration, whatever runs."""
         return self.overhead_s + self.tokens * self.draft_s if self.tokens else 0.0
 
     def slowed(self, timing: Timing) -> Timing:
-        """The law with what drafts cost; a sequence in the iteration of its prompt has none (`verified`)."""
+        """Add what drafts cost to a law; a sequence in the iteration of its prompt has none (`verified`)."""
         return replace(timing, d0=timing.d0 + self.fixed_s, d3=timing.d3 + self.tokens * self.verify_s)
 
     def unslowed(self, timing: Timing) -> Timing:
-        """The law without that."""
+        """Take that off a law."""
         d3 = max(timing.d3 - self.tokens * self.verify_s, 0.0)
         return replace(timing, d0=timing.d0 - self.fixed_s, d3=d3)
 
@@ -94,42 +76,27 @@ class Drafts:
 
 
 class Stays(NamedTuple):
-    """How long requests stay, and what amounts are meanwhile.
+    """How long requests stay, and amounts meanwhile."""
 
-    Attributes
-    ----------
-    stages, share : ndarray, shape (n_stays,)
-        Iterations, the first with the prompt, and how often.
-    decode_tokens : ndarray, shape (n_stays,)
-        Mean decode length of those who stay so long.
-    means : ndarray, shape (n_amounts, most stages)
-        Of each amount in each iteration, over those still there.
-    """
-
-    stages: IntArray
-    share: FloatArray
-    decode_tokens: FloatArray
-    means: FloatArray
+    stages: IntArray  # (n_stays,), iterations, the first with the prompt ...
+    share: FloatArray  # ... and how often
+    decode_tokens: FloatArray  # (n_stays,), mean decode length of those who stay so long
+    means: FloatArray  # (n_amounts, most stages), of each amount in each iteration, over those still there
 
 
 def stays(drafts: Drafts, lengths: Sequence[int], weights: Sequence[float], amounts: FloatArray) -> Stays:
-    """The renewal process until a decode length, by convolution (theory §11; new).
+    """Run the renewal process until a decode length, by convolution (theory §11; new).
 
-    What is emitted does not depend on the length that ends it, so that all lengths have one process.
-
-    Parameters
-    ----------
-    lengths, weights
-        Decode lengths, and how often, not normalised.
-    amounts : ndarray, shape (n_amounts, max(lengths))
-        By tokens emitted before an iteration.
+    What is emitted does not depend on the length that ends it, so that all lengths have one process. `weights`, not
+    normalised, say how often each length is; `amounts`, of shape (n_amounts, max(lengths)), go by tokens emitted before
+    an iteration.
 
     Examples
     --------
     A draft that is always accepted: after the prompt's iteration two tokens at a time.
 
-    >>> found = stays(Drafts(1, (1.0,)), (2, 6), (1.0, 3.0), np.arange(6.0)[None])
-    >>> found.stages.tolist(), found.share.tolist(), found.decode_tokens.tolist(), found.means.tolist()
+    >>> law = stays(Drafts(1, (1.0,)), (2, 6), (1.0, 3.0), np.arange(6.0)[None])
+    >>> law.stages.tolist(), law.share.tolist(), law.decode_tokens.tolist(), law.means.tolist()
     ([2, 4], [0.25, 0.75], [2.0, 6.0], [[0.0, 1.0, 3.0, 5.0]])
     """
     most, pmf = max(lengths), drafts.emitted

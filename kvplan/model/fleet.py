@@ -19,7 +19,7 @@ class Routing(StrEnum):
 
 
 class Hardware(NamedTuple):
-    """What a replica runs on: how long its iterations take, its memory, limits and GPUs."""
+    """Iteration times, memory, limits and GPUs of a replica."""
 
     timing: Timing
     replica: Replica
@@ -27,44 +27,22 @@ class Hardware(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Replicas of a fleet, and how requests come to them.
+    """Replicas of a fleet, and how requests come to them."""
 
-    Attributes
-    ----------
-    prefill, decode
-        Replicas that compute prompts, and those that generate; 0 of both where replicas do both.
-    replicas
-        Replicas that do both; 0 where prefill and decode are apart.
-    routing
-        Of requests to replicas; to those of either side where they are apart.
-    transfer_bytes_per_s
-        Rate at which the KV cache of a prompt goes from one side to the other; None: it takes no time.
-    bytes_per_token
-        Of KV cache, of pool tokens where layers differ; None where nobody needs to know.
-    prefill_on, decode_on
-        What replicas of either side run on; None: as those that do both.
-
-    Examples
-    --------
-    A prompt of 2,000 tokens at 131,072 bytes each over 20 GB/s:
-
-    >>> fleet = Fleet(3, 5, transfer_bytes_per_s=20e9, bytes_per_token=131_072)
-    >>> fleet.is_split, fleet.size, round(1e3 * fleet.transfer_s(2000), 3)
-    (True, 8, 13.107)
-    """
-
-    prefill: int = 0
-    decode: int = 0
-    replicas: int = 0
-    routing: Routing = Routing.LEAST_REQUESTS
-    transfer_bytes_per_s: float | None = None
-    bytes_per_token: float | None = None
-    prefill_on: Hardware | None = None
+    prefill: int = 0  # replicas that compute prompts ...
+    decode: int = 0  # ... and that generate; 0 of both where replicas do both
+    replicas: int = 0  # that do both; 0 where prefill and decode are apart
+    routing: Routing = Routing.LEAST_REQUESTS  # to replicas; to those of either side where they are apart
+    transfer_bytes_per_s: float | None = (
+        None  # of a prompt's KV cache, from side to side; None: it takes no time
+    )
+    bytes_per_token: float | None = None  # of KV cache, of pool tokens where layers differ
+    prefill_on: Hardware | None = None  # None: as those that do both
     decode_on: Hardware | None = None
 
     @property
     def is_split(self) -> bool:
-        """Whether prefill and decode are apart."""
+        """Tell whether prefill and decode are apart."""
         return self.replicas == 0
 
     @property

@@ -1,7 +1,7 @@
 """How long until what a request leaves in the prefix cache is asked for again (theory §8).
 
-A law gives, `until` g seconds have passed, P(gap < g) and ∫₀^g P(gap > u) du, how much of a gap has passed on average;
-for numbers or arrays of seconds. Both come from one call, since they cost the same.
+A law gives, `until` g seconds have passed, P(gap ≤ g) and ∫₀^g P(gap > u) du, how much of a gap has passed on average;
+for numbers or arrays of seconds; both from one call, since they cost the same. `density` is the slope of the first.
 """
 
 import math
@@ -18,59 +18,39 @@ Seconds = Any  # a float, or an array of them
 
 @dataclass(frozen=True)
 class Exponential:
-    """Memoryless gaps.
-
-    Examples
-    --------
-    >>> gap = Exponential(mean_s=2.0)
-    >>> [round(float(v), 4) for v in gap.until(2.0)], gap.density(0.0)
-    ([0.6321, 1.2642], 0.5)
-    """
+    """Memoryless gaps."""
 
     mean_s: float
 
     def until(self, g: Seconds) -> tuple[Any, Any]:
-        """P(gap ≤ g), and ∫₀^g P(gap > u) du in seconds."""
         reached = -np.expm1(-g / self.mean_s)
         return reached, self.mean_s * reached
 
     def density(self, g: Seconds) -> float:
-        """Derivative of P(gap ≤ g), 1/s."""
         return math.exp(-g / self.mean_s) / self.mean_s
 
 
 @dataclass(frozen=True)
 class Lognormal:
-    """Gaps whose logarithms are normal: how long people and tools take to answer.
-
-    Examples
-    --------
-    >>> gap = Lognormal(median_s=10.0, sigma=1.0)
-    >>> float(gap.until(10.0)[0]), round(gap.mean_s, 3), round(float(gap.until(1e9)[1]), 3)
-    (0.5, 16.487, 16.487)
-    """
+    """Gaps whose logarithms are normal: how long people and tools take to answer."""
 
     median_s: float
     sigma: float
 
     @property
     def mean_s(self) -> float:
-        """Mean, seconds."""
         return self.median_s * math.exp(self.sigma**2 / 2)
 
     def until(self, g: Seconds) -> tuple[Any, Any]:
-        """P(gap ≤ g), and ∫₀^g P(gap > u) du in seconds."""
         score = self._score(g)
         reached, partial = normal(np.array([score, score - self.sigma]))
         return reached, g * (1 - reached) + self.mean_s * partial
 
     def density(self, g: Seconds) -> float:
-        """Derivative of P(gap ≤ g), 1/s."""
         if g == 0:
             return 0.0
         score = float(self._score(g))
-        density: float = math.exp(-score * score / 2) / (math.sqrt(2 * math.pi) * self.sigma * g)
-        return density
+        return float(math.exp(-score * score / 2) / (math.sqrt(2 * math.pi) * self.sigma * g))
 
     def _score(self, g: Seconds) -> Any:
         return np.log(np.maximum(g, 1e-300) / self.median_s) / self.sigma
@@ -95,11 +75,9 @@ class Quantiles:
 
     @property
     def mean_s(self) -> float:
-        """Mean, seconds."""
         return math.fsum(self.values_s) / len(self.values_s)
 
     def until(self, g: Seconds) -> tuple[Any, Any]:
-        """P(gap ≤ g), and ∫₀^g P(gap > u) du in seconds."""
         # a gap of g is not over: at g = 0 nothing is known of it, since whoever comes at once waits like all others
         reached = np.searchsorted(self._sorted, g, side="left") / self._sorted.size
         return reached, np.interp(g, *self._passed)
@@ -130,8 +108,7 @@ class Quantiles:
             return values[:1]
         middle = (values[1:] + values[:-1]) / 2
         edges = np.concatenate([[2 * values[0] - middle[0]], middle, [2 * values[-1] - middle[-1]]])
-        from_zero: FloatArray = np.maximum(edges, 0.0)
-        return from_zero
+        return np.asarray(np.maximum(edges, 0.0))
 
 
 Gap = Exponential | Lognormal | Quantiles

@@ -39,7 +39,7 @@ class Layers:
 
     @property
     def is_state(self) -> bool:
-        """Whether they keep one state of fixed size."""
+        """Tell whether they keep one state of fixed size."""
         return self.kind is Attention.STATE
 
 
@@ -53,25 +53,13 @@ class Group:
     window: int | None = None
 
     def blocks(self, begin: IntArray, end: IntArray) -> IntArray:
-        """Blocks of one of them in a step that has computed `begin` tokens before, and has slots for `end` after it.
-
-        Examples
-        --------
-        A window of 4 in blocks of 2 that has just computed token 9, after 8: tokens 5 to 8 are read, in 3 blocks.
-
-        >>> Group(Attention.WINDOW, 1, 2, window=4).blocks(np.array([8]), np.array([9])).tolist()
-        [3]
-        """
-        filled = -(-end // self.block_tokens)
-        return np.asarray(filled - self._passed(begin) // self.block_tokens)
-
-    def _passed(self, begin: IntArray) -> IntArray:
-        """Leading tokens that no later one attends to."""
-        if self.window is None:
-            return np.zeros_like(begin)
-        if self.kind is Attention.WINDOW:
-            return np.maximum(begin - self.window + 1, 0)
-        return np.asarray(begin // self.window * self.window)
+        """Blocks of one of them in a step that has computed `begin` tokens before, and has slots for `end` after it."""
+        passed = np.zeros_like(begin)  # leading tokens that no later one attends to
+        if self.window is not None and self.kind is Attention.WINDOW:
+            passed = np.maximum(begin - self.window + 1, 0)
+        elif self.window is not None:
+            passed = begin // self.window * self.window
+        return np.asarray(-(-end // self.block_tokens) - passed // self.block_tokens)
 
 
 @dataclass(frozen=True)
@@ -106,9 +94,9 @@ class KvLayout:
             raise ValueError("no layers")
         if self.block_tokens < (least := least_block_tokens(self.layers)):
             raise ValueError(f"must be at least {least}, for a state to fit into a block")
-        for one in self.layers:
-            if not one.is_state and self.token_bytes % one.bytes:
-                raise ValueError(f"{one.bytes} bytes; must divide the most of any kind, {self.token_bytes}")
+        for kind in self.layers:
+            if not kind.is_state and self.token_bytes % kind.bytes:
+                raise ValueError(f"{kind.bytes} bytes; must divide the most of any kind, {self.token_bytes}")
 
     @property
     def token_bytes(self) -> int:
@@ -117,7 +105,7 @@ class KvLayout:
 
     @property
     def has_states(self) -> bool:
-        """Whether some layers keep a state."""
+        """Tell whether some layers keep a state."""
         return any(one.is_state for one in self.layers)
 
     @cached_property
@@ -129,29 +117,24 @@ class KvLayout:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """One for each kind of layers, in their order."""
-        return tuple(
-            Group(
-                layers.kind,
-                -(-layers.count // self.group_size),
-                self.block_tokens
-                if layers.is_state
-                else self.block_tokens * self.token_bytes // layers.bytes,
-                layers.window,
-            )
-            for layers in self.layers
-        )
+        groups = []
+        for layers in self.layers:
+            block = self.block_tokens
+            if not layers.is_state:
+                block = block * self.token_bytes // layers.bytes
+            groups.append(Group(layers.kind, -(-layers.count // self.group_size), block, layers.window))
+        return tuple(groups)
 
     @property
     def block_bytes(self) -> int:
-        """Of one block, in all layers of a group."""
+        """Bytes of one block, in all layers of a group."""
         return self.block_tokens * self.token_bytes * self.group_size
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that a long request takes for one token more."""
-        return sum(
-            g.copies * self.block_bytes // g.block_tokens for g in self.groups if g.kind is Attention.FULL
-        )
+        full = [group for group in self.groups if group.kind is Attention.FULL]
+        return sum(group.copies * self.block_bytes // group.block_tokens for group in full)
 
     @property
     def fixed_tokens(self) -> int:
@@ -179,14 +162,7 @@ class KvLayout:
     def read_tokens(self, tokens: FloatArray) -> FloatArray:
         """Context that a step of a request of so many tokens reads, in tokens of the layers with full attention.
 
-        In tokens of the kind with the most bytes where none has full attention; states are a constant of each request,
-        and no context.
-
-        Examples
-        --------
-        >>> layers = (Layers(Attention.FULL, 10, 8192), Layers(Attention.WINDOW, 50, 8192, window=1024))
-        >>> KvLayout(layers, 16).read_tokens(np.array([100.0, 10_000.0])).tolist()
-        [600.0, 15120.0]
+        In tokens of the kind with the most bytes where none has full attention; states are a constant of each request.
         """
         full = sum(one.count * one.bytes for one in self.layers if one.kind is Attention.FULL)
         bounded = [one for one in self.layers if one.window is not None]

@@ -28,12 +28,7 @@ _LONGEST, _SCORE = (
 class Lengths:
     """A law of whole numbers.
 
-    Attributes
-    ----------
-    values : ndarray of int64, shape (n,), ascending
-    weights : ndarray, shape (n,)
-        In proportion to the probabilities; of weights as written, whole numbers without a common factor, so that laws
-        are equal however they are written.
+    Weights as written become whole numbers without a common factor, so that laws are equal however they are written.
 
     Examples
     --------
@@ -43,8 +38,8 @@ class Lengths:
     True
     """
 
-    values: IntArray
-    weights: FloatArray
+    values: IntArray  # (n,), ascending
+    weights: FloatArray  # (n,), in proportion to the probabilities
 
     @classmethod
     def of(cls, weights: Mapping[int, float]) -> "Lengths":
@@ -69,9 +64,7 @@ class Lengths:
 
     @classmethod
     def lognormal(cls, mean: float, sigma: float) -> "Lengths":
-        """Whole numbers, at least 1, whose logarithms are about normal.
-
-        A log-normal number below its quantile .9999, times what gives it this mean, rounded.
+        """Whole numbers from 1, a log-normal number below its quantile .9999, times what gives it this mean, rounded.
 
         Examples
         --------
@@ -92,12 +85,10 @@ class Lengths:
     @cached_property
     def probabilities(self) -> FloatArray:
         """Of each value; they sum to 1."""
-        shares: FloatArray = self.weights / self.weights.sum()
-        return shares
+        return np.asarray(self.weights / self.weights.sum())
 
     @property
     def mean(self) -> float:
-        """Mean."""
         return float(self.probabilities @ self.values)
 
     @property
@@ -107,21 +98,15 @@ class Lengths:
 
     @property
     def longest(self) -> int:
-        """Largest value."""
         return int(self.values[-1])
 
     def at_most(self, points: int) -> "Lengths":
-        """A law of at most so many of these lengths, with the same mean and longest, and about the same variance.
+        """Take at most so many lengths, an even number, with the same mean and longest, and about the same variance.
 
         The law is cut into strata, and each is replaced by two whole lengths: its longest, and the one that keeps the
         mean and the variance (Gauss-Radau). The second is rounded down, so that the variance is never too small, nor
         E e^θs for any θ > 0. Strata are as fine as the cube root of the probabilities is large, which is where a
         given number of them is worth most (Panter and Dite).
-
-        Parameters
-        ----------
-        points
-            An even number. A law that has no more lengths is returned as it is.
 
         Examples
         --------
@@ -198,11 +183,6 @@ class Moments(NamedTuple):
 class Paged:
     """Moments of order 0, 1 and 2 of a random length, by its residue modulo the page size, as a Fourier transform.
 
-    Attributes
-    ----------
-    transform : ndarray of complex128, shape (3, block_tokens // 2 + 1)
-    block_tokens
-
     Examples
     --------
     >>> prompt = Paged.of(np.array([5, 7]), np.array([0.5, 0.5]), block_tokens=4)
@@ -211,7 +191,7 @@ class Paged:
     ([1.0, 6.0, 40.0], [1.0, 10.0, 104.0])
     """
 
-    transform: NDArray[np.complex128]
+    transform: NDArray[np.complex128]  # (3, block_tokens // 2 + 1)
     block_tokens: int
 
     @classmethod

@@ -11,23 +11,15 @@ from kvplan.model.weights import Prefill
 
 @dataclass(frozen=True)
 class PartialPrompts:
-    """Iterations that compute a part of a prompt and not its end; arrays of shape (n_rows,) but for the last two.
+    """Iterations that compute a part of a prompt and not its end, by row; c = ⌈s/T_b⌉ - 1, T_b the token budget."""
 
-    Attributes
-    ----------
-    iterations : ndarray of int64
-        c = ⌈s/T_b⌉ - 1, T_b the token budget of an iteration; 0 where the budget takes the prompt whole.
-    held_by_part, read_by_part : ndarray, shape (most iterations,), tokens
-        Memory and context of a request with 1, 2, … full budgets of its prompt computed, alike for all rows.
-    """
-
-    iterations: IntArray
-    held_by_part: FloatArray
-    read_by_part: FloatArray
+    iterations: IntArray  # (n_rows,), c; 0 where the budget takes the prompt whole
+    held_by_part: FloatArray  # (most iterations,), tokens of a request with 1, 2, … full budgets computed ...
+    read_by_part: FloatArray  # ... and its context, alike for all rows
 
     @property
     def exist(self) -> bool:
-        """Whether there are any."""
+        """Tell whether there are any."""
         return bool(self.held_by_part.size)
 
     @property
@@ -46,20 +38,13 @@ class PartialPrompts:
         return self.until(self.read_by_part, self.iterations)
 
     def present(self, amount: FloatArray) -> FloatArray:
-        """`amount` of the rows that go on after each part, summed; shape (most iterations,).
-
-        Examples
-        --------
-        >>> parts = partial_prompts(Replica(9_000, max_num_batched_tokens=10), np.array([10, 15, 25]))
-        >>> parts.present(np.array([1.0, 2.0, 3.0])).tolist()
-        [5.0, 3.0]
-        """
+        """`amount` of the rows that go on after each part, summed; shape (most iterations,)."""
         leaving = np.bincount(self.iterations, amount, self.held_by_part.size + 1)
         return np.asarray(np.cumsum(leaving[:0:-1])[::-1])
 
     @staticmethod
     def until(by_part: FloatArray, iterations: IntArray) -> FloatArray:
-        """Sums over so many of the first of them."""
+        """Sum over so many of the first of them."""
         return np.append(0.0, np.cumsum(by_part))[iterations]
 
 
@@ -88,13 +73,11 @@ def partial_prompts(replica: Replica, input_tokens: IntArray) -> PartialPrompts:
     if layout is None:
         held, read = replica.held_first(computed), computed
         return PartialPrompts(iterations, held.astype(np.float64), read.astype(np.float64))
-    held = layout.pool_tokens(computed - budget, computed)
-    return PartialPrompts(
-        iterations, held.astype(np.float64), layout.read_tokens(computed.astype(np.float64))
-    )
+    in_pool = layout.pool_tokens(computed - budget, computed).astype(np.float64)
+    return PartialPrompts(iterations, in_pool, layout.read_tokens(computed.astype(np.float64)))
 
 
 def no_partial_prompts(input_tokens: IntArray) -> PartialPrompts:
-    """The parts of prompts that are all computed whole."""
+    """Lay out prompts that are all computed whole."""
     none = np.zeros(0)
     return PartialPrompts(np.zeros(input_tokens.shape, dtype=np.int64), none, none)

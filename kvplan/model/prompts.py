@@ -27,14 +27,6 @@ _FAR = 8.0  # standard deviations, beyond which a cut is not felt
 class Prompts:
     """Prefill tokens of an iteration; or of one in each of several states, all at once.
 
-    Attributes
-    ----------
-    count : ndarray, shape (n_lengths,) or (n_states, n_lengths)
-        Mean prompts of each length.
-    tokens : ndarray, shape (n_lengths,), tokens
-    most : float, or ndarray of shape (n_states,)
-        An iteration computes no more; the rest waits for the next, so that the mean stays.
-
     Examples
     --------
     >>> prompts = Prompts(np.array([0.5]), np.array([100.0]))
@@ -42,9 +34,11 @@ class Prompts:
     (50.0, 10.6531)
     """
 
-    count: FloatArray
-    tokens: FloatArray
-    most: float | FloatArray = math.inf
+    count: FloatArray  # (n_lengths,) or (n_states, n_lengths), mean prompts of each length
+    tokens: FloatArray  # (n_lengths,)
+    most: float | FloatArray = (
+        math.inf
+    )  # an iteration computes no more; the rest waits, so that the mean stays
 
     @cached_property
     def mean(self) -> Any:
@@ -56,11 +50,11 @@ class Prompts:
         deviation = np.sqrt(self.count @ self.tokens**2)
         felt = self.most < self.mean + _FAR * deviation
         beyond = self._excess(np.where(felt, self.most, 0.0)) if np.any(felt) else 0.0
-        found = self._excess(level) - np.where(felt, beyond, 0.0)
-        return _number(np.maximum(np.maximum(found, self.mean - level), 0.0))
+        excess = self._excess(level) - np.where(felt, beyond, 0.0)
+        return _number(np.maximum(np.maximum(excess, self.mean - level), 0.0))
 
     def excess_per_token(self, level: float) -> float:
-        """By how much `excess` rises for each further token that more prompts bring in the mean; of one state."""
+        """Rise of `excess` for each further token that more prompts bring in the mean; of one state."""
         if level <= _NEGLIGIBLE:
             return 1.0
         if self.mean == 0:
@@ -88,7 +82,7 @@ class Prompts:
         return self.count.sum(axis=-1) < _RARE
 
     def _excess(self, level: float | FloatArray) -> FloatArray:
-        """The same but for what `most` and rounding make of it."""
+        """Excess but for what `most` and rounding make of it."""
         felt, found = np.asarray(level > _NEGLIGIBLE), self.mean - level
         if np.any(rare := felt & self._rare):
             count = np.where(rare[..., None], self.count, 0.0)
@@ -121,5 +115,5 @@ def _probabilities(
 
 
 def _number(value: Any) -> Any:
-    """A number of Python in place of an array without dimensions."""
+    """Return a number of Python in place of an array without dimensions."""
     return value if np.ndim(value) else float(value)

@@ -8,13 +8,7 @@ Range = tuple[float, float]  # least and most
 
 
 class Knowledge(StrEnum):
-    """How a part of a profile is known, the surest first.
-
-    Examples
-    --------
-    >>> Knowledge.weakest(Knowledge.STATED, Knowledge.ASSUMED, Knowledge.MEASURED)
-    <Knowledge.ASSUMED: 'assumed'>
-    """
+    """How a part of a profile is known, the surest first."""
 
     MEASURED = "measured"
     STATED = "stated"  # by whoever wrote the profile
@@ -23,7 +17,7 @@ class Knowledge(StrEnum):
 
     @classmethod
     def weakest(cls, *several: "Knowledge") -> "Knowledge":
-        """What holds for all of them."""
+        """Return what holds for all of them."""
         return max(several, key=list(cls).index)
 
 
@@ -50,22 +44,9 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRange:
-    """The iterations that a timing was measured on, least and most of each amount; None where nobody says.
-
-    Attributes
-    ----------
-    kv_tokens, prefill_tokens, sequences
-        In an iteration.
-    band
-        Iterations took so many times as long as the timing says, from the least to the most.
-
-    Examples
-    --------
-    >>> MeasuredRange(kv_tokens=(0, 900_000), band=(0.9, 1.3)).sequences is None
-    True
-    """
+    """Iterations that a timing was measured on, least and most of each amount; None where nobody says."""
 
     kv_tokens: Range | None = None
     prefill_tokens: Range | None = None
     sequences: Range | None = None
-    band: Range | None = None
+    band: Range | None = None  # iterations took so many times as long as the timing says, least and most

@@ -13,11 +13,7 @@ from kvplan.model.weights import Prefill
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """KV capacity in tokens, page size, prefill convention, engine limits, GPUs, and whether prefixes are cached.
-
-    With a `layout` layers keep KV of several kinds: memory is in pool tokens, and its blocks are the pages. `offload`
-    is a tier of host memory behind the prefix cache.
-    """
+    """KV capacity in tokens, page size, prefill convention, engine limits, GPUs, and whether prefixes are cached."""
 
     memory_tokens: int
     block_tokens: int = 1
@@ -26,8 +22,10 @@ class Replica:
     max_num_batched_tokens: int | None = None
     gpus: int = 1
     prefix_caching: bool = True
-    layout: KvLayout | None = None
-    offload: Offload | None = None
+    layout: KvLayout | None = (
+        None  # of layers of several kinds: memory is in pool tokens, blocks are the pages
+    )
+    offload: Offload | None = None  # host memory behind the prefix cache
 
     @property
     def capacity_tokens(self) -> int:
@@ -35,19 +33,19 @@ class Replica:
         return self.memory_tokens - self.memory_tokens % self.block_tokens
 
     def with_states(self, more: int) -> "Replica":
-        """With so many blocks more of each state that a request has: drafts have one each."""
+        """Add so many blocks to each state that a request has: drafts have one each."""
         if self.layout is None:
             return self
         return replace(self, layout=replace(self.layout, state_blocks=self.layout.state_blocks + more))
 
     def held_first(self, tokens: IntArray) -> IntArray:
-        """What is held for prompts of so many tokens while they are computed."""
+        """Tokens held for prompts of so many tokens while they are computed."""
         if self.layout is None:
             return -(-tokens // self.block_tokens) * self.block_tokens
         return self.layout.pool_tokens(np.zeros_like(tokens), tokens)
 
     def largest_held(self, first: int, last: int, slots: int = 0) -> int:
-        """The most tokens that a request holds at any stage, from `first` tokens at stage 0 to `last` at its end.
+        """Tokens that a request holds at most at any stage, from `first` tokens at stage 0 to `last` at its end.
 
         With drafts it has `slots` more than its tokens, but at stage 0.
         """
@@ -61,15 +59,6 @@ def held_by_stage(layout: KvLayout, first: int, stages: int, slots: int = 0) -> 
     """Pool tokens of a request at each number of its tokens, shape (stages,): a prompt is held whole at stage 0.
 
     After that it has `slots` more than its tokens.
-
-    Examples
-    --------
-    A window of 4 beside full attention, and 7 tokens at first:
-
-    >>> from kvplan.model.kv_layout import Attention, Layers
-    >>> layout = KvLayout((Layers(Attention.WINDOW, 1, 8, 4), Layers(Attention.FULL, 1, 8)), 1)
-    >>> held_by_stage(layout, 7, 3).tolist()
-    [14, 12, 13]
     """
     tokens = first + np.arange(stages)
     before, end = tokens - 1, tokens + slots
@@ -79,20 +68,15 @@ def held_by_stage(layout: KvLayout, first: int, stages: int, slots: int = 0) -> 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the plan should guarantee: at most a probability `delta` of one overflow within the horizon.
-
-    With `segments` None the planner chooses how many Nested WAIT has. `slos` are what latencies are to stay within,
-    `gpu_hour` what a GPU costs in an hour; None: nobody says. A number of replicas is enough if objectives hold with
-    iterations longer by the share `slower`, and with `headroom` added to the demand.
-    """
+    """What the plan should guarantee: at most a probability `delta` of one overflow within the horizon."""
 
     delta: float = 0.01
     horizon_s: float = 3600.0
-    segments: int | None = None
-    slos: tuple[Slo, ...] = ()
-    gpu_hour: float | None = None
-    slower: float = 0.05
-    headroom: float = 0.0
+    segments: int | None = None  # of Nested WAIT; None: as many as need the least memory
+    slos: tuple[Slo, ...] = ()  # that latencies are to stay within
+    gpu_hour: float | None = None  # what a GPU costs in an hour
+    slower: float = 0.05  # enough replicas meet objectives with iterations longer by this share ...
+    headroom: float = 0.0  # ... and with this added to the demand
 
     @property
     def limits(self) -> dict[str, float]:

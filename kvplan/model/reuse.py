@@ -15,21 +15,9 @@ class SharedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What later requests of a class ask for again of what a request leaves in the cache.
+    """Part of what a request leaves in the cache that later requests of its class ask for again."""
 
-    Attributes
-    ----------
-    tokens
-        Leading tokens that are asked for: a count if whole, else a share of what is left in full pages.
-    share
-        Probability that a later request asks.
-    gap
-        How long after the request completed, or after it arrived.
-    from_arrival
-        Think times run from a completion: whoever answers waits for it. Gaps between arrivals do not wait.
-    """
-
-    tokens: int | float
-    share: float
-    gap: Gap
-    from_arrival: bool = False
+    tokens: int | float  # leading ones: a count if whole, else a share of what is left in full pages
+    share: float  # probability that a later request asks
+    gap: Gap  # after the request completed, or after it arrived
+    from_arrival: bool = False  # think times run from a completion; gaps between arrivals do not wait for it

@@ -23,19 +23,11 @@ _NEWTON_STEPS = 40
 
 @dataclass(frozen=True)
 class StepCourse:
-    """A factor that is constant in steps; neighbours differ, but perhaps for the last and the first.
-
-    Attributes
-    ----------
-    starts_s : ndarray, shape (n_steps,), seconds
-        Ascending from 0.
-    factors : ndarray, shape (n_steps,)
-        At least 0, not all 0.
-    """
+    """A factor that is constant in steps; neighbours differ, but perhaps for the last and the first."""
 
     period_s: float
-    starts_s: FloatArray
-    factors: FloatArray
+    starts_s: FloatArray  # (n_steps,), ascending from 0
+    factors: FloatArray  # (n_steps,), at least 0, not all 0
 
     @cached_property
     def _lasts(self) -> FloatArray:
@@ -76,28 +68,14 @@ class StepCourse:
         return self.peak, float(lasts[self.factors == self.peak].max())
 
     def integral(self, time_s: FloatArray | float) -> FloatArray:
-        """Integral of the factor from 0 to each time, seconds.
-
-        Examples
-        --------
-        >>> course = StepCourse(10.0, np.array([0.0, 4.0]), np.array([1.0, 3.0]))
-        >>> course.integral(np.array([2.0, 5.0, 12.0])).tolist()
-        [2.0, 7.0, 24.0]
-        """
+        """Integral of the factor from 0 to each time, seconds."""
         periods, inside = np.divmod(np.asarray(time_s, dtype=np.float64), self.period_s)
         step = np.searchsorted(self.starts_s, inside, side="right") - 1
         part = self._sums[step] + self.factors[step] * (inside - self.starts_s[step])
         return np.asarray(periods * self._sums[-1] + part)
 
     def inverse(self, amounts: FloatArray) -> FloatArray:
-        """Times at which the integral reaches amounts >= 0; at the end of a time in which the factor is 0.
-
-        Examples
-        --------
-        >>> course = StepCourse(10.0, np.array([0.0, 4.0]), np.array([1.0, 3.0]))
-        >>> course.inverse(np.array([2.0, 7.0, 24.0])).tolist()
-        [2.0, 5.0, 12.0]
-        """
+        """Times at which the integral reaches amounts >= 0; at the end of a time in which the factor is 0."""
         total = float(self._sums[-1])
         periods = np.floor(amounts / total)
         rest = np.clip(amounts - periods * total, 0.0, total)
@@ -111,11 +89,7 @@ class StepCourse:
         """Largest integral over any window of each length, seconds; rounded up where it is not a product.
 
         The integral over a window is piecewise linear in where it starts, so one that starts or ends where a step
-        does is the worst.
-
-        References
-        ----------
-        WAIT 7.1, WAIT-s eq. 10 (B.1); new, theory §6.
+        does is the worst (WAIT 7.1, WAIT-s eq. 10; new, theory §6).
 
         Examples
         --------
@@ -145,20 +119,24 @@ class StepCourse:
 
 
 @dataclass(frozen=True)
-class SineCourse:
-    """A factor of 1 + amplitude·cos(2π(t - peak_s)/period_s).
-
-    Attributes
-    ----------
-    amplitude
-        0 to 1.
-    peak_s : float, seconds
-        Time of the largest factor.
-    """
+class Sinusoid:
+    """One factor for all classes, 1 + amplitude·cos(2π(t - peak_s)/period_s): rates are those of the mean."""
 
     period_s: float
-    amplitude: float
-    peak_s: float
+    amplitude: float  # 0 to 1
+    peak_s: float  # time of the largest factor
+
+    def course(self, weights: Sequence[float]) -> "Sinusoid":
+        """Mean factor of the classes, however weighted: this one."""
+        return self
+
+    def later(self, seconds: float) -> "Sinusoid":
+        """Shift it to be seen from so much later on."""
+        return replace(self, peak_s=(self.peak_s - seconds) % self.period_s)
+
+    def mixes(self) -> tuple[tuple[float, ...], ...]:
+        """Factors of the classes in proportion: none that differ."""
+        return ()
 
     @property
     def mean(self) -> float:
@@ -176,11 +154,7 @@ class SineCourse:
         return 1.0 - self.amplitude
 
     def time_above(self, factor: float) -> float:
-        """Time of a period in which the factor is larger than this one, seconds.
-
-        >>> SineCourse(24.0, 0.5, 12.0).time_above(1.25)
-        8.0
-        """
+        """Time of a period in which the factor is larger than this one, seconds."""
         if not self.least <= factor < self.peak:
             return self.period_s if factor < self.least else 0.0
         return self.period_s / math.pi * math.acos((factor - 1) / self.amplitude)
@@ -194,13 +168,7 @@ class SineCourse:
         return float(self.most_in(length)) / length * (1 - 1e-12), length
 
     def integral(self, time_s: FloatArray | float) -> FloatArray:
-        """Integral of the factor from 0 to each time, seconds.
-
-        Examples
-        --------
-        >>> SineCourse(24.0, 0.5, 12.0).integral(np.array([0.0, 12.0, 24.0])).round(9).tolist()
-        [0.0, 12.0, 24.0]
-        """
+        """Integral of the factor from 0 to each time, seconds."""
         periods, inside = np.divmod(np.asarray(time_s, dtype=np.float64), self.period_s)
         return np.asarray(periods * self.period_s + self._within(inside))
 
@@ -210,13 +178,7 @@ class SineCourse:
         return np.asarray(time_s + self.amplitude / turn * waves)
 
     def inverse(self, amounts: FloatArray) -> FloatArray:
-        """Times at which the integral reaches amounts >= 0, by Newton's method from a table.
-
-        Examples
-        --------
-        >>> SineCourse(24.0, 0.5, 12.0).inverse(np.array([0.0, 12.0, 36.0])).round(9).tolist()
-        [0.0, 12.0, 36.0]
-        """
+        """Times at which the integral reaches amounts >= 0, by Newton's method from a table."""
         periods = np.floor(amounts / self.period_s)
         rest = amounts - periods * self.period_s
         table = np.linspace(0.0, self.period_s, _CELLS + 1)
@@ -236,15 +198,12 @@ class SineCourse:
     def most_in(self, length_s: FloatArray | float) -> FloatArray:
         """Largest integral over any window of each length: L + (aP/π)·\\|sin(πL/P)\\|.
 
-        The worst window is centred on the peak; what is more than whole periods, that is, which hold a period each.
-
-        References
-        ----------
-        WAIT 7.1, WAIT-s eq. 10 (B.1); new, theory §6.
+        The worst window is centred on the peak; what is more than whole periods, that is, which hold a period each
+        (WAIT 7.1, WAIT-s eq. 10; new, theory §6).
 
         Examples
         --------
-        >>> SineCourse(24.0, 0.5, 12.0).most_in(np.array([24.0, 36.0])).round(3).tolist()
+        >>> Sinusoid(24.0, 0.5, 12.0).most_in(np.array([24.0, 36.0])).round(3).tolist()
         [24.0, 39.82]
         """
         length = np.asarray(length_s, dtype=np.float64)
@@ -252,32 +211,16 @@ class SineCourse:
         return np.asarray(length + self.amplitude * self.period_s / math.pi * waves)
 
 
-Course = StepCourse | SineCourse
-
-
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Factors that hold from one time to the next.
-
-    Attributes
-    ----------
-    starts_s : tuple of float, seconds
-        Ascending from 0.
-    factors
-        For each step the factor of every class, in profile order; no class has 0 in every step.
-    """
+    """Factors that hold from one time to the next."""
 
     period_s: float
-    starts_s: tuple[float, ...]
-    factors: tuple[tuple[float, ...], ...]
-
-    @property
-    def moves_rates(self) -> bool:
-        """Whether rates are ever other than those of the classes."""
-        return any(factor != 1 for row in self.factors for factor in row)
+    starts_s: tuple[float, ...]  # ascending from 0
+    factors: tuple[tuple[float, ...], ...]  # by step and class; no class has 0 in every step
 
     def course(self, weights: Sequence[float]) -> StepCourse:
-        """The mean factor of the classes, so weighted.
+        """Mean factor of the classes, so weighted.
 
         Examples
         --------
@@ -293,50 +236,22 @@ class Steps:
         return StepCourse(self.period_s, np.array(self.starts_s)[kept], factors[kept])
 
     def later(self, seconds: float) -> "Steps":
-        """The same, seen from so much later on.
+        """Shift them to be seen from so much later on.
 
         >>> Steps(24.0, (0.0, 8.0), ((1.0,), (2.0,))).later(6.0)
         Steps(period_s=24.0, starts_s=(0.0, 2.0, 18.0), factors=((1.0,), (2.0,), (1.0,)))
         """
         seconds %= self.period_s
-        steps = {
-            (start - seconds) % self.period_s: row
-            for start, row in zip(self.starts_s, self.factors, strict=True)
-        }
+        rows = zip(self.starts_s, self.factors, strict=True)
+        steps = {(start - seconds) % self.period_s: row for start, row in rows}
         now = max(start for start in self.starts_s if start <= seconds)
         steps[0.0] = self.factors[self.starts_s.index(now)]
         return Steps(self.period_s, tuple(sorted(steps)), tuple(steps[start] for start in sorted(steps)))
 
     def mixes(self) -> tuple[tuple[float, ...], ...]:
         """Factors of the classes in proportion, where anybody arrives: each mix once; one where classes agree."""
-        found = {tuple(f / max(row) for f in row): None for row in self.factors if max(row) > 0}
-        return tuple(found)
+        return tuple(dict.fromkeys(tuple(f / max(row) for f in row) for row in self.factors if max(row) > 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Sinusoid:
-    """One factor for all classes, 1 + amplitude·cos(2π(t - peak_s)/period_s): rates are those of the mean."""
-
-    period_s: float
-    amplitude: float
-    peak_s: float
-
-    @property
-    def moves_rates(self) -> bool:
-        """Whether rates are ever other than those of the classes."""
-        return self.amplitude > 0
-
-    def course(self, weights: Sequence[float]) -> SineCourse:
-        """The mean factor of the classes, however weighted."""
-        return SineCourse(self.period_s, self.amplitude, self.peak_s)
-
-    def later(self, seconds: float) -> "Sinusoid":
-        """The same, seen from so much later on."""
-        return replace(self, peak_s=(self.peak_s - seconds) % self.period_s)
-
-    def mixes(self) -> tuple[tuple[float, ...], ...]:
-        """Factors of the classes in proportion: none that differ."""
-        return ()
-
-
+Course = StepCourse | Sinusoid
 Schedule = Steps | Sinusoid

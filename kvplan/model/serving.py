@@ -38,38 +38,11 @@ if TYPE_CHECKING:
 class ServingModel:
     """Traffic on one replica: what every formula and the simulator start from.
 
-    Attributes
-    ----------
-    schedule
-        Rates of classes are what it multiplies where they vary over time; None: they do not.
-    request_overhead_s
-        What a request takes outside the engine (tokeniser, HTTP), seconds: part of its TTFT and E2E, and of no
-        iteration.
-    measured
-        In what range the timing was measured, and its error band.
-    provenance
-        How all this is known.
-    hit_curve
-        Points (cache tokens, hit ratio) of a trace, ascending, in place of all that classes share and reuse.
-    arrivals
-        How unevenly requests come, at these rates.
-    drafts
-        Of speculative decoding, whose costs `timing` has in it; None: every iteration emits a token.
-    fleet
-        The replicas that the rates are of, each like `replica`; None: a single one.
-    engine
-        As the profile names it; None: it does not.
-    left_out
-        Names of classes that nobody asks for: their rate is 0.
-
     Examples
     --------
     >>> from kvplan.model import Prefill
-    >>> model = ServingModel(
-    ...     classes=(RequestClass("a", 10, (10,), (1.0,), 1000.0), RequestClass("b", 10, (20,), (1.0,), 1000.0)),
-    ...     timing=Timing(d0=0.01, d1=1e-6),
-    ...     replica=Replica(memory_tokens=20_000, prefill=Prefill.INLINE),
-    ... )
+    >>> classes = tuple(RequestClass(name, 10, (d,), (1.0,), 1000.0) for name, d in (("a", 10), ("b", 20)))
+    >>> model = ServingModel(classes, Timing(d0=0.01, d1=1e-6), Replica(20_000, prefill=Prefill.INLINE))
     >>> model.mix.read.footprint.tolist()
     [165.0, 420.0]
     """
@@ -77,35 +50,38 @@ class ServingModel:
     classes: tuple[RequestClass, ...]
     timing: Timing
     replica: Replica
-    schedule: "Schedule | None" = None
-    request_overhead_s: float = 0.0
-    measured: MeasuredRange = field(default_factory=MeasuredRange)
+    schedule: "Schedule | None" = None  # multiplies the rates of classes where they vary over time
+    request_overhead_s: float = (
+        0.0  # outside the engine (tokeniser, HTTP): of TTFT and E2E, and of no iteration
+    )
+    measured: MeasuredRange = field(default_factory=MeasuredRange)  # of the timing
     provenance: Provenance = field(default_factory=Provenance)
+    # points (cache tokens, hit ratio) of a trace, ascending, in place of all that classes share and reuse
     hit_curve: tuple[tuple[float, float], ...] = ()
     arrivals: ArrivalProcess = field(default_factory=ArrivalProcess)
-    drafts: Drafts | None = None
-    fleet: Fleet | None = None
-    engine: Engine | None = None
-    left_out: tuple[str, ...] = ()
+    drafts: Drafts | None = None  # of speculative decoding, whose costs `timing` has in it
+    fleet: Fleet | None = None  # that the rates are of, each replica like `replica`; None: a single one
+    engine: Engine | None = None  # as the profile names it
+    left_out: tuple[str, ...] = ()  # names of classes that nobody asks for: their rate is 0
 
     @property
     def is_plain(self) -> bool:
-        """Whether requests grow by a token in each iteration: layers are of one kind, and nothing is drafted."""
+        """Tell whether requests grow by a token in each iteration: layers are of one kind, and nothing is drafted."""
         return self.replica.layout is None and self.drafts is None
 
     @property
     def has_common_prefixes(self) -> bool:
-        """Whether requests have tokens in common that a prefix cache could find."""
+        """Tell whether requests have tokens in common that a prefix cache could find."""
         measured = bool(self.hit_curve) and any(c.has_prompt for c in self.classes)
         return measured or any(c.hits for c in self.classes)
 
     @property
     def finds_prefixes(self) -> bool:
-        """Whether there is a prefix cache, and traffic that finds something of others in it."""
+        """Tell whether there is a prefix cache, and traffic that finds something of others in it."""
         return self.replica.prefix_caching and self.has_common_prefixes
 
     def on(self, hardware: Hardware | None) -> "ServingModel":
-        """The same traffic on other replicas; None: on its own."""
+        """Put the traffic on other replicas; None: on its own."""
         if hardware is None:
             return self
         return replace(self, timing=hardware.timing, replica=hardware.replica)
@@ -121,12 +97,11 @@ class ServingModel:
         kinds = [(i, c, prompt) for i, c in enumerate(self.classes) for prompt in c.kinds]
         lengths = [len(c.decode_tokens) for _, c, _ in kinds]
         decode = np.concatenate([np.array(c.decode_tokens, dtype=np.int64) for _, c, _ in kinds])
-        rate = np.concatenate(
-            [c.rate_rps * p.share * (w := np.array(c.decode_weights)) / w.sum() for _, c, p in kinds]
-        )
-        index, inputs = (
-            np.repeat(v, lengths) for v in ([i for i, _, _ in kinds], [p.tokens for *_, p in kinds])
-        )
+        weights = [np.array(c.decode_weights) for _, c, _ in kinds]
+        rates = zip(kinds, weights, strict=True)
+        rate = np.concatenate([c.rate_rps * p.share * w / w.sum() for (_, c, p), w in rates])
+        index = np.repeat([i for i, _, _ in kinds], lengths)
+        inputs = np.repeat([p.tokens for *_, p in kinds], lengths)
         partial = partial_prompts(self.replica, inputs)
         return _mix(self.replica, index, inputs, decode, rate, rate / rate.sum(), partial)
 
@@ -143,8 +118,7 @@ class ServingModel:
     def exact_shares(self) -> list[Fraction]:
         """Shares of the rows of `mix` as exact fractions of the decimals written in the profile.
 
-        Binary floats cannot hold 1/5; whether a root of the survival polynomial lies *on* the unit circle can
-        hang on that digit.
+        Binary floats cannot hold 1/5; whether a root of the survival polynomial lies *on* the circle can hang on it.
         """
         rates: list[Fraction] = []
         for c in self.classes:
@@ -172,10 +146,7 @@ class SideBySide:
 
 
 def side_by_side(models: Sequence[ServingModel]) -> SideBySide:
-    """Models with the same number of decode lengths in each class, and one prefill convention.
-
-    The token budget of none of them is less than a prompt.
-    """
+    """Join models with as many decode lengths in each class, one convention, and no prompt above a token budget."""
     replicas = [model.replica for model in models]
     columns: dict[str, Any] = {
         name: np.array([getattr(r, name) or math.nan for r in replicas], dtype=np.float64)[:, None]
@@ -197,10 +168,9 @@ def side_by_side(models: Sequence[ServingModel]) -> SideBySide:
     rates = in_rows(np.concatenate(rate, axis=1))
     shares = rates / np.array([row.sum() for row in rates])[:, None]
     inputs = np.array([[c.input_tokens for c in m.classes] for m in models], dtype=np.int64)[:, index]
+    whole = no_partial_prompts(inputs)
     return SideBySide(
-        mix=_mix(
-            replica, index, inputs, np.concatenate(decode, axis=1), rates, shares, no_partial_prompts(inputs)
-        ),
+        mix=_mix(replica, index, inputs, np.concatenate(decode, axis=1), rates, shares, whole),
         timing=Timing.side_by_side([model.timing for model in models]),
         replica=replica,
         total_rate_rps=np.array([[model.total_rate_rps] for model in models]),
@@ -244,13 +214,10 @@ def _mix(
 
 def _weights(replica: Replica, first: IntArray, stages: IntArray) -> tuple[StageWeights, StageWeights]:
     """Context read and memory held at each stage."""
-    if replica.layout is None:
+    layout = replica.layout
+    if layout is None:
         tokens = first.astype(np.float64)
         return Weights(tokens, stages), Weights(tokens, stages, replica.block_tokens)
-    return _tabled(replica.layout, first, stages)
-
-
-def _tabled(layout: KvLayout, first: IntArray, stages: IntArray) -> tuple[TabledWeights, TabledWeights]:
     distinct, kind = np.unique(first, return_inverse=True)
     longest = int(stages.max())
     held = np.array([held_by_stage(layout, int(a), longest) for a in distinct], dtype=np.float64)
@@ -269,9 +236,8 @@ def _drafting(model: ServingModel, drafts: Drafts) -> Mix:
     kind = np.repeat(np.arange(len(kinds)), [law.stages.size for law in laws])
     index, inputs = (np.array(v)[kind] for v in ([i for i, *_ in kinds], [p.tokens for *_, p in kinds]))
     stages = np.concatenate([law.stages for law in laws])
-    rate = np.concatenate(
-        [c.rate_rps * p.share * law.share for (_, c, p), law in zip(kinds, laws, strict=True)]
-    )
+    rates = zip(kinds, laws, strict=True)
+    rate = np.concatenate([c.rate_rps * p.share * law.share for (_, c, p), law in rates])
     read, held = np.zeros((2, len(kinds), int(stages.max())))
     for row, law in enumerate(laws):
         n = law.means.shape[1]
@@ -303,7 +269,7 @@ def _stays(
     lengths: tuple[int, ...],
     weights: tuple[float, ...],
 ) -> Stays:
-    """The context that requests read, and the memory that they hold, by stage: with slots but in that of the prompt."""
+    """Context that requests read, and memory that they hold, by stage: with slots but in that of the prompt."""
     first = input_tokens + 1  # prompts are `fused`
     tokens = first + np.arange(max(lengths))
     if layout is None:

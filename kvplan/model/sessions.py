@@ -12,29 +12,15 @@ _GROUPS = 16  # of turns, whose prompts are told apart where each request counts
 
 @dataclass(frozen=True)
 class Sessions:
-    """Sessions of turns. Turn j has a prompt of all that came before, and what is new.
+    """Sessions of turns. Turn j has a prompt of all that came before, and what is new."""
 
-    Attributes
-    ----------
-    first, user, decode
-        Tokens of the first prompt beyond `shared`, what every further turn adds, and of each answer.
-    turns
-        How many; independent of the lengths, which are independent of each other.
-    think
-        From an answer to the next turn.
-    shared
-        Leading tokens common to all sessions.
-    users
-        A closed population: each of so many users begins a session think time after the one before. None: sessions
-        come at random.
-    """
-
-    first: Lengths
-    user: Lengths
-    decode: Lengths
-    turns: Lengths
-    think: Gap
-    shared: int = 0
+    first: Lengths  # tokens of the first prompt beyond `shared` ...
+    user: Lengths  # ... that every further turn adds ...
+    decode: Lengths  # ... and of each answer
+    turns: Lengths  # independent of the lengths, which are independent of each other
+    think: Gap  # from an answer to the next turn
+    shared: int = 0  # leading tokens common to all sessions
+    # a closed population: each begins a session think time after the one before; None: sessions come at random
     users: int | None = None
 
     @property
@@ -46,15 +32,7 @@ class Sessions:
 
     @property
     def prompts(self) -> tuple[tuple[float, float], ...]:
-        """Share of the turns and mean prompt tokens, of turns that follow each other in groups of about one size.
-
-        Examples
-        --------
-        >>> from kvplan.model.gaps import Exponential
-        >>> one = Lengths.of({10: 1.0})
-        >>> Sessions(one, one, one, Lengths.of({1: 0.5, 2: 0.5}), Exponential(5.0)).prompts
-        ((0.6666666666666666, 10.0), (0.3333333333333333, 30.0))
-        """
+        """Share of the turns and mean prompt tokens, of turns that follow each other in groups of about one size."""
         share = self.turns.at_least()
         share = share / share.sum()
         tokens = self.shared + self.first.mean + np.arange(share.size) * (self.user.mean + self.decode.mean)

@@ -27,11 +27,11 @@ class Slo:
     bound: float
 
     def holds(self, value: float) -> bool:
-        """Whether a value is within the bound."""
+        """Tell whether a value is within the bound."""
         return value < self.bound if self.strict else value <= self.bound
 
     def written(self, value: float | None) -> str:
-        """A value of this figure for people."""
+        """Write a value of this figure for people."""
         return format_seconds(value) if "_s." in self.key else format_percent(value)
 
 
@@ -67,12 +67,9 @@ def parse_slo(text: str) -> Slo:
 
 
 def of_requests(slos: Iterable[Slo], *, drafts: bool = False) -> dict[str, float]:
-    """What the times of a single request are to stay within, seconds: of all objectives on a time, the tightest.
+    """Bound the times of a single request, seconds: of all objectives on a time, the tightest.
 
     A request's inter-token latency is the mean of its gaps: its TPOT, but with `drafts`, where an iteration emits more.
-
-    >>> of_requests([parse_slo("ttft_s.p95 <= 2 s"), parse_slo("itl_s.p99 <= 80 ms"), parse_slo("ttft_s.p99 <= 3 s")])
-    {'ttft_s': 2.0, 'tpot_s': 0.08}
     """
     limits: dict[str, float] = {}
     for slo in slos:

@@ -33,79 +33,39 @@ class Stream:
     """Requests of one kind: what one costs, leaves in the cache and asks for, in means over its requests.
 
     Means and sums of squares are exact for pages of `block_tokens`. Everything is in tokens but for rates and `stages`.
-
-    Attributes
-    ----------
-    rate_rps
-        Requests/s.
-    stages
-        Iterations n that a request stays.
-    read, held, held_squares
-        Sums over its stages: context read, memory held in whole pages, and its square.
-    prompt, prompt_squares
-        E[s] and E[s²].
-    prefill
-        Prompt tokens computed without a cache: E[s], or 0 where prompts arrive ready-made.
-    computed
-        All tokens computed without a cache.
-    decode
-        Tokens emitted.
-    left, left_squares
-        L and L², what a request leaves beyond the prompt it shares.
-    reused, reused_squares
-        What of it is asked for again: E[L·1{asked for}], q = reused/left, and E[L²·1{asked for}].
-    gap
-        Until it is asked for; None where nothing is.
-    from_arrival
-        Whether the gap runs from the arrival rather than from the completion.
-    shared
-        Prompts in common, in whole pages.
-    prompts
-        Kinds of prompts, of which an iteration computes whole ones.
     """
 
     rate_rps: float
-    stages: float
-    read: float
-    held: float
-    held_squares: float
-    prompt: float
+    stages: float  # iterations n that a request stays
+    read: float  # sums over its stages: context, ...
+    held: float  # ... memory in whole pages, ...
+    held_squares: float  # ... and its square
+    prompt: float  # E[s]
     prompt_squares: float
-    prefill: float
-    computed: float
-    decode: float
-    left: float
+    prefill: float  # prompt tokens computed without a cache: E[s], or 0 where prompts arrive ready-made
+    computed: float  # all tokens computed without a cache
+    decode: float  # tokens emitted
+    left: float  # L, that a request leaves beyond the prompt it shares
     left_squares: float
-    reused: float = 0.0
+    reused: float = 0.0  # of it asked for again: E[L·1{asked for}], q = reused/left
     reused_squares: float = 0.0
-    gap: Gap | None = None
-    from_arrival: bool = False
-    shared: tuple[SharedPrompt, ...] = ()
-    prompts: tuple[PromptKind, ...] = ()
+    gap: Gap | None = None  # until it is asked for; None where nothing is
+    from_arrival: bool = False  # the gap runs from the arrival rather than from the completion
+    shared: tuple[SharedPrompt, ...] = ()  # in whole pages
+    prompts: tuple[PromptKind, ...] = ()  # of which an iteration computes whole ones
 
 
 def shared_pages(
     shared: Sequence[SharedPrompt], shortest: int, block_tokens: int
 ) -> tuple[SharedPrompt, ...]:
     """Shared prompts in the whole pages that a look-up finds, `shortest` the tokens of the shortest prompt."""
-    found = _full_pages(shortest - 1, block_tokens)
-    pages = (SharedPrompt(min(_full_pages(p.tokens, block_tokens), found), p.weight) for p in shared)
+    most = (shortest - 1) // block_tokens
+    pages = (SharedPrompt(min(p.tokens // block_tokens, most) * block_tokens, p.weight) for p in shared)
     return tuple(p for p in pages if p.tokens)
 
 
 def class_streams(model: ServingModel) -> tuple[Stream, ...]:
-    """A stream for each class of a model.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.model.gaps import Exponential
-    >>> from kvplan.model.reuse import Reuse
-    >>> some = RequestClass("a", 100, (30,), (1.0,), 2.0, (SharedPrompt(40),), Reuse(0.8, 0.5, Exponential(10.0)))
-    >>> (one,) = class_streams(ServingModel((some,), Timing(0.01), Replica(10_000, 16)))
-    >>> one.shared[0].tokens, one.left, one.reused  # 128 tokens in full pages, of which the first 96 are asked for
-    (32, 96.0, 32.0)
-    """
+    """Return a stream for each class of a model."""
     replica = model.replica
     return tuple(
         _class_stream(model, index)
@@ -116,8 +76,8 @@ def class_streams(model: ServingModel) -> tuple[Stream, ...]:
 
 
 def _class_stream(model: ServingModel, index: int) -> Stream:
-    one = model.classes[index]
-    mix, b, reuse = model.mix, model.replica.block_tokens, one.reuse
+    c = model.classes[index]
+    mix, b, reuse = model.mix, model.replica.block_tokens, c.reuse
     rows = mix.class_index == index
     rate = mix.rate_rps[rows]
 
@@ -126,7 +86,7 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
 
     prompts = mix.input_tokens[rows]
     prompt = mean(prompts)
-    shared = shared_pages(one.shared, int(prompts.min()), b)
+    shared = shared_pages(c.shared, int(prompts.min()), b)
     left = (prompts + mix.decode_tokens[rows] - 1) // b * b
     asked, again = 0.0, np.zeros(left.size)
     if reuse is not None:
@@ -136,9 +96,9 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
     parts = [(alone, 0), *((p.weight, p.tokens) for p in shared)]
 
     def private(tokens: FloatArray, power: int) -> float:
-        return sum(w * mean(np.maximum(tokens - c, 0.0) ** power) for w, c in parts)
+        return sum(w * mean(np.maximum(tokens - own, 0.0) ** power) for w, own in parts)
 
-    common = sum(w * c for w, c in parts)
+    common = sum(w * own for w, own in parts)
     return Stream(
         rate_rps=float(rate.sum()),
         stages=mean(mix.stages[rows]),
@@ -158,39 +118,20 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
         from_arrival=reuse is not None and reuse.from_arrival,
         shared=shared,
         prompts=(
-            *(PromptKind((1 - asked) * kind.share, kind.tokens, common) for kind in one.kinds),
+            *(PromptKind((1 - asked) * kind.share, kind.tokens, common) for kind in c.kinds),
             PromptKind(asked, prompt, common + private(again, 1)),
         ),
     )
 
 
-def _full_pages(tokens: int, block_tokens: int) -> int:
-    """Tokens of the full pages in so many tokens."""
-    return tokens - tokens % block_tokens
-
-
 @lru_cache(maxsize=64)
 def _of_sessions(sessions: Sessions, prefill: Prefill, block_tokens: int) -> Stream:
-    """At one turn a second: rates are varied often, and moments take long for large pages."""
+    """Stream at one turn a second: rates are varied often, and moments take long for large pages."""
     return session_stream(sessions, 1.0, prefill, block_tokens)
 
 
 def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_tokens: int) -> Stream:
-    """The stream that the turns of sessions make up, so many turns/s, with exact moments in whole pages.
-
-    References
-    ----------
-    New, theory §8.
-
-    Examples
-    --------
-    >>> from kvplan.model.gaps import Exponential
-    >>> from kvplan.model.lengths import Lengths
-    >>> one = Lengths.of({10: 1.0})
-    >>> turns = session_stream(Sessions(one, one, one, Lengths.of({3: 1.0}), Exponential(5.0)), 1.5, Prefill.FUSED, 1)
-    >>> round(turns.prompt, 9), round(turns.left, 9), round(turns.reused, 9)  # s = 10, 30, 50
-    (30.0, 39.0, 19.333333333)
-    """
+    """Return the stream that the turns of sessions make up, so many turns/s, with exact moments (new, theory §8)."""
     b = block_tokens
     going = sessions.turns.at_least()  # P(a session has a turn j), j = 1, 2, …
     mean_turns = float(going.sum())

@@ -72,22 +72,22 @@ class Timing:
 
     @property
     def is_linear(self) -> bool:
-        """Whether an iteration takes a fixed time and the sum of what its requests add."""
+        """Tell whether an iteration takes a fixed time and the sum of what its requests add."""
         return not (_is_set(self.d4) or _is_set(self.d5))
 
     @property
     def goes_beyond_papers(self) -> bool:
-        """Whether it has more terms than d0 and d1."""
+        """Tell whether it has more terms than d0 and d1."""
         return not self.is_linear or bool(self.linear(0.0, 1.0, 1.0) > 0)
 
     @property
     def is_constant(self) -> bool:
-        """Whether every iteration takes d0."""
+        """Tell whether every iteration takes d0."""
         return self.is_linear and self.linear(1.0, 1.0, 1.0) == 0
 
     @property
     def is_convex(self) -> bool:
-        """Whether iterations can grow faster than what they do, so that fewer requests at a time are served faster."""
+        """Tell whether iterations can grow faster than what they do, so that fewer requests at a time can be faster."""
         return _is_set(self.d5)
 
     def linear(self, kv_tokens: Amount, prefill_tokens: Amount, sequences: Amount) -> Amount:
@@ -118,13 +118,7 @@ class Timing:
         return self.linear(kv_tokens, prefill_tokens, sequences) + beyond_knee
 
     def tangent(self, kv_tokens: float, prompts: Prompts, sequences: float) -> Tangent:
-        """The linear law that touches the mean law at a state: equal there, and so are its slopes.
-
-        Examples
-        --------
-        >>> Timing(0.25, d1=0.5, d4=0.5).tangent(2, Prompts(np.zeros(0), np.zeros(0)), 4)
-        Tangent(fixed_s=0.75, per_kv_token_s=0.5, per_prefill_token_s=0.0, per_sequence_s=0.125)
-        """
+        """Linear law that touches the mean law at a state: equal there, and so are its slopes."""
         if self.is_linear:
             return Tangent(self.d0, self.d1, self.d2, self.d3)
         level = self.knee_tokens - sequences
@@ -133,16 +127,15 @@ class Timing:
         if sequences > 0:
             per_sequence += self.d4 / (2 * float(np.sqrt(sequences)))
         through = self.d1 * kv_tokens + per_prefill_token * prompts.mean + per_sequence * sequences
-        return Tangent(
-            self.mean(kv_tokens, prompts, sequences) - through, self.d1, per_prefill_token, per_sequence
-        )
+        fixed = self.mean(kv_tokens, prompts, sequences) - through
+        return Tangent(fixed, self.d1, per_prefill_token, per_sequence)
 
     @classmethod
     def side_by_side(cls, laws: Sequence["Timing"]) -> "Timing":
-        """Several laws as one, a column of shape (n_laws, 1) for each constant."""
+        """Join several laws, a column of shape (n_laws, 1) for each constant."""
         return cls(*np.array([law.constants for law in laws]).T[:, :, None])
 
 
 def _is_set(constant: Any) -> bool:
-    """Whether a constant, or any of a column, is not zero; asked so often that numpy is too slow for a number."""
+    """Tell whether a constant, or any of a column, is not zero; asked so often that numpy is too slow for a number."""
     return bool(constant.any() if isinstance(constant, np.ndarray) else constant)

@@ -82,26 +82,21 @@ class _ByValue:
 class Weights(_ByValue):
     """Tokens of a request at each of its stages, ``first + k`` at stage k in whole pages; one request a row.
 
-    Arrays have shape (n_rows,), or (n_models, n_rows) for many models side by side.
-
-    Attributes
-    ----------
-    first : ndarray, tokens
-        At stage 0, before they are rounded up to pages.
-    stages : ndarray of int64
-    block_tokens : float or ndarray, tokens
-        Size of a page; 1 where tokens are counted as they are.
+    Arrays have shape (n_rows,), or (n_models, n_rows) for many models side by side; `lattice_tokens`, `by_stage`,
+    `by_pages` and `survival` are for one model only.
 
     Examples
     --------
     >>> held = Weights(np.array([5.0]), np.array([3]), block_tokens=3)  # 6, 6, 9
     >>> held.at_start.tolist(), held.at_end.tolist(), held.footprint.tolist(), held.squares.tolist()
     ([6.0], [9.0], [21.0], [153.0])
+    >>> held.by_pages(np.array([0.5])).tolist(), held.survival(np.array([0.5])).tolist()
+    ([0.0, 0.0, 1.0, 0.5], [3.0, 3.0, 4.5])
     """
 
-    first: FloatArray
+    first: FloatArray  # at stage 0, before it is rounded up to pages
     stages: IntArray
-    block_tokens: float | FloatArray = 1.0
+    block_tokens: float | FloatArray = 1.0  # of a page; 1 where tokens are counted as they are
 
     @cached_property
     def at_start(self) -> FloatArray:
@@ -120,12 +115,12 @@ class Weights(_ByValue):
 
     @property
     def grows(self) -> bool:
-        """Whether some request ever weighs more than at the stage before."""
+        """Tell whether some request ever weighs more than at the stage before."""
         return bool((self.at_end > self.at_start).any())
 
     @property
     def falls(self) -> bool:
-        """Whether some request ever weighs less than at the stage before."""
+        """Tell whether some request ever weighs less than at the stage before."""
         return False
 
     @property
@@ -135,15 +130,15 @@ class Weights(_ByValue):
 
     @property
     def kind(self) -> FloatArray:
-        """What is the same of requests that weigh the same at each stage; shape (n_rows,)."""
+        """Number that is the same for requests that weigh the same at each stage; shape (n_rows,)."""
         return self.first
 
     def of(self, kind: FloatArray, stages: IntArray) -> "Weights":
-        """Those of requests of these kinds that stay so long."""
+        """Weights of requests of these kinds that stay so long."""
         return Weights(kind, stages, self.block_tokens)
 
     def by_stage(self) -> Iterator[FloatArray]:
-        """Weights of each row at its stages, of shape (stages,); for one model only."""
+        """Weights of each row at its stages, of shape (stages,)."""
         for first, n in zip(self.first, self.stages, strict=True):
             yield _rounded_up(first + np.arange(n), self.block_tokens)
 
@@ -172,12 +167,8 @@ class Weights(_ByValue):
 
     @property
     def lattice_tokens(self) -> float:
-        """Largest number of tokens that every weight of every row is a multiple of; for one model only.
+        """Largest number of tokens that every weight of every row is a multiple of.
 
-        Examples
-        --------
-        >>> Weights(np.array([17.0, 33.0]), np.array([16, 16]), block_tokens=16).lattice_tokens  # 32 and 48
-        16.0
         >>> Weights(np.array([17.0, 49.0]), np.array([16, 16]), block_tokens=16).lattice_tokens  # 32 and 64
         32.0
         """
@@ -187,15 +178,7 @@ class Weights(_ByValue):
         return float(self.block_tokens * common)
 
     def by_pages(self, amount: FloatArray) -> FloatArray:
-        """`amount` of each row times its stages with p pages, summed over rows; shape (most pages + 1,).
-
-        For one model only.
-
-        Examples
-        --------
-        >>> Weights(np.array([5.0]), np.array([3]), block_tokens=3).by_pages(np.array([0.5])).tolist()  # 6, 6, 9
-        [0.0, 0.0, 1.0, 0.5]
-        """
+        """`amount` of each row times its stages with p pages, summed over rows; shape (most pages + 1,)."""
         p, on_first, filled, rest = self._pages
         start, end = p.astype(np.int64), (p + filled).astype(np.int64) + 1
         size = int(self.at_end.max() / self.block_tokens) + 3
@@ -206,21 +189,11 @@ class Weights(_ByValue):
     def survival(self, share: FloatArray) -> FloatArray:
         """Tokens that one unit of admissions holds at each stage, W_k = Σ_{n_i > k} p_i·w_i(k); shape (max(stages),).
 
-        For one model only.
-
         References
         ----------
         SIC eq. 9; for empirical length distributions new, theory §3 ("Traces"); pages new, theory §2.
-
-        Examples
-        --------
-        >>> read = Weights(np.array([2.0, 2.0]), np.array([2, 3]))
-        >>> read.survival(np.array([0.5, 0.5])).tolist()
-        [2.0, 3.0, 2.0]
         """
-        over = (
-            self.first % self.block_tokens
-        )  # tokens on a page that is not full, alike for rows of one input
+        over = self.first % self.block_tokens  # on a page that is not full, alike for rows of one input
         weights = survival(self.stages, share * (self.first - over))
         stage = np.arange(weights.size)
         for alike in np.unique(over):
@@ -231,85 +204,62 @@ class Weights(_ByValue):
 
 @dataclass(frozen=True, eq=False)
 class TabledWeights(_ByValue):
-    """The same where no formula says it: rows of `table` by the kind of a request, columns by its stage.
-
-    Attributes
-    ----------
-    table : ndarray, shape (n_kinds, most stages), tokens
-    kind, stages : ndarray of int64, shape (n_rows,)
-    block_tokens
-        What all weights are multiples of.
+    """Tokens of a request at its stages where no formula says it, with the attributes of `Weights`.
 
     Examples
     --------
     >>> held = TabledWeights(np.array([[4.0, 2.0, 3.0]]), np.array([0, 0]), np.array([2, 3]))
     >>> held.at_end.tolist(), held.largest.tolist(), held.footprint.tolist(), held.squares.tolist()
     ([2.0, 3.0], [4.0, 4.0], [6.0, 9.0], [20.0, 29.0])
-    >>> held.survival(np.array([0.5, 0.5])).tolist()
-    [4.0, 2.0, 1.5]
+    >>> held.survival(np.array([0.5, 0.5])).tolist(), held.drops.tolist()
+    ([4.0, 2.0, 1.5], [1, 2, 3])
     """
 
-    table: FloatArray
-    kind: IntArray
+    table: FloatArray  # (n_kinds, most stages)
+    kind: IntArray  # (n_rows,), which row of the table
     stages: IntArray
-    block_tokens: float = 1.0
+    block_tokens: float = 1.0  # that all weights are multiples of
 
     def _until_the_end(self, table: FloatArray) -> FloatArray:
         return np.asarray(table[self.kind, self.stages - 1])
 
     @cached_property
     def at_start(self) -> FloatArray:
-        """At stage 0."""
         return np.asarray(self.table[self.kind, 0])
 
     @cached_property
     def at_end(self) -> FloatArray:
-        """At the last stage."""
         return self._until_the_end(self.table)
 
     @cached_property
     def largest(self) -> FloatArray:
-        """The most at any stage."""
         return self._until_the_end(np.maximum.accumulate(self.table, axis=1))
 
     @cached_property
     def footprint(self) -> FloatArray:
-        """Token-iterations, the sum over all stages."""
         return self._until_the_end(np.cumsum(self.table, axis=1))
 
     @cached_property
     def squares(self) -> FloatArray:
-        """Sum of squares over all stages."""
         return self._until_the_end(np.cumsum(self.table**2, axis=1))
 
     @property
     def grows(self) -> bool:
-        """Whether some request ever weighs more than at the stage before."""
         return any(bool((np.diff(row) > 0).any()) for row in self._used())
 
     @property
     def falls(self) -> bool:
-        """Whether some request ever weighs less than at the stage before."""
         return any(bool((np.diff(row) < 0).any()) for row in self._used())
 
     @property
     def drops(self) -> IntArray:
-        """Stages at which some request has gone that was there at the one before, or weighs less.
-
-        Examples
-        --------
-        >>> TabledWeights(np.array([[4.0, 2.0, 2.0, 1.0]]), np.array([0]), np.array([3])).drops.tolist()
-        [1, 3]
-        """
         falls = [np.flatnonzero(np.diff(row) < 0) + 1 for row in self._used()]
         return np.unique(np.concatenate([self.stages, *falls]))
 
     def of(self, kind: FloatArray | IntArray, stages: IntArray) -> "TabledWeights":
-        """Those of requests of these kinds that stay so long."""
         return TabledWeights(self.table, kind.astype(np.int64), stages, self.block_tokens)
 
     def by_stage(self) -> Iterator[FloatArray]:
-        """Weights of each row at its stages, of shape (stages,)."""
         for kind, n in zip(self.kind, self.stages, strict=True):
             yield self.table[kind, :n]
 
@@ -321,19 +271,16 @@ class TabledWeights(_ByValue):
 
     @property
     def lattice_tokens(self) -> float:
-        """Largest number of tokens that every weight is a multiple of."""
         blocks = np.concatenate(list(self._used())) / self.block_tokens
         return float(self.block_tokens * np.gcd.reduce(np.unique(blocks).astype(np.int64)))
 
     def by_pages(self, amount: FloatArray) -> FloatArray:
-        """`amount` of each row times its stages with p pages, summed over rows; shape (most pages + 1,)."""
         pages = (self.table / self.block_tokens).astype(np.int64)
         present = self.present(amount)
         found = sum_by(pages[:, : present.shape[1]].ravel(), present.ravel())
         return found[: int(self.largest.max() / self.block_tokens) + 1]  # beyond, nobody is there
 
     def survival(self, share: FloatArray) -> FloatArray:
-        """Tokens that one unit of admissions holds at each stage, as `Weights.survival`."""
         present = self.present(share)
         return np.asarray((present * self.table[:, : present.shape[1]]).sum(axis=0))
 
@@ -348,5 +295,4 @@ StageWeights = Weights | TabledWeights
 
 
 def _rounded_up(tokens: FloatArray, block_tokens: float | FloatArray) -> FloatArray:
-    rounded: FloatArray = np.ceil(tokens / block_tokens) * block_tokens
-    return rounded
+    return np.asarray(np.ceil(tokens / block_tokens) * block_tokens)

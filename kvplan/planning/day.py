@@ -17,7 +17,7 @@ from kvplan.planning.search import Setting
 from kvplan.planning.trial import Task
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.runner import Job, at_once, scenarios
-from kvplan.simulation.fleet.scaling import Autoscaler, Lifetime, reactive, scheduled
+from kvplan.simulation.fleet.scaling import Autoscaler, Lifetime, lifetimes
 from kvplan.simulation.metrics import policy_result
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import engine_settings
@@ -229,8 +229,8 @@ def _simulated(
     planned = [(hour.begin_s, max(hour.replicas, 1)) for hour in hours]
     wanted = list(scaler.steps(requests.arrival_s, planned[0][1], end_s))
     lives = {
-        "autoscaled": reactive(wanted, load_s),
-        "scheduled": scheduled(planned, load_s),
+        "autoscaled": lifetimes(wanted, load_s, planned=False),
+        "scheduled": lifetimes(planned, load_s, planned=True),
         "fixed": [Lifetime(0.0, 0.0)] * scaler.most,
     }
     if (starts := max(map(len, lives.values()))) > _MOST_STARTS:

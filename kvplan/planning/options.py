@@ -18,7 +18,7 @@ from kvplan.ingest.text_file import reference_to
 from kvplan.ingest.trace.replay import read_trace, with_trace
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import Slo, parse_slo
-from kvplan.planning.asked import PlanOptions, Router
+from kvplan.options import PlanOptions, Router
 from kvplan.planning.day import LOAD_S, schedule_of
 from kvplan.planning.demand import Demand, Replay, parse_length
 from kvplan.planning.kinds import Kind, kinds

@@ -42,7 +42,7 @@ from kvplan.profile.reading import shipped_profiles
 
 
 class Verdict(StrEnum):
-    """How what kvplan gets stands to what is printed, best first."""
+    """How a computed value stands to the printed one, best first."""
 
     REPRODUCED = "reproduced"
     SAME_DIRECTION = "same direction"
@@ -58,20 +58,14 @@ class Run:
     ----------
     policy
         Simulated; None: the report of the workload, unless `fluid` or `gaps` is given.
-    set
-        ``POLICY.KEY=VALUE``.
-    grid
-        ``POLICY.KEY`` to values to try; the best one by `best` is kept.
-    best
-        Figure by which it is chosen: the largest, or with a minus sign in front the smallest.
+    set, grid, best
+        ``POLICY.KEY=VALUE``; ``POLICY.KEY`` to values to try, of which the one is kept with the largest figure `best`,
+        or the smallest with a minus sign in front.
     arrive
         Arrival times of requests of the only class, instead of `arrivals`; the document then has `series` too.
-    arrivals, requests, horizon, burst, burst_sessions, concurrency, cv, seeds
-        As on the command line.
-    fluid
-        Masses by stage, stage 0 first: the fluid map runs from there for `iterations`.
-    gaps
-        Gaps between cohorts: the cycle that keeps them (SIC eq. 25).
+    fluid, gaps
+        Masses by stage, stage 0 first, from which the fluid map runs for `iterations`; gaps between cohorts, whose
+        cycle keeps them (SIC eq. 25).
     """
 
     name: str
@@ -100,22 +94,17 @@ class Figure:
 
     Attributes
     ----------
-    of
-        ``RUN.KEY``, keys as in the JSON of the report or of a simulated policy; the mean where there are several.
-    over
-        If given, the figure is the relative change of `of` over this.
-    printed
-        What the paper prints.
-    derived
-        Whether that value is not in print but follows from the paper's formula, for sizes that were chosen.
+    of, over
+        ``RUN.KEY``, keys as in the JSON of the report or of a simulated policy, the mean where there are several; or
+        the relative change over such others.
+    printed, derived
+        Value of the paper; whether it is not in print but follows from the paper's formula, for sizes that were chosen.
     tolerance
         Largest relative error that counts as reproduced; absolute where 0 is printed.
     at_least, at_most
         Where the paper states an inequality instead.
-    verdict
-        On record; a test compares it with what comes out.
-    reason
-        Why, where it is not reproduced.
+    verdict, reason
+        On record, which a test compares with what comes out; why it is not reproduced.
     """
 
     what: str
@@ -134,17 +123,8 @@ class Figure:
 class Experiment:
     """A published result.
 
-    Attributes
-    ----------
-    name
-        Of its file.
-    source
-        Paper key and place.
-    assumed
-        What the text does not give and had to be chosen.
-    given
-        Whether all that decides is given. Where it is not, a figure that disagrees is not determinable rather than
-        refuted.
+    `assumed` is what the text does not give and had to be chosen. Where not all that decides is `given`, a figure that
+    disagrees is not determinable rather than refuted.
     """
 
     name: str
@@ -166,15 +146,8 @@ def shipped_experiments() -> dict[str, Path]:
 
 
 def load_experiment(name: str) -> Experiment:
-    """A shipped experiment.
+    """Return a shipped experiment.
 
-    Raises
-    ------
-    UsageError
-        There is none of that name.
-
-    Examples
-    --------
     >>> load_experiment("sic-example-02").source
     'SIC Example 2'
     """
@@ -185,13 +158,7 @@ def load_experiment(name: str) -> Experiment:
 
 
 def parse_experiment(name: str, text: str) -> Experiment:
-    """An experiment from TOML.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A key or value is not one: the files are kvplan's own.
-    """
+    """Read an experiment from TOML; the files are ours, and a TypeError or ValueError tells of a wrong key or value."""
     tables = tomli.loads(text)
     experiment = Experiment(
         name=name,

@@ -1,4 +1,4 @@
-"""What is printed against what kvplan gets."""
+"""Judge what is printed by what kvplan gets."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class Compared(NamedTuple):
 
     @property
     def as_recorded(self) -> bool:
-        """Whether the verdict is the one on record."""
+        """True where the verdict is the one on record."""
         return self.verdict is self.figure.verdict
 
 
@@ -46,16 +46,7 @@ class Reproduction(NamedTuple):
 
 
 def reproduction(experiment: Experiment, documents: Mapping[str, Mapping[str, Any]]) -> Reproduction:
-    """Judge all figures of an experiment by the documents of its runs.
-
-    Examples
-    --------
-    >>> from kvplan.reproduction.experiment import load_experiment
-    >>> from kvplan.reproduction.runs import run_all
-    >>> example = load_experiment("sic-example-02")
-    >>> reproduction(example, run_all(example)).verdict.value
-    'reproduced'
-    """
+    """Judge all figures of an experiment by the documents of its runs."""
     compared = tuple(_compared(figure, documents, experiment.given) for figure in experiment.figures)
     searched = {run.name: documents[run.name] for run in experiment.runs if run.grid}
     return Reproduction(experiment, compared, {name: _choice(found) for name, found in searched.items()})
@@ -78,14 +69,12 @@ def _compared(figure: Figure, documents: Mapping[str, Mapping[str, Any]], given:
 
 
 def judged(figure: Figure, found: Measured) -> Verdict:
-    """The verdict on a measured value.
+    """Return the verdict on a measured value.
 
     Printed values are reproduced within the tolerance. Failing that, a change is of the same direction if its whole
-    interval has the printed sign. An inequality holds or fails with the whole interval; where chance decides, it is
-    not determinable.
+    interval has the printed sign. An inequality holds or fails with the whole interval; where chance decides, it is not
+    determinable.
 
-    Examples
-    --------
     >>> gain = Figure(what="", verdict=Verdict.REPRODUCED, of=("a.x",), over=("b.x",), printed=0.2, tolerance=0.1)
     >>> [judged(gain, Measured(v, v - 0.01, v + 0.01)).value for v in (0.21, 0.1, 0.005)]
     ['reproduced', 'same direction', 'refuted']
@@ -111,13 +100,11 @@ Place = tuple[Mapping[str, Any], str]  # a document, and a key of it
 
 
 def measured(of: Sequence[Place], over: Sequence[Place] = ()) -> Measured:
-    """The mean of figures, or its relative change over that of others.
+    """Return the mean of figures, or its relative change over that of others.
 
     Simulations of several seeds are compared seed by seed, with Student's interval; of one seed, its own interval
     counts, and for a change any two values of both intervals.
 
-    Examples
-    --------
     >>> one, two = ({"seeds": [{"x": a}, {"x": b}]} for a, b in ((11.0, 22.0), (10.0, 20.0)))
     >>> measured([(one, "x")], [(two, "x")]).value
     0.1
@@ -133,10 +120,8 @@ def measured(of: Sequence[Place], over: Sequence[Place] = ()) -> Measured:
 
 
 def relative_change(of: Measured, over: Measured) -> Measured:
-    """By how much one exceeds the other, of positive values; the interval allows for any two values of theirs.
+    """Return by how much one exceeds the other, of positive values; the interval allows for any two values of theirs.
 
-    Examples
-    --------
     >>> relative_change(Measured(12.0, 11.0, 13.0), Measured(10.0, 10.0, 10.0)).low
     0.1
     """
@@ -167,10 +152,8 @@ def _of_seed(document: Mapping[str, Any], key: str, seed: int) -> Measured:
 
 
 def value_at(document: Any, key: str) -> float | None:
-    """The number at a key of a document: names and list positions with dots between; None where it is null.
+    """Return the number at a key of a document: names and list positions with dots between; None where it is null.
 
-    Examples
-    --------
     >>> value_at({"wait": {"thresholds": [3, 5]}}, "wait.thresholds.-1")
     5.0
     """

@@ -24,19 +24,7 @@ class LivelockError(UsageError):
 
 
 def run_all(experiment: Experiment, announce: Announce | None = None) -> dict[str, Document]:
-    """The documents of all runs of an experiment, by name; a simulation's has one for each of its `seeds`.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        A simulation was interrupted.
-
-    Examples
-    --------
-    >>> from kvplan.reproduction.experiment import load_experiment
-    >>> round(run_all(load_experiment("sic-example-02"))["level 2"]["throughput_per_iteration"], 9)
-    1.6
-    """
+    """Make all runs of an experiment; return documents by name, for a simulation one for each of its `seeds`."""
     from kvplan.profile.reading import from_tables
 
     given = {name: from_tables(name, tables) for name, tables in experiment.workloads.items()}

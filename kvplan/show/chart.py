@@ -29,7 +29,7 @@ class Axis(NamedTuple):
     at: Sequence[float] = ()
 
     def place(self, value: FloatArray) -> FloatArray:
-        """Share of the axis that is below each value."""
+        """Return the share of the axis that is below each value."""
         low, high = self.low, self.high
         if self.log:
             with np.errstate(divide="ignore"):
@@ -48,11 +48,11 @@ class Axis(NamedTuple):
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             for subdivision in _SUBDIVISIONS:
                 every = (float(f"{digit}e{decade}") for decade in decades for digit in subdivision)
-                found = [value for value in every if self.low <= value <= self.high]
-                if 2 <= len(found) <= most:
-                    return found
-            if len(found) > most:
-                return found[:: -(-len(found) // most)]
+                ticks = [value for value in every if self.low <= value <= self.high]
+                if 2 <= len(ticks) <= most:
+                    return ticks
+            if len(ticks) > most:
+                return ticks[:: -(-len(ticks) // most)]
         exponent = math.floor(math.log10((self.high - self.low) / most))
         for step in (float(f"{k}e{exponent}") for k in (1, 2, 5, 10, 20)):
             numbers = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)

@@ -48,7 +48,7 @@ def of_plan(plan: "Plan") -> tuple[Chart, ...]:
 
 
 def _throughput(report: Report) -> Iterator[Chart]:
-    """What a replica is sure to serve; with a prefix cache `load` and the danger zone say less than is true."""
+    """Draw what a replica is sure to serve; with a prefix cache `load` and the danger zone say less than is true."""
     if isinstance(report.prefix_cache, CacheBlock) and report.prefix_cache.reusable_ratio is not None:
         return
     offered, most = report.load.offered_rps, report.load.sustainable_rps
@@ -75,7 +75,7 @@ def _throughput(report: Report) -> Iterator[Chart]:
 
 
 def _latency(model: ServingModel, plan: ServicePlan, good: Goodput | None) -> Iterator[Chart]:
-    """A chart of TTFT, of ITL, and of each other time that has an objective."""
+    """Draw TTFT, ITL, and each other time that has an objective."""
     curve = load_curve(model, plan)
     if len(curve.rates_rps) < 2:
         return
@@ -124,8 +124,8 @@ def _time(seconds: float) -> str:
 
 
 def _demand(plan: "Plan") -> Chart:
-    """Cost against demand, of the plan and its alternatives, by short runs."""
-    kinds = [(plan.winner, plan.setting), *((one.candidate, one.setting) for one in plan.alternatives)]
+    """Draw cost against demand, of the plan and its alternatives, by short runs."""
+    kinds = [(plan.winner, plan.setting), *((each.candidate, each.setting) for each in plan.alternatives)]
     demand_rps = plan.winner.task.model.total_rate_rps
     demand = np.linspace(0.0, _DEMAND * demand_rps, _POINTS)[1:]
     lines = []
@@ -152,7 +152,7 @@ def _demand(plan: "Plan") -> Chart:
 
 
 def _served_rps(task: Task, setting: Setting) -> float:
-    """What a replica serves of a demand; where short runs say more than the plan, one replica less is too few."""
+    """Measure what a replica serves of a demand; where short runs say more than the plan, one less is too few."""
     served = served_rps(task, setting, long=False)
     if setting.replicas > 1:
         served = min(served, (1 - _NEAR) * task.rate_rps / (setting.replicas - 1))
@@ -169,7 +169,7 @@ def cost(demand_rps: FloatArray, each: float, served_rps: float) -> FloatArray:
 
 
 def _day(day: Day) -> Chart:
-    """Demand over a period, and what the replicas of each part serve."""
+    """Draw demand over a period, and what the replicas of each part serve."""
     edges = np.array([*(hour.begin_s for hour in day.hours), day.period_s])
     demand = np.array([hour.demand_rps for hour in day.hours])
     serving = day.add_rps * np.array([hour.replicas for hour in day.hours])

@@ -112,7 +112,10 @@ def _blocks(point: OperatingPoint, load: Load, full: bool) -> Iterator[page.Bloc
 
 def _first(figures: Figures, unsettled: Collection[str]) -> Iterator[page.Block]:
     times = [
-        (time.removesuffix("_s").upper(), *(format_seconds(figures[f"{time}.{one}"][0]) for one in FIGURES))
+        (
+            time.removesuffix("_s").upper(),
+            *(format_seconds(figures[f"{time}.{figure}"][0]) for figure in FIGURES),
+        )
         for time in LATENCIES
         if f"{time}.mean" in figures
     ]

@@ -103,17 +103,17 @@ def document(sections: Iterable[Section], *sha256: str) -> Document:
 
 
 def key_column(name: str) -> Column:
-    """A column of keys of the report."""
+    """Make a column of keys of the report."""
     return Column(name, wraps=True, least=12, dotted=True)
 
 
 def words(name: str) -> Column:
-    """A column of names or sentences."""
+    """Make a column of names or sentences."""
     return Column(name, wraps=True)
 
 
 def number(name: str) -> Column:
-    """A column of numbers."""
+    """Make a column of numbers."""
     return Column(name, right=True)
 
 
@@ -126,12 +126,10 @@ def table(
     return Table(tuple(columns), every[:most], more.format(f"{left:,}") if left > 0 else None)
 
 
-def tabulate(
-    columns: Mapping[Column, Callable[[_Row], str]],
-    rows: Iterable[_Row],
-    most: int | None = None,
-    more: str = "",
-) -> Table:
+Columns = Mapping[Column, Callable[[_Row], str]]  # each with what it shows of a row
+
+
+def tabulate(columns: Columns[_Row], rows: Iterable[_Row], most: int | None = None, more: str = "") -> Table:
     """Make a table of columns, each with what it shows of a row.
 
     >>> tabulate({Column("Name"): str.title, number("Letters"): lambda row: f"{len(row)}"}, ["chat"]).rows
@@ -140,14 +138,16 @@ def tabulate(
     return table(columns, (tuple(cell(row) for cell in columns.values()) for row in rows), most, more)
 
 
-def in_unit(value: float | bool, unit: str, digits: int = 4) -> str:
-    """Write a value of a key: times and rates with their units, all else as a number.
+def in_unit(value: float | bool | str, unit: str, digits: int = 4) -> str:
+    """Write a value of a key: times and rates with their units, words as they are, all else as a number.
 
     >>> in_unit(0.25, "s"), in_unit(3.0, "requests/s"), in_unit(1500, "tokens"), in_unit(True, "")
     ('250 ms', '3 requests/s', '1,500', 'true')
     """
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):
+        return value
     if unit == "s":
         return format_seconds(value, digits)
     if unit.endswith("/s"):
@@ -174,8 +174,6 @@ def origin(*sha256: str) -> str:
 def without_commands(text: str) -> str:
     """Break what GitHub's runner would take for a command: a line that begins with ``::``, and ``##[`` anywhere.
 
-    Examples
-    --------
     >>> without_commands(" ::error::no, a::b ##[group]").replace(_NOTHING, "~")
     ' :~:error::no, a::b #~#[group]'
     """

@@ -1,6 +1,6 @@
 """Published results beside kvplan's: an overview, the figures of each experiment, and the JSON document."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from kvplan.reproduction.experiment import Figure, Verdict
@@ -12,26 +12,26 @@ from kvplan.units import ABSENT, format_number, format_percent
 _DIGITS = 5
 
 
-def view(found: Sequence[Reproduction], *, detailed: bool) -> View:
+def view(reproductions: Sequence[Reproduction], *, detailed: bool) -> View:
     """Show reproductions, a line each or with all their figures."""
-    sections = [_section(each) for each in found] if detailed else [_overview(found)]
-    return View(lambda: document(found), lambda full: page.document(sections))
+    sections = [_section(each) for each in reproductions] if detailed else [_overview(reproductions)]
+    return View(lambda: document(reproductions), lambda full: page.document(sections))
 
 
-def document(found: Sequence[Reproduction]) -> Json:
+def document(reproductions: Sequence[Reproduction]) -> Json:
     """Return the JSON: experiments, what papers print, and what kvplan gets."""
-    return {**header(), "experiments": [_experiment(each) for each in found]}
+    return {**header(), "experiments": [_experiment(each) for each in reproductions]}
 
 
-def _experiment(found: Reproduction) -> Json:
-    experiment = found.experiment
+def _experiment(judged: Reproduction) -> Json:
+    experiment = judged.experiment
     return {
         **fields(experiment, "name", "source", "title", "claim"),
         "assumed": experiment.assumed or None,
-        "verdict": found.verdict,
+        "verdict": judged.verdict,
         "workloads": experiment.workloads,
-        "runs": [{**asdict(run), "chosen": found.chosen.get(run.name)} for run in experiment.runs],
-        "figures": [_compared(each) for each in found.compared],
+        "runs": [{**asdict(run), "chosen": judged.chosen.get(run.name)} for run in experiment.runs],
+        "figures": [_compared(each) for each in judged.compared],
     }
 
 
@@ -50,9 +50,9 @@ def _compared(compared: Compared) -> Json:
     }
 
 
-def _overview(found: Sequence[Reproduction]) -> page.Section:
-    rows = [(each.experiment.name, each.experiment.source, _tally(each.compared)) for each in found]
-    rows.append(("all", "", _tally([compared for each in found for compared in each.compared])))
+def _overview(reproductions: Sequence[Reproduction]) -> page.Section:
+    rows = [(each.experiment.name, each.experiment.source, _tally(each.compared)) for each in reproductions]
+    rows.append(("all", "", _tally([compared for each in reproductions for compared in each.compared])))
     columns = (page.Column("Experiment"), page.words("Source"), page.words("Verdicts on figures"))
     caption = "What the papers print against what kvplan gets; `kvplan reproduce NAME` shows the figures."
     return page.section(
@@ -67,16 +67,16 @@ def _tally(compared: Sequence[Compared]) -> str:
     )
 
 
-def _section(found: Reproduction) -> page.Section:
-    experiment = found.experiment
+def _section(judged: Reproduction) -> page.Section:
+    experiment = judged.experiment
     assumed = [page.Paragraph(f"Assumed: {experiment.assumed}")] if experiment.assumed else []
     return page.section(
         experiment.name,
         f"{experiment.title} ({experiment.name})",
         page.Paragraph(f"{experiment.source}. {experiment.claim}"),
         *assumed,
-        page.tabulate(_COLUMNS, found.compared),
-        notes=(*_reasons(found.compared), *_choices(found)),
+        page.tabulate(_COLUMNS, judged.compared),
+        notes=(*_reasons(judged.compared), *_choices(judged)),
     )
 
 
@@ -103,7 +103,7 @@ def _measured(compared: Compared) -> str:
     return f"{written} ± {_number(compared.figure, max(value - low, high - value), signed=False)}"
 
 
-_COLUMNS: Mapping[page.Column, Callable[[Compared], str]] = {
+_COLUMNS: page.Columns[Compared] = {
     page.words("Figure"): lambda compared: compared.figure.what,
     page.number("Paper"): _printed,
     page.number("kvplan"): _measured,
@@ -127,6 +127,6 @@ def _reasons(compared: Sequence[Compared]) -> Iterator[str]:
         yield f"{'; '.join(names)}: {reason}"
 
 
-def _choices(found: Reproduction) -> Iterator[str]:
-    for name, choice in found.chosen.items():
+def _choices(judged: Reproduction) -> Iterator[str]:
+    for name, choice in judged.chosen.items():
         yield f"Best of a grid, {name}: {choice}."

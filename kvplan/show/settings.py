@@ -5,7 +5,7 @@ only printable characters are kept that are no signs of a language there.
 """
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 from kvplan.emit.base import Flag
 from kvplan.emit.settings import EngineSettings, alternatives
@@ -17,38 +17,36 @@ from kvplan.units import ABSENT
 
 _HARMFUL = frozenset('`$!\\"|<>#')
 _WIDTHS = (40, 120)
-_COLUMNS: Mapping[page.Column, Callable[[Flag], str]] = {
+_COLUMNS: page.Columns[Flag] = {
     page.Column("Setting"): lambda flag: flag.flag,
     page.number("Value"): lambda flag: flag.value or ABSENT,
     page.words("Why"): lambda flag: f"{flag.why}. {flag.since}".strip(),
 }
 
 
-def view(found: EngineSettings, report: Report) -> View:
+def view(advised: EngineSettings, report: Report) -> View:
     """Show settings with what the report says of the profile; `text` writes them for an engine."""
     return View(
-        lambda: document(found, report),
-        lambda full: page.document([build(found, report)], report.profile.sha256),
+        lambda: document(advised, report),
+        lambda full: page.document([build(advised, report)], report.profile.sha256),
     )
 
 
-def document(found: EngineSettings, report: Report) -> Json:
+def document(advised: EngineSettings, report: Report) -> Json:
     """Return the JSON: settings, and what the report says without those that are advised."""
     return {
         **header(report.profile),
-        "engine": found.engine.name,
+        "engine": advised.engine.name,
         **{key: plain(getattr(report, key), key) for key in ("verdict", "latency", "advice")},
-        "settings": [flag._asdict() for flag in found.flags],
-        "others": [[flag._asdict() for flag in flags] for flags in found.others],
-        "notes": list(found.notes),
+        "settings": [flag._asdict() for flag in advised.flags],
+        "others": [[flag._asdict() for flag in flags] for flags in advised.others],
+        "notes": list(advised.notes),
     }
 
 
 def harmless(text: str) -> str:
     """Replace what could end a comment or be taken for a command, by a shell or in YAML.
 
-    Examples
-    --------
     >>> harmless("A & B\\nrm -rf ~; $(reboot) !! `x` #Ü")
     'A & B rm -rf ~; ?(reboot) ?? ?x? ?Ü'
     """
@@ -56,26 +54,26 @@ def harmless(text: str) -> str:
     return "".join(signs)
 
 
-def text(found: EngineSettings, report: Report, *, width: int = 80) -> str:
+def text(advised: EngineSettings, report: Report, *, width: int = 80) -> str:
     """Write lines for a command line, or of a YAML file for TensorRT-LLM; all else is a comment of so many columns."""
     columns = min(max(width, _WIDTHS[0]), _WIDTHS[1])
-    lines = [*_comment(f"{found.engine.title} settings for: {report.profile.name}", columns)]
+    lines = [*_comment(f"{advised.engine.title} settings for: {report.profile.name}", columns)]
     lines += _comment(page.origin(report.profile.sha256), columns)
     for said in _operating_point(report):
         lines += _comment(said, columns)
-    for flag in found.flags:
-        lines += _setting(flag, found.engine.assigns, columns)
-    for said in (*_tried(found), *found.notes):
+    for flag in advised.flags:
+        lines += _setting(flag, advised.engine.assigns, columns)
+    for said in (*_tried(advised), *advised.notes):
         lines += _comment(said, columns)
     return "\n".join(lines) + "\n"
 
 
-def build(found: EngineSettings, report: Report) -> page.Section:
+def build(advised: EngineSettings, report: Report) -> page.Section:
     """Build the part of a document: what to set and why, what that was tried on, what else there is to know."""
     said = [page.Paragraph(line) for line in _operating_point(report)]
-    flags = [page.tabulate(_COLUMNS, found.flags)] if found.flags else []
-    notes = page.Bullets((*_tried(found), *found.notes))
-    title = f"{found.engine.title} settings: {report.profile.name}"
+    flags = [page.tabulate(_COLUMNS, advised.flags)] if advised.flags else []
+    notes = page.Bullets((*_tried(advised), *advised.notes))
+    title = f"{advised.engine.title} settings: {report.profile.name}"
     return page.Section("settings", title, (*said, *flags, *([notes] if notes.items else [])), "simulated")
 
 
@@ -84,9 +82,9 @@ def _operating_point(report: Report) -> Iterator[str]:
     yield "; ".join(f"{name}: {value}" for name, value, _ in latency_in_short(report))
 
 
-def _tried(found: EngineSettings) -> Iterator[str]:
-    yield from alternatives(found)
-    if found.advice is None:
+def _tried(advised: EngineSettings) -> Iterator[str]:
+    yield from alternatives(advised)
+    if advised.advice is None:
         yield "Nothing else to set: no watermark and no other limit of running requests is known to gain."
 
 

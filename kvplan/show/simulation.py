@@ -1,18 +1,19 @@
 """Policies side by side, a column each: tables, CSV, and the JSON document."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 import numpy as np
 
 from kvplan.model import FloatArray
+from kvplan.options import Arrivals
 from kvplan.profile.reading import Profile
 from kvplan.report.inputs import State, extrapolations
 from kvplan.show import page
 from kvplan.show.chart import COLOURS, Axis, Chart, Line, peaks, time_axis
 from kvplan.show.view import Json, View, csv_text, fields, header
 from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
-from kvplan.simulation.experiments.load import Arrivals, Load
+from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.study import Study, plain
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.simulation.outcome import Ending, Outcome
@@ -222,18 +223,18 @@ _BOUNDED = {
 }
 
 
-def _bound(one: StudyBound) -> str:
-    words, written = _BOUNDED[one.figure]
-    return f"Hindsight (FC 4): {words.format(written(one.bound))} on these requests; computed, {_proof(one)}."
+def _bound(bound: StudyBound) -> str:
+    words, written = _BOUNDED[bound.figure]
+    return f"Hindsight (FC 4): {words.format(written(bound.bound))} on these requests; computed, {_proof(bound)}."
 
 
-def _proof(one: StudyBound) -> str:
-    if one.proven:
+def _proof(bound: StudyBound) -> str:
+    if bound.proven:
         return "an optimum"
     gap = (
         "no schedule was found"
-        if one.gap is None
-        else f"a schedule was found {format_percent(one.gap)} off it"
+        if bound.gap is None
+        else f"a schedule was found {format_percent(bound.gap)} off it"
     )
     return f"a bound: no schedule is proven to reach it, {gap}"
 
@@ -297,7 +298,7 @@ def _classes(study: Study) -> page.Table:
         )
 
     classes = study.results[0].classes
-    columns: Mapping[page.Column, Callable[[int], str]] = {
+    columns: page.Columns[int] = {
         page.words("Class"): lambda i: classes[i].name,
         **{page.number(result.policy): times(result) for result in study.results},
     }

@@ -46,10 +46,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u2
 
 
 def quote(text: str) -> str:
-    r"""Text that a browser shows as it is; what cannot be shown, or would change how the rest is, is replaced.
+    r"""Quote a text for a browser; what cannot be shown, or would change how the rest is, is replaced.
 
-    Examples
-    --------
     >>> print(quote("<script> \x1b[31m 'a' & \"b\""))
     &lt;script&gt; �[31m &#x27;a&#x27; &amp; &quot;b&quot;
     >>> print(quote("##[group]"))  # a command to GitHub's runner, which shows what a job prints
@@ -104,7 +102,7 @@ def _em(character: str) -> float:
 
 
 def _drawn(chart: Chart, *, titled: bool = False) -> tuple[str, int]:
-    """The markup of a chart, and its height."""
+    """Return the markup of a chart, and its height."""
     ticks = [(value, chart.y.shown(value)) for value in chart.y.ticks(_Y_TICKS)]
     right = _right(chart)
     left = 8 + max(text_width(label) for _, label in ticks)
@@ -154,7 +152,7 @@ def _right(chart: Chart) -> list[tuple[float, str]]:
 
 
 def _x_ticks(axis: Axis, left: float, width: float, bottom: float) -> Iterator[str]:
-    """Labels below their ticks, no two of which touch, and all inside the picture."""
+    """Yield labels below their ticks, no two of which touch, and all inside the picture."""
     end = -math.inf
     for value in axis.ticks(_X_TICKS):
         x, label = left + width * _place(axis, value), axis.shown(value)
@@ -168,7 +166,7 @@ def _x_ticks(axis: Axis, left: float, width: float, bottom: float) -> Iterator[s
 
 
 def _legend(entries: Sequence[Line | Patch], top: int) -> tuple[list[str], int]:
-    """What the lines and patches with a label are, in as many rows as it takes; and how many these are."""
+    """Return what lines and patches with a label are, and in how many rows that stands."""
     parts, x, row = [], 0.0, 0
     for entry in entries:
         if not entry.label:
@@ -229,7 +227,7 @@ def _place(axis: Axis, value: float) -> float:
 def _text(
     x: float, y: float, text: str, *, anchor: str = "start", room: float = WIDTH, weight: str = ""
 ) -> str:
-    """A text that is pressed into the room it has where it would be longer."""
+    """Write a text, pressed into the room it has where it would be longer."""
     pressed = f' textLength="{room:.0f}" lengthAdjust="spacingAndGlyphs"' if text_width(text) > room else ""
     bold = f' font-weight="{weight}"' if weight else ""
     return (

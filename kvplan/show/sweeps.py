@@ -24,12 +24,7 @@ _SHADES = 6  # of a map
 
 
 def check_sweep(sweep: "Sweep") -> None:
-    """Refuse a sweep that is no line and no map, before it is run.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Refuse a sweep that is no line and no map, before it is run."""
     if sweep.sample is not None:
         raise UsageError("--plot draws grids; --sample does not go with it")
     if len(sweep.axes) > 2:
@@ -111,7 +106,7 @@ def _map(
     name: str, keys: tuple[str, str], values: tuple[FloatArray, FloatArray], logs: tuple[bool, bool],
     figure: FloatArray, status: FloatArray,
 ) -> Chart:  # fmt: skip
-    """A figure by shade, and where the verdict becomes worse."""
+    """Draw a figure by shade, and where the verdict becomes worse."""
     x, y = (_edges(value, log) for value, log in zip(values, logs, strict=True))
     known = figure[~np.isnan(figure)]
     low, high = (known.min(), known.max()) if known.size else (0.0, 0.0)
@@ -140,7 +135,7 @@ def _map(
 
 
 def _edges(values: FloatArray, log: bool) -> FloatArray:
-    """Edges of cells around ascending values: half-way between two, evenly or by ratio; at the ends the values."""
+    """Return edges of cells around ascending values: half-way between two, evenly or by ratio; the ends are values."""
     if log:
         return np.asarray(np.exp(_edges(np.log(values), log=False)))
     return np.concatenate([values[:1], (values[1:] + values[:-1]) / 2, values[-1:]])
@@ -149,7 +144,7 @@ def _edges(values: FloatArray, log: bool) -> FloatArray:
 def _border(
     x: FloatArray, y: FloatArray, worse: NDArray[np.bool_], known: NDArray[np.bool_]
 ) -> tuple[FloatArray, FloatArray]:
-    """Edges between two known cells, one of which is worse: pairs of points with NaN between."""
+    """Return edges between two known cells, one of which is worse: pairs of points with NaN between."""
     beside = np.nonzero((worse[:, 1:] != worse[:, :-1]) & known[:, 1:] & known[:, :-1])
     above = np.nonzero((worse[1:] != worse[:-1]) & known[1:] & known[:-1])
     ends = [

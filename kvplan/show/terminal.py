@@ -47,30 +47,7 @@ _OUTCOMES = {
 
 
 def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
-    """Return the text to print, at most 100 columns wide; in colour, with ANSI escape sequences.
-
-    Examples
-    --------
-    >>> from kvplan.show.page import Column, Document, Table
-    >>> figures = Table((Column("Figure"), Column("Value")), (("Headroom", "+25%"),))
-    >>> report = Document((), "kvplan 0", "chat", Status.STABLE, "It fits.", figures, ("Nothing.",))
-    >>> print(render(report), end="")
-    chat
-    STABLE  It fits.
-    <BLANKLINE>
-    What to do
-      1  Nothing.
-    <BLANKLINE>
-      Figure    Value
-      Headroom  +25%
-    <BLANKLINE>
-    kvplan 0
-    >>> print(render(Document((Section("a", "Two policies", (Paragraph("Equal."),)),), "kvplan 0")), end="")
-    Two policies
-      Equal.
-    <BLANKLINE>
-    kvplan 0
-    """
+    """Return the text to print, at most 100 columns wide; in colour, with ANSI escape sequences."""
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
     document = _harmless(document)
     parts = [part for section in document.sections for part in _section(section, width)]
@@ -94,7 +71,7 @@ def _first_screen(document: Document, status: Status, width: int) -> list[Render
 
 
 def _harmless(part: Any) -> Any:
-    """The same with nothing in its texts that a terminal obeys."""
+    """Quote what a terminal would obey in all texts of a part."""
     if type(part) is str:
         return printable(part)
     if not isinstance(part, tuple):
@@ -153,13 +130,13 @@ def _table(table: Table, width: int) -> RenderableType:
 
 
 def _style(text: str) -> str:
-    """The colour of an outcome, which its first word tells."""
+    """Choose the colour of an outcome by its first word."""
     return _OUTCOMES.get(text.partition(" ")[0], "")
 
 
 def _stacked(table: Table, width: int) -> list[Table]:
-    """The table itself, without what is optional, or tables of as many of its columns as fit beside the first, or the
-    first two where those are outcome and key: a cut number would be wrong."""
+    """Split a table that is too wide: first leave out what is optional, then stack tables of as many columns as fit
+    beside the first, or the first two where those are outcome and key. A cut number would be wrong."""
     _, least = _widths(table)
     if len(_INDENT) + sum(least) + 2 * (len(least) - 1) > width:
         kept = [i for i, column in enumerate(table.columns) if not column.optional]
@@ -176,7 +153,7 @@ def _stacked(table: Table, width: int) -> list[Table]:
 
 
 def _widths(table: Table) -> tuple[list[int], list[int]]:
-    """What each column would fill, and the least that it can do with."""
+    """Return what each column would fill, and the least that it can do with."""
     natural, least = [], []
     columns = zip(*(tuple(column.name for column in table.columns), *table.rows), strict=True)
     for column, cells in zip(table.columns, columns, strict=True):
@@ -188,7 +165,7 @@ def _widths(table: Table) -> tuple[list[int], list[int]]:
 
 
 def _shrunk(table: Table, width: int) -> list[int]:
-    """Widths that fit, the widest columns made narrower first."""
+    """Return widths that fit, the widest columns made narrower first."""
     widths, least = _widths(table)
     for _ in range(len(_INDENT) + sum(widths) + 2 * (len(widths) - 1) - width):
         widest = max(range(len(widths)), key=lambda i: widths[i] if widths[i] > least[i] else 0)
@@ -198,14 +175,14 @@ def _shrunk(table: Table, width: int) -> list[int]:
 
 
 def _of_columns(table: Table, chosen: Sequence[int]) -> Table:
-    """Some columns, without the rows that say nothing there."""
+    """Take some columns, without the rows that say nothing there."""
     columns = tuple(table.columns[i] for i in chosen)
     rows = (tuple(row[i] for i in chosen) for row in table.rows)
     return Table(columns, tuple(row for row in rows if {*row[1:]} != {ABSENT}), table.cut)
 
 
 def _aligned(table: Table) -> list[Text]:
-    """A line for the header, if there is one, and for each row, none wrapped: many times faster than a grid of Rich."""
+    """Write lines of the header and each row, none wrapped: many times faster than a grid of Rich."""
     header = tuple(column.name for column in table.columns)
     widths = [max(map(cell_len, cells)) for cells in zip(header, *table.rows, strict=True)]
 
@@ -223,7 +200,7 @@ def _aligned(table: Table) -> list[Text]:
 
 
 def _wrapped(table: Table, width: int) -> RenderableType:
-    """The same where cells have to wrap."""
+    """Lay a table out whose cells have to wrap."""
     headed = any(column.name for column in table.columns)
     grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_header=headed)
     keyed = any(column.dotted for column in table.columns)
@@ -255,7 +232,7 @@ class _KeyText(Text):
 
 
 def _key_breaks(text: str, width: int) -> list[int]:
-    """Where a key is broken so that each part has at most so many columns.
+    """Return where to break a key so that each part has at most so many columns.
 
     >>> _key_breaks("equilibrium.requests_in_flight", 20), _key_breaks("equilibrium.requests_in_flight", 12)
     ([12], [12, 24])

@@ -20,7 +20,6 @@ from kvplan.simulation.state import (
     Counter,
     Fixed,
     Group,
-    Layered,
     List,
     Place,
     Request,
@@ -29,7 +28,6 @@ from kvplan.simulation.state import (
     State,
     Stuck,
     Time,
-    Turn,
     extended,
     group_list,
     hosted,
@@ -44,7 +42,7 @@ from kvplan.simulation.statistics import note_gaps
 
 @kernel
 def blocks_of(s: State, tokens: int) -> int:
-    """Blocks that hold so many tokens, of which none is computed yet."""
+    """Count the blocks that hold so many tokens, of which none is computed yet."""
     if layered(s):
         return int(s.blocks[tokens, Blocks.FILLED])
     return int((tokens + s.fixed[Fixed.BLOCK] - 1) // s.fixed[Fixed.BLOCK])
@@ -52,19 +50,19 @@ def blocks_of(s: State, tokens: int) -> int:
 
 @kernel
 def compute(s: State, request: int, begin: int, end: int) -> None:
-    """Of layers of several kinds, hold what a step takes that has computed `begin` tokens and has slots for `end`."""
+    """Hold, of layers of several kinds, what a step takes that has computed `begin` tokens and has slots for `end`."""
     blocks = s.blocks[end, Blocks.FILLED] - s.blocks[begin, Blocks.PASSED]
     if pooled(s):
-        s.counter[Counter.WINDOWED] += blocks - s.request[request, Layered.HOLDS_WINDOWS]
-        s.request[request, Layered.HOLDS_WINDOWS] = blocks
+        s.counter[Counter.WINDOWED] += blocks - s.request[request, Request.HOLDS_WINDOWS]
+        s.request[request, Request.HOLDS_WINDOWS] = blocks
         blocks = s.blocks[end, Blocks.FILLED]
-    s.counter[Counter.HELD] += blocks - s.request[request, Layered.HOLDS]
-    s.request[request, Layered.HOLDS] = blocks
+    s.counter[Counter.HELD] += blocks - s.request[request, Request.HOLDS]
+    s.request[request, Request.HOLDS] = blocks
 
 
 @kernel
 def context_read(s: State) -> float:
-    """The same that the batch reads, in tokens of the layers that keep all."""
+    """Sum the context that the batch reads, in tokens of the layers that keep all."""
     total = 0.0
     for group in range(s.group.shape[0]):
         if s.group[group, Group.RUNS]:
@@ -81,28 +79,28 @@ def context_read(s: State) -> float:
 
 @kernel
 def just_entered(s: State, request: int) -> bool:
-    """Whether a member came into its group in the iteration being formed."""
+    """Tell whether a member came into its group in the iteration being formed."""
     return bool(s.request[request, Request.ENTERED_IN] == s.counter[Counter.ITERATIONS] + 1)
 
 
 @kernel
 def members_tokens(s: State, request: int, group: int) -> int:
-    """KV tokens of a member of a group."""
+    """Count the KV tokens of a member of a group."""
     return whole_tokens(s, request, s.group[group, Group.TICK] - s.request[request, Request.START])
 
 
 @kernel
 def whole_tokens(s: State, request: int, stage: int) -> int:
-    """KV tokens of a request at a stage: one more at each, or as many more as are emitted."""
+    """Count the KV tokens of a request at a stage: one more at each, or as many more as are emitted."""
     emitted = stage
     if layered(s) and s.fixed[Fixed.DRAFTS] > 0:
-        emitted = s.emitted[s.request[request, Layered.PATH] + stage]
+        emitted = s.emitted[s.request[request, Request.PATH] + stage]
     return int(s.request[request, Request.FIRST_WEIGHT] + emitted)
 
 
 @kernel
 def not_drafting(s: State) -> int:
-    """Sequences of the batch whose prompt is computed, which have no drafts."""
+    """Count the sequences of the batch whose prompt is computed, which have no drafts."""
     count = s.counter[Counter.MORE_REQUESTS]
     for group in range(s.group.shape[0]):
         request = s.list[group_list(s, group), List.TAIL]
@@ -117,13 +115,13 @@ def not_drafting(s: State) -> int:
 
 @kernel
 def due_slot(s: State, group: int, tick: int) -> int:
-    """Position in `ring` of the list of those due at a tick."""
+    """Return the position in `ring` of the list of those due at a tick."""
     return int(s.group[group, Group.RING_START] + tick % s.group[group, Group.RING_SIZE])
 
 
 @kernel
 def last_tick(s: State, request: int, group: int) -> int:
-    """The tick after which a member leaves its group."""
+    """Return the tick after which a member leaves its group."""
     return int(
         s.request[request, Request.START]
         + min(s.request[request, Request.STAGES], s.group[group, Group.UNTIL])
@@ -217,19 +215,17 @@ def stand_by(s: State, group: int) -> None:
 
 @kernel
 def seat_is_free(s: State) -> bool:
-    """Whether one more request may be resident."""
     return bool(s.counter[Counter.RESIDENT] < s.fixed[Fixed.SEATS])
 
 
 @kernel
 def fits(s: State, tokens: int) -> bool:
-    """Whether a request of so many tokens may be admitted now: a seat is free, and memory for it."""
+    """Tell whether a request of so many tokens may be admitted now: a seat is free, and memory for it."""
     return bool(seat_is_free(s) and s.counter[Counter.HELD] + blocks_of(s, tokens) <= s.fixed[Fixed.CAPACITY])
 
 
 @kernel
 def overflows(s: State) -> bool:
-    """Whether more is held than fits."""
     if pooled(s) and s.counter[Counter.WINDOWED] > s.fixed[Fixed.WINDOWS]:
         return True
     return bool(s.counter[Counter.HELD] > s.fixed[Fixed.CAPACITY])
@@ -237,12 +233,10 @@ def overflows(s: State) -> bool:
 
 @kernel
 def held_tokens(s: State) -> int:
-    """KV tokens held, in whole blocks."""
+    """Count the KV tokens held, in whole blocks."""
     if pooled(s):
-        full, windows = (
-            s.counter[Counter.HELD] * s.fixed[Fixed.FULL_BYTES],
-            s.counter[Counter.WINDOWED] * s.fixed[Fixed.WINDOW_BYTES],
-        )
+        full = s.counter[Counter.HELD] * s.fixed[Fixed.FULL_BYTES]
+        windows = s.counter[Counter.WINDOWED] * s.fixed[Fixed.WINDOW_BYTES]
         return int((full + windows) // s.fixed[Fixed.POOL_BYTES])
     return int(s.counter[Counter.HELD] * s.fixed[Fixed.BLOCK])
 
@@ -285,9 +279,9 @@ def evict(s: State, request: int) -> None:
         if not math.isnan(s.time[request, Time.FIRST_TOKEN]) and math.isnan(s.time[request, Time.FINISH]):
             s.time[request, Time.FINISH] = -s.clock[Clock.LAST_RUN + group]
         tokens = leave(s, request, group)
-        lost = (
-            tokens - 1 if s.group[group, Group.RUNS] else tokens
-        )  # the token of this iteration is not computed yet
+        lost = tokens
+        if s.group[group, Group.RUNS]:  # the token of this iteration is not computed yet
+            lost -= 1
     else:
         take_out(s, request)
         tokens = lost = s.request[request, Request.PARKED]
@@ -306,16 +300,15 @@ def evict(s: State, request: int) -> None:
 @kernel
 def free(s: State, request: int, tokens: int, computed: int) -> None:
     """Free the blocks of so many tokens; those that are full once so many are computed may remain known."""
-    if (
-        extended(s) and s.fixed[Fixed.HANDED_OVER] > 0
-    ):  # there may be room now for somebody whose KV is elsewhere
+    if extended(s) and s.fixed[Fixed.HANDED_OVER] > 0:
+        # there may be room now for somebody whose KV is elsewhere
         s.clock[Clock.PAUSE] = min(s.clock[Clock.PAUSE], s.clock[Clock.NOW])
     if layered(s):
-        s.counter[Counter.HELD] -= s.request[request, Layered.HOLDS]
-        s.request[request, Layered.HOLDS] = 0
+        s.counter[Counter.HELD] -= s.request[request, Request.HOLDS]
+        s.request[request, Request.HOLDS] = 0
         if pooled(s):
-            s.counter[Counter.WINDOWED] -= s.request[request, Layered.HOLDS_WINDOWS]
-            s.request[request, Layered.HOLDS_WINDOWS] = 0
+            s.counter[Counter.WINDOWED] -= s.request[request, Request.HOLDS_WINDOWS]
+            s.request[request, Request.HOLDS_WINDOWS] = 0
     elif not caches(s):
         s.counter[Counter.HELD] -= blocks_of(s, tokens)
     elif s.fixed[Fixed.CACHES] == Cache.RADIX_TREE:
@@ -326,7 +319,7 @@ def free(s: State, request: int, tokens: int, computed: int) -> None:
 
 @kernel
 def give_up_after(s: State, queue: int, most_s: float) -> None:
-    """Whoever has never run and has waited longer than that is given up."""
+    """Give up whoever has never run and has waited longer than that."""
     c, request = s.counter, s.list[queue, List.HEAD]
     while request != NOBODY:
         following = s.request[request, Request.AFTER]
@@ -346,7 +339,7 @@ def give_up_after(s: State, queue: int, most_s: float) -> None:
 
 @kernel
 def last_admitted(s: State) -> int:
-    """The resident request that was admitted last, of all groups and of those parked; NOBODY if there is none."""
+    """Find the resident that was admitted last, of all groups and of those parked; NOBODY if there is none."""
     last = s.counter[Counter.PARTLY]
     for where in range(s.fixed[Fixed.QUEUES], s.fixed[Fixed.QUEUES] + 2 * s.group.shape[0]):
         request = s.list[where, List.TAIL]
@@ -359,7 +352,7 @@ def last_admitted(s: State) -> int:
 
 @kernel
 def evict_until_it_fits(s: State) -> bool:
-    """Evict, last admitted first, until what is left fits; whether anybody was evicted."""
+    """Evict, last admitted first, until what is left fits; tell whether anybody was evicted."""
     evicted = False
     while overflows(s):
         evict(s, last_admitted(s))
@@ -383,7 +376,6 @@ def admit_in_order(s: State, queue: int, group: int, most: int) -> bool:
 
 @kernel
 def batch_is_empty(s: State) -> bool:
-    """Whether nobody is in a running group."""
     for group in range(s.group.shape[0]):
         if s.group[group, Group.RUNS] and s.list[group_list(s, group), List.LENGTH] > 0:
             return False
@@ -404,7 +396,7 @@ def move_on(s: State, request: int, group: int) -> None:
 
 @kernel
 def finish_iteration(s: State) -> None:
-    """The batch has run: first tokens come out, those who are done leave, those at the end of a group are parked."""
+    """Let first tokens come out, those who are done leave, and those at the end of a group be parked."""
     c, now = s.counter, s.clock[Clock.NOW]
     silent = c[Counter.MORE_SILENT]
     for group in range(s.group.shape[0]):
@@ -476,13 +468,13 @@ def emit_tokens(s: State, group: int) -> int:
 
 @kernel
 def outstanding(s: State) -> int:
-    """Requests that a replica has to do with."""
+    """Count the requests that a replica has to do with."""
     return int(s.counter[Counter.WAITING] + s.counter[Counter.RESIDENT] + s.counter[Counter.ON_LINKS])
 
 
 @kernel
 def hands_over(s: State, request: int) -> bool:
-    """Whether a request goes on at a decode replica, once its prompt is computed."""
+    """Tell whether a request goes on at a decode replica, once its prompt is computed."""
     if not extended(s) or request >= s.fixed[Fixed.HANDED_OVER]:
         return False
     return bool(s.request[request + s.fixed[Fixed.HANDED_OVER], Request.STAGES] > 1)
@@ -490,7 +482,7 @@ def hands_over(s: State, request: int) -> bool:
 
 @kernel
 def was_fetched(s: State, request: int) -> bool:
-    """Whether a request waits with the KV of its prompt, which another replica has computed."""
+    """Tell whether a request waits with the KV of its prompt, which another replica has computed."""
     if not extended(s) or s.fixed[Fixed.HANDED_OVER] == 0:
         return False
     return bool(request >= s.fixed[Fixed.HANDED_OVER] and s.request[request, Request.EVICTIONS] == 0)
@@ -498,7 +490,7 @@ def was_fetched(s: State, request: int) -> bool:
 
 @kernel
 def complete(s: State, request: int, now: float) -> None:
-    """A request is done; in a closed loop its client sends the next one."""
+    """Finish a request; in a closed loop its client sends the next one."""
     c = s.counter
     s.time[request, Time.FINISH] = now
     c[Counter.RESIDENT] -= 1
@@ -521,12 +513,12 @@ def complete(s: State, request: int, now: float) -> None:
         s.time[c[Counter.RELEASED], Time.ARRIVAL] = answered
         c[Counter.RELEASED] += 1
     if extended(s) and s.fixed[Fixed.TURNS]:
-        bring(s, s.request[request, Turn.FOLLOWING], answered + s.time[request, Time.THINK])
+        bring(s, s.request[request, Request.FOLLOWING], answered + s.time[request, Time.THINK])
 
 
 @kernel
 def let_router_look(s: State) -> None:
-    """Somebody leaves: a router that goes by KV sees what is held then, and not what is some iterations later."""
+    """Let a router that goes by KV see what is held when somebody leaves, and not what is some iterations later."""
     if in_fleet(s) and s.fleet[0, Router.RULE] == Rule.BY_KV:
         s.clock[Clock.PAUSE] = min(s.clock[Clock.PAUSE], s.clock[Clock.NOW])
 

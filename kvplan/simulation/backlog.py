@@ -26,7 +26,6 @@ from kvplan.simulation.state import (
     Counter,
     Fixed,
     Group,
-    Layered,
     List,
     Place,
     Request,
@@ -52,9 +51,8 @@ class Mark(NamedTuple):
     tokens: float  # emitted
     prompt_tokens: float  # of requests that were admitted for the first time
     busy_s: float  # time of the iterations under the model's own law
-    iterations: (
-        float  # this and the next five: what they were made of, K, P, B, √B and max(0, P + B - knee), summed
-    )
+    # this and the next five: what they were made of, K, P, B, √B and max(0, P + B - knee), summed
+    iterations: float
     context: float
     prefill: float
     sequences: float
@@ -78,29 +76,8 @@ class Means(NamedTuple):
 class Backlog:
     """A replica under a backlog in random order, which may begin with requests that run already.
 
-    Parameters
-    ----------
-    model
-        Its requests have nothing in common; rates count as shares.
-    settings
-        The policy and its parameters.
-    seed
-        Of the requests that wait.
-    residents
-        Requests that run at the beginning, in order of admission.
-    ages : ndarray of int64
-        Iterations that each of them has had: at least 1, and less than it needs.
-
-    Examples
-    --------
-    One request fits at a time, and takes two iterations of a second.
-
-    >>> from kvplan.model import Replica, RequestClass
-    >>> model = ServingModel((RequestClass("a", 7, (2,), (1.0,), 0.1),), Timing(1.0), Replica(9))
-    >>> run = Backlog(model, Plan(), Settings("greedy", {}), [0])
-    >>> mark = run.on(100)
-    >>> mark.completed, mark.busy_s
-    (50, 100.0)
+    Requests of the model have nothing in common, and rates count as shares. `residents` run at the beginning, in order
+    of admission; `ages` are the iterations that each of them has had, at least 1 and less than it needs.
     """
 
     def __init__(
@@ -152,13 +129,13 @@ class Backlog:
         return self.mark()
 
     def seconds(self, sums: FloatArray, timing: Timing) -> FloatArray:
-        """Time of stretches under a law with the same knee; `sums` has a row of differences of `Mark` for each."""
+        """Price stretches under a law with the same knee; `sums` has a row of differences of `Mark` for each."""
         if self._model.drafts is not None:  # whose costs differ from sequence to sequence
             return np.asarray(sums[:, _BUSY])
         return np.asarray(sums[:, _BUSY + 1 : _BUSY + 7] @ np.array(timing.constants[:6]))
 
     def mark(self) -> Mark:
-        """The totals so far."""
+        """Return the totals so far."""
         s, sums, c = self._run.state, self._run.state.span[0], self._run.state.counter
         done = self._done()
         row, emitted = _in_progress(s)
@@ -183,7 +160,7 @@ class Backlog:
         )
 
     def means(self) -> Means:
-        """What `Mark` sums up, of a request of the traffic in the mean over its law."""
+        """Return what `Mark` sums up, of a request of the traffic in the mean over its law."""
         found = np.zeros(3)
         for c, share in zip(self._model.classes, self._model.class_rates_rps, strict=True):
             inputs, outputs = c.inputs, c.outputs
@@ -196,7 +173,7 @@ class Backlog:
         return Means(*(found / self._model.total_rate_rps).tolist())
 
     def _drawn(self, count: int) -> tuple[Requests, Setup]:
-        """The residents and at least so many more, the first always the same; and what the policy makes of them."""
+        """Draw so many more behind the residents, the first always the same; and prepare the policy for them."""
         model, parts = self._model, [] if self._requests is None else [self._requests]
         while self._pieces * _PIECE < count:
             parts.append(_piece(model.classes, model.drafts, (*self._seed, self._pieces)))
@@ -228,11 +205,11 @@ class Backlog:
         self._left += self._footprints[left].sum(), self._totals[left].sum()
 
     def _done(self) -> IntArray:
-        """Those who are done and have a row."""
+        """Find those who are done and have a row."""
         return self._run.pool.number[self._run.state.time[:, Time.FINISH] >= 0]
 
     def _own_weights(self, requests: Requests, setup: Setup) -> None:
-        """What each request emits, the block-iterations of that, and the prompts of all before each."""
+        """Note what each request emits, the block-iterations of that, and the prompts of all before each."""
         first, stages = stage_weights(requests, self._model.replica.prefill)
         if setup.first_weight is not None and setup.stages is not None:
             first, stages = setup.first_weight, setup.stages
@@ -250,7 +227,7 @@ def _piece(classes: tuple[RequestClass, ...], drafts: Drafts | None, seed: tuple
 
 
 def footprint(s: State, first: IntArray, emitted: IntArray) -> FloatArray:
-    """Block-iterations of requests that emit a token an iteration, from so many tokens on; shape (n_requests,)."""
+    """Sum the block-iterations of requests that emit a token an iteration, from so many tokens on."""
     if layered(s):
         tokens = np.arange(s.blocks.shape[0])
         held = s.blocks[tokens, Blocks.FILLED] - s.blocks[np.maximum(tokens - 1, 0), Blocks.PASSED]
@@ -262,13 +239,13 @@ def footprint(s: State, first: IntArray, emitted: IntArray) -> FloatArray:
 
 
 def _blocks_below(tokens: IntArray, block: int) -> FloatArray:
-    """Σ ⌈u/b⌉ over u < tokens."""
+    """Sum ⌈u/b⌉ over u < tokens."""
     whole, rest = np.divmod(np.maximum(tokens.astype(np.float64) - 1, 0), block)
     return np.asarray(block * whole * (whole + 1) / 2 + rest * (whole + 1))
 
 
 def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
-    """Mean block-iterations of requests whose first tokens and stages are independent, over every pair of them.
+    """Average the block-iterations of requests whose first tokens and stages are independent, over every pair.
 
     The weights of both are probabilities.
     """
@@ -284,7 +261,7 @@ def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
 
 
 def _in_progress(s: State) -> tuple[IntArray, IntArray]:
-    """Rows of requests that have begun and are not done, and the tokens that they have emitted."""
+    """Find the rows of requests that have begun and are not done, and the tokens that they have emitted."""
     place, group = s.request[:, Request.PLACE], int(s.fixed[Fixed.QUEUES])
     row = np.flatnonzero(
         (place == group) | (place == Place.PARTIAL) | ((place == 0) & (s.request[:, Request.STAGE] > 0))
@@ -296,7 +273,7 @@ def _in_progress(s: State) -> tuple[IntArray, IntArray]:
 
 
 def joined(parts: Sequence[Requests]) -> Requests:
-    """Requests that have nothing in common, one part after the other, all of them there at the beginning."""
+    """Join requests that have nothing in common, one part after the other, all of them there at the beginning."""
     drafted = parts[0].drafted
     if drafted is not None:
         each = [part.drafted for part in parts if part.drafted is not None]
@@ -313,46 +290,19 @@ def joined(parts: Sequence[Requests]) -> Requests:
     )
 
 
-def picked(requests: Requests, which: IntArray) -> Requests:
-    """Some of them, in this order, one perhaps several times."""
-    drafted = requests.drafted
-    if drafted is not None:
-        length = (drafted.begin[1:] - drafted.begin[:-1])[which]
-        begin = np.concatenate([[0], np.cumsum(length)])
-        at = np.repeat(drafted.begin[which] - begin[:-1], length) + np.arange(begin[-1])
-        drafted = Drafted(drafted.drafts, drafted.emitted[at], begin)
-    return Requests(
-        requests.arrival_s[which],
-        requests.input_tokens[which],
-        requests.decode_tokens[which],
-        requests.class_index[which],
-        drafted=drafted,
-    )
-
-
 # ------------------------------------------------------------------- requests that run from the beginning
 
 
 def blocks_needed(model: ServingModel, requests: Requests, ages: IntArray, *, engine: bool) -> IntArray:
-    """Blocks that requests hold which have had so many iterations, shape (n_requests,).
+    """Count the blocks that requests hold which have had so many iterations, shape (n_requests,).
 
     `engine`: KV is counted as engines do, tokens computed so far.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 10, (9,), (1.0,), 1.0),), Timing(1.0), Replica(99, block_tokens=4))
-    >>> two = Requests(np.zeros(2), np.array([10, 10]), np.array([9, 9]), np.zeros(2, dtype=np.int64))
-    >>> blocks_needed(model, two, np.array([1, 4]), engine=True).tolist()  # 10 and 13 tokens
-    [3, 4]
     """
     inputs, replica, emitted = requests.input_tokens, model.replica, ages - 1
     slots = 0
     if requests.drafted is not None:
-        slots, emitted = (
-            requests.drafted.drafts.slots,
-            requests.drafted.emitted[requests.drafted.begin[:-1] + emitted],
-        )
+        slots = requests.drafted.drafts.slots
+        emitted = requests.drafted.emitted[requests.drafted.begin[:-1] + emitted]
     tokens = (np.maximum(inputs, 1) if engine else first_tokens(replica.prefill, inputs)) + emitted
     if replica.layout is not None:
         return np.asarray(replica.layout.pool_tokens(tokens - 1, tokens + slots) // replica.block_tokens)
@@ -360,13 +310,7 @@ def blocks_needed(model: ServingModel, requests: Requests, ages: IntArray, *, en
 
 
 def put_residents(s: State, ages: IntArray) -> None:
-    """Make the first requests of a new state members of its one group, in this order.
-
-    Parameters
-    ----------
-    ages : ndarray of int64, shape (n_residents,)
-        Iterations that each has had: at least 1, and less than it needs.
-    """
+    """Make the first requests of a new state members of its one group, in this order, at ages as for `Backlog`."""
     count, row = ages.size, np.arange(ages.size)
     if count == 0:
         return
@@ -389,34 +333,30 @@ def put_residents(s: State, ages: IntArray) -> None:
     c[Counter.PROMISED] = int(request[:, Request.PROMISE].sum())
     c[Counter.HELD] = int(blocks_held(s, row, stage).sum())
     if layered(s):
-        request[:, Layered.HOLDS] = blocks_held(s, row, stage)
+        request[:, Request.HOLDS] = blocks_held(s, row, stage)
 
 
 def blocks_held(s: State, row: IntArray, stage: IntArray) -> IntArray:
-    """Blocks that requests hold in the iteration of a stage, shape (n_rows,)."""
+    """Count the blocks that requests hold in the iteration of a stage, shape (n_rows,)."""
     tokens = s.request[row, Request.FIRST_WEIGHT] + tokens_emitted(s, row, stage)
     if layered(s):
-        held: IntArray = (
-            s.blocks[tokens + s.fixed[Fixed.SLOTS], Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
-        )
-        return held
+        filled, passed = s.blocks[:, Blocks.FILLED], s.blocks[:, Blocks.PASSED]
+        return np.asarray(filled[tokens + s.fixed[Fixed.SLOTS]] - passed[tokens - 1])
     return np.asarray((tokens + s.fixed[Fixed.BLOCK] - 1) // s.fixed[Fixed.BLOCK])
 
 
 def tokens_emitted(s: State, row: IntArray, stage: IntArray) -> IntArray:
-    """Tokens that requests had emitted before the iteration of a stage, shape (n_rows,)."""
+    """Count the tokens that requests had emitted before the iteration of a stage, shape (n_rows,)."""
     if layered(s) and s.fixed[Fixed.DRAFTS] > 0:
-        return np.asarray(s.emitted[s.request[row, Layered.PATH] + stage])
+        return np.asarray(s.emitted[s.request[row, Request.PATH] + stage])
     return stage
 
 
 def _schedule(s: State, count: int) -> None:
     """Note when each leaves, in the ring of the group."""
     request, group = s.request[:count], s.group[0]
-    slot = (
-        group[Group.RING_START]
-        + (request[:, Request.START] + request[:, Request.STAGES] - 1) % group[Group.RING_SIZE]
-    )
+    last_tick = request[:, Request.START] + request[:, Request.STAGES] - 1
+    slot = group[Group.RING_START] + last_tick % group[Group.RING_SIZE]
     order = np.argsort(slot, kind="stable")  # of one slot the last comes first
     same = slot[order][1:] == slot[order][:-1]
     request[:, Request.DUE_BEFORE] = request[:, Request.DUE_AFTER] = NOBODY

@@ -132,7 +132,7 @@ def loop(s: State, limit: int, patience: int) -> int:
 
 @kernel
 def all_are_done(s: State) -> bool:
-    """Whether every request is done, or never comes."""
+    """Tell whether every request is done, or never comes."""
     return bool(s.counter[Counter.COMPLETED] + s.counter[Counter.GONE] == s.fixed[Fixed.ALL])
 
 
@@ -206,7 +206,7 @@ class Program(NamedTuple):
     parts: tuple[Callable[..., Any], ...]  # functions that it is made of beside kernels
 
     def file(self, policy: FormBatch, features: Features) -> str | None:
-        """Where it is kept compiled: by the texts of all modules that can go into it."""
+        """Return where it is kept compiled: by the texts of all modules that can go into it."""
         key = (self.name, policy, features)
         if key not in _files:
             used: list[Any] = [f for f in KERNELS if _is_of_one_replica(f.__module__)]
@@ -219,7 +219,7 @@ class Program(NamedTuple):
     def compiled(
         self, policy: FormBatch, features: Features, goes_on: Callable[[], bool] = lambda: True
     ) -> Loop | None:
-        """It with a policy in it, compiled by this process, or by an earlier one; None if it is not to go on."""
+        """Put a policy in, compiled by this process, or by an earlier one; None if it is not to go on."""
         key = (self.name, policy, features)
         with _locks[key]:
             if key not in _loops:
@@ -232,14 +232,14 @@ class Program(NamedTuple):
             return _loops[key]
 
     def at_hand(self, policy: FormBatch, features: Features) -> bool:
-        """Whether it is there compiled: in this process, or left on disk by an earlier one."""
+        """Tell whether it is there compiled: in this process, or left on disk by an earlier one."""
         if (self.name, policy, features) in _loops:
             return True
         file = self.file(policy, features)
         return file is not None and os.path.isfile(file)
 
     def is_worth_it(self, policy: FormBatch, features: Features, seconds: float) -> bool:
-        """Whether to go on compiled after so many seconds of plain Python; at once where a run has loaded it."""
+        """Tell whether to go on compiled after so many seconds of plain Python; at once where a run has loaded it."""
         if (self.name, policy, features) in _loops:
             return True
         if seconds <= _PLAIN_SECONDS:
@@ -248,7 +248,7 @@ class Program(NamedTuple):
 
 
 def _is_of_one_replica(module: str) -> bool:
-    """Whether a module of kernels is for every loop: what is loaded for fleets must not change others' files."""
+    """Tell whether a module of kernels is for every loop: fleets, once loaded, must not change others' files."""
     return module.startswith(__package__) and not module.startswith(f"{__package__}.fleet")
 
 

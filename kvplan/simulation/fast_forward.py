@@ -40,7 +40,7 @@ _LOOK_AHEAD = 1_000  # iterations: an arrival makes a replica look again, so fur
 
 @kernel
 def all_emit(s: State) -> bool:
-    """Whether in the next tick of the group every member has a token to follow the one before."""
+    """Tell whether in the next tick of the group every member has a token to follow the one before."""
     tick, quiet = s.group[0, Group.TICK] + 1, s.fixed[Fixed.SILENT]
     request = s.list[group_list(s, 0), List.TAIL]
     while request != NOBODY and s.request[request, Request.ENTERED_AT] >= tick - quiet - 1:
@@ -54,7 +54,7 @@ def all_emit(s: State) -> bool:
 
 @kernel
 def admits_nobody(s: State) -> bool:
-    """Whether the next iteration does not, whatever fits: nobody waits, or a prompt takes what is left to others."""
+    """Tell whether nobody is admitted next, whatever fits: nobody waits, or a prompt takes what is left to others."""
     c = s.counter
     return bool(
         c[Counter.WAITING] == 0 or (c[Counter.PARTLY] != NOBODY and s.clock[Clock.SHED_AFTER] == math.inf)
@@ -63,7 +63,7 @@ def admits_nobody(s: State) -> bool:
 
 @kernel
 def part_of_prompt(s: State) -> int:
-    """Tokens that an iteration computes of the prompt that goes on; 0: none does, or nothing of the budget is left."""
+    """Count the tokens that an iteration computes of the prompt that goes on; 0: none does, or no budget is left."""
     if s.counter[Counter.PARTLY] == NOBODY:
         return 0
     return max(int(s.knobs[MAX_TOKENS] - s.list[group_list(s, 0), List.LENGTH]), 0)
@@ -71,7 +71,7 @@ def part_of_prompt(s: State) -> int:
 
 @kernel
 def parts_before_last(s: State, part: int) -> int:
-    """Iterations in which so many of its tokens are computed, and it goes on."""
+    """Count the iterations in which so many of its tokens are computed, and it goes on."""
     prompt = s.counter[Counter.PARTLY]
     left = whole_tokens(s, prompt, s.request[prompt, Request.STAGE]) - s.request[prompt, Request.PARKED]
     return int((left - 1) // part)
@@ -174,7 +174,7 @@ def coast(s: State, limit: int, patience: int) -> None:
 
 @kernel
 def calm_until_s(s: State) -> float:
-    """Until when, at least, nobody is done and memory suffices, if nobody comes and nobody can be admitted.
+    """Find until when, at least, nobody is done and memory suffices, if nobody comes and nobody can be admitted.
 
     Of a prefill replica nothing is said: a decode replica that fetches at this very time makes room in it.
     """

@@ -1,6 +1,6 @@
 """Arrivals: requests that come by themselves, and those that others bring, some time after they are answered.
 
-Whoever is brought waits in a heap whose places are the rows of `Time.COMING` and `Turn.COMING`.
+Whoever is brought waits in a heap whose places are the rows of `Time.COMING` and `Request.COMING`.
 """
 
 import math
@@ -16,7 +16,6 @@ from kvplan.simulation.state import (
     Router,
     State,
     Time,
-    Turn,
     extended,
     hosted,
     in_fleet,
@@ -50,7 +49,7 @@ def release_brought(s: State, before: int) -> None:
     while s.fleet[0, Router.TO_COME] > 0:
         if s.time[0, Time.COMING] > s.clock[Clock.NOW]:
             return
-        request = s.request[0, Turn.COMING]
+        request = s.request[0, Request.COMING]
         if before != NOBODY and comes_before(
             s.time[before, Time.ARRIVAL], before, s.time[0, Time.COMING], request
         ):
@@ -84,7 +83,7 @@ def earlier(s: State, unasked: int) -> int:
     """Return this request or the first of those brought, whoever comes first; either may be NOBODY."""
     if s.fleet[0, Router.TO_COME] == 0:
         return unasked
-    brought, brought_s = s.request[0, Turn.COMING], s.time[0, Time.COMING]
+    brought, brought_s = s.request[0, Request.COMING], s.time[0, Time.COMING]
     if unasked == NOBODY or comes_before(brought_s, brought, s.time[unasked, Time.ARRIVAL], unasked):
         return int(brought)
     return unasked
@@ -92,7 +91,7 @@ def earlier(s: State, unasked: int) -> int:
 
 @kernel
 def next_event_s(s: State) -> float:
-    """When the next request comes, or the first load is done; infinite where neither is known."""
+    """Return when the next request comes, or the first load is done; infinite where neither is known."""
     coming, event_s = next_arrival(s), math.inf
     if coming != NOBODY:
         event_s = s.time[coming, Time.ARRIVAL]
@@ -103,7 +102,7 @@ def next_event_s(s: State) -> float:
 
 @kernel
 def more_to_come(s: State) -> bool:
-    """Whether an arrival is still ahead whose time is known, or beyond the horizon."""
+    """Tell whether an arrival is still ahead whose time is known, or beyond the horizon."""
     if in_fleet(s) and (
         s.fleet[0, Router.UNASKED] < s.fleet[0, Router.UNASKED_END] or s.fleet[0, Router.TO_COME] > 0
     ):
@@ -116,7 +115,7 @@ def more_to_come(s: State) -> bool:
 
 @kernel
 def comes_before(time_s: float, request: int, other_s: float, other: int) -> bool:
-    """Whether the first of two arrives first; of those who come at once, the one of lower number."""
+    """Tell whether the first of two arrives first; of those who come at once, the one of lower number."""
     return bool(time_s < other_s or (time_s == other_s and request < other))
 
 
@@ -132,9 +131,9 @@ def bring(s: State, request: int, time_s: float) -> None:
         s.clock[Clock.PAUSE] = min(s.clock[Clock.PAUSE], time_s)
     while place > 0:
         above = (place - 1) // 2
-        if not comes_before(time_s, request, s.time[above, Time.COMING], s.request[above, Turn.COMING]):
+        if not comes_before(time_s, request, s.time[above, Time.COMING], s.request[above, Request.COMING]):
             break
-        put(s, place, s.time[above, Time.COMING], s.request[above, Turn.COMING])
+        put(s, place, s.time[above, Time.COMING], s.request[above, Request.COMING])
         place = above
     put(s, place, time_s, request)
 
@@ -144,15 +143,15 @@ def take_first(s: State) -> None:
     """Remove the first of those to come."""
     s.fleet[0, Router.TO_COME] -= 1
     size = s.fleet[0, Router.TO_COME]
-    last_s, last, place = s.time[size, Time.COMING], s.request[size, Turn.COMING], 0
+    last_s, last, place = s.time[size, Time.COMING], s.request[size, Request.COMING], 0
     while 2 * place + 1 < size:
         below = 2 * place + 1
-        child_s, child = s.time[below, Time.COMING], s.request[below, Turn.COMING]
+        child_s, child = s.time[below, Time.COMING], s.request[below, Request.COMING]
         if below + 1 < size and comes_before(
-            s.time[below + 1, Time.COMING], s.request[below + 1, Turn.COMING], child_s, child
+            s.time[below + 1, Time.COMING], s.request[below + 1, Request.COMING], child_s, child
         ):
             below += 1
-            child_s, child = s.time[below, Time.COMING], s.request[below, Turn.COMING]
+            child_s, child = s.time[below, Time.COMING], s.request[below, Request.COMING]
         if comes_before(last_s, last, child_s, child):
             break
         put(s, place, child_s, child)
@@ -164,16 +163,16 @@ def take_first(s: State) -> None:
 def put(s: State, place: int, time_s: float, request: int) -> None:
     """Have a request stand at a place of the heap."""
     s.time[place, Time.COMING] = time_s
-    s.request[place, Turn.COMING] = request
+    s.request[place, Request.COMING] = request
 
 
 @kernel
 def skip(s: State, request: int) -> int:
     """Have what would have followed a request never come, and bring what comes instead; return how many never do."""
-    instead, never = s.request[request, Turn.INSTEAD], 0
-    following = s.request[request, Turn.FOLLOWING]
+    instead, never = s.request[request, Request.INSTEAD], 0
+    following = s.request[request, Request.FOLLOWING]
     while following != NOBODY and following != instead:
         never += 1
-        following = s.request[following, Turn.FOLLOWING]
+        following = s.request[following, Request.FOLLOWING]
     bring(s, instead, s.clock[Clock.NOW] + s.time[request, Time.THINK])
     return never

@@ -7,30 +7,30 @@ that is next in line, it mostly lacks in the next iteration too: that tick is lo
 """
 
 from kvplan.simulation.actions import blocks_of, due_slot, fits
-from kvplan.simulation.state import NOBODY, Counter, Fixed, Group, Ranked, Request, State, kernel
+from kvplan.simulation.state import NOBODY, Counter, Fixed, Group, Request, State, kernel
 
 
 @kernel
 def begin_tick(s: State) -> None:
-    """After `advance`: nothing is expected of this tick any more."""
+    """Expect nothing of this tick any more, after `advance`."""
     s.future[s.group[0, Group.TICK] % s.future.shape[0]] = 0
 
 
 @kernel
 def fits_to_the_end(s: State, request: int) -> bool:
-    """Whether a queued request fits now, and next to what is expected of residents until its own expected end."""
+    """Tell whether a queued request fits now, and beside what is expected of residents until its own expected end."""
     if not fits(s, s.request[request, Request.FIRST_WEIGHT]):
         return False
     future, block = s.future, s.fixed[Fixed.BLOCK]
     size, tick, weight = future.shape[0], s.group[0, Group.TICK], s.request[request, Request.FIRST_WEIGHT]
     later = s.counter[Counter.LACKING] - tick
-    stays = 0 < later < s.request[request, Ranked.EXPECTED]
+    stays = 0 < later < s.request[request, Request.EXPECTED]
     if stays and future[(tick + later) % size] + blocks_of(s, weight + later) > s.fixed[Fixed.CAPACITY]:
         return False
     taken = blocks_of(s, weight)
     spare, free = taken * block - weight, s.fixed[Fixed.CAPACITY] - taken
     slot = tick % size
-    for stage in range(1, s.request[request, Ranked.EXPECTED]):
+    for stage in range(1, s.request[request, Request.EXPECTED]):
         slot += 1
         if slot == size:
             slot = 0
@@ -54,7 +54,7 @@ def expect(s: State, request: int, sign: int) -> None:
     taken = blocks_of(s, weight)
     spare = taken * block - weight
     slot = s.group[0, Group.TICK] % size
-    for _ in range(s.request[request, Ranked.EXPECTED] - 1 - stage):
+    for _ in range(s.request[request, Request.EXPECTED] - 1 - stage):
         slot += 1
         if slot == size:
             slot = 0
@@ -67,7 +67,7 @@ def expect(s: State, request: int, sign: int) -> None:
 
 @kernel
 def end_tick(s: State) -> None:
-    """The batch is formed: of those who will be done after it, nothing more is expected."""
+    """Expect nothing more of those who will be done after the batch that is formed."""
     request = s.ring[due_slot(s, 0, s.group[0, Group.TICK])]
     while request != NOBODY:
         expect(s, request, -1)

@@ -16,12 +16,9 @@ not on the GPU yet waits too, at the head of the queue, and finds it there later
 from kvplan.simulation.queues import append, stream_joins, stream_leaves
 from kvplan.simulation.state import (
     NOBODY,
-    Cached,
     Clock,
-    Copy,
     Counter,
     Fixed,
-    Hosted,
     List,
     Request,
     State,
@@ -36,25 +33,25 @@ from kvplan.simulation.state import (
 @kernel
 def host_puts(s: State, stream: int, blocks: int) -> None:
     """Put blocks of a stream last in the queue, beside those of it that are there."""
-    stream_joins(s, stream, Counter.HOST_OLDEST, Hosted.HOST_IN_FRONT)
-    s.stream[stream, Hosted.HOST] = blocks
+    stream_joins(s, stream, Counter.HOST_OLDEST, Stream.HOST_IN_FRONT)
+    s.stream[stream, Stream.HOST] = blocks
     s.counter[Counter.HOSTED] += blocks
 
 
 @kernel
 def host_drops(s: State, stream: int) -> None:
     """Remove whatever the queue has of a stream."""
-    if s.stream[stream, Hosted.HOST] > 0:
-        stream_leaves(s, stream, Counter.HOST_OLDEST, Hosted.HOST_IN_FRONT)
-        s.counter[Counter.HOSTED] -= s.stream[stream, Hosted.HOST]
-        s.stream[stream, Hosted.HOST] = 0
+    if s.stream[stream, Stream.HOST] > 0:
+        stream_leaves(s, stream, Counter.HOST_OLDEST, Stream.HOST_IN_FRONT)
+        s.counter[Counter.HOSTED] -= s.stream[stream, Stream.HOST]
+        s.stream[stream, Stream.HOST] = 0
 
 
 @kernel
 def host_keeps_released(s: State, copy: int, blocks: int) -> None:
     """Keep blocks that nobody holds any more, inclusive: they were written as they were computed."""
     if s.fixed[Fixed.INCLUSIVE]:
-        stream = s.stream[copy, Copy.ORIGINAL]
+        stream = s.stream[copy, Stream.ORIGINAL]
         host_drops(s, stream)
         host_puts(s, stream, blocks)
 
@@ -63,9 +60,9 @@ def host_keeps_released(s: State, copy: int, blocks: int) -> None:
 def host_keeps_victims(s: State, copy: int, blocks: int) -> None:
     """Keep blocks that the GPU throws away, exclusive: the last ones of a stream, or a copy of what is there."""
     if not s.fixed[Fixed.INCLUSIVE]:
-        stream = s.stream[copy, Copy.ORIGINAL]
+        stream = s.stream[copy, Stream.ORIGINAL]
         # a copy is not there twice
-        there = min(s.stream[stream, Hosted.HOST] + blocks, s.stream[stream, Stream.REST])
+        there = min(s.stream[stream, Stream.HOST] + blocks, s.stream[stream, Stream.REST])
         host_drops(s, stream)
         host_puts(s, stream, there)
 
@@ -78,11 +75,11 @@ def host_settles(s: State) -> None:
         room = max(room - (s.fixed[Fixed.CAPACITY] - c[Counter.FREE]), 0)
     while c[Counter.HOSTED] > room:
         stream = c[Counter.HOST_OLDEST]
-        some = min(c[Counter.HOSTED] - room, s.stream[stream, Hosted.HOST])
-        if some == s.stream[stream, Hosted.HOST]:
+        some = min(c[Counter.HOSTED] - room, s.stream[stream, Stream.HOST])
+        if some == s.stream[stream, Stream.HOST]:
             host_drops(s, stream)
         else:
-            s.stream[stream, Hosted.HOST] -= some
+            s.stream[stream, Stream.HOST] -= some
             c[Counter.HOSTED] -= some
 
 
@@ -93,12 +90,12 @@ def host_settles(s: State) -> None:
 def hits_of_tiers(s: State, request: int) -> int:
     """Count leading blocks of a waiting request that the GPU or the host has; one token is left to compute."""
     most = (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK]
-    stream = s.request[request, Cached.LEAF]
+    stream = s.request[request, Request.LEAF]
     while stream != NOBODY:
-        copy = s.stream[stream, Copy.FIRST]
+        copy = s.stream[stream, Stream.FIRST]
         there = s.stream[stream, Stream.REST]
         if s.stream[copy, Stream.HOLDERS] == 0:
-            here, host = s.stream[copy, Stream.CACHED], s.stream[stream, Hosted.HOST]
+            here, host = s.stream[copy, Stream.CACHED], s.stream[stream, Stream.HOST]
             there = max(here, host) if s.fixed[Fixed.INCLUSIVE] else min(here + host, there)
         if there > 0:
             return int(min(s.stream[stream, Stream.BEGIN] + there, most))
@@ -108,11 +105,11 @@ def hits_of_tiers(s: State, request: int) -> int:
 
 @kernel
 def is_being_loaded(s: State, request: int) -> bool:
-    """Whether a waiting request could find more once a load is done."""
+    """Tell whether a waiting request could find more once a load is done."""
     most = (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK]
-    stream = s.request[request, Cached.LEAF]
+    stream = s.request[request, Request.LEAF]
     while stream != NOBODY:
-        if s.stream[stream, Hosted.LOADERS] > 0 and s.stream[stream, Stream.BEGIN] < most:
+        if s.stream[stream, Stream.LOADERS] > 0 and s.stream[stream, Stream.BEGIN] < most:
             return True
         stream = s.stream[stream, Stream.PARENT]
     return False
@@ -125,14 +122,14 @@ def load(s: State, request: int, begin: int, end: int) -> bool:
     s.counter[Counter.HELD] += end - begin
     s.clock[Clock.LINK_BUSY] += seconds
     if s.request[request, Request.EVICTIONS] == 0:
-        s.request[request, Cached.LOADED] = (end - begin) * s.fixed[Fixed.BLOCK]
+        s.request[request, Request.LOADED] = (end - begin) * s.fixed[Fixed.BLOCK]
     if not s.fixed[Fixed.OVERLAPS]:
         s.clock[Clock.LOADING] += seconds
         return False
     s.clock[Clock.LINK_FREE] = max(s.clock[Clock.LINK_FREE], s.clock[Clock.NOW]) + seconds
     s.time[request, Time.READY] = s.clock[Clock.LINK_FREE]
     append(s, parked_list(s, 0), request)
-    s.request[request, Cached.LOADS_FROM] = begin
+    s.request[request, Request.LOADS_FROM] = begin
     mark(s, request, 1)
     return True
 
@@ -140,9 +137,9 @@ def load(s: State, request: int, begin: int, end: int) -> bool:
 @kernel
 def mark(s: State, request: int, change: int) -> None:
     """Note that a request loads what the GPU did not have of it, or has done so."""
-    stream, begin = s.request[request, Cached.LEAF], s.request[request, Cached.LOADS_FROM]
+    stream, begin = s.request[request, Request.LEAF], s.request[request, Request.LOADS_FROM]
     while stream != NOBODY and s.stream[stream, Stream.BEGIN] + s.stream[stream, Stream.REST] > begin:
-        s.stream[stream, Hosted.LOADERS] += change
+        s.stream[stream, Stream.LOADERS] += change
         stream = s.stream[stream, Stream.PARENT]
 
 

@@ -19,19 +19,13 @@ from kvplan.simulation.state import (
     NOBODY,
     Blocks,
     Cache,
-    Cached,
     Clock,
-    Columns,
-    Copy,
     Counter,
     Fixed,
     Group,
-    Hosted,
-    Layered,
     Link,
     Place,
     Rank,
-    Ranked,
     Record,
     Request,
     Router,
@@ -39,8 +33,6 @@ from kvplan.simulation.state import (
     State,
     Stream,
     Time,
-    Tree,
-    Turn,
 )
 
 _NO_END = 1 << 60  # tokens
@@ -56,111 +48,68 @@ class Pools(NamedTuple):
     """Two pools of pages with a token in every layer: of those with full attention, and of those with a window.
 
     Memory that is held is told in tokens of the profile's pool, by its bytes.
-
-    Attributes
-    ----------
-    window
-        Tokens.
-    blocks, windows
-        Pages of the pool of full attention, and of windows.
-    full_bytes, window_bytes
-        Of a page in each.
-    pool_bytes
-        Of a token of the profile's pool.
     """
 
-    window: int
-    blocks: int
-    windows: int
-    full_bytes: int
-    window_bytes: int
-    pool_bytes: int
+    window: int  # tokens
+    blocks: int  # pages of the pool of full attention
+    windows: int  # pages of the pool of windows
+    full_bytes: int  # of a page in the one
+    window_bytes: int  # and in the other
+    pool_bytes: int  # of a token of the profile's pool
 
 
 class Setup(NamedTuple):
-    """What a policy needs of the engine.
+    """What a policy needs of the engine."""
 
-    Attributes
-    ----------
-    queue_of : ndarray of int64, shape (n_requests,)
-        Queue that each request joins, numbered from 0.
-    until : ndarray of int64, shape (n_groups,)
-        Stage before which members leave each group; at least every request's stages, but for all groups but the
-        last of a policy that hands requests on.
-    knobs : ndarray of float64
-        Parameters, for the policy's own eyes.
-    capacity_blocks
-        Blocks that it may use; None: all that fit in memory.
-    seats
-        Most requests that may be resident at once; None: as many as fit.
-    first_weight, stages : ndarray of int64 or None, shape (n_requests,)
-        Where the policy counts memory as its engine does; None: the profile's prefill convention.
-    promise : ndarray of int64 or None, shape (n_requests,)
-        Blocks or tokens that an admission promises until the request leaves; None: nothing is promised.
-    expected : ndarray of int64 or None, shape (n_requests,)
-        Stages that the policy expects of each request; None: it looks at no later tick.
-    ranks
-        How many ranks there are, numbered from 0; 0: the policy has none.
-    prefix_cache
-        What those who have left leave behind until its room is needed: NO_CACHE, BLOCKS or RADIX_TREE.
-    shed_after_s
-        Whoever has waited longer in the first queue and has never run is given up, seconds.
-    coasts
-        One group, and the policy only lets it run where nobody waits, or where in the iteration before nobody was
-        admitted, evicted or done: who did not fit then does not fit now. Nor is anybody admitted beside a prompt that
-        goes on. See `kvplan.simulation.fast_forward`.
-    pools
-        Where windows have a pool of their own.
-    host
-        The tier of host memory behind a prefix cache of blocks.
-    counts_queues
-        The ranks are those of queues, by who waits in each.
-    """
-
-    queue_of: IntArray
+    queue_of: IntArray  # shape (n_requests,): queue that each request joins, numbered from 0
     queues: int
+    # shape (n_groups,): stage before which members leave each group; at least every request's stages, but for all
+    # groups but the last of a policy that hands requests on
     until: IntArray
-    knobs: FloatArray
-    capacity_blocks: int | None = None
-    seats: int | None = None
+    knobs: FloatArray  # parameters, for the policy's own eyes
+    capacity_blocks: int | None = None  # blocks that it may use; None: all that fit in memory
+    seats: int | None = None  # most requests that may be resident at once; None: as many as fit
+    # shape (n_requests,): where the policy counts memory as its engine does; None: the profile's prefill
+    # convention
     first_weight: IntArray | None = None
     stages: IntArray | None = None
+    # shape (n_requests,): blocks or tokens that an admission promises until the request leaves; None: nothing is
+    # promised
     promise: IntArray | None = None
+    # shape (n_requests,): stages that the policy expects of each request; None: it looks at no later tick
     expected: IntArray | None = None
-    ranks: int = 0
+    ranks: int = 0  # how many ranks there are, numbered from 0; 0: the policy has none
+    # what those who have left leave behind until its room is needed: NO_CACHE, BLOCKS or RADIX_TREE
     prefix_cache: int = Cache.NONE
+    # whoever has waited longer in the first queue and has never run is given up, seconds
     shed_after_s: float = math.inf
+    # one group, and the policy only lets it run where nobody waits, or where in the iteration before nobody was
+    # admitted, evicted or done: who did not fit then does not fit now. Nor is anybody admitted beside a prompt
+    # that goes on. See `kvplan.simulation.fast_forward`.
     coasts: bool = False
-    pools: Pools | None = None
-    host: Offload | None = None
-    counts_queues: bool = False
+    pools: Pools | None = None  # where windows have a pool of their own
+    host: Offload | None = None  # the tier of host memory behind a prefix cache of blocks
+    counts_queues: bool = False  # the ranks are those of queues, by who waits in each
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
-    """KV tokens at stage 0 and number of stages of each request (theory §1).
-
-    Examples
-    --------
-    >>> one = Requests(np.zeros(1), np.array([10]), np.array([3]), np.zeros(1, dtype=np.int64))
-    >>> [a.tolist() for a in stage_weights(one, Prefill.INLINE)]
-    [[10], [4]]
-    """
+    """Return the KV tokens at stage 0 and the number of stages of each request (theory §1)."""
     return first_tokens(prefill, requests.input_tokens), stage_count(prefill, requests.decode_tokens)
 
 
 def row_columns(requests: Requests, setup: Setup, replica: Replica) -> tuple[int, int]:
-    """Of `State.time` and `State.request`."""
+    """Count the columns that `State.time` and `State.request` need."""
     times = Time.THINK if requests.turns is None else Time.READY
-    layout: type[Columns] = Request
+    columns = Request.HOLDS
     if setup.prefix_cache != Cache.NONE:
-        layout = Cached
+        columns = Request.WIDTH
     elif requests.turns is not None:
-        layout = Turn
+        columns = Request.LEAF
     elif setup.expected is not None or setup.ranks:
-        layout = Ranked
+        columns = Request.FOLLOWING
     elif replica.layout is not None or requests.drafted is not None:
-        layout = Layered
-    return times if setup.host is None else Time.WIDTH, layout.WIDTH
+        columns = Request.EXPECTED
+    return times if setup.host is None else Time.WIDTH, columns
 
 
 class Spans(NamedTuple):
@@ -186,10 +135,7 @@ def begin_rows(
 ) -> None:
     """Write into rows of `State.time` and `State.request` what is known of the requests from `start` on.
 
-    Raises
-    ------
-    NotBegunError
-        Where `watch`, asked before all rows but the first thousands, answers False.
+    Raises NotBegunError where `watch`, asked before all rows but the first thousands, answers False.
     """
     for some in _near(time.shape[0]):
         if watch is not None and some.start and not watch(0):
@@ -198,7 +144,7 @@ def begin_rows(
 
 
 def _near(rows: int) -> Iterator[slice]:
-    """Rows by the thousand, to be written column by column while they are in the processor's cache."""
+    """Yield rows by the thousand, to be written column by column while they are in the processor's cache."""
     return (slice(low, low + _AT_ONCE) for low in range(0, rows, _AT_ONCE))
 
 
@@ -208,30 +154,31 @@ def _begin(
     mine = slice(start, start + time.shape[0])
     time[:], request[:] = math.nan, 0
     time[:, Time.ARRIVAL] = requests.arrival_s[mine]
-    request[:, Request.FIRST_WEIGHT] = (
-        first_tokens(prefill, requests.input_tokens[mine])
-        if setup.first_weight is None
-        else setup.first_weight[mine]
-    )
-    request[:, Request.STAGES] = (
-        stage_count(prefill, requests.iterations(mine)) if setup.stages is None else setup.stages[mine]
-    )
+    if setup.first_weight is None:
+        request[:, Request.FIRST_WEIGHT] = first_tokens(prefill, requests.input_tokens[mine])
+    else:
+        request[:, Request.FIRST_WEIGHT] = setup.first_weight[mine]
+    if setup.stages is None:
+        request[:, Request.STAGES] = stage_count(prefill, requests.iterations(mine))
+    else:
+        request[:, Request.STAGES] = setup.stages[mine]
     request[:, Request.PROMPT], request[:, Request.QUEUE] = requests.input_tokens[mine], setup.queue_of[mine]
     if requests.drafted is not None:
-        request[:, Layered.PATH] = requests.drafted.begin[start : start + time.shape[0]]
+        request[:, Request.PATH] = requests.drafted.begin[start : start + time.shape[0]]
     request[:, Request.PLACE] = Place.OUTSIDE
     if setup.promise is not None:
         request[:, Request.PROMISE] = setup.promise[mine]
     if setup.expected is not None:
-        request[:, Ranked.EXPECTED] = setup.expected[mine]
+        request[:, Request.EXPECTED] = setup.expected[mine]
     if requests.turns is not None:
         turns = requests.turns
-        request[:, Turn.FOLLOWING], request[:, Turn.INSTEAD] = turns.following[mine], turns.instead[mine]
+        request[:, Request.FOLLOWING] = turns.following[mine]
+        request[:, Request.INSTEAD] = turns.instead[mine]
         time[:, Time.THINK] = turns.think_s[mine]
 
 
 def most_stages(requests: Requests, setup: Setup, prefill: Prefill) -> int:
-    """Of any request; 1 where there is none."""
+    """Return the most stages of any request; 1 where there is none."""
     if setup.stages is not None:
         return int(setup.stages.max(initial=1))
     return int(stage_count(prefill, requests.iterations().max(initial=1, keepdims=True))[0])
@@ -249,7 +196,7 @@ def new_state(
     spans: Spans | None = None,
     unseen: tuple[int, int] = (0, 0),
 ) -> State:
-    """The state before anything has arrived, with rows for all requests or for so many at first.
+    """Make the state before anything has arrived, with rows for all requests or for so many at first.
 
     `unseen` are the most stages and the most tokens of requests that are not given yet. Raises as `begin_rows` does.
     """
@@ -264,7 +211,8 @@ def new_state(
     fixed = _fixed(requests, replica, setup)
     count = np.zeros(Counter.WIDTH, dtype=np.int64)
     count[Counter.STRIDE] = 1
-    count[_NOBODY_AT_FIRST] = NOBODY
+    count[[Counter.PARTLY, Counter.SPARE]] = NOBODY
+    count[[Counter.OLDEST, Counter.NEWEST, Counter.HOST_OLDEST, Counter.HOST_NEWEST]] = NOBODY
     if requests.clients is None:
         count[Counter.RELEASED] = np.count_nonzero(~np.isnan(requests.arrival_s[:rows]))
     else:
@@ -295,13 +243,13 @@ def new_state(
         some = requests if rows == size else requests.part(0, rows)
         leaf, copy, stream = block_streams(some, block)
         for near in _near(rows):
-            request[near, Cached.LEAF], request[near, Cached.COPY] = leaf[near], copy[near]
-            request[near, Cached.COPIED] = NOBODY
+            request[near, Request.LEAF], request[near, Request.COPY] = leaf[near], copy[near]
+            request[near, Request.COPIED] = NOBODY
         if setup.host is not None:
-            stream = np.pad(stream, ((0, 0), (0, Hosted.WIDTH - Copy.WIDTH)))
+            stream = np.pad(stream, ((0, 0), (0, Stream.WIDTH - Stream.HOST)))
     elif setup.prefix_cache == Cache.RADIX_TREE:
         leaf, stream, count[Counter.ROWS] = radix_streams(requests, block, int(fixed[Fixed.CAPACITY]))
-        request[:, Cached.LEAF], request[:, Cached.NODE] = leaf, NOBODY
+        request[:, Request.LEAF], request[:, Request.NODE] = leaf, NOBODY
     blocks, context = _looked_up(requests, replica, setup, unseen[1])
     return State(
         timing=np.array(timing.constants, dtype=np.float64),
@@ -329,23 +277,10 @@ def new_state(
     )
 
 
-_NOBODY_AT_FIRST = [
-    Counter.PARTLY,
-    Counter.OLDEST,
-    Counter.NEWEST,
-    Counter.SPARE,
-    Counter.HOST_OLDEST,
-    Counter.HOST_NEWEST,
-]
-
-
 def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
-    """`State.fixed`."""
-    size, block, bin_tokens = (
-        requests.arrival_s.size,
-        replica.block_tokens,
-        replica.memory_tokens // _BINS + 1,
-    )
+    """Fill `State.fixed`."""
+    size, block = requests.arrival_s.size, replica.block_tokens
+    bin_tokens = replica.memory_tokens // _BINS + 1
     own_convention, drafted = setup.stages is not None, requests.drafted
     looked_up = replica.layout is not None or drafted is not None
     fixed = np.zeros(Fixed.WIDTH, dtype=np.int64)
@@ -384,7 +319,7 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
 def _looked_up(
     requests: Requests, replica: Replica, setup: Setup, most_unseen: int
 ) -> tuple[IntArray, FloatArray]:
-    """`State.blocks` and `State.context`: nothing, where blocks follow from tokens by a division."""
+    """Fill `State.blocks` and `State.context`: nothing, where blocks follow from tokens by a division."""
     drafted = requests.drafted
     if replica.layout is None and drafted is None:
         return np.zeros((0, Blocks.WIDTH), dtype=np.int64), np.zeros(0)
@@ -412,7 +347,7 @@ _looking_up = Lock()
 
 @lru_cache(1)
 def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:
-    """`State.blocks` and `State.context` for requests of up to so many tokens; those of many runs are the same."""
+    """Tabulate `State.blocks` and `State.context` up to so many tokens; those of many runs are the same."""
     tokens, nothing = np.arange(longest + 1), np.zeros(longest + 1, dtype=np.int64)
     layout = replica.layout
     if layout is None:
@@ -425,21 +360,10 @@ def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:
 
 
 def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Of each request LEAF and COPY; and the streams in blocks, the array `State.stream`.
+    """Return LEAF and COPY of each request; and the streams in blocks, the array `State.stream`.
 
     Streams without a block of their own are passed over. Where a prompt ends with a stream, the last block of that
     is made a stream of its own, and the prompt gets a copy of it to compute.
-
-    Examples
-    --------
-    A prompt of two blocks, with which another one of three begins.
-
-    >>> from kvplan.simulation.prefixes import Prefixes
-    >>> shared = Prefixes(np.array([1, 2]), np.array([-1, 0, 0]), np.array([20, 0, 0]))
-    >>> two = Requests(np.zeros(2), np.array([20, 30]), np.ones(2, dtype=np.int64), np.zeros(2), prefixes=shared)
-    >>> leaf, copy, stream = block_streams(two, 10)
-    >>> stream[:4, Stream.BEGIN].tolist(), stream[:4, Stream.PARENT].tolist(), copy.tolist()
-    ([0, 2, 2, 1], [-1, 3, 3, 0], [4, -1])
     """
     leaf, parent, begin, end = _in_blocks(requests, block)
     whole = (requests.input_tokens == begin[leaf] * block) & (parent[leaf] >= 0)
@@ -453,26 +377,21 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
     )
     end[long] -= 1
     size = parent.size + np.count_nonzero(whole)
-    stream = np.full((size, Copy.WIDTH), NOBODY)
+    stream = np.full((size, Stream.HOST), NOBODY)
     stream[:, [Stream.HOLDERS, Stream.CACHED]] = 0
     stream[: parent.size, Stream.PARENT], stream[: parent.size, Stream.BEGIN] = parent, begin
     stream[: parent.size, Stream.REST] = end - begin
-    stream[:, Copy.FIRST] = stream[:, Copy.ORIGINAL] = np.arange(size)
-    stream[parent.size :, Copy.ORIGINAL] = parent[leaf[whole]]
+    stream[:, Stream.FIRST] = stream[:, Stream.ORIGINAL] = np.arange(size)
+    stream[parent.size :, Stream.ORIGINAL] = parent[leaf[whole]]
     copy = np.full(leaf.size, NOBODY)
     copy[whole] = np.arange(parent.size, size)
     return leaf, copy, stream
 
 
 def radix_streams(requests: Requests, block: int, capacity: int) -> tuple[IntArray, IntArray, int]:
-    """Of each request LEAF; the streams in blocks, with room behind them for the nodes of a radix tree; how many.
+    """Return LEAF of each request; the streams in blocks, with room behind them for nodes; how many streams.
 
     A node has a block of its own, so there are never more of them than blocks, of memory or of all sequences.
-
-    Raises
-    ------
-    UsageError
-        That is more than there is room for.
     """
     leaf, parent, begin, end = _in_blocks(requests, block)
     ever = int((-(-(requests.input_tokens + requests.decode_tokens) // block)).sum())
@@ -482,15 +401,15 @@ def radix_streams(requests: Requests, block: int, capacity: int) -> tuple[IntArr
             f"a radix tree of up to {most:,} blocks, of which {_MOST_NODES:,} have room; fewer requests, or larger "
             "block_tokens"
         )
-    stream = np.zeros((most, Tree.WIDTH), dtype=np.int64)
+    stream = np.zeros((most, Stream.FIRST), dtype=np.int64)
     streams = stream[: parent.size]
     streams[:, Stream.PARENT], streams[:, Stream.BEGIN], streams[:, Stream.REST] = parent, begin, end - begin
-    streams[:, Tree.TIP] = NOBODY
+    streams[:, Stream.TIP] = NOBODY
     return leaf, stream, parent.size
 
 
 def _in_blocks(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """LEAF of each request; of each stream the one before that has a block of its own, and blocks to begin and end."""
+    """Return LEAF of each request; of each stream the last one before it with a block, and begin and end in blocks."""
     known = strangers(requests.arrival_s.size) if requests.prefixes is None else requests.prefixes
     leaf, parent = known.stream, known.parent.copy()
     begin, end = known.begin_tokens // block, known.end_tokens // block

@@ -42,7 +42,7 @@ Interval = tuple[float, float]
 
 @cache
 def t_quantile(degrees: int) -> float:
-    """Student's t that 2.5 % exceed, for whole degrees of freedom; scipy takes longer to load than a short run.
+    """Return Student's t that 2.5 % exceed, for whole degrees of freedom; scipy takes longer to load than a short run.
 
     Newton's steps from below, where the probability is concave, so that none goes too far.
 
@@ -64,7 +64,7 @@ def t_quantile(degrees: int) -> float:
 
 
 def _within(t: float, degrees: int) -> float:
-    """Probability that Student's t is between -t and t."""
+    """Return the probability that Student's t is between -t and t."""
     cosine2, odd = degrees / (degrees + t * t), degrees % 2
     term = total = math.sqrt(cosine2) if odd else 1.0
     for k in range(2 + odd, degrees, 2):
@@ -77,25 +77,14 @@ def _within(t: float, degrees: int) -> float:
 
 
 def around(estimate: float | None, half_width: float | None) -> Interval | None:
-    """Interval about the estimate of a figure that cannot be negative; None where it would have no width.
-
-    >>> around(3.0, 4.0), around(3.0, None), around(3.0, 0.0)
-    ((0.0, 7.0), None, None)
-    """
+    """Bound a figure that cannot be negative about its estimate; None where the interval would have no width."""
     if estimate is None or half_width is None or half_width <= _NO_WIDTH * abs(estimate):
         return None
     return max(estimate - half_width, min(estimate, 0.0)), estimate + half_width
 
 
 def over_runs(values: Sequence[float]) -> Interval | None:
-    """95 % interval for the mean of a figure of independent runs; None for fewer than two, and where all are the same.
-
-    Examples
-    --------
-    >>> low, high = over_runs([9.0, 10.0, 11.0])
-    >>> round(low, 2), round(high, 2)
-    (7.52, 12.48)
-    """
+    """Bound the mean of a figure of independent runs; None for fewer than two, and where all are the same."""
     n = len(values)
     if n < 2:
         return None
@@ -105,7 +94,7 @@ def over_runs(values: Sequence[float]) -> Interval | None:
 
 
 def ratio_half_width(amounts: FloatArray, sizes: FloatArray) -> float | None:
-    """Half the 95 % interval of Σ amounts / Σ sizes, from contiguous batches of one run.
+    """Return half the 95 % interval of Σ amounts / Σ sizes, from contiguous batches of one run.
 
     The spread is that of the residuals D_j = amount_j - ratio·size_j. Their lag-1 correlation φ > 0
     multiplies their variance by (1 + φ)/(1 - φ), as in N-Skart.
@@ -140,14 +129,14 @@ def ratio_half_width(amounts: FloatArray, sizes: FloatArray) -> float | None:
 
 
 def _inflation(residuals: FloatArray) -> float:
-    """(1 + φ)/(1 - φ) of the lag-1 correlation φ, at least 1; φ < 1 whatever the residuals."""
+    """Return (1 + φ)/(1 - φ) of the lag-1 correlation φ, at least 1; φ < 1 whatever the residuals."""
     power = float(residuals @ residuals)
     phi = max(float(residuals[:-1] @ residuals[1:]) / power, 0.0) if power > 0 else 0.0
     return (1 + phi) / (1 - phi)
 
 
 def batch_edges(n: int) -> IntArray:
-    """Where `BATCHES` contiguous batches of n values begin and end, shape (BATCHES + 1,).
+    """Return where `BATCHES` contiguous batches of n values begin and end, shape (BATCHES + 1,).
 
     >>> batch_edges(200).tolist()[:4]
     [0, 10, 20, 30]
@@ -156,25 +145,21 @@ def batch_edges(n: int) -> IntArray:
 
 
 def _batch_half_width(sums: FloatArray, size: int) -> float:
-    """Half the interval of the mean of at least `BATCHES` values in order of time, from the sums of batches."""
+    """Return half the interval of the mean of at least `BATCHES` values in order of time, from sums of batches."""
     half_width = ratio_half_width(sums, np.diff(batch_edges(size)).astype(np.float64))
     assert half_width is not None
     return half_width
 
 
 def _share_half_width(below: NDArray[np.bool_]) -> float:
-    """Half the interval of the share of those."""
+    """Return half the interval of the share of those."""
     edges = batch_edges(below.size).tolist()
     sums = [np.count_nonzero(below[start:stop]) for start, stop in pairwise(edges)]
     return _batch_half_width(np.array(sums, dtype=np.float64), below.size)
 
 
 def mean_half_width(values: FloatArray) -> float | None:
-    """Half the 95 % interval of the mean of one run's values, in order of time; None for fewer than 200.
-
-    >>> mean_half_width(np.full(200, 3.0)), mean_half_width(np.full(199, 3.0))
-    (0.0, None)
-    """
+    """Return half the 95 % interval of the mean of one run's values, in order of time; None for fewer than 200."""
     if values.size < BATCHES * _MIN_BATCH:
         return None
     return _batch_half_width(np.add.reduceat(values, batch_edges(values.size)[:-1]), values.size)
@@ -183,7 +168,7 @@ def mean_half_width(values: FloatArray) -> float | None:
 def quantile_interval(
     values: FloatArray | IntArray, share: float, quantile: Callable[[float], float]
 ) -> Interval | None:
-    """95 % interval of a quantile of one run's values, in order of time.
+    """Return the 95 % interval of a quantile of one run's values, in order of time.
 
     How far the share of values below the quantile can be off follows from batch means of the indicator, and
     the quantiles of the shares so far below and above bound the quantile (Woodruff 1952; for dependent values
@@ -221,7 +206,7 @@ def quantile_interval(
 
 
 def queue_grows(time_s: FloatArray, waiting: IntArray, start_s: float, end_s: float) -> bool:
-    """Whether a queue grows over the second half of a window.
+    """Tell whether a queue grows over the second half of a window.
 
     A line through the time averages of 16 batches must rise beyond its 95 % interval (widened for correlated
     residuals like `ratio_half_width`), by more than a request over the half window, and by more than the

@@ -23,8 +23,7 @@ requests the run was given.
 """
 
 import math
-from bisect import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
@@ -52,7 +51,6 @@ LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _AS_LONG_AS_THE_RUN = ("ttft_s.", "e2e_s.")  # where all requests are there at the start
 _EVEN_TIMES = 256  # at which the queue is looked at where nothing is recorded
-_MANY = 10**6  # requests
 _MIN_RECORDS = 200  # of the series, or completed requests, below which a run is too short to cut into batches
 
 Figures = dict[str, float | None]
@@ -100,21 +98,15 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheUse:
-    """What the prefix cache found; None without one, and rates that are 0/0.
+    """What the prefix cache found; None without one, and rates that are 0/0."""
 
-    Rates are of the tokens looked up: prompts at their first admission, and what is admitted again after an eviction.
-    `hit_tokens` are those of prompts, `recovered_tokens` the others; `cached_tokens_mean` counts what is known though
-    nobody holds it, over iterations. Of a host tier, None without one: `host_hit_rate`, the part of the hit rate that
-    was loaded, and `link_utilization`, the share of the time in which it loaded.
-    """
-
-    hit_rate: float | None
-    readmission_hit_rate: float | None
-    hit_tokens: float | None
-    recovered_tokens: float | None
-    cached_tokens_mean: float | None
-    host_hit_rate: float | None
-    link_utilization: float | None
+    hit_rate: float | None  # of the tokens of prompts looked up at their first admission
+    readmission_hit_rate: float | None  # of what is admitted again after an eviction
+    hit_tokens: float | None  # of prompts
+    recovered_tokens: float | None  # of what is admitted again
+    cached_tokens_mean: float | None  # known though nobody holds it, over iterations
+    host_hit_rate: float | None  # the part of the hit rate that was loaded from a host tier; None without one
+    link_utilization: float | None  # share of the time in which it loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,47 +167,21 @@ def policy_result(
     limits: Mapping[str, float] | None = None,
     each: Callable[[Callable[["_Run"], Figures], Sequence["_Run"]], Iterable[Figures]] = map,
 ) -> PolicyResult:
-    """Figures of one policy from its runs, one a seed.
+    """Sum up the runs of one policy, one a seed.
+
+    Intervals are over runs, or from batches of the one; without chance, another seed would give the same run, there is
+    none. Rates are over the horizon, or the makespan, where runs ended with their requests. Where all requests were
+    there at the start, the queue is not judged, and waits have no intervals. Requests within all `limits`, of their own
+    TTFT, TPOT and E2E, are goodput. `class_names` stand in the order that `Requests.class_index` counts.
 
     Parameters
     ----------
     parameters
         As run, defaults filled in.
     runs : sequence of (Requests, Outcome)
-        At least one. With two or more, intervals are over runs, else from batches of the one.
-    class_names
-        In the order that `Requests.class_index` counts.
-    horizon_s
-        Where the clock was to stop, seconds; None where runs ended with their requests. Rates per second are
-        over the horizon, else over the makespan (as for a run that was interrupted).
-    saturated
-        All requests were there at the start: a queue that is not judged, and waits without intervals.
-    by_chance
-        Another seed would give another run. If not, no figure has an interval.
-    limits
-        Of a request's own TTFT, TPOT and E2E, seconds: those within all of them are goodput. None: it is not asked for.
+        At least one.
     each
         How the runs are summed up: `map`, or something like it that works on several at once.
-
-    Examples
-    --------
-    Two requests, served one after the other in iterations of a second.
-
-    >>> from kvplan.simulation.outcome import Series
-    >>> count = lambda *values: np.array(values, dtype=np.int64)
-    >>> requests = Requests(np.array([0.0, 1.0]), count(5, 5), count(1, 3), count(0, 0))
-    >>> series = Series(1, np.arange(1.0, 5.0), count(6, 6, 7, 8), count(0, 0, 0, 0), count(0, 1, 1, 0),
-    ...                 count(0, 0, 0, 0), count(1, 1, 1, 2), np.arange(1.0, 5.0))
-    >>> outcome = Outcome(
-    ...     requests.arrival_s, np.array([1.0, 2.0]), np.array([1.0, 4.0]), count(0, 0), Ending.FINISHED,
-    ...     end_s=4.0, iterations=4, recomputed_tokens=0, computed_tokens=14, busy_s=4.0, kv_sum=27.0, kv_peak=8,
-    ...     resident=0, stuck=False, queue_peak=1, prefill_peak=5, batch_peak=1, kv_histogram=np.bincount([6, 6, 7, 8]),
-    ...     bin_tokens=1, gap_histogram=count(0, 2), gap_sum_s=2.0, overflows=0, series=series)
-    >>> result = policy_result("greedy", {}, [(requests, outcome)], ["a"], horizon_s=None, saturated=False)
-    >>> result.throughput_rps, result.kv_tokens.mean, result.e2e_s.mean, result.tpot_s.mean
-    (0.5, 6.75, 2.0, 1.0)
-    >>> result.status, result.ci95["e2e_s.mean"]
-    (<RunStatus.STEADY: 'steady'>, None)
     """
     alone = by_chance and len(runs) == 1
     views = [_Run(*run, horizon_s, limits or {}, len(class_names), alone) for run in runs]
@@ -223,7 +189,9 @@ def policy_result(
     figures = _mean_over_runs(per_run)
     intervals: Intervals = dict.fromkeys(figures)
     if by_chance:
-        intervals = views[0].intervals(figures) if alone else _intervals_over_runs(per_run)
+        intervals = {key: over_runs(_known(per_run, key)) for key in figures}
+        if alone:
+            intervals = views[0].intervals(figures)
         if saturated:
             intervals |= {key: None for key in intervals if key.startswith(_AS_LONG_AS_THE_RUN)}
     return PolicyResult(
@@ -239,28 +207,18 @@ def policy_result(
     )
 
 
-# -- several runs -----------------------------------------------------------------------------------------------
-
-
 def _known(per_run: Sequence[Figures], key: str) -> list[float]:
-    """The figure in the runs that have it."""
+    """List the figure in the runs that have it."""
     return [value for figures in per_run if (value := figures[key]) is not None]
 
 
 def _mean_over_runs(per_run: Sequence[Figures]) -> Figures:
-    means: Figures = {}
-    for key in per_run[0]:
-        values = _known(per_run, key)
-        means[key] = math.fsum(values) / len(values) if values else None
-    return means
-
-
-def _intervals_over_runs(per_run: Sequence[Figures]) -> Intervals:
-    return {key: over_runs(_known(per_run, key)) for key in per_run[0]}
+    known = {key: _known(per_run, key) for key in per_run[0]}
+    return {key: math.fsum(values) / len(values) if values else None for key, values in known.items()}
 
 
 def _status(outcomes: Sequence[Outcome], *, saturated: bool) -> RunStatus:
-    """Growing where at least half of the runs say so: one in twenty may by chance."""
+    """Judge runs: growing where at least half of them say so, for one in twenty may by chance."""
     if any(outcome.ending is Ending.LIVELOCK for outcome in outcomes):
         return RunStatus.LIVELOCK
     if not saturated and 2 * sum(_grows(outcome) for outcome in outcomes) >= len(outcomes):
@@ -269,7 +227,7 @@ def _status(outcomes: Sequence[Outcome], *, saturated: bool) -> RunStatus:
 
 
 def _grows(outcome: Outcome) -> bool:
-    """Judged while requests still arrive: after the last one every queue drains."""
+    """Judge a queue while requests still arrive: after the last one every queue drains."""
     arrivals = outcome.arrival_s[outcome.arrival_s <= outcome.end_s]
     if arrivals.size == 0:
         return False
@@ -278,14 +236,10 @@ def _grows(outcome: Outcome) -> bool:
 
 
 def queue_over_time(outcome: Outcome) -> tuple[FloatArray, IntArray]:
-    """Times and the requests waiting at each, also while nothing runs and so nothing is recorded.
+    """Return times and the requests waiting at each, also while nothing runs and so nothing is recorded.
 
     Where there is no record for long, whoever has arrived waits, but for those done, those given up and those that held
     memory at the last record.
-
-    Returns
-    -------
-    (ndarray, ndarray of int64), each of shape (n_times,)
     """
     series = outcome.series
     even = np.linspace(0.0, outcome.end_s, _EVEN_TIMES + 1)
@@ -319,7 +273,7 @@ _GROUPS = {
 
 
 def _fields(figures: Figures) -> dict[str, Any]:
-    """Dotted names → nested dataclasses."""
+    """Nest dotted names into dataclasses."""
     fields: dict[str, Any] = {}
     for key, value in figures.items():
         group, _, name = key.partition(".")
@@ -330,55 +284,27 @@ def _fields(figures: Figures) -> dict[str, Any]:
     return {key: _GROUPS[key](**value) if key in _GROUPS else value for key, value in fields.items()}
 
 
-# -- one run ----------------------------------------------------------------------------------------------------
-
-
 def _ratio(amount: float, size: float) -> float | None:
     return amount / size if size > 0 else None
 
 
-@dataclass(frozen=True)
 class _Sample:
-    """Values in order of time, of which no more is put in order of size than percentiles ask for."""
+    """Values in order of time, but for those that are not there (NaN)."""
 
-    values: FloatArray
-
-    @cached_property
-    def _ranked(self) -> FloatArray:
-        return self.values.copy()
-
-    @cached_property
-    def _settled(self) -> list[int]:
-        """Ranks, ascending, between the ends, at which `_ranked` is what it would be if it were sorted."""
-        return [-1, self.values.size]
-
-    def _settle(self, ranks: Iterable[int]) -> None:
-        for rank in sorted({*ranks}.difference(self._settled)):  # one at a time, which NumPy does far faster
-            place = bisect(self._settled, rank)
-            start, stop = self._settled[place - 1] + 1, self._settled[place]
-            self._ranked[start:stop].partition(rank - start)
-            self._settled.insert(place, rank)
-
-    @property
-    def mean(self) -> float | None:
-        return float(self.values.mean()) if self.values.size else None
-
-    def _beside(self, share: float) -> tuple[int, int, float]:
-        """The ranks on both sides of share·(n - 1), and how far it is between them."""
-        below, fraction = divmod(share * (self.values.size - 1), 1)
-        return int(below), min(int(below) + 1, self.values.size - 1), fraction
+    def __init__(self, values: FloatArray) -> None:
+        self.values = values = _some(values, ~np.isnan(values))
+        self._sorted = np.sort(values)
+        self.mean = float(values.mean()) if values.size else None
 
     def quantile(self, share: float) -> float:
-        """Between the order statistics on both sides, linearly, as `numpy.quantile`."""
-        *ranks, fraction = self._beside(share)
-        self._settle(ranks)
-        low, high = (float(self._ranked[rank]) for rank in ranks)
+        """Interpolate linearly between the order statistics on both sides, as `numpy.quantile`."""
+        below, fraction = divmod(share * (self._sorted.size - 1), 1)
+        low = float(self._sorted[int(below)])
+        high = float(self._sorted[min(int(below) + 1, self._sorted.size - 1)])
         return low + fraction * (high - low)
 
     def figures(self, name: str) -> Figures:
         known = self.values.size > 0
-        if known:
-            self._settle(rank for share in QUANTILES.values() for rank in self._beside(share)[:2])
         percentiles = {f"{name}.{key}": self.quantile(p) if known else None for key, p in QUANTILES.items()}
         return {f"{name}.mean": self.mean, **percentiles}
 
@@ -390,30 +316,14 @@ class _Sample:
 
 
 def _some(values: Any, which: NDArray[np.bool_]) -> Any:
-    """Those, in order; where it is all of them, no copy."""
+    """Pick those, in order; where it is all of them, without a copy."""
     return values if which.all() else values[which]
 
 
-def _there(values: FloatArray) -> FloatArray:
-    """Those that are."""
-    some: FloatArray = _some(values, ~np.isnan(values))
-    return some
-
-
 def _ttft_s(requests: Requests, outcome: Outcome) -> FloatArray:
-    """Of every request, shape (n_requests,), seconds; NaN where not counted. So with the following ones."""
     values = outcome.ttft_s
     values[np.isnan(outcome.finish_s)] = np.nan
     return values
-
-
-def _tpot_s(requests: Requests, outcome: Outcome) -> FloatArray:
-    return _mean_gap_s(outcome, requests.decode_tokens - 1)
-
-
-def _itl_s(requests: Requests, outcome: Outcome) -> FloatArray:
-    """With drafts a gap is between two iterations."""
-    return _mean_gap_s(outcome, requests.iterations() - 1)
 
 
 def _mean_gap_s(outcome: Outcome, gaps: IntArray) -> FloatArray:
@@ -423,16 +333,21 @@ def _mean_gap_s(outcome: Outcome, gaps: IntArray) -> FloatArray:
     return values
 
 
-def _e2e_s(requests: Requests, outcome: Outcome) -> FloatArray:
-    return outcome.e2e_s
-
-
-_PER_REQUEST = {"ttft_s": _ttft_s, "tpot_s": _tpot_s, "e2e_s": _e2e_s}
-_LIMITED = {**_PER_REQUEST, "itl_s": _itl_s}
+# of every request, shape (n_requests,), seconds; NaN where not counted
+_PER_REQUEST: dict[str, Callable[[Requests, Outcome], FloatArray]] = {
+    "ttft_s": _ttft_s,
+    "tpot_s": lambda requests, outcome: _mean_gap_s(outcome, requests.decode_tokens - 1),
+    "e2e_s": lambda _, outcome: outcome.e2e_s,
+}
+_LIMITED: dict[str, Callable[[Requests, Outcome], FloatArray]] = {
+    **_PER_REQUEST,
+    # with drafts a gap is between two iterations
+    "itl_s": lambda requests, outcome: _mean_gap_s(outcome, requests.iterations() - 1),
+}
 
 
 def _found(run: Outcome) -> Figures:
-    """What the prefix cache found, by its dotted names."""
+    """Return what the prefix cache found by its dotted names."""
     names = [f"prefix_cache.{field.name}" for field in fields(PrefixCacheUse)]
     if run.found is None:
         return dict.fromkeys(names)
@@ -451,7 +366,7 @@ def _found(run: Outcome) -> Figures:
 
 
 def _between_tokens(run: Outcome) -> Figures:
-    """ITL of all gaps by its dotted names, from their histogram."""
+    """Return ITL of all gaps by its dotted names, from their histogram."""
     counts = np.cumsum(run.gap_histogram)
     total = int(counts[-1])
 
@@ -467,7 +382,7 @@ def _between_tokens(run: Outcome) -> Figures:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run, of which one array of a figure for each request is held at a time."""
+    """A run to sum up; of the figures of each request one array at a time is held."""
 
     requests: Requests
     outcome: Outcome
@@ -486,33 +401,28 @@ class _Run:
             of_all, intervals_of_all, of_classes = self.latency(name)
             figures |= of_all
             intervals |= intervals_of_all
-            for found, more in zip(classes, of_classes, strict=True):
-                found |= more
+            for known, more in zip(classes, of_classes, strict=True):
+                known |= more
         return figures, intervals, classes
 
     def latency(self, name: str) -> tuple[Figures, Intervals, list[Figures]]:
-        """As all of them."""
+        """Return one of them."""
         values = _PER_REQUEST[name](self.requests, self.outcome)
         # in order of arrival, which turns of sessions do not stand in
-        sample = _Sample(_there(values if self.requests.turns is None else values[self.order]))
+        sample = _Sample(values if self.requests.turns is None else values[self.order])
         figures, intervals = sample.figures(name), dict[str, Interval | None]()
         if self.alone and self.outcome.ending is not Ending.LIVELOCK:
             intervals = sample.intervals(name)
         del sample  # which holds them twice
         if self.class_count == 1 and self.requests.turns is None:
             return figures, intervals, [figures]
-        classes = [_Sample(_there(values[mine])).figures(name) for mine in self.kept or self.members()]
+        classes = [_Sample(values[mine]).figures(name) for mine in self.members()]
         return figures, intervals, classes
 
-    def members(self) -> Iterator[IntArray]:
-        """Which requests are of each class."""
+    def members(self) -> list[IntArray]:
+        """Find the requests of each class."""
         kind = self.requests.class_index.astype(np.int16, copy=False)
-        return (np.flatnonzero(kind == index) for index in range(self.class_count))
-
-    @cached_property
-    def kept(self) -> list[IntArray]:
-        """The same for all latencies; nothing where they are so many that they are better found again."""
-        return list(self.members()) if self.requests.class_index.size <= _MANY else []
+        return [np.flatnonzero(kind == index) for index in range(self.class_count)]
 
     @cached_property
     def classes(self) -> list[Figures]:
@@ -597,7 +507,7 @@ class _Run:
         return np.cumsum(self.outcome.kv_histogram)
 
     def kv_quantile(self, share: float) -> float:
-        """Least memory that a share of the iterations do not exceed, tokens: the top of its bin."""
+        """Find the least memory that a share of the iterations do not exceed, tokens: the top of its bin."""
         run = self.outcome
         rank = math.ceil(share * float(self.kv_counts[-1]))
         top = (int(np.searchsorted(self.kv_counts, max(rank, 1))) + 1) * run.bin_tokens - 1
@@ -618,7 +528,7 @@ class _Run:
         return {key: known.get(key) for key in figures}
 
     def half_widths(self) -> dict[str, float | None]:
-        """Half the interval of every figure that is a total or a ratio of totals over the run."""
+        """Return half the interval of every figure that is a total or a ratio of totals over the run."""
         batch = self.batches()
         end_s, per_span = self.outcome.end_s, self.outcome.end_s / self.span_s
         requests_given = self.horizon_s is None and self.outcome.ending is Ending.FINISHED
@@ -642,7 +552,7 @@ class _Run:
         return {key: None if width is None else ratios[key][2] * width for key, width in widths.items()}
 
     def half_width_between_tokens(self) -> float | None:
-        """Half the interval of the mean ITL, from the gaps of completed requests in order of arrival."""
+        """Return half the interval of the mean ITL, from the gaps of completed requests in order of arrival."""
         if self.completed < _MIN_RECORDS:
             return None
         order = slice(None) if self.requests.turns is None else self.order
@@ -653,7 +563,7 @@ class _Run:
         return ratio_half_width(np.add.reduceat(passed, first), np.add.reduceat(gaps, first))
 
     def batches(self) -> dict[str, FloatArray]:
-        """What equally many records add to every counter, each of shape (n_batches,)."""
+        """Return what equally many records add to every counter, each of shape (n_batches,)."""
         series = self.outcome.series
         edges = batch_edges(series.time_s.size)
         last = edges[1:] - 1

@@ -23,21 +23,7 @@ class Queue(NamedTuple):
 
 
 class OpenRun:
-    """Requests that arrive by themselves, or follow each other, at one replica; run on from one time to the next.
-
-    Examples
-    --------
-    Three requests of a second each, of which one fits at a time:
-
-    >>> import numpy as np
-    >>> from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
-    >>> from kvplan.simulation.requests import Requests
-    >>> model = ServingModel((RequestClass("a", 7, (1,), (1.0,), 0.1),), Timing(1.0), Replica(9))
-    >>> three = Requests(np.zeros(3), np.full(3, 7), np.ones(3, dtype=np.int64), np.zeros(3, dtype=np.int64))
-    >>> run = OpenRun(Scenario(model, Plan(), three, ("a",)), Settings("greedy", {}), 99.0)
-    >>> run.on(2.0).least, run.on(3.0).least
-    (1, 0)
-    """
+    """Requests that arrive by themselves, or follow each other, at one replica; run on from one time to the next."""
 
     def __init__(self, scenario: Scenario, settings: Settings, horizon_s: float) -> None:
         model, policy = scenario.model, POLICIES[settings.policy]

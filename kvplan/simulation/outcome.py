@@ -50,9 +50,8 @@ class Found:
     looked_up_again_tokens: int  # and at further ones
     cached_sum: float  # over iterations, of what was known though nobody held it
     cached_tokens: IntArray  # the same of those iterations that the series of the run records
-    loaded_tokens: IntArray | None = (
-        None  # of those in `hit_tokens`, what the host tier had; None without one
-    )
+    # of those in `hit_tokens`, what the host tier had; None without one
+    loaded_tokens: IntArray | None = None
     link_busy_s: float = 0.0  # time that the link to the host has taken for loads
 
 
@@ -60,9 +59,8 @@ class Found:
 class SpanSums:
     """What fell into equal spans of time."""
 
-    sums: (
-        FloatArray  # shape (n_spans, n_columns), see `kvplan.simulation.state.Span`; over replicas of a fleet
-    )
+    # shape (n_spans, n_columns), see `kvplan.simulation.state.Span`; over replicas of a fleet
+    sums: FloatArray
     gaps: IntArray  # shape (n_spans, GAPS): times between two tokens of a request, by their logarithms
 
 
@@ -78,9 +76,8 @@ class Outcome:
     end_s: float  # the clock at the end
     iterations: int  # executed ones, each with at least one request
     recomputed_tokens: int  # KV tokens held at evictions: work that was lost
-    computed_tokens: (
-        int  # KV tokens in all: prompts, unless they arrive ready-made, and generated ones, lost or not
-    )
+    # KV tokens in all: prompts, unless they arrive ready-made, and generated ones, lost or not
+    computed_tokens: int
     busy_s: float  # time of all iterations
     kv_sum: float  # over iterations, of the memory held while they ran, tokens
     kv_peak: int  # most memory held in a batch, tokens
@@ -89,13 +86,11 @@ class Outcome:
     batch_peak: int  # most requests in one
     resident: int  # requests that hold memory at the end
     stuck: bool  # a livelock because of a request that never fits; else of requests that evict each other
-    kv_histogram: (
-        IntArray  # iterations by memory held: bin j has j·bin_tokens up to (j+1)·bin_tokens, exclusive
-    )
+    # iterations by memory held: bin j has j·bin_tokens up to (j+1)·bin_tokens, exclusive
+    kv_histogram: IntArray
     bin_tokens: int
-    gap_histogram: (
-        IntArray  # shape (GAPS,): times between two tokens of a request; what is computed again counts again
-    )
+    # shape (GAPS,): times between two tokens of a request; what is computed again counts again
+    gap_histogram: IntArray
     gap_sum_s: float  # all of these together
     overflows: int  # iterations that began with more than the memory, so that somebody was evicted
     series: Series
@@ -103,9 +98,8 @@ class Outcome:
     request_overhead_s: float = 0.0  # what each request took besides, outside the engine
     shed: NDArray[np.bool_] | None = None  # who was given up after waiting too long; None: nobody
     found: Found | None = None  # None: there was no prefix cache
-    replica_end_s: FloatArray | None = (
-        None  # when each replica last ended an iteration or a transfer; None: not noted
-    )
+    # when each replica last ended an iteration or a transfer; None: not noted
+    replica_end_s: FloatArray | None = None
 
     @property
     def finished(self) -> bool:

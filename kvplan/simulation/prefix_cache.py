@@ -1,5 +1,8 @@
 """A prefix cache of blocks, as vLLM's: blocks of those who have left stay until their room is needed.
 
+It mirrors `BlockPool` of `vllm/v1/core/block_pool.py` and `KVCacheManager.get_computed_blocks` of
+`vllm/v1/core/kv_cache_manager.py`, vLLM 0.19.
+
 Whose tokens are the same says a tree of streams (`kvplan.simulation.prefixes`); the blocks of a stream are those that
 end in it. A request holds the leading blocks of every stream on its way, and free blocks go last block first, so what
 is cached of a stream is always its leading part, and where anything of it is, all before it is. So free blocks queue by
@@ -20,8 +23,6 @@ from kvplan.simulation.queues import stream_joins, stream_leaves
 from kvplan.simulation.state import (
     NOBODY,
     Cache,
-    Cached,
-    Copy,
     Counter,
     Fixed,
     Request,
@@ -36,7 +37,7 @@ from kvplan.simulation.state import (
 
 @kernel
 def caches(s: State) -> bool:
-    """Whether this run has a prefix cache."""
+    """Tell whether this run has a prefix cache."""
     return bool(extended(s) and s.fixed[Fixed.CACHES] != Cache.NONE)
 
 
@@ -96,35 +97,35 @@ def cached_tokens(s: State) -> int:
 
 @kernel
 def held_by(s: State, request: int, stream: int) -> int:
-    """The copy of a stream that a request holds: its own, or the first one."""
+    """Return the copy of a stream that a request holds: its own, or the first one."""
     return int(
-        s.request[request, Cached.COPY]
-        if s.request[request, Cached.COPIED] == stream
-        else s.stream[stream, Copy.FIRST]
+        s.request[request, Request.COPY]
+        if s.request[request, Request.COPIED] == stream
+        else s.stream[stream, Stream.FIRST]
     )
 
 
 @kernel
 def add_copy(s: State, stream: int, copy: int) -> None:
-    """A further copy is found when all before it are gone."""
-    last = s.stream[stream, Copy.FIRST]
-    while s.stream[last, Copy.NEXT_COPY] != NOBODY:
-        last = s.stream[last, Copy.NEXT_COPY]
-    s.stream[last, Copy.NEXT_COPY] = copy
+    """Add a copy that is found when all before it are gone."""
+    last = s.stream[stream, Stream.FIRST]
+    while s.stream[last, Stream.NEXT_COPY] != NOBODY:
+        last = s.stream[last, Stream.NEXT_COPY]
+    s.stream[last, Stream.NEXT_COPY] = copy
 
 
 @kernel
 def forget(s: State, copy: int) -> None:
-    """Nothing is left of a copy; where it was the only one, the stream itself is the next."""
-    original, following = s.stream[copy, Copy.ORIGINAL], s.stream[copy, Copy.NEXT_COPY]
-    s.stream[copy, Copy.NEXT_COPY] = NOBODY
-    if s.stream[original, Copy.FIRST] == copy:
-        s.stream[original, Copy.FIRST] = original if following == NOBODY else following
+    """Remove a copy of which nothing is left; where it was the only one, the stream itself is the next."""
+    original, following = s.stream[copy, Stream.ORIGINAL], s.stream[copy, Stream.NEXT_COPY]
+    s.stream[copy, Stream.NEXT_COPY] = NOBODY
+    if s.stream[original, Stream.FIRST] == copy:
+        s.stream[original, Stream.FIRST] = original if following == NOBODY else following
         return
-    before = s.stream[original, Copy.FIRST]
-    while s.stream[before, Copy.NEXT_COPY] != copy:
-        before = s.stream[before, Copy.NEXT_COPY]
-    s.stream[before, Copy.NEXT_COPY] = following
+    before = s.stream[original, Stream.FIRST]
+    while s.stream[before, Stream.NEXT_COPY] != copy:
+        before = s.stream[before, Stream.NEXT_COPY]
+    s.stream[before, Stream.NEXT_COPY] = following
 
 
 # ------------------------------------------------------------------------------------------------ look-up and release
@@ -132,16 +133,14 @@ def forget(s: State, copy: int) -> None:
 
 @kernel
 def hits(s: State, request: int) -> int:
-    """Leading blocks of a waiting request that are there; one token at least is left to compute."""
+    """Count leading blocks of a waiting request that are there; one token at least is left to compute."""
     most = (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK]
-    stream = s.request[request, Cached.LEAF]
+    stream = s.request[request, Request.LEAF]
     while stream != NOBODY:
-        copy = s.stream[stream, Copy.FIRST]
-        there = (
-            s.stream[stream, Stream.REST]
-            if s.stream[copy, Stream.HOLDERS] > 0
-            else s.stream[copy, Stream.CACHED]
-        )
+        copy = s.stream[stream, Stream.FIRST]
+        there = s.stream[stream, Stream.REST]
+        if s.stream[copy, Stream.HOLDERS] == 0:
+            there = s.stream[copy, Stream.CACHED]
         if there > 0:
             return int(min(s.stream[stream, Stream.BEGIN] + there, most))
         stream = s.stream[stream, Stream.PARENT]
@@ -150,10 +149,10 @@ def hits(s: State, request: int) -> int:
 
 @kernel
 def hits_in_queue(s: State, request: int, found: int) -> int:
-    """Of the blocks found, those that nobody holds."""
-    idle, stream = 0, s.request[request, Cached.LEAF]
+    """Count, of the blocks found, those that nobody holds."""
+    idle, stream = 0, s.request[request, Request.LEAF]
     while stream != NOBODY:
-        copy = s.stream[stream, Copy.FIRST]
+        copy = s.stream[stream, Stream.FIRST]
         if s.stream[copy, Stream.HOLDERS] == 0 and s.stream[stream, Stream.BEGIN] < found:
             idle += s.stream[copy, Stream.CACHED]
         stream = s.stream[stream, Stream.PARENT]
@@ -164,14 +163,14 @@ def hits_in_queue(s: State, request: int, found: int) -> int:
 def hold(s: State, request: int, found: int) -> int:
     """Hold what is found; returns its tokens."""
     c = s.counter
-    stream = s.request[request, Cached.LEAF]
+    stream = s.request[request, Request.LEAF]
     while stream != NOBODY:
-        copy = s.stream[stream, Copy.FIRST]
+        copy = s.stream[stream, Stream.FIRST]
         if s.stream[copy, Stream.HOLDERS] > 0 or s.stream[copy, Stream.CACHED] > 0:
             if s.stream[stream, Stream.BEGIN] >= found:  # it is there, and may not be taken
-                s.request[request, Cached.COPIED] = stream
-                add_copy(s, stream, s.request[request, Cached.COPY])
-                copy = s.request[request, Cached.COPY]
+                s.request[request, Request.COPIED] = stream
+                add_copy(s, stream, s.request[request, Request.COPY])
+                copy = s.request[request, Request.COPY]
             elif s.stream[copy, Stream.HOLDERS] == 0:
                 leave_queue(s, copy)
                 c[Counter.FREE] -= s.stream[copy, Stream.CACHED]
@@ -189,17 +188,17 @@ def count_hits(s: State, request: int, found: int) -> int:
     """Note that so many blocks were found; returns their tokens."""
     c, tokens = s.counter, found * s.fixed[Fixed.BLOCK]
     if s.request[request, Request.EVICTIONS] == 0:
-        s.request[request, Cached.HIT] = tokens
+        s.request[request, Request.HIT] = tokens
         c[Counter.LOOKED_UP] += sequence(s, request)
     else:
-        s.request[request, Cached.RECOVERED] += tokens
+        s.request[request, Request.RECOVERED] += tokens
         c[Counter.LOOKED_UP_AGAIN] += sequence(s, request)
     return int(tokens)
 
 
 @kernel
 def let_go(s: State, request: int, blocks: int, computed: int) -> None:
-    """A request leaves: of its blocks those that nobody else holds are free, and those that are full remain known."""
+    """Let a request leave: blocks that nobody else holds are free, and those that are full remain known."""
     c = s.counter
     settle(s)
     full = computed // s.fixed[Fixed.BLOCK]
@@ -207,7 +206,7 @@ def let_go(s: State, request: int, blocks: int, computed: int) -> None:
     c[Counter.HELD] -= blocks
     c[Counter.BLANK] += blank
     c[Counter.FREE] += blank
-    stream = s.request[request, Cached.LEAF]
+    stream = s.request[request, Request.LEAF]
     while stream != NOBODY:
         copy, mine = held_by(s, request, stream), full - s.stream[stream, Stream.BEGIN]
         s.stream[copy, Stream.HOLDERS] -= 1
@@ -221,4 +220,4 @@ def let_go(s: State, request: int, blocks: int, computed: int) -> None:
             forget(s, copy)
         full = min(full, s.stream[stream, Stream.BEGIN])
         stream = s.stream[stream, Stream.PARENT]
-    s.request[request, Cached.COPIED] = NOBODY
+    s.request[request, Request.COPIED] = NOBODY

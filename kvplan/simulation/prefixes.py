@@ -14,15 +14,6 @@ class Prefixes:
     A stream begins where the one that it branches off from ends. One that a request ends in has no end of its own:
     prompts and generated tokens of one request after the other go on in it, each knowing all that came before.
 
-    Attributes
-    ----------
-    stream : ndarray of int64, shape (n_requests,)
-        The one that each request ends in; nothing branches off from it, and no two requests are in it at a time.
-    parent : ndarray of int64, shape (n_streams,)
-        That each stream branches off from, one that stands before it; -1: it begins at the first token.
-    end_tokens : ndarray of int64, shape (n_streams,)
-        Tokens from the first one of all up to where others branch off; no prompt in a branch is shorter.
-
     Examples
     --------
     Two requests that share 30 tokens, and one that shares nothing.
@@ -32,8 +23,14 @@ class Prefixes:
     [0, 30, 30, 0]
     """
 
+    # shape (n_requests,): the one that each request ends in; nothing branches off from it, and no two requests
+    # are in it at a time
     stream: IntArray
+    # shape (n_streams,): that each stream branches off from, one that stands before it; -1: it begins at the
+    # first token
     parent: IntArray
+    # shape (n_streams,): tokens from the first one of all up to where others branch off; no prompt in a branch is
+    # shorter
     end_tokens: IntArray
 
     @property
@@ -44,31 +41,21 @@ class Prefixes:
 
 
 def strangers(count: int) -> Prefixes:
-    """Of so many requests that have nothing in common.
-
-    Examples
-    --------
-    >>> strangers(2).stream.tolist()
-    [0, 1]
-    """
+    """Return the prefixes of so many requests that have nothing in common."""
     each = np.arange(count)
     return Prefixes(each, np.full(count, -1), np.zeros(count, dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Requests that come because another one was answered, think time after its completion.
+    """Requests that come because another one was answered, think time after its completion."""
 
-    Attributes
-    ----------
-    following : ndarray of int64, shape (n_requests,)
-        What the completion of each request brings; -1: nothing. It stands behind all that come unasked.
-    think_s : ndarray, shape (n_requests,)
-        From the completion (or from giving up) of each request to the arrival that it brings, seconds.
-    instead : ndarray of int64, shape (n_requests,)
-        What comes where a request is given up, one of those that would have followed in time; -1: nothing.
-    """
-
+    # shape (n_requests,): what the completion of each request brings; -1: nothing. It stands behind all that come
+    # unasked.
     following: IntArray
+    # shape (n_requests,): from the completion (or from giving up) of each request to the arrival that it brings,
+    # seconds
     think_s: FloatArray
+    # shape (n_requests,): what comes where a request is given up, one of those that would have followed in time;
+    # -1: nothing
     instead: IntArray

@@ -5,7 +5,7 @@ queue likewise. `State.rank` is a binary tree of counts: the root is row 1, the 
 last half of the rows are the ranks. On each rank requests can be piled, the last one on top.
 """
 
-from kvplan.simulation.state import NOBODY, List, Place, Rank, Ranked, Request, State, kernel
+from kvplan.simulation.state import NOBODY, List, Place, Rank, Request, State, kernel
 
 
 @kernel
@@ -112,9 +112,9 @@ def pile(s: State, rank: int, request: int) -> None:
     """Put a request on top of a rank's pile, and count it."""
     leaf = s.rank.shape[0] // 2 + rank
     below = s.rank[leaf, Rank.TOP]
-    s.request[request, Ranked.BELOW], s.request[request, Ranked.ABOVE] = below, NOBODY
+    s.request[request, Request.BELOW], s.request[request, Request.ABOVE] = below, NOBODY
     if below != NOBODY:
-        s.request[below, Ranked.ABOVE] = request
+        s.request[below, Request.ABOVE] = request
     s.rank[leaf, Rank.TOP] = request
     count(s, rank, 1)
 
@@ -122,11 +122,11 @@ def pile(s: State, rank: int, request: int) -> None:
 @kernel
 def unpile(s: State, rank: int, request: int) -> None:
     """Take a request out of a rank's pile."""
-    below, above = s.request[request, Ranked.BELOW], s.request[request, Ranked.ABOVE]
+    below, above = s.request[request, Request.BELOW], s.request[request, Request.ABOVE]
     if above == NOBODY:
         s.rank[s.rank.shape[0] // 2 + rank, Rank.TOP] = below
     else:
-        s.request[above, Ranked.BELOW] = below
+        s.request[above, Request.BELOW] = below
     if below != NOBODY:
-        s.request[below, Ranked.ABOVE] = above
+        s.request[below, Request.ABOVE] = above
     count(s, rank, -1)

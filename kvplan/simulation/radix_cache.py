@@ -1,5 +1,7 @@
 """A prefix cache that is a radix tree, as SGLang's: leaves that nobody holds go, least recently touched first.
 
+It mirrors `RadixCache` of `python/sglang/srt/mem_cache/radix_cache.py`, SGLang 0.5.
+
 A node holds blocks that follow those of the node above it. It begins and ends where something was put into the tree,
 looked up or branched off, within a stream or across several (`kvplan.simulation.prefixes`), and goes as a whole. The
 nodes on a request's way follow from its streams: each knows the last node that holds a block of it.
@@ -9,31 +11,20 @@ the order in which they are to go: the first one is always a leaf. Other blocks 
 """
 
 from kvplan.simulation.prefix_cache import count_hits, join_queue, leave_queue
-from kvplan.simulation.state import (
-    NOBODY,
-    Cached,
-    Counter,
-    Fixed,
-    Request,
-    State,
-    Stream,
-    Tree,
-    kernel,
-    sequence,
-)
+from kvplan.simulation.state import NOBODY, Counter, Fixed, Request, State, Stream, kernel, sequence
 
 # ------------------------------------------------------------------------------------------------------------- nodes
 
 
 @kernel
 def end_of(s: State, node: int) -> int:
-    """Blocks down to the end of a node; of nobody, none."""
-    return 0 if node == NOBODY else int(s.stream[node, Tree.END])
+    """Count the blocks down to the end of a node; of nobody, none."""
+    return 0 if node == NOBODY else int(s.stream[node, Stream.END])
 
 
 @kernel
 def new_node(s: State, above: int, end: int, stream: int) -> int:
-    """A node that ends after so many blocks, in a stream; it stands in no queue."""
+    """Make a node that ends after so many blocks, in a stream; it stands in no queue."""
     c = s.counter
     node = c[Counter.SPARE]
     if node == NOBODY:
@@ -41,7 +32,7 @@ def new_node(s: State, above: int, end: int, stream: int) -> int:
         c[Counter.ROWS] += 1
     else:
         c[Counter.SPARE] = s.stream[node, Stream.PARENT]
-    s.stream[node, Stream.PARENT], s.stream[node, Tree.END], s.stream[node, Tree.OF] = above, end, stream
+    s.stream[node, Stream.PARENT], s.stream[node, Stream.END], s.stream[node, Stream.OF] = above, end, stream
     s.stream[node, Stream.CACHED] = end - end_of(s, above)
     s.stream[node, Stream.HOLDERS] = 0
     return int(node)
@@ -49,7 +40,7 @@ def new_node(s: State, above: int, end: int, stream: int) -> int:
 
 @kernel
 def touch(s: State, node: int) -> None:
-    """A node has been used: it goes last, behind all below it."""
+    """Put a node that has been used last, behind all below it."""
     c = s.counter
     if s.stream[node, Stream.HOLDERS] == 0:
         leave_queue(s, node)
@@ -59,7 +50,7 @@ def touch(s: State, node: int) -> None:
 
 @kernel
 def touch_all(s: State, node: int) -> None:
-    """A node has been used, and all above it; what is held stands in no queue, and neither does what is above that."""
+    """Touch a node and all above it; what is held stands in no queue, and neither does what is above that."""
     while node != NOBODY and s.stream[node, Stream.HOLDERS] == 0:
         touch(s, node)
         node = s.stream[node, Stream.PARENT]
@@ -79,25 +70,25 @@ def split(s: State, node: int, end: int, stream: int) -> int:
         join_queue(s, upper, s.stream[upper, Stream.CACHED])
     while stream != NOBODY:
         if (
-            s.stream[stream, Tree.TIP] == node
+            s.stream[stream, Stream.TIP] == node
             and s.stream[stream, Stream.BEGIN] + s.stream[stream, Stream.REST] <= end
         ):
-            s.stream[stream, Tree.TIP] = upper
+            s.stream[stream, Stream.TIP] = upper
         stream = s.stream[stream, Stream.PARENT]
     return upper
 
 
 @kernel
 def drop_oldest(s: State) -> None:
-    """The leaf that was touched longest ago goes."""
+    """Drop the leaf that was touched longest ago."""
     c = s.counter
     node = c[Counter.OLDEST]
     leave_queue(s, node)
     c[Counter.FREE] -= s.stream[node, Stream.CACHED]
-    above, stream = s.stream[node, Stream.PARENT], s.stream[node, Tree.OF]
+    above, stream = s.stream[node, Stream.PARENT], s.stream[node, Stream.OF]
     while True:
         begin = s.stream[stream, Stream.BEGIN]
-        s.stream[stream, Tree.TIP] = above if end_of(s, above) > begin else NOBODY
+        s.stream[stream, Stream.TIP] = above if end_of(s, above) > begin else NOBODY
         if begin <= end_of(s, above):
             break
         stream = s.stream[stream, Stream.PARENT]
@@ -121,22 +112,24 @@ def make_room(s: State, tokens: int) -> None:
 
 @kernel
 def found(s: State, request: int, most: int) -> int:
-    """The node in which what is there of a request's leading blocks ends, so many at most; it is split off, if need be.
+    """Find the node in which what is there of a request's leading blocks ends, at most so many; split it if need be.
 
     Touches what it finds.
     """
-    stream = s.request[request, Cached.LEAF]
+    stream = s.request[request, Request.LEAF]
     while stream != NOBODY and (
-        s.stream[stream, Tree.TIP] == NOBODY or s.stream[stream, Stream.BEGIN] >= most
+        s.stream[stream, Stream.TIP] == NOBODY or s.stream[stream, Stream.BEGIN] >= most
     ):
         stream = s.stream[stream, Stream.PARENT]
     if stream == NOBODY:
         return NOBODY
-    node = s.stream[stream, Tree.TIP]
-    end = min(s.stream[node, Tree.END], s.stream[stream, Stream.BEGIN] + s.stream[stream, Stream.REST], most)
+    node = s.stream[stream, Stream.TIP]
+    end = min(
+        s.stream[node, Stream.END], s.stream[stream, Stream.BEGIN] + s.stream[stream, Stream.REST], most
+    )
     while end_of(s, s.stream[node, Stream.PARENT]) >= end:
         node = s.stream[node, Stream.PARENT]
-    if s.stream[node, Tree.END] > end:
+    if s.stream[node, Stream.END] > end:
         node = split(s, node, end, stream)
     touch_all(s, node)
     return int(node)
@@ -148,22 +141,22 @@ def put(s: State, request: int, blocks: int) -> int:
     above = found(s, request, blocks)
     if end_of(s, above) == blocks:
         return above
-    stream = s.request[request, Cached.LEAF]
+    stream = s.request[request, Request.LEAF]
     while s.stream[stream, Stream.BEGIN] >= blocks:
         stream = s.stream[stream, Stream.PARENT]
     node = new_node(s, above, blocks, stream)
     join_queue(s, node, s.stream[node, Stream.CACHED])
     touch_all(s, node)
-    s.stream[stream, Tree.TIP] = node
+    s.stream[stream, Stream.TIP] = node
     while s.stream[stream, Stream.BEGIN] > end_of(s, above):
         stream = s.stream[stream, Stream.PARENT]
-        s.stream[stream, Tree.TIP] = node
+        s.stream[stream, Stream.TIP] = node
     return node
 
 
 @kernel
 def lock(s: State, node: int, held: int) -> None:
-    """One more holds a node, and all above it, down from a node that the same one holds already."""
+    """Hold a node, and all above it, down from a node that the same one holds already."""
     c = s.counter
     while node != held:
         if s.stream[node, Stream.HOLDERS] == 0:
@@ -176,7 +169,7 @@ def lock(s: State, node: int, held: int) -> None:
 
 @kernel
 def unlock(s: State, node: int) -> None:
-    """One less does; what nobody holds any more goes last.
+    """Hold a node no more, nor those above it; what nobody holds any more goes last.
 
     So it should: who is done has just touched it, and who is retracted finds the queue empty, for that comes last.
     """
@@ -193,15 +186,15 @@ def unlock(s: State, node: int) -> None:
 
 @kernel
 def look_up(s: State, request: int) -> int:
-    """Leading blocks of a waiting request that are there; one token at least is left to compute."""
-    s.request[request, Cached.NODE] = found(s, request, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK])
-    return end_of(s, s.request[request, Cached.NODE])
+    """Count leading blocks of a waiting request that are there; one token at least is left to compute."""
+    s.request[request, Request.NODE] = found(s, request, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK])
+    return end_of(s, s.request[request, Request.NODE])
 
 
 @kernel
 def held_by_nobody(s: State, request: int) -> int:
-    """Of the blocks that were found, those that nobody holds."""
-    idle, node = 0, s.request[request, Cached.NODE]
+    """Count, of the blocks that were found, those that nobody holds."""
+    idle, node = 0, s.request[request, Request.NODE]
     while node != NOBODY and s.stream[node, Stream.HOLDERS] == 0:
         idle += s.stream[node, Stream.CACHED]
         node = s.stream[node, Stream.PARENT]
@@ -211,25 +204,25 @@ def held_by_nobody(s: State, request: int) -> int:
 @kernel
 def hold_found(s: State, request: int) -> int:
     """Hold what was found; returns its tokens."""
-    lock(s, s.request[request, Cached.NODE], NOBODY)
-    return count_hits(s, request, end_of(s, s.request[request, Cached.NODE]))
+    lock(s, s.request[request, Request.NODE], NOBODY)
+    return count_hits(s, request, end_of(s, s.request[request, Request.NODE]))
 
 
 @kernel
 def enter_tree(s: State, request: int, computed: int) -> None:
-    """The full blocks that a running request has computed are in the tree; those that were there are its own twice."""
-    before, full = s.request[request, Cached.NODE], computed // s.fixed[Fixed.BLOCK]
+    """Put the full blocks that a running request has computed into the tree; those that were there are held twice."""
+    before, full = s.request[request, Request.NODE], computed // s.fixed[Fixed.BLOCK]
     s.counter[Counter.HELD] -= full - end_of(s, before)
-    s.request[request, Cached.NODE] = put(s, request, full)
-    lock(s, s.request[request, Cached.NODE], before)
+    s.request[request, Request.NODE] = put(s, request, full)
+    lock(s, s.request[request, Request.NODE], before)
 
 
 @kernel
 def leave_tree(s: State, request: int, blocks: int, computed: int) -> None:
-    """A request leaves: all it has computed remains where it is done; else what of it is in the tree."""
-    node = s.request[request, Cached.NODE]
+    """Let a request leave: all it has computed remains where it is done; else what of it is in the tree."""
+    node = s.request[request, Request.NODE]
     s.counter[Counter.HELD] -= blocks - end_of(s, node)
     if computed == s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGES] - 1:
         put(s, request, computed // s.fixed[Fixed.BLOCK])
     unlock(s, node)
-    s.request[request, Cached.NODE], s.request[request, Cached.ENTERED] = NOBODY, False
+    s.request[request, Request.NODE], s.request[request, Request.ENTERED] = NOBODY, False

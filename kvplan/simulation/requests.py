@@ -27,63 +27,37 @@ _WORTH_A_GUIDE = 100  # draws for each end of a distribution
 
 
 class Drafted(NamedTuple):
-    """What speculative decoding emits, drawn beforehand.
+    """What speculative decoding emits, drawn beforehand."""
 
-    Attributes
-    ----------
-    drafts
-        That it was drawn for.
-    emitted : ndarray of int64
-        Tokens of a request before each of its iterations, one request after the other.
-    begin : ndarray of int64, shape (n_requests + 1,)
-        Where those of each request begin.
-    """
-
-    drafts: Drafts
-    emitted: IntArray
-    begin: IntArray
+    drafts: Drafts  # that it was drawn for
+    emitted: IntArray  # tokens of a request before each of its iterations, one request after the other
+    begin: IntArray  # shape (n_requests + 1,): where those of each request begin
 
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests in order of arrival.
+    """Requests in order of arrival."""
 
-    Attributes
-    ----------
-    arrival_s : ndarray, shape (n_requests,)
-        Seconds from the start, ascending. All 0 in a closed loop, where the run decides; NaN, and behind all others,
-        where a turn is brought by the one before.
-    input_tokens, decode_tokens : ndarray of int64, shape (n_requests,), tokens
-        Of more than a million drawn requests int32, and `class_index` int16.
-    class_index : ndarray of int64, shape (n_requests,)
-        Position of the class in the profile; 0 for requests of a trace.
-    clients
-        Closed loop: so many requests are there at first, and each completion brings the next. None: open.
-    most_waiting
-        Of a backlog: each joins the queue as soon as fewer than that wait. None: at its arrival.
-    more_later
-        Others arrive after the last of these, beyond the horizon of the run: nobody may take the last for the last.
-    prefixes
-        Whose tokens are the same; None: no two requests have anything in common.
-    turns
-        What follows a completion; None: nothing does.
-    drafted
-        What each iteration of them emits; None: a token.
-    """
-
+    # shape (n_requests,): seconds from the start, ascending. All 0 in a closed loop, where the run decides; NaN,
+    # and behind all others, where a turn is brought by the one before.
     arrival_s: FloatArray
-    input_tokens: IntArray
+    input_tokens: IntArray  # of more than a million drawn requests int32, and `class_index` int16
     decode_tokens: IntArray
+    # shape (n_requests,): position of the class in the profile; 0 for requests of a trace
     class_index: IntArray
+    # closed loop: so many requests are there at first, and each completion brings the next. None: open.
     clients: int | None = None
+    # others arrive after the last of these, beyond the horizon of the run: nobody may take the last for the last
     more_later: bool = False
+    # whose tokens are the same; None: no two requests have anything in common
     prefixes: Prefixes | None = None
-    turns: Turns | None = None
-    drafted: Drafted | None = None
+    turns: Turns | None = None  # what follows a completion; None: nothing does
+    drafted: Drafted | None = None  # what each iteration of them emits; None: a token
+    # of a backlog: each joins the queue as soon as fewer than that wait. None: at its arrival.
     most_waiting: int | None = None
 
     def iterations(self, which: slice = slice(None)) -> IntArray:
-        """In which each request, or each of some in a row, emits tokens."""
+        """Count the iterations in which each request, or each of some in a row, emits tokens."""
         if self.drafted is None:
             return self.decode_tokens[which]
         begin = self.drafted.begin
@@ -95,7 +69,7 @@ class Requests:
         return self.clients is None and self.turns is None
 
     def part(self, start: int, stop: int) -> "Requests":
-        """Some in a row, of those that have nothing to do with each other."""
+        """Take some in a row, of those that have nothing to do with each other."""
         return replace(
             self,
             arrival_s=self.arrival_s[start:stop],
@@ -106,20 +80,7 @@ class Requests:
 
 
 def with_drafts(requests: Requests, drafts: Drafts, rng: np.random.Generator) -> Requests:
-    """The same, with what their iterations emit: one token with the prompt, then what is accepted and one more.
-
-    Raises
-    ------
-    UsageError
-        They have too many iterations to be drawn beforehand.
-
-    Examples
-    --------
-    >>> two = Requests(np.zeros(2), np.array([9, 9]), np.array([6, 1]), np.zeros(2, dtype=np.int64))
-    >>> drafted = with_drafts(two, Drafts(1, (1.0,)), np.random.default_rng(0)).drafted
-    >>> drafted.emitted.tolist(), drafted.begin.tolist()
-    ([0, 1, 3, 5, 0], [0, 4, 5])
-    """
+    """Draw what their iterations emit: one token with the prompt, then what is accepted and one more."""
     if int(requests.decode_tokens.sum()) > _MOST_DRAFTED:
         raise UsageError(f"drafts of more than {_MOST_DRAFTED:,} tokens cannot be drawn; fewer requests can")
     decode, accepted = requests.decode_tokens, np.array(drafts.accepted[: drafts.tokens])
@@ -139,17 +100,7 @@ def with_drafts(requests: Requests, drafts: Drafts, rng: np.random.Generator) ->
 def poisson(
     model: ServingModel, rng: np.random.Generator, *, requests: int | None, horizon_s: float | None
 ) -> Requests:
-    """Every class arrives at random, at its rate, until so many requests or the horizon, whichever is earlier.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> chat = RequestClass("chat", 100, (20, 40), (1.0, 1.0), 5.0)
-    >>> model = ServingModel((chat,), Timing(0.01), Replica(9000))
-    >>> some = poisson(model, np.random.default_rng(1), requests=3, horizon_s=None)
-    >>> some.arrival_s.size, set(some.decode_tokens.tolist()) <= {20, 40}
-    (3, True)
-    """
+    """Draw arrivals of every class at random, at its rate, until so many or the horizon, whichever is earlier."""
     rate, horizon_s = model.total_rate_rps, _unchanged(model, horizon_s)
     ticks = _ticks(rng, requests, None if horizon_s is None else rate * horizon_s)
     ticks /= rate
@@ -167,30 +118,10 @@ def burst(
     requests: int | None,
     horizon_s: float | None,
 ) -> Requests:
-    """Poisson arrivals at `high` times the rates of the model while on and `low` times while off, on first.
+    """Draw Poisson arrivals at `high` times the rates of the model for `on_s` and `low` times for `off_s`, in turns.
 
     Exact by a change of time: the rate so far, piecewise linear in time, adds up to the ticks of a clock that ticks
     at random once per unit. With a schedule `on_s` and `off_s` are by the clock of that: shorter where it is busier.
-
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-    high, low
-        Factors of the rates, at least 0 and the one of some time above 0.
-    on_s, off_s
-        How long each of them holds, seconds, in turns.
-    requests, horizon_s
-        As for `poisson`.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 9, (5,), (1.0,), 2.0),), Timing(0.01), Replica(500))
-    >>> some = burst(
-    ...     model, np.random.default_rng(0), high=2.0, low=0.0, on_s=1.0, off_s=3.0, requests=100, horizon_s=None
-    ... )
-    >>> bool((some.arrival_s % 4.0 <= 1.0).all())
-    True
     """
     rate, period, horizon_s = model.total_rate_rps, on_s + off_s, _unchanged(model, horizon_s)
     while_on, each_period = rate * high * on_s, rate * (high * on_s + low * off_s)
@@ -215,20 +146,10 @@ def renewal(
     requests: int | None,
     horizon_s: float | None,
 ) -> Requests:
-    """All arrivals with independent gamma gaps of coefficient of variation `cv`, classes at random by share.
+    """Draw arrivals with independent gamma gaps of coefficient of variation `cv`, classes at random by share.
 
     1 is Poisson, more comes in clumps. The first gap has the law of what is left of one at a random time, so rates hold
     from the start on.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 9, (5,), (1.0,), 2.0),), Timing(0.01), Replica(500))
-    >>> gaps = np.diff(
-    ...     renewal(model, np.random.default_rng(0), cv=0.01, requests=9, horizon_s=None).arrival_s
-    ... )
-    >>> bool((abs(gaps - 0.5) < 0.05).all())
-    True
     """
     end = math.inf if horizon_s is None else _unchanged(model, horizon_s) or 0.0
     times = gamma_times(rng, model.total_rate_rps, cv, requests=requests, end_s=end)
@@ -236,31 +157,15 @@ def renewal(
 
 
 def saturated(model: ServingModel, rng: np.random.Generator, *, requests: int) -> Requests:
-    """All there at time 0, classes and decode lengths at random by share; no schedule.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 1, (3, 9), (1.0, 1.0), 2.0),), Timing(1.0), Replica(9))
-    >>> some = saturated(model, np.random.default_rng(0), requests=4)
-    >>> some.arrival_s.tolist(), set(some.decode_tokens.tolist()) <= {3, 9}
-    ([0.0, 0.0, 0.0, 0.0], True)
-    """
+    """Draw requests that are all there at time 0, classes and decode lengths at random by share; no schedule."""
     return _of_any_class(replace(model, schedule=None), rng, np.zeros(requests))
 
 
 def interleaved(model: ServingModel, *, requests: int) -> Requests:
-    """All there at time 0, classes and decode lengths in turns by share: no chance in it.
+    """Make requests that are all there at time 0, classes and decode lengths in turns by share: no chance in it.
 
     The first k requests are a class's share of k to within 2, whatever k; likewise the pairs of a prompt and a decode
     length that formulas count among the requests of a class.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> classes = (RequestClass("a", 1, (1,), (1.0,), 2.0), RequestClass("b", 1, (1,), (1.0,), 1.0))
-    >>> interleaved(ServingModel(classes, Timing(1.0), Replica(9)), requests=6).class_index.tolist()
-    [0, 1, 0, 0, 1, 0]
     """
     kind = _interleaved([c.rate_rps for c in model.classes], requests)
     decode = np.empty(requests, dtype=np.int64)
@@ -275,26 +180,17 @@ def interleaved(model: ServingModel, *, requests: int) -> Requests:
 
 
 def closed(model: ServingModel, rng: np.random.Generator, *, clients: int, requests: int) -> Requests:
-    """`clients` requests at a time: each completion brings the next, drawn as for `saturated`."""
+    """Draw requests as `saturated` does, `clients` of which are there at a time: each completion brings the next."""
     return replace(saturated(model, rng, requests=requests), clients=clients)
 
 
 def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:
-    """Draw a decode length, tokens, for each request from those of its class; arrays of shape (n_requests,).
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> classes = (RequestClass("a", 1, (7,), (1.0,), 2.0), RequestClass("b", 1, (8,), (1.0,), 1.0))
-    >>> model = ServingModel(classes, Timing(1.0), Replica(9))
-    >>> lengths(model, np.array([0, 1, 0]), np.random.default_rng(0)).tolist()
-    [7, 8, 7]
-    """
+    """Draw a decode length, tokens, for each request from those of its class; arrays of shape (n_requests,)."""
     return _drawn([c.outputs for c in model.classes], class_index, rng)
 
 
 def prompt_lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:
-    """The prompt length, tokens, of each request; nothing is drawn where those of a class are alike."""
+    """Draw the prompt length, tokens, of each request; nothing is drawn where those of a class are alike."""
     if not any(c.prompts for c in model.classes):
         each = np.array([c.input_tokens for c in model.classes], dtype=np.int64)
         return each.astype(_numbers(class_index.size, each))[class_index]
@@ -302,7 +198,7 @@ def prompt_lengths(model: ServingModel, class_index: IntArray, rng: np.random.Ge
 
 
 def _drawn(laws: Sequence[Lengths], class_index: IntArray, rng: np.random.Generator) -> IntArray:
-    """A value for each request from the law of its class."""
+    """Draw a value for each request from the law of its class."""
     values = np.concatenate([law.values for law in laws])
     # law by law: a class and a chance are one position on a line, class i from i to i + 1
     ends = np.concatenate([i + _cumulative(law.weights) for i, law in enumerate(laws)])
@@ -311,14 +207,13 @@ def _drawn(laws: Sequence[Lengths], class_index: IntArray, rng: np.random.Genera
     def drawn(mine: slice) -> IntArray:
         kind = class_index[mine]
         row = _after(ends, kind + rng.random(kind.size))
-        found: IntArray = values[np.minimum(row, last[kind])]
-        return found
+        return np.asarray(values[np.minimum(row, last[kind])])
 
     return _in_pieces(drawn, class_index.size, _numbers(class_index.size, values))
 
 
 def _after(ends: FloatArray, chance: FloatArray) -> IntArray:
-    """How many of these ascending ends each chance has reached, as `numpy.searchsorted`, in a quarter of the time.
+    """Count the ascending ends that each chance has reached, as `numpy.searchsorted`, in a quarter of the time.
 
     Where a chance falls among equal parts of the line says how many ends it has reached at least, and mostly all.
     """
@@ -333,7 +228,7 @@ def _after(ends: FloatArray, chance: FloatArray) -> IntArray:
 
 
 def _in_pieces(of: Callable[[slice], IntArray], size: int, kind: type[np.signedinteger]) -> IntArray:
-    """What is drawn for each piece of so many requests in turn: in little memory."""
+    """Draw for each piece of so many requests in turn: in little memory."""
     result = np.empty(size, dtype=kind)
     for start in range(0, size, _PIECE):
         mine = slice(start, start + _PIECE)
@@ -342,12 +237,12 @@ def _in_pieces(of: Callable[[slice], IntArray], size: int, kind: type[np.signedi
 
 
 def _numbers(size: int, values: IntArray) -> type[np.signedinteger]:
-    """How these are held for so many requests."""
+    """Choose how these are held for so many requests."""
     return np.int32 if size > _MANY and values.max(initial=0) < 2**30 else np.int64
 
 
 def _ticks(rng: np.random.Generator, requests: int | None, end: float | None) -> FloatArray:
-    """Ticks of a clock at random, once per unit: so many, or all before the end, whichever is earlier."""
+    """Draw ticks of a clock at random, once per unit: so many, or all before the end, whichever is earlier."""
     if requests is None:
         assert end is not None
         return np.sort(rng.random(rng.poisson(end))) * end
@@ -359,7 +254,7 @@ def _ticks(rng: np.random.Generator, requests: int | None, end: float | None) ->
 def gamma_times(
     rng: np.random.Generator, rate: float, cv: float, *, requests: int | None, end_s: float
 ) -> FloatArray:
-    """Arrivals with gamma gaps, seconds: so many, or all before the end, whichever is earlier."""
+    """Draw arrivals with gamma gaps, seconds: so many, or all before the end, whichever is earlier."""
     wanted, variance = math.inf if requests is None else requests, cv**2
     # a gap that covers a random time is longer than others, in proportion to its length
     times = np.array([rng.random() * rng.gamma(1 / variance + 1) * variance / rate])
@@ -371,7 +266,7 @@ def gamma_times(
 
 
 def _interleaved(amounts: Sequence[float], count: int) -> IntArray:
-    """Positions in `amounts`, each in proportion to its amount among the first k of `count`, to within 2.
+    """Choose positions in `amounts`, each in proportion to its amount among the first k of `count`, to within 2.
 
     The amounts are halved again and again, as evenly as they come, and of the k things that reach a fork the nearest
     whole number to a branch's share goes there. A fork is out by 1/2 at most, and passes on 2/3 at most of what it
@@ -394,24 +289,20 @@ def _interleaved(amounts: Sequence[float], count: int) -> IntArray:
     return result
 
 
-def _clock(model: ServingModel, weights: Sequence[float]) -> Course | None:
-    """The factor of the classes, so weighted, over time; None where rates do not vary."""
-    return None if model.schedule is None else model.schedule.course(weights)
-
-
-def _total_clock(model: ServingModel) -> Course | None:
-    return _clock(model, [c.rate_rps for c in model.classes])
+def _clock(model: ServingModel) -> Course | None:
+    """Return the factor of all classes over time; None where rates do not vary."""
+    return None if model.schedule is None else model.schedule.course([c.rate_rps for c in model.classes])
 
 
 def _unchanged(model: ServingModel, time_s: float | None) -> float | None:
-    """The time that the clock of the schedule shows then."""
-    clock = _total_clock(model)
+    """Return the time that the clock of the schedule shows then."""
+    clock = _clock(model)
     return time_s if clock is None or time_s is None else float(clock.integral(time_s))
 
 
 def _changed(model: ServingModel, time_s: FloatArray) -> FloatArray:
-    """When the clock of the schedule shows these times, ascending."""
-    clock = _total_clock(model)
+    """Return when the clock of the schedule shows these times, ascending."""
+    clock = _clock(model)
     return time_s if clock is None else np.maximum.accumulate(clock.inverse(time_s))
 
 
@@ -428,13 +319,14 @@ def _of_any_class(model: ServingModel, rng: np.random.Generator, arrival: FloatA
 
     small = arrival.size > _MANY and rates.size < 2**15
     kind = _in_pieces(drawn, arrival.size, np.int16 if small else np.int64)
-    return _with_lengths(model, rng, arrival, kind)
+    decode = lengths(model, kind, rng)
+    return Requests(arrival, prompt_lengths(model, kind, rng), decode, kind)
 
 
 def _by_share_of_step(
     schedule: Steps, rates: FloatArray, arrival: FloatArray, chance: FloatArray
 ) -> IntArray:
-    """Classes by their shares in the step of each arrival."""
+    """Choose classes by their shares in the step of each arrival."""
     factors = np.array(schedule.factors)
     busy = factors.max(axis=1) > 0  # nobody arrives in the others, but by rounding at their start
     shares = np.cumsum(np.where(busy[:, None], factors, 1.0) * rates, axis=1)
@@ -446,15 +338,8 @@ def _by_share_of_step(
     return kind
 
 
-def _with_lengths(
-    model: ServingModel, rng: np.random.Generator, arrival: FloatArray, kind: IntArray
-) -> Requests:
-    decode = lengths(model, kind, rng)
-    return Requests(arrival, prompt_lengths(model, kind, rng), decode, kind)
-
-
 def _cumulative(amounts: Sequence[float] | FloatArray) -> FloatArray:
-    """Running sums over the sum; the last is 1."""
+    """Return running sums over the sum; the last is 1."""
     sums = np.cumsum(amounts)
     return np.asarray(sums / sums[-1])
 
@@ -465,14 +350,7 @@ _AS_RECORDED = 1e-3  # a rate that differs by less from that of the trace is a r
 
 
 def requests_of(recorded: Recorded, rate_rps: float | None = None) -> Requests:
-    """All of a trace, as it came; or at another mean rate, with all gaps as much longer or shorter.
-
-    Examples
-    --------
-    >>> some = Recorded(np.array([0.0, 1.0, 4.0]), np.array([9, 9, 9]), np.array([1, 2, 3]))
-    >>> requests_of(some, rate_rps=1.0).arrival_s.tolist()
-    [0.0, 0.5, 2.0]
-    """
+    """Take all of a trace, as it came; or at another mean rate, with all gaps as much longer or shorter."""
     hashes, inputs = recorded.block_hashes, recorded.input_tokens
     return Requests(
         recorded.arrival_s * stretch(recorded, rate_rps),
@@ -484,19 +362,19 @@ def requests_of(recorded: Recorded, rate_rps: float | None = None) -> Requests:
 
 
 def stretch(recorded: Recorded, rate_rps: float | None) -> float:
-    """How much longer gaps are at a rate than recorded; 1 where it is that of the trace, but for rounding."""
+    """Say how much longer gaps are at a rate than recorded; 1 where it is that of the trace, but for rounding."""
     own = recorded.rate_rps
     factor = 1.0 if own is None or rate_rps is None else own / rate_rps
     return 1.0 if abs(factor - 1) < _AS_RECORDED else factor
 
 
 def first(requests: Requests, count: int) -> Requests:
-    """The first so many."""
+    """Pick the first so many."""
     return chosen(requests, np.arange(min(count, requests.arrival_s.size)))
 
 
 def thinned(requests: Requests, share: float, rng: np.random.Generator) -> Requests:
-    """What a router sends to one replica of several: each request with a chance, but at least one.
+    """Pick what a router sends to one replica of several: each request with a chance, but at least one.
 
     Examples
     --------
@@ -510,38 +388,30 @@ def thinned(requests: Requests, share: float, rng: np.random.Generator) -> Reque
 
 
 def chosen(requests: Requests, places: IntArray) -> Requests:
-    """Those at these places, ascending."""
-    prefixes = requests.prefixes
+    """Pick those at these places, one perhaps several times, of open arrivals that nobody brings."""
+    prefixes, drafted = requests.prefixes, requests.drafted
+    if drafted is not None:
+        length = (drafted.begin[1:] - drafted.begin[:-1])[places]
+        begin = np.concatenate([[0], np.cumsum(length)])
+        at = np.repeat(drafted.begin[places] - begin[:-1], length) + np.arange(begin[-1])
+        drafted = Drafted(drafted.drafts, drafted.emitted[at], begin)
     return Requests(
         requests.arrival_s[places],
         requests.input_tokens[places],
         requests.decode_tokens[places],
         requests.class_index[places],
         prefixes=prefixes and replace(prefixes, stream=prefixes.stream[places]),
+        drafted=drafted,
     )
 
 
 def prefixes_of_hashes(
     hashes: Sequence[Sequence[int]], input_tokens: IntArray, block_tokens: int
 ) -> Prefixes:
-    """Streams of prompts whose blocks are known by hashes; what is generated is each request's own.
+    """Find the streams of prompts whose blocks are known by hashes; what is generated is each request's own.
 
-    Two prompts have a block in common where their hashes are the same up to it. A tree of hashes, in which blocks that
-    are always followed by the same one are a stream.
-
-    Parameters
-    ----------
-    hashes
-        Of each prompt, in order; the last block may be a part of one.
-    input_tokens : ndarray of int64, shape (n_requests,)
-    block_tokens
-        Of the trace: 512 in Mooncake's, 16 in Qwen-Bailian's.
-
-    Examples
-    --------
-    >>> some = prefixes_of_hashes([[7, 8, 9], [7, 8, 5], [3]], np.array([1300, 1500, 100]), 512)
-    >>> some.parent.tolist(), some.end_tokens.tolist(), some.stream.tolist()
-    ([-1, 0, 0, -1], [1024, 0, 0, 0], [1, 2, 3])
+    Two prompts have a block in common where their hashes are the same up to it: a tree, in which blocks that are always
+    followed by the same one are a stream. The last hash of a prompt may be of a part of a block.
     """
     step: dict[tuple[int, int], int] = {}  # from a node of the tree of blocks by a hash
     above, depth = [-1], [0]

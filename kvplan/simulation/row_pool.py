@@ -11,20 +11,7 @@ from numpy.typing import NDArray
 from kvplan.model import FloatArray, IntArray, Replica
 from kvplan.simulation.initial_state import Setup, begin_rows, block_streams
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.state import (
-    NOBODY,
-    Cache,
-    Cached,
-    Copy,
-    Counter,
-    Fixed,
-    List,
-    Place,
-    Request,
-    State,
-    Stream,
-    Time,
-)
+from kvplan.simulation.state import NOBODY, Cache, Counter, Fixed, List, Place, Request, State, Stream, Time
 
 _LINKS = slice(Request.BEFORE, Request.DUE_AFTER + 1)  # columns that name a row
 _QUEUED = slice(Stream.IN_FRONT, Stream.BEHIND + 1)  # of a stream
@@ -80,14 +67,13 @@ class RowPool:
             self._note(self.evictions, s.request[:, Request.EVICTIONS].reshape(-1, size).sum(axis=0))
         if counter[Counter.SHED]:
             self._note(self.shed, s.request[:size, Request.PLACE] == Place.GIVEN_UP)
-        if (
-            counter[Counter.LOOKED_UP] and self.requests.prefixes is not None
-        ):  # strangers find nothing of others
-            self._note(self.hit_tokens, s.request[:size, Cached.HIT])
+        if counter[Counter.LOOKED_UP] and self.requests.prefixes is not None:
+            # strangers find nothing of others
+            self._note(self.hit_tokens, s.request[:size, Request.HIT])
             if self._setup.host is not None:
-                self._note(self.loaded_tokens, s.request[:size, Cached.LOADED])
+                self._note(self.loaded_tokens, s.request[:size, Request.LOADED])
         if counter[Counter.LOOKED_UP_AGAIN]:
-            self._note(self.recovered_tokens, s.request[:size, Cached.RECOVERED])
+            self._note(self.recovered_tokens, s.request[:size, Request.RECOVERED])
 
     @property
     def finish_s(self) -> FloatArray:
@@ -128,16 +114,16 @@ class RowPool:
             stream = _moved(s.stream, left, more)
             stream[:count, _QUEUED] = row[stream[:count, _QUEUED]]
             stream[count:] = self._stream
-            request[:, Cached.LEAF] = stream[:, Copy.FIRST] = stream[:, Copy.ORIGINAL] = np.arange(
+            request[:, Request.LEAF] = stream[:, Stream.FIRST] = stream[:, Stream.ORIGINAL] = np.arange(
                 count + more
             )
-            request[count:, Cached.COPY] = request[count:, Cached.COPIED] = NOBODY
+            request[count:, Request.COPY] = request[count:, Request.COPIED] = NOBODY
         tables = tuple(one._replace(time=time, request=request, stream=stream) for one in states)
         return tables, count, count + more
 
 
 def by_request(s: State, column: int) -> FloatArray:
-    """A column of `State.time`: what a decode replica has noted of those who go on there, else what there is."""
+    """Return a column of `State.time`: what a decode replica has noted of those who go on there, else what there is."""
     size = int(s.fixed[Fixed.HANDED_OVER])
     values: FloatArray = s.time[:, column]
     if size == 0:
@@ -158,7 +144,7 @@ def _rename(arrays: Sequence[IntArray], which: Any, row: IntArray) -> None:
 
 
 def _moved(rows: _Array, left: IntArray, more: int) -> _Array:
-    """Those that are left, with room for more behind them; in the same memory, if it is large enough."""
+    """Move those that are left, with room for more behind them; in the same memory, if it is large enough."""
     size = left.size + more
     result = rows[:size] if size <= rows.shape[0] else np.empty((size, rows.shape[1]), rows.dtype)
     result[: left.size] = rows[left]

@@ -40,29 +40,10 @@ def stream_of_sessions(
     horizon_s: float | None,
     burst: Burst | None = None,
 ) -> Requests:
-    """Sessions of every kind begin at random, at its rate; none begins at or after the horizon.
+    """Draw sessions of every kind, which begin at random at its rate; none begins at or after the horizon.
 
-    Parameters
-    ----------
-    kinds
-        At least one; `Requests.class_index` counts them.
-    rates_rps
-        Of each kind, sessions/s.
-    rng : numpy.random.Generator
-    requests
-        Turns in all, those of the burst not counted; the last session may be cut short. None: as many as there are.
-    horizon_s
-        Seconds. None: until there are so many requests. One of the two is needed.
-    burst
-        Of kinds by their share, too.
-
-    Examples
-    --------
-    >>> one = Lengths.of({10: 1.0})
-    >>> agent = Sessions(one, one, one, Lengths.of({2: 1.0}), Exponential(5.0))
-    >>> some = stream_of_sessions([agent], [0.5], np.random.default_rng(0), requests=4, horizon_s=None)
-    >>> some.input_tokens.tolist(), some.turns.following.tolist(), some.prefixes.stream.tolist()
-    ([10, 10, 30, 30], [2, 3, -1, -1], [1, 2, 1, 2])
+    `Requests.class_index` counts the kinds. So many requests are turns in all, those of the burst not counted, and the
+    last session may be cut short; the burst has kinds by their share, too. `requests` or `horizon_s` is needed.
     """
     rates = np.array(rates_rps)
     if requests is None:
@@ -88,17 +69,9 @@ def stream_of_sessions(
 def population(
     kinds: Sequence[Sessions], rng: np.random.Generator, *, users: Sequence[int], requests: int
 ) -> Requests:
-    """A closed population: so many users of each kind, each of whom begins a session think time after the one before.
+    """Draw the sessions of so many users of each kind, each of whom begins one think time after the one before.
 
     The first ones begin think time after the start; nobody comes at random.
-
-    Examples
-    --------
-    >>> one = Lengths.of({10: 1.0})
-    >>> agent = Sessions(one, one, one, Lengths.of({2: 1.0}), Exponential(5.0))
-    >>> some = population([agent], np.random.default_rng(0), users=[1], requests=5)
-    >>> some.turns.following.tolist(), some.turns.instead.tolist()
-    ([1, 2, 3, 4, -1], [2, 2, 4, 4, -1])
     """
     everybody = np.repeat(np.arange(len(kinds)), users)
     kind = np.resize(everybody, requests)
@@ -113,14 +86,7 @@ def population(
 def with_shared_prompts(
     requests: Requests, shared: Sequence[Sequence[SharedPrompt]], rng: np.random.Generator
 ) -> Requests:
-    """Requests of classes with leading tokens in common, `shared` by class; the rest share nothing.
-
-    Examples
-    --------
-    >>> some = Requests(np.zeros(2), np.array([50, 60]), np.array([1, 1]), np.zeros(2, dtype=np.int64))
-    >>> with_shared_prompts(some, [[SharedPrompt(40)]], np.random.default_rng(0)).prefixes.parent.tolist()
-    [-1, 0, 0]
-    """
+    """Give requests of classes leading tokens in common, `shared` by class; the rest share nothing."""
     ends = [prompt.tokens for own in shared for prompt in own]
     count = requests.arrival_s.size
     parent, chance, before = np.full(count, -1), rng.random(count), 0
@@ -139,13 +105,7 @@ def with_shared_prompts(
 
 
 def heads(model: ServingModel) -> ServingModel:
-    """The model of those requests alone that ask for nothing again; see `with_reuse`.
-
-    Raises
-    ------
-    UsageError
-        Where every request is asked for again: none would ever be the first.
-    """
+    """Return the model of those requests alone that ask for nothing again; see `with_reuse`."""
     classes = []
     for c in model.classes:
         share = c.reuse.share if c.reuse else 0.0
@@ -165,38 +125,13 @@ def with_reuse(
     requests: int | None = None,
     horizon_s: float | None = None,
 ) -> Requests:
-    """Requests of which some ask again for the leading tokens that an earlier one has left, at the rates of the model.
+    """Draw requests of which some ask again for the leading tokens that an earlier one has left, at the model's rates.
 
     Each is followed by another one with probability `share`, a gap later, so that they are chains of geometric length.
-    The first ones of chains come as `first` has it, and beside them as many as are still to come, at the rate of the
-    model, of chains that began before: those of a class are λ·share·E[gap], and find nothing.
-
-    Parameters
-    ----------
-    first
-        Open arrivals of `heads(model)`, of which only times and classes matter.
-    model
-        Of classes without sessions.
-    requests
-        So many in all at most; the last chain may be cut short.
-    horizon_s
-        Nothing arrives at or after it whose arrival does not depend on the run.
-
-    Raises
-    ------
-    UsageError
-        More chains than can be drawn have begun before.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.model.gaps import Quantiles
-    >>> again = RequestClass("a", 100, (8,), (1.0,), 2.0, reuse=Reuse(64, 0.99, Quantiles((5.0,))))
-    >>> model = ServingModel((again,), Timing(0.01), Replica(9000, 16))
-    >>> begin = Requests(np.zeros(1), np.array([100]), np.array([8]), np.zeros(1, dtype=np.int64))
-    >>> some = with_reuse(begin, model, np.random.default_rng(0), requests=3)
-    >>> some.turns.following.tolist(), some.prefixes.end_tokens.tolist()
-    ([1, 2, -1], [64, 0, 0, 0])
+    The first ones of chains come as `first` has it, open arrivals of `heads(model)`, and beside them as many as are
+    still to come, at the rate of the model, of chains that began before: those of a class are λ·share·E[gap], and find
+    nothing. The last chain may be cut short. Nothing arrives at or after the horizon whose arrival does not depend on
+    the run.
     """
     reuse = [c.reuse or Reuse(0, 0.0, Quantiles((0.0,))) for c in model.classes]
     awaited = [c.rate_rps * one.share * one.gap.mean_s for c, one in zip(model.classes, reuse, strict=True)]
@@ -256,16 +191,7 @@ def with_reuse(
 
 
 def merged(parts: Sequence[Requests]) -> Requests:
-    """Several open arrivals beside each other, what is unasked in order of time; classes keep their numbers.
-
-    Examples
-    --------
-    >>> one = Requests(np.array([1.0]), np.array([50]), np.array([1]), np.zeros(1, dtype=np.int64))
-    >>> two = with_shared_prompts(replace(one, arrival_s=np.zeros(1)), [[SharedPrompt(40)]], np.random.default_rng(0))
-    >>> both = merged([one, two])
-    >>> both.arrival_s.tolist(), both.prefixes.stream.tolist(), both.prefixes.parent.tolist()
-    ([0.0, 1.0], [2, 0], [-1, -1, 1])
-    """
+    """Put several open arrivals beside each other, what is unasked in order of time; classes keep their numbers."""
     sizes = [part.arrival_s.size for part in parts]
     known = [
         strangers(size) if part.prefixes is None else part.prefixes
@@ -298,22 +224,15 @@ def merged(parts: Sequence[Requests]) -> Requests:
 
 
 def _shifted(numbers: Sequence[IntArray], sizes: Sequence[int]) -> IntArray:
-    """Numbers of things of which there are so many in each part, -1 for none, as numbers of those of all parts."""
+    """Renumber things of which there are so many in each part, -1 for none, by all parts."""
     start = np.cumsum([0, *sizes])
     return np.concatenate([np.where(n < 0, -1, n + at) for n, at in zip(numbers, start, strict=False)])
 
 
 def _branches(root: IntArray, root_ends: IntArray, asked: IntArray, ends: NDArray[np.bool_]) -> Prefixes:
-    """Streams of chains: each request shares with the next so many leading tokens, and the prompt `root` with all.
+    """Return the streams of chains whose requests share `asked` leading tokens with the next, to where one `ends`.
 
-    Parameters
-    ----------
-    root : ndarray of int64, shape (n_requests,)
-        Stream that a chain begins with, -1: none; they end after `root_ends`.
-    asked : ndarray of int64, shape (n_requests,)
-        Tokens in common with the next of the chain.
-    ends : ndarray of bool, shape (n_requests,)
-        Where chains end.
+    `root` is the stream that a chain begins with, -1: none, and that ends after `root_ends`.
     """
     streams = int(root.max(initial=-1)) + 1
     depth, above = root_ends[:streams].tolist(), [-1] * streams
@@ -348,7 +267,7 @@ def _branches(root: IntArray, root_ends: IntArray, asked: IntArray, ends: NDArra
 
 
 def _residual(law: Gap, count: int, rng: np.random.Generator) -> FloatArray:
-    """What is left of gaps that are under way at a moment: of one met in proportion to its length, any part."""
+    """Draw what is left of gaps that are under way: of one met in proportion to its length, any part."""
     match law:
         case Exponential():
             return _gaps(law, count, rng)
@@ -368,7 +287,7 @@ def _with_turns(
     turns: IntArray,
     then: IntArray,
 ) -> Requests:
-    """Sessions by kind and number of turns, first turns first; `arrival` NaN where another session brings the next.
+    """Draw sessions by kind and turns, first turns first; `arrival` NaN where another session brings the next.
 
     Those that begin unasked stand first, in order of time; `then` is the session that follows each, or -1.
     """
@@ -403,7 +322,7 @@ def _with_turns(
 
 
 def _in_order(requests: Requests) -> Requests:
-    """Those that come unasked first, in order of arrival."""
+    """Sort those that come unasked first, in order of arrival."""
     order = np.argsort(requests.arrival_s, kind="stable")  # NaN last
     place = np.append(np.empty(order.size, dtype=np.int64), -1)  # and of nobody
     place[order] = np.arange(order.size)
@@ -421,7 +340,7 @@ def _in_order(requests: Requests) -> Requests:
 
 
 def _cut(turns: IntArray, requests: int) -> IntArray:
-    """The turns of sessions, one after the other, as far as there are so many requests."""
+    """Cut the turns of sessions, one after the other, to so many requests in all."""
     before = np.cumsum(turns) - turns
     cut: IntArray = np.clip(requests - before, 0, turns)
     return cut

@@ -161,9 +161,8 @@ class Fixed(Columns):
     OVERLAPS: int
     COUNTS_QUEUES: int
     SITE_NUMBER: int  # of the replica in its fleet
-    HANDED_OVER: (
-        int  # requests of a fleet that computes prompts apart; behind them, their rows for decode replicas
-    )
+    # requests of a fleet that computes prompts apart; behind them, their rows for decode replicas
+    HANDED_OVER: int
     MOST_WAITING: int  # beyond so many nobody joins a queue
     EXTENDED: int  # this and what follows: `Features`
     HOSTED: int
@@ -192,7 +191,7 @@ class Time(Columns):
 
 
 class Request(Columns):
-    """Of `State.request`, in all runs."""
+    """Of `State.request`; a run has those of the first part, and no more of the others than it needs."""
 
     FIRST_WEIGHT: int  # KV tokens at stage 0
     STAGES: int
@@ -212,43 +211,19 @@ class Request(Columns):
     DUE_AFTER: int
     PROMISE: int  # while it is resident: blocks or tokens, as the policy counts
 
-    SITE = -1  # the last column in a fleet: the replica that a request is at, or is meant for; else NOBODY
-
-
-class Place:
-    """Where a request can be besides the queues and groups, which are numbered from 0."""
-
-    OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
-
-
-class Layered(Request):
-    """Where layers keep KV of several kinds, or with drafts."""
-
-    HOLDS: int  # blocks
+    HOLDS: int  # blocks; this and the next two: where layers keep KV of several kinds, or with drafts
     HOLDS_WINDOWS: int  # of the pool of windows
     PATH: int  # with drafts: where it begins in `State.emitted`
 
-
-class Ranked(Request):
-    """Of policies that look ahead or rank."""
-
-    EXPECTED: int  # stages that the policy expects of it
+    EXPECTED: int  # stages that the policy expects of it; this and the next two: of policies that look ahead or rank
     BELOW: int  # neighbours in the pile of a rank
     ABOVE: int
 
-
-class Turn(Ranked):
-    """Where requests follow each other, as `kvplan.simulation.prefixes.Turns` has it."""
-
-    FOLLOWING: int
+    FOLLOWING: int  # this and the next: as `kvplan.simulation.prefixes.Turns` has it
     INSTEAD: int
     COMING: int  # who stands at this place of the heap of those to come; no matter of this request
 
-
-class Cached(Turn):
-    """With a prefix cache."""
-
-    LEAF: int  # stream that it ends in
+    LEAF: int  # stream that it ends in; this and what follows: with a prefix cache
     COPY: int  # stream that stands for a copy which it may make, or NOBODY
     COPIED: int  # the stream that this is a copy of now, or NOBODY
     HIT: int  # tokens found at the first admission
@@ -257,6 +232,14 @@ class Cached(Turn):
     ENTERED: int  # whether its prompt is in the tree
     LOADED: int  # of the tokens found at the first admission, those that a host tier had
     LOADS_FROM: int  # blocks that the GPU had when its load began
+
+    SITE = -1  # the last column in a fleet: the replica that a request is at, or is meant for; else NOBODY
+
+
+class Place:
+    """Where a request can be besides the queues and groups, which are numbered from 0."""
+
+    OUTSIDE, PARTIAL, GIVEN_UP = -1, -2, -3
 
 
 class Stream(Columns):
@@ -270,30 +253,18 @@ class Stream(Columns):
     IN_FRONT: int  # neighbours there
     BEHIND: int
 
+    TIP: int  # of a stream in a radix tree: the last node that holds a block of it, or NOBODY
+    END: int  # of a node: blocks down to its end
+    OF: int  # of a node: the stream that this is in
 
-class Copy(Stream):
-    """In a cache of blocks."""
-
-    FIRST: int  # copy that is found, if there is one; else the stream itself
+    FIRST: int  # in a cache of blocks, copy that is found, if there is one; else the stream itself
     NEXT_COPY: int  # found after this one
     ORIGINAL: int  # that this is a copy of; itself, if it is none
 
-
-class Hosted(Copy):
-    """With a host tier."""
-
-    HOST: int  # blocks in its queue
+    HOST: int  # blocks in the queue of a host tier
     HOST_IN_FRONT: int  # neighbours there
     HOST_BEHIND: int
     LOADERS: int  # requests that wait for a load of some of it
-
-
-class Tree(Stream):
-    """In a radix tree."""
-
-    TIP: int  # of a stream: the last node that holds a block of it, or NOBODY
-    END: int  # of a node: blocks down to its end
-    OF: int  # of a node: the stream that this is in
 
 
 class List(Columns):
@@ -403,24 +374,13 @@ class Link(Columns):
 
 
 class Features(NamedTuple):
-    """What a run has that others do not pay for: known when the loop is compiled, apart for each combination.
+    """What a run has that others do not pay for: known when the loop is compiled, apart for each combination."""
 
-    Attributes
-    ----------
-    extended
-        Requests may be cached, follow each other or be given up.
-    hosted
-        The host keeps what the prefix cache of the GPU throws away.
-    layered
-        What requests hold and read is looked up: layers keep KV of several kinds, or there are drafts.
-    pooled
-        Windows have a pool of their own.
-    """
-
-    extended: bool = False
-    hosted: bool = False
+    extended: bool = False  # requests may be cached, follow each other or be given up
+    hosted: bool = False  # the host keeps what the prefix cache of the GPU throws away
+    # what requests hold and read is looked up: layers keep KV of several kinds, or there are drafts
     layered: bool = False
-    pooled: bool = False
+    pooled: bool = False  # windows have a pool of their own
 
 
 def features(s: "State") -> Features:
@@ -429,22 +389,18 @@ def features(s: "State") -> Features:
 
 
 def extended(s: "State") -> bool:
-    """Whether this run has `Features.extended`."""
     return bool(s.fixed[Fixed.EXTENDED])
 
 
 def hosted(s: "State") -> bool:
-    """Whether this run has `Features.hosted`."""
     return bool(s.fixed[Fixed.HOSTED])
 
 
 def layered(s: "State") -> bool:
-    """Whether this run has `Features.layered`."""
     return bool(s.fixed[Fixed.LAYERED])
 
 
 def pooled(s: "State") -> bool:
-    """Whether this run has `Features.pooled`."""
     return bool(s.fixed[Fixed.POOLED])
 
 
@@ -452,83 +408,52 @@ KNOWN_WHEN_COMPILED = (extended, hosted, layered, pooled)  # in the order of `Fe
 
 
 class State(NamedTuple):
-    """Everything a run reads and writes. Arrays with named columns.
+    """Everything a run reads and writes. Arrays with named columns."""
 
-    Attributes
-    ----------
-    timing : ndarray of float64
-        Constants of the iteration time, as `kvplan.model.iteration_time` takes them.
-    fixed : ndarray of int64, shape (Fixed.WIDTH,)
-        Other constants of the run.
-    knobs : ndarray of float64
-        Parameters of the policy, for its own eyes.
-    clock : ndarray of float64, shape (Clock.LAST_RUN + n_groups,)
-    counter : ndarray of int64, shape (Counter.WIDTH,)
-    time : ndarray of float64, shape (n_rows, n_columns)
-        `Time`.
-    request : ndarray of int64, shape (n_rows, n_columns)
-        `Request` or what is built on it: a row for each request, or for those under way and some that come next, see
-        `kvplan.simulation.row_pool`.
-    list : ndarray of int64, shape (n_lists, 3)
-        Queues, groups and lists of parked requests.
-    group : ndarray of int64, shape (n_groups, n_columns)
-    phase : ndarray of int64, shape (n_groups, block)
-        Members by (first weight - start) modulo the block: who needs a block at a tick.
-    ring : ndarray of int64
-        First of those due to leave at each tick, a ring for each group.
-    future : ndarray of int64
-        Blocks that residents are expected to hold at each later tick, a ring; see `kvplan.simulation.forecast`.
-    rank : ndarray of int64, shape (2 n_leaves, 2)
-        How many are below each node of a binary tree, and the last of each leaf's pile; see `kvplan.simulation.queues`.
-    histogram : ndarray of int64, shape (Fixed.KV_BINS + n_spans·GAPS,)
-        Iterations by KV tokens held; then, span after span, times between two tokens by their logarithms.
-    span : ndarray of float64, shape (n_spans, n_columns)
-        Sums kept apart by time: before the first edge, between any two, and after the last. One row where there are
-        no edges.
-    record : ndarray of float64, shape (RECORDS, n_columns), or fewer in a fleet
-        In one array, as each array costs time wherever it is passed.
-    stream : ndarray of int64, shape (n_streams, n_columns)
-        `Copy`, `Hosted` or `Tree`.
-    blocks : ndarray of int64, shape (n_tokens, 2)
-        Where layers keep KV of several kinds: FILLED once there are slots for so many tokens, and PASSED once so many
-        are computed; the difference is held. With two pools of windows alone, of the other FILLED is held.
-    context : ndarray of float64, shape (n_tokens,)
-        There, what a request of so many tokens reads.
-    emitted : ndarray of int64
-        With drafts: tokens of a request before each of its iterations, from its PATH on.
-    fleet : ndarray of int64, shape (1 + n_replicas, n_columns)
-        `Router`, then a `Site` a row. Shared by all replicas of a fleet; without one a row.
-    link : ndarray of float64, shape (2 n_leaves, n_columns)
-        Likewise, see `kvplan.simulation.fleet.links`.
-    """
-
-    timing: FloatArray
-    fixed: IntArray
-    knobs: FloatArray
-    clock: FloatArray
-    counter: IntArray
-    time: FloatArray
+    timing: FloatArray  # constants of the iteration time, as `kvplan.model.iteration_time` takes them
+    fixed: IntArray  # shape (Fixed.WIDTH,): other constants of the run
+    knobs: FloatArray  # parameters of the policy, for its own eyes
+    clock: FloatArray  # shape (Clock.LAST_RUN + n_groups,)
+    counter: IntArray  # shape (Counter.WIDTH,)
+    time: FloatArray  # shape (n_rows, n_columns): `Time`
+    # shape (n_rows, n_columns): `Request` or what is built on it: a row for each request, or for those under way
+    # and some that come next, see `kvplan.simulation.row_pool`
     request: IntArray
-    list: IntArray
-    group: IntArray
+    list: IntArray  # shape (n_lists, 3): queues, groups and lists of parked requests
+    group: IntArray  # shape (n_groups, n_columns)
+    # shape (n_groups, block): members by (first weight - start) modulo the block: who needs a block at a tick
     phase: IntArray
-    ring: IntArray
+    ring: IntArray  # first of those due to leave at each tick, a ring for each group
+    # blocks that residents are expected to hold at each later tick, a ring; see `kvplan.simulation.forecast`
     future: IntArray
+    # shape (2 n_leaves, 2): how many are below each node of a binary tree, and the last of each leaf's pile; see
+    # `kvplan.simulation.queues`
     rank: IntArray
+    # shape (Fixed.KV_BINS + n_spans·GAPS,): iterations by KV tokens held; then, span after span, times between
+    # two tokens by their logarithms
     histogram: IntArray
+    # shape (n_spans, n_columns): sums kept apart by time: before the first edge, between any two, and after the
+    # last. One row where there are no edges.
     span: FloatArray
+    # shape (RECORDS, n_columns), or fewer in a fleet: In one array, as each array costs time wherever it is
+    # passed
     record: FloatArray
-    stream: IntArray
+    stream: IntArray  # shape (n_streams, n_columns): `Copy`, `Hosted` or `Tree`
+    # shape (n_tokens, 2): where layers keep KV of several kinds: FILLED once there are slots for so many tokens,
+    # and PASSED once so many are computed; the difference is held. With two pools of windows alone, of the other
+    # FILLED is held.
     blocks: IntArray
-    context: FloatArray
-    emitted: IntArray
+    context: FloatArray  # shape (n_tokens,): there, what a request of so many tokens reads
+    emitted: IntArray  # with drafts: tokens of a request before each of its iterations, from its PATH on
+    # shape (1 + n_replicas, n_columns): `Router`, then a `Site` a row. Shared by all replicas of a fleet; without
+    # one a row.
     fleet: IntArray
-    link: FloatArray
+    link: FloatArray  # shape (2 n_leaves, n_columns): likewise, see `kvplan.simulation.fleet.links`
 
 
 @kernel
 def in_fleet(s: State) -> bool:
-    """Whether this is a replica of several, whose router says who comes."""
+    """Tell whether this is a replica of several, whose router says who comes."""
     return bool(s.link.shape[0] > 0)
 
 

@@ -18,11 +18,11 @@ from kvplan.analysis.equilibrium import saturation, sustainable_rate
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
 from kvplan.model.weights import stage_count
-from kvplan.simulation.backlog import Backlog, Mark, Means, blocks_needed, picked
+from kvplan.simulation.backlog import Backlog, Mark, Means, blocks_needed
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
-from kvplan.simulation.requests import Requests, saturated, with_drafts
+from kvplan.simulation.requests import Requests, chosen, saturated, with_drafts
 from kvplan.study.sample import Ratio, ratio
 
 _FEWEST, _STAYS, _FILLS = 4_000, 20, 4  # completions, longest stays and fillings of memory in a run at first
@@ -333,7 +333,7 @@ def _aged(
     held = admissions_per_iteration(model) * float(model.mix.mean(model.mix.stages))
     which = rng.choice(stages.size, size=_ENOUGH * int(held) + _SAMPLE, p=ages_open / ages_open.sum())
     ages = 1 + period * rng.integers(0, ages_open[which])
-    return _fitting(model, picked(requests, which), ages, policy)
+    return _fitting(model, chosen(requests, which), ages, policy)
 
 
 def _fitting(
@@ -347,7 +347,7 @@ def _fitting(
     )
     fit = min(fit, replica.max_num_seqs or fit)
     order = np.argsort(-ages[:fit], kind="stable")
-    return picked(requests, order), ages[order]
+    return chosen(requests, order), ages[order]
 
 
 def _quantile(values: IntArray, share: FloatArray, at: float) -> int:

@@ -1,4 +1,4 @@
-"""Every block of README.md and docs/ is executed: shell blocks run, consoles show what is printed, profiles parse.
+"""Blocks of README.md and docs/ hold: consoles show what is printed, profiles parse; `.ci/run` installs as shells do.
 
 A `console` block shows commands after `$ ` and exactly what they print to standard output, or before that what they
 say on standard error; a line `...` stands for any lines. In blocks marked `loose` numbers and their units may differ,
@@ -7,13 +7,11 @@ profiles whose first line names a file. Blocks marked `slow` run with the nightl
 """
 
 import doctest
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -35,7 +33,6 @@ README = PAGES["README.md"]
 PROSE = " ".join(" ".join(PAGES.values()).split())
 QUICK, SLOW = ("console", "console loose"), ("console slow", "console slow loose")
 KINDS = {"sh", *QUICK, *SLOW, "toml", "yaml", "python"}
-NOT_IN_A_CHECKOUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
 
 
 def marked(page: str, *kinds: str) -> list[tuple[str, str]]:
@@ -59,63 +56,6 @@ def everywhere(kind: str) -> list[str]:
 @every("page", PAGES)
 def test_every_block_is_of_a_kind_that_is_executed_here(page: str) -> None:
     assert len(blocks(page, *KINDS)) * 2 == len(re.findall("^```", PAGES[page], flags=re.MULTILINE))
-
-
-# -- a fresh checkout -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout, as a newcomer has it."""
-    copy = tmp_path_factory.mktemp("docs") / "kvplan"
-    shutil.copytree(ROOT, copy, ignore=NOT_IN_A_CHECKOUT)
-    return copy
-
-
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A python3 whose virtual environments have what this one has: dependencies need not be fetched and unpacked."""
-    folder = tmp_path_factory.mktemp("tools")
-    script = folder / "python3"
-    packages = sysconfig.get_path("purelib")
-    script.write_text(
-        f"""#!/bin/sh
-test "$1 $2" = "-m venv" || exec "{sys.executable}" "$@"
-"{sys.executable}" -m venv --without-pip "$3" || exit
-for folder in "$3"/lib/python*/site-packages; do echo "{packages}" > "$folder/these.pth"; done
-for tool in pip pytest; do
-    printf '#!/bin/sh\\nexec "$(dirname "$0")/python" -m '$tool' "$@"\\n' > "$3/bin/$tool"
-    chmod +x "$3/bin/$tool"
-done
-"""
-    )
-    script.chmod(0o755)
-    return folder
-
-
-def shell(command: str, folder: Path, tools: Path) -> str:
-    # collecting is enough to see that the test commands work; running them here would run this test again
-    env = os.environ | {
-        "PYTEST_ADDOPTS": "--collect-only -q -n 0 -o testpaths=tests/cli/test_docs.py",
-        "PIP_NO_COMPILE": "1",
-        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-    }
-    done = subprocess.run(
-        ["bash", "-e", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.mark.nightly  # it installs the package; .ci/run does on every commit
-def test_shell_blocks_run_in_order_in_a_fresh_checkout(checkout: Path, tools: Path) -> None:
-    assert pages_with("sh") == ["README.md", "docs/developing.md"]
-    install, tests = (shell(command, checkout, tools) for command in blocks("README.md", "sh"))
-    assert install.startswith("Llama-3.1-8B on one RTX 4090")
-    assert "tests/cli/test_docs.py" in tests
-    assert "benchmarks" not in tests
-    (benchmarks,) = (shell(command, checkout, tools) for command in blocks("docs/developing.md", "sh"))
-    assert "tests/benchmarks/test_ratios.py" in benchmarks
 
 
 # -- consoles ---------------------------------------------------------------------------------------------------------

@@ -35,56 +35,7 @@ input = 400
 decode = 128
 rate = 1.5
 """
-# of every element with text of its own: the contrast of that text against what is behind it
-CONTRASTS = """
-(() => {
-  const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
-  const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
-  const behind = (node) => {
-    for (let at = node; at; at = at.parentElement) {
-      const colour = parse(getComputedStyle(at).backgroundColor);
-      if (colour.length === 3 || colour[3] === 1) return colour;
-    }
-    throw new Error("nothing behind");
-  };
-  const found = [];
-  for (const node of document.body.querySelectorAll("*")) {
-    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-    if (!own) continue;
-    const style = getComputedStyle(node);
-    const text = parse(node instanceof SVGElement ? style.fill : style.color);
-    const [low, high] = [light(text), light(behind(node))].sort((a, b) => a - b);
-    found.push([(high + 0.05) / (low + 0.05), node.tagName, node.textContent.slice(0, 40)]);
-  }
-  return found.sort((a, b) => a[0] - b[0]);
-})()
-"""
-# of every text in a plot: how many pixels high its font is on the screen
-SIZES = """
-[...document.querySelectorAll('svg text, svg tspan')].filter((node) => node.textContent.trim()).map((node) => {
-  const plot = node.ownerSVGElement;
-  const scale = plot.getBoundingClientRect().width / plot.viewBox.baseVal.width;
-  return parseFloat(getComputedStyle(node).fontSize) * scale;
-})
-"""
-# texts of plots that leave their picture, and that run into another
-OUTSIDE = """
-[...document.querySelectorAll('figure > svg, body > svg, :root')].flatMap((svg) => {
-  if (!(svg instanceof SVGElement)) return [];
-  const box = svg.getBoundingClientRect();
-  const texts = [...svg.querySelectorAll('text')].map((node) => [node, node.getBoundingClientRect()]);
-  const out = texts.filter(
-    ([, at]) => at.left < box.left - 1 || at.right > box.right + 1 || at.bottom > box.bottom + 1);
-  const met = texts.flatMap(([one, a], i) => texts.slice(i + 1).filter(([, b]) =>
-    a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 4 && b.top < a.bottom - 4).map(() => [one, a]));
-  return [...out, ...met].map(([node]) => node.textContent);
-})
-"""
-# what can be scrolled sideways without anything that says so
-HIDDEN = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
-
-
+ASK = Path(__file__).with_name("page.js").read_text("utf-8")
 PAGES = {
     "names": ["analyze", "IT", "--slo", "e2e-p90=30s"],
     "plan": ["plan", "IT", "--slo", "ttft-p95=4s", "--slo", "itl-p95=2s", "--gpu-hour", "3"],
@@ -137,14 +88,14 @@ def test_a_page_is_silent_fits_and_can_be_read(
         assert browser.evaluate("innerWidth") == width
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
         assert browser.evaluate("document.scripts.length") == 0
-        contrasts = browser.evaluate(CONTRASTS)
+        contrasts = browser.evaluate(f"{ASK} contrasts()")
         assert len(contrasts) > 15
         assert contrasts[0][0] >= 4.5, contrasts[:3]
-        sizes = browser.evaluate(SIZES)
+        sizes = browser.evaluate(f"{ASK} sizes()")
         assert (len(sizes) > 20) == (name != "check")
         assert min(sizes, default=10) >= 10
-        assert browser.evaluate(OUTSIDE) == []
-        assert browser.evaluate(HIDDEN) == 0
+        assert browser.evaluate(f"{ASK} outside()") == []
+        assert browser.evaluate(f"{ASK} hidden()") == 0
     assert browser.complaints == []
 
 
@@ -182,7 +133,7 @@ def test_nothing_is_cut_in_a_file_of_plots(browser: Browser, tmp_path: Path) -> 
     path.write_text(svg.file(charts), encoding="utf-8")
     browser.open(path, width=1280)
     assert browser.evaluate("document.querySelectorAll('text').length") > 60
-    assert browser.evaluate(OUTSIDE) == []
+    assert browser.evaluate(f"{ASK} outside()") == []
 
 
 HOSTILE = (
@@ -197,14 +148,6 @@ HOSTILE = (
     "{{7*7}} ${7*7} $\\frac{1}{2}$ \\u003cb\\u003e",
     "[red]x[/red] | `a` **b** [l](http://127.0.0.1:9/)",
 )
-# elements and attributes that do something, and where a page can send one
-ACTIVE = """
-[...document.querySelectorAll('*')].flatMap((e) => [
-  ...(/^(script|img|iframe|object|embed|link|base|form|input|b)$/i.test(e.tagName) ? [e.outerHTML.slice(0, 80)] : []),
-  ...[...e.attributes].filter((a) => /^on/i.test(a.name) || /^(javascript|http):/i.test(a.value.trim())
-    && !a.name.startsWith('xmlns')).map((a) => a.name + '=' + a.value),
-])
-"""
 BELOW = "getComputedStyle(document.elementFromPoint(5, 5)).position"
 
 
@@ -223,9 +166,9 @@ def test_a_name_is_text_and_nothing_else(browser: Browser, tmp_path: Path) -> No
 
     browser.complaints.clear()
     browser.open(page("plain", [f"class {i}" for i in range(len(HOSTILE))]), width=1280)
-    plain = browser.evaluate(ACTIVE)
+    plain = browser.evaluate(f"{ASK} active()")
     browser.open(page("hostile", HOSTILE), width=1280)
-    assert browser.evaluate(ACTIVE) == plain
+    assert browser.evaluate(f"{ASK} active()") == plain
     assert browser.evaluate(BELOW) != "fixed"
     assert browser.complaints == []
     shown = browser.evaluate("document.body.innerText").replace("\u200b", "")

@@ -9,6 +9,7 @@ from every import every
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation import engine
+from kvplan.simulation.followups import release
 from kvplan.simulation.initial_state import new_state
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
@@ -83,6 +84,7 @@ def test_the_iteration_waited_for_is_the_one_found_by_counting(cap: float, first
     knobs = np.array(cap_knobs(cap))
     state = new_state(FEW, MODEL.timing, MODEL.replica, setup._replace(knobs=knobs), None)
     state.counter[Counter.ITERATIONS] = first
+    release(state)  # somebody waits
     pass_idle(state, 0)
     t = first
     while math.floor((t + 1) * cap) == math.floor(t * cap):

@@ -16,7 +16,7 @@ from kvplan.analysis.nested import nested_wait
 from kvplan.analysis.wait import class_means, wait
 from kvplan.analysis.worst_window import at_factors, class_windows, peak, total_windows
 from kvplan.model import Plan, ServingModel, Timing
-from kvplan.model.schedule import SineCourse, Sinusoid, StepCourse, Steps
+from kvplan.model.schedule import Sinusoid, StepCourse, Steps
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import study
@@ -104,7 +104,7 @@ def test_a_spike_in_a_day_loses_nothing_of_its_window() -> None:
 
 @pytest.mark.parametrize("amplitude", [0.0, 0.3, 1.0])
 def test_a_sinusoid_against_a_fine_grid(amplitude: float) -> None:
-    course = SineCourse(10.0, amplitude, 7.0)
+    course = Sinusoid(10.0, amplitude, 7.0)
     size = 100_000
     middles = (np.arange(2 * size) + 0.5) * 10 / size
     sums = np.append(0.0, np.cumsum(1 + amplitude * np.cos(2 * np.pi * (middles - 7.0) / 10))) * 10 / size
@@ -350,7 +350,7 @@ def test_a_sinusoid_brings_most_at_its_peak() -> None:
     model = replace(TWO, schedule=Sinusoid(10.0, 0.9, 4.0))
     some = poisson(model, np.random.default_rng(5), requests=None, horizon_s=10_000.0)
     edges = np.linspace(0.0, 10.0, 21)
-    course = SineCourse(10.0, 0.9, 4.0)
+    course = Sinusoid(10.0, 0.9, 4.0)
     seen = np.histogram(some.arrival_s % 10.0, edges)[0]
     assert_counts(seen, 4.0 * 1000 * np.diff(course.integral(edges)))
     assert np.argmax(seen) in (7, 8)

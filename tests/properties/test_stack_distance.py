@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slow_lru import Prompt, hit_blocks
 
-from kvplan.ingest.trace import stack_distance
-from kvplan.ingest.trace.identities import Identities
+from kvplan.ingest.trace import prefixes
+from kvplan.ingest.trace.format import Identities
 from kvplan.ingest.trace.prefixes import Blocks, blocks_of, prefixes_of
 
 BLOCK = 16
@@ -89,11 +89,11 @@ def test_the_compiled_loop_is_the_same(requests: list[tuple[tuple[int, ...], int
     if found is None:
         return
     plain = found.distances()
-    least, stack_distance._COMPILE_FROM = stack_distance._COMPILE_FROM, 0
+    least, prefixes._COMPILE_FROM = prefixes._COMPILE_FROM, 0
     try:
         assert plain.tolist() == found.distances().tolist()
     finally:
-        stack_distance._COMPILE_FROM = least
+        prefixes._COMPILE_FROM = least
 
 
 @given(
@@ -105,7 +105,7 @@ def test_straight_lines_between_knots_are_near_the_curve(
     gaps: list[int], rises: list[float], most: int
 ) -> None:
     size, ratio = np.cumsum(gaps), np.cumsum(rises[: len(gaps)])
-    kept = stack_distance.knots(size, ratio, 0.01, most)
+    kept = prefixes.knots(size, ratio, 0.01, most)
     assert len(kept) <= most
     if 0 < len(kept) < most:
         lines = np.interp(size, [0, *size[kept]], [0, *ratio[kept]])

@@ -19,8 +19,7 @@ from scoreboard.learning import Load, learn
 
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import estimate_replica
-from kvplan.ingest.model.hardware import find_gpu
-from kvplan.ingest.model.named import tables
+from kvplan.ingest.model.hardware import find_gpu, tables
 from kvplan.ingest.model.roofline import roofline
 from kvplan.ingest.trace.replay import read_trace
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel

@@ -14,9 +14,9 @@ from tiers import examples
 
 from kvplan.model import FloatArray, Plan, Prefill, ServingModel, Timing
 from kvplan.profile.reading import parse_profile
-from kvplan.simulation.backlog import Backlog, Mark, blocks_needed, joined, picked
+from kvplan.simulation.backlog import Backlog, Mark, blocks_needed, joined
 from kvplan.simulation.policies.protocol import Settings
-from kvplan.simulation.requests import Requests, saturated
+from kvplan.simulation.requests import Requests, chosen, saturated
 
 SEED = [7]
 LAW = Timing(0.5, 2e-3, 3e-3, 4e-3, 5e-2, 2e-2, knee_tokens=20.0)
@@ -25,7 +25,7 @@ LAW = Timing(0.5, 2e-3, 3e-3, 4e-3, 5e-2, 2e-2, knee_tokens=20.0)
 def waiting(model: ServingModel, count: int) -> Requests:
     """Those who wait in a backlog with this seed: the same, however many."""
     rng = np.random.default_rng([*SEED, 0])
-    return picked(saturated(model, rng, requests=1 << 12), np.arange(count))
+    return chosen(saturated(model, rng, requests=1 << 12), np.arange(count))
 
 
 class Slow:
@@ -89,13 +89,13 @@ def state(model: ServingModel, policy: str, seed: int) -> tuple[Requests, Any]:
     some = saturated(model, rng, requests=40)
     stages = some.decode_tokens + (model.replica.prefill is Prefill.INLINE)
     lives = np.flatnonzero(stages > 1)
-    some, stages = picked(some, lives), stages[lives]
+    some, stages = chosen(some, lives), stages[lives]
     ages = rng.integers(1, stages)
     held = np.cumsum(blocks_needed(model, some, ages, engine=policy == "vllm"))
     room = model.replica.memory_tokens // model.replica.block_tokens - 1
     fit = int(np.searchsorted(held, room, side="right"))
     order = np.argsort(-ages[:fit], kind="stable")
-    return picked(some, order), ages[order]
+    return chosen(some, order), ages[order]
 
 
 CASES = st.tuples(
@@ -129,7 +129,7 @@ def test_a_backlog_goes_on_from_a_state_as_a_slow_simulator_does(
 def test_residents_that_are_evicted_at_once_are_not_taken_for_done() -> None:
     """As many as fit, all of one age, do not fit in the first iteration."""
     model = mix_model((100, (20, 40), 1.0), memory=4000, prefill="fused")
-    some = picked(saturated(model, np.random.default_rng(1), requests=38), np.arange(38))
+    some = chosen(saturated(model, np.random.default_rng(1), requests=38), np.arange(38))
     ages = np.full(38, 6)  # 105 tokens each are 3,990 of 3,999, and one more is too much
     run = Backlog(model, Plan(), Settings("vllm", {"prefix_caching": (0.0,)}), SEED, some, ages)
     slow = Slow("vllm", model, some, ages.tolist(), 2000)

@@ -4,8 +4,7 @@ import pytest
 from every import every
 
 from kvplan.errors import UsageError
-from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
-from kvplan.ingest.model.named import plain, tables
+from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus, plain, tables
 
 
 @every(

@@ -14,8 +14,8 @@ import kvplan
 ROOT = Path(kvplan.__file__).parent
 # from the lowest up: a room may import what stands before it, and nothing that stands beside or behind it
 LAYERS = (
-    {"errors", "ranges", "solve", "version"},
-    {"units", "compiling", "engine", "executors"},
+    {"engine", "errors", "ranges", "solve", "version"},
+    {"units", "compiling", "executors", "options"},
     {"model"},
     {"analysis"},
     {"profile"},

@@ -9,6 +9,7 @@ from every import every
 
 from kvplan.errors import UsageError
 from kvplan.gate.requirement import named, parse, parse_key
+from kvplan.ingest.reader import Beginning
 from kvplan.ingest.trace.formats import servegen
 from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import parse_profile
@@ -16,6 +17,10 @@ from kvplan.profile.reading import parse_profile
 
 def profile(text: str) -> None:
     parse_profile(text.encode(), "p.toml")
+
+
+def client(text: str) -> bool:
+    return servegen.DESCRIPTIONS[0].recognises(Beginning("", False, (), None, text=text))
 
 
 @every(
@@ -27,8 +32,8 @@ def profile(text: str) -> None:
         (named, "", " ", '"'),
         (parse_slo, "ttft_s.p95 <= 2", " ", "s\n"),
         (profile, "schema = 1\n", "\r", "name"),
-        (servegen.FORMAT.recognises, "1,1,1,,", "1", ""),
-        (servegen.FORMAT.recognises, "", " ", "{"),
+        (client, "1,1,1,,", "1", ""),
+        (client, "", " ", "{"),
     ],
 )
 def test_matching_is_linear(read: Callable[[str], object], begins: str, repeated: str, ends: str) -> None:

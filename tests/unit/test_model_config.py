@@ -78,7 +78,7 @@ def test_more_gpus_than_heads_copy_them() -> None:
 
 def test_a_latent_is_not_split() -> None:
     latent = small(kv_lora_rank=32, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8)
-    assert latent.attention == "MLA"
+    assert latent.attention.kind == "MLA"
     assert {kv_bytes_per_token(latent, tensor_parallel=t) for t in (1, 2, 8)} == {4 * (32 + 4) * 2}
 
 
@@ -104,9 +104,9 @@ def test_key_value_heads_are_split_evenly_or_copied_whole() -> None:
 
 
 def test_the_kind_of_attention_is_told_by_the_heads() -> None:
-    assert [small(num_key_value_heads=n).attention for n in (1, 2, 8)] == ["MQA", "GQA", "MHA"]
-    assert small(num_key_value_heads=..., multi_query=True).attention == "MQA"
-    assert small(num_key_value_heads=...).attention == "MHA"
+    assert [small(num_key_value_heads=n).attention.kind for n in (1, 2, 8)] == ["MQA", "GQA", "MHA"]
+    assert small(num_key_value_heads=..., multi_query=True).attention.kind == "MQA"
+    assert small(num_key_value_heads=...).attention.kind == "MHA"
 
 
 def test_a_stated_head_size_wins_over_the_quotient() -> None:

@@ -101,10 +101,10 @@ def test_no_reader_brings_numbers_of_another_machine(tmp_path: Path, monkeypatch
         kind = kind_of(path)
         if kind not in gives:
             continue
-        interval_s = 9.0 if kind is FileKind.METRICS else None
+        interval = "9 s" if kind is FileKind.METRICS else None
         capacity = 50_000 if kind is FileKind.TIMING else None
         try:
-            found = gather({kind: [path]}, Asked(interval_s=interval_s, capacity=capacity)).profile
+            found = gather({kind: [path]}, Asked(interval=interval, capacity=capacity)).profile
         except UsageError:
             continue  # too little to tell, or of several replicas
         seen.add(kind)

@@ -14,8 +14,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines
 from kvplan.ingest.trace import rows, traffic
-from kvplan.ingest.trace.format import RequestFormat
-from kvplan.ingest.trace.formats import FORMATS
+from kvplan.ingest.trace.formats import READERS
 from kvplan.ingest.trace.rows import BLOCK_ROWS, TraceFile
 from kvplan.ingest.trace.traffic import measure
 
@@ -83,7 +82,7 @@ def refusal(tmp_path: Path, content: str | bytes) -> str:
 def test_every_format_is_recognised_by_content(tmp_path: Path, name: str, content: str) -> None:
     """And by no other: their order does not matter."""
     first = Beginning.of_lines(Lines("trace", io.StringIO(content, newline="")))
-    known = [f for f in FORMATS if isinstance(f, RequestFormat)]
+    known = READERS
     assert [f.name for f in known if f.recognises(first)] == [name] * (name not in ("CSV", "JSON lines"))
     trace, rows = rows_of(tmp_path, content)
     assert rows == [(1.5, 374, 44), (2.75, 396, 109)]
@@ -96,17 +95,8 @@ def test_chats_are_none_of_mooncakes_though_their_seconds_are_whole(tmp_path: Pa
     row = '{"chat_id": 1, "timestamp": %d, "input_length": 374, "output_length": 44, "hash_ids": [7]}\n'
     trace, rows = rows_of(tmp_path, row % 1 + row % 3)
     assert (trace.format, [arrival for arrival, _, _ in rows]) == ("Qwen-Bailian JSON lines", [1, 3])
-    assert (
-        len(
-            [
-                f
-                for f in FORMATS
-                if isinstance(f, RequestFormat)
-                and f.recognises(Beginning.of_lines(Lines("trace", io.StringIO(row % 1, newline=""))))
-            ]
-        )
-        == 1
-    )
+    first = Beginning.of_lines(Lines("trace", io.StringIO(row % 1, newline="")))
+    assert sum(reader.recognises(first) for reader in READERS) == 1
 
 
 def test_bom_mixed_line_ends_blank_lines_and_a_missing_last_one_change_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples
 
-from kvplan.simulation.fleet.scaling import Autoscaler, reactive, scheduled
+from kvplan.simulation.fleet.scaling import Autoscaler, lifetimes
 
 MINUTES = st.lists(st.integers(0, 90), min_size=3, max_size=30)  # arrivals in each minute
 
@@ -76,7 +76,7 @@ def at(steps: Sequence[tuple[float, int]], time_s: float) -> int:
 def test_an_autoscaler_pays_for_what_it_wants_and_has_it_later(
     steps: list[tuple[float, int]], load_s: int
 ) -> None:
-    lives = reactive(steps, float(load_s))
+    lives = lifetimes(steps, float(load_s), planned=False)
     for time_s in TIMES:
         paid = [one for one in lives if one.starts_s <= time_s < one.closes_s]
         assert len(paid) == at(steps, time_s)
@@ -94,7 +94,7 @@ def test_an_autoscaler_pays_for_what_it_wants_and_has_it_later(
 def test_a_schedule_has_what_is_wanted_in_time_and_no_longer_than_a_start_takes(
     steps: list[tuple[float, int]], load_s: int
 ) -> None:
-    lives = scheduled(steps, float(load_s))
+    lives = lifetimes(steps, float(load_s), planned=True)
     for time_s in TIMES:
         here = sum(one.opens_s <= time_s < one.closes_s for one in lives)
         soon = max(at(steps, t) for t in np.arange(time_s, time_s + load_s + 1))

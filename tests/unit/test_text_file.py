@@ -89,7 +89,7 @@ def test_nothing_else_in_ingest_opens_a_file_from_outside() -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in opening
     }
-    assert found == {"text_file.py", "named.py"}
+    assert found == {"text_file.py", "hardware.py"}
 
 
 def test_loops_over_lines_go_on_where_the_last_one_stopped() -> None:

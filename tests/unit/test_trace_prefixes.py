@@ -12,10 +12,9 @@ import tomli
 from every import every
 
 from kvplan.errors import ProfileError
-from kvplan.ingest.trace import identities as memory
+from kvplan.ingest.trace import format as memory
 from kvplan.ingest.trace import prefixes as derived
-from kvplan.ingest.trace.prefixes import Prefixes
-from kvplan.ingest.trace.stack_distance import stack_distances
+from kvplan.ingest.trace.prefixes import Prefixes, stack_distances
 from kvplan.ingest.trace.text import prefix_table
 from kvplan.ingest.trace.traffic import measure
 

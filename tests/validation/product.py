@@ -13,8 +13,8 @@ import tomli
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import parse_slo
+from kvplan.options import PlanOptions
 from kvplan.planning import options
-from kvplan.planning.asked import PlanOptions
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Request
 from kvplan.planning.search import Candidate, Setting

@@ -3,27 +3,23 @@
 import os
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvplan.errors import UsageError
-from kvplan.ingest.model import named
+from kvplan.ingest.model.hardware import find, tables
 from kvplan.ingest.model.json_keys import Keys, read_object
-from kvplan.ingest.model.layers import Layer, read_layers, window_of
-from kvplan.ingest.model.shape import Kept, ModelShape
-from kvplan.ingest.model.state import State, read_state
-from kvplan.ingest.model.weights import count_parameters, read_kv_dtype, read_storage
+from kvplan.ingest.model.layers import Layer, read_layers, read_state, window_of
+from kvplan.ingest.model.shape import Heads, Kept, ModelShape
+from kvplan.ingest.model.weights import Storage, count_parameters, read_kv_dtype, read_storage
 from kvplan.model.kv_layout import Attention
 
 _LAYERS = 10_000  # at most; published models have up to 126
-_CATALOGUE = "models.toml"
 _NOUN = "model in the catalogue nor file"
 _NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 _QUANTISED = {"fp8": {"quant_method": "fp8"}, "nvfp4": _NVFP4, "fp4": _NVFP4}  # ends of names
 
-_STATES = ("linear_num_value_heads", "mamba_num_heads", "mamba_n_heads", "mamba_d_state")
 _REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 
@@ -63,7 +59,7 @@ def read_model(reference: str | Path) -> ModelShape:
     --------
     >>> from kvplan.ingest.model.shape import kv_bytes_per_token
     >>> shape = read_model("Llama-3.1-8B")
-    >>> shape.attention, shape.layers, shape.kv_heads, kv_bytes_per_token(shape)
+    >>> shape.attention.kind, shape.layers, shape.attention.kv_heads, kv_bytes_per_token(shape)
     ('GQA', 32, 8, 131072)
     """
     text = os.fspath(reference)
@@ -73,23 +69,16 @@ def read_model(reference: str | Path) -> ModelShape:
         path = Path(text)
         if path.name != "config.json":
             return shape_of(read_object(path), path.stem)
-        return shape_of(
-            read_object(path), path.absolute().parent.name or path.stem, _quantization_beside(path)
-        )
+        name = path.absolute().parent.name or path.stem
+        return shape_of(read_object(path), name, _quantization_beside(path))
     name, quantised = _catalogued(text)
     return shape_of(Keys(f"catalogue: {name}", {**catalogue()[name], **quantised}), name)
 
 
 @cache
 def catalogue() -> Mapping[str, Mapping[str, Any]]:
-    """The configurations that come with kvplan, by their names on Hugging Face.
-
-    Examples
-    --------
-    >>> catalogue()["meta-llama/Llama-3.1-8B"]["num_hidden_layers"]
-    32
-    """
-    return named.tables(_CATALOGUE)
+    """The configurations that come with kvplan, by their names on Hugging Face."""
+    return tables("models.toml")
 
 
 def _catalogued(text: str) -> tuple[str, Mapping[str, Any]]:
@@ -98,15 +87,13 @@ def _catalogued(text: str) -> tuple[str, Mapping[str, Any]]:
     names = {name: name for name in known}
     aliases = {alias: name for name, config in known.items() for alias in _other_names(name, config)}
     try:
-        return named.find(text, names, aliases, _NOUN), {}
+        return find(text, names, aliases, _NOUN), {}
     except UsageError:
         stem, _, ending = text.rpartition("-")
         if ending.lower() not in _QUANTISED:
             raise
-    of_any_owner = stem.rpartition("/")[2]
-    return named.find(of_any_owner, names, aliases, _NOUN), {
-        "quantization_config": _QUANTISED[ending.lower()]
-    }
+    name = find(stem.rpartition("/")[2], names, aliases, _NOUN)
+    return name, {"quantization_config": _QUANTISED[ending.lower()]}
 
 
 def _other_names(name: str, config: Mapping[str, Any]) -> list[str]:
@@ -118,34 +105,25 @@ def _other_names(name: str, config: Mapping[str, Any]) -> list[str]:
 
 def _quantization_beside(path: Path) -> Keys | None:
     """What stands for the `quantization_config` of a config.json without one: the files that quantisers write."""
-    modelopt, gptq = path.with_name("hf_quant_config.json"), path.with_name("quantize_config.json")
-    if modelopt.exists():
-        found = read_object(modelopt)
-        table = found.table("quantization") or found
-        return Keys(found.source, {"quant_method": "modelopt", **table.values})
-    if gptq.exists():
-        found = read_object(gptq)
-        return Keys(found.source, {"quant_method": "gptq", **found.values})
+    for name, method in (("hf_quant_config.json", "modelopt"), ("quantize_config.json", "gptq")):
+        if path.with_name(name).exists():
+            whole = read_object(path.with_name(name))
+            table = (whole.table("quantization") if method == "modelopt" else None) or whole
+            return Keys(whole.source, {"quant_method": method, **table.values})
     return None
 
 
 def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelShape:
     """The shape that a config.json describes; of a text model nested in one for images or sound, where there is one.
 
-    `quantization` stands for its `quantization_config` where it has none.
-
-    Raises
-    ------
-    UsageError
-        As `read_model`.
+    `quantization` stands for its `quantization_config` where it has none. Raises as `read_model`.
 
     Examples
     --------
-    >>> from kvplan.ingest.model.shape import kv_bytes_per_token
     >>> small = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     >>> shape = shape_of(Keys("config.json", small | {"vocab_size": 100}), "small")
-    >>> shape.attention, shape.head_dim, kv_bytes_per_token(shape)
-    ('MHA', 16, 512)
+    >>> shape.attention.kind, shape.attention.head_dim
+    ('MHA', 16)
     """
     part = next((text for key in _TEXT_PARTS if (text := whole.table(key))), None)
     values = ChainMap(dict(part.values) if part else {}, dict(whole.values))
@@ -160,11 +138,10 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
     classes = keys.values.get("architectures")
     if isinstance(classes, list) and classes and not any(str(one).endswith(_GENERATING) for one in classes):
         raise keys.error("architectures", "none of these generates text, and so keeps KV")
-    context = keys.optional_size("max_position_embeddings", "model_max_length", "max_seq_len")
+    context = keys.optional_size("max_position_embeddings")
     layers = keys.size("num_hidden_layers", most=_LAYERS)
     kinds = read_layers(keys, layers, context)
-    heads = _heads(keys)
-    state = _state(keys, kinds)
+    heads, state = _heads(keys), read_state(keys, listed=Layer.STATE in kinds)
     counts = count_parameters(
         keys,
         kinds,
@@ -173,86 +150,58 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
     )
     quantization = keys.table("quantization_config") or quantization
     storage = read_storage(quantization, experts=counts.experts > 0)
-    shape = ModelShape(
+    kv_dtype = read_kv_dtype(quantization)
+    return ModelShape(
         name=name,
         source=whole.source,
         layers=layers,
         kept=_kept(keys, kinds),
         state=state,
         hidden_size=keys.size("hidden_size"),
-        heads=heads.heads,
-        kv_heads=heads.kv_heads,
-        head_dim=heads.head_dim,
-        attention=heads.kind,
-        kv_lora_rank=heads.kv_lora_rank,
-        qk_rope_head_dim=heads.rope_dim,
+        attention=heads,
         counts=counts,
         storage=storage,
         context_tokens=context,
-        notes=(),
-        kv_dtype=read_kv_dtype(quantization),
+        notes=_notes(storage, kv_dtype, filled, nested=part is not None),
+        kv_dtype=kv_dtype,
     )
-    return _with_notes(shape, filled, nested=part is not None)
 
 
 def _kept(keys: Keys, kinds: Sequence[Layer]) -> tuple[Kept, ...]:
     """Layers by what they keep; an MLP alone keeps nothing."""
-    found = []
+    kept = []
     for kind in Attention:
         layer = Layer(kind.value)
         if layer in kinds:
             window = window_of(keys, layer) if layer in (Layer.WINDOW, Layer.CHUNK) else None
-            found.append(Kept(kind, kinds.count(layer), window))
-    return tuple(found)
+            kept.append(Kept(kind, kinds.count(layer), window))
+    return tuple(kept)
 
 
-def _state(keys: Keys, kinds: Sequence[Layer]) -> State | None:
-    if Layer.STATE in kinds:
-        return read_state(keys)
-    for key in _STATES:
-        if keys.values.get(key) is not None:
-            raise keys.error(key, "states in layers that no key lists; must have layer_types or another list")
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    """Attention of one layer."""
-
-    kind: str
-    heads: int
-    kv_heads: int
-    head_dim: int
-    parameters: int
-    kv_lora_rank: int | None = None
-    rope_dim: int | None = None
-
-
-def _heads(keys: Keys) -> _Heads:
+def _heads(keys: Keys) -> Heads:
     hidden = keys.size("hidden_size")
     heads = keys.size("num_attention_heads")
     if (rank := keys.optional_size("kv_lora_rank")) is not None:
         return _latent(keys, hidden, heads, rank)
     alone = 1 if keys.flag("multi_query", default=False) else heads
-    kv_heads = keys.size("num_key_value_heads", "num_kv_heads", default=alone)
+    kv_heads = keys.size("num_key_value_heads", default=alone)
     if heads % kv_heads:
         raise keys.error("num_key_value_heads", f"{kv_heads}; must divide num_attention_heads, {heads}")
-    head_dim = keys.optional_size("head_dim", "attention_head_dim")
+    head_dim = keys.optional_size("head_dim")
     if head_dim is None:
         if hidden % heads:
-            raise keys.error(
-                "num_attention_heads", f"{heads}; must divide hidden_size, {hidden}, without head_dim"
-            )
+            must = f"must divide hidden_size, {hidden}, without head_dim"
+            raise keys.error("num_attention_heads", f"{heads}; {must}")
         head_dim = hidden // heads
     kind = "MHA" if kv_heads == heads else "MQA" if kv_heads == 1 else "GQA"
     # Queries and output, keys and values; a gate of the output is as large as the queries.
     parameters = 2 * hidden * head_dim * (heads + kv_heads)
     if keys.flag("attn_output_gate", default=False):
         parameters += hidden * head_dim * heads
-    return _Heads(kind, heads, kv_heads, head_dim, parameters)
+    return Heads(kind, heads, kv_heads, head_dim, parameters)
 
 
-def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> _Heads:
+def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> Heads:
     """Multi-head latent attention: keys and values of all heads are made from one small vector per token."""
     rope, nope = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")
     value = keys.size("v_head_dim")
@@ -260,20 +209,17 @@ def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> _Heads:
     queries = heads * (nope + rope)
     parameters = query_rank * (hidden + queries) if query_rank else hidden * queries
     parameters += hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
-    return _Heads("MLA", heads, heads, nope + rope, parameters, rank, rope)
+    return Heads("MLA", heads, heads, nope + rope, parameters, rank, rope)
 
 
-# -- what to know about it --------------------------------------------------------------------------------------------
-
-
-def _with_notes(shape: ModelShape, filled: Mapping[str, Any], *, nested: bool) -> ModelShape:
+def _notes(storage: Storage, kv_dtype: str, filled: Mapping[str, Any], *, nested: bool) -> tuple[str, ...]:
     notes = []
     if sizes := [f"{key} {value:,}" for key, value in filled.items() if not isinstance(value, bool)]:
         notes.append(f"the file lacks {', '.join(sizes)}: what models of this type have is taken")
-    if not shape.storage.is_16_bit:
-        notes.append(f"bytes of {shape.storage.name} weights are an estimate: scales and padding vary")
-    if shape.kv_dtype != "auto":
-        notes.append(f"the checkpoint is made for a KV cache in {shape.kv_dtype}, which auto stands for")
+    if not storage.is_16_bit:
+        notes.append(f"bytes of {storage.name} weights are an estimate: scales and padding vary")
+    if kv_dtype != "auto":
+        notes.append(f"the checkpoint is made for a KV cache in {kv_dtype}, which auto stands for")
     if nested:
         notes.append("only the text model is counted: encoders of images or sound take memory besides")
-    return replace(shape, notes=tuple(notes))
+    return tuple(notes)

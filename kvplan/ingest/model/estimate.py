@@ -18,12 +18,13 @@ KV in one report. What an engine logs when it starts always wins over this.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.shape import ModelShape, kv_layers
-from kvplan.ingest.model.weights import Storage, named_storage
+from kvplan.ingest.model.weights import named_storage
 from kvplan.model.kv_layout import Attention, KvLayout, least_block_tokens
 from kvplan.units import format_bytes, format_percent
 
@@ -80,18 +81,15 @@ def estimate_replica(
     ----------
     utilization
         Share of the GPU's memory the engine may take: vLLM's ``gpu_memory_utilization``.
-    kv_dtype
-        As for `kv_layers`.
+    kv_dtype, weight_dtype
+        As for `kv_layers`; of the weights, in place of the configuration's: fp8, int8, int4, mxfp4, nvfp4, bf16, fp16.
     block_tokens
         Tokens of a page, or as many as a state needs; the capacity is rounded down to whole pages.
-    weight_dtype
-        Keep the weights in this type instead of the configuration's: fp8, int8, int4, mxfp4, nvfp4, bf16, fp16.
 
     Raises
     ------
     UsageError
-        Weights and overhead leave no room for a block, with what is missing and the tensor parallelism that would
-        do; or an argument is out of range.
+        No room for a block, with the tensor parallelism that would do; or an argument is out of range.
 
     Examples
     --------
@@ -107,73 +105,28 @@ def estimate_replica(
         raise UsageError(f"memory utilization {utilization}: must be above 0 and at most 1")
     if block_tokens < 1:
         raise UsageError(f"block of {block_tokens} tokens: must be at least 1")
-    storage = shape.storage if weight_dtype is None else named_storage(weight_dtype)
-    setup = _Setup(shape, gpu, utilization, kv_dtype, block_tokens, storage)
-    tokens = setup.tokens(tensor_parallel)
-    if tokens <= 0:
-        raise UsageError(setup.no_room(tensor_parallel))
-    return ReplicaEstimate(
-        memory_tokens=tokens,
-        layout=setup.layout(tensor_parallel),
-        memory_bytes_for_kv=setup.left_for_kv(tensor_parallel),
-        weights_bytes=setup.weights(tensor_parallel),
-        overhead_bytes=setup.overhead,
-        tensor_parallel=tensor_parallel,
-        notes=_notes(shape, gpu, setup.overhead),
-    )
+    if weight_dtype is not None:
+        shape = replace(shape, storage=named_storage(weight_dtype))
+    overhead = OVERHEAD_BYTES + int(OVERHEAD_SHARE * gpu.memory_bytes)
 
+    def on(gpus: int) -> tuple[int, int, KvLayout]:
+        """Bytes of weights, and for KV, on each of so many GPUs, and pages as large as a state, as engines have them.
 
-@dataclass(frozen=True, slots=True)
-class _Setup:
-    """Everything but the number of GPUs, so that several can be tried. Bytes are those of one GPU."""
+        Norms, and heads that are copied, are on every GPU; both are small and left out.
+        """
+        weights = math.ceil(shape.weight_bytes / gpus)
+        layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=gpus)
+        layout = KvLayout(layers, max(block_tokens, least_block_tokens(layers)))
+        return weights, int(utilization * gpu.memory_bytes) - weights - overhead, layout
 
-    shape: ModelShape
-    gpu: Gpu
-    utilization: float
-    kv_dtype: str
-    block_tokens: int
-    storage: Storage
-
-    @property
-    def overhead(self) -> int:
-        return OVERHEAD_BYTES + int(OVERHEAD_SHARE * self.gpu.memory_bytes)
-
-    def weights(self, gpus: int) -> int:
-        """Norms, and heads that are copied, are on every GPU; both are small and left out."""
-        return math.ceil(self.storage.total_bytes(self.shape.counts) / gpus)
-
-    def left_for_kv(self, gpus: int) -> int:
-        return int(self.utilization * self.gpu.memory_bytes) - self.weights(gpus) - self.overhead
-
-    def layout(self, gpus: int) -> KvLayout:
-        """Pages grow to the size of a state, as engines have them."""
-        layers = kv_layers(self.shape, kv_dtype=self.kv_dtype, tensor_parallel=gpus)
-        return KvLayout(layers, max(self.block_tokens, least_block_tokens(layers)))
-
-    def tokens(self, gpus: int) -> int:
-        layout = self.layout(gpus)
-        return self.left_for_kv(gpus) // layout.block_bytes * layout.block_tokens
-
-    def no_room(self, gpus: int) -> str:
-        missing = self.layout(gpus).block_bytes - self.left_for_kv(gpus)
-        where = self.gpu.name if gpus == 1 else f"each of {gpus} {self.gpu.name}"
-        return (
-            f"{self.shape.name} leaves no room for KV on {where}: {format_bytes(self.weights(gpus))} of weights and "
-            f"{format_bytes(self.overhead)} of overhead in {format_percent(self.utilization)} of "
-            f"{format_bytes(self.gpu.memory_bytes)}; {format_bytes(missing)} are missing; {self._what_fits()}"
+    weights, left, layout = on(tensor_parallel)
+    if left < layout.block_bytes:
+        where = gpu.name if tensor_parallel == 1 else f"each of {tensor_parallel} {gpu.name}"
+        raise UsageError(
+            f"{shape.name} leaves no room for KV on {where}: {format_bytes(weights)} of weights and "
+            f"{format_bytes(overhead)} of overhead in {format_percent(utilization)} of "
+            f"{format_bytes(gpu.memory_bytes)}; {format_bytes(layout.block_bytes - left)} are missing; {_what_fits(on)}"
         )
-
-    def _what_fits(self) -> str:
-        for gpus in range(1, _MOST_GPUS + 1):
-            try:
-                if self.tokens(gpus) > 0:
-                    return f"tensor parallelism {gpus} fits"
-            except UsageError:  # the heads cannot be shared out over so many
-                continue
-        return f"no tensor parallelism up to {_MOST_GPUS} fits"
-
-
-def _notes(shape: ModelShape, gpu: Gpu, overhead: int) -> tuple[str, ...]:
     notes = [
         f"capacity is an estimate: {format_bytes(overhead)} are assumed for graphs, activations and "
         "communication; the engine's own figure at start-up wins",
@@ -181,4 +134,16 @@ def _notes(shape: ModelShape, gpu: Gpu, overhead: int) -> tuple[str, ...]:
     ]
     if gpu.memory_from in _OFF:
         notes.append(f"memory of {gpu.name} is {_OFF[gpu.memory_from]} what engines see")
-    return tuple(notes)
+    tokens = left // layout.block_bytes * layout.block_tokens
+    return ReplicaEstimate(tokens, layout, left, weights, overhead, tensor_parallel, tuple(notes))
+
+
+def _what_fits(on: Callable[[int], tuple[int, int, KvLayout]]) -> str:
+    for gpus in range(1, _MOST_GPUS + 1):
+        try:
+            _, left, layout = on(gpus)
+        except UsageError:  # the heads cannot be shared out over so many
+            continue
+        if left >= layout.block_bytes:
+            return f"tensor parallelism {gpus} fits"
+    return f"no tensor parallelism up to {_MOST_GPUS} fits"

@@ -1,4 +1,4 @@
-"""Which layer of a model is of which kind, however its configuration says that.
+"""Which layer of a model is of which kind, however its configuration says that; and the states of some.
 
 =============================  =======================================================================================
 ``layer_types``                a word for each layer; so does ``layers_block_type``
@@ -9,12 +9,22 @@
 ``sliding_window``             windows: all but every ``sliding_window_pattern``-th layer, or beyond
                                ``max_window_layers``
 =============================  =======================================================================================
+
+Of a state vLLM allocates the last inputs of a convolution, and what its recurrence carries on:
+
+================  ==========================================  ========================================================
+linear attention  value heads · key width · value width       convolution over keys, queries and values
+Mamba-2           heads · head width · state width            over the inner vector, and two of each group's states
+Mamba-1           inner width · state width                   over the inner vector
+================  ==========================================  ========================================================
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 
+from kvplan.errors import UsageError
 from kvplan.ingest.model.json_keys import Keys
 
 
@@ -29,21 +39,19 @@ class Layer(StrEnum):
     EXPERTS = "experts"
 
 
-_WORDS: Mapping[str, Layer] = MappingProxyType(
-    {
-        **dict.fromkeys(("full_attention", "attention"), Layer.FULL),
-        "sliding_attention": Layer.WINDOW,
-        "chunked_attention": Layer.CHUNK,
-        **dict.fromkeys(("linear_attention", "mamba", "mamba2"), Layer.STATE),
-        "mlp": Layer.MLP,
-        "moe": Layer.EXPERTS,
-    }
-)
-_LETTERS: Mapping[str, Layer] = MappingProxyType(
-    {"M": Layer.STATE, "*": Layer.FULL, "-": Layer.MLP, "E": Layer.EXPERTS}
-)
-_SIZES = MappingProxyType({Layer.WINDOW: "sliding_window", Layer.CHUNK: "attention_chunk_size"})
-_PATTERN = "hybrid_override_pattern"
+_WORDS: Mapping[str, Layer] = {
+    **dict.fromkeys(("full_attention", "attention"), Layer.FULL),
+    "sliding_attention": Layer.WINDOW,
+    "chunked_attention": Layer.CHUNK,
+    **dict.fromkeys(("linear_attention", "mamba", "mamba2"), Layer.STATE),
+    "mlp": Layer.MLP,
+    "moe": Layer.EXPERTS,
+}
+_LETTERS: Mapping[str, Layer] = {"M": Layer.STATE, "*": Layer.FULL, "-": Layer.MLP, "E": Layer.EXPERTS}
+_SIZES = {Layer.WINDOW: "sliding_window", Layer.CHUNK: "attention_chunk_size"}
+_SIXTEEN_BITS = 2  # bytes
+_WIDTHS = {"": 2, "auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
+_DT_SHARE = 16  # of the hidden size to the width that Mamba-1 makes its time steps from
 
 
 def read_layers(keys: Keys, count: int, context: int | None) -> tuple[Layer, ...]:
@@ -59,13 +67,15 @@ def read_layers(keys: Keys, count: int, context: int | None) -> tuple[Layer, ...
     >>> [str(kind) for kind in read_layers(Keys("config.json", {"hybrid_override_pattern": "M-*E"}), 4, None)]
     ['state', 'mlp', 'full', 'experts']
     """
-    found = tuple(
-        Layer.FULL if kind in _SIZES and _covers(window_of(keys, kind), context) else kind
-        for kind in _read(keys, count)
-    )
-    if not {Layer.FULL, *_SIZES} & set(found):
+
+    def bounded(kind: Layer) -> bool:
+        return kind in _SIZES and not (context is not None and window_of(keys, kind) >= context)
+
+    read = _read(keys, count)
+    layers = tuple(Layer.FULL if kind in _SIZES and not bounded(kind) else kind for kind in read)
+    if not {Layer.FULL, *_SIZES} & set(layers):
         raise keys.error("num_hidden_layers", "no layer with attention, so there is no KV cache to plan")
-    return found
+    return layers
 
 
 def window_of(keys: Keys, kind: Layer) -> int:
@@ -74,11 +84,12 @@ def window_of(keys: Keys, kind: Layer) -> int:
 
 
 def _read(keys: Keys, count: int) -> list[Layer]:
-    if (words := keys.words("layer_types", "layers_block_type")) is not None:
+    if (words := keys.words("layer_types")) is not None:
         return _listed(keys, "layer_types", words, _WORDS, count)
-    if letters := keys.values.get(_PATTERN):
-        keys.text(_PATTERN)
-        return _listed(keys, _PATTERN, list(letters), _LETTERS, count)
+    if keys.values.get("hybrid_override_pattern"):
+        keys.text("hybrid_override_pattern")
+        letters = list(keys.values["hybrid_override_pattern"])
+        return _listed(keys, "hybrid_override_pattern", letters, _LETTERS, count)
     if set(keys.numbers("attn_type_list") or ()) - {1}:
         raise keys.error("attn_type_list", "layers listed by number are not supported; must be all 1")
     if (attending := _attending(keys, count)) is not None:
@@ -87,7 +98,7 @@ def _read(keys: Keys, count: int) -> list[Layer]:
         return _chunked(keys, count)
     if keys.optional_size("sliding_window") is None or not keys.flag("use_sliding_window", default=True):
         return [Layer.FULL] * count
-    if (every := keys.optional_size("sliding_window_pattern", "_sliding_window_pattern")) is not None:
+    if (every := keys.optional_size("sliding_window_pattern")) is not None:
         return [Layer.WINDOW if (i + 1) % every else Layer.FULL for i in range(count)]
     # Below this layer Qwen2 attends to everything; other models slide in all layers.
     first = min(keys.size("max_window_layers", default=0, least=0), count)
@@ -119,11 +130,101 @@ def _chunked(keys: Keys, count: int) -> list[Layer]:
     if rotated := keys.numbers("no_rope_layers"):
         if len(rotated) != count:
             raise keys.error("no_rope_layers", f"a list of {len(rotated)}; num_hidden_layers is {count}")
-        return [Layer.CHUNK if one else Layer.FULL for one in rotated]
+        return [Layer.CHUNK if rotates else Layer.FULL for rotates in rotated]
     every = keys.size("no_rope_layer_interval")
     return [Layer.CHUNK if (i + 1) % every else Layer.FULL for i in range(count)]
 
 
-def _covers(window: int, context: int | None) -> bool:
-    """No request is longer than the window, which then bounds nothing."""
-    return context is not None and window >= context
+# ---------------------------------------------------------------------------------------------- states
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Sizes of one layer's state: numbers of the recurrence, and `taps` inputs to each channel of the convolution.
+
+    `heads` are shared out over GPUs. Channels of `groups`, `group_channels` each, are copied where there are more GPUs.
+    """
+
+    heads: int
+    numbers: int
+    number_bytes: int
+    taps: int
+    channels: int
+    parameters: int
+    groups: int = 0
+    group_channels: int = 0
+
+    def bytes(self, tensor_parallel: int) -> int:
+        """Bytes on one GPU, whose heads must be shared out evenly.
+
+        Qwen3-Next: 32 heads of 128 by 128, and 3 inputs to 8,192 channels, in 16 bits.
+
+        >>> State(16, 32 * 128 * 128, 2, 3, 8192, 0).bytes(1)
+        1097728
+        """
+        if self.heads % tensor_parallel:
+            must = f"must divide the {self.heads} heads of the layers with states"
+            raise UsageError(f"tensor parallelism {tensor_parallel}: {must}")
+        groups = tensor_parallel if self.groups % tensor_parallel else self.groups
+        channels = self.channels + groups * self.group_channels
+        return (self.numbers * self.number_bytes + self.taps * channels * _SIXTEEN_BITS) // tensor_parallel
+
+
+def _linear(keys: Keys, hidden: int, width_bytes: int) -> State:
+    key_heads, heads = keys.size("linear_num_key_heads"), keys.size("linear_num_value_heads")
+    key_width, width = keys.size("linear_key_head_dim"), keys.size("linear_value_head_dim")
+    kernel = keys.size("linear_conv_kernel_dim")
+    values, channels = heads * width, 2 * key_heads * key_width + heads * width
+    # Queries, keys and values, the gate of the output, two numbers a head; and the way back.
+    parameters = hidden * (channels + values + 2 * heads) + values * hidden + channels * kernel
+    shared = math.gcd(key_heads, heads)
+    return State(shared, heads * key_width * width, width_bytes, kernel - 1, channels, parameters)
+
+
+def _mamba2(keys: Keys, hidden: int, width_bytes: int) -> State:
+    heads, width = keys.size("mamba_num_heads"), keys.size("mamba_head_dim")
+    groups, state, kernel = keys.size("n_groups"), keys.size("ssm_state_size"), keys.size("conv_kernel")
+    inner, of_groups = heads * width, 2 * groups * state
+    # Inputs, their gate, what the groups share, a time step a head; and the way back.
+    parameters = hidden * (2 * inner + of_groups + heads) + inner * hidden + (inner + of_groups) * kernel
+    return State(heads, inner * state, width_bytes, kernel - 1, inner, parameters, groups, 2 * state)
+
+
+def _mamba1(keys: Keys, hidden: int, width_bytes: int) -> State:
+    inner, state, kernel = (
+        keys.size("mamba_expand") * hidden,
+        keys.size("mamba_d_state"),
+        keys.size("mamba_d_conv"),
+    )
+    said = keys.values.get("mamba_dt_rank")
+    steps = -(-hidden // _DT_SHARE) if said in (None, "auto") else keys.size("mamba_dt_rank")
+    parameters = 3 * hidden * inner + inner * (2 * steps + 3 * state + kernel)
+    return State(inner, inner * state, width_bytes, kernel - 1, inner, parameters)
+
+
+# By the key that tells the kind.
+_STATES: Mapping[str, Callable[[Keys, int, int], State]] = {
+    "linear_num_value_heads": _linear,
+    "mamba_num_heads": _mamba2,
+    "mamba_d_state": _mamba1,
+}
+
+
+def read_state(keys: Keys, *, listed: bool) -> State | None:
+    """The state that a configuration describes; `listed`: it says which layers have one."""
+    read = next((read for key, read in _STATES.items() if keys.has(key)), None)
+    if not listed and read is None:
+        return None
+    if not listed:
+        key = next(keys.find(key)[0] for key in _STATES if keys.has(key))
+        raise keys.error(key, "states in layers that no key lists; must have layer_types or another list")
+    if read is None:
+        kinds = (
+            "linear_num_value_heads (linear attention), mamba_num_heads (Mamba-2) or mamba_d_state (Mamba-1)"
+        )
+        raise keys.error("layer_types", f"layers with states of no size; must have {kinds}")
+    said = keys.text("mamba_ssm_cache_dtype")
+    if said not in _WIDTHS:
+        known = ", ".join(filter(None, _WIDTHS))
+        raise keys.error(keys.find("mamba_ssm_cache_dtype")[0], f"{said[:40]!r}; must be one of {known}")
+    return read(keys, keys.size("hidden_size"), _WIDTHS[said])

@@ -43,15 +43,13 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.ingest.model import named
-from kvplan.ingest.model.hardware import Gpu
+from kvplan.ingest.model.hardware import Gpu, tables
 from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, kv_layers
 from kvplan.ingest.model.weights import Storage, named_storage
 from kvplan.model import Timing
 
 REQUEST_OVERHEAD_S = 0.024  # of a request outside the engine: measured of vLLM on public sweeps
 
-_LEARNT = "roofline.toml"
 _OPERATIONS = 2  # a multiplication and an addition for each parameter
 _SIXTEEN_BITS = 2  # bytes of an activation, and of a number in an embedding table, quantised or not
 _ALL_REDUCES = 2  # a layer: after attention and after the MLP
@@ -91,7 +89,7 @@ class Roofline:
     band
         Measured iterations took so many times as long, from and to, at 8 of 10 points of models not learnt from.
     configurations
-        Of model, GPU, engine, type of weights and parallelism that the band comes from.
+        Of model, GPU, engine, type of weights and parallelism, that the band comes from.
     notes
         The first says how far to trust it.
     """
@@ -226,7 +224,7 @@ def _flops(storage: Storage, gpu: Gpu) -> float:
 
 @cache
 def _learnt() -> Mapping[str, Any]:
-    return named.tables(_LEARNT)
+    return tables("roofline.toml")
 
 
 @cache
@@ -237,21 +235,15 @@ def efficiency() -> Efficiency:
 
 def _trust(shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> tuple[tuple[float, float], int, str]:
     """The band of an estimate, the configurations it comes from, and both in words."""
-    learnt = _learnt()
     kind, title = ("experts", "mixture of experts") if shape.counts.experts else ("dense", "dense model")
-    of_kind = learnt["bands"][kind]
+    bands, known = _learnt()["bands"][kind], gpu.name in _learnt()["gpus"]
     several = "1 GPU" if tensor_parallel == 1 else f"{tensor_parallel} GPUs"
-    known = gpu.name in learnt["gpus"]
-    if known and str(tensor_parallel) in of_kind:
-        behind, which = [of_kind[str(tensor_parallel)]], f"like this, a {title} on {several}"
+    if known and str(tensor_parallel) in bands:
+        behind, which = [bands[str(tensor_parallel)]], f"like this, a {title} on {several}"
     else:
         unlike = f"too few of them on {several}" if known else f"none of them on {gpu.name}"
-        behind, which = list(of_kind.values()), f"of a {title}; {unlike}, so that this may be further off"
+        behind, which = list(bands.values()), f"of a {title}; {unlike}, so that this may be further off"
     band = min(one["low"] for one in behind), max(one["high"] for one in behind)
     number = sum(one["configurations"] for one in behind)
-    return (
-        band,
-        number,
-        f"estimated: measured iterations took {band[0]:.2g} to {band[1]:.2g} times as long in {number} "
-        f"configurations {which}",
-    )
+    took = f"measured iterations took {band[0]:.2g} to {band[1]:.2g} times as long"
+    return band, number, f"estimated: {took} in {number} configurations {which}"

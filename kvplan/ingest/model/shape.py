@@ -6,14 +6,14 @@ Attention kinds, with bytes per token and layer on one GPU of t that share the m
 MHA, GQA, MQA           2 · max(1, kv_heads / t) · head_dim · bytes: t > kv_heads copies heads instead of splitting
 MLA                     (kv_lora_rank + qk_rope_head_dim) · bytes on every GPU: the latent is not split
 window, chunk           as above, but for the last tokens of a request alone
-linear, Mamba, …        none: a state of fixed size, `kvplan.ingest.model.state`
+linear, Mamba, …        none: a state of fixed size, `kvplan.ingest.model.layers`
 ======================  =============================================================================================
 """
 
 from dataclasses import dataclass
 
 from kvplan.errors import UsageError
-from kvplan.ingest.model.state import State
+from kvplan.ingest.model.layers import State
 from kvplan.ingest.model.weights import ParameterCounts, Storage
 from kvplan.model.kv_layout import Attention, Layers
 
@@ -33,6 +33,19 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """Attention of one layer: "MHA", "GQA", "MQA" or "MLA", which has a rank and a part with positions."""
+
+    kind: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    parameters: int
+    kv_lora_rank: int | None = None
+    rope_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes of a language model.
 
@@ -44,12 +57,6 @@ class ModelShape:
         All of them, those that keep nothing too.
     kept, state
         What layers keep of a request, by kind; the state of those that have one.
-    attention
-        "MHA", "GQA", "MQA" or "MLA".
-    kv_lora_rank, qk_rope_head_dim
-        Of MLA.
-    storage
-        How the weights are kept.
     context_tokens
         The longest request the model is made for.
     notes
@@ -64,12 +71,7 @@ class ModelShape:
     kept: tuple[Kept, ...]
     state: State | None
     hidden_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    attention: str
-    kv_lora_rank: int | None
-    qk_rope_head_dim: int | None
+    attention: Heads
     counts: ParameterCounts
     storage: Storage
     context_tokens: int | None
@@ -122,8 +124,6 @@ def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_para
     >>> shape = read_model("Llama-3.1-70B")
     >>> [kv_bytes_per_token(shape, tensor_parallel=t) for t in (1, 4, 8, 16)]
     [327680, 81920, 40960, 40960]
-    >>> kv_bytes_per_token(read_model("DeepSeek-V3"), tensor_parallel=8)
-    70272
     """
     layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
     full = sum(one.count * one.bytes for one in layers if one.kind is Attention.FULL)
@@ -131,40 +131,19 @@ def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_para
 
 
 def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int) -> int:
-    """Of one token in one layer on one GPU."""
+    """Of one token in one layer on one GPU: its share of the heads, or a copy where there are more GPUs than heads."""
     kind = shape.kv_dtype if kv_dtype.lower() == "auto" else kv_dtype.lower()
     if kind not in _KV_BYTES:
         raise UsageError(f"{kv_dtype[:40]!r} is not a type of KV cache; there are {', '.join(_KV_BYTES)}")
-    width = _KV_BYTES[kind]
-    kv_heads = kv_heads_per_gpu(shape, tensor_parallel)
-    if shape.kv_lora_rank is not None and shape.qk_rope_head_dim is not None:
-        return (shape.kv_lora_rank + shape.qk_rope_head_dim) * width
-    return 2 * kv_heads * shape.head_dim * width
-
-
-def kv_heads_per_gpu(shape: ModelShape, tensor_parallel: int) -> int:
-    """Key-value heads each GPU of a group holds: its share, or one copy where there are more GPUs than heads.
-
-    Raises
-    ------
-    UsageError
-        The heads cannot be shared out evenly, which engines refuse too.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.model.config import read_model
-    >>> [kv_heads_per_gpu(read_model("Llama-3.1-8B"), t) for t in (1, 2, 8, 32)]
-    [8, 4, 1, 1]
-    """
+    of, must = shape.attention, ""
     if tensor_parallel < 1:
-        raise UsageError(f"tensor parallelism {tensor_parallel}: must be at least 1")
-    if shape.heads % tensor_parallel:
-        raise UsageError(
-            f"tensor parallelism {tensor_parallel}: must divide the {shape.heads} attention heads of {shape.name}"
-        )
-    if shape.kv_heads % tensor_parallel and tensor_parallel % shape.kv_heads:
-        raise UsageError(
-            f"tensor parallelism {tensor_parallel}: must divide the {shape.kv_heads} key-value heads of "
-            f"{shape.name} or be a multiple of them"
-        )
-    return max(1, shape.kv_heads // tensor_parallel)
+        must = "must be at least 1"
+    elif of.heads % tensor_parallel:
+        must = f"must divide the {of.heads} attention heads of {shape.name}"
+    elif of.kv_heads % tensor_parallel and tensor_parallel % of.kv_heads:
+        must = f"must divide the {of.kv_heads} key-value heads of {shape.name} or be a multiple of them"
+    if must:
+        raise UsageError(f"tensor parallelism {tensor_parallel}: {must}")
+    if of.kv_lora_rank is not None and of.rope_dim is not None:
+        return (of.kv_lora_rank + of.rope_dim) * _KV_BYTES[kind]
+    return 2 * max(1, of.kv_heads // tensor_parallel) * of.head_dim * _KV_BYTES[kind]

@@ -1,7 +1,6 @@
 """Where estimates of a replica and its timing come from, in sentences."""
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from kvplan.ingest.model.estimate import ReplicaEstimate
@@ -15,14 +14,12 @@ from kvplan.profile.reading import Profile
 from kvplan.units import format_bytes
 from kvplan.version import __version__
 
-_KEPT: Mapping[Attention, str] = MappingProxyType(
-    {
-        Attention.FULL: "all tokens{of}",
-        Attention.WINDOW: "the last {}{of}",
-        Attention.CHUNK: "those since a multiple of {}{of}",
-        Attention.STATE: "a state{of}",
-    }
-)
+_KEPT: Mapping[Attention, str] = {
+    Attention.FULL: "all tokens{of}",
+    Attention.WINDOW: "the last {}{of}",
+    Attention.CHUNK: "those since a multiple of {}{of}",
+    Attention.STATE: "a state{of}",
+}
 
 
 def estimate_part(
@@ -87,17 +84,7 @@ def layout_lines(layout: KvLayout) -> Iterator[str]:
 
 
 def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Part:
-    """The table [timing] to expect, with its band.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.model.hardware import find_gpu
-    >>> from kvplan.ingest.model.config import read_model
-    >>> from kvplan.ingest.model.roofline import roofline
-    >>> shape, gpu = read_model("Llama-3.1-8B"), find_gpu("RTX 4090")
-    >>> print(roofline_part(roofline(shape, gpu), shape, gpu, 1).body.splitlines()[1])
-    d0 = "19.4 ms"
-    """
+    """The table [timing] to expect, with its band."""
     several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
     about = (
         f"Iteration time: an estimate by kvplan {__version__} for {shape.name} ({shape.source}) on "

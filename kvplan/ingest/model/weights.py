@@ -61,8 +61,6 @@ class Storage:
     def total_bytes(self, counts: ParameterCounts) -> int:
         """Bytes of all weights.
 
-        Examples
-        --------
         >>> counts = ParameterCounts(embeddings=100, tables=2, experts=0, idle_experts=0, other=1000)
         >>> Storage("16-bit").total_bytes(counts), Storage("fp8", 8).total_bytes(counts)
         (2200, 1200)
@@ -84,13 +82,6 @@ def count_parameters(
 ) -> ParameterCounts:
     """Parameters of a decoder, from the text model's configuration and those of one layer's attention or state.
 
-    Raises
-    ------
-    ProfileError
-        A size is missing or out of range.
-
-    Examples
-    --------
     Llama-2-7B: 6.74·10⁹.
 
     >>> keys = Keys("config.json", {"hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000})
@@ -100,18 +91,16 @@ def count_parameters(
     kind = keys.text("model_type")
     hidden = keys.size("hidden_size")
     matrices = 2 if kind in _PLAIN_MLP else 3
-    experts = keys.size(
-        "num_local_experts", "num_experts", "n_routed_experts", default=0, least=0, most=10**5
-    )
+    experts = keys.size("num_local_experts", default=0, least=0, most=10**5)
     dense, sparse = _feed_forward(keys, kinds, experts > 0)
     states, alone = kinds.count(Layer.STATE), kinds.count(Layer.MLP) + kinds.count(Layer.EXPERTS)
     other = (len(kinds) - states - alone) * attention_parameters + states * state_parameters
     if dense:
-        other += dense * matrices * hidden * keys.size("intermediate_size_mlp", "intermediate_size")
+        other += dense * matrices * hidden * keys.size("intermediate_size_mlp")
     routed = idle = 0
     if sparse:
-        used = keys.size("num_experts_per_tok", "experts_per_token", most=experts)
-        width = keys.size("moe_intermediate_size", "intermediate_size")
+        used = keys.size("num_experts_per_tok", most=experts)
+        width = keys.size("moe_intermediate_size")
         shared = keys.size("n_shared_experts", default=0, least=0, most=10**5)
         shared *= keys.size("moe_shared_expert_intermediate_size", default=width)
         shared += keys.size("shared_expert_intermediate_size", default=0, least=0)
@@ -135,7 +124,7 @@ def _feed_forward(keys: Keys, kinds: Sequence[Layer], has_experts: bool) -> tupl
         return alone
     layers = len(kinds)
     first = keys.size("first_k_dense_replace", default=0, least=0)
-    step = keys.size("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step", default=1)
+    step = keys.size("decoder_sparse_step", default=1)
     listed = set(keys.numbers("mlp_only_layers") or ())
     if (period := keys.optional_size("expert_layer_period")) is not None:
         step, offset = period, keys.size("expert_layer_offset", default=0, least=0)
@@ -151,33 +140,19 @@ def read_storage(table: Keys | None, *, experts: bool) -> Storage:
     Without one weights take 16 bits: engines load 32-bit checkpoints as 16-bit ones unless told otherwise. Where
     `experts` are and attention is not quantised, only the experts are taken to be.
 
-    Raises
-    ------
-    ProfileError
-        A method is not known here.
-
-    Examples
-    --------
     >>> read_storage(Keys("c", {"quant_method": "gptq", "bits": 4, "group_size": 128}), experts=False)
     Storage(name='gptq', bits=4.15625, experts_only=False)
     """
     if table is None:
         return SIXTEEN_BIT
     storage = _storage(table)
-    left_alone = table.words("ignore", "exclude_modules", "modules_to_not_convert") or ()
-    return (
-        replace(storage, experts_only=True) if experts and any("attn" in n for n in left_alone) else storage
-    )
+    left_alone = table.words("ignore") or ()
+    partly = experts and any("attn" in name for name in left_alone)
+    return replace(storage, experts_only=True) if partly else storage
 
 
 def read_kv_dtype(table: Keys | None) -> str:
-    """The type of KV cache that a quantised checkpoint is made for; "auto" where it does not say.
-
-    Examples
-    --------
-    >>> read_kv_dtype(Keys("hf_quant_config.json", {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}))
-    'fp8'
-    """
+    """The type of KV cache that a quantised checkpoint is made for; "auto" where it does not say."""
     if table is None:
         return "auto"
     scheme = table.table("kv_cache_scheme")
@@ -187,26 +162,20 @@ def read_kv_dtype(table: Keys | None) -> str:
 
 def _storage(table: Keys) -> Storage:
     method = table.text("quant_method")
-    if method in ("fp8", "fbgemm_fp8"):
-        return Storage("fp8", 8)
+    if method in ("fp8", "fbgemm_fp8", "mxfp4"):
+        return named_storage(method.removeprefix("fbgemm_"))
     if method in ("awq", "gptq"):
-        return _grouped(method, table.size("bits", "w_bit", default=4, most=8), _group(table))
-    if method == "mxfp4":
-        return named_storage("mxfp4")
+        return _grouped(method, table.size("bits", default=4, most=8), _group(table))
     if method == "bitsandbytes":
         return Storage(method, 4.5 if table.flag("load_in_4bit", default=False) else 8)
-    if method == "modelopt":
-        return _modelopt(table)
     if method == "compressed-tensors":
         return _compressed(table)
-    raise table.error(
-        "quant_method",
-        f"{method[:40] or 'missing'}; must be one of fp8, fbgemm_fp8, awq, gptq, mxfp4, bitsandbytes, modelopt, "
-        "compressed-tensors; without a quantization_config weights are taken to have 16 bits",
-    )
-
-
-def _modelopt(table: Keys) -> Storage:
+    if method != "modelopt":
+        raise table.error(
+            "quant_method",
+            f"{method[:40] or 'missing'}; must be one of fp8, fbgemm_fp8, awq, gptq, mxfp4, bitsandbytes, modelopt, "
+            "compressed-tensors; without a quantization_config weights are taken to have 16 bits",
+        )
     algorithm = table.text("quant_algo")
     for part, name in (("fp4", "nvfp4"), ("w4", "int4"), ("int4", "int4"), ("fp8", "fp8")):
         if part in algorithm:
@@ -253,13 +222,6 @@ _NAMED = {
 def named_storage(name: str) -> Storage:
     """How weights of a type are kept.
 
-    Raises
-    ------
-    UsageError
-        No such type.
-
-    Examples
-    --------
     >>> named_storage("int4").bits
     4.15625
     """

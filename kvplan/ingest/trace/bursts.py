@@ -161,8 +161,8 @@ def _course(sums: FloatArray, edges: IntArray, cell_s: float) -> StepCourse:
 
 def _explained(
     counts: FloatArray, cell_s: float, rate: float, cv: float, course: StepCourse
-) -> "list[Explained]":
-    found = []
+) -> list[Explained]:
+    explained = []
     for window_s in WINDOWS_S:
         size = round(window_s / cell_s)
         windows = counts.size // size if size else 0
@@ -173,5 +173,5 @@ def _explained(
         mean = float(inside.mean())
         modelled = index_of_dispersion(rate, cv, size * cell_s) + float(expected.var(ddof=1)) / mean
         recorded, error = float(inside.var(ddof=1)) / mean, 2 * math.sqrt(2 / (windows - 1))
-        found.append(Explained(size * cell_s, recorded, modelled, error))
-    return found
+        explained.append(Explained(size * cell_s, recorded, modelled, error))
+    return explained

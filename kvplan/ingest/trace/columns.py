@@ -12,8 +12,7 @@ from kvplan.errors import ProfileError
 from kvplan.ingest.cells import json_object, plain_name, shown
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines
-from kvplan.ingest.trace.format import Extras, RequestFormat
-from kvplan.ingest.trace.identities import BadRowError, Request
+from kvplan.ingest.trace.format import BadRowError, Extras, Request, request_list
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
 
 # Usual names, plain; the first that is there counts.
@@ -42,8 +41,6 @@ _PARENT = "parent_chat_id"  # of the turn before, where each turn has a chat_id 
 class Columns(NamedTuple):
     """What the columns of time, input and output are called, and the unit of time in seconds.
 
-    Examples
-    --------
     >>> Columns("t", "in", "out", 1e-3).request([1500, 7, 8], (0, 1, 2))
     (1.5, 7, 8)
     """
@@ -80,13 +77,7 @@ class Columns(NamedTuple):
             yield request
 
     def request(self, row: Any, places: Sequence[Any]) -> Request:
-        """The request in a row that has time, input and output in these places.
-
-        Raises
-        ------
-        BadRowError
-            One of them is missing, or no such value.
-        """
+        """The request in a row that has time, input and output in these places; or raise a `BadRowError`."""
         time, inputs, outputs = places
         try:
             seen = row[time], row[inputs], row[outputs]
@@ -130,8 +121,8 @@ def _columns(first: Beginning) -> dict[str, str]:
 
 
 USUAL = (
-    RequestFormat("CSV", lambda first: not first.in_json, _usual),
-    RequestFormat("JSON lines", lambda first: first.in_json, _usual),
+    request_list("CSV", lambda first: not first.in_json, _usual),
+    request_list("JSON lines", lambda first: first.in_json, _usual),
 )
 
 
@@ -140,13 +131,7 @@ def _has(row: Any, place: Any) -> bool:
 
 
 def seconds(value: Any, name: str) -> float:
-    """Seconds of a number, or of a date and time; one without a zone is in UTC.
-
-    Raises
-    ------
-    BadRowError
-        It is neither; with the name of the column.
-    """
+    """Seconds of a number, or of a date and time; one without a zone is in UTC."""
     try:
         if isinstance(value, bool):
             raise ValueError

@@ -39,12 +39,6 @@ def binned(traffic: Traffic, bins: int = BINS, points: int = POINTS) -> tuple[Re
     References
     ----------
     New, theory §3 ("Traces"). Where to cut, for the least squared error: `cut`.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.trace.traffic import _example
-    >>> [(c.name, c.input_tokens, c.decode_tokens) for c in binned(_example(), bins=2)]
-    [('input 10-12', 11, (20, 40)), ('input 300', 300, (5,))]
     """
     group = cut(traffic.input_tokens, traffic.count, bins)
     classes = []
@@ -72,12 +66,6 @@ def compact(traffic: Traffic, classes: int) -> tuple[RequestClass, ...]:
 
     The class whose lengths differ most from their means, in units of their spread over the trace, is cut in two at
     its mean, until there are enough.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.trace.traffic import _example
-    >>> [(c.name, c.decode_tokens) for c in compact(_example(), 2)]
-    [('input 10-12, decode 20-40', (30,)), ('input 300, decode 5', (5,))]
     """
     lengths = np.stack([traffic.input_tokens, traffic.decode_tokens]).astype(np.float64)
     count = traffic.count
@@ -147,13 +135,6 @@ def bursts(traffic: Traffic, classes: tuple[RequestClass, ...], like: ServingMod
     """What of the arrivals varies slowly, and what clusters while a request is on the replica of `like`; or None.
 
     There is nothing to tell without arrival times, or where a trace is not much longer than a stay.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.trace.traffic import _example
-    >>> from kvplan.model import Replica, Timing
-    >>> like = ServingModel(binned(_example()), Timing(0.01), Replica(9000))
-    >>> bursts(_example(), like.classes, like)
     """
     if traffic.counts is None:
         return None
@@ -167,17 +148,7 @@ def bursts(traffic: Traffic, classes: tuple[RequestClass, ...], like: ServingMod
 def moment_errors(
     traffic: Traffic, classes: tuple[RequestClass, ...], like: ServingModel
 ) -> tuple[float, float]:
-    """Relative errors that classes make in a request's mean footprint and in the variance of KV usage.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.trace.traffic import _example
-    >>> from kvplan.model import Replica, Timing
-    >>> traffic = _example()
-    >>> like = ServingModel(binned(traffic), Timing(0.01), Replica(9000))
-    >>> moment_errors(traffic, like.classes, like)
-    (0.0, 0.0)
-    """
+    """Relative errors that classes make in a request's mean footprint and in the variance of KV usage."""
     mix = ServingModel(classes, like.timing, like.replica).mix
     prefill = like.replica.prefill
     read = Weights(
@@ -195,8 +166,6 @@ def moment_errors(
 def describe(found: Distortion) -> str:
     """One sentence on what classes distort.
 
-    Examples
-    --------
     >>> describe(Distortion(True, False, 0.0026, -0.0003, 0.002, -0.04))
     'stable traffic looks unstable; 1 - ρ is -0.0003 for 0.0026; mean footprint +0.2%, variance of KV usage -4%'
     """

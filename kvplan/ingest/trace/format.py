@@ -1,18 +1,81 @@
-"""What a format of traces is: the record that a module of `kvplan.ingest.trace.formats` calls ``FORMAT``.
+"""What readers of traces yield: requests that a file lists, or a description of them by rates and lengths.
 
-Formats are told apart by content, never by name. Most list requests: `RequestFormat`. One that only describes them, by
-rates and distributions of lengths, is a `DescriptionFormat`.
+`read(first, lines, extras)` of a reader among `READERS` of `kvplan.ingest.trace.formats` yields requests; a
+`BadRowError` is of the line taken last. `read(path, start)` of one among `DESCRIPTIONS` returns a `Description`.
 """
 
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kvplan.ingest.reader import Beginning
+from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.text_file import Lines
-from kvplan.ingest.trace.identities import Identities, Request
 from kvplan.model import FloatArray, IntArray
+
+Request = tuple[float, int, int]  # when it arrived, seconds; tokens in; tokens out
+
+MOST_HASHES = 8_000_000  # remembered; below a gigabyte where they are used
+_MOST_REQUESTS = 1_500_000
+
+
+class BadRowError(Exception):
+    """A row that cannot be read; `key` names the column."""
+
+    def __init__(self, message: str, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class Identities:
+    """Requests with tokens and what identifies them, in the order of the file, as far as there is room.
+
+    Attributes
+    ----------
+    arrival_s, input_tokens, output_tokens
+        A value for each request.
+    hashes, hash_count
+        Of the blocks of all prompts, and how many each request has.
+    conversation
+        The number of the conversation that each is a turn of; -1: of none.
+    full
+        There was no room for the last ones.
+    """
+
+    def __init__(self) -> None:
+        self.arrival_s = array("d")
+        self.input_tokens, self.output_tokens = array("q"), array("q")
+        self.hashes, self.hash_count = array("q"), array("q")
+        self.conversation = array("q")
+        self.full = False
+        self._known: dict[Hashable, int] = {}
+
+    def add(self, request: Request, hashes: Any, conversation: Any = None, parent: Any = None) -> None:
+        """Remember a request; `parent` is the conversation that this one goes on with, where turns have names."""
+        if not (request[1] and request[2]):
+            return
+        hashes = hashes if isinstance(hashes, list) else []
+        if len(self.hashes) + len(hashes) > MOST_HASHES or len(self.arrival_s) >= _MOST_REQUESTS:
+            self.full = True
+        if self.full:
+            return
+        try:
+            self.hashes.extend(hashes)
+        except (TypeError, OverflowError):
+            raise BadRowError("must be a list of whole numbers", "hash_ids") from None
+        self.hash_count.append(len(hashes))
+        arrival, inputs, outputs = request
+        self.arrival_s.append(arrival)
+        self.input_tokens.append(inputs)
+        self.output_tokens.append(outputs)
+        self.conversation.append(self._number(conversation, parent))
+
+    def _number(self, conversation: Any, parent: Any) -> int:
+        if not isinstance(conversation, str | int) or conversation == "":
+            return -1
+        before = self._known.get(parent) if isinstance(parent, str | int) else None
+        return self._known.setdefault(conversation, len(self._known) if before is None else before)
 
 
 @dataclass
@@ -29,17 +92,6 @@ class Extras:
 
     duration_s: float | None = None
     identities: Identities = field(default_factory=Identities)
-
-
-class RequestFormat(NamedTuple):
-    """A list of requests, under the name that provenance calls it by.
-
-    No two formats may recognise the same beginning. A `BadRowError` of `requests` is of the line taken last.
-    """
-
-    name: str
-    recognises: Callable[[Beginning], bool]
-    requests: Callable[[Beginning, Lines, Extras], Iterator[Request]]
 
 
 class Part(NamedTuple):
@@ -71,9 +123,10 @@ class Description(NamedTuple):
         return self.rates_rps.size
 
 
-class DescriptionFormat(NamedTuple):
-    """A description of requests, under the name that provenance calls it by; recognised by some thousand characters."""
+Lists = Callable[[Beginning, Lines, Extras], Iterator[Request]]
+Describes = Callable[[Path, str], Description]
 
-    name: str
-    recognises: Callable[[str], bool]
-    read: Callable[[Path, str], Description]
+
+def request_list(name: str, recognises: Callable[[Beginning], bool], read: Lists) -> Reader[Lists]:
+    """Make the reader of a list of requests; no two may recognise the same beginning."""
+    return Reader(name, FileKind.REQUESTS, recognises, read)

@@ -34,9 +34,8 @@ class Trace:
 def read_trace(path: Path) -> Trace:
     """Read a trace of any format of `kvplan.ingest.trace.rows`. Times count to the microsecond.
 
-    Where the blocks of its prompts have hashes, they say which begin alike.
-
-    Rows that generate nothing are left out and counted; an empty prompt is no reason, as in a profile.
+    Where the blocks of its prompts have hashes, they say which begin alike. Rows that generate nothing are left out and
+    counted; an empty prompt is no reason, as in a profile.
 
     Raises
     ------
@@ -61,10 +60,9 @@ def read_trace(path: Path) -> Trace:
     rows = sum(block.time_s.size for block in blocks)
     if not any(block.output_tokens.any() for block in blocks):
         raise UsageError(f"{path}: no request that generates tokens; {rows:,} rows")
-    served = [block.output_tokens > 0 for block in blocks]
-    arrival = np.concatenate([block.time_s[some] for block, some in zip(blocks, served, strict=True)])
-    inputs = np.concatenate([block.input_tokens[some] for block, some in zip(blocks, served, strict=True)])
-    decode = np.concatenate([block.output_tokens[some] for block, some in zip(blocks, served, strict=True)])
+    arrival, inputs, decode = (np.concatenate(column) for column in zip(*blocks, strict=True))
+    served = decode > 0
+    arrival, inputs, decode = arrival[served], inputs[served], decode[served]
     order = np.argsort(arrival, kind="stable")
     hashes, block_tokens = _hashes(file, inputs)
     recorded = Recorded(
@@ -78,13 +76,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def with_trace(profile: "Profile") -> "Profile":
-    """The profile with the requests of the trace that it refers to, if it does, for simulations to replay.
-
-    Raises
-    ------
-    ProfileError
-        The trace cannot be used, or brings a request that never fits.
-    """
+    """The profile with the requests of the trace that it refers to, if it does, for simulations to replay."""
     if profile.trace is None or profile.known is None:
         return profile
     try:
@@ -95,13 +87,7 @@ def with_trace(profile: "Profile") -> "Profile":
 
 
 def replaying(profile: "Profile", recorded: Recorded) -> "Profile":
-    """The complete profile with these requests to replay.
-
-    Raises
-    ------
-    ProfileError
-        A request never fits, or they have no rate.
-    """
+    """The complete profile with these requests to replay; refused if one never fits, or they have no rate."""
     place = "workload", "trace"
     longest, memory = int((recorded.input_tokens + recorded.decode_tokens).max()), profile.model.replica
     if longest > memory.capacity_tokens:

@@ -18,9 +18,13 @@ from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace.columns import USUAL
-from kvplan.ingest.trace.format import Description, DescriptionFormat, Extras, RequestFormat
-from kvplan.ingest.trace.formats import FORMATS
-from kvplan.ingest.trace.identities import BadRowError, Request
+from kvplan.ingest.trace.format import (
+    BadRowError,
+    Description,
+    Extras,
+    Request,
+)
+from kvplan.ingest.trace.formats import DESCRIPTIONS, READERS
 from kvplan.model import FloatArray, IntArray
 
 BLOCK_ROWS = 8192
@@ -47,14 +51,8 @@ class TraceFile:
     """A trace to be iterated over once, block by block; what else was found is there when it is done.
 
     The format is known with the first block. `cut_off` is 1 if the file ends within its last row, which is left out.
+    A row that cannot be read is refused with its line.
 
-    Raises
-    ------
-    UsageError
-        While iterating: with the line of the first row that cannot be read.
-
-    Examples
-    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder, "trace.csv")
@@ -83,13 +81,12 @@ class TraceFile:
     def _blocks(self, lines: Lines) -> Iterator[Rows]:
         """Rows as arrays. A row that cannot be read is the end of a file that was cut off, or an error."""
         first = Beginning.of_lines(lines)
-        known = (format for format in FORMATS if isinstance(format, RequestFormat))
-        format = next(format for format in (*known, *USUAL) if format.recognises(first))
-        self.format = format.name
+        reader = next(reader for reader in (*READERS, *USUAL) if reader.recognises(first))
+        self.format = reader.name
         block: list[Request] = []
         any_before = False
         try:
-            for request in format.requests(first, lines, self.extras):
+            for request in reader.read(first, lines, self.extras):
                 block.append(request)
                 any_before = True
                 if len(block) == BLOCK_ROWS:
@@ -104,22 +101,16 @@ class TraceFile:
 
 
 def read_description(path: Path) -> tuple[str, Description] | None:
-    """What a file describes that lists no requests, after the name of its format; None where it lists them.
-
-    Raises
-    ------
-    UsageError
-        It describes them, but cannot be used.
-    """
+    """What a file describes that lists no requests, after the name of its format; None where it lists them."""
     if not path.is_file():  # a pipe can be read only once
         return None
     try:
         start = beginning(path, _BEGINNING)
     except UsageError:
         return None  # whoever reads it next says why
-    for format in FORMATS:
-        if isinstance(format, DescriptionFormat) and format.recognises(start):
-            return format.name, format.read(path, start)
+    for reader in DESCRIPTIONS:
+        if reader.recognises(Beginning("", False, (), None, text=start)):
+            return reader.name, reader.read(path, start)
     return None
 
 

@@ -33,14 +33,6 @@ def traffic_part(
         arrivals are replayed.
     reference
         How the profile refers to the trace where arrivals have to be replayed; None: it can not.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.trace.fit import binned
-    >>> from kvplan.ingest.trace.traffic import _example
-    >>> part = traffic_part(_example(), binned(_example()), None)
-    >>> part.body.splitlines()[:2], part.origin.source
-    (['[[classes]]', 'name = "input 10"'], 'example')
     """
     found_bursts = None if like is None else bursts(traffic, tuple(classes), like)
     about = [*_about(traffic, classes, like, distortion), *arrivals_notes(found_bursts, reference)]
@@ -90,8 +82,6 @@ def arrivals_notes(found: Bursts | None, reference: str | None) -> Iterable[str]
 def workload_table(found: Bursts, reference: str | None) -> str:
     """TOML of [workload]: cv, schedule, and the trace where these explain too little; empty for Poisson arrivals.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> from kvplan.model.schedule import StepCourse
     >>> course = StepCourse(20.0, np.array([0.0, 5.0]), np.array([0.4, 1.2]))
@@ -140,8 +130,6 @@ def prefix_table(found: Prefixes) -> str:
 def hit_note(found: Prefixes, memory_tokens: int | None) -> str:
     """What a prefix cache makes of a trace, in a sentence.
 
-    Examples
-    --------
     >>> hit_note(Prefixes(((1000, 0.2), (3000, 0.3)), (), None, 9, True, 16, True), 2000)
     'a prefix cache finds 25% of the prompt tokens in 2,000 tokens of memory, 30% in any that is large enough (3,000)'
     """

@@ -80,13 +80,8 @@ class Traffic:
 def measure(path: Path) -> Traffic:
     """Read a trace; rows without input or without output are left out, and said to be.
 
-    Raises
-    ------
-    UsageError
-        The file cannot be read, or holds fewer than two arrivals.
+    Raises a `UsageError` where the file cannot be read, or holds fewer than two arrivals.
 
-    Examples
-    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder, "trace.csv")
@@ -298,9 +293,3 @@ class _Arrivals:
     def _double(self, keys: IntArray) -> IntArray:
         self._width_s *= 2
         return keys >> 1
-
-
-def _example() -> Traffic:
-    """Four requests, for examples in docstrings."""
-    inputs, decode, count = np.array([10, 12, 300]), np.array([20, 40, 5]), np.array([1.0, 1.0, 2.0])
-    return Traffic(Path("example"), "CSV", "", 4, inputs, decode, count, 0.0, 3.0, 1.0, None, None, ())

@@ -9,7 +9,8 @@ import numpy as np
 from kvplan.analysis.hindsight import Instance, Metric, hindsight
 from kvplan.errors import UsageError
 from kvplan.model import Prefill, Replica, ServingModel, Timing
-from kvplan.simulation.experiments.load import Arrivals, Load, generate
+from kvplan.options import Arrivals
+from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.requests import Requests
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
+from kvplan.options import Arrivals
 from kvplan.simulation.requests import (
     Requests,
     burst,
@@ -41,17 +41,6 @@ _MORE = 2  # times the requests of users that are expected until a horizon
 DEFAULT_BURST = (1.5, 0.5, 60.0, 60.0)  # keeps the mean rate
 
 
-class Arrivals(StrEnum):
-    """How requests arrive."""
-
-    POISSON = "poisson"
-    GAMMA = "gamma"
-    BURST = "burst"
-    SATURATED = "saturated"
-    INTERLEAVED = "interleaved"
-    CLOSED = "closed"
-
-
 _ALWAYS_THERE = (Arrivals.SATURATED, Arrivals.INTERLEAVED, Arrivals.CLOSED)  # whatever the rates
 
 
@@ -70,16 +59,7 @@ class Load(NamedTuple):
     burst_sessions: Burst | None = None  # beside those of the profile
 
     def on(self, model: ServingModel) -> "Load":
-        """The same, with the arrivals of the model where nothing else is said.
-
-        Examples
-        --------
-        >>> from kvplan.model import ArrivalProcess, Replica, RequestClass, Timing
-        >>> one, clumps = RequestClass("a", 9, (5,), (1.0,), 2.0), ArrivalProcess(cv=2.0)
-        >>> found = Load().on(ServingModel((one,), Timing(0.01), Replica(500), arrivals=clumps))
-        >>> found.kind.value, found.cv
-        ('gamma', 2.0)
-        """
+        """Fill in the arrivals of the model where nothing else is said."""
         if self.kind is not None or self.trace is not None:
             return self
         arrivals = model.arrivals
@@ -107,7 +87,7 @@ class Load(NamedTuple):
         return self.trace is None and self.kind in (Arrivals.SATURATED, Arrivals.INTERLEAVED)
 
     def is_drawn(self, model: ServingModel) -> bool:
-        """Whether seeds differ: not in what is recorded or interleaved, nor where all are alike and always there."""
+        """Tell whether seeds differ: not of what is recorded or interleaved, nor where all are alike and there."""
         if model.drafts is not None:
             return True
         if self.trace is not None:
@@ -117,15 +97,7 @@ class Load(NamedTuple):
 
 
 def generate(model: ServingModel, load: Load, seed: int) -> Requests:
-    """The requests of one seed; the same for every policy.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> model = ServingModel((RequestClass("a", 9, (5,), (1.0,), 2.0),), Timing(0.01), Replica(500))
-    >>> generate(model, Load(requests=3), 0).decode_tokens.tolist()
-    [5, 5, 5]
-    """
+    """Draw the requests of one seed; the same for every policy."""
     load = load.on(model)
     found = _requests(model, load, seed)
     return (
@@ -173,7 +145,7 @@ def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Req
 
 
 def _always_there(model: ServingModel, load: Load, size: int, rng: np.random.Generator) -> Requests:
-    """Strangers, whatever the model says that they have in common."""
+    """Draw strangers, whatever the model says that they have in common."""
     match load.kind:
         case Arrivals.INTERLEAVED:
             return interleaved(model, requests=size)
@@ -184,7 +156,7 @@ def _always_there(model: ServingModel, load: Load, size: int, rng: np.random.Gen
 
 
 def _of_classes(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:
-    """Open arrivals, with what they share and ask for again."""
+    """Draw open arrivals, with what they share and ask for again."""
     asks = any(c.reuse is not None for c in model.classes)
     size, horizon = load.requests, load.horizon_s
     drawn = _open(heads(model) if asks else model, load, rng)
@@ -210,7 +182,7 @@ def _open(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests
 
 
 def _of_sessions(model: ServingModel, load: Load, expected: int, rng: np.random.Generator) -> Requests:
-    """The turns of sessions, which come at random, or are those of users."""
+    """Draw the turns of sessions, which come at random, or are those of users."""
     kinds = [c.sessions for c in model.classes if c.sessions is not None]
     places = [
         [i for i, kind in enumerate(kinds) if (kind.users is None) is at_random]
@@ -239,7 +211,7 @@ def _of_sessions(model: ServingModel, load: Load, expected: int, rng: np.random.
 
 
 def _expected(model: ServingModel, load: Load) -> float:
-    """How many requests there will be, about; of those that are always there, more than can be served."""
+    """Estimate how many requests there will be; of those that are always there, more than can be served."""
     if load.requests is not None or load.horizon_s is None:
         return float(load.requests or 0)
     if load.kind in _ALWAYS_THERE:

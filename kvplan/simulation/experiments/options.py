@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.model import ServingModel
+from kvplan.options import Arrivals, RunOptions
 from kvplan.simulation.experiments.load import (
     DEFAULT_BURST,
     DEFAULT_CLIENTS,
     DEFAULT_CV,
     DEFAULT_REQUESTS,
     MAX_REQUESTS,
-    Arrivals,
     Load,
 )
 from kvplan.simulation.policies import POLICIES
@@ -39,7 +38,7 @@ def load(
     burst_sessions: str | None = None,
     model: ServingModel | None = None,
 ) -> Load:
-    """The requests of a study; options that do not go together are refused, before `trace` is read.
+    """Read the requests of a study; options that do not go together are refused, before `trace` is read.
 
     Where nothing says how they arrive, the trace of the model does, if it has one.
 
@@ -95,27 +94,28 @@ def check_requests(requests: int) -> None:
 
 
 def drawn(
-    model: ServingModel,
-    *,
-    trace: Callable[[], Requests] | None,
-    requests: int | None,
-    horizon: str | None,
-    first: int | None = None,
-    count: int | None = None,
-    **arriving: Any,
+    model: ServingModel, asked: RunOptions, trace: Callable[[], Requests] | None
 ) -> tuple[Load, list[int]]:
-    """Return the requests that come to a model, and the seeds of its runs, `count` from `first` on.
-
-    `arriving` are the other options of `load`.
-    """
-    found = load(trace=trace, requests=requests, horizon=horizon, model=model, **arriving)
+    """Return the requests that come to a model, and the seeds of its runs; `trace` reads what is to be replayed."""
+    found = load(
+        kind=asked.arrivals,
+        cv=asked.cv,
+        concurrency=asked.concurrency,
+        burst=asked.burst,
+        trace=trace,
+        requests=asked.requests,
+        horizon=asked.horizon,
+        burst_sessions=asked.burst_sessions,
+        model=model,
+    )
     check_sessions(found, model)
-    if requests is None and horizon is None and trace is None:
+    if asked.requests is None and asked.horizon is None and trace is None:
         found = with_sessions(found, model)
-    fixed = "--arrivals interleaved" if found.kind is Arrivals.INTERLEAVED else None
+    fixed = "--arrivals interleaved" if asked.arrivals is Arrivals.INTERLEAVED else None
     if found.trace is not None:
         fixed = "the trace of the profile" if trace is None else "--trace"
-    return found, seeds(first or 0, 1 if count is None else count, without_chance=fixed)
+    count = 1 if asked.seeds is None else asked.seeds
+    return found, seeds(asked.seed or 0, count, without_chance=fixed)
 
 
 def check_sessions(load: Load, model: ServingModel) -> None:
@@ -150,13 +150,7 @@ def with_sessions(load: Load, model: ServingModel) -> Load:
 
 
 def seeds(first: int, count: int, *, without_chance: str | None = None) -> list[int]:
-    """`count` seeds from `first` on; the option that leaves nothing to chance, if there is one, goes with one alone.
-
-    Examples
-    --------
-    >>> seeds(7, 2)
-    [7, 8]
-    """
+    """List `count` seeds from `first` on; the option that leaves nothing to chance goes with one alone."""
     if first < 0:
         raise UsageError(f"--seed {first}: 0 or more")
     if not 1 <= count <= _MAX_SEEDS:
@@ -167,13 +161,7 @@ def seeds(first: int, count: int, *, without_chance: str | None = None) -> list[
 
 
 def chosen(names: Sequence[str], settings: Sequence[str]) -> dict[str, Settings]:
-    """Policies by name with their settings, such as ``vllm.watermark=0.05`` or ``wait.thresholds=4,4``, checked.
-
-    Examples
-    --------
-    >>> chosen(["vllm"], ["vllm.watermark=0.05"])["vllm"].given
-    {'watermark': (0.05,)}
-    """
+    """Read policies by name with their settings, such as ``vllm.watermark=0.05`` or ``wait.thresholds=4,4``."""
     given: dict[str, dict[str, tuple[float, ...]]] = {}
     for name in names:
         if name not in POLICIES:

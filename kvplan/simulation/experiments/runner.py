@@ -4,9 +4,8 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
@@ -44,7 +43,7 @@ class Job(NamedTuple):
         return POLICIES[self.settings.policy]
 
     def parameters(self) -> dict[str, object]:
-        """Those of the policy, as they will be run; refuses what cannot be run."""
+        """Return those of the policy, as they will be run; refuse what cannot be run."""
         if self.scenario.model.fleet is not None:
             return self._groups()[1]
         return self.prepare()[1]
@@ -57,7 +56,7 @@ class Job(NamedTuple):
         return found, parameters
 
     def prepare(self) -> tuple[Setup, dict[str, object]]:
-        """What the engine needs of one replica, and the parameters; refuses what cannot be run."""
+        """Return what the engine needs of one replica, and the parameters; refuse what cannot be run."""
         self._check()
         return self.policy.prepare(self.scenario, self.settings)
 
@@ -74,36 +73,28 @@ class Job(NamedTuple):
         compile: bool | None = None,
     ) -> Outcome:
         """Make it; the arguments are those of `kvplan.simulation.engine.run`."""
-        model = self.scenario.model
+        scenario, model = self.scenario, self.scenario.model
+        common: dict[str, Any] = {
+            "request_overhead_s": model.request_overhead_s,
+            "horizon_s": self.horizon_s,
+            "spans": self.spans,
+            "compile": compile,
+            "watch": watch,
+            "announce": announce,
+        }
+        form_batch, requests = self.policy.form_batch, scenario.requests
         if model.fleet is not None:
+            seconds = model.fleet.transfer_s(1)
             return fleet.run(
-                self.policy.form_batch,
-                self.scenario.requests,
+                form_batch,
+                requests,
                 self._groups()[0],
                 model.fleet.routing,
-                seed=self.scenario.seed,
-                seconds_per_token=model.fleet.transfer_s(1),
-                request_overhead_s=model.request_overhead_s,
-                horizon_s=self.horizon_s,
-                spans=self.spans,
-                compile=compile,
-                watch=watch,
-                announce=announce,
+                seed=scenario.seed,
+                seconds_per_token=seconds,
+                **common,
             )
-        setup, _ = self.prepare()
-        return engine.run(
-            self.policy.form_batch,
-            self.scenario.requests,
-            model.timing,
-            model.replica,
-            setup,
-            request_overhead_s=model.request_overhead_s,
-            horizon_s=self.horizon_s,
-            spans=self.spans,
-            compile=compile,
-            watch=watch,
-            announce=announce,
-        )
+        return engine.run(form_batch, requests, model.timing, model.replica, self.prepare()[0], **common)
 
 
 class Runnable(Protocol[_Found_co]):
@@ -123,7 +114,7 @@ class Runnable(Protocol[_Found_co]):
 def scenarios(
     model: ServingModel, plan: Plan, load: Load, seeds: Sequence[int], *, threads: int | None = None
 ) -> list[Scenario]:
-    """What each seed makes of a load; the same for every policy. `threads` as for `run_rows`."""
+    """Draw what each seed makes of a load; the same for every policy. `threads` as for `run_rows`."""
     load = load.on(model)
     names = ("trace",) if load.trace is not None else tuple(c.name for c in model.classes)
     drawn = at_once(lambda seed: generate(model, load, seed), seeds, threads)
@@ -133,7 +124,7 @@ def scenarios(
 def at_once(
     work: Callable[[_Given], _Found], of: Sequence[_Given], threads: int | None = None
 ) -> list[_Found]:
-    """The work on each of some things, in so many threads, or on all cores: for what is mostly numpy's."""
+    """Do the work on each of some things, in so many threads, or on all cores: for what is mostly numpy's."""
     threads = min(len(of), threads or os.cpu_count() or 1)
     if threads <= 1:
         return [work(one) for one in of]
@@ -157,7 +148,7 @@ def run_rows(
     jobs = [job for row in rows for job in row]
     stop, done = threading.Event(), [0] * len(jobs)
     total = sum(job.scenario.requests.arrival_s.size for job in jobs)
-    announce = None if announce is None else _once(announce)
+    told = set[str]()  # of each policy once: several of its runs come to be compiled at the same time
 
     def work(index: int) -> _Found | None:
         if stop.is_set():
@@ -167,9 +158,14 @@ def run_rows(
             done[index] = completed
             return not stop.is_set()
 
-        told = partial(announce, jobs[index].policy.name) if announce is not None else None
+        def tell(kept: bool) -> None:
+            name = jobs[index].policy.name
+            if announce is not None and name not in told:
+                told.add(name)
+                announce(name, kept)
+
         try:
-            return jobs[index].run(watch, told, compile)
+            return jobs[index].run(watch, tell if announce is not None else None, compile)
         except NotBegunError:
             return None
 
@@ -199,26 +195,8 @@ def run_to_the_end(
     *,
     compile: bool | None = None,
 ) -> list[list[_Found]]:
-    """As `run_rows`, for comparisons that are worth nothing by half.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        Somebody pressed Ctrl-C.
-    """
+    """Run rows of jobs as `run_rows` does, for comparisons that are worth nothing by half: Ctrl-C goes through."""
     outcomes, interrupted = run_rows(rows, progress, announce, compile=compile)
     if interrupted:
         raise KeyboardInterrupt
     return [[found for found in row if found is not None] for row in outcomes]
-
-
-def _once(announce: Announce) -> Announce:
-    """Tell of each policy once: several of its runs come to be compiled at the same time."""
-    told: set[str] = set()
-
-    def tell(policy: str, kept: bool) -> None:
-        if policy not in told:
-            told.add(policy)
-            announce(policy, kept)
-
-    return tell

@@ -125,7 +125,7 @@ def study(
 
 
 def _arrived(of: tuple[Requests, Outcome]) -> int:
-    """How many came; of turns as many as a run brought, up to its end."""
+    """Count those who came; of turns as many as a run brought, up to its end."""
     requests, run = of
     if requests.turns is None:
         return requests.arrival_s.size
@@ -133,7 +133,7 @@ def _arrived(of: tuple[Requests, Outcome]) -> int:
 
 
 def _comparable(rows: Sequence[Sequence[Outcome | None]]) -> list[int]:
-    """Of an interrupted study: the seeds that every policy has run to the end, else the first as far as it went."""
+    """List the seeds that every policy has run to the end, else the first as far as it went."""
     whole = [
         index
         for index, of_seed in enumerate(zip(*rows, strict=True))
@@ -143,7 +143,7 @@ def _comparable(rows: Sequence[Sequence[Outcome | None]]) -> list[int]:
 
 
 def plain(value: Any) -> Any:
-    """Results as JSON has them: whole counts whole."""
+    """Convert results as JSON has them: whole counts whole."""
     if is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):

@@ -20,7 +20,7 @@ WAITS_FOR_ROOM, ON_ITS_WAY = -2, -1  # of `State.list`; of a prefill replica the
 
 @kernel
 def told(s: State, column: int, replica: int) -> float:
-    """What stands for a replica."""
+    """Return what stands for a replica."""
     return float(s.link[s.link.shape[0] // 2 + replica, column])
 
 
@@ -42,13 +42,13 @@ def tell(s: State, column: int, replica: int, value: float) -> None:
 
 @kernel
 def least_of(s: State, column: int) -> int:
-    """The replica with the least; of several, the first."""
+    """Return the replica with the least; of several, the first."""
     return int(s.link[1, column + Link.WHOSE])
 
 
 @kernel
 def least_of_others(s: State, column: int, replica: int) -> float:
-    """The least of all but one."""
+    """Return the least of all but one."""
     node, least = s.link.shape[0] // 2 + replica, math.inf
     while node > 1:
         beside = node + 1 if node % 2 == 0 else node - 1
@@ -128,6 +128,6 @@ def receive(s: State) -> None:
 
 @kernel
 def next_transfer_s(s: State, column: int) -> float:
-    """When the next transfer of a replica ends, which stands in a column of `State.time`; infinity: there is none."""
+    """Return when the next transfer of a replica ends, by a column of `State.time`; infinity: there is none."""
     request = s.list[s.list.shape[0] + ON_ITS_WAY, List.HEAD]
     return math.inf if request == NOBODY else float(s.time[request, column])

@@ -96,7 +96,7 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
 
 @kernel
 def held_back(states: tuple[State, ...]) -> int:
-    """A replica whose policy may have waited for more to come, and has not been asked since; NOBODY: there is none."""
+    """Find a replica whose policy may have waited for more to come, and has not been asked since; NOBODY: none."""
     for replica in range(states[0].fleet.shape[0] - 1):
         s = states[replica]
         if (
@@ -121,7 +121,7 @@ def next_request(s: State) -> int:
 
 @kernel
 def chosen(s: State, request: int) -> int:
-    """The replica that a request goes to: the one it is meant for, or, of those for it, that with least; the first."""
+    """Choose the replica that a request goes to: the one it is meant for, or the first of those with least."""
     if s.fleet[0, Router.RULE] == Rule.BLIND:
         return int(s.request[request, Request.SITE])
     goes_on = s.fixed[Fixed.HANDED_OVER] > 0 and request >= s.fixed[Fixed.HANDED_OVER]
@@ -130,7 +130,7 @@ def chosen(s: State, request: int) -> int:
 
 @kernel
 def send(s: State, replica: int, request: int, now: float) -> None:
-    """A request comes to a replica."""
+    """Let a request come to a replica."""
     if request < s.fleet[0, Router.UNASKED_END]:
         s.fleet[0, Router.UNASKED] += 1
     else:
@@ -162,7 +162,7 @@ def show(s: State, replica: int, requests: int, blocks: int) -> None:
 
 @kernel
 def settle(s: State, replica: int) -> None:
-    """The last iteration has ended: let the router see who is done."""
+    """End the last iteration: let the router see who is done."""
     c, role = s.counter, s.fleet[1 + replica, Site.ROLE]
     s.fleet[1 + replica, Site.ENDS] = 0
     c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE] = outstanding(s), c[Counter.HELD]

@@ -47,23 +47,14 @@ _MOST_BYTES = 1 << 30  # of what replicas have of their own
 
 
 class ReplicaGroup(NamedTuple):
-    """Equal replicas of a fleet.
-
-    Attributes
-    ----------
-    setup
-        From the policy's `prepare`.
-    role
-        WHOLE, PREFILL or DECODE.
-    open_s
-        From when until when each of them takes requests, seconds; some do at any time. Empty: all of them always.
-    """
+    """Equal replicas of a fleet."""
 
     replicas: int
     timing: Timing
     replica: Replica
-    setup: Setup
-    role: int = Role.WHOLE
+    setup: Setup  # from the policy's `prepare`
+    role: int = Role.WHOLE  # WHOLE, PREFILL or DECODE
+    # from when until when each of them takes requests, seconds; some do at any time. Empty: all of them always.
     open_s: Sequence[tuple[float, float]] = ()
 
 
@@ -86,23 +77,10 @@ def run(
 
     All else is as for `kvplan.simulation.engine.run`, which does the same with one replica, to the last bit.
 
-    Parameters
-    ----------
-    groups
-        One of role WHOLE; or one of prefill and one of decode replicas, in this order, all of them always open.
-    routing
-        `session`: what a completion brings comes to the same replica, all others to one after the other. `least-kv`
-        goes by what a replica held when somebody last came to it or left it.
-    seed
-        Of routing at random.
-    seconds_per_token
-        That the KV of a prompt takes from a prefill to a decode replica.
-
-    Returns
-    -------
-    Outcome
-        Of the fleet: memory in the mean over the replicas; the most of it, and of a batch, of any of them. What waits
-        at its peak is the most of those recorded, where there are several replicas.
+    `groups` are one of role WHOLE; or one of prefill and one of decode replicas, in this order, all of them always
+    open. The seed is of routing at random; `seconds_per_token` takes the KV of a prompt from a prefill to a decode
+    replica. Memory is in the mean over the replicas; the most of it, and of a batch, of any of them. What waits at its
+    peak is the most of those recorded, where there are several replicas.
     """
     if groups[0].open_s and routing not in _RULES and not requests.is_open:
         raise ValueError(
@@ -113,7 +91,8 @@ def run(
     if split:
         known[0] = replace(requests, decode_tokens=np.ones_like(requests.decode_tokens))
     if (split or not requests.is_open) and requests.turns is None:
-        known = [replace(one, turns=_no_turns(one.arrival_s.size)) for one in known]
+        nobody = np.full(requests.arrival_s.size, NOBODY)
+        known = [replace(one, turns=Turns(nobody, np.zeros(nobody.size), nobody)) for one in known]
     at_once = max(engine.ROWS, min(_ROWS * sum(group.replicas for group in groups), _MOST_ROWS))
     rows = RowPool(known[0], groups[0].setup, groups[0].replica, at_once)
     sites = _sites(known[0], groups, routing, seed)
@@ -156,16 +135,11 @@ def _bound(policy: FormBatch) -> Loop:
 PROGRAM = Program("fleet", _bound, (engine.loop, fleet_loop.serve, links.fetch))
 
 
-def _no_turns(size: int) -> Turns:
-    nobody = np.full(size, NOBODY)
-    return Turns(nobody, np.zeros(size), nobody)
-
-
 _RULES = {Routing.LEAST_REQUESTS: Rule.BY_REQUESTS, Routing.LEAST_KV: Rule.BY_KV}
 
 
 def _sites(requests: Requests, groups: Sequence[ReplicaGroup], routing: Routing, seed: int) -> list[IntArray]:
-    """The replica that each request is meant for, of each group; nothing where the router looks."""
+    """Choose the replica that each request is meant for, of each group; nothing where the router looks."""
     found = [_meant_for(routing, requests, group, [seed, i]) for i, group in enumerate(groups)]
     return [site + sum(group.replicas for group in groups[:i]) for i, site in enumerate(found)]
 
@@ -189,7 +163,7 @@ def _meant_for(routing: Routing, requests: Requests, group: ReplicaGroup, seed: 
 def _among_open(
     arrival_s: FloatArray, open_s: Sequence[tuple[float, float]], rng: np.random.Generator | None
 ) -> IntArray:
-    """Of those that are open then, one after the other, or any."""
+    """Choose of those that are open then, one after the other, or any."""
     opens_s, closes_s = np.array(open_s).T
     times_s = np.unique(np.append(np.ravel(open_s), 0.0))
     begins_s = times_s[times_s < math.inf]
@@ -214,7 +188,7 @@ def _open_and_close(states: Sequence[State], open_s: Sequence[tuple[float, float
 
 
 def _first_turns(turns: Turns) -> IntArray:
-    """Of each request the first one of those that brought it, one after the other; itself, if it came unasked."""
+    """Find the first of those that brought each request, one after the other; itself, if it came unasked."""
     first = np.arange(turns.following.size)
     followed = turns.following >= 0
     first[turns.following[followed]] = np.flatnonzero(followed)
@@ -232,7 +206,7 @@ def _states(
     watch: Callable[[int], bool] | None,
     spans: Spans | None,
 ) -> tuple[State, ...]:
-    """Before anything has arrived: a state for each replica, which share what is known of requests."""
+    """Make a state for each replica, before anything has arrived, which share what is known of requests."""
     requests, split = known[0], len(groups) > 1
     size = requests.arrival_s.size
     firsts = [
@@ -254,16 +228,14 @@ def _states(
     leaves = 1 << (replicas - 1).bit_length()
     link = np.full((2 * leaves, firsts[0].link.shape[1]), math.inf)
     mine = link[leaves : leaves + replicas]
-    mine[role != Role.DECODE, Link.SEEN] = mine[role == Role.DECODE, Link.SEEN_DECODING] = mine[
-        :, Link.TRANSFERS_UNTIL
-    ] = 0.0
+    mine[role != Role.DECODE, Link.SEEN] = 0.0
+    mine[role == Role.DECODE, Link.SEEN_DECODING] = 0.0
+    mine[:, Link.TRANSFERS_UNTIL] = 0.0
     link[leaves:, Link.WHOSE :] = np.arange(leaves)[:, None]
     for node in reversed(range(1, leaves)):
         lesser = 2 * node + (link[2 * node + 1, : Link.WHOSE] < link[2 * node, : Link.WHOSE])
-        link[node, : Link.WHOSE], link[node, Link.WHOSE :] = (
-            link[lesser, _COLUMNS],
-            link[lesser, Link.WHOSE + _COLUMNS],
-        )
+        link[node, : Link.WHOSE] = link[lesser, _COLUMNS]
+        link[node, Link.WHOSE :] = link[lesser, Link.WHOSE + _COLUMNS]
     # replicas of a group count in one histogram, which so stays in the processor's cache
     of_group = {"histogram", "timing", "blocks", "context", "emitted"}
     if requests.prefixes is None and all(g.setup.prefix_cache != Cache.RADIX_TREE for g in groups):
@@ -297,7 +269,7 @@ def _states(
 
 
 def _tables(firsts: Sequence[State], sites: Sequence[IntArray]) -> tuple[FloatArray, IntArray]:
-    """`State.time` and `State.request` of all, with SITE: what stands for decode replicas behind the others."""
+    """Join `State.time` and `State.request`, with SITE: what stands for decode replicas behind the others."""
     rows, width = firsts[0].request.shape
     time = np.concatenate([first.time for first in firsts])
     request = np.zeros((time.shape[0], width + 1), dtype=np.int64)
@@ -332,15 +304,10 @@ _CACHING = "prefix_caching"
 def groups(
     policy: Policy, scenario: Scenario, settings: Settings
 ) -> tuple[list[ReplicaGroup], dict[str, object]]:
-    """Each with what its replicas need of the engine; and the parameters of the policy, as run.
+    """Return what the replicas of each group need of the engine, and the parameters of the policy, as run.
 
     A policy plans for one of the replicas, at its share of the traffic. Decode replicas keep no prefix cache: prompts
     are looked up where they are computed. Nor do they give up anybody.
-
-    Raises
-    ------
-    UsageError
-        Prefill and decode are apart, and the policy, or what the model has, is not modelled so.
     """
     model, fleet = scenario.model, scenario.model.fleet
     assert fleet is not None

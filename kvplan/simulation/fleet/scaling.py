@@ -13,34 +13,21 @@ from kvplan.model import FloatArray
 
 _ROUNDING = 1e-9  # relative, of a rate that is exactly a threshold
 
-Steps = Iterable[
-    tuple[float, int]
-]  # from when on how many replicas are wanted: ascending, the first from 0 s on
+# from when on how many replicas are wanted: ascending, the first from 0 s on
+Steps = Iterable[tuple[float, int]]
 
 
 class Autoscaler(NamedTuple):
-    """Looks at the mean arrival rate of the last window, at even times.
+    """Looks at the mean arrival rate of the last window, at even times."""
 
-    Attributes
-    ----------
-    add_rps
-        Of a replica, above which more are wanted.
-    remove_rps
-        Fewer are wanted while they would carry less than this each; at most `add_rps`.
-    most
-        Replicas.
-    window_s, every_s
-        Of the mean; between two looks, the first of which is after a window.
-    """
-
-    add_rps: float
-    remove_rps: float
-    most: int
-    window_s: float
-    every_s: float
+    add_rps: float  # of a replica, above which more are wanted
+    remove_rps: float  # fewer are wanted while they would carry less than this each; at most `add_rps`
+    most: int  # replicas
+    window_s: float  # of the mean
+    every_s: float  # between two looks, the first of which is after a window
 
     def steps(self, arrival_s: FloatArray, first: int, end_s: float) -> Iterator[tuple[float, int]]:
-        """How many replicas it wants, from so many at first to the end.
+        """Yield how many replicas it wants from when on, from so many at first to the end.
 
         Examples
         --------
@@ -84,7 +71,7 @@ class Lifetime(NamedTuple):
         return self.opens_s < self.closes_s
 
     def paid_s(self, done_s: float, end_s: float) -> float:
-        """Time that it is paid for, to `end_s` if it stays; `done_s`: when it was done with its last request.
+        """Return the time that it is paid for, to `end_s` if it stays; `done_s`: when its last request was done.
 
         >>> Lifetime(0.0, 60.0, 300.0).paid_s(310.0, 900.0), Lifetime(0.0, 60.0).paid_s(310.0, 900.0)
         (310.0, 900.0)
@@ -94,50 +81,25 @@ class Lifetime(NamedTuple):
         return (max(self.closes_s, done_s) if self.opens else self.closes_s) - self.starts_s
 
 
-def reactive(steps: Steps, load_s: float) -> list[Lifetime]:
-    """Replicas that start when they are wanted, and load before they open; the last to start are the first to go.
+def lifetimes(steps: Steps, load_s: float, *, planned: bool) -> list[Lifetime]:
+    """Start replicas when they are wanted, or, where that is planned, so that they are loaded by then.
 
-    Those wanted from the beginning are loaded by then.
-
-    Examples
-    --------
-    >>> reactive([(0.0, 1), (50.0, 2), (90.0, 1)], 30.0)
-    [Lifetime(starts_s=0.0, opens_s=0.0, closes_s=inf), Lifetime(starts_s=50.0, opens_s=80.0, closes_s=90.0)]
+    Those wanted from the beginning are loaded by then. The last to start are the first to go; where it is planned, one
+    that is wanted again before another could be loaded stays.
     """
-    found: list[Lifetime] = []
-    here: list[int] = []
-    for time_s, wanted in steps:
-        while len(here) > wanted:
-            last = here.pop()
-            found[last] = found[last]._replace(closes_s=time_s)
-        while len(here) < wanted:
-            here.append(len(found))
-            found.append(Lifetime(time_s, time_s + load_s if time_s > 0 else 0.0))
-    return found
-
-
-def scheduled(steps: Steps, load_s: float) -> list[Lifetime]:
-    """Replicas that start before they are wanted, and are loaded by then; one wanted again so soon stays.
-
-    Examples
-    --------
-    >>> scheduled([(0.0, 1), (50.0, 2), (90.0, 1), (110.0, 2)], 30.0)
-    [Lifetime(starts_s=0.0, opens_s=0.0, closes_s=inf), Lifetime(starts_s=20.0, opens_s=50.0, closes_s=inf)]
-    """
-    found: list[Lifetime] = []
+    lives: list[Lifetime] = []
     here: list[int] = []
     gone: list[int] = []  # the last at the end
     for time_s, wanted in steps:
         while len(here) > wanted:
-            last = here.pop()
-            found[last] = found[last]._replace(closes_s=time_s)
-            gone.append(last)
+            gone.append(here.pop())
+            lives[gone[-1]] = lives[gone[-1]]._replace(closes_s=time_s)
         while len(here) < wanted:
-            if gone and found[gone[-1]].closes_s >= time_s - load_s:
-                last = gone.pop()
-                found[last] = found[last]._replace(closes_s=math.inf)
-                here.append(last)
+            if planned and gone and lives[gone[-1]].closes_s >= time_s - load_s:
+                here.append(gone.pop())
+                lives[here[-1]] = lives[here[-1]]._replace(closes_s=math.inf)
             else:
-                here.append(len(found))
-                found.append(Lifetime(max(time_s - load_s, 0.0), time_s))
-    return found
+                here.append(len(lives))
+                begins_s = max(time_s - load_s, 0.0) if planned else time_s
+                lives.append(Lifetime(begins_s, time_s if planned or time_s == 0 else time_s + load_s))
+    return lives

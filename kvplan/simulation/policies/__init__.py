@@ -12,7 +12,7 @@ POLICIES: dict[str, Policy] = {m.POLICY.name: m.POLICY for m in _MODULES if hasa
 
 
 def engine_settings(model: ServingModel) -> Settings:
-    """The policy that a profile's engine runs, and its parameters.
+    """Return the policy that a profile's engine runs, and its parameters.
 
     Without an engine in the profile it is vLLM where prompts are `fused`. The other conventions of prefill are of no
     engine, and greedy admission serves them. What the policy does not model of the profile is for the run to refuse.

@@ -9,14 +9,14 @@ from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.queues import last_of, lowest, pile, unpile
-from kvplan.simulation.state import NOBODY, Group, List, Ranked, Request, State, kernel
+from kvplan.simulation.state import NOBODY, Group, List, Request, State, kernel
 
 LONGEST = 10**6  # stages that can be looked ahead; each takes memory
 
 
 @kernel
 def form_batch(s: State) -> None:
-    """Everybody runs; where memory lacks those expected to be shortest go, of equals the last admitted first.
+    """Run everybody; where memory lacks evict those expected to be shortest, of equals the last admitted first.
 
     Then admit in order of arrival while nobody is expected to overflow memory.
     """
@@ -28,12 +28,12 @@ def form_batch(s: State) -> None:
     while request != NOBODY and fits_to_the_end(s, request):
         admit(s, request, 0)
         expect(s, request, 1)
-        pile(s, s.request[request, Ranked.EXPECTED], request)
+        pile(s, s.request[request, Request.EXPECTED], request)
         request = s.list[0, List.HEAD]
     end_tick(s)
     request = s.ring[due_slot(s, 0, s.group[0, Group.TICK])]
     while request != NOBODY:
-        unpile(s, s.request[request, Ranked.EXPECTED], request)
+        unpile(s, s.request[request, Request.EXPECTED], request)
         request = s.request[request, Request.DUE_AFTER]
 
 
@@ -41,15 +41,15 @@ def form_batch(s: State) -> None:
 def give_up(s: State, request: int) -> None:
     """Evict a request; from now on it is expected to be no shorter than it came to be."""
     expect(s, request, -1)
-    unpile(s, s.request[request, Ranked.EXPECTED], request)
+    unpile(s, s.request[request, Request.EXPECTED], request)
     stages = s.group[0, Group.TICK] - s.request[request, Request.START]
-    if stages > s.request[request, Ranked.EXPECTED]:
-        s.request[request, Ranked.EXPECTED] = stages
+    if stages > s.request[request, Request.EXPECTED]:
+        s.request[request, Request.EXPECTED] = stages
     evict(s, request)
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Every request is taken for the shortest of all classes until it is evicted."""
+    """Take every request for the shortest of all classes until it is evicted."""
     given = settings.counts("shortest", 1, "the shortest decode length", LONGEST)
     shortest = shortest_possible(scenario) if given is None else given[0]
     requests = scenario.requests
@@ -62,7 +62,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 def shortest_possible(scenario: Scenario) -> int:
-    """Shortest decode length of the requests, and of the profile's classes where they are theirs."""
+    """Find the shortest decode length of the requests, and of the profile's classes where they are theirs."""
     declared = [c.decode_tokens[0] for c in scenario.model.classes if c.name in scenario.names]
     return min([*declared, *scenario.requests.decode_tokens.tolist()], default=1)
 

@@ -19,16 +19,15 @@ LIMIT, DONE, ADMITTED = range(3)
 
 @kernel
 def form_batch(s: State) -> None:
-    """Where memory overflows everybody goes; then admit in order of arrival while it stays below the limit.
+    """Evict everybody where memory overflows; then admit in order of arrival while it stays below the limit.
 
     Those who began together after an overflow, and overflow before anybody is done or joins them, will do so forever.
     """
     advance(s, 0)
     cleared = overflows(s)
     if cleared:
-        same = (
-            s.knobs[DONE] == s.counter[Counter.COMPLETED] and s.knobs[ADMITTED] == s.counter[Counter.SEQUENCE]
-        )
+        same = s.knobs[DONE] == s.counter[Counter.COMPLETED]
+        same = same and s.knobs[ADMITTED] == s.counter[Counter.SEQUENCE]
         why = Stuck.NEVER_FITS if s.counter[Counter.RESIDENT] == 1 else Stuck.AGAIN
         request = s.list[group_list(s, 0), List.TAIL]
         while request != NOBODY:
@@ -48,7 +47,7 @@ def form_batch(s: State) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """A tenth is protected unless it is set."""
+    """Protect a tenth unless it is set."""
     alpha = settings.number("alpha", 0.1)
     if not 0 <= alpha < 1:
         raise UsageError(f"alpha-protection.alpha = {alpha:g}: a share of memory, from 0 to below 1")

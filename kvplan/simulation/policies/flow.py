@@ -13,7 +13,7 @@ from kvplan.simulation.state import State, kernel
 
 @kernel
 def form_batch(s: State) -> None:
-    """Everybody runs; of each queue at most its budget is admitted, last admitted first to go where memory lacks.
+    """Run everybody; admit of each queue at most its budget, last admitted first to go where memory lacks.
 
     So whoever is admitted goes before anybody who runs: in an iteration that evicts nobody is admitted, and in others
     as many as fit.
@@ -27,7 +27,7 @@ def form_batch(s: State) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """The budgets are the report's `rate_cap.classes[].integer_budget` unless they are set."""
+    """Take the report's `rate_cap.classes[].integer_budget` for budgets unless they are set."""
     found = settings.counts("budgets", len(scenario.names), "one for each class")
     if found is None:
         found = _planned(scenario)

@@ -10,37 +10,28 @@ import numpy as np
 
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
-from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, fits
+from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits
 from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
 from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
-from kvplan.simulation.state import NOBODY, Counter, List, Request, State, kernel
+from kvplan.simulation.state import State, kernel
 
 BUDGET = 0  # and after it the iterations skipped
 
 
 @kernel
 def form_batch(s: State) -> None:
-    """As `flow` with one queue; in an iteration that evicts nobody is admitted.
-
-    Where nothing runs and only the budget holds a request back, iterations without admissions pass in no time.
-    """
+    """Admit as `flow` does with one queue; in an iteration that evicts nobody is admitted."""
     advance(s, 0)
     if evict_until_it_fits(s):
         return
-    request = s.list[0, List.HEAD]
-    if (
-        s.counter[Counter.RESIDENT] == 0
-        and request != NOBODY
-        and fits(s, s.request[request, Request.FIRST_WEIGHT])
-    ):
-        pass_idle(s, BUDGET)
+    pass_idle(s, BUDGET)
     admit_in_order(s, 0, 0, allowance(s, BUDGET))
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """The budget is the report's `rate_cap.per_iteration`, rounded down, but at least 1, unless it is set."""
+    """Take the report's `rate_cap.per_iteration`, rounded down, but at least 1, unless a budget is set."""
     planned = max(1, math.floor(saturation(scenario.model).admissions_per_iteration))
     budget = settings.number("budget", planned)
     if budget < LEAST:

@@ -16,7 +16,7 @@ def form_batch(s: State) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """The engine's limit from the profile; absent, as many run as fit."""
+    """Take the engine's limit from the profile; absent, as many run as fit."""
     seats = most_running(scenario, settings)
     return one_queue(scenario.requests)._replace(seats=seats, coasts=True), {SEQUENCES: seats}
 

@@ -17,7 +17,7 @@ ASSUME = ("exact", "max")
 
 @kernel
 def form_batch(s: State) -> None:
-    """Everybody runs; admit in order of arrival while nobody is expected to overflow memory."""
+    """Run everybody; admit in order of arrival while nobody is expected to overflow memory."""
     advance(s, 0)
     begin_tick(s)
     request = s.list[0, List.HEAD]
@@ -29,7 +29,7 @@ def form_batch(s: State) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Decode lengths are known, or all are taken for the longest of all classes."""
+    """Know decode lengths, or take all for the longest of all classes."""
     requests = scenario.requests
     assume = settings.number("assume", EXACT)
     if assume not in (EXACT, MAX):
@@ -44,7 +44,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 def longest_possible(scenario: Scenario) -> int:
-    """Longest decode length of the requests, and of the profile's classes where they are theirs."""
+    """Find the longest decode length of the requests, and of the profile's classes where they are theirs."""
     declared = {c.name: c.decode_tokens[-1] for c in scenario.model.classes}  # a trace is none of them
     longest = int(scenario.requests.decode_tokens.max(initial=1))
     return max(longest, *(declared.get(name, 1) for name in scenario.names))

@@ -13,7 +13,7 @@ from kvplan.simulation.state import NOBODY, List, State, kernel
 
 @kernel
 def form_batch(s: State) -> None:
-    """Everybody runs; admit the shortest, and of equals the first, while nobody is expected to overflow memory."""
+    """Run everybody; admit the shortest, and of equals the first, while nobody is expected to overflow memory."""
     advance(s, 0)
     begin_tick(s)
     queue = lowest(s)
@@ -27,7 +27,7 @@ def form_batch(s: State) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """There is a queue for each decode length."""
+    """Make a queue for each decode length."""
     _, stages = stage_weights(scenario.requests, scenario.model.replica.prefill)
     lengths, queue_of = np.unique(stages, return_inverse=True)
     queues, seats = max(lengths.size, 1), most_running(scenario, settings)

@@ -16,7 +16,7 @@ from kvplan.simulation.state import NOBODY, List, State, kernel, parked_list
 
 @kernel
 def form_batch(s: State) -> None:
-    """Segments 1 .. k run, k the largest with all of them at threshold; each takes as many from those who wait.
+    """Run segments 1 .. k, k the largest with all of them at threshold; each takes as many from those who wait.
 
     When nothing runs and nothing else is to come, all segments run with what there is.
     """
@@ -45,12 +45,12 @@ def run_segments(s: State, k: int) -> None:
 
 @kernel
 def waiting(s: State, segment: int) -> int:
-    """Requests that wait at the start of a segment."""
+    """Count the requests that wait at the start of a segment."""
     return int(s.list[0 if segment == 0 else parked_list(s, segment - 1), List.LENGTH])
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Boundaries and thresholds of the plan, unless they are set."""
+    """Take boundaries and thresholds of the plan, unless they are set."""
     boundaries, thresholds = _segments(scenario, settings)
     inline = scenario.model.replica.prefill is Prefill.INLINE
     setup = one_queue(scenario.requests)

@@ -9,7 +9,8 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import IntArray
-from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.initial_state import Setup
+from kvplan.simulation.policies.protocol import Scenario, Settings, as_engines_count
 
 SEQUENCES, TOKENS = "max_num_seqs", "max_num_batched_tokens"
 UNLIMITED = 1 << 50
@@ -20,13 +21,31 @@ SHED_AFTER = "shed_after"
 PATIENCE = {SHED_AFTER: "seconds of waiting after which a request that has never run is given up; never"}
 
 
+def within_limits(
+    scenario: Scenario, settings: Settings, *more_knobs: float, seats_name: str = SEQUENCES
+) -> tuple[Setup, dict[str, object]]:
+    """Prepare an engine's queue within its limits, the token budget the first of its knobs; and return the limits.
+
+    Absent limits do not bind.
+    """
+    seats, tokens = most_running(scenario, settings, seats_name), token_budget(scenario, settings)
+    patience_s = patience(scenario, settings)
+    setup = as_engines_count(scenario.requests)._replace(
+        knobs=np.array([tokens or UNLIMITED, *more_knobs], dtype=np.float64),
+        seats=seats,
+        shed_after_s=patience_s,
+    )
+    known_s = None if patience_s == math.inf else patience_s
+    return setup, {SHED_AFTER: known_s, seats_name: seats, TOKENS: tokens}
+
+
 def most_running(scenario: Scenario, settings: Settings, name: str = SEQUENCES) -> int | None:
-    """Most requests that hold memory at once, a parameter that engines name differently; None: as many as fit."""
+    """Return the most requests that hold memory at once, which engines name differently; None: as many as fit."""
     return _limit(settings, name, scenario.model.replica.max_num_seqs)
 
 
 def token_budget(scenario: Scenario, settings: Settings) -> int | None:
-    """Most tokens that an iteration computes; None: as many as there are."""
+    """Return the most tokens that an iteration computes; None: as many as there are."""
     budget = _limit(settings, TOKENS, scenario.model.replica.max_num_batched_tokens)
     longest = int(scenario.requests.input_tokens.max(initial=0))
     if budget is not None and longest > _MOST_PARTS * budget:
@@ -38,21 +57,15 @@ def token_budget(scenario: Scenario, settings: Settings) -> int | None:
 
 
 def patience(scenario: Scenario, settings: Settings) -> float:
-    """How long a request waits that has never run, seconds; infinite: to the end."""
+    """Return how long a request waits that has never run, seconds; infinite: to the end."""
     seconds = settings.number(SHED_AFTER, math.inf)
     if seconds < 0:
         raise UsageError(f"{settings.policy}.{SHED_AFTER} = {seconds:g}: seconds, 0 or more")
-    looked_up = scenario.model.replica.layout is not None or scenario.requests.drafted is not None
-    if seconds < math.inf and looked_up:
+    if seconds < math.inf and scenario.looks_up:
         raise UsageError(
             f"{settings.policy}.{SHED_AFTER}: not modelled beside drafts or layers of several kinds"
         )
     return seconds
-
-
-def known(seconds: float) -> float | None:
-    """A time as a parameter in the output; None: never."""
-    return None if seconds == math.inf else seconds
 
 
 def _limit(settings: Settings, name: str, of_profile: int | None) -> int | None:
@@ -66,13 +79,7 @@ MAX_NEW = {"max_new": "longest output of each class, with commas; its longest de
 
 
 def longest_outputs(scenario: Scenario, settings: Settings) -> tuple[int, ...]:
-    """Tokens that a request of each class may generate at most, as its client has declared.
-
-    Raises
-    ------
-    UsageError
-        Not one number for each class, or a request that generates more.
-    """
+    """Return the tokens that a request of each class may generate at most, as its client has declared."""
     requests, size = scenario.requests, len(scenario.names)
     seen = longest_by_class(requests.class_index, requests.decode_tokens, size)
     given = settings.counts("max_new", size, "one for each class")
@@ -91,7 +98,7 @@ def longest_outputs(scenario: Scenario, settings: Settings) -> tuple[int, ...]:
 
 
 def longest_by_class(class_index: IntArray, decode_tokens: IntArray, classes: int) -> IntArray:
-    """Longest decode length among the requests of each class, 0 where it has none."""
+    """Find the longest decode length among the requests of each class, 0 where it has none."""
     longest = np.zeros(classes, dtype=np.int64)
     np.maximum.at(longest, class_index, decode_tokens)
     return longest

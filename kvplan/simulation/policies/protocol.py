@@ -29,6 +29,11 @@ class Scenario(NamedTuple):
     names: tuple[str, ...]  # of the classes that the requests belong to; of a trace there is one
     seed: int = 0  # of the requests, and of routing at random
 
+    @property
+    def looks_up(self) -> bool:
+        """Whether what requests hold is looked up: layers of several kinds, or drafts."""
+        return self.model.replica.layout is not None or self.requests.drafted is not None
+
 
 class Settings(NamedTuple):
     """Parameters as they were set for one policy; those it has not asked for are mistakes."""
@@ -37,17 +42,11 @@ class Settings(NamedTuple):
     given: Mapping[str, tuple[float, ...]]
 
     def numbers(self, name: str) -> tuple[float, ...] | None:
-        """A list of numbers; None where it is not set."""
+        """Return a list of numbers; None where it is not set."""
         return self.given.get(name)
 
     def number(self, name: str, default: float) -> float:
-        """A single number; one that is set is `LARGEST` at most.
-
-        Examples
-        --------
-        >>> Settings("rate-limited", {"beta": (0.5,)}).number("beta", 1.0)
-        0.5
-        """
+        """Return a single number; one that is set is `LARGEST` at most."""
         values = self.given.get(name)
         if values is None:
             return default
@@ -57,7 +56,7 @@ class Settings(NamedTuple):
         return values[0]
 
     def counts(self, name: str, size: int, what: str, most: int = LARGEST) -> tuple[int, ...] | None:
-        """A list of whole numbers from 1 to `most`, `size` of them; None where it is not set."""
+        """Return a list of whole numbers from 1 to `most`, `size` of them; None where it is not set."""
         values = self.given.get(name)
         if values is None:
             return None
@@ -78,62 +77,34 @@ def _written(values: tuple[float, ...]) -> str:
 
 
 class Policy(NamedTuple):
-    """A way to serve, and what others ask about it.
-
-    Attributes
-    ----------
-    summary
-        What it does, in a line.
-    prepare
-        From a scenario and settings to what the engine needs, and the parameters as they will be run.
-    form_batch
-        Marked `kernel`: advances groups, evicts and admits.
-    parameters
-        What can be set, with a line about each.
-    words
-        Parameters that are set by a word, and the words; in settings a word stands as its position.
-    engine
-        Models the scheduler of an engine: KV is counted as engines do, tokens computed so far, whatever the profile
-        says about prefill. Others count it by stages.
-    limits : frozenset of str
-        Limits of `[gpu]` that it keeps (`kvplan.simulation.policies.parameters`); the others change nothing.
-    knows_lengths
-        Reads decode lengths before they are reached, unless a parameter tells it not to.
-    gathers
-        Has requests wait for others, so that fewer of them can wait longer.
-    evicts
-        May evict; if not, whoever is admitted stays to the end, as far as the lengths that it goes by are true.
-    layers
-        Counts what layers of several kinds hold; others count every token of a request.
-    drafts
-        Counts what drafts hold and cost.
-    fetches
-        Admits requests whose prompt another replica has computed.
-    host_tier
-        Has a tier of host memory behind its prefix cache, where the profile has one.
-    may_livelock
-        Can come to a standstill though every request fits when alone.
-    """
+    """A way to serve, and what others ask about it."""
 
     name: str
-    summary: str
+    summary: str  # what it does, in a line
+    # from a scenario and settings to what the engine needs, and the parameters as they will be run
     prepare: Callable[[Scenario, Settings], tuple[Setup, dict[str, object]]]
-    form_batch: Callable[[State], None]
-    parameters: Mapping[str, str] = {}
+    form_batch: Callable[[State], None]  # marked `kernel`: advances groups, evicts and admits
+    parameters: Mapping[str, str] = {}  # what can be set, with a line about each
+    # parameters that are set by a word, and the words; in settings a word stands as its position
     words: Mapping[str, tuple[str, ...]] = {}
+    # models the scheduler of an engine: KV is counted as engines do, tokens computed so far, whatever the profile
+    # says about prefill. Others count it by stages.
     engine: bool = False
+    # limits of `[gpu]` that it keeps (`kvplan.simulation.policies.parameters`); the others change nothing
     limits: frozenset[str] = frozenset()
+    # reads decode lengths before they are reached, unless a parameter tells it not to
     knows_lengths: bool = False
-    gathers: bool = False
+    gathers: bool = False  # has requests wait for others, so that fewer of them can wait longer
+    # may evict; if not, whoever is admitted stays to the end, as far as the lengths that it goes by are true
     evicts: bool = True
-    layers: bool = False
-    drafts: bool = False
-    fetches: bool = False
-    host_tier: bool = False
-    may_livelock: bool = False
+    layers: bool = False  # counts what layers of several kinds hold; others count every token of a request
+    drafts: bool = False  # counts what drafts hold and cost
+    fetches: bool = False  # admits requests whose prompt another replica has computed
+    host_tier: bool = False  # has a tier of host memory behind its prefix cache, where the profile has one
+    may_livelock: bool = False  # can come to a standstill though every request fits when alone
 
     def lacks(self, model: ServingModel) -> str | None:
-        """What a model has that is not modelled; None: nothing."""
+        """Say what a model has that is not modelled; None: nothing."""
         if model.replica.layout is not None and not self.layers:
             return "layers of several kinds"
         if model.fleet is not None and model.fleet.is_split and not self.fetches:
@@ -142,7 +113,7 @@ class Policy(NamedTuple):
 
 
 def one_queue(requests: Requests) -> Setup:
-    """One queue and one group, which nobody leaves before the end."""
+    """Set up one queue and one group, which nobody leaves before the end."""
     return Setup(
         queue_of=np.zeros(requests.arrival_s.size, dtype=np.int64),
         queues=1,
@@ -152,7 +123,7 @@ def one_queue(requests: Requests) -> Setup:
 
 
 def as_engines_count(requests: Requests) -> Setup:
-    """One queue and one group; a request holds the tokens computed so far, a prompt of one at least."""
+    """Set up one queue and one group; a request holds the tokens computed so far, a prompt of one at least."""
     return one_queue(requests)._replace(
         first_weight=np.maximum(requests.input_tokens, 1), stages=requests.iterations()
     )

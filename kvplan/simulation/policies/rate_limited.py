@@ -10,7 +10,7 @@ from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fi
 from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
-from kvplan.simulation.state import NOBODY, Counter, List, Request, State, kernel
+from kvplan.simulation.state import NOBODY, Counter, List, State, kernel, sequence
 
 CAP = 0  # and after it the iterations skipped
 LEAST = 1e-6  # admissions per iteration
@@ -19,32 +19,29 @@ _ALL = float(1 << 30)  # in an iteration: there are never so many requests
 
 @kernel
 def form_batch(s: State) -> None:
-    """As greedy, but of iterations 0 .. t at most ⌊(t + 1)β⌋ requests are admitted.
-
-    Where nothing runs and only the cap holds a request back, iterations without admissions pass in no time.
-    """
+    """Admit as greedy does, but of iterations 0 .. t at most ⌊(t + 1)β⌋ requests."""
     advance(s, 0)
     evict_until_it_fits(s)
-    request = s.list[0, List.HEAD]
-    if (
-        s.counter[Counter.RESIDENT] == 0
-        and request != NOBODY
-        and fits(s, s.request[request, Request.FIRST_WEIGHT])
-    ):
-        pass_idle(s, CAP)
+    pass_idle(s, CAP)
     admit_in_order(s, 0, 0, allowance(s, CAP))
 
 
 @kernel
 def allowance(s: State, at: int) -> int:
-    """Admissions of this iteration, ⌊(t + 1)β⌋ - ⌊tβ⌋; β is the parameter at `at`, the next one iterations skipped."""
+    """Count this iteration's admissions, ⌊(t + 1)β⌋ - ⌊tβ⌋; β is the parameter at `at`, then iterations skipped."""
     t, cap = s.counter[Counter.ITERATIONS] + s.knobs[at + 1], s.knobs[at]
     return int(math.floor((t + 1) * cap) - math.floor(t * cap))
 
 
 @kernel
 def pass_idle(s: State, at: int) -> None:
-    """Skip iterations without admissions: on to the next t with ⌊(t + 1)β⌋ > ⌊tβ⌋; knobs as for `allowance`."""
+    """Skip iterations without admissions, where nothing runs and only the cap holds the next request back.
+
+    On to the next t with ⌊(t + 1)β⌋ > ⌊tβ⌋; knobs as for `allowance`.
+    """
+    request = s.list[0, List.HEAD]
+    if s.counter[Counter.RESIDENT] > 0 or request == NOBODY or not fits(s, sequence(s, request)):
+        return
     t, cap = s.counter[Counter.ITERATIONS] + s.knobs[at + 1], s.knobs[at]
     due = math.floor(t * cap) + 1
     following = math.ceil(due / cap)  # t + 1, but for rounding
@@ -56,18 +53,12 @@ def pass_idle(s: State, at: int) -> None:
 
 
 def cap_knobs(cap: float) -> list[float]:
-    """What `allowance` reads. A cap that binds nobody is made smaller, so that its multiples stay whole numbers.
-
-    Examples
-    --------
-    >>> cap_knobs(0.5)
-    [0.5, 0.0]
-    """
+    """Return what `allowance` reads; a cap that binds nobody is smaller, so that its multiples stay whole numbers."""
     return [min(cap, _ALL), 0.0]
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """The cap is the report's `rate_cap.per_iteration` unless it is set."""
+    """Take the report's `rate_cap.per_iteration` for the cap unless it is set."""
     cap = settings.number("beta", saturation(scenario.model).admissions_per_iteration)
     if not LEAST <= cap < math.inf:
         raise UsageError(f"rate-limited.beta = {cap:g}: admissions per iteration, at least 1e-6")

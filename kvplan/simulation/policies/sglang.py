@@ -1,7 +1,9 @@
 """SGLang's scheduler: room is kept for a share of the output still to come, and the share follows what happens.
 
 Memory is counted as in `vllm`, but all blocks are usable: tokens computed so far, in whole blocks. Where several ways
-were open it does what SGLang does by default (its `schedule_policy.py`, `schedule_batch.py` and `scheduler.py`):
+were open it does what SGLang 0.5 does by default (`Scheduler.get_next_batch_to_run`, `PrefillAdder` and
+`ScheduleBatch.retract_decode` in `scheduler.py`, `schedule_policy.py` and `schedule_batch.py` of
+`python/sglang/srt/managers`):
 
 - Prompts first, in iterations without decodes (`enable_mixed_chunk` is off); all running requests get a token in
   every other one. The budget limits prompts alone, and a prompt cut by it goes on in the next iteration.
@@ -11,7 +13,7 @@ were open it does what SGLang does by default (its `schedule_policy.py`, `schedu
 - Requests are retracted until the others can decode; of equals the one that came last into the batch. They go to the
   end of the queue, and compute prompt and generated tokens again. One that cannot go on alone can never end.
 
-With `prefix_caching` (its `radix_cache.py`; `kvplan.simulation.radix_cache`) the next in line is looked up whenever it
+With `prefix_caching` (`kvplan.simulation.radix_cache`) the next in line is looked up whenever it
 is asked for, and needs room for what is not found alone. Full pages of prompts are in the tree once they are computed,
 those of answers when the request is done; a retracted one leaves there what had come into it. Leaves go when room
 lacks, and when somebody is retracted, so that 20 tokens for each of those left are free.
@@ -33,7 +35,7 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model.kv_layout import Attention, KvLayout
-from kvplan.simulation.actions import advance, overflows, seat, seat_is_free, stand_by
+from kvplan.simulation.actions import advance, members_tokens, overflows, seat, seat_is_free, stand_by
 from kvplan.simulation.initial_state import Pools, Setup
 from kvplan.simulation.policies.parameters import (
     LIMITS,
@@ -41,16 +43,11 @@ from kvplan.simulation.policies.parameters import (
     MOST_RUNNING,
     PATIENCE,
     SEQUENCES,
-    SHED_AFTER,
     TOKENS,
-    UNLIMITED,
-    known,
     longest_outputs,
-    most_running,
-    patience,
-    token_budget,
+    within_limits,
 )
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.policies.vllm import compute_prompt, preempt, prefix_caching
 from kvplan.simulation.prefix_cache import caches
 from kvplan.simulation.queues import append, take_out
@@ -60,17 +57,16 @@ from kvplan.simulation.state import (
     NOBODY,
     Blocks,
     Cache,
-    Cached,
     Counter,
     Fixed,
     Group,
-    Layered,
     List,
     Request,
     State,
     group_list,
     kernel,
     pooled,
+    sequence,
 )
 
 RATIO, FIRST_RATIO, LEAST_RATIO, DECAY, EXCESS = range(1, 6)
@@ -81,7 +77,7 @@ _STEPS_AHEAD = 20
 
 @kernel
 def form_batch(s: State) -> None:
-    """Prompts, if any goes on or is admitted; else a token for all who run."""
+    """Compute prompts, if any goes on or is admitted; else a token for all who run."""
     if caches(s):
         remember_prompts(s)
     begun = s.counter[Counter.PARTLY]
@@ -128,39 +124,38 @@ def window_room(s: State) -> int:
 
 @kernel
 def window_need(s: State, tokens: int) -> int:
-    """What it sets aside where so many are computed of a prompt: whole pages, and a window at least."""
+    """Count what is set aside where so many are computed of a prompt: whole pages, and a window at least."""
     return int(max(-(-tokens // s.fixed[Fixed.BLOCK]) * s.fixed[Fixed.BLOCK], s.fixed[Fixed.WINDOW]))
 
 
 @kernel
 def window_fits(s: State, room: int, budget: int) -> bool:
-    """Whether the next in line fits into so much of it, with what the budget allows to compute."""
+    """Tell whether the next in line fits into so much of it, with what the budget allows to compute."""
     if not pooled(s):
         return True
     request = s.list[0, List.HEAD]
-    whole = s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE]
+    whole = sequence(s, request)
     return bool(max(min(whole, budget), s.fixed[Fixed.WINDOW]) <= room)
 
 
 @kernel
 def room_for_more(s: State, request: int) -> int:
-    """Tokens that both pools have room for of a prompt that goes on, once it has freed what its window has passed."""
+    """Count the tokens that both pools have room for of a prompt, once it has freed what its window has passed."""
     done = s.request[request, Request.PARKED]
     held = s.blocks[done, Blocks.FILLED]
     of_windows = (
-        s.fixed[Fixed.WINDOWS] - s.counter[Counter.WINDOWED] + s.request[request, Layered.HOLDS_WINDOWS]
+        s.fixed[Fixed.WINDOWS] - s.counter[Counter.WINDOWED] + s.request[request, Request.HOLDS_WINDOWS]
     )
-    more = min(
-        s.fixed[Fixed.CAPACITY] - s.counter[Counter.HELD], of_windows + s.blocks[done, Blocks.PASSED] - held
-    )
+    of_windows += s.blocks[done, Blocks.PASSED] - held
+    more = min(s.fixed[Fixed.CAPACITY] - s.counter[Counter.HELD], of_windows)
     return int((held + more) * s.fixed[Fixed.BLOCK] - done)
 
 
 @kernel
 def remember_prompts(s: State) -> None:
-    """What the last iteration has computed of prompts is in the tree."""
+    """Put what the last iteration has computed of prompts into the tree."""
     request, first = s.list[group_list(s, 0), List.TAIL], NOBODY
-    while request != NOBODY and not s.request[request, Cached.ENTERED]:
+    while request != NOBODY and not s.request[request, Request.ENTERED]:
         first, request = request, s.request[request, Request.BEFORE]
     while first != NOBODY:
         enter_tree(
@@ -168,7 +163,7 @@ def remember_prompts(s: State) -> None:
             first,
             s.request[first, Request.FIRST_WEIGHT] + s.group[0, Group.TICK] - s.request[first, Request.START],
         )
-        s.request[first, Cached.ENTERED] = True
+        s.request[first, Request.ENTERED] = True
         first = s.request[first, Request.AFTER]
     begun = s.counter[Counter.PARTLY]
     if begun != NOBODY:
@@ -177,7 +172,7 @@ def remember_prompts(s: State) -> None:
 
 @kernel
 def longest_left(s: State, request: int) -> int:
-    """Tokens that a request outside the running ones may still generate."""
+    """Count the tokens that a request outside the running ones may still generate."""
     return int(
         s.request[request, Request.PROMISE]
         - s.request[request, Request.FIRST_WEIGHT]
@@ -187,17 +182,17 @@ def longest_left(s: State, request: int) -> int:
 
 @kernel
 def outlook(s: State, request: int) -> int:
-    """As many of these as count."""
+    """Count as many of these as count."""
     return min(longest_left(s, request), FORESIGHT)
 
 
 @kernel
 def next_fits(s: State, reserved: float) -> bool:
-    """Whether the next in line fits, its output included, beside what is reserved."""
+    """Tell whether the next in line fits, its output included, beside what is reserved."""
     request = s.list[0, List.HEAD]
     if request == NOBODY or not seat_is_free(s):
         return False
-    whole = s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE]
+    whole = sequence(s, request)
     free = s.fixed[Fixed.CAPACITY] - s.counter[Counter.HELD]
     if caches(s):
         whole -= look_up(s, request) * s.fixed[Fixed.BLOCK]
@@ -207,7 +202,7 @@ def next_fits(s: State, reserved: float) -> bool:
 
 @kernel
 def reserve(s: State) -> float:
-    """Tokens kept for running requests; less than that, where the excess is too high since some have left.
+    """Return the tokens kept for running requests; less, where the excess is too high since some have left.
 
     A request promised its input and longest output, t tokens of it computed, may generate all but t + 1 of them.
     """
@@ -219,16 +214,11 @@ def reserve(s: State) -> float:
 
 @kernel
 def excess(s: State) -> int:
-    """Tokens that running requests may still generate beyond what counts of each."""
+    """Count the tokens that running requests may still generate beyond what counts of each."""
     beyond = 0
     request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY:
-        done = (
-            s.request[request, Request.FIRST_WEIGHT]
-            + s.group[0, Group.TICK]
-            - s.request[request, Request.START]
-            + 1
-        )
+        done = members_tokens(s, request, 0) + 1
         beyond += max(s.request[request, Request.PROMISE] - done - FORESIGHT, 0)
         request = s.request[request, Request.AFTER]
     return int(beyond)
@@ -236,7 +226,7 @@ def excess(s: State) -> int:
 
 @kernel
 def decode(s: State) -> None:
-    """A token for all who run; those who are least far are retracted while blocks lack for that."""
+    """Compute a token for all who run; retract those who are least far while blocks lack for that."""
     advance(s, 0)
     if caches(s):
         make_room(s, 0)
@@ -254,14 +244,14 @@ def decode(s: State) -> None:
 
 @kernel
 def make_room_ahead(s: State) -> None:
-    """For the blocks that this iteration takes, or for 20 tokens of everybody left, if that is more."""
+    """Make room for the blocks that this iteration takes, or for 20 tokens of everybody left, if that is more."""
     taken = s.phase[0, (1 - s.group[0, Group.TICK]) % s.fixed[Fixed.BLOCK]] * s.fixed[Fixed.BLOCK]
     make_room(s, max(_STEPS_AHEAD * s.list[group_list(s, 0), List.LENGTH] - taken, 0))
 
 
 @kernel
 def least_far(s: State) -> int:
-    """The running request with the fewest outputs; of equals the one with the longest input, then the last one."""
+    """Find who has the fewest outputs; of equals the one with the longest input, then the last one."""
     found = request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY:
         later = s.request[request, Request.START] - s.request[found, Request.START]
@@ -275,7 +265,7 @@ def least_far(s: State) -> int:
 
 @kernel
 def retract(s: State, request: int) -> None:
-    """Free a running request's blocks; it goes to the end of the queue."""
+    """Free a running request's blocks, as `ScheduleBatch.release_req` does; it goes to the end of the queue."""
     preempt(s, request)
     take_out(s, request)
     append(s, s.request[request, Request.QUEUE], request)
@@ -283,7 +273,7 @@ def retract(s: State, request: int) -> None:
 
 @kernel
 def ratio_after_retraction(s: State) -> float:
-    """Of those left: what they have generated, and 20 tokens each, as a share of their longest outputs."""
+    """Return what those left have generated, and 20 tokens each, as a share of their longest outputs."""
     generated, longest, left = 0, 0, s.list[group_list(s, 0), List.LENGTH]
     request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY:
@@ -294,11 +284,10 @@ def ratio_after_retraction(s: State) -> float:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Engine limits from the profile; the longest output of a class is its longest decode length, unless set."""
+    """Take engine limits from the profile; the longest output of a class is its longest decode length, unless set."""
     conservativeness = settings.number("conservativeness", 1.0)
     if conservativeness < 0:
         raise UsageError(f"sglang.conservativeness = {conservativeness:g}: at least 0")
-    seats, tokens = most_running(scenario, settings, _MOST_RUNNING), token_budget(scenario, settings)
     max_new = longest_outputs(scenario, settings)
     replica, requests = scenario.model.replica, scenario.requests
     ratio = settings.number(_RATIO, _WINDOW_SHARE)
@@ -310,17 +299,17 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     inputs = np.maximum(requests.input_tokens, 1)
     longest = inputs + np.array(max_new, dtype=np.int64)[requests.class_index]
     first, least, decay = ratios(conservativeness)
-    caching, patience_s = prefix_caching(scenario, settings), patience(scenario, settings)
+    setup, limits = within_limits(
+        scenario, settings, first, first, least, decay, 0.0, seats_name=_MOST_RUNNING
+    )
+    caching = prefix_caching(scenario, settings)
     if caching and replica.offload is not None:
         raise UsageError(
             "policy sglang: a host tier, [gpu.offload], is not modelled; there is vllm, or prefix_caching = 0"
         )
-    setup = as_engines_count(requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, first, first, least, decay, 0.0]),
+    setup = setup._replace(
         promise=np.minimum(longest, np.maximum(usable, inputs + 1)),
-        seats=seats,
         prefix_cache=Cache.RADIX_TREE if caching else Cache.NONE,
-        shed_after_s=patience_s,
         capacity_blocks=blocks,
         pools=pools,
     )
@@ -328,20 +317,13 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         "conservativeness": conservativeness,
         "max_new": list(max_new),
         "prefix_caching": int(caching),
-        SHED_AFTER: known(patience_s),
-        _MOST_RUNNING: seats,
-        TOKENS: tokens,
+        **limits,
         **({} if pools is None else {_RATIO: ratio}),
     }
 
 
 def two_pools(layout: KvLayout, memory_tokens: int, ratio: float) -> Pools:
-    """The bytes of the profile's pool as pages of two: the second of windows, with `ratio` times as many tokens.
-
-    Raises
-    ------
-    UsageError
-        There are other layers than full attention and windows of one size, or the windows' pool is no share.
+    """Divide the profile's pool into pages of two: the second of windows, with `ratio` times as many tokens.
 
     Examples
     --------
@@ -376,15 +358,7 @@ def two_pools(layout: KvLayout, memory_tokens: int, ratio: float) -> Pools:
 
 
 def ratios(conservativeness: float) -> tuple[float, float, float]:
-    """The share of output still to come that counts: at first, at least, and what it loses in an iteration.
-
-    Examples
-    --------
-    >>> [round(x, 6) for x in ratios(1.0)]
-    [0.7, 0.098, 0.001003]
-    >>> [round(x, 6) for x in ratios(9.0)]
-    [1.0, 0.14, 0.001433]
-    """
+    """Return the share of output to come that counts: at first, at least, and what it loses in an iteration."""
     first = min(_INITIAL * conservativeness, 1.0)
     least = first * _LEAST
     return first, least, (first - least) / _DECAY_ITERATIONS

@@ -12,43 +12,23 @@ of a whole prompt with its first part (`KVCacheManager::getNeededBlocksOneStep`)
 whole-prompt admission is nearer. Left out is the reuse of blocks, as in `trtllm-no-evict`.
 """
 
-import numpy as np
-
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.parameters import (
-    LIMITS,
-    PATIENCE,
-    SEQUENCES,
-    SHED_AFTER,
-    TOKENS,
-    UNLIMITED,
-    known,
-    most_running,
-    patience,
-    token_budget,
-)
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.parameters import LIMITS, PATIENCE, within_limits
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.policies.vllm import FIRST_PART, NO_CAP, admit_prompts, serve_running
 from kvplan.simulation.state import State, kernel
 
 
 @kernel
 def form_batch(s: State) -> None:
-    """Running requests first, then prompts, part by part."""
+    """Serve running requests first, then prompts, part by part."""
     admit_prompts(s, serve_running(s), NO_CAP)
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Engine limits from the profile; absent ones do not bind."""
-    seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
-    patience_s = patience(scenario, settings)
-    setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, 0, FIRST_PART]),
-        seats=seats,
-        coasts=True,
-        shed_after_s=patience_s,
-    )
-    return setup, {SHED_AFTER: known(patience_s), SEQUENCES: seats, TOKENS: tokens}
+    """Take engine limits from the profile; absent ones do not bind."""
+    setup, limits = within_limits(scenario, settings, 0, FIRST_PART)
+    return setup._replace(coasts=True), limits
 
 
 POLICY = Policy(

@@ -1,5 +1,7 @@
 """TensorRT-LLM's GUARANTEED_NO_EVICT: whoever is admitted has room reserved to the end, and nobody is evicted.
 
+It mirrors `GuaranteedNoEvictScheduler` of `cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp`, 2025.
+
 Memory is counted as the engine does: tokens computed so far, in whole blocks. Prompts are computed in chunks within
 the token budget, as in `vllm`. Left out is TensorRT-LLM's reuse of blocks: it is not known well enough which of them it
 counts on at admission.
@@ -9,21 +11,8 @@ import numpy as np
 
 from kvplan.simulation.actions import advance, seat, seat_is_free
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.parameters import (
-    LIMITS,
-    MAX_NEW,
-    PATIENCE,
-    SEQUENCES,
-    SHED_AFTER,
-    TOKENS,
-    UNLIMITED,
-    known,
-    longest_outputs,
-    most_running,
-    patience,
-    token_budget,
-)
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.parameters import LIMITS, MAX_NEW, PATIENCE, longest_outputs, within_limits
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.policies.vllm import compute_prompt
 from kvplan.simulation.state import (
     MAX_TOKENS,
@@ -40,7 +29,7 @@ from kvplan.simulation.state import (
 
 @kernel
 def form_batch(s: State) -> None:
-    """Running requests get a token each, then the prompt begun before goes on, then prompts are admitted."""
+    """Give running requests a token each, go on with the prompt begun before, then admit prompts."""
     budget = int(s.knobs[MAX_TOKENS])
     advance(s, 0)
     budget -= s.list[group_list(s, 0), List.LENGTH]
@@ -52,13 +41,12 @@ def form_batch(s: State) -> None:
 
 @kernel
 def admit_promised(s: State, budget: int) -> None:
-    """In order of arrival, while the next request fits at its longest next to all others at theirs."""
+    """Admit in order of arrival, while the next request fits at its longest next to all others at theirs."""
     while budget > 0 and seat_is_free(s):
         request = s.list[0, List.HEAD]
-        if (
-            request == NOBODY
-            or s.counter[Counter.PROMISED] + s.request[request, Request.PROMISE] > s.fixed[Fixed.CAPACITY]
-        ):
+        if request == NOBODY:
+            return
+        if s.counter[Counter.PROMISED] + s.request[request, Request.PROMISE] > s.fixed[Fixed.CAPACITY]:
             return
         seat(s, request)
         s.request[request, Request.PARKED] = 0
@@ -66,20 +54,12 @@ def admit_promised(s: State, budget: int) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Engine limits from the profile; the longest output of a class is its longest decode length, unless set."""
-    seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
-    patience_s = patience(scenario, settings)
-    max_new = longest_outputs(scenario, settings)
-    replica, requests = scenario.model.replica, scenario.requests
+    """Take engine limits from the profile; the longest output of a class is its longest decode length, unless set."""
+    setup, limits = within_limits(scenario, settings)
+    max_new, requests = longest_outputs(scenario, settings), scenario.requests
     longest = np.maximum(requests.input_tokens, 1) + np.array(max_new, dtype=np.int64)[requests.class_index]
-    setup = as_engines_count(requests)._replace(
-        knobs=np.array([tokens or UNLIMITED]),
-        promise=-(-longest // replica.block_tokens),
-        seats=seats,
-        coasts=True,
-        shed_after_s=patience_s,
-    )
-    return setup, {"max_new": list(max_new), SHED_AFTER: known(patience_s), SEQUENCES: seats, TOKENS: tokens}
+    promise = -(-longest // scenario.model.replica.block_tokens)
+    return setup._replace(promise=promise, coasts=True), {"max_new": list(max_new), **limits}
 
 
 POLICY = Policy(

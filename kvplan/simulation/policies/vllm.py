@@ -1,5 +1,8 @@
 """vLLM's V1 scheduler: running requests first, chunked prefill, preemption of the last, recomputation.
 
+It mirrors `Scheduler.schedule` of `vllm/v1/core/sched/scheduler.py` and `KVCacheManager.allocate_slots` of
+`vllm/v1/core/kv_cache_manager.py`, vLLM 0.19.
+
 Memory is counted as the engine does: tokens computed so far, in whole blocks, one block reserved. The iteration that
 ends a prefill emits a token whose KV is computed in the next one.
 
@@ -9,8 +12,6 @@ does. Either way it takes blocks part by part. Where they lack for the next part
 preempts itself. Parts are cut by the budget alone, never by memory, and leave nothing of the budget to others: so at
 most one prompt at a time is computed in part.
 """
-
-import numpy as np
 
 from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.errors import UsageError
@@ -31,19 +32,8 @@ from kvplan.simulation.actions import (
 )
 from kvplan.simulation.host_tier import first_loaded, hits_of_tiers, is_being_loaded, load, mark
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.parameters import (
-    LIMITS,
-    PATIENCE,
-    SEQUENCES,
-    SHED_AFTER,
-    TOKENS,
-    UNLIMITED,
-    known,
-    most_running,
-    patience,
-    token_budget,
-)
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.parameters import LIMITS, PATIENCE, within_limits
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.prefix_cache import caches, hits, hits_in_queue, hold, settle
 from kvplan.simulation.queues import take_out
 from kvplan.simulation.state import (
@@ -54,7 +44,6 @@ from kvplan.simulation.state import (
     Counter,
     Fixed,
     Group,
-    Layered,
     List,
     Place,
     Request,
@@ -73,15 +62,16 @@ NO_CAP = 1 << 30  # admissions in an iteration
 
 @kernel
 def form_batch(s: State) -> None:
-    """Running requests first, then prompts."""
+    """Serve running requests first, then prompts."""
     admit_prompts(s, serve_running(s), NO_CAP)
 
 
 @kernel
 def serve_running(s: State) -> int:
-    """Running requests get a token each and blocks for it, the last ones give way; then the prompt begun goes on.
+    """Give running requests a token each and blocks for it, the last ones give way; then go on with the prompt begun.
 
-    Returns what is left of the budget: nothing where somebody was preempted, for then nobody is admitted.
+    Return what is left of the budget: nothing where somebody was preempted, for then nobody is admitted. The first loop
+    of `Scheduler.schedule`.
     """
     budget = int(s.knobs[MAX_TOKENS])
     preempted = False
@@ -108,7 +98,7 @@ def serve_running(s: State) -> int:
 
 @kernel
 def serve_loaded(s: State, budget: int) -> int:
-    """Those whose load is done go on, in order; one for which blocks lack gives way. Returns what is left as above."""
+    """Go on with those whose load is done, in order; one for which blocks lack gives way. Return what is left."""
     request = first_loaded(s)
     while request != NOBODY and budget > 0:
         mark(s, request, -1)
@@ -123,7 +113,7 @@ def serve_loaded(s: State, budget: int) -> int:
 
 @kernel
 def serve_in_order(s: State) -> bool:
-    """One after the other frees the blocks that its windows have passed and takes others; whether any was preempted.
+    """Free, request by request, blocks that windows have passed and take others; tell whether any was preempted.
 
     Who comes later still holds what it will free, so that the order counts.
     """
@@ -145,14 +135,14 @@ def serve_in_order(s: State) -> bool:
 
 @kernel
 def last_running(s: State) -> int:
-    """The last that began to run: a prompt computed in part leaves nothing of the budget to others after it."""
+    """Find the last that began to run: a prompt computed in part leaves nothing of the budget to others after it."""
     partly = s.counter[Counter.PARTLY]
     return int(s.list[group_list(s, 0), List.TAIL] if partly == NOBODY else partly)
 
 
 @kernel
 def preempt(s: State, request: int) -> None:
-    """Evict; what has been generated becomes part of the prompt to compute again."""
+    """Evict as `Scheduler._preempt_request` does: what has been generated becomes part of the prompt."""
     if s.request[request, Request.PLACE] != Place.PARTIAL:
         s.request[request, Request.STAGE] = s.group[0, Group.TICK] - s.request[request, Request.START]
     evict(s, request)
@@ -160,26 +150,29 @@ def preempt(s: State, request: int) -> None:
 
 @kernel
 def granted_tokens(s: State, request: int, budget: int) -> int:
-    """What is left to compute of a sequence, or as much of it as the budget allows."""
+    """Count what is left to compute of a sequence, or as much of it as the budget allows."""
     whole = whole_tokens(s, request, s.request[request, Request.STAGE])
     return int(min(whole - s.request[request, Request.PARKED], budget))
 
 
 @kernel
 def further_blocks(s: State, request: int, budget: int) -> int:
-    """Blocks that the next part of a sequence takes."""
+    """Count the blocks that the next part of a sequence takes."""
     done = s.request[request, Request.PARKED]
     until = done + granted_tokens(s, request, budget)
     if layered(s):
         return int(
-            s.blocks[until, Blocks.FILLED] - s.blocks[done, Blocks.PASSED] - s.request[request, Layered.HOLDS]
+            s.blocks[until, Blocks.FILLED] - s.blocks[done, Blocks.PASSED] - s.request[request, Request.HOLDS]
         )
     return blocks_of(s, until) - blocks_of(s, done)
 
 
 @kernel
 def admit_prompts(s: State, budget: int, most: int) -> None:
-    """In order of arrival, while the next one fits; only the part granted takes blocks."""
+    """Admit in order of arrival, while the next one fits; only the part granted takes blocks.
+
+    The second loop of `Scheduler.schedule`, with `full_sequence_must_fit` of `allocate_slots`.
+    """
     while budget > 0 and most > 0 and seat_is_free(s):
         request = s.list[0, List.HEAD]
         if request == NOBODY:
@@ -214,7 +207,7 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
 
 @kernel
 def tokens_with_room(s: State, whole: int, here: int, found: int, budget: int) -> int:
-    """Tokens of a sequence for which there has to be room: all, or those found and those granted.
+    """Count the tokens of a sequence for which there has to be room: all, or those found and those granted.
 
     A load beside the batch goes first, and nothing is granted meanwhile.
     """
@@ -250,36 +243,27 @@ def compute_prompt(s: State, request: int, budget: int) -> int:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Engine limits from the profile; absent ones do not bind."""
+    """Take engine limits from the profile; absent ones do not bind."""
     replica = scenario.model.replica
     engine = scenario.model.engine or Engine()
     watermark, admission = watermark_share(settings, engine), admission_rule(settings, engine)
-    seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
-    caching, patience_s = prefix_caching(scenario, settings), patience(scenario, settings)
+    setup, limits = within_limits(scenario, settings, int(watermark * blocks), admission)
+    caching = prefix_caching(scenario, settings)
     host = replica.offload if caching else None
-    setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks), admission]),
+    setup = setup._replace(
         capacity_blocks=blocks,
-        seats=seats,
         # what the host forgets meanwhile is not found, and asks for no room at first
         coasts=admission == WHOLE_PROMPT or host is None,
         prefix_cache=Cache.BLOCKS if caching else Cache.NONE,
         host=host,
-        shed_after_s=patience_s,
     )
-    return setup, {
-        "watermark": watermark,
-        "admission": ADMISSION[admission],
-        "prefix_caching": int(caching),
-        SHED_AFTER: known(patience_s),
-        SEQUENCES: seats,
-        TOKENS: tokens,
-    }
+    rule = {"watermark": watermark, "admission": ADMISSION[admission], "prefix_caching": int(caching)}
+    return setup, {**rule, **limits}
 
 
 def watermark_share(settings: Settings, engine: Engine) -> float:
-    """Share of the blocks kept free at admission while anything runs; the profile's where nothing is set."""
+    """Read the share of the blocks kept free at admission while anything runs; the profile's unless set."""
     share = settings.number("watermark", engine.watermark)
     if not 0 <= share < 1:
         raise UsageError(f"{settings.policy}.watermark = {share:g}: a share of the blocks, from 0 to below 1")
@@ -287,7 +271,7 @@ def watermark_share(settings: Settings, engine: Engine) -> float:
 
 
 def admission_rule(settings: Settings, engine: Engine) -> int:
-    """What has to fit at admission, `WHOLE_PROMPT` or `FIRST_PART`; the profile's where nothing is set."""
+    """Read what has to fit at admission, `WHOLE_PROMPT` or `FIRST_PART`; the profile's unless set."""
     rule = settings.number("admission", ADMISSION.index(engine.admission))
     if rule not in (WHOLE_PROMPT, FIRST_PART):
         words = f"{WHOLE_PROMPT} ({ADMISSION[WHOLE_PROMPT]}) or {FIRST_PART} ({ADMISSION[FIRST_PART]})"
@@ -296,13 +280,12 @@ def admission_rule(settings: Settings, engine: Engine) -> int:
 
 
 def prefix_caching(scenario: Scenario, settings: Settings) -> bool:
-    """Whether what was computed for those who have left stays known; as the profile says, where nothing is set."""
-    replica = scenario.model.replica
-    looked_up = replica.layout is not None or scenario.requests.drafted is not None
-    value = settings.number("prefix_caching", float(replica.prefix_caching and not looked_up))
+    """Read whether what was computed for those who have left stays known; as the profile says, unless set."""
+    on = scenario.model.replica.prefix_caching and not scenario.looks_up
+    value = settings.number("prefix_caching", float(on))
     if value not in (0.0, 1.0):
         raise UsageError(f"{settings.policy}.prefix_caching = {value:g}: 0 or 1")
-    if value and looked_up:
+    if value and scenario.looks_up:
         raise UsageError(
             f"{settings.policy}.prefix_caching = 1: not modelled beside drafts or layers of several kinds"
         )

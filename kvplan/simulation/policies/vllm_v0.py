@@ -1,12 +1,12 @@
 """vLLM's scheduler before V1: whole prompts first, in iterations without decodes; the baseline of WAIT 6.
 
+It mirrors `Scheduler._schedule_default` of `vllm/core/scheduler.py`, vLLM 0.6.
+
 Memory is counted as tokens computed so far, in whole blocks, and all blocks are usable. The token budget limits
 prompts alone. One longer than it is computed in an iteration of its own: the engine does not start with a budget below
 its longest sequence, so it would not come to that. While anything runs the watermark keeps blocks free of prompts.
 Left out is the prefix cache, which was off by default.
 """
-
-import numpy as np
 
 from kvplan.model import Engine
 from kvplan.simulation.actions import (
@@ -20,27 +20,15 @@ from kvplan.simulation.actions import (
 )
 from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies import vllm
-from kvplan.simulation.policies.parameters import (
-    LIMITS,
-    MOST_RUNNING,
-    PATIENCE,
-    SEQUENCES,
-    SHED_AFTER,
-    TOKENS,
-    UNLIMITED,
-    known,
-    most_running,
-    patience,
-    token_budget,
-)
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.parameters import LIMITS, MOST_RUNNING, PATIENCE, TOKENS, within_limits
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.policies.vllm import WATERMARK, compute_prompt, preempt
-from kvplan.simulation.state import MAX_TOKENS, NOBODY, Counter, Fixed, List, Request, State, kernel
+from kvplan.simulation.state import MAX_TOKENS, NOBODY, Counter, Fixed, List, Request, State, kernel, sequence
 
 
 @kernel
 def form_batch(s: State) -> None:
-    """Whole prompts, if the next one fits; else a token for all who run, the last admitted giving way."""
+    """Compute whole prompts, if the next one fits; else a token for all who run, the last admitted giving way."""
     if not next_fits(s):
         advance(s, 0)
         while overflows(s):
@@ -50,7 +38,7 @@ def form_batch(s: State) -> None:
     budget = left = int(s.knobs[MAX_TOKENS])
     while next_fits(s):
         request = s.list[0, List.HEAD]
-        whole = int(s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE])
+        whole = sequence(s, request)
         if whole > left and left < budget:
             return
         seat(s, request)
@@ -60,29 +48,22 @@ def form_batch(s: State) -> None:
 
 @kernel
 def next_fits(s: State) -> bool:
-    """Whether the next in line may run, and its whole sequence fits."""
+    """Tell whether the next in line may run, and its whole sequence fits."""
     request = s.list[0, List.HEAD]
     if request == NOBODY or not seat_is_free(s):
         return False
     spared = int(s.knobs[WATERMARK]) if s.counter[Counter.RESIDENT] > 0 else 0
-    whole = s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGE]
-    return bool(s.counter[Counter.HELD] + blocks_of(s, whole) <= s.fixed[Fixed.CAPACITY] - spared)
+    blocks = blocks_of(s, sequence(s, request))
+    return bool(s.counter[Counter.HELD] + blocks <= s.fixed[Fixed.CAPACITY] - spared)
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Engine limits from the profile; absent ones do not bind."""
+    """Take engine limits from the profile; absent ones do not bind."""
     replica = scenario.model.replica
     watermark = vllm.watermark_share(settings, scenario.model.engine or Engine())
-    seats, tokens = most_running(scenario, settings), token_budget(scenario, settings)
-    patience_s = patience(scenario, settings)
-    blocks = replica.memory_tokens // replica.block_tokens
-    setup = as_engines_count(scenario.requests)._replace(
-        knobs=np.array([tokens or UNLIMITED, int(watermark * blocks)]),
-        seats=seats,
-        shed_after_s=patience_s,
-        coasts=True,
-    )
-    return setup, {"watermark": watermark, SHED_AFTER: known(patience_s), SEQUENCES: seats, TOKENS: tokens}
+    spared = int(watermark * (replica.memory_tokens // replica.block_tokens))
+    setup, limits = within_limits(scenario, settings, spared)
+    return setup._replace(coasts=True), {"watermark": watermark, **limits}
 
 
 POLICY = Policy(

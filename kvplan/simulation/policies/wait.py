@@ -14,7 +14,7 @@ from kvplan.simulation.state import Group, List, State, kernel
 
 @kernel
 def form_batch(s: State) -> None:
-    """Classes with their threshold in the queue run and take as many; others pause, KV kept.
+    """Run classes with their threshold in the queue, which take as many; others pause, KV kept.
 
     When nothing runs and nothing else is to come, all classes run with what there is.
     """
@@ -39,7 +39,7 @@ def make_room_and_admit(s: State) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Smallest whole thresholds of the plan, unless they are set or follow from a batch limit (WAIT §6)."""
+    """Take the smallest whole thresholds of the plan, unless they are set or follow from a batch limit (WAIT §6)."""
     found = _thresholds(scenario, settings)
     setup = one_queue(scenario.requests)
     return setup._replace(

@@ -1,10 +1,9 @@
-"""Formats of traces, a module each: what has a record called ``FORMAT`` is read, nothing else need know of it."""
+"""Formats of traces: what a module here calls `READERS` or `DESCRIPTIONS` is read, nothing else need know of it."""
 
-from importlib import import_module
-from pkgutil import iter_modules
+from itertools import chain
 
-from kvplan.ingest.trace.format import DescriptionFormat, RequestFormat
+from kvplan.ingest.reader import Reader, collected
+from kvplan.ingest.trace.format import Describes, Lists
 
-FORMATS: tuple[RequestFormat | DescriptionFormat, ...] = tuple(
-    import_module(f"{__name__}.{module.name}").FORMAT for module in iter_modules(__path__)
-)
+READERS: tuple[Reader[Lists], ...] = tuple(chain(*collected(__name__, __path__, "READERS")))
+DESCRIPTIONS: tuple[Reader[Describes], ...] = tuple(chain(*collected(__name__, __path__, "DESCRIPTIONS")))

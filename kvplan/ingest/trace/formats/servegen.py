@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError, shown
+from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.text_file import lines_of
-from kvplan.ingest.trace.format import Description, DescriptionFormat, Part
+from kvplan.ingest.trace.format import Description, Part
 from kvplan.model import FloatArray, IntArray
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS, MOST_RATE
 
@@ -34,8 +35,8 @@ def _sensible(value: float) -> bool:
     return 0 <= value <= MOST_RATE
 
 
-def _recognises(start: str) -> bool:
-    return bool(_TRACE.match(start) or _DATASET.match(start))
+def _recognises(start: Beginning) -> bool:
+    return bool(_TRACE.match(start.text) or _DATASET.match(start.text))
 
 
 def _read(path: Path, start: str) -> Description:
@@ -154,4 +155,4 @@ def _distribution(text: str, most: int) -> _LengthShares:
     return np.array([int(length) for length in table], dtype=np.int64)[seen], shares[seen] / shares.sum()
 
 
-FORMAT = DescriptionFormat("ServeGen client", _recognises, _read)
+DESCRIPTIONS = (Reader("ServeGen client", FileKind.REQUESTS, _recognises, _read),)

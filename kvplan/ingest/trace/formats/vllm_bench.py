@@ -8,8 +8,7 @@ from kvplan.ingest.cells import json_object, shown
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines
 from kvplan.ingest.trace.columns import Columns, seconds
-from kvplan.ingest.trace.format import Extras, RequestFormat
-from kvplan.ingest.trace.identities import BadRowError, Request
+from kvplan.ingest.trace.format import BadRowError, Extras, Request, request_list
 
 
 def _recognises(first: Beginning) -> bool:
@@ -43,4 +42,4 @@ def _requests(first: Beginning, lines: Lines, extras: Extras) -> Iterator[Reques
         raise ProfileError(lines.source, str(error), key=error.key) from None
 
 
-FORMAT = RequestFormat("vLLM bench JSON", _recognises, _requests)
+READERS = (request_list("vLLM bench JSON", _recognises, _requests),)
