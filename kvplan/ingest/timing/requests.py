@@ -38,7 +38,7 @@ class Request(NamedTuple):
     cached_tokens: int = 0
 
     def known(self, *order: str) -> float:
-        """The first of these times that the file has."""
+        """Return the first of these times that the file has."""
         times: Iterator[float | None] = (getattr(self, name) for name in order)
         return next(time for time in times if time is not None)
 
