@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.admission import mean_queue
-from kvplan.analysis.batch_queue import batch_wait_s
+from kvplan.analysis.dispersion import batch_wait_s
 from kvplan.analysis.equilibrium import iteration_time, per_request, prompts_of
 from kvplan.analysis.worst_window import Windows, at_rates, class_windows
 from kvplan.model import FloatArray, ServingModel, Timing
