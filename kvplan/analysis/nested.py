@@ -231,15 +231,9 @@ def printed_memory(ends: FloatArray, input_tokens: FloatArray, thresholds: Float
 
 
 def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments: int | None) -> NestedWait:
-    """Nested WAIT segments, thresholds and required memory.
+    """Nested WAIT segments, thresholds and memory, exceeded within the horizon with probability `delta` at most.
 
-    Parameters
-    ----------
-    delta
-        Accepted probability δ that memory is exceeded within the horizon, 0 < δ <= 1.
-    horizon_s : float, seconds
-    segments
-        Number of segments; None chooses the number that needs the least memory.
+    `segments` is their number; None chooses the one that needs the least memory.
 
     References
     ----------

@@ -126,11 +126,8 @@ def smallest_thresholds(means: ClassMeans, windows: Windows | None = None) -> tu
     mean rate λ_i and a constant; and the step is made for the mean rates, which W_i exceeds, and up to some length for
     rates close to the largest.
 
-    Returns
-    -------
-    tuple of ndarray, shape (n_classes,), and bool; or None
-        Whole thresholds, and whether they are the least. None where Λ >= 1, to 1e-12, or where a law that is not
-        linear outgrows the arrivals: no thresholds exist.
+    Returns whole thresholds, and whether they are the least. None where Λ >= 1, to 1e-12, or where a law that is not
+    linear outgrows the arrivals: no thresholds exist.
 
     References
     ----------
