@@ -67,7 +67,6 @@ class CumulantTable:
 
     @property
     def std(self) -> float:
-        """Standard deviation, tokens."""
         return math.sqrt(self.value[2, self.origin])
 
     @cached_property
@@ -83,7 +82,6 @@ class CumulantTable:
 
     @cached_property
     def log_tails(self) -> FloatArray:
-        """log P(KV > K'(θ)) at every point."""
         return np.array([self.log_tail(*point) for point in np.vstack([self.theta, self.value]).T.tolist()])
 
     def log_tail(self, theta: float, k: float, slope: float, curvature: float) -> float:

@@ -108,7 +108,6 @@ class Requirement(NamedTuple):
 
     @property
     def total(self) -> FloatArray:
-        """Required memory, tokens."""
         return self.base + self.boundary + self.high_probability + self.inputs.tokens
 
 

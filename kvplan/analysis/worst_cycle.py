@@ -165,7 +165,7 @@ def mean_iteration_time(
     """Seconds of an iteration on average whose prefill tokens come as the prompts of the mix, one by one (new)."""
     mix = model.mix
     shares, inputs = mix.of_classes(mix.share), mix.of_classes(mix.share * mix.input_tokens)
-    prompts = Prompts(shares * (prefill_tokens / max(float(inputs.sum()), 1e-300)), inputs / shares)
+    prompts = Prompts(shares * (prefill_tokens / (float(inputs.sum()) or 1.0)), inputs / shares)
     return model.timing.mean(kv_tokens, prompts, sequences)
 
 

@@ -40,7 +40,6 @@ class RequestClass:
 
     @property
     def kinds(self) -> tuple[Prompt, ...]:
-        """Prompts by length."""
         return self.prompts or (Prompt(self.input_tokens, 1.0),)
 
     @property

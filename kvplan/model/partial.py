@@ -19,7 +19,6 @@ class PartialPrompts:
 
     @property
     def exist(self) -> bool:
-        """Tell whether there are any."""
         return bool(self.held_by_part.size)
 
     @property
