@@ -13,8 +13,8 @@ from kvplan.analysis.cache_states import CachedReplica
 from kvplan.analysis.prefix_cache import full_rate, host_tier, population_of, prefix_cache, sustainable_rates
 from kvplan.model import Replica, Timing
 from kvplan.model.gaps import Exponential, Quantiles
-from kvplan.model.offload import Offload
-from kvplan.model.reuse import Reuse
+from kvplan.model.replica import Offload
+from kvplan.model.sessions import Reuse
 from kvplan.model.streams import PromptKind, Stream
 
 S, N, M, D0, D1, D2 = 3000, 200, 400_000, 12e-3, 1e-7, 60e-6

@@ -4,7 +4,7 @@ import pytest
 from every import every
 
 from kvplan.errors import ProfileError
-from kvplan.model.offload import Offload
+from kvplan.model.replica import Offload
 from kvplan.profile.reading import parse_profile
 
 PROFILE = """schema = 1
