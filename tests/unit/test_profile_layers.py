@@ -78,52 +78,6 @@ def test_beside_windows_engines_cache_prefixes_unless_told_otherwise() -> None:
     assert parse_profile(PROFILE.encode(), "x.toml").model.replica.prefix_caching
 
 
-@every(
-    ("old", "new", "line", "message"),
-    [
-        ("window = 1024\n", "", 6, "gpu.kv[0].window: required beside kind"),
-        (
-            'kind = "full"\n',
-            'kind = "full"\nwindow = 9\n',
-            13,
-            'gpu.kv[1].window: not allowed beside kind = "full"',
-        ),
-        (
-            '"window"\n',
-            '"sliding"\n',
-            7,
-            "gpu.kv[0].kind: must be 'full', 'window', 'chunk' or 'state', not 'sliding'",
-        ),
-        ("kv_blocks = 500\n", "", 3, "gpu: needs kv_blocks"),
-        (
-            "kv_blocks = 500\n",
-            "memory_tokens = 8000\n",
-            4,
-            "gpu.memory_tokens: not allowed beside kv",
-        ),
-        ("kv_blocks = 500\n", "kv_blocks = 0\n", 4, "gpu.kv_blocks: must be at least 1, not 0"),
-        (
-            'kind = "window"\nlayers = 50\nbytes = 8192\nwindow = 1024\n',
-            STATE,
-            5,
-            "gpu.block_tokens: must be at least 400",
-        ),
-        ("bytes = 8192\nwindow", "bytes = 5000\nwindow", 5, "gpu.block_tokens: 5000 bytes; must divide"),
-        (
-            "kv_blocks = 500\n",
-            "kv_blocks = 59\n",
-            17,
-            "does not fit: its longest request holds 960 KV tokens",
-        ),
-    ],
-)
-def test_what_is_wrong_is_said_in_a_line(old: str, new: str, line: int, message: str) -> None:
-    with pytest.raises(ProfileError) as error:
-        parse_profile(changed(old, new).encode(), "x.toml")
-    assert str(error.value).startswith(f"x.toml:{line}: ")
-    assert message in str(error.value)
-
-
 WINDOW = 'kind = "window"\nlayers = 50\nbytes = 8192\nwindow = 1024\n'
 KINDS = {
     "window": WINDOW,
