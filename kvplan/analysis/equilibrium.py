@@ -242,14 +242,6 @@ def _sensitivity(model: Model, cost: PerRequest, base: Number) -> Sensitivity:
     return Sensitivity(**changes)
 
 
-def rate_with_more(model: ServingModel, name: str) -> float | None:
-    """Return the sustainable rate with a tenth more of a field of `Sensitivity`; None for no such limit."""
-    if model.finds_prefixes:
-        return cached_equilibrium.rate_with(model, name, _MORE)
-    rate: float | None = _single(_rate_with(model, per_request(model), name, _MORE))
-    return rate
-
-
 def strongest_levers(model: ServingModel) -> tuple[Lever, Lever]:
     """Find the time and the limit with which a tenth raises the sustainable rate most, the stronger of the two first.
 

@@ -81,11 +81,8 @@ def excess(laws: InputLaws, reached: IntArray, held: FloatArray, exponent: Float
 
     c = inf_θ [exponent + Σ held·ln E e^θ(w - w̄)]/θ, w the tokens of a request in whole pages. `reached`, of shape
     (n_segments, n_candidates), is the position in `laws.share` of the decode length that requests of a segment got to,
-    `held` the requests held at most, by phase too; `exponent`, from 0, has shape (n_candidates,).
-
-    References
-    ----------
-    Chernoff's bound; new, theory §6 ("Inputs that differ").
+    `held` the requests held at most, by phase too; `exponent`, from 0, has shape (n_candidates,) (Chernoff's bound;
+    new, theory §6 ("Inputs that differ")).
 
     Examples
     --------

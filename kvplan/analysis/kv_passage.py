@@ -189,8 +189,8 @@ def passage(speed: float, iterations: float) -> Passage:
 
     References
     ----------
-    New, theory §7: u = Φ⁻¹(1 - P), T(u) = (1/c)∫_{-∞}^u Φ²/φ dy, rate = min(P, 1.15·(1 - P)/T(u)), and
-    1 - (1 - P)·exp(-(N - 1)·rate): the first iteration overflows, or one of those after it.
+    New, theory §7: u = Φ⁻¹(1 - P), T(u) = (1/c)∫_{-∞}^u Φ²/φ dy, rate = min(P, 1.15·(1 - P)/T(u)), and 1 - (1 -
+    P)·exp(-(N - 1)·rate): the first iteration overflows, or one of those after it.
 
     Examples
     --------

@@ -270,8 +270,8 @@ def flow_control_bound(given: FlowControl) -> float | None:
 
     References
     ----------
-    FC Theorem 3.6, constant from its proof (A.4). The proof takes requests that are readmitted after an eviction
-    for fresh independent ones; what is rigorous is the same bound on P(any overflow) (theory §7).
+    FC Theorem 3.6, constant from its proof (A.4). The proof takes requests that are readmitted after an eviction for
+    fresh independent ones; what is rigorous is the same bound on P(any overflow) (theory §7).
 
     Examples
     --------

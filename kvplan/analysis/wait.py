@@ -232,11 +232,8 @@ def queue_at_start(arrivals: float, threshold: int, *, alone: bool, dispersion: 
 
     Of one class (one length) that has the replica to itself exactly n + E[Q] with Q' = (Q + Poisson(a) - n)⁺, a < n the
     mean arrivals during an iteration. Otherwise the bound 2n + I·a/(2(n - a)), I the index of dispersion in long times;
-    n + a/(2(n - a)) is not one, since a class also waits out iterations it has no part in.
-
-    References
-    ----------
-    WAIT-s Lemma C.6 and Kingman's inequality; the exact queue new, theory §5.
+    n + a/(2(n - a)) is not one, since a class also waits out iterations it has no part in (WAIT-s Lemma C.6 and
+    Kingman's inequality; the exact queue new, theory §5).
 
     Examples
     --------

@@ -278,11 +278,7 @@ def simulate_collapsed(model: ServingModel) -> list[Cycle]:
 
 @lru_cache(maxsize=256)
 def _settled(
-    held: StageWeights,
-    read: StageWeights,
-    prompt: bytes,
-    share: bytes,
-    seats: float,
+    held: StageWeights, read: StageWeights, prompt: bytes, share: bytes, seats: float
 ) -> list[Cycle]:
     """Attractors for a token of memory; the bytes of arrays, which unlike arrays can be looked up."""
     prompts = np.frombuffer(prompt, np.int64).astype(np.float64)

@@ -55,8 +55,6 @@ def services(value: Any) -> list[str | Profile]:
 def text(value: Any, name: str) -> str | None:
     """Return a value as an option has it: several with commas, values by name as ``NAME=VALUE``.
 
-    Examples
-    --------
     >>> text([1, 2], "tp"), text({"H100": 3, "H200": 3.8}, "gpu_hour"), text(0.2, "headroom"), text(None, "gpu")
     ('1,2', 'H100=3,H200=3.8', '0.2', None)
     """
@@ -76,8 +74,6 @@ def text(value: Any, name: str) -> str | None:
 def time(value: Any, name: str) -> str | None:
     """Return a time as an option has it; a number is one of seconds.
 
-    Examples
-    --------
     >>> time(30, "think"), time("2 min", "think")
     ('30 s', '2 min')
     """
@@ -100,8 +96,6 @@ def texts(value: Any, name: str) -> list[str]:
 def whole(value: Any, name: str) -> int:
     """Return a whole number, one of NumPy as well.
 
-    Examples
-    --------
     >>> whole(5, "requests")
     5
     """
@@ -170,8 +164,6 @@ def paths(value: Any, name: str) -> list[str]:
 def names(value: Any, name: str) -> list[str]:
     """Return names in a list, or in one text with commas as options have them.
 
-    Examples
-    --------
     >>> names("greedy, vllm", "policies"), names(("vllm",), "policies")
     (['greedy', 'vllm'], ['vllm'])
     """
@@ -191,8 +183,6 @@ def pairs(value: Any, name: str) -> list[str]:
 def assignments(values: Any, name: str) -> list[str]:
     """Return ``KEY=VALUES`` of a mapping, at most `MAX_LISTED` of each key.
 
-    Examples
-    --------
     >>> assignments({"gpu.memory_tokens": range(1000, 3001, 1000), "timing.d0": "1 ms,2 ms"}, "vary")
     ['gpu.memory_tokens=1000,2000,3000', 'timing.d0=1 ms,2 ms']
     """

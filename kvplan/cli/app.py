@@ -101,8 +101,6 @@ def main(argv: list[str] | None = None) -> int:
 
     `argv` are the arguments after the program's name; those of the process if None.
 
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     print(main(["analyze", "tool-calls-h100", "-o", f"{folder}/report.txt"]))

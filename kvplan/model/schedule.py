@@ -126,11 +126,6 @@ class Sinusoid:
     amplitude: float  # 0 to 1
     peak_s: float  # time of the largest factor
 
-    @property
-    def moves_rates(self) -> bool:
-        """Tell whether rates are ever other than those of the classes."""
-        return self.amplitude > 0
-
     def course(self, weights: Sequence[float]) -> "Sinusoid":
         """Mean factor of the classes, however weighted: this one."""
         return self
@@ -223,11 +218,6 @@ class Steps:
     period_s: float
     starts_s: tuple[float, ...]  # ascending from 0
     factors: tuple[tuple[float, ...], ...]  # by step and class; no class has 0 in every step
-
-    @property
-    def moves_rates(self) -> bool:
-        """Tell whether rates are ever other than those of the classes."""
-        return any(factor != 1 for row in self.factors for factor in row)
 
     def course(self, weights: Sequence[float]) -> StepCourse:
         """Mean factor of the classes, so weighted.

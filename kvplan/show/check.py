@@ -1,6 +1,6 @@
 """Judged profiles: a section each, or an overview of many; and the JSON document."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from kvplan.gate.check import Checked, Origin, Outcome, Result, worst
@@ -90,7 +90,7 @@ def build(checked: Sequence[Checked], *, full: bool = False) -> list[page.Sectio
 def _overview(checked: Sequence[Checked], full: bool) -> page.Section:
     outcomes = [c.outcome for c in checked]
     counts = ", ".join(f"{outcomes.count(outcome)} {outcome.value}" for outcome in Outcome)
-    columns: Mapping[page.Column, Callable[[Checked], str]] = {
+    columns: page.Columns[Checked] = {
         page.Column("Outcome", outcome=True): lambda c: c.outcome.value.upper(),
         page.words("Profile"): lambda c: c.source,
         page.words("What decides"): _decides,
@@ -170,7 +170,7 @@ def margin_text(result: Result) -> str:
     return f"{shown} ({format_percent(margin / abs(wanted), 3, signed=True)})"
 
 
-_COLUMNS: Mapping[page.Column, Callable[[Result], str]] = {
+_COLUMNS: page.Columns[Result] = {
     page.Column("Result", outcome=True): lambda result: "PASS" if result.judgement.passed else "FAIL",
     page.key_column("Key"): lambda result: result.key.text,
     page.Column("Wanted", wraps=True, least=8): wanted_text,

@@ -19,8 +19,6 @@ _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 def junit(checked: Sequence[Checked]) -> str:
     """Write JUnit XML: a suite for each profile, a case for each requirement.
 
-    Examples
-    --------
     >>> from kvplan.gate.check import Problem
     >>> print(junit([Checked("a.toml", "a.toml", None, None, (), (Problem("a.toml: empty", 1),))]), end="")
     <?xml version="1.0" encoding="UTF-8"?>
@@ -79,8 +77,6 @@ def _clean(text: str) -> str:
 def annotations(checked: Sequence[Checked]) -> Iterator[str]:
     r"""Yield a line for each requirement that fails and for whatever cannot be judged.
 
-    Examples
-    --------
     >>> from kvplan.gate.check import Problem
     >>> list(annotations([Checked("a,b.toml", "a,b.toml", None, None, (), (Problem("100%\nbad", 3),))]))
     ['::error file=a%2Cb.toml,line=3,title=kvplan%3A a%2Cb.toml::100%25%0Abad']

@@ -1,7 +1,7 @@
 """What differs between two reports: tables, and the JSON document."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from kvplan.gate.diff import Change, Comparison, Leaf, Row, Side, folded
@@ -77,7 +77,7 @@ def _deciding(rows: Sequence[Row]) -> list[Row]:
 
 
 def _table(name: str, rows: Sequence[Row], full: bool, most: int | None = None) -> page.Table:
-    columns: Mapping[page.Column, Callable[[Row], str]] = {
+    columns: page.Columns[Row] = {
         page.key_column(name): lambda row: row.change.key,
         page.Column("Before", wraps=True, least=8, outcome=True): _before,
         page.Column("After", wraps=True, least=8, outcome=True): _after,

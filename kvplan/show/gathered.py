@@ -1,14 +1,12 @@
 """What files gave to a profile: a row for each table, and the JSON document."""
 
-from collections.abc import Callable, Mapping
-
 from kvplan.ingest.gathering import Gathered, Given
 from kvplan.profile.reading import supply
 from kvplan.show import page
 from kvplan.show.view import Json, View
 
 _MOST_NOTES = 5
-_COLUMNS: Mapping[page.Column, Callable[[Given], str]] = {
+_COLUMNS: page.Columns[Given] = {
     page.words("From"): lambda given: given.source,
     page.words("Kind"): lambda given: given.kind,
     page.words("Table"): lambda given: given.table and f"[{given.table}]",

@@ -33,29 +33,7 @@ _COLON = re.compile(r":(?=[\w+-]+:|//)")  # an emoji's name or a link
 
 
 def render(document: Document) -> str:
-    r"""Return the Markdown text; below the first screen of a report, sections are folded.
-
-    Examples
-    --------
-    >>> from kvplan.show.page import Column, Document, Table
-    >>> from kvplan.report.words import Status
-    >>> figures = Table((Column("Figure"), Column("Value", right=True)), (("a|b", "1"),))
-    >>> report = Document((), "kvplan 0", "chat", Status.STABLE, "It fits.", figures, ("Nothing.",))
-    >>> print(render(report), end="")
-    ## chat
-    <BLANKLINE>
-    **STABLE** It fits.
-    <BLANKLINE>
-    | Figure | Value |
-    | :--- | ---: |
-    | a\|b | 1 |
-    <BLANKLINE>
-    **What to do**
-    <BLANKLINE>
-    1. Nothing.
-    <BLANKLINE>
-    <sub>kvplan 0</sub>
-    """
+    """Return the Markdown text; below the first screen of a report, sections are folded."""
     if document.status is None:
         parts = [part for section in document.sections for part in _unfolded(section)]
     else:
@@ -75,8 +53,6 @@ def render(document: Document) -> str:
 def quote(text: str) -> str:
     r"""Quote a text so that Markdown, HTML and GitHub show it as it is.
 
-    Examples
-    --------
     >>> print(quote("kv_memory of _x_ <script> [a](b) @team :tada:"))
     kv_memory of \_x\_ &lt;script&gt; \[a\](b) @<!-- -->team :<!-- -->tada:
     """

@@ -1,6 +1,6 @@
 """Placements of classes on replicas, side by side; and the JSON document."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from kvplan.planning.mixing import MOST_PARTS, Comparison, Figure, Placement, Pool
@@ -54,7 +54,7 @@ def build(comparison: Comparison, name: str) -> page.Section:
 
 
 def _groups(placement: Placement, label: str, most: int) -> page.Table:
-    columns: Mapping[page.Column, Callable[[Pool], str]] = {
+    columns: page.Columns[Pool] = {
         page.words(label): lambda pool: _classes(pool, _NAMED),
         page.number("Replicas"): lambda pool: f"{pool.replicas:,}",
         page.number("Offered/s"): lambda pool: format_number(pool.replicas * pool.offered_rps),

@@ -126,12 +126,10 @@ def table(
     return Table(tuple(columns), every[:most], more.format(f"{left:,}") if left > 0 else None)
 
 
-def tabulate(
-    columns: Mapping[Column, Callable[[_Row], str]],
-    rows: Iterable[_Row],
-    most: int | None = None,
-    more: str = "",
-) -> Table:
+Columns = Mapping[Column, Callable[[_Row], str]]  # each with what it shows of a row
+
+
+def tabulate(columns: Columns[_Row], rows: Iterable[_Row], most: int | None = None, more: str = "") -> Table:
     """Make a table of columns, each with what it shows of a row.
 
     >>> tabulate({Column("Name"): str.title, number("Letters"): lambda row: f"{len(row)}"}, ["chat"]).rows
@@ -176,8 +174,6 @@ def origin(*sha256: str) -> str:
 def without_commands(text: str) -> str:
     """Break what GitHub's runner would take for a command: a line that begins with ``::``, and ``##[`` anywhere.
 
-    Examples
-    --------
     >>> without_commands(" ::error::no, a::b ##[group]").replace(_NOTHING, "~")
     ' :~:error::no, a::b #~#[group]'
     """

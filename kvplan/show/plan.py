@@ -1,6 +1,6 @@
 """A plan: replicas, price, objectives, sizes beside it, alternatives, what to do next; and the JSON document."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kvplan.emit import engine
@@ -187,7 +187,7 @@ def _interrupted(plan: Plan, full: bool) -> Iterator[page.Block]:
 def _impossible(plan: Plan, full: bool) -> Iterator[page.Block]:
     limits = ", ".join(f"{_words(s.key)} {format_seconds(s.bound)}" for s in plan.request.slos)
     yield page.Paragraph("Impossible at any number of replicas" + (f"; limits: {limits}." if limits else "."))
-    columns: Mapping[page.Column, Callable[[Refused], str]] = {
+    columns: page.Columns[Refused] = {
         page.Column("kind"): lambda refused: refused.name,
         page.words("on an idle replica"): _why,
     }
@@ -265,7 +265,7 @@ def _objectives(plan: Plan) -> page.Table:
     slower = f"{format_percent(plan.request.slower)} slower"
     if plan.request.headroom:
         slower += f", {format_percent(plan.request.headroom, signed=True)}"
-    columns: Mapping[page.Column, Callable[[Objective], str]] = {
+    columns: page.Columns[Objective] = {
         page.Column(""): lambda o: _words(o.key),
         page.number("limit"): lambda o: "none" if o.limit is None else format_seconds(o.limit),
         page.number("expected"): lambda o: format_seconds(o.value),
@@ -277,7 +277,7 @@ def _objectives(plan: Plan) -> page.Table:
 
 def _sizes(plan: Plan) -> page.Table:
     each, price, chosen = plan.winner.task.model.replica.gpus, plan.winner.price, plan.setting.replicas
-    columns: Mapping[page.Column, Callable[[Size], str]] = {
+    columns: page.Columns[Size] = {
         page.number("replicas"): lambda size: f"{'* ' * (size.replicas == chosen)}{size.replicas:,}",
         page.number("GPUs"): lambda size: f"{size.replicas * each:,}",
         **(
@@ -352,7 +352,7 @@ def _day(plan: Plan, day: Day) -> Iterator[page.Block]:
         )
         return
     each = plan.winner.price / day.gpus
-    columns: Mapping[page.Column, Callable[[tuple[str, Way]], str]] = {
+    columns: page.Columns[tuple[str, Way]] = {
         page.Column("one simulated period"): lambda row: row[0],
         page.number("GPU-hours"): lambda row: format_number(row[1].gpu_hours),
         **({page.number("cost"): lambda row: _money(each * row[1].gpu_hours)} if plan.request.priced else {}),
@@ -374,7 +374,7 @@ def _alternatives(plan: Plan, shown: Sequence[Alternative]) -> page.Table:
         paid = ("never" if n is None else _cost(plan, n * each.candidate.price) for n in replicas)
         return " to ".join(paid) or ABSENT
 
-    columns: Mapping[page.Column, Callable[[Alternative], str]] = {
+    columns: page.Columns[Alternative] = {
         page.words("alternatives"): lambda each: f"{each.setting.replicas:,} x {each.candidate.name}",
         page.number("GPUs"): lambda each: f"{_gpus(each.candidate, each.setting):,}",
         **({page.number("per hour"): cost} if plan.request.priced else {}),

@@ -1,6 +1,6 @@
 """Published results beside kvplan's: an overview, the figures of each experiment, and the JSON document."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from kvplan.reproduction.experiment import Figure, Verdict
@@ -103,7 +103,7 @@ def _measured(compared: Compared) -> str:
     return f"{written} ± {_number(compared.figure, max(value - low, high - value), signed=False)}"
 
 
-_COLUMNS: Mapping[page.Column, Callable[[Compared], str]] = {
+_COLUMNS: page.Columns[Compared] = {
     page.words("Figure"): lambda compared: compared.figure.what,
     page.number("Paper"): _printed,
     page.number("kvplan"): _measured,

@@ -5,7 +5,7 @@ only printable characters are kept that are no signs of a language there.
 """
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 from kvplan.emit.base import Flag
 from kvplan.emit.settings import EngineSettings, alternatives
@@ -17,7 +17,7 @@ from kvplan.units import ABSENT
 
 _HARMFUL = frozenset('`$!\\"|<>#')
 _WIDTHS = (40, 120)
-_COLUMNS: Mapping[page.Column, Callable[[Flag], str]] = {
+_COLUMNS: page.Columns[Flag] = {
     page.Column("Setting"): lambda flag: flag.flag,
     page.number("Value"): lambda flag: flag.value or ABSENT,
     page.words("Why"): lambda flag: f"{flag.why}. {flag.since}".strip(),
@@ -47,8 +47,6 @@ def document(advised: EngineSettings, report: Report) -> Json:
 def harmless(text: str) -> str:
     """Replace what could end a comment or be taken for a command, by a shell or in YAML.
 
-    Examples
-    --------
     >>> harmless("A & B\\nrm -rf ~; $(reboot) !! `x` #Ü")
     'A & B rm -rf ~; ?(reboot) ?? ?x? ?Ü'
     """

@@ -1,6 +1,6 @@
 """Policies side by side, a column each: tables, CSV, and the JSON document."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -298,7 +298,7 @@ def _classes(study: Study) -> page.Table:
         )
 
     classes = study.results[0].classes
-    columns: Mapping[page.Column, Callable[[int], str]] = {
+    columns: page.Columns[int] = {
         page.words("Class"): lambda i: classes[i].name,
         **{page.number(result.policy): times(result) for result in study.results},
     }

@@ -48,8 +48,6 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u2
 def quote(text: str) -> str:
     r"""Quote a text for a browser; what cannot be shown, or would change how the rest is, is replaced.
 
-    Examples
-    --------
     >>> print(quote("<script> \x1b[31m 'a' & \"b\""))
     &lt;script&gt; �[31m &#x27;a&#x27; &amp; &quot;b&quot;
     >>> print(quote("##[group]"))  # a command to GitHub's runner, which shows what a job prints

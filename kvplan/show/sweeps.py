@@ -24,12 +24,7 @@ _SHADES = 6  # of a map
 
 
 def check_sweep(sweep: "Sweep") -> None:
-    """Refuse a sweep that is no line and no map, before it is run.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Refuse a sweep that is no line and no map, before it is run."""
     if sweep.sample is not None:
         raise UsageError("--plot draws grids; --sample does not go with it")
     if len(sweep.axes) > 2:

@@ -47,30 +47,7 @@ _OUTCOMES = {
 
 
 def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
-    """Return the text to print, at most 100 columns wide; in colour, with ANSI escape sequences.
-
-    Examples
-    --------
-    >>> from kvplan.show.page import Column, Document, Table
-    >>> figures = Table((Column("Figure"), Column("Value")), (("Headroom", "+25%"),))
-    >>> report = Document((), "kvplan 0", "chat", Status.STABLE, "It fits.", figures, ("Nothing.",))
-    >>> print(render(report), end="")
-    chat
-    STABLE  It fits.
-    <BLANKLINE>
-    What to do
-      1  Nothing.
-    <BLANKLINE>
-      Figure    Value
-      Headroom  +25%
-    <BLANKLINE>
-    kvplan 0
-    >>> print(render(Document((Section("a", "Two policies", (Paragraph("Equal."),)),), "kvplan 0")), end="")
-    Two policies
-      Equal.
-    <BLANKLINE>
-    kvplan 0
-    """
+    """Return the text to print, at most 100 columns wide; in colour, with ANSI escape sequences."""
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
     document = _harmless(document)
     parts = [part for section in document.sections for part in _section(section, width)]

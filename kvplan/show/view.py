@@ -23,26 +23,12 @@ _SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class View:
-    """What a result looks like; each part is made when a format asks for it.
+    """What a result looks like; each part is made when a format asks for it."""
 
-    Attributes
-    ----------
-    json
-        The document for programs: plain dicts, lists, strings, finite numbers and None.
-    screen
-        The document for people, from whether everything is shown and not the first screen alone.
-    draw
-        The charts; drawing some of them takes simulations.
-    rows
-        Of the JSON document, the records that are the rows of a data frame.
-    csv
-        The lines of ``--format csv``, where a result has them.
-    """
-
-    json: Callable[[], Json]
-    screen: Callable[[bool], Document]
+    json: Callable[[], Json]  # plain dicts, lists, strings, finite numbers and None
+    screen: Callable[[bool], Document]  # of everything, or of the first screen
     draw: Callable[[], Iterable["Chart"]] = tuple
-    rows: Callable[[Json], Sequence[Mapping[str, Any]]] = lambda document: [document]
+    rows: Callable[[Json], Sequence[Mapping[str, Any]]] = lambda document: [document]  # of a data frame
     csv: Callable[[], str] | None = None
 
     @cached_property
@@ -78,13 +64,8 @@ def render(view: View, format: str, *, full: bool = False, width: int = 80, colo
 def json_text(document: Mapping[str, Any]) -> str:
     """Write a document as JSON, keys in its order: the same bytes for the same document.
 
-    Raises
-    ------
-    ValueError
-        A number is not finite; documents have null instead.
+    It raises ValueError where a number is not finite; documents have null instead.
 
-    Examples
-    --------
     >>> print(json_text({"schema_version": 1, "loss": None, "name": "Übung"}), end="")
     {
       "schema_version": 1,

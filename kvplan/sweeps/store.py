@@ -20,7 +20,6 @@ from typing import Any, BinaryIO
 from kvplan.errors import OutputError, UsageError
 from kvplan.sweeps.definition import Sweep
 from kvplan.sweeps.points import Value, rows
-from kvplan.sweeps.vary import stretch
 
 _KEPT = "what is there is kept, and --resume goes on from it"
 _LONGEST = 10**7  # bytes of a line
@@ -61,27 +60,6 @@ def lines(sweep: Sweep, format: Format, start: int, stop: int) -> list[bytes]:
     return [
         json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False).encode() + b"\n" for row in found
     ]
-
-
-def are_lines(found: object, sweep: Sweep, format: Format, start: int, stop: int) -> bool:
-    """Return whether these can be the lines of such points: as many, in order, with their values, each one line.
-
-    Figures could still be anything.
-    """
-    if not isinstance(found, list) or len(found) != stop - start:
-        return False
-    for index, values, line in zip(
-        range(start, stop), stretch(sweep.axes, sweep.sample, start, stop), found, strict=True
-    ):
-        begin: list[Value] = [index, *values]
-        if format is Format.CSV:
-            begins = ",".join(map(_cell, begin)) + ","
-        else:
-            begins = json.dumps(dict(zip(sweep.names, begin, strict=False)), ensure_ascii=False)[:-1] + ","
-        whole = isinstance(line, bytes) and len(line) < _LONGEST and line.find(b"\n") == len(line) - 1
-        if not (whole and line.startswith(begins.encode()) and _number(line, sweep.names, format) == index):
-            return False
-    return True
 
 
 def _cell(value: Value) -> str:

@@ -224,3 +224,11 @@ def test_hits_do_not_bias_the_time_of_a_prefill_token() -> None:
     silent = [line.replace(", Prefix cache hit rate", "; nothing") for line in lines]
     blind = fit_measured(parse_samples(silent, "serve.log"), PRIOR, believed=False)
     assert blind.timing.d2 < 0.8 * law.d2
+
+
+def test_a_ttft_that_one_load_alone_has_is_fitted_without_it_too() -> None:
+    """Each load is left out in turn, and with it all that tells what a request takes outside the engine."""
+    whole = sweep(loads(1, 4, 16), LAWS["linear"])
+    first, *others = whole.points
+    fit = fitted(replace(whole, points=(first, *(replace(one, ttft_s=None) for one in others))))
+    assert fit.timing.d0 == pytest.approx(LAWS["linear"].d0, rel=0.05)
