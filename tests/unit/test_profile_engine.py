@@ -66,11 +66,6 @@ def test_an_engine_is_run_as_its_version_admits(
     assert engine_settings(model) == (policy, given)
 
 
-@pytest.mark.parametrize("prefill", ["inline", "disaggregated"])
-def test_conventions_of_no_engine_are_served_greedily(prefill: str) -> None:
-    assert engine_settings(profile("", prefill).model) == ("greedy", {})
-
-
 def test_an_engine_is_kept_where_a_profile_is_composed() -> None:
     base = profile('[engine]\nname = "trtllm"\nadmission = "first-chunk"  # MAX_UTILIZATION\n')
     timing = Part("timing", ("Measured.",), '[timing]\nd0 = "9 ms"', Origin(Knowledge.MEASURED, "a.csv"))

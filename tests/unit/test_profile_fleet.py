@@ -23,11 +23,6 @@ input = 100
 decode = 50
 rate = 1
 """
-LAYERS = """kv_blocks = 4096
-block_tokens = 16
-kv = [{ kind = "full", layers = 10, bytes = 4096 }, { kind = "window", layers = 20, bytes = 4096, window = 128 }]
-"""
-MEMORY = 'memory = "5 GiB"\nkv_bytes_per_token = 131_072\n'
 
 
 def changed(old: str, new: str) -> Fleet | None:
@@ -52,34 +47,8 @@ def test_replicas_that_do_both() -> None:
     assert (fleet.is_split, fleet.size, fleet.transfer_s(2000)) == (False, 8, 0.0)
 
 
-def test_without_a_rate_a_transfer_takes_no_time() -> None:
-    fleet = changed('transfer = "20 GB/s"\n', "")
-    assert fleet is not None
-    assert fleet.transfer_s(2000) == 0.0
-
-
-def test_bytes_of_a_pool_token_are_those_of_a_group() -> None:
-    """Of 10 and 20 layers a group has 10; a token in each of them takes 40,960 bytes."""
-    fleet = changed(MEMORY, LAYERS)
-    assert fleet is not None
-    assert fleet.bytes_per_token == 10 * 4096
-
-
 def test_tokens_of_memory_and_their_bytes_go_together_where_they_are_moved() -> None:
     fleet = changed('memory = "5 GiB"', "memory_tokens = 8000")
-    assert fleet is not None
-    assert fleet.bytes_per_token == 131_072
-
-
-def test_bytes_of_layers_are_those_of_all_gpus() -> None:
-    fleet = changed(MEMORY, f"gpus = 4\n{LAYERS}")
-    assert fleet is not None
-    assert fleet.bytes_per_token == 4 * 10 * 4096
-
-
-def test_layers_of_one_kind_say_the_bytes_of_a_token() -> None:
-    kv = 'kv_blocks = 40_000\nkv = [{ kind = "full", layers = 32, bytes = 4096 }]\n'
-    fleet = changed(MEMORY, kv)
     assert fleet is not None
     assert fleet.bytes_per_token == 131_072
 

@@ -47,14 +47,6 @@ def test_pool_tokens_are_the_memory() -> None:
     )
 
 
-def test_layers_that_keep_all_are_one_kind() -> None:
-    one = changed(
-        'kind = "window"\nlayers = 50\nbytes = 8192\nwindow = 1024\n',
-        'kind = "full"\nlayers = 5\nbytes = 8192\n',
-    )
-    assert parse_profile(one.encode(), "x.toml").model.replica.layout is None
-
-
 def test_layers_alike_are_counted_together() -> None:
     """In as many tables as anybody likes: they are in groups of one size all the same."""
     full = '[[gpu.kv]]\nkind = "full"\nlayers = 4\nbytes = 8192\n'
@@ -72,10 +64,6 @@ def test_a_prefix_cache_that_is_asked_for_keeps_a_second_state(caching: str, sta
     replica = parse_profile(text.encode(), "x.toml").model.replica
     assert replica.layout is not None
     assert (replica.layout.state_blocks, replica.prefix_caching) == (states, states == 2)
-
-
-def test_beside_windows_engines_cache_prefixes_unless_told_otherwise() -> None:
-    assert parse_profile(PROFILE.encode(), "x.toml").model.replica.prefix_caching
 
 
 WINDOW = 'kind = "window"\nlayers = 50\nbytes = 8192\nwindow = 1024\n'
@@ -146,9 +134,3 @@ def test_a_size_goes_with_windows_and_chunks_alone(kind: str, line: int, message
     with pytest.raises(ProfileError) as error:
         parse_profile(changed(WINDOW, kind).encode(), "x.toml")
     assert str(error.value) == f"x.toml:{line}: {message}"
-
-
-def test_blocks_without_layers_are_refused() -> None:
-    text = PROFILE[: PROFILE.index("[[gpu.kv]]")] + PROFILE[PROFILE.index("[timing]") :]
-    with pytest.raises(ProfileError, match=r"x.toml:3: gpu: needs kv beside kv_blocks"):
-        parse_profile(text.encode(), "x.toml")

@@ -22,8 +22,6 @@ input = 100
 decode = 50
 rate = 1
 """
-LAYERS = 'kv_blocks = 500\nblock_tokens = 16\nkv = [{ kind = "full", layers = 32, bytes = 4096 }]\n'
-GIVEN = "memory_tokens = 8000\nkv_bytes_per_token = 131_072\nblock_tokens = 16\n"
 
 
 def changed(old: str, new: str) -> str:
@@ -51,14 +49,3 @@ def test_memory_in_tokens_and_the_other_kind() -> None:
     assert found == Offload(
         500, pytest.approx(5.24288e-6), inclusive=False, overlap=False, memory_bytes=500 * 131_072
     )  # type: ignore[arg-type]
-
-
-def test_layers_of_one_kind_say_the_bytes_of_a_token() -> None:
-    """32 layers of 4,096 bytes on each of two GPUs: 256 KiB a token."""
-    found = tier(changed(GIVEN, f"gpus = 2\n{LAYERS}"))
-    assert found == Offload(8192, pytest.approx(262_144 / 25e9), memory_bytes=2**31)  # type: ignore[arg-type]
-
-
-def test_bytes_of_memory_are_enough() -> None:
-    text = changed("memory_tokens = 8000\n", 'memory = "1 GiB"\n')
-    assert tier(text) == tier(PROFILE)
