@@ -127,9 +127,7 @@ def test_a_cap_on_requests_does_not_end_the_evictions_of_every_mix() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 30),
-            st.integers(1, 12),
-            st.fractions(Fraction(1, 9), 5, max_denominator=12),
+            st.integers(0, 30), st.integers(1, 12), st.fractions(Fraction(1, 9), 5, max_denominator=12)
         ),
         min_size=1,
         max_size=3,

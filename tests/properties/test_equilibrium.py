@@ -208,11 +208,7 @@ def test_sensitivities_to_the_bends_of_a_law_are_those_of_the_bent_model(
 
 @pytest.mark.parametrize(
     ("prefill", "stages", "footprint", "prompt"),
-    [
-        ("disaggregated", 3, 10 * 3 + 6, 0),
-        ("inline", 4, 4 * 10 + 6, 10),
-        ("fused", 3, 10 * 3 + 6, 10),
-    ],
+    [("disaggregated", 3, 10 * 3 + 6, 0), ("inline", 4, 4 * 10 + 6, 10), ("fused", 3, 10 * 3 + 6, 10)],
 )
 def test_each_prefill_convention_has_its_own_stages(
     prefill: str, stages: int, footprint: int, prompt: int

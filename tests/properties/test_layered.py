@@ -104,10 +104,7 @@ GIVES_WAY = Case(  # a prompt that goes on waits for a page, and the only one wh
     Requests(np.zeros(2), np.array([0, 6]), np.array([13, 12]), np.zeros(2, dtype=np.int64)),
     Timing(1.0, d1=0.01, d2=0.02),
     Replica(
-        308,
-        4,
-        max_num_batched_tokens=8,
-        layout=KvLayout((Layers(WINDOW, 1, 16, 14), Layers(FULL, 1, 16)), 4),
+        308, 4, max_num_batched_tokens=8, layout=KvLayout((Layers(WINDOW, 1, 16, 14), Layers(FULL, 1, 16)), 4)
     ),
     {"swa_full_tokens_ratio": (0.1,), "conservativeness": (0.0,), "max_new": (30.0,) * small_runs.CLASSES},
 )

@@ -16,12 +16,7 @@ from hypothesis import strategies as st
 from runs import NAN, a_run, a_series, one_server
 
 from kvplan.model import FloatArray
-from kvplan.simulation.intervals import (
-    Interval,
-    mean_half_width,
-    over_runs,
-    quantile_interval,
-)
+from kvplan.simulation.intervals import Interval, mean_half_width, over_runs, quantile_interval
 from kvplan.simulation.metrics import PolicyResult, policy_result
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.requests import Requests

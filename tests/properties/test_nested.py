@@ -12,13 +12,7 @@ from scipy.optimize import minimize_scalar
 
 from kvplan.analysis.equilibrium import equilibrium
 from kvplan.analysis.nested import NestedWait, nested_wait, requirement
-from kvplan.analysis.segments import (
-    Segments,
-    candidate_ends,
-    decay_rates,
-    lengths_of,
-    segments_of,
-)
+from kvplan.analysis.segments import Segments, candidate_ends, decay_rates, lengths_of, segments_of
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 
 Rows = list[tuple[int, list[int], float]]

@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 from kvplan.analysis.equilibrium import load
 from kvplan.analysis.kv_passage import passage
 from kvplan.analysis.kv_tail import pmf_tail, usage_pmf
-from kvplan.analysis.overflow import (
-    SafetyBuffer,
-    safety_buffer,
-    usage_scale,
-)
+from kvplan.analysis.overflow import SafetyBuffer, safety_buffer, usage_scale
 from kvplan.model import FloatArray, Prefill, Replica, RequestClass, ServingModel, Timing, Weights
 
 FULL = Timing(d0=0.01, d1=2.9e-7, d2=9e-6, d3=8.6e-6)

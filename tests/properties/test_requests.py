@@ -81,9 +81,7 @@ def assert_kept(seen: np.ndarray, values: np.ndarray, amounts: np.ndarray) -> No
 
 @given(
     laws=st.lists(
-        st.lists(st.sampled_from([1e-9, 0.1, 1.0, 7.0]), min_size=1, max_size=40),
-        min_size=1,
-        max_size=5,
+        st.lists(st.sampled_from([1e-9, 0.1, 1.0, 7.0]), min_size=1, max_size=40), min_size=1, max_size=5
     ),
     seed=st.integers(0, 99),
 )

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import count_roots
 
-from kvplan.analysis.roots import (
-    Arcs,
-    all_inside_exact,
-    count_outside,
-    largest_root,
-)
+from kvplan.analysis.roots import Arcs, all_inside_exact, count_outside, largest_root
 from kvplan.analysis.roots import _on_radius as on_radius
 from kvplan.model import FloatArray
 

@@ -13,12 +13,7 @@ from oracles import RootCount, count_roots, stage_weights, survival_polynomial
 from strategies import mix_model, request_rows
 
 from kvplan.analysis.fluid_map import fluid_map, run
-from kvplan.analysis.stability import (
-    exact_survival_weights,
-    min_stable_input,
-    model_spectrum,
-    stability,
-)
+from kvplan.analysis.stability import exact_survival_weights, min_stable_input, model_spectrum, stability
 from kvplan.model import ServingModel
 
 
@@ -116,8 +111,7 @@ def test_a_root_exactly_on_the_circle_is_not_stable_and_no_mode(
     if decimal:
         shares = (float(p), float(1 - p))
         model = replace(
-            model,
-            classes=tuple(replace(c, rate_rps=r) for c, r in zip(model.classes, shares, strict=True)),
+            model, classes=tuple(replace(c, rate_rps=r) for c, r in zip(model.classes, shares, strict=True))
         )
     assert exact_count(model) == RootCount(inside=2 - on, on=on, outside=0)
     found = stability(model)

@@ -93,17 +93,7 @@ def test_a_class_leaves_its_full_pages() -> None:
     assert (stream.reused, stream.gap, stream.prompts[1].share) == (0, None, 0)
 
 
-@every(
-    ("tokens", "found"),
-    [
-        (0.5, 64),
-        (1.0, 96),
-        (50, 48),
-        (10**6, 96),
-        (96, 96),
-        (15, 0),
-    ],
-)
+@every(("tokens", "found"), [(0.5, 64), (1.0, 96), (50, 48), (10**6, 96), (96, 96), (15, 0)])
 def test_reuse_is_of_full_pages_that_a_prompt_can_find(tokens: float, found: int) -> None:
     stream = stream_of({40: 1.0}, Reuse(tokens, 0.25, THINK))
     assert (stream.reused, stream.reused_squares) == (found / 4, found**2 / 4)

@@ -35,15 +35,7 @@ from kvplan.model.offload import Offload
 from kvplan.model.reuse import Reuse, SharedPrompt
 from kvplan.model.sessions import Sessions
 from kvplan.report.assembly import to_document
-from kvplan.report.explain import (
-    Explained,
-    Summary,
-    explain,
-    find,
-    ground,
-    summarise,
-    values_of,
-)
+from kvplan.report.explain import Explained, Summary, explain, find, ground, summarise, values_of
 from kvplan.report.keys import BLOCKS, CONTRACT, Kind, Record
 from kvplan.report.quantities import QUANTITIES, Given
 from kvplan.show import explanation, markdown, terminal
@@ -284,10 +276,7 @@ def test_the_inputs_of_a_figure_give_it_by_its_formula() -> None:
         # prompts beyond the token budget take several iterations, but not in cycles and prefix caches
         (OF_CLASSES, [name for name in MODELS if name != "agents, few tokens"]),
         (OF_WARM_CACHES, ["agents", "agents and others", "host tier"]),
-        (
-            {key: BY_ANY_LAW[key] for key in ("rate_cap.per_iteration", "rate_cap.per_second")},
-            CACHING,
-        ),
+        ({key: BY_ANY_LAW[key] for key in ("rate_cap.per_iteration", "rate_cap.per_second")}, CACHING),
     ):
         check_every([*formulas], lambda key, of=formulas, at=names: agree(key, of[key], at))
 

@@ -12,11 +12,7 @@ WHOLE_PROMPT, FIRST_CHUNK = {"admission": (0.0,)}, {"admission": (1.0,)}
 
 @pytest.mark.parametrize(
     ("policy", "parameters", "evictions", "recomputed"),
-    [
-        ("vllm", WHOLE_PROMPT, 0, 0),
-        ("vllm", FIRST_CHUNK, 2, 3 + 3),
-        ("trtllm-max-utilization", {}, 2, 6 + 3),
-    ],
+    [("vllm", WHOLE_PROMPT, 0, 0), ("vllm", FIRST_CHUNK, 2, 3 + 3), ("trtllm-max-utilization", {}, 2, 6 + 3)],
 )
 def test_a_prompt_gives_way_as_often_as_its_next_part_does_not_fit(
     policy: str, parameters: dict[str, tuple[float, ...]], evictions: int, recomputed: int

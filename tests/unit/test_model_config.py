@@ -470,11 +470,7 @@ READ_KEYS = st.sampled_from(
 METHODS = st.sampled_from(["fp8", "awq", "gptq", "mxfp4", "bitsandbytes", "modelopt", "compressed-tensors"])
 QUANTISED = st.fixed_dictionaries(
     {"quant_method": METHODS},
-    optional={
-        "bits": JSON,
-        "group_size": JSON,
-        "config_groups": st.dictionaries(TEXT, JSON, max_size=2),
-    },
+    optional={"bits": JSON, "group_size": JSON, "config_groups": st.dictionaries(TEXT, JSON, max_size=2)},
 )
 
 

@@ -123,11 +123,7 @@ def test_memory_in_tokens_is_refused_beside_any_kind(kind: str, memory: str, key
             6,
             'gpu.kv[0].window: required beside kind = "chunk"',
         ),
-        (
-            KINDS["state"] + "window = 9\n",
-            11,
-            'gpu.kv[0].window: not allowed beside kind = "state"',
-        ),
+        (KINDS["state"] + "window = 9\n", 11, 'gpu.kv[0].window: not allowed beside kind = "state"'),
     ],
 )
 def test_a_size_goes_with_windows_and_chunks_alone(kind: str, line: int, message: str) -> None:

@@ -126,12 +126,7 @@ def test_arrivals_out_of_order_and_a_row_cut_off_are_told(file: Path) -> None:
 
 def test_hashes_of_blocks_say_which_prompts_begin_alike(tmp_path: Path) -> None:
     """The second has two blocks of 512 in common with the first, the third none; an empty prompt has no hashes."""
-    rows = [
-        (0, 1300, [7, 8, 9]),
-        (1000, 1500, [7, 8, 5]),
-        (2000, 0, []),
-        (3000, 600, [3, 4]),
-    ]
+    rows = [(0, 1300, [7, 8, 9]), (1000, 1500, [7, 8, 5]), (2000, 0, []), (3000, 600, [3, 4])]
     path = tmp_path / "trace.jsonl"
     path.write_text(
         "".join(

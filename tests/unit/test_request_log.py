@@ -88,10 +88,7 @@ def test_the_requests_are_at_hand_as_they_were_served() -> None:
             "Prompt tokens,Completion tokens,arrived_at,first_scheduled_time,first_token_time,finished_time\n",
             ONE,
         ),
-        (
-            "isl,osl,arrival_ms,scheduled_ms,first_token_ms,last_token_ms\n",
-            "100,101,0,0,100,1100\n",
-        ),
+        ("isl,osl,arrival_ms,scheduled_ms,first_token_ms,last_token_ms\n", "100,101,0,0,100,1100\n"),
     ],
 )
 def test_lengths_and_times_go_by_the_usual_names(header: str, row: str) -> None:

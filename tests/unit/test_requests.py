@@ -10,14 +10,7 @@ from strategies import mix_model
 
 from kvplan.model import ArrivalProcess, RequestClass, ServingModel
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
-from kvplan.simulation.requests import (
-    Requests,
-    burst,
-    lengths,
-    poisson,
-    renewal,
-    saturated,
-)
+from kvplan.simulation.requests import Requests, burst, lengths, poisson, renewal, saturated
 
 TWO = mix_model((10, [3, 5], 3.0), (20, 7, 1.0))
 ONE = mix_model((10, 5, 2.0))

@@ -51,9 +51,7 @@ def chains(requests: Requests) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("tokens", [640, 0.9])
-def test_requests_share_with_the_next_what_it_asks_for_and_chains_share_their_prompt(
-    tokens: float,
-) -> None:
+def test_requests_share_with_the_next_what_it_asks_for_and_chains_share_their_prompt(tokens: float) -> None:
     """Asked for is a count, or a share of the full pages of all but the last token, and never a whole prompt."""
     shared = (SharedPrompt(200, 0.4), SharedPrompt(900, 0.4))
     some = RequestClass(
