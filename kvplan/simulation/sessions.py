@@ -14,8 +14,7 @@ from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, ServingModel
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 from kvplan.simulation.prefixes import Prefixes, Turns, nothing_follows, strangers
 from kvplan.simulation.requests import Requests, chosen, end_to_end, lengths, prompt_lengths
 
