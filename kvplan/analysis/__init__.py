@@ -1,24 +1,13 @@
-"""The formulas: pure functions from a serving model to frozen results.
+"""Formulas: pure functions from a serving model to frozen results, one module a topic of the theory.
 
 Results are NamedTuples: a frozen dataclass takes seven times as long to define, and a report needs forty of them.
 
-``equilibrium``  load, sustainable rate, equilibrium, saturation      theory §2
-``batch``        the same for many models at once
-``fluid_map``    the saturated fluid map and the cycles it settles on theory §3
-``worst_cycle``  closed-form cycles, and which one greedy can be stuck in
-``stability``    survival polynomial: spectral radius, minimum input, advice
-``roots``        certified root counts of polynomials with positive coefficients
-``concurrency``  how many can run at once without ever being evicted
-``admission``    rate cap, integer budgets, exact mean waits          theory §4
-``wait``         WAIT thresholds, known decode lengths                theory §5
-``segments``     segmentations of decode lengths, thresholds that keep up  theory §6
-``input_spread`` what inputs that differ add up to, Chernoff's bound
-``nested``       Nested WAIT: required memory
-``overflow``     probability of overflow, safety buffer               theory §7
-``kv_cumulants`` cumulants of KV usage, feedback included
-``kv_tail``      tail of KV usage: saddlepoint, exact pmf
-``latency``      TTFT, ITL and E2E below saturation            theory §9
-``prefix_cache`` hits, guaranteed and good rate, collapse             theory §8
-``split``        prefill and decode apart, or together           theory §12
-``cache_states`` the one curve that all states of a prefix cache lie on
+``equilibrium`` load, sustainable rate, equilibrium, saturation; ``records`` its results; ``cached_equilibrium`` with
+a prefix cache; ``concurrency`` how many can run at once without ever being evicted (theory §2)
+``fluid_map`` the saturated map and its cycles; ``worst_cycle`` closed forms; ``stability`` and ``roots`` the survival
+polynomial (§3) · ``admission`` rate cap, budgets, waits (§4) · ``wait`` with ``worst_window`` (§5)
+``nested`` with ``segments``, ``input_spread`` Nested WAIT (§6) · ``overflow`` with ``kv_cumulants``, ``kv_tail``,
+``kv_passage``, ``dispersion`` the safety buffer (§7) · ``prefix_cache`` with ``cache_states``, ``cold_cache``,
+``population`` (§8, §13) · ``speculative`` drafts (§11) · ``split``, ``fleet`` prefill and decode apart (§12)
+``hindsight`` the best of any policy · ``placement`` which classes share a replica
 """

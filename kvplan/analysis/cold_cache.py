@@ -21,12 +21,9 @@ _NOBODY = 1e-12  # share of a class
 def with_cold_cache(model: ServingModel) -> ServingModel:
     """Return the model of requests with nothing in common that costs what a full replica costs; itself if it is one.
 
-    What is always found is taken off the prompts and off memory. That it is read stands in the time per sequence,
-    which is exact in the mean. Hits that a measured curve promises make prefill shorter.
-
-    References
-    ----------
-    New, theory §8: M - c, A - λcn, Λ - d2λc for a prompt that all share.
+    What is always found is taken off the prompts and off memory. That it is read stands in the time per sequence, which
+    is exact in the mean. Hits that a measured curve promises make prefill shorter (new, theory §8: M - c, A - λcn, Λ -
+    d2λc for a prompt that all share).
     """
     if not model.finds_prefixes:
         return model

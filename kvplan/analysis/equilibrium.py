@@ -106,8 +106,7 @@ def _fastest(
 ) -> Number:
     """Amount of a limit, of which a request needs so much, that is used where the rate x/τ(x) is highest.
 
-    The rate grows with x but where the law is convex: past its knee an iteration can grow faster than what it serves,
-    and then fewer requests at a time are served faster (new).
+    Past the knee of a convex law an iteration can grow faster than what it serves: fewer at a time are faster (new).
     """
     if not timing.is_convex:
         return limit
@@ -240,14 +239,6 @@ def _sensitivity(model: Model, cost: PerRequest, base: Number) -> Sensitivity:
         for after in [_rate_with(model, cost, name, _MORE)]
     }
     return Sensitivity(**changes)
-
-
-def rate_with_more(model: ServingModel, name: str) -> float | None:
-    """Return the sustainable rate with a tenth more of a field of `Sensitivity`; None for no such limit."""
-    if model.finds_prefixes:
-        return cached_equilibrium.rate_with(model, name, _MORE)
-    rate: float | None = _single(_rate_with(model, per_request(model), name, _MORE))
-    return rate
 
 
 def strongest_levers(model: ServingModel) -> tuple[Lever, Lever]:

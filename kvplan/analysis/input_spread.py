@@ -27,16 +27,7 @@ class InputLaws(NamedTuple):
     block_tokens: int
 
     def stages_in(self, above: FloatArray, upto: FloatArray) -> FloatArray:
-        """Stages of each phase with more than `above` and at most `upto` tokens beyond the input; phases last.
-
-        Examples
-        --------
-        >>> laws = laws_of(np.array([3, 8]), np.array([[0.5, 0.5]]), 4)
-        >>> laws.edges.tolist(), laws.tokens.tolist()  # 8 tokens fill their pages where 3 have one more to go
-        ([0, 1], [[4.0, 8.0], [4.0, 12.0]])
-        >>> laws.stages_in(np.array(0.0), np.array(9.0)).tolist()  # 1, 5 and 9 are in the second phase
-        [6.0, 3.0]
-        """
+        """Stages of each phase with more than `above` and at most `upto` tokens beyond the input; phases last."""
         before = np.append(self.edges[-1] - self.block_tokens, self.edges[:-1])
         width = self.edges - before
 
@@ -81,11 +72,8 @@ def excess(laws: InputLaws, reached: IntArray, held: FloatArray, exponent: Float
 
     c = inf_θ [exponent + Σ held·ln E e^θ(w - w̄)]/θ, w the tokens of a request in whole pages. `reached`, of shape
     (n_segments, n_candidates), is the position in `laws.share` of the decode length that requests of a segment got to,
-    `held` the requests held at most, by phase too; `exponent`, from 0, has shape (n_candidates,).
-
-    References
-    ----------
-    Chernoff's bound; new, theory §6 ("Inputs that differ").
+    `held` the requests held at most, by phase too; `exponent`, from 0, has shape (n_candidates,) (Chernoff's bound;
+    new, theory §6 ("Inputs that differ")).
 
     Examples
     --------

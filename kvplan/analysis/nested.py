@@ -108,7 +108,6 @@ class Requirement(NamedTuple):
 
     @property
     def total(self) -> FloatArray:
-        """Required memory, tokens."""
         return self.base + self.boundary + self.high_probability + self.inputs.tokens
 
 
@@ -121,13 +120,9 @@ def requirement(segments: Segments, thresholds: FloatArray, *, delta: float, hor
     """Memory not exceeded within a horizon with probability 1 - δ; `thresholds` of shape (n_segments, n_candidates).
 
     M^π + Σ_(k>=2) w_k c_k with c_k = n_k + ln((m - 1)·N/δ)/θ_k over N = ⌈horizon/ΔT⌉ iterations. Where inputs differ,
-    queues and inputs get half of δ each (inputs all of it where there is no queue), and the latter add
-    inf_θ [ln(2N/δ) + Σ R_k ln E_k e^θ(w - w̄)]/θ, R_k the residents of segment k and ⌈c_k⌉ waiting: given who got how
-    far, inputs are independent of each other and of all queues.
-
-    References
-    ----------
-    WAIT-s Theorem 5.1, D; inputs that differ new, theory §6.
+    queues and inputs get half of δ each (inputs all of it where there is no queue), and the latter add inf_θ [ln(2N/δ)
+    + Σ R_k ln E_k e^θ(w - w̄)]/θ, R_k the residents of segment k and ⌈c_k⌉ waiting: given who got how far, inputs are
+    independent of each other and of all queues (WAIT-s Theorem 5.1, D; inputs that differ new, theory §6).
     """
     needs = _queues(segments, thresholds, delta, horizon_s)
     if segments.laws is None:
@@ -220,13 +215,9 @@ def least_requirement(
 def printed_memory(ends: FloatArray, input_tokens: FloatArray, thresholds: FloatArray) -> PrintedMemory:
     """Base memory as the papers print it, for comparison; `ends` are the segments' decode lengths, tokens.
 
-    Equation 13 counts s + (l'_1 + … + l'_k)/2 tokens at every stage of segment k, which is too much for many
-    segments and too little for two. The segment design counts s + kΔ/2, always too little in the mean; with
-    unequal widths kΔ is read as l'_k.
-
-    References
-    ----------
-    WAIT eq. 13, WAIT 7.2; WAIT-s D.
+    Equation 13 counts s + (l'_1 + … + l'_k)/2 tokens at every stage of segment k, which is too much for many segments
+    and too little for two. The segment design counts s + kΔ/2, always too little in the mean; with unequal widths kΔ is
+    read as l'_k (WAIT eq. 13, WAIT 7.2; WAIT-s D).
 
     Examples
     --------
@@ -239,15 +230,9 @@ def printed_memory(ends: FloatArray, input_tokens: FloatArray, thresholds: Float
 
 
 def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments: int | None) -> NestedWait:
-    """Nested WAIT segments, thresholds and required memory.
+    """Nested WAIT segments, thresholds and memory, exceeded within the horizon with probability `delta` at most.
 
-    Parameters
-    ----------
-    delta
-        Accepted probability δ that memory is exceeded within the horizon, 0 < δ <= 1.
-    horizon_s : float, seconds
-    segments
-        Number of segments; None chooses the number that needs the least memory.
+    `segments` is their number; None chooses the one that needs the least memory.
 
     References
     ----------

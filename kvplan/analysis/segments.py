@@ -139,8 +139,8 @@ def segments_of(lengths: Lengths, ends: list[IntArray]) -> Segments:
 
     References
     ----------
-    WAIT-s Theorem 5.1, D; segment memory corrected, theory §6. That the mean input of those who *reach* a segment
-    keeps it sound where lengths are merged is new: whoever leaves early holds no more than if it had stayed.
+    WAIT-s Theorem 5.1, D; segment memory corrected, theory §6. That the mean input of those who *reach* a segment keeps
+    it sound where lengths are merged is new: whoever leaves early holds no more than if it had stayed.
     """
     rows = max(e.size for e in ends)
     count = np.array([e.size for e in ends])
@@ -197,11 +197,8 @@ def worst_segments(model: ServingModel, lengths: Lengths, ends: list[IntArray]) 
 
     `lengths` are those of the mean rates. A batch holds requests of some window; what they cost and do on average lies
     between what the mixes within that window do. Inputs have a law no smaller than that of any mix: the largest share
-    beyond each length of input. Segmentations whose work would not leave time to spare at the mean rate are left out.
-
-    References
-    ----------
-    WAIT-s eq. 10.
+    beyond each length of input. Segmentations whose work would not leave time to spare at the mean rate are left out
+    (WAIT-s eq. 10).
     """
     varying = mixes(model)
     if not varying:
@@ -229,11 +226,8 @@ def candidate_ends(lengths: Lengths, count: int | None) -> list[IntArray]:
     """Segmentations to try: equal widths, equal shares of the requests that end, equal numbers of lengths.
 
     Of `count` segments, at most the distinct lengths; None tries every number to 24 and some to 128. Returns positions
-    in `lengths.decode` where segments end, fewest segments first, all different.
-
-    References
-    ----------
-    WAIT 7.2; survival quantiles new, theory §6.
+    in `lengths.decode` where segments end, fewest segments first, all different (WAIT 7.2; survival quantiles new,
+    theory §6).
 
     Examples
     --------
@@ -273,15 +267,9 @@ def segment_counts(most: int) -> list[int]:
 
 
 def decay_rates(before: FloatArray, here: FloatArray, continuing: FloatArray) -> FloatArray:
-    """Decay rate θ of a boundary queue, the root of n_(k-1)·ln(1 - p + p·e^θ) = θ·n_k, per request.
+    """Decay rate θ of a boundary queue, the root of n_(k-1)·ln(1 - p + p·e^θ) = θ·n_k, per request; p in (0, 1).
 
-    Parameters
-    ----------
-    before, here : ndarray, requests
-        Thresholds n_(k-1) and n_k > p·n_(k-1); θ is infinite where n_k >= n_(k-1): no batch can bring more than the
-        next one takes.
-    continuing : ndarray
-        p, in (0, 1).
+    Of thresholds n_k > p·n_(k-1); infinite where n_k >= n_(k-1): no batch can bring more than the next one takes.
 
     References
     ----------
@@ -321,11 +309,8 @@ def decay_rates(before: FloatArray, here: FloatArray, continuing: FloatArray) ->
 def fill(first: FloatArray, continuing: FloatArray, slack: FloatArray) -> FloatArray:
     """Thresholds from that of the first segment on: n_k = ⌊p_k n_(k-1) + slack_k √n_(k-1)⌋ + 1, at most n_(k-1).
 
-    Shapes (n_candidates,), and (n_segments, n_candidates); slack 0 gives the smallest thresholds.
-
-    References
-    ----------
-    WAIT-s Theorem 5.1; whole thresholds and slack new, theory §6.
+    Shapes (n_candidates,), and (n_segments, n_candidates); slack 0 gives the smallest thresholds (WAIT-s Theorem 5.1;
+    whole thresholds and slack new, theory §6).
     """
     thresholds = np.empty(continuing.shape)
     thresholds[0] = first
@@ -341,11 +326,8 @@ def thresholds_of(segments: Segments, slack: FloatArray, start: FloatArray) -> F
     """Thresholds with the smallest whole first one, from `start` on, that keeps up: Λ_1·ΔT(n) < n_1, given Λ < 1.
 
     n_1 ← ⌊Λ_1 ΔT(n)⌋ + 1 from below ends on the least, here in larger steps that leave none out. Where even they are
-    too many (Λ very near 1) it is a larger one. `slack` and the result have shape (n_segments, n_candidates).
-
-    References
-    ----------
-    WAIT-s eq. 10, Theorem 5.1; least whole thresholds new, theory §6.
+    too many (Λ very near 1) it is a larger one. `slack` and the result have shape (n_segments, n_candidates) (WAIT-s
+    eq. 10, Theorem 5.1; least whole thresholds new, theory §6).
     """
     least = start.copy()
     low = np.arange(least.size)  # columns whose first threshold is still too low

@@ -24,6 +24,7 @@ from kvplan.analysis.roots import (
 )
 from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, TabledWeights, survival
 from kvplan.model.weights import first_tokens, prompt_stages
+from kvplan.solve import falling_root
 from kvplan.units import format_number, format_tokens
 
 _EXACT_MAX_STAGES = 300  # exact Schur-Cohn takes about a second there
@@ -84,18 +85,12 @@ def nothing_else_attracts(stages: IntArray, *, stable: bool, certified: bool, ra
 
 
 def spectrum(
-    w: FloatArray,
-    exact: Callable[[], list[int]] | None = None,
-    *,
-    relative_error: float = 0.0,
+    w: FloatArray, exact: Callable[[], list[int]] | None = None, *, relative_error: float = 0.0
 ) -> Spectrum:
     """Spectral radius and stability of Σ_k w_k z^(L-1-k), the weights W_k > 0 within a bound on their relative error.
 
-    `exact` gives integers proportional to them, where a root is too close to the circle for floats.
-
-    References
-    ----------
-    SIC eq. 9, 10; float traps: theory §3.
+    `exact` gives integers proportional to them, where a root is too close to the circle for floats (SIC eq. 9, 10;
+    float traps: theory §3).
 
     Examples
     --------
@@ -246,13 +241,13 @@ def _last_crossing(slope: FloatArray, constant: FloatArray) -> float:
     side = (b[0] * np.conj(a[0])).imag
     crosses = np.flatnonzero(side[1:-1] * side[:-2] <= 0)
     a, b = a[:, crosses], b[:, crosses]
-    low, high = np.zeros(crosses.size), np.full(crosses.size, 2.0)  # centres are two half widths apart
-    side_low = side[crosses]
-    for _ in range(52):
-        middle = (low + high) / 2
-        side_middle = (_horner(b, middle) * np.conj(_horner(a, middle))).imag
-        below = side_middle * side_low > 0
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    falling = np.sign(side[crosses])
+
+    def above(t: FloatArray) -> FloatArray:
+        return np.asarray(falling * (_horner(b, t) * np.conj(_horner(a, t))).imag)
+
+    # neighbouring centres are two half widths apart
+    low = falling_root(above, np.zeros(crosses.size), np.full(crosses.size, 2.0))
     at_a, at_b = _horner(a, low), _horner(b, low)
     size = np.abs(at_a) ** 2
     crossings = np.divide(-(at_b * np.conj(at_a)).real, size, out=np.zeros(size.size), where=size > 0)

@@ -40,17 +40,14 @@ class StepCourse:
 
     @property
     def mean(self) -> float:
-        """Mean factor over a period."""
         return float(self.factors[0]) if self.factors.size == 1 else float(self._sums[-1]) / self.period_s
 
     @property
     def peak(self) -> float:
-        """Largest factor."""
         return float(self.factors.max())
 
     @property
     def least(self) -> float:
-        """Smallest factor."""
         return float(self.factors.min())
 
     def time_above(self, factor: float) -> float:
@@ -126,11 +123,6 @@ class Sinusoid:
     amplitude: float  # 0 to 1
     peak_s: float  # time of the largest factor
 
-    @property
-    def moves_rates(self) -> bool:
-        """Tell whether rates are ever other than those of the classes."""
-        return self.amplitude > 0
-
     def course(self, weights: Sequence[float]) -> "Sinusoid":
         """Mean factor of the classes, however weighted: this one."""
         return self
@@ -145,17 +137,14 @@ class Sinusoid:
 
     @property
     def mean(self) -> float:
-        """Mean factor over a period."""
         return 1.0
 
     @property
     def peak(self) -> float:
-        """Largest factor."""
         return 1.0 + self.amplitude
 
     @property
     def least(self) -> float:
-        """Smallest factor."""
         return 1.0 - self.amplitude
 
     def time_above(self, factor: float) -> float:
@@ -223,11 +212,6 @@ class Steps:
     period_s: float
     starts_s: tuple[float, ...]  # ascending from 0
     factors: tuple[tuple[float, ...], ...]  # by step and class; no class has 0 in every step
-
-    @property
-    def moves_rates(self) -> bool:
-        """Tell whether rates are ever other than those of the classes."""
-        return any(factor != 1 for row in self.factors for factor in row)
 
     def course(self, weights: Sequence[float]) -> StepCourse:
         """Mean factor of the classes, so weighted.

@@ -163,7 +163,7 @@ def report_of(analyses: Analyses, profile: ProfileIdentity, *, trial: bool = Fal
 
 
 def to_document(report: Report) -> dict[str, Any]:
-    """The report as the contract has it: plain dicts, lists, strings, and finite numbers or None.
+    """Write the report as the contract has it: plain dicts, lists, strings, and finite numbers or None.
 
     Examples
     --------
@@ -180,7 +180,7 @@ def to_document(report: Report) -> dict[str, Any]:
 
 
 def plain(value: Any, path: str = "") -> Any:
-    """A result at a path of the report as the contract has it; what stands beside the contract is left out.
+    """Write a result at a path of the report as the contract has it, without what stands beside the contract.
 
     Examples
     --------

@@ -87,7 +87,7 @@ class Ground(NamedTuple):
 
 
 def find(word: str) -> Found:
-    """The records of a key, as the contract writes it, or of a block; ``[0]`` asks for one entry of a list.
+    """Find the records of a key, as the contract writes it, or of a block; ``[0]`` asks for one entry of a list.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def _shown(word: str) -> str:
 def page(
     found: Found, report: Report, model: ServingModel, plan: Plan, *, full: bool = True
 ) -> Explained | Summary:
-    """What was asked for, about a report and the model and plan it was made from.
+    """Explain a key or a block of a report, beside the model and plan it was made from.
 
     Raises
     ------
@@ -204,7 +204,7 @@ def ground(record: Record, document: Mapping[str, Any], model: ServingModel, pla
 
 
 def values_of(name: str, rests: Ground) -> list[Any]:
-    """All values of an input: one, or one for each entry of a list or class."""
+    """List all values of an input: one, or one for each entry of a list or class."""
     if name in CONTRACT:
         return [value for _, value in _values(CONTRACT[name], rests.document)]
     value = QUANTITIES[name].value(rests.given)
@@ -212,7 +212,7 @@ def values_of(name: str, rests: Ground) -> list[Any]:
 
 
 def _inputs(rests: Ground, entry: int | None) -> Iterator[Input]:
-    """The inputs that exist here, of lists the entry asked for or all."""
+    """Write the inputs that exist here, of lists the entry asked for or all."""
     for name in rests.inputs:
         record = CONTRACT.get(name)
         symbol, meaning = (record.symbol, name) if record else QUANTITIES[name][:2]
@@ -235,7 +235,7 @@ def summarise(found: Found, document: Mapping[str, Any]) -> Summary:
 
 
 def _values(record: Record, document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """One value without a name, or one for each entry of a list with the entry's name."""
+    """Yield one value without a name, or one for each entry of a list with its name."""
     if record.key == "sources":
         for block, source in document["sources"].items():
             yield block, f"{source['kind']}: {source['source']}"
@@ -249,7 +249,7 @@ def _values(record: Record, document: Mapping[str, Any]) -> Iterator[tuple[str, 
 
 
 def _of_entry(entry: Any, field: str) -> Any:
-    """A field of an entry; of a list within it, that of each."""
+    """Take a field of an entry; of a list within it, that of each."""
     inner, _, rest = field.partition("[].")
     value = _at(entry, inner) if inner else entry
     return [_at(item, rest) for item in value] if rest else value
@@ -283,7 +283,7 @@ def _with_unit(value: Any, unit: str) -> str:
 
 
 def _at(value: Any, path: str) -> Any:
-    """What stands at a dotted path; None below None, and for keys that are not there."""
+    """Take what stands at a dotted path; None below None, and for keys that are not there."""
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     return value

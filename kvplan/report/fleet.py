@@ -27,7 +27,7 @@ class FleetBlock(NamedTuple):
 
 
 def fleet_block(found: FleetFigures | None, *, proved: bool) -> FleetBlock | None:
-    """None without a fleet; `proved`: replicas are equal and their iteration times linear, as the theorem has them."""
+    """Build the block; `proved`: replicas are equal and their iteration times linear, as the theorem has them."""
     if found is None:
         return None
     crossing = None if found.crossing is None else found.crossing.itl_s
@@ -59,7 +59,7 @@ def _reason(found: FleetFigures, proved: bool) -> str:
 
 
 def _serve(replicas: int, kind: str, one: Served) -> str:
-    """What so many replicas serve, and why not more."""
+    """Say what so many replicas serve, and why not more."""
     named = f"{replicas} {kind + ' ' if kind else ''}replica{'s' * (replicas != 1)}"
     if one.rate_rps == math.inf:
         return f"{named} ha{'s' if replicas == 1 else 've'} nothing to do"
@@ -68,21 +68,21 @@ def _serve(replicas: int, kind: str, one: Served) -> str:
 
 
 def _budget(found: FleetFigures) -> str:
-    """What evens the iterations of replicas that do both, without which prompts make the tail of the gaps."""
+    """Say what evens the iterations of replicas that do both; else prompts make the tail of the gaps."""
     if found.budget_tokens is None:
         return ""
     return f", if max_num_batched_tokens = {format_tokens(found.budget_tokens)} keeps iterations even"
 
 
 def _goodputs(found: FleetFigures) -> str:
-    """What objectives leave of that."""
+    """Say what objectives leave of that."""
     known = ("split", found.split.goodput_rps), ("together", found.together.goodput_rps)
     said = [f"{name} {format_rate(value, 'requests')}" for name, value in known if value is not None]
     return f"Within all objectives: {', '.join(said)}." if said else ""
 
 
 def _criterion(found: FleetFigures, proved: bool) -> str:
-    """Where the winner changes, by rates under a limit on the time between tokens."""
+    """Say where the winner changes, by rates under a limit on the time between tokens."""
     assert found.prefill is not None
     assert found.split.rate_rps is not None
     assert found.together.rate_rps is not None
@@ -104,7 +104,7 @@ def _criterion(found: FleetFigures, proved: bool) -> str:
 
 
 def _better(found: FleetFigures) -> str:
-    """Another split of the same GPUs that serves more."""
+    """Name another split of the same GPUs that serves more."""
     best, split = found.best, found.split
     if best is None or split.rate_rps is None or best.rate_rps <= split.rate_rps * (1 + 1e-9):
         return ""
@@ -112,7 +112,7 @@ def _better(found: FleetFigures) -> str:
 
 
 def fleet_notes(fleet: Fleet) -> tuple[str, ...]:
-    """What the figures of a fleet are about, and what they assume."""
+    """Say what the figures of a fleet are about, and what they assume."""
     return (
         f"Every block but latency, goodput, cost and fleet is about one of {fleet.size} replicas that prefill and "
         "decode, and gets requests at random.",

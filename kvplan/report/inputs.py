@@ -1,4 +1,4 @@
-"""What the inputs of a report are worth: how they are known, and how far beyond what was measured they are asked."""
+"""How the inputs of a report are known, and how far beyond what was measured a plan asks them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -47,18 +47,18 @@ class Beyond(NamedTuple):
 
 
 def inputs(model: ServingModel) -> Inputs:
-    """The bases alone."""
+    """Take the bases alone."""
     origins = model.provenance
     return Inputs(origins.gpu.basis, origins.timing.basis, origins.workload.basis)
 
 
 def assumed(model: ServingModel) -> list[str]:
-    """The parts of which nothing better is known than something else's."""
+    """List the parts of which nothing better is known than something else's."""
     return [name for name, basis in inputs(model)._asdict().items() if basis is Knowledge.ASSUMED]
 
 
 def states(model: ServingModel) -> Iterator[State]:
-    """Where a plan needs the timing: at the equilibrium, if memory holds it; at the sustainable rate; in one prompt."""
+    """Visit where a plan needs the timing: the equilibrium, if memory holds it, the sustainable rate, one prompt."""
     cost, tau = per_request(model), iteration_time(model)
     most = most_admissions(model)
     now = None if tau is None else model.total_rate_rps * tau
@@ -71,16 +71,7 @@ def states(model: ServingModel) -> Iterator[State]:
 
 
 def beyond(measured: MeasuredRange, visited: Sequence[State]) -> list[Beyond]:
-    """Which states a timing was not measured for.
-
-    Prefill comes in lumps, and most iterations compute none of it: nothing is below its range.
-
-    Examples
-    --------
-    >>> [found] = beyond(MeasuredRange(kv_tokens=(0, 900)), [State("peak", 1200), State("mean", 800)])
-    >>> found.state.name, round(found.factor, 3)
-    ('peak', 1.333)
-    """
+    """Find the states that a timing was not measured for."""
     found = []
     for amount in _AMOUNTS:
         low, high = getattr(measured, amount) or (0.0, math.inf)
@@ -94,13 +85,7 @@ def beyond(measured: MeasuredRange, visited: Sequence[State]) -> list[Beyond]:
 
 
 def extrapolations(measured: MeasuredRange, visited: Sequence[State]) -> list[str]:
-    """A sentence for each amount of which some states leave the range that the timing was measured in.
-
-    Examples
-    --------
-    >>> print(*extrapolations(MeasuredRange(kv_tokens=(0, 9_000)), [State("a full replica", 12_000)]))
-    The timing is extrapolated: a full replica holds 12,000 KV tokens, 1.33 times the 9,000 it was measured to.
-    """
+    """Write a sentence for each amount of which some states leave the range that the timing was measured in."""
     said: dict[tuple[str, float], str] = {}
     for amount, state, end, factor in beyond(measured, visited):
         value = format_tokens(getattr(state, amount))
@@ -117,22 +102,18 @@ def extrapolations(measured: MeasuredRange, visited: Sequence[State]) -> list[st
 
 
 def range_text(ends: tuple[float, float] | None) -> str:
-    """What stands behind a rate that has a range; nothing where it has none.
-
-    >>> range_text((9.54, 13.8)), range_text(None)
-    (' (9.54 to 13.8)', '')
-    """
+    """Write the range behind a rate that has one."""
     return "" if ends is None else f" ({' to '.join(map(format_number, ends))})"
 
 
 def sustainable_text(offered: Load, word: str) -> str:
-    """What is sustainable as a headline says it, with its range where it has one."""
+    """Write what is sustainable for a headline, with its range where it has one."""
     ends = range_text(offered.sustainable_rps_range).removesuffix(")")
     return f"{format_number(offered.sustainable_rps)} {word}{ends and f'{ends} in the error band of the timing)'}"
 
 
 def headroom_range_text(offered: Load) -> str:
-    """The same for the headroom; nothing where it counts users, who ask for less when iterations take longer."""
+    """Write the range of the headroom; none where it counts users, who ask for less when iterations take longer."""
     ends, rate = offered.sustainable_rps_range, offered.offered_rps
     if ends is None or not counts_rates(offered):
         return ""
@@ -140,7 +121,7 @@ def headroom_range_text(offered: Load) -> str:
 
 
 def counts_rates(offered: Load) -> bool:
-    """Whether the headroom is about rates, rather than about users."""
+    """Tell whether the headroom is about rates, rather than about users."""
     most = offered.load_factor_max * offered.offered_rps
     return math.isclose(most, offered.sustainable_rps, rel_tol=1e-6)
 
@@ -148,15 +129,7 @@ def counts_rates(offered: Load) -> bool:
 def verdicts_in(
     band: tuple[float, float], offered_rps: float, sustainable_rps: float, recovers_up_to_rps: float
 ) -> list[tuple[Status, float]]:
-    """The verdicts within an error band, each up to so many times the iteration time.
-
-    Where iterations take f times as long, every rate that can be served or drained is 1/f of what it was.
-
-    Examples
-    --------
-    >>> verdicts_in((0.9, 1.3), 10.0, 12.0, 8.0)
-    [(<Status.NEEDS_CAP: 'needs_cap'>, 1.2), (<Status.OVERLOADED: 'overloaded'>, 1.3)]
-    """
+    """List the verdicts within an error band, each up to so many times the iteration time."""
     low, high = band
     ends = (
         (Status.STABLE, min(recovers_up_to_rps, sustainable_rps) / offered_rps),
@@ -173,7 +146,7 @@ def verdicts_in(
 
 
 def band_notes(model: ServingModel, offered: Load, recovers_up_to_rps: float) -> Iterator[str]:
-    """What the error band of the timing makes of rates and verdict.
+    """Say what the error band of the timing makes of rates and verdict.
 
     Of the verdict with a prefix cache nothing: what it keeps depends on the clock, and does not scale with iterations.
     """
@@ -201,7 +174,7 @@ def band_notes(model: ServingModel, offered: Load, recovers_up_to_rps: float) ->
 
 
 def origins_note(origins: Provenance) -> Iterator[str]:
-    """How the inputs are known, with their sources in full; nothing where all that is said is that they are stated."""
+    """Say how the inputs are known, with their sources in full; nothing where all are stated without a word."""
     if origins != Provenance():
         parts = [(f.name, getattr(origins, f.name)) for f in fields(Provenance)]
         yield f"Inputs: {'; '.join(_in_full(name, origin) for name, origin in parts)}."
@@ -213,32 +186,19 @@ def _in_full(name: str, origin: Origin) -> str:
 
 
 def doubts(model: ServingModel) -> Iterator[str]:
-    """What is neither measured nor stated, and where the plan leaves the range that the timing was measured in."""
+    """Say what is neither measured nor stated, and where the plan leaves the range that the timing was measured in."""
     if any(basis not in _SURE for basis in inputs(model)):
         yield from origins_note(model.provenance)
     yield from extrapolations(model.measured, tuple(states(model)))
 
 
 def source_text(origin: Origin) -> str:
-    """Where a part comes from, and when it was recorded; empty where nobody says.
-
-    >>> source_text(Origin(Knowledge.MEASURED, "serve.log"))
-    'serve.log'
-    """
+    """Say where a part comes from and when it was recorded; empty where nobody says."""
     return ", ".join(word for word in (origin.source, str(origin.date or "")) if word)
 
 
 def caveat(model: ServingModel) -> str:
-    """What the first screen says of inputs that are neither measured nor stated, or asked too much; else nothing.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> origins = Provenance(gpu=Origin(Knowledge.ASSUMED), timing=Origin(Knowledge.ASSUMED, "another model's"))
-    >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
-    >>> caveat(ServingModel((one,), Timing(1.0), Replica(60), provenance=origins))
-    "gpu and timing assumed (another model's)"
-    """
+    """Say on the first screen which inputs are neither measured nor stated, or asked too much."""
     unsure = {f.name: getattr(model.provenance, f.name) for f in fields(Provenance)}
     unsure = {name: origin for name, origin in unsure.items() if origin.basis not in _SURE}
     said = []

@@ -7,13 +7,11 @@ from typing import NamedTuple
 from kvplan.analysis.concurrency import eviction_is_impossible, never_grows
 from kvplan.analysis.dispersion import excess_dispersion, stay_s
 from kvplan.analysis.equilibrium import saturation
-from kvplan.analysis.overflow import SafetyBuffer, clusters_held, has_doubtful_tail
-from kvplan.analysis.records import Equilibrium, Load
+from kvplan.analysis.overflow import clusters_held, has_doubtful_tail
+from kvplan.analysis.records import Equilibrium
 from kvplan.analysis.stability import UNCERTIFIED
-from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import MOST_STAGES, CycleKind, WorstCycle
-from kvplan.analysis.worst_window import Peak
-from kvplan.model import Plan, Prefill, ServingModel
+from kvplan.model import Prefill, ServingModel
 from kvplan.report.figures import Figures
 from kvplan.report.fleet import fleet_notes
 from kvplan.report.inputs import band_notes, extrapolations, origins_note, states
@@ -35,7 +33,7 @@ class Source(NamedTuple):
 
 
 def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
-    """Where the numbers of each block come from, by its name."""
+    """Say where the numbers of each block come from, by its name."""
     replica, timing = model.replica, model.timing
     limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
     paged = replica.block_tokens > 1
@@ -134,129 +132,43 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
 
 
 def notes(figures: Figures) -> tuple[str, ...]:
-    """What was assumed, what is not modelled, and what to beware of."""
-    model, plan, replica, cache = figures.model, figures.plan, figures.model.replica, figures.prefix_cache
-    local, cycle, cap = figures.stability, figures.worst_cycle, figures.rate_cap
-    waiting, buffer, fleet = figures.wait, figures.safety_buffer, figures.whole.fleet
-    found = [
-        *origins_note(model.provenance),
-        *extrapolations(model.measured, tuple(states(model))),
-        *band_notes(model, figures.load, figures.recovery.rate_rps or 0.0),
-        *(f"{name} has a rate of 0 and is left out." for name in model.left_out[:3]),
-        "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
-        "fluid limits of greedy admission on one replica.",
-        f"Not modelled: {'' if model.drafts else 'speculative decoding, '}swapping, pipeline bubbles, routing between "
-        "replicas.",
-        *(_not_cached(model) if cache is None else cache_notes(cache, model)),
+    """Say what was assumed, what is not modelled, and what to beware of."""
+    fleet = figures.whole.fleet
+    return (
+        *_of_profile(figures),
         *([] if fleet is not None else beside_runs(figures.equilibrium, figures.operating_point)),
-    ]
-    model = figures.cold
-    held = requests_in_memory(model)
-    if held < FEW_REQUESTS:
-        found.append(
-            f"Memory holds about {format_number(held, 2)} requests of this mix. Below {FEW_REQUESTS}, preempting and "
-            "recomputing whole requests costs more than the fluid figures say."
-        )
-    if model.drafts is not None:
-        found.append(
-            f"{model.drafts.tokens} drafts in each iteration but that of a prompt: d0 and d3 count drafting and "
-            "verifying, and a request holds the slots of drafts. ITL is of iterations, which emit a token or more. "
-            "Not modelled beside drafts: prefix caching, Nested WAIT."
-        )
-    if replica.layout is not None:
-        found.append(
-            "Layers keep KV of several kinds: tokens of memory are those of blocks, of all groups of layers together; "
-            "a prompt is held whole in the iteration that computes it. Not modelled beside them: prefix caching, "
-            "Nested WAIT."
-        )
-    elif replica.block_tokens > 1:
-        found.append(
-            f"Pages of {replica.block_tokens} tokens: memory counts whole pages, time the tokens read. An engine may "
-            "keep a page to itself."
-        )
-    if model.mix.partial.exist:
-        found.append(
-            f"Prompts longer than the token budget of {format_tokens(replica.max_num_batched_tokens)} have a seat and "
-            "memory over several iterations, and count so in load (not what a prefix cache finds), equilibrium, "
-            "saturation, rate_cap, wait and safety_buffer; stability, worst_cycle and nested_wait take prompts whole. "
-            "Engines compute one prompt at a time: near the limit of the budget memory in use varies less than said."
-        )
-    if replica.prefill is Prefill.DISAGGREGATED and model.timing.linear(0.0, 1.0, 0.0) > 0:
-        found.append(
-            "Prefill is ready-made (disaggregated): d2 counts only for prompts recomputed after a preemption."
-        )
-    if model.timing.is_convex:
-        found.append(
-            "d5: iteration times count prompts as they come, one by one, but not the swings that long iterations cause "
-            "themselves. Near the sustainable rate iterations last longer than printed: up to a fifth in simulations. "
-            "A simulated worst cycle counts its prompts in the same way."
-        )
-    if cycle.iterations is not None:
-        ended = "settled" if cycle.settled else "not settled: means of the last half"
-        found.append(
-            f"The worst cycle is the least of several that the fluid map ends on: {format_tokens(cycle.iterations)} "
-            f"iterations, {ended}."
-        )
-    if any(c.kind is None for c in cycle.classes):
-        long = len(model.classes) * model.mix.held.stages.max() > MOST_STAGES
-        found.append(
-            "worst_cycle.classes: null where a class has several decode lengths and no closed form"
-            + (", or is one of many that stay very long." if long else ".")
-        )
-    if not local.certified:
-        found.append(f"Stability is uncertified: {UNCERTIFIED}.")
-    elif not local.radius_certified:
-        found.append("The verdict on stability is proved; the value of the spectral radius is not certified.")
-    several = any(len(c.decode_tokens) > 1 for c in model.classes)
-    if several or model.drafts is not None:
-        what = "classes of several decode lengths" if several else "numbers of iterations"
-        found.append(f"wait: {what} enter with their means; so far, memory and fit hold in the mean.")
-    if waiting.smallest is False:
-        found.append(
-            "wait: so near a work rate of 1 the thresholds keep up, but are not proved the smallest."
-        )
-    if saturation(model).admissions_per_iteration < len(model.classes):
-        blocks, suit = ("wait, nested_wait", "both suit") if model.is_plain else ("wait", "it suits")
-        found.append(
-            f"{blocks}: whole thresholds keep at least one request at every stage, which is far more than this traffic "
-            f"has in flight; {suit} many small requests."
-        )
-    if buffer.required_kv_tokens is not None:
-        if held < FEW_REQUESTS:
-            found.append(
-                "safety_buffer: with so few requests in memory, probabilities below 0.001 can be off by "
-                "a factor of two."
-            )
-        if model.is_plain:
-            found.append(
-                "nested_wait: however requests arrive, if their lengths are independent of each other, an overflow "
-                f"within {format_seconds(plan.horizon_s)} has probability {format_number(plan.delta)} at most."
-            )
-        found += _of_buffer(model, plan, buffer)
-    waits = [(c.name, c.mean_wait_s) for c in cap.classes if c.mean_wait_s is not None]
-    if waits:
-        name, longest = max(waits, key=lambda wait: wait[1])
-        near = (
-            "" if cap.budgets_are_optimal else "; too many budgets to search them all, these are near-optimal"
-        )
-        found.append(
-            f"Integer budgets: a mean wait for admission of at most {format_seconds(longest)} (class {name}), exact "
-            f"for Poisson arrivals and a constant iteration time{near}."
-        )
-    if waiting.feasible:
-        found += _of_waits(model, waiting)
-    if model.arrivals.trace is not None:
-        found.append(
-            f"Simulations replay the trace of the profile, {format_tokens(model.arrivals.trace.arrival_s.size)} "
-            "requests, at the rate of the classes; the formulas know of it what classes, schedule and cv say."
-        )
-    if figures.peak is not None:
-        found += _of_schedule(figures.peak, figures.load, waiting)
-    return (*found, *([] if fleet is None else fleet_notes(fleet)))
+        *_of_replica(figures.cold),
+        *_of_greedy(figures),
+        *_of_thresholds(figures),
+        *([] if figures.safety_buffer.required_kv_tokens is None else _of_buffer(figures)),
+        *_of_waits(figures),
+        *_of_schedule(figures),
+        *([] if fleet is None else fleet_notes(fleet)),
+    )
+
+
+def _of_profile(figures: Figures) -> Iterator[str]:
+    model, cache = figures.model, figures.prefix_cache
+    yield from origins_note(model.provenance)
+    yield from extrapolations(model.measured, tuple(states(model)))
+    yield from band_notes(model, figures.load, figures.recovery.rate_rps or 0.0)
+    yield from (f"{name} has a rate of 0 and is left out." for name in model.left_out[:3])
+    yield (
+        "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
+        "fluid limits of greedy admission on one replica."
+    )
+    yield (
+        f"Not modelled: {'' if model.drafts else 'speculative decoding, '}swapping, pipeline bubbles, routing between "
+        "replicas."
+    )
+    if cache is not None:
+        yield from cache_notes(cache, model)
+    elif model.has_common_prefixes:
+        yield "What requests have in common counts for nothing here: prefix_caching = false."
 
 
 def beside_runs(state: Equilibrium, point: OperatingPoint) -> Iterator[str]:
-    """Where the formula of the iteration time is outside the interval of runs, and more than a little off."""
+    """Say where the formula of the iteration time is outside the interval of runs, and more than a little off."""
     formula, seen = state.iteration_time_s, point.iteration_s
     if formula is None or seen is None or math.isinf(seen.high):
         return
@@ -270,25 +182,96 @@ def beside_runs(state: Equilibrium, point: OperatingPoint) -> Iterator[str]:
         )
 
 
-def _not_cached(model: ServingModel) -> Iterator[str]:
-    if model.has_common_prefixes:
-        yield "What requests have in common counts for nothing here: prefix_caching = false."
-
-
-def _of_waits(model: ServingModel, waiting: Wait) -> Iterator[str]:
-    if any(c.dispersion is None for c in waiting.classes):
+def _of_replica(model: ServingModel) -> Iterator[str]:
+    replica, held = model.replica, requests_in_memory(model)
+    if held < FEW_REQUESTS:
         yield (
-            "wait: no waits and latencies, since arrivals replay a trace or follow the answers of sessions; "
-            "kvplan simulate --policy wait has them."
+            f"Memory holds about {format_number(held, 2)} requests of this mix. Below {FEW_REQUESTS}, preempting and "
+            "recomputing whole requests costs more than the fluid figures say."
         )
-    elif not model.arrivals.is_poisson:
-        law = "exact for a class alone" if len(model.classes) == 1 else "bounds, held by all simulations made"
-        yield f"wait: waits and latencies are those of gamma gaps of cv {format_number(model.arrivals.cv, 3)}, {law}."
+    if model.drafts is not None:
+        yield (
+            f"{model.drafts.tokens} drafts in each iteration but that of a prompt: d0 and d3 count drafting and "
+            "verifying, and a request holds the slots of drafts. ITL is of iterations, which emit a token or more. "
+            "Not modelled beside drafts: prefix caching, Nested WAIT."
+        )
+    if replica.layout is not None:
+        yield (
+            "Layers keep KV of several kinds: tokens of memory are those of blocks, of all groups of layers together; "
+            "a prompt is held whole in the iteration that computes it. Not modelled beside them: prefix caching, "
+            "Nested WAIT."
+        )
+    elif replica.block_tokens > 1:
+        yield (
+            f"Pages of {replica.block_tokens} tokens: memory counts whole pages, time the tokens read. An engine may "
+            "keep a page to itself."
+        )
+    if model.mix.partial.exist:
+        yield (
+            f"Prompts longer than the token budget of {format_tokens(replica.max_num_batched_tokens)} have a seat and "
+            "memory over several iterations, and count so in load (not what a prefix cache finds), equilibrium, "
+            "saturation, rate_cap, wait and safety_buffer; stability, worst_cycle and nested_wait take prompts whole. "
+            "Engines compute one prompt at a time: near the limit of the budget memory in use varies less than said."
+        )
+    if replica.prefill is Prefill.DISAGGREGATED and model.timing.linear(0.0, 1.0, 0.0) > 0:
+        yield "Prefill is ready-made (disaggregated): d2 counts only for prompts recomputed after a preemption."
+    if model.timing.is_convex:
+        yield (
+            "d5: iteration times count prompts as they come, one by one, but not the swings that long iterations cause "
+            "themselves. Near the sustainable rate iterations last longer than printed: up to a fifth in simulations. "
+            "A simulated worst cycle counts its prompts in the same way."
+        )
 
 
-def _of_buffer(model: ServingModel, plan: Plan, buffer: SafetyBuffer) -> Iterator[str]:
+def _of_greedy(figures: Figures) -> Iterator[str]:
+    model, cycle, local = figures.cold, figures.worst_cycle, figures.stability
+    if cycle.iterations is not None:
+        ended = "settled" if cycle.settled else "not settled: means of the last half"
+        yield (
+            f"The worst cycle is the least of several that the fluid map ends on: {format_tokens(cycle.iterations)} "
+            f"iterations, {ended}."
+        )
+    if any(c.kind is None for c in cycle.classes):
+        is_long = len(model.classes) * model.mix.held.stages.max() > MOST_STAGES
+        yield (
+            "worst_cycle.classes: null where a class has several decode lengths and no closed form"
+            + (", or is one of many that stay very long." if is_long else ".")
+        )
+    if not local.certified:
+        yield f"Stability is uncertified: {UNCERTIFIED}."
+    elif not local.radius_certified:
+        yield "The verdict on stability is proved; the value of the spectral radius is not certified."
+
+
+def _of_thresholds(figures: Figures) -> Iterator[str]:
+    model = figures.cold
+    several = any(len(c.decode_tokens) > 1 for c in model.classes)
+    if several or model.drafts is not None:
+        what = "classes of several decode lengths" if several else "numbers of iterations"
+        yield f"wait: {what} enter with their means; so far, memory and fit hold in the mean."
+    if figures.wait.smallest is False:
+        yield "wait: so near a work rate of 1 the thresholds keep up, but are not proved the smallest."
+    if saturation(model).admissions_per_iteration < len(model.classes):
+        blocks, suit = ("wait, nested_wait", "both suit") if model.is_plain else ("wait", "it suits")
+        yield (
+            f"{blocks}: whole thresholds keep at least one request at every stage, which is far more than this traffic "
+            f"has in flight; {suit} many small requests."
+        )
+
+
+def _of_buffer(figures: Figures) -> Iterator[str]:
+    model, plan, buffer = figures.cold, figures.plan, figures.safety_buffer
     horizon, delta = format_seconds(plan.horizon_s), format_number(plan.delta)
     clusters = model.arrivals.cv > 1
+    if requests_in_memory(model) < FEW_REQUESTS:
+        yield (
+            "safety_buffer: with so few requests in memory, probabilities below 0.001 can be off by a factor of two."
+        )
+    if model.is_plain:
+        yield (
+            "nested_wait: however requests arrive, if their lengths are independent of each other, an overflow within "
+            f"{horizon} has probability {delta} at most."
+        )
     yield (
         f"safety_buffer: {_clusters(model) if clusters else 'Poisson arrivals'}. The probability of any overflow "
         f"within {horizon}, and the memory that keeps it at {delta}, are estimates: simulations have 0.3 to 1.7 times "
@@ -317,24 +300,51 @@ def _clusters(model: ServingModel) -> str:
     )
 
 
-def _of_schedule(varying: Peak, offered: Load, waiting: Wait) -> list[str]:
+def _of_waits(figures: Figures) -> Iterator[str]:
+    model, cap, waiting = figures.cold, figures.rate_cap, figures.wait
+    waits = [(c.name, c.mean_wait_s) for c in cap.classes if c.mean_wait_s is not None]
+    if waits:
+        name, longest = max(waits, key=lambda wait: wait[1])
+        searched = "too many budgets to search them all, these are near-optimal"
+        near = "" if cap.budgets_are_optimal else f"; {searched}"
+        yield (
+            f"Integer budgets: a mean wait for admission of at most {format_seconds(longest)} (class {name}), exact "
+            f"for Poisson arrivals and a constant iteration time{near}."
+        )
+    if waiting.feasible and any(c.dispersion is None for c in waiting.classes):
+        yield (
+            "wait: no waits and latencies, since arrivals replay a trace or follow the answers of sessions; "
+            "kvplan simulate --policy wait has them."
+        )
+    elif waiting.feasible and not model.arrivals.is_poisson:
+        law = "exact for a class alone" if len(model.classes) == 1 else "bounds, held by all simulations made"
+        yield f"wait: waits and latencies are those of gamma gaps of cv {format_number(model.arrivals.cv, 3)}, {law}."
+    if model.arrivals.trace is not None:
+        yield (
+            f"Simulations replay the trace of the profile, {format_tokens(model.arrivals.trace.arrival_s.size)} "
+            "requests, at the rate of the classes; the formulas know of it what classes, schedule and cv say."
+        )
+
+
+def _of_schedule(figures: Figures) -> Iterator[str]:
+    varying = figures.peak
+    if varying is None:
+        return
     period = format_seconds(varying.period_s)
-    found = [
+    yield (
         f"Rates vary over {period}: {format_number(varying.least_rps)} to {format_number(varying.most_rps)} "
         f"requests/s, {format_number(varying.mean_rps)} in the mean. wait and nested_wait are for the worst window of "
         "the schedule; every other figure, the verdict too, is for the rates of the classes as they stand, "
-        f"{format_number(offered.offered_rps)} requests/s.",
+        f"{format_number(figures.load.offered_rps)} requests/s."
+    )
+    overloaded = f"too much for {format_seconds(varying.overloaded_s)} of every {period}."
+    yield (
         f"At its peak the schedule offers {format_number(varying.offered_rps)} requests/s where "
         f"{format_number(varying.sustainable_rps)} are sustainable: "
-        + (
-            f"too much for {format_seconds(varying.overloaded_s)} of every {period}."
-            if varying.overloaded_s > 0
-            else "never too much."
-        ),
-    ]
-    if waiting.feasible:
-        found.append(
+        f"{overloaded if varying.overloaded_s > 0 else 'never too much.'}"
+    )
+    if figures.wait.feasible:
+        yield (
             "wait: waits and latencies are bounds for the mean over all requests of a period; the dial is for the "
             "largest rates."
         )
-    return found

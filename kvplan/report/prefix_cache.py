@@ -1,6 +1,7 @@
 """The prefix cache in the report: its block, and what the verdict and the actions say of a collapse (theory §8)."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -50,10 +51,7 @@ class CollapsedState(NamedTuple):
 
 
 class TrialState(NamedTuple):
-    """What runs of a warm cache at the offered rate showed, where they were asked for.
-
-    Beside the contract, `summary` says it in words.
-    """
+    """What runs of a warm cache at the offered rate showed, where they were asked for; `summary` in words."""
 
     runs: int | None = None
     lasted: int | None = None
@@ -65,11 +63,8 @@ class TrialState(NamedTuple):
 class CacheBlock(NamedTuple):
     """The report's `prefix_cache`: all None but the recovered share where requests have nothing in common.
 
-    Beside the contract, for text and plots: `branches` are all states at the offered rate without fluctuations,
-    `capacity_tokens` what they share; `users` are those of a closed population, `good_users` how many have a warm
-    state.
-
-    `reusable_ratio` is what an infinite cache finds of the prompt tokens.
+    `branches` are all states at the offered rate without fluctuations, `capacity_tokens` what they share; `users` are
+    those of a closed population, `good_users` how many have a warm state.
     """
 
     hit_ratio: float | None = None
@@ -95,12 +90,12 @@ class CacheBlock(NamedTuple):
 
 
 def good_rps(model: ServingModel) -> float:
-    """What a warm cache sustains of open arrivals that have prefixes in common, in half the time of the block."""
+    """Compute what a warm cache sustains of open arrivals, in half the time of the block."""
     return sustainable_rates(cached_replica(model)).good
 
 
 def cache_block(model: ServingModel) -> CacheBlock | None:
-    """What the report says of the prefix cache; None where there is none, or it is not modelled.
+    """Build the block of the report; None where there is no prefix cache, or it is not modelled.
 
     Victims of a preemption are those admitted last, and have computed little beyond their prompt.
 
@@ -146,27 +141,16 @@ def cache_block(model: ServingModel) -> CacheBlock | None:
 
 
 def with_trial(cache: CacheBlock, trial: Trial | None) -> CacheBlock:
-    """The block with what runs showed; None: there was nothing to try."""
-    return (
-        cache if trial is None else cache._replace(trial=TrialState(*trial[:4], summary=trial_summary(trial)))
-    )
+    """Add what runs showed; None: there was nothing to try."""
+    if trial is None:
+        return cache
+    return cache._replace(trial=TrialState(*trial[:4], summary=trial_summary(trial)))
 
 
 def trial_summary(trial: Trial) -> str:
-    """What runs showed, in a clause.
-
-    Examples
-    --------
-    >>> trial_summary(Trial(5, 5, 0, 0.94, 10_000.0, 70, True, None, 12.2))
-    'served 10,000 s at hit ratio 94% in 5 of 5 runs; one burst of 70 sessions ends it: then 12.2 requests/s are served'
-    >>> trial_summary(Trial(5, 1, 0, 0.94, 10_000.0, 70, True, 5400.0, 12.2))
-    'a warm cache lasts about 1.5 h, then the replica serves 12.2 requests/s; 1 of 5 runs of 10,000 s ended warm'
-    """
-    runs, length, then = (
-        trial.runs,
-        f"{trial.seconds:,.0f} s",
-        f"{format_number(trial.served_rps)} requests/s",
-    )
+    """Say what runs showed, in a clause."""
+    runs, length = trial.runs, f"{trial.seconds:,.0f} s"
+    then = f"{format_number(trial.served_rps)} requests/s"
     ended = f"{trial.lasted} of {runs} runs of {length} ended warm"
     if trial.lasts_s == 0:
         return f"from empty the cache does not become warm, and the replica serves {then}; {ended}"
@@ -182,19 +166,19 @@ def trial_summary(trial: Trial) -> str:
 
 
 def collapse_summary(cache: CacheBlock, offered: Load) -> str:
-    """The verdict in a sentence where a burst can empty the cache for good."""
-    good, end = cache.sustainable_rps.good, cache.collapsed
-    rates = _rates(offered)
-    warm = f"a warm prefix cache serves up to {format_number(good)}, but one burst can empty it for good"
+    """Say the verdict where a burst can empty the cache for good."""
+    end, tier, danger = cache.collapsed, "", "one burst"
     if (wait := cache.host.longest_wait_s) is not None:
-        warm = (
-            f"a warm prefix cache with its host tier serves up to {format_number(good)}, but waits longer than "
-            f"{format_seconds(wait)} can empty it for good"
-        )
+        tier, danger = " with its host tier", f"waits longer than {format_seconds(wait)}"
+    warm = f"a warm prefix cache{tier} serves up to {format_number(cache.sustainable_rps.good)}, but {danger}"
     if end.throughput_rps is None:
-        return f"{rates}: {warm}, and leave the replica in a second, slower state."
-    slow = f"{format_number(end.throughput_rps)} are served in iterations of {format_seconds(end.iteration_time_s)}"
-    return f"{rates}: {warm}: then {slow}, and the queue grows."
+        outcome = ", and leave the replica in a second, slower state."
+    else:
+        outcome = (
+            f": then {format_number(end.throughput_rps)} are served in iterations of "
+            f"{format_seconds(end.iteration_time_s)}, and the queue grows."
+        )
+    return f"{_rates(offered)}: {warm} can empty it for good{outcome}"
 
 
 def _rates(offered: Load) -> str:
@@ -204,7 +188,7 @@ def _rates(offered: Load) -> str:
 
 
 def overload_summary(cache: CacheBlock, offered: Load) -> str:
-    """The verdict in a sentence where even a warm cache cannot keep up."""
+    """Say the verdict where even a warm cache cannot keep up."""
     if cache.users is not None:
         good = format_number(cache.good_users)
         return f"{format_number(cache.users)} users, and a replica for {good}: the others wait."
@@ -216,22 +200,18 @@ def overload_summary(cache: CacheBlock, offered: Load) -> str:
 
 
 def users_summary(cache: CacheBlock) -> str:
-    """The verdict in a sentence where users nearly fill the replica."""
+    """Say the verdict where users nearly fill the replica."""
     users, good = format_number(cache.users), format_number(cache.good_users)
     return f"{users} users, and a replica for {good}; so near to that, preemptions can keep it from clearing a backlog."
 
 
-def collapse_actions(model: ServingModel, offered: Load) -> tuple[str, ...]:
-    """What excludes a collapse, beside settings that end one."""
-    found = []
+def collapse_actions(model: ServingModel, offered: Load) -> Iterator[str]:
+    """Say what excludes a collapse, beside settings that end one."""
     replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
     if replicas > 1:
-        found.append(
-            f"serve it with {replicas} replicas, each session on one of them: then it cannot collapse."
-        )
+        yield f"Serve it with {replicas} replicas, each session on one of them: then it cannot collapse."
     if (memory := enough_memory(model)) is not None:
-        found.append(f"give the KV cache {format_tokens(memory)} tokens: then it cannot collapse.")
-    return tuple(text[0].upper() + text[1:] for text in found)
+        yield f"Give the KV cache {format_tokens(memory)} tokens: then it cannot collapse."
 
 
 def enough_memory(model: ServingModel) -> int | None:
@@ -251,7 +231,7 @@ def enough_memory(model: ServingModel) -> int | None:
 
 
 def cache_notes(cache: CacheBlock, model: ServingModel) -> tuple[str, ...]:
-    """What to beware of where a prefix cache finds something."""
+    """Say what to beware of where a prefix cache finds something."""
     if cache.reusable_ratio is None:
         return ()
     found = [

@@ -27,7 +27,7 @@ class Cost(NamedTuple):
 
 
 def cost(model: ServingModel, gpu_hour: float, offered: Load, *, overloaded: bool) -> Cost:
-    """The cost of a replica, paid whether it is busy or not.
+    """Compute the cost of a replica, paid whether it is busy or not.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class LayoutBlock(NamedTuple):
 
 
 def layout_block(layout: KvLayout | None) -> LayoutBlock | None:
-    """None where one kind of attention says all.
+    """Build the block; None where one kind of attention says all.
 
     Examples
     --------

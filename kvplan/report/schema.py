@@ -14,7 +14,7 @@ _TYPES = {
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of what `kvplan analyze --format json` writes. Later versions may add keys.
+    """Draw the JSON Schema of what `kvplan analyze --format json` writes. Later versions may add keys.
 
     Examples
     --------

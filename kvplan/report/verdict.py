@@ -24,7 +24,7 @@ _NOTHING = "Nothing"  # to be done, begins an action that says so
 
 
 def summary(figures: Figures) -> str:
-    """The verdict in a sentence with the numbers, and the reason where a collapsed replica may stay collapsed."""
+    """Say the verdict in a sentence with the numbers, and the reason where a collapsed replica may stay collapsed."""
     words = _summary(figures)
     fleet = figures.whole.fleet
     return words if fleet is None else f"One of {fleet.size} replicas, prefill and decode together: {words}"
@@ -57,7 +57,7 @@ def _summary(figures: Figures) -> str:
 
 
 def beside_spectrum(status: Status, local: Stability, recovers_up_to_rps: float | None) -> str | None:
-    """Why the status is not what the spectrum says; None where it is, or where too much is offered anyway.
+    """Say why the status is not what the spectrum says; None where it is, or where too much is offered anyway.
 
     The spectrum is that of the full equilibrium in the fluid model, the status is about the offered rate.
     """
@@ -74,12 +74,12 @@ def beside_spectrum(status: Status, local: Stability, recovers_up_to_rps: float 
 
 
 def requests_in_memory(model: ServingModel) -> float:
-    """Mean number of running requests when memory is full, n*·n."""
+    """Compute the mean number of running requests when memory is full, n*·n."""
     return saturation(model).admissions_per_iteration * per_request(model).iterations
 
 
 def actions(figures: Figures) -> tuple[str, ...]:
-    """What to do, most important first; each fits a line or two of the first screen."""
+    """Say what to do, most important first; each fits a line or two of the first screen."""
     status, recovers = figures.status, figures.recovery
     tried = (
         *advice_actions(figures.advice, recovers=status is Status.STABLE),
@@ -93,15 +93,14 @@ def actions(figures: Figures) -> tuple[str, ...]:
     return first + tuple(action for action in usual if not (first and action.startswith(_NOTHING)))
 
 
-def _against_collapse(figures: Figures) -> tuple[str, ...]:
+def _against_collapse(figures: Figures) -> Iterator[str]:
     cache = figures.prefix_cache
-    if cache is None or not cache.collapse_possible or figures.status is not Status.NEEDS_CAP:
-        return ()
-    return collapse_actions(figures.model, figures.load)
+    if cache is not None and cache.collapse_possible and figures.status is Status.NEEDS_CAP:
+        yield from collapse_actions(figures.model, figures.load)
 
 
 def _for_objectives(goodput: Goodput | None, offered: Load, status: Status) -> str | None:
-    """What to do about an objective that is missed at the offered rate; an overloaded replica misses them anyway."""
+    """Say what to do about an objective that is missed at the offered rate; an overloaded replica misses all."""
     if goodput is None or status is Status.OVERLOADED or offered.offered_rps <= goodput.rate_rps:
         return None
     if goodput.rate_rps == 0:
@@ -148,7 +147,7 @@ def _at_these_rates(figures: Figures, *, tried: bool) -> Iterator[str]:
 
 
 def _at_peak(varying: Peak, status: Status, recovers_up_to_rps: float) -> str | None:
-    """What to do about the heaviest load of a schedule; None if nothing beyond what is done anyway."""
+    """Say what to do about the heaviest load of a schedule; None if nothing beyond what is done anyway."""
     period = format_seconds(varying.period_s)
     rate, limit = format_number(varying.offered_rps), format_number(varying.sustainable_rps)
     if varying.offered_rps > varying.sustainable_rps:

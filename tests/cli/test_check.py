@@ -178,21 +178,6 @@ def test_what_refuses_the_whole_call_is_annotated_too(
     assert run("check", good, *arguments).stderr == f"{error}\n"
 
 
-def test_annotations_survive_what_names_can_hold(tmp_path: Path) -> None:
-    name = "100%, ::error::x %0A ##[error]y"
-    path = written(tmp_path / "a,b:c\n::error::d%0A.toml", rate=11.0, name=name)
-    result = run("check", path, env={"GITHUB_ACTIONS": "true"})
-    assert result.returncode == 1
-    (line,) = result.stderr.splitlines()
-    escaped = str(path).replace("%", "%25").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
-    assert line.startswith(
-        f"::error file={escaped},line=7,title=kvplan%3A 100%25%2C %3A%3Aerror%3A%3Ax %250A ##[error]y"
-    )
-    assert not any(out.lstrip().startswith("::") or "##[" in out for out in result.stdout.splitlines())
-    assert "##[" not in run("check", path, "--format", "json").stdout
-    assert json.loads(run("check", path, "--format", "json").stdout)["profiles"][0]["name"] == name
-
-
 def test_the_summary_is_appended(good: Path, bad: Path, tmp_path: Path) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")

@@ -147,19 +147,6 @@ def test_runs_that_cannot_be_are_refused_in_a_line(run: Run, tmp_path: Path, row
     assert said in error.splitlines()[-1]
 
 
-def test_averages_of_iterations_with_drafts_are_no_samples(run: Run, tmp_path: Path) -> None:
-    """They emit several tokens, so that the throughput does not tell how many there were."""
-    log = tmp_path / "serve.log"
-    stats = (
-        "INFO 01-30 03:20:14 [loggers.py:1] Engine 000: Avg prompt throughput: 100.0 tokens/s, Avg generation "
-        "throughput: 400.0 tokens/s, Running: 8 reqs, Waiting: 0 reqs, GPU KV cache usage: 20.0%, Prefix cache hit "
-        "rate: 0.0%\n"
-    )
-    log.write_text(START + (stats + spoken(100, "0.5")) * 20)
-    code, text, error = run("import", str(log))
-    assert (code, "[timing]" in text, "no [timing]: " in error) == (0, False, True), error
-
-
 def test_the_number_of_drafts_goes_to_the_engine(run: Run, base: str) -> None:
     code, text, _ = run("emit", "--engine", "vllm", base)
     assert code == 0

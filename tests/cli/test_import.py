@@ -1,7 +1,6 @@
 """`kvplan import`: whatever there is becomes one profile, and what nothing supplied is absent from it."""
 
 import gzip
-import json
 import re
 from hashlib import sha256
 from pathlib import Path
@@ -176,20 +175,6 @@ def test_every_command_refuses_what_it_lacks_a_part_of(run: Run, folder: Path) -
                 assert (f"no {name}: kvplan import" in said) == (name != there), (before, said)
 
 
-def test_logs_say_which_gpus_and_which_engine(run: Run, tmp_path: Path) -> None:
-    for text, gpus, engine in (
-        (f"config: tensor_parallel_size=4, pipeline_parallel_size=2\n{LOG}", 8, None),
-        (f"non-default args: {{'tensor_parallel_size': 2}}\n{LOG}", 2, None),
-        ("server_args=ServerArgs(tp_size=8, pp_size=1)\nmax_total_num_tokens=900000, x\n", 8, "sglang"),
-        ("[TensorRT-LLM] Using 132608 tokens in paged KV cache\n", 1, "trtllm"),
-    ):
-        log = tmp_path / "any.txt"
-        log.write_text(text)
-        tables = imported(run, log)[0].tables
-        assert tables["gpu"].get("gpus", 1) == gpus
-        assert tables.get("engine", {}).get("name") == engine
-
-
 def test_times_of_requests_give_a_timing_beside_the_traffic(run: Run, tmp_path: Path) -> None:
     """Alone with the engine: 10 ms an iteration and 1 us for a KV token, prompts at 100 us a token."""
     rows = ["arrival_s,input_tokens,output_tokens,first_token_s,last_token_s"]
@@ -284,10 +269,7 @@ def test_metrics_bring_memory_lengths_and_rates(run: Run, folder: Path) -> None:
     earlier, later = folder / "earlier.prom", folder / "later.prom"
     earlier.write_text(metrics_text(200))
     later.write_text(metrics_text(500))
-    for options, rate in (
-        (["--since", earlier, "--interval", "100 s"], 3.0),
-        (["--interval", "1000"], 0.5),
-    ):
+    for options, rate in ((["--since", earlier, "--interval", "100 s"], 3.0), (["--interval", "1000"], 0.5)):
         profile, said = imported(run, later, folder / "iterations.csv", *options)
         assert (profile.model.replica.memory_tokens, profile.model.replica.block_tokens) == (8000, 16)
         assert profile.model.total_rate_rps == pytest.approx(rate, rel=1e-5)
@@ -314,61 +296,3 @@ def test_what_is_read_can_come_from_standard_input(folder: Path, monkeypatch: py
     assert process("import", "-", input=LOG).stdout == inside("import", "-", input=LOG).stdout
     made = inside("import", "-", "trace.csv", input=LOG).stdout  # with a comment that quotes the log
     assert "iterations.csv" in inside("import", "-", "iterations.csv", input=made).stdout
-
-
-def test_hashes_become_a_hit_curve_and_what_classes_would_have_in_its_place(run: Run, tmp_path: Path) -> None:
-    """Six chats of two turns, 30 s apart: the second repeats the 64 tokens of the first; nothing else is shared."""
-    rows = []
-    for chat in range(6):
-        first = [10 * chat + block for block in range(4)]
-        for turn, hashes in enumerate((first, [*first, 10 * chat + 7])):
-            name = {"chat_id": 2 * chat + turn, "parent_chat_id": 2 * chat if turn else -1, "turn": turn + 1}
-            lengths = {"input_length": 16 * len(hashes), "output_length": 17}
-            rows.append({**name, "timestamp": 50.0 * chat + 30.0 * turn, **lengths, "hash_ids": hashes})
-    trace = tmp_path / "chats.jsonl"
-    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    profile, said = imported(run, trace, "--base", "tool-calls-h100")
-    text, found = profile.text, 6 * 64 / (6 * (64 + 80))
-    assert f"a prefix cache finds {100 * found:.3g}% of the prompt tokens in" in said
-    assert profile.model.hit_curve[-1] == (64, round(found, 4))
-    # again, with what the comment says
-    lines = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
-    without = re.sub(r"\[prefix\]\nhit_curve = \[.*?\n\]\n", "", text, flags=re.DOTALL)
-    other = parse_profile(without.replace("[[classes]]", "\n".join(["[[classes]]", *lines])).encode(), "")
-    for c in other.model.classes:
-        assert c.reuse is not None
-        assert (c.reuse.share, c.reuse.from_arrival) == (0.5, True)
-        assert set(c.reuse.gap.values_s) == {30.0}  # type: ignore[union-attr]
-
-
-def test_blocks_of_a_pool_are_read_with_the_layers_of_a_base_or_of_the_model(
-    run: Run, tmp_path: Path
-) -> None:
-    """gpt-oss-20b: two groups of 12 layers; 2,048 + ⌈(127 + 8,192) / 16⌉ + 1 blocks a request of 32,768 tokens."""
-    base, log, model = (
-        tmp_path / "model.toml",
-        tmp_path / "serve.log",
-        ("--model", "gpt-oss-20b", "--gpu", "H100"),
-    )
-    estimated, _ = imported(run, *model)
-    base.write_text(estimated.text)
-    assert (
-        "2 groups of 12 layers share a pool: a block is 16 tokens in each layer of a group" in estimated.text
-    )
-    assert "memory_tokens" not in estimated.tables["gpu"]
-    blocks, most = 100_001, 2048 + 520 + 1
-    log.write_text(
-        f"max_num_batched_tokens=8192\nGPU KV cache size: {blocks // 2 * 16:,} tokens\n"
-        f"Maximum concurrency for 32,768 tokens per request: {blocks / most:.2f}x\n"
-    )
-    for given in (("--base", base), model):
-        profile, said = imported(run, log, *given)
-        gpu = profile.tables["gpu"]
-        assert gpu["kv"] == estimated.tables["gpu"]["kv"]
-        assert f"{gpu['kv_blocks'] / most:.2f}" == f"{blocks / most:.2f}"
-        assert "tokens are taken as blocks of 16 over 2 groups" in said
-    log.write_text(
-        "Hybrid KV cache manager is disabled for this hybrid model\nGPU KV cache size: 7,584 tokens\n"
-    )
-    profile, _ = imported(run, log, "--base", base)
-    assert (profile.tables["gpu"]["memory_tokens"], "kv" in profile.tables["gpu"]) == (7584, False)

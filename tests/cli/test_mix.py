@@ -9,9 +9,6 @@ from command import Run, document
 from command import run as command
 from every import every
 
-from kvplan.planning import mixing as deciding
-from kvplan.study.recovery import Recovery
-
 COMMAND = ["mix"]
 
 PROFILE = """
@@ -99,30 +96,6 @@ def test_an_overloaded_cluster_is_told_so(run: Run, tmp_path: Path) -> None:
     assert code == 0
     for said in ("Beyond capacity", "Served under a backlog", "the queue grows"):
         assert said in " ".join(text.split())
-
-
-def test_a_schedule_is_left_out_and_a_note_says_so(run: Run, tiers: str, tmp_path: Path) -> None:
-    path = tmp_path / "day.toml"
-    schedule = 'schedule = [{ at = "0 s", factor = 3 }, { at = "30 min", factors = { long = 0.5 } }]'
-    path.write_text(PROFILE.replace("[[classes]]", f'[workload]\nperiod = "1 h"\n{schedule}\n[[classes]]', 1))
-    plain, found = (document(run, file, "--replicas", "2") for file in (tiers, str(path)))
-    (note,) = set(found["notes"]) - set(plain["notes"])
-    assert note.startswith("Left out: the schedule.")
-    assert found["left_out"] == ["the schedule"]
-    assert found["placements"] == plain["placements"]
-
-
-def test_notes_tell_where_runs_say_less(run: Run, tiers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def said() -> str:
-        return " ".join(document(run, tiers, "--replicas", "2")["notes"])
-
-    monkeypatch.setattr(deciding, "recovery", lambda *_: Recovery(None, reason="too many"))
-    assert "Sustainable rates stand for runs under a backlog: too many." in said()
-    monkeypatch.setattr(deciding, "recovery", lambda *_: Recovery(0.0, 0.0, settled=False))
-    assert "not settled: the budget of their runs was spent" in said()
-    monkeypatch.setattr(deciding, "_BUDGET_S", 0.0)
-    monkeypatch.setattr(deciding, "recovery", lambda model, _: Recovery(1.0, 1.0 + len(model.classes)))
-    assert "ended when its budget was spent" in said()
 
 
 def test_the_table_of_the_documentation_is_what_the_command_finds(run: Run) -> None:

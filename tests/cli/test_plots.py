@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import kvplan
@@ -13,7 +12,7 @@ from kvplan.cli.app import main
 from kvplan.report.assembly import Analyses
 from kvplan.show.sweeps import columns_of, of_sweep
 from kvplan.study.replicas import scaled
-from kvplan.sweeps.definition import Runs, define
+from kvplan.sweeps.definition import define
 from kvplan.sweeps.results import read
 
 Run = Callable[..., tuple[int, str]]
@@ -111,42 +110,3 @@ def test_a_map_has_the_rows_of_the_file_in_their_places(
     assert {line.label.removeprefix("beyond: ") for line in found.lines} == {
         status.replace("_", " ") for status in worst if status != "stable"
     }
-
-
-@pytest.mark.parametrize(
-    ("columns", "drawn", "line"),
-    [
-        ("load.headroom,simulation.vllm.ttft_s.p95", "simulation.vllm.ttft_s.p95", "simulated"),
-        (None, "simulation.greedy.throughput_rps", "simulated"),
-        ("load.sustainable_rps,load.headroom", "load.headroom", "formula"),
-    ],
-)
-def test_the_simulated_figure_asked_for_is_drawn(
-    columns: str | None, drawn: str, line: str, run: Run, tmp_path: Path
-) -> None:
-    simulated = drawn.startswith("simulation.")
-    vary, out = "classes[0].rate=2,4", tmp_path / "rows.csv"
-    arguments = ["--simulate", "--requests", "20"] * simulated + ["--columns", columns] * (
-        columns is not None
-    )
-    code, _ = run(
-        "sweep",
-        NAME,
-        "--vary",
-        vary,
-        *arguments,
-        "--executor",
-        "serial",
-        "-o",
-        out,
-        "--plot",
-        tmp_path / "a.svg",
-    )
-    assert code == 0
-    runs = Runs(("greedy", "vllm"), 20, 1) if simulated else None
-    keys = None if columns is None else columns.split(",")
-    sweep = define(kvplan.load(NAME), [vary], columns=keys, runs=runs)
-    (found,) = of_sweep(sweep, read(sweep, out, columns_of(sweep)))
-    assert found.y.label == drawn
-    assert np.all(np.isfinite(found.lines[0].y))
-    assert [one.label for one in found.lines] == [line]

@@ -68,22 +68,6 @@ def test_check_says_what_a_pass_is_worth(run: Run, told: str) -> None:
         assert FULL in " ".join(shown.split()).replace("<!-- -->", "")
 
 
-def test_simulations_say_where_their_runs_went(run: Run, told: str) -> None:
-    """All at once: a hundred run, as many as may, and hold 150 tokens each in the end."""
-    arguments = ("--arrivals", "saturated", "--requests", "400", "--policy", "greedy,vllm")
-    found = document(run, "simulate", told, *arguments)
-    kv, sequences = (note for note in found["notes"] if "extrapolated" in note)
-    for policy in found["policies"]:
-        peak, mean = policy["kv_tokens"]["peak"], policy["kv_tokens"]["mean"]
-        assert f"{policy['policy']} at its peak" in kv
-        assert f"{peak:,}, {peak / 5000:.3g} times" in kv.replace(" KV tokens", "")
-        assert f"{policy['policy']} on average {mean:,.0f}, {mean / 5000:.3g} times" in kv
-    assert "greedy at its peak runs 100 sequences, 2 times the 50 it was measured to" in sequences
-    assert "vllm at its peak 100, 2 times" in sequences
-    few = document(run, "simulate", told, "--arrivals", "closed", "--concurrency", "9", "--requests", "50")
-    assert not any("extrapolated" in note for note in few["notes"])
-
-
 # ------------------------------------------------------------------------------------- what a gate may pass on
 
 GATED = """\

@@ -91,20 +91,6 @@ def test_a_peak_beyond_what_is_sustainable_is_the_first_thing_to_do() -> None:
     assert any("too much for 12 h of every 24 h" in note for note in found.notes)
 
 
-def test_a_peak_that_fits_is_a_note_and_the_verdict_stays() -> None:
-    found, plain = at_rate(0.5), report_of(replace(model_of(GOOD), classes=at_rate_classes(0.5)))
-    assert found.verdict == plain.verdict
-    assert found.load == plain.load
-    assert len(found.actions) == len(plain.actions)
-    assert any("2.5 to 10 requests/s, 6.25 in the mean" in note for note in found.notes)
-    assert any("never too much" in note for note in found.notes)
-    assert not any("schedule" in note for note in plain.notes)
-
-
-def at_rate_classes(factor: float) -> Any:
-    return tuple(replace(c, rate_rps=c.rate_rps * factor) for c in model_of(GOOD).classes)
-
-
 def test_a_peak_in_the_danger_zone_is_said() -> None:
     text = GOOD.replace("{ 50 = 1, 100 = 1 }", "20").replace("200", "300")  # one length: never stable
     plain = report_of(model_of(text))

@@ -198,14 +198,6 @@ def test_csv_has_a_line_for_each_policy_and_figure(capsys: pytest.CaptureFixture
     assert float(values["greedy", "completed"]) == 300
 
 
-def test_all_figures_have_a_column_for_each_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    for options, head in ((["--full"], "  Figure"), (["--format", "markdown"], "| Figure | greedy | vllm |")):
-        assert main([*SMALL, *options, "--policy", "greedy,vllm"]) == 0
-        text = capsys.readouterr().out
-        assert head in text
-        assert max(map(len, text.splitlines())) <= 80 or options != ["--full"]
-
-
 def test_the_first_screen_has_ten_rows_that_differ_and_marks_the_best() -> None:
     result = run("simulate", "tool-calls-h100", "--policy", "greedy,vllm,wait", "--requests", "3000")
     assert (result.returncode, result.stderr) == (0, "")
@@ -258,36 +250,6 @@ def test_a_livelock_is_reported_not_looped_in(tmp_path: Path, capsys: pytest.Cap
     text = " ".join(capsys.readouterr().out.split())
     assert "vllm: a request can never fit in the memory it may use, even alone; the run was ended." in text
     assert "(number 1 in order of arrival, seed 0)" in text
-
-
-@pytest.mark.parametrize(
-    ("memory", "why"),
-    [
-        (
-            "9",
-            "requests go on preempting each other, or waiting for each other, and none completes",
-        ),
-        (
-            "5",
-            "a request can never fit in the memory it may use, even alone",
-        ),
-    ],
-)
-def test_why_a_run_that_clears_all_of_memory_is_stuck(
-    memory: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each needs 3, 4, 5 and then 6 tokens: of 9 two together lack some each time, of 5 one alone does."""
-    profile = tmp_path / "tight.toml"
-    profile.write_text(
-        f'schema = 1\nname = "tight"\ngpu = {{ memory_tokens = {memory} }}\ntiming = {{ d0 = 1 }}\n'
-        'classes = [{ name = "a", input = 2, decode = 1, rate = 0.1 }]\n'
-    )
-    trace = tmp_path / "trace.csv"
-    trace.write_text("time,input,output\n0,2,4\n0,2,4\n")
-    options = ["--policy", "alpha-protection", "--set", "alpha-protection.alpha=0", "--trace", str(trace)]
-    assert main(["simulate", str(profile), *options]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert f"alpha-protection: {why}; the run was ended." in text
 
 
 INTERRUPTED = """

@@ -64,31 +64,6 @@ def test_an_objective_that_is_missed_is_said(run: Run, profile: str) -> None:
     assert "is missed" not in run(*stable, "--require", "goodput.rate_rps >= 0.1")[1]
 
 
-@pytest.mark.parametrize(("rate", "code"), [(0.8, 1), (0.55, 0)])
-def test_a_percentile_in_a_gap_is_said_to_sit_on_a_cliff(
-    run: Run, tmp_path: Path, rate: float, code: int
-) -> None:
-    """Gaps in which another's 3,000-token prompt is computed last 192 ms, others 12.
-
-    Of n of an answer, λ · n · (12 ms + s · 180 ms) have one, a share of s = λ · 12 ms / (1 - λ · 180 ms).
-    """
-    path = tmp_path / "gap.toml"
-    path.write_text(
-        'schema = 1\nname = "gap"\ngpu = { memory_tokens = 200_000 }\ntiming = { d0 = "12 ms", d2 = "60 us" }\n'
-        f'classes = [{{ name = "a", input = 3000, decode = 200, rate = {rate} }}]\n'
-    )
-    assert (rate * 0.012 / (1 - rate * 0.18) > 0.01) == bool(code)
-    cliffs = {cliff["key"]: cliff for cliff in document(run, "analyze", str(path))["latency"]["cliffs"]}
-    found = cliffs["itl_s.p99"]
-    assert (found["low_s"], found["high_s"]) == (
-        pytest.approx(0.012, rel=0.01),
-        pytest.approx(0.192, rel=0.01),
-    )
-    check = ("check", str(path), "--accept", "timing", "--require")
-    assert run(*check, "latency.itl_s.p99 <= 0.1")[0] == code
-    assert run(*check, "latency.itl_s.p99 <= 0.22")[0] == 0
-
-
 def test_a_simulation_counts_who_is_served_within_them(run: Run, profile: str) -> None:
     """Nobody misses the second, hardly anybody keeps the first."""
     found = [

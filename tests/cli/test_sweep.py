@@ -208,18 +208,6 @@ def wait_for_lines(path: Path, lines: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_what_is_no_file_is_refused(
-    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "full.csv").symlink_to("/dev/full")
-    (tmp_path / "folder.csv").mkdir()
-    for name in ("full", "folder"):
-        out = tmp_path / f"{name}.csv"
-        assert run(profile, "--vary", "gpu.max_num_seqs=5", "-o", out) == 2
-        assert capsys.readouterr().err == f"error: -o {out}: must be a file\n"
-
-
 def test_a_file_of_something_else_is_noticed(
     profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

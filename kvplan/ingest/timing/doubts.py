@@ -18,7 +18,7 @@ _TOGETHER = 0.95  # R² of one column on the others
 def refuse_too_few(equations: Equations, source: str) -> None:
     """Refuse what is too little to tell the constants apart, where nothing else is known."""
     varying = [name for name, column in equations.columns.items() if np.ptp(column) > 0]
-    wanted = max(1 + len(varying) + bool(equations.overhead.any()), _FEWEST)
+    wanted = max(1 + len(varying) + equations.has_overhead, _FEWEST)
     known = "or a --base, or --model and --gpu, for what they leave open"
     if len(equations) < wanted:
         raise UsageError(

@@ -58,6 +58,7 @@ class Equations:
 
     amounts: FloatArray  # of d0 … d4, shape (n_equations, 5)
     knees: FloatArray  # tokens, shape (n_knees,)
+    has_overhead: bool  # of a request, in some of them
     beyond: FloatArray  # of d5 for each knee, shape (n_equations, n_knees)
     overhead: FloatArray  # of the overhead of a request
     offset: FloatArray  # seconds that no constant makes, such as the wait for an iteration under way
@@ -75,28 +76,34 @@ class Equations:
         return int(self.seconds.size)
 
     def design(self, terms: Terms) -> FloatArray:
-        """Amounts of the terms of a law, and of the overhead where there is any; shape (n_equations, n_terms)."""
+        """Return the amounts of the terms of a law, then of the overhead; shape (n_equations, n_terms)."""
         columns = [self.amounts[:, : 5 if terms.d4 else 4]]
         if terms.knee_tokens is not None:
             columns.append(self.beyond[:, self.knees == terms.knee_tokens])
-        if self.overhead.any():
+        if self.has_overhead:
             columns.append(self.overhead[:, None])
         return np.column_stack(columns)
 
     def times(self, terms: Terms, constants: FloatArray) -> FloatArray:
-        """Times by a law, seconds."""
+        """Return times by a law, seconds."""
         return np.asarray(self.offset + self.design(terms) @ constants)
 
     def part(self, rows: BoolArray | IntArray) -> "Equations":
-        """Some of them."""
-        kept = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Equations(**{name: all if name == "knees" else all[rows] for name, all in kept.items()})
+        """Keep some of them."""
+        every = {field.name: getattr(self, field.name) for field in fields(self)}
+        whole = ("knees", "has_overhead")
+        return Equations(**{name: all if name in whole else all[rows] for name, all in every.items()})
 
     def law(self, terms: Terms, constants: FloatArray) -> tuple[Timing, float]:
-        """The law that has these constants, in the order of `design`, and the overhead of a request, seconds."""
+        """Return the law that has these constants, in the order of `design`, and the overhead of a request, seconds."""
         named = dict(zip(terms.names, constants.tolist(), strict=False))
-        overhead = float(constants[-1]) if self.overhead.any() else 0.0
+        overhead = float(constants[-1]) if self.has_overhead else 0.0
         return Timing(**named, knee_tokens=terms.knee_tokens or 0.0), overhead
+
+    def in_order(self, terms: Terms, prior: Timing) -> FloatArray:
+        """Put another law in the order of `design`: no knee and no overhead is known beforehand."""
+        known = [prior.d0, prior.d1, prior.d2, prior.d3, *([prior.d4] if terms.d4 else [])]
+        return np.pad(known, (0, self.design(terms).shape[1] - len(known)))
 
     @property
     def columns(self) -> dict[str, FloatArray]:
@@ -121,6 +128,7 @@ def of_samples(samples: Sequence[Samples]) -> Equations:
     return Equations(
         amounts=amounts,
         knees=knees,
+        has_overhead=False,
         beyond=np.maximum(prefill[:, None] + batch[:, None] - knees, 0.0),
         overhead=np.zeros_like(kv),
         offset=np.zeros_like(kv),

@@ -238,11 +238,11 @@ def fit_timing(
     laws = _tried(equations, among, prior, envelope, usable)
     terms = _chosen(laws, equations, kept).terms if laws else among[0]
     resting = equations.part(kept)
-    fitted = constants(resting, terms, _in_order(resting, terms, prior))
+    fitted = constants(resting, terms, prior)
     if (needed := terms.needed(fitted)) != terms:
-        terms, fitted = needed, constants(resting, needed, _in_order(resting, needed, prior))
+        terms, fitted = needed, constants(resting, needed, prior)
     follow = settled_by_prior(resting, terms, prior, fitted)
-    fitted, free = nothing_free(resting, terms, _in_order(resting, terms, prior), fitted)
+    fitted, free = nothing_free(resting, terms, prior, fitted)
     held_out = next((law.held_out for law in laws if law.terms == terms), None)
     timing, overhead = equations.law(terms, fitted)
     fitted_s = equations.times(terms, fitted)
@@ -283,7 +283,7 @@ def settled_by_prior(
     def follows(index: int, factor: float) -> bool:
         name = terms.names[index]
         other = replace(prior, **{name: factor * getattr(prior, name)})
-        then = constants(equations, terms, _in_order(equations, terms, other))[index]
+        then = constants(equations, terms, other)[index]
         return bool(max(then, fitted[index]) > 2**_FOLLOWS * min(then, fitted[index]))
 
     known = [(i, name) for i, name in enumerate(terms.names) if name != "d5" and getattr(prior, name) > 0]
@@ -322,10 +322,9 @@ def _tried(
     laws = []
     for terms in among:
         off = np.empty(len(equations))
-        drawn = _in_order(equations, terms, prior)
         for out, rest in zip(left_out, rests, strict=True):
             asked = equations.part(out)
-            fitted = asked.times(terms, constants(equations.part(rest), terms, drawn))
+            fitted = asked.times(terms, constants(equations.part(rest), terms, prior))
             off[out] = fitted / asked.seconds - 1
         laws.append(_Tried(terms, off))
     return laws
@@ -347,12 +346,6 @@ def _chosen(laws: Sequence[_Tried], equations: Equations, kept: BoolArray) -> _T
         if (loss - best).mean() <= max((loss - best).std() / np.sqrt(loss.size), _NO_MATTER)
     ]
     return min(near, key=lambda some: some[:2])[2]
-
-
-def _in_order(equations: Equations, terms: Terms, prior: Timing) -> FloatArray:
-    """Put the prior in the order of a design: no knee and no overhead is known beforehand."""
-    known = [prior.d0, prior.d1, prior.d2, prior.d3, *([prior.d4] if terms.d4 else [])]
-    return np.pad(known, (0, equations.design(terms).shape[1] - len(known)))
 
 
 def _outliers(

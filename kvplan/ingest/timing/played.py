@@ -72,7 +72,7 @@ class _Load(NamedTuple):
         return bare, self.settings.policy, self.scenario.model.replica
 
     def job(self, law: Law) -> Job:
-        """What a request found is no part of the prompt that is played; it costs d1 in every iteration all the same."""
+        """Play what a request computes; what it found in the cache costs d1 in every iteration all the same."""
         timing = replace(law.timing, d3=law.timing.d3 + self.point.cached_tokens * law.timing.d1)
         model = replace(self.scenario.model, timing=timing, request_overhead_s=law.request_overhead_s)
         return Job(self.settings, self.scenario._replace(model=model))
@@ -147,6 +147,7 @@ def play(
     return Equations(
         amounts=amounts[:, :5],
         knees=np.array(_KNEES),
+        has_overhead=with_ttft,
         beyond=amounts[:, 5:],
         # Of E2E alone it cannot be told from the time of the tokens.
         overhead=np.array([float(kind in (Kind.TTFT, Kind.E2E) and with_ttft) for _, kind, _, _ in rows]),

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.ingest.timing.equations import KV, PREFILL, BoolArray, Equations, Kind, Terms
-from kvplan.model import FloatArray, IntArray
+from kvplan.model import FloatArray, IntArray, Timing
 
 _BELIEF = 3.0  # relative deviation of a constant from its share of the prior
 _UNKNOWN = 0.3  # share of time that a constant may add which the prior does not have
@@ -103,9 +103,9 @@ def solve(
     return np.asarray((nnls(triangle[:, :-1], triangle[:, -1])[0] / scale)[: design.shape[1]])
 
 
-def constants(equations: Equations, terms: Terms, prior: FloatArray) -> FloatArray:
-    """Return the constants of a law with these terms, in the order of its design; for `prior` see `solve`."""
-    return _constants(equations, equations.design(terms), prior)
+def constants(equations: Equations, terms: Terms, prior: Timing) -> FloatArray:
+    """Return the constants of a law with these terms, in the order of its design."""
+    return _constants(equations, equations.design(terms), equations.in_order(terms, prior))
 
 
 def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> FloatArray:
@@ -131,14 +131,14 @@ def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> F
 
 
 def nothing_free(
-    equations: Equations, terms: Terms, prior: FloatArray, fitted: FloatArray
+    equations: Equations, terms: Terms, belief: Timing, fitted: FloatArray
 ) -> tuple[FloatArray, tuple[int, ...]]:
     """Return constants by which neither KV tokens nor prompts are free, and which of the two were.
 
     What came out at next to nothing is given a part of its share of the prior, the largest by which the others, fitted
     anew, hardly fit worse.
     """
-    design, seconds = equations.design(terms), equations.seconds
+    design, seconds, prior = equations.design(terms), equations.seconds, equations.in_order(terms, belief)
     scale = float(np.median((seconds - equations.offset) / np.maximum(design @ prior, 1e-300)))
     free = [index for index in (KV, PREFILL) if fitted[index] < _PARTS[-1] * scale * prior[index]]
     if not free:
@@ -205,7 +205,7 @@ def _least_trimmed(design: FloatArray, seconds: FloatArray, share: float) -> Flo
     rng = np.random.default_rng(0)  # the same samples give the same timing
     size = min(pool.size, _START_SIZE)
     starts = [pool, *(rng.choice(pool, size, replace=False) for _ in range(_STARTS))]
-    _, rows, _ = min((concentrated(rows, pool) for rows in starts), key=lambda found: found[0])
+    _, rows, _ = min((concentrated(rows, pool) for rows in starts), key=lambda fit: fit[0])
     return concentrated(rows, every)[2]
 
 

@@ -68,7 +68,7 @@ SOURCE_KEYS: Mapping[str, Record] = {
 
 @cache
 def gateable() -> Mapping[str, Record]:
-    """The record of every key that a requirement can be about, entries of lists and pairs as ``[]``.
+    """Find the record of every key that a requirement can be about, entries of lists and pairs as ``[]``.
 
     Examples
     --------

@@ -80,7 +80,7 @@ NOTES = Block(
 
 
 def source_records(block: str) -> tuple[Record, ...]:
-    """The records of what `sources` says of a block."""
+    """Make the records of what `sources` says of a block."""
     return (
         Record(f"sources.{block}.source", "Where the numbers of the block come from.", kind=Kind.TEXT),
         Record(f"sources.{block}.kind", "How they are known.", kind=Kind.TEXT, allowed=tuple(Basis)),

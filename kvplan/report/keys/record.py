@@ -131,7 +131,7 @@ class Record:
         return found[1] if found else ""
 
     def written(self, value: Any) -> str:
-        """The value as tables show it.
+        """Write the value as tables show it.
 
         Examples
         --------
@@ -155,7 +155,7 @@ class Record:
 
 
 def _unit_of(key: str) -> str:
-    """The unit that a key ends in, or the table that it is in.
+    """Tell the unit that a key ends in, or the table that it is in.
 
     >>> _unit_of("wait.kv_tokens"), _unit_of("latency.ttft_s.mean"), _unit_of("load.headroom")
     ('tokens', 's', '')
@@ -179,17 +179,17 @@ _FORMATS: dict[str, Format] = {
 
 
 def percent(value: float) -> str:
-    """A share."""
+    """Write a share."""
     return format_percent(value)
 
 
 def change(value: float) -> str:
-    """A relative change."""
+    """Write a relative change."""
     return format_percent(value, signed=True)
 
 
 def spectral_radius(radius: float) -> str:
-    """A spectral radius with the digits that tell it from 1: two of the difference, and at least four.
+    """Write a spectral radius with the digits that tell it from 1: two of the difference, and at least four.
 
     >>> spectral_radius(0.9999634), spectral_radius(1.0), spectral_radius(0.43218), spectral_radius(1.0005834)
     ('0.999963', '1', '0.4322', '1.00058')
@@ -203,7 +203,7 @@ def spectral_radius(radius: float) -> str:
 
 
 def probability(value: float) -> str:
-    """A probability, as far as the methods can tell.
+    """Write a probability, as far as the methods can tell.
 
     >>> probability(0.0123456), probability(1e-15)
     ('0.0123', 'below 1e-12')
@@ -230,7 +230,7 @@ class Block:
 
 
 def class_name(block: str) -> Record:
-    """The record of the names in a list of classes."""
+    """Make the record of the names in a list of classes."""
     return Record(
         f"{block}.classes[].name", "Name of the class, in the order of the profile.", kind=Kind.TEXT
     )
