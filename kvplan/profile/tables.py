@@ -57,8 +57,7 @@ class HostTier(Table, title="Host tier"):
     bandwidth: values.Bandwidth
     """From host to GPU, such as "25 GB/s": of the replica, the links of all its GPUs together."""
     inclusive: bool = True
-    """Whether every full block is written to the host as it is computed; otherwise only what the GPU throws away.
-    Whether every full block is written to the host as it is computed; otherwise only what the GPU throws away."""
+    """Whether every full block is written to the host as it is computed; otherwise only what the GPU throws away."""
     overlap: bool = True
     """Whether a request waits for its load while others run; otherwise loads are part of the iteration's time."""
 

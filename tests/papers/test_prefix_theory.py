@@ -115,8 +115,7 @@ def assert_holds(case: Agents, runs: list[Settled]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gap", "streams", "part"),
-    [("exponential", 484, 0.8), ("lognormal", 484, 0.8), ("fixed", 242, 0.7)],
+    ("gap", "streams", "part"), [("exponential", 484, 0.8), ("lognormal", 484, 0.8), ("fixed", 242, 0.7)]
 )
 def test_sessions_are_served_as_theory_says(gap: str, streams: float, part: float) -> None:
     case = Agents(GAPS[gap], streams, part)

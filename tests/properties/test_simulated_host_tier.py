@@ -78,18 +78,6 @@ def test_a_first_part_may_fit_once_the_host_has_forgotten_what_was_to_be_loaded(
     agree(case, run("vllm", case))
 
 
-@given(case=CASES, tier=TIERS)
-def test_what_is_loaded_was_computed_before_and_takes_its_time(case: Case, tier: Offload) -> None:
-    outcome = run("vllm", hosted(case, tier))
-    found = outcome.found
-    assert found is not None
-    assert found.loaded_tokens is not None
-    assert (found.loaded_tokens <= found.hit_tokens).all()
-    assert found.link_busy_s >= tier.load_s * float(found.loaded_tokens.sum()) * (1 - 1e-9)
-    if not tier.overlap and case.horizon_s is None:
-        assert found.link_busy_s <= outcome.busy_s * (1 + 1e-9)
-
-
 @every("inclusive", [True, False])
 @every("overlap", [True, False])
 def test_compiled_runs_leave_the_same_bytes(inclusive: bool, overlap: bool) -> None:
