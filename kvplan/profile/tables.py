@@ -17,7 +17,7 @@ from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
-from kvplan.model.offload import Offload
+from kvplan.model.replica import Offload
 from kvplan.model.sessions import Sessions
 from kvplan.profile import values
 from kvplan.profile.relations import Cases, Check, Needs, Problem, Table, Ways
@@ -57,8 +57,7 @@ class HostTier(Table, title="Host tier"):
     bandwidth: values.Bandwidth
     """From host to GPU, such as "25 GB/s": of the replica, the links of all its GPUs together."""
     inclusive: bool = True
-    """Whether every full block is written to the host as it is computed; otherwise only what the GPU throws away.
-    Whether every full block is written to the host as it is computed; otherwise only what the GPU throws away."""
+    """Whether every full block is written to the host as it is computed; otherwise only what the GPU throws away."""
     overlap: bool = True
     """Whether a request waits for its load while others run; otherwise loads are part of the iteration's time."""
 

@@ -14,7 +14,7 @@ from tiers import is_night
 from kvplan.analysis.prefix_cache import prefix_cache, with_fluctuations
 from kvplan.model import Replica, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Quantiles
-from kvplan.model.reuse import SharedPrompt
+from kvplan.model.sessions import SharedPrompt
 from kvplan.simulation.requests import poisson
 from kvplan.simulation.sessions import stream_of_sessions, with_shared_prompts
 from kvplan.study import warm_cache as warm

@@ -13,8 +13,7 @@ from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.gaps import Exponential, Lognormal
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Reuse
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Reuse, Sessions
 from kvplan.simulation import engine, fast_forward
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.fleet import run as fleet_run

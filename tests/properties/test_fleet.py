@@ -13,7 +13,7 @@ from tiers import examples
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Hardware, Routing
 from kvplan.model.gaps import Exponential
-from kvplan.model.reuse import Reuse
+from kvplan.model.sessions import Reuse
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.experiments.runner import Job
 from kvplan.simulation.fleet import run as fleet_run

@@ -37,9 +37,8 @@ from kvplan.model.fleet import Fleet
 from kvplan.model.gaps import Exponential
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
-from kvplan.model.offload import Offload
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.model.sessions import Sessions
+from kvplan.model.replica import Offload
+from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, Report, plain, to_document

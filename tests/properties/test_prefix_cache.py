@@ -10,7 +10,7 @@ from kvplan.analysis.equilibrium import iteration_time, sustainable_rates
 from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
-from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.model.sessions import Reuse, SharedPrompt
 
 SECONDS = st.floats(0.05, 200.0)
 

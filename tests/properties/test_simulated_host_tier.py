@@ -15,7 +15,7 @@ from small_runs import Case, bytes_of, run
 from tiers import at_night, examples
 
 from kvplan.model import Replica, Timing
-from kvplan.model.offload import Offload
+from kvplan.model.replica import Offload
 from kvplan.simulation.outcome import Ending, Outcome
 
 TIERS = st.builds(

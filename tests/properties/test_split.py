@@ -27,7 +27,7 @@ from kvplan.model import FloatArray, Prefill, Replica, ServingModel, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Fleet
 from kvplan.model.gaps import Exponential
-from kvplan.model.reuse import Reuse
+from kvplan.model.sessions import Reuse
 
 CASES = 10_000
 NEAR = 1e-9

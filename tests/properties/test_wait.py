@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplan.analysis import wait as wait_module
-from kvplan.analysis.batch_queue import batch_wait_s
+from kvplan.analysis.dispersion import batch_wait_s
 from kvplan.analysis.equilibrium import iteration_time, load
 from kvplan.analysis.wait import GUARD, ClassMeans, mean_wait, queue_at_start, smallest_thresholds, wait
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing

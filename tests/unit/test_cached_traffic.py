@@ -11,8 +11,7 @@ from oracles import stage_weights
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 from kvplan.model.streams import Stream, class_streams, session_stream
 
 THINK = Exponential(3.0)

@@ -31,9 +31,8 @@ from kvplan.model import (
 )
 from kvplan.model.gaps import Exponential, Lognormal
 from kvplan.model.lengths import Lengths
-from kvplan.model.offload import Offload
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.model.sessions import Sessions
+from kvplan.model.replica import Offload
+from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 from kvplan.report.assembly import to_document
 from kvplan.report.explain import Explained, Summary, explain, find, ground, summarise, values_of
 from kvplan.report.keys import BLOCKS, CONTRACT, Kind, Record

@@ -12,7 +12,7 @@ from kvplan.analysis.cache_states import CachedReplica
 from kvplan.analysis.prefix_cache import full_rate, host_tier, prefix_cache
 from kvplan.model import Replica, Timing
 from kvplan.model.gaps import Exponential
-from kvplan.model.offload import Offload
+from kvplan.model.replica import Offload
 from kvplan.model.streams import PromptKind, Stream
 
 S, N, M, D0, D1, D2 = 3000, 200, 400_000, 12e-3, 1e-7, 60e-6

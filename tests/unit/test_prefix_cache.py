@@ -15,8 +15,7 @@ from kvplan.analysis.prefix_cache import guaranteed_rates, prefix_cache
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 
 # -- values of theory §8 ----------------------------------------------------------------------------------------
 

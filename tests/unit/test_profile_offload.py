@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvplan.model.offload import Offload
+from kvplan.model.replica import Offload
 from kvplan.profile.reading import parse_profile
 
 PROFILE = """schema = 1

@@ -9,7 +9,7 @@ from small_runs import Case, run
 from kvplan.errors import UsageError
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
-from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.model.sessions import Reuse, SharedPrompt
 from kvplan.simulation.prefixes import Prefixes
 from kvplan.simulation.requests import Requests, poisson
 from kvplan.simulation.sessions import heads, merged, with_reuse

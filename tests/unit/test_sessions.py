@@ -7,8 +7,7 @@ from small_runs import Case, run
 from kvplan.model import Prefill, Replica, Timing
 from kvplan.model.gaps import Exponential, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import SharedPrompt
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Sessions, SharedPrompt
 from kvplan.model.streams import session_stream
 from kvplan.simulation.outcome import Ending
 from kvplan.simulation.requests import Requests

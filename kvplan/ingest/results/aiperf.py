@@ -90,7 +90,11 @@ def _time(record: Record, metric: str) -> float | None:
 def _model(record: Record) -> str:
     """Read the first that is named."""
     several: Any = record.at("input_config.models.items")
-    named = [one.get("name") for one in several if isinstance(one, dict)] if isinstance(several, list) else []
+    named = (
+        [model.get("name") for model in several if isinstance(model, dict)]
+        if isinstance(several, list)
+        else []
+    )
     for path in ("input_config.endpoint.model_names", "input_config.model_names"):
         listed = record.at(path)
         named += listed if isinstance(listed, list) else []
