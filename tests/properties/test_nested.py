@@ -262,3 +262,14 @@ def test_inputs_that_differ_add_the_least_bound_over_all_that_is_held(
     model = build(rows, prefill, block_tokens=block_tokens)
     result = nested_wait(model, delta=delta, horizon_s=600.0, segments=None)
     assert result.input_spread_kv_tokens == pytest.approx(spread_of_inputs(model, result, delta), rel=1e-7)
+
+
+def test_half_of_delta_is_for_queues_only_where_inputs_differ() -> None:
+    """ln((m - 1)·N/δ) from equal inputs, ln(2(m - 1)·N/δ) from others, with the same lengths and thresholds."""
+    exponents = []
+    for other in (10, 11):
+        model = build([(10, [20, 40], 300.0), (other, [20, 40, 80], 300.0)])
+        segments = segments_of(lengths_of(model), [np.arange(3)])
+        needs = requirement(segments, np.array([[40.0], [30.0], [12.0]]), delta=0.1, horizon_s=50.0)
+        exponents.append(float(needs.exponent[0]) - math.log(2 * float(needs.iterations[0]) / 0.1))
+    assert exponents == pytest.approx([0.0, math.log(2)], abs=1e-12)
