@@ -28,6 +28,10 @@ def _case(profile: str, case: dict[str, Any]) -> Bad:
     return Bad(text.encode(), case["line"], case.get("key"), case["says"])
 
 
+def _cases(*profiles: str) -> dict[str, Bad]:
+    return {name: _case(profile, case) for profile in profiles for name, case in _TABLES[profile].items()}
+
+
 def _edited(old: str, new: str, line: int, key: str | None, says: str) -> Bad:
     return Bad(GOOD.replace(old, new).encode(), line, key, says)
 
@@ -35,12 +39,7 @@ def _edited(old: str, new: str, line: int, key: str | None, says: str) -> Bad:
 _STEPS = DAY.replace("STEPS", ",".join(f"{{ at = {i}, factor = 1 }}" for i in range(1001)))
 _NO_DECODE = GOOD.replace("= 211", "= 0")
 BAD = {
-    **{
-        name: _case(of, case)
-        for of, cases in _TABLES.items()
-        if of != "profiles"
-        for name, case in cases.items()
-    },
+    **_cases("good", "shares", "day", "text", "engine"),
     "null byte": _edited('"chat"', '"ch\0at"', 13, None, "not valid TOML"),
     "not utf-8": Bad(GOOD.encode().replace(b"chat", b"ch\xe4t"), 13, None, "must be UTF-8, not byte 0xe4"),
     "binary": Bad(bytes(range(256)) * 4, 2, None, "must be UTF-8, not byte 0x80 at offset 128"),
@@ -63,3 +62,6 @@ BAD = {
     "windows line ends": Bad(_NO_DECODE.replace("\n", "\r\n").encode(), 15, "classes[0].decode", "not 0"),
     "byte order mark": Bad(f"\ufeff{_NO_DECODE}".encode(), 15, "classes[0].decode", "not 0"),
 }
+OF_EXTENSIONS = _cases(
+    "drafts", "fleet", "layers", "offload"
+)  # which mostly take more than a JSON Schema to tell

@@ -7,8 +7,7 @@ from kvplan.analysis.cache_states import CachedReplica, cached_replica
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Gap, Lognormal
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 from kvplan.model.streams import session_stream
 
 AGENT_LAW = Timing(0.015, d1=0.005e-6, d2=4e-6, d3=1e-6)

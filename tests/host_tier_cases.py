@@ -8,7 +8,7 @@ from session_shapes import Shape
 from small_runs import Case
 
 from kvplan.model import Replica, Timing
-from kvplan.model.offload import Offload
+from kvplan.model.replica import Offload
 
 
 def busy_case(seed: int) -> Case:

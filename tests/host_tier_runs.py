@@ -7,8 +7,8 @@ from cached_runs import run_cached
 
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap
-from kvplan.model.offload import Offload
-from kvplan.model.reuse import Reuse
+from kvplan.model.replica import Offload
+from kvplan.model.sessions import Reuse
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.sessions import heads, with_reuse

@@ -14,15 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from scoreboard.learning import (
-    Configuration,
-    Load,
-    learn,
-    learn_without,
-    loads_of,
-    u_of,
-    weights,
-)
+from scoreboard.learning import Configuration, Load, learn, learn_without, loads_of, u_of, weights
 
 from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.samples import Sweep

@@ -6,97 +6,16 @@ genai_perf/export_data/json_exporter.py 0.0.16, InferenceMAX utils/process_resul
 dynamo/common/forward_pass_metrics.py and Dynamo's reference of dynamo.fpm.trace.v1.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 HEADER = "input_tokens,output_tokens,arrival_time,scheduled_time,first_token_time,last_token_time\n"
 SERIES = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n"
-VLLM = {
-    "date": "20260420-101500",
-    "endpoint_type": "vllm",
-    "backend": "vllm",
-    "label": None,
-    "model_id": "meta-llama/Llama-3.1-8B",
-    "tokenizer_id": "meta-llama/Llama-3.1-8B",
-    "num_prompts": 100,
-    "request_rate": "inf",
-    "burstiness": 1.0,
-    "max_concurrency": 32,
-    "duration": 50.0,
-    "completed": 100,
-    "failed": 0,
-    "total_input_tokens": 100_000,
-    "total_output_tokens": 20_000,
-    "request_throughput": 2.0,
-    "output_throughput": 400.0,
-    "mean_ttft_ms": 250.0,
-    "mean_tpot_ms": 20.0,
-    "mean_itl_ms": 20.0,
-    "max_concurrent_requests": 32,
-}
-SGLANG = {
-    "tag": None,
-    "backend": "sglang",
-    "dataset_name": "random",
-    "request_rate": float("inf"),
-    "max_concurrency": 16,
-    "random_input_len": 1000,
-    "random_output_len": 200,
-    "random_range_ratio": 0.5,
-    "duration": 25.0,
-    "completed": 50,
-    "total_input_tokens": 37_500,
-    "total_output_tokens": 7500,
-    "request_throughput": 2.0,
-    "mean_e2e_latency_ms": 3000.0,
-    "mean_ttft_ms": 250.0,
-    "mean_tpot_ms": 18.0,
-    "concurrency": 15.3,
-    "accept_length": None,
-}
-INFERENCEMAX = {
-    "hw": "b200",
-    "conc": 64,
-    "image": "vllm/vllm-openai:v0.11.2",
-    "model": "openai/gpt-oss-120b",
-    "infmax_model_prefix": "gptoss",
-    "framework": "vllm",
-    "precision": "fp4",
-    "spec_decoding": "none",
-    "disagg": False,
-    "isl": 1000,
-    "osl": 2000,
-    "is_multinode": False,
-    "tp": 4,
-    "ep": 1,
-    "dp_attention": "false",
-    "tput_per_gpu": 1350.0,
-    "output_tput_per_gpu": 900.0,
-    "mean_ttft": 0.12,
-    "median_ttft": 0.1,
-    "mean_tpot": 0.011,
-    "median_tpot": 0.01,
-    "mean_intvty": 90.9,
-    "mean_e2el": 20.0,
-}
-FORWARD_PASS = {
-    "version": 1,
-    "worker_id": "4192",
-    "dp_rank": 0,
-    "counter_id": 42,
-    "wall_time": 0.025,
-    "scheduled_requests": {
-        "num_prefill_requests": 2,
-        "sum_prefill_tokens": 256,
-        "var_prefill_length": 100.0,
-        "sum_prefill_kv_tokens": 64,
-        "num_decode_requests": 3,
-        "sum_decode_kv_tokens": 1024,
-        "var_decode_kv_tokens": 50.0,
-    },
-    "queued_requests": {"num_prefill_requests": 1, "sum_prefill_tokens": 128},
-}
+_DOCUMENTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+VLLM, SGLANG, INFERENCEMAX, FORWARD_PASS = _DOCUMENTS.values()
 
 
 def summary(mean: float, deviation: float = 0.0, count: int = 80) -> dict[str, Any]:

@@ -100,7 +100,6 @@ class CachedReplica:
 
     @cached_property
     def on_gpu_alone(self) -> "CachedReplica":
-        """The replica without a host tier."""
         if self.replica.offload is None:
             return self
         return replace(self, replica=replace(self.replica, offload=None))

@@ -1,4 +1,4 @@
-"""How unevenly arrivals come: the index of dispersion of gamma renewal arrivals over a stretch of time (theory §9)."""
+"""Arrivals with gamma gaps: their index of dispersion over a stretch of time, and waits of batches (theory §5, §9)."""
 
 import math
 
@@ -9,6 +9,10 @@ from kvplan.solve import boundary
 
 _DEVIATIONS = 12  # of a number of arrivals, beyond which nothing is added
 _LONG = 40  # cv² or 1/cv² arrivals, after which what the first one did is forgotten to the last digit
+_SUMMED = 64  # steps of the random walk that are added one by one; later ones are integrated
+_POINTS = 2001
+_EXPONENT = 45.0  # of what is left out
+_NEAR_FULL = 1e-4  # from a full queue, nearer than which the bound is as good
 LEAST_CV, MOST_CV = 0.01, 100.0  # of gaps, that anybody means
 
 
@@ -68,3 +72,41 @@ def excess_dispersion(model: ServingModel) -> float:
     if model.arrivals.cv <= 1:
         return 0.0
     return index_of_dispersion(model.total_rate_rps, model.arrivals.cv, stay_s(model)) - 1
+
+
+def batch_wait_s(rate_rps: float, cv: float, batch: int, service_s: float) -> float:
+    """Mean wait of a batch for those before it, seconds.
+
+    Fewer requests than a `batch` arrive in `service_s`; gaps between arrivals are gamma with coefficient of variation
+    `cv`.
+
+    References
+    ----------
+    Spitzer's identity for the GI/D/1 queue: Σ_k E[(k·D - G_k)⁺]/k, G_k the time of k batches. Near a full queue Daley's
+    bound (1977, "Inequalities for moments of tails of random variables, with a queueing application").
+
+    Examples
+    --------
+    Single Poisson arrivals at half load wait for half a service time (Pollaczek and Khinchine):
+
+    >>> round(batch_wait_s(2.0, 1.0, 1, 0.25), 9)
+    0.125
+    """
+    from scipy.special import gammainc, gammaln
+
+    shape, load = batch / cv**2, rate_rps * service_s / batch
+    if 1 - load < _NEAR_FULL:
+        return load * (2 - load) * cv**2 / (2 * rate_rps * max(1 - load, math.ulp(1.0)))
+    steps = _EXPONENT / (shape * (load - 1 - math.log(load)))
+
+    def term(k: np.ndarray) -> np.ndarray:
+        """E[(k·D - G_k)⁺]/k over the mean time between batches."""
+        a, x = k * shape, k * shape * load
+        return np.asarray((load - 1) * gammainc(a, x) + np.exp(a * np.log(x) - x - gammaln(a + 1)))
+
+    total = float(term(np.arange(1.0, min(math.ceil(steps), _SUMMED) + 1)).sum())
+    if steps > _SUMMED:
+        log_k = np.linspace(math.log(_SUMMED + 0.5), math.log(steps), _POINTS)
+        k = np.exp(log_k)
+        total += float(np.trapezoid(term(k) * k, log_k))
+    return max(total, 0.0) * batch / rate_rps

@@ -106,8 +106,7 @@ def _fastest(
 ) -> Number:
     """Amount of a limit, of which a request needs so much, that is used where the rate x/τ(x) is highest.
 
-    The rate grows with x but where the law is convex: past its knee an iteration can grow faster than what it serves,
-    and then fewer requests at a time are served faster (new).
+    Past the knee of a convex law an iteration can grow faster than what it serves: fewer at a time are faster (new).
     """
     if not timing.is_convex:
         return limit

@@ -101,17 +101,6 @@ def fleet_figures(
     Where replicas do both, the split beside them is the one that serves most, and its transfers take no time. Of the
     objectives on the time between tokens, whatever figure they are about, the tightest limits iterations. `limits` are
     seconds by figure, such as ``ttft_s.p95``; `gpus` are as many as the fleet takes unless given.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.model.fleet import Fleet
-    >>> chat = RequestClass("chat", 2000, (200,), (1.0,), 60.0)
-    >>> law, replica = Timing(8e-3, 0.04e-6, 25e-6, 15e-6), Replica(450_000, max_num_batched_tokens=8192)
-    >>> model = ServingModel((chat,), law, replica, fleet=Fleet(5, 3))
-    >>> figures = fleet_figures(model, {"tpot_s.mean": 0.02})
-    >>> round(figures.split.rate_rps, 1), round(figures.together.rate_rps, 1), str(figures.winner)
-    (91.3, 68.8, 'split')
     """
     fleet = model.fleet
     if fleet is None:

@@ -27,16 +27,7 @@ class InputLaws(NamedTuple):
     block_tokens: int
 
     def stages_in(self, above: FloatArray, upto: FloatArray) -> FloatArray:
-        """Stages of each phase with more than `above` and at most `upto` tokens beyond the input; phases last.
-
-        Examples
-        --------
-        >>> laws = laws_of(np.array([3, 8]), np.array([[0.5, 0.5]]), 4)
-        >>> laws.edges.tolist(), laws.tokens.tolist()  # 8 tokens fill their pages where 3 have one more to go
-        ([0, 1], [[4.0, 8.0], [4.0, 12.0]])
-        >>> laws.stages_in(np.array(0.0), np.array(9.0)).tolist()  # 1, 5 and 9 are in the second phase
-        [6.0, 3.0]
-        """
+        """Stages of each phase with more than `above` and at most `upto` tokens beyond the input; phases last."""
         before = np.append(self.edges[-1] - self.block_tokens, self.edges[:-1])
         width = self.edges - before
 

@@ -254,16 +254,6 @@ def cumulants(grid: ClusterGrid, theta: FloatArray) -> FloatArray:
     """Return the cumulant function K(θ) = log E e^{θ·KV}, K' (tokens) and K'' (tokens²), shape (3, n_theta).
 
     NaN past the singularity, where E e^{θ·KV} is infinite.
-
-    Examples
-    --------
-    Arrivals of one request an iteration that hold one token for one iteration, without feedback, are Poisson(1):
-
-    >>> from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
-    >>> lone = RequestClass("a", 0, (1,), (1.0,), 1.0)
-    >>> grid = cluster_grid(ServingModel((lone,), Timing(1.0), Replica(9, prefill=Prefill.DISAGGREGATED)))
-    >>> cumulants(grid, np.log([1.0, 2.0])).round(12).tolist()
-    [[0.0, 1.0], [1.0, 2.0], [1.0, 2.0]]
     """
     size, cells = theta.size, grid.edge.size - 1
     present, width = grid.held.shape[1], np.diff(grid.edge)

@@ -59,17 +59,7 @@ class UsageChanges(NamedTuple):
     spread: float = 1.0
 
     def squared(self, lag: int) -> float:
-        """E(K_{t+lag} - K_t)² of KV usage K, tokens²; between first and last weights pages come at an even pace.
-
-        Examples
-        --------
-        Each of two requests an iteration takes three tokens, then one more, and gives back four:
-
-        >>> from kvplan.model import Replica, RequestClass, Timing
-        >>> pair = ServingModel((RequestClass("a", 2, (2,), (1.0,), 2.0),), Timing(1.0), Replica(99))
-        >>> usage_changes(pair).squared(1)
-        52.0
-        """
+        """E(K_{t+lag} - K_t)² of KV usage K, tokens²; between first and last weights pages come at an even pace."""
         mix, tau = self.model.mix, iteration_time(self.model)
         assert tau is not None
         caused = float((self.caused * 4 * np.sin(lag * self.frequency / 2) ** 2).sum())
@@ -191,12 +181,6 @@ def passage(speed: float, iterations: float) -> Passage:
     ----------
     New, theory §7: u = Φ⁻¹(1 - P), T(u) = (1/c)∫_{-∞}^u Φ²/φ dy, rate = min(P, 1.15·(1 - P)/T(u)), and 1 - (1 -
     P)·exp(-(N - 1)·rate): the first iteration overflows, or one of those after it.
-
-    Examples
-    --------
-    >>> usual = passage(speed=0.01, iterations=1000)
-    >>> round(usual.any_overflow(math.log(1e-3)), 3), round(math.exp(usual.log_allowed(0.1)), 5)
-    (0.101, 0.00099)
     """
     log_exceeded, log_below, log_time = _normal_passage()
     log_speed = math.log(_FACTOR * speed) if speed > 0 else -math.inf  # else the usage hardly ever changes

@@ -67,7 +67,6 @@ class CumulantTable:
 
     @property
     def std(self) -> float:
-        """Standard deviation, tokens."""
         return math.sqrt(self.value[2, self.origin])
 
     @cached_property
@@ -83,7 +82,6 @@ class CumulantTable:
 
     @cached_property
     def log_tails(self) -> FloatArray:
-        """log P(KV > K'(θ)) at every point."""
         return np.array([self.log_tail(*point) for point in np.vstack([self.theta, self.value]).T.tolist()])
 
     def log_tail(self, theta: float, k: float, slope: float, curvature: float) -> float:
@@ -177,24 +175,16 @@ class CumulantTable:
 def log_upper_tail(
     theta: float, k: float, slope: float, curvature: float, skewness: float, lattice_tokens: float = 1.0
 ) -> float:
-    """Return log P(KV > K'(θ)) by the Lugannani-Rice formula in its lattice form.
+    """Return log P(KV > K'(θ)) by the Lugannani-Rice formula, KV being a multiple ℓ of `lattice_tokens`.
 
-    Parameters
-    ----------
-    theta : float, 1/tokens
-    k, slope, curvature
-        K(θ), K'(θ) (tokens) and K''(θ) (tokens²).
-    skewness
-        At θ = 0, where the formula is 0/0.
-    lattice_tokens
-        ℓ: KV usage is a multiple of it.
+    Given K(θ), K'(θ) in tokens and K''(θ) in tokens², and the skewness at θ = 0, where the formula is 0/0.
 
     References
     ----------
-    New, theory §7: Q(r) + φ(r)(1/u - 1/r), r = sign(θ)√(2(θK' - K)), u = (2/ℓ) sinh(ℓθ/2)√K''. Lattice form
-    after Daniels (1987, "Tail probability approximations"): K' is half a step above the level that is exceeded.
-    Levels below a single request, of which there is seldom any, make the formula negative: it is kept above a tenth
-    of the tail that a normal law tilted to the level would have.
+    New, theory §7: Q(r) + φ(r)(1/u - 1/r), r = sign(θ)√(2(θK' - K)), u = (2/ℓ) sinh(ℓθ/2)√K''. Lattice form after
+    Daniels (1987, "Tail probability approximations"): K' is half a step above the level that is exceeded. Levels below
+    a single request, of which there is seldom any, make the formula negative: it is kept above a tenth of the tail that
+    a normal law tilted to the level would have.
 
     Examples
     --------
@@ -233,10 +223,8 @@ def _mills_ratio(r: float) -> float:
 def saddlepoint_table(grid: ClusterGrid, scale: UsageScale, *, with_left: bool) -> CumulantTable:
     """Tabulate K(θ) where it reaches all tails that a float can hold; below the mean too, if `with_left`.
 
-    References
-    ----------
-    New, theory §7. K'' rises with θ, so a level whose tail is that of r normal standard deviations has θ <= r/σ: no θ
-    beyond 38.6/σ is ever needed.
+    K'' rises with θ, so a level whose tail is that of r normal standard deviations has θ <= r/σ: no θ beyond 38.6/σ is
+    ever needed (new, theory §7).
     """
     top = min(_FARTHEST / scale.std_without_feedback, -_LEAST_LOG / scale.largest)
     points = top * np.exp2(-np.arange(_FIRST_POINTS) / _POINTS_AN_OCTAVE)
@@ -273,19 +261,10 @@ class UsagePmf(NamedTuple):
 def usage_pmf(requests: FloatArray, step: float, *, max_points: int = _PMF_POINTS) -> UsagePmf:
     """Distribution of KV usage at constant iteration time: a compound Poisson law, by one FFT.
 
-    Parameters
-    ----------
-    requests : ndarray, shape (n_sizes,)
-        Mean numbers of those that hold 0, step, 2·step, … tokens.
-    max_points
-        Above, the lattice is coarsened: a jump between two of its points goes to both in shares that keep its mean.
+    `requests` are mean numbers of those that hold 0, step, 2·step, … tokens; pmf = irfft(exp(rfft(jumps) - Σ jumps))
+    (new, theory §7). Above `max_points` the lattice is coarsened: a jump between two of its points goes to both in
+    shares that keep its mean.
 
-    References
-    ----------
-    New, theory §7: pmf = irfft(exp(rfft(jumps) - Σ jumps)).
-
-    Examples
-    --------
     >>> usage_pmf(np.array([0.0, 2.0]), 1.0).probability[:3].round(6).tolist()
     [0.135335, 0.270671, 0.270671]
     """
@@ -309,8 +288,6 @@ def pmf_tail(pmf: UsagePmf, level: float, probabilities: Sequence[float]) -> Tai
 
     Usage is spread evenly over half a step to either side of its point.
 
-    Examples
-    --------
     >>> pmf_tail(UsagePmf(1.0, np.array([0.5, 0.3, 0.2])), 1.5, [0.2])
     Tail(log_probability=-1.6094379124341003, levels=(1.5,))
     """

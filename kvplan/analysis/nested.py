@@ -108,7 +108,6 @@ class Requirement(NamedTuple):
 
     @property
     def total(self) -> FloatArray:
-        """Required memory, tokens."""
         return self.base + self.boundary + self.high_probability + self.inputs.tokens
 
 
@@ -231,15 +230,9 @@ def printed_memory(ends: FloatArray, input_tokens: FloatArray, thresholds: Float
 
 
 def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments: int | None) -> NestedWait:
-    """Nested WAIT segments, thresholds and required memory.
+    """Nested WAIT segments, thresholds and memory, exceeded within the horizon with probability `delta` at most.
 
-    Parameters
-    ----------
-    delta
-        Accepted probability δ that memory is exceeded within the horizon, 0 < δ <= 1.
-    horizon_s : float, seconds
-    segments
-        Number of segments; None chooses the number that needs the least memory.
+    `segments` is their number; None chooses the one that needs the least memory.
 
     References
     ----------

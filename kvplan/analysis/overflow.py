@@ -67,17 +67,10 @@ class SafetyBuffer(NamedTuple):
 def safety_buffer(
     model: ServingModel, *, delta: float, horizon_s: float, budgets: Sequence[int] | None = None
 ) -> SafetyBuffer:
-    """Risk of overflow of a model, and the memory that keeps it within `delta`.
+    """Risk of overflow of a model, and the memory that keeps it within `delta`, above 0 and at most 1, in a horizon.
 
-    Parameters
-    ----------
-    delta
-        Accepted probability of an overflow within the horizon, above 0 and at most 1.
-    horizon_s
-        Seconds; counts as one iteration at least.
-    budgets
-        Admissions per iteration and class that FC's bound is for. Without them, the smallest whole number above the
-        arrivals.
+    A horizon counts as one iteration at least. `budgets` are the admissions per iteration and class that FC's bound is
+    for; without them, the smallest whole number above the arrivals.
 
     References
     ----------
@@ -88,8 +81,7 @@ def safety_buffer(
     --------
     >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
     >>> chat = RequestClass("chat", 1155, (211,), (1.0,), 7.5)
-    >>> timing = Timing(d0=0.0145, d1=2.494767e-7)
-    >>> model = ServingModel((chat,), timing, Replica(94_160, prefill=Prefill.INLINE))
+    >>> model = ServingModel((chat,), Timing(0.0145, 2.494767e-7), Replica(94_160, prefill=Prefill.INLINE))
     >>> buffer = safety_buffer(model, delta=0.01, horizon_s=3600)
     >>> round(buffer.kv_std_tokens, -2), round(buffer.overflow_probability_per_iteration, 4)
     (12000.0, 0.0036)

@@ -104,7 +104,7 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
 
     >>> from kvplan.model import Replica, RequestClass, ServingModel, Timing
     >>> from kvplan.analysis.cache_states import cached_replica
-    >>> from kvplan.model.reuse import SharedPrompt
+    >>> from kvplan.model.sessions import SharedPrompt
     >>> def rates(**caching):
     ...     one = RequestClass("a", 1000, (200,), (1.0,), 8.0, **caching)
     ...     model = ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(100_000))

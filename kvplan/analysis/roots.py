@@ -124,23 +124,12 @@ def _halving_matrices(order: int) -> tuple[FloatArray, FloatArray]:
 def count_outside(w: FloatArray, radius: float = 1.0, *, relative_error: float = 0.0) -> int | None:
     """Count the roots of modulus greater than `radius`, proved; None where rounding forbids a proof.
 
-    None also when a root lies on the circle, and beyond `MOST` coefficients that do not all fall or rise.
+    None also when a root lies on the circle, and beyond `MOST` coefficients that do not all fall or rise. `w`, of shape
+    (L,), are positive coefficients, highest power first; the count holds for every polynomial within `relative_error`
+    of each.
 
-    Parameters
-    ----------
-    w : ndarray, shape (L,)
-        Positive coefficients, highest power first.
-    relative_error
-        Bound on the relative error of each coefficient; the count holds for every polynomial within it.
-
-    Examples
-    --------
-    Roots -2 and -1/2 of 2z² + 5z + 2:
-
-    >>> count_outside(np.array([2.0, 5.0, 2.0]))
+    >>> count_outside(np.array([2.0, 5.0, 2.0]))  # roots -2 and -1/2
     1
-    >>> count_outside(np.array([1.0, 1.0])) is None  # the root -1 is on the circle
-    True
     """
     if w.size == 1:
         return 0
@@ -208,12 +197,6 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
 
     0, certified, for L = 1, which has no roots. Beyond `MOST` coefficients an estimate, from sums of neighbouring ones:
     roots near the real axis hardly move.
-
-    Examples
-    --------
-    >>> root = largest_root(np.array([2.0, 5.0, 2.0]))
-    >>> round(root.modulus, 12), root.certified
-    (2.0, True)
     """
     if w.size == 1:
         return LargestRoot(0.0, certified=True)

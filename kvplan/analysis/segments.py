@@ -267,15 +267,9 @@ def segment_counts(most: int) -> list[int]:
 
 
 def decay_rates(before: FloatArray, here: FloatArray, continuing: FloatArray) -> FloatArray:
-    """Decay rate θ of a boundary queue, the root of n_(k-1)·ln(1 - p + p·e^θ) = θ·n_k, per request.
+    """Decay rate θ of a boundary queue, the root of n_(k-1)·ln(1 - p + p·e^θ) = θ·n_k, per request; p in (0, 1).
 
-    Parameters
-    ----------
-    before, here : ndarray, requests
-        Thresholds n_(k-1) and n_k > p·n_(k-1); θ is infinite where n_k >= n_(k-1): no batch can bring more than the
-        next one takes.
-    continuing : ndarray
-        p, in (0, 1).
+    Of thresholds n_k > p·n_(k-1); infinite where n_k >= n_(k-1): no batch can bring more than the next one takes.
 
     References
     ----------

@@ -199,17 +199,7 @@ def transfers_s(model: ServingModel, fleet: Fleet) -> FloatArray:
 
 
 def served(side: Side, itl_s: float = math.inf) -> Served:
-    """Requests/s that a replica serves at most, its iterations being no longer than `itl_s` (new, theory §12).
-
-    Examples
-    --------
-    Prompts of 2,000 tokens with a budget of 8,192 tokens:
-
-    >>> law = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
-    >>> found = served(Side(law, prefill_tokens=2000, computed_tokens=2000, max_num_batched_tokens=8192))
-    >>> round(found.rate_rps, 3), round(found.iteration_time_s, 4), found.binding
-    (19.248, 0.2128, 'max_num_batched_tokens')
-    """
+    """Requests/s that a replica serves at most, its iterations being no longer than `itl_s` (new, theory §12)."""
     requests, binding = _most(side)
     if (in_time := _by_time(side, itl_s, requests)) < requests:
         requests, binding = in_time, ITL

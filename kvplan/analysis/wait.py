@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.admission import mean_queue
-from kvplan.analysis.batch_queue import batch_wait_s
+from kvplan.analysis.dispersion import batch_wait_s
 from kvplan.analysis.equilibrium import iteration_time, per_request, prompts_of
 from kvplan.analysis.worst_window import Windows, at_rates, class_windows
 from kvplan.model import FloatArray, ServingModel, Timing
@@ -126,11 +126,8 @@ def smallest_thresholds(means: ClassMeans, windows: Windows | None = None) -> tu
     mean rate λ_i and a constant; and the step is made for the mean rates, which W_i exceeds, and up to some length for
     rates close to the largest.
 
-    Returns
-    -------
-    tuple of ndarray, shape (n_classes,), and bool; or None
-        Whole thresholds, and whether they are the least. None where Λ >= 1, to 1e-12, or where a law that is not
-        linear outgrows the arrivals: no thresholds exist.
+    Returns whole thresholds, and whether they are the least. None where Λ >= 1, to 1e-12, or where a law that is not
+    linear outgrows the arrivals: no thresholds exist.
 
     References
     ----------

@@ -67,19 +67,8 @@ def gap_cycle_throughput(stages: int, first_weight: float, capacity: float, gaps
     """Completions per iteration of one class of `stages` whose cohorts follow each other at gaps that sum to these.
 
     Weights grow by a token from `first_weight` (s + 1, or s for `inline`); one gap d is the worst cycle, all gaps 1 the
-    equilibrium.
+    equilibrium. x = M/(s·d + (d² + Σg²)/2) (SIC eq. 25).
 
-    Raises
-    ------
-    ValueError
-        If the gaps do not sum to `stages`.
-
-    References
-    ----------
-    SIC eq. 25: x = M/(s·d + (d² + Σg²)/2).
-
-    Examples
-    --------
     >>> [round(360 / gap_cycle_throughput(4, 3.0, 360.0, g)) for g in ((1, 1, 1, 1), (2, 1, 1), (2, 2), (3, 1), (4,))]
     [18, 19, 20, 21, 24]
     """
@@ -176,7 +165,7 @@ def mean_iteration_time(
     """Seconds of an iteration on average whose prefill tokens come as the prompts of the mix, one by one (new)."""
     mix = model.mix
     shares, inputs = mix.of_classes(mix.share), mix.of_classes(mix.share * mix.input_tokens)
-    prompts = Prompts(shares * (prefill_tokens / max(float(inputs.sum()), 1e-300)), inputs / shares)
+    prompts = Prompts(shares * (prefill_tokens / (float(inputs.sum()) or 1.0)), inputs / shares)
     return model.timing.mean(kv_tokens, prompts, sequences)
 
 

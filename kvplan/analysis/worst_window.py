@@ -30,7 +30,6 @@ class Windows(NamedTuple):
 
     @property
     def peak_rps(self) -> FloatArray:
-        """Largest rates."""
         return np.asarray(self.rate_rps * [course.peak for course in self.courses])
 
     @property
@@ -45,7 +44,6 @@ class Windows(NamedTuple):
 
     @property
     def vary(self) -> bool:
-        """Tell whether any of the rates does."""
         return any(course.least < course.peak for course in self.courses)
 
     @property

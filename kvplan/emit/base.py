@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from kvplan.model import Replica
-from kvplan.model.offload import Offload
+from kvplan.model.replica import Offload
 
 
 class Spelling(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kvplan.emit.base import Engine, Flag, Queue, Spelling
 from kvplan.model import Replica
-from kvplan.model.offload import Offload
+from kvplan.model.replica import Offload
 
 
 def drafts(tokens: int) -> Flag:

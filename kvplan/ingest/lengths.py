@@ -97,8 +97,8 @@ def lengths(histogram: LengthHistogram, what: str, limit: int = POINTS) -> Lengt
     Examples
     --------
     >>> halves = LengthHistogram(np.array([2.0, 10.0]), np.array([1.0, 3.0, 0.0]), 20.0, 4.0)
-    >>> found = lengths(halves, "prompts", limit=8)
-    >>> round(found.mean, 9), float(found.weight[found.tokens <= 2].sum())
+    >>> some = lengths(halves, "prompts", limit=8)
+    >>> round(some.mean, 9), float(some.weight[some.tokens <= 2].sum())
     (5.0, 1.0)
     """
     notes: list[str] = []
@@ -116,13 +116,13 @@ def lengths(histogram: LengthHistogram, what: str, limit: int = POINTS) -> Lengt
     buckets = _merged(buckets, limit)
     number = _shared_out(buckets, limit)
     tokens, weights = _whole(_placed(buckets, number, mean))
-    found = Lengths(tokens, weights, empty, ())
-    if abs(found.mean - mean) > _KEPT * mean:
+    chosen = Lengths(tokens, weights, empty, ())
+    if abs(chosen.mean - mean) > _KEPT * mean:
         notes.append(
             f"the mean length of the {what}, {format_number(mean)} tokens by sum and count, does not fit the buckets; "
-            f"{format_number(found.mean)} is the nearest"
+            f"{format_number(chosen.mean)} is the nearest"
         )
-    return found._replace(notes=tuple(notes))
+    return chosen._replace(notes=tuple(notes))
 
 
 def independent_classes(

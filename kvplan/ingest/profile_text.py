@@ -14,7 +14,7 @@ from kvplan.model import Knowledge, MeasuredRange, Origin, RequestClass, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.model.gaps import Quantiles
 from kvplan.model.kv_layout import KvLayout
-from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.model.sessions import Reuse, SharedPrompt
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.ranges import LEAST_COST_S, LEAST_WEIGHT, MAX_SOURCE, MOST_WEIGHT
 from kvplan.version import __version__

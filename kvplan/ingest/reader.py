@@ -8,7 +8,7 @@ import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from importlib import import_module
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -35,30 +35,14 @@ class FileKind(StrEnum):
 
 
 class Beginning(NamedTuple):
-    """How a file begins.
+    """How a file begins."""
 
-    Attributes
-    ----------
-    line
-        The first that is not blank.
-    in_json
-        Whether it begins an object; else it is taken for the header of a table, with this `delimiter`.
-    names
-        Of the columns, or the keys of the first object; as written.
-    values
-        The first object; None where it is not known yet, as it goes on in other lines.
-    text
-        Some thousand characters; of a file alone.
-    path
-        Of the file; None for lines that are no file's.
-    """
-
-    line: str
-    in_json: bool
-    names: Sequence[str]
-    values: Mapping[str, Any] | None
-    delimiter: str = ""
-    text: str = ""
+    line: str  # the first that is not blank
+    in_json: bool  # it begins an object, or a list of them; else it is taken for the header of a table
+    names: Sequence[str]  # of the columns, or the keys of the first object; as written
+    values: Mapping[str, Any] | None  # the first object; None where it goes on in lines that were not read
+    delimiter: str = ""  # of a table
+    text: str = ""  # some thousand characters of a file
     path: Path | None = None
 
     @classmethod
@@ -103,11 +87,11 @@ class Beginning(NamedTuple):
         return frozenset(map(plain_name, self.names))
 
     def log_lines(self) -> Iterator[str]:
-        """Yield the lines of a file that is neither JSON nor short of them."""
+        """Yield the lines of a file that is no JSON, as many as a log may take to say what it is."""
         if self.in_json or self.path is None:
             return
         with lines_of(self.path, errors="replace") as lines:
-            yield from islice(chain(lines), _MOST_LINES)
+            yield from islice(lines, _MOST_LINES)
 
 
 Reads = TypeVar("Reads")

@@ -57,11 +57,11 @@ class Lines:
             yield line
 
     def rest(self, most: int = 8 * _LONGEST_LINE) -> str:
-        """What follows the lines taken, up to so many characters."""
-        found = self._text.read(most)
-        if len(found) == 8 * _LONGEST_LINE:
+        """Read what follows the lines taken, up to so many characters."""
+        text = self._text.read(most)
+        if len(text) == 8 * _LONGEST_LINE:
             raise UsageError(f"{self.source}: more than {8 * _LONGEST_LINE:,} characters, and not by lines")
-        return found
+        return text
 
     @property
     def cut_off(self) -> bool:
@@ -71,7 +71,7 @@ class Lines:
 
 @contextmanager
 def lines_of(path: Path, *, errors: str = "strict", longest: int = _LONGEST_LINE) -> Iterator[Lines]:
-    """Lines of a file that may be compressed, or of `STANDARD_INPUT`, which can be read once.
+    """Yield the lines of a file that may be compressed, or of `STANDARD_INPUT`, which can be read once.
 
     With "replace", bytes that are not UTF-8 do not refuse it. `longest` is how many characters a line may have.
     """
@@ -109,7 +109,7 @@ def reference_to(path: Path, folder: Path) -> str | None:
 
 
 def beginning(path: Path, characters: int, errors: str = "strict") -> str:
-    """The first characters of a file that may be compressed; the rest is not read."""
+    """Read the first characters of a file that may be compressed; the rest is not read."""
     with _refusals(path), _opened(path) as file, _unpacked(_Stored(file), errors) as text:
         return text.read(characters)
 
@@ -125,7 +125,7 @@ def _opened(path: Path) -> AbstractContextManager[BinaryIO]:
 
 @contextmanager
 def _refusals(path: Path) -> Iterator[None]:
-    """What goes wrong in reading a file, in one line."""
+    """Say in one line what goes wrong in reading a file."""
     try:
         yield
     except UnicodeDecodeError:

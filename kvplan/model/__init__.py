@@ -1,25 +1,11 @@
-"""The model: classes of requests, a replica, its iteration time, and what requests weigh. Frozen data, pure functions.
+"""Model: classes of requests, a replica, its iteration time, and what requests weigh. Frozen data, pure functions.
 
-===============  ======================================================================
-`classes`        a class of requests; the traffic as arrays, one row a prompt and decode length
-`weights`        what a request reads and holds at each of its stages
-`kv_layout`      what it holds where layers keep KV of several kinds
-`partial`        prompts longer than the token budget of an iteration
-`timing`         how long an iteration takes
-`prompts`        how many prefill tokens an iteration computes
-`replica`        memory, pages, limits; what a plan should guarantee
-`engine`         whose scheduler serves, and how it admits
-`fleet`          several replicas, together or prefill and decode apart
-`provenance`     how all this is known, and in what range it was measured
-`serving`        all of it together, one model or many side by side
-`arrivals`       gaps between arrivals, or recorded ones
-`schedule`       rates that vary over time
-`gaps`           how long until what a request leaves in the prefix cache is asked for again
-`lengths`        laws of lengths, and exact moments of sums of them in whole pages
-`reuse`          what requests of a class share, and ask for again
-`sessions`       conversations, whose turns are requests
-`streams`        what requests cost and leave in the prefix cache, in exact moments
-===============  ======================================================================
+`classes` classes, and the traffic as arrays, one row a prompt and decode length; `weights`, `kv_layout`, `partial` what
+a request reads and holds at its stages, with layers of several kinds, and before its prompt is computed whole;
+`timing`, `prompts` how long an iteration takes, and prefill tokens in it; `replica`, `engine`, `fleet` memory, limits
+and the plan, whose scheduler, several replicas; `serving` all of it, one model or many side by side; `arrivals`,
+`schedule` gaps between arrivals, and rates that vary; `gaps`, `lengths`, `sessions`, `streams` what a prefix cache
+lives on, in exact moments; `drafts` speculative decoding; `provenance` how all this is known
 """
 
 from kvplan.engine import Admission, Engine, EngineName

@@ -15,12 +15,8 @@ def sum_by(group: IntArray, amounts: FloatArray, groups: int = 0) -> FloatArray:
 
 
 def survival(stages: IntArray, amounts: FloatArray) -> FloatArray:
-    """Sum of `amounts` over the rows still present at each stage: out[k] = Σ_{n_i > k} amount_i.
+    """Sum of `amounts` over the rows still present at each stage: out[k] = Σ_{n_i > k} amount_i, shape (max(stages),).
 
-    Both of shape (n_rows,), stages n_i >= 1; returns shape (max(stages),).
-
-    Examples
-    --------
     >>> survival(np.array([2, 3]), np.array([0.25, 0.75])).tolist()
     [1.0, 1.0, 0.75]
     """

@@ -8,8 +8,7 @@ import numpy as np
 from kvplan.model.arrays import FloatArray, IntArray, sum_by
 from kvplan.model.lengths import Lengths
 from kvplan.model.partial import PartialPrompts
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 from kvplan.model.weights import StageWeights
 
 
@@ -41,7 +40,6 @@ class RequestClass:
 
     @property
     def kinds(self) -> tuple[Prompt, ...]:
-        """Prompts by length."""
         return self.prompts or (Prompt(self.input_tokens, 1.0),)
 
     @property

@@ -47,7 +47,6 @@ class Fleet:
 
     @property
     def size(self) -> int:
-        """Replicas in all."""
         return self.prefill + self.decode + self.replicas
 
     def transfer_s(self, tokens: float) -> float:

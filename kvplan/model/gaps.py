@@ -61,14 +61,6 @@ class Quantiles:
     """Gaps known by equally likely values, the steps of their law; a single one is a fixed gap.
 
     Steps have no density. For a slope the share of a value is spread over the room between its neighbours' middles.
-
-    Examples
-    --------
-    >>> gap = Quantiles((1.0, 4.0))
-    >>> [float(v) for v in gap.until(2.0)], gap.mean_s
-    ([0.5, 1.5], 2.5)
-    >>> gap.density(1.2), Quantiles((1.0,)).density(1.0)  # half of the gaps within 2.5 s; all at once
-    (0.2, 0.0)
     """
 
     values_s: tuple[float, ...]

@@ -105,7 +105,6 @@ class KvLayout:
 
     @property
     def has_states(self) -> bool:
-        """Tell whether some layers keep a state."""
         return any(one.is_state for one in self.layers)
 
     @cached_property

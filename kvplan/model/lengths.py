@@ -93,7 +93,6 @@ class Lengths:
 
     @property
     def shortest(self) -> int:
-        """Least value."""
         return int(self.values[0])
 
     @property

@@ -19,7 +19,6 @@ class PartialPrompts:
 
     @property
     def exist(self) -> bool:
-        """Tell whether there are any."""
         return bool(self.held_by_part.size)
 
     @property
@@ -55,15 +54,7 @@ def partial_prompts(replica: Replica, input_tokens: IntArray) -> PartialPrompts:
     hold nothing. On average as many requests are in progress as if all were computed side by side: each is for c
     iterations, and by Little's law only that counts.
 
-    References
-    ----------
-    New: n + c iterations and S + T_b·c(c + 1)/2 KV token-iterations, in whole pages, for a request of n and S.
-
-    Examples
-    --------
-    >>> parts = partial_prompts(Replica(9_000, 16, max_num_batched_tokens=1_000), np.array([900, 1_000, 2_500]))
-    >>> parts.iterations.tolist(), parts.held.tolist(), parts.read.tolist()
-    ([0, 0, 2], [0.0, 0.0, 3008.0], [0.0, 0.0, 3000.0])
+    So many iterations are n + c, and KV token-iterations S + T_b·c(c + 1)/2, in whole pages, of n and S (new).
     """
     budget, layout = replica.max_num_batched_tokens, replica.layout
     if budget is None or replica.prefill is not Prefill.FUSED:

@@ -1,4 +1,4 @@
-"""One serving replica, and what a plan for it should guarantee."""
+"""One serving replica with the host memory behind its prefix cache, and what a plan for it should guarantee."""
 
 from dataclasses import dataclass, replace
 
@@ -6,9 +6,27 @@ import numpy as np
 
 from kvplan.model.arrays import IntArray
 from kvplan.model.kv_layout import KvLayout
-from kvplan.model.offload import Offload
 from kvplan.model.slo import Slo
 from kvplan.model.weights import Prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Host memory that keeps KV which the GPU has no room for (theory §13)."""
+
+    memory_tokens: int  # that it holds
+    load_s: float  # of the link to the GPU, for a token
+    inclusive: bool = (
+        True  # every full block is written to it as it is computed; else only what the GPU throws away
+    )
+    overlap: bool = (
+        True  # requests wait for their loads while others run; else loads are part of the iteration
+    )
+    memory_bytes: int = 0  # as an engine is told; 0 where nothing says it
+
+    def reach_tokens(self, gpu_tokens: int) -> int:
+        """Tokens in use and left behind that are there, on a GPU that holds so many, or on the host."""
+        return max(self.memory_tokens, gpu_tokens) if self.inclusive else self.memory_tokens + gpu_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,17 +40,14 @@ class StepCourse:
 
     @property
     def mean(self) -> float:
-        """Mean factor over a period."""
         return float(self.factors[0]) if self.factors.size == 1 else float(self._sums[-1]) / self.period_s
 
     @property
     def peak(self) -> float:
-        """Largest factor."""
         return float(self.factors.max())
 
     @property
     def least(self) -> float:
-        """Smallest factor."""
         return float(self.factors.min())
 
     def time_above(self, factor: float) -> float:
@@ -140,17 +137,14 @@ class Sinusoid:
 
     @property
     def mean(self) -> float:
-        """Mean factor over a period."""
         return 1.0
 
     @property
     def peak(self) -> float:
-        """Largest factor."""
         return 1.0 + self.amplitude
 
     @property
     def least(self) -> float:
-        """Smallest factor."""
         return 1.0 - self.amplitude
 
     def time_above(self, factor: float) -> float:

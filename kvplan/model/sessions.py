@@ -1,4 +1,4 @@
-"""Conversations: each turn carries all that came before, and follows the answer after a think time (theory §8)."""
+"""What requests share and ask for again, and conversations, whose turns carry all that came before (theory §8)."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,24 @@ from kvplan.model.gaps import Gap
 from kvplan.model.lengths import Lengths
 
 _GROUPS = 16  # of turns, whose prompts are told apart where each request counts by itself
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrompt:
+    """Leading tokens that a share `weight` of a class's requests have in common."""
+
+    tokens: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Part of what a request leaves in the cache that later requests of its class ask for again."""
+
+    tokens: int | float  # leading ones: a count if whole, else a share of what is left in full pages
+    share: float  # probability that a later request asks
+    gap: Gap  # after the request completed, or after it arrived
+    from_arrival: bool = False  # think times run from a completion; gaps between arrivals do not wait for it
 
 
 @dataclass(frozen=True)

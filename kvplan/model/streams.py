@@ -13,9 +13,8 @@ import numpy as np
 from kvplan.model.arrays import FloatArray
 from kvplan.model.gaps import Gap
 from kvplan.model.lengths import Paged
-from kvplan.model.reuse import SharedPrompt
 from kvplan.model.serving import ServingModel
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Sessions, SharedPrompt
 from kvplan.model.weights import Prefill
 
 

@@ -82,7 +82,6 @@ class Timing:
 
     @property
     def is_constant(self) -> bool:
-        """Tell whether every iteration takes d0."""
         return self.is_linear and self.linear(1.0, 1.0, 1.0) == 0
 
     @property

@@ -100,17 +100,14 @@ class Weights(_ByValue):
 
     @cached_property
     def at_start(self) -> FloatArray:
-        """At stage 0."""
         return _rounded_up(self.first, self.block_tokens)
 
     @cached_property
     def at_end(self) -> FloatArray:
-        """At the last stage."""
         return _rounded_up(self.first + self.stages - 1, self.block_tokens)
 
     @property
     def largest(self) -> FloatArray:
-        """The most at any stage."""
         return self.at_end
 
     @property
@@ -160,7 +157,6 @@ class Weights(_ByValue):
 
     @cached_property
     def squares(self) -> FloatArray:
-        """Sum of squares over all stages."""
         p, on_first, m, rest = self._pages
         filled = m * p**2 + p * m * (m + 1) + m * (m + 1) * (2 * m + 1) / 6
         return self.block_tokens**2 * (on_first * p**2 + self.block_tokens * filled + rest * (p + m + 1) ** 2)

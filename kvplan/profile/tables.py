@@ -17,7 +17,7 @@ from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
-from kvplan.model.offload import Offload
+from kvplan.model.replica import Offload
 from kvplan.model.sessions import Sessions
 from kvplan.profile import values
 from kvplan.profile.relations import Cases, Check, Needs, Problem, Table, Ways

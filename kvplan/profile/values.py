@@ -19,7 +19,7 @@ from kvplan.model import Knowledge, Origin, gaps
 from kvplan.model.gaps import Gap
 from kvplan.model.lengths import Lengths, longest_lognormal
 from kvplan.model.provenance import Range
-from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.model.sessions import Reuse, SharedPrompt
 from kvplan.profile.relations import Cases, Problem, Table, Ways, checked, refusal, refusals
 from kvplan.units import format_number, format_tokens
 

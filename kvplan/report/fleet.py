@@ -27,7 +27,7 @@ class FleetBlock(NamedTuple):
 
 
 def fleet_block(found: FleetFigures | None, *, proved: bool) -> FleetBlock | None:
-    """Build the block; None without a fleet. `proved`: replicas are equal and their iteration times linear, as the theorem has them."""
+    """Build the block; `proved`: replicas are equal and their iteration times linear, as the theorem has them."""
     if found is None:
         return None
     crossing = None if found.crossing is None else found.crossing.itl_s

@@ -58,7 +58,7 @@ def assumed(model: ServingModel) -> list[str]:
 
 
 def states(model: ServingModel) -> Iterator[State]:
-    """Visit where a plan needs the timing: at the equilibrium, if memory holds it; at the sustainable rate; in one prompt."""
+    """Visit where a plan needs the timing: the equilibrium, if memory holds it, the sustainable rate, one prompt."""
     cost, tau = per_request(model), iteration_time(model)
     most = most_admissions(model)
     now = None if tau is None else model.total_rate_rps * tau

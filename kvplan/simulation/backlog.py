@@ -1,9 +1,11 @@
-"""A replica that always has more to serve: a run from a given state that can be gone on with.
+"""Runs that are gone on with: a replica that always has more to serve, and open arrivals from one time to the next.
 
 Time has no part in what a saturated replica does: an iteration is formed from who is resident and who waits, however
-long it takes. So a run is measured in iterations, and what its iterations were made of prices any law afterwards.
+long it takes. So a run under a backlog is measured in iterations, and what its iterations were made of prices any law
+afterwards.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -19,10 +21,11 @@ from kvplan.simulation import engine
 from kvplan.simulation.initial_state import Setup, stage_weights
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.requests import Drafted, Requests, saturated, with_drafts
+from kvplan.simulation.requests import Drafted, Requests, end_to_end, saturated, with_drafts
 from kvplan.simulation.state import (
     NOBODY,
     Blocks,
+    Clock,
     Counter,
     Fixed,
     Group,
@@ -281,13 +284,7 @@ def joined(parts: Sequence[Requests]) -> Requests:
         begin = [part.begin[:-1] + start for part, start in zip(each, offset, strict=False)]
         emitted = np.concatenate([part.emitted for part in each])
         drafted = Drafted(drafted.drafts, emitted, np.concatenate([*begin, offset[-1:]]))
-    return Requests(
-        np.concatenate([part.arrival_s for part in parts]),
-        np.concatenate([part.input_tokens for part in parts]),
-        np.concatenate([part.decode_tokens for part in parts]),
-        np.concatenate([part.class_index for part in parts]),
-        drafted=drafted,
-    )
+    return Requests(*end_to_end(parts), drafted=drafted)
 
 
 # ------------------------------------------------------------------- requests that run from the beginning
@@ -364,3 +361,51 @@ def _schedule(s: State, count: int) -> None:
     request[order[:-1][same], Request.DUE_BEFORE] = order[1:][same]
     last = np.append(~same, True)
     s.ring[slot[order[last]]] = order[last]
+
+
+# ------------------------------------------------------------------------------------------------ open arrivals
+
+_SLICE = 200_000  # iterations in one go
+
+
+class Queue(NamedTuple):
+    """The queue in a stretch of a run."""
+
+    end_s: float  # where the stretch ended: the end of an iteration, or an arrival after idle time
+    least: int  # fewest requests that waited in an iteration of it; 0 where there was none
+    waiting: int  # in the last iteration
+    completed: int  # this and what follows: of the run so far
+    iterations: int
+    preempted: int
+
+
+class OpenRun:
+    """Requests that arrive by themselves, or follow each other, at one replica; run on from one time to the next."""
+
+    def __init__(self, scenario: Scenario, settings: Settings, horizon_s: float) -> None:
+        model, policy = scenario.model, POLICIES[settings.policy]
+        setup, _ = policy.prepare(scenario, settings)
+        self._run = engine.Run(
+            scenario.requests, model.timing, model.replica, setup, horizon_s, model.request_overhead_s
+        )
+        self._loop = self._run.loop(policy.form_batch)
+        self.ended = False  # by the horizon, by the last completion, or stuck
+        self.stuck = False
+
+    def on(self, until_s: float) -> Queue:
+        """Go on until the first iteration that ends at this time or later."""
+        state = self._run.state
+        state.clock[Clock.PAUSE] = until_s
+        state.span[0, Span.LEAST_WAITING] = math.inf
+        while not self.ended and state.clock[Clock.NOW] < until_s:
+            code = self._run.step(self._loop, _SLICE)
+            self.stuck, self.ended = code == engine.LIVELOCK, code in engine.ENDINGS
+        c, least = state.counter, float(state.span[0, Span.LEAST_WAITING])
+        return Queue(
+            end_s=float(state.clock[Clock.NOW]),
+            least=0 if least == math.inf else int(least),
+            waiting=int(c[Counter.WAITING]),
+            completed=int(c[Counter.COMPLETED]),
+            iterations=int(c[Counter.ITERATIONS]),
+            preempted=int(c[Counter.EVICTED]),
+        )

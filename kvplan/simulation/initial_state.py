@@ -10,7 +10,7 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
-from kvplan.model.offload import Offload
+from kvplan.model.replica import Offload
 from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation.prefixes import strangers
 from kvplan.simulation.requests import Requests

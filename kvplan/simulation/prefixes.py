@@ -59,3 +59,9 @@ class Turns:
     # shape (n_requests,): what comes where a request is given up, one of those that would have followed in time;
     # -1: nothing
     instead: IntArray
+
+
+def nothing_follows(count: int) -> Turns:
+    """Return the turns of so many requests that bring nobody."""
+    nobody = np.full(count, -1)
+    return Turns(nobody, np.zeros(count), nobody)

@@ -387,8 +387,17 @@ def thinned(requests: Requests, share: float, rng: np.random.Generator) -> Reque
     return chosen(requests, kept if kept.size else np.array([chance.argmin()]))
 
 
+def end_to_end(parts: Sequence[Requests]) -> tuple[FloatArray, IntArray, IntArray, IntArray]:
+    """Put the first four columns of requests end to end."""
+    columns = ("arrival_s", "input_tokens", "decode_tokens", "class_index")
+    arrival, inputs, decode, kind = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in columns
+    )
+    return arrival, inputs, decode, kind
+
+
 def chosen(requests: Requests, places: IntArray) -> Requests:
-    """Pick those at these places, one perhaps several times, of open arrivals that nobody brings."""
+    """Pick those at these places, one perhaps several times, without what follows them."""
     prefixes, drafted = requests.prefixes, requests.drafted
     if drafted is not None:
         length = (drafted.begin[1:] - drafted.begin[:-1])[places]

@@ -14,10 +14,9 @@ from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, ServingModel
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.model.sessions import Sessions
-from kvplan.simulation.prefixes import Prefixes, Turns, strangers
-from kvplan.simulation.requests import Requests, lengths, prompt_lengths
+from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
+from kvplan.simulation.prefixes import Prefixes, Turns, nothing_follows, strangers
+from kvplan.simulation.requests import Requests, chosen, end_to_end, lengths, prompt_lengths
 
 _LAST = 1 << 60  # tokens; of streams that nothing branches off from
 _MOST_AWAITED = 3 * 10**6  # requests of chains that began before the run
@@ -193,21 +192,12 @@ def with_reuse(
 def merged(parts: Sequence[Requests]) -> Requests:
     """Put several open arrivals beside each other, what is unasked in order of time; classes keep their numbers."""
     sizes = [part.arrival_s.size for part in parts]
-    known = [
-        strangers(size) if part.prefixes is None else part.prefixes
-        for part, size in zip(parts, sizes, strict=True)
-    ]
-    turns = [
-        Turns(np.full(size, -1), np.zeros(size), np.full(size, -1)) if part.turns is None else part.turns
-        for part, size in zip(parts, sizes, strict=True)
-    ]
+    known = [part.prefixes or strangers(size) for part, size in zip(parts, sizes, strict=True)]
+    turns = [part.turns or nothing_follows(size) for part, size in zip(parts, sizes, strict=True)]
     streams = [part.parent.size for part in known]
     return _in_order(
         Requests(
-            np.concatenate([part.arrival_s for part in parts]),
-            np.concatenate([part.input_tokens for part in parts]),
-            np.concatenate([part.decode_tokens for part in parts]),
-            np.concatenate([part.class_index for part in parts]),
+            *end_to_end(parts),
             more_later=any(part.more_later for part in parts),
             prefixes=Prefixes(
                 _shifted([part.stream for part in known], streams),
@@ -240,9 +230,8 @@ def _branches(root: IntArray, root_ends: IntArray, asked: IntArray, ends: NDArra
     for stem, common, last in zip(root.tolist(), asked.tolist(), ends.tolist(), strict=True):
         trunk = depth[stem] if stem >= 0 else 0
         common = trunk if last else max(common, trunk)
-        below = len(
-            above
-        )  # a stream of which it remains to be seen what it branches off from: the request's first
+        # a stream of which it remains to be seen what it branches off from: the request's first
+        below = len(above)
         above.append(-1)
         depth.append(_LAST)
         while way and depth[way[-1]] > common:
@@ -254,9 +243,8 @@ def _branches(root: IntArray, root_ends: IntArray, asked: IntArray, ends: NDArra
             depth.append(common)
         above[below] = way[-1] if way else stem
     ends_at, parent = np.array(depth, dtype=np.int64), np.array(above, dtype=np.int64)
-    order = np.argsort(
-        ends_at, kind="stable"
-    )  # what others branch off from before them, the requests' own last
+    # what others branch off from before them, the requests' own last
+    order = np.argsort(ends_at, kind="stable")
     place = np.append(np.empty(order.size, dtype=np.int64), -1)
     place[order] = np.arange(order.size)
     return Prefixes(
@@ -326,17 +314,10 @@ def _in_order(requests: Requests) -> Requests:
     order = np.argsort(requests.arrival_s, kind="stable")  # NaN last
     place = np.append(np.empty(order.size, dtype=np.int64), -1)  # and of nobody
     place[order] = np.arange(order.size)
-    prefixes, turns = requests.prefixes, requests.turns
-    return replace(
-        requests,
-        arrival_s=requests.arrival_s[order],
-        input_tokens=requests.input_tokens[order],
-        decode_tokens=requests.decode_tokens[order],
-        class_index=requests.class_index[order],
-        prefixes=prefixes and replace(prefixes, stream=prefixes.stream[order]),
-        turns=turns
-        and Turns(place[turns.following[order]], turns.think_s[order], place[turns.instead[order]]),
-    )
+    turns = requests.turns
+    if turns is not None:
+        turns = Turns(place[turns.following[order]], turns.think_s[order], place[turns.instead[order]])
+    return replace(chosen(requests, order), more_later=requests.more_later, turns=turns)
 
 
 def _cut(turns: IntArray, requests: int) -> IntArray:

@@ -16,9 +16,9 @@ from kvplan.analysis.equilibrium import per_request, saturation, sustainable_rat
 from kvplan.analysis.fleet import steady_replica
 from kvplan.model import Plan, ServingModel
 from kvplan.model.schedule import Steps
+from kvplan.simulation.backlog import OpenRun
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import at_once
-from kvplan.simulation.open_run import OpenRun
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, with_drafts

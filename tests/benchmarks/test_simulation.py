@@ -187,10 +187,7 @@ def test_a_first_run_costs_little_more_than_later_ones_and_both_little_more_than
 
     warm = tmp_path / "warm"
     launch(warm)
-    for what, work, bound in (
-        ("cold", lambda: launch(next(folders)), 15),
-        ("warm", lambda: launch(warm), 5),
-    ):
+    for what, work, bound in (("cold", lambda: launch(next(folders)), 15), ("warm", lambda: launch(warm), 5)):
         ratio(work, lambda: start("pass"), 5, f"simulate, {what}, against a plain Python start")
         label = f"simulate, {what}, against the start of its libraries"
         assert ratio(work, lambda: start("import numpy, typer, pydantic"), 5, label) <= bound

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bad_profiles import BAD, DAY, GOOD, SHARES, Bad
+from bad_profiles import BAD, DAY, GOOD, OF_EXTENSIONS, SHARES, Bad
 from command import Run
 from every import check_every
 
@@ -38,7 +38,7 @@ def test_command_exits_with_2_and_one_message(tmp_path: Path, capsys: pytest.Cap
             assert len(line) < 400 + len(str(path))
             assert line.isprintable()
 
-    check_every(BAD, check)
+    check_every(BAD | OF_EXTENSIONS, check)
 
 
 MANY = """schema = 1

@@ -269,10 +269,7 @@ def test_metrics_bring_memory_lengths_and_rates(run: Run, folder: Path) -> None:
     earlier, later = folder / "earlier.prom", folder / "later.prom"
     earlier.write_text(metrics_text(200))
     later.write_text(metrics_text(500))
-    for options, rate in (
-        (["--since", earlier, "--interval", "100 s"], 3.0),
-        (["--interval", "1000"], 0.5),
-    ):
+    for options, rate in ((["--since", earlier, "--interval", "100 s"], 3.0), (["--interval", "1000"], 0.5)):
         profile, said = imported(run, later, folder / "iterations.csv", *options)
         assert (profile.model.replica.memory_tokens, profile.model.replica.block_tokens) == (8000, 16)
         assert profile.model.total_rate_rps == pytest.approx(rate, rel=1e-5)

@@ -101,10 +101,7 @@ def test_a_file_that_changes_is_what_was_read_of_it(change: Callable[[Path], obj
     [
         *(["analyze", "IT"], ["simulate", "IT"], ["emit", "IT", "--engine", "vllm"], ["plan", "IT"]),
         ["explain", "load", "IT"],
-        *(
-            ["mix", "IT", "--replicas", "2"],
-            ["diff", "tool-calls-h100", "IT"],
-        ),
+        *(["mix", "IT", "--replicas", "2"], ["diff", "tool-calls-h100", "IT"]),
     ],
 )
 def test_no_result_is_written_over_the_profile(command: list[str], tmp_path: Path) -> None:

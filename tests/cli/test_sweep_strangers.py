@@ -31,10 +31,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 def test_what_is_no_scheduler_is_told_by_its_answer(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    answer: bytes | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: bytes | None
 ) -> None:
     pytest.importorskip("distributed", reason="the extra dask is not installed")
     monkeypatch.setattr(executors, "_CONNECT_S", 0.5)

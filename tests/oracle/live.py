@@ -6,15 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from oracle.kernel import (
-    DONE,
-    GAP_BINS,
-    GAP_STEP,
-    SHORTEST_GAP_S,
-    SUMS,
-    Ended,
-    simulate,
-)
+from oracle.kernel import DONE, GAP_BINS, GAP_STEP, SHORTEST_GAP_S, SUMS, Ended, simulate
 from oracle.saturated import Means, seconds
 from oracle.system import System
 

@@ -11,7 +11,7 @@ from host_tier_runs import GPU_TOKENS, Served, model, serve
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.prefix_cache import prefix_cache, sustainable_rates
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
-from kvplan.model.offload import Offload
+from kvplan.model.replica import Offload
 
 GAPS: dict[str, Gap] = {
     "exponential": Exponential(60.0),

@@ -14,7 +14,7 @@ from tiers import is_night
 from kvplan.analysis.prefix_cache import prefix_cache, with_fluctuations
 from kvplan.model import Replica, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Quantiles
-from kvplan.model.reuse import SharedPrompt
+from kvplan.model.sessions import SharedPrompt
 from kvplan.simulation.requests import poisson
 from kvplan.simulation.sessions import stream_of_sessions, with_shared_prompts
 from kvplan.study import warm_cache as warm
@@ -115,8 +115,7 @@ def assert_holds(case: Agents, runs: list[Settled]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gap", "streams", "part"),
-    [("exponential", 484, 0.8), ("lognormal", 484, 0.8), ("fixed", 242, 0.7)],
+    ("gap", "streams", "part"), [("exponential", 484, 0.8), ("lognormal", 484, 0.8), ("fixed", 242, 0.7)]
 )
 def test_sessions_are_served_as_theory_says(gap: str, streams: float, part: float) -> None:
     case = Agents(GAPS[gap], streams, part)

@@ -11,17 +11,9 @@ from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import SlowMap, stage_weights, stationary_mean_queue
-from strategies import mix_model, models
+from strategies import mix_model
 
 from kvplan.analysis.admission import integer_budgets, mean_queue, rate_cap
-from kvplan.analysis.equilibrium import equilibrium, saturation
-
-
-@every("arrivals", [Fraction(n, 1000) for n in (1, 250, 500, 900, 999)])
-def test_one_admission_at_a_time_has_the_textbook_queue(arrivals: Fraction) -> None:
-    """b = 1: E[Q] = λ²/(2(1 - λ)), exactly."""
-    exact = arrivals**2 / (2 * (1 - arrivals))
-    assert mean_queue(float(arrivals), 1) == pytest.approx(float(exact), rel=1e-9)
 
 
 @given(st.integers(1, 12), st.floats(0.05, 0.93))
@@ -29,26 +21,6 @@ def test_the_mean_queue_is_that_of_the_stationary_distribution(budget: int, load
     """Q' = (Q + Poisson - b)⁺, solved as a Markov chain."""
     expected = stationary_mean_queue(load * budget, budget, size=260)
     assert mean_queue(load * budget, budget) == pytest.approx(expected, rel=1e-6, abs=1e-10)
-
-
-@given(st.integers(1, 400), st.floats(0.01, 0.999999))
-def test_the_mean_queue_lies_within_known_bounds(budget: int, load: float) -> None:
-    """Kingman above: λ/(2(b - λ)); one iteration's excess E[(Poi(λ) - b)⁺] below."""
-    arrivals = load * budget
-    queue = mean_queue(arrivals, budget)
-    excess, probability = 0.0, math.exp(-arrivals + budget * math.log(arrivals) - math.lgamma(budget + 1))
-    for k in range(budget + 1, budget + 400):
-        probability *= arrivals / k
-        excess += (k - budget) * probability
-    assert excess * (1 - 1e-6) <= queue <= arrivals / (2 * (budget - arrivals)) * (1 + 1e-9)
-
-
-@given(st.floats(0.01, 60.0), st.integers(1, 40))
-def test_a_larger_budget_never_waits_longer_and_more_arrivals_never_less(arrivals: float, more: int) -> None:
-    budget = math.floor(arrivals) + more
-    queue = mean_queue(arrivals, budget)
-    assert mean_queue(arrivals, budget + 1) <= queue * (1 + 1e-9)
-    assert mean_queue(arrivals * 0.99, budget) <= queue * (1 + 1e-9)
 
 
 @every(("arrivals", "budget"), [(1.0, 1), (3.5, 3), (math.inf, 3), (math.nan, 3)])
@@ -94,19 +66,6 @@ def test_the_budgets_chosen_are_the_best_of_all_feasible_ones(
     assert sum(found.mean_queue) == pytest.approx(total(found.admissions), abs=1e-6)
 
 
-@pytest.mark.parametrize("memory", [60, 61])
-def test_budgets_need_strictly_more_memory_than_the_smallest_take(memory: int) -> None:
-    """Σ(⌊λ_i⌋ + 1)S_i < M, not ≤ (FC Theorem 3.3): (2, 1) of 10 and 40 take 60."""
-    found = integer_budgets(np.array([1.5, 0.5]), np.array([10.0, 40.0]), float(memory))
-    assert (None if found is None else found.admissions) == (None if memory == 60 else (2, 1))
-
-
-def test_a_whole_number_of_arrivals_needs_one_more() -> None:
-    """b > λ strictly: two arrivals an iteration need a budget of three."""
-    assert integer_budgets(np.array([2.0]), np.array([10.0]), 31.0).admissions == (3,)
-    assert integer_budgets(np.array([2.0]), np.array([10.0]), 30.0) is None
-
-
 def test_budgets_too_many_to_search_are_near_the_continuous_optimum() -> None:
     """A hundred classes: marked as not proved, feasible, and no single exchange of one request improves them."""
     size = 100
@@ -124,24 +83,6 @@ def test_budgets_too_many_to_search_are_near_the_continuous_optimum() -> None:
             for a, n, s in zip(arrivals.tolist(), b.tolist(), footprint.tolist(), strict=True)
         ]
         assert all(gain < 1e-8 or s >= spare for gain, s in gains)
-
-
-@given(models(limits=True, max_classes=3))
-def test_the_cap_is_n_star_at_any_load_and_divided_by_share(model: object) -> None:
-    cap, full = rate_cap(model), saturation(model)
-    assert cap.per_iteration == full.admissions_per_iteration
-    assert cap.per_second == full.throughput_rps
-    rates = [c.rate_rps for c in model.classes]
-    assert [c.name for c in cap.classes] == [c.name for c in model.classes]
-    for c, rate in zip(cap.classes, rates, strict=True):
-        assert c.per_iteration == pytest.approx(full.admissions_per_iteration * rate / sum(rates), rel=1e-12)
-    tau = equilibrium(model).iteration_time_s
-    if tau is None:
-        assert all(c.integer_budget is None for c in cap.classes)
-    for c, rate in zip(cap.classes, rates, strict=True):
-        if c.integer_budget is not None:
-            assert c.integer_budget > rate * tau
-            assert c.mean_wait_s == pytest.approx(mean_queue(rate * tau, c.integer_budget) / rate, rel=1e-9)
 
 
 @given(
@@ -186,9 +127,7 @@ def test_a_cap_on_requests_does_not_end_the_evictions_of_every_mix() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 30),
-            st.integers(1, 12),
-            st.fractions(Fraction(1, 9), 5, max_denominator=12),
+            st.integers(0, 30), st.integers(1, 12), st.fractions(Fraction(1, 9), 5, max_denominator=12)
         ),
         min_size=1,
         max_size=3,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from strategies import mix_model, models
 
 from kvplan.analysis.equilibrium import Blocks, blocks, equilibrium, load, saturation
-from kvplan.model import Prefill, RequestClass, ServingModel, Timing
+from kvplan.model import RequestClass, ServingModel, Timing
 
 
 def alone(model: ServingModel) -> Blocks:
@@ -62,19 +62,3 @@ def test_sums_do_not_depend_on_how_many_there_are(size: int, lengths: int) -> No
 
     many = [one() for _ in range(size)]
     assert blocks(many) == [alone(model) for model in many]
-
-
-def test_what_does_not_exist_is_none() -> None:
-    """Λ = 1 exactly has no equilibrium."""
-    full = mix_model((0, 1, 1.0), prefill=Prefill.DISAGGREGATED, memory=100, timing=Timing(0.5, d3=1.0))
-    idle = replace(full, classes=(replace(full.classes[0], rate_rps=1e-9),), timing=Timing(1e-9))
-    first, second = blocks([full, idle])
-    assert first.equilibrium.kv_tokens is None
-    assert first.equilibrium.classes[0].in_flight is None
-    assert first.load.work_rate == 1.0
-    assert second.load.load_factor_max is not None
-    assert [first, second] == [alone(full), alone(idle)]
-
-
-def test_none_of_none() -> None:
-    assert blocks([]) == []

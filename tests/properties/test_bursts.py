@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from kv_paths import path
 from tiers import examples
 
-from kvplan.analysis.dispersion import cv_of_dispersion, index_of_dispersion, stay_s
+from kvplan.analysis.dispersion import index_of_dispersion
 from kvplan.analysis.equilibrium import iteration_time
 from kvplan.analysis.overflow import clusters_held, safety_buffer, usage_scale
 from kvplan.ingest.trace.bursts import split
@@ -26,19 +25,6 @@ MIX = (
     RequestClass("b", 800, (20,), (1.0,), 10.0),
     RequestClass("c", 300, (100, 200), (1.0, 1.0), 10.0),
 )
-
-
-@given(st.floats(0.05, 50), st.floats(0.05, 30), st.floats(0.001, 1000))
-def test_the_index_is_between_1_and_that_of_long_windows(rate: float, cv: float, window: float) -> None:
-    """Exactly 1 for Poisson arrivals; rising with the window where gaps vary more, falling where less."""
-    low, high = sorted((1.0, cv**2))
-    found = index_of_dispersion(rate, cv, window)
-    assert (
-        low - 1e-6 <= found <= high + 1e-6 or cv < 1
-    )  # whole requests: regular gaps have counts that are not
-    if cv > 1:
-        assert found <= index_of_dispersion(rate, cv, 2 * window) + 1e-6
-    assert index_of_dispersion(rate, 1.0, window) == 1.0
 
 
 @given(st.floats(0.01, 1e15))
@@ -60,13 +46,6 @@ def test_the_index_is_that_of_counts(cv: float, arrivals: float) -> None:
     assert seen.mean() == pytest.approx(expected, abs=SIGMAS * seen.std() / math.sqrt(40) + 0.02 * expected)
 
 
-@given(st.floats(0.1, 50), st.floats(1.05, 20), st.floats(0.1, 100))
-def test_the_cv_is_found_again(rate: float, cv: float, window: float) -> None:
-    index = index_of_dispersion(rate, cv, window)
-    if index > 1.01:  # in much shorter windows nothing tells them apart
-        assert cv_of_dispersion(rate, index, window) == pytest.approx(cv, rel=1e-3)
-
-
 @pytest.mark.parametrize("cv", [1.0, 2.0, 4.0])
 @pytest.mark.parametrize("classes", [(CHAT,), MIX], ids=["chat", "mix"])
 def test_usage_spreads_as_on_a_path(classes: tuple[RequestClass, ...], cv: float) -> None:
@@ -85,26 +64,6 @@ def test_usage_spreads_as_on_a_path(classes: tuple[RequestClass, ...], cv: float
         full = replace(roomy, replica=Replica(level, prefill=prefill))
         found = safety_buffer(full, delta=0.01, horizon_s=3600)
         assert found.overflow_probability_per_iteration == pytest.approx(exceeded, rel=0.25)
-
-
-def test_the_more_arrivals_cluster_the_more_memory_is_required() -> None:
-    found = [
-        safety_buffer(
-            ServingModel((CHAT,), Timing(0.0145, 2.5e-7), Replica(94_160), arrivals=ArrivalProcess(cv)),
-            delta=0.1,
-            horizon_s=3600,
-        )
-        for cv in (0.5, 1.0, 1.01, 2.0, 5.0)
-    ]
-    regular, poisson, *clustered = found
-    assert regular == poisson
-    required = [one.required_kv_tokens or 0 for one in (poisson, *clustered)]
-    assert all(a < b for a, b in pairwise(required))
-
-
-def test_a_stay_is_as_long_as_its_iterations() -> None:
-    model = ServingModel((CHAT,), Timing(0.0145), Replica(94_160))
-    assert stay_s(model) == pytest.approx(211 * 0.0145)
 
 
 @pytest.mark.parametrize("cv", [1.0, 3.0])

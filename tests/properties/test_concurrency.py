@@ -133,11 +133,3 @@ def test_vllms_block_decides_where_the_longest_fill_memory_exactly() -> None:
         changed = replace(model, replica=replace(model.replica, **change))  # type: ignore[arg-type]
         assert engine_never_evicts(changed)
         assert run(changed, "vllm").evictions.sum() == 0
-
-
-@pytest.mark.parametrize(("input_tokens", "evicts"), [(16, False), (15, True)])
-def test_memory_that_never_grows_is_never_taken_back(input_tokens: int, evicts: bool) -> None:
-    """Two pages of 16 from the 17th to the 32nd token; one token of input less, and the second page comes later."""
-    model = mix_model((input_tokens, 16, 1.0), memory=320, block_tokens=16)
-    assert eviction_is_impossible(model) is not evicts
-    assert run(model, "greedy").evictions.any() == evicts

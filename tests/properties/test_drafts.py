@@ -13,11 +13,9 @@ from tiers import examples
 
 from kvplan.analysis.equilibrium import equilibrium, per_request, sustainable_rate
 from kvplan.analysis.speculative import Pays, break_even, speculative, with_drafts
-from kvplan.analysis.stability import min_stable_input, stability
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts, stays
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
-from kvplan.model.slo import parse_slo
 from kvplan.simulation.experiments import options, study
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.requests import Requests
@@ -94,16 +92,6 @@ def test_the_published_example() -> None:
     assert sustainable_rate(model)[1] == pytest.approx(25.320, abs=5e-4)
 
 
-def test_many_drafts_leave_gaps_between_what_can_be_emitted() -> None:
-    """One token or 65: requests drawn, and the context that they read."""
-    drafts = Drafts(64, (0.9,) * 64)
-    one = RequestClass("a", 1000, (200,), (1.0,), 1.0)
-    cost = per_request(ServingModel((one,), LAW, Replica(10**6), drafts=drafts))
-    stages, total = drawn(drafts, 200, 40_000)
-    assert cost.iterations == pytest.approx(stages.mean(), rel=0.003)
-    assert cost.read == pytest.approx((1001 * stages + total).mean(), rel=0.003)
-
-
 def test_no_drafts_are_those_of_a_profile_without_any() -> None:
     """A state takes a block more for each draft: 4 of 7 with three drafts, 1 of 4 without."""
     layers = (Layers(Attention.STATE, 3, 100_000), Layers(Attention.FULL, 3, 4096))
@@ -118,31 +106,6 @@ def test_no_drafts_are_those_of_a_profile_without_any() -> None:
     assert found is not None
     expected = rate(4, drafted.drafts, drafted.timing) / rate(1, None, LAW)
     assert found.speed_up == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("input_tokens", [0, 1, 1000])
-def test_what_ends_with_its_first_token_drafts_nothing(input_tokens: int) -> None:
-    one = RequestClass("a", input_tokens, (1,), (1.0,), 1.0)
-    plain = ServingModel((one,), LAW, Replica(10**6, max_num_batched_tokens=2048))
-    drafting = replace(plain, drafts=Drafts(3, accepted(0.7, 3)))
-    assert per_request(drafting) == per_request(plain)
-    assert sustainable_rate(drafting) == sustainable_rate(plain)
-
-
-def test_an_empty_prompt_takes_a_token_of_the_budget() -> None:
-    """Of four drafts all are accepted: nine tokens more take two iterations of five tokens each."""
-    one = RequestClass("a", 0, (10,), (1.0,), 1.0)
-    cost = per_request(ServingModel((one,), LAW, Replica(10**6), drafts=Drafts(4, (1.0,) * 4)))
-    assert (cost.iterations, cost.computed_tokens) == (pytest.approx(3), pytest.approx(1 + 2 * 5))
-
-
-def test_drafts_make_a_fixed_length_stable() -> None:
-    found = min_stable_input(example())
-    assert found.asymptotic == pytest.approx(3344, abs=0.5)
-    assert found.exact is not None
-    assert abs(found.exact - 3370) <= 1
-    assert [stability(example(s, 10**6)).stable for s in (found.exact - 2, found.exact)] == [False, True]
-    assert not stability(with_drafts(example(found.exact, 10**6), 0)).stable
 
 
 @every(
@@ -174,26 +137,6 @@ def test_drafting_pays_where_a_scan_of_batches_says(
     change = int(np.flatnonzero(better != better[0])[0])
     assert found == pytest.approx(batches[change] - 0.5, rel=0.02)
     assert better[0] == (pays is Pays.BELOW)
-
-
-def test_the_best_number_of_drafts_has_the_least_time_between_tokens() -> None:
-    """By hand: iterations of a batch that is as large as Little's law says, for each number."""
-    model = replace(example(), drafts=replace(example().drafts, accepted=accepted(0.7, 7)))
-    found = speculative(model)
-    assert found is not None
-
-    def between(tokens: int) -> float:
-        one = with_drafts(model, tokens)
-        cost, x = per_request(one), 0.0
-        for _ in range(10_000):  # x = λ·τ(x), from below
-            sequences = x * cost.iterations
-            verifying = tokens * 8e-6 * x * (cost.iterations - 1)
-            tau = LAW(x * cost.read, x * 1000, sequences) + (0.9e-3 * tokens if tokens else 0) + verifying
-            x = 15.0 * tau
-        return tau * (cost.iterations - 1) / 199
-
-    assert found.best_tokens == min(range(8), key=between)
-    assert found.itl_speed_up == pytest.approx(between(0) / between(3), rel=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ the simulator
@@ -234,26 +177,6 @@ def test_the_interval_of_itl_counts_iterations() -> None:
         return runs.results[0].ci95["itl_s.mean"]
 
     assert itl(41, drafts) == pytest.approx(itl(21, None))
-
-
-def test_an_objective_on_itl_is_on_iterations() -> None:
-    """Requests alone, drafts that are always accepted: iterations of 8 ms, half of that a token."""
-    one = RequestClass("a", 10, (41,), (1.0,), 0.1)
-    model = ServingModel((one,), Timing(8e-3), Replica(10**6), drafts=Drafts(1, (1.0,)))
-    within = [
-        study.study(
-            model,
-            Plan(slos=(parse_slo(f"{time}.p95 <= 6 ms"),)),
-            Load(requests=50),
-            options.chosen(["vllm"], []),
-            [0],
-        )
-        .results[0]
-        .goodput_rps
-        for time in ("itl_s", "tpot_s")
-    ]
-    assert within[0] == 0
-    assert within[1] > 0
 
 
 @given(st.integers(0, 100), st.integers(1, 4), st.integers(120, 900), st.sampled_from(["vllm", "greedy"]))

@@ -1,6 +1,5 @@
 """Laws of the load, the equilibrium and saturation, on random models (theory §1, §2)."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby
@@ -10,13 +9,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import mix_model, models, request_rows
 
-from kvplan.analysis.admission import rate_cap
 from kvplan.analysis.equilibrium import (
     equilibrium,
     load,
     most_admissions,
     saturation,
-    strongest_levers,
     sustainable_rate,
     time_alone,
 )
@@ -73,15 +70,6 @@ def test_memory_is_exactly_full_at_the_largest_load_factor(model: ServingModel) 
     assert full.kv_tokens == pytest.approx(model.replica.memory_tokens, rel=1e-9)
     assert full.kv_utilization == pytest.approx(1, rel=1e-9)
     assert full.iteration_time_s == pytest.approx(saturation(model).iteration_time_s, rel=1e-9)
-
-
-@given(models())
-def test_the_sustainable_rate_is_what_a_full_memory_admits_per_second(model: ServingModel) -> None:
-    full, offered = saturation(model), load(model)
-    assert full.throughput_rps == full.admissions_per_iteration / full.iteration_time_s
-    assert offered.sustainable_rps == pytest.approx(full.throughput_rps, rel=1e-12)
-    assert offered.offered_rps * offered.load_factor_max == pytest.approx(full.throughput_rps, rel=1e-12)
-    assert offered.headroom == pytest.approx(offered.load_factor_max - 1, abs=1e-12)
 
 
 @given(models(limits=True))
@@ -205,28 +193,6 @@ def test_sensitivities_are_what_ten_percent_more_does(model: ServingModel) -> No
             assert value == 0
 
 
-@given(models(limits=True))
-def test_the_levers_gain_most_of_all_times_shortened_and_limits_raised(model: ServingModel) -> None:
-    base = changed_rate(model, "", Fraction(1))
-    gains = {name: float(changed_rate(model, name, Fraction(9, 10)) / base - 1) for name in TIMES}
-    limits = [name for name in LIMITS if getattr(model.replica, name) is not None]
-    more = {name: float(changed_rate(model, name, Fraction(11, 10)) / base - 1) for name in limits}
-    first, second = strongest_levers(model)
-    assert (first.name in TIMES, second.name in LIMITS) == (True, True)  # less d0 beats more of any limit
-    assert first.gain == pytest.approx(max(gains.values()), abs=1e-12)
-    assert second.gain == pytest.approx(max(more.values()), abs=1e-12)
-    assert first.gain == pytest.approx(gains[first.name], abs=1e-12)
-    assert second.gain == pytest.approx(more[second.name], abs=1e-12)
-
-
-def test_a_limit_can_be_the_strongest_lever_of_a_law_with_a_root() -> None:
-    """One token each, memory for 100: τ = 10 + √100 = 20. Memory for 110 gains more than either time cut to 19 s."""
-    one = mix_model((0, 1, 1.0), memory=100, prefill="fused", timing=Timing(10.0, d4=1.0))
-    first, second = strongest_levers(one)
-    assert (first.name, first.gain) == ("memory_tokens", pytest.approx(1.1 * 20 / (10 + 110**0.5) - 1))
-    assert (second.name, second.gain) == ("d0", pytest.approx(20 / 19 - 1))
-
-
 @given(models(limits=True), st.floats(1e-5, 1e-2), st.floats(1e-7, 1e-5), st.integers(1, 500))
 def test_sensitivities_to_the_bends_of_a_law_are_those_of_the_bent_model(
     model: ServingModel, d4: float, d5: float, knee: int
@@ -240,66 +206,9 @@ def test_sensitivities_to_the_bends_of_a_law_are_those_of_the_bent_model(
         assert change >= -1e-12 if name == "knee_tokens" else -1 / 11 - 1e-12 <= change <= 1e-12
 
 
-@given(models(limits=True))
-def test_a_cap_that_excludes_evictions_leaves_what_so_many_at_once_serve(model: ServingModel) -> None:
-    """At most ⌊pages/pages of the longest⌋ requests, and often far fewer than fill memory."""
-    cap = rate_cap(model)
-    most = min(cap.engine_max_num_seqs, model.replica.max_num_seqs or cap.engine_max_num_seqs)
-    capped = replace(model, replica=replace(model.replica, max_num_seqs=most))
-    assert cap.engine_sustainable_rps == pytest.approx(float(changed_rate(capped, "", Fraction(1))), rel=1e-9)
-    assert cap.engine_sustainable_rps <= load(model).sustainable_rps
-
-
-@given(models(), st.floats(1.0, 1e6))
-def test_beyond_full_work_rate_no_equilibrium_is_claimed(model: ServingModel, excess: float) -> None:
-    """Λ > 1: every number of the equilibrium is null, whatever the memory (WAIT Prop. 1)."""
-    work = float(demand(model)["work"])
-    assume(work > 0)
-    found = equilibrium(scaled(model, 1.0001 * excess / work))
-    assert (found.kv_tokens, found.kv_utilization, found.iteration_time_s) == (None, None, None)
-    assert (found.requests_in_flight, found.decode_tokens_per_s, found.prompt_iterations_per_s) == (None,) * 3
-    assert all((c.per_stage, c.in_flight) == (None, None) for c in found.classes)
-    assert load(scaled(model, 1.0001 * excess / work)).load_factor_max < 1
-
-
-@pytest.mark.parametrize(("below_one", "tau"), [(2**-10, 2**10), (2**-30, 2**30), (2**-52, 2**52)])
-def test_the_iteration_time_diverges_as_the_work_rate_reaches_one(below_one: float, tau: float) -> None:
-    """τ* = d0/(1 - Λ), exactly, down to the last float below one; at one there is none."""
-    model = mix_model((0, 1, 1.0), memory=100)
-
-    def at(work: float) -> ServingModel:
-        return replace(model, timing=replace(model.timing, d1=work))
-
-    assert equilibrium(at(1 - below_one)).iteration_time_s == tau
-    assert equilibrium(at(1.0)).iteration_time_s is None
-
-
-@given(models())
-def test_more_memory_never_hurts_and_the_gain_ends_at_the_compute_limit(model: ServingModel) -> None:
-    """α grows with M towards 1/Λ."""
-    alphas = [
-        load(
-            replace(model, replica=replace(model.replica, memory_tokens=model.replica.memory_tokens * k))
-        ).load_factor_max
-        for k in (1, 2, 10, 10**9)
-    ]
-    assert alphas == sorted(alphas)
-    work = float(demand(model)["work"])
-    if work > 1e-3:
-        assert alphas[-1] <= 1 / work * (1 + 1e-12)
-        limit = 10**9 * model.replica.memory_tokens
-        assert alphas[-1] == pytest.approx(
-            1 / (float(demand(model)["held"]) * model.timing.d0 / limit + work), rel=1e-9
-        )
-
-
 @pytest.mark.parametrize(
     ("prefill", "stages", "footprint", "prompt"),
-    [
-        ("disaggregated", 3, 10 * 3 + 6, 0),
-        ("inline", 4, 4 * 10 + 6, 10),
-        ("fused", 3, 10 * 3 + 6, 10),
-    ],
+    [("disaggregated", 3, 10 * 3 + 6, 0), ("inline", 4, 4 * 10 + 6, 10), ("fused", 3, 10 * 3 + 6, 10)],
 )
 def test_each_prefill_convention_has_its_own_stages(
     prefill: str, stages: int, footprint: int, prompt: int
@@ -309,20 +218,6 @@ def test_each_prefill_convention_has_its_own_stages(
     assert model.mix.stages.tolist() == [stages]
     assert model.mix.read.footprint.tolist() == [footprint]
     assert model.mix.prefill_tokens.tolist() == [prompt]
-
-
-def _held(change: Callable[[ServingModel], ServingModel]) -> float:
-    return saturation(change(mix_model((10, 3, 1.0), memory=727))).admissions_per_iteration
-
-
-def test_requests_hold_whole_pages_and_these_take_no_time() -> None:
-    """11, 12 and 13 tokens take a page of 16 each, of which memory has 45; Λ is unchanged."""
-    assert _held(lambda m: m) == pytest.approx(727 / 36)
-    assert _held(lambda m: replace(m, replica=replace(m.replica, block_tokens=16))) == 45 / 3
-    timed = mix_model((10, 3, 1.0))
-    timed = replace(timed, timing=replace(timed.timing, d1=1e-6))
-    paged = replace(timed, replica=replace(timed.replica, block_tokens=16))
-    assert load(timed).work_rate == load(paged).work_rate == pytest.approx(36e-6)
 
 
 def test_the_first_limit_that_is_met_bounds_admissions() -> None:

@@ -13,8 +13,7 @@ from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.gaps import Exponential, Lognormal
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Reuse
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Reuse, Sessions
 from kvplan.simulation import engine, fast_forward
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.fleet import run as fleet_run
@@ -24,7 +23,6 @@ from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, closed, poisson
 from kvplan.simulation.sessions import stream_of_sessions
-from kvplan.simulation.state import Counter
 
 COASTING = ("greedy", "vllm", "vllm-v0", "trtllm-max-utilization", "trtllm-no-evict", "sarathi")
 CHAT = Sessions(
@@ -166,24 +164,6 @@ def test_so_it_is_where_others_act_meanwhile(
         assert same(stretches, iterations)
 
 
-def test_a_livelock_is_the_same_however_often_the_caller_looks_up() -> None:
-    """An answer that never fits, and one on the other replica that is done when the first is given up, or not."""
-    requests = Requests(
-        np.array([0.0, 0.5]), np.array([10, 10]), np.array([12_000, 6000]), np.zeros(2, dtype=np.int64)
-    )
-    model = ServingModel((RequestClass("a", 10, (6000,), (1.0,), 1.0),), Timing(1.0), Replica(10_000))
-    policy = POLICIES["vllm"]
-    setup, _ = policy.prepare(Scenario(model, Plan(), requests, ("a",)), Settings("vllm", {}))
-    pair = [fleet_run.ReplicaGroup(2, model.timing, model.replica, setup)]
-    found = []
-    for steps in (7, 1000, 500_000):
-        with mock.patch.object(fleet_run, "_PLAIN_STEPS", steps):
-            found.append(fleet_run.run(policy.form_batch, requests, pair, Routing.ROUND_ROBIN, compile=False))
-    assert found[-1].ending is Ending.LIVELOCK
-    assert same(found[0], found[-1])
-    assert same(found[1], found[-1])
-
-
 @pytest.mark.parametrize(("compile", "steps"), [(False, 1000), (True, 500_000)])
 def test_a_fleet_looks_up_between_so_many_iterations(compile: bool, steps: int) -> None:
     """Two replicas, an answer each, long enough for four looks: not only when somebody comes."""
@@ -209,35 +189,3 @@ def test_a_fleet_looks_up_between_so_many_iterations(compile: bool, steps: int) 
     )
     assert cut.ending is Ending.INTERRUPTED
     assert cut.iterations <= 2 * (steps + 1)
-
-
-@pytest.mark.parametrize(
-    ("budget", "iterations", "stretches"),
-    [
-        (None, 100, 98),  # the prompt and the first token have iterations of their own
-        (7, 107, 104),  # of eight parts of a prompt of 50 the first and the last have too
-    ],
-)
-def test_most_iterations_of_a_quiet_run_are_in_stretches(
-    monkeypatch: pytest.MonkeyPatch, budget: int | None, iterations: int, stretches: int
-) -> None:
-    """Else nothing would be compared above."""
-    steps = []
-
-    def counted(s: engine.State, limit: int, patience: int) -> None:
-        before = int(s.counter[Counter.ITERATIONS])
-        fast_forward.coast(s, limit, patience)
-        steps.append(int(s.counter[Counter.ITERATIONS]) - before)
-
-    policy = POLICIES["vllm"]
-    monkeypatch.setattr(engine, "coast", counted)
-    engine.bound.cache_clear()
-    lone = Requests(np.array([0.0]), np.array([50]), np.array([100]), np.array([0]))
-    replica = Replica(1000, max_num_batched_tokens=budget)
-    model = ServingModel((RequestClass("a", 50, (100,), (1.0,), 1.0),), Timing(1.0), replica)
-    setup, _ = policy.prepare(Scenario(model, Plan(), lone, ("a",)), Settings("vllm", {}))
-    try:
-        outcome = engine.run(policy.form_batch, lone, model.timing, model.replica, setup, compile=False)
-    finally:
-        engine.bound.cache_clear()
-    assert (outcome.iterations, sum(steps)) == (iterations, stretches)

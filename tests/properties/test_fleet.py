@@ -13,8 +13,7 @@ from tiers import examples
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Hardware, Routing
 from kvplan.model.gaps import Exponential
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.simulation import engine
+from kvplan.model.sessions import Reuse
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.experiments.runner import Job
 from kvplan.simulation.fleet import run as fleet_run
@@ -79,17 +78,6 @@ def test_a_fleet_of_one_is_a_replica_to_the_last_bit(policy: str) -> None:
 AGAIN = replace(CHAT, reuse=Reuse(0.9, 0.8, Exponential(3.0)))
 
 
-def test_a_fleet_of_one_finds_the_same_prefixes() -> None:
-    for model in (
-        replace(MODEL, classes=(AGAIN,)),
-        replace(MODEL, classes=(replace(CHAT, shared=(SharedPrompt(128),)),)),
-    ):
-        alone = simulated(model, Load(requests=200))
-        assert alone.found is not None
-        assert alone.found.hit_tokens.sum() > 0
-        assert not differing(alone, simulated(replace(model, fleet=Fleet(replicas=1)), Load(requests=200)))
-
-
 def sites(
     monkeypatch: pytest.MonkeyPatch, model: ServingModel, load: Load, **given: Any
 ) -> tuple[Outcome, Any]:
@@ -100,29 +88,6 @@ def sites(
         patch.setattr(fleet_run, "_states", lambda *a: seen.extend(states(*a)) or tuple(seen))
         found = simulated(model, load, **given)
     return found, seen[0].request[:, Request.SITE]
-
-
-@pytest.mark.parametrize("routing", [Routing.RANDOM, Routing.ROUND_ROBIN, Routing.SESSION])
-def test_where_the_router_does_not_look_replicas_do_as_if_alone(
-    routing: Routing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = replace(MODEL, classes=(replace(CHAT, rate_rps=16.0),), fleet=Fleet(replicas=4, routing=routing))
-    found, site = sites(monkeypatch, model, Load(requests=300))
-    requests = generate(model, Load(requests=300), 1)
-    assert np.unique(site).tolist() == [0, 1, 2, 3]
-    for replica in range(4):
-        mine = site == replica
-        part = replace(
-            requests,
-            arrival_s=requests.arrival_s[mine],
-            input_tokens=requests.input_tokens[mine],
-            decode_tokens=requests.decode_tokens[mine],
-            class_index=requests.class_index[mine],
-        )
-        job = Job(Settings("vllm", {}), Scenario(replace(model, fleet=None), Plan(), part, ("chat",)))
-        alone = job.run(lambda done: True, None, False)
-        np.testing.assert_array_equal(alone.finish_s, found.finish_s[mine])
-        np.testing.assert_array_equal(alone.evictions, found.evictions[mine])
 
 
 def test_turns_of_a_session_stay_together_and_find_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,15 +348,6 @@ SPANS = st.lists(
 ).map(lambda some: ((0.0, math.inf), *some))
 
 
-def test_replicas_that_are_always_open_are_a_fleet_as_ever() -> None:
-    for routing in Routing:
-        model = replace(
-            MODEL, classes=(replace(CHAT, rate_rps=12.0),), fleet=Fleet(replicas=3, routing=routing)
-        )
-        spans = ((0.0, math.inf),) * 3
-        assert not differing(simulated(model, LOADS[0]), simulated(model, LOADS[0], open_s=spans)), routing
-
-
 @examples(15)
 @given(st.integers(0, 10**6), SPANS, st.sampled_from([2.0, 6.0, 12.0]), st.sampled_from([1200, 6000]))
 def test_replicas_that_come_and_go_do_what_an_obvious_model_of_them_does(
@@ -413,26 +369,6 @@ def test_replicas_that_come_and_go_do_what_an_obvious_model_of_them_does(
     np.testing.assert_allclose(found.finish_s, finish_s, rtol=1e-9)
     assert found.evictions.tolist() == preempted
     np.testing.assert_allclose(found.replica_end_s, last_s, rtol=1e-9)
-
-
-@pytest.mark.parametrize("routing", Routing)
-def test_requests_go_to_replicas_that_take_them(routing: Routing, monkeypatch: pytest.MonkeyPatch) -> None:
-    spans = ((0.0, math.inf), (0.0, 9.0), (3.0, 12.0), (6.0, math.inf), (40.0, 50.0))
-    model = replace(MODEL, classes=(replace(CHAT, rate_rps=12.0),), fleet=Fleet(replicas=2, routing=routing))
-    found, site = sites(monkeypatch, model, Load(requests=300), open_s=spans, policy="greedy")
-    opens_s, closes_s = np.array(spans)[site].T
-    assert (opens_s <= found.arrival_s).all()
-    assert (found.arrival_s < closes_s).all()
-    assert found.finished
-    four = (found.arrival_s > 6) & (found.arrival_s < 9)
-    assert np.bincount(site[four], minlength=5)[:4].min() > 0
-    assert set(np.unique(site)) == {0, 1, 2, 3}, "nobody comes after the fifth opens"
-    for replica in range(4):  # whoever goes is not let go before all that it has is served
-        assert found.replica_end_s is not None
-        assert found.replica_end_s[replica] == found.finish_s[site == replica].max()
-    assert found.replica_end_s[4] == 0
-    if routing is Routing.ROUND_ROBIN:
-        assert np.ptp(np.bincount(site[four], minlength=5)[:4]) <= 1
 
 
 @pytest.mark.parametrize(
@@ -459,14 +395,6 @@ def test_compiled_fleets_leave_the_same_bytes(fleet: Fleet) -> None:
             assert not differing(plain, simulated(model, Load(requests=150), compile=True, open_s=open_s))
 
 
-def test_rows_come_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = replace(MODEL, classes=(replace(CHAT, rate_rps=12.0),), fleet=Fleet(replicas=3))
-    whole = simulated(model, Load(requests=400), seed=2)
-    monkeypatch.setattr(engine, "ROWS", 16)
-    monkeypatch.setattr(fleet_run, "_ROWS", 16)
-    assert not differing(whole, simulated(model, Load(requests=400), seed=2))
-
-
 def test_prompts_that_wait_for_a_link_count_where_the_router_looks() -> None:
     """Else the first replica, whose prompts are always done first, would have all of them wait for its one link."""
     model = replace(
@@ -482,41 +410,3 @@ def test_prompts_that_wait_for_a_link_count_where_the_router_looks() -> None:
         for routing in (Routing.LEAST_REQUESTS, Routing.RANDOM)
     )
     assert 1 < least < random
-
-
-def test_least_requests_is_what_arrivals_and_ends_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = replace(MODEL, classes=(replace(CHAT, rate_rps=16.0),), fleet=Fleet(replicas=4))
-    found, site = sites(monkeypatch, model, Load(requests=300), policy="greedy")
-    for i, now in enumerate(found.arrival_s):
-        here = np.bincount(site[:i][found.finish_s[:i] > now], minlength=4)
-        assert site[i] == np.argmin(here)
-
-
-def test_random_routing_is_a_share_of_the_arrivals_each() -> None:
-    """Of Poisson arrivals each replica sees a Poisson stream: means are those of one at its rate."""
-    load, seeds = Load(requests=4000), range(6)
-    fleet = replace(
-        MODEL, classes=(replace(CHAT, rate_rps=16.0),), fleet=Fleet(replicas=4, routing=Routing.RANDOM)
-    )
-    for figure in (
-        lambda run: run.ttft_s.mean(),
-        lambda run: run.mean_e2e_s,
-        lambda run: run.kv_sum / run.iterations,
-    ):
-        ours, alone = (
-            np.array([figure(simulated(model, load, compile=True, seed=seed)) for seed in seeds])
-            for model in (fleet, MODEL)
-        )
-        sure = 4 * math.sqrt((ours.var(ddof=1) + alone.var(ddof=1)) / len(seeds))
-        assert abs(ours.mean() - alone.mean()) < sure
-
-
-@pytest.mark.parametrize("fleet", [Fleet(replicas=1), Fleet(replicas=3), Fleet(2, 1)])
-def test_who_is_given_up_is_all_that_is_never_done(fleet: Fleet) -> None:
-    """What would have followed them never comes. Behind a prefill replica nobody is given up: they have run."""
-    fast = replace(MODEL, classes=(replace(AGAIN, rate_rps=100.0),), fleet=fleet)
-    found = simulated(fast, Load(requests=150), shed_after=0.1)
-    came = ~np.isnan(found.arrival_s) & (found.arrival_s < math.inf)
-    assert found.ending is Ending.FINISHED
-    assert 0 < np.count_nonzero(found.shed) < np.count_nonzero(came) < came.size
-    assert np.array_equal(came & np.isnan(found.finish_s), found.shed)

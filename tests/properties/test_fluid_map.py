@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from every import every
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import SlowMap
@@ -137,59 +136,6 @@ def test_the_map_does_what_explicit_layers_do(mixture: Mixture, data: st.DataObj
     agree(mixture, mixture.filling(data.draw(cohorts(mixture.size)), fill), 8 * mixture.size)
 
 
-@every("page", [1, 3])
-@every(
-    "rows",
-    [
-        ((11, 10, 3, 67), (3, 3, 2, 8), (8, 10, 1, 25)),
-        ((8, 3, 4, 1), (3, 3, 2, 11), (11, 1, 9, 64), (4, 1, 7, 24)),
-    ],
-)
-def test_what_has_come_back_is_evicted_again_before_it_is_as_old_as_it_was(
-    rows: tuple[tuple[int, int, int, int], ...], page: int
-) -> None:
-    """Of a layer that has come back, short requests are missing at stages that they do not outlast, too."""
-    mixture = Mixture(rows, 1e4, page)
-    agree(mixture, mixture.filling([1.0] + [0.0] * (mixture.size - 1), 1.0), 100)
-
-
-@given(mixtures(), st.data())
-def test_memory_and_seats_are_never_exceeded_and_no_evicting_iteration_admits(
-    mixture: Mixture, data: st.DataObject
-) -> None:
-    """In flight grows by what is admitted less what completes or is evicted: never by anything where that evicts."""
-    masses = mixture.filling(data.draw(cohorts(mixture.size)), 1.0)
-    history = run(mixture.fast(), masses, 8 * mixture.size)
-    before = mixture.slow(masses)
-    assert history.held_tokens.max() <= mixture.capacity * (1 + 2e-12)
-    assert history.in_flight.max() <= mixture.seats * (1 + 1e-11)
-    requests = mixture.capacity / min(w[0] for w in mixture.weights)
-    in_flight = np.concatenate([[before.in_flight()], history.in_flight])
-    admitted = np.diff(in_flight) + history.completed + history.evicted
-    assert admitted.min() >= -1e-11 * requests
-    assert np.minimum(admitted, history.evicted).max() <= 1e-11 * requests
-
-
-@given(mixtures(max_stages=6), st.data())
-def test_nothing_is_lost(mixture: Mixture, data: st.DataObject) -> None:
-    """In exact fractions, row by row: what has come in and has not completed is in flight or waits to rejoin.
-
-    What comes in fresh has the composition of the traffic, so the rows are in its proportions in the long run.
-    """
-    shares = [Fraction(row[3], sum(r[3] for r in mixture.rows)) for row in mixture.rows]
-    weights = [[Fraction(w) for w in ws] for ws in mixture.weights]
-    raw = data.draw(cohorts(mixture.size))
-    masses = [Fraction(m) for m in mixture.filling(raw, 1.0).tolist()]
-    slow = SlowMap.of_cohorts(weights, shares, Fraction(mixture.capacity), masses)
-    there = [sum(row) for row in slow.by_stage()]
-    for _ in range(2 * mixture.size):
-        step = slow.step()
-        fresh = [a - b for a, b in zip(step.admitted, step.returned, strict=True)]
-        assert all(n * shares[0] == fresh[0] * p for n, p in zip(fresh, shares, strict=True))
-        there = [n + f - c for n, f, c in zip(there, fresh, step.completed, strict=True)]
-        assert there == [sum(row) + n for row, n in zip(slow.by_stage(), slow.pooled(), strict=True)]
-
-
 @given(mixtures(max_stages=8), st.data())
 @examples(8)
 def test_every_row_completes_in_proportion_in_the_long_run(mixture: Mixture, data: st.DataObject) -> None:
@@ -212,37 +158,6 @@ def test_every_row_completes_in_proportion_in_the_long_run(mixture: Mixture, dat
     for p, rate in zip(mixture.shares, rates, strict=True):
         assert p * rate == pytest.approx(p * history.throughput.mean(), abs=ahead)
     assert history.completed.mean() == pytest.approx(history.throughput.mean(), abs=len(rates) * ahead)
-
-
-@given(mixtures())
-def test_the_fixed_point_stays(mixture: Mixture) -> None:
-    """n* at every stage: every iteration completes n* and evicts nothing, for as long as rounding allows."""
-    system, size = mixture.fast(), mixture.size
-    stages = sum(p * n for p, (n, *_) in zip(mixture.shares, mixture.rows, strict=True))
-    n_star = min(mixture.capacity / mixture.footprint, mixture.seats / stages)
-    assert system.eviction_free_throughput == pytest.approx(n_star, rel=1e-12)
-    history = run(system, np.full(size, n_star), size)
-    assert history.throughput == pytest.approx(np.full(size, n_star), rel=1e-7)
-    assert history.completed == pytest.approx(np.full(size, n_star), rel=1e-7)
-    assert history.evicted == pytest.approx(np.zeros(size), abs=1e-7 * n_star)
-
-
-@given(mixtures())
-def test_collapsed_starts_fill_memory_or_the_seats(mixture: Mixture) -> None:
-    """A disturbed equilibrium, everybody at stage 0, and pulses: one of the two is full to the last request."""
-    starts = collapsed_starts(mixture.fast())
-    for masses in starts:
-        slow = mixture.slow(masses)
-        assert masses.min() >= 0
-        assert max(slow.memory() / mixture.capacity, slow.in_flight() / mixture.seats) == pytest.approx(1)
-    lengths = [n for n, *_ in mixture.rows]
-    mean = sum(p * n for p, n in zip(mixture.shares, lengths, strict=True))
-    periods = {math.gcd(*lengths), min(lengths), round(mean), mixture.size // 2, mixture.size} - {0, 1}
-    found = {tuple(np.flatnonzero(masses)) for masses in starts}
-    assert all(tuple(range(0, mixture.size, period)) in found for period in periods)
-    disturbed = starts[0] / starts[0].mean()
-    assert np.abs(disturbed - 1).max() <= 0.4
-    assert np.ptp(disturbed) > 0.05 or mixture.size < 3
 
 
 def compositions(total: int) -> Iterator[tuple[int, ...]]:
@@ -293,16 +208,6 @@ def test_every_gap_vector_gives_the_cycle_of_sic_equation_25(decode: int, input_
         assert find_period(history.completed, 1e-7) == rotation_period(gaps)
 
 
-@every(("decode", "input_tokens"), [(2, 0), (3, 2), (5, 1), (8, 40), (13, 7)])
-def test_from_empty_one_class_falls_into_its_worst_cycle(decode: int, input_tokens: int) -> None:
-    """One cohort, x_w = M/(d(s + d)), once every d iterations."""
-    found = find_attractor(lone(decode, input_tokens + 1.0, 840.0), np.zeros(decode))
-    x = 840 / (decode * (input_tokens + decode))
-    assert found.throughput == pytest.approx(x, rel=1e-9)
-    assert found.evictions == pytest.approx(x * (decode - 1) / (input_tokens + 1), rel=1e-9)
-    assert (found.period, found.settled) == (decode, True)
-
-
 @given(mixtures(), st.data())
 def test_compiled_and_plain_loop_agree_to_the_last_bit(mixture: Mixture, data: st.DataObject) -> None:
     """One function, once in Python on lists, once compiled on arrays."""
@@ -312,71 +217,6 @@ def test_compiled_and_plain_loop_agree_to_the_last_bit(mixture: Mixture, data: s
     fast = run(system, masses, 8 * mixture.size, compile_above=COMPILED)
     for a, b in zip(plain, fast, strict=True):
         assert a.tolist() == b.tolist()
-
-
-def test_long_runs_are_compiled_and_a_run_leaves_its_start_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where compiling pays the compiled loop is used, with the same result as far as the short run goes."""
-    system = Mixture(((4, 9, 9, 1), (6, 3, 3, 1)), 1000.0).fast()
-    start = collapsed_starts(system)[0]
-    before = start.copy()
-    short = run(system, start, 123)
-    monkeypatch.setattr(module, "iterate", None)  # the plain loop
-    long = run(system, start, 1001)
-    assert (start == before).all()
-    assert long.completed[:123].tolist() == short.completed.tolist()
-
-
-@pytest.mark.parametrize("compile_above", [PLAIN, COMPILED])
-def test_a_run_that_needs_more_room_for_layers_finds_it(
-    compile_above: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With room for one layer a stage at first, too little for 24 rows: the same run."""
-    mixture = Mixture(tuple((n, 1 + 7 * n % 5, n, 1 + n % 3) for n in range(1, 25)), 1e4)
-    start = collapsed_starts(mixture.fast())[-1]
-    roomy = run(mixture.fast(), start, 800, compile_above=compile_above)
-    monkeypatch.setattr(module, "_LAYERS", 1)
-    calls = []
-    prepared = module._prepared
-    monkeypatch.setattr(module, "_prepared", lambda *given: calls.append(given[3]) or prepared(*given))
-    tight = run(mixture.fast(), start, 800, compile_above=compile_above)
-    assert calls[:2] == [24, 48]
-    for a, b in zip(roomy, tight, strict=True):
-        assert a.tolist() == b.tolist()
-
-
-@pytest.mark.parametrize("compile_above", [PLAIN, COMPILED])
-def test_a_run_whose_layers_move_too_often_ends_sooner_and_is_not_settled(compile_above: int) -> None:
-    """Disturbed, two lengths with many evictions in each iteration: so many moves are over before the iterations."""
-    system = Mixture(((50, 20, 9, 1), (90, 3, 3, 1)), 1e4).fast()
-    start = collapsed_starts(system)[0]
-    whole = run(system, start, 2000, compile_above=compile_above)
-    short = run(system, start, 2000, max_steps=4000, compile_above=compile_above)
-    size = short.completed.size
-    assert 20 < size < 1000
-    for a, b in zip(whole, short, strict=True):
-        assert a[:size].tolist() == b.tolist()
-    assert not find_attractor(system, start, max_steps=60_000).settled
-    assert find_attractor(system, start).settled
-
-
-@given(
-    st.lists(st.sampled_from([0.0, 1.0, 2.5, 4.0]), min_size=1, max_size=12),
-    st.integers(0, 11),
-    st.integers(40, 90),
-)
-def test_the_period_found_is_the_smallest(pattern: list[float], lead: int, length: int) -> None:
-    """Against the obvious search over every shift, with a start that does not repeat."""
-    series = np.concatenate([np.arange(lead) + 10.0, np.tile(pattern, length)[:length]])
-    half = series.size // 2
-    expected = next(
-        (
-            shift
-            for shift in range(1, half + 1)
-            if all(series[i] == series[i - shift] for i in range(half, series.size))
-        ),
-        None,
-    )
-    assert find_period(series, 1e-9) == expected
 
 
 @given(mixtures(common=3, max_stages=12), st.integers(0, 2**32 - 1))
@@ -416,13 +256,3 @@ def test_the_budget_of_a_run_is_kept_and_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "MAX_STEPS", 300 * 3)
     found = find_attractor(system, start)
     assert (found.iterations, found.settled) == (300 // 4, False)
-
-
-@given(mixtures(max_stages=6), st.sampled_from([0.25, 16.0, 1024.0]))
-@examples(5)
-def test_the_map_has_no_scale_of_its_own(mixture: Mixture, memory: float) -> None:
-    """So many times the memory and the seats: so many times everything, and the same iterations."""
-    larger = mixture._replace(capacity=memory * mixture.capacity, seats=memory * mixture.seats)
-    start = collapsed_starts(mixture.fast())[-1]
-    one, many = find_attractor(mixture.fast(), start), find_attractor(larger.fast(), memory * start)
-    assert one.of_memory(memory) == many

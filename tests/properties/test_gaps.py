@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,17 +55,3 @@ def test_they_add_up_to_what_passes_from_the_first_token_to_the_last(
     else:
         assert outcome.gap_histogram.sum() >= tokens
     assert outcome.gap_sum_s == pytest.approx(math.fsum(outcome.finish_s - outcome.first_token_s), rel=1e-9)
-
-
-def test_where_nobody_waits_a_gap_is_an_iteration() -> None:
-    """One request after the other, each alone: τ = d0 + d1·(KV tokens) + d3."""
-    timing = Timing(0.01, 1e-5, 0.0, 1e-3)
-    one = RequestClass("a", 100, (50,), (1.0,), 1e-3)
-    model = ServingModel((one,), timing, Replica(1_000))
-    load = Load(kind=Arrivals.POISSON, requests=5)
-    found = study.study(model, Plan(), load, options.chosen(["vllm"], []), [0], compile=False, threads=1)
-    gaps = np.sort(np.tile([timing(100 + k, 0, 1) for k in range(1, 50)], 5))
-    itl = found.results[0].itl_s
-    assert itl.mean == pytest.approx(gaps.mean(), rel=1e-3)
-    assert itl.p50 == pytest.approx(np.quantile(gaps, 0.5), rel=3e-3)
-    assert itl.p99 == pytest.approx(np.quantile(gaps, 0.99), rel=3e-3)

@@ -12,7 +12,6 @@ from strategies import one_class
 from tiers import examples
 
 from kvplan.analysis.hindsight import Instance, Metric, hindsight
-from kvplan.errors import UsageError
 from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation import engine
 from kvplan.simulation.experiments.hindsight_bound import instance, study_bounds
@@ -98,27 +97,6 @@ def test_the_least_latency_is_that_of_an_enumeration_of_start_times(case: Small)
     assert found.bound == found.value == pytest.approx(least / len(case.rows))
 
 
-@examples(7)
-@given(case=small(3, whole=True).filter(lambda case: sum(d for _, _, d in case.rows) <= 6))
-def test_where_evictions_lose_no_stages_the_bound_holds_for_any_slots_of_the_stages(case: Small) -> None:
-    end = int(max(a for a, _, _ in case.rows)) + sum(d for _, _, d in case.rows)
-    slots = [itertools.combinations(range(int(a), end), d) for a, _, d in case.rows]
-    least = min(
-        sum(run[-1] + 1 - a for run, (a, _, _) in zip(runs, case.rows, strict=True))
-        for runs in itertools.product(*slots)
-        if all(
-            sum(s + 1 + run.index(t) for run, (_, s, _) in zip(runs, case.rows, strict=True) if t in run)
-            <= case.memory
-            for t in range(end)
-        )
-    )
-    found = hindsight(case.instance()._replace(evicted_go_on=True), Metric.LATENCY)
-    assert found.bound <= least / len(case.rows) + 1e-9
-    assert found.value is not None
-    assert found.value >= least / len(case.rows) - 1e-9
-    assert found.proven == (found.bound == pytest.approx(found.value))
-
-
 def ran(
     name: str, case: Small, prefill: Prefill, horizon_s: float | None
 ) -> tuple[Requests, Replica, Outcome]:
@@ -152,57 +130,6 @@ def test_no_policy_surpasses_hindsight(name: str, case: Small, prefill: Prefill,
     assert np.count_nonzero(finished) <= hindsight(known, Metric.COMPLETED, horizon=horizon).bound
     tokens = int(requests.decode_tokens[finished].sum())
     assert tokens <= hindsight(known, Metric.DECODE_TOKENS, horizon=horizon).bound
-
-
-def test_an_engine_that_goes_on_after_an_eviction_is_faster_than_any_run_without() -> None:
-    """Three of four run together in memory for 12 tokens; the fourth is evicted with 3, and done an iteration later."""
-    case = Small([(0.0, 0, 4)] * 4, memory=4)
-    requests, replica, outcome = ran("sarathi", case, Prefill.FUSED, None)
-    known = instance(requests, Timing(1.0), replica, as_engine=True)
-    mean = float(np.mean(outcome.finish_s))
-    assert mean == 4.25
-    assert hindsight(known._replace(evicted_go_on=False), Metric.LATENCY).bound == 5.0
-    assert hindsight(known, Metric.LATENCY).bound == pytest.approx(mean)
-
-
-def test_hindsight_is_better_than_greedy_where_it_pays_to_wait() -> None:
-    """The long request first blocks ten short ones; hindsight lets them go before."""
-    case = Small([(0.0, 9, 5), *[(0.0, 4, 1)] * 6], memory=15)
-    requests, replica, outcome = ran("greedy", case, Prefill.DISAGGREGATED, None)
-    found = hindsight(instance(requests, Timing(1.0), replica), Metric.LATENCY)
-    assert found.bound < float(np.mean(outcome.finish_s - outcome.arrival_s))
-
-
-@pytest.mark.parametrize(("metric", "horizon"), [(Metric.LATENCY, None), (Metric.COMPLETED, 40)])
-def test_a_bound_that_is_not_proven_optimal_is_still_one(metric: Metric, horizon: int | None) -> None:
-    rng = np.random.default_rng(3)
-    inputs, decode = rng.integers(0, 20, 30), rng.integers(1, 9, 30)
-    many = Instance(np.zeros(30), decode, inputs + 1, decode, capacity=60)
-    hurried = hindsight(many, metric, horizon=horizon, nodes=0)
-    assert not hurried.proven
-    some = hindsight(many, metric, horizon=horizon, nodes=100)
-    assert some.value is not None
-    if metric is Metric.LATENCY:
-        assert float(decode.mean()) - 1e-9 <= hurried.bound <= some.value
-    else:
-        assert some.value <= hurried.bound <= 30
-
-
-def test_what_cannot_be_bounded_is_refused() -> None:
-    one = Instance(np.zeros(1), np.array([3]), np.array([4]), np.array([3]), capacity=5)
-    with pytest.raises(UsageError, match="can never fit"):
-        hindsight(one, Metric.LATENCY)
-    long = Instance(np.zeros(9), np.full(9, 3000), np.full(9, 4), np.full(9, 3000), capacity=10**6)
-    with pytest.raises(UsageError, match="at most 20,000"):
-        hindsight(long, Metric.LATENCY)
-    none_done = hindsight(one._replace(capacity=9), Metric.COMPLETED, horizon=2)
-    assert (none_done.bound, none_done.starts) == (0.0, (None,))
-    model = ServingModel((one_class(3, 2),), Timing(1.0), Replica(10))
-    with pytest.raises(UsageError, match="closed loop"):
-        study_bounds(model, Load(Arrivals.CLOSED, 4, concurrency=2), ["greedy"], [0])
-    slower = ServingModel(model.classes, Timing(1.0, d1=1e-3), model.replica)
-    with pytest.raises(UsageError, match="equally long"):
-        study_bounds(slower, Load(Arrivals.SATURATED, 4), ["greedy"], [0])
 
 
 def test_rates_of_a_study_are_bounded_per_second_and_where_an_engine_runs_by_its_way_to_count() -> None:

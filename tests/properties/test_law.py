@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import at_night
 
-from kvplan import simulate, sweep
+from kvplan import simulate
 from kvplan.analysis import equilibrium
-from kvplan.analysis.stability import stability
-from kvplan.analysis.worst_cycle import worst_cycle
 from kvplan.model import (
     ArrivalProcess,
     Engine,
@@ -39,9 +37,8 @@ from kvplan.model.fleet import Fleet
 from kvplan.model.gaps import Exponential
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
-from kvplan.model.offload import Offload
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.model.sessions import Sessions
+from kvplan.model.replica import Offload
+from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, Report, plain, to_document
@@ -50,7 +47,7 @@ from kvplan.report.explain import ground, values_of
 from kvplan.report.keys import CONTRACT
 from kvplan.report.quantities import QUANTITIES
 from kvplan.simulation.experiments import options, study
-from kvplan.simulation.experiments.load import Arrivals, Load
+from kvplan.simulation.experiments.load import Load
 
 timings = st.builds(
     Timing,
@@ -119,19 +116,6 @@ def test_the_tangent_touches_the_mean_law_from_there_on(
         assert slope == pytest.approx(touching.per_sequence_s, rel=1e-2, abs=1e-9)
 
 
-@given(prompts, st.floats(-500.0, 20_000.0))
-def test_the_mean_of_a_convex_law_is_above_its_value_at_the_mean(law: Prompts, level: float) -> None:
-    """At least what the prompts of one length make of it by themselves, the others at their mean (Jensen)."""
-    assert law.excess(level) <= law.mean + max(0.0, -level) + 1e-9 * (1 + abs(level))
-    for count, tokens in zip(law.count, law.tokens, strict=True):
-        others = law.mean - count * tokens
-        chance, least = math.exp(-count), 0.0
-        for k in range(120):  # more than come at 20 on average
-            least += chance * max(k * tokens + others - level, 0.0)
-            chance *= count / (k + 1)
-        assert law.excess(level) >= least * (1 - 1e-9) - 1e-7
-
-
 @every("level", [0.5, 40.0, 256.0, 900.0, 4000.0])
 def test_prompts_exceed_a_level_as_often_as_drawn_ones(level: float) -> None:
     law = Prompts(np.array([0.7, 0.2, 3.0]), np.array([500.0, 2000.0, 37.0]))
@@ -141,35 +125,6 @@ def test_prompts_exceed_a_level_as_often_as_drawn_ones(level: float) -> None:
     assert law.excess(level) == pytest.approx(above.mean(), abs=5 * above.std() / 632)
     if level != 0.5:  # between two lattice points the step itself is smeared
         assert law.exceeds(level) == pytest.approx((drawn > level).mean(), abs=0.02)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from([0.0, 1e-9, 0.01, 3.0]), st.sampled_from([0.1, 1.0, 7.0]), st.floats(-50, 9000)
-        ),
-        min_size=1,
-        max_size=5,
-    ),
-    st.sampled_from([math.inf, 500.0, 5.0]),
-)
-def test_states_all_at_once_are_states_one_by_one(
-    rows: list[tuple[float, float, float]], most: float
-) -> None:
-    tokens = np.array([300.0, 1500.0])
-    level = np.array([level for *_, level in rows])
-    count = np.array([[one, one * ratio] for one, ratio, _ in rows])
-    at_once = Prompts(count, tokens, most=np.full(len(rows), most)).excess(level)
-    one_by_one = [
-        Prompts(own, tokens, most).excess(at) for own, at in zip(count, level.tolist(), strict=True)
-    ]
-    assert at_once == pytest.approx(one_by_one, rel=1e-12, abs=1e-8)  # of levels of thousands
-
-
-def test_prompts_beyond_what_an_iteration_computes_wait_for_the_next() -> None:
-    law = Prompts(np.array([0.1]), np.array([10_000.0]))
-    assert Prompts(law.count, law.tokens, most=2_000.0).excess(500.0) < law.excess(500.0)
-    assert Prompts(law.count, law.tokens, most=1_000.0).excess(500.0) >= law.mean - 500.0
 
 
 # ------------------------------------------------------------------------------- the law and who depends on it
@@ -240,45 +195,6 @@ def test_the_equilibrium_is_where_the_law_meets_the_arrivals(
         assert law(below) >= below * (1 - 1e-9)
 
 
-def test_a_load_far_beyond_a_convex_law_has_no_equilibrium() -> None:
-    model = replace(profile().model, timing=Timing(0.0145, 2.5e-7, 8.5e-5, d5=1e-4, knee_tokens=256))
-    for factor in (1.001, 1.1, 2.0, 1e3, 1e9):
-        beyond = at_rate(model, factor * equilibrium.sustainable_rate(model)[1])
-        tau = equilibrium.iteration_time(beyond)
-        kv = equilibrium.equilibrium(beyond).kv_tokens
-        assert tau is None or (kv is not None and kv > model.replica.memory_tokens), factor
-
-
-def test_a_worst_cycle_counts_the_prompts_of_a_pulse_at_once() -> None:
-    """One length: 60 iterations, the prompts of all in the first. Whole requests, simulated, take as long."""
-    alone = (RequestClass("a", 400, (60,), (1.0,), 1.0),)
-    model = ServingModel(alone, Timing(0.01, d2=2e-6, d5=2e-5, knee_tokens=2048), Replica(300_000))
-    cycle = worst_cycle(model, stability(model), None)
-    found = study.study(
-        model,
-        Plan(),
-        Load(Arrivals.SATURATED, requests=20_000),
-        options.chosen(["greedy"], []),
-        [0],
-    ).results[0]
-    assert found.throughput_per_iteration == pytest.approx(cycle.throughput_per_iteration, rel=0.03)
-    assert found.throughput_rps == pytest.approx(cycle.throughput_rps, rel=0.05)
-
-
-def test_of_a_convex_law_fewer_requests_at_a_time_may_be_served_faster() -> None:
-    """Past the knee every token takes 60 µs more than before: full memory is then not the fastest."""
-    model = profile().model
-    steep = replace(model, timing=replace(model.timing, d5=6e-5))
-    found = equilibrium.sustainable_rate(steep)[1]
-    assert found > equilibrium.saturation(steep).throughput_rps * 1.005
-    cost = equilibrium.per_request(steep)
-    held = np.linspace(1_000, 500_000, 2_000)
-    rates = [
-        equilibrium._rate_using(steep.mix, steep.timing, steep.replica, cost, kv, cost.held) for kv in held
-    ]
-    assert found == pytest.approx(max(rates), rel=1e-4)
-
-
 @pytest.mark.parametrize("share", [0.3, 0.6, *at_night(0.9)])
 def test_simulated_iterations_last_as_long_as_the_equilibrium_says(share: float) -> None:
     """With every term of the law set, within 3 % and the interval of the simulation."""
@@ -298,27 +214,6 @@ def test_simulated_iterations_last_as_long_as_the_equilibrium_says(share: float)
     assert run.iteration_time_s == pytest.approx(
         found.iteration_time_s, abs=0.03 * found.iteration_time_s + width / 2
     )
-
-
-def test_a_sweep_has_the_same_bits_as_one_report_after_the_other() -> None:
-    bent = profile()
-    keys = [
-        "load.sustainable_rps",
-        "equilibrium.iteration_time_s",
-        "saturation.throughput_rps",
-        "wait.kv_tokens",
-    ]
-    found = sweep(bent, {"timing.d4": ["0 ms", "1 ms"], "timing.d5": ["0 us", "40 us"]}, keys)
-    for i, (d4, d5) in enumerate(zip(found["timing.d4"], found["timing.d5"], strict=True)):
-        model = replace(bent.model, timing=replace(bent.model.timing, d4=float(d4), d5=float(d5)))
-        report = report_of(model, name="", sha256="")
-        expected = [
-            report.load.sustainable_rps,
-            report.equilibrium.iteration_time_s,
-            report.saturation.throughput_rps,
-            report.wait.kv_tokens,
-        ]
-        assert [found[key][i] for key in keys] == expected
 
 
 # ---------------------------------------------------------------------------- every field reaches every figure

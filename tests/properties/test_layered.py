@@ -16,7 +16,7 @@ from tiers import examples
 
 from kvplan.analysis.equilibrium import equilibrium, saturation
 from kvplan.analysis.fluid_map import FluidMap, collapsed_starts, fluid_map, run
-from kvplan.analysis.worst_cycle import CycleKind, pulse_cycle
+from kvplan.analysis.worst_cycle import CycleKind
 from kvplan.model import FloatArray, Plan, Replica, RequestClass, ServingModel, TabledWeights, Timing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.report.assembly import Analyses
@@ -104,10 +104,7 @@ GIVES_WAY = Case(  # a prompt that goes on waits for a page, and the only one wh
     Requests(np.zeros(2), np.array([0, 6]), np.array([13, 12]), np.zeros(2, dtype=np.int64)),
     Timing(1.0, d1=0.01, d2=0.02),
     Replica(
-        308,
-        4,
-        max_num_batched_tokens=8,
-        layout=KvLayout((Layers(WINDOW, 1, 16, 14), Layers(FULL, 1, 16)), 4),
+        308, 4, max_num_batched_tokens=8, layout=KvLayout((Layers(WINDOW, 1, 16, 14), Layers(FULL, 1, 16)), 4)
     ),
     {"swa_full_tokens_ratio": (0.1,), "conservativeness": (0.0,), "max_new": (30.0,) * small_runs.CLASSES},
 )
@@ -118,12 +115,6 @@ GIVES_WAY = Case(  # a prompt that goes on waits for a page, and the only one wh
 @examples(60)
 def test_windows_have_a_pool_of_their_own_in_sglang(case: Case) -> None:
     agree("sglang", case, small_runs.run("sglang", case))
-
-
-@given(two_pools())
-@examples(5)
-def test_compiled_and_plain_runs_with_two_pools_leave_the_same_bytes(case: Case) -> None:
-    assert bytes_of(small_runs.run("sglang", case)) == bytes_of(small_runs.run("sglang", case, compile=True))
 
 
 # ------------------------------------------------------------------------------------------------ the fluid map
@@ -183,27 +174,6 @@ def test_the_map_of_any_weights_does_what_explicit_layers_do(given: Tables, comp
             assert history.read_tokens[t] == pytest.approx(read, rel=1e-6, abs=1e-6)
 
 
-@given(tables(rising=True), st.integers(1, 5))
-def test_pulses_of_rising_weights_are_those_of_the_map(given: Tables, common: int) -> None:
-    """Admitted every g iterations: x = M/(g·Σ_j W_(g-1+jg)), the map from its own state stays there."""
-    rows = tuple((common * max(1, n // common), kind, parts) for n, kind, parts in given.rows)
-    longest = max(n for n, *_ in rows)
-    stretched = [np.cumsum(np.resize(h, longest)).tolist() for h in given.held]
-    given = Tables(rows, tuple(map(tuple, stretched)), tuple(tuple(map(float, h)) for h in stretched))
-    system = given.fast()
-    g = math.gcd(*(n for n, *_ in rows))
-    cycle = pulse_cycle(system.weights, system.read, system.share, system.prompt, 1000.0)
-    weights = [
-        sum(p * given.held[k][j] for (n, k, _), p in zip(rows, given.share, strict=True) if n > j)
-        for j in range(longest)
-    ]
-    assert cycle.throughput == pytest.approx(1000 / (g * sum(weights[g - 1 :: g])), rel=1e-9)
-    masses = np.where(np.arange(longest) % g == g - 1, g * cycle.throughput, 0.0)
-    history = run(system, masses, longest)  # rounding grows where the pulses are unstable
-    assert history.completed.sum() == pytest.approx(longest * cycle.throughput, rel=1e-9)
-    assert history.evicted.sum() == pytest.approx(longest * cycle.evictions, abs=1e-6)
-
-
 # --------------------------------------------------------------------------------------------------- the report
 
 
@@ -216,18 +186,6 @@ def model(layout: KvLayout, blocks: int, rate: float, *lengths: int) -> ServingM
 
 
 WINDOWS = KvLayout((Layers(WINDOW, 5, 64, 100), Layers(FULL, 1, 64)), 1)
-
-
-def test_what_never_grows_evicts_nobody() -> None:
-    """Beyond its window, and within one giant page, a request weighs the same to the end: nothing is lost."""
-    only = KvLayout((Layers(WINDOW, 4, 64, 100),), 1)
-    states = KvLayout((Layers(STATE, 4, 640), Layers(FULL, 2, 64)), 1024)
-    for layout, blocks in ((only, 5000), (states, 200)):
-        found = Analyses(model(layout, blocks, 1.0, 40, 80), Plan())
-        said = found.worst_cycle
-        assert (said.kind, said.loss, said.evictions_per_iteration) == (CycleKind.NONE, 0, 0)
-        assert all(one.loss == one.evictions_per_iteration == 0 for one in said.classes)
-        assert found.sources["stability"].kind == found.sources["worst_cycle"].kind == "theorem"
 
 
 NO_SPIKE = KvLayout((Layers(WINDOW, 5, 64, 350), Layers(FULL, 1, 64)), 1)
@@ -258,24 +216,6 @@ def test_what_never_falls_has_closed_forms(layout: KvLayout, held: Callable[[int
     two = Analyses(model(layout, 40_000, 1.0, 40, 80), Plan()).worst_cycle
     assert (two.kind, two.period) == (CycleKind.PULSE, 40)
     assert two.throughput_per_iteration == pytest.approx(memory / (40 * (middle + last / 2)), rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        KvLayout((Layers(CHUNK, 3, 64, 64), Layers(FULL, 1, 64)), 1),
-        KvLayout((Layers(WINDOW, 5, 64, 350), Layers(FULL, 1, 64)), 16),  # a page that a window frees
-        WINDOWS,  # the prompt's spike
-    ],
-)
-def test_what_falls_has_none(layout: KvLayout) -> None:
-    for lengths in ((80,), (40, 80)):
-        found = Analyses(model(layout, 4000, 1.0, *lengths), Plan())
-        said = found.worst_cycle
-        assert (said.kind, found.sources["worst_cycle"].kind) == (CycleKind.SIMULATED, "simulated")
-        assert said.iterations is not None
-        assert 0 < said.throughput_per_iteration < found.saturation.admissions_per_iteration
-        assert [one.kind for one in said.classes] == [None]
 
 
 @pytest.mark.parametrize("load", [0.4, 0.75])

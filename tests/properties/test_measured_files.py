@@ -8,17 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from result_files import (
-    FORWARD_PASS,
-    INFERENCEMAX,
-    PHASE,
-    SGLANG,
-    VLLM,
-    aiperf,
-    guidellm,
-    report,
-    stage,
-)
+from result_files import FORWARD_PASS, INFERENCEMAX, PHASE, SGLANG, VLLM, aiperf, guidellm, report, stage
 from tiers import examples
 
 from kvplan.errors import UsageError

@@ -1,6 +1,5 @@
 """Figures against slow exact ones, and how often intervals from one run cover the truth."""
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -17,13 +16,7 @@ from hypothesis import strategies as st
 from runs import NAN, a_run, a_series, one_server
 
 from kvplan.model import FloatArray
-from kvplan.simulation.intervals import (
-    Interval,
-    mean_half_width,
-    over_runs,
-    quantile_interval,
-    ratio_half_width,
-)
+from kvplan.simulation.intervals import Interval, mean_half_width, over_runs, quantile_interval
 from kvplan.simulation.metrics import PolicyResult, policy_result
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.requests import Requests
@@ -126,34 +119,6 @@ def test_latencies_are_those_of_a_slow_recomputation(run: tuple[Requests, Outcom
                 )
 
 
-@given(st.lists(runs(), min_size=1, max_size=3), st.booleans(), st.sampled_from([None, 500.0]))
-def test_numbers_are_finite_or_none_and_lie_in_their_intervals(
-    several: list[tuple[Requests, Outcome]], saturated: bool, horizon_s: float | None
-) -> None:
-    result = result_of(*several, names=("a", "b"), saturated=saturated, horizon_s=horizon_s)
-    document = asdict(result)
-    json.dumps(document, allow_nan=False)
-    for key, interval in result.ci95.items():
-        value = document
-        for part in key.split("."):
-            value = value[part]
-        if interval is not None:
-            assert interval[0] < interval[1]
-            slack = 1e-9 * (1 + abs(value))
-            assert 0 <= interval[0] <= value + slack
-            assert value - slack <= interval[1]
-
-
-@given(st.lists(runs(), min_size=2, max_size=4), st.randoms())
-def test_the_order_of_the_seeds_does_not_matter(several: list[tuple[Requests, Outcome]], random: Any) -> None:
-    shuffled = random.sample(several, len(several))
-    one, other = (asdict(result_of(*order, names=("a", "b"))) for order in (several, shuffled))
-    for key, interval in one.pop("ci95").items():
-        assert other["ci95"][key] == (None if interval is None else pytest.approx(interval))
-    other.pop("ci95")
-    assert one == other
-
-
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30))
 def test_the_interval_over_runs_is_the_textbook_one(values: list[float]) -> None:
     from scipy import stats
@@ -166,25 +131,6 @@ def test_the_interval_over_runs_is_the_textbook_one(values: list[float]) -> None
         return
     expected = (max(mean - half_width, 0.0), mean + half_width)
     assert over_runs(values) == pytest.approx(expected, rel=1e-9, abs=1e-6)
-
-
-@given(st.lists(st.integers(0, 500), min_size=1, max_size=300), st.integers(1, 40))
-def test_the_99th_percentile_of_memory_is_the_top_of_its_bin(held: list[int], bin_tokens: int) -> None:
-    bins = np.bincount(np.array(held) // bin_tokens)
-    run = a_run([], [], [], iterations=len(held), kv_histogram=bins, bin_tokens=bin_tokens, kv_peak=max(held))
-    exact = sorted(held)[math.ceil(Fraction(99, 100) * len(held)) - 1]
-    found = result_of(run).kv_tokens.p99
-    assert found == min(max(held), exact // bin_tokens * bin_tokens + bin_tokens - 1)
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 1e3), st.floats(0.1, 10)), min_size=2, max_size=30), st.floats(1e-3, 1e3)
-)
-def test_half_widths_scale_with_the_amounts(batches: list[tuple[float, float]], factor: float) -> None:
-    amounts, sizes = np.array(batches).T
-    width, scaled = ratio_half_width(amounts, sizes), ratio_half_width(factor * amounts, sizes)
-    assert width is not None
-    assert scaled == pytest.approx(factor * width, rel=1e-6, abs=1e-6 * factor)
 
 
 # -- coverage ---------------------------------------------------------------------------------------------------
@@ -265,11 +211,6 @@ def test_one_run_to_the_last_request_covers_the_truth_of_an_md1_queue(key: str, 
     assert share_covering([ci95[key] for ci95 in of_queues(None)], truth) >= COVERED
 
 
-@pytest.mark.parametrize(("key", "truth"), [("completed", RATE * HORIZON_S), ("throughput_rps", RATE)])
-def test_one_run_over_a_horizon_covers_the_expected_completions(key: str, truth: float) -> None:
-    assert share_covering([ci95[key] for ci95 in of_queues(HORIZON_S)], truth) >= COVERED
-
-
 def test_one_run_covers_the_goodput_of_an_md1_queue() -> None:
     """A share 1 - ρ of requests finds nobody there, and takes the time of its service."""
     random = np.random.default_rng(13)
@@ -281,35 +222,6 @@ def test_one_run_covers_the_goodput_of_an_md1_queue() -> None:
         for _ in range(REPETITIONS)
     ]
     assert share_covering(found, RATE * (1 - RATE * SERVICE_S)) >= COVERED
-
-
-def test_one_run_covers_the_mean_gap_of_long_and_short_requests() -> None:
-    """Gaps of 1 s in requests that have one, of 0.5 s in those with nine: (1 + 9·0.5)/(1 + 9) in the mean.
-
-    Of took - 0.55·gaps the mean square is (0.45² + 0.5² + 0.45² + 2.25²)/2, as a gamma(4) of mean 1 has σ = 0.5.
-    """
-    random = np.random.default_rng(14)
-    arrival = np.arange(1.0, 1001)
-
-    def interval() -> Interval | None:
-        gaps = random.choice([1, 9], arrival.size)
-        took = gaps * np.where(gaps == 1, 1.0, 0.5) * random.gamma(4, 1 / 4, arrival.size)
-        run = a_run(
-            arrival,
-            arrival,
-            arrival + took,
-            decode=gaps + 1,
-            gap_histogram=np.array([gaps.sum()]),
-            gap_sum_s=took.sum(),
-            series=a_series(arrival),
-        )
-        return result_of(run).ci95["itl_s.mean"]
-
-    found = [interval() for _ in range(REPETITIONS)]
-    assert share_covering(found, 0.55) >= COVERED
-    widths = [high - low for low, high in filter(None, found)]
-    spread = math.sqrt((0.45**2 + 0.5**2 + 0.45**2 + 2.25**2) / 2 / arrival.size) / 5
-    assert statistics.fmean(widths) == pytest.approx(2 * 2.093 * spread, rel=0.2)
 
 
 def test_the_99th_percentile_of_memory_covers_the_truth() -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiers import at_night
 
 from kvplan.analysis.nested import NestedWait, nested_wait
 from kvplan.model import FloatArray, Plan, Prefill, Replica, RequestClass, ServingModel, Timing
@@ -106,12 +105,3 @@ def test_required_memory_is_passed_in_a_share_delta_of_horizons_at_most(
     name: str, prefill: Prefill, block_tokens: int
 ) -> None:
     check(name, prefill, block_tokens, 20)
-
-
-@pytest.mark.parametrize("block_tokens", at_night(1, 16))
-@pytest.mark.parametrize("prefill", [Prefill.FUSED, Prefill.INLINE])
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_required_memory_is_passed_in_a_share_delta_of_200_horizons_at_most(
-    name: str, prefill: Prefill, block_tokens: int
-) -> None:
-    check(name, prefill, block_tokens, 200)

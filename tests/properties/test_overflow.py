@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -10,21 +9,11 @@ import pytest
 from every import every
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import poisson  # type: ignore[import-untyped]
-from tiers import examples
 
 from kvplan.analysis.equilibrium import load
-from kvplan.analysis.kv_cumulants import cluster_grid, cumulants
-from kvplan.analysis.kv_passage import passage, usage_changes
+from kvplan.analysis.kv_passage import passage
 from kvplan.analysis.kv_tail import pmf_tail, usage_pmf
-from kvplan.analysis.overflow import (
-    FlowControl,
-    SafetyBuffer,
-    TailMethod,
-    flow_control_bound,
-    safety_buffer,
-    usage_scale,
-)
+from kvplan.analysis.overflow import SafetyBuffer, safety_buffer, usage_scale
 from kvplan.model import FloatArray, Prefill, Replica, RequestClass, ServingModel, Timing, Weights
 
 FULL = Timing(d0=0.01, d1=2.9e-7, d2=9e-6, d3=8.6e-6)
@@ -83,13 +72,6 @@ def slow_variance(model: ServingModel) -> float:
     return float(per_iteration @ (effect**2).sum(axis=1))
 
 
-def slow_change(model: ServingModel, lag: int) -> float:
-    """E(K_{t+lag} - K_t)²."""
-    effect, per_iteration = slow_effects(model)
-    change = np.pad(effect, ((0, 0), (0, lag))) - np.pad(effect, ((0, 0), (lag, 0)))
-    return float(per_iteration @ (change**2).sum(axis=1))
-
-
 lengths = st.integers(1, 40)
 row = st.tuples(
     st.integers(1, 300), st.lists(lengths, min_size=1, max_size=4, unique=True), st.floats(0.05, 20)
@@ -125,18 +107,6 @@ def test_the_variance_is_that_of_a_slow_sum_over_every_stage(model: ServingModel
     assert std >= usage_scale(model).std_without_feedback * 0.999
 
 
-@given(models(top=0.85), st.sampled_from([1, 2, 5, 20]))
-def test_the_change_of_usage_is_that_of_a_slow_sum(model: ServingModel, lag: int) -> None:
-    assert usage_changes(model).squared(lag) == pytest.approx(slow_change(model, lag), rel=0.15)
-
-
-def test_changes_in_single_tokens_are_exact_whatever_the_lag() -> None:
-    for work_rate in (0.3, 0.8):
-        model = model_at(work_rate)
-        for lag in (1, 7, 40, 300):
-            assert usage_changes(model).squared(lag) == pytest.approx(slow_change(model, lag), rel=0.01)
-
-
 def test_many_classes_and_lengths_keep_the_variance_although_they_are_merged() -> None:
     random = np.random.default_rng(0)
     classes = tuple(
@@ -150,20 +120,6 @@ def test_many_classes_and_lengths_keep_the_variance_although_they_are_merged() -
     model = scaled(model, 0.6 / load(model).work_rate)
     std = buffer_of(model).kv_std_tokens
     assert std == pytest.approx(math.sqrt(slow_variance(model)), rel=0.005)
-
-
-@examples(10)
-@given(models(top=0.85))
-def test_cells_and_groups_change_the_cumulants_little(model: ServingModel) -> None:
-    """Against a grid fine enough that every cell is a single iteration."""
-    scale = usage_scale(model)
-    theta = np.array([-1.0, -0.2, 0.2, 0.5]) / scale.std_without_feedback
-    theta = theta[np.abs(theta) * scale.largest < 2]
-    coarse, exact = (cumulants(cluster_grid(model, fineness), theta) for fineness in (32, 3_000))
-    there = np.isfinite(exact).all(axis=0) & np.isfinite(coarse).all(axis=0)
-    # next to the singularity the cumulants say little more than where it is
-    there &= exact[2] < 4 * scale.std_without_feedback**2 / (1 - load(model).work_rate) ** 2
-    assert coarse[:, there] == pytest.approx(exact[:, there], rel=0.01, abs=1e-9)
 
 
 def direct_pmf(first: FloatArray, stages: Any, per_stage: FloatArray, size: int) -> FloatArray:
@@ -191,42 +147,6 @@ def test_the_exact_pmf_is_the_direct_convolution(rows: list[tuple[int, int, floa
     for memory in (0, 3, 17):
         tail = pmf_tail(pmf, memory + 0.5, [0.1])
         assert math.exp(tail.log_probability) == pytest.approx(1 - expected[: memory + 1].sum(), abs=1e-12)
-
-
-def test_a_coarser_lattice_keeps_the_tail() -> None:
-    first, stages, per_stage = np.array([1155.0, 300.0]), np.array([211, 40]), np.array([0.15, 0.4])
-    requests = Weights(first, stages).by_pages(per_stage)
-    fine, coarse = (usage_pmf(requests, 1.0, max_points=n) for n in (1 << 20, 1 << 13))
-    assert fine.step == 1.0
-    assert coarse.step > 8
-    for level in (30_000.5, 60_000.5, 80_000.5):
-        exact, rough = (pmf_tail(p, level, [0.5]).log_probability for p in (fine, coarse))
-        assert rough == pytest.approx(exact, abs=0.01)
-
-
-@given(models(), st.integers(0, 10**5), st.integers(0, 10**5))
-def test_the_risk_falls_with_memory(model: ServingModel, spare: int, more: int) -> None:
-    memory = math.ceil(usage_scale(model).largest) + spare
-    small, large = (
-        buffer_of(with_memory(model, m)).overflow_probability_per_iteration for m in (memory, memory + more)
-    )
-    assert small is not None
-    assert large is not None
-    assert 0 <= large <= small * (1 + 1e-6) <= 1 + 1e-6
-
-
-@given(models(), st.floats(1e-12, 1.0), st.floats(1e-9, 1.0), st.floats(1e-3, 1e6), st.floats(1.0, 1e4))
-def test_the_memory_required_falls_with_delta_and_rises_with_the_horizon(
-    model: ServingModel, delta: float, share: float, horizon_s: float, longer: float
-) -> None:
-    base = buffer_of(model, delta, horizon_s).required_kv_tokens
-    stricter = buffer_of(model, delta * share, horizon_s).required_kv_tokens
-    patient = buffer_of(model, delta, horizon_s * longer).required_kv_tokens
-    assert base is not None
-    assert stricter is not None
-    assert patient is not None
-    assert stricter >= base * (1 - 1e-4) - 1
-    assert patient >= base * (1 - 1e-4) - 1
 
 
 @given(models(), st.floats(1e-9, 0.9), st.sampled_from([600.0, 1e5]))
@@ -263,50 +183,6 @@ def test_more_memory_is_required_exactly_where_the_printed_risk_exceeds_delta(
     assert (found.required_kv_tokens <= memory) == (found.overflow_probability_horizon <= delta)
 
 
-def test_few_long_answers_need_no_more_memory_than_their_risk_says() -> None:
-    """Fewer than four requests in memory: 8.7 % within two minutes were printed, and twice the memory asked for 10 %.
-
-    A simulation of 180 million iterations, request by request, has 6.85 % (standard error 0.15 %).
-    """
-    decode = tuple(round(1895 * math.exp(NormalDist().inv_cdf((k + 0.5) / 24))) for k in range(24))
-    classes = tuple(RequestClass(str(s), s, decode, (1.0,) * 24, 0.023) for s in (152, 331, 717))
-    model = ServingModel(classes, Timing(0.0145, 2.5e-7, 8.5e-5), Replica(41_408, 16))
-    found = buffer_of(model, 0.1, 120.0)
-    assert found.overflow_probability_horizon == pytest.approx(0.0685, rel=0.35)
-    assert found.required_kv_tokens is not None
-    assert found.required_kv_tokens <= 41_408
-
-
-CHAT = ServingModel(
-    (RequestClass("chat", 1155, (211,), (1.0,), 1.5),), Timing(0.0145, 2.5e-7, 8e-5), Replica(41_408, 16)
-)
-
-
-def test_nothing_exists_where_no_equilibrium_does() -> None:
-    overloaded = scaled(CHAT, 1.0 / load(CHAT).work_rate * 1.001)
-    assert set(buffer_of(overloaded)) == {None}
-
-
-def test_a_mean_beyond_memory_overflows_almost_surely() -> None:
-    buffer = buffer_of(with_memory(model_at(0.8), 20_000))
-    assert buffer.overflow_probability_per_iteration == pytest.approx(1.0, abs=1e-9)
-    assert buffer.required_kv_tokens is not None
-    assert buffer.required_kv_tokens > 20_000
-    assert buffer.theorem_bound is None
-    assert buffer.theorem_bound_is_vacuous
-
-
-def test_a_watermark_of_more_than_all_blocks_is_none() -> None:
-    """Poisson numbers of single tokens in a single iteration."""
-    model = ServingModel((RequestClass("one", 0, (1,), (1.0,), 1e4),), Timing(1.0), Replica(700))
-    exact = float(poisson.isf(1e-9, 1e4))
-    for memory in (700, 500):
-        found = buffer_of(with_memory(model, memory), 1e-9, 1e-3)
-        share = (exact - 1e4) / memory
-        assert found.required_kv_tokens == pytest.approx(exact, abs=1)
-        assert found.watermark_fraction == (pytest.approx(share, abs=1 / memory) if share <= 1 else None)
-
-
 def test_without_feedback_the_saddlepoint_agrees_with_the_exact_pmf() -> None:
     model = replace(model_at(0.5), timing=Timing(0.02))
     for sigmas in (0.5, 2.0, 4.0, 6.0):
@@ -314,17 +190,6 @@ def test_without_feedback_the_saddlepoint_agrees_with_the_exact_pmf() -> None:
         buffer = buffer_of(with_memory(model, round(scale.mean + sigmas * scale.std_without_feedback)))
         assert buffer.kv_std_tokens == pytest.approx(scale.std_without_feedback, rel=1e-3)
         assert buffer.saddlepoint_probability == pytest.approx(buffer.exact_pmf_probability, rel=0.02)
-
-
-def test_a_handful_of_requests_is_lumpy_and_exact_without_feedback() -> None:
-    """Half a request on average, 100 tokens for a single iteration: P(KV > 250) = P(Poisson(½) > 2)."""
-    lone = RequestClass("lone", 99, (1,), (1.0,), 1.0)
-    buffer = buffer_of(ServingModel((lone,), Timing(0.5), Replica(250)))
-    exact = 1 - math.exp(-0.5) * (1 + 0.5 + 0.125)
-    assert buffer.overflow_probability_per_iteration == buffer.exact_pmf_probability == pytest.approx(exact)
-    assert buffer.reported_tail is TailMethod.EXACT_PMF
-    # on their lattice the saddlepoint is near too
-    assert buffer.saddlepoint_probability == pytest.approx(exact, rel=0.1)
 
 
 @pytest.mark.parametrize(("input_tokens", "pages"), [(15, 1), (16, 2)])
@@ -336,13 +201,6 @@ def test_whole_pages_of_aligned_lengths_are_counted(input_tokens: int, pages: in
     assert buffer.overflow_probability_per_iteration == pytest.approx(exact, rel=1e-9)
     assert buffer.saddlepoint_probability == pytest.approx(exact, rel=0.01)
     assert buffer.kv_std_tokens == pytest.approx(16 * pages * math.sqrt(20), rel=1e-6)
-
-
-def test_horizons_below_an_iteration_count_as_one() -> None:
-    model = with_memory(model_at(0.5), 25_000)
-    short = buffer_of(model, horizon_s=1e-9)
-    assert short.overflow_probability_horizon == pytest.approx(short.overflow_probability_per_iteration)
-    assert short.overflow_probability_horizon_bound == short.overflow_probability_per_iteration
 
 
 @every("score", [-1.0, 0.0, 1.5, 3.0, 4.0])
@@ -363,32 +221,3 @@ def test_passages_of_an_ornstein_uhlenbeck_process_are_those_of_a_fine_walk(scor
     exceeded = math.erfc(score / math.sqrt(2)) / 2
     rate = passage(1e-6, 1.0).rate(math.log(exceeded))  # so slow that P does not limit it
     assert rate == pytest.approx(1.15e-6 / mean_time, rel=0.01)
-
-
-def test_what_a_probability_allows_gives_that_probability() -> None:
-    for speed in (1e-4, 0.05, 1.0):
-        for iterations in (1.0, 100.0, 1e7):
-            usual = passage(speed, iterations)
-            for probability in (1e-12, 0.01, 0.5, 0.9):
-                assert usual.any_overflow(usual.log_allowed(probability)) == pytest.approx(
-                    probability, rel=1e-3
-                )
-
-
-@given(st.floats(1, 1e6), st.floats(1, 1e6), st.floats(0, 1), st.integers(1, 100), st.integers(1, 10_000))
-def test_the_theorem_never_says_more_than_the_number_of_iterations(
-    iterations: float, memory: float, fill: float, budget: int, longest: int
-) -> None:
-    bound = flow_control_bound(FlowControl(iterations, memory, fill * memory, budget, longest))
-    assert (bound is None) == (memory - fill * memory <= 0)
-    assert bound is None or 0 <= bound <= iterations
-
-
-def test_class_budgets_enter_the_theorem_together() -> None:
-    """FC's example: b = (4, 4, 4) for (10, 20), (10, 40), (10, 60) holds 16240 tokens on average."""
-    classes = tuple(RequestClass(str(d), 10, (d,), (1.0,), 5 / 3) for d in (20, 40, 60))
-    model = ServingModel(classes, Timing(1.0), Replica(16_492, prefill=Prefill.DISAGGREGATED))
-    buffer = safety_buffer(model, delta=0.01, horizon_s=1000, budgets=(4, 4, 4))
-    exponent = (16_492 - 16_240) ** 2 / (2 * (12**2 + 12) * 60**3)
-    assert buffer.theorem_bound == pytest.approx(1000 * math.exp(-exponent))
-    assert buffer.theorem_bound_is_vacuous

@@ -90,19 +90,3 @@ def test_the_iteration_waited_for_is_the_one_found_by_counting(cap: float, first
     while math.floor((t + 1) * cap) == math.floor(t * cap):
         t += 1
     assert first + state.knobs[1] == t
-
-
-def test_a_budget_that_is_not_whole_is_a_mean() -> None:
-    """0.4 of an iteration: iterations 2 and 4 of five, then 7 and 9; what is queued takes its turn."""
-    size = 4
-    many = Requests(np.zeros(size), np.full(size, 1), np.full(size, 20), np.zeros(size, dtype=np.int64))
-    scenario = Scenario(MODEL, Plan(), many, ("a",))
-    setup, parameters = POLICIES["flow-unknown"].prepare(
-        scenario, Settings("flow-unknown", {"budget": (0.4,)})
-    )
-    outcome = engine.run(
-        POLICIES["flow-unknown"].form_batch, many, Timing(1.0), Replica(1000), setup, compile=False
-    )
-    assert parameters["budget"] == 0.4
-    # idle iterations 0 and 1 pass in no time, so that iteration t ends at t - 1
-    assert outcome.first_token_s.tolist() == [1.0, 3.0, 6.0, 8.0]

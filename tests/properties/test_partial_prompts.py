@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import one_class
 
-from kvplan.analysis.equilibrium import blocks, equilibrium, iteration_time, load, sustainable_rate
+from kvplan.analysis.equilibrium import iteration_time, sustainable_rate
 from kvplan.analysis.overflow import safety_buffer, usage_pmf_of, usage_scale
 from kvplan.analysis.wait import class_means, wait
-from kvplan.model import FloatArray, Plan, Prefill, Replica, RequestClass, ServingModel, Timing
-from kvplan.model.kv_layout import Attention, KvLayout, Layers
+from kvplan.model import FloatArray, Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.engine import run
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
@@ -62,42 +61,6 @@ def test_the_sustainable_rate_is_what_the_scheduler_serves(
     binding, rate = sustainable_rate(model)
     assert binding == ("max_num_seqs" if memory == 10**7 else "compute")
     assert rate == pytest.approx(completed_rps(model, 4_000), rel=0.01)
-
-
-def test_parts_count_for_fused_prompts_with_a_budget_alone() -> None:
-    """Three budgets of 16 and 2 tokens more: 16, 32 and 48 tokens, then 51 and 52."""
-    mix = (one_class(50, 2, 1.0),)
-    budget = Replica(10**4, max_num_batched_tokens=16)
-    counted = ServingModel(mix, Timing(1.0, d1=1e-3), budget)
-    assert counted.mix.iterations.tolist() == [5]
-    assert counted.mix.footprint.tolist() == counted.mix.context.tolist() == [16 + 32 + 48 + 51 + 52]
-    for replica in (
-        Replica(10**4),
-        replace(budget, prefill=Prefill.INLINE),
-        replace(budget, prefill=Prefill.DISAGGREGATED),
-        replace(budget, max_num_batched_tokens=50),
-    ):
-        whole = replace(counted, replica=replica)
-        assert whole.mix.iterations.tolist() == whole.mix.stages.tolist()
-        assert whole.mix.footprint.tolist() == whole.mix.held.footprint.tolist()
-
-
-def test_a_window_frees_what_earlier_parts_have_passed() -> None:
-    """Full attention holds 4, 8 and 9 tokens; a window of 4 in pages of 1 what a part reads and computes, 4 and 7."""
-    layout = KvLayout((Layers(Attention.WINDOW, 1, 8, 4), Layers(Attention.FULL, 1, 8)), 1)
-    replica = Replica(10**4, max_num_batched_tokens=4, layout=layout)
-    mix = ServingModel((one_class(9, 1),), Timing(1.0), replica).mix
-    assert mix.partial.held_by_part.tolist() == [4 + 4, 8 + 7]
-    assert mix.partial.read_by_part.tolist() == [4 + 4, 8 + 4]
-
-
-def test_many_models_at_once_count_parts_too() -> None:
-    models = [
-        ServingModel((one_class(5_000, 20),), timing, replica_of(8)) for timing in (COMPUTE, LIGHT, COMPUTE)
-    ]
-    together = blocks(models)
-    assert [b.load for b in together] == [load(m) for m in models]
-    assert [b.equilibrium for b in together] == [equilibrium(m) for m in models]
 
 
 def test_wait_fills_memory_and_time_with_parts() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import mix_model, models
+from strategies import models
 
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation import requests as requests_module
-from kvplan.simulation.requests import Requests, _after, burst, closed, interleaved, poisson, renewal
+from kvplan.simulation.requests import Requests, _after, burst, interleaved, poisson, renewal
 
 Generate = Callable[[ServingModel, np.random.Generator, int | None, float | None], Requests]
 
@@ -58,18 +58,6 @@ def test_open_arrivals_are_in_order_and_as_many_as_asked_for(
     assert again.decode_tokens.tobytes() == some.decode_tokens.tobytes()
 
 
-@given(models(), arrivals(), st.floats(1e-3, 1.0), st.integers(0, 2**32))
-def test_open_arrivals_come_before_the_horizon(
-    model: ServingModel, generate: Generate, share: float, seed: int
-) -> None:
-    whole = generate(model, np.random.default_rng(seed), 200, None)
-    horizon = share * float(whole.arrival_s[-1]) + 1e-9
-    cut = generate(model, np.random.default_rng(seed), 200, horizon)
-    assert_of_the_model(cut, model)
-    assert (cut.arrival_s <= horizon * (1 + 1e-12)).all()
-    assert (np.diff(cut.arrival_s) >= 0).all()
-
-
 @given(models(), st.integers(0, 500))
 def test_interleaved_requests_keep_to_their_shares_all_along(model: ServingModel, requests: int) -> None:
     """Classes to within 2 of their share, and the lengths of a class to within 2 of their weight."""
@@ -85,31 +73,15 @@ def test_interleaved_requests_keep_to_their_shares_all_along(model: ServingModel
         )
 
 
-@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60))
-def test_many_classes_of_any_rates_keep_to_their_shares(rates: list[float]) -> None:
-    model = mix_model(*[(1, 1, rate) for rate in rates])
-    assert_kept(interleaved(model, requests=600).class_index, np.arange(len(rates)), np.array(rates))
-
-
 def assert_kept(seen: np.ndarray, values: np.ndarray, amounts: np.ndarray) -> None:
     so_far = np.cumsum(seen[:, None] == values, axis=0)
     shares = np.arange(1, seen.size + 1)[:, None] * (amounts / amounts.sum())
     assert np.abs(so_far - shares).max(initial=0.0) <= 2 + 1e-9
 
 
-@given(models(), st.integers(1, 50), st.integers(0, 300), st.integers(0, 2**32))
-def test_a_closed_loop_starts_at_once(model: ServingModel, clients: int, requests: int, seed: int) -> None:
-    some = closed(model, np.random.default_rng(seed), clients=clients, requests=requests)
-    assert_of_the_model(some, model)
-    assert some.clients == clients
-    assert not some.arrival_s.any()
-
-
 @given(
     laws=st.lists(
-        st.lists(st.sampled_from([1e-9, 0.1, 1.0, 7.0]), min_size=1, max_size=40),
-        min_size=1,
-        max_size=5,
+        st.lists(st.sampled_from([1e-9, 0.1, 1.0, 7.0]), min_size=1, max_size=40), min_size=1, max_size=5
     ),
     seed=st.integers(0, 99),
 )

@@ -1,25 +1,22 @@
 """A run is the same however few requests have a row of its state at a time."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from command import python
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import Case, bytes_of, cases, run
 
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
-from kvplan.model.drafts import Drafts
 from kvplan.simulation import engine
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import study
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.requests import poisson, with_drafts
+from kvplan.simulation.requests import poisson
 from kvplan.simulation.row_pool import RowPool
 from kvplan.simulation.state import State
 
@@ -72,32 +69,6 @@ def test_no_more_rows_are_held_than_requests_are_under_way(
     assert max(map(max, held)) <= 2 * (64 + 50)
 
 
-PEAKS = """
-import re
-from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
-from kvplan.model.drafts import Drafts
-from kvplan.simulation.experiments.load import Load
-from kvplan.simulation.experiments.load import chosen
-from kvplan.simulation.experiments.study import study
-
-classes = RequestClass("a", 512, (60, 128), (1.0, 1.0), 5.0), RequestClass("b", 90, (20,), (1.0,), 1.0)
-model = ServingModel(classes, Timing(0.0145, d1=2.5e-7, d2=8.5e-5), Replica(64_000, block_tokens=16))
-for requests in (1_100_000, 1_600_000):  # beyond a million lengths are held in half the memory
-    study(model, Plan(), Load(requests=requests), chosen(["vllm"], []), [1], compile=True, threads=1)
-    with open("/proc/self/status") as status:  # what getrusage tells has in it what the parent held
-        print(*re.findall(r"VmHWM:\\s+(\\d+) kB", status.read()))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counted in KiB there")
-def test_many_requests_hold_60_bytes_each_from_drawing_to_percentiles() -> None:
-    """The most that a process holds at any time, of a run twice as long; it was 300 bytes."""
-    apart = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}  # large arrays go back to the system at once
-    done = python(PEAKS, env=apart)
-    few, many = map(int, done.stdout.split())
-    assert (many - few) * 1024 / 1_100_000 <= 60
-
-
 def test_seeds_side_by_side_are_the_same_as_one_by_one() -> None:
     model = ServingModel((RequestClass("a", 30, (5, 20), (1.0, 1.0), 9.0),), Timing(0.01), Replica(3000))
     given = Load(requests=400), chosen(["vllm", "greedy"], []), range(5)
@@ -105,19 +76,3 @@ def test_seeds_side_by_side_are_the_same_as_one_by_one() -> None:
     assert several.results == one.results
     for mine, theirs in zip(several.runs, one.runs, strict=True):
         assert [bytes_of(run) for _, run in mine] == [bytes_of(run) for _, run in theirs]
-
-
-def test_drafts_are_the_same_in_few_rows_and_in_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ServingModel((RequestClass("a", 40, (5, 30), (1.0, 1.0), 9.0),), Timing(0.1), Replica(200, 8))
-    drawn = poisson(model, np.random.default_rng(2), requests=60, horizon_s=None)
-    requests = with_drafts(drawn, Drafts(2, (0.8, 0.5)), np.random.default_rng(3))
-    setup, _ = POLICIES["vllm"].prepare(
-        Scenario(model, Plan(), requests, ("a",)), Settings("vllm", {"prefix_caching": (0.0,)})
-    )
-    runs = []
-    for rows in (5, 100):
-        monkeypatch.setattr(engine, "ROWS", rows)
-        form_batch = POLICIES["vllm"].form_batch
-        runs.append(engine.run(form_batch, requests, model.timing, model.replica, setup, compile=False))
-    assert runs[0].evictions.sum() > 0
-    assert bytes_of(runs[0]) == bytes_of(runs[1])

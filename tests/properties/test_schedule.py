@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ from strategies import mix_model
 
 from kvplan.analysis.nested import nested_wait
 from kvplan.analysis.wait import class_means, wait
-from kvplan.analysis.worst_window import at_factors, class_windows, peak, total_windows
+from kvplan.analysis.worst_window import class_windows, peak
 from kvplan.model import Plan, ServingModel, Timing
-from kvplan.model.schedule import Sinusoid, StepCourse, Steps
+from kvplan.model.schedule import Sinusoid, Steps
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import study
-from kvplan.simulation.requests import burst, poisson, renewal
+from kvplan.simulation.requests import poisson
 
 SIGMAS = 6.0
 
@@ -88,20 +88,6 @@ def test_no_window_of_steps_holds_more_than_the_worst_and_one_holds_as_much(
     assert found == pytest.approx(float(exact), rel=1e-12)
 
 
-@given(schedules(), st.floats(1e-6, 1.0))
-def test_a_short_window_fits_into_the_peak_and_holds_a_product(steps: Steps, length: float) -> None:
-    course = steps.course([1])
-    assert float(course.most_in(length)) == max(f for (f,) in steps.factors) * length
-    assert course.ramp[0] == course.peak
-    assert course.ramp[1] >= 1.0
-
-
-def test_a_spike_in_a_day_loses_nothing_of_its_window() -> None:
-    """A hundredth of a second at 1,000 times the rate, and a window five times as long."""
-    day = Steps(86_400.0, (0.0, 50_000.0, 50_000.01), ((1.0,), (1000.0,), (2.0,)))
-    assert float(day.course([1]).most_in(0.05)) == pytest.approx(10 + 0.04 * 2, rel=1e-8)
-
-
 @pytest.mark.parametrize("amplitude", [0.0, 0.3, 1.0])
 def test_a_sinusoid_against_a_fine_grid(amplitude: float) -> None:
     course = Sinusoid(10.0, amplitude, 7.0)
@@ -164,53 +150,6 @@ def test_wait_thresholds_are_the_least_for_the_worst_window(steps: Steps, first:
         assert found.smallest
 
 
-@pytest.mark.parametrize("step", [(0.5, 2.0), (2.0, 0.0), (0.0, 3.0)])
-def test_no_smaller_thresholds_keep_up_with_every_window(step: tuple[float, float]) -> None:
-    """Every vector below the one found, each tried against both classes."""
-    steps = Steps(12.0, (0.0, 9.0), ((1.0, 1.0), step))
-    model = scheduled([(10, 4, 1.5), (3, 9, 1.0)], steps)
-    found = wait(model).thresholds
-    assert found is not None
-    costs = [Fraction(c).limit_denominator(10**9) for c in class_means(model).work_s.tolist()]
-
-    def keeps_up(thresholds: tuple[int, ...]) -> bool:
-        time = 1 + sum((n * c for n, c in zip(thresholds, costs, strict=True)), Fraction(0))
-        return all(window_arrivals(model, i, time) < n for i, n in enumerate(thresholds))
-
-    below = product(*(range(1, n + 1) for n in found))
-    assert [n for n in below if keeps_up(n)] == [found]
-
-
-def test_a_peak_that_no_iteration_could_serve_leaves_thresholds_that_outlast_it() -> None:
-    """Work rates of 1.5 for a twelfth of the time: one class, whose iteration must be longer than the peak."""
-    steps = Steps(12.0, (0.0, 1.0), ((6.0,), (1.0,)))
-    model = scheduled([(10, 4, 1.0)], steps, d1=0.25 / 50)
-    (cost,) = class_means(model).work_s.tolist()
-    assert cost == pytest.approx(0.25)
-    found = wait(model)
-    assert list(found.thresholds or ()) == slow_thresholds(model)
-    assert found.iteration_time_s is not None
-    assert found.iteration_time_s > 1.0
-    at_peak = at_factors(model, [6.0])
-    assert not wait(at_peak).feasible
-
-
-def test_thresholds_for_long_steps_are_those_of_the_largest_rates() -> None:
-    """An hour is many iterations: the worst window lies within the busiest step of each class."""
-    model = mix_model((10, [3, 9], 1.5), (30, [5, 9, 20], 1.0), prefill="fused", timing=Timing(0.05, d1=1e-4))
-    steps = Steps(86_400.0, (0.0, 30_000.0), ((0.5, 0.5), (2.0, 2.0)))
-    varying, busiest = replace(model, schedule=steps), at_factors(model, [2.0, 2.0])
-    assert wait(varying).thresholds == wait(busiest).thresholds
-    assert wait(varying).max_thresholds == wait(busiest).max_thresholds
-    found, expected = (
-        nested_wait(m, delta=0.01, horizon_s=3600.0, segments=None) for m in (varying, busiest)
-    )
-    assert found.required_kv_tokens == expected.required_kv_tokens
-    assert [(s.upto_decode, s.threshold) for s in found.segments] == [
-        (s.upto_decode, s.threshold) for s in expected.segments
-    ]
-
-
 @given(schedules(classes=2, idle=False), st.integers(1, 3))
 def test_nested_thresholds_keep_up_with_every_window_and_every_mix(steps: Steps, segments: int) -> None:
     """Against slow sums: all requests in a window, and the shares that outlive a segment, at any time."""
@@ -246,38 +185,6 @@ def test_nested_thresholds_keep_up_with_every_window_and_every_mix(steps: Steps,
             shares.append(going / there)
         assert segment.continue_probability == pytest.approx(float(max(shares)), rel=1e-12)
         assert segment.threshold > max(shares) * lower.threshold or segment.threshold == lower.threshold
-
-
-@given(schedules(), st.integers(1, 8))
-def test_one_segment_has_the_least_threshold_for_its_windows(steps: Steps, rate: int) -> None:
-    model = scheduled([(10, 4, rate / 2)], steps)
-    found = nested_wait(model, delta=0.01, horizon_s=1000.0, segments=1)
-    windows = total_windows(model)
-    assert windows is not None
-    (cost,) = class_means(model).work_s.tolist()
-    assert found.feasible is (float(windows.mean_rps[0]) * cost < 1)
-    if found.feasible and float(windows.mean_rps[0]) * cost < 0.9:
-        assert [found.segments[0].threshold] == slow_thresholds(model)
-
-
-@pytest.mark.parametrize("rate", [0.5, 3.0, 8.0])
-def test_thresholds_for_a_sinusoid_are_the_least(rate: float) -> None:
-    """By counting up, with the worst window of a fine grid of cosines."""
-    model = scheduled([(10, 4, rate)], Sinusoid(5.0, 0.8, 1.0))
-    (cost,) = class_means(model).work_s.tolist()
-
-    def arrivals(time: float) -> float:
-        grid = (np.arange(200_001) / 200_000 - 0.5) * time  # around the peak: periods beyond add their mean
-        return rate * time * float(np.mean(1 + 0.8 * np.cos(2 * np.pi * grid[:-1] / 5)))
-
-    def most(time: float) -> float:
-        whole, part = divmod(time, 5.0)
-        return rate * 5.0 * whole + (arrivals(part) if part else 0.0)
-
-    expected = next(n for n in range(1, 10_000) if most(1 + n * cost) < n)
-    assert wait(model).thresholds == (expected,)
-    nested = nested_wait(model, delta=0.01, horizon_s=100.0, segments=1)
-    assert nested.segments[0].threshold == expected
 
 
 def test_the_peak_is_where_the_load_is_heaviest_for_its_mix() -> None:
@@ -331,32 +238,6 @@ def test_poisson_arrivals_have_the_rates_of_each_step_and_class(seed: int) -> No
     assert some.arrival_s[-1] < 20_000.0
 
 
-@pytest.mark.parametrize("cv", [0.5, 2.0])
-def test_gamma_and_burst_arrivals_have_them_too(cv: float) -> None:
-    some = renewal(VARYING, np.random.default_rng(3), cv=cv, requests=None, horizon_s=20_000.0)
-    assert_counts(
-        cells(some.arrival_s, some.class_index).ravel(), expected_cells(2000).ravel(), clump=1 + cv**2
-    )
-    # on and off for 5 s in turns of a clock that runs 33 a period: bursts fall on all times of it alike
-    on = {"high": 1.5, "low": 0.5, "on_s": 5.0, "off_s": 5.0}
-    some = burst(VARYING, np.random.default_rng(4), **on, requests=None, horizon_s=20_000.0)
-    assert some.arrival_s.size == pytest.approx(66_000, abs=SIGMAS * 260 + 5)
-    rest = cells(some.arrival_s, some.class_index)
-    assert (rest[:, 8:16] == 0).all()
-    assert (rest[1, 6:8] == 0).all()
-
-
-def test_a_sinusoid_brings_most_at_its_peak() -> None:
-    model = replace(TWO, schedule=Sinusoid(10.0, 0.9, 4.0))
-    some = poisson(model, np.random.default_rng(5), requests=None, horizon_s=10_000.0)
-    edges = np.linspace(0.0, 10.0, 21)
-    course = Sinusoid(10.0, 0.9, 4.0)
-    seen = np.histogram(some.arrival_s % 10.0, edges)[0]
-    assert_counts(seen, 4.0 * 1000 * np.diff(course.integral(edges)))
-    assert np.argmax(seen) in (7, 8)
-    assert np.count_nonzero(some.class_index) == pytest.approx(10_000, abs=SIGMAS * 100)
-
-
 @every("kind", [Arrivals.POISSON, Arrivals.GAMMA, Arrivals.BURST])
 @every("schedule", [Steps(7.0, (0.0, 3.0), ((1.0, 1.0), (1.0, 1.0))), Sinusoid(7.0, 0.0, 2.0)])
 def test_a_schedule_that_does_not_vary_brings_the_same_requests(
@@ -369,29 +250,6 @@ def test_a_schedule_that_does_not_vary_brings_the_same_requests(
         assert found.class_index.tolist() == plain.class_index.tolist()
         assert found.decode_tokens.tolist() == plain.decode_tokens.tolist()
         assert found.more_later == plain.more_later
-
-
-@pytest.mark.parametrize("kind", [Arrivals.SATURATED, Arrivals.CLOSED])
-def test_arrivals_without_rates_leave_the_schedule_out(kind: Arrivals) -> None:
-    plain, found = (generate(model, Load(kind, 500), 7) for model in (TWO, VARYING))
-    assert found.class_index.tolist() == plain.class_index.tolist()
-    assert found.decode_tokens.tolist() == plain.decode_tokens.tolist()
-
-
-@pytest.mark.parametrize("kind", [Arrivals.POISSON, Arrivals.GAMMA, Arrivals.BURST])
-def test_one_seed_gives_one_run_and_the_earlier_end_counts(kind: Arrivals) -> None:
-    whole, again = (generate(VARYING, Load(kind, 1000), 3) for _ in range(2))
-    assert whole.arrival_s.tolist() == again.arrival_s.tolist()
-    cut = generate(VARYING, Load(kind, 1000, 55.0), 3)
-    assert 0 < cut.arrival_s.size < 1000
-    assert cut.arrival_s[-1] < 55.0
-    assert cut.more_later
-
-
-def test_courses_of_steps_merge_neighbours_that_agree() -> None:
-    course = Steps(24.0, (0.0, 1.0, 2.0), ((1.0,), (1.0,), (3.0,))).course([1])
-    assert isinstance(course, StepCourse)
-    assert course.starts_s.tolist() == [0.0, 2.0]
 
 
 def test_simulated_waits_stay_within_the_bounds_of_the_worst_window() -> None:

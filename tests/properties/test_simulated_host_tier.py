@@ -15,7 +15,7 @@ from small_runs import Case, bytes_of, run
 from tiers import at_night, examples
 
 from kvplan.model import Replica, Timing
-from kvplan.model.offload import Offload
+from kvplan.model.replica import Offload
 from kvplan.simulation.outcome import Ending, Outcome
 
 TIERS = st.builds(
@@ -76,18 +76,6 @@ def test_a_first_part_may_fit_once_the_host_has_forgotten_what_was_to_be_loaded(
     case = busy_case(1570)
     case = replace(case, parameters=case.parameters | {"admission": (1.0,)})
     agree(case, run("vllm", case))
-
-
-@given(case=CASES, tier=TIERS)
-def test_what_is_loaded_was_computed_before_and_takes_its_time(case: Case, tier: Offload) -> None:
-    outcome = run("vllm", hosted(case, tier))
-    found = outcome.found
-    assert found is not None
-    assert found.loaded_tokens is not None
-    assert (found.loaded_tokens <= found.hit_tokens).all()
-    assert found.link_busy_s >= tier.load_s * float(found.loaded_tokens.sum()) * (1 - 1e-9)
-    if not tier.overlap and case.horizon_s is None:
-        assert found.link_busy_s <= outcome.busy_s * (1 + 1e-9)
 
 
 @every("inclusive", [True, False])

@@ -13,8 +13,6 @@ from tiers import examples
 
 from kvplan.model import Replica, Timing
 from kvplan.simulation.outcome import Ending, Outcome
-from kvplan.simulation.prefixes import Prefixes
-from kvplan.simulation.requests import Requests
 
 REPLICAS = st.builds(
     Replica,
@@ -109,30 +107,6 @@ def test_the_retracted_find_what_had_come_into_the_tree(block: int, batched: int
         agree(case, outcome)
     assert retracted >= 10
     assert recovered >= 7 * block
-
-
-def test_a_leaf_goes_as_a_whole_and_the_one_touched_last_stays() -> None:
-    """Prompts of 6 and 4 tokens, and one of 4 that takes the room of one: all six of the first go, for four lacking.
-
-    Then the second one is asked for again and is there but for its last token; and the first one is not.
-    """
-    size = 5
-    requests = Requests(
-        np.array([0.0, 5.0, 10.0, 15.0, 20.0]),
-        np.array([6, 4, 4, 4, 6]),
-        np.ones(size, dtype=np.int64),
-        np.zeros(size, dtype=np.int64),
-        prefixes=Prefixes(
-            np.arange(2, 2 + size),
-            np.array([-1, -1, 0, 1, -1, 1, 0]),
-            np.array([6, 4, *[0] * size]),
-        ),
-    )
-    parameters = {"prefix_caching": (1.0,), "max_new": (1.0,) * CLASSES}
-    outcome = run("sglang", Case(requests, Timing(1.0), Replica(10), parameters))
-    assert outcome.found is not None
-    assert outcome.found.hit_tokens.tolist() == [0, 0, 0, 3, 0]
-    assert outcome.found.cached_tokens[2] == 4
 
 
 @pytest.mark.parametrize("turns", [True, False])

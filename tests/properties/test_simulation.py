@@ -72,21 +72,6 @@ def test_sglang_retracts_who_is_least_far(conservativeness: float, batched: int 
     assert evictions >= 10
 
 
-def test_the_share_that_sglang_keeps_decays_for_600_iterations() -> None:
-    """One request runs for long, and others arrive that have to wait until less is kept for it; or for another."""
-    arrivals = Requests(
-        np.array([0.0, *np.arange(0.5, 1000, 60)]),
-        np.full(18, 10),
-        np.array([1000, *[3, 40] * 8, 3]),
-        np.zeros(18, dtype=np.int64),
-    )
-    for memory in (1700, 2060, 2300):
-        case = Case(
-            arrivals, Timing(1.0), Replica(memory), {"conservativeness": (1.0,), "max_new": (1000,) * CLASSES}
-        )
-        agree("sglang", case, run("sglang", case))
-
-
 # -------------------------------------------------------------------------------------------------- invariants
 
 

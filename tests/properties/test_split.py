@@ -21,15 +21,13 @@ from kvplan.analysis.split import (
     prefill_side,
     served,
     sides,
-    split_rps,
-    together,
     together_rps,
 )
 from kvplan.model import FloatArray, Prefill, Replica, ServingModel, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Fleet
 from kvplan.model.gaps import Exponential
-from kvplan.model.reuse import Reuse
+from kvplan.model.sessions import Reuse
 
 CASES = 10_000
 NEAR = 1e-9
@@ -104,15 +102,6 @@ def test_the_example_of_theory(itl_s: float, ratio: float, of_eight: float) -> N
     assert round(best.rate_rps / both, 3) == of_eight
     if itl_s == 0.02:
         assert (best.prefill, best.decode) == (5, 3)
-
-
-def test_its_threshold() -> None:
-    """d0 + d2·T_b, beyond which the split of parts of replicas loses."""
-    found = of_theory(LAW, PROMPT, OUTPUT, BUDGET)
-    assert round(1e3 * served(found.prefill).iteration_time_s, 1) == 212.8
-    for factor, wins in ((0.999, True), (1.001, False)):
-        itl_s = 0.2128 * factor
-        assert (unrounded_rps(found, 1, itl_s) > together_rps(found, 1, itl_s)) == wins
 
 
 # ------------------------------------------------------------------------------------- random cases, by plain means
@@ -206,41 +195,6 @@ def test_rates_are_those_of_a_plain_search(cases: Cases, limited: bool) -> None:
             assert np.allclose(found, expected, rtol=1e-7, atol=0)
 
 
-@pytest.mark.parametrize("limited", [False, True])
-def test_without_a_limit_on_iterations_splitting_never_serves_more(cases: Cases, limited: bool) -> None:
-    """As long as the token budget of a replica that does both does not bind, which here it has none."""
-    prefill, decode, both = cases.computed(ENDLESS, limited=limited)
-    assert (1 / (1 / prefill + 1 / decode) <= both * (1 + NEAR)).all()
-
-
-def test_it_wins_below_the_time_of_a_full_prefill_iteration_and_only_there(cases: Cases) -> None:
-    threshold = cases.d0 + cases.d2 * cases.budget
-    prefill, decode, both = cases.computed(cases.longest, limited=False)
-    wins = 1 / (1 / prefill + 1 / decode) > both
-    told = np.abs(cases.longest / threshold - 1) > NEAR
-    assert (wins == (cases.longest < threshold))[told].all()
-    assert 0.2 < wins.mean() < 0.8
-
-
-def test_with_limits_of_memory_it_wins_there_at_most(cases: Cases) -> None:
-    threshold = cases.d0 + cases.d2 * cases.budget
-    prefill, decode, both = cases.computed(cases.longest, limited=True)
-    wins = 1 / (1 / prefill + 1 / decode) > both * (1 + NEAR)
-    assert not wins[cases.longest >= threshold].any()
-    assert wins.mean() > 0.1
-    assert not wins[cases.longest < threshold].all()
-
-
-def test_no_whole_replicas_serve_more_than_parts_would(cases: Cases) -> None:
-    for i in range(0, CASES, 25):
-        found, itl_s = cases.at(i, limited=True), float(cases.longest[i])
-        best = best_split(found, 8, itl_s)
-        assert best is not None
-        tried = [split_rps(found, x, 8 - x, itl_s) for x in range(1, 8)]
-        assert best.rate_rps == max(tried) == tried[best.prefill - 1]
-        assert best.rate_rps <= unrounded_rps(found, 8, itl_s) * (1 + NEAR)
-
-
 # --------------------------------------------------------------------- the same limits on every replica, any of them
 
 
@@ -289,51 +243,6 @@ def random_law(rng: np.random.Generator, **more: float) -> Timing:
     return Timing(float(d0), float(d1), float(d2), float(d3), **more)
 
 
-@pytest.mark.parametrize("convex", [False, True])
-def test_with_the_same_limits_it_never_wins_above_the_time_of_a_prefill_iteration(convex: bool) -> None:
-    """The budget of tokens may bind on any of them, and the law have a knee."""
-    rng = np.random.default_rng(5)
-    binding, below = set(), 0
-    for _ in range(200 if convex else 10_000):
-        knee = {"d5": float(np.exp(rng.uniform(-14, -8))), "knee_tokens": float(rng.integers(0, 4000))}
-        found = random_sides(rng, random_law(rng, **(knee if convex else {})))
-        prompts = served(found.prefill)
-        itl_s = prompts.iteration_time_s * float(np.exp(rng.uniform(-2, 2)))
-        for limit in (math.inf, itl_s):
-            one, both = unrounded_rps(found, 1, limit), together_rps(found, 1, limit)
-            if limit >= prompts.iteration_time_s:
-                assert one <= both * (1 + 1e-6)
-                binding.add(served(found.together, limit).binding)
-            else:
-                below += one > both * (1 + 1e-6)
-    assert binding >= {"kv_memory", "max_num_seqs", "max_num_batched_tokens"}
-    assert below > 10
-
-
-def test_without_a_token_budget_of_its_own_the_decode_side_can_win_without_a_limit() -> None:
-    """More sequences run on it than the budget of the others: of 512 tokens an iteration, 599 a request."""
-    law = Timing(8e-3, 0.0, 25e-6, 0.1e-6)
-    found = of_theory(law, 100, 500, 512, whole_budget=512)
-    assert unrounded_rps(found, 1) > 2 * together_rps(found, 1)
-    bound = found._replace(decode=replace(found.decode, computed_tokens=499, max_num_batched_tokens=512))
-    assert unrounded_rps(bound, 1) == pytest.approx(together_rps(bound, 1), rel=1e-9)
-
-
-def test_a_law_concave_in_sequences_can_favour_the_split_without_a_limit() -> None:
-    """τ = √sequences. A prompt an iteration fills the token budget, 16 sequences are the most, and decoding takes 3.
-
-    Apart, 1 s for a prompt, and 16/3 requests in 4 s of decoding: 7/4 s a request. Together, 4 sequences in 2 s.
-    """
-    limits = {"max_num_batched_tokens": 1e6, "max_num_seqs": 16.0}
-    law = Timing(1e-9, d4=1.0)
-    prompts = Side(law, sequences=1, computed_tokens=1e6, **limits)
-    decode = Side(law, sequences=3, computed_tokens=3, **limits)
-    both = Side(law, sequences=4, computed_tokens=1e6 + 3, **limits)
-    found = Sides(prompts, decode, both)
-    assert unrounded_rps(found, 1) == pytest.approx(4 / 7, rel=1e-5)
-    assert together_rps(found, 1) == pytest.approx(1 / 2, rel=1e-5)
-
-
 # --------------------------------------------------------------------------------------------- laws and hardware
 
 
@@ -380,14 +289,6 @@ def test_hardware_that_differs_is_counted_in_gpus() -> None:
     assert together_rps(three, 14, 0.03) == 4 * served(found.together, 0.03).rate_rps
 
 
-@pytest.mark.parametrize("memory", [1e3, 7.7e18])
-def test_memory_that_is_small_or_endless_is_used_to_the_last_token(memory: float) -> None:
-    side = Side(LAW, read=4e5, sequences=199, held=4e5, waiting=30.0, memory_tokens=memory)
-    found = served(side)
-    used = found.rate_rps * (side.held * found.iteration_time_s + side.waiting)
-    assert used == pytest.approx(memory, rel=1e-9)
-
-
 @pytest.mark.parametrize("decode", [1, 3, 4])
 def test_crossing_of_a_linear_law(decode: int) -> None:
     """Split is the lesser of a and b·u, together B·u, u = 1 - d0/ITL: they meet at u = a/B if b > B; else never."""
@@ -420,14 +321,6 @@ def test_the_sides_of_a_model_do_its_work_between_them(model: ServingModel) -> N
     assert binding in (at.binding, "compute")
 
 
-def test_laws_with_lumps_are_those_of_the_report() -> None:
-    model = mix_model((900, (40, 300), 1.0), (50, 20, 9.0), prefill="fused", memory=60_000, timing=KNEE)
-    assert served(together(model)).rate_rps == pytest.approx(sustainable_rate(model)[1], rel=1e-6)
-
-
-KNEE = Timing(5e-3, 1e-7, 3e-5, 2e-5, d4=1e-4, d5=1e-5, knee_tokens=300)
-
-
 def test_sides_of_requests_by_hand() -> None:
     """Prompts of 20 and outputs of 3 and 1 in pages of 8; 100 bytes a token at 50 kB/s: 40 ms for a prompt.
 
@@ -454,10 +347,3 @@ def test_what_the_formulas_do_not_cover() -> None:
     assert "prefix cache" in str(not_covered(replace(plain, classes=(again,))))
     assert "ready-made" in str(not_covered(mix_model((100, 20, 1.0))))
     assert "empty" in str(not_covered(mix_model((0, 20, 1.0), prefill="fused")))
-
-
-def test_a_fleet_of_answers_of_one_token_has_nothing_to_decode() -> None:
-    model = mix_model((100, 1, 1.0), prefill="fused")
-    found = sides(model, Fleet(1, 1))
-    assert served(found.decode, 1e-9).rate_rps == math.inf
-    assert split_rps(found, 3, 1) == 3 * served(found.prefill).rate_rps

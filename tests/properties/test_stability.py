@@ -13,16 +13,8 @@ from oracles import RootCount, count_roots, stage_weights, survival_polynomial
 from strategies import mix_model, request_rows
 
 from kvplan.analysis.fluid_map import fluid_map, run
-from kvplan.analysis.stability import (
-    exact_survival_weights,
-    min_stable_input,
-    model_spectrum,
-    spectrum,
-    stability,
-)
-from kvplan.analysis.worst_cycle import worst_cycle
-from kvplan.model import FloatArray, Prefill, ServingModel
-from kvplan.model.kv_layout import Attention, KvLayout, Layers
+from kvplan.analysis.stability import exact_survival_weights, min_stable_input, model_spectrum, stability
+from kvplan.model import ServingModel
 
 
 def polynomial(model: ServingModel) -> list[int]:
@@ -102,13 +94,6 @@ def test_the_spectral_radius_agrees_with_eigenvalues(model: ServingModel) -> Non
     assert found.radius == pytest.approx(expected, rel=1e-7 if found.radius_certified else 1e-3, abs=1e-12)
 
 
-@given(st.integers(1, 40), st.integers(2, 30))
-def test_one_class_has_every_root_outside(input_tokens: int, decode: int) -> None:
-    """All d - 1 roots, for every input: the equilibrium of one length is never stable (SIC)."""
-    found = stability(mix_model((input_tokens, decode, 1.0)))
-    assert (found.stable, found.certified, found.unstable_modes) == (False, True, decode - 1)
-
-
 TRAPS = [  # lengths, input, share of the shorter, roots on the circle
     (2, 3, 1, Fraction(1, 2), 2),  # 2z² + 3z + 2
     (2, 3, 2, Fraction(4, 5), 1),  # 3z² + 4z + 1: -1 and -1/3
@@ -126,8 +111,7 @@ def test_a_root_exactly_on_the_circle_is_not_stable_and_no_mode(
     if decimal:
         shares = (float(p), float(1 - p))
         model = replace(
-            model,
-            classes=tuple(replace(c, rate_rps=r) for c, r in zip(model.classes, shares, strict=True)),
+            model, classes=tuple(replace(c, rate_rps=r) for c, r in zip(model.classes, shares, strict=True))
         )
     assert exact_count(model) == RootCount(inside=2 - on, on=on, outside=0)
     found = stability(model)
@@ -159,20 +143,6 @@ def test_a_root_nearer_to_the_circle_than_floats_can_tell_is_decided_exactly(
     assert (found.spectral_radius < 1) == stable
 
 
-@pytest.mark.parametrize("rows", [((0, 2, 2.0), (0, 3, 1.0)), ((0, 1, 1.0), (0, 2, 1.0))])
-def test_roots_of_minus_one_are_on_the_circle_however_many(rows: tuple[tuple[int, int, float], ...]) -> None:
-    """z² + 2z + 1 and z + 1: a double root is no reason to fail, nor to call the mix stable."""
-    found = stability(mix_model(*rows))
-    assert (found.stable, found.certified) == (False, True)
-    assert found.unstable_modes in (0, None)
-    assert found.spectral_radius == pytest.approx(1, abs=1e-6)
-
-
-def test_without_exact_weights_a_root_on_the_circle_is_left_uncertified() -> None:
-    found = spectrum(np.array([2.0, 3.0, 2.0]))
-    assert (found.stable, found.certified, found.unstable_modes) == (False, False, None)
-
-
 @given(small_mixes(max_input=40, max_decode=9), st.integers(0, 2**32 - 1), st.sampled_from([1e-3, 0.05]))
 def test_the_verdict_is_where_the_map_goes_from_a_disturbed_equilibrium(
     model: ServingModel, seed: int, size: float
@@ -198,48 +168,6 @@ def test_the_verdict_is_where_the_map_goes_from_a_disturbed_equilibrium(
     else:
         assert away > 1e-3 * n_star
         assert history.evicted[iterations // 2 :].sum() > 1e-6 * n_star
-
-
-NEVER_GROW = {  # 12 tokens and up to 40 more: a prompt held whole and then its window, or blocks of 1,024 beside states
-    "windows": KvLayout((Layers(Attention.WINDOW, 4, 64, 9),), 1),
-    "states": KvLayout((Layers(Attention.STATE, 4, 640), Layers(Attention.FULL, 2, 64)), 1024),
-}
-
-
-@given(
-    st.sampled_from(sorted(NEVER_GROW)),
-    st.lists(st.tuples(st.integers(1, 13), st.integers(1, 9)), min_size=1, max_size=4),
-    st.integers(1, 3),
-)
-def test_without_growth_every_root_is_in_the_closed_disc(
-    layout: str, rows: list[tuple[int, int]], common: int
-) -> None:
-    """Eneström-Kakeya, and the eigenvalues: on the circle iff all that falls does so at multiples of one number."""
-    model = mix_model(*((12, common * d, float(rate)) for d, rate in rows), block_tokens=1)
-    kv = NEVER_GROW[layout]
-    replica = replace(model.replica, memory_tokens=10**6, block_tokens=kv.block_tokens, layout=kv)
-    found = model_spectrum(replace(model, replica=replica))
-    held = {"windows": [13] + [9] * 40, "states": [3 * 1024] * 41}[layout]
-    weights = [held[k] * sum(rate for d, rate in rows if common * d > k) for k in range(41)]
-    w = np.array([x for x in weights if x])
-    moduli = np.abs(np.roots(w))
-    on = int(np.count_nonzero(moduli > 1 - 1e-6))
-    assert moduli.max(initial=0) < 1 + 1e-6
-    assert on == (math.gcd(*(common * d for d, _ in rows)) - 1 if layout == "states" or w.size == 1 else 0)
-    assert (found.stable, found.certified, found.unstable_modes) == (on == 0, True, 0)
-    assert found.radius == pytest.approx(moduli.max(initial=0), abs=1e-6)
-    assert (found.radius < 1) == found.stable
-
-
-def test_no_growth_is_decided_however_long_the_outputs() -> None:
-    """Where neither floats nor integers are asked: 100,000 and 150,000 stages, and one more."""
-    kv = KvLayout((Layers(Attention.STATE, 4, 640), Layers(Attention.FULL, 2, 64)), 1 << 20)
-    for other, gcd in ((150_000, 50_000), (150_001, 1)):
-        model = mix_model((100, 100_000, 1.0), (100, other, 1.0))
-        replica = replace(model.replica, memory_tokens=1 << 26, block_tokens=1 << 20, layout=kv)
-        found = stability(replace(model, replica=replica))
-        assert (found.gcd, found.stable, found.certified) == (gcd, gcd == 1, True)
-        assert (found.spectral_radius < 1) == (gcd == 1)
 
 
 def brute_force_min_input(
@@ -280,36 +208,6 @@ def test_the_smallest_stable_input_is_that_of_a_linear_search(
     assert not any(verdicts[: found.exact])
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 7), st.integers(1, 3), st.integers(1, 5)), min_size=2, max_size=4),
-    st.sampled_from([1, 1, 4, 16]),
-)
-def test_several_classes_are_searched_on_the_common_scale_of_their_inputs(
-    rows: list[tuple[int, int, int]], page: int
-) -> None:
-    """Inputs c_i·m/Σp c in exact fractions, mean m: stable at the value found and above, not one token below.
-
-    Pages count by their mean, which is half a page less half a token more for each request.
-    """
-    assume(math.gcd(*(d for d, _, _ in rows)) == 1)
-    model = mix_model(*((c * 100, d, float(rate)) for d, c, rate in rows), block_tokens=page)
-    found = min_stable_input(model)
-    assert found.exact is not None
-    total = sum(rate for _, _, rate in rows)
-    mean = Fraction(sum(c * rate for _, c, rate in rows), total)
-
-    def stable(mean_input: int) -> bool:
-        scaled = [
-            ([mean_input * c / mean + k + 1 + Fraction(page - 1, 2) for k in range(d)], Fraction(rate, total))
-            for d, c, rate in rows
-        ]
-        exact = count_roots(survival_polynomial(scaled))
-        return exact.on == exact.outside == 0
-
-    assert all(stable(found.exact + more) for more in (0, 1, 2, 7, 50, 1000))
-    assert found.exact == 0 or not stable(found.exact - 1)
-
-
 @every(("short", "long"), [(5, 6), (9, 10), (20, 21), (30, 31), (13, 21)])
 @every("p", [Fraction(1, 2), Fraction(1, 5)])
 def test_the_asymptote_of_sic_13_is_within_the_longer_length(short: int, long: int, p: Fraction) -> None:
@@ -321,81 +219,6 @@ def test_the_asymptote_of_sic_13_is_within_the_longer_length(short: int, long: i
     assert inline.asymptotic == pytest.approx(found.asymptotic + 1, rel=1e-12)
     if long - short == 1:
         assert abs(found.exact - found.asymptotic) < 2 * long / float(4 * p * (1 - p))
-
-
-@given(small_mixes(max_decode=5))
-def test_inline_is_disaggregated_with_a_token_less_and_a_stage_more(model: ServingModel) -> None:
-    """`inline` (s, d) and `disaggregated` (s-1, d+1): spectrum, cycle and map alike, least input one token more."""
-    inline = replace(model, replica=replace(model.replica, prefill=Prefill.INLINE))
-    ready = replace(
-        model,
-        classes=tuple(
-            replace(
-                c,
-                input_tokens=c.input_tokens - 1,
-                decode_tokens=tuple(d + 1 for d in c.decode_tokens),
-            )
-            for c in model.classes
-        ),
-        replica=replace(model.replica, prefill=Prefill.DISAGGREGATED),
-    )
-    a, b = stability(inline), stability(ready)
-    assert a._replace(
-        min_stable_input_tokens=b.min_stable_input_tokens, advice="", stabilising_change=None
-    ) == b._replace(advice="", stabilising_change=None)
-    one_input = len({c.input_tokens for c in model.classes}) == 1
-    if (
-        one_input
-        and a.min_stable_input_tokens.exact is not None
-        and b.min_stable_input_tokens.exact is not None
-    ):
-        assert a.min_stable_input_tokens.exact == b.min_stable_input_tokens.exact + 1
-        if a.min_stable_input_tokens.asymptotic is not None:
-            assert a.min_stable_input_tokens.asymptotic == b.min_stable_input_tokens.asymptotic + 1
-    x, y = worst_cycle(inline, a, None), worst_cycle(ready, b, None)
-    assert (x.kind, x.throughput_per_iteration, x.loss) == (y.kind, y.throughput_per_iteration, y.loss)
-    assert (x.evictions_per_iteration, x.period) == (y.evictions_per_iteration, y.period)
-    maps = [fluid_map(m.mix.held, m.mix.share, np.zeros(m.mix.share.size), 1e4) for m in (inline, ready)]
-    completed = [run(system, np.zeros(system.size), 60).completed.tolist() for system in maps]
-    assert completed[0] == completed[1]
-
-
-@given(st.integers(2, 5), small_mixes(max_decode=4, pages=(1,)), st.sampled_from([10**5, 10**7]))
-def test_large_inputs_leave_exactly_gcd_minus_one_roots_outside(
-    g: int, model: ServingModel, scale: int
-) -> None:
-    """SIC Theorem 3 and Lemma 15, `disaggregated`, by the program's count and the exact one."""
-    classes = tuple(
-        replace(c, input_tokens=c.input_tokens * scale, decode_tokens=tuple(g * d for d in c.decode_tokens))
-        for c in model.classes
-    )
-    model = replace(
-        model,
-        classes=classes,
-        replica=replace(model.replica, memory_tokens=10**12, prefill=Prefill.DISAGGREGATED),
-    )
-    assume(len({d for c in classes for d in c.decode_tokens}) > 1)
-    found = stability(model)
-    assert found.unstable_modes == found.gcd - 1 == exact_count(model).outside
-
-
-def uniform_weights(low: int, high: int, input_tokens: int) -> FloatArray:
-    """W_k of decode lengths equally likely from low to high, summed length by length (`disaggregated`)."""
-    w = np.zeros(high)
-    for d in range(low, high + 1):
-        w[:d] += (input_tokens + np.arange(d) + 1) / (high - low + 1)
-    return w
-
-
-@every("input_tokens", [0, 10, 100, 1000])
-def test_a_distribution_counts_like_its_lengths_as_classes(input_tokens: int) -> None:
-    """One class with 21 decode lengths is the same system as 21 classes with one each."""
-    one = stability(mix_model((input_tokens, tuple(range(20, 41)), 21.0)))
-    many = stability(mix_model(*((input_tokens, d, 1.0) for d in range(20, 41))))
-    w = uniform_weights(20, 40, input_tokens)
-    assert one.spectral_radius == pytest.approx(float(np.abs(np.roots(w)).max()), rel=1e-9)
-    assert many.spectral_radius == pytest.approx(one.spectral_radius, rel=1e-9)
-    assert (one.stable, one.unstable_modes) == (many.stable, many.unstable_modes)
 
 
 def test_advice_names_a_change_that_does_stabilise() -> None:

@@ -7,7 +7,7 @@ from slow_lru import Prompt, hit_blocks
 
 from kvplan.ingest.trace import prefixes
 from kvplan.ingest.trace.format import Identities
-from kvplan.ingest.trace.prefixes import Blocks, blocks_of, prefixes_of
+from kvplan.ingest.trace.prefixes import Blocks, blocks_of
 
 BLOCK = 16
 
@@ -63,24 +63,6 @@ def test_what_every_cache_size_finds_is_what_a_cache_of_that_size_finds(
         hits = (distance > 0) & (distance <= size)
         of_each = np.bincount(found.request, hits, found.count.size)
         assert of_each.tolist() == hit_blocks(played(requests), size, BLOCK)
-
-
-@given(traces())
-def test_what_is_found_leads_the_prompt_and_grows_with_memory(
-    requests: list[tuple[tuple[int, ...], int, int]],
-) -> None:
-    found = blocks(requests)
-    if found is None:
-        return
-    distance = np.where(found.distances() > 0, found.distances(), 10**12)
-    for begin, end in zip(found.begin[:-1], found.begin[1:], strict=True):
-        assert (np.diff(distance[begin:end]) >= 0).all()
-    prefixes = prefixes_of(recorded(requests))
-    assert prefixes is not None
-    points = np.array([(0, 0.0), *prefixes.curve])
-    assert (np.diff(points[:, 0]) > 0).all()
-    assert (np.diff(points[:, 1]) >= 0).all()
-    assert points[-1, 1] < 1
 
 
 @given(traces())

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples
 
-from kvplan.errors import UsageError
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.fit import TimingFit, fit_measured
 from kvplan.ingest.timing.samples import Samples
@@ -124,21 +123,6 @@ def test_the_envelope_sees_through_prefill_that_is_not_in_the_samples(
     )
 
 
-@examples(5)
-@given(TIMINGS, st.integers(0, 2**32 - 1), st.booleans())
-def test_no_term_is_ever_negative_so_more_work_never_takes_less_time(
-    timing: Timing, seed: int, hidden: bool
-) -> None:
-    rng = np.random.default_rng(seed)
-    samples = synthetic(timing, rng, size=30, noise=0.5, hidden_prefill=hidden)
-    assert min(values(fit_timing(samples).timing)) >= 0
-
-
-def test_the_same_samples_give_the_same_timing() -> None:
-    samples = synthetic(Timing(0.01, 1e-7, 1e-4, 1e-5), np.random.default_rng(1), noise=0.2)
-    assert fit_timing(samples).timing == fit_timing(samples).timing
-
-
 def test_what_the_samples_cannot_tell_is_said() -> None:
     samples = synthetic(Timing(0.01, 1e-7, 1e-4, 1e-5), np.random.default_rng(1), noise=0.01)
     assert fit_timing(samples).warnings == ()
@@ -166,18 +150,6 @@ def test_a_few_slow_samples_do_not_change_the_fit_and_are_named() -> None:
         assert getattr(fit.timing, name) == pytest.approx(getattr(true, name), rel=0.05)
 
 
-def test_one_sample_is_no_fit() -> None:
-    samples = synthetic(Timing(0.01), np.random.default_rng(1), noise=0.0, size=1)
-    with pytest.raises(UsageError, match="1 times were measured; at least 2"):
-        fit_timing(samples)
-
-
-def test_columns_that_move_together_are_named() -> None:
-    samples = synthetic(Timing(0.01, 1e-7, 1e-4, 1e-5), np.random.default_rng(1), noise=0.01)
-    samples.kv_tokens[:] = samples.sequences * 300
-    assert any(w.startswith("KV tokens move with") for w in fit_timing(samples).warnings)
-
-
 def test_a_term_below_zero_is_clipped_and_said() -> None:
     samples = synthetic(Timing(0.01, 1e-7, 1e-4, 1e-5), np.random.default_rng(1))
     samples.sequences[:] += 10
@@ -187,9 +159,3 @@ def test_a_term_below_zero_is_clipped_and_said() -> None:
     fit = fit_timing(samples)
     assert fit.timing.d0 < 1e-6
     assert any(w.startswith("d0 would be -") and "below 0" in w for w in fit.warnings)
-
-
-def test_too_few_samples_are_refused() -> None:
-    samples = synthetic(Timing(0.01, 1e-7, 1e-4, 1e-5), np.random.default_rng(2), size=3)
-    with pytest.raises(UsageError, match=r"synthetic\.csv: 3 times were measured; at least 4"):
-        fit_timing(samples)

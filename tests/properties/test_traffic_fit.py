@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples
 
-from kvplan.ingest.lengths import cut
 from kvplan.ingest.profile_text import composed
-from kvplan.ingest.trace.fit import binned, compact, distortion, moment_errors, whole
+from kvplan.ingest.trace.fit import binned, compact, moment_errors
 from kvplan.ingest.trace.text import traffic_part
 from kvplan.ingest.trace.traffic import Traffic, measure
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
@@ -155,30 +154,6 @@ require = ["load.headroom >= 0.2"]
     again = composed(fitted, [traffic_part(traffic, classes, fitted.model)], source="x")
     assert (again.name, again.model) == (fitted.name, fitted.model)
     assert max(map(len, fitted.text.partition("schema")[0].splitlines())) <= 120
-
-
-@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=300), st.integers(1, 60))
-def test_cut_makes_ranges_and_fills_most_of_them(values: list[int], limit: int) -> None:
-    lengths = np.array(values)
-    group = cut(lengths, np.ones(lengths.size), limit)
-    order = np.argsort(lengths, kind="stable")
-    assert (np.diff(group[order]) >= 0).all()
-    assert (np.diff(group[order])[np.diff(lengths[order]) == 0] == 0).all()
-    distinct = np.unique(lengths).size
-    assert set(group.tolist()) == set(range(int(group.max()) + 1))
-    if distinct <= limit:
-        assert group.max() + 1 == distinct
-    else:
-        assert limit / 3 <= group.max() + 1 <= limit
-
-
-@examples(4)
-@given(traces())
-def test_the_whole_trace_distorts_nothing(traffic: Traffic) -> None:
-    like = ServingModel(binned(traffic), Timing(0.01), Replica(10**7))
-    kept = distortion(traffic, whole(traffic, like).classes, like)
-    assert kept.trace_gap == kept.gap
-    assert (kept.footprint, kept.variance) == pytest.approx((0, 0), abs=1e-12)
 
 
 def test_tables_are_kept_with_their_comments_where_they_stand_for_themselves() -> None:

@@ -1,6 +1,5 @@
 """Laws of the WAIT thresholds, checked on exactly representable numbers, and the queues against simulation."""
 
-import dataclasses
 import itertools
 import math
 from fractions import Fraction
@@ -13,10 +12,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplan.analysis import wait as wait_module
-from kvplan.analysis.batch_queue import batch_wait_s
-from kvplan.analysis.equilibrium import iteration_time, load, sustainable_rates
+from kvplan.analysis.dispersion import batch_wait_s
+from kvplan.analysis.equilibrium import iteration_time, load
 from kvplan.analysis.wait import GUARD, ClassMeans, mean_wait, queue_at_start, smallest_thresholds, wait
-from kvplan.model import ArrivalProcess, Prefill, Recorded, Replica, RequestClass, ServingModel, Timing
+from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 
 
 def finite(result: Any) -> bool:
@@ -24,11 +23,6 @@ def finite(result: Any) -> bool:
     if isinstance(result, tuple):
         return all(map(finite, result))
     return not isinstance(result, float) or math.isfinite(result)
-
-
-def one_class(rate: float, decode: int = 10, d0: float = 0.01, **timing: float) -> ServingModel:
-    request = RequestClass("a", 10, (decode,), (1.0,), rate)
-    return ServingModel((request,), Timing(d0, **timing), Replica(20_000, prefill=Prefill.INLINE))
 
 
 dyadic_system = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 40)), min_size=1, max_size=3).flatmap(
@@ -65,21 +59,6 @@ def test_smallest_thresholds_keep_up_and_nothing_below_them_does(system: tuple[A
         assert [m for m in below if keeps_up(m, rate, work, d0)] == [n]
 
 
-@given(dyadic_system)
-def test_the_accelerated_search_ends_where_plain_iteration_does(system: tuple[Any, int]) -> None:
-    rate, work, d0 = exact(*system)
-    n = [0] * len(rate)
-    while True:
-        time = d0 + sum(k * c for k, c in zip(n, work, strict=True))
-        after = [math.floor(r * time) + 1 for r in rate]
-        if after == n:
-            break
-        n = after
-    found = smallest_thresholds(means_of(rate, work, float(d0)))
-    assert found is not None
-    assert found[0].tolist() == n
-
-
 @every("gap", [1e-1, 1e-3, 1e-5, 1e-8])
 @every("classes", [1, 2, 7, 40])
 def test_thresholds_keep_up_exactly_however_near_the_limit(gap: float, classes: int) -> None:
@@ -90,27 +69,6 @@ def test_thresholds_keep_up_exactly_however_near_the_limit(gap: float, classes: 
     assert found is not None
     n = tuple(int(k) for k in found[0])
     assert keeps_up(n, [Fraction(r) for r in rate], [Fraction(c) for c in work], Fraction(0.01))
-
-
-def test_without_the_accelerated_search_a_crossing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    rate, work = np.array([300.0, 170.0]), np.array([0.0025, 0.0014])
-    least = smallest_thresholds(means_of(rate, work, 0.01))
-    monkeypatch.setattr(wait_module, "_MAX_STEPS", 1)
-    crossing = smallest_thresholds(means_of(rate, work, 0.01))
-    assert least is not None
-    assert crossing is not None
-    assert (least[1], crossing[1]) == (True, False)
-    assert (crossing[0] >= least[0]).all()
-    assert (rate * (0.01 + crossing[0] @ work) < crossing[0]).all()
-
-
-@given(st.integers(2, 60))
-def test_a_demand_of_a_whole_number_needs_one_more(whole: int) -> None:
-    """λΔT = n exactly is not enough, and rounding must not let it pass."""
-    rate = whole / 0.3
-    found = smallest_thresholds(means_of([rate], [0.0], 0.3))
-    assert found is not None
-    assert found[0].tolist() == [whole + 1]
 
 
 models = st.builds(
@@ -176,25 +134,6 @@ def test_results_are_finite_and_thresholds_keep_up_and_fit(model: ServingModel) 
             assert following @ means.held > model.replica.capacity_tokens
 
 
-@given(models)
-def test_the_dial_runs_from_what_is_offered_to_what_memory_sustains(model: ServingModel) -> None:
-    rows = wait(model).dial
-    if rows:
-        limits = sustainable_rates(model)
-        memory = limits.get("kv_memory", limits.get("compute"))
-        assert rows[0].throughput_rps == pytest.approx(model.total_rate_rps)
-        assert rows[-1].throughput_rps == pytest.approx(memory)
-        assert rows[-1].kv_tokens == pytest.approx(model.replica.capacity_tokens)
-        for key in ("throughput_rps", "latency_s", "kv_tokens", "iteration_time_s"):
-            values = [getattr(row, key) for row in rows]
-            assert all(b >= a * (1 - 1e-12) for a, b in itertools.pairwise(values))
-
-
-def test_an_overload_has_no_thresholds() -> None:
-    result = wait(one_class(1000.0, d1=1.0))
-    assert (result.feasible, result.fits, result.thresholds, result.dial) == (False, False, None, ())
-
-
 def stationary_queue(arrivals: float, threshold: int) -> float:
     """Mean of W at the start of an iteration, from the transition matrix cut off far out."""
     size = 60 * threshold + 200
@@ -250,12 +189,6 @@ def simulated_waits(
     return float(np.mean(batches)), float(np.std(batches) / math.sqrt(31))
 
 
-@pytest.mark.parametrize(("rate", "threshold"), [(0.7, 1), (2.4, 3), (5.0, 8)])
-def test_the_wait_of_one_class_is_what_it_takes_in_simulation(rate: float, threshold: int) -> None:
-    found, error = simulated_waits((rate,), (threshold,), 1.0, (0.0,), seed=threshold)
-    assert abs(found - mean_wait(rate, 1.0, threshold, alone=True)) < 4.5 * error
-
-
 @pytest.mark.parametrize("rates", [(2.0, 2.0), (2.6, 0.4), (0.5, 2.5)])
 def test_the_wait_of_several_classes_is_within_its_bound(rates: tuple[float, float]) -> None:
     thresholds, each = (3, 3), (0.4, 0.4)
@@ -287,11 +220,6 @@ def test_the_bound_for_several_classes_is_scaled_by_the_dispersion_of_each(
     assert found - 4.5 * error < mean_wait(rates[0], 1.0, 3, alone=False, dispersion=dispersion)
 
 
-def test_the_bound_for_poisson_arrivals_does_not_hold_for_clusters() -> None:
-    found, error = simulated_waits((2.6, 0.4), (3, 3), 0.2, (0.4, 0.4), seed=7, cv=5.0)
-    assert found - 4.5 * error > mean_wait(2.6, 1.0, 3, alone=False)
-
-
 @given(st.floats(0.05, 0.999), st.integers(1, 60), st.floats(1e-6, 1e6))
 def test_batches_of_poisson_arrivals_wait_for_what_is_left_over(
     utilisation: float, threshold: int, rate: float
@@ -300,48 +228,3 @@ def test_batches_of_poisson_arrivals_wait_for_what_is_left_over(
     service = utilisation * threshold / rate
     left = queue_at_start(rate * service, threshold, alone=True) - threshold
     assert batch_wait_s(rate, 1.0, threshold, service) * rate == pytest.approx(left, rel=1e-4, abs=1e-9)
-
-
-@given(st.floats(0.01, 100.0), st.integers(1, 10**6), st.floats(1e-9, 1.0), st.floats(1e-9, 1e9))
-def test_batches_wait_no_longer_than_the_bound(cv: float, threshold: int, spare: float, rate: float) -> None:
-    """Daley's bound for GI/D/1 queues; and what gamma gaps add to a full queue is a share of it near 1."""
-    load_of_it = 1 - spare
-    assume(load_of_it > 0)
-    found = batch_wait_s(rate, cv, threshold, load_of_it * threshold / rate)
-    bound = load_of_it * (2 - load_of_it) * cv**2 / (2 * spare * rate)
-    assert 0 <= found <= bound * (1 + 1e-5)
-    if spare < 1e-3 and threshold < cv**2:
-        assert found > 0.9 * bound
-
-
-@pytest.mark.parametrize("cv", [0.5, 4.0])
-def test_waits_of_a_model_are_those_of_its_gaps(cv: float) -> None:
-    poisson = ServingModel(
-        tuple(RequestClass(str(d), 10, (d,), (1.0,), 5.0 * d) for d in (10, 30)),
-        Timing(0.01, 1e-6),
-        Replica(10**6),
-    )
-    clustered = dataclasses.replace(poisson, arrivals=ArrivalProcess(cv))
-    before, after = wait(poisson), wait(clustered)
-    assert before.thresholds == after.thresholds
-    for one, other, share in zip(before.classes, after.classes, (0.25, 0.75), strict=True):
-        assert one.dispersion == 1
-        assert other.dispersion == pytest.approx(max(1.0, 1 + share * (cv**2 - 1)))
-        assert other.mean_wait_bound_s is not None
-        assert one.mean_wait_bound_s is not None
-        assert other.latency_s is not None
-        assert one.latency_s is not None
-        longer = other.mean_wait_bound_s - one.mean_wait_bound_s
-        assert longer >= 0
-        assert other.latency_s - one.latency_s == pytest.approx(longer, abs=1e-12)
-
-
-def test_arrivals_that_no_law_describes_have_no_waits() -> None:
-    model = one_class(50.0)
-    trace = Recorded(np.arange(3.0), np.full(3, 10), np.full(3, 10))
-    for found in (
-        wait(dataclasses.replace(model, arrivals=ArrivalProcess(trace=trace))),
-        wait(model, arrivals_known=False),
-    ):
-        assert found.thresholds == wait(model).thresholds
-        assert [(c.mean_wait_bound_s, c.latency_s, c.dispersion) for c in found.classes] == [(None,) * 3]

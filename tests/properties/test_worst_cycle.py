@@ -1,7 +1,6 @@
 """Worst cycles: closed forms against exact runs of the slow map, and which of them is reported when (theory §3)."""
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
@@ -9,13 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from every import every
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
-from oracles import SlowMap, count_roots, stage_weights, survival_polynomial
-from strategies import mix_model, models, request_rows
+from oracles import SlowMap, count_roots
+from strategies import mix_model, request_rows
 
-from kvplan.analysis import roots
-from kvplan.analysis.equilibrium import saturation, sustainable_rate
+from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.fluid_map import Run, collapsed_starts, fluid_map, run
 from kvplan.analysis.stability import stability
 from kvplan.analysis.worst_cycle import (
@@ -28,7 +26,7 @@ from kvplan.analysis.worst_cycle import (
     simulate_collapsed,
     worst_cycle,
 )
-from kvplan.model import ServingModel, Timing, Weights
+from kvplan.model import Timing, Weights
 
 
 class Pulses(NamedTuple):
@@ -170,39 +168,6 @@ def test_the_pulse_is_called_stable_iff_an_exact_count_says_so(case: Pulses) -> 
         assert pulse_is_stable(w, case.g) == (exact.on == exact.outside == 0)
 
 
-def test_one_circle_tells_whether_a_pulse_is_stable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its largest root takes dozens, each as long as all else that is said of outputs of 100,000 tokens."""
-    circles = []
-    expand = roots.expand_on_circle
-    monkeypatch.setattr(roots, "expand_on_circle", lambda w: circles.append(w.size) or expand(w))
-    short, long = 100 + np.arange(1.0, 2001), 0.1 * (100 + np.arange(2001.0, 4001))
-    assert not pulse_is_stable(np.append(short, long), 2)
-    assert circles == [2000]
-
-
-@given(pulses(), st.integers(0, 2**32 - 1))
-def test_a_stable_pulse_attracts_its_neighbourhood_and_another_does_not(case: Pulses, seed: int) -> None:
-    """Start near the pulse, small cohorts in between: back within twenty recovery times, or away."""
-    moduli = np.abs(np.roots([float(x) for x in case.sampled()]))
-    radius = float(moduli.max(initial=0.0))
-    assume(abs(radius - 1) > 0.02)
-    cycle = case.cycle()
-    random = np.random.default_rng(seed)
-    masses = np.array([float(m) for m in case.state(Fraction(cycle.throughput))])
-    near = masses * random.uniform(0.998, 1.002, masses.size)
-    near += 1e-3 * cycle.throughput * random.uniform(0, 1, masses.size)
-    near *= float(case.memory) / float(near @ [float(w) for w in case.survival()])
-    pulses_done = math.ceil(20 / abs(radius - 1)) + 40 * case.longest
-    history = case.run(near.tolist(), case.g * pulses_done)
-    per_pulse = history.throughput.reshape(-1, case.g).sum(axis=1)
-    away = np.abs(per_pulse[-2 * case.longest :] / (cycle.throughput * case.g) - 1).max()
-    assert (away < 1e-6) == (radius < 1)
-    if radius < 1:
-        last = slice(-case.g * 2 * case.longest, None)
-        assert history.evicted[last].mean() == pytest.approx(cycle.evictions, rel=1e-5)
-        assert history.in_flight[last].mean() == pytest.approx(cycle.in_flight, rel=1e-5)
-
-
 @every("p", [Fraction(1, 10), Fraction(1, 4), Fraction(2, 5), Fraction(1, 2), Fraction(4, 5)])
 @every("input_tokens", range(0, 20, 2))
 def test_pulses_of_lengths_2_and_4_are_stable_iff_p_times_s_plus_4_exceeds_2(
@@ -224,29 +189,6 @@ def test_pulses_of_lengths_2_and_4_are_stable_iff_p_times_s_plus_4_exceeds_2(
         assert cycle.evictions_per_iteration == pytest.approx(
             float(x * (4 - 2 * p) / (2 * (s + 1))), rel=1e-12
         )
-
-
-@every(
-    ("input_tokens", "decode", "prefill"),
-    [
-        (s, d, prefill)
-        for s, d in ((0, 2), (2, 3), (2, 4), (1155, 211), (50, 1000))
-        for prefill in ("disaggregated", "fused", "inline")
-        if s > 0 or prefill != "inline"
-    ],
-)
-def test_one_length_loses_d_minus_1_over_twice_s_plus_d(input_tokens: int, decode: int, prefill: str) -> None:
-    """x_w = M/(n·w(n-1)); loss (d-1)/(2(s+d)); `inline` as (s-1, d+1)."""
-    s, d = (input_tokens - 1, decode + 1) if prefill == "inline" else (input_tokens, decode)
-    model = mix_model((input_tokens, decode, 1.0), memory=10**6, prefill=prefill)
-    found = worst_cycle(model, stability(model), None)
-    assert found.kind is CycleKind.HOMOGENEOUS
-    assert found.period == d
-    assert found.throughput_per_iteration == pytest.approx(10**6 / (d * (s + d)), rel=1e-12)
-    assert found.loss == pytest.approx((d - 1) / (2 * (s + d)), rel=1e-9)
-    assert found.loss < 0.5
-    x = found.throughput_per_iteration
-    assert found.evictions_per_iteration == pytest.approx(x * (d - 1) / (s + 1), rel=1e-12)
 
 
 @given(st.integers(1, 8), st.integers(0, 50), st.data())
@@ -354,76 +296,3 @@ def test_wall_clock_is_completions_over_the_times_of_the_iterations(
         held, read_weights, share, np.array([float(s) for s, _, _ in rows]), float(case.memory)
     )
     assert cycle_throughput_rps(model, cycle) == pytest.approx(completed / seconds, rel=1e-9)
-
-
-def test_kinds_follow_the_rules_of_the_report() -> None:
-    """none, homogeneous, pulse, simulated: product.md, "Rules"."""
-
-    def kind(*rows: tuple[int, int, float], **limits: int) -> CycleKind:
-        model = mix_model(*rows, memory=10_000, **limits)
-        return worst_cycle(model, stability(model), None).kind
-
-    assert kind((5, 1, 1.0)) is CycleKind.NONE  # a single stage
-    assert kind((5, 1, 1.0), (50, 1, 2.0)) is CycleKind.NONE
-    assert kind((5, 7, 1.0)) is CycleKind.HOMOGENEOUS
-    assert kind((5, 7, 1.0), (90, 7, 2.0)) is CycleKind.HOMOGENEOUS  # all lengths equal, inputs not
-    assert kind((10, 2, 1.0), (10, 4, 1.0)) is CycleKind.PULSE
-    assert kind((1, 4, 1.0), (1, 6, 1.0)) is CycleKind.SIMULATED  # its pulse is unstable
-    assert kind((1, 4, 1.0), (1, 5, 1.0)) is CycleKind.SIMULATED  # below the smallest stable input
-    assert kind((20, 4, 1.0), (20, 5, 1.0)) is CycleKind.NONE  # stable
-    # never more than one page, however long, and one more at the end
-    assert kind((5, 7, 1.0), (9, 6, 1.0), block_tokens=16) is CycleKind.NONE
-    assert kind((5, 7, 1.0), (9, 8, 2.0), block_tokens=16) is not CycleKind.NONE
-    # the longest request holds 12 tokens: 833 of them fit, 834 do not
-    assert kind((5, 7, 1.0), (1, 6, 1.0), max_num_seqs=833) is CycleKind.NONE
-    assert kind((5, 7, 1.0), (1, 6, 1.0), max_num_seqs=2000) is not CycleKind.NONE
-    assert kind((5, 7, 1.0), max_num_seqs=833) is CycleKind.NONE
-    assert kind((5, 7, 1.0), max_num_seqs=834) is CycleKind.HOMOGENEOUS
-
-
-@given(models(max_decode=6, max_input=60, max_classes=3, limits=True), st.sampled_from([0.7, 1.0]))
-def test_the_block_is_consistent_with_itself(model: ServingModel, part: float) -> None:
-    """Loss, danger zone, and nulls, for any model, whatever part of the sustainable rate it recovers from."""
-    local, (_, sustainable) = stability(model), sustainable_rate(model)
-    recovers = part * sustainable
-    found, full = worst_cycle(model, local, recovers), saturation(model)
-    assert 0 <= found.loss < 1
-    ratio = found.throughput_per_iteration / full.admissions_per_iteration
-    assert found.loss == pytest.approx(max(0, 1 - ratio), abs=1e-12)
-    if found.danger_zone_rps is None:
-        assert recovers == sustainable
-    else:
-        assert found.danger_zone_rps == (recovers, sustainable)
-        assert recovers < sustainable
-    if found.kind is CycleKind.NONE:
-        assert (found.loss, found.evictions_per_iteration, found.period) == (0, 0, None)
-        assert found.throughput_per_iteration == full.admissions_per_iteration
-        assert found.throughput_rps == full.throughput_rps
-    elif (
-        found.kind is CycleKind.SIMULATED
-    ):  # beside an equilibrium whose disturbances die out slowly, if at all
-        assert 3 * model.mix.stages.max() * (1 - local.spectral_radius) < 1 or not local.certified
-    else:
-        assert not (local.stable and local.certified)
-    assert (found.iterations is None) == (found.kind is not CycleKind.SIMULATED)
-    for i, (c, alone) in enumerate(zip(model.classes, found.classes, strict=True)):
-        single = replace(model, classes=(c,))
-        assert alone.name == model.classes[i].name
-        stages = {len(stage_weights(model.replica.prefill, c.input_tokens, d)) for d in c.decode_tokens}
-        if alone.kind is None:
-            assert len(stages) > 1
-            assert (alone.throughput_rps, alone.loss, alone.period) == (None, None, None)
-            continue
-        same = worst_cycle(single, stability(single), None)
-        assert (alone.kind, alone.loss, alone.period) == (same.kind, same.loss, same.period)
-        assert alone.throughput_per_iteration == same.throughput_per_iteration
-        assert alone.throughput_rps == same.throughput_rps
-        assert alone.evictions_per_iteration == same.evictions_per_iteration
-
-
-def test_one_token_to_spare_and_survival_polynomials_of_distributions() -> None:
-    """A request that fills memory but for a token still has a worst cycle."""
-    model = mix_model((60, 39, 1.0), memory=100)
-    found = worst_cycle(model, stability(model), None)
-    assert found.throughput_per_iteration == pytest.approx(100 / (39 * 99), rel=1e-12)
-    assert survival_polynomial([(stage_weights("disaggregated", 2, 2), Fraction(1))]) == [3, 4]

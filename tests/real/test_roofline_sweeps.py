@@ -5,16 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from learn_roofline import (
-    SWEEPS,
-    Ratio,
-    bands,
-    factors,
-    gpus,
-    held_out,
-    read_points,
-    ttft_factors,
-)
+from learn_roofline import SWEEPS, Ratio, bands, factors, gpus, held_out, read_points, ttft_factors
 from scoreboard.learning import Load, learn
 
 from kvplan.ingest.model.config import read_model

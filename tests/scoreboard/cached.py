@@ -13,7 +13,7 @@ from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.played import Law, mean_times, requests_of
 from kvplan.ingest.timing.samples import Point
 from kvplan.model import Replica, RequestClass, ServingModel
-from kvplan.model.reuse import SharedPrompt
+from kvplan.model.sessions import SharedPrompt
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.sessions import with_shared_prompts
 from scoreboard.hidden import Times, unmeasured

@@ -13,7 +13,6 @@ from strategies import mix_model
 from tiers import examples
 
 from kvplan.model import FloatArray, Plan, Prefill, ServingModel, Timing
-from kvplan.profile.reading import parse_profile
 from kvplan.simulation.backlog import Backlog, Mark, blocks_needed, joined
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests, chosen, saturated
@@ -166,16 +165,6 @@ def test_what_is_lost_is_not_served() -> None:
     assert after.evicted > before.evicted
 
 
-def test_runs_that_are_gone_on_with_are_those_made_at_once() -> None:
-    """And draw the same requests, however many are asked for at a time."""
-    model = mix_model((5, (4, 9), 1.0), (0, 7, 2.0), memory=300, timing=LAW)
-    pieces, whole = (Backlog(model, Plan(), Settings("greedy", {}), SEED) for _ in range(2))
-    for _ in range(10):
-        marked = pieces.on(700)
-    assert marked == pytest.approx(whole.on(7000), rel=1e-12)
-    assert marked.completed > 2 * 4096  # beyond the requests that were drawn at first
-
-
 def rows_of(run: Backlog, parts: int, iterations: int) -> FloatArray:
     marks = [run.mark(), *(run.on(iterations) for _ in range(parts))]
     return np.diff(np.array(marks, dtype=np.float64), axis=0)
@@ -190,48 +179,3 @@ def test_time_under_another_law_is_that_of_a_run_under_it() -> None:
     found = run.seconds(rows_of(run, 5, 300), other)
     sums = rows_of(known, 5, 300)
     assert found == pytest.approx(sums[:, Mark._fields.index("busy_s")], rel=1e-12)
-
-
-def test_the_queue_never_runs_dry() -> None:
-    """Where the replica takes thousands at once, and they all leave together."""
-    run = Backlog(mix_model((0, 2, 1.0), memory=6000), Plan(), Settings("greedy", {}), SEED)
-    assert run.on(60).completed > 60 * 2000 / 2
-    assert run.never_ran_dry
-
-
-def test_a_replica_that_can_serve_nobody_is_stuck() -> None:
-    run = Backlog(mix_model((3, (2, 40), 1.0), memory=20), Plan(), Settings("greedy", {}), SEED)
-    run.on(10_000)
-    assert run.stuck
-
-
-@pytest.mark.parametrize(
-    "law",
-    [
-        "1000",
-        "{ 990 = 1, 1000 = 1, 1010 = 1 }",
-        "{ 990 = 7, 1000 = 7, 1010 = 7 }",
-        "{ uniform = [900, 1100] }",
-        "{ geometric = 1000 }",
-        "{ lognormal = { mean = 1000, cv = 0.8 } }",
-    ],
-)
-def test_what_is_served_is_counted_in_requests_whatever_law_prompts_have(law: str) -> None:
-    """Footprint, tokens and prompts of a long run, over those of a request in the mean, are its completions."""
-    text = f"""
-        schema = 1
-        name = "a"
-        gpu = {{ memory_tokens = 60_000, block_tokens = 16 }}
-        timing = {{ d0 = "10 ms" }}
-        classes = [{{ name = "a", input = {law}, decode = {{ 20 = 1, 40 = 1 }}, rate = 1 }}]
-    """
-    model = parse_profile("\n".join(map(str.strip, text.splitlines())).encode(), "a").model
-    run = Backlog(model, Plan(), Settings("vllm", {}), [1])
-    run.on(500)
-    before = run.mark()
-    after, means = run.on(20_000), run.means()
-    completed = after.completed - before.completed
-    assert completed > 20_000
-    for name in means._fields:
-        served = (getattr(after, name) - getattr(before, name)) / getattr(means, name)
-        assert served == pytest.approx(completed, rel=0.02), name

@@ -16,7 +16,6 @@ from result_files import (
     metric,
     report,
     stage,
-    summary,
 )
 
 from kvplan.errors import UsageError
@@ -87,16 +86,6 @@ def test_the_backend_of_a_client_is_an_engine_only_by_an_engines_name() -> None:
         assert sweep(VLLM | {"backend": backend}).deployment.engine == engine
 
 
-def test_without_a_limit_all_requests_are_in_flight_at_once() -> None:
-    assert point(VLLM | {"max_concurrency": None}).concurrency == 100
-
-
-def test_a_rate_that_was_kept_up_with_is_a_rate_though_the_last_requests_take_their_time() -> None:
-    """100 requests at 4/s are sent in 25 s; the last is done after an E2E of 0.25 + 199 · 0.02 = 4.23 s."""
-    kept = VLLM | {"request_rate": 4.0, "max_concurrency": None, "request_throughput": 100 / 29.23}
-    assert (point(kept).rate_rps, point(kept).concurrency) == (4.0, None)
-
-
 def test_beyond_what_the_engine_keeps_up_with_requests_in_flight_follow_from_littles_law() -> None:
     """2 completed per second, 4.23 s each, are 8.46 in flight."""
     late = VLLM | {"request_rate": 4.0, "max_concurrency": None}
@@ -104,37 +93,11 @@ def test_beyond_what_the_engine_keeps_up_with_requests_in_flight_follow_from_lit
     assert point(late | {"max_concurrency": 5}).concurrency == 5
 
 
-def test_lengths_that_vllm_drew_are_spread_as_its_lists_are() -> None:
-    """800 … 1200 evenly, and outputs 150 and 250 in turn, whose standard deviation 50 is that of 200 ± 87."""
-    drawn = {"input_lens": list(range(800, 1201)), "output_lens": [150, 250] * 200 + [200], "completed": 401}
-    totals = {"total_input_tokens": 401_000, "total_output_tokens": 80_200}
-    found = point(VLLM | drawn | totals)
-    assert found.inputs == pytest.approx((800, 1200), abs=1)
-    assert found.outputs == pytest.approx((200 - 86.5, 200 + 86.5), abs=1)
-
-
-def test_requests_that_failed_have_no_part_in_the_spread_of_lengths() -> None:
-    found = point(VLLM | {"input_lens": [1000, 1000, 5000], "output_lens": [200, 200, 0]})
-    assert (found.inputs, found.outputs) == ((1000, 1000), (200, 200))
-
-
-def test_lengths_that_sglang_was_to_draw_go_from_a_share_to_the_whole() -> None:
-    found = sweep(SGLANG)
-    (one,) = found.points
-    assert (one.inputs, one.outputs) == ((500, 1000), (100, 200))
-    assert (one.concurrency, one.e2e_s) == (16, 3.0)
-    assert found.deployment.engine == "sglang"
-
-
 def test_tokens_that_the_cache_had_are_counted_for_each_prompt() -> None:
     assert point(VLLM | {"total_cached_tokens": 38_000}).cached_tokens == 380
     assert sweep(SGLANG | {"total_cached_tokens": None}).points[0].cached_tokens == 0
     with pytest.raises(UsageError, match=r":1: 1,010 tokens cached of a prompt of 1,000"):
         point(VLLM | {"total_cached_tokens": 101_000})
-
-
-def test_speculative_runs_are_told_apart() -> None:
-    assert sweep(SGLANG | {"accept_length": 2.6}).group == "sglang, speculative decoding"
 
 
 @every(
@@ -171,12 +134,6 @@ def test_inferencemax_draws_lengths_and_counts_tokens_of_each_gpu() -> None:
     assert found.notes == ()
 
 
-def test_medians_of_inferencemax_are_taken_where_there_are_no_means_and_that_is_said() -> None:
-    found = sweep({key: value for key, value in INFERENCEMAX.items() if not key.startswith("mean")})
-    assert (found.points[0].ttft_s, found.points[0].tpot_s) == (0.1, 0.01)
-    assert found.notes == ("medians are taken for means, which are not there",)
-
-
 def test_deployments_of_inferencemax_are_told_apart_and_split_ones_left_out() -> None:
     spread_out = {"ep": 4, "dp_attention": "true", "spec_decoding": "mtp", "framework": "trt"}
     found = read(INFERENCEMAX, INFERENCEMAX | spread_out, INFERENCEMAX | {"disagg": True})
@@ -185,14 +142,6 @@ def test_deployments_of_inferencemax_are_told_apart_and_split_ones_left_out() ->
         "openai/gpt-oss-120b, b200, trtllm, TP4, fp4, EP4, DP attention, mtp",
     ]
     assert found[0].left_out == (LeftOut("prefill and decode on machines of their own", 1, 3),)
-
-
-def test_inferencemax_is_read_from_csv_too() -> None:
-    columns = ("hw", "conc", "isl", "osl", "mean_tpot", "mean_ttft")
-    lines = [",".join(columns) + "\n", ",".join(str(INFERENCEMAX[name]) for name in columns) + "\n"]
-    (found,) = parse_samples(lines, "file")
-    assert isinstance(found, Sweep)
-    assert (found.points[0].concurrency, found.points[0].tpot_s) == (64, 0.011)
 
 
 @every(
@@ -211,28 +160,6 @@ def test_inferencemax_is_read_from_csv_too() -> None:
 def test_every_strategy_of_guidellm_is_a_load(strategy: dict[str, Any], load: tuple[Any, ...]) -> None:
     found = point(report(guidellm(strategy)))
     assert (found.concurrency, found.rate_rps, found.evenly) == load
-
-
-def test_guidellms_time_between_tokens_leaves_the_first_token_out() -> None:
-    found = sweep(report(guidellm({"type_": "concurrent", "streams": 8})))
-    (one,) = found.points
-    assert (one.ttft_s, one.tpot_s, one.e2e_s, one.throughput_rps) == pytest.approx((0.2, 0.018, 2.0, 4.0))
-    assert (one.inputs, one.outputs, one.requests) == ((512, 512), (101, 101), 80)
-    assert found.group == "org/model"
-
-
-def test_guidellms_lengths_are_spread_by_their_standard_deviation() -> None:
-    """Evenly from 412 to 612: a standard deviation of 100 / √3."""
-    varied = guidellm({"type_": "synchronous"}, prompt_token_count=summary(512.0, 57.735))
-    assert point(report(varied)).inputs == (412, 612)
-
-
-def test_answers_that_were_not_streamed_have_no_time_to_the_first_token() -> None:
-    unstreamed = {
-        name: summary(0.0, count=0) for name in ("time_to_first_token_ms", "inter_token_latency_ms")
-    }
-    found = point(report(guidellm({"type_": "synchronous"}, **unstreamed)))
-    assert (found.ttft_s, found.tpot_s, found.e2e_s) == (None, None, 2.0)
 
 
 def test_guidellm_before_0_4_has_its_strategy_among_the_arguments_and_totals_beside_the_metrics() -> None:
@@ -310,14 +237,6 @@ def test_inference_perfs_time_between_tokens_is_taken_from_e2e_and_ttft() -> Non
     )
 
 
-@pytest.mark.parametrize(("achieved", "done"), [(8.0, 7.9), (10.0, 7.9)])
-def test_a_client_that_cannot_send_more_and_an_engine_that_cannot_serve_more_are_closed_loops(
-    achieved: float, done: float
-) -> None:
-    found = point(stage(10.0, achieved, done, 4.0))
-    assert (found.concurrency, found.rate_rps) == (round(7.9 * 4), None)
-
-
 def test_a_stage_of_fixed_concurrency_is_a_closed_loop() -> None:
     fixed = stage(10.0, 10.0, 9.9, 0.73)
     fixed["load_summary"]["concurrency"] = 6
@@ -355,16 +274,6 @@ def test_forward_passes_are_iterations(document: dict[str, Any]) -> None:
     assert found.seconds.tolist() == [0.025]
     assert not found.hidden_prefill
     assert found.notes == ()
-
-
-def test_heartbeats_of_an_idle_engine_are_left_out() -> None:
-    idle = {"worker_id": "w", "wall_time": 0.0, "scheduled_requests": {}, "queued_requests": {}}
-    assert samples(FORWARD_PASS, idle).left_out == (LeftOut("nothing was generated", 1, 2),)
-
-
-def test_times_of_the_gpu_alone_are_called_so() -> None:
-    (note,) = samples(FORWARD_PASS | {"timing_scope": "execute_model_cuda"}).notes
-    assert "GPU alone" in note
 
 
 def without(document: dict[str, Any], path: str) -> dict[str, Any]:
@@ -454,9 +363,3 @@ def test_results_that_cannot_be_used_are_refused_with_line_and_key(document: Any
 def test_documents_that_are_no_json_are_refused_with_the_line(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}"):
         parse_samples(text.splitlines(keepends=True), "file")
-
-
-def test_a_document_that_is_too_long_is_refused() -> None:
-    endless = ('"' + "x" * 1_000_000 + '",\n' for _ in range(100))
-    with pytest.raises(UsageError, match=r"^file: a JSON document of more than 64 MB$"):
-        parse_samples((line for part in (["{\n"], endless) for line in part), "file")

@@ -11,8 +11,7 @@ from oracles import stage_weights
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 from kvplan.model.streams import Stream, class_streams, session_stream
 
 THINK = Exponential(3.0)
@@ -77,27 +76,6 @@ def test_kinds_of_prompts_keep_the_means() -> None:
     assert sum(k.share * k.asked_for for k in stream.prompts) == pytest.approx(32 + stream.reused)
 
 
-def test_a_session_of_one_turn_reuses_nothing() -> None:
-    one = Lengths.of({10: 1.0})
-    stream = session_stream(Sessions(one, one, one, Lengths.of({1: 1.0}), THINK), 1.0, Prefill.FUSED, 1)
-    assert (stream.rate_rps, stream.prompt, stream.left) == pytest.approx((1.0, 10.0, 19.0))
-    assert stream.reused == pytest.approx(0, abs=1e-12)
-
-
-def test_geometric_turns() -> None:
-    one = Lengths.of({10: 1.0})
-    sessions = Sessions(one, one, one, Lengths.geometric(6.0), THINK)
-    stream = session_stream(sessions, 6.0, Prefill.FUSED, 1)
-    # s = 10 + 20·(j - 1), and a turn is followed by another with probability 5/6
-    assert (sessions.turns.mean, stream.prompt) == pytest.approx((6.0, 10 + 20 * 5))
-    assert stream.reused == pytest.approx(5 / 6 * stream.left)
-
-
-def test_the_longest_turn_of_a_session() -> None:
-    laws = {name: Lengths.of(law) for name, law in LAWS.items()}
-    assert Sessions(**laws, think=THINK, shared=3).longest == 3 + 12 + 3 * (7 + 9) + 9
-
-
 def stream_of(
     decode: dict[int, float], reuse: Reuse | None, *shared: SharedPrompt, s: int = 100, b: int = 16
 ) -> Stream:
@@ -114,34 +92,10 @@ def test_a_class_leaves_its_full_pages() -> None:
     assert (stream.reused, stream.gap, stream.prompts[1].share) == (0, None, 0)
 
 
-@every(
-    ("tokens", "found"),
-    [
-        (0.5, 64),
-        (1.0, 96),
-        (50, 48),
-        (10**6, 96),
-        (96, 96),
-        (15, 0),
-    ],
-)
+@every(("tokens", "found"), [(0.5, 64), (1.0, 96), (50, 48), (10**6, 96), (96, 96), (15, 0)])
 def test_reuse_is_of_full_pages_that_a_prompt_can_find(tokens: float, found: int) -> None:
     stream = stream_of({40: 1.0}, Reuse(tokens, 0.25, THINK))
     assert (stream.reused, stream.reused_squares) == (found / 4, found**2 / 4)
-
-
-def test_one_token_is_always_computed() -> None:
-    """All 96 tokens are shared, in full pages: a look-up finds 80."""
-    stream = stream_of({40: 1.0}, None, SharedPrompt(96), s=96)
-    assert stream.shared == (SharedPrompt(80),)
-
-
-def test_what_is_shared_is_not_left_for_oneself() -> None:
-    """Of 128 tokens 32 are shared by half of the requests, 64 by a quarter; 96 are asked for again."""
-    stream = stream_of({40: 1.0}, Reuse(1.0, 0.5, THINK), SharedPrompt(47, 0.5), SharedPrompt(64, 0.25))
-    assert [p.tokens for p in stream.shared] == [32, 64]
-    assert stream.left == 0.5 * 96 + 0.25 * 64 + 0.25 * 128
-    assert stream.reused == 0.5 * (0.5 * 64 + 0.25 * 32 + 0.25 * 96)
 
 
 @pytest.mark.parametrize("gap", [Exponential(3.0), Lognormal(2.0, 0.7), Quantiles((0.5, 2.0, 2.0, 7.0))])
@@ -154,9 +108,3 @@ def test_laws_of_gaps_integrate_and_slope_as_they_should(gap: Gap) -> None:
     if not isinstance(gap, Quantiles):
         rise = (gap.until(2.001)[0] - gap.until(1.999)[0]) / 0.002
         assert gap.density(2.0) == pytest.approx(rise, rel=1e-5)
-
-
-def test_the_slope_of_quantiles_holds_all_of_them() -> None:
-    gap = Quantiles((0.5, 2.0, 3.0, 7.0))
-    at = np.linspace(0, 12, 12_001)
-    assert sum(gap.density(float(g)) for g in at) * 0.001 == pytest.approx(1, abs=0.01)

@@ -16,7 +16,7 @@ from tiers import examples
 
 from kvplan.engine import EngineName
 from kvplan.model import ArrivalProcess, Engine, Plan, Prefill, Replica, ServingModel, Timing
-from kvplan.simulation.open_run import OpenRun, Queue
+from kvplan.simulation.backlog import OpenRun, Queue
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.study import drain as study

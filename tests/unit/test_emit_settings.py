@@ -28,8 +28,8 @@ from kvplan.model import (
 )
 from kvplan.model.drafts import Drafts
 from kvplan.model.gaps import Exponential
-from kvplan.model.offload import Offload
-from kvplan.model.reuse import Reuse
+from kvplan.model.replica import Offload
+from kvplan.model.sessions import Reuse
 from kvplan.report.assembly import Report
 from kvplan.show import settings
 from kvplan.simulation.policies import POLICIES

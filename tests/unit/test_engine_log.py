@@ -1,12 +1,10 @@
 """KV capacity out of engines' logs: every form, the right start, and what is assumed is said."""
 
-from pathlib import Path
-
 import pytest
 from every import every
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.engine_log import EngineLimits, parse_engine_log, read_engine_log
+from kvplan.ingest.engine_log import EngineLimits, parse_engine_log
 
 BLOCKS = "INFO 01-30 03:19:14 kv_cache_utils.py:395] # GPU blocks: 1381\n"
 TOKENS = "INFO 02-19 23:56:55 kv_cache_utils.py:524] GPU KV cache size: 32,000 tokens\n"
@@ -83,19 +81,10 @@ def test_blocks_have_the_size_that_the_engine_arguments_state(stated: str) -> No
     assert (found.memory_tokens, found.block_tokens, found.notes) == (1381 * 32, 32, ())
 
 
-def test_the_end_of_a_longer_name_is_not_the_block_size() -> None:
-    assert parsed("mamba_block_size=64, mamba-block-size 64\n", BLOCKS).block_tokens == 16
-
-
 def test_vllm_arguments_give_the_limits() -> None:
     assert limits(parsed(SERVER, ARGUMENTS, TOKENS)) == (32, 32, 8192)
     chunked = "INFO [scheduler.py:205] Chunked prefill is enabled with max_num_batched_tokens=2048.\n"
     assert limits(parsed(chunked, TOKENS)) == (None, None, 2048)
-
-
-def test_a_limit_that_no_profile_can_have_limits_nothing() -> None:
-    endless = ARGUMENTS.replace("'max_num_seqs': 32", f"'max_num_seqs': {'1' * 5000}")
-    assert limits(parsed(SERVER, endless, TOKENS)) == (32, None, 8192)
 
 
 def test_sglang_states_limits_in_one_line() -> None:
@@ -124,16 +113,6 @@ def test_limits_of_an_earlier_start_are_not_borrowed() -> None:
     assert limits(parsed(*TENSORRT, TENSORRT[1])) == (None, None, None)
 
 
-def test_limits_of_a_start_that_failed_are_not_borrowed() -> None:
-    assert limits(parsed(SERVER, ARGUMENTS, "out of memory\n", SERVER, TOKENS)) == (None, None, None)
-
-
-def test_an_engine_started_after_another_is_another_start() -> None:
-    found = parsed(TOKENS, SGLANG)
-    assert (found.engine, found.memory_tokens) == ("SGLang", 2_086_558)
-    assert len(found.notes) == 1
-
-
 def test_ranks_that_agree_are_one_start() -> None:
     ranks = [POOL.format(rank=rank, tokens=60_000) for rank in range(4)]
     total = SGLANG.replace("45]", "45 TP0]").replace("2086558", "60000")
@@ -143,18 +122,6 @@ def test_ranks_that_agree_are_one_start() -> None:
     assert parsed(*ranks, total).block_tokens == 1
 
 
-def test_ranks_that_disagree_give_the_smallest() -> None:
-    found = parsed(*(POOL.format(rank=rank, tokens=60_000 - rank % 2) for rank in range(4)))
-    assert (found.memory_tokens, found.line) == (59_999, 4)
-    assert found.notes == ("4 ranks of this start state from 59,999 to 60,000 tokens; the smallest counts",)
-
-
-def test_workers_without_a_name_are_one_start_if_they_speak_in_one_second() -> None:
-    found = parsed(TOKENS, TOKENS.replace("32,000", "31,984"))
-    assert found.memory_tokens == 31_984
-    assert found.notes == ("2 ranks of this start state from 31,984 to 32,000 tokens; the smallest counts",)
-
-
 def test_the_total_of_sglang_counts_before_its_pools() -> None:
     """A draft model has a pool of its own, before the total."""
     pools = [POOL.format(rank=0, tokens=60_000), POOL.format(rank=0, tokens=61_000)]
@@ -162,12 +129,6 @@ def test_the_total_of_sglang_counts_before_its_pools() -> None:
     found = parsed(*pools, draft, SGLANG.replace("2086558", "60000"))
     assert (found.memory_tokens, found.line, found.notes) == (60_000, 4, ())
     assert parsed(*pools).notes == ("a rank states several KV pools; its last one counts",)
-
-
-def test_pools_after_a_total_belong_to_the_next_start() -> None:
-    found = parsed(SGLANG, POOL.format(rank=0, tokens=60_000))
-    assert found.memory_tokens == 60_000
-    assert found.max_num_seqs is None
 
 
 @pytest.mark.parametrize("name", ["(EngineCore_DP{} pid=7{})", "(EngineCore_{} pid=7{})", "Engine 00{} {}:"])
@@ -193,20 +154,6 @@ def test_every_engine_is_compared_with_its_own_concurrency() -> None:
     assert not any("concurrency" in note for note in found.notes)
 
 
-def test_a_concurrency_that_does_not_fit_is_said() -> None:
-    """2048 tokens 21.58 times are 44,196, twice 1381 blocks of 16: the blocks were of 32."""
-    (_, note) = parsed(BLOCKS, "Maximum concurrency for 2048 tokens per request: 21.58x\n").notes
-    assert note.startswith(
-        "the log's maximum concurrency, 21.58 times 2,048 tokens, makes 44,196 tokens, +100% of the capacity"
-    )
-
-
-@pytest.mark.parametrize(("length", "factor", "blocks"), [(29_000, "0.82", 1478), (2048, "10.79", 1381)])
-def test_a_rounded_concurrency_fits(length: int, factor: str, blocks: int) -> None:
-    concurrency = f"Maximum concurrency for {length} tokens per request: {factor}x"
-    assert len(parsed(f"# GPU blocks: {blocks}", concurrency).notes) == 1  # that of the block size
-
-
 def test_no_statement_is_an_error_that_names_what_is_looked_for() -> None:
     with pytest.raises(
         UsageError, match=r"serve\.log: states no KV capacity; .*max_total_num_tokens.*GPU KV cache size"
@@ -228,29 +175,6 @@ def test_a_capacity_that_cannot_be_is_an_error_with_its_line(line: str, seen: st
         parsed("first\n", line)
     assert caught.value.line == 2
     assert len(str(caught.value)) < 400
-
-
-def test_colours_control_characters_and_long_lines_do_no_harm() -> None:
-    found = parsed(
-        f"\x1b[32mINFO\x1b[0m 02-19\x07 {'x' * 500} GPU KV cache size: \x1b[1m32,000\x1b[0m tokens{'y' * 500}"
-    )
-    assert found.memory_tokens == 32_000
-    assert found.stated_in.isprintable()
-    assert "GPU KV cache size: 32,000 tokens" in found.stated_in
-    assert len(found.stated_in) <= 162
-
-
-def test_a_progress_bar_counts_as_the_line_it_is_on(tmp_path: Path) -> None:
-    path = tmp_path / "serve.log"
-    path.write_bytes(b"loading\r 50%\r100%\r\n" + TOKENS.encode())
-    assert read_engine_log(path).line == 2
-
-
-def test_rubbish_in_a_file_does_no_harm(tmp_path: Path) -> None:
-    path = tmp_path / "serve.log"
-    path.write_bytes(BLOCKS.encode() + b"\xff\xfe rubbish\r\n")
-    found = read_engine_log(path)
-    assert (found.source, found.memory_tokens, found.line) == (str(path), 1381 * 16, 1)
 
 
 STATS = (
@@ -280,10 +204,3 @@ def test_sglang_counts_the_tokens_of_its_prefill_batches() -> None:
     assert found.hits is not None
     assert found.hits.ratio == 0.25
     assert found.notes[-1].startswith("the prefix cache found 25% of the prompt tokens (1,000 of 4,000")
-
-
-def test_a_start_that_states_no_hits_has_none_of_the_one_before() -> None:
-    again = TOKENS.replace("23:56", "23:59")
-    assert parsed(SERVER, TOKENS, STATS.format("38.2"), SERVER, again).hits is None
-    assert parsed(TOKENS, SERVER, STATS.format("38.2")).hits is None  # of a start whose capacity is not there
-    assert parsed(TOKENS, STATS.format("nan")).hits is None

@@ -34,11 +34,6 @@ SCOUT_LINES = (
     "GPU KV cache size: 3,919,664 tokens",
     "Maximum concurrency for 8,388,608 tokens per request: 1.86x",
 )
-GEMMA_LINES = (
-    "WARNING [kv_cache_utils.py:1339] Hybrid KV cache manager is disabled for this hybrid model",
-    "INFO [kv_cache_utils.py:1733] GPU KV cache size: 7,584 tokens",
-    "INFO [kv_cache_utils.py:1734] Maximum concurrency for 128 tokens per request: 59.25x",
-)
 
 
 def parsed(lines: Iterable[str], layout: KvLayout | None, batched: int | None = 8192) -> EngineLimits:
@@ -104,20 +99,6 @@ def test_chunks_beside_the_tokens_of_an_iteration() -> None:
     assert blocks == pytest.approx(of_memory, abs=60)  # two digits of the memory
 
 
-def test_without_the_hybrid_manager_every_layer_keeps_every_token() -> None:
-    found = parsed(GEMMA_LINES, GEMMA)
-    assert (found.memory_tokens, found.layout) == (7584, None)
-    assert found.notes == (
-        "the hybrid KV cache manager is disabled (line 1): every layer keeps every token, windows and chunks too",
-    )
-
-
-def test_a_window_is_held_beside_the_tokens_of_an_iteration() -> None:
-    """Of 4,096 tokens 256 blocks; ⌈(1,023 + 512) / 16⌉ + 1 = 97 in each of five groups."""
-    assert most_blocks(GEMMA, 4096, 512) == 256 + 5 * 97
-    assert most_blocks(GEMMA, 256, 512) == 16 + 5 * 17
-
-
 def test_blocks_are_those_of_the_pool() -> None:
     """What states take of them is not said."""
     for layout in (GEMMA, QWEN):
@@ -125,12 +106,6 @@ def test_blocks_are_those_of_the_pool() -> None:
         assert (found.memory_tokens, found.layout) == (1381 * layout.block_tokens, layout)
         assert found.prefix_caching is None
         assert not any("caching of states" in note for note in found.notes)
-
-
-def test_the_block_size_of_the_log_counts() -> None:
-    small = KvLayout(QWEN.layers, 1568)
-    found = parsed(["Setting attention block size to 784 tokens to ensure that", *QWEN_LINES], small)
-    assert found.layout == QWEN
 
 
 @pytest.mark.parametrize(

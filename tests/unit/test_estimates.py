@@ -5,12 +5,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy.special import stdtrit
 
 from kvplan.model import FloatArray
 from kvplan.simulation.intervals import t_quantile
 from kvplan.study.sample import ratio
-from kvplan.study.windows import Trend, together, trend
+from kvplan.study.windows import Trend, trend
 
 
 def arrays(*values: list[float]) -> list[FloatArray]:
@@ -35,12 +34,6 @@ def test_what_neighbours_have_in_common_widens_the_error() -> None:
     assert found.standard_error == pytest.approx(math.sqrt(4 / 3 * 4 * 3) / 4)
     apart = ratio(arrays([2, 2], [0, 0]), arrays([1, 1], [1, 1]))  # φ = 2/4 + 1/4
     assert apart.standard_error == pytest.approx(math.sqrt(4 / 3 * 4 * 7) / 4)
-
-
-def test_nothing_and_a_single_batch_tell_nothing() -> None:
-    nothing, single = ratio(arrays([0, 0]), arrays([0, 0])), ratio(arrays([3]), arrays([2]))
-    assert math.isnan(nothing.value)
-    assert (nothing.standard_error, single.value, single.standard_error) == (math.inf, 1.5, math.inf)
 
 
 def test_the_error_of_independent_batches_is_that_of_a_bootstrap() -> None:
@@ -76,11 +69,6 @@ def test_intervals_hold_the_truth_as_often_as_they_say(phi: float, least: float)
     assert least <= hits / 1000 <= 0.99
 
 
-def test_students_t_is_that_of_scipy() -> None:
-    for degrees in (*range(1, 100), 1000, 4999):
-        assert t_quantile(degrees) == pytest.approx(stdtrit(degrees, 0.975), rel=1e-13)
-
-
 # ------------------------------------------------------------------------------------------------- the queue
 
 
@@ -108,8 +96,3 @@ def test_what_rises_once_and_stays_is_open_where_chance_explains_the_line() -> N
     """One batch far up in the end of a queue that never returned: no line through that is steep."""
     queue = np.array([0.0, 30, 5, 60, 10, 50, 0, 40, 9, 70, 8, 65, 60, 45, 55, 48])
     assert trend(queue, 10.0) is Trend.UNDECIDED
-
-
-def test_runs_have_to_agree() -> None:
-    assert together([Trend.GROWING, Trend.GROWING]) is Trend.GROWING
-    assert together([Trend.GROWING, Trend.STEADY]) is Trend.UNDECIDED

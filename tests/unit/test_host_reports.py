@@ -69,24 +69,3 @@ def test_between_the_rates_the_wait_that_empties_the_cache_is_said() -> None:
     assert not any(setting.name == "shed_after" for one in found.advice for setting in one.settings)
     assert found.actions[-1].startswith("Serve it with 2 replicas")
     assert any("not the guaranteed rate" in note for note in found.notes)
-
-
-def test_up_to_the_guaranteed_rate_nothing_is_to_be_done() -> None:
-    found = report(("rate = 4.4", "rate = 3.0"))
-    assert found.status is Status.STABLE
-    assert found.prefix_cache is not None
-    assert found.prefix_cache.host.longest_wait_s is None
-
-
-def test_beyond_what_a_full_replica_serves_no_wait_is_short_enough() -> None:
-    found = report(("rate = 4.4", "rate = 4.9"))
-    assert found.status is Status.NEEDS_CAP
-    assert "one burst can empty it for good" in found.verdict.summary
-    assert [setting.name for setting in found.advice[0].settings] == ["max_num_seqs", "shed_after"]
-    assert found.advice[0].sustains_offered
-
-
-def test_loads_that_take_longer_than_computing_are_pointed_out() -> None:
-    slow = report(("26.2144 GB/s", "1 GB/s"))
-    assert any("longer to load than to compute" in note for note in slow.notes)
-    assert not any("longer to load than to compute" in note for note in report().notes)

@@ -3,18 +3,16 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from cached import one_class, root
+from cached import root
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.analysis.cache_states import CachedReplica
-from kvplan.analysis.prefix_cache import full_rate, host_tier, population_of, prefix_cache, sustainable_rates
+from kvplan.analysis.prefix_cache import full_rate, host_tier, prefix_cache
 from kvplan.model import Replica, Timing
-from kvplan.model.gaps import Exponential, Quantiles
-from kvplan.model.offload import Offload
-from kvplan.model.reuse import Reuse
+from kvplan.model.gaps import Exponential
+from kvplan.model.replica import Offload
 from kvplan.model.streams import PromptKind, Stream
 
 S, N, M, D0, D1, D2 = 3000, 200, 400_000, 12e-3, 1e-7, 60e-6
@@ -52,12 +50,6 @@ def test_the_example_of_the_theory_is_what_a_full_replica_serves_while_nobody_wa
     found = host_tier(example(3.0, Offload(times * M, 5e-6, overlap=False)), None)
     assert found is not None
     assert found.recovers_up_to_rps == pytest.approx(rate, abs=0.005)
-
-
-def test_whatever_the_tier_the_gpu_guarantees() -> None:
-    """A long queue outlasts everything: 3.84 with and without."""
-    for tier in (None, Offload(2 * M, 5e-6), Offload(5 * M, 5e-6, inclusive=False, overlap=False)):
-        assert sustainable_rates(example(3.0, tier)).guaranteed == pytest.approx(3.84, abs=0.005)
 
 
 def stock(rate: float, age: float, wait: float = 0.0) -> float:
@@ -137,56 +129,6 @@ def test_the_longest_wait_is_where_a_full_replica_serves_what_is_offered() -> No
         assert other.longest_wait_s is None
 
 
-def test_gaps_between_arrivals_do_not_grow_with_the_wait() -> None:
-    """Who answers nothing comes all the same: the request before has waited as long."""
-    reuse = Reuse(3000, 0.8, Exponential(THINK_S), from_arrival=True)
-    cached = replace(
-        one_class(3.0, reuse=reuse, s=S, n=N, memory=M),
-        replica=Replica(M, offload=Offload(2 * M, 5e-6)),
-    )
-    assert full_rate(replace(cached, wait_s=500.0)) == full_rate(cached)
-
-
-def test_a_link_carries_no_more_than_it_can() -> None:
-    """At 1 ms a token, 2,400 tokens of a request at most: a saturated link serves one every 2.4 s or so."""
-    slow = example(3.0, Offload(5 * M, 1e-3))
-    found = host_tier(slow, None)
-    assert found is not None
-    assert sustainable_rates(slow).guaranteed == pytest.approx(found.recovers_up_to_rps)
-    assert 1 / 2.4 < found.recovers_up_to_rps < 1.0
-    assert prefix_cache(slow).warm is None
-    assert sustainable_rates(slow).good < 3.0 < sustainable_rates(example(3.0, Offload(5 * M, 1e-6))).good
-
-
-def test_loads_that_take_longer_than_computing_are_no_gain() -> None:
-    slow = example(3.0, Offload(5 * M, 2 * D2, overlap=False))
-    assert sustainable_rates(slow).guaranteed < sustainable_rates(example(3.0, None)).guaranteed
-
-
-def test_a_host_no_larger_than_the_gpu_adds_nothing_if_it_copies_it() -> None:
-    warm = prefix_cache(example(3.0, Offload(M, 5e-6))).warm
-    alone = prefix_cache(example(3.0, None)).warm
-    assert warm is not None
-    assert alone is not None
-    assert warm.hit_tokens == pytest.approx(alone.hit_tokens)
-    assert warm.host_hit_ratio == 0
-
-
-@pytest.mark.parametrize("inclusive", [True, False])
-def test_fixed_gaps_are_found_all_or_not_at_all(inclusive: bool) -> None:
-    """At 1 request/s some 576,000 tokens are left in 180 s; what requests hold, 10,000 or so, is beside them."""
-    reuse = Reuse(2992, 0.8, Quantiles((180.0,)))
-    for together, part in ((560_000, 0.0), (600_000, 0.8)):
-        tokens = together if inclusive else together - M
-        cached = replace(
-            one_class(1.0, reuse=reuse, s=S, n=N, memory=M, block_tokens=16),
-            replica=Replica(M, 16, offload=Offload(tokens, 5e-6, inclusive)),
-        )
-        warm = prefix_cache(cached).warm
-        assert warm is not None
-        assert warm.host_hit_ratio == pytest.approx(part * 2992 / S, abs=1e-9)
-
-
 @pytest.mark.parametrize("inclusive", [True, False])
 def test_the_loop_gain_is_the_slope_of_the_map(inclusive: bool) -> None:
     """Loads that nearly take as long as computing: a longer iteration finds less on the GPU and loads more."""
@@ -210,15 +152,3 @@ def test_a_curve_is_read_at_what_both_tiers_hold() -> None:
     ).warm
     assert copies is not None
     assert (copies.hit_ratio, copies.host_hit_ratio) == (pytest.approx(0.1), 0.0)
-
-
-def test_users_who_wait_find_less_on_the_host() -> None:
-    """Who thinks long is served less for waiting: fewer users fill the replica with a queue than without."""
-    cached = replace(example(1.0, Offload(5 * M, 5e-6)), users=10, think_s=1000.0)
-    running = M / FOOTPRINT * N
-    waiting = {
-        wait: running + full_rate(replace(cached, wait_s=wait)) * (wait + 1000.0)
-        for wait in np.linspace(0.0, 200.0, 41).tolist()
-    }
-    assert min(waiting.values()) < 0.8 * waiting[0.0]
-    assert population_of(cached).guaranteed == pytest.approx(min(waiting.values()), rel=0.02)

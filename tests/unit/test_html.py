@@ -4,17 +4,14 @@ import re
 from html.parser import HTMLParser
 
 import numpy as np
-import pytest
-from every import every
 from measured import brief_report
-from shipped import LOOKED_AT as SHIPPED
 from shipped import report as shipped
 
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.report.assembly import Report
 from kvplan.show import html
 from kvplan.show.chart import Axis, Chart, Line
-from kvplan.show.page import Figure, Paragraph, Section, Table, document
+from kvplan.show.page import document
 from kvplan.show.report import build
 from kvplan.show.svg import DARK, LIGHT
 
@@ -77,17 +74,6 @@ def chart() -> Chart:
     return Chart(HOSTILE[1], HOSTILE[4], *axes, [line, line._replace(style="dots")])
 
 
-@every("name", SHIPPED)
-def test_the_tables_are_those_of_the_report(name: str) -> None:
-    shown = build(shipped(name))
-    tables = [shown.summary]
-    tables += [b for section in shown.sections for b in section.blocks if isinstance(b, Table)]
-    expected = [
-        cell for table in tables for row in ([c.name for c in table.columns], *table.rows) for cell in row
-    ]
-    assert Page(html.render(shown)).cells == expected
-
-
 def test_names_cannot_inject_anything() -> None:
     text = html.render(build(hostile()))
     page = Page(text)
@@ -101,16 +87,6 @@ def test_names_cannot_inject_anything() -> None:
         assert re.sub("[\x1b\u202e]", "\N{REPLACEMENT CHARACTER}", name) in shown
 
 
-def test_what_a_chart_says_is_text() -> None:
-    page = Page(html.render(build(hostile()), [chart(), chart()]))
-    assert page.open == []
-    assert {tag for tag, _ in page.tags} <= ALLOWED | {"g", "path", "rect", "text", "circle"}
-    labels = {
-        attributes["aria-label"] for tag, attributes in page.tags if tag == "svg" and "role" in attributes
-    }
-    assert labels == {f"{HOSTILE[1]}. {HOSTILE[4]}"}
-
-
 def test_sections_without_a_verdict_are_a_page() -> None:
     sections = build(shipped("llama-3.1-8b-rtx4090")).sections[:2]
     one, two = (Page(html.render(document(sections[:count]), [chart()])) for count in (1, 2))
@@ -121,12 +97,6 @@ def test_sections_without_a_verdict_are_a_page() -> None:
     assert sections[0].title in one.text
     links = {str(a["href"])[1:] for tag, a in two.tags if tag == "a"}
     assert links == {a["id"] for tag, a in two.tags if tag == "section"} == {"part-1", "part-2"}
-
-
-def test_lines_of_characters_stay_lines() -> None:
-    page = html.render(document([Section("a", "A", (Figure("vllm serve \\\n  --x <y>"), Paragraph("z")))]))
-    assert "<pre>vllm serve \\\n  --x &lt;y&gt;</pre>" in page
-    assert "<p>z</p>" in page
 
 
 def test_headings_and_tables_have_their_roles() -> None:
@@ -143,23 +113,6 @@ def test_headings_and_tables_have_their_roles() -> None:
     assert links == {a["id"] for tag, a in page.tags if tag == "section" and "id" in a}
 
 
-def test_cells_of_wide_tables_carry_the_name_of_their_column() -> None:
-    """For narrow windows, where they stand below each other."""
-    shown = build(shipped("gemma-3-27b-h100"))
-    tables = [b for section in shown.sections for b in section.blocks if isinstance(b, Table)]
-    expected = [
-        column.name
-        for table in tables
-        if len(table.columns) >= 4
-        for _ in table.rows
-        for i, column in enumerate(table.columns)
-        if i or column.right
-    ]
-    assert len(expected) > 20
-    page = Page(html.render(shown))
-    assert [a["data-label"] for _, a in page.tags if "data-label" in a] == expected
-
-
 def test_chosen_sections_only() -> None:
     text = html.render(build(shipped("llama-3.1-8b-rtx4090"), ["load"]))
     assert re.findall('<section id="([^"]*)"', text) == ["load"]
@@ -173,23 +126,6 @@ def luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_contrast_is_known() -> None:
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
-
-
-@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
-def test_every_colour_can_be_read_on_paper(palette: dict[str, str]) -> None:
-    """Texts, lines of plots and, the other way round, the words of a verdict on their colour."""
-    for role in palette.keys() - {"paper", "rule"}:
-        assert contrast(palette[role], palette["paper"]) >= 4.5, role
 
 
 def test_the_stylesheet_has_both_palettes_and_uses_nothing_else() -> None:

@@ -1,6 +1,5 @@
 """What inputs are worth: where a plan leaves the measured range, what the error band makes of it, how that is said."""
 
-import re
 from dataclasses import replace
 from datetime import date
 from typing import Any
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 from measured import brief_report
 from tiers import examples
 
-import kvplan
-from kvplan.analysis.equilibrium import blocks, equilibrium, load, saturation
+from kvplan.analysis.equilibrium import load
 from kvplan.model import (
     Knowledge,
     MeasuredRange,
@@ -25,14 +23,11 @@ from kvplan.model import (
     ServingModel,
     Timing,
 )
-from kvplan.profile.reading import parse_profile
 from kvplan.report.assembly import to_document
-from kvplan.report.inputs import State, beyond, caveat, doubts, extrapolations, states, verdicts_in
+from kvplan.report.inputs import State, beyond, caveat, extrapolations, states, verdicts_in
 from kvplan.report.words import Status
-from kvplan.show import html, markdown, terminal
 from kvplan.show.page import Table
 from kvplan.show.report import build
-from kvplan.units import format_number, format_percent
 
 # K = 100·λτ tokens of 10 iterations each: input 5, decode 10, Σ(5 + k + 1) = 105 for k = 0 … 9.
 ONE = RequestClass("a", 5, (10,), (1.0,), 1.0)
@@ -56,10 +51,6 @@ def test_the_states_of_a_plan_are_its_equilibrium_the_full_replica_and_the_longe
     ]
 
 
-def test_an_equilibrium_that_does_not_fit_is_not_visited() -> None:
-    assert [state.name for state in states(model(11.0))] == ["a full replica", "the longest prompt"]
-
-
 @pytest.mark.parametrize(
     ("limits", "full"),
     [
@@ -71,13 +62,6 @@ def test_an_equilibrium_that_does_not_fit_is_not_visited() -> None:
 def test_a_full_replica_is_where_the_first_limit_is_met(limits: dict[str, Any], full: State) -> None:
     found = {state.name: state for state in states(model(replica=Replica(1050, **limits)))}
     assert found["a full replica"] == full
-
-
-def test_a_prompt_is_computed_in_parts_of_the_budget() -> None:
-    long = ServingModel(
-        (replace(ONE, input_tokens=900),), Timing(1.0), Replica(99_000, max_num_batched_tokens=64)
-    )
-    assert list(states(long))[-1] == State("the longest prompt", prefill_tokens=64)
 
 
 HALF = State("half", 50, 50, 50)
@@ -97,12 +81,6 @@ HALF = State("half", 50, 50, 50)
 def test_a_state_is_beyond_a_range_by_a_factor(ends: tuple[float, float], factors: list[float]) -> None:
     assert [one.factor for one in beyond(MeasuredRange(kv_tokens=ends), [HALF])] == factors
     assert [one.factor for one in beyond(MeasuredRange(sequences=ends), [HALF])] == factors
-
-
-def test_no_prefill_is_too_little_and_an_unknown_amount_is_nowhere() -> None:
-    assert beyond(MeasuredRange(prefill_tokens=(100, 200)), [HALF]) == []
-    assert beyond(MeasuredRange(kv_tokens=(100, 200)), [State("unknown", None, 300)]) == []
-    assert beyond(MeasuredRange(), [HALF]) == []
 
 
 def test_it_is_said_once_for_each_end_with_the_factors() -> None:
@@ -188,15 +166,6 @@ def test_verdicts_change_where_a_rate_passes_the_offered_one(
     assert verdicts_in(band, offered, 12.0, 8.0) == [(status, pytest.approx(end)) for status, end in expected]
 
 
-def test_without_a_band_there_is_no_range_and_many_models_have_their_own() -> None:
-    plain, banded = model(), model(measured=MeasuredRange(band=(0.5, 2.0)))
-    assert load(plain).sustainable_rps_range is None
-    assert load(plain).sustainable_rps == 10.0
-    assert load(banded).sustainable_rps_range == (5.0, 20.0)
-    assert [one.load for one in blocks([plain, banded, plain])] == [load(plain), load(banded), load(plain)]
-    assert (equilibrium(plain), saturation(plain)) == (equilibrium(banded), saturation(banded))
-
-
 def test_the_first_screen_has_the_range_of_rate_and_headroom() -> None:
     report = brief_report(model(8.0, measured=MeasuredRange(band=(0.8, 1.25))))
     built = build(report)
@@ -207,31 +176,6 @@ def test_the_first_screen_has_the_range_of_rate_and_headroom() -> None:
     assert "8 requests/s offered, 10 sustainable (8 to 12.5 in the error band of the timing)" in (
         report.verdict.summary
     )
-
-
-@pytest.mark.parametrize("name", ["agents-collapse", "shared-prompt"])
-def test_with_a_prefix_cache_the_guaranteed_rate_has_its_range_and_the_verdict_none(name: str) -> None:
-    """A full replica finds only what is in use, which scales with iterations; what a warm one keeps does not."""
-    plain = kvplan.load(name).model
-    report = brief_report(replace(plain, measured=MeasuredRange(band=(0.9, 1.3))))
-    ends = [load(replace(plain, timing=slower(plain.timing, end))).sustainable_rps for end in (1.3, 0.9)]
-    assert report.load.sustainable_rps_range == pytest.approx(ends)
-    said = " to ".join(map(format_number, ends))
-    assert f" ({said} in the error band of the timing)" in report.verdict.summary
-    (note,) = (note for note in report.notes if "band" in note)
-    assert note.startswith("Error band of the timing")
-
-
-def test_a_headroom_in_users_has_no_range_of_rates() -> None:
-    """Users ask for less when iterations take longer: +194% was shown beside a range of +58% to +129%."""
-    text, count = re.subn(r"(?m)^rate = .*$", "users = 150", kvplan.load("agents-collapse").text)
-    assert count == 1
-    users = parse_profile(text.encode(), "users.toml").model
-    report = brief_report(replace(users, measured=MeasuredRange(band=(0.9, 1.3))))
-    shown = {row[0]: row[1] for row in build(report).summary.rows}["Headroom"]
-    assert shown == format_percent(report.load.headroom, signed=True)
-    (note,) = (note for note in report.notes if "Error band" in note)
-    assert f"with a headroom of {shown}; everything else" in note
 
 
 # --------------------------------------------------------------------------------------------- provenance
@@ -256,13 +200,6 @@ def test_a_report_says_how_its_inputs_are_known() -> None:
     assert not any("Inputs:" in note for note in silent["notes"])
 
 
-def test_what_is_measured_or_stated_raises_no_doubt() -> None:
-    sure = Provenance(Origin(Knowledge.MEASURED, "log"), Origin(Knowledge.STATED, "paper"))
-    assert caveat(model(provenance=sure)) == ""
-    assert list(doubts(model(provenance=sure))) == []
-    assert next(doubts(model(provenance=TOLD))).startswith("Inputs: gpu estimated")
-
-
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
@@ -277,25 +214,3 @@ def test_the_first_screen_names_the_parts_that_are_not_sure(
     assert caveat(model(provenance=Provenance(*map(Origin, parts)))) == expected
     twice = Provenance(*(Origin(part, "an <example>") for part in parts))
     assert caveat(model(provenance=twice)) == f"{expected} (an <example>)"
-
-
-def test_every_format_shows_them_under_the_verdict() -> None:
-    document = build(brief_report(model(provenance=TOLD)))
-    line = "Inputs: gpu estimated, timing assumed (another model's; a data sheet)."
-    text = terminal.render(document, width=80).splitlines()
-    assert text[text.index(line) + 1] == ""  # what to do comes after it
-    assert text.index("What to do") == text.index(line) + 2
-    assert f"\n\n{line}\n\n" in markdown.render(document)
-    assert (
-        '<p class="soft">Inputs: gpu estimated, timing assumed (another model&#x27;s; a data sheet).</p>'
-        in (html.render(document))
-    )
-
-
-def test_a_long_source_takes_no_more_than_a_line() -> None:
-    long = Provenance(timing=Origin(Knowledge.ASSUMED, "x" * 300))
-    document = build(brief_report(model(provenance=long)))
-    screen = terminal.render(document, width=80).splitlines()
-    (line,) = (line for line in screen if line.startswith("Inputs"))
-    assert len(line) == 80
-    assert line.endswith("…")

@@ -91,13 +91,6 @@ def test_the_committed_file_is_what_is_generated() -> None:
     assert json.loads(COMMITTED.read_text("utf-8")) == json_schema()
 
 
-def test_it_is_a_json_schema() -> None:
-    schema = json_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    assert schema["title"] == "kvplan profile"
-
-
 def tables(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield schema
     yield from schema["$defs"].values()
@@ -158,10 +151,6 @@ PROFILES = {
     "no prompt": GOOD.replace("1155", "0").replace('"inline"', '"fused"'),
     "one length": GOOD.replace("{ 50 = 0.2, 200 = 0.8 }", "211").replace("= 2\n", "= 1\n"),
 }
-
-
-def test_the_documentation_has_profiles() -> None:
-    assert TOML_BLOCKS
 
 
 def test_profiles_that_kvplan_accepts_are_accepted() -> None:
@@ -225,9 +214,3 @@ def test_kvplan_and_the_schema_refuse_the_same() -> None:
         assert not VALIDATOR.is_valid(document(text))
 
     check_every(MORE, check)
-
-
-def test_a_profile_has_one_part_at_least() -> None:
-    document = {"schema": 1, "name": "a", "classes": []}
-    assert not VALIDATOR.is_valid(document)
-    assert VALIDATOR.is_valid(document | {"timing": tomli.loads(GOOD)["timing"]})

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import stage_weights
 from scipy import integrate, stats  # type: ignore[import-untyped]
 
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
 from kvplan.analysis.stability import stability, survival_weights
 from kvplan.ingest.profile_text import Part, composed, timing_text
-from kvplan.model import Knowledge, Origin, Prefill, Prompt, RequestClass, ServingModel, Timing
+from kvplan.model import Knowledge, Origin, Prompt, RequestClass, ServingModel, Timing
 from kvplan.model.lengths import Lengths
 from kvplan.model.streams import class_streams
 from kvplan.profile.reading import Profile, parse_profile
@@ -139,36 +138,6 @@ def test_the_figures_are_the_same_however_a_law_is_written(spellings: list[str],
             assert mine.decode_tokens.tolist() == same.decode_tokens.tolist()
 
 
-@given(
-    st.integers(100, 50_000).map(lambda n: n / 10), st.integers(50, 1500).map(lambda n: n / 1000), st.data()
-)
-def test_a_lognormal_law_by_median_and_sigma_is_that_by_mean_and_cv(
-    median: float, sigma: float, data: st.DataObject
-) -> None:
-    mean, cv = median * math.exp(sigma**2 / 2), math.sqrt(math.expm1(sigma**2))
-    by_median = f"{{ lognormal = {{ median = {median!r}, sigma = {sigma!r} }} }}"
-    by_mean = f"{{ lognormal = {{ mean = {mean!r}, cv = {cv!r} }} }}"
-    memory = PROFILE.replace("400_000", "10_000_000")
-    first, other = (
-        parse_profile(memory.replace("INPUT", text).replace("DECODE", "9").encode(), "x").model
-        for text in (by_median, by_mean)
-    )
-    assert first == other
-
-
-def test_laws_differ_where_their_lengths_or_weights_do() -> None:
-    law = Lengths.uniform(4, 6)
-    assert law != Lengths.uniform(4, 7)
-    assert law != Lengths.of({4: 1.0, 5: 1.0, 6: 2.0})
-    assert law != (4, 5, 6)
-    assert len({law, Lengths.of({4: 2.0, 5: 2.0, 6: 2.0}), Lengths.uniform(4, 7)}) == 2
-
-
-def test_weights_of_more_digits_than_floats_hold_are_shares() -> None:
-    law = Lengths.of({1: 0.1234567890123457, 2: 1e9})
-    assert law.probabilities.tolist() == pytest.approx([1.234567890123457e-10, 1], rel=1e-9)
-
-
 # -------------------------------------------------------------------------------------------- as formulas count them
 
 
@@ -190,17 +159,6 @@ def test_fewer_lengths_keep_mean_and_longest_and_never_vary_less(law: Lengths, p
     for theta in np.array([0.1, 1.0, 10.0]) / law.longest:  # so that Chernoff's bound of sums stays one
         grown, exact = (float(one.probabilities @ np.exp(theta * one.values)) for one in (fewer, law))
         assert grown >= exact * (1 - 1e-9)
-
-
-@given(st.integers(2, 40), st.integers(300, 900))
-def test_fewer_lengths_have_as_much_in_common(unit: int, count: int) -> None:
-    law = Lengths.of(dict.fromkeys(range(unit, unit * (count + 1), unit), 1.0))
-    assert np.gcd.reduce(law.at_most(64).values) % unit == 0
-
-
-def test_a_law_of_no_more_lengths_is_itself() -> None:
-    law = Lengths.uniform(1, 256)
-    assert law.at_most(256) is law
 
 
 WIDE = {
@@ -254,18 +212,6 @@ def test_load_and_equilibrium_are_those_of_every_pair(inputs: str, decode: str, 
     assert mine.min_stable_input_tokens == exact.min_stable_input_tokens
 
 
-def test_a_table_of_few_inputs_is_counted_out() -> None:
-    model = profile("{ 30 = 1, 1000 = 2 }", "{ 4 = 1, 9 = 3 }").model
-    held = [
-        (p / 3 * w / 4, sum(stage_weights(Prefill.FUSED, s, d, 16)))
-        for s, p in ((30, 1), (1000, 2))
-        for d, w in ((4, 1), (9, 3))
-    ]
-    assert model.mix.mean(model.mix.held.footprint) == pytest.approx(sum(p * h for p, h in held))
-    assert model.mix.mean(model.mix.input_tokens) == pytest.approx(2030 / 3)
-    assert model.classes[0].max_tokens == 1009
-
-
 def test_what_is_shared_is_found_in_prompts_that_vary() -> None:
     laws = {50: 0.25, 70: 0.5, 130: 0.25}, {3: 0.5, 20: 0.5}
     inputs, decode = ("{ " + ", ".join(f"{n} = {w}" for n, w in law.items()) + " }" for law in laws)
@@ -305,14 +251,6 @@ def test_runs_draw_both_laws_in_full_and_independently(load: Load) -> None:
     assert again.input_tokens.tolist() == drawn.input_tokens.tolist()
     assert again.decode_tokens.tolist() == drawn.decode_tokens.tolist()
     assert other.input_tokens.tolist() != drawn.input_tokens.tolist()
-
-
-def test_lengths_in_turns_are_as_independent_as_laws_are() -> None:
-    model = profile("{ 100 = 1, 300 = 1 }", "{ 5 = 1, 9 = 1 }").model
-    drawn = generate(model, Load(Arrivals.INTERLEAVED, requests=4000), 0)
-    pairs, count = np.unique(np.stack([drawn.input_tokens, drawn.decode_tokens]), axis=1, return_counts=True)
-    assert pairs.shape == (2, 4)
-    assert np.abs(count - 1000).max() <= 2
 
 
 def test_sessions_draw_the_same_laws() -> None:

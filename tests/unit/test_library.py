@@ -3,7 +3,6 @@
 import json
 import shlex
 from html import escape
-from io import BytesIO
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from every import every
 
 import kvplan
 from kvplan.cli.app import main
-from kvplan.errors import ProfileError, UsageError
-from kvplan.profile.reading import load_profile
+from kvplan.errors import UsageError
 from kvplan.report.assembly import analyze, to_document
 
 NAME = "paper-fc-budgets"
@@ -104,15 +102,6 @@ def test_results_print_the_screens_of_the_commands(
             assert escape(capsys.readouterr().out) in result._repr_html_()
 
 
-def test_a_profile_is_loaded_by_name_and_by_path(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(kvplan.load(NAME).text)
-    assert kvplan.load(path).model == kvplan.load(str(path)).model == kvplan.load(NAME).model
-    assert kvplan.load().source == load_profile(None, stdin=BytesIO()).source
-    with pytest.raises(ProfileError, match="neither a file nor a shipped profile"):
-        kvplan.load("nothing-of-the-kind")
-
-
 def test_a_report_is_that_of_the_command(tmp_path: Path) -> None:
     assert main(["analyze", NAME, "--format", "json", "-o", str(tmp_path / "report.json")]) == 0
     written = json.loads((tmp_path / "report.json").read_text())
@@ -133,23 +122,6 @@ def test_a_simulation_is_that_of_the_command(tmp_path: Path) -> None:
     assert found.seeds == (5, 6)
     assert found.results[0].e2e_s.p95 == written["e2e_s"]["p95"]
     assert found.results[0].parameters["watermark"] == written["parameters"]["watermark"] == 0.1
-
-
-def test_clients_and_traces_are_those_of_the_command(tmp_path: Path) -> None:
-    trace, target = tmp_path / "trace.csv", tmp_path / "study.json"
-    trace.write_text("time,input,output\n" + "".join(f"{t / 50},500,{20 + t % 9}\n" for t in range(90)))
-    closed = ["--arrivals", "closed", "--concurrency", "3", "--requests", "60"]
-    for options, arguments in (
-        (closed, {"arrivals": "closed", "concurrency": 3}),
-        (["--trace", str(trace), "--requests", "60"], {"trace": trace}),
-    ):
-        command = ["simulate", NAME, "--policy", "vllm", *options, "--format", "json", "-o", str(target)]
-        assert main(command) == 0
-        (written,) = json.loads(target.read_text())["policies"]
-        (result,) = kvplan.simulate(kvplan.load(NAME), requests=60, **arguments).results
-        assert result.completed == 60
-        assert (result.e2e_s.mean, result.makespan_s) == (written["e2e_s"]["mean"], written["makespan_s"])
-    assert kvplan.simulate(kvplan.load(NAME), trace=str(trace)).results[0].completed == 90
 
 
 def test_a_trace_is_replayed_once(tmp_path: Path) -> None:
@@ -250,11 +222,3 @@ def test_wrong_arguments_are_refused_in_one_line(
         getattr(kvplan, name)(*given, **options)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_columns_in_a_text_are_those_of_a_list() -> None:
-    profile, vary = kvplan.load(NAME), {"gpu.max_num_seqs": np.array(5)}
-    one = kvplan.sweep(profile, vary, "load.headroom")
-    assert list(one) == ["point", "gpu.max_num_seqs", "load.headroom", "error"]
-    two = kvplan.sweep(profile, vary, "load.headroom, verdict.status")
-    assert list(two) == ["point", "gpu.max_num_seqs", "load.headroom", "verdict.status", "error"]

@@ -21,7 +21,6 @@ from kvplan.simulation.metrics import (
     policy_result,
 )
 from kvplan.simulation.outcome import Ending, Found, Outcome
-from kvplan.simulation.prefixes import Turns
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S
 
@@ -148,26 +147,6 @@ def test_what_the_prefix_cache_found_is_of_the_tokens_looked_up() -> None:
     assert (use.host_hit_rate, use.link_utilization) == (0.05, 0.25)
 
 
-def test_latencies_of_turns_are_in_order_of_arrival() -> None:
-    """The second arrival is the last one listed: intervals are of batches in order of arrival."""
-    size = 3000
-    arrival = np.concatenate([np.arange(0.0, size, 2), np.arange(1.0, size, 2)])
-    drift = arrival / size  # of latencies
-    requests, run = a_run(arrival, arrival + drift, arrival + 1 + drift)
-    nobody = np.full(size, -1)
-    turned = replace(requests, turns=Turns(nobody, np.zeros(size), nobody))
-    order = np.argsort(arrival)
-    sorted_ = a_run(arrival[order], (arrival + drift)[order], (arrival + 1 + drift)[order])
-    assert result_of((turned, run)).ci95["ttft_s.mean"] == result_of(sorted_).ci95["ttft_s.mean"]
-
-
-def test_parameters_are_copied() -> None:
-    parameters = {"watermark": 0.05}
-    result = policy_result("vllm", parameters, [by_hand()], (), horizon_s=None, saturated=False)
-    parameters["watermark"] = 1.0
-    assert (result.policy, result.parameters, result.classes) == ("vllm", {"watermark": 0.05}, ())
-
-
 @every(
     ("ending", "horizon_s", "expected"),
     [
@@ -181,11 +160,6 @@ def test_throughput_is_over_the_horizon_else_over_the_makespan(
     ending: Ending, horizon_s: float | None, expected: float
 ) -> None:
     assert result_of(by_hand(ending=ending), horizon_s=horizon_s).throughput_rps == expected
-
-
-def test_what_arrives_after_the_end_is_not_unfinished() -> None:
-    late = a_run((0.0, 1.0, 50.0, NAN), (NAN,) * 4, (NAN,) * 4, ending=Ending.HORIZON, end_s=10.0)
-    assert result_of(late, horizon_s=10.0).unfinished == 2
 
 
 @every("ending", list(Ending))
@@ -218,32 +192,7 @@ def test_figures_are_means_over_seeds_with_a_students_t_interval() -> None:
     assert result.ci95["completed"] is None  # the same in all runs: no interval
 
 
-def test_a_figure_that_a_run_lacks_is_left_out_of_its_mean() -> None:
-    none_done = a_run((0.0, 1.0), (3.0, NAN), (NAN, NAN), ending=Ending.HORIZON, end_s=10.0)
-    result = result_of(by_hand(), none_done)
-    assert (result.completed, result.e2e_s.mean, result.ci95["e2e_s.mean"]) == (1, 5.25, None)
-
-
-def test_the_99th_percentile_of_memory_is_exact_in_bins_of_a_token() -> None:
-    held = np.arange(1, 201)
-    run = by_hand(iterations=200, kv_histogram=np.bincount(held), bin_tokens=1, kv_peak=200)
-    assert result_of(run).kv_tokens.p99 == 198
-
-
 # -- intervals from one run -------------------------------------------------------------------------------------
-
-
-def test_what_was_given_and_a_snapshot_have_no_interval() -> None:
-    arrivals, services = poisson(0.7, 2000, 1), np.random.default_rng(2).exponential(1.0, 2000)
-    given = result_of(one_server(arrivals, services)).ci95
-    assert given["completed"] is given["unfinished"] is given["queue.end"] is None
-    low, high = given["makespan_s"] or (0, 0)
-    assert low < arrivals[-1] < high
-    stopped = result_of(one_server(arrivals, services, end_s=1000.0), horizon_s=1000.0)
-    assert stopped.ci95["makespan_s"] is None
-    assert stopped.ci95["unfinished"] is stopped.ci95["queue.end"] is stopped.ci95["queue.peak"] is None
-    low, high = stopped.ci95["completed"] or (0, 0)
-    assert low < stopped.completed < high
 
 
 def test_rates_over_a_horizon_are_the_totals_over_it() -> None:
@@ -254,34 +203,6 @@ def test_rates_over_a_horizon_are_the_totals_over_it() -> None:
     assert rates == pytest.approx((totals[0] / 1000, totals[1] / 1000))
     tokens = result.ci95["decode_tokens_per_s"]
     assert tokens == pytest.approx((totals[0] / 500, totals[1] / 500), rel=1e-2)
-
-
-def test_too_short_a_run_has_no_intervals() -> None:
-    run = one_server(poisson(0.7, 150, 4), np.full(150, 1.0), records=150)
-    assert set(result_of(run).ci95.values()) == {None}
-
-
-def test_waits_of_saturated_runs_have_no_interval() -> None:
-    """Of twice as many requests they would be twice as long; of times between tokens and of rates that is not so."""
-    random = np.random.default_rng(6)
-    runs = [one_server(np.zeros(500), random.exponential(1.0, 500)) for _ in range(2)]
-    for some in (runs[:1], runs):
-        found, open_ = (result_of(*some, saturated=saturated).ci95 for saturated in (True, False))
-        waits = {key for key in found if key.startswith(("ttft_s", "e2e_s"))}
-        assert len(waits) == 10
-        assert {found[key] for key in waits} == {None}
-        assert open_["ttft_s.mean"] is not None
-        assert found["tpot_s.mean"] is not None
-        assert {key: one for key, one in open_.items() if key not in waits} == {
-            key: one for key, one in found.items() if key not in waits
-        }
-
-
-def test_a_run_without_chance_has_no_interval() -> None:
-    run = one_server(poisson(0.7, 2000, 5), np.full(2000, 1.0))
-    assert any(result_of(run).ci95.values())
-    fixed = policy_result("greedy", {}, [run], (), horizon_s=None, saturated=False, by_chance=False)
-    assert set(fixed.ci95.values()) == {None}
 
 
 def test_a_livelock_has_a_status_and_no_interval() -> None:
@@ -314,26 +235,11 @@ def test_a_stationary_queue_is_rarely_called_growing(n: int) -> None:
     assert share_growing(0.7, n, 200) <= 0.075
 
 
-def test_an_overload_of_five_percent_is_nearly_always_called_growing() -> None:
-    assert share_growing(1.05, 30_000, 60) >= 0.93
-
-
-def test_white_noise_does_not_grow() -> None:
-    random = np.random.default_rng(7)
-    time_s = np.arange(2000.0)
-    assert not any(queue_grows(time_s, random.poisson(5.0, 2000), 0.0, 1999.0) for _ in range(200))
-
-
 def test_a_slow_growth_shows_through_noise() -> None:
     random = np.random.default_rng(8)
     time_s = np.arange(2000.0)
     trend = time_s / 100
     assert all(queue_grows(time_s, random.poisson(5.0 + trend), 0.0, 1999.0) for _ in range(100))
-
-
-def test_growth_below_one_request_is_none() -> None:
-    time_s = np.arange(4000.0)
-    assert not queue_grows(time_s, (time_s > 3990).astype(np.int64), 0.0, 3999.0)
 
 
 def test_a_queue_is_judged_while_requests_still_arrive() -> None:
@@ -342,14 +248,3 @@ def test_a_queue_is_judged_while_requests_still_arrive() -> None:
     assert run[1].series.waiting[-1] == 0
     assert result_of(run).status is RunStatus.GROWING
     assert result_of(run, saturated=True).status is RunStatus.STEADY
-
-
-def test_requests_that_arrive_all_at_once_are_steady() -> None:
-    assert result_of(one_server(np.zeros(500), np.full(500, 1.0))).status is RunStatus.STEADY
-
-
-def test_half_of_the_seeds_decide() -> None:
-    growing = one_server(poisson(3.0, 2000, 10), np.full(2000, 1.0))
-    steady = one_server(poisson(0.5, 2000, 11), np.full(2000, 1.0))
-    assert result_of(growing, steady).status is RunStatus.GROWING
-    assert result_of(growing, steady, steady).status is RunStatus.STEADY

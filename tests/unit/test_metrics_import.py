@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.lengths import LengthHistogram, Lengths, independent_classes, lengths
+from kvplan.ingest.lengths import LengthHistogram, Lengths, lengths
 from kvplan.ingest.metrics import ServerMetrics, read_metrics
 from kvplan.model import RequestClass
 
@@ -97,16 +97,6 @@ def test_classes_have_the_means_and_the_rate_of_the_histograms(
     assert any("independent" in note for note in found.notes)
 
 
-def test_a_class_holds_all_decode_lengths_and_at_most_fifty(save: Saved) -> None:
-    found = save.read(traffic())
-    assert 2 <= len(found.classes) <= 8
-    assert len({(c.decode_tokens, c.decode_weights) for c in found.classes}) == 1
-    lengths_of = found.classes[0].decode_tokens
-    assert 8 <= len(lengths_of) <= 50
-    assert lengths_of[0] >= 1
-    assert lengths_of[-1] <= 100
-
-
 @pytest.mark.parametrize(
     ("labels", "memory", "block"),
     [
@@ -171,28 +161,10 @@ def test_engines_with_other_edges_are_summed_where_edges_agree(save: Saved) -> N
     )  # 6 of 10
 
 
-def test_names_with_underscores_are_the_same_metrics(save: Saved) -> None:
-    assert save.read(traffic().replace("vllm:", "vllm_")).requests == 40
-
-
 def test_without_histograms_there_are_no_classes_and_a_hint(save: Saved) -> None:
     found = save.read('sglang:num_requests_total{model_name="m"} 30\n')
     assert (found.classes, found.requests, found.rate_rps) == ((), 30, 3)
     assert any("--collect-tokens-histogram" in note for note in found.notes)
-
-
-def test_nothing_finished_gives_no_classes_and_needs_no_time(save: Saved) -> None:
-    found = save.read(traffic(times=0), interval_s=None)
-    assert (found.classes, found.rate_rps, found.rate_from, found.mean_input) == ((), None, "", None)
-    assert any("no request finished" in note for note in found.notes)
-
-
-def test_generations_without_tokens_are_left_out(save: Saved) -> None:
-    generations = exposed(VLLM[1], {"0.0": 10, "20.0": 40, "+Inf": 40}, 300)
-    found = save.read(exposed(VLLM[0], {"10.0": 40, "+Inf": 40}, 200) + generations)
-    assert math.fsum(c.rate_rps for c in found.classes) == pytest.approx(3)  # 30 of 40 in 10 s
-    assert means(found.classes) == pytest.approx((5, 10), rel=0.005)
-    assert any(note == "25% of the generations have no tokens and are left out" for note in found.notes)
 
 
 # -- several models
@@ -221,38 +193,11 @@ def test_the_rate_since_the_counters_were_created(save: Saved) -> None:
     assert any("time of modification" in note for note in found.notes)
 
 
-def test_timestamps_tell_when_a_snapshot_was_taken(save: Saved) -> None:
-    def stamped(times: float, at_s: int) -> str:
-        lines = traffic(times=times, created=1.7e9).splitlines()
-        return "".join(f"{line}{'' if line[0] == '#' else f' {at_s}000'}\n" for line in lines)
-
-    early, late = save(stamped(1, 1_700_000_080), "early"), save(stamped(3, 1_700_000_120))
-    assert read_metrics(early).rate_rps == 0.5
-    found = read_metrics(late, early)
-    assert (found.rate_rps, found.rate_from) == (2, "two snapshots, 40 s apart")
-    with pytest.raises(UsageError, match="its timestamps are not after those of"):
-        read_metrics(save(stamped(4, 1_700_000_080), "same"), early)
-
-
 def test_counters_without_a_beginning_ask_for_the_time(save: Saved) -> None:
     with pytest.raises(
         UsageError, match=r"give an earlier snapshot and the seconds between the two, or the seconds"
     ):
         save.read(traffic(), interval_s=None)
-
-
-def test_counters_created_after_the_snapshot_ask_for_its_time(save: Saved) -> None:
-    path = save(traffic(created=1.7e9))
-    os.utime(path, (1.7e9, 1.7e9 - 20))
-    with pytest.raises(UsageError, match="created 20 s after the snapshot; give the seconds that they cover"):
-        read_metrics(path)
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
-def test_times_must_be_positive(save: Saved, seconds: float) -> None:
-    path = save(traffic())
-    with pytest.raises(UsageError, match="must be more than 0"):
-        read_metrics(path, interval_s=seconds)
 
 
 def test_two_snapshots_give_what_happened_between_them(save: Saved) -> None:
@@ -288,17 +233,6 @@ def test_a_restart_between_snapshots_is_an_error(save: Saved) -> None:
         read_metrics(gone, early, interval_s=5)
 
 
-def test_a_restart_that_counters_have_overtaken_is_an_error(save: Saved) -> None:
-    early, late = save(traffic(created=1.7e9), "early"), save(traffic(times=2, created=1.7e9 + 100))
-    with pytest.raises(UsageError, match="were created after those in"):
-        read_metrics(late, early, interval_s=5)
-
-
-def test_snapshots_of_two_engines_are_an_error(save: Saved) -> None:
-    with pytest.raises(UsageError, match=r"early is of SGLang, .* of vLLM"):
-        read_metrics(save(traffic()), save(traffic(SGLANG), "early"), interval_s=5)
-
-
 # -- files that are not metrics
 
 
@@ -315,15 +249,6 @@ def test_what_is_no_snapshot_is_one_clear_error(save: Saved, text: str, message:
     with pytest.raises(UsageError, match=message) as caught:
         save.read(text)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "line", ["vllm:num_requests_ru", 'vllm:x{a="1} 3', '{"status": 404}', "vllm:x seven"]
-)
-def test_malformed_text_is_an_error_with_its_line(save: Saved, line: str) -> None:
-    with pytest.raises(ProfileError, match=r"not Prometheus text: .*; is the file cut off") as caught:
-        save.read(CACHE + CACHE + line)
-    assert caught.value.line == 3
 
 
 @pytest.mark.parametrize(
@@ -383,28 +308,6 @@ def test_lengths_keep_the_mean_and_every_bucket(of: LengthHistogram) -> None:
     assert not any("does not fit" in note for note in found.notes)
 
 
-@given(histograms(), histograms(), st.floats(0.01, 100))
-def test_classes_keep_both_means_and_the_rate(
-    inputs: LengthHistogram, decode: LengthHistogram, rate: float
-) -> None:
-    classes = independent_classes(lengths(inputs, "prompts"), lengths(decode, "generations"), rate)
-    assert 1 <= len(classes) <= 8
-    assert len({c.name for c in classes}) == len(classes)
-    assert means(classes) == pytest.approx((inputs.mean, decode.mean), rel=0.0075)
-    assert math.fsum(c.rate_rps for c in classes) == pytest.approx(rate)
-
-
-def test_a_bucket_of_one_length_is_that_length() -> None:
-    found = lengths(histogram([1, 2, 3], [5, 0, 7, 0], 26), "prompts")
-    assert (found.tokens.tolist(), found.weight.tolist(), found.notes) == ([1, 3], [5, 7], ())
-
-
-def test_wide_buckets_are_spread_over_many_lengths() -> None:
-    found = lengths(histogram([1000, 2000], [0, 10, 0], 15_000), "prompts")
-    assert found.tokens.size == 50
-    assert (found.tokens.min(), found.tokens.max()) == pytest.approx((1001, 2000), abs=12)
-
-
 def test_the_open_bucket_ends_at_twice_the_last_edge_unless_the_mean_says_otherwise() -> None:
     """9 lengths of at most 100, and one of which the sum says that it has 3,000 or some more."""
     usual = lengths(histogram([100, 200], [9, 0, 1], 800), "prompts")
@@ -416,29 +319,6 @@ def test_the_open_bucket_ends_at_twice_the_last_edge_unless_the_mean_says_otherw
     assert (
         note == "10% of the prompts are longer than the last edge, 200 tokens; they are taken to end at 400"
     )
-
-
-@pytest.mark.parametrize(("total", "nearest"), [(1.0, 101), (1e6, 200)])
-def test_a_mean_that_no_lengths_in_the_buckets_have_is_said(total: float, nearest: int) -> None:
-    found = lengths(histogram([100, 200], [0, 10, 0], total), "prompts")
-    assert found.mean == pytest.approx(nearest, abs=0.1)
-    assert in_buckets(found, [100, 200])[1] == pytest.approx(10)
-    assert any("does not fit the buckets" in note for note in found.notes)
-
-
-def test_more_buckets_than_lengths_are_merged() -> None:
-    edges = [float(edge) for edge in range(10, 1010, 10)]
-    found = lengths(histogram(edges, [*([1.0] * 100), 0.0], 50_500), "prompts", limit=20)
-    assert found.tokens.size <= 20
-    assert found.mean == pytest.approx(505, rel=0.005)
-    assert found.weight.sum() == pytest.approx(100)
-
-
-def test_lengths_of_zero_are_set_apart() -> None:
-    found = lengths(histogram([0, 10], [4, 6, 0], 30), "prompts")
-    assert found.empty == 4
-    assert found.mean == pytest.approx(5)
-    assert lengths(histogram([0, 10], [4, 0, 0], 0), "prompts").tokens.size == 0
 
 
 # -- hits of the prefix cache
@@ -469,30 +349,3 @@ def test_counters_say_what_the_prefix_cache_found(save: Saved, names: tuple[str,
         note.startswith(f"the prefix cache found 10% of the prompt tokens (100 of 1,000, by {names[0]})")
         for note in between.notes
     )
-
-
-def test_hits_of_all_engines_are_summed_and_the_newer_name_counts(save: Saved) -> None:
-    new, old = (
-        (f"vllm:{kind}prefix_cache_hits_total", f"vllm:{kind}prefix_cache_queries_total")
-        for kind in ("", "gpu_")
-    )
-    text = counters(10, 100, new) + counters(90, 100, new, 'engine="1"') + counters(0, 1, old)
-    assert (found := save.read(traffic() + text).hits)
-    assert found.ratio == 0.5
-
-
-@pytest.mark.parametrize(
-    ("gauge", "ratio"),
-    [
-        ("sglang:cache_hit_rate 0.382\n", 0.382),
-        ("vllm:gpu_prefix_cache_hit_rate 0.25\n", 0.25),
-        ("vllm:gpu_prefix_cache_hit_rate -1.0\n", None),
-        ("vllm:prefix_cache_hits_total 0\nvllm:prefix_cache_queries_total 0\n", None),
-        ("", None),
-    ],
-)
-def test_gauges_say_it_where_there_are_no_counters(save: Saved, gauge: str, ratio: float | None) -> None:
-    names = SGLANG if gauge.startswith("sglang") else VLLM
-    found = save.read(traffic(names) + gauge)
-    assert (found.hits and found.hits.ratio) == ratio
-    assert any("prefix cache" in note for note in found.notes) == (ratio is not None)

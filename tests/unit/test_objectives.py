@@ -78,11 +78,7 @@ def test_a_percentile_is_decided_by_the_share_beyond_its_limit() -> None:
 def test_nothing_holds_unless_the_queue_is_steady() -> None:
     runs = [window([10] * BATCHES, 2000)] * 2
     states = {trend: decided(seen(*runs, trend=trend), "ttft_s.p95 <= 1.5 s").state for trend in Trend}
-    assert states == {
-        Trend.STEADY: State.HOLDS,
-        Trend.UNDECIDED: State.OPEN,
-        Trend.GROWING: State.MISSES,
-    }
+    assert states == {Trend.STEADY: State.HOLDS, Trend.UNDECIDED: State.OPEN, Trend.GROWING: State.MISSES}
     assert decided(seen(*runs, trend=Trend.UNDECIDED), "ttft_s.p99 <= 0.5 s").state is State.MISSES
 
 

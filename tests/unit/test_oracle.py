@@ -113,37 +113,7 @@ def test_one_length_keeps_the_worst_cycle_of_the_papers() -> None:
     assert truth(System.of(some)).rate_rps == pytest.approx(400, rel=1e-9)
 
 
-def test_the_worst_start_counts() -> None:
-    """A known mix that stays at .76 of the fluid rate from a flood, and at .85 from other starts."""
-    lengths, shares = (2, 10, 19, 99), (0.1934, 0.1892, 0.5049, 0.1125)
-    some = ServingModel(
-        (RequestClass("a", 4, lengths, shares, 1.0),), Timing(5.309e-3), Replica(156_558, 16, Prefill.INLINE)
-    )
-    known = truth(System.of(some), times_longer=4)
-    assert (known.start, known.settled) == ("flood", True)
-    assert known.rate_rps == pytest.approx(23_592, rel=0.005)
-    assert all(run.rate_rps > 26_000 for run in known.starts if run.start != "flood")
-
-
 # -- latencies at a rate ----------------------------------------------------------------------------------------
-
-
-def test_little_s_law_holds() -> None:
-    """Running and waiting are rate times stay and wait; gaps are those of the tokens."""
-    some = ServingModel(
-        (RequestClass("a", 30, (5, 20), (1.0, 2.0), 1.0),),
-        LAW,
-        Replica(600, 4, prefix_caching=False),
-    )
-    system = System.of(some)
-    rate = 0.8 * truth(system, times_longer=2).rate_rps
-    seen = live(replace(system, overhead_s=0.5), rate_rps=rate, requests=100_000)
-    in_system = rate * (seen.figures["e2e_s.mean"] - 0.5)
-    assert seen.preemptions_per_request > 0.01
-    assert seen.running + seen.waiting == pytest.approx(in_system, rel=0.02)
-    assert seen.completed / seen.seconds == pytest.approx(rate, rel=0.02)
-    after_first = seen.figures["e2e_s.mean"] - seen.figures["ttft_s.mean"]
-    assert seen.figures["itl_s.mean"] * (15 - 1) == pytest.approx(after_first, rel=0.01)
 
 
 def test_a_replica_with_one_seat_is_a_queue_with_one_server() -> None:

@@ -24,9 +24,3 @@ def test_a_model_wants_all_parts_and_says_what_supplies_those_that_are_missing()
         assert said.startswith("part.toml: no [")
         for name in PARTS:
             assert (f"no {name}: kvplan import " in said) == (name not in there)
-
-
-def test_what_stands_in_for_an_absent_part_limits_nothing_of_the_others() -> None:
-    huge = PARTS["[[classes]]"].replace("input = 9", "input = 1_000_000")
-    profile = parse_profile(f'schema = 1\nname = "part"\n{huge}'.encode(), "part.toml")
-    assert profile.missing == ("gpu", "timing")

@@ -10,12 +10,12 @@ from every import every
 from strategies import one_class
 
 from kvplan.errors import UsageError
-from kvplan.model import Plan, Prefill, Replica, ServingModel, Timing
+from kvplan.model import Plan, Replica, ServingModel, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.simulation import engine, policies
 from kvplan.simulation.experiments.runner import Job
-from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.parameters import LIMITS
 from kvplan.simulation.policies.protocol import Scenario, Settings
@@ -110,30 +110,11 @@ def test_every_module_is_a_policy_under_its_own_name_with_a_second_opinion() -> 
 
 
 @every_policy
-@every("limit", sorted(LIMITS))
-def test_a_limit_of_the_profile_changes_a_run_where_the_policy_keeps_it(name: str, limit: str) -> None:
-    free, limited = (
-        run(name, crowd(LENGTHS), replica)
-        for replica in (ROOMY, replace(ROOMY, **{limit: 2}))  # type: ignore[arg-type]
-    )
-    changed = free.finish_s.tolist() != limited.finish_s.tolist()
-    assert changed is (limit in POLICIES[name].limits)
-
-
-@every_policy
 def test_every_policy_says_which_limits_it_keeps(name: str) -> None:
     """The token budget binds engines alone, and WAIT, which has requests wait while they hold memory, neither."""
     policy = POLICIES[name]
     expected = set(LIMITS) if policy.engine else set() if policy.gathers else {"max_num_seqs"}
     assert policy.limits == expected
-
-
-@every_policy
-def test_prefill_is_the_engines_own_or_that_of_the_profile(name: str) -> None:
-    fused, inline = (
-        run(name, crowd(LENGTHS), replace(ROOMY, prefill=p)) for p in (Prefill.FUSED, Prefill.INLINE)
-    )
-    assert (fused.finish_s.tolist() == inline.finish_s.tolist()) is POLICIES[name].engine
 
 
 @every_policy
@@ -144,23 +125,3 @@ def test_lengths_show_beforehand_to_policies_that_know_them(name: str) -> None:
     assert rows >= 4
     same = alike.kv_tokens[:rows].tolist() == longer.kv_tokens[:rows].tolist()
     assert same is not POLICIES[name].knows_lengths
-
-
-@every_policy
-def test_whoever_is_admitted_stays_where_the_policy_says_so(name: str) -> None:
-    """Three fit when they come, and none beside another at its end."""
-    outcome = run(name, crowd([25] * 12, np.arange(12.0).tolist()), Replica(60))
-    assert outcome.evictions.any() == POLICIES[name].evicts
-
-
-@every_policy
-def test_a_request_waits_for_others_where_the_policy_gathers_them(name: str) -> None:
-    outcome = run(name, crowd([5, 5], [0.0, 100.0]), ROOMY)
-    assert (outcome.first_token_s[0] > 100) == POLICIES[name].gathers
-
-
-@every_policy
-def test_a_standstill_comes_where_the_policy_may_have_one(name: str) -> None:
-    """Two that begin together overflow together, though each fits alone."""
-    outcome = run(name, crowd([20, 20]), Replica(34))
-    assert (outcome.ending is Ending.LIVELOCK) is POLICIES[name].may_livelock

@@ -2,7 +2,7 @@
 
 from every import every
 
-from kvplan.profile.positions import KeyPath, line_at, offsets, written
+from kvplan.profile.positions import KeyPath, line_at, offsets
 
 TEXT = '''\
 # [gpu] in a comment
@@ -94,14 +94,3 @@ def test_a_key_is_found_on_its_line(path: KeyPath, line: int) -> None:
 def test_an_absent_key_is_placed_at_the_nearest_table_around_it(path: KeyPath, line: int) -> None:
     (offset,) = offsets(TEXT, [path])
     assert line_at(TEXT, offset) == line
-
-
-def test_keys_on_one_line_are_told_apart() -> None:
-    first, second = offsets("a = { x = 1, y = 2 }", [("a", "x"), ("a", "y")])
-    assert (first, second) == (6, 13)
-
-
-def test_paths_are_written_as_in_the_file() -> None:
-    assert written(("classes", 0, "decode", "50")) == "classes[0].decode.50"
-    assert written(("a b", "\x1b")) == r"'a b'.'\x1b'"
-    assert len(written(("x" * 5_000,))) < 80

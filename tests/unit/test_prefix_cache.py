@@ -9,14 +9,13 @@ from cached import AGENT_LAW, AGENT_MEMORY, agents, mapped_time, one_class, root
 from every import every
 
 from kvplan.analysis.cache_states import CachedReplica
-from kvplan.analysis.equilibrium import load, sustainable_rates
+from kvplan.analysis.equilibrium import sustainable_rates
 from kvplan.analysis.population import with_rates_of_users
-from kvplan.analysis.prefix_cache import guaranteed_rates, prefix_cache, recovered_share
+from kvplan.analysis.prefix_cache import guaranteed_rates, prefix_cache
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 
 # -- values of theory §8 ----------------------------------------------------------------------------------------
 
@@ -32,13 +31,6 @@ def test_a_prompt_that_all_share_raises_the_guaranteed_rate() -> None:
     assert prefix_cache(one_class(8.0)).sustainable_rps.guaranteed == pytest.approx(9.223, abs=5e-4)
 
 
-def test_a_little_more_than_all_that_can_be_found_is_all() -> None:
-    """A sum of hits may end a digit above what is reusable: no prompt comes less than never."""
-    cached = agents(13.35)
-    prompts = cached.prompts(1.0, cached.reusable * (1 + 1e-15))
-    assert prompts.count.min() >= 0.0
-
-
 def test_agents_at_their_offered_rate() -> None:
     """Offered 13.35: hit .822, usage .14, τ 21.1 ms from empty; collapse serves 12.03 (12.06 of a sample)."""
     found = prefix_cache(agents(13.35))
@@ -52,27 +44,6 @@ def test_agents_at_their_offered_rate() -> None:
     assert found.collapsed == pytest.approx((12.03, 0.168), abs=0.01)
     assert [state.stable for state in found.states] == [True, False]
     assert found.streams_in_memory == pytest.approx(242, abs=1)
-
-
-def test_the_good_state_of_agents_ends_at_a_third_of_memory() -> None:
-    good = prefix_cache(agents(13.35)).sustainable_rps.good
-    found = prefix_cache(agents(good * 0.99999))
-    assert found.warm is not None
-    assert found.warm.kv_unique_tokens / AGENT_MEMORY == pytest.approx(0.35, abs=0.02)
-    assert found.warm.loop_gain == pytest.approx(1, abs=0.02)
-    assert prefix_cache(agents(good * 1.0001)).warm is None
-
-
-def test_below_the_guaranteed_rate_nothing_collapses() -> None:
-    found = prefix_cache(agents(12.0))
-    assert (found.collapse_possible, found.collapsed, found.separatrix_in_flight) == (False, None, None)
-    assert [state.stable for state in found.states] == [True]
-
-
-def test_a_preempted_request_recovers_a_part() -> None:
-    """The recorded RTX 4090 run, 652.5 tokens decoded, 919 lost each time: .46 by the formula."""
-    assert recovered_share(652.5, 919.0) == pytest.approx(0.4636, abs=1e-4)
-    assert recovered_share(1e9, 1.0) == pytest.approx(0, abs=1e-8)
 
 
 # -- against today's figures, and limits --------------------------------------------------------------------------
@@ -112,21 +83,6 @@ def test_parts_of_prompts_are_left_out_of_the_guaranteed_rates() -> None:
     assert counted["max_num_seqs"] < left_out["max_num_seqs"] < counted["max_num_seqs"] * 203 / 200
 
 
-def test_a_law_with_a_knee_has_todays_rate_too() -> None:
-    law = Timing(0.012, 1e-7, 2e-5, 0.0, 0.0, 6e-5, 600.0)
-    model = ServingModel((RequestClass("a", 1000, (200,), (1.0,), 5.0),), law, Replica(100_000))
-    found = prefix_cache(one_class(5.0, law=law, reuse=Reuse(0.9, 0.8, Exponential(3.0))))
-    assert found.sustainable_rps.guaranteed == pytest.approx(min(sustainable_rates(model).values()), rel=1e-4)
-    assert found.sustainable_rps.good > found.sustainable_rps.guaranteed
-
-
-def test_where_prompts_arrive_ready_made_hits_save_no_time() -> None:
-    reuse = Reuse(1.0, 1.0, Exponential(3.0))
-    with_it = prefix_cache(one_class(5.0, reuse=reuse, prefill=Prefill.DISAGGREGATED))
-    without = prefix_cache(one_class(5.0, prefill=Prefill.DISAGGREGATED))
-    assert with_it.sustainable_rps == pytest.approx(without.sustainable_rps, rel=1e-9)
-
-
 def test_a_hit_curve_hits_by_memory_alone() -> None:
     """Half way between 50k tokens, 10 %, and 150k, 50 %: 30 % of the prompt costs no time."""
     plain = one_class(5.0)
@@ -140,16 +96,6 @@ def test_a_hit_curve_hits_by_memory_alone() -> None:
     assert found.warm.iteration_time_s == pytest.approx(0.012 / (1 - 5 * work))
     assert found.sustainable_rps == pytest.approx((100_000 / (held * 0.012 + 100_000 * work),) * 2)
     assert not found.collapse_possible
-
-
-def test_everything_fits() -> None:
-    """All that is left is asked for again within 2 s on average: memory holds it, and keeps it for ever."""
-    cached = one_class(5.0, reuse=Reuse(1.0, 1.0, Exponential(2.0)), memory=10**6, n=1, block_tokens=16)
-    found = prefix_cache(cached).warm
-    assert found is not None
-    assert found.characteristic_time_s is None
-    assert found.hit_ratio == pytest.approx(0.992)
-    assert found.loop_gain == pytest.approx(0, abs=1e-12)
 
 
 # -- against theory's map, written out -----------------------------------------------------------------------------
@@ -187,29 +133,6 @@ def test_states_are_fixed_points_and_loop_gains_their_slopes(name: str, part: fl
         slope = (mapped_time(tau + step, **given) - mapped_time(tau - step, **given)) / (2 * step)
         assert state.loop_gain == pytest.approx(slope, rel=0.01, abs=2e-4)
         assert state.stable == (slope < 1)
-
-
-def test_the_loop_gain_of_a_law_with_a_knee_is_the_slope_too() -> None:
-    """Prompts come in lumps: what a hit saves above the knee depends on whose hit it is."""
-    law = Timing(0.012, 1e-7, 2e-5, 0.0, 1e-3, 6e-5, 600.0)
-
-    def at(rate: float) -> CachedReplica:
-        reuse = Reuse(900, 0.9, Exponential(4.0))
-        return one_class(rate, SharedPrompt(100), reuse=reuse, law=law, memory=400_000)
-
-    rate = 17.7  # between the guaranteed rate, 9.6, and the good one, 18.6
-    cached = at(rate)
-
-    def mapped(tau: float) -> float:
-        x, then = np.array([rate * tau]), np.array([tau])
-        hits = cached.hits(x, then, cached.keeps(x, then, np.zeros(1)))
-        return root(lambda t: t - float(cached.seconds(np.array([rate * t]), hits)[0]), 0.0, 0.2)
-
-    warm = prefix_cache(cached).warm
-    assert warm is not None
-    tau, step = warm.iteration_time_s, warm.iteration_time_s * 1e-3
-    assert mapped(tau) == pytest.approx(tau, rel=1e-6)
-    assert warm.loop_gain == pytest.approx((mapped(tau + step) - mapped(tau - step)) / (2 * step), rel=0.01)
 
 
 def asked_by(*users: int, law: Timing = Timing(0.012, 1e-7, 60e-6)) -> ServingModel:  # noqa: B008
@@ -260,13 +183,6 @@ def test_users_who_think_ask_as_often_as_they_are_answered(users: int) -> None:
         assert split.total_rate_rps == pytest.approx(rate, rel=1e-9)
 
 
-def test_more_users_than_fit_ask_for_more_than_is_served() -> None:
-    found = load(with_rates_of_users(asked_by(1000)))
-    assert found.offered_rps > found.sustainable_rps
-    assert found.load_factor_max is not None
-    assert found.load_factor_max < 1
-
-
 def test_users_who_do_not_fit_beside_others_ask_half_as_often_on_a_clock_twice_as_slow() -> None:
     def rates(clock: float) -> list[float]:
         (users,) = asked_by(1000).classes
@@ -278,11 +194,3 @@ def test_users_who_do_not_fit_beside_others_ask_half_as_often_on_a_clock_twice_a
         return [c.rate_rps for c in with_rates_of_users(model).classes]
 
     assert rates(2.0) == pytest.approx([rate / 2 for rate in rates(1.0)])
-
-
-def test_headroom_counts_users() -> None:
-    """α times the users ask at the guaranteed rate."""
-    found = load(with_rates_of_users(asked_by(40)))
-    assert found.load_factor_max is not None
-    more = asked_by(round(40 * found.load_factor_max))
-    assert with_rates_of_users(more).total_rate_rps == pytest.approx(found.sustainable_rps, rel=0.02)

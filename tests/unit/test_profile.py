@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from every import every
 
-from kvplan.errors import ProfileError
 from kvplan.model import (
     Knowledge,
     MeasuredRange,
@@ -162,22 +161,6 @@ def test_shares_may_miss_1_by_rounding() -> None:
     assert len(parsed(text).model.classes) == 3
 
 
-def test_a_time_without_a_unit_is_in_seconds() -> None:
-    assert parsed(SMALL.replace("d0 = 1", "d0 = 0.0145")).model.timing == Timing(d0=0.0145)
-    assert parsed(SMALL + "[plan]\nhorizon = 60\n").plan.horizon_s == 60.0
-
-
-def test_segments_may_be_left_to_the_planner() -> None:
-    assert parsed(SMALL + '[plan]\nsegments = "auto"\n').plan.segments is None
-
-
-def test_a_class_may_fill_memory_to_the_last_block() -> None:
-    text = SMALL.replace("memory_tokens = 100", "memory_tokens = 100\ngpu.block_tokens = 16")
-    assert parsed(text.replace("decode = 4", "decode = 96")).model.classes[0].max_tokens == 96
-    with pytest.raises(ProfileError, match="holds 112 KV tokens"):
-        parsed(text.replace("decode = 4", "decode = 97"))
-
-
 def test_the_largest_values_that_are_allowed_are_allowed() -> None:
     text = SMALL.replace("= 100", "= 100_000_000").replace("input = 0", "input = 10_000_000")
     model = parsed(
@@ -186,34 +169,11 @@ def test_the_largest_values_that_are_allowed_are_allowed() -> None:
     assert model.classes[0].max_tokens == 11_000_000
 
 
-@pytest.mark.parametrize("end", ["\r\n", "\r\r\n"])  # the latter where they were made twice
-def test_windows_line_ends_and_a_byte_order_mark_do_not_matter(end: str) -> None:
-    data = b"\xef\xbb\xbf" + SMALL.replace("\n", end).encode()
-    profile = parse_profile(data, "profile.toml")
-    assert profile.model == parsed(SMALL).model
-    assert profile.text == SMALL
-    assert profile.sha256 == hashlib.sha256(data).hexdigest()
-
-
-def test_later_stages_can_refuse_a_key_with_its_line() -> None:
-    error = parsed(FULL).error("no such number", "gate", "require", 1)
-    assert str(error) == "profile.toml:44: gate.require[1]: no such number"
-
-
 @every("name", shipped_profiles())
 def test_shipped_profiles_are_good(name: str) -> None:
     profile = load_profile(name, stdin=io.BytesIO())
     assert profile.source == name
     assert profile.sha256 == hashlib.sha256(shipped_profiles()[name].read_bytes()).hexdigest()
-
-
-def test_without_a_reference_the_default_is_loaded() -> None:
-    assert load_profile(None, stdin=io.BytesIO()).source == DEFAULT_PROFILE
-
-
-def test_standard_input_is_read_for_a_dash() -> None:
-    profile = load_profile("-", stdin=io.BytesIO(SMALL.encode()))
-    assert (profile.name, profile.source) == ("small", "<stdin>")
 
 
 def test_a_path_that_exists_wins_over_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

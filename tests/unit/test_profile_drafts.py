@@ -57,35 +57,3 @@ def test_the_longest_request_just_fits(memory: str, decode: int, needed: int) ->
     parse_profile(text.format(needed).encode(), "x.toml")
     with pytest.raises(ProfileError, match=f"its longest request holds {needed} KV tokens"):
         parse_profile(text.format(needed - 1).encode(), "x.toml")
-
-
-@every(
-    ("old", "new", "line", "message"),
-    [
-        ("[0.7, 0.5, 0.3]", "[0.5, 0.7]", 10, "speculative.accepted[1]: must be at most 0.5"),
-        ("[0.7, 0.5, 0.3]", "[0.5]", 10, "must say how often each of 2 drafts is accepted, not of 1"),
-        ("[0.7, 0.5, 0.3]", "[1.5, 0.1]", 10, "must be at most 1, not 1.5"),
-        ("tokens = 2\n", "tokens = 0\n", 9, "speculative.tokens: must be at least 1, not 0"),
-        ('verify_time = "20 us"\n', "", 8, "speculative.verify_time: required"),
-        ("memory_tokens = 8000\n", 'memory_tokens = 8000\nprefill = "inline"\n', 5, 'must be "fused" beside'),
-        (
-            'd3 = "10 us"\n',
-            'd5 = "1 us"\nknee_tokens = 99\n',
-            7,
-            "timing.d5: must be 0 beside [speculative], not 1e-06; verify_time",
-        ),
-        (
-            'draft_time = "1 ms"\n',
-            'draft_time = "2 h"\n',
-            11,
-            "speculative.draft_time: must be 0, or a time from 1e-09 s to 3,600 s, not '2 h'",
-        ),
-        ("rate = 1\n", "rate = 1\nshared = 50\n", 19, "classes[0].shared: not modelled beside [speculative]"),
-        ("memory_tokens = 8000\n", "memory_tokens = 153\n", 14, "its longest request holds 154 KV tokens"),
-    ],
-)
-def test_what_is_wrong_is_said_in_a_line(old: str, new: str, line: int, message: str) -> None:
-    with pytest.raises(ProfileError) as error:
-        parse_profile(changed(old, new).encode(), "x.toml")
-    assert str(error.value).startswith(f"x.toml:{line}: ")
-    assert message in str(error.value)

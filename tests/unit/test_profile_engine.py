@@ -1,14 +1,10 @@
 """`[engine]`: what it means, which policy runs for it, and the one line about what is wrong with it."""
 
-import jsonschema  # type: ignore[import-untyped]
 import pytest
-import tomli
 
-from kvplan.errors import ProfileError
 from kvplan.ingest.profile_text import Part, composed
 from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.profile.schema import json_schema
 from kvplan.simulation.policies import engine_settings
 
 PROFILE = """schema = 1
@@ -68,53 +64,6 @@ def test_an_engine_is_run_as_its_version_admits(
     model = profile(table).model
     assert model.engine == engine
     assert engine_settings(model) == (policy, given)
-
-
-@pytest.mark.parametrize("prefill", ["inline", "disaggregated"])
-def test_conventions_of_no_engine_are_served_greedily(prefill: str) -> None:
-    assert engine_settings(profile("", prefill).model) == ("greedy", {})
-
-
-@pytest.mark.parametrize(
-    ("table", "prefill", "line", "message"),
-    [
-        ("[engine]\n", "inline", 5, 'gpu.prefill: must be "fused" beside [engine], not "inline"'),
-        ("[engine]\n", "disaggregated", 5, 'gpu.prefill: must be "fused" beside [engine]'),
-        (
-            '[engine]\nname = "tgi"\n',
-            "fused",
-            7,
-            "engine.name: must be 'vllm', 'sglang' or 'trtllm', not 'tgi'",
-        ),
-        (
-            '[engine]\nadmission = "chunk"\n',
-            "fused",
-            7,
-            "engine.admission: must be 'whole-prompt' or 'first-chunk', not 'chunk'",
-        ),
-        (
-            '[engine]\nname = "sglang"\nadmission = "whole-prompt"\n',
-            "fused",
-            8,
-            'engine.admission: not allowed beside name = "sglang"',
-        ),
-        (
-            '[engine]\nname = "trtllm"\nwatermark = 0.01\n',
-            "fused",
-            8,
-            'engine.watermark: not allowed beside name = "trtllm"',
-        ),
-        ("[engine]\nwatermark = 1\n", "fused", 7, "engine.watermark: must be less than 1, not 1"),
-        ("[engine]\nwatermark = -0.1\n", "fused", 7, "engine.watermark: must be at least 0, not -0.1"),
-        ("[engine]\nadmissions = 1\n", "fused", 7, "engine.admissions: unknown key; did you mean admission?"),
-    ],
-)
-def test_what_is_wrong_is_said_in_a_line(table: str, prefill: str, line: int, message: str) -> None:
-    with pytest.raises(ProfileError) as refused:
-        profile(table, prefill)
-    assert str(refused.value).startswith(f"x.toml:{line}: {message}")
-    text = PROFILE.replace('"fused"', f'"{prefill}"').replace("[timing]", f"{table}[timing]")
-    assert not jsonschema.Draft202012Validator(json_schema()).is_valid(tomli.loads(text))
 
 
 def test_an_engine_is_kept_where_a_profile_is_composed() -> None:

@@ -1,6 +1,5 @@
 """Profiles written out say how their tables are known, and read back as what was written."""
 
-from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -50,14 +49,6 @@ def test_what_is_kept_of_a_base_is_known_as_it_was() -> None:
     assert origins(base(), timing) == Provenance(STATED, LOG, ASSUMED)
 
 
-def test_without_a_base_there_is_what_was_found_and_nothing_else() -> None:
-    found = composed(None, [TRAFFIC], source="x", traffic="trace.csv")
-    assert (found.name, found.missing) == ("traffic of trace.csv", ("gpu", "timing"))
-    assert found.tables["provenance"] == {
-        "workload": {"basis": "measured", "source": "serve.log", "date": LOG.date}
-    }
-
-
 @every(
     ("own", "of_base", "expected"),
     [
@@ -88,13 +79,6 @@ def test_a_timing_keeps_the_overhead_of_its_base_unless_it_has_its_own() -> None
         model = composed(kept, [timing], source="x").model
         assert (model.timing.d0, model.request_overhead_s) == (0.02, expected)
         assert model.provenance.timing.basis == basis
-
-
-def test_a_source_is_cut_and_made_printable() -> None:
-    part = TRAFFIC._replace(origin=replace(LOG, source="a\x1b" + "b" * 500))
-    found = origins(base(), part).workload
-    assert found.source == "a?" + "b" * 297 + "…"
-    assert found.date == LOG.date
 
 
 constants = st.one_of(st.just(0.0), st.floats(1e-9, 10.0))
@@ -130,10 +114,3 @@ def test_a_timing_reads_back_as_it_was_written(
 
 
 CLASS = 'classes = [{ name = "a", input = 2, decode = 4, rate = 0.5 }]'
-
-
-def test_a_host_tier_of_the_base_keeps_the_bytes_of_a_token() -> None:
-    tier = 'kv_bytes_per_token = 1000\noffload = { memory = "90 MB", bandwidth = "1 GB/s" }\n'
-    kept = base(BASE.replace("max_num_seqs = 64\n", tier))
-    found = composed(kept, [replica_part(kept, {"memory_tokens": 50_000}, [], LOG)], source="x").model.replica
-    assert (found.memory_tokens, found.offload) == (50_000, kept.model.replica.offload)

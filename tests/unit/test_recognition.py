@@ -1,10 +1,8 @@
 """Files are told apart by content, and what is imported of them holds nothing of another machine."""
 
-import json
 from pathlib import Path
 
 import pytest
-import result_files as results
 from campaign.files import kinds
 
 from kvplan.errors import UsageError
@@ -37,15 +35,6 @@ PUBLISHED = {
     "speculative-20780.csv": FileKind.DRAFTS,
     "model-configs/*.json": FileKind.MODEL,
 }
-RESULTS = {
-    "vLLM bench": results.VLLM,
-    "SGLang bench": results.SGLANG,
-    "InferenceMAX": results.INFERENCEMAX,
-    "forward passes": results.FORWARD_PASS,
-    "GuideLLM": results.report(results.guidellm({"type_": "concurrent", "streams": 8})),
-    "AIPerf": results.aiperf({"phases": [results.PHASE]}),
-    "inference-perf": results.stage(1.0, 1.0, 1.0, 2.0),
-}
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -59,14 +48,6 @@ def test_published_files_are_recognized(pattern: str) -> None:
     if not files:
         pytest.skip("shared data is not there")
     assert {kind_of(path) for path in files} == {PUBLISHED[pattern]}
-
-
-@pytest.mark.parametrize("name", RESULTS)
-@pytest.mark.parametrize("indent", [None, 1])
-def test_results_of_load_generators_are_recognized(name: str, indent: int | None, tmp_path: Path) -> None:
-    path = tmp_path / "anything"
-    path.write_text(json.dumps(RESULTS[name], indent=indent))
-    assert kind_of(path) is FileKind.TIMING
 
 
 def test_what_is_none_of_them_is_refused_with_all_that_was_looked_for(tmp_path: Path) -> None:
@@ -126,11 +107,3 @@ def written(folder: Path) -> list[Path]:
             kind_of(path)
             found.append(path)
     return found
-
-
-def test_a_line_of_comment_signs_is_no_riddle(tmp_path: Path) -> None:
-    """Read in time in proportion to its length, whatever stands in it."""
-    path = tmp_path / "file"
-    path.write_text("# a" * 20_000 + "\n")
-    with pytest.raises(UsageError, match="not recognized"):
-        kind_of(path)

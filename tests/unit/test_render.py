@@ -1,6 +1,5 @@
 import json
 import math
-import re
 from collections.abc import Iterator
 from functools import cache, partial
 from itertools import pairwise, takewhile
@@ -117,20 +116,6 @@ def test_json_has_the_keys_of_the_contract_and_no_others(model: ServingModel) ->
     assert all(math.isfinite(number) for number in _numbers(parsed))
 
 
-def test_json_keeps_what_the_report_found() -> None:
-    parsed = json.loads(json_text(to_document(_report(PULSE))))
-    cycle = parsed["worst_cycle"]
-    # theory §3: x = M/Σp((a-1)n + n(n+g)/2) = 20,000/20 per iteration of 1 s
-    assert (cycle["kind"], cycle["throughput_rps"], cycle["period"]) == ("pulse", pytest.approx(1000), 2)
-    low, high = cycle["danger_zone_rps"]
-    assert low == parsed["verdict"]["recovers_up_to_rps"]
-    assert 0.99 * 1000 < low <= 0.995 * 1000  # half a per cent less than what the cycle serves, to be sure
-    assert high == pytest.approx(20_000 / 18.5)
-    assert [c["name"] for c in cycle["classes"]] == ["short", "long"]
-    assert parsed["schema_version"] == 2
-    assert "simulation" not in parsed
-
-
 def test_what_does_not_exist_is_null_in_json() -> None:
     overworked, pulse, one_stage = (to_document(_report(m)) for m in (TOO_MUCH_WORK, PULSE, ONE_STAGE))
     state = overworked["equilibrium"]
@@ -145,11 +130,6 @@ def test_what_does_not_exist_is_null_in_json() -> None:
     assert one_stage["worst_cycle"]["danger_zone_rps"] == pytest.approx([0.995 * 6, 6])
     assert (one_stage["worst_cycle"]["loss"], one_stage["worst_cycle"]["evictions_per_iteration"]) == (0, 0)
     assert one_stage["stability"]["spectral_radius"] == 0
-
-
-def test_json_refuses_what_is_not_finite() -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        json_text({"loss": math.inf})
 
 
 # ----------------------------------------------------------------------------------------------- terminal
@@ -189,25 +169,12 @@ def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
     assert not any(line.endswith(" ") for line in lines)
 
 
-def test_a_wide_terminal_is_not_filled() -> None:
-    built = build(shipped(SHIPPED[0]))
-    assert terminal.render(built, width=500) == terminal.render(built, width=100)
-
-
 def test_names_are_shown_as_they_are_on_a_terminal() -> None:
     text = terminal.render(build(_hostile()), width=100)
     assert text.splitlines()[0] == HOSTILE[0]
     joined = "".join(text.split())
     for name in HOSTILE[:-1]:  # the last fills more than a line of its column
         assert "".join(name.split()) in joined
-
-
-def test_colour_adds_nothing_but_escape_sequences() -> None:
-    built = build(_hostile())
-    coloured = terminal.render(built, colour=True)
-    stripped = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
-    assert "\x1b" not in terminal.render(built)
-    assert [line.rstrip() for line in stripped.splitlines()] == terminal.render(built).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -241,32 +208,6 @@ def test_every_spectral_radius_keeps_its_side_of_one(sign: int, exponent: int) -
     assert abs(shown - radius) < 0.06 * abs(radius - 1)
 
 
-def test_numbers_that_do_not_exist_have_neither_value_nor_basis() -> None:
-    assert _figure(_report(TOO_MUCH_WORK), "equilibrium", "KV tokens") == ("–",)
-
-
-@every("name", [*SHIPPED, "hostile"])
-def test_every_figure_has_a_basis(name: str) -> None:
-    known = {"theorem", "computed", "estimated", "simulated", "assumption"}
-    built = build(REPORTS[name]())
-    assert {row[-1] for row in built.summary.rows} <= known
-    for section in built.sections:
-        for table in (block for block in section.blocks if isinstance(block, Table)):
-            columns = [column.name for column in table.columns]
-            assert ("Basis" in columns) is (section.basis is None)
-            if "Basis" in columns:
-                assert {row[columns.index("Basis")] for row in table.rows} <= {*known, "–"}
-            else:
-                assert section.basis in known
-
-
-def test_the_basis_is_the_one_the_report_gives() -> None:
-    report = _report(PULSE)
-    assert build(report).summary.rows[0][::2] == ("Headroom", report.sources["load"].kind)
-    for section, figure in (("worst_cycle", "Loss"), ("load", "Work rate"), ("rate_cap", "Admissions")):
-        assert _figure(report, section, figure)[1] == report.sources[section].kind
-
-
 @every("name", SHIPPED)
 def test_a_status_that_is_not_what_the_spectrum_says_is_reconciled(name: str) -> None:
     report = shipped(name)
@@ -297,14 +238,6 @@ def test_a_stable_spectrum_does_not_make_a_replica_recover(
 ) -> None:
     found = beside_spectrum(Status(status), _report(NEARLY_CRITICAL).stability, recovers_up_to_rps)
     assert found is None if said is None else found is not None and found.endswith(said)
-
-
-def test_a_concurrency_without_evictions_is_shown_with_what_it_costs() -> None:
-    """Three fit in 60 tokens at their longest, 20. They hold 155 token-iterations in 10 of 1 s: 3/10 against 60/155."""
-    model = ServingModel((RequestClass("a", 10, (10,), (1.0,), 0.1),), Timing(1.0), Replica(60))
-    report = _report(model)
-    assert _figure(report, "rate_cap", "Engine max_num_seqs") == ("3", "theorem")
-    assert _figure(report, "rate_cap", "Sustainable with it") == ("0.3 requests/s (-22.5%)", "theorem")
 
 
 def test_many_classes_are_cut_to_twenty() -> None:
@@ -352,13 +285,6 @@ def test_names_survive_tables_of_markdown() -> None:
         if before.type == "td_open" and after.type == "inline"
     ]
     assert set(HOSTILE) <= set(cells)
-
-
-def test_names_mention_nobody_on_github() -> None:
-    names = ("@team", "#12", ":tada:")
-    for title in names:
-        text = markdown.render(build(_named(*names, title=title)))
-        assert [name for name in names if name in text] == []
 
 
 @every("name", [*SHIPPED, "hostile"])

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,11 +52,6 @@ def test_azure_rows_are_read_to_the_microsecond(file: Path) -> None:
     assert trace.notes == ()
 
 
-def test_measured_times_of_a_run_are_not_looked_at(file: Path) -> None:
-    file.write_text(run() + "\n" + run(arrival_time=1787267981.5, queued_ts=None, first_token_ts="no"))
-    assert columns(read_trace(file)) == [(0.0, 3, 4), (1.25, 3, 4)]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -74,20 +68,6 @@ def test_measured_times_of_a_run_are_not_looked_at(file: Path) -> None:
 def test_one_request_however_it_is_written(file: Path, text: str) -> None:
     file.write_bytes(text.encode())
     assert columns(read_trace(file)) == [(0.0, 374, 44)]
-
-
-def test_time_zones_are_heeded(file: Path) -> None:
-    file.write_text(csv_lines("2024-05-10 02:00:01.5+02:00,1,2", "2024-05-10 00:00:01,3,4"))
-    assert columns(read_trace(file)) == [(0.0, 3, 4), (0.5, 1, 2)]
-
-
-def test_rows_that_generate_nothing_are_counted_and_left_out(file: Path) -> None:
-    """An empty prompt stays; time starts at the first row that is kept."""
-    empty = run(output_toks=0, arrival_time=1)
-    file.write_text("\n".join([empty, run(), run(input_toks=0), empty]))
-    trace = read_trace(file)
-    assert columns(trace) == [(0.0, 3, 4), (0.0, 0, 4)]
-    assert trace.notes == ("2 of 4 rows generate nothing and are left out",)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(1, 10**7)), min_size=1, max_size=30))
@@ -134,30 +114,6 @@ def test_what_is_not_a_trace_is_refused(file: Path, text: str, message: str) -> 
     assert len(str(refusal.value)) < len(str(file)) + 400
 
 
-@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\x00", csv_lines(ROW).encode("utf-16")])
-def test_binary_files_are_refused(file: Path, data: bytes) -> None:
-    file.write_bytes(data)
-    with pytest.raises(UsageError, match="must be text in UTF-8"):
-        read_trace(file)
-
-
-@given(st.binary(max_size=200), st.sampled_from([b"", HEADER.encode() + b"\n", run().encode() + b"\n"]))
-def test_any_bytes_are_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes, start: bytes
-) -> None:
-    path = tmp_path_factory.mktemp("traces") / "trace"
-    path.write_bytes(start + data)
-    try:
-        arrival = read_trace(path).requests.arrival_s
-    except UsageError as error:
-        message = str(error)
-    else:
-        message = str(path)
-        assert arrival[0] == 0
-        assert (np.diff(arrival) >= 0).all()
-    assert message.startswith(str(path))
-
-
 def test_arrivals_out_of_order_and_a_row_cut_off_are_told(file: Path) -> None:
     file.write_text(run(arrival_time=7) + "\n" + run(arrival_time=5) + "\n" + run()[:30])
     trace = read_trace(file)
@@ -168,19 +124,9 @@ def test_arrivals_out_of_order_and_a_row_cut_off_are_told(file: Path) -> None:
     )
 
 
-def test_benchmark_results_with_start_times_are_replayed(file: Path) -> None:
-    file.write_text(json.dumps({"input_lens": [3, 5], "output_lens": [4, 6], "start_times": [10.5, 12.0]}))
-    assert columns(read_trace(file)) == [(0.0, 3, 4), (1.5, 5, 6)]
-
-
 def test_hashes_of_blocks_say_which_prompts_begin_alike(tmp_path: Path) -> None:
     """The second has two blocks of 512 in common with the first, the third none; an empty prompt has no hashes."""
-    rows = [
-        (0, 1300, [7, 8, 9]),
-        (1000, 1500, [7, 8, 5]),
-        (2000, 0, []),
-        (3000, 600, [3, 4]),
-    ]
+    rows = [(0, 1300, [7, 8, 9]), (1000, 1500, [7, 8, 5]), (2000, 0, []), (3000, 600, [3, 4])]
     path = tmp_path / "trace.jsonl"
     path.write_text(
         "".join(

@@ -116,37 +116,6 @@ def test_the_capacity_by_hand() -> None:
     )
 
 
-def test_an_8_bit_cache_holds_twice_as_much() -> None:
-    shape, gpu = read_model("Llama-3.1-8B"), find_gpu("H100")
-    wide, narrow = (estimate_replica(shape, gpu, kv_dtype=dtype).memory_tokens for dtype in ("auto", "fp8"))
-    assert narrow == pytest.approx(2 * wide, abs=32)
-
-
-def test_smaller_weights_leave_more_room() -> None:
-    shape, gpu = read_model("Llama-3.1-8B"), find_gpu("H100")
-    wide, narrow = estimate_replica(shape, gpu), estimate_replica(shape, gpu, weight_dtype="fp8")
-    # Embeddings keep 16 bits.
-    assert wide.weights_bytes - narrow.weights_bytes == shape.counts.other
-    assert narrow.memory_bytes_for_kv - wide.memory_bytes_for_kv == shape.counts.other
-
-
-def test_a_group_of_gpus_splits_weights_and_heads() -> None:
-    found = estimate_replica(read_model("Llama-3.1-70B"), find_gpu("H100"), tensor_parallel=4)
-    assert found.weights_bytes == 2 * read_model("Llama-3.1-70B").counts.total // 4
-    assert found.layout.bytes_per_token == 327_680 // 4
-
-
-def test_a_latent_cache_does_not_grow_with_the_group() -> None:
-    found = estimate_replica(read_model("DeepSeek-V3"), find_gpu("H200"), tensor_parallel=8)
-    assert found.layout.bytes_per_token == 70_272
-
-
-def test_whole_blocks_are_counted() -> None:
-    found = estimate_replica(read_model("Llama-3.1-8B"), find_gpu("L4"), block_tokens=128)
-    assert found.memory_tokens % 128 == 0
-    assert 0 <= found.memory_bytes_for_kv - found.memory_tokens * found.layout.bytes_per_token < 128 * 131_072
-
-
 def test_groups_of_layers_share_the_pool() -> None:
     """gpt-oss-20b: two groups of 12 layers at 2,048 bytes a token and layer."""
     found = estimate_replica(read_model("gpt-oss-20b"), find_gpu("MI325X"))

@@ -143,11 +143,6 @@ def test_any_model_gives_a_report_that_keeps_the_rules(model: ServingModel) -> N
     check_rules(model)
 
 
-@given(models(max_decode=1, max_input=50, max_classes=3, limits=True, more_pages=500))
-def test_requests_of_a_single_token_keep_the_rules(model: ServingModel) -> None:
-    check_rules(model)
-
-
 @pytest.mark.usefixtures("brief")
 @every("share", [0.5, 0.78, 0.81, 0.99, 1.01, 3.0])
 def test_the_verdict_on_one_length_follows_the_danger_zone(share: float) -> None:
@@ -162,44 +157,12 @@ def test_the_verdict_on_one_length_follows_the_danger_zone(share: float) -> None
 
 
 @pytest.mark.usefixtures("brief")
-def test_exactly_the_sustainable_rate_is_not_overloaded() -> None:
-    found = document(mix_model((20, 4, 6.0), (20, 5, 6.0), memory=1230))
-    assert found["load"]["headroom"] == pytest.approx(0, abs=1e-12)
-    model = mix_model((2, 3, 1.0), memory=12)
-    assert document(model)["load"]["sustainable_rps"] == 1.0
-    assert document(model)["verdict"]["status"] == "needs_cap"
-
-
-@pytest.mark.usefixtures("brief")
-def test_a_mix_that_damps_disturbances_is_stable_nearly_up_to_the_sustainable_rate() -> None:
-    for rate, status in ((5.9, "stable"), (6.1, "overloaded")):
-        found = document(mix_model((20, 4, rate * 1e2), (20, 5, rate * 1e2), memory=123_000))
-        assert (found["verdict"]["status"], found["worst_cycle"]["kind"]) == (status, "none")
-
-
-@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(("seqs", "kind"), [(100, "none"), (101, "homogeneous")])
 def test_a_concurrency_limit_that_fits_memory_rules_out_evictions(seqs: int, kind: str) -> None:
     """100 requests of at most 12 tokens in 1200: nothing can be evicted, greedy admission is safe."""
     model = mix_model((5, 7, 0.1), memory=1200, max_num_seqs=seqs)
     assert document(model)["worst_cycle"]["kind"] == kind
     check_rules(model)
-
-
-@pytest.mark.usefixtures("brief")
-@every("work_rate", [0.999999, 1.0, 1.5, 1e6])
-def test_full_work_rates_leave_nulls_and_a_report_all_the_same(work_rate: float) -> None:
-    """One class of 1 and one of 3 token-iterations a request: 4·1 + 1·3 = 7 a second."""
-    model = mix_model((0, 1, 4.0), (2, 1, 1.0), memory=1000, timing=Timing(1.0, d1=work_rate / 7))
-    found = document(model)
-    assert found["load"]["work_rate"] == pytest.approx(work_rate)
-    assert found["verdict"]["status"] == "overloaded" or work_rate < 1
-    check_rules(model)
-
-
-def test_two_calls_give_the_same_document() -> None:
-    model = mix_model((1, 4, 1.0), (1, 5, 1.0), memory=900)
-    assert json.dumps(document(model)) == json.dumps(document(replace(model)))
 
 
 def test_completing_more_short_requests_does_not_make_up_for_starved_long_ones() -> None:
@@ -228,9 +191,3 @@ def test_nothing_is_promised_of_what_is_not_modelled(beside: str) -> None:
         assert any("nested_wait: " in note for note in found["notes"]) == modelled
         assert (found["sources"]["load"]["kind"] == "theorem") == modelled
         assert any("Nested WAIT" in note for note in found["notes"]) != modelled
-
-
-def test_what_serves_nothing_is_given_no_advice() -> None:
-    """A single block, which the engine keeps for itself."""
-    found = document(mix_model((0, 1, 1.0), memory=1, prefill="fused"))
-    assert (found["verdict"]["recovers_up_to_rps"], found["advice"]) == (0, [])

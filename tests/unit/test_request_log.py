@@ -9,7 +9,7 @@ from result_files import HEADER, SERIES, run
 
 from kvplan.errors import UsageError
 from kvplan.ingest.timing.reading import parse_samples, read_groups
-from kvplan.ingest.timing.samples import LeftOut, Samples
+from kvplan.ingest.timing.samples import Samples
 
 ONE = "100,101,0,0,0.1,1.1\n"
 ANOTHER = "50,26,0.3,0.5,0.6,1.1\n"
@@ -68,17 +68,6 @@ def test_what_the_cache_had_of_a_prompt_is_held_but_not_computed(name: str) -> N
     assert found.notes == ("20% of the prompt tokens were found in the prefix cache, and are no prefill",)
 
 
-def test_more_tokens_cached_than_a_prompt_has_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"file:2: 101 tokens cached of a prompt of 100"):
-        read(HEADER.replace("\n", ",cached_tokens\n"), ONE.replace("\n", ",101\n"))
-
-
-def test_requests_that_generated_little_give_no_sample_but_are_in_the_batch() -> None:
-    found = read(HEADER, ONE, ANOTHER.replace("50,26", "50,10"))
-    assert found.sequences.tolist() == pytest.approx([1.6])
-    assert found.left_out == (LeftOut("10 tokens or fewer", 1, 3),)
-
-
 def test_the_requests_are_at_hand_as_they_were_served() -> None:
     log = read(HEADER, ONE, ANOTHER).requests
     assert log is not None
@@ -99,10 +88,7 @@ def test_the_requests_are_at_hand_as_they_were_served() -> None:
             "Prompt tokens,Completion tokens,arrived_at,first_scheduled_time,first_token_time,finished_time\n",
             ONE,
         ),
-        (
-            "isl,osl,arrival_ms,scheduled_ms,first_token_ms,last_token_ms\n",
-            "100,101,0,0,100,1100\n",
-        ),
+        ("isl,osl,arrival_ms,scheduled_ms,first_token_ms,last_token_ms\n", "100,101,0,0,100,1100\n"),
     ],
 )
 def test_lengths_and_times_go_by_the_usual_names(header: str, row: str) -> None:
@@ -116,17 +102,6 @@ def test_arrivals_on_another_clock_are_those_of_the_request_that_the_engine_saw_
     assert log is not None
     assert log.arrival_s.tolist() == pytest.approx([0, 1])
     assert log.scheduled_s.tolist() == pytest.approx([0.1, 1])
-
-
-def test_without_a_schedule_a_request_ran_from_its_arrival() -> None:
-    found = read(HEADER.replace("scheduled_time,", ""), "100,101,7,7.1,8.1\n")
-    assert found.requests is not None
-    assert found.requests.scheduled_s.tolist() == [0]
-
-
-def test_requests_that_were_not_served_are_counted() -> None:
-    found = read(HEADER, ONE, "100,0,0,0,0,0\n", "100,5,0,,,\n")
-    assert found.left_out == (LeftOut("nothing was generated", 2, 3),)
 
 
 @every(
@@ -157,18 +132,6 @@ def test_requests_that_were_not_served_are_counted() -> None:
 def test_requests_that_contradict_themselves_are_refused(row: str, message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}"):
         read(HEADER, row)
-
-
-def test_usage_of_zero_while_requests_run_is_unknown_and_not_empty() -> None:
-    with pytest.raises(
-        UsageError, match=r"^file: KV usage is 0 throughout while requests run: it was not recorded"
-    ):
-        read(SERIES, "1,100,50,1,0,0\n", "2,0,50,1,0,0.0\n")
-
-
-def test_an_idle_second_does_not_make_usage_unknown() -> None:
-    found = parse_samples([SERIES, "1,100,50,1,0,0\n", "2,0,50,1,0,10\n"], "file", capacity_tokens=1000)
-    assert [some.kv_tokens.tolist() for some in found if isinstance(some, Samples)] == [[0, 100]]
 
 
 def test_the_kv_of_a_series_is_rebuilt_from_its_requests(tmp_path: Path) -> None:
@@ -217,26 +180,6 @@ def test_what_the_cache_had_is_no_prefill_whichever_an_engine_counts(tmp_path: P
     assert (found.kv_tokens - before.kv_tokens)[5:-5] == pytest.approx(300 * found.sequences[5:-5], rel=0.02)
 
 
-@pytest.mark.parametrize("origin", [-37.25, 0.4, 1e6])
-def test_the_origin_of_a_series_times_does_not_matter(tmp_path: Path, origin: float) -> None:
-    log, table = run()
-    moved = [
-        f"{float(second) + origin + 100},{rest}" for second, rest in (row.split(",", 1) for row in table)
-    ]
-    there, moved_there = (both(tmp_path, "".join(rows), "".join(log)) for rows in (table, moved))
-    assert moved_there.kv_tokens == pytest.approx(there.kv_tokens, rel=1e-6)
-    assert moved_there.seconds == pytest.approx(there.seconds, rel=1e-6)
-
-
-def test_requests_of_another_run_are_refused(tmp_path: Path) -> None:
-    log, _ = run(0)
-    _, table = run(1)
-    with pytest.raises(
-        UsageError, match=r"requests.csv are of another run: prompt_throughput is theirs in \d+ of \d+"
-    ):
-        both(tmp_path, "".join(table), "".join(log))
-
-
 def test_requests_that_were_preempted_held_nothing(tmp_path: Path) -> None:
     """Of two that began only one ran all the time."""
     log = "100,241,0,0,0.1,2.5\n" * 2
@@ -245,17 +188,3 @@ def test_requests_that_were_preempted_held_nothing(tmp_path: Path) -> None:
     assert one_ran.sequences[1] == pytest.approx(all_ran.sequences[1] / 2)
     assert one_ran.kv_tokens[1] == pytest.approx(all_ran.kv_tokens[1] / 2)
     assert one_ran.seconds[1] == pytest.approx(all_ran.seconds[1])
-
-
-def test_requests_beside_a_series_with_usage_add_no_samples(tmp_path: Path) -> None:
-    paths = tmp_path / "series.csv", tmp_path / "requests.csv"
-    paths[0].write_text(SERIES + "1,100,91,1,0,20\n2,0,100,1,0,30\n")
-    paths[1].write_text(HEADER + "100,191,0,0,0.1,2.0\n")
-    ((found,),) = read_groups(paths, capacity_tokens=1000)
-    assert isinstance(found, Samples)
-    assert found.kv_tokens.tolist() == [200, 300]
-
-
-def test_times_of_a_series_must_increase() -> None:
-    with pytest.raises(UsageError, match=r"^file:3: a time of 1 s after one of 1 s; must increase$"):
-        read(SERIES, "1,100,50,1,0,10\n", "1,0,50,1,0,10\n")

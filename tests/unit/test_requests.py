@@ -10,16 +10,7 @@ from strategies import mix_model
 
 from kvplan.model import ArrivalProcess, RequestClass, ServingModel
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
-from kvplan.simulation.requests import (
-    Requests,
-    burst,
-    closed,
-    interleaved,
-    lengths,
-    poisson,
-    renewal,
-    saturated,
-)
+from kvplan.simulation.requests import Requests, burst, lengths, poisson, renewal, saturated
 
 TWO = mix_model((10, [3, 5], 3.0), (20, 7, 1.0))
 ONE = mix_model((10, 5, 2.0))
@@ -132,12 +123,6 @@ def test_gaps_of_a_class_are_geometric_numbers_of_gaps() -> None:
         assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=SIGMAS * 5 / math.sqrt(gaps.size))
 
 
-def test_gamma_gaps_of_variation_1_are_poisson_arrivals() -> None:
-    some = renewal(TWO, generator(), cv=1.0, requests=20_000, horizon_s=None)
-    gaps = np.sort(np.diff(some.arrival_s, prepend=0.0))
-    assert_law(gaps, -np.expm1(-4.0 * gaps))
-
-
 @pytest.mark.parametrize("cv", [0.3, 4.0])
 def test_gamma_arrivals_have_their_rate_from_the_start_on(cv: float) -> None:
     """In every fifth of the first two mean gaps; an arrival at time 0, or a whole first gap, would show."""
@@ -147,18 +132,6 @@ def test_gamma_arrivals_have_their_rate_from_the_start_on(cv: float) -> None:
     seen = np.histogram(times, 5, (0.0, 1.0))[0]
     clump = 1 + cv**2  # at most so many times the variance of Poisson counts
     assert np.abs(seen - 2000).max() < SIGMAS * math.sqrt(2000 * clump)
-
-
-def test_few_gamma_arrivals_in_large_clumps_last_as_long_as_their_gaps() -> None:
-    """Where the first guess of how far to draw is far off: mean (1 + cv²)/2 + 49 gaps, standard deviation 95."""
-    model = mix_model((10, 5, 1.0))
-    ends = [
-        renewal(model, generator(seed), cv=10.0, requests=50, horizon_s=None).arrival_s
-        for seed in range(4000)
-    ]
-    assert {end.size for end in ends} == {50}
-    last = [end[-1] for end in ends]
-    assert np.mean(last) == pytest.approx(50.5 + 49, abs=SIGMAS * 95.5 / math.sqrt(4000))
 
 
 @every(("high", "low"), [(3.0, 0.5), (0.5, 3.0), (2.0, 0.0), (0.0, 2.0)])
@@ -173,47 +146,6 @@ def test_bursts_have_their_rate_in_each_window(high: float, low: float) -> None:
     assert_counts(seen, quarters * whole)
     per_period = np.histogram(some.arrival_s, 2000, (0.0, 8000.0))[0]
     assert per_period.var() == pytest.approx(quarters.sum(), rel=0.25)
-    assert_shares(some, TWO)
-
-
-@pytest.mark.parametrize(("horizon_s", "mean"), [(0.5, 6.0), (2.5, 15.0), (6.0, 32.0)])
-def test_bursts_end_at_the_horizon_wherever_it_is(horizon_s: float, mean: float) -> None:
-    """Within the time on, within the time off, and in a later period."""
-    ends = {"requests": None, "horizon_s": horizon_s}
-    counts = []
-    for seed in range(1000):
-        some = burst(TWO, generator(seed), high=3.0, low=0.5, on_s=1.0, off_s=3.0, **ends)
-        assert (some.arrival_s < horizon_s).all()
-        counts.append(some.arrival_s.size)
-    assert np.mean(counts) == pytest.approx(mean, abs=SIGMAS * math.sqrt(mean / 1000))
-
-
-def test_bursts_that_change_nothing_are_poisson_arrivals() -> None:
-    plain = poisson(TWO, generator(), requests=1000, horizon_s=None)
-    same = burst(TWO, generator(), high=1.0, low=1.0, on_s=0.3, off_s=0.7, requests=1000, horizon_s=None)
-    np.testing.assert_allclose(same.arrival_s, plain.arrival_s, rtol=1e-12)
-    assert same.decode_tokens.tolist() == plain.decode_tokens.tolist()
-
-
-def test_interleaved_requests_take_turns() -> None:
-    some = interleaved(mix_model((1, [3, 5], 1.0), (2, 7, 1.0)), requests=8)
-    assert some.class_index.tolist() == [0, 1] * 4
-    assert some.decode_tokens.tolist() == [3, 7, 5, 7, 3, 7, 5, 7]
-    assert some.input_tokens.tolist() == [1, 2] * 4
-    assert some.arrival_s.tolist() == [0.0] * 8
-    assert some.clients is None
-
-
-def test_many_rare_classes_do_not_arrive_together() -> None:
-    """A class of half the requests among a hundred others: every second one is of it, from first to last."""
-    model = mix_model((1, 3, 100.0), *[(1, 5, 1.0)] * 100)
-    assert (interleaved(model, requests=1000).class_index == 0).tolist() == [True, False] * 500
-
-
-def test_clients_draw_their_classes_by_share() -> None:
-    some = closed(TWO, generator(), clients=7, requests=10_000)
-    assert some.clients == 7
-    assert not some.arrival_s.any()
     assert_shares(some, TWO)
 
 
@@ -247,14 +179,6 @@ def test_the_largest_chance_still_draws_a_length_of_the_class() -> None:
 
 
 @every("kind", Arrivals)
-def test_a_study_has_one_run_of_requests_for_each_seed(kind: Arrivals) -> None:
-    first, again, other = (generate(TWO, Load(kind, requests=300), seed) for seed in (1, 1, 2))
-    for name in ("arrival_s", "input_tokens", "decode_tokens", "class_index"):
-        assert getattr(first, name).tolist() == getattr(again, name).tolist()
-    assert (first.decode_tokens.tolist() == other.decode_tokens.tolist()) is (kind is Arrivals.INTERLEAVED)
-
-
-@every("kind", Arrivals)
 def test_seeds_differ_where_a_load_says_that_it_is_drawn(kind: Arrivals) -> None:
     for model in (TWO, replace(TWO, classes=TWO.classes[:1]), mix_model((3, 5, 1.0))):
         load = Load(kind, requests=50)
@@ -264,11 +188,3 @@ def test_seeds_differ_where_a_load_says_that_it_is_drawn(kind: Arrivals) -> None
             for name in ("arrival_s", "decode_tokens", "class_index")
         )
         assert load.is_drawn(model) is not same
-
-
-@pytest.mark.parametrize("kind", [Arrivals.POISSON, Arrivals.GAMMA, Arrivals.BURST])
-def test_arrivals_of_a_study_end_at_its_horizon(kind: Arrivals) -> None:
-    found = generate(TWO, Load(kind, requests=None, horizon_s=600.0), 4)
-    assert found.arrival_s[-1] < 600
-    assert found.arrival_s.size == pytest.approx(4 * 600, rel=0.4)
-    assert generate(TWO, Load(kind, requests=50, horizon_s=600.0), 4).arrival_s.size == 50

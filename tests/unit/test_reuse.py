@@ -6,21 +6,13 @@ import numpy as np
 import pytest
 from small_runs import Case, run
 
-from kvplan.analysis.cache_states import cached_replica
-from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.errors import UsageError
-from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
-from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import Reuse, SharedPrompt
-from kvplan.model.sessions import Sessions
-from kvplan.simulation import engine
-from kvplan.simulation.outcome import Outcome
-from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.model.sessions import Reuse, SharedPrompt
 from kvplan.simulation.prefixes import Prefixes
 from kvplan.simulation.requests import Requests, poisson
-from kvplan.simulation.sessions import heads, merged, stream_of_sessions, with_reuse, with_shared_prompts
+from kvplan.simulation.sessions import heads, merged, with_reuse
 
 LAW = Timing(0.012, 1e-7, 60e-6)
 CHAT = RequestClass("chat", 1000, (50, 150), (1.0, 1.0), 10.0)
@@ -59,9 +51,7 @@ def chains(requests: Requests) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("tokens", [640, 0.9])
-def test_requests_share_with_the_next_what_it_asks_for_and_chains_share_their_prompt(
-    tokens: float,
-) -> None:
+def test_requests_share_with_the_next_what_it_asks_for_and_chains_share_their_prompt(tokens: float) -> None:
     """Asked for is a count, or a share of the full pages of all but the last token, and never a whole prompt."""
     shared = (SharedPrompt(200, 0.4), SharedPrompt(900, 0.4))
     some = RequestClass(
@@ -117,100 +107,12 @@ def test_think_times_run_from_completions_and_a_chain_ends_with_the_number_asked
     np.testing.assert_allclose(gaps, requests.turns.think_s[followed], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("from_arrival", [False, True])
-def test_of_millions_that_are_still_to_come_those_come_that_are_first(from_arrival: bool) -> None:
-    """At the rate of the model from the beginning: half of a request a second anew, half of one again."""
-    again = replace(CHAT, rate_rps=1.0, reuse=Reuse(64, 0.5, Quantiles((4e6,)), from_arrival=from_arrival))
-    model = ServingModel((again,), LAW, Replica(300_000))
-    first = poisson(heads(model), rng(), requests=400, horizon_s=None)
-    arrival_s = with_reuse(first, model, rng(), requests=400).arrival_s
-    assert arrival_s.size == 400
-    first_s = arrival_s[arrival_s < 1e6]  # each is followed by one on average, in seven weeks
-    assert first_s.size == pytest.approx(200, abs=4 * 20)
-    assert first_s.max() == pytest.approx(first_s.size, abs=4 * 20)
-
-
-def test_a_share_of_one_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"class chat: reuse\.share = 1: below 1"):
-        heads(ServingModel((replace(CHAT, reuse=Reuse(9, 1.0, Exponential(1.0))),), LAW, Replica(9000)))
-
-
 def test_more_that_is_still_to_be_asked_for_than_memory_holds_is_refused() -> None:
     late = replace(CHAT, reuse=Reuse(9, 0.5, Exponential(1e12)))
     model = ServingModel((late,), LAW, Replica(9000))
     first = poisson(heads(model), rng(), requests=5, horizon_s=None)
     with pytest.raises(UsageError, match=r"most of them of class chat; 3,000,000 is the most"):
         with_reuse(first, model, rng(), requests=5)
-
-
-def test_so_many_users_that_no_request_is_left_for_others_leave_none() -> None:
-    model = ServingModel((CHAT,), LAW, Replica(9000))
-    first = poisson(heads(model), rng(), requests=0, horizon_s=None)
-    assert with_reuse(first, model, rng(), requests=0).arrival_s.size == 0
-
-
-def served(policy: str, requests: Requests, model: ServingModel, end_s: float) -> Outcome:
-    scenario = Scenario(model, Plan(), requests, tuple(c.name for c in model.classes))
-    setup, _ = POLICIES[policy].prepare(scenario, Settings(policy, {"prefix_caching": (1.0,)}))
-    return engine.run(
-        POLICIES[policy].form_batch, requests, LAW, model.replica, setup, horizon_s=end_s, compile=True
-    )
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("policy", ["vllm", "sglang"])
-@pytest.mark.parametrize(
-    "chat",
-    [
-        replace(CHAT, reuse=Reuse(0.8, 0.7, Exponential(30.0))),
-        replace(CHAT, reuse=Reuse(0.8, 0.7, Lognormal(20.0, 1.0), from_arrival=True)),
-        replace(
-            CHAT,
-            shared=(SharedPrompt(200, 0.5), SharedPrompt(400, 0.3)),
-            reuse=Reuse(600, 0.9, Quantiles((5.0, 20.0, 60.0))),
-        ),
-    ],
-    ids=["completion", "arrival", "shared"],
-)
-def test_what_is_found_is_what_the_formulas_say(policy: str, chat: RequestClass) -> None:
-    """At two thirds of the good rate, with some 300 requests' tokens in memory."""
-    model = ServingModel((chat,), LAW, Replica(300_000, 16))
-    warm = prefix_cache(cached_replica(model)).warm
-    assert warm is not None
-    requests = drawn(model, 3000.0)
-    outcome = served(policy, requests, model, 3000.0)
-    assert outcome.found is not None
-    counted = (outcome.arrival_s > 600) & np.isfinite(outcome.first_token_s)
-    ratio = outcome.found.hit_tokens[counted].sum() / requests.input_tokens[counted].sum()
-    assert ratio == pytest.approx(warm.hit_ratio, abs=0.02)
-    assert counted.sum() / 2400 == pytest.approx(10.0, rel=0.05)
-
-
-def test_kinds_of_arrivals_beside_each_other_know_their_own() -> None:
-    """Sessions, a class with a prompt in common, and strangers: what each finds does not depend on the others."""
-    one = Lengths.uniform(20, 60)
-    agent = Sessions(one, one, one, Lengths.of({4: 1.0}), Exponential(5.0), shared=30)
-    model = ServingModel((PLAIN,), LAW, Replica(10_000_000, 8))
-    sessions = stream_of_sessions([agent], [1.0], rng(), requests=80, horizon_s=None)
-    plain = poisson(model, rng(1), requests=70, horizon_s=None)
-    asking = with_shared_prompts(plain, [[SharedPrompt(100)]], rng(2))
-    parts = [sessions, asking, plain]
-    together = merged([replace(part, class_index=part.class_index + i) for i, part in enumerate(parts)])
-    known = together.arrival_s[~np.isnan(together.arrival_s)]
-    assert (np.diff(known) >= 0).all()
-    assert np.isnan(together.arrival_s[known.size :]).all()
-
-    def hits(requests: Requests) -> Outcome:
-        return run("vllm", Case(requests, LAW, model.replica, {"prefix_caching": (1.0,)}))
-
-    all_at_once = hits(together)
-    assert all_at_once.found is not None
-    for index, part in enumerate(parts):
-        alone = hits(part)
-        assert alone.found is not None
-        mine = together.class_index == index
-        assert sorted(together.input_tokens[mine]) == sorted(part.input_tokens)
-        assert sorted(all_at_once.found.hit_tokens[mine]) == sorted(alone.found.hit_tokens)
 
 
 def test_merged_strangers_stay_strangers() -> None:

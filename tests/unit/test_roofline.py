@@ -62,11 +62,6 @@ def test_a_group_of_gpus_shares_all_that_is_read_but_copied_heads() -> None:
     assert (sixteen.d0, sixteen.d1) == pytest.approx((one.d0 / 16, one.d1 / 8))
 
 
-def test_a_latent_cache_is_read_whole_by_every_gpu() -> None:
-    shape = read_model("DeepSeek-V3")
-    assert estimated_timing(shape, H100, PEAKS, tensor_parallel=8).d1 == pytest.approx(70_272 / 3.35e12)
-
-
 @every(
     ("gpu", "weight_dtype", "peak"),
     [
@@ -101,29 +96,12 @@ def test_narrow_weights_are_read_faster() -> None:
         roofline(shape, H100, weight_dtype="int3")
 
 
-def test_a_tied_table_is_read_as_output_table() -> None:
-    shape = read_model("Llama-3.2-1B")
-    assert estimated_timing(shape, H100, PEAKS).d0 == pytest.approx(2 * shape.counts.total / 3.35e12)
-
-
-def test_an_8_bit_cache_is_read_in_half_the_time() -> None:
-    shape = read_model("Llama-3.1-8B")
-    assert roofline(shape, H100, kv_dtype="fp8").timing.d1 == roofline(shape, H100).timing.d1 / 2
-
-
 def test_windows_are_read_in_proportion_to_the_context_that_a_layout_counts() -> None:
     """gpt-oss-20b: 12 layers keep all, of 2 · 8 · 64 numbers of 2 bytes; windows are a part of K."""
     timing = estimated_timing(read_model("gpt-oss-20b"), H100, PEAKS)
     assert timing.d1 == pytest.approx(12 * 2048 / 3.35e12)
     assert timing.d3 == timing.d2
     assert "[[gpu.kv]]" in roofline(read_model("gpt-oss-20b"), H100).notes[-1]
-
-
-def test_every_sequence_reads_and_writes_its_states() -> None:
-    """Qwen3.5-397B: 45 layers of 64 heads of 128 by 128 numbers of 4 bytes, and 3 inputs to 12,288 channels."""
-    timing = estimated_timing(read_model("Qwen3.5-397B-A17B"), H100, PEAKS)
-    state = 64 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 64 * 128) * 2
-    assert timing.d3 - timing.d2 == pytest.approx(2 * 45 * state / 3.35e12)
 
 
 # -- experts ----------------------------------------------------------------------------------------------------------
@@ -135,13 +113,6 @@ def test_the_line_is_the_closest_that_never_falls(chosen: float) -> None:
     share = np.array([1 - (1 - chosen) ** batch for batch in batches])
     closest, _ = nnls(np.stack([np.ones(9), np.sqrt(batches)], axis=1), share)
     assert experts_read(chosen) == pytest.approx(tuple(closest), abs=1e-9)
-
-
-def test_what_the_line_says_where_8_of_256_are_chosen() -> None:
-    """The figures that the module quotes."""
-    always, root = experts_read(8 / 256)
-    assert [round(always + root * b**0.5, 2) for b in (1, 8, 64, 256)] == [0.13, 0.26, 0.64, 1.22]
-    assert [round(1 - (1 - 8 / 256) ** b, 2) for b in (1, 8, 64, 256)] == [0.03, 0.22, 0.87, 1.0]
 
 
 # -- how far to trust it ----------------------------------------------------------------------------------------------
@@ -161,23 +132,6 @@ def test_a_band_is_that_of_configurations_alike() -> None:
     assert experts.configurations == 27
     assert "a mixture of experts on 8 GPUs" in experts.notes[0]
     assert "up to 256 sequences" in experts.notes[1]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "tensor_parallel", "said"),
-    [
-        ("MI300X", 8, "none of them on MI300X"),
-        ("RTX 4090", 1, "none of them on RTX 4090"),
-        ("H100", 16, "too few of them on 16 GPUs"),
-    ],
-)
-def test_what_is_unlike_all_sweeps_has_the_widest_band(gpu: str, tensor_parallel: int, said: str) -> None:
-    shape = read_model("Llama-3.1-70B")
-    found = roofline(shape, find_gpu(gpu), tensor_parallel=tensor_parallel)
-    alike = [roofline(shape, H100, tensor_parallel=t) for t in (1, 2, 4, 8)]
-    assert found.band == (min(one.band[0] for one in alike), max(one.band[1] for one in alike))
-    assert found.configurations == sum(one.configurations for one in alike) == 23
-    assert f"of a dense model; {said}, so that this may be further off" in found.notes[0]
 
 
 def test_a_run_on_an_rtx_4090_lies_in_the_band() -> None:
@@ -201,8 +155,3 @@ def test_every_model_has_a_timing_on_every_gpu(gpu: Gpu) -> None:
             assert min(timing.d0, timing.d1, timing.d2, timing.d3) > 0
             assert timing(0, 0, 1) < 10
             assert (timing.d4 > 0) == (shape.counts.experts > 0)
-
-
-def test_a_group_the_heads_do_not_allow_is_refused() -> None:
-    with pytest.raises(UsageError, match="must divide the 32 attention heads"):
-        roofline(read_model("Llama-3.1-8B"), H100, tensor_parallel=3)

@@ -15,7 +15,7 @@ from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines
 from kvplan.ingest.trace import rows, traffic
 from kvplan.ingest.trace.formats import READERS
-from kvplan.ingest.trace.rows import BLOCK_ROWS, TraceFile
+from kvplan.ingest.trace.rows import TraceFile
 from kvplan.ingest.trace.traffic import measure
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -104,12 +104,6 @@ def test_bom_mixed_line_ends_blank_lines_and_a_missing_last_one_change_nothing(t
     assert rows == [(1.5, 374, 44), (2.75, 396, 109), (3, 1, 2), (4, 5, 6)]
 
 
-@pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_columns_may_be_parted_by_semicolons_or_tabs(tmp_path: Path, delimiter: str) -> None:
-    content = PLAIN + "1.5,374,44\n2.5,396,109\n"
-    assert rows_of(tmp_path, content.replace(",", delimiter))[1] == rows_of(tmp_path, content)[1]
-
-
 def test_fractions_of_a_timestamp_are_of_seconds_whole_ones_in_mooncake_traces_of_milliseconds(
     tmp_path: Path,
 ) -> None:
@@ -175,31 +169,11 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: str | bytes, messa
     assert refusal(tmp_path, content).startswith(message)
 
 
-def test_rows_come_in_blocks(tmp_path: Path) -> None:
-    path = tmp_path / "long.csv"
-    path.write_text(PLAIN + "1,2,3\n" * (2 * BLOCK_ROWS + 5))
-    assert [block.time_s.size for block in TraceFile(path)] == [BLOCK_ROWS, BLOCK_ROWS, 5]
-
-
 def measured(tmp_path: Path, content: str) -> tuple[float, float | None, tuple[str, ...]]:
     path = tmp_path / "trace"
     path.write_text(content)
     traffic = measure(path)
     return traffic.rate_rps, traffic.gap_cv, traffic.notes
-
-
-def test_arrivals_out_of_order_are_put_in_order_and_counted(tmp_path: Path) -> None:
-    straight = measured(tmp_path, PLAIN + "1,2,3\n2,2,3\n4,2,3\n8,2,3\n")
-    crooked = measured(tmp_path, PLAIN + "4,2,3\n8,2,3\n1,2,3\n2,2,3\n")
-    assert crooked[:2] == straight[:2]
-    assert straight[2] == ()
-    assert crooked[2] == ("2 arrivals are earlier than one before them in the file; put in order",)
-
-
-def test_rows_without_tokens_are_left_out_and_counted(tmp_path: Path) -> None:
-    rate, _, notes = measured(tmp_path, PLAIN + "1,2,3\n2,0,3\n3,2,0\n5,2,3\n")
-    assert rate == 0.25
-    assert notes == ("2 of 4 rows have no tokens and are left out",)
 
 
 def test_a_benchmark_without_arrivals_has_the_rate_of_its_completions(tmp_path: Path) -> None:
@@ -257,17 +231,6 @@ def test_half_a_servegen_client_is_refused(tmp_path: Path) -> None:
         measure(path)
     with pytest.raises(UsageError, match="to find its other file"):
         measure(path.rename(tmp_path / "other.csv"))
-
-
-def test_servegen_lengths_are_never_run_as_code(tmp_path: Path) -> None:
-    path = servegen(tmp_path)
-    (tmp_path / "c-dataset.json").write_text(
-        json.dumps({"0": {"input_tokens": "{10: print()}", "output_tokens": "{4: 1.0}"}})
-    )
-    with pytest.raises(
-        UsageError, match=r"not a ServeGen dataset: '\{10: print\(\)\}'; must be lengths and shares"
-    ):
-        measure(path)
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

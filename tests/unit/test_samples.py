@@ -14,11 +14,6 @@ STATS = (
     "throughput: 400.0 tokens/s, Running: 8 reqs, Waiting: 0 reqs, GPU KV cache usage: 50.0%, Prefix cache hit rate: "
     "0.0%\n"
 )
-OLD_STATS = (
-    "INFO 01-30 03:19:14 metrics.py:455] Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 400.0 "
-    "tokens/s, Running: 4 reqs, Swapped: 0 reqs, Pending: 0 reqs, GPU KV cache usage: 10.0%, CPU KV cache usage: "
-    "0.0%.\n"
-)
 CAPACITY = "INFO 02-19 23:56:55 kv_cache_utils.py:524] GPU KV cache size: 40,000 tokens\n"
 ITERATION = (
     "(EngineCore_DP0 pid=1) INFO 07-08 00:00:02 [core.py:359] Iteration(7): 2 context requests, 1957 context tokens, "
@@ -51,10 +46,6 @@ def test_vllm_stats_lines_give_an_average_iteration(line: str) -> None:
     assert found.line.tolist() == [3]
     assert found.hidden_prefill
     assert found.format == "vLLM stats log"
-
-
-def test_stats_lines_of_vllm_before_v1_are_read_too() -> None:
-    assert rows(one(OLD_STATS, capacity=40_000)) == [(4000, 0, 4, 0.01)]
 
 
 HITS = STATS.replace("hit rate: 0.0%", "hit rate: 40.0%, External prefix cache hit rate: 90.0%")
@@ -90,18 +81,6 @@ def test_a_log_without_a_version_is_corrected_and_that_is_said() -> None:
     assert one(CAPACITY, STATS).notes == ()
 
 
-def test_vllm_before_v1_states_hits_in_the_next_line() -> None:
-    stats = OLD_STATS.replace("prompt throughput: 0.0", "prompt throughput: 200.0")
-    hits = "INFO 01-30 03:19:14 metrics.py:471] Prefix cache hit rate: GPU: 25.00%, CPU: 80.00%\n"
-    found = one(VERSION.format("0.6.4"), stats, hits, stats, capacity=40_000)
-    assert [row[1] for row in rows(found)] == [1.5, 2]
-
-
-def test_a_hit_rate_above_all_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"file:2: a hit rate of 140 %; at most 100"):
-        one(CAPACITY, HITS.replace("40.0", "140"))
-
-
 def test_iteration_details_and_sglang_count_what_is_computed() -> None:
     assert rows(one(CAPACITY, HITS, ITERATION + "\n"))[0][1] == 1957
     hits = PREFILL.replace("#cached-token: 0", "#cached-token: 5000")
@@ -114,20 +93,6 @@ def test_a_given_capacity_wins_over_what_a_log_states_and_that_over_an_assumed_o
     for first, kv_tokens in ((CAPACITY, 20_000), ("", 500)):
         (found,) = parse_samples([first, STATS], "log", assumed_tokens=1000)
         assert rows(found)[0][0] == kv_tokens
-
-
-def test_every_line_has_the_capacity_of_its_own_start() -> None:
-    other = CAPACITY.replace("40,000", "80,000")
-    assert [row[0] for row in rows(one(CAPACITY, STATS, other, STATS))] == [20_000, 40_000]
-    blocks = "# GPU blocks: 1000, # CPU blocks: 512\n"
-    assert rows(one(blocks, STATS))[0][0] == 8000
-    assert rows(one("block_size=32,\n", blocks, STATS))[0][0] == 16_000
-
-
-@pytest.mark.parametrize("milliseconds", ["1e300", "1e-300", "1e12"])
-def test_an_iteration_of_no_real_length_is_refused(milliseconds: str) -> None:
-    with pytest.raises(UsageError, match=":2: "):
-        one("kv_tokens,iteration_ms\n", f"100,{milliseconds}\n")
 
 
 def test_idle_and_truncated_lines_are_counted() -> None:
@@ -145,11 +110,6 @@ def test_iteration_details_are_exact_and_take_the_place_of_averages() -> None:
     assert rows(found) == [(30_000, 1957, 45, 0.12594)] * 2
     assert not found.hidden_prefill
     assert found.left_out == (LeftOut("an average, where iterations are logged one by one", 2, 2),)
-
-
-def test_a_prompt_computed_again_after_a_preemption_is_prefill() -> None:
-    again = ITERATION.replace("43 generation tokens", "843 generation tokens")
-    assert rows(one(CAPACITY, STATS, again))[0][1] == 1957 + 800
 
 
 def test_iterations_without_kv_usage_and_dummies_are_counted() -> None:
@@ -188,12 +148,6 @@ def test_prefill_batches_between_two_sglang_lines_are_spread_over_the_iterations
     ]
 
 
-def test_a_series_gives_a_sample_a_second() -> None:
-    found = one(SERIES, "1.0,400,1600,40,3,50\r\n", "2.0,0,0,0,0,0\r\n", capacity=40_000)
-    assert rows(found) == [(20_000, 10, 40, 0.025)]
-    assert found.left_out == (LeftOut("nothing was generated", 1, 3),)
-
-
 def test_splitwise_measurements_give_a_prompt_and_a_token_sample_for_each_row() -> None:
     header = "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel\n"
     first, second = parse_samples(
@@ -225,15 +179,6 @@ def test_rows_of_a_concurrency_sweep_are_points_of_a_closed_loop(
     assert found.points == (replace(one, **given),)
 
 
-def test_inferencemax_in_a_sweep_draws_lengths() -> None:
-    header = "model,gpu,backend,version,precision,tp,ep,source,isl,osl,concurrency,ttft_ms,tpot_ms\n"
-    row = "m,h200_sxm,vllm,0.17.0,fp8,4,1,inferencemax,1000,100,4,150,9\n"
-    (found,) = parse_samples([header, row], "file")
-    assert isinstance(found, Sweep)
-    assert (found.points[0].inputs, found.points[0].outputs) == ((800, 1000), (80, 100))
-    assert found.group == "m, h200_sxm, vllm, TP4, fp8, EP1"
-
-
 @pytest.mark.parametrize(
     ("header", "row"),
     [
@@ -256,15 +201,6 @@ def test_a_row_that_cannot_be_used_is_refused_with_line_and_column() -> None:
     for bad in ("-1", "nan", "inf", ""):
         with pytest.raises(UsageError, match=r"^file:2: kv_tokens: "):
             one("kv_tokens,iteration_ms\n", f"{bad},12\n")
-
-
-def test_a_last_row_that_was_cut_off_is_counted() -> None:
-    found = one("kv_tokens,iteration_ms\n", "1000,12\n", "10")
-    assert found.left_out == (LeftOut("cut off", 1, 3),)
-    found = one('{"kv_tokens": 1000, "iteration_ms": 12}\n', '{"kv_tok')
-    assert found.left_out == (LeftOut("cut off", 1, 2),)
-    with pytest.raises(UsageError, match=r"^file:2: not a JSON object: '\{\"kv_tok'"):
-        one('{"kv_tokens": 1000, "iteration_ms": 12}\n', '{"kv_tok\n')
 
 
 @every(

@@ -9,7 +9,7 @@ from kvplan.simulation.initial_state import Spans
 from kvplan.simulation.outcome import Ending, Outcome, Series, SpanSums
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S, Span
-from kvplan.study.sample import BINS_IN_E, Sample
+from kvplan.study.sample import Sample
 from kvplan.study.windows import Window, window
 
 COLUMNS = Span.LEAST_WAITING + 1
@@ -66,21 +66,6 @@ def test_batches_are_merged_in_pairs() -> None:
     assert one.merged(2.5) is one
     whole = one.merged(1000.0)  # a run shorter than a batch is one
     assert (whole.width_s, whole.batches, whole.batch.max()) == (10.0, 1, 0)
-
-
-def test_the_least_queue_of_merged_batches_is_the_least_of_both() -> None:
-    assert of_values(np.ones(8), 4).least.tolist() == [3, 2, 1, 0]
-    assert of_values(np.ones(8), 4).merged(2.0).least.tolist() == [2, 0]
-
-
-def test_only_one_batch_of_each_day_is_kept() -> None:
-    """Two days of three parts: the second part of each."""
-    days = of_values(np.arange(12.0), 6)
-    part = days.only(1, 3)
-    assert part.values["ttft_s"].tolist() == [2, 3, 8, 9]
-    assert part.batch.tolist() == [0, 0, 1, 1]
-    assert part.sums[:, Span.RUNNING_S].tolist() == [1, 4]
-    assert part.class_index.tolist() == [0, 1, 0, 1]
 
 
 def outcome(first: list[float], finish: list[float], end_s: float, spans: int) -> Outcome:
@@ -152,22 +137,6 @@ def test_gaps_between_tokens_are_known_to_a_bin() -> None:
     assert Sample.of([of_values(np.ones(16))], 1.0).estimate("itl_s", "mean") is None
 
 
-def test_ends_are_rounded_outward_to_bins() -> None:
-    found = Sample.of([of_values(np.random.default_rng(6).lognormal(0, 1, 4000))], 1.0).estimate(
-        "ttft_s", "p90"
-    )
-    assert found is not None
-    for end in (found.low, found.high):
-        assert BINS_IN_E * math.log(end) == pytest.approx(round(BINS_IN_E * math.log(end)), abs=1e-6)
-
-
-def test_a_percentile_that_the_sample_does_not_have_has_no_upper_end() -> None:
-    few = Sample.of([of_values(np.random.default_rng(7).lognormal(0, 1, 64))], 1.0).estimate("ttft_s", "p99")
-    assert few is not None
-    assert math.isinf(few.high)
-    assert math.isinf(few.relative_width)
-
-
 def test_rates_and_states_are_counted_by_time() -> None:
     """Of 32 requests in 16 batches of half a second; running 0 … 15 request-seconds in each of them."""
     sample = Sample.of([of_values(np.ones(32), width_s=0.5)], 0.5)
@@ -210,9 +179,3 @@ def test_a_percentile_in_a_gap_of_the_law_sits_on_a_cliff() -> None:
     assert (cliff.low, cliff.high) == pytest.approx((0.05, 0.113), rel=0.02)
     assert sample.cliff("itl_s", "p50") is None
     assert sample.cliff("itl_s", "p99") is None
-
-
-def test_a_heavy_tail_is_no_cliff() -> None:
-    values = np.random.default_rng(10).pareto(0.8, 40_000) + 1
-    sample = Sample.of([of_values(values)], 1.0)
-    assert all(sample.cliff("ttft_s", figure) is None for figure in ("p50", "p90", "p95", "p99"))

@@ -7,12 +7,11 @@ from small_runs import Case, run
 from kvplan.model import Prefill, Replica, Timing
 from kvplan.model.gaps import Exponential, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
-from kvplan.model.reuse import SharedPrompt
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Sessions, SharedPrompt
 from kvplan.model.streams import session_stream
 from kvplan.simulation.outcome import Ending
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.sessions import Burst, population, stream_of_sessions, with_shared_prompts
+from kvplan.simulation.sessions import population, stream_of_sessions, with_shared_prompts
 
 CHAT = Sessions(
     first=Lengths.uniform(10, 30),
@@ -91,13 +90,6 @@ def test_sessions_begin_at_their_rates_and_their_turns_have_the_moments_of_the_m
     assert other.turns.think_s.mean() == pytest.approx(3.0, rel=0.02)
 
 
-def test_there_are_as_many_requests_as_asked_for_and_a_burst_beside_them() -> None:
-    drawn = stream_of_sessions([TOOL], [1.0], rng(), requests=50, horizon_s=None, burst=Burst(7, 3.5))
-    assert drawn.arrival_s.size == 50 + 7 * 4
-    assert np.count_nonzero(drawn.arrival_s == 3.5) == 7
-    check_turns(drawn, [TOOL])
-
-
 def test_a_turn_arrives_think_time_after_the_answer() -> None:
     drawn = stream_of_sessions([CHAT], [2.0], rng(3), requests=300, horizon_s=None)
     outcome = run("vllm", Case(drawn, Timing(0.01), Replica(20_000), {"prefix_caching": (1.0,)}))
@@ -118,23 +110,6 @@ def test_a_population_never_asks_for_more_at_once_than_it_has_users(
     assert (outcome.series.waiting + outcome.series.running).max() <= 5
     assert outcome.shed is not None
     assert outcome.shed.any() == bool(settings)
-
-
-def test_whoever_is_given_up_takes_the_rest_of_the_session_along() -> None:
-    """One runs for long; the session behind it is given up, and only its first turn was ever there."""
-    drawn = stream_of_sessions([TOOL], [1.0], rng(), requests=8, horizon_s=None)
-    requests = Requests(
-        np.array([0.0, 1.0, *[np.nan] * 6]),
-        drawn.input_tokens,
-        np.array([50, *[2] * 7]),
-        drawn.class_index,
-        turns=drawn.turns,
-    )
-    outcome = run("vllm", Case(requests, Timing(1.0), Replica(1000, max_num_seqs=1), {"shed_after": (10.0,)}))
-    assert outcome.shed is not None
-    assert outcome.shed.tolist() == [False, True, *[False] * 6]
-    assert np.isfinite(outcome.finish_s).tolist() == [True, False, *[True] * 3, *[False] * 3]
-    assert outcome.ending is Ending.FINISHED
 
 
 def test_prompts_in_common_are_drawn_by_weight() -> None:

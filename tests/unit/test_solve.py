@@ -25,10 +25,6 @@ def test_a_boundary_is_as_near_as_asked(at: float, close: float, geometric: bool
     assert low <= at <= high <= (1 + close) * low
 
 
-def test_ends_that_touch_are_left_alone() -> None:
-    assert boundary(lambda x: pytest.fail("asked"), 1.0, 1.0) == (1.0, 1.0)
-
-
 @given(st.integers(-50, 50), st.integers(1, 100), st.data())
 def test_the_least_whole_number(low: int, width: int, data: st.DataObject) -> None:
     at = data.draw(st.integers(low + 1, low + width))
@@ -41,10 +37,6 @@ def test_steps_end_at_the_first_that_holds(at: float, factor: float) -> None:
     assert found is not None
     assert found >= at
     assert found == 1e-9 or found / factor < at * (1 + 1e-9)
-
-
-def test_steps_beyond_the_most_are_not_made() -> None:
-    assert first_of_steps(lambda x: x > 8, 1.0, 2.0, 8.0) is None
 
 
 @given(st.floats(-100, 100), st.floats(0.1, 5))

@@ -1,16 +1,14 @@
 """The state of a run: setting it up can be stopped, and what it holds is bounded and shared."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
-from kvplan.simulation.experiments.runner import Job, run_rows
-from kvplan.simulation.initial_state import NotBegunError, _lookup, new_state, radix_streams
+from kvplan.simulation.experiments.runner import Job
+from kvplan.simulation.initial_state import NotBegunError, _lookup, new_state
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import State
@@ -40,31 +38,6 @@ def test_who_stops_a_run_while_its_requests_are_set_up_does_not_wait_for_them() 
     with pytest.raises(NotBegunError):
         job([3] * 100_000).run(stopped, None)
     assert asked == [0]
-
-
-def test_there_is_nothing_of_a_run_that_has_not_begun() -> None:
-    class Stopped(Job):
-        def run(self, watch: Callable[[int], bool], *_: object) -> object:
-            raise NotBegunError
-
-    one = job([3])
-    assert run_rows([[one, Stopped(*one)]], threads=2)[0][0][1] is None
-
-
-@pytest.mark.parametrize("memory_tokens", [4_000, 400_000_000])
-def test_a_radix_tree_has_room_for_what_memory_or_all_sequences_hold(memory_tokens: int) -> None:
-    """Sequences of 104 and 204 tokens have 26 and 51 blocks of 4, and a row of the table each."""
-    requests = job([100, 200]).scenario.requests
-    _, stream, used = radix_streams(requests, 4, memory_tokens // 4)
-    assert stream.shape[0] == used + min(26 + 51, memory_tokens // 4) + 1
-
-
-def test_a_radix_tree_larger_than_ten_million_blocks_is_refused() -> None:
-    requests = job([6_000_000, 6_000_000]).scenario.requests
-    with pytest.raises(
-        UsageError, match=r"up to 12,000,0\d\d blocks, of which 10,000,000 have room; fewer requests"
-    ):
-        radix_streams(requests, 1, 10**9)
 
 
 def test_what_tokens_take_of_layers_is_looked_up_once_for_many_runs() -> None:

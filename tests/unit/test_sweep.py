@@ -1,27 +1,23 @@
 """Values of the points of a sweep, the columns that keys name, and profiles with other values."""
 
 from collections import Counter
-from fractions import Fraction
 from itertools import product
-from typing import Any
 
 import pytest
 import tomli
 from every import every
 
-from kvplan import executors
-from kvplan.errors import EngineError, UsageError
+from kvplan.errors import UsageError
 from kvplan.model.lengths import Lengths
 from kvplan.profile import schema
 from kvplan.profile.reading import parse_profile
 from kvplan.report import figures
 from kvplan.study.drain import Drain
-from kvplan.sweeps import run
 from kvplan.sweeps.columns import expand
 from kvplan.sweeps.definition import Runs, define
 from kvplan.sweeps.points import rows
 from kvplan.sweeps.store import Format, head, lines
-from kvplan.sweeps.vary import MAX_POINTS, Number, parse_axes, parse_sample, stretch
+from kvplan.sweeps.vary import Number, parse_axes, parse_sample, stretch
 
 PROFILE = """schema = 1
 name = "shares"
@@ -69,17 +65,6 @@ def test_values_are_read_as_written(text: str, expected: list[Number]) -> None:
     assert [type(value) for value in found] == [type(value) for value in expected]
 
 
-def test_linear_ranges_are_exact() -> None:
-    """0.1 + 2·(0.2/2) in floats is not 0.3; in decimals it is."""
-    found = [value for (value,) in values("workload.rate=0.1:0.7:61")]
-    assert found == [float(Fraction(1, 10) + Fraction(i, 100)) for i in range(61)]
-
-
-def test_the_last_key_changes_fastest() -> None:
-    found = values("gpu.max_num_seqs=1,2", "gpu.block_tokens=4,8,16")
-    assert found == list(product([1, 2], [4, 8, 16]))
-
-
 @pytest.mark.parametrize("kind", ["random", "lhs"])
 def test_any_stretch_of_a_sample_is_part_of_the_whole(kind: str) -> None:
     axes = parse_axes(
@@ -100,19 +85,6 @@ def test_a_latin_hypercube_meets_every_stratum_of_every_key_once() -> None:
     found = values("timing.d0=1:2", "timing.d1=0:1", sample="lhs:1500")
     assert sorted(int((d0 - 1) * 1500) for d0, _ in found) == pytest.approx(range(1500), abs=1)
     assert Counter(int(d1 * 1500) for _, d1 in found) == Counter(range(1500))
-
-
-def test_whole_numbers_are_drawn_evenly_from_end_to_end() -> None:
-    found = Counter(value for (value,) in values("gpu.block_tokens=3:6", sample="lhs:4000"))
-    assert set(found) == {3, 4, 5, 6}
-    assert all(abs(count - 1000) <= 2 for count in found.values())
-
-
-def test_ten_million_points_are_not_enumerated_to_be_counted() -> None:
-    sweep = define(parse_profile(PROFILE.encode(), "p"), [f"timing.d0=1:2:{MAX_POINTS}"])
-    assert sweep.points == MAX_POINTS
-    (last,) = stretch(sweep.axes, None, MAX_POINTS - 1, MAX_POINTS)
-    assert last == (2.0,)
 
 
 @every(
@@ -147,61 +119,6 @@ def test_every_column_can_be_computed() -> None:
         assert len(row) == len(sweep.names)
         assert sum(value is not None for value in row) > 100
         assert row[-1] is None
-
-
-TIER = """schema = 1
-name = "host tier"
-gpu.memory_tokens = 400_000
-gpu.kv_bytes_per_token = 131_072
-gpu.offload = { memory = "%s", bandwidth = "%s", overlap = false }
-timing = { d0 = "12 ms", d1 = "0.1 us", d2 = "60 us" }
-[[classes]]
-name = "chat"
-input = 3000
-decode = 200
-rate = 3.5
-reuse = { tokens = 3000, share = 0.8, gap = { law = "exponential", mean = "60 s" } }
-"""
-
-
-def test_a_host_tier_can_vary() -> None:
-    """As if it were written so; a tier that is not there, or is said in other words, cannot."""
-    columns = ["prefix_cache.host.recovers_up_to_rps", "prefix_cache.sustainable_rps.good"]
-    profile = parse_profile((TIER % ("1 GiB", "9 GB/s")).encode(), "p")
-    varied = ["gpu.offload.memory=200 GiB,150 GB", "gpu.offload.bandwidth=25 GB/s,5 GB/s"]
-    found = list(rows(define(profile, varied, columns=columns), 0, 4))
-    for index, row in enumerate(found):
-        sizes, rates = ("200 GiB", "150 GB"), ("25 GB/s", "5 GB/s")
-        written = parse_profile((TIER % (sizes[index // 2], rates[index % 2])).encode(), "p")
-        ((_, _, *wanted),) = rows(define(written, ["timing.d0=12 ms"], columns=columns), 0, 1)
-        assert row[3:] == wanted
-        assert None not in row[:-1]
-    assert len({tuple(row[3:]) for row in found}) == 4
-    for key in (
-        "gpu.offload.memory_tokens=9k,10k",
-        "gpu.offload.bandwidth=0 B/s,1 B/s",
-        "gpu.offload.overlap=1,2",
-    ):
-        with pytest.raises(UsageError, match=r"gpu\.offload"):
-            define(profile, [key])
-    with pytest.raises(UsageError, match="not a number of this profile"):
-        define(parse_profile(PROFILE.encode(), "p"), varied)
-
-
-def test_replicas_of_a_fleet_can_vary() -> None:
-    """The lesser side decides; the other blocks are about a smaller share of the requests."""
-    profile = parse_profile((PROFILE + "[fleet]\nprefill = 1\ndecode = 2\n").encode(), "p")
-    columns = ["fleet.split.rate_rps", "fleet.together.replicas", "load.offered_rps"]
-    found = list(rows(define(profile, ["fleet.prefill=1,2", "fleet.decode=2,100"], columns=columns), 0, 4))
-    rates = [row[3] for row in found]
-    assert [row[4] for row in found] == [3, 101, 4, 102]
-    assert [row[5] for row in found] == pytest.approx(
-        [profile.model.total_rate_rps / n for n in (3, 101, 4, 102)]
-    )
-    assert rates[3] == pytest.approx(2 * rates[1])
-    assert [row[-1] for row in found] == [None] * 4
-    with pytest.raises(UsageError, match=r"fleet\.replicas.*not a number of this profile"):
-        define(profile, ["fleet.replicas=1,2"])
 
 
 def test_a_burst_is_run_where_a_column_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,17 +166,3 @@ def test_a_changed_document_is_checked_as_a_profile_is() -> None:
     assert changed == schema.check(tables)
     with pytest.raises(schema.SchemaError):
         schema.replaced(document, {("classes", 0, "share"): 0.9})
-
-
-def test_workers_that_die_again_and_again_end_the_sweep(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from concurrent.futures.process import BrokenProcessPool
-
-    def dying(*arguments: object) -> None:
-        raise BrokenProcessPool
-
-    monkeypatch.setattr(executors.Serial, "submit", dying)
-    sweep = define(parse_profile(PROFILE.encode(), "p"), ["gpu.max_num_seqs=1,2"])
-    with pytest.raises(EngineError, match="die again and again, now at point 0"):
-        run.sweep(sweep, tmp_path / "out.csv")

@@ -2,7 +2,6 @@
 
 import ast
 import gzip
-import io
 import math
 import time
 import tracemalloc
@@ -19,7 +18,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import read_engine_log
 from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.json_keys import read_object
-from kvplan.ingest.text_file import Lines, lines_of
+from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.trace.traffic import measure
 
@@ -42,15 +41,6 @@ def test_files_are_unpacked_and_hashed_as_stored(
     for written in (text, "\ufeff" + text, text.replace("\n", "\r\n"), text[:-1]):
         path.write_bytes(stored := packed(written.encode()))
         assert read(path) == sha256(stored).hexdigest()
-
-
-@each_reader
-def test_what_follows_the_compressed_data_belongs_to_the_digest(
-    tmp_path: Path, read: Callable[[Path], str], text: str
-) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(stored := gzip.compress(text.encode()) + bytes(9))
-    assert read(path) == sha256(stored).hexdigest()
 
 
 @each_reader
@@ -90,21 +80,6 @@ def test_nothing_else_in_ingest_opens_a_file_from_outside() -> None:
         if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in opening
     }
     assert found == {"text_file.py", "hardware.py"}
-
-
-def test_loops_over_lines_go_on_where_the_last_one_stopped() -> None:
-    lines = Lines("text", io.StringIO("a\nb\nc", newline=""))
-    assert next(iter(lines)) == "a\n"
-    assert [(lines.number, line) for line in lines] == [(2, "b\n"), (3, "c")]
-    assert lines.cut_off
-    assert lines.rest() == ""
-
-
-def test_a_little_that_unpacks_to_a_lot_of_short_lines_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file.gz"
-    path.write_bytes(gzip.compress((b"1,2".ljust(127) + b"\n") * (1 << 18)))
-    with pytest.raises(UsageError, match="200 times"), lines_of(path) as lines:
-        list(lines)
 
 
 def test_zstd_frames_follow_one_another_and_unpack_piece_by_piece(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from slow_simulator import simulate
 
 from kvplan.errors import UsageError
 from kvplan.ingest.timing import played
-from kvplan.ingest.timing.equations import Kind, Terms
+from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.fit import TimingFit, fit_measured
 from kvplan.ingest.timing.played import Law, foretold, requests_of
 from kvplan.ingest.timing.reading import parse_samples
@@ -79,17 +79,6 @@ def test_terms_are_added_where_loads_left_out_ask_for_them(found: tuple[str, Tim
     assert fit.terms.names[4:] == ((name,) if name != "linear" else ())
 
 
-def test_what_is_foretold_does_not_look_at_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = sweep(loads(2), LAWS["linear"])
-    blind = replace(
-        measured, points=tuple(replace(p, ttft_s=1e9, tpot_s=float("nan")) for p in measured.points)
-    )
-    fit = fitted(measured)
-    sighted = foretold([measured], fit.law, LIMITS)
-    monkeypatch.setattr(played, "_PLAYED", {})  # or it would be remembered
-    assert foretold([blind], fit.law, LIMITS) == sighted
-
-
 def test_what_a_load_found_in_the_cache_is_foretold_as_a_cache_would_have_it() -> None:
     """The same requests through a block-exact cache, in which all of them share their first 640 tokens."""
     law = Timing(0.01, d1=2e-6, d2=5e-5, d3=3e-4)
@@ -122,24 +111,6 @@ def test_a_load_that_is_far_off_hardly_counts() -> None:
     good, bad = fitted(measured), fitted(spoilt)
     for name in ("d0", "d2"):
         assert getattr(bad.timing, name) == pytest.approx(getattr(good.timing, name), rel=0.1)
-
-
-@pytest.mark.parametrize("d2", [1e-4, 3e-4])
-def test_one_shape_without_ttft_leaves_prefill_to_the_prior(d2: float) -> None:
-    """What KV and prefill add together is measured, how it is shared out is the prior's, and so is said."""
-    measured = sweep([point(c, 300, 60) for c in (1, 2, 4, 8)], LAWS["linear"])
-    bare = replace(measured, points=tuple(replace(p, ttft_s=None) for p in measured.points))
-    fit = fitted(bare, Timing(0.03, d1=1e-6, d2=d2))
-    assert {"d1", "d2"} & set(fit.from_prior)
-    assert fit.timing.d2 / fit.timing.d1 == pytest.approx(d2 / 1e-6, rel=0.2)
-
-
-def test_prefill_that_seems_to_cost_nothing_costs_something() -> None:
-    rows = [f"{k},{p},{10 + k / 1000:.3f}\n" for k in (0, 4000, 20_000) for p in (0, 500)]
-    samples = parse_samples(["kv_tokens,prefill_tokens,iteration_ms\n", *rows], "iterations.csv")
-    fit = fit_measured(samples, Timing(0.02, d1=1e-6, d2=1e-4))
-    assert fit.timing.d2 > 0
-    assert "d2" in fit.from_prior
 
 
 def test_two_points_are_enough_where_something_is_known_and_too_few_where_not() -> None:
@@ -176,12 +147,6 @@ def test_arrivals_at_a_rate_give_the_law_that_closed_loops_give() -> None:
     assert by_fit[Kind.INTERVAL] == pytest.approx(by_law[Kind.INTERVAL], rel=0.05)
 
 
-def test_iterations_and_loads_are_not_mixed() -> None:
-    samples = parse_samples(["kv_tokens,iteration_ms\n", "1,2\n", "3,4\n"], "iterations.csv")
-    with pytest.raises(UsageError, match=r"iterations.csv has iterations, sweep.csv has loads"):
-        fit_measured([*samples, sweep(loads(1), LAWS["linear"])], PRIOR)
-
-
 def test_a_load_that_does_not_fit_the_memory_is_refused_with_its_line() -> None:
     large = Sweep("sweep.csv", "", Deployment(), (replace(point(4, 400, 40, line=7), tpot_s=0.01),))
     with pytest.raises(UsageError, match=r"^sweep.csv:7: its requests do not fit a memory of 320 tokens"):
@@ -197,12 +162,6 @@ def test_a_prior_decides_what_equations_leave_open_and_nothing_else() -> None:
     assert 3 < got[1] / got[0] < 6
     free = solve(design, design @ truth, np.full(3, 1e-4))
     assert (2 * free[0] + free[1], free[2]) == pytest.approx((6.0, 0.5), rel=1e-9)
-
-
-def test_terms_that_come_out_as_nothing_are_not_needed() -> None:
-    full = Terms(d4=True, knee_tokens=64.0)
-    assert full.needed(np.array([1.0, 0, 0, 0, 0.0, 2.0])) == Terms(knee_tokens=64.0)
-    assert full.needed(np.array([1.0, 0, 0, 0, 2.0, 0.0, 9.0])) == Terms(d4=True)
 
 
 def test_hits_do_not_bias_the_time_of_a_prefill_token() -> None:

@@ -1,20 +1,14 @@
 """What traces say of prompts that begin alike: hashes of blocks, chats and sessions."""
 
 import json
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tomli
-from every import every
 
-from kvplan.errors import ProfileError
-from kvplan.ingest.trace import format as memory
-from kvplan.ingest.trace import prefixes as derived
-from kvplan.ingest.trace.prefixes import Prefixes, stack_distances
+from kvplan.ingest.trace.prefixes import Prefixes
 from kvplan.ingest.trace.text import prefix_table
 from kvplan.ingest.trace.traffic import measure
 
@@ -62,15 +56,6 @@ def test_hashes_of_blocks_mean_the_same_only_after_the_same(tmp_path: Path) -> N
     ]
     found = known(tmp_path, qwen(rows))
     assert (found.block_tokens, found.curve, found.reuse) == (16, (), None)
-
-
-def test_the_order_is_that_of_arrivals_and_empty_rows_count_for_nothing(tmp_path: Path) -> None:
-    rows = [(0, 600, 1, [1, 2]), (1000, 0, 1, []), (2000, 600, 0, [1, 3]), (5000, 600, 1, [1, 4])]
-    straight, crooked = (known(tmp_path, mooncake(some)) for some in (rows, [rows[3], *rows[:3]]))
-    assert straight == crooked
-    assert straight.requests == 2
-    assert straight.reuse is not None
-    assert set(straight.reuse.gap.values_s) == {5.0}  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -146,31 +131,6 @@ def test_chats_without_hashes_go_on_from_their_parents(tmp_path: Path) -> None:
     assert found.curve[-1] == (80 + 80, round(80 / 228, 4))
 
 
-def test_traces_that_identify_nothing_say_so(tmp_path: Path) -> None:
-    assert prefixes(tmp_path, "time,input,output\n0,9,9\n1,9,9\n") is None
-    of_no_size = [(0, 900, 1, [1, 2, 3, 4, 5]), (1000, 700, 1, [1])]
-    assert prefixes(tmp_path, mooncake(of_no_size)) is None
-    (note,) = measure(tmp_path / "trace").notes
-    assert note.startswith("hash_ids are not as many as the prompts have blocks")
-
-
-@every("hashes", [["a"], [[1]], [1.5], [2**70]])
-def test_hashes_must_be_whole_numbers(tmp_path: Path, hashes: list[Any]) -> None:
-    content = mooncake([(0, 9, 1, [1]), (1, 9, 1, hashes), (2, 9, 1, [1])])
-    with pytest.raises(ProfileError, match=r":2: hash_ids: must be a list of whole numbers"):
-        prefixes(tmp_path, content)
-
-
-def test_what_there_is_no_room_for_is_left_out_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "MOST_HASHES", 5)
-    rows = [(1000 * i, 1100, 1, [1, 2, 10 + i]) for i in range(3)]
-    found = known(tmp_path, mooncake(rows))
-    assert (found.requests, found.complete) == (1, False)
-    assert found.curve == ()
-
-
 def test_the_table_is_the_curve_and_the_comment_the_classes(
     tmp_path: Path, chats: list[dict[str, Any]]
 ) -> None:
@@ -184,36 +144,3 @@ def test_the_table_is_the_curve_and_the_comment_the_classes(
     assert table["reuse"]["from"] == "arrival"
     assert table["reuse"]["gap"] == {"law": "quantiles", "values": ["60 s"] * 20}
     assert "hash" in text
-
-
-def test_the_curve_answers_for_every_size(tmp_path: Path, chats: list[dict[str, Any]]) -> None:
-    found = known(tmp_path, qwen(chats))
-    sizes = np.geomspace(1, 10**9, 50)
-    ratios = [found.found_by(size) for size in sizes]
-    assert ratios == sorted(ratios)
-    assert ratios[-1] == found.reusable
-
-
-def test_long_conversations_are_told_in_larger_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """101 and 201 tokens are 6 and 12 blocks of 16, and 9 of 32; the 3 of the first turn were used last."""
-    monkeypatch.setattr(derived, "MOST_HASHES", 10)
-    found = known(tmp_path, "time,session_id,input,output\n0,a,100,2\n1,a,200,2\n")
-    assert found.block_tokens == 32
-    assert found.curve == ((96, round(96 / 300, 4)),)
-
-
-@pytest.mark.nightly
-def test_ten_million_blocks_take_less_than_a_minute() -> None:
-    """Conversations that grow by 20 blocks a turn, 3,000 at a time."""
-    rng = np.random.default_rng(0)
-    count = rng.integers(1, 15, 80_000) * 20
-    count = count[: np.searchsorted(np.cumsum(count), 10**7) + 1]
-    begin = np.concatenate([[0], np.cumsum(count)])
-    chat = (np.arange(count.size) // 30_000) * 3000 + rng.integers(0, 3000, count.size)
-    node = np.repeat(300 * chat, count) + np.arange(begin[-1]) - np.repeat(begin[:-1], count)
-    started = time.perf_counter()
-    distance = stack_distances(node, begin, count, rng.integers(0, 300, count.size), 16)
-    assert distance.size >= 10**7
-    assert time.perf_counter() - started < 60

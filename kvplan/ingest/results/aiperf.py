@@ -6,8 +6,7 @@ Its inter-token latency is (E2E - TTFT) / (tokens - 1). The load stands in the c
 from typing import Any
 
 from kvplan.ingest.cells import Record
-from kvplan.ingest.results import document
-from kvplan.ingest.results.loads import Load, at_rate, in_flight, spread
+from kvplan.ingest.results import Load, at_rate, document, in_flight, spread
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
 
@@ -90,7 +89,11 @@ def _time(record: Record, metric: str) -> float | None:
 def _model(record: Record) -> str:
     """Read the first that is named."""
     several: Any = record.at("input_config.models.items")
-    named = [one.get("name") for one in several if isinstance(one, dict)] if isinstance(several, list) else []
+    named = (
+        [model.get("name") for model in several if isinstance(model, dict)]
+        if isinstance(several, list)
+        else []
+    )
     for path in ("input_config.endpoint.model_names", "input_config.model_names"):
         listed = record.at(path)
         named += listed if isinstance(listed, list) else []

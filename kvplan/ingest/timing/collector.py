@@ -149,7 +149,7 @@ class Collector:
             raise self._error(f"KV usage of {usage_percent:g} %; at most 100", line)
         return usage_percent / 100 * self.capacity_tokens
 
-    def found(self) -> tuple[Found, ...]:
+    def collected(self) -> tuple[Found, ...]:
         """Return what was collected, that of one replica together; empty where there was neither sample nor row."""
         without_usage = any(row.running for row in self._seconds) and not any(
             row.usage_percent for row in self._seconds
@@ -164,24 +164,26 @@ class Collector:
             )
         left_out = tuple(LeftOut(reason, count, line) for reason, (count, line) in self._left_out.items())
         common: dict[str, Any] = {"left_out": left_out, "notes": tuple(self._notes)}
-        found: list[Found] = []
+        collected: list[Found] = []
         for (format, group), rows in self._samples.items():
             arrays = _columns(rows, "kv_tokens", "prefill_tokens", "sequences", "seconds", "line")
             hidden = format in self._hidden
-            found.append(Samples(self.source, format, group=group, hidden_prefill=hidden, **arrays, **common))
+            collected.append(
+                Samples(self.source, format, group=group, hidden_prefill=hidden, **arrays, **common)
+            )
         for (format, deployment), points in self._sweeps.items():
             name = deployment.name
-            found.append(Sweep(self.source, format, deployment, tuple(points), group=name, **common))
+            collected.append(Sweep(self.source, format, deployment, tuple(points), group=name, **common))
         if without_usage:
             arrays = _columns(self._seconds, *Second._fields)
             del arrays["usage_percent"]
-            found.append(Series(self.source, self.format, left_out=left_out, **arrays))
+            collected.append(Series(self.source, self.format, left_out=left_out, **arrays))
         if self._requests:
-            found.append(log_of(self.source, self.format, self._requests, left_out))
-        if left_out and not found:
+            collected.append(log_of(self.source, self.format, self._requests, left_out))
+        if left_out and not collected:
             rows_left = (f"{some.count} rows: {some.reason} (first: line {some.line})" for some in left_out)
             raise NoSamplesError(self.source, f"no samples of iterations; {'; '.join(rows_left)}")
-        return tuple(found)
+        return tuple(collected)
 
     def _refuse_time(self, seconds: float, what: str, line: int) -> None:
         if not _SHORTEST_S <= seconds <= _LONGEST_S:

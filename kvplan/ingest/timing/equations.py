@@ -76,7 +76,7 @@ class Equations:
         return int(self.seconds.size)
 
     def design(self, terms: Terms) -> FloatArray:
-        """Amounts of the terms of a law, and of the overhead where there is any; shape (n_equations, n_terms)."""
+        """Return the amounts of the terms of a law, then of the overhead; shape (n_equations, n_terms)."""
         columns = [self.amounts[:, : 5 if terms.d4 else 4]]
         if terms.knee_tokens is not None:
             columns.append(self.beyond[:, self.knees == terms.knee_tokens])
@@ -85,23 +85,23 @@ class Equations:
         return np.column_stack(columns)
 
     def times(self, terms: Terms, constants: FloatArray) -> FloatArray:
-        """Times by a law, seconds."""
+        """Return times by a law, seconds."""
         return np.asarray(self.offset + self.design(terms) @ constants)
 
     def part(self, rows: BoolArray | IntArray) -> "Equations":
-        """Some of them."""
+        """Keep some of them."""
         every = {field.name: getattr(self, field.name) for field in fields(self)}
         whole = ("knees", "has_overhead")
         return Equations(**{name: all if name in whole else all[rows] for name, all in every.items()})
 
     def law(self, terms: Terms, constants: FloatArray) -> tuple[Timing, float]:
-        """The law that has these constants, in the order of `design`, and the overhead of a request, seconds."""
+        """Return the law that has these constants, in the order of `design`, and the overhead of a request, seconds."""
         named = dict(zip(terms.names, constants.tolist(), strict=False))
         overhead = float(constants[-1]) if self.has_overhead else 0.0
         return Timing(**named, knee_tokens=terms.knee_tokens or 0.0), overhead
 
     def in_order(self, terms: Terms, prior: Timing) -> FloatArray:
-        """Constants of another law in the order of `design`: no knee and no overhead is known beforehand."""
+        """Put another law in the order of `design`: no knee and no overhead is known beforehand."""
         known = [prior.d0, prior.d1, prior.d2, prior.d3, *([prior.d4] if terms.d4 else [])]
         return np.pad(known, (0, self.design(terms).shape[1] - len(known)))
 

@@ -72,7 +72,7 @@ class _Load(NamedTuple):
         return bare, self.settings.policy, self.scenario.model.replica
 
     def job(self, law: Law) -> Job:
-        """What a request found is no part of the prompt that is played; it costs d1 in every iteration all the same."""
+        """Play what a request computes; what it found in the cache costs d1 in every iteration all the same."""
         timing = replace(law.timing, d3=law.timing.d3 + self.point.cached_tokens * law.timing.d1)
         model = replace(self.scenario.model, timing=timing, request_overhead_s=law.request_overhead_s)
         return Job(self.settings, self.scenario._replace(model=model))

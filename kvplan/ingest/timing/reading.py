@@ -88,11 +88,11 @@ def parse_samples(
     return _measured(_parsed(lines, source, capacity_tokens, assumed_tokens))
 
 
-def _measured(found: Sequence[Found]) -> tuple[Measured, ...]:
+def _measured(collected: Sequence[Found]) -> tuple[Measured, ...]:
     """Choose samples and sweeps, and make samples of what is neither."""
-    measured = tuple(some for some in found if isinstance(some, Samples | Sweep))
-    series = [some for some in found if isinstance(some, Series)]
-    logs = [some for some in found if isinstance(some, RequestLog)]
+    measured = tuple(some for some in collected if isinstance(some, Samples | Sweep))
+    series = [some for some in collected if isinstance(some, Series)]
+    logs = [some for some in collected if isinstance(some, RequestLog)]
     if not series:
         return measured or tuple(map(iterations, logs))
     if len(logs) != len(series):
@@ -106,10 +106,10 @@ def _measured(found: Sequence[Found]) -> tuple[Measured, ...]:
 def _read(path: Path, capacity_tokens: int | None, assumed_tokens: int | None) -> tuple[Found, ...]:
     with lines_of(path) as lines:
         try:
-            found = _parsed(lines, lines.source, capacity_tokens, assumed_tokens)
+            collected = _parsed(lines, lines.source, capacity_tokens, assumed_tokens)
         except csv.Error as error:
             raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None
-    return tuple(replace(some, sha256=lines.sha256) for some in found)
+    return tuple(replace(some, sha256=lines.sha256) for some in collected)
 
 
 def _parsed(
@@ -124,8 +124,8 @@ def _parsed(
         _add_json(json_records(source, number, first, (line for _, line in numbered)), collector)
     elif not _add_table(Beginning.of_line(first), numbered, collector):
         _add_log(chain([(number, first)], numbered), collector)
-    if found := collector.found():
-        return found
+    if collected := collector.collected():
+        return collected
     raise NoSamplesError(
         source,
         "no samples of iterations: neither lines of vLLM's or SGLang's log, nor the result of a benchmark, nor a table "

@@ -21,6 +21,7 @@ _FEWEST = 10  # iterations of a request, or tokens of an interval, that are wort
 _SEEN = ("queued_s", "scheduled_s", "first_token_s")  # what the engine first says of a request
 _BEGUN = ("scheduled_s", "queued_s", "arrival_s")  # what is nearest to when it first ran
 _SAME_CLOCK_S = 3600  # what times of arrival and of the engine can be apart by on one clock
+_ROUNDED = 1e-3  # tokens; less is the rounding of a sum
 _OF_ONE_RUN = 0.5  # share of the intervals that agree where a series and requests are of one run
 
 
@@ -38,7 +39,7 @@ class Request(NamedTuple):
     cached_tokens: int = 0
 
     def known(self, *order: str) -> float:
-        """The first of these times that the file has."""
+        """Return the first of these times that the file has."""
         times: Iterator[float | None] = (getattr(self, name) for name in order)
         return next(time for time in times if time is not None)
 
@@ -132,11 +133,12 @@ def iterations(log: RequestLog) -> Samples:
         message = f"no request generated more than {_FEWEST} tokens, of which times would tell"
         raise UsageError(f"{log.source}: {message}")
     batch, first, last, count = _Batch(log), log.first_token_s[kept], log.last_token_s[kept], count[kept]
+    prefill = batch.computed.at(last) - batch.computed.at(first)
     return Samples(
         log.source,
         log.format,
         kv_tokens=batch.kv_tokens.mean(first, last),
-        prefill_tokens=np.maximum(batch.computed.at(last) - batch.computed.at(first), 0.0) / count,
+        prefill_tokens=np.where(prefill < _ROUNDED, 0.0, prefill) / count,
         sequences=batch.begun.mean(first, last),
         seconds=(last - first) / count,
         line=log.line[kept],

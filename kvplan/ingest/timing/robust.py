@@ -205,7 +205,7 @@ def _least_trimmed(design: FloatArray, seconds: FloatArray, share: float) -> Flo
     rng = np.random.default_rng(0)  # the same samples give the same timing
     size = min(pool.size, _START_SIZE)
     starts = [pool, *(rng.choice(pool, size, replace=False) for _ in range(_STARTS))]
-    _, rows, _ = min((concentrated(rows, pool) for rows in starts), key=lambda found: found[0])
+    _, rows, _ = min((concentrated(rows, pool) for rows in starts), key=lambda fit: fit[0])
     return concentrated(rows, every)[2]
 
 

@@ -20,7 +20,7 @@ from kvplan.analysis.cache_states import hit_ratio
 from kvplan.ingest.trace.format import MOST_HASHES, Identities
 from kvplan.model import FloatArray, IntArray
 from kvplan.model.gaps import Quantiles
-from kvplan.model.reuse import Reuse, SharedPrompt
+from kvplan.model.sessions import Reuse, SharedPrompt
 
 _SIZES = tuple(16 << power for power in range(8))  # of blocks that hashes can be of, tokens
 _FITTING = 0.9  # share of the prompts that must have as many hashes as they have blocks

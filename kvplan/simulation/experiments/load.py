@@ -202,9 +202,8 @@ def _of_sessions(model: ServingModel, load: Load, expected: int, rng: np.random.
             )
         else:
             users = [kind.users or 0 for kind in own]
-            enough = _MORE * expected + max(kind.turns.longest for kind in own) * sum(
-                users
-            )  # beyond the horizon
+            longest = max(kind.turns.longest for kind in own)
+            enough = _MORE * expected + longest * sum(users)  # beyond the horizon
             drawn = population(own, rng, users=users, requests=enough if size is None else size)
         parts.append(replace(drawn, class_index=np.array(mine)[drawn.class_index]))
     return parts[0] if len(parts) == 1 else merged(parts)

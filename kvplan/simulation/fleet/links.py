@@ -64,9 +64,8 @@ def fetch(states: tuple[State, ...], replica: int) -> None:
     waiting = s.list.shape[0] + WAITS_FOR_ROOM
     request = s.list[waiting, List.HEAD]
     while request != NOBODY:
-        blocks = blocks_of(
-            s, s.request[request, Request.FIRST_WEIGHT] + 1
-        )  # the next token needs room as well
+        # the next token needs room as well
+        blocks = blocks_of(s, s.request[request, Request.FIRST_WEIGHT] + 1)
         if s.counter[Counter.HELD] + blocks > s.fixed[Fixed.CAPACITY]:
             return
         s.counter[Counter.HELD] += blocks

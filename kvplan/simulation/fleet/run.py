@@ -19,7 +19,7 @@ from kvplan.simulation.fleet import loop as fleet_loop
 from kvplan.simulation.initial_state import RECORDS, Setup, Spans, new_state
 from kvplan.simulation.outcome import Ending, Outcome, outcome
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
-from kvplan.simulation.prefixes import Turns
+from kvplan.simulation.prefixes import Turns, nothing_follows
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.row_pool import RowPool
 from kvplan.simulation.state import (
@@ -91,8 +91,7 @@ def run(
     if split:
         known[0] = replace(requests, decode_tokens=np.ones_like(requests.decode_tokens))
     if (split or not requests.is_open) and requests.turns is None:
-        nobody = np.full(requests.arrival_s.size, NOBODY)
-        known = [replace(one, turns=Turns(nobody, np.zeros(nobody.size), nobody)) for one in known]
+        known = [replace(one, turns=nothing_follows(one.arrival_s.size)) for one in known]
     at_once = max(engine.ROWS, min(_ROWS * sum(group.replicas for group in groups), _MOST_ROWS))
     rows = RowPool(known[0], groups[0].setup, groups[0].replica, at_once)
     sites = _sites(known[0], groups, routing, seed)
