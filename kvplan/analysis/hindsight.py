@@ -1,22 +1,16 @@
-"""The best that any policy could have done, knowing all arrivals and lengths beforehand (FC 4): a bound, not a policy.
+"""The best that any policy could have done, knowing all arrivals and lengths beforehand: a bound, not a policy.
 
-An integer programme over start times, for small instances, in slots of one iteration: FC's model, in which an iteration
-takes as long whatever is in it. Request i, started in slot t, holds its stage weights w_i(0), w_i(1), … in slots t,
-t+1, …, n_i of them; in no slot may more than the memory be held.
+An integer programme over start times, for small instances, in slots of one iteration, which takes as long whatever is
+in it (FC 4.1.1; programme and argument new). Request i, started in slot t, holds its stage weights w_i(0), w_i(1), …
+in slots t, t+1, …, n_i of them; in no slot may more than the memory be held.
 
-Neither evictions nor pauses help in hindsight, so runs without either bound every policy: in its last j slots before
-it is done a request goes through j stages at most, so started late enough to run through to the same end it never holds
-more than it did. Not so in engines, which keep the text of whoever is evicted and compute its KV again in the very
-iteration that goes on with it: it holds nothing for a while and loses no stage. Started late, everybody then takes in
-the slots up to any one at most what memory there was in all of them: memory not used may be used later.
-
-Each iteration may begin in the slot it falls into: none share one, since iterations are a slot long or more. A request
-may then begin somewhat before it is there, but its latency counts as n_i at least. Each metric has its own optimum.
-Where HiGHS does not prove it in so many nodes, its dual bound is reported, which holds all the same.
-
-References
-----------
-FC 4.1.1 ("hindsight-optimal value for each performance metric"); programme and argument: new.
+Neither evictions nor pauses help: in its last j slots a request goes through j stages at most, so started late enough
+to run through to the same end it never holds more than it did. Engines keep the text of whoever is evicted and compute
+its KV again in the very iteration that goes on with it: it holds nothing for a while and loses no stage. Started late,
+everybody then takes in the slots up to any one at most what memory there was in all of them: memory not used may be
+used later. Each iteration may begin in the slot it falls into, a request somewhat before it is there, whose latency
+counts as n_i at least. Where HiGHS proves no optimum in so many nodes, its dual bound is reported, which holds all the
+same.
 """
 
 import math
@@ -114,18 +108,6 @@ def hindsight(
     return through._replace(bound=bound, proven=proven, gap=0.0 if proven else gap)
 
 
-def _worth(instance: Instance, metric: Metric, owner: IntArray, start: IntArray) -> FloatArray:
-    """What each choice adds to the sum that is made least."""
-    match metric:
-        case Metric.COMPLETED:
-            return np.full(owner.size, -1.0)
-        case Metric.DECODE_TOKENS:
-            return -instance.decode_tokens[owner].astype(np.float64)
-        case Metric.LATENCY:
-            stages = instance.stages[owner].astype(np.float64)
-            return np.asarray(np.maximum(start + stages - instance.arrival[owner], stages))
-
-
 def _solved(
     instance: Instance,
     metric: Metric,
@@ -140,8 +122,13 @@ def _solved(
     from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
     from scipy.sparse import coo_array, csr_array, eye_array, hstack  # type: ignore[import-untyped]
 
-    count, size, worth = instance.stages.size, owner.size, _worth(instance, metric, owner, start)
+    count, size = instance.stages.size, owner.size
     length, choice = instance.stages[owner], np.arange(size)
+    worth = np.full(size, -1.0)  # what each choice adds to the sum that is made least
+    if metric is Metric.DECODE_TOKENS:
+        worth = -instance.decode_tokens[owner].astype(np.float64)
+    elif metric is Metric.LATENCY:
+        worth = np.maximum(start + length - instance.arrival[owner], length.astype(np.float64))
     held = np.concatenate([instance.weights(i) for i in owner]).astype(np.float64)
     slot = np.repeat(start, length) + np.concatenate([np.arange(n) for n in length])
     memory = coo_array((held, (slot, np.repeat(choice, length))), shape=(end, size))

@@ -268,7 +268,7 @@ def import_files(
     from kvplan.options import ImportOptions
 
     for count in ("capacity", "tp", "classes"):
-        arguments.positive(given[count], count)
+        arguments.check_positive(given[count], count)
     asked = Asked(**vars(arguments.record(ImportOptions, given)), progress=progress)
     kept = None if base is None else arguments.profile(base)
     paths = named(arguments.paths(files, "files"), arguments.assignments(told or {}, "told"))

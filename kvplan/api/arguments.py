@@ -44,21 +44,21 @@ def services(value: Any) -> list[str | Profile]:
         if isinstance(value, str | PathLike | Profile) or not isinstance(value, Iterable)
         else list(value)
     )
-    for one in some:
-        if not isinstance(one, str | PathLike | Profile):
-            raise UsageError(f"a model is wanted, or profiles, not {_seen(one)}")
+    for service in some:
+        if not isinstance(service, str | PathLike | Profile):
+            raise UsageError(f"a model is wanted, or profiles, not {_seen(service)}")
     if not some:
         raise UsageError("a model is wanted, or profiles, not an empty list")
-    return [one if isinstance(one, Profile) else fspath(one) for one in some]
+    return [service if isinstance(service, Profile) else fspath(service) for service in some]
 
 
-def text(value: Any, name: str) -> str | None:
+def text(value: Any, name: str) -> str:
     """Return a value as an option has it: several with commas, values by name as ``NAME=VALUE``.
 
-    >>> text([1, 2], "tp"), text({"H100": 3, "H200": 3.8}, "gpu_hour"), text(0.2, "headroom"), text(None, "gpu")
-    ('1,2', 'H100=3,H200=3.8', '0.2', None)
+    >>> text([1, 2], "tp"), text({"H100": 3, "H200": 3.8}, "gpu_hour"), text(0.2, "headroom")
+    ('1,2', 'H100=3,H200=3.8', '0.2')
     """
-    if value is None or isinstance(value, str):
+    if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
         return ",".join(f"{key}={each}" for key, each in value.items())
@@ -71,20 +71,19 @@ def text(value: Any, name: str) -> str | None:
     raise UsageError(f"{name}: a number or a text is wanted, not {_seen(value)}")
 
 
-def time(value: Any, name: str) -> str | None:
+def time(value: Any, name: str) -> str:
     """Return a time as an option has it; a number is one of seconds.
 
     >>> time(30, "think"), time("2 min", "think")
     ('30 s', '2 min')
     """
-    found = text(value, name)
-    return found if found is None or isinstance(value, str) else f"{found} s"
+    return value if isinstance(value, str) else f"{text(value, name)} s"
 
 
-def number(value: Any, name: str) -> float | None:
-    """Return a number, or None."""
-    if value is None or (isinstance(value, Real) and not isinstance(value, bool)):
-        return None if value is None else float(value)
+def number(value: Any, name: str) -> float:
+    """Return a number."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
     raise UsageError(f"{name}: a number is wanted, not {_seen(value)}")
 
 
@@ -107,19 +106,16 @@ def whole(value: Any, name: str) -> int:
 
 def choice(value: object, name: str, known: Iterable[str]) -> str:
     """Return one of the words that are known."""
-    words = [str(one) for one in known]
+    words = [*map(str, known)]
     if not isinstance(value, str) or value not in words:
         raise UsageError(f"{name} {_seen(value)} does not exist; there are {', '.join(words)}")
     return str(value)
 
 
-def positive(value: Any, name: str) -> int | None:
-    """Return a whole number from 1 on, or None."""
-    if value is None:
-        return None
-    if (number := whole(value, name)) < 1:
+def check_positive(value: Any, name: str) -> None:
+    """Refuse what is no whole number from 1 on, where anything is given."""
+    if value is not None and whole(value, name) < 1:
         raise UsageError(f"{name} {_seen(value)}: 1 or more")
-    return number
 
 
 def record(kind: Callable[..., _Options], given: Mapping[str, Any]) -> _Options:
@@ -158,7 +154,7 @@ def path(value: object, name: str) -> Path:
 def paths(value: Any, name: str) -> list[str]:
     """Return paths in a list, or a single one."""
     some = [value] if isinstance(value, str | PathLike) or not isinstance(value, Iterable) else value
-    return [str(path(one, name)) for one in some]
+    return [str(path(each, name)) for each in some]
 
 
 def names(value: Any, name: str) -> list[str]:
@@ -169,10 +165,10 @@ def names(value: Any, name: str) -> list[str]:
     """
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
-    found = list(value) if isinstance(value, Iterable) else None
-    if found is None or not all(isinstance(one, str) for one in found):
+    listed: list[Any] = list(value) if isinstance(value, Iterable) else [None]
+    if not all(isinstance(each, str) for each in listed):
         raise UsageError(f"{name}: a list of names is wanted, not {_seen(value)}")
-    return found
+    return listed
 
 
 def pairs(value: Any, name: str) -> list[str]:

@@ -108,16 +108,15 @@ def coast(s: State, limit: int, patience: int) -> None:
     busy_s, context, gaps = s.span[row, Span.BUSY_S], s.span[row, Span.CONTEXT], gaps_of_span(s)
     root, roots = math.sqrt(running), s.span[row, Span.ROOTS]
     beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, Span.BEYOND_KNEE]
-    kv_bin, place, low_s, high_s = held * block // s.fixed[Fixed.BIN], 0, math.inf, 0.0
+    capacity, bin_tokens, horizon_s = s.fixed[Fixed.CAPACITY], s.fixed[Fixed.BIN], clock[Clock.HORIZON]
+    kv_bin, place, low_s, high_s = held * block // bin_tokens, 0, math.inf, 0.0
     while iterations < limit and now < event_s:
         slot = slot + 1 if slot + 1 < size else 0
         more = s.phase[0, phase]
         if part > 0:
             more += blocks_of(s, done + part) - blocks_of(s, done)
         tau = iteration_time(s.timing, weight + members + done + part, prompts, running)
-        if s.ring[slot] != NOBODY or held + more > s.fixed[Fixed.CAPACITY]:
-            break
-        if now + tau > clock[Clock.HORIZON]:
+        if s.ring[slot] != NOBODY or held + more > capacity or now + tau > horizon_s:
             break
         phase = phase - 1 if phase > 0 else block - 1
         iterations, tick, weight, done = iterations + 1, tick + 1, weight + members, done + part
@@ -125,7 +124,7 @@ def coast(s: State, limit: int, patience: int) -> None:
         if more > 0:
             held += more
             c[Counter.HELD] = held
-            kv_bin, cached = held * block // s.fixed[Fixed.BIN], cached_tokens(s)
+            kv_bin, cached = held * block // bin_tokens, cached_tokens(s)
         kv_sum += held * block
         kv_s, running_s = kv_s + tau * (held * block), running_s + tau * resident
         waiting_s = waiting_s + tau * waiting

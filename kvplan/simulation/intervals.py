@@ -174,26 +174,8 @@ def quantile_interval(
     the quantiles of the shares so far below and above bound the quantile (Woodruff 1952; for dependent values
     Heidelberger and Lewis 1984). Of the indicators with and without ties the wider counts.
 
-    Parameters
-    ----------
-    values : ndarray, shape (n_values,)
-    share
-        0.99 for the 99th percentile.
-    quantile
-        Quantile function of the whole run.
-
-    Returns
-    -------
-    (float, float) or None
-        None for fewer than 200 values, where an end would be beyond the extremes, and where both ends are one value.
-
-    Examples
-    --------
-    >>> values = np.arange(1000) * 617 % 1000 / 1000
-    >>> low, high = quantile_interval(values, 0.5, lambda p: float(np.quantile(values, p)))
-    >>> 0.48 < low <= 0.5 <= high < 0.52
-    True
-    >>> quantile_interval(values[:500], 1.0, lambda p: float(np.quantile(values, p)))
+    `share` is 0.99 for the 99th percentile, `quantile` the quantile function of the whole run. None for fewer than 200
+    values, where an end would be beyond the extremes, and where both ends are one value.
     """
     if values.size < BATCHES * _MIN_BATCH:
         return None
@@ -223,14 +205,6 @@ def queue_grows(time_s: FloatArray, waiting: IntArray, start_s: float, end_s: fl
     References
     ----------
     New; the regression is the ordinary one, its residuals batch means.
-
-    Examples
-    --------
-    >>> time_s = np.arange(1000.0)
-    >>> queue_grows(time_s, np.arange(1000) // 10, 0.0, 999.0)
-    True
-    >>> queue_grows(time_s, np.arange(1000) % 10, 0.0, 999.0)
-    False
     """
     half_s = (start_s + end_s) / 2
     inside = (time_s >= half_s) & (time_s <= end_s)

@@ -44,15 +44,15 @@ def record(s: State, held: int, cached: int) -> None:
         c[Counter.STRIDE] *= 2
         if c[Counter.ITERATIONS] % c[Counter.STRIDE]:
             return
-    at = c[Counter.RECORDED]
-    s.record[at, Record.NOW] = s.clock[Clock.NOW]
-    s.record[at, Record.BUSY] = s.clock[Clock.BUSY]
-    s.record[at, Record.HELD] = held
-    s.record[at, Record.WAITING] = c[Counter.WAITING]
-    s.record[at, Record.RESIDENT] = c[Counter.RESIDENT]
-    s.record[at, Record.EVICTED] = c[Counter.EVICTED]
-    s.record[at, Record.COMPLETED] = c[Counter.COMPLETED]
-    s.record[at, Record.CACHED] = cached
+    table, at = s.record, c[Counter.RECORDED]
+    table[at, Record.NOW] = s.clock[Clock.NOW]
+    table[at, Record.BUSY] = s.clock[Clock.BUSY]
+    table[at, Record.HELD] = held
+    table[at, Record.WAITING] = c[Counter.WAITING]
+    table[at, Record.RESIDENT] = c[Counter.RESIDENT]
+    table[at, Record.EVICTED] = c[Counter.EVICTED]
+    table[at, Record.COMPLETED] = c[Counter.COMPLETED]
+    table[at, Record.CACHED] = cached
     c[Counter.RECORDED] += 1
 
 
@@ -68,17 +68,17 @@ def end_span(s: State) -> None:
 @kernel
 def add_to_span(s: State, tau: float, held: int, context: float, requests: int) -> None:
     """Add an iteration to the sums of its span."""
-    c, row = s.counter, s.counter[Counter.SPAN]
-    s.span[row, Span.KV_S] += tau * held
-    s.span[row, Span.RUNNING_S] += tau * c[Counter.RESIDENT]
-    s.span[row, Span.WAITING_S] += tau * c[Counter.WAITING]
-    s.span[row, Span.BUSY_S] += tau
-    s.span[row, Span.STEPS] += 1.0
-    s.span[row, Span.CONTEXT] += context
-    s.span[row, Span.PREFILLED] += c[Counter.PROMPTS]
-    s.span[row, Span.SEQUENCES] += requests
-    s.span[row, Span.ROOTS] += math.sqrt(requests)
-    s.span[row, Span.BEYOND_KNEE] += max(c[Counter.PROMPTS] + requests - s.timing[KNEE], 0.0)
+    c, span, row = s.counter, s.span, s.counter[Counter.SPAN]
+    span[row, Span.KV_S] += tau * held
+    span[row, Span.RUNNING_S] += tau * c[Counter.RESIDENT]
+    span[row, Span.WAITING_S] += tau * c[Counter.WAITING]
+    span[row, Span.BUSY_S] += tau
+    span[row, Span.STEPS] += 1.0
+    span[row, Span.CONTEXT] += context
+    span[row, Span.PREFILLED] += c[Counter.PROMPTS]
+    span[row, Span.SEQUENCES] += requests
+    span[row, Span.ROOTS] += math.sqrt(requests)
+    span[row, Span.BEYOND_KNEE] += max(c[Counter.PROMPTS] + requests - s.timing[KNEE], 0.0)
     see_waiting(s)
 
 

@@ -1,16 +1,22 @@
-"""Results of load generators and tables of iterations; each module has `READERS`, found here.
+"""Results of load generators and tables of iterations: a module each with `READERS`, found here.
 
-`read(record, collector)` of a reader adds what stands in a row of a table or in a JSON object.
+`read(record, collector)` of a reader adds what stands in a row of a table or in a JSON object. Functions here tell what
+a load generator's report says as a point of a sweep: its load, and lengths of requests.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import TypedDict
 
 from kvplan.ingest.cells import Names, Record
 from kvplan.ingest.reader import Beginning, FileKind, Reader, collected
 from kvplan.ingest.timing.collector import Collector
+from kvplan.ingest.timing.samples import Range
 
 Adds = Callable[[Record, Collector], None]
+_KEPT_UP = 0.97  # of what was offered
+_TO_HALF_WIDTH = math.sqrt(3)  # of a uniform distribution, from its standard deviation
 
 
 def table(name: str, columns: Sequence[Names], read: Adds, kind: FileKind = FileKind.TIMING) -> Reader[Adds]:
@@ -31,6 +37,75 @@ def document(name: str, recognises: Callable[[Record], bool], read: Adds) -> Rea
         lambda start: start.in_json and recognises(Record("", 0, start.values or {})),
         read,
     )
+
+
+class Load(TypedDict, total=False):
+    """Requests in flight, or offered per second at random or at equal gaps: as `Point` has them."""
+
+    concurrency: int
+    rate_rps: float
+    evenly: bool
+
+
+def at_rate(
+    rate_rps: float,
+    throughput_rps: float,
+    e2e_s: float,
+    *,
+    requests: int | None = None,
+    sent_rps: float | None = None,
+    most: int | None = None,
+    evenly: bool = False,
+) -> Load:
+    """Tell the load of requests that were to arrive at a rate, of which `throughput_rps` were completed.
+
+    Where the client did not send as many (`sent_rps`) or the engine did not keep up, requests in flight are what held
+    them back: by Little's law, completed per second times their mean E2E, and `most` where the client had a limit. The
+    last of a known number of requests is completed one E2E after it was sent.
+
+    Examples
+    --------
+    >>> at_rate(10, 9.8, 2.0), at_rate(10, 8, 5.0), at_rate(10, 8, 5.0, most=32)
+    ({'rate_rps': 10, 'evenly': False}, {'concurrency': 40}, {'concurrency': 32})
+    >>> at_rate(10, 8, 5.0, requests=200)["rate_rps"]
+    10
+    """
+    sent = rate_rps if sent_rps is None else sent_rps
+    possible = sent if requests is None else requests / (requests / sent + e2e_s)
+    if sent >= _KEPT_UP * rate_rps and throughput_rps >= _KEPT_UP * possible:
+        return {"rate_rps": sent, "evenly": evenly}
+    return in_flight(throughput_rps, e2e_s, most)
+
+
+def in_flight(throughput_rps: float, e2e_s: float, most: int | None = None) -> Load:
+    """Tell the load of a closed loop by Little's law, at most its limit."""
+    mean = max(1, round(throughput_rps * e2e_s))
+    return {"concurrency": mean if most is None else min(mean, most)}
+
+
+def spread(mean: float, half: float = 0.0, *, deviation: float | None = None) -> Range:
+    """Spread lengths evenly about a mean, by half a width or by their standard deviation; none below 1.
+
+    Examples
+    --------
+    >>> spread(1000.0), spread(62.4), spread(1000.0, 250.0), spread(100.0, 150.0)
+    ((1000, 1000), (62, 63), (750, 1250), (1, 199))
+    """
+    if deviation is not None:
+        half = _TO_HALF_WIDTH * deviation
+    low = round(mean - max(0.0, min(half, mean - 1)))
+    return low, max(low, round(2 * mean) - low)
+
+
+def tpot(e2e_s: float, ttft_s: float | None, output: float) -> float | None:
+    """Tell the time between tokens, seconds; None of answers of one token, or where TTFT is not known."""
+    return None if ttft_s is None or output <= 1 or e2e_s <= ttft_s else (e2e_s - ttft_s) / (output - 1)
+
+
+def parallel(*written: str) -> int:
+    """Read how many GPUs share a model, from the first that says it; 1 where none does."""
+    first = next(filter(None, written), "")
+    return int(first) if first.isdigit() else 1
 
 
 READERS: tuple[Reader[Adds], ...] = tuple(chain(*collected(__name__, __path__, "READERS")))

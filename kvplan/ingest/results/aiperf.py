@@ -6,8 +6,7 @@ Its inter-token latency is (E2E - TTFT) / (tokens - 1). The load stands in the c
 from typing import Any
 
 from kvplan.ingest.cells import Record
-from kvplan.ingest.results import document
-from kvplan.ingest.results.loads import Load, at_rate, in_flight, spread
+from kvplan.ingest.results import Load, at_rate, document, in_flight, spread
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
 

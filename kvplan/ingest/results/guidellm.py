@@ -4,8 +4,7 @@ Its time per output token counts the first one too; `inter_token_latency_ms` is 
 """
 
 from kvplan.ingest.cells import Record
-from kvplan.ingest.results import document
-from kvplan.ingest.results.loads import Load, at_rate, in_flight, spread
+from kvplan.ingest.results import Load, at_rate, document, in_flight, spread
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
 

@@ -5,8 +5,7 @@ and TTFT. Its loads of type "constant" have gaps that are exponentially distribu
 """
 
 from kvplan.ingest.cells import Record
-from kvplan.ingest.results import document
-from kvplan.ingest.results.loads import Load, at_rate, spread, tpot
+from kvplan.ingest.results import Load, at_rate, document, spread, tpot
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
 

@@ -5,8 +5,7 @@ Keys as its utils/process_result.py writes them: times in seconds, tokens per se
 """
 
 from kvplan.ingest.cells import Record, names
-from kvplan.ingest.results import table
-from kvplan.ingest.results.loads import parallel, spread
+from kvplan.ingest.results import parallel, spread, table
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point
 

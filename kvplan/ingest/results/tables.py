@@ -18,8 +18,7 @@ from dataclasses import replace
 
 from kvplan.ingest.cells import Names, Record, names
 from kvplan.ingest.reader import FileKind
-from kvplan.ingest.results import table
-from kvplan.ingest.results.loads import Load, at_rate, parallel, spread, tpot
+from kvplan.ingest.results import Load, at_rate, parallel, spread, table, tpot
 from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
 from kvplan.ingest.timing.samples import Deployment, Point, Range

@@ -10,8 +10,7 @@ which names no engine.
 import numpy as np
 
 from kvplan.ingest.cells import Record, names
-from kvplan.ingest.results import table
-from kvplan.ingest.results.loads import Load, at_rate, parallel, spread
+from kvplan.ingest.results import Load, at_rate, parallel, spread, table
 from kvplan.ingest.results.tables import E2E, THROUGHPUT, TPOT, TTFT
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range

@@ -9,7 +9,6 @@ import numpy as np
 from kvplan.analysis.hindsight import Instance, Metric, hindsight
 from kvplan.errors import UsageError
 from kvplan.model import Prefill, Replica, ServingModel, Timing
-from kvplan.options import Arrivals
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.requests import Requests
@@ -32,15 +31,10 @@ class StudyBound(NamedTuple):
 
 
 def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine: bool = False) -> Instance:
-    """Express requests in slots of d0.
+    """Express requests in slots of d0; UsageError where iterations differ, or arrivals depend on completions.
 
     With `as_engine` KV is counted as engines do, the tokens computed so far, whatever the convention for prefill: a
     token less; and evictions lose no stages. So the bound holds for any policy.
-
-    Raises
-    ------
-    UsageError
-        Iterations that are not equally long, or arrivals that depend on completions.
     """
     if not timing.is_constant:
         raise UsageError("hindsight: iterations must be equally long, so [timing] may have no term but d0")
@@ -67,18 +61,9 @@ def study_bounds(
     """Bounds on the figures of a study: rates where it has a horizon, else the mean time end to end.
 
     Where all policies count KV by the stages of the profile's convention, the bound does too; else as engines do.
-
-    Raises
-    ------
-    UsageError
-        As for `instance`, and for programmes that are too large.
     """
     as_engine = bool(as_engines(policies))
     d0, horizon, overhead, slots = model.timing.d0, load.horizon_s, 0.0, None
-    if load.kind is Arrivals.CLOSED and load.trace is None:
-        raise UsageError(
-            "hindsight: in a closed loop arrivals depend on the policy; nothing is known beforehand"
-        )
     if horizon is None:
         wanted, overhead = [(Metric.LATENCY, "e2e_s.mean", d0)], model.request_overhead_s
     else:

@@ -27,16 +27,7 @@ class Autoscaler(NamedTuple):
     every_s: float  # between two looks, the first of which is after a window
 
     def steps(self, arrival_s: FloatArray, first: int, end_s: float) -> Iterator[tuple[float, int]]:
-        """Yield how many replicas it wants from when on, from so many at first to the end.
-
-        Examples
-        --------
-        A request a second, then three; a replica carries two:
-
-        >>> arrivals = np.concatenate((np.arange(0.5, 30), np.arange(30.1, 60, 1 / 3)))
-        >>> list(Autoscaler(2.0, 1.6, 9, window_s=10.0, every_s=5.0).steps(arrivals, 1, 60.0))
-        [(0.0, 1), (40.0, 2)]
-        """
+        """Yield how many replicas it wants from when on, from so many at first to the end."""
         yield 0.0, first
         looks = math.floor((end_s - self.window_s) / self.every_s) + 1
         looks_s = self.window_s + np.arange(looks) * self.every_s

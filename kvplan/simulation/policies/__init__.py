@@ -16,16 +16,6 @@ def engine_settings(model: ServingModel) -> Settings:
 
     Without an engine in the profile it is vLLM where prompts are `fused`. The other conventions of prefill are of no
     engine, and greedy admission serves them. What the policy does not model of the profile is for the run to refuse.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> chat = RequestClass("chat", 100, (50,), (1.0,), 2.0)
-    >>> engine_settings(ServingModel((chat,), Timing(0.01), Replica(10_000))).policy
-    'vllm'
-    >>> trtllm = Engine(EngineName.TRTLLM, Admission.FIRST_CHUNK)
-    >>> engine_settings(ServingModel((chat,), Timing(0.01), Replica(10_000), engine=trtllm)).policy
-    'trtllm-max-utilization'
     """
     if model.engine is None and model.replica.prefill is not Prefill.FUSED:
         return Settings("greedy", {})

@@ -323,18 +323,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 def two_pools(layout: KvLayout, memory_tokens: int, ratio: float) -> Pools:
-    """Divide the profile's pool into pages of two: the second of windows, with `ratio` times as many tokens.
-
-    Examples
-    --------
-    gpt-oss-20b, 1,000 blocks of 16 tokens in 12 layers of 2,048 bytes:
-
-    >>> from kvplan.model.kv_layout import Layers
-    >>> window, full = Layers(Attention.WINDOW, 12, 2048, 128), Layers(Attention.FULL, 12, 2048)
-    >>> pools = two_pools(KvLayout((window, full), 16), 16_000, 0.8)
-    >>> pools.blocks, pools.windows  # 555 + 444, each as many bytes as one of the profile's
-    (555, 444)
-    """
+    """Divide the profile's pool into pages of two: the second of windows, with `ratio` times as many tokens."""
     if not 0 < ratio <= 1:
         raise UsageError(f"sglang.{_RATIO} = {ratio:g}: a share of the tokens, above 0 and up to 1")
     sizes = {one.window for one in layout.layers}
