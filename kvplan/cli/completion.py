@@ -75,6 +75,6 @@ def columns(incomplete: str) -> list[str]:
 
 
 def sections(incomplete: str) -> list[str]:
-    from kvplan.show.report import SECTIONS
+    from kvplan.show.sections import SECTIONS
 
     return _beginning(SECTIONS, incomplete)
