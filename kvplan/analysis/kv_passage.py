@@ -152,20 +152,13 @@ class Passage(NamedTuple):
     """Probabilities of any overflow in a horizon, for ascending levels: logarithms, of shape (n_levels,), falling."""
 
     log_exceeded: FloatArray  # of P(KV > M) in an iteration
-    log_rate: FloatArray  # of passages per iteration spent below
     log_any: FloatArray  # of the probability of any overflow
 
     def any_overflow(self, log_exceeded: float) -> float:
         """Probability of any overflow of a level that is exceeded with a probability, given by its logarithm."""
-        return max(self._at(log_exceeded, self.log_any), math.exp(log_exceeded))
-
-    def rate(self, log_exceeded: float) -> float:
-        """Passages over such a level per iteration spent below."""
-        return self._at(log_exceeded, self.log_rate)
-
-    def _at(self, log_exceeded: float, logarithms: FloatArray) -> float:
         beyond = min(log_exceeded - float(self.log_exceeded[-1]), 0.0)
-        return math.exp(float(np.interp(-log_exceeded, -self.log_exceeded, logarithms)) + beyond)
+        any_overflow = math.exp(float(np.interp(-log_exceeded, -self.log_exceeded, self.log_any)) + beyond)
+        return max(any_overflow, math.exp(log_exceeded))
 
     def log_allowed(self, probability: float) -> float:
         """Logarithm of P(KV > M) with which any overflow has a probability, above 0 and at most 1."""
@@ -186,7 +179,7 @@ def passage(speed: float, iterations: float) -> Passage:
     log_speed = math.log(_FACTOR * speed) if speed > 0 else -math.inf  # else the usage hardly ever changes
     log_rate = np.minimum(log_exceeded, log_speed + log_below - log_time)
     log_spared = log_below - (iterations - 1) * np.exp(log_rate)
-    return Passage(log_exceeded, log_rate, np.log(-np.expm1(log_spared)))
+    return Passage(log_exceeded, np.log(-np.expm1(log_spared)))
 
 
 @cache

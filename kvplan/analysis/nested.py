@@ -68,13 +68,6 @@ class PrintedMemory(NamedTuple):
     segment_design: float
 
 
-class InputBound(NamedTuple):
-    """Chernoff's bound for inputs that differ, at its θ, per token; None where the largest inputs throughout are it."""
-
-    theta: float | None
-    log_transform: float
-
-
 class NestedWait(NamedTuple):
     """Nested WAIT thresholds and memory: the report's `nested_wait` block; no numbers unless Λ < 1, to 1e-12."""
 
@@ -89,7 +82,6 @@ class NestedWait(NamedTuple):
     iteration_time_s: float | None = None  # ΔT, with every segment filled
     iterations: int | None = None  # ⌈horizon/ΔT⌉
     smallest_thresholds_kv_tokens: float | None = None  # required by the same segments with those
-    input_bound: InputBound | None = None  # None where inputs are equal; else queues and inputs share δ
     printed: PrintedMemory | None = None
 
 
@@ -266,12 +258,7 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
     needs, least = (
         requirement(chosen, n[:rows, None], delta=delta, horizon_s=horizon_s) for n in (best, smallest)
     )
-    required, input_bound = float(needs.total[0]), None
-    if chosen.laws is not None:
-        theta, exponent = float(needs.inputs.theta[0]), float(needs.input_exponent[0])
-        input_bound = InputBound(theta, theta * float(needs.inputs.tokens[0]) - exponent)
-        if not math.isfinite(theta):
-            input_bound = InputBound(None, 0.0)
+    required = float(needs.total[0])
     return NestedWait(
         feasible=True,
         segments=_report(chosen, lengths, best[:rows], needs),
@@ -284,7 +271,6 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
         iteration_time_s=float(needs.iteration_time_s[0]),
         iterations=int(needs.iterations[0]),
         smallest_thresholds_kv_tokens=float(least.total[0]),
-        input_bound=input_bound,
         printed=printed_memory(lengths.decode[chosen.end[:, 0]], chosen.input_tokens[:, 0], best[:rows]),
     )
 

@@ -8,7 +8,6 @@ beside it for comparison.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -37,20 +36,12 @@ _MOST_PROMPTS, _FEWEST_CLUSTERS = 0.5, 4
 _MOST_WATERMARK = 1.0  # an engine cannot keep more than all of its blocks free
 
 
-class TailMethod(StrEnum):
-    """Which of two answers about the tail is reported: the larger, or without feedback the exact one."""
-
-    SADDLEPOINT = "saddlepoint"
-    EXACT_PMF = "exact_pmf"
-
-
 class SafetyBuffer(NamedTuple):
     """Risk of overflow and the memory that bounds it: the report's `safety_buffer` block; all None where Λ >= 1."""
 
     kv_std_tokens: float | None = None  # its feedback on iteration times included
     overflow_probability_per_iteration: float | None = None  # P(KV > M), one of the two below
     overflow_probability_horizon: float | None = None  # of any overflow, estimated ...
-    passage_rate: float | None = None  # ... from passages over M per iteration spent below it
     overflow_probability_horizon_bound: float | None = None  # the sum over iterations, at most 1
     # smallest memory, in whole pages and enough for the longest request, with which overflow_probability_horizon <= δ
     required_kv_tokens: int | None = None
@@ -61,7 +52,6 @@ class SafetyBuffer(NamedTuple):
     saddlepoint_probability: float | None = None  # P(KV > M) with feedback, smooth
     # P(KV > M) without feedback, exact; None where requests are too long for it, 0 below 1e-12
     exact_pmf_probability: float | None = None
-    reported_tail: TailMethod | None = None
 
 
 def safety_buffer(
@@ -116,7 +106,6 @@ def safety_buffer(
         kv_std_tokens=std,
         overflow_probability_per_iteration=probability,
         overflow_probability_horizon=any_overflow,
-        passage_rate=usual.rate(log_tail),
         overflow_probability_horizon_bound=min(1.0, iterations * probability),
         required_kv_tokens=required,
         watermark_fraction=watermark if watermark <= _MOST_WATERMARK else None,
@@ -124,7 +113,6 @@ def safety_buffer(
         theorem_bound_is_vacuous=bound is None or bound >= _VACUOUS,
         saddlepoint_probability=math.exp(smooth.log_probability),
         exact_pmf_probability=None if exact is None else math.exp(exact.log_probability),
-        reported_tail=TailMethod.SADDLEPOINT if log_tail == smooth.log_probability else TailMethod.EXACT_PMF,
     )
 
 

@@ -69,7 +69,6 @@ class Wait(NamedTuple):
     # `thresholds` are proved to be the smallest. False only where Λ is so close to 1 that the search was cut short:
     # they are then feasible, and fail just below.
     smallest: bool | None
-    mean_lengths: bool  # some class has several decode lengths, for which every number is that of its mean
     dial: tuple[DialRow, ...]  # empty where the equilibrium does not fit
     # rates vary: thresholds are for the worst window, the dial for the largest rates, waits bounds for the mean
     worst_window: bool
@@ -331,11 +330,10 @@ def wait(model: ServingModel, *, arrivals_known: bool = True) -> Wait:
     varies = windows is not None and windows.vary
     if windows is not None:
         means = means._replace(rate_rps=windows.mean_rps)
-    varied = any(len(c.decode_tokens) > 1 for c in model.classes)
     smallest = smallest_thresholds(means, windows)
     if smallest is None:
         nothing = tuple(ClassWait(c.name, None, None, None, None) for c in model.classes)
-        return Wait(False, None, None, None, False, nothing, None, None, varied, (), varies)
+        return Wait(False, None, None, None, False, nothing, None, None, (), varies)
     thresholds, least = smallest
     iteration = means.iteration_time_s(thresholds)
     kv_tokens = float(thresholds @ means.held)
@@ -367,7 +365,6 @@ def wait(model: ServingModel, *, arrivals_known: bool = True) -> Wait:
         classes=tuple(classes),
         max_thresholds=None if largest is None else tuple(int(n) for n in largest),
         smallest=least,
-        mean_lengths=varied,
         dial=dial(model if windows is None else at_rates(model, windows.peak_rps)),
         worst_window=varies,
     )

@@ -88,7 +88,7 @@ def check(name: str, prefill: Prefill, block_tokens: int, runs: int) -> None:
     # and not for being far too much: a tenth of the horizons need most of it
     assert np.quantile(most, 1 - DELTA) > 0.6 * found.required_kv_tokens
     if (
-        len(found.segments) == 1 and found.input_bound is not None
+        len(found.segments) == 1 and found.input_spread_kv_tokens
     ):  # filled segments alone suffice in the mean only
         assert (most > found.base_kv_tokens).all()
 

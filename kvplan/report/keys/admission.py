@@ -180,7 +180,6 @@ WAIT = Block(
     beside=(
         "wait.classes[].dispersion",
         "wait.smallest",
-        "wait.mean_lengths",
         "wait.dial",
         "wait.worst_window",
     ),
@@ -321,7 +320,6 @@ NESTED_WAIT = Block(
         "nested_wait.iteration_time_s",
         "nested_wait.iterations",
         "nested_wait.smallest_thresholds_kv_tokens",
-        "nested_wait.input_bound",
         "nested_wait.printed",
     ),
 )
@@ -404,10 +402,8 @@ SAFETY_BUFFER = Block(
         ),
     ),
     beside=(
-        "safety_buffer.passage_rate",
         "safety_buffer.theorem_bound_is_vacuous",
         "safety_buffer.saddlepoint_probability",
         "safety_buffer.exact_pmf_probability",
-        "safety_buffer.reported_tail",
     ),
 )
