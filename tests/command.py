@@ -42,7 +42,7 @@ def run(*arguments: object, env: Mapping[str, str] = {}, input: str | bytes = b"
 def process(*arguments: object, env: Mapping[str, str] = {}, **options: object) -> Done:
     """The command as a process, for what depends on one: streams, limits, the locale, signals."""
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        [sys.executable, "-m", "kvplan", *map(str, arguments)],
+        [sys.executable, "-P", "-m", "kvplan", *map(str, arguments)],
         **{"capture_output": True, "encoding": "utf-8", "timeout": 120, **options},
         env=ENVIRONMENT | dict(env),
     )
@@ -51,7 +51,7 @@ def process(*arguments: object, env: Mapping[str, str] = {}, **options: object) 
 def python(program: str, *arguments: str, env: Mapping[str, str] = {}, **options: object) -> Done:
     """A program in a process of its own, which ends well."""
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-P", "-c", program, *arguments],
         **{"capture_output": True, "encoding": "utf-8", "check": True, **options},
         env=ENVIRONMENT | dict(env),
     )

@@ -37,7 +37,7 @@ MIXES = {
 }
 
 
-ANALYZE = [sys.executable, "-m", "kvplan", "analyze"]
+ANALYZE = [sys.executable, "-P", "-m", "kvplan", "analyze"]
 AS_INSTALLED = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}  # with byte code on disk
 
 
@@ -72,7 +72,7 @@ def test_checking_two_hundred_profiles_of_all_kinds_takes_less_than_25_analyses(
 
         text = re.sub(r"(?m)(\brate = )([0-9.]+)", moved, text)
         (tmp_path / f"{i}.toml").write_text(text, encoding="utf-8")
-    check = [sys.executable, "-m", "kvplan", "check", *map(str, sorted(tmp_path.glob("*.toml")))]
+    check = [sys.executable, "-P", "-m", "kvplan", "check", *map(str, sorted(tmp_path.glob("*.toml")))]
     check += ["--require", "load.headroom >= 20%", "--require", "verdict.status != overloaded"]
     check += [word for part in ("gpu", "timing", "workload") for word in ("--accept", part)]
 
@@ -154,7 +154,7 @@ READ_WITH_CSV = "import sys, csv, numpy; list(csv.reader(open(sys.argv[1], newli
 
 @pytest.mark.skipif(not AZURE.exists(), reason="the Azure conversation trace is not here")
 def test_fit_takes_less_than_eight_times_numpy_and_csv() -> None:
-    ours = [sys.executable, "-m", "kvplan", "import", str(AZURE)]
+    ours = [sys.executable, "-P", "-m", "kvplan", "import", str(AZURE)]
     theirs = [sys.executable, "-c", READ_WITH_CSV, str(AZURE)]
     assert ratio(launch(ours), launch(theirs), 7, "kvplan import of Azure conv against numpy and csv") <= 8
 

@@ -123,7 +123,7 @@ def test_ten_million_requests_hold_60_bytes_each(policy: str) -> None:
 
     def peak(requests: int) -> float:
         simulated = ["simulate", "--policy", policy, "--requests", str(requests), "--format", "csv"]
-        return peak_mib([sys.executable, "-m", "kvplan", *simulated])
+        return peak_mib([sys.executable, "-P", "-m", "kvplan", *simulated])
 
     many, few = peak(10**7), peak(10**6)
     each = (many - few) * 2**20 / (10**7 - 10**6)
@@ -173,7 +173,7 @@ def test_a_first_run_costs_little_more_than_later_ones_and_both_little_more_than
     tmp_path: Path,
 ) -> None:
     """The start is that of Python with the libraries that every command needs, numbers included."""
-    command = [sys.executable, "-m", "kvplan", "simulate", "tool-calls-h100", "--policy", "greedy"]
+    command = [sys.executable, "-P", "-m", "kvplan", "simulate", "tool-calls-h100", "--policy", "greedy"]
     command += ["--requests", "20000", "--format", "csv"]
     installed = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
     folders = iter(tmp_path / str(i) for i in range(100))
@@ -241,7 +241,7 @@ def test_a_fleet_of_64_takes_at_most_one_and_a_half_times_as_long_as_one_replica
 
     def simulated(profile: str) -> Used:
         arguments = ["simulate", "-", "--policy", "vllm", "--requests", "1000000", "--format", "csv"]
-        found = used([sys.executable, "-m", "kvplan", *arguments], input=profile)
+        found = used([sys.executable, "-P", "-m", "kvplan", *arguments], input=profile)
         assert (found.code, found.err) == (0, "")
         return found
 

@@ -37,7 +37,7 @@ def swept(profile: Path, memory: int, rates: int, *options: str) -> float:
     out = profile.with_name("out.csv")
     out.unlink(missing_ok=True)
     peak = peak_mib(
-        [sys.executable, "-m", "kvplan", "sweep", str(profile), *varied, *options, "-o", str(out)]
+        [sys.executable, "-P", "-m", "kvplan", "sweep", str(profile), *varied, *options, "-o", str(out)]
     )
     assert out.read_bytes().count(b"\n") == memory * rates + 2
     return peak

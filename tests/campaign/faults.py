@@ -268,7 +268,7 @@ def _compiled_code() -> Mapping[str, bytes]:
 
 def _begun(arguments: tuple[str, ...], env: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "kvplan", *arguments],
+        [sys.executable, "-P", "-m", "kvplan", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=ENVIRONMENT | dict(env),

@@ -47,7 +47,7 @@ def test_the_exit_code_survives_streams_that_are_closed_or_full(good: Path, bad:
         *([("--help >/dev/full", 2)] if is_night() else []),
     ]
     for call, code in cases:
-        command = f"{sys.executable} -m kvplan {call}"
+        command = f"{sys.executable} -P -m kvplan {call}"
         done = subprocess.run(["sh", "-c", command], env=ENVIRONMENT, capture_output=True, text=True)
         assert (call, done.returncode) == (call, code)
         assert "Traceback" not in done.stderr
@@ -78,7 +78,7 @@ def test_an_interrupt_while_reading_ends_the_command_quietly(tmp_path: Path) -> 
     fifo = tmp_path / "profile.toml"
     os.mkfifo(fifo)
     command = subprocess.Popen(
-        [sys.executable, "-m", "kvplan", "analyze", str(fifo)],
+        [sys.executable, "-P", "-m", "kvplan", "analyze", str(fifo)],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -128,7 +128,7 @@ def on_terminal(*arguments: object, **environment: str) -> str:
     """What the command writes to a terminal."""
     leader, follower = pty.openpty()
     command = subprocess.Popen(
-        [sys.executable, "-m", "kvplan", *map(str, arguments)],
+        [sys.executable, "-P", "-m", "kvplan", *map(str, arguments)],
         stdout=follower,
         env=ENVIRONMENT | {"TERM": "xterm"} | environment,
     )

@@ -182,7 +182,7 @@ def test_a_file_cut_anywhere_is_completed_to_the_same_bytes(tmp_path: Path, suff
 def test_ctrl_c_says_how_to_go_on(profile: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     options = ["--vary", "gpu.memory_tokens=100:90k:40000", "--columns", "rate_cap.*", "--workers", "2"]
-    command = [sys.executable, "-m", "kvplan", "sweep", str(profile), *options, "-o", str(out)]
+    command = [sys.executable, "-P", "-m", "kvplan", "sweep", str(profile), *options, "-o", str(out)]
     process = subprocess.Popen(
         command,
         stderr=subprocess.PIPE,

@@ -57,7 +57,7 @@ def wait_until(met: object) -> None:
 
 def begun(cluster: Cluster, out: Path) -> subprocess.Popen[str]:
     """A sweep on the cluster that has written some lines, and not all."""
-    command = [sys.executable, "-m", "kvplan", *SWEEP, "--executor", cluster.address, "-o", str(out)]
+    command = [sys.executable, "-P", "-m", "kvplan", *SWEEP, "--executor", cluster.address, "-o", str(out)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") > 20)
     assert process.poll() is None
@@ -97,7 +97,7 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_bytes_and_one_that_loses_i
 def test_a_local_cluster_gives_the_same_bytes(tmp_path: Path, whole: bytes) -> None:
     """And says nothing, though another cluster has the port of its web server."""
     out = tmp_path / "out.csv"
-    command = [sys.executable, "-m", "kvplan", *SWEEP, "--executor", "dask", "--workers", "2"]
+    command = [sys.executable, "-P", "-m", "kvplan", *SWEEP, "--executor", "dask", "--workers", "2"]
     with socket.socket() as other:
         with suppress(OSError):  # somebody else's then
             other.bind(("", 8787))

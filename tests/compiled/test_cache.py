@@ -21,7 +21,7 @@ from kvplan.model import Weights
 lone = fluid_map(Weights(np.array([3.0]), np.array([3])), np.ones(1), np.array([2.0]), 12.0)
 print(run(lone, np.zeros(3), 7, compile_above=0).completed.tolist())
 """
-COMMAND = [sys.executable, "-c", CODE]
+COMMAND = [sys.executable, "-P", "-c", CODE]
 
 
 def process(folder: Path, prepare: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
@@ -31,7 +31,8 @@ def process(folder: Path, prepare: Callable[[], None] | None = None) -> subproce
         capture_output=True,
         text=True,
         check=True,
-        env=ENVIRONMENT | {"KVPLAN_CACHE_DIR": str(folder)},
+        # Python itself does not notice when its byte code is cut off
+        env=ENVIRONMENT | {"KVPLAN_CACHE_DIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
         timeout=100,
         preexec_fn=prepare,
     )
