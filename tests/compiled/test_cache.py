@@ -1,5 +1,6 @@
 """Compiled code is kept where it can be; a file that is damaged, or cannot be written, costs a note and no result."""
 
+import hashlib
 import os
 import resource
 import signal
@@ -9,9 +10,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from command import ENVIRONMENT
 
 from kvplan import compiling
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda whole: whole[: len(whole) // 2],
+    "one bit": lambda whole: whole[:-1000] + bytes([whole[-1000] ^ 1]) + whole[-999:],
+}
 
 CODE = """
 import numpy as np
@@ -118,3 +125,45 @@ def test_an_interrupt_while_compiling_ends_the_command_within_half_a_second(tmp_
     assert "Traceback" not in said
     assert said.count("\n") <= 1
     assert took < 2, "half a second on a machine that does nothing else"
+
+
+def test_damaged_code_is_compiled_again_and_renewed_with_one_note(tmp_path: Path) -> None:
+    first = process(tmp_path)
+    assert first.stderr == ""
+    file = kept(tmp_path)
+    whole = file.read_bytes()
+    for damage in DAMAGES.values():
+        file.write_bytes(damage(whole))
+        done = process(tmp_path)
+        assert done.stdout == first.stdout
+        assert done.stderr == f"note: compiled code in {str(file.parent)!r} was damaged, compiling again\n"
+        renewed = file.read_bytes()
+        assert renewed[:32] == hashlib.sha256(renewed[32:]).digest()
+    later = process(tmp_path)
+    assert (later.stdout, later.stderr) == (first.stdout, "")
+
+
+def test_a_folder_of_caches_that_is_relative_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KVPLAN_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for caches, expected in (("here", "home/.cache/kvplan"), (str(tmp_path / "there"), "there/kvplan")):
+        monkeypatch.setenv("XDG_CACHE_HOME", caches)
+        folder = compiling.folder.__wrapped__()
+        assert folder is not None
+        assert Path(folder).parent == tmp_path / expected
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.nightly
+def test_where_there_is_no_folder_nothing_is_kept(tmp_path: Path) -> None:
+    taken = tmp_path / "a file"
+    taken.touch()
+    for folder, why in (
+        *((taken, "Not a directory"), (taken / "below", "Not a directory")),
+        (Path("/proc"), "No such file or directory"),
+    ):
+        (note,) = process(folder).stderr.splitlines()
+        assert note.startswith(f"note: compiled code cannot be kept in '{folder}/")
+        assert note.endswith(f", later runs compile again: {why}")
+    assert list(tmp_path.iterdir()) == [taken]

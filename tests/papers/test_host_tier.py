@@ -9,7 +9,7 @@ import pytest
 from host_tier_runs import GPU_TOKENS, Served, model, serve
 
 from kvplan.analysis.cache_states import cached_replica
-from kvplan.analysis.prefix_cache import prefix_cache, sustainable_rates
+from kvplan.analysis.prefix_cache import host_tier, prefix_cache, sustainable_rates
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.replica import Offload
 
@@ -74,3 +74,54 @@ def test_a_busy_link_has_a_queue() -> None:
     )
     assert 0.7 < link_share(slow) < 1.0
     assert slow.ttft_s > 5 * fast.ttft_s
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.parametrize("inclusive", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("times", [1.5, 3.0, 5.0])
+@pytest.mark.parametrize("part", [0.2, 0.35, 0.5, 0.65, 0.8])
+def test_so_they_are_at_every_load(
+    gap: str, inclusive: bool, overlap: bool, times: float, part: float
+) -> None:
+    hits_agree(GAPS[gap], tier_of(times, inclusive=inclusive, overlap=overlap), part, 20_000.0)
+
+
+@pytest.mark.parametrize(
+    ("times", "rate", "burst"), [(2, 4.4, 600), pytest.param(5, 6.5, 1500, marks=pytest.mark.nightly)]
+)
+def test_a_bound_on_the_wait_is_enough_to_recover(times: int, rate: float, burst: int) -> None:
+    """Where the wait stays below what the report names, without a cap on running requests."""
+    some = model(rate, Offload(times * GPU_TOKENS, 5e-6, overlap=False))
+    tier = host_tier(cached_replica(some), None)
+    assert tier is not None
+    assert tier.longest_wait_s is not None
+    found = serve(some, 4000.0, after_s=3000.0, seed=0, burst=burst, shed_after=tier.longest_wait_s)
+    assert found.waiting < 5
+    assert found.hit_ratio > 0.5
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("times", "rate"), [(2, 4.1), (2, 4.4), (5, 5.0), (5, 6.0)])
+def test_the_longest_wait_tells_bursts_apart(times: int, rate: float) -> None:
+    """A burst that leaves half as many waiting is survived, one that leaves three times as many is not."""
+    some = model(rate, Offload(times * GPU_TOKENS, 5e-6, overlap=False))
+    tier = host_tier(cached_replica(some), None)
+    assert tier is not None
+    assert tier.longest_wait_s is not None
+    waiting, fits = rate * tier.longest_wait_s, GPU_TOKENS / 3200
+    for part, back in ((0.5, True), (3.0, False)):
+        burst = round(0.8 * fits + part * waiting)
+        drained = [
+            serve(some, 5000.0, after_s=4500.0, seed=seed, burst=burst).waiting < 5 for seed in range(4)
+        ]
+        assert drained.count(back) >= 3
+
+
+@pytest.mark.nightly
+def test_a_link_that_is_too_slow_costs_more_than_it_brings() -> None:
+    """At 1 ms a token it would load for 1.3 s a request: a replica that serves 3 requests/s without it does not."""
+    slow = serve(model(3.0, Offload(3 * GPU_TOKENS, 1e-3)), 3000.0, after_s=1000.0, seed=2)
+    without = serve(model(3.0, None), 3000.0, after_s=1000.0, seed=2)
+    assert slow.waiting > 100 > without.waiting

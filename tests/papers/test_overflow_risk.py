@@ -12,7 +12,7 @@ import pytest
 from kv_paths import path
 
 from kvplan.analysis.equilibrium import equilibrium, load
-from kvplan.analysis.overflow import safety_buffer
+from kvplan.analysis.overflow import has_doubtful_tail, safety_buffer
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 
 WINDOWS = 10.0 * 3.0 ** np.arange(14)  # iterations
@@ -130,3 +130,26 @@ def test_the_risk_is_that_of_simulated_paths(name: str, work_rate: float, feedba
                 assert 2 / 3 * frequency <= risk(model, level, window)[1] <= 3 * frequency
                 compared += 1
     assert compared >= 8
+
+
+@pytest.mark.nightly
+def test_few_clusters_of_prompts_are_told() -> None:
+    """Where the saddlepoint is too small, and only there, it is said."""
+    wrong, told = {}, {}
+    for in_flight in (4, 16):
+        for work_rate in (0.4, 0.7):
+            model = Kind(alone(1155, 211), in_flight).model(work_rate, PROMPTS)
+            mean, spread = (
+                equilibrium(model).kv_tokens,
+                safety_buffer(model, delta=0.01, horizon_s=1.0).kv_std_tokens,
+            )
+            assert mean is not None
+            assert spread is not None
+            level = math.floor((mean + 3 * spread) / 16) * 16
+            seen = path(model, work_rate, [level], [1.0], 3_000_000, seed=1)
+            wrong[in_flight, work_rate] = (
+                not seen.exceeded[0] / 1.5 <= risk(model, level)[0] <= 1.5 * seen.exceeded[0]
+            )
+            told[in_flight, work_rate] = has_doubtful_tail(model)
+    assert wrong == told
+    assert set(told.values()) == {True, False}

@@ -13,18 +13,24 @@ from strategies import mix_model
 from tiers import at_night
 
 from kvplan.analysis.equilibrium import equilibrium, load, saturation
+from kvplan.analysis.nested import requirement
 from kvplan.analysis.overflow import safety_buffer
+from kvplan.analysis.segments import lengths_of, segments_of
 from kvplan.analysis.stability import stability
 from kvplan.analysis.wait import queue_at_start
 from kvplan.analysis.worst_cycle import worst_cycle
-from kvplan.model import IntArray, Plan, ServingModel, Timing
-from kvplan.simulation.engine import run
-from kvplan.simulation.initial_state import Setup
+from kvplan.model import FloatArray, IntArray, Plan, Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.options import Arrivals
+from kvplan.simulation.engine import bound, run
+from kvplan.simulation.experiments.load import Load
+from kvplan.simulation.experiments.options import chosen
+from kvplan.simulation.experiments.study import study
+from kvplan.simulation.initial_state import Setup, new_state
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, interleaved, poisson
-from kvplan.simulation.state import NOBODY, Group, List, Request, State, group_list
+from kvplan.simulation.state import NOBODY, Counter, Group, List, Request, State, group_list
 
 ITERATIONS = 1200  # of saturated runs; the first half is left out of what is measured
 
@@ -279,3 +285,134 @@ def test_usage_has_the_tail_of_the_formula(work_rate: float) -> None:
         assert needed is not None
         assert accepted / 1.3 - 2 * error[needed] < tail[needed] < accepted * 1.3 + 2 * error[needed]
         assert error[needed] < 0.25 * accepted
+
+
+@pytest.mark.parametrize("name", ["SIC s=2, d=4", "s=30, d=20", *at_night("SIC s=2, d=3")])
+def test_the_rate_cap_ends_a_collapse(name: str) -> None:
+    """On the worst cycle greedy gives way to the cap: within L - 1 iterations evictions are over."""
+    classes, memory = CYCLING[name]
+    model = mix_model(*classes, memory=memory)
+    (stages,), (footprint,) = model.mix.stages, model.mix.read.footprint
+    requests = endless(model, 240)
+    cap = (memory - float(model.mix.read.first[0]) - stages) / footprint  # whole requests never exceed memory
+    setup = prepared(model, "rate-limited", requests, beta=(cap,))
+    state = new_state(requests, model.timing, model.replica, setup, None)
+    greedy, capped = (bound(POLICIES[name].form_batch) for name in ("greedy", "rate-limited"))
+
+    def evictions_until(step: Any, iterations: int) -> int:
+        before = state.counter[Counter.EVICTED]
+        step(state, iterations, 10**6)
+        return int(state.counter[Counter.EVICTED] - before)
+
+    worst = worst_cycle(model, stability(model), None)
+    evictions_until(greedy, 60)
+    assert evictions_until(greedy, 120) == pytest.approx(60 * worst.evictions_per_iteration, rel=0.05)
+    evictions_until(capped, 120 + stages - 1)
+    assert evictions_until(capped, 240) == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "memory", "requests", "least_reduction"),
+    [
+        pytest.param((20, 21), 1900, 446_464, 100_000, 0.75, marks=pytest.mark.nightly),
+        ((100, 125), 600, 200_000, 10_000, 0.15),
+    ],
+)
+def test_mixing_evicts_less_and_serves_more(
+    lengths: tuple[int, int], tokens: int, memory: int, requests: int, least_reduction: float
+) -> None:
+    """SIC 6.2, Table 1: -94.2 % and -34.0 % evictions, more throughput in both, each device with the same work.
+
+    Inputs, memory and the number of requests are not legible in our copy of the paper. Here: for (20, 21) inputs above
+    the smallest stable one, and as many requests as it takes until the beginning, when memory fills at once, is
+    forgotten.
+    """
+    classes = tuple(RequestClass(str(d), tokens, (d,), (1.0,), 1.0) for d in lengths)
+    model = ServingModel(classes, Timing(0.0072, 0.124e-6), Replica(memory, prefill=Prefill.FUSED))
+    devices = []
+    for kept in ((0,), (1,), (0, 1)):
+        device, greedy = replace(model, classes=tuple(classes[i] for i in kept)), chosen(["greedy"], [])
+        found = study(device, Plan(), Load(Arrivals.SATURATED, requests), greedy, [0])
+        (result,), evicted = found.results, found.first[0].series.evictions
+        assert result.throughput_rps is not None
+        late = float(evicted[-1] - evicted[evicted.size // 2])
+        devices.append((result.evictions, late, result.throughput_rps))
+    one, other, mixed = devices
+    assert mixed[0] < (1 - least_reduction) * (one[0] + other[0]) / 2
+    assert mixed[2] > (one[2] + other[2]) / 2  # SegAvg of the paper
+    if lengths == (20, 21):  # nearly clean, once the beginning is forgotten
+        assert mixed[1] < 0.02 * (one[1] + other[1]) / 2
+
+
+def throughput_gaps(runs: list[tuple[Requests, Outcome]]) -> FloatArray:
+    """Mean over the runs of (tokens asked for - tokens of those completed)/T, by T.
+
+    What was asked for stands in for its mean ΣλdT: the same on average, without the chance of the arrivals.
+    """
+    total = np.zeros(TIMES.size)
+    for requests, outcome in runs:
+        late = np.where(np.isfinite(outcome.finish_s), outcome.finish_s, np.inf)
+        for i, until in enumerate(TIMES):
+            missing = (requests.arrival_s <= until) & (late > until)
+            total[i] += requests.decode_tokens[missing].sum() / until
+    return total / len(runs)
+
+
+@pytest.mark.parametrize(
+    ("model", "thresholds", "slope", "tolerance"),
+    [
+        pytest.param(ALONE, (2.0,), -1.0, 0.05, id="one class, feasible"),
+        pytest.param(TWO, (2.0, 2.0), -1.0, 0.05, id="two classes, feasible"),
+        pytest.param(ALONE, (1.0,), -0.5, 0.1, id="one class, equilibrium"),
+        pytest.param(TWO, (1.0, 1.0), -0.5, 0.1, id="two classes, equilibrium", marks=pytest.mark.nightly),
+    ],
+)
+def test_the_throughput_gap_of_wait(
+    model: ServingModel, thresholds: tuple[float, ...], slope: float, tolerance: float
+) -> None:
+    gaps = throughput_gaps(wait_runs(model, thresholds))
+    measured = np.polyfit(np.log(TIMES), np.log(gaps), 1)[0]
+    assert measured == pytest.approx(slope, abs=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("rates", "lengths", "s", "thresholds", "timing", "delta"),
+    [
+        ((4.0, 3.0, 3.0), (2, 4, 6), 2, (20, 13, 8), Timing(1.0, 0.0021), 0.1),
+        pytest.param(
+            *((400.0, 300.0, 200.0, 100.0), (20, 40, 80, 160), 10, (17, 11, 6, 3), Timing(0.01, 1e-7), 0.01),
+            marks=pytest.mark.nightly,
+        ),
+    ],
+    ids=["three lengths", "four classes"],
+)
+def test_the_memory_of_nested_wait_is_enough(
+    rates: tuple[float, ...],
+    lengths: tuple[int, ...],
+    s: int,
+    thresholds: tuple[int, ...],
+    timing: Timing,
+    delta: float,
+) -> None:
+    mixed = RequestClass("mixed", s, lengths, rates, sum(rates))
+    model = ServingModel((mixed,), timing, Replica(10**6, prefill=Prefill.INLINE))
+    iterations, runs = 10_000, 25
+    counts = np.array(thresholds, dtype=np.float64)[:, None]
+    segments = segments_of(lengths_of(model), [np.arange(len(lengths))])
+    filled_s = float((timing.d0 + (counts * segments.work).sum(axis=0))[0])
+    assert sum(rates) * filled_s < thresholds[0]
+    horizon = iterations * filled_s * (1 - 1e-9)
+    needs = requirement(segments, counts, delta=delta, horizon_s=horizon)
+    assert needs.iterations == iterations
+    peaks = np.empty(runs)
+    for seed in range(runs):
+        requests = poisson(model, np.random.default_rng(seed), requests=None, horizon_s=1.01 * horizon)
+        parameters = {"boundaries": tuple(map(float, lengths)), "thresholds": tuple(map(float, thresholds))}
+        outcome = simulated(
+            model, "nested-wait", requests, parameters=parameters, horizon_s=horizon, compile=True
+        )
+        assert outcome.iterations > 0.9 * iterations
+        peaks[seed] = outcome.kv_peak
+    assert np.mean(peaks > needs.total) <= delta
+    # the buffer is needed: filled segments and queues at their thresholds are less than most runs hold
+    assert np.median(peaks) > needs.base + needs.boundary

@@ -8,10 +8,12 @@ import pytest
 from command import run
 
 import kvplan
+from kvplan.ingest.trace.formats.servegen import _windows
 from kvplan.ingest.trace.replay import read_trace
 from kvplan.model import FloatArray
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
+SERVEGEN = DATA / "servegen/chunk-14-trace.csv"
 CODE = DATA / "azure-code/AzureLLMInferenceTrace_code.csv"
 CONVERSATION = DATA / "azure-conv/AzureLLMInferenceTrace_conv.csv"
 MOONCAKE = DATA / "mooncake-conversation/conversation_trace.first8000.jsonl"
@@ -97,3 +99,34 @@ def test_enough_is_enough_in_a_replay(tmp_path: Path, trace: Path, memory: int, 
         waits = first_tokens(tmp_path, profile, requests, parts)
         assert waits.size == requests[0].size
         assert np.percentile(waits, 95) <= LIMIT_S
+
+
+@pytest.mark.nightly
+def test_azures_code_trace_is_not_planned_as_poisson(tmp_path: Path) -> None:
+    """One replica would do if 2.566 requests/s came at random: its p95 is 1.4 s then, and 68 s in the replay."""
+    profile = fitted(tmp_path, CODE, 60_000)
+    assert replicas(profile) > 1
+    text = profile.read_text()
+    head, _, rest = text.partition("[workload]")
+    profile.write_text(f"{head}{rest[rest.index('[[classes]]') :]}")
+    assert replicas(profile) == 1
+    requests = columns(CODE)
+    assert np.percentile(first_tokens(tmp_path, profile, requests, dealt(requests, 1)[0]), 95) > 60
+
+
+def test_the_busiest_time_of_a_described_client_is_served(tmp_path: Path) -> None:
+    """ServeGen's client lists no requests: some of its busiest windows, drawn as it describes them, short requests."""
+    profile, limit_s = fitted(tmp_path, SERVEGEN, 60_000), 0.3
+    count = replicas(profile, limit_s=limit_s)
+    assert count > 1
+    model = kvplan.load(profile).model
+    _, rates, cvs, _ = _windows(SERVEGEN)
+    rng = np.random.default_rng(14)
+    busiest = np.argsort(rates)[-3:]
+    for window in busiest.tolist():
+        shape = 1 / cvs[window] ** 2
+        times = np.cumsum(rng.gamma(shape, 1 / shape / rates[window], int(rates[window] * 120)))
+        row = rng.choice(model.mix.share.size, times.size, p=model.mix.share)
+        requests = times, model.mix.input_tokens[row], model.mix.decode_tokens[row]
+        for parts in dealt(requests, count):
+            assert np.percentile(first_tokens(tmp_path, profile, requests, parts), 95) <= limit_s

@@ -62,3 +62,26 @@ def test_every_model_and_gpu_is_fitted_with_its_held_out_error(fits: dict[str, T
         assert held_out < 0.12
         errors.append(held_out)
     assert sum(errors) / 12 < 0.08
+
+
+@needs_run
+def test_what_half_a_run_cannot_tell_is_said(first_half: TimingFit) -> None:
+    """Memory was full from the fourth second on."""
+    assert first_half.envelope
+    assert 0.1 < first_half.trimmed_share <= 0.5
+    held_out = first_half.held_out_error(Kind.ITERATION)
+    assert held_out is not None
+    assert held_out < 0.05
+    assert any("too narrow a range to tell d1 from d0" in warning for warning in first_half.warnings)
+
+
+@needs_measurements
+def test_the_outliers_of_two_gpus_are_named(fits: dict[str, TimingFit]) -> None:
+    """Batches of 64 on two GPUs, faster than those of 32."""
+    for group, fit in fits.items():
+        lines = {outlier.line: outlier for outlier in fit.outliers if outlier.sequences == 64}
+        if group.endswith("TP2"):
+            assert len(lines) == 5
+            assert all(outlier.contradicts is not None for outlier in lines.values())
+        else:
+            assert not lines

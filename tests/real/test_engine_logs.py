@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvplan.ingest.engine_log import parse_engine_log
+from kvplan.ingest.engine_log import parse_engine_log, read_engine_log
 from kvplan.ingest.metrics import read_metrics
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/engine-logs"
@@ -68,3 +68,11 @@ def test_the_snapshot_of_metrics_gives_the_traffic_it_was_made_of(tmp_path: Path
     )
     decode = found.classes[0]
     assert np.average(decode.decode_tokens, weights=decode.decode_weights) == pytest.approx(211.1, rel=0.005)
+
+
+def test_of_all_of_them_in_one_file_the_last_counts() -> None:
+    found = read_engine_log(STARTUP)
+    assert (found.engine, found.memory_tokens) == ("TGI", 446_320)
+    (note,) = found.notes
+    assert note.startswith("9 KV capacities are stated one after the other; the last, in line 25, counts")
+    assert "23,648 tokens in line 3, 22,096 tokens in line 6, 2,042,016 tokens in line 9" in note

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.ingest.trace.fit import binned, distortion
+from kvplan.ingest.profile_text import composed
+from kvplan.ingest.trace.fit import binned, compact, distortion
 from kvplan.ingest.trace.replay import read_trace
+from kvplan.ingest.trace.text import traffic_part
 from kvplan.ingest.trace.traffic import measure
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import load_profile
@@ -87,3 +89,21 @@ def test_the_curve_of_mooncake_is_what_a_replica_finds_that_replays_it(memory_to
     curve = measure(MOONCAKE).prefixes
     assert curve is not None
     assert curve.found_by(memory_tokens) == pytest.approx(found, abs=0.002)
+
+
+def test_the_written_profile_of_azure_conv_keeps_it_too(like: ServingModel) -> None:
+    traffic = measure(AZURE)
+    base = load_profile(None, stdin=BytesIO())
+    fitted = composed(base, [traffic_part(traffic, binned(traffic), base.model)], source="x")
+    kept = distortion(traffic, fitted.model.classes, like)
+    assert (kept.stable, kept.trace_stable) == (True, True)
+    assert kept.gap == pytest.approx(kept.trace_gap, rel=0.05)
+    assert abs(kept.footprint) < 0.003
+    assert abs(kept.variance) < 0.01
+
+
+def test_few_fixed_lengths_turn_azure_conv_unstable_and_that_is_seen(like: ServingModel) -> None:
+    traffic = measure(AZURE)
+    for k in (1, 4):
+        kept = distortion(traffic, compact(traffic, k), like)
+        assert (kept.trace_stable, kept.stable) == (True, False)

@@ -1,11 +1,11 @@
 """What is shipped of GPUs and engines is what the sweeps teach, and foretells models they do not have."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from learn_roofline import SWEEPS, Ratio, bands, factors, gpus, held_out, read_points, ttft_factors
+from learn_roofline import SWEEPS, Ratio, bands, factors, gpus, held_out, left_out, read_points, ttft_factors
 from scoreboard.learning import Load, learn
 
 from kvplan.ingest.model.config import read_model
@@ -85,3 +85,16 @@ def test_a_run_is_foretold_without_any_measurement(run: str, gpu: str, max_num_s
     assert result.makespan_s == pytest.approx(makespan_s, rel=off)
     assert result.e2e_s.mean == pytest.approx(e2e_s, rel=off)
     assert found.band[0] < makespan_s / result.makespan_s < found.band[1]
+
+
+@needs_sweeps
+def test_nothing_is_learnt_from_the_model_that_is_left_out(points: list[Load]) -> None:
+    model = "Qwen/Qwen3-32B"
+    slower = [
+        replace(point, ttft_s=3 * point.ttft_s, tpot_s=3 * point.tpot_s)
+        if point.configuration.model == model
+        else point
+        for point in points
+    ]
+    thrice, once = left_out(slower, model), left_out(points, model)
+    assert [ratio.tpot for ratio in thrice] == pytest.approx([3 * ratio.tpot for ratio in once])

@@ -1,21 +1,31 @@
 """The scoreboard: nothing gets worse, and what is foretold does not depend on what was measured of it."""
 
+import csv
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from scoreboard import cached, rates, replays, sweeps
+from scoreboard import cached, rates, replays, sweeps, tables
 from scoreboard.catalogue import RUNS
-from scoreboard.record import Off, RealRun, Row
-from scoreboard.score import Scoreboard, foretell, standings
+from scoreboard.hidden import Hidden
+from scoreboard.record import Bound, Off, RealRun, Row
+from scoreboard.score import Scoreboard, foretell, scored, standings
 from tiers import at_night
 
+from kvplan.api.results import Sweep
+from kvplan.ingest.model.config import read_model
+from kvplan.ingest.timing.reading import read_samples
+from kvplan.ingest.timing.samples import Samples
 from kvplan.units import format_number, format_percent
+
+SOME = slice(4, None, 18)  # five configurations, of five models and three engines
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
 QUICK = ("rates-h100", "prefix-cache-h100", "vllm-rtx4090", "vllm-rtxpro6000", "vllm-watermark")
@@ -151,3 +161,86 @@ def test_the_second_half_of_a_run_does_not_matter(run: Any, tmp_path: Path) -> N
     makespan, slower = rows[-1], others[-1]
     assert makespan.foretold == slower.foretold
     assert slower.measured > 2 * makespan.measured
+
+
+@pytest.mark.nightly
+@needs_sweeps
+def test_a_few_sweeps_are_foretold() -> None:
+    """High concurrencies from low ones, so that a change for the worse is seen at once; all of them run at night."""
+    every = sweeps.read(DATA)
+    rows = sweeps.rows_of(every._replace(every=every.every[SOME]), sweeps.high_from_low)
+    for quantity, most in (("TPOT", 0.08), ("TTFT", 0.45)):
+        found = scored(Bound(quantity=quantity, recorded=most), rows)
+        assert found.configurations == 5
+        assert found.as_recorded, found
+
+
+def with_sweeps(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    path = folder / sweeps.FILE
+    path.parent.mkdir(parents=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+@needs_sweeps
+@pytest.mark.parametrize("splits", [sweeps.high_from_low, *at_night(sweeps.each_shape)])
+def test_points_of_a_sweep_that_are_held_out_do_not_matter(splits: sweeps.Splits, tmp_path: Path) -> None:
+    """They are a thousand times as slow, which changes nothing but what is measured."""
+    with (DATA / sweeps.FILE).open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    before = sweeps.read(DATA)
+    index = next(i for i, sweep in enumerate(before.every) if sweep.deployment.model == "Qwen/Qwen3-32B")
+    number, (_, hidden) = list(enumerate(splits(before.every[index])))[-1]
+    out = {point.line for point in hidden.loads.points}
+    nonsense = [
+        {**row, **{name: 1e3 * float(row[name]) for name in ("ttft_ms", "tpot_ms")}} if line in out else row
+        for line, row in enumerate(lines, 2)
+    ]
+    after = sweeps.read(with_sweeps(tmp_path, nonsense))
+
+    def only(sweep: Sweep) -> Iterator[tuple[Sweep, Hidden]]:
+        yield list(splits(sweep))[number]
+
+    rows, others = (
+        list(sweeps.rows(some.every[index], some.prior(some.every[index].deployment), only, ""))
+        for some in (before, after)
+    )
+    assert foretold(rows) == foretold(others) != []
+    assert all(other.measured != row.measured for row, other in zip(rows, others, strict=True))
+
+
+@pytest.mark.nightly
+@needs_sweeps
+def test_a_prior_is_not_learnt_from_its_own_model(tmp_path: Path) -> None:
+    with (DATA / sweeps.FILE).open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    before = sweeps.read(DATA)
+    of = next(s.deployment for s in before.every if s.deployment.model.startswith("deepseek-ai/DeepSeek-V3"))
+    other = next(s.deployment for s in before.every if s.deployment.model == "openai/gpt-oss-120b")
+    mine = {read_model(of.model).name}
+    slower = [
+        {**row, "tpot_ms": 3 * float(row["tpot_ms"])} if read_model(row["model"]).name in mine else row
+        for row in lines
+    ]
+    known = before.prior(of), before.prior(other)
+    after = sweeps.read(with_sweeps(tmp_path, slower))
+    assert after.prior(of) == known[0]
+    assert after.prior(other) != known[1]
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not tables.SPLITWISE.has_data(DATA), reason="the table is not here")
+def test_settings_of_a_fold_do_not_matter() -> None:
+    samples = next(some for some in read_samples(DATA / tables.FILE) if isinstance(some, Samples))
+    rows = {row.load: row for row in tables.rows(samples)}
+    of = list(rows)[len(rows) // 2]
+    kv, prefill, sequences = (float(part.split()[0]) for part in of.split(", "))
+    alike = (samples.kv_tokens == kv) & (samples.prefill_tokens == prefill) & (samples.sequences == sequences)
+    assert alike.any()
+    slower = replace(samples, seconds=np.where(alike, 1.03 * samples.seconds, samples.seconds))
+    others = {row.load: row for row in tables.rows(slower)}
+    assert others[of].foretold == rows[of].foretold
+    assert others[of].measured == pytest.approx(1.03 * rows[of].measured)

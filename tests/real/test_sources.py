@@ -1,5 +1,6 @@
 """Recorded runs and sweeps, read as their files have them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +94,28 @@ def test_half_a_rebuilt_series_foretells_the_rest() -> None:
     )  # usage of an idle second
     assert isinstance(empty, Samples)
     assert held_out(empty) > 0.13
+
+
+@needs_reports
+def test_the_table_of_the_reports_says_what_they_say() -> None:
+    by_variant = {
+        sweep.group: sweep for sweep in read_samples(REPORTS / "sweeps.csv") if isinstance(sweep, Sweep)
+    }
+    assert len(by_variant) == 3
+    for variant, sweep in by_variant.items():
+        for told, own in zip(sweep.points, points(variant), strict=True):
+            assert told.concurrency == own.concurrency
+            assert told.rate_rps == own.rate_rps
+            assert told.tpot_s == pytest.approx(own.tpot_s, rel=1e-9)
+            assert told.ttft_s == pytest.approx(own.ttft_s, rel=1e-9)
+
+
+@needs_runs
+def test_lives_of_half_the_requests_foretell_those_of_the_rest() -> None:
+    """Of the run without preemptions, by the order in which they were done."""
+    (lives,) = read_samples(WITHOUT / "requests.jsonl")
+    assert isinstance(lives, Samples)
+    assert lives.requests is not None
+    order = np.argsort(lives.requests.last_token_s)
+    columns = ("kv_tokens", "prefill_tokens", "sequences", "seconds", "line")
+    assert held_out(replace(lives, **{name: getattr(lives, name)[order] for name in columns})) < 0.02

@@ -49,3 +49,15 @@ def test_other_files_are_refused_by_their_first_line(name: str) -> None:
     with pytest.raises(UsageError) as refusal:
         read_trace(path)
     assert str(refusal.value).startswith(f"{path}:1: ")
+
+
+def test_the_measured_vllm_run_has_all_its_requests() -> None:
+    """300 requests at about ten a second."""
+    trace = read_trace(existing("vllm-rtx4090/requests.jsonl"))
+    requests = trace.requests
+    assert trace.notes == ()
+    assert requests.arrival_s.size == 300
+    assert requests.arrival_s[:2].tolist() == [0.0, 0.265091]
+    assert 299 / requests.arrival_s[-1] == pytest.approx(10, abs=0.5)
+    assert (requests.input_tokens[0], requests.decode_tokens[0]) == (2358, 531)
+    assert (requests.input_tokens[-1], requests.decode_tokens[-1]) == (582, 768)
