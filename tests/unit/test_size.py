@@ -7,7 +7,7 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 53_800,  # to become 44,200
+    "kvplan": 53_750,  # to become 44,200
     "kvplan/analysis": 7_000,  # to become 6,300
     "kvplan/ingest": 10_250,  # to become 7,600
     "kvplan/simulation": 9_200,  # to become 7,800
@@ -24,7 +24,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 850,  # to become 700
     "kvplan/profile": 2_300,  # to become 1,600
     "kvplan/model": 2_700,  # to become 2,300
-    "tests": 37_300,  # to become 30,000
+    "tests": 38_100,  # to become 30,000
     "tests/golden": 3_500,
     "docs": 3_000,
 }
