@@ -156,7 +156,10 @@ def _processes(workers: int) -> Iterator[Engine]:
             raise BrokenProcessPool("the process that forks workers died") from error
         raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        try:
+            pool.shutdown(wait=True, cancel_futures=True)
+        except ConnectionError as error:  # who was to be told to end has died
+            raise BrokenProcessPool("a worker died") from error
 
 
 def _prepare_worker() -> None:
