@@ -83,9 +83,8 @@ class CachedReplica:
     # a closed population, whose rate follows from how long they wait; None: requests come at their rate
     users: int | None = None
     think_s: float = 0.0  # of each user on average, after every answer
-    wait_s: float = (
-        0.0  # in the queue: part of a gap that begins with an answer, since nothing is looked up before
-    )
+    # in the queue: part of a gap that begins with an answer, since nothing is looked up before
+    wait_s: float = 0.0
 
     stages = _Mean("stages")  # iterations a request
     held = _Mean("held")  # memory, KV token-iterations a request

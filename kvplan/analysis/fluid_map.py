@@ -28,9 +28,8 @@ _LAYERS = 16  # an iteration on average that there is room for at first
 _PROBES = 32
 _TABLED_STEPS = 2  # weights of layers that take as long as a row
 _PERIOD_TOLERANCE = 1e-9  # of n*, between one period and the next
-_REST_TOLERANCE = (
-    2e-3  # of n*, between the mean throughputs of two parts of a run that does not repeat itself
-)
+# of n*, between the mean throughputs of two parts of a run that does not repeat itself
+_REST_TOLERANCE = 2e-3
 _INCOMMENSURABLE = 0.6180339887498949
 _DISTURBANCE = 0.2
 _DOUBLINGS, _LONGER = 5, 1.5  # of a run that has not settled; times, less is not worth another run

@@ -28,9 +28,8 @@ from kvplan.units import format_number, format_percent, format_seconds, format_t
 from kvplan.version import __version__
 
 _OFF = 0.02  # by which two figures of one thing may differ without a word
-_LONGEST_LINE = (
-    100_000  # characters; the time that a label takes the library grows with the square of its length
-)
+# characters; the time that a label takes the library grows with the square of its length
+_LONGEST_LINE = 100_000
 _SHOWN = 60  # characters of a line in a message
 _NAMED, _LONGEST_NAME = 8, 100  # models that a message names
 _MODEL = ("model_name", "model")

@@ -53,9 +53,8 @@ def _is_a_model(start: Beginning) -> bool:
     return len(_MODEL_KEYS & (start.values or {}).keys()) >= _FEWEST
 
 
-_ALONE: tuple[
-    Reader[Any], ...
-] = (  # what they recognise is nothing else: a profile quotes what it was made of
+# what they recognise is nothing else: a profile quotes what it was made of
+_ALONE: tuple[Reader[Any], ...] = (
     *DESCRIPTIONS,
     Reader("profile", FileKind.PROFILE, _is_a_profile, parse_profile),
 )

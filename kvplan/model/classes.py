@@ -33,9 +33,8 @@ class RequestClass:
     sessions: Sessions | None = None  # the requests are the turns of these; None: they are strangers
     prompts: tuple[Prompt, ...] = ()  # that differ, in place of `input_tokens` alone
     longest: int = 0  # KV tokens of the longest just before it completes, where prompts are means of several
-    input_law: Lengths | None = (
-        None  # that runs draw from, where `prompts` are fewer lengths to count with ...
-    )
+    # that runs draw from, where `prompts` are fewer lengths to count with ...
+    input_law: Lengths | None = None
     decode_law: Lengths | None = None  # ... and where `decode_tokens` are
 
     @property

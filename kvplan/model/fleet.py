@@ -33,9 +33,8 @@ class Fleet:
     decode: int = 0  # ... and that generate; 0 of both where replicas do both
     replicas: int = 0  # that do both; 0 where prefill and decode are apart
     routing: Routing = Routing.LEAST_REQUESTS  # to replicas; to those of either side where they are apart
-    transfer_bytes_per_s: float | None = (
-        None  # of a prompt's KV cache, from side to side; None: it takes no time
-    )
+    # of a prompt's KV cache, from side to side; None: it takes no time
+    transfer_bytes_per_s: float | None = None
     bytes_per_token: float | None = None  # of KV cache, of pool tokens where layers differ
     prefill_on: Hardware | None = None  # None: as those that do both
     decode_on: Hardware | None = None

@@ -85,9 +85,8 @@ class KvLayout:
 
     layers: tuple[Layers, ...]
     block_tokens: int
-    state_blocks: int = (
-        1  # of a request in each group of states: one more with prefix caching, and for each draft
-    )
+    # of a request in each group of states: one more with prefix caching, and for each draft
+    state_blocks: int = 1
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -16,12 +16,10 @@ class Offload:
 
     memory_tokens: int  # that it holds
     load_s: float  # of the link to the GPU, for a token
-    inclusive: bool = (
-        True  # every full block is written to it as it is computed; else only what the GPU throws away
-    )
-    overlap: bool = (
-        True  # requests wait for their loads while others run; else loads are part of the iteration
-    )
+    # every full block is written to it as it is computed; else only what the GPU throws away
+    inclusive: bool = True
+    # requests wait for their loads while others run; else loads are part of the iteration
+    overlap: bool = True
     memory_bytes: int = 0  # as an engine is told; 0 where nothing says it
 
     def reach_tokens(self, gpu_tokens: int) -> int:
@@ -40,9 +38,8 @@ class Replica:
     max_num_batched_tokens: int | None = None
     gpus: int = 1
     prefix_caching: bool = True
-    layout: KvLayout | None = (
-        None  # of layers of several kinds: memory is in pool tokens, blocks are the pages
-    )
+    # of layers of several kinds: memory is in pool tokens, blocks are the pages
+    layout: KvLayout | None = None
     offload: Offload | None = None  # host memory behind the prefix cache
 
     @property

@@ -51,9 +51,8 @@ class ServingModel:
     timing: Timing
     replica: Replica
     schedule: "Schedule | None" = None  # multiplies the rates of classes where they vary over time
-    request_overhead_s: float = (
-        0.0  # outside the engine (tokeniser, HTTP): of TTFT and E2E, and of no iteration
-    )
+    # outside the engine (tokeniser, HTTP): of TTFT and E2E, and of no iteration
+    request_overhead_s: float = 0.0
     measured: MeasuredRange = field(default_factory=MeasuredRange)  # of the timing
     provenance: Provenance = field(default_factory=Provenance)
     # points (cache tokens, hit ratio) of a trace, ascending, in place of all that classes share and reuse

@@ -28,9 +28,8 @@ from kvplan.study.objectives import State
 PARTS = 24  # of a period
 LOAD_S = 120.0  # from the start of a replica until it serves, where nobody says
 WINDOW_S, LOOK_S = 120.0, 15.0  # of the rate that an autoscaler looks at, and between two looks
-HYSTERESIS = (
-    0.8  # of the rate above which a replica is added: all that the others may carry once one is removed
-)
+# of the rate above which a replica is added: all that the others may carry once one is removed
+HYSTERESIS = 0.8
 _PRECISE = 0.01  # of the rate that a replica serves
 _LESS = 0.98  # times that rate, where long runs do not confirm it
 _MOST_REQUESTS, _MOST_STARTS = 5_000_000, 10_000  # of a period that is simulated

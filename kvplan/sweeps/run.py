@@ -95,7 +95,7 @@ def _work(
         try:
             with start() as engine:
                 _give_out(definition, results, engine, begun, progress)
-        except (BrokenProcessPool, BrokenPipeError):  # the pipe to a worker that died
+        except BrokenProcessPool:
             deaths = 0 if results.done > before else deaths + 1
             if deaths >= _DEATHS:
                 raise EngineError(

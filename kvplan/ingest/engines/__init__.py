@@ -48,22 +48,18 @@ class EngineLog(NamedTuple):
 
     engine: str
     looked_for: str  # its statements of a capacity, as a message lists them
-    words: tuple[
-        str, ...
-    ]  # a line without any says nothing; looking for them is far cheaper than the expressions
+    # a line without any says nothing; looking for them is far cheaper than the expressions
+    words: tuple[str, ...]
     capacities: tuple[Capacity, ...]
-    limits: tuple[
-        tuple[str, re.Pattern[str]], ...
-    ] = ()  # by name; of two in a line the later in this list counts
+    # by name; of two in a line the later in this list counts
+    limits: tuple[tuple[str, re.Pattern[str]], ...] = ()
     start: str = ""  # an expression for the line that begins a start
     limits_follow: bool = False  # the capacity too
-    hit_rate: re.Pattern[str] | None = (
-        None  # percent of prompt tokens that the prefix cache found, time and again
-    )
+    # percent of prompt tokens that the prefix cache found, time and again
+    hit_rate: re.Pattern[str] | None = None
     computed_and_found: re.Pattern[str] | None = None  # prompt tokens of a batch
-    concurrency: re.Pattern[str] | None = (
-        None  # a length and how many requests of it fit, right after the capacity
-    )
+    # a length and how many requests of it fit, right after the capacity
+    concurrency: re.Pattern[str] | None = None
     accepted: re.Pattern[str] | None = None  # tokens drafted since the last, and shares of drafts by position
     unified: re.Pattern[str] | None = None  # layers of several kinds all get the memory of full attention
     block_tokens: int = 1  # of a block, where the log does not say
@@ -93,9 +89,8 @@ class EngineMetrics(NamedTuple):
     generation: str
     requests: tuple[str, ...]
     preemptions: tuple[str, ...]
-    hits: tuple[
-        tuple[str, str], ...
-    ]  # counters of prompt tokens that the prefix cache found, and of those looked up
+    # counters of prompt tokens that the prefix cache found, and of those looked up
+    hits: tuple[tuple[str, str], ...]
     hit_rates: tuple[str, ...]  # gauges of what it finds
     drafts: (
         tuple[str, str] | None

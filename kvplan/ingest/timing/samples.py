@@ -85,9 +85,8 @@ class Point:
     concurrency: int | None = None  # requests in flight; None where they arrived at a rate
     rate_rps: float | None = None  # offered; None in a closed loop
     evenly: bool = False  # at equal gaps, and not at random
-    in_midst: bool = (
-        False  # the first of a closed loop are anywhere in their answers, and do not begin together
-    )
+    # the first of a closed loop are anywhere in their answers, and do not begin together
+    in_midst: bool = False
     requests: int | None = None  # that were measured
     ttft_s: float | None = None
     tpot_s: float | None = None  # (E2E - TTFT) / (generated tokens - 1)

@@ -33,9 +33,8 @@ class Job(NamedTuple):
     scenario: Scenario
     horizon_s: float | None = None
     spans: Spans | None = None  # of time, in which sums are kept apart
-    open_s: Sequence[
-        tuple[float, float]
-    ] = ()  # when replicas of a fleet take requests, where it is not always
+    # when replicas of a fleet take requests, where it is not always
+    open_s: Sequence[tuple[float, float]] = ()
 
     @property
     def policy(self) -> Policy:
