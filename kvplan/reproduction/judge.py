@@ -145,9 +145,9 @@ def _mean(places: Sequence[Place], seed: int) -> Measured:
 
 
 def _of_seed(document: Mapping[str, Any], key: str, seed: int) -> Measured:
-    """What is not simulated is the same for every seed."""
+    """What is not simulated, and what has no chance in it, is the same for every seed."""
     if "seeds" in document:
-        document = document["seeds"][seed]
+        document = document["seeds"][seed if len(document["seeds"]) > 1 else 0]
     value = value_at(document, key)
     if value is None:
         raise ValueError(f"{key}: there is no such figure")
