@@ -12,8 +12,7 @@ from kvplan.analysis.speculative import Speculative
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
 from kvplan.report.assembly import Report
 from kvplan.report.inputs import range_text
-from kvplan.report.keys import BLOCKS, CONTRACT
-from kvplan.report.keys.record import probability
+from kvplan.report.keys import BLOCKS, CONTRACT, probability
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Basis
 from kvplan.show.page import (
