@@ -11,24 +11,11 @@ from kvplan.report.assembly import Report, to_document
 from kvplan.report.inputs import headroom_range_text
 from kvplan.report.words import Basis
 from kvplan.show.chart import Chart
-from kvplan.show.page import (
-    Block,
-    Document,
-    Section,
-    Table,
-    origin,
-    table,
-)
+from kvplan.show.page import Block, Document, Section, Table, origin, table
 from kvplan.show.sections import BASIS, FIGURES, SECTIONS, figure_row, lever_text, rate_text, times_of
 from kvplan.show.view import View
 from kvplan.study.operating_point import Latency
-from kvplan.units import (
-    ABSENT,
-    format_number,
-    format_percent,
-    format_seconds,
-    format_tokens,
-)
+from kvplan.units import ABSENT, format_number, format_percent, format_seconds, format_tokens
 
 _MOST_LISTED = 8  # thresholds of the first screen
 
@@ -53,11 +40,7 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
     >>> document.summary.rows[0]
     ('Headroom', '+11.1%', 'theorem')
     """
-    asked = {
-        "kv_layout": report.kv_layout,
-        "speculative": report.speculative,
-        "fleet": report.fleet,
-    }
+    asked = {"kv_layout": report.kv_layout, "speculative": report.speculative, "fleet": report.fleet}
     known = [key for key in SECTIONS if asked.get(key, key) is not None]
     for key in sections or ():
         if key not in known:
@@ -199,10 +182,9 @@ def latency_in_short(report: Report) -> Iterator[tuple[str, str, Basis]]:
     if found.reason is not None:
         yield "Latency", found.reason, basis
         return
-    for name, key, one in times_of(found):
-        if one.mean is not None:
-            figures = (f"{figure} {_known(found, key, figure)}" for figure in ("mean", "p95", "p99"))
-            yield name, ", ".join(figures), basis
+    for name, key, _ in times_of(found):
+        figures = (f"{figure} {_known(found, key, figure)}" for figure in ("mean", "p95", "p99"))
+        yield name, ", ".join(figures), basis
     worst = found.worst_part
     if worst is not None:
         when = f"{format_seconds(worst.begin_s)} to {format_seconds(worst.end_s)}"
