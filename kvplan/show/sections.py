@@ -5,15 +5,14 @@ from operator import attrgetter, itemgetter
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from kvplan.analysis.equilibrium import is_time
 from kvplan.analysis.nested import NestedWait
 from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.prefix_cache import CacheState
-from kvplan.analysis.records import Lever
 from kvplan.analysis.speculative import Speculative
 from kvplan.analysis.wait import ClassWait, DialRow
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
 from kvplan.report.assembly import Report
+from kvplan.report.first_screen import rate_text, times_of
 from kvplan.report.inputs import range_text
 from kvplan.report.keys import BLOCKS, CONTRACT, Kind, probability
 from kvplan.report.notes import Source
@@ -32,13 +31,12 @@ from kvplan.show.page import (
     tabulate,
     words,
 )
-from kvplan.study.operating_point import ClassLatency, Distribution, Latency, Status, WorstPart
+from kvplan.study.operating_point import Distribution, Status
 from kvplan.units import (
     ABSENT,
     format_bytes,
     format_number,
     format_percent,
-    format_rate,
     format_seconds,
     format_tokens,
 )
@@ -50,36 +48,6 @@ _NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alon
 _NOT_BESIDE = "Not {} beside drafts or layers of several kinds."
 _NO_WARM_CACHE = "No state of a warm cache lasts at the offered load."
 _NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals, or all but as long."
-_LEVERS = {
-    "memory_tokens": "KV memory",
-    "d0": "d0 (fixed time)",
-    "d1": "d1 (KV reads)",
-    "d2": "d2 (prefill)",
-    "d3": "d3 (sequences)",
-    "d4": "d4 (√sequences)",
-    "d5": "d5 (beyond the knee)",
-}
-
-
-Time = tuple[str, str, Distribution]
-
-
-def times_of(found: Latency | WorstPart | ClassLatency) -> list[Time]:
-    """List the times that there are: name, key, and what is known of it."""
-    gaps = Distribution() if isinstance(found, ClassLatency) else found.itl_s
-    times = (
-        ("TTFT", "ttft_s", found.ttft_s),
-        ("ITL", "itl_s", gaps),
-        ("TPOT", "tpot_s", found.tpot_s),
-        ("E2E", "e2e_s", found.e2e_s),
-    )
-    return [time for time in times if time[2].mean is not None]
-
-
-def lever_text(lever: Lever) -> str:
-    """What to change, as an operator would: limits are raised, times shortened."""
-    how = "shorter" if is_time(lever.name) else "more"
-    return f"10% {how} {_LEVERS.get(lever.name, lever.name)} serves {format_percent(lever.gain, signed=True)}"
 
 
 def _times(begin: int = 0) -> Columns[tuple[Any, ...]]:
@@ -525,10 +493,6 @@ def _entries(report: Report, basis: Basis, key: str, *beside: tuple[Column, Sequ
 
 def _cut(columns: Columns[_Row], rows: Iterable[_Row]) -> Table:
     return tabulate(columns, rows, MAX_ROWS, "… {} more; see --format json")
-
-
-def rate_text(value: float | None) -> str:
-    return format_rate(value, "requests")
 
 
 def _unit(value: float | None, unit: str) -> str:
