@@ -17,7 +17,7 @@ from kvplan.report.words import Status
 from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.simulation.policies.parameters import SEQUENCES, SHED_AFTER, TOKENS
 from kvplan.study.advice import ADMISSION, WATERMARK, Advice
-from kvplan.study.protection import SEATS
+from kvplan.study.warm_cache import SEATS
 from kvplan.units import format_number, format_seconds
 
 

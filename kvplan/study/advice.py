@@ -20,7 +20,6 @@ from kvplan.simulation.experiments.runner import at_once
 from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.operating_point import Observation, OperatingPoint, Status, observe
-from kvplan.study.protection import SEATS, Gained, Setting, protection
 from kvplan.study.recovery import (
     BATCHES,
     Recovery,
@@ -32,6 +31,7 @@ from kvplan.study.recovery import (
     weights_of,
 )
 from kvplan.study.sample import Ratio
+from kvplan.study.warm_cache import SEATS, Gained, Setting, protection
 from kvplan.study.windows import Trend
 
 WATERMARK, ADMISSION = "watermark", "admission"  # parameters of policies

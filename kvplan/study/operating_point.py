@@ -355,7 +355,7 @@ def _window(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, s
     names = tuple(c.name for c in model.classes) if load.trace is None else ("trace",)
     requests = generate(model, load, seed)
     job = Job(settings, Scenario(model, plan, requests, names, seed), end_s, spans)
-    return window(requests, job.run(lambda _: True, None, True), spans)
+    return window(requests, job.run(), spans)
 
 
 def _replayed(model: ServingModel, plan: Plan, settings: Settings, runs: int) -> Observation:
@@ -377,7 +377,7 @@ def _end_s(model: ServingModel, plan: Plan, settings: Settings, seed: int) -> fl
     """Return when the last request of a trace is done."""
     requests = generate(model, Load().on(model), seed)
     job = Job(settings, Scenario(model, plan, requests, ("trace",), seed))
-    return job.run(lambda _: True, None, True).end_s
+    return job.run().end_s
 
 
 def unsettled(sample: Sample) -> tuple[str, ...]:
