@@ -56,24 +56,13 @@ _SEED, _FRESH = (39, 1), (39, 2)
 
 
 class Advice(NamedTuple):
-    """Settings that gain something, together.
-
-    Attributes
-    ----------
-    gain_backlogged
-        Of the rate that a replica under a backlog serves, relative.
-    sustains_offered
-        Whether a backlog drains at the offered rate, from the worst of all starts.
-    needs_version
-        Of the engine; None: any.
-    ttft_p95_s_without, ttft_p95_s_with
-        At the offered rate, by runs with the same arrivals; None where the queue grows, or it is not settled.
-    """
+    """Settings that gain something, together."""
 
     settings: tuple[Setting, ...]
-    gain_backlogged: float
-    sustains_offered: bool
-    needs_version: str | None
+    gain_backlogged: float  # of the rate that a replica under a backlog serves, relative
+    sustains_offered: bool  # a backlog drains at the offered rate, from the worst of all starts
+    needs_version: str | None  # of the engine; None: any
+    # at the offered rate, by runs with the same arrivals; None where the queue grows, or it is not settled
     ttft_p95_s_without: float | None
     ttft_p95_s_with: float | None
 

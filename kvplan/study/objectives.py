@@ -44,24 +44,18 @@ class Objective(Protocol):
 
 
 class Decision(NamedTuple):
-    """An objective and how it stands.
-
-    Attributes
-    ----------
-    value, low, high
-        The figure and its 95 % interval, the ends of which are None where the runs do not show them, and where there
-        is a single replay of a trace; all None where no request has the figure, or the queue grows.
-    share, width, allowed
-        Of the values, those beyond the limit, how far off that may be either way, and how many may be; of a mean, the
-        mean as a multiple of its limit, where 1 is allowed.
-    """
+    """An objective and how it stands."""
 
     key: str
     limit: float
     state: State
+    # the figure and its 95 % interval, without ends of one replay of a trace, and where the runs do not show them;
+    # all None where no request has the figure, or the queue grows
     value: float | None
     low: float | None
     high: float | None
+    # of the values, those beyond the limit, how far off that may be either way, and how many may be; of a mean, the
+    # mean as a multiple of its limit, where 1 is allowed
     share: float
     width: float
     allowed: float

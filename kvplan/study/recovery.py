@@ -50,26 +50,15 @@ _SEED = (39,)
 
 
 class Recovery(NamedTuple):
-    """The rate up to which a backlog drains, and what a saturated replica was seen to serve.
+    """The rate up to which a backlog drains, and what a saturated replica was seen to serve."""
 
-    Attributes
-    ----------
-    rate_rps
-        At most the sustainable rate, and below `served_rps` by three standard errors, half a per cent at least.
-    served_rps, standard_error_rps, start
-        From the worst start, which has a name; None where no run was needed.
-    settled
-        Whether the budget sufficed.
-    reason
-        Why there is no rate; None where there is.
-    """
-
+    # at most the sustainable rate, and below `served_rps` by three standard errors, half a per cent at least
     rate_rps: float | None
-    served_rps: float | None = None
+    served_rps: float | None = None  # from the worst start; None where no run was needed
     standard_error_rps: float = 0.0
-    start: str = ""
-    settled: bool = True
-    reason: str | None = None
+    start: str = ""  # its name
+    settled: bool = True  # whether the budget sufficed
+    reason: str | None = None  # why there is no rate
 
 
 def recovery(model: ServingModel, settings: Settings) -> Recovery:

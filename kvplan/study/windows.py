@@ -78,37 +78,24 @@ LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 
 @dataclass(frozen=True)
 class Window:
-    """What a run showed from `begin_s` on, in batches of equal time.
-
-    Attributes
-    ----------
-    batch : ndarray of int64, shape (n_completed,)
-        In which each request was done, of those that were.
-    values : mapping of ndarray, shape (n_completed,)
-        TTFT, TPOT and E2E of each, seconds; TPOT is NaN where there is one token.
-    sums : ndarray, shape (n_batches, n_columns)
-        As `kvplan.simulation.state.State.span`.
-    gaps : ndarray of int64, shape (n_batches, GAPS)
-        Times between two tokens of a request.
-    arrived, iterations, recomputed_tokens, computed_tokens
-        Before the window too.
-    stuck
-        Nothing could complete any more.
-    """
+    """What a run showed from `begin_s` on, in batches of equal time."""
 
     begin_s: float
     width_s: float
+    # shape (n_completed,): the batch in which each request was done; TTFT, TPOT and E2E, seconds, TPOT NaN of a single
+    # token; class; evictions
     batch: IntArray
     values: Mapping[str, FloatArray]
     class_index: IntArray
     evictions: IntArray
-    sums: FloatArray
-    gaps: IntArray
+    sums: FloatArray  # shape (n_batches, n_columns), as `kvplan.simulation.state.State.span`
+    gaps: IntArray  # shape (n_batches, GAPS): times between two tokens of a request
+    # before the window too
     arrived: int
     iterations: int
     recomputed_tokens: int
     computed_tokens: int
-    stuck: bool
+    stuck: bool  # nothing could complete any more
 
     @property
     def batches(self) -> int:
