@@ -17,6 +17,7 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.backlog import Backlog, Means
 from kvplan.simulation.experiments.runner import at_once
+from kvplan.simulation.intervals import Ratio, Trend
 from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.operating_point import Observation, OperatingPoint, Status, observe
@@ -30,9 +31,7 @@ from kvplan.study.recovery import (
     uncached,
     weights_of,
 )
-from kvplan.study.sample import Ratio
 from kvplan.study.warm_cache import SEATS, Gained, Setting, protection
-from kvplan.study.windows import Trend
 
 WATERMARK, ADMISSION = "watermark", "admission"  # parameters of policies
 _WHOLE_PROMPT = 0.0

@@ -20,10 +20,10 @@ from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
 from kvplan.model.weights import stage_count
 from kvplan.simulation.backlog import Backlog, Mark, Means, blocks_needed
 from kvplan.simulation.experiments.runner import at_once
+from kvplan.simulation.intervals import Ratio, ratio
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests, chosen, saturated, with_drafts
-from kvplan.study.sample import Ratio, ratio
 
 _FEWEST, _STAYS, _FILLS = 4_000, 20, 4  # completions, longest stays and fillings of memory in a run at first
 BATCHES = 20  # of a run, of which the first half is dropped
