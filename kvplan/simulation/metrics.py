@@ -230,18 +230,19 @@ def _status(outcomes: Sequence[Outcome], *, saturated: bool) -> RunStatus:
 
 
 def _trend(outcome: Outcome) -> Trend:
-    """Judge a queue up to the last arrival, after which every queue drains, by who has come and has no token yet."""
+    """Judge a queue up to the last arrival, after which every queue drains."""
     stays = slice(None) if outcome.shed is None else ~outcome.shed
     came_s, begun_s = np.sort(outcome.arrival_s[stays]), np.sort(outcome.first_token_s[stays])  # NaN last
     came_s = came_s[: np.searchsorted(came_s, outcome.end_s, side="right")]
     if came_s.size == 0 or came_s[-1] == 0:
         return Trend.STEADY
-    least = []
-    for begin_s, end_s in pairwise(np.linspace(0.0, came_s[-1], _TREND_BATCHES + 1).tolist()):
-        first, last = np.searchsorted(begun_s, (begin_s, end_s))
-        at_s = np.append(begin_s, begun_s[first:last])  # a queue is least where requests begin
-        waiting = np.searchsorted(came_s, at_s, side="right") - np.searchsorted(begun_s, at_s, side="right")
-        least.append(float(waiting.min()))
+    least, series = [], outcome.series
+    for times_s in pairwise(np.linspace(0.0, came_s[-1], _TREND_BATCHES + 1).tolist()):
+        first, last = np.searchsorted(series.time_s, times_s)
+        if first < last:
+            least.append(int(series.waiting[first:last].min()))
+        else:  # no iteration ended: whoever has come and has no token yet
+            least.append(int(np.searchsorted(came_s, times_s[1]) - np.searchsorted(begun_s, times_s[1])))
     return trend(np.array(least), came_s.size / _TREND_BATCHES, may_grow=came_s.size >= MAY_GROW)
 
 

@@ -19,7 +19,7 @@ from kvplan.simulation.backlog import Backlog, Means
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.simulation.intervals import Ratio, Trend
 from kvplan.simulation.policies import POLICIES, engine_settings
-from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.policies.protocol import SEATS, Settings
 from kvplan.study.operating_point import Observation, OperatingPoint, Status, observe
 from kvplan.study.recovery import (
     BATCHES,
@@ -31,7 +31,7 @@ from kvplan.study.recovery import (
     uncached,
     weights_of,
 )
-from kvplan.study.warm_cache import SEATS, Gained, Setting, protection
+from kvplan.study.warm_cache import Gained, Setting, protection
 
 WATERMARK, ADMISSION = "watermark", "admission"  # parameters of policies
 _WHOLE_PROMPT = 0.0

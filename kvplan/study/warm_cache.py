@@ -27,7 +27,7 @@ from kvplan.simulation.initial_state import Spans
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.simulation.policies.parameters import SHED_AFTER
-from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.policies.protocol import SEATS, Scenario, Settings
 from kvplan.simulation.requests import saturated
 from kvplan.simulation.sessions import Burst, merged
 from kvplan.simulation.state import Span
@@ -42,7 +42,6 @@ _PARTS = 32  # of a run, each of which is warm or not
 _LAST = _PARTS // 4  # of them, which tell how it ended
 _SLACK, _SLACK_SHARE = 2.0, 0.02  # requests that may always wait in a warm part; share of its arrivals
 
-SEATS = ("max_num_seqs", "max_running_requests")  # what policies call it
 _LIMITED_SEEDS = range(80_000, 80_002)
 _LIMITED_BURST = 3  # times as much as fills memory once
 _OF_SEPARATRIX = 0.75  # running requests
