@@ -51,9 +51,6 @@ def judge(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
     return f"{name}: {said}", broken
 
 
-# -------------------------------------------------------------------------------------------------- killed
-
-
 def killed_sweep(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
     """A few times, with all its processes or alone; gone on with, it comes to the bytes of one left alone."""
     out, arguments, whole = _a_sweep(rng, folder)
@@ -104,9 +101,6 @@ def killed_while_compiling(rng: np.random.Generator, folder: Path) -> tuple[str,
     return _said(_COMPILED), broken + ["other bytes"] * (done.stdout.encode() != _expected(_COMPILED))
 
 
-# --------------------------------------------------------------------------------------------- no way out
-
-
 def full_disk(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
     """Files grow to some size and no further: the result is there whole, or what was there is."""
     arguments, whole = _a_result(rng)
@@ -148,8 +142,6 @@ def closed_pipe(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]
     arguments, whole = _a_result(rng)
     most = int(rng.choice([0, 1, 4096, len(whole) // 2]))
     child = _begun(arguments)
-    assert child.stdout is not None
-    assert child.stderr is not None
     read = os.read(child.stdout.fileno(), most) if most else b""
     child.stdout.close()
     said = child.stderr.read().decode()
@@ -208,9 +200,6 @@ _DAMAGES: tuple[Callable[[np.random.Generator, bytes], bytes], ...] = (
     lambda rng, content: content[:32] + rng.bytes(len(content) - 32),
     lambda rng, content: content + b"\0",
 )
-
-
-# ----------------------------------------------------------------------------------------- what is started
 
 
 def _said(arguments: tuple[str, ...]) -> str:
@@ -309,9 +298,6 @@ def _obey() -> None:
         for override in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
             if libc.prctl(24, override, 0, 0, 0):  # PR_CAPBSET_DROP
                 raise OSError("root may write anything here")
-
-
-# ------------------------------------------------------------------------------------------ what is judged
 
 
 def _broken(done: Done, *allowed: int) -> list[str]:

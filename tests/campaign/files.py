@@ -187,8 +187,6 @@ def case(rng: np.random.Generator, folder: Path) -> Call:
     return Call(arguments, env, twice=rng.random() < 0.05 and kind.arguments[0] != "sweep")
 
 
-# ------------------------------------------------------------------------------------------------ damages
-
 _NAMES = (*[""] * 12, "##[group]", "::error::", "\x1b[31m", "\u202e", "a\nb", "%s", "-")
 _TOKENS = (
     *(

@@ -71,9 +71,6 @@ def test_the_locale_changes_no_byte(environment: dict[str, str], bad: Path, tmp_
     assert (tmp_path / "1.xml").read_bytes() == (tmp_path / "2.xml").read_bytes()
 
 
-# ----------------------------------------------------------------------------------------------- interrupts
-
-
 def test_an_interrupt_while_reading_ends_the_command_quietly(tmp_path: Path) -> None:
     fifo = tmp_path / "profile.toml"
     os.mkfifo(fifo)
@@ -119,9 +116,6 @@ def test_an_interrupt_while_starting_or_ending_is_quiet(when: str, good: Path) -
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("", "")
     assert done.returncode in (130, -signal.SIGINT)
-
-
-# ------------------------------------------------------------------------------------------------ terminals
 
 
 def on_terminal(*arguments: object, **environment: str) -> str:

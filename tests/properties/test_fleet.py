@@ -105,9 +105,6 @@ def test_turns_of_a_session_stay_together_and_find_more(monkeypatch: pytest.Monk
     assert hits[Routing.SESSION] > 1.5 * hits[Routing.LEAST_REQUESTS]
 
 
-# ------------------------------------------------------------------------------------------ an obvious model of fleets
-
-
 @dataclass(eq=False)
 class One:
     """A request where it is."""

@@ -117,9 +117,6 @@ def test_windows_have_a_pool_of_their_own_in_sglang(case: Case) -> None:
     agree("sglang", case, small_runs.run("sglang", case))
 
 
-# ------------------------------------------------------------------------------------------------ the fluid map
-
-
 class Tables(NamedTuple):
     """Rows as (stages, table, parts of the admissions), and what each table says of every stage."""
 
@@ -172,9 +169,6 @@ def test_the_map_of_any_weights_does_what_explicit_layers_do(given: Tables, comp
                 for k, n in enumerate(here)
             )
             assert history.read_tokens[t] == pytest.approx(read, rel=1e-6, abs=1e-6)
-
-
-# --------------------------------------------------------------------------------------------------- the report
 
 
 def model(layout: KvLayout, blocks: int, rate: float, *lengths: int) -> ServingModel:

@@ -102,7 +102,6 @@ def models(draw: st.DrawFn, top: float = 0.9) -> ServingModel:
 @given(models(top=0.85))
 def test_the_variance_is_that_of_a_slow_sum_over_every_stage(model: ServingModel) -> None:
     std = buffer_of(model).kv_std_tokens
-    assert std is not None
     assert std**2 == pytest.approx(slow_variance(model), rel=0.01)
     assert std >= usage_scale(model).std_without_feedback * 0.999
 
@@ -154,7 +153,6 @@ def test_the_memory_required_is_the_smallest_that_keeps_the_risk(
     model: ServingModel, delta: float, horizon_s: float
 ) -> None:
     required = buffer_of(model, delta, horizon_s).required_kv_tokens
-    assert required is not None
 
     def risk(memory: int) -> float:
         chance = buffer_of(with_memory(model, max(1, memory)), delta, horizon_s).overflow_probability_horizon
@@ -174,12 +172,9 @@ def test_more_memory_is_required_exactly_where_the_printed_risk_exceeds_delta(
     model: ServingModel, delta: float, horizon_s: float, deviations: float
 ) -> None:
     std = buffer_of(model).kv_std_tokens
-    assert std is not None
     scale = usage_scale(model)
     memory = max(math.ceil(scale.largest), round(scale.mean + deviations * std))
     found = buffer_of(with_memory(model, memory), delta, horizon_s)
-    assert found.overflow_probability_horizon is not None
-    assert found.required_kv_tokens is not None
     assert (found.required_kv_tokens <= memory) == (found.overflow_probability_horizon <= delta)
 
 

@@ -73,7 +73,6 @@ def agree(case: Case, fast: Outcome) -> None:
         (fast.finish_s, expected.finish_s),
     ):
         np.testing.assert_allclose(times, np.array(wanted, dtype=np.float64), rtol=1e-9)
-    assert fast.found is not None
     assert fast.found.hit_tokens.tolist() == tree.hits
     assert fast.found.recovered_tokens.tolist() == tree.recovered
     assert fast.found.cached_tokens.tolist() == tree.cached_per_iteration[: fast.iterations]
@@ -101,7 +100,6 @@ def test_the_retracted_find_what_had_come_into_the_tree(block: int, batched: int
         replica = Replica(400, block_tokens=block, max_num_batched_tokens=batched)
         case = Case(requests, Timing(1.0, d2=0.02), replica, parameters)
         outcome = run("sglang", case)
-        assert outcome.found is not None
         retracted += int(outcome.evictions.sum())
         recovered += int(outcome.found.recovered_tokens.sum())
         agree(case, outcome)

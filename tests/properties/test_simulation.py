@@ -22,9 +22,6 @@ BLIND = [p.name for p in POLICIES.values() if "assume" in p.parameters or not p.
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
 
 
-# -------------------------------------------------------------------------------------------- a second opinion
-
-
 LONG_ROW = st.tuples(st.integers(1, 3000), st.integers(1, 30), st.integers(0, CLASSES - 1), GAPS)
 
 
@@ -70,9 +67,6 @@ def test_sglang_retracts_who_is_least_far(conservativeness: float, batched: int 
         evictions += int(outcome.evictions.sum())
         agree("sglang", case, outcome)
     assert evictions >= 10
-
-
-# -------------------------------------------------------------------------------------------------- invariants
 
 
 @every_policy

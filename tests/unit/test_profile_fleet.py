@@ -34,7 +34,6 @@ def test_prefill_and_decode_apart() -> None:
     """2,000 tokens of 128 KiB at 20 GB/s take 13.1072 ms."""
     fleet = changed("", "")
     assert fleet == Fleet(3, 5, 0, Routing.LEAST_REQUESTS, 20e9, 131_072)
-    assert fleet is not None
     assert (fleet.is_split, fleet.size) == (True, 8)
     assert fleet.transfer_s(2000) == pytest.approx(13.1072e-3)
 
@@ -43,13 +42,11 @@ def test_replicas_that_do_both() -> None:
     split = PROFILE[PROFILE.index("prefill = 3") : PROFILE.index("[[classes]]")]
     fleet = changed(split, 'replicas = 8\nrouting = "session"\n')
     assert fleet == Fleet(replicas=8, routing=Routing.SESSION, bytes_per_token=131_072)
-    assert fleet is not None
     assert (fleet.is_split, fleet.size, fleet.transfer_s(2000)) == (False, 8, 0.0)
 
 
 def test_tokens_of_memory_and_their_bytes_go_together_where_they_are_moved() -> None:
     fleet = changed('memory = "5 GiB"', "memory_tokens = 8000")
-    assert fleet is not None
     assert fleet.bytes_per_token == 131_072
 
 

@@ -40,7 +40,6 @@ def changed(old: str, new: str) -> str:
 def test_pool_tokens_are_the_memory() -> None:
     replica = parse_profile(PROFILE.encode(), "x.toml").model.replica
     assert (replica.memory_tokens, replica.block_tokens) == (8000, 16)
-    assert replica.layout is not None
     assert replica.layout.layers == (
         Layers(Attention.WINDOW, 50, 8192, 1024),
         Layers(Attention.FULL, 10, 8192),
@@ -62,7 +61,6 @@ def test_a_prefix_cache_that_is_asked_for_keeps_a_second_state(caching: str, sta
     text = changed("block_tokens = 16\n", "block_tokens = 400\n" + caching)
     text = text.replace('kind = "window"\nlayers = 50\nbytes = 8192\nwindow = 1024\n', STATE)
     replica = parse_profile(text.encode(), "x.toml").model.replica
-    assert replica.layout is not None
     assert (replica.layout.state_blocks, replica.prefix_caching) == (states, states == 2)
 
 

@@ -23,7 +23,6 @@ def test_one_length_collapses_to_the_homogeneous_cycle(input_tokens: int, decode
     cycle = decode * (input_tokens + decode)
     found = recovery(mix_model((input_tokens, decode, 1.0), memory=multiple * cycle), GREEDY)
     assert found.served_rps == pytest.approx(multiple, rel=2e-3)
-    assert found.rate_rps is not None
     assert found.rate_rps == pytest.approx(multiple * MARGIN, rel=2e-3)
     assert found.settled
 

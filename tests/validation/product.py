@@ -84,7 +84,6 @@ def operating_point(model: ServingModel) -> Point:
 def goodput(model: ServingModel, key: str, limit_s: float) -> Goodput:
     """The search for one objective, such as `ttft_s.p95`."""
     found = search.goodput(model, Plan(), engine_settings(model), [parse_slo(f"{key} <= {limit_s!r} s")])
-    assert found is not None
     return Goodput(found.rate_rps, found.low, found.high)
 
 
