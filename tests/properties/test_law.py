@@ -84,15 +84,6 @@ def test_every_form_of_the_law_is_the_law(timing: Timing, state: tuple[int, int,
     assert split == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_compiled_loop_has_the_same_law() -> None:
-    import numba
-
-    timing = Timing(0.01, 1e-7, 1e-5, 1e-4, 1e-3, 1e-5, 256)
-    compiled = numba.njit(iteration_time)
-    for state in ((0, 0, 1), (50_000, 300, 100), (1, 255, 1), (10**6, 8192, 500)):
-        assert compiled(np.array(timing.constants), *state) == timing(*state)
-
-
 @given(timings, states, prompts)
 def test_the_tangent_touches_the_mean_law_from_there_on(
     timing: Timing, state: tuple[int, int, int], law: Prompts

@@ -70,7 +70,7 @@ def test_sglang_retracts_who_is_least_far(conservativeness: float, batched: int 
 
 
 @every_policy
-@examples(25)
+@examples(15)
 @given(data=st.data())
 def test_a_run_keeps_every_invariant(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(name))
