@@ -146,6 +146,7 @@ def test_runs_that_cannot_be_are_refused_in_a_line(run: Run, tmp_path: Path, row
     assert said in error.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("brief")
 def test_the_number_of_drafts_goes_to_the_engine(run: Run, base: str) -> None:
     code, text, _ = run("emit", "--engine", "vllm", base)
     assert code == 0

@@ -121,6 +121,13 @@ def test_many_classes_and_lengths_keep_the_variance_although_they_are_merged() -
     assert std == pytest.approx(math.sqrt(slow_variance(model)), rel=0.005)
 
 
+def test_as_work_fills_all_time_usage_over_its_mean_keeps_its_law() -> None:
+    """It tends to a gamma law, on which the memory required depends alone; nearer than 1e-3 that is taken for it."""
+    models = [model_at(work_rate) for work_rate in (0.9985, 0.9995, 0.99995, 0.999995)]
+    required = [buffer_of(model).required_kv_tokens / usage_scale(model).mean for model in models]
+    assert required == pytest.approx([required[0]] * 4, rel=3e-3)
+
+
 def direct_pmf(first: FloatArray, stages: Any, per_stage: FloatArray, size: int) -> FloatArray:
     """Compound Poisson by convolving the Poisson counts of each row and stage."""
     pmf = np.zeros(size)

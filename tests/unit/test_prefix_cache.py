@@ -96,6 +96,7 @@ CASES = {
     "private": {"shared": 0.0, "law": Timing(0.012, 1e-7, 60e-6, 1e-6)},
     "shared": {"shared": 400.0, "law": Timing(0.012, 1e-7, 60e-6, 1e-6)},
     "concave": {"shared": 400.0, "law": Timing(0.012, 1e-7, 60e-6, 1e-6, 1e-3)},
+    "convex": {"shared": 400.0, "law": Timing(0.012, 1e-7, 55e-6, 1e-6, d5=5e-6)},
 }
 
 

@@ -13,7 +13,6 @@ def test_so_many_replicas_are_enough_and_one_less_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plans, "DEMANDS", {NAME: plans.DEMANDS[NAME]})
-    monkeypatch.setattr(plans, "REQUESTS", 40_000)
     judged = list(plans.Size.rows((), Truths(tmp_path / "truths.json")))
     assert not plans.Size.broken(judged), judged
 

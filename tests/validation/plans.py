@@ -3,18 +3,23 @@
 import math
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli
-from oracle import System, live, talk
+from oracle import System, live
 
+from kvplan.model import Plan as NoPlan
+from kvplan.model import ServingModel
 from kvplan.options import PlanOptions
 from kvplan.planning import options
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Plan, Request
 from kvplan.planning.search import Candidate, Setting
+from kvplan.simulation.experiments.load import Load
+from kvplan.simulation.experiments.study import study
+from kvplan.simulation.policies import engine_settings
 from kvplan.study.objectives import State
 from validation.profiles import Case
 from validation.truths import Truths
@@ -48,7 +53,7 @@ def request(command: str) -> Request:
 
 @dataclass(frozen=True)
 class Size:
-    """The size planned for a demand: the oracle's figures over their limits, and those of one replica less, slower."""
+    """The size planned for a demand: true figures over their limits, and those of one replica less, slower."""
 
     name: str
     kind: str
@@ -94,20 +99,24 @@ class Size:
 def _ratios(
     name: str, asked: Request, found: Plan, replicas: int, truths: Truths, *, slower: bool
 ) -> dict[str, float]:
-    """Figures of the oracle over their limits."""
+    """Figures over their limits."""
     tokens = {size.replicas: size.batched_tokens for size in found.sizes}[replicas]
     model = found.winner.task.at(replicas, tokens, slower=slower)
-
-    def compute() -> dict[str, float]:
-        if not model.finds_prefixes:
-            seen = live(System.of(model), requests=REQUESTS)
-            if seen.preemptions_per_request < RARE:
-                return seen.figures
-        return talk(model, requests=REQUESTS).figures
-
     digest = "" if found.profile is None else found.profile.sha256[:16]
-    figures = truths.get(f"plan:{name}:{digest}:{replicas}:{slower}", compute)
+    figures = truths.get(f"plan:{name}:{digest}:{replicas}:{slower}", lambda: _figures(model))
     return {slo.key: figures[slo.key] / slo.bound for slo in asked.slos}
+
+
+def _figures(model: ServingModel) -> dict[str, float]:
+    """By the oracle, or where requests find something in a cache, by a long run of the simulator on other draws."""
+    if not model.finds_prefixes:
+        seen = live(System.of(model), requests=REQUESTS)
+        if seen.preemptions_per_request < RARE:
+            return seen.figures
+    policies = {"engine": engine_settings(model)}
+    run = study(model, NoPlan(), Load(requests=REQUESTS), policies, [77]).results[0]
+    times = {time: asdict(getattr(run, time)) for time in ("ttft_s", "itl_s", "tpot_s", "e2e_s")}
+    return {f"{time}.{name}": value for time, figures in times.items() for name, value in figures.items()}
 
 
 @dataclass(frozen=True)
