@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 from every import every
 from hypothesis import given
 from hypothesis import strategies as st
-from single_server import SERVICE_S, mean_ttft_s, rate_of_mean_ttft, server, share_above
 from tiers import examples, is_night
 
 from kvplan.gate.judgement import Subject, judge
@@ -29,6 +29,36 @@ from kvplan.study.operating_point import Observation
 from kvplan.study.replicas import keeps, stand_in
 from kvplan.study.sample import Sample
 from kvplan.study.windows import Trend, Window
+
+SERVICE_S = 0.01
+
+
+def server(rate_rps: float) -> ServingModel:
+    """Requests of one token, each of which takes an iteration."""
+    replica = Replica(1000, max_num_seqs=1, prefix_caching=False)
+    return ServingModel((RequestClass("a", 1, (1,), (1.0,), rate_rps),), Timing(SERVICE_S), replica)
+
+
+def mean_ttft_s(rate_rps: float) -> float:
+    load = rate_rps * SERVICE_S
+    return SERVICE_S * (1 + load / (2 * (1 - load)))
+
+
+def rate_of_mean_ttft(limit_s: float) -> float:
+    """The rate at which it is that."""
+    waits = 2 * (limit_s / SERVICE_S - 1)
+    return waits / (1 + waits) / SERVICE_S
+
+
+def share_above(limit_s: float, rate_rps: float) -> float:
+    """Of the requests, those whose TTFT exceeds a limit: Erlang's alternating sum, in exact fractions."""
+    load, wait = Fraction(rate_rps * SERVICE_S), Fraction(limit_s - SERVICE_S) / Fraction(SERVICE_S)
+    total = Fraction(0)
+    for k in range(math.floor(wait) + 1):
+        x = load * (k - wait)
+        total += x**k / math.factorial(k) * Fraction(math.exp(-x))
+    return float(1 - (1 - load) * total)
+
 
 VLLM = Settings("vllm", {})
 BATCHES = 16
