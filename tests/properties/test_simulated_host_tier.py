@@ -91,14 +91,14 @@ def agree(case: Case, fast: Outcome) -> None:
     assert fast.found.cached_tokens.tolist() == pool.cached_per_iteration[: fast.iterations]
 
 
-@examples(40)
+@examples(100)
 @given(case=CASES, tier=TIERS)
 def test_every_request_finds_what_two_pools_of_blocks_have_for_it(case: Case, tier: Offload) -> None:
     case = hosted(case, tier)
     agree(case, run("vllm", case))
 
 
-@pytest.mark.parametrize("seeds", [range(80), *at_night(range(80, 20_000))])
+@pytest.mark.parametrize("seeds", [range(250), *at_night(range(250, 20_000))])
 def test_so_it_does_where_both_memories_are_full(seeds: range) -> None:
     for seed in seeds:
         case = busy_case(seed)

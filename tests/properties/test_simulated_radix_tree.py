@@ -78,7 +78,7 @@ def agree(case: Case, fast: Outcome) -> None:
     assert fast.found.cached_tokens.tolist() == tree.cached_per_iteration[: fast.iterations]
 
 
-@examples(60)
+@examples(150)
 @given(case=CASES)
 def test_every_request_finds_what_a_tree_of_nodes_has_for_it(case: Case) -> None:
     agree(case, run("sglang", case))
