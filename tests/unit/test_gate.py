@@ -289,6 +289,7 @@ def test_an_uncertified_baseline_is_no_yardstick() -> None:
         "load.headroom=",
         "load.headroom=x",
         "load.headroom=-1%",
+        "load.headroom=150%",
         "verdict.status=1%",
         "a=1%",
         "=1%",
