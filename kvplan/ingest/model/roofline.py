@@ -12,7 +12,8 @@ d1  KV bytes per token on one GPU / bandwidth: attention reads the cache of ever
 d2  2 · parameters a prompt token meets / (t · operations per second); neither embeddings nor the output table, which
     only a prompt's last token needs. For t > 1 also its activations in the two all-reduces of a layer: a ring sends
     2·(t - 1)/t of them over the link
-d3  the same for a decoded token, which is the ceiling that compute sets to decoding; and its states, read and written
+d3  the same for a decoded token, which is the ceiling that compute sets to decoding; its states, read and written; and
+    the latents that sparse attention chooses, where d1 is of index keys alone
 d4  weights of the experts that more sequences wake
 ==  ================================================================================================================
 
@@ -37,15 +38,15 @@ d0 = 14.5 ms, d1 = 0.25 µs and d2 = 85 µs, and 19.4 ms, 0.15 µs and 131 µs a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from kvplan.ingest.model.hardware import Gpu, tables
-from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, kv_layers
-from kvplan.ingest.model.weights import Storage, named_storage
+from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, kv_layers, number_bytes, with_weights
+from kvplan.ingest.model.weights import Storage
 from kvplan.model import Timing
 
 REQUEST_OVERHEAD_S = 0.024  # of a request outside the engine: measured of vLLM on public sweeps
@@ -130,8 +131,7 @@ def roofline(
     >>> f"{timing.d0 * 1e3:.1f} ms, {timing.d1 * 1e6:.3f} µs, {timing.d2 * 1e6:.1f} µs"
     '7.8 ms, 0.014 µs, 48.9 µs'
     """
-    if weight_dtype is not None:
-        shape = replace(shape, storage=named_storage(weight_dtype))
+    shape = with_weights(shape, weight_dtype)
     timing = estimated_timing(
         shape, gpu, reached or efficiency(), tensor_parallel=tensor_parallel, kv_dtype=kv_dtype
     )
@@ -165,13 +165,18 @@ def estimated_timing(
     token_s = _OPERATIONS * counts.computing / (tensor_parallel * compute * _flops(shape.storage, gpu))
     token_s += _sent_per_token(shape, tensor_parallel) / (reached.link * gpu.link_bytes_per_s)
     layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
-    states = sum(one.count * one.bytes for one in layers if one.is_state)
+    once = 2 * sum(one.count * one.bytes for one in layers if one.is_state)
+    if (attention := shape.attention).index_dim is not None and attention.index_topk:
+        # the latents of so many tokens, and the index keys of all
+        latent = attention.latent_bytes(number_bytes(shape, kv_dtype))
+        once += shape.layers * attention.index_topk * latent
+        per_token = shape.layers * attention.index_bytes
     return Timing(
         d0=(always + fixed * of_experts) / tensor_parallel * memory_s
         + shape.layers * (reached.layer_s + (reached.expert_layer_s if experts else 0.0)),
         d1=per_token * memory_s,
         d2=token_s,
-        d3=token_s + 2 * states * memory_s,
+        d3=token_s + once * memory_s,
         d4=per_root * of_experts / tensor_parallel * memory_s,
     )
 
