@@ -22,19 +22,7 @@ so: the line a + b·√B closest to it over B = 1, 2, 4, …, 256. For 8 of 256 
 experts at 1, 8, 64 and 256 sequences, where it should be 0.03, 0.22, 0.87 and 1. Iterations of sweeps that were held
 out are foretold as well with this line as with the formula; beyond 256 sequences it is too slow.
 
-What is learnt is in roofline.toml: five constants, the same for every model and GPU, fitted to public concurrency
-sweeps on H100, H200, B200, B300 and GB200 by tests/learn_roofline.py; each of them lowers the error of models left
-out. Tried, and no better: a latency of all-reduces, a time per sequence, a time per iteration outside the layers, more
-time for latent attention, and the larger of the times for memory and arithmetic instead of their sum.
-
-How far to trust it is there too: how many times as long as foretold the iterations of models took that the constants
-were not fitted to, by kind and number of GPUs. Half of the configurations lie within a factor of 1.07 if dense, and of
-1.16 if mixtures of experts; TTFT of a few clients within 1.5 and 1.8. Where it is off: SGLang on Blackwell takes much
-longer to the first token, gpt-oss on Blackwell is faster (0.7), GLM-5, which attends sparsely, slower (1.4 to 1.7).
-
-It is the sum that is foretold, less so each term. Two runs of vLLM with Llama-3.1-8B, replayed with what is estimated
-for them: on an RTX PRO 6000 requests took 0.96 times as long as that, on an RTX 4090 0.74 times. There the replay needs
-d0 = 14.5 ms, d1 = 0.25 µs and d2 = 85 µs, and 19.4 ms, 0.15 µs and 131 µs are estimated: a GeForce reaches its peaks.
+What is learnt is in roofline.toml, with how it was and how far to trust it.
 """
 
 from collections.abc import Mapping
@@ -59,26 +47,14 @@ _BATCHES = 2.0 ** np.arange(9)  # 1 to 256 sequences
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of the peaks that are reached, and seconds that a layer takes besides.
+    """Shares of the peaks that are reached, and seconds that a layer takes besides."""
 
-    Attributes
-    ----------
-    bandwidth
-        Of memory: an assumption, not learnt.
-    compute, expert_compute
-        Of operations per second, in dense models and in mixtures of experts.
-    link
-        Of what a GPU can send to others.
-    layer_s, expert_layer_s
-        For every layer, and for every layer of a mixture of experts besides.
-    """
-
-    bandwidth: float
-    compute: float
-    expert_compute: float
+    bandwidth: float  # an assumption, not learnt
+    compute: float  # of dense models
+    expert_compute: float  # of mixtures of experts
     link: float
     layer_s: float
-    expert_layer_s: float
+    expert_layer_s: float  # besides, of mixtures of experts
 
 
 @dataclass(frozen=True, slots=True)
