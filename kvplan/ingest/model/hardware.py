@@ -25,27 +25,11 @@ _MAKERS = re.compile(r"\b(?:nvidia|geforce|tesla|amd|instinct|intel|gpu)\b")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device.
-
-    Attributes
-    ----------
-    memory_bytes, memory_from
-        What a process can see of it, and who says so: "torch", the total PyTorch reports; "driver", nvidia-smi, up to
-        one per cent more; "datasheet", the maker, off by a few per cent; "stated", options.
-    bandwidth_bytes_per_s, link_bytes_per_s
-        Peak of the memory; what one device can send to the others of its server.
-    flops_bf16, flops_fp8, flops_fp4
-        Dense operations per second at the peak, with inputs of 16 bits (float16 where there is no bfloat16), and of 8
-        and 4 bits, where the device has them.
-    source
-        Where the figures come from.
-    mig
-        Slices it can be cut into, the whole last.
-    """
+    """One device, with the figures that gpus.toml describes; bytes and operations per second."""
 
     name: str
     memory_bytes: int
-    memory_from: str
+    memory_from: str  # as there, or "stated" by options
     bandwidth_bytes_per_s: float
     flops_bf16: float
     flops_fp8: float | None

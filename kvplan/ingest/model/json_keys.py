@@ -24,6 +24,7 @@ _NO_SIZE = re.compile("|".join(f"(?:{key})" for keys in _TABLE["no_size"].values
 _SPEAKS = re.compile(_TABLE["speaks"])
 FAMILIES: Mapping[str, Sequence[str]] = _TABLE["families"]
 DEFAULTS: Mapping[str, Mapping[str, Any]] = _TABLE["defaults"]
+LAYERS: Mapping[str, Mapping[str, str]] = _TABLE["layers"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from enum import StrEnum
 from typing import Any
 
 from kvplan.errors import UsageError
-from kvplan.ingest.model.json_keys import Keys
+from kvplan.ingest.model.json_keys import LAYERS, Keys
 
 
 class Layer(StrEnum):
@@ -42,16 +42,9 @@ class Layer(StrEnum):
     EXPERTS = "experts"
 
 
-_WORDS: Mapping[str, Layer] = {
-    **dict.fromkeys(("full_attention", "attention", "indexed_attention", "minicpm4"), Layer.FULL),
-    "sliding_attention": Layer.WINDOW,
-    "chunked_attention": Layer.CHUNK,
-    **dict.fromkeys(("linear_attention", "lightning-attn", "mamba", "mamba2"), Layer.STATE),
-    "mlp": Layer.MLP,
-    "moe": Layer.EXPERTS,
-}
-_LETTERS: Mapping[str, Layer] = {"M": Layer.STATE, "*": Layer.FULL, "-": Layer.MLP, "E": Layer.EXPERTS}
-_OF_WINDOWS: Mapping[str, Layer] = {"L": Layer.WINDOW, "G": Layer.FULL}
+_WORDS, _LETTERS, _OF_WINDOWS = (
+    {word: Layer(kind) for word, kind in LAYERS[table].items()} for table in ("words", "letters", "windows")
+)
 _SIZES = {Layer.WINDOW: "sliding_window", Layer.CHUNK: "attention_chunk_size"}
 _SIXTEEN_BITS = 2  # bytes
 _WIDTHS = {"": 2, "auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}

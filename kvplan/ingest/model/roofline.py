@@ -59,21 +59,13 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """An estimated timing.
-
-    Attributes
-    ----------
-    band
-        Measured iterations took so many times as long, from and to, at 8 of 10 points of models not learnt from.
-    configurations
-        Of model, GPU, engine, type of weights and parallelism, that the band comes from.
-    notes
-        The first says how far to trust it.
-    """
+    """An estimated timing, and in the first note how far to trust it."""
 
     timing: Timing
-    band: tuple[float, float]
-    configurations: int
+    band: tuple[
+        float, float
+    ]  # measured over estimated iterations, at 8 of 10 points of models not learnt from
+    configurations: int  # that the band comes from
     notes: tuple[str, ...]
 
 

@@ -77,45 +77,23 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a language model.
-
-    Attributes
-    ----------
-    name, source
-        What it is called; the file or the catalogue.
-    layers
-        All of them, those that keep nothing too.
-    kept, state
-        What layers keep of a request, by kind; the state of those that have one.
-    context_tokens
-        The longest request the model is made for.
-    notes
-        What a reader of any figure derived from this should know.
-    kv_dtype
-        The type of KV cache that the checkpoint is made for, "auto" for 16 bits.
-    encoder_bytes
-        Weights of an encoder of images.
-    drafts
-        Tokens drafted at a time, for each of which a state is larger.
-    adapter_ranks
-        LoRA adapters loaded at once, times their rank.
-    """
+    """Sizes of a language model."""
 
     name: str
-    source: str
-    layers: int
+    source: str  # a file, or the catalogue
+    layers: int  # all of them, those that keep nothing too
     kept: tuple[Kept, ...]
     state: State | None
     hidden_size: int
     attention: Heads
     counts: ParameterCounts
     storage: Storage
-    context_tokens: int | None
-    notes: tuple[str, ...]
-    kv_dtype: str = "auto"
-    encoder_bytes: int = 0
-    drafts: int = 0
-    adapter_ranks: int = 0
+    context_tokens: int | None  # of the longest request the model is made for
+    notes: tuple[str, ...]  # that a reader of any figure derived from this should know
+    kv_dtype: str = "auto"  # of the cache that the checkpoint is made for; 16 bits
+    encoder_bytes: int = 0  # weights of an encoder of images
+    drafts: int = 0  # tokens drafted at a time, for each of which a state is larger
+    adapter_ranks: int = 0  # LoRA adapters loaded at once, times their rank
 
     @property
     def weight_bytes(self) -> int:

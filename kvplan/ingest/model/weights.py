@@ -8,6 +8,9 @@ from kvplan.ingest.model.json_keys import FAMILIES, Keys
 from kvplan.ingest.model.layers import Layer, for_each
 
 _SIXTEEN = 16.0  # bits
+_NAMED_METHODS = ("fp8", "fbgemm_fp8", "mxfp4")
+_GROUPED_METHODS = ("awq", "gptq", "auto-round", "awq_marlin", "gptq_marlin")
+_ALGORITHMS = {"fp4": "nvfp4", "w4": "int4", "int4": "int4", "fp8": "fp8"}  # by a part of the name
 _GROUP = 128  # weights that share a scale, where a configuration does not say
 
 
@@ -209,22 +212,21 @@ def read_kv_dtype(table: Keys | None) -> str:
 
 def _storage(table: Keys) -> Storage:
     method = table.text("quant_method")
-    if method in ("fp8", "fbgemm_fp8", "mxfp4"):
+    if method in _NAMED_METHODS:
         return named_storage(method.removeprefix("fbgemm_"))
-    if method in ("awq", "gptq", "auto-round", "awq_marlin", "gptq_marlin"):
+    if method in _GROUPED_METHODS:
         return _grouped(method, table.size("bits", default=4, most=8), _group(table))
     if method == "bitsandbytes":
         return Storage(method, 4.5 if table.flag("load_in_4bit", default=False) else 8)
     if method == "compressed-tensors":
         return _compressed(table)
     if method != "modelopt":
-        raise table.error(
-            "quant_method",
-            f"{method[:40] or 'missing'}; known are fp8, fbgemm_fp8, awq, gptq, auto-round, mxfp4, bitsandbytes, "
-            "modelopt, compressed-tensors",
+        known = ", ".join(
+            (*_NAMED_METHODS, *_GROUPED_METHODS, "bitsandbytes", "modelopt", "compressed-tensors")
         )
+        raise table.error("quant_method", f"{method[:40] or 'missing'}; known are {known}")
     algorithm = table.text("quant_algo")
-    for part, name in (("fp4", "nvfp4"), ("w4", "int4"), ("int4", "int4"), ("fp8", "fp8")):
+    for part, name in _ALGORITHMS.items():
         if part in algorithm:
             return named_storage(name)
     raise table.error("quant_algo", f"{algorithm[:40] or 'missing'}; known are FP8, NVFP4, INT4 and W4")
