@@ -101,6 +101,7 @@ LINEAR = {
     "linear_value_head_dim": 16,
     "linear_conv_kernel_dim": 4,
 }
+LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
 MAMBA = {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2}
 
 
@@ -507,6 +508,9 @@ def test_an_unknown_quantisation_is_named_unless_weights_are_stated(
             "swa_num_key_value_heads: not known, and may change the sizes; state",
         ),
         ({"full_attn_idxs": [1]}, "full_attn_idxs: not known"),
+        ({"index_head_dim": 8}, "index_head_dim: not supported beside other attention than latent"),
+        (LATENT | {"index_head_dim": 8, "index_topk_freq": 4}, "index_topk_freq: index keys in some layers"),
+        (LATENT | {"index_head_dim": 8, "indexer_types": ["full", "shared"]}, "indexer_types: index keys in"),
         ({"num\nheads": 2}, r"'num\\nheads': not known"),
     ],
 )

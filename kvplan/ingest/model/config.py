@@ -183,6 +183,9 @@ def _heads(keys: Keys) -> Heads:
     heads = keys.size("num_attention_heads")
     if (rank := keys.optional_size("kv_lora_rank")) is not None:
         return _latent(keys, hidden, heads, rank)
+    for key in ("index_head_dim", "q_lora_rank"):
+        if keys.optional_size(key) is not None:
+            raise keys.error(key, "not supported beside other attention than latent, which has kv_lora_rank")
     kv_heads = keys.size("num_key_value_heads", default=1)  # all but multi-query attention are filled in
     if heads % kv_heads:
         raise keys.error("num_key_value_heads", f"{kv_heads}; must divide num_attention_heads, {heads}")
@@ -212,6 +215,9 @@ def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> Heads:
     parameters += hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
     index, topk = keys.optional_size("index_head_dim"), keys.size("index_topk", default=0, least=0)
     if index is not None:
+        if keys.size("index_topk_freq", default=1) > 1 or "shared" in (keys.words("indexer_types") or ()):
+            at = "indexer_types" if keys.has("indexer_types") else "index_topk_freq"
+            raise keys.error(at, "index keys in some layers alone are not supported")
         index_heads = keys.size("index_n_heads")
         parameters += (query_rank or hidden) * index_heads * index + hidden * (index + index_heads)
     whole = 3 * hidden + 2 * rank + rope + 2 * (query_rank or 0)
