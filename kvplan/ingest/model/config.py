@@ -101,13 +101,6 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
     """The shape that a config.json describes; of a text model nested in one for images or sound, where there is one.
 
     `quantization` stands for its `quantization_config` where it has none. Raises as `read_model`.
-
-    Examples
-    --------
-    >>> small = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
-    >>> shape = shape_of(Keys("config.json", small | {"vocab_size": 100}), "small")
-    >>> shape.attention.kind, shape.attention.head_dim
-    ('MHA', 16)
     """
     parts = [whole]  # from the outermost to that of the decoder
     while (part := next((text for key in _TEXT_PARTS if (text := parts[-1].table(key))), None)) is not None:

@@ -84,11 +84,6 @@ def estimate_replica(
     block_tokens
         Tokens of a page, or as many as a state needs; the capacity is rounded down to whole pages.
 
-    Raises
-    ------
-    UsageError
-        No room for a block, with the tensor parallelism that would do; or an argument is out of range.
-
     Examples
     --------
     A real start of vLLM reported 41,408 tokens here:

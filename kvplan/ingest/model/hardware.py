@@ -47,11 +47,6 @@ def find_gpu(
     A slice is named after a colon. Of a GPU in the catalogue any figure may be replaced; another one needs all three,
     and is taken to have 32 GB/s to others, as PCIe 4.0.
 
-    Raises
-    ------
-    UsageError
-        There is none of that name, or it is short for several; with the nearest. Or a figure is missing or absurd.
-
     Examples
     --------
     >>> gpu = find_gpu("NVIDIA GeForce RTX 4090")
@@ -166,11 +161,7 @@ def tables(file: str) -> dict[str, Any]:
 
 
 def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: str) -> T:
-    """What goes by a name, or by another one that stands for it; or raise a `UsageError` with the nearest.
-
-    >>> find("rtx_4090", {"RTX 4090": 24, "L4": 22}, {}, "GPU")
-    24
-    """
+    """What goes by a name, or by another one that stands for it; or raise a `UsageError` with the nearest."""
     written = {plain(other): proper for other, proper in aliases.items()} | {plain(k): k for k in known}
     wanted = plain(name)
     if wanted in written:
@@ -180,11 +171,7 @@ def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: st
 
 
 def plain(name: str) -> str:
-    """A name without case, punctuation and the words every product of a maker has.
-
-    >>> plain("NVIDIA GeForce RTX 4090"), plain("rtx-4090")
-    ('rtx4090', 'rtx4090')
-    """
+    """A name without case, punctuation and the words every product of a maker has."""
     return re.sub(r"[\W_]", "", _MAKERS.sub("", name.lower()))
 
 

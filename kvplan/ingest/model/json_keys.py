@@ -29,14 +29,7 @@ LAYERS: Mapping[str, Mapping[str, str]] = _TABLE["layers"]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A JSON object and the file it came from; a value of another type is refused with its key.
-
-    Examples
-    --------
-    >>> keys = Keys("config.json", {"num_hidden_layers": 32, "num_key_value_heads": None})
-    >>> keys.size("num_hidden_layers"), keys.size("num_key_value_heads", default=8)
-    (32, 8)
-    """
+    """A JSON object and the file it came from; a value of another type is refused with its key."""
 
     source: str
     values: Mapping[str, Any]
@@ -97,11 +90,7 @@ class Keys:
         return self.words(name, int, "whole numbers")
 
     def unread(self) -> list[str]:
-        """List keys that are not known, and may change no size; refuse the first that may.
-
-        >>> Keys("config.json", {"hidden_size": 64, "use_cache": True, "colour": "red"}).unread()
-        ['colour']
-        """
+        """List keys that are not known, and may change no size; refuse the first that may."""
         stated = [key for key, value in self.values.items() if value not in (None, False, 0, "", [], {})]
         stated = [key if key.isprintable() and len(key) <= _LONGEST else shown(key) for key in stated]
         for key, why in _TABLE["refused"].items():
@@ -150,11 +139,7 @@ def read_object(path: Path) -> Keys:
 
 
 def parse_object(text: str, source: str) -> Keys:
-    """The JSON object that a text is.
-
-    >>> parse_object('{"hidden_size": 4096}', "config.json").size("hidden_size")
-    4096
-    """
+    """The JSON object that a text is."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

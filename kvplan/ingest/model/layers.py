@@ -52,18 +52,7 @@ _DT_SHARE = 16  # of the hidden size to the width that Mamba-1 makes its time st
 
 
 def read_layers(keys: Keys, count: int, context: int | None) -> tuple[Layer, ...]:
-    """The kind of each layer; windows that no request is longer than are full attention.
-
-    Raises
-    ------
-    ProfileError
-        A kind is none of those above, or none has attention, or there are more or fewer than `count`.
-
-    Examples
-    --------
-    >>> [str(kind) for kind in read_layers(Keys("config.json", {"hybrid_override_pattern": "M-*E"}), 4, None)]
-    ['state', 'mlp', 'full', 'experts']
-    """
+    """The kind of each layer; windows that no request is longer than are full attention."""
 
     def bounded(kind: Layer) -> bool:
         return kind in _SIZES and not (context is not None and window_of(keys, kind) >= context)

@@ -78,27 +78,7 @@ def roofline(
     weight_dtype: str | None = None,
     reached: Efficiency | None = None,
 ) -> Roofline:
-    """The timing to expect of a model on a GPU; options as for `estimate_replica`.
-
-    Parameters
-    ----------
-    reached
-        Of the peaks; None: what is shipped, which was learnt from all sweeps.
-
-    Raises
-    ------
-    UsageError
-        No such type, or heads cannot be shared out over so many GPUs.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.model.hardware import find_gpu
-    >>> from kvplan.ingest.model.config import read_model
-    >>> found = roofline(read_model("Llama-3.1-70B"), find_gpu("H100"), tensor_parallel=8, weight_dtype="fp8")
-    >>> timing = found.timing
-    >>> f"{timing.d0 * 1e3:.1f} ms, {timing.d1 * 1e6:.3f} µs, {timing.d2 * 1e6:.1f} µs"
-    '7.8 ms, 0.014 µs, 48.9 µs'
-    """
+    """The timing to expect of a model on a GPU, whose peaks are `reached` as is shipped, or otherwise."""
     shape = with_weights(shape, weight_dtype)
     timing = estimated_timing(
         shape, gpu, reached or efficiency(), tensor_parallel=tensor_parallel, kv_dtype=kv_dtype

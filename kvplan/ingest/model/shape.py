@@ -113,13 +113,7 @@ class ModelShape:
 
 
 def with_weights(shape: ModelShape, weight_dtype: str | None) -> ModelShape:
-    """The model with weights of a type: by name, else as its configuration keeps them.
-
-    Raises
-    ------
-    UsageError
-        There is no such type; or none is named, and the configuration keeps them in a way not known.
-    """
+    """The model with weights of a type: by name, else as its configuration keeps them."""
     if weight_dtype is not None:
         return replace(shape, storage=named_storage(weight_dtype))
     if shape.storage.problem:
@@ -142,23 +136,7 @@ def with_adapters(shape: ModelShape, adapters: int | None, rank: int | None) -> 
 def kv_layers(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1) -> tuple[Layers, ...]:
     """Layers by what they keep, with the bytes on each GPU of a tensor-parallel group.
 
-    Parameters
-    ----------
-    kv_dtype
-        "auto" for what the checkpoint is made for, mostly 16 bits; or fp8, fp8_e4m3, fp8_e5m2, int8, bf16, fp16.
-    tensor_parallel
-        GPUs that share the model.
-
-    Raises
-    ------
-    UsageError
-        No such type, or heads cannot be shared out over so many GPUs.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.model.config import read_model
-    >>> [(str(one.kind), one.count, one.bytes, one.window) for one in kv_layers(read_model("gpt-oss-20b"))]
-    [('full', 12, 2048, None), ('window', 12, 2048, 128)]
+    `kv_dtype` is "auto" for what the checkpoint is made for, mostly 16 bits, or a type by name.
     """
     per_token = _layer_bytes(shape, kv_dtype, tensor_parallel)
     of_state = shape.state.bytes(tensor_parallel, shape.drafts) if shape.state else 0

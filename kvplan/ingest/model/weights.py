@@ -62,12 +62,7 @@ class Storage:
     problem: str = ""
 
     def total_bytes(self, counts: ParameterCounts) -> int:
-        """Bytes of all weights.
-
-        >>> counts = ParameterCounts(embeddings=100, tables=2, experts=0, idle_experts=0, other=1000)
-        >>> Storage("16-bit").total_bytes(counts), Storage("fp8", 8).total_bytes(counts)
-        (2200, 1200)
-        """
+        """Bytes of all weights."""
         quantised = counts.experts if self.experts_only else counts.experts + counts.other
         return int((counts.total - quantised) * _SIXTEEN / 8 + quantised * self.bits / 8)
 
@@ -186,9 +181,6 @@ def read_storage(table: Keys | None, *, experts: bool) -> Storage:
     Without one weights take 16 bits: engines load 32-bit checkpoints as 16-bit ones unless told otherwise. Where
     `experts` are and attention is not quantised, only the experts are taken to be. What is not known is a problem where
     nobody says how weights are kept.
-
-    >>> read_storage(Keys("c", {"quant_method": "gptq", "bits": 4, "group_size": 128}), experts=False)
-    Storage(name='gptq', bits=4.15625, experts_only=False, problem='')
     """
     if table is None:
         return SIXTEEN_BIT
@@ -273,11 +265,7 @@ _NAMED = {
 
 
 def named_storage(name: str) -> Storage:
-    """How weights of a type are kept.
-
-    >>> named_storage("int4").bits
-    4.15625
-    """
+    """How weights of a type are kept."""
     if name.lower() not in _NAMED:
         raise UsageError(f"{name[:40]!r} is not a type of weights; there are {', '.join(_NAMED)}")
     return _NAMED[name.lower()]
