@@ -50,10 +50,7 @@ def request(services: Sequence[str | Profile], asked: PlanOptions, folder: Path 
         profiles = [with_demand(profile, demand) for profile in profiles]
     if profiles:
         if asked.gpu or asked.tp or asked.says_how or any(asked.gpu_figures.values()):
-            raise UsageError(
-                "--gpu, --tp, --weights, --kv-dtype and --loras go with a model; profiles say what their "
-                "replicas are"
-            )
+            raise UsageError("--gpu, --tp, --weights, --kv-dtype and --loras go with a model, not profiles")
         profiles = [profile.with_slos(slos) for profile in profiles]
         options: Sequence[Kind | Profile] = profiles
         _check_alike(profiles, asked.rate)

@@ -20,6 +20,7 @@ _FLOPS = {
     for prefix, size in (("G", 10**9), ("T", 10**12), ("P", 10**15))
     for end in ("s", "S", "")
 }
+_LISTED = 36  # names in a message
 _MAKERS = re.compile(r"\b(?:nvidia|geforce|tesla|amd|instinct|intel|gpu)\b")
 
 
@@ -182,4 +183,8 @@ def _nearest(wanted: str, written: Mapping[str, str], known: Iterable[str]) -> s
     longer = [name for name in written if wanted and name.startswith(wanted)]
     near = longer or get_close_matches(wanted[:60], written, n=3)
     proper = dict.fromkeys(written[name] for name in near)
-    return f"did you mean {' or '.join(proper)}?" if proper else f"known are {', '.join(known)}"
+    if proper:
+        return f"did you mean {' or '.join(proper)}?"
+    every = list(known)
+    such_as = f"{len(every)} are known, such as" if len(every) > _LISTED else "known are"
+    return f"{such_as} {', '.join(every[:_LISTED])}"

@@ -129,6 +129,8 @@ def with_adapters(shape: ModelShape, adapters: int | None, rank: int | None) -> 
         )
     if adapters is None or rank is None:
         return shape
+    if adapters < 1 or rank < 1:
+        raise UsageError(f"--loras {adapters} --lora-rank {rank}: both must be at least 1")
     note = f"{adapters} LoRA adapters of rank {rank} count at attention and dense MLPs, not at experts"
     return replace(shape, adapter_ranks=adapters * rank, notes=(*shape.notes, note))
 
