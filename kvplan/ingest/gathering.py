@@ -22,7 +22,7 @@ from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus, vllm_limits
 from kvplan.ingest.model.roofline import Roofline, roofline
-from kvplan.ingest.model.shape import ModelShape
+from kvplan.ingest.model.shape import ModelShape, with_adapters
 from kvplan.ingest.model.text import estimate_part, roofline_part
 from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, composed, replica_part, table_text
 from kvplan.ingest.reader import FileKind
@@ -228,11 +228,15 @@ class _Gathering:
     @cached_property
     def estimate(self) -> _Estimate | None:
         asked, logs = self.asked, self._of(FileKind.LOG)
+        if asked.gpu is None and any(asked.gpu_figures.values()):
+            raise UsageError(
+                "--gpu-memory, --gpu-bandwidth and --gpu-flops describe the GPU that --gpu names"
+            )
         model: str | Path | None = next(iter(self._of(FileKind.MODEL)), asked.model)
         if model is None:
-            if (asked.gpu and not logs) or asked.weights or asked.kv_dtype != "auto":
+            if (asked.gpu and not logs) or asked.says_how:
                 raise UsageError(
-                    "--gpu, --weights and --kv-dtype say how a model runs: --model M, or its config.json"
+                    "--gpu, --weights, --kv-dtype and --loras say how a model runs: --model M, or its config.json"
                 )
             return None
         if asked.model not in (None, model):
@@ -240,7 +244,9 @@ class _Gathering:
         if asked.gpu is None:
             known = ", ".join(gpu.name for gpu in gpus())
             raise UsageError(f"--gpu is missing: which GPU? Known are {known}")
-        shape, gpu = read_model(model), find_gpu(asked.gpu)
+        gpu = find_gpu(asked.gpu, **asked.gpu_figures)
+        shape = with_adapters(read_model(model), asked.loras, asked.lora_rank)
+        shape = replace(shape, drafts=self.tables.get("speculative", {}).get("tokens", 0))
         stated = self._stated(None) if logs and asked.tp is None else None
         tensor_parallel = asked.tp or (stated.gpus if stated else None) or 1
         how: dict[str, Any] = {
@@ -264,7 +270,11 @@ class _Gathering:
             *(self.metrics, self.estimate),
         )
         engine = asked.engine or _ENGINES.get(limits.engine if limits else "", EngineName.VLLM)
-        own = vllm_limits(find_gpu(asked.gpu)) if asked.gpu and engine is EngineName.VLLM else {}
+        own = (
+            vllm_limits(find_gpu(asked.gpu, **asked.gpu_figures))
+            if asked.gpu and engine is EngineName.VLLM
+            else {}
+        )
         said: tuple[str, ...] = ()
         if limits is not None:
             blocks = {"block_tokens": vllm.BLOCK_TOKENS} if engine is EngineName.VLLM else {}
