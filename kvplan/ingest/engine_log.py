@@ -39,7 +39,6 @@ _RANK = re.compile(
 )
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _FRACTION = re.compile(r"(?<=:\d\d)[.,]\d+")
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 _Ranks = tuple[tuple[str, str], ...]  # who writes a line: (("DP", "0"), ("TP", "1"))
 
@@ -87,7 +86,8 @@ def read_engine_log(path: Path, base: Replica | None = None) -> EngineLimits:
     """
     with lines_of(path, errors="replace") as lines:
         limits = parse_engine_log(lines, lines.source, base)
-    return replace(limits, sha256=lines.sha256)
+    notes = (*limits.notes, *lines.notes)
+    return replace(limits, sha256=lines.sha256, notes=notes)
 
 
 def parse_engine_log(lines: Iterable[str], source: str, base: Replica | None = None) -> EngineLimits:
@@ -95,7 +95,7 @@ def parse_engine_log(lines: Iterable[str], source: str, base: Replica | None = N
     reader, number = _Reader(), 1
     for line in lines:
         if len(line) > _SHORTEST and any(word in line for word in _WORDS):
-            reader.line(number, _ESCAPE.sub("", line) if "\x1b" in line else line)
+            reader.line(number, line)
         number += not line.endswith(
             "\r"
         )  # a lone carriage return, of a progress bar, ends no line of an editor

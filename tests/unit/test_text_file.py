@@ -34,13 +34,14 @@ each_reader = pytest.mark.parametrize(("read", "text"), READERS.values(), ids=RE
 
 @each_reader
 @pytest.mark.parametrize("packed", [bytes, gzip.compress, zstandard.compress])
-def test_files_are_unpacked_and_hashed_as_stored(
+def test_files_are_unpacked_decoded_and_hashed_as_stored(
     tmp_path: Path, read: Callable[[Path], str], text: str, packed: Callable[[bytes], bytes]
 ) -> None:
     path = tmp_path / "file"
-    for written in (text, "\ufeff" + text, text.replace("\n", "\r\n"), text[:-1]):
-        path.write_bytes(stored := packed(written.encode()))
-        assert read(path) == sha256(stored).hexdigest()
+    for written in (text, text.replace("\n", "\r\n"), text[:-1]):
+        for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"):
+            path.write_bytes(stored := packed(written.encode(encoding)))
+            assert read(path) == sha256(stored).hexdigest()
 
 
 @each_reader
@@ -59,7 +60,7 @@ def test_a_file_that_is_broken_is_refused(tmp_path: Path, read: Callable[[Path],
     assert refusal(packed[: len(packed) // 2]) == "the compressed data are cut off"
     assert refusal(packed[:8] + b"\xff" * 8 + packed[16:]) == "the compressed data are damaged"
     if read is not READERS["log"][0]:  # an engine prints what it likes
-        assert refusal(b"\xff\xfe" + text.encode()) == "must be text in UTF-8"
+        assert refusal(b"\xff\xfe" + text.encode()) == "must be text in UTF-8 or UTF-16"
 
 
 @every("read", [*(read for read, _ in READERS.values()), read_object])
