@@ -5,6 +5,7 @@ since a request needs its KV on all of them. Data-parallel engines are replicas 
 is the careful choice. A limit counts only where it belongs to the same start as the capacity.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,18 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.engines import BATCHED, BLOCK, LOGS, PP, SEQS, TP, Capacity, EngineLog, whole
+from kvplan.ingest.engines import (
+    BATCHED,
+    BLOCK,
+    LOGS,
+    PP,
+    SEQS,
+    TP,
+    Capacity,
+    EngineLog,
+    settled_block,
+    whole,
+)
 from kvplan.ingest.kv_pool import Pool, find_pool, most_blocks
 from kvplan.ingest.observed import ObservedDrafts, ObservedHits
 from kvplan.ingest.profile_text import Part, kv_tables, replica_part
@@ -69,7 +81,7 @@ class EngineLimits:
 
 
 class NoCapacityError(UsageError):
-    """A log states no KV capacity."""
+    """A log states no KV capacity, or in blocks of unknown size."""
 
 
 def read_engine_log(path: Path, base: Replica | None = None) -> EngineLimits:
@@ -172,6 +184,7 @@ class _StartUp:
     cached: int = 0
     drafted: int = 0  # tokens
     accepted: tuple[float, ...] = ()  # of them by position, times drafted tokens
+    remarks: dict[str, str] = field(default_factory=dict)  # by their text without numbers: the last counts
 
     def includes(self, new: _Statement) -> bool:
         """Tell whether a statement is of another rank or another pool of this start, and not of a later start."""
@@ -184,14 +197,26 @@ class _StartUp:
         return repeated and all(s.kind is new.kind for s in others)
 
     @property
-    def block_tokens(self) -> int:
-        return self.limits.get(BLOCK, self.log.block_tokens)
+    def settled_block(self) -> int | None:
+        """The size of blocks by how many requests fit, where no line states it."""
+        if BLOCK in self.limits:
+            return None
+        said = ((s.amount, s.concurrency) for s in self.statements if s.kind.in_blocks and s.concurrency)
+        sizes = (settled_block(amount, some.tokens, some.requests) for amount, some in said)
+        return next(filter(None, sizes), None)
+
+    def block_tokens(self, statement: _Statement) -> int:
+        """Tell the size of its blocks, stated, settled or the engine's default; 0 where there is none of these."""
+        known = self.limits.get(BLOCK) or self.settled_block
+        return known or (0 if statement.kind.of_any_size else self.log.block_tokens)
 
     def tokens(self, statement: _Statement) -> int:
-        return statement.amount * (self.block_tokens if statement.kind.in_blocks else 1)
+        return statement.amount * (self.block_tokens(statement) if statement.kind.in_blocks else 1)
 
     def telling(self) -> list[_Statement]:
         """Choose the statements that count: totals before pools, and of the pools the last of each rank."""
+        if self.log.largest_pool:
+            return [max(self.statements, key=self.tokens)]
         totals = [s for s in self.statements if not s.kind.of_pool]
         return totals or list({s.ranks: s for s in self.statements}.values())
 
@@ -199,8 +224,11 @@ class _StartUp:
         return min(reversed(self.telling()), key=self.tokens)
 
     def count(self, number: int, text: str) -> None:
-        """Count what a line says of the prefix cache and of drafts."""
+        """Keep what a line says of the prefix cache, of drafts and of other things."""
         log = self.log
+        for form, remark in log.remarks:
+            if said := form.search(text):
+                self.remarks[remark] = remark.format(*(f"{whole(amount):,}" for amount in said.groups()))
         if log.hit_rate and (rate := log.hit_rate.search(text)):
             self.hit_rate = float(rate[1]), number
         if log.computed_and_found and (batch := log.computed_and_found.search(text)):
@@ -311,7 +339,8 @@ def _statement(number: int, text: str) -> tuple[EngineLog, _Statement] | None:
             if match := kind.form.search(text):
                 before, shown = text[: match.start()], _shortened(text, match.start())
                 prefix = _FRACTION.sub("", before)
-                return log, _Statement(kind, whole(match[1]), _ranks(before), prefix, number, shown)
+                amount = math.prod(map(whole, match.groups()))
+                return log, _Statement(kind, amount, _ranks(before), prefix, number, shown)
     return None
 
 
@@ -335,12 +364,17 @@ def _limits(starts: list[_StartUp], source: str, base: Replica | None) -> Engine
     start = starts[-1]
     used, limits = start.chosen(), start.limits
     memory = start.tokens(used)
+    if used.kind.in_blocks and used.amount > 0 and not memory:
+        raise NoCapacityError(
+            f"{source}:{used.line}: blocks of unknown size: neither block_size before nor the maximum concurrency "
+            f"behind tells it; keep these lines, or give --capacity: {used.text}"
+        )
     if not 0 < memory <= MAX_MEMORY_TOKENS:
         seen = f"a KV capacity of {format_tokens(memory)} tokens" if memory <= 0 else "an absurd KV capacity"
         message = f"{seen}; must be at least 1 and at most {format_tokens(MAX_MEMORY_TOKENS)}: {used.text}"
         raise ProfileError(source, message, line=used.line)
     pool = _pool(start, used, source, base)
-    block = start.block_tokens if used.kind.in_blocks else limits.get(BLOCK)
+    block = start.block_tokens(used) if used.kind.in_blocks else limits.get(BLOCK)
     return EngineLimits(
         source=source,
         engine=start.log.engine,
@@ -408,8 +442,12 @@ def _notes(starts: list[_StartUp], used: _Statement, pool: Pool | None) -> Itera
             "token, windows and chunks too"
         )
     if used.kind.in_blocks and BLOCK not in start.limits:
-        size = f"{start.log.engine}'s default of {start.block_tokens} tokens"
-        yield f"the log states no block size; {size} is assumed"
+        if start.settled_block:
+            yield f"blocks have {start.settled_block} tokens, by the maximum concurrency that the log states"
+        else:
+            size = f"{start.log.engine}'s default of {start.block_tokens(used)} tokens"
+            yield f"the log states no block size; {size} is assumed"
+    yield from start.remarks.values()
     if len(starts) > 1:
         before = [(start.tokens(s), s.line) for start in starts[:-1] for s in [start.chosen()]]
         listed = [f"{format_tokens(tokens)} tokens in line {line:,}" for tokens, line in before[-_LISTED:]]

@@ -263,7 +263,7 @@ class _Gathering:
             *(self.asked, self.kept, self.limits),
             *(self.metrics, self.estimate),
         )
-        engine = asked.engine or _ENGINES.get(limits.engine if limits else "", EngineName.VLLM)
+        engine = asked.engine or (_ENGINES.get(limits.engine) if limits else EngineName.VLLM)
         own = vllm_limits(find_gpu(asked.gpu)) if asked.gpu and engine is EngineName.VLLM else {}
         said: tuple[str, ...] = ()
         if limits is not None:
@@ -393,6 +393,11 @@ class _Gathering:
     def _engine(self) -> Finding:
         """Write the table [engine], where it is another than the base's."""
         engine = self.asked.engine or (self.limits and _ENGINES.get(self.limits.engine))
+        if engine is None and self.limits is not None:
+            name = self.limits.engine
+            return Finding(
+                notes=[f"how {name} schedules is not known: as vLLM does, unless --engine names another"]
+            )
         if engine is None or engine == self.tables.get("engine", {}).get("name", EngineName.VLLM):
             return Finding()
         about = ("name: by --engine." if self.asked.engine else "name: whose log was read.",)
