@@ -37,6 +37,15 @@ _READ = 1 << 18  # bytes at once
 _ESCAPE = re.compile(
     r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))"
 )  # colours, titles of windows
+_NOT_READ = {  # by where a mark stands and what it is: what a file is, and what makes text of it
+    (0, b"BZh"): ("packed by bzip2", "bunzip2"),
+    (0, b"\xfd7zXZ\0"): ("packed by xz", "unxz"),
+    (0, b"\x04\x22\x4d\x18"): ("packed by lz4", "unlz4"),
+    (0, b"PK\x03\x04"): ("a zip archive", "unzip"),
+    (0, b"7z\xbc\xaf\x27\x1c"): ("a 7z archive", "7z x"),
+    (0, b"PAR1"): ("a Parquet table", "DuckDB's COPY, as CSV,"),
+    (257, b"ustar"): ("a tar archive", "tar -xf"),
+}
 _PIECE = 256  # bytes of zstd unpacked at once: a block of four can stand for 128 KiB
 
 
@@ -155,12 +164,18 @@ def _refusals(path: Path) -> Iterator[None]:
         raise UsageError(f"{path}: must be text in UTF-8 or UTF-16") from None
     except EOFError:
         raise UsageError(f"{path}: the compressed data are cut off") from None
+    except _NotTextError as error:
+        raise UsageError(f"{path}: {error}") from None
     except OverflowError as error:
         raise UsageError(f"{path}: the compressed data {error}") from None
     except (zlib.error, zstandard.ZstdError):
         raise UsageError(f"{path}: the compressed data are damaged") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+class _NotTextError(Exception):
+    """A file is of a kind that others unpack."""
 
 
 class _Raw(io.RawIOBase):
@@ -264,6 +279,9 @@ def _head(binary: Any) -> bytes:
     head = b""
     while len(head) < _HEAD and (piece := binary.read1(_HEAD)):
         head += piece
+    for (place, mark), (what, how) in _NOT_READ.items():
+        if head.startswith(mark, place):
+            raise _NotTextError(f"{what}, which is not read; {how} makes text of it")
     return head
 
 

@@ -18,6 +18,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import read_engine_log
 from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.json_keys import read_object
+from kvplan.ingest.recognition import kind_of
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.trace.traffic import measure
@@ -69,6 +70,17 @@ def test_what_cannot_be_opened_is_refused(tmp_path: Path, read: Callable[[Path],
         read(tmp_path / "none")
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         read(tmp_path)
+
+
+@every(
+    "magic", [b"BZh91AY", b"\xfd7zXZ\0\0", b"PK\x03\x04", b"PAR1\x15", b"a.log".ljust(257, b"\0") + b"ustar"]
+)
+def test_what_others_unpack_is_refused_with_what_unpacks_it(tmp_path: Path, magic: bytes) -> None:
+    path = tmp_path / "file"
+    for packed in (bytes, gzip.compress):
+        path.write_bytes(packed(magic + b"GPU KV cache size: 32,000 tokens"))
+        with pytest.raises(UsageError, match=r"which is not read; .* makes text of it"):
+            kind_of(path)
 
 
 def test_nothing_else_in_ingest_opens_a_file_from_outside() -> None:
