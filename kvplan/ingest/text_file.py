@@ -112,9 +112,9 @@ def lines_of(path: Path, *, errors: str = "strict", longest: int = _LONGEST_LINE
         with _unpacked(stored, errors) as (text, wrapping):
             lines = Lines(str(path), text, longest, wrapping)
             yield lines
-            while text.read(1 << 20):  # what was left unread belongs to the digest all the same
+            while not wrapping and text.read(1 << 20):  # what was left unread must be text all the same
                 pass
-        while stored.read(1 << 20):  # and so does what follows the end of compressed data
+        while stored.read(1 << 20):  # the digest is of all, also of what follows the end of compressed data
             pass
         lines.sha256 = stored.digest.hexdigest()
 

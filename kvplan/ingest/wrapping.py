@@ -45,6 +45,7 @@ _BEFORE_JSON = re.compile(
     r"|\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?)\s{1,40}(?=[\[{])"
 )
 _LONGEST = 64_000_000  # characters of a document
+_SHORTEST = 8  # characters of a line that can be an entry; there can be millions of blank ones
 _DEEP = 3  # wrappings within each other
 _DOCKERS_PART = 16_384  # bytes of a line in one entry
 
@@ -107,6 +108,8 @@ def _in_order(texts: Iterator[str], known: list[_Entry], name: str) -> tuple[Ite
 
 def _of_line(line: str) -> list[_Entry]:
     """Take the texts out of a line; itself where it is no entry."""
+    if len(line) < _SHORTEST:
+        return [_Entry(line, "")]
     return list(_entries(line, _DEEP)) or [_Entry(_without_prefix(line), "")]
 
 
@@ -132,13 +135,13 @@ def _joined(entries: Iterable[list[_Entry]]) -> Iterator[str]:
 
 def _entries(line: str, deep: int) -> Iterator[_Entry]:
     """Yield the texts in a line; nothing where it is no entry."""
-    if deep and (match := _CRI.match(line)):
+    if deep > 0 and (match := _CRI.match(line)):
         text, ended = line[match.end() :], match[3] == "F"
         for entry in _entries(text, deep - 1) if ended else ():
             yield entry._replace(time=match[1])
             return
         yield _Entry(text if ended else text.rstrip("\r\n"), "lines of CRI", match[1], ended, match[2])
-    elif deep and (values := json_object(_without_prefix(line))) is not None:
+    elif deep > 0 and "{" in line and (values := json_object(_without_prefix(line))) is not None:
         yield from _of_object(values, deep)
 
 
@@ -146,13 +149,13 @@ def _of_object(values: Mapping[str, Any], deep: int) -> Iterator[_Entry]:
     """Yield the texts in an object."""
     path = next((path for path in _TEXTS if isinstance(_at(values, path), str)), None)
     if path is None:
-        for name in (*_LISTS, *_INNER_LISTS):
+        for name in (*_LISTS, *_INNER_LISTS) if deep > 0 else ():
             if isinstance(several := _at(values, name), list):
                 for part in several:
                     yield from _of_part(part, name, deep)
         return
     text = _at(values, path)
-    if any("token" in key.lower() for key in _keys(values)):
+    if _counts_tokens(values):
         return
     inner = list(_entries(text, deep - 1))
     if inner:
@@ -160,7 +163,7 @@ def _of_object(values: Mapping[str, Any], deep: int) -> Iterator[_Entry]:
         return
     ended = not (
         values.get("logtag") == "P"
-        or (path == "log" and not text.endswith("\n") and len(text.encode(errors="replace")) >= _DOCKERS_PART)
+        or (path == "log" and text[-1:] != "\n" and len(text.encode(errors="replace")) >= _DOCKERS_PART)
     )
     by_cloudwatch = path == "message" and any(key in values for key in _IN_CLOUDWATCH)
     time = next((str(values[key]) for key in _TIMES if key in values), "")
@@ -180,7 +183,7 @@ def _of_part(part: Any, name: str, deep: int) -> Iterator[_Entry]:
         for time, text in ((value[0], value[1]) for value in pairs if isinstance(value[1], str)):
             yield from list(_entries(text, deep - 1)) or [_Entry(text, _LOKI, str(time))]
         return
-    for entry in _of_object(part, deep):
+    for entry in _of_object(part, deep - 1):
         yield entry._replace(name=_CLOUDWATCH) if name in ("events", "logEvents") else entry
 
 
@@ -190,8 +193,8 @@ def _at(values: Any, path: str) -> Any:
     return values
 
 
-def _keys(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield key
-            yield from _keys(inner)
+def _counts_tokens(values: Mapping[str, Any], deep: int = _DEEP) -> bool:
+    for key, inner in values.items():
+        if "token" in key.lower() or (deep and isinstance(inner, dict) and _counts_tokens(inner, deep - 1)):
+            return True
+    return False

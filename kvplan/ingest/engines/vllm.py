@@ -184,7 +184,7 @@ def _hit_percent(text: str) -> float:
 
 LOG = EngineLog(
     engine="vLLM",
-    looked_for="'GPU KV cache size: … tokens' and '# GPU blocks: …'",
+    looked_for="'GPU KV cache size: … tokens' and '# GPU blocks: …', of other devices too",
     words=(
         *("GPU KV cache size", " blocks: ", "Maximum concurrency", "API server version"),
         *("max_num_", "max-num-", "block_size", "block-size", "block size to", "Prefix cache hit rate"),

@@ -18,6 +18,7 @@ from kvplan.ingest.timing.samples import Measured, RequestLog, Samples, Series, 
 
 DRAFTS = names("drafts numspeculativetokens")
 EMITTED = names("meanacceptancelength tokensperiteration")
+_LOGGING = " or ".join(log.engine for log in LOGS if log.statistics is not None)
 _MOST_NAMES, _LONGEST_NAME = 20, 80  # of groups in a message
 
 
@@ -133,8 +134,8 @@ def _parsed(
         return collected
     raise NoSamplesError(
         source,
-        "no samples of iterations: neither lines of vLLM's or SGLang's log, nor the result of a benchmark, nor a table "
-        "with kv_tokens and iteration_ms, with concurrency, tpot_ms, input_tokens and output_tokens, or with "
+        f"no samples of iterations: neither lines that {_LOGGING} logs as it runs, nor the result of a benchmark, nor "
+        "a table with kv_tokens and iteration_ms, with concurrency, tpot_ms, input_tokens and output_tokens, or with "
         f"prompt_throughput, gen_throughput, running and kv_cache_pct; the file begins {shown(first)}",
         line=number,
     )
