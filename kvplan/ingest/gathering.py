@@ -4,7 +4,7 @@ A part is measured, else of a profile among the files, else estimated from a mod
 is absent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,9 +28,10 @@ from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, compo
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
+from kvplan.ingest.timing.collector import LeftOutError
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
 from kvplan.ingest.timing.fit import NOTHING, Prior, fit_measured, of_measured
-from kvplan.ingest.timing.reading import listed, read_groups
+from kvplan.ingest.timing.reading import listed, read_groups, read_samples
 from kvplan.ingest.timing.samples import Measured, Samples
 from kvplan.ingest.timing.text import accuracy, notes, timing_part
 from kvplan.ingest.trace import fit as trace_fit
@@ -158,6 +159,8 @@ class _Gathering:
     def gathered(self) -> Gathered:
         findings = [self.replica, self.timing, self._drafts(), self._engine()]
         if self._of(FileKind.LOG) and self.limits is None and self.timing.part is None:
+            for note in self.timing.notes:
+                raise UsageError(note)
             read_engine_log(self._of(FileKind.LOG)[0])  # which says what was looked for
         findings.append(self._traffic([finding.part for finding in findings if finding.part]))
         parts = [finding.part for finding in findings if finding.part]
@@ -320,7 +323,7 @@ class _Gathering:
             group=None if FileKind.METRICS in self.files and not results else self.asked.group,
             may_lack=[*logs, *timed],
         )
-        refusals: list[UsageError] = []
+        refusals: list[UsageError] = [] if groups else list(_left_out([*logs, *timed]))
         for measured in _candidates(groups, paths[0]):
             try:
                 fitted = self._fitted(measured)
@@ -441,6 +444,17 @@ def _replica(tables: Mapping[str, Any]) -> Replica | None:
 def _constants(timing: Timing) -> str:
     names = [name for name in ("d0", "d1", "d2", "d3", "d4", "d5") if getattr(timing, name) > 0]
     return ", ".join(f"{name} {format_seconds(getattr(timing, name))}" for name in names)
+
+
+def _left_out(paths: Iterable[Path]) -> Iterator[UsageError]:
+    """Yield why iterations in some files give no samples."""
+    for path in paths:
+        try:
+            read_samples(path)
+        except LeftOutError as error:
+            yield error
+        except UsageError:
+            pass
 
 
 def _candidates(groups: Iterable[Sequence[Measured]], path: Path) -> list[Sequence[Measured]]:

@@ -1,8 +1,8 @@
 """Lines that a collector of logs wrapped are taken out of it, whatever reads them then.
 
 A line is an entry of the container runtime's (CRI), or a JSON object with the text under a known key; a JSON document
-has a list of such objects. What an object says of tokens beside its text is not lost: then it is no wrapping. A line of
-another form stays as it is.
+has a list of such objects. One with numbers of tokens or latencies beside its text is no wrapping, but a record. A line
+of another form stays as it is.
 """
 
 import re
@@ -38,6 +38,7 @@ _LISTS = ("events", "logEvents", "entries", "results", "hits.hits", "data.result
 _INNER_LISTS = ("resourceLogs", "scopeLogs", "logRecords")
 _TIMES = ("time", "timestamp", "ts", "@timestamp", "date", "timeUnixNano", "__REALTIME_TIMESTAMP")
 _KEYS = "|".join(["values", "value", *(path.rpartition(".")[2] for path in _TEXTS)])
+_MEASURED = re.compile("token|prompt|input|output|complet|generat|concurren|latency|ttft|tpot", re.IGNORECASE)
 _SAYS_TEXT = re.compile(rf'"(?:{_KEYS})"\s*:')
 _CRI = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP])(?::\S+)?(?: |$)")
 _BEFORE_JSON = re.compile(
@@ -155,7 +156,7 @@ def _of_object(values: Mapping[str, Any], deep: int) -> Iterator[_Entry]:
                     yield from _of_part(part, name, deep)
         return
     text = _at(values, path)
-    if _counts_tokens(values):
+    if _measures(values):
         return
     inner = list(_entries(text, deep - 1))
     if inner:
@@ -193,8 +194,11 @@ def _at(values: Any, path: str) -> Any:
     return values
 
 
-def _counts_tokens(values: Mapping[str, Any], deep: int = _DEEP) -> bool:
-    for key, inner in values.items():
-        if "token" in key.lower() or (deep and isinstance(inner, dict) and _counts_tokens(inner, deep - 1)):
+def _measures(values: Mapping[str, Any], deep: int = _DEEP) -> bool:
+    """Tell whether an object has numbers of its own, and the text is only one of its values."""
+    for key, value in values.items():
+        if isinstance(value, int | float) and _MEASURED.search(key):
+            return True
+        if deep and isinstance(value, dict) and _measures(value, deep - 1):
             return True
     return False

@@ -9,6 +9,8 @@ from every import every
 
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits, parse_engine_log
+from kvplan.ingest.gathering import Asked, gather
+from kvplan.ingest.reader import FileKind
 from kvplan.ingest.timing.fit import NOTHING, fit_measured
 from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.samples import Samples
@@ -293,3 +295,28 @@ def test_metrics_without_a_batch_or_with_drafts_are_left_out() -> None:
     for wrong in ({"iterLatencyMS": "7 ms"}, {"kvCacheStats": {"usedNumBlocks": -1, "tokensPerBlock": 32}}):
         with pytest.raises(UsageError, match="must be a number"):
             samples(json.dumps(good | wrong))
+
+
+# -- what a profile gets ----------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_is_not_simulated_brings_no_defaults_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "llama.log"
+    path.write_text("\n".join(LLAMA))
+    gathered = gather({FileKind.LOG: [path]}, Asked())
+    gpu = {"memory_tokens": 32_768, "max_num_seqs": 4, "max_num_batched_tokens": 2048}
+    assert gathered.profile.tables["gpu"] == gpu
+    assert any("how llama.cpp schedules is not known" in note for note in gathered.notes)
+
+
+@every(
+    ("line", "reason"),
+    [(iteration(OLD), "neither cached_kv_tokens nor kv_cache_util"), (iteration(g=9), "with drafts")],
+)
+def test_a_log_whose_iterations_are_all_left_out_is_refused_with_the_reason(
+    line: str, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "iterations.log"
+    path.write_text(f"{line}\n" * 3)
+    with pytest.raises(UsageError, match=f"3 rows: .*{reason}"):
+        gather({FileKind.LOG: [path]}, Asked())

@@ -156,6 +156,9 @@ def test_requests_and_tables_are_taken_out_too(tmp_path: Path) -> None:
         "docker": objects(*(docker(START, json.dumps(row)) for row in rows)),
         "prefix": "".join(f"(APIServer pid=12) {json.dumps(row)}\n" for row in rows),
         "alone": objects(*({**row, "message": "request done"} for row in rows)),
+        "alone, under short names": objects(
+            *({"log": "done", "time": r["time"], "input": r["input_tokens"], "output": 40} for r in rows)
+        ),
         "CSV": objects(
             *(
                 docker(START, line)
