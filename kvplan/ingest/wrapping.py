@@ -201,4 +201,6 @@ def _measures(values: Mapping[str, Any], deep: int = _DEEP) -> bool:
             return True
         if deep and isinstance(value, dict) and _measures(value, deep - 1):
             return True
+        if key == "attributes" and _MEASURED.search(str(value)):  # of OpenTelemetry, in a list
+            return True
     return False

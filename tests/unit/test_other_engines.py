@@ -128,6 +128,18 @@ CONFIG = (
             *("llama.cpp", 4096, None, 2, 512),
             "",
         ),
+        (
+            [
+                'INFO [                    init] initializing slots | tid="1" timestamp=1 n_slots=2',
+                *(
+                    f'INFO [ init] new slot | tid="1" timestamp=1 id_slot={i} n_ctx_slot=2048'
+                    for i in range(2)
+                ),
+                "llama_new_context_with_model: n_ctx      = 4096",
+            ],
+            *("llama.cpp", 4096, None, 2, None),
+            "",
+        ),
         (  # the draft model's context is smaller
             [*LLAMA, "llama_context: n_ctx         = 8192"],
             *("llama.cpp", 32_768, None, 4, 2048),
@@ -139,6 +151,11 @@ CONFIG = (
             "2 KV capacities are stated",
         ),
         (TURBOMIND, "LMDeploy", 6214 * 64, 64, None, None, "LMDeploy's default of 64 tokens is assumed"),
+        (
+            ["  max_batch_size: 100", '  "cache_block_seq_len": 32,', *TURBOMIND],
+            *("LMDeploy", 6214 * 32, 32, 100, None),
+            "",
+        ),
         ([CONFIG.format(128), *TURBOMIND], "LMDeploy", 6214 * 128, 128, 256, 8192, ""),
         (
             [

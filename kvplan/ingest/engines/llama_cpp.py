@@ -22,7 +22,8 @@ LOG = EngineLog(
         "llama_init_from_model:",
         "n_slots",
         "n_ctx_slot",
-        "load",
+        "loading model",
+        "the slot context",
     ),
     capacities=(
         Capacity(re.compile(rf"{_SLOTS}'false'"), of_pool=True),
@@ -30,11 +31,14 @@ LOG = EngineLog(
             re.compile(rf"n_slots = \d{{1,9}}, n_ctx_slot = {NUMBER}, kv_unified = 'true'"), of_pool=True
         ),
         Capacity(re.compile(rf"{_CONTEXT}n_ctx +[=:] +{NUMBER}"), of_pool=True),
-        Capacity(re.compile(rf"new slot,? n_ctx(?:_slot)? = {NUMBER}"), of_pool=True),
+        Capacity(
+            re.compile(rf"new slot\b[^=]{{0,20}}(?:=[^=]{{0,60}}){{0,4}}?\bn_ctx(?:_slot)? ?= ?{NUMBER}"),
+            of_pool=True,
+        ),
     ),
     limits=(
         (SEQS, re.compile(rf"{_CONTEXT}n_seq_max +[=:] +(\d+)")),
-        (SEQS, re.compile(r"\bn_slots = (\d+)")),
+        (SEQS, re.compile(r"\bn_slots ?= ?(\d+)")),
         (BATCHED, re.compile(rf"{_CONTEXT}n_batch +[=:] +(\d+)")),
     ),
     start=r"(?:main|load_model): loading model",

@@ -72,12 +72,20 @@ class _Averages:
 LOG = EngineLog(
     engine="LMDeploy",
     looked_for="'[BlockManager] max_block_count = …' and 'CacheEngine with config: …'",
-    words=("[BlockManager]", "CacheEngine with config", "cache_block_seq_len", "EngineConfig("),
+    words=(
+        "[BlockManager]",
+        "CacheEngine with config",
+        "cache_block_seq_len",
+        "EngineConfig(",
+        "max_batch",
+        "max_prefill",
+    ),
     capacities=_CAPACITIES,
     limits=(
         *((BLOCK, form) for form in _BLOCK_SIZES),
-        (SEQS, re.compile(r"(?:EngineConfig\(|CacheEngine with).*?\bmax_batch(?:es|_size)=(\d+)")),
-        (BATCHED, re.compile(r"(?:EngineConfig\(|CacheEngine with).*?\bmax_prefill_token_num=(\d+)")),
+        (SEQS, argument("max_batch_size")),
+        (SEQS, argument("max_batches")),
+        (BATCHED, argument("max_prefill_token_num")),
         (TP, re.compile(r"EngineConfig\(.*?\btp=(\d+)")),
     ),
     hit_rate=re.compile(r"Avg thr \(in/out\).*?Prefix cache hit rate: (\d+(?:\.\d+)?)%"),

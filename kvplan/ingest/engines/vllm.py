@@ -42,11 +42,11 @@ from kvplan.units import format_tokens
 
 BLOCK_TOKENS = 16  # its default on GPUs
 _TOKENS = Capacity(re.compile(rf"GPU KV cache size: {NUMBER} tokens"))
-_BLOCKS = Capacity(re.compile(rf"\b(?:(?i:GPU)|cuda|rocm) blocks: {NUMBER}"), in_blocks=True)
+_BLOCKS = Capacity(re.compile(rf"\b(?:(?i:GPU|xpu)|cuda|rocm) blocks: {NUMBER}"), in_blocks=True)
 # Gaudi, Ascend and others; "# CPU blocks" is host memory to swap to, but where the executor is of CPUs
 _DEVICE_BLOCKS = Capacity(
     re.compile(
-        rf"(?:\b(?:(?i:xpu|hpu|npu|tpu|neuron)|mlu|gcu|musa|cpu)|cpu_executor\.py:\d+\] # CPU) blocks: {NUMBER}"
+        rf"(?:\b(?:(?i:hpu|npu|tpu|neuron)|mlu|gcu|musa|cpu)|cpu_executor\.py:\d+\] # CPU) blocks: {NUMBER}"
     ),
     in_blocks=True,
     of_any_size=True,
