@@ -45,6 +45,7 @@ class Collector:
     def __init__(self, source: str, given_tokens: int | None, assumed_tokens: int | None) -> None:
         self.source = source
         self.format = ""
+        self.group = ""  # of what is added next
         self.given_tokens = given_tokens
         self.capacity_tokens = assumed_tokens if given_tokens is None else given_tokens
         self._samples: dict[tuple[str, str], list[tuple[float, float, float, float, int]]] = {}
@@ -70,7 +71,7 @@ class Collector:
         values: tuple[float, float, float, float],
         line: int,
         *,
-        group: str = "",
+        group: str | None = None,
         hidden_prefill: bool = False,
     ) -> None:
         """Add a sample (K, P, B, τ), unless nothing ran."""
@@ -78,7 +79,8 @@ class Collector:
             self.skip("nothing was generated", line)
             return
         self._refuse_time(values[3], "an iteration", line)
-        self._samples.setdefault((self.format, group), []).append((*values, line))
+        name = self.group if group is None else group
+        self._samples.setdefault((self.format, name), []).append((*values, line))
         if hidden_prefill:
             self._hidden.add(self.format)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, names, shown
-from kvplan.ingest.engines import LOGS
+from kvplan.ingest.engines import LOGS, StatisticsReader, service_of
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.results import reader_of
 from kvplan.ingest.text_file import lines_of
@@ -46,11 +46,12 @@ def read_groups(
     assumed_tokens: int | None = None,
     group: str | None = None,
     may_lack: Collection[Path] = (),
+    told: Collection[str] = (),
 ) -> tuple[tuple[Measured, ...], ...]:
     """Read samples of several files, those of one replica together, or of one group alone; see `read_samples`.
 
     The requests of a run beside a series of it rebuild the KV usage that was not recorded, and give no samples of their
-    own. Files that `may_lack` samples tell of other things too.
+    own. Files that `may_lack` samples tell of other things too, and of the groups `told`.
     """
     grouped: dict[str, list[Found]] = {}
     for path in paths:
@@ -63,6 +64,8 @@ def read_groups(
     measured = {name: _measured(several) for name, several in grouped.items()}
     if group is None:
         return tuple(measured.values())
+    if group in told and group not in measured:
+        return ()
     if group not in measured:
         known = listed(measured) if any(measured) else "one replica without a name"
         raise UsageError(f"{paths[0]}: no group {group!r}; there are: {known}")
@@ -181,10 +184,14 @@ def _add_json(records: Iterable[Record], collector: Collector) -> bool:
 
 
 def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:
-    readers = [log.statistics(collector) for log in LOGS if log.statistics is not None]
+    services: dict[str, list[StatisticsReader]] = {}
     for number, text in numbered:
         if text.strip():
-            for reader in readers:
+            collector.group = service_of(text)
+            if collector.group not in services:
+                services[collector.group] = [log.statistics(collector) for log in LOGS if log.statistics]
+            for reader in services[collector.group]:
                 reader.line(number, text)
-    for reader in readers:
-        reader.end()
+    for collector.group, readers in services.items():
+        for reader in readers:
+            reader.end()
