@@ -36,6 +36,8 @@ _LOKI = "an answer of Loki"
 # lists of entries, and lists of these
 _LISTS = ("events", "logEvents", "entries", "results", "hits.hits", "data.result")
 _INNER_LISTS = ("resourceLogs", "scopeLogs", "logRecords")
+_ORIGINS = ("pod", "pod_name", "k8s_pod_name", "instance", "container", "container_name", "logStreamName")
+_HAVE_ORIGINS = ("", "labels", "fields", "stream", "kubernetes", "resource.labels", "kubernetes.labels")
 _TIMES = ("time", "timestamp", "ts", "@timestamp", "date", "timeUnixNano", "__REALTIME_TIMESTAMP")
 _KEYS = "|".join(["values", "value", *(path.rpartition(".")[2] for path in _TEXTS)])
 _MEASURED = re.compile("token|prompt|input|output|complet|generat|concurren|latency|ttft|tpot", re.IGNORECASE)
@@ -52,13 +54,14 @@ _DOCKERS_PART = 16_384  # bytes of a line in one entry
 
 
 class _Entry(NamedTuple):
-    """A text, who wrapped it, when it was written, and whether a line ends with it."""
+    """A text, who wrapped it, when it was written, whether a line ends with it, and who wrote it."""
 
     text: str
     name: str
     time: str = ""
     ended: bool = True
     stream: str = ""
+    origin: str = ""  # the pod or the like that wrote it
 
 
 def unwrapped(head: str, lines: Iterator[str]) -> tuple[Iterator[str], str] | None:
@@ -73,7 +76,7 @@ def unwrapped(head: str, lines: Iterator[str]) -> tuple[Iterator[str], str] | No
     entries = [list(_entries(row, _DEEP)) for row in rows]
     known = [entry for row in entries for entry in row]
     if 2 * sum(map(bool, entries)) >= len(rows):
-        return _in_order(_joined(map(_of_line, lines)), known, known[0].name)
+        return _in_order(_joined(map(_of_line, lines), _several(known)), known, known[0].name)
     if json_object(plain) is not None:
         return (_joined(map(_of_line, lines)), "lines with a prefix") if plain != rows[0] else None
     return _of_document(lines) if is_json(plain) and _SAYS_TEXT.search(head) else None
@@ -96,7 +99,7 @@ def _of_document(lines: Iterator[str]) -> tuple[Iterator[str], str]:
         return iter(stored), ""
     if known[0].name == _LOKI:  # several streams, one after the other
         known.sort(key=lambda entry: entry.time)
-    return _in_order(_joined([entry] for entry in known), known, known[0].name)
+    return _in_order(_joined(([entry] for entry in known), _several(known)), known, known[0].name)
 
 
 def _in_order(texts: Iterator[str], known: list[_Entry], name: str) -> tuple[Iterator[str], str]:
@@ -119,7 +122,12 @@ def _without_prefix(line: str) -> str:
     return line[prefix.end() :] if (prefix := _BEFORE_JSON.match(line)) else line
 
 
-def _joined(entries: Iterable[list[_Entry]]) -> Iterator[str]:
+def _several(entries: Iterable[_Entry]) -> bool:
+    """Tell whether entries are of several origins, which are told apart then as kubectl does."""
+    return len({entry.origin for entry in entries}) > 1
+
+
+def _joined(entries: Iterable[list[_Entry]], several_origins: bool = False) -> Iterator[str]:
     """Yield lines of entries, those in parts together; a part is an empty line, so that lines are counted as stored."""
     parts: dict[str, str] = {}
     for several in entries:
@@ -127,7 +135,8 @@ def _joined(entries: Iterable[list[_Entry]]) -> Iterator[str]:
             text = entry.text.rstrip("\r\n") if entry.ended else entry.text
             before = parts.pop(entry.stream, "")
             if entry.ended:
-                yield f"{before}{text}\n"
+                log_of = several_origins and entry.origin and not text.startswith("{")
+                yield f"{f'[pod/{entry.origin}] ' if log_of else ''}{before}{text}\n"
             else:
                 parts[entry.stream] = before + text
                 yield "\n"
@@ -158,9 +167,10 @@ def _of_object(values: Mapping[str, Any], deep: int) -> Iterator[_Entry]:
     text = _at(values, path)
     if _measures(values):
         return
+    origin = _origin(values)
     inner = list(_entries(text, deep - 1))
     if inner:
-        yield from inner
+        yield from (entry._replace(origin=entry.origin or origin) for entry in inner)
         return
     ended = not (
         values.get("logtag") == "P"
@@ -168,7 +178,8 @@ def _of_object(values: Mapping[str, Any], deep: int) -> Iterator[_Entry]:
     )
     by_cloudwatch = path == "message" and any(key in values for key in _IN_CLOUDWATCH)
     time = next((str(values[key]) for key in _TIMES if key in values), "")
-    yield _Entry(text, _CLOUDWATCH if by_cloudwatch else _TEXTS[path], time, ended, str(values.get("stream")))
+    name, stream = _CLOUDWATCH if by_cloudwatch else _TEXTS[path], str(values.get("stream"))
+    yield _Entry(text, name, time, ended, stream, origin)
 
 
 def _of_part(part: Any, name: str, deep: int) -> Iterator[_Entry]:
@@ -182,7 +193,8 @@ def _of_part(part: Any, name: str, deep: int) -> Iterator[_Entry]:
     if name == "data.result" and "stream" in part and isinstance(values, list):  # of Loki: time and line
         pairs = [value for value in values if isinstance(value, list) and len(value) > 1]
         for time, text in ((value[0], value[1]) for value in pairs if isinstance(value[1], str)):
-            yield from list(_entries(text, deep - 1)) or [_Entry(text, _LOKI, str(time))]
+            entries = list(_entries(text, deep - 1)) or [_Entry(text, _LOKI, str(time))]
+            yield from (entry._replace(origin=_origin(part)) for entry in entries)
         return
     for entry in _of_object(part, deep - 1):
         yield entry._replace(name=_CLOUDWATCH) if name in ("events", "logEvents") else entry
@@ -192,6 +204,17 @@ def _at(values: Any, path: str) -> Any:
     for key in path.split("."):
         values = values.get(key) if isinstance(values, Mapping) else None
     return values
+
+
+def _origin(values: Mapping[str, Any]) -> str:
+    """Tell the pod, or else the instance or container, that an object names; without what a prefix cannot have."""
+    for place in _HAVE_ORIGINS:
+        named = _at(values, place) if place else values
+        if isinstance(named, Mapping):
+            for key in _ORIGINS:
+                if isinstance(name := named.get(key), str) and name:
+                    return re.sub(r"[\]\s]", "-", name)
+    return ""
 
 
 def _measures(values: Mapping[str, Any], deep: int = _DEEP) -> bool:

@@ -77,7 +77,7 @@ WRAPPED = {
             "data": {
                 "resultType": "streams",
                 "result": [
-                    {"stream": {"pod": "b"}, "values": LOKI[1::2]},
+                    {"stream": {"pod": "a", "level": "info"}, "values": LOKI[1::2]},
                     {"stream": {"pod": "a"}, "values": LOKI[::2]},
                 ],
             },
@@ -147,6 +147,23 @@ def test_lines_are_counted_as_stored_where_each_is_an_entry(tmp_path: Path) -> N
     path.write_text(objects(part, docker(START, "of another stream"), {"log": "y\n", "stream": "stdout"}))
     with lines_of(path) as lines:
         assert list(lines) == ["\n", "of another stream\n", "x" * 16_384 + "y\n"]
+
+
+def test_origins_of_several_services_are_kept(tmp_path: Path) -> None:
+    """As `kubectl logs --prefix` has them, so that one can be chosen."""
+    path = tmp_path / "two"
+    for text in (
+        objects(*({"line": line, "labels": {"pod": pod}} for line in LOG for pod in ("a-0", "b-0"))),
+        objects(*({"log": line, "kubernetes": {"pod_name": pod}} for line in LOG for pod in ("a-0", "b-0"))),
+        document({"events": [e | {"logStreamName": pod} for e in CLOUDWATCH for pod in ("a-0", "b-0")]}),
+        document(
+            {"data": {"result": [{"stream": {"pod": pod}, "values": LOKI} for pod in ("a-0", "b-0")]}},
+        ),
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=r"--group: 'pod/a-0', 'pod/b-0'"):
+            read_engine_log(path)
+        assert read_engine_log(path, service="pod/b-0").memory_tokens == 41_408
 
 
 def test_requests_and_tables_are_taken_out_too(tmp_path: Path) -> None:
