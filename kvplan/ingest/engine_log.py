@@ -122,9 +122,8 @@ def parse_engine_log(
     for line in lines:
         if len(line) > _SHORTEST and any(word in line for word in _WORDS):
             readers.setdefault(service_of(line), _Reader()).line(number, line)
-        number += not line.endswith(
-            "\r"
-        )  # a lone carriage return, of a progress bar, ends no line of an editor
+        # a lone carriage return, of a progress bar, ends no line of an editor
+        number += not line.endswith("\r")
     telling = {name: reader for name, reader in readers.items() if reader.starts or reader.failure}
     if len(telling) > 1 and service not in telling:
         names = ", ".join(repr(name) if name else "lines without a prefix" for name in telling)
@@ -462,18 +461,13 @@ def _limits(reader: _Reader, source: str, base: Replica | None) -> EngineLimits:
         raise ProfileError(source, message, line=used.line)
     pools = _pools(start, used, source, base)
     pool = pools[0] if pools else None
+    block = start.block_tokens(used) if used.kind.in_blocks else start.limit(BLOCK)
     caching = _TRUTH.get(start.stated.get(Setting.CACHING, ""))
     return EngineLimits(
         source=source,
         engine=start.log.engine,
         memory_tokens=pool.blocks * pool.layout.block_tokens if pool else memory,
-        block_tokens=(
-            pool.layout.block_tokens
-            if pool
-            else start.block_tokens(used)
-            if used.kind.in_blocks
-            else start.limit(BLOCK)
-        ),
+        block_tokens=pool.layout.block_tokens if pool else block,
         max_num_seqs=start.limit(SEQS),
         max_num_batched_tokens=start.limit(BATCHED),
         line=used.line,
