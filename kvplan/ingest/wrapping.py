@@ -44,7 +44,7 @@ _MEASURED = re.compile("token|prompt|input|output|complet|generat|concurren|late
 _SAYS_TEXT = re.compile(rf'"(?:{_KEYS})"\s*:')
 _CRI = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP])(?::\S+)?(?: |$)")
 _BEFORE_JSON = re.compile(
-    r"(?:\(\w{1,40} pid=\d{1,9}\)|\[pod/[^\]\s]{1,300}\]|[\w.-]{1,100} {1,40}\|"
+    r"(?:\(\w{1,40} pid=\d{1,9}\)|\[pod/([^\]\s]{1,300})\]|([\w.-]{1,100}) {1,40}\|"
     r"|\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?)\s{1,40}(?=[\[{])"
 )
 _LONGEST = 64_000_000  # characters of a document
@@ -152,7 +152,9 @@ def _entries(line: str, deep: int) -> Iterator[_Entry]:
             return
         yield _Entry(text if ended else text.rstrip("\r\n"), "lines of CRI", match[1], ended, match[2])
     elif deep > 0 and "{" in line and (values := json_object(_without_prefix(line))) is not None:
-        yield from _of_object(values, deep)
+        prefix = _BEFORE_JSON.match(line)
+        origin = (prefix[1] or prefix[2]) if prefix else None
+        yield from (e._replace(origin=origin) if origin else e for e in _of_object(values, deep))
 
 
 def _of_object(values: Mapping[str, Any], deep: int) -> Iterator[_Entry]:

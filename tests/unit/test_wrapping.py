@@ -154,6 +154,7 @@ def test_origins_of_several_services_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "two"
     for text in (
         objects(*({"line": line, "labels": {"pod": pod}} for line in LOG for pod in ("a-0", "b-0"))),
+        "".join(f"{pod}  | {json.dumps({'message': line})}\n" for line in LOG for pod in ("a-0", "b-0")),
         objects(*({"log": line, "kubernetes": {"pod_name": pod}} for line in LOG for pod in ("a-0", "b-0"))),
         document({"events": [e | {"logStreamName": pod} for e in CLOUDWATCH for pod in ("a-0", "b-0")]}),
         document(
