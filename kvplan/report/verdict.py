@@ -15,7 +15,7 @@ from kvplan.report.prefix_cache import collapse_actions, collapse_summary, overl
 from kvplan.report.words import Status
 from kvplan.study.advice import ADMISSION, Advice
 from kvplan.study.goodput import Goodput
-from kvplan.study.protection import Setting
+from kvplan.study.warm_cache import Setting
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the fluid figures (theory §3)
