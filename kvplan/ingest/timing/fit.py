@@ -33,7 +33,7 @@ _BAND = (0.1, 0.9)  # quantiles of measured over fitted
 _FEWEST_FOR_BAND = 5
 _ROUNDS = 2  # of playing loads at the law that the last round gave
 _CLOSEST = (0.02, 0.05)  # how well a constant is to be known: twice the scatter of samples, within these
-_SURE = 3.0  # standard errors within which it is
+_SURE = 2.5  # standard errors within which it is
 
 
 class Prior(NamedTuple):

@@ -39,7 +39,7 @@ _MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more wor
 _PARTS = (1.0, 0.5, 0.2, 0.1, 0.05)  # of a share of the prior, to try
 _HARDLY, _NO_MATTER = 1.03, 0.0005  # how much worse a fit may be: so many times, and so much error
 _AT_FIRST = 0.01  # of the least spread
-_LEAST, _NEAR = 1e-6, 0.03  # relative errors that count, at last and at first
+_LEAST, _NEAR = 1e-6, 1e-3  # relative errors that count, at last and at first
 _ALIKE = 1e-9  # singular value, of the largest
 _DIGITS = 1e-4  # relative error that rounding makes at least
 
@@ -214,11 +214,13 @@ def agreeing(equations: Equations, envelope: bool) -> BoolArray:
 
 def _through(quantile: float, design: FloatArray, seconds: FloatArray) -> FloatArray:
     """Return constants of a law that a share of the times lies below."""
-    weight = np.ones_like(seconds)
+    deviation = seconds
     for _ in range(_STEPS):
-        fitted = solve(design, seconds, seconds / np.sqrt(weight))
-        off = 1 - design @ fitted / seconds
+        fitted = solve(design, seconds, deviation)
+        times = design @ fitted
+        off = seconds / times - 1  # what is far too fast is off by no more than 1
         weight = np.where(off > 0, quantile, 1 - quantile) / np.maximum(np.abs(off), _NEAR)
+        deviation = times / np.sqrt(weight)
     return fitted
 
 
