@@ -40,7 +40,7 @@ _PARTS = (1.0, 0.5, 0.2, 0.1, 0.05)  # of a share of the prior, to try
 _HARDLY, _NO_MATTER = 1.03, 0.0005  # how much worse a fit may be: so many times, and so much error
 _AT_FIRST = 0.01  # of the least spread
 _LEAST, _NEAR = 1e-6, 1e-3  # relative errors that count, at last and at first
-_ALIKE = 1e-9  # singular value, of the largest
+_ALIKE = 1e-6  # singular value, of the largest, of what cannot be told apart
 _DIGITS = 1e-4  # relative error that rounding makes at least
 
 
@@ -144,6 +144,9 @@ def standard_errors(equations: Equations, terms: Terms, fitted: FloatArray) -> F
     if free > 0:
         influence = np.linalg.pinv(rows, rcond=_ALIKE) * np.maximum(off, _DIGITS) / spread
         errors[told] = np.sqrt((influence**2).sum(axis=1) * len(rows) / free)
+        _, sizes, axes = np.linalg.svd(rows, full_matrices=False)
+        mixed = np.abs(axes[sizes <= _ALIKE * sizes[0]]).max(axis=0, initial=0.0) > _ALIKE
+        errors[np.flatnonzero(told)[mixed]] = math.inf
     return errors
 
 
