@@ -31,7 +31,7 @@ from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
 from kvplan.ingest.timing.collector import LeftOutError
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
-from kvplan.ingest.timing.fit import NOTHING, Prior, fit_measured, of_measured
+from kvplan.ingest.timing.fit import Prior, fit_measured, of_measured
 from kvplan.ingest.timing.reading import listed, read_groups, read_samples
 from kvplan.ingest.timing.samples import Measured, Samples
 from kvplan.ingest.timing.text import accuracy, notes, timing_part
@@ -382,7 +382,6 @@ class _Gathering:
         fit = fit_measured(
             measured,
             prior.timing,
-            believed=prior is not NOTHING,
             replica=self._fitted_on,
             capacity_tokens=self.asked.capacity,
             progress=self.asked.progress,

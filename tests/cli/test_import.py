@@ -1,6 +1,7 @@
 """`kvplan import`: whatever there is becomes one profile, and what nothing supplied is absent from it."""
 
 import gzip
+import json
 import re
 from hashlib import sha256
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 from command import Run, process
 from command import run as inside
+from every import every
+from result_files import VLLM
 
 from kvplan.model import Knowledge, MeasuredRange, Origin
 from kvplan.profile.reading import Profile, parse_profile
@@ -196,6 +199,58 @@ def test_times_of_requests_give_a_timing_beside_the_traffic(run: Run, tmp_path: 
     assert profile.model.timing.d0 == pytest.approx(0.01, rel=0.05)
     assert "requests.csv request log [timing]" in said
     assert profile.name == "replica of requests.csv: traffic of requests.csv"
+
+
+STATS = (
+    "INFO 03-17 15:38:10 [loggers.py:259] Engine 000: Avg prompt throughput: {:.1f} tokens/s, Avg generation "
+    "throughput: {:.1f} tokens/s, Running: {} reqs, Waiting: 90 reqs, GPU KV cache usage: {}%, Prefix cache hit rate: "
+    "0.0%\n"
+)
+BASE = """
+schema = 1
+name = "base"
+timing = { d0 = "15 ms", d1 = "0.005 us", d2 = "20 us", d3 = "10 us" }
+classes = [{ name = "chat", input = 2000, decode = 200, rate = 1 }]
+"""
+
+
+@every(
+    ("name", "lines", "open"),
+    [
+        # 24,000 prompt tokens a second however long an iteration takes: all of the time is theirs
+        ("full.log", [(24e3, b / (0.6 - b / 200), b, 2 * b) for b in (10, 16, 22, 28, 34)], ("d0", "d1")),
+        ("same.log", [(24e3, 80, 32, 60)] * 6, ("d0", "d1", "d2", "d3")),
+    ],
+)
+def test_what_full_batches_leave_open_is_the_bases_and_not_measured(
+    run: Run, tmp_path: Path, name: str, lines: list[tuple[float, float, int, float]], open: tuple[str, ...]
+) -> None:
+    log, base = tmp_path / name, tmp_path / "base.toml"
+    log.write_text("".join(STATS.format(*line) for line in lines))
+    base.write_text(BASE)
+    profile, said = imported(run, log, "--capacity", 2_000_000, "--base", base)
+    origin = profile.provenance.timing
+    assert origin is not None
+    assert origin.basis is Knowledge.ESTIMATED
+    for constant in open:
+        assert getattr(profile.model.timing, constant) > 0
+        assert re.search(rf"do not determine [^:]*\b{constant} \(", said)
+    if name == "full.log":
+        assert profile.tables["timing"]["d0"] == "15 ms"
+        assert profile.model.timing.d2 == pytest.approx(0.97 / 24e3, rel=0.01)  # of half a second 3 % are d0
+    code, _, error = run("import", str(log), "--capacity", "2000000")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "a --base" in error or "samples of small batches would tell" in error
+
+
+def test_one_result_of_a_benchmark_determines_nothing_that_loads_multiply(run: Run, tmp_path: Path) -> None:
+    result = tmp_path / "c32.json"
+    result.write_text(json.dumps(VLLM))
+    profile, said = imported(run, result, "--model", "Llama-3.1-8B", "--gpu", "H100")
+    origin = profile.provenance.timing
+    assert origin is not None
+    assert origin.basis is Knowledge.ESTIMATED
+    assert re.search(r"do not determine [^:]*\bd2 \(all samples have", said)
 
 
 def test_loads_stand_back_behind_iterations_and_name_their_replica(run: Run, folder: Path) -> None:
