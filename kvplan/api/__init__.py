@@ -231,6 +231,7 @@ def import_files(
     group: str | None = None,
     since: "PathLike | None" = None,
     interval: float | str | None = None,
+    unit: str | None = None,
     classes: int | None = None,
     name: str | None = None,
     progress: Callable[[float], None] | None = None,

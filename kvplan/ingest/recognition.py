@@ -14,12 +14,11 @@ from kvplan.ingest.model.config import read_model
 from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.results import reader_of
 from kvplan.ingest.results.tables import REQUEST_LOG
-from kvplan.ingest.text_file import STANDARD_INPUT, lines_of
+from kvplan.ingest.text_file import STANDARD_INPUT
 from kvplan.ingest.timing.drafts import read_drafts
 from kvplan.ingest.timing.reading import tells_of_drafts
-from kvplan.ingest.trace.columns import is_usual
-from kvplan.ingest.trace.formats import DESCRIPTIONS
-from kvplan.ingest.trace.formats import READERS as TRACES
+from kvplan.ingest.trace.formats import lists_requests
+from kvplan.ingest.trace.servegen import DESCRIPTIONS
 from kvplan.profile.reading import parse_profile
 
 LOOKED_FOR = {
@@ -111,8 +110,7 @@ def kind_of(path: Path) -> FileKind:
 
 def carries_times(path: Path) -> bool:
     """Tell whether requests come with the times of their tokens, from which iterations can be told."""
-    with lines_of(path, errors="replace") as lines:
-        return reader_of(Beginning.of_lines(lines)) is REQUEST_LOG
+    return reader_of(Beginning.of_file(path)) is REQUEST_LOG
 
 
 def _recognising(start: Beginning) -> Iterator[Reader[Any]]:
@@ -129,4 +127,5 @@ def _recognising(start: Beginning) -> Iterator[Reader[Any]]:
         yield result
         if start.in_json and result.kind is FileKind.TIMING and start.has("input_lens"):
             return  # a benchmark's own requests are no traffic
-    yield from (reader for reader in TRACES if reader.recognises(start) or is_usual(start))
+    if lists_requests(start):
+        yield Reader("requests", FileKind.REQUESTS, lists_requests, None)

@@ -1,17 +1,11 @@
-"""What readers of traces yield: requests that a file lists, or a description of them by rates and lengths.
-
-`read(first, lines, extras)` of a reader among `READERS` of `kvplan.ingest.trace.formats` yields requests; a
-`BadRowError` is of the line taken last. `read(path, start)` of one among `DESCRIPTIONS` returns a `Description`.
-"""
+"""What traces have: requests that a file lists, or a description of them by rates and lengths."""
 
 from array import array
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvplan.ingest.reader import Beginning, FileKind, Reader
-from kvplan.ingest.text_file import Lines
 from kvplan.model import FloatArray, IntArray
 
 Request = tuple[float, int, int]  # when it arrived, seconds; tokens in; tokens out
@@ -123,10 +117,4 @@ class Description(NamedTuple):
         return self.rates_rps.size
 
 
-Lists = Callable[[Beginning, Lines, Extras], Iterator[Request]]
 Describes = Callable[[Path, str], Description]
-
-
-def request_list(name: str, recognises: Callable[[Beginning], bool], read: Lists) -> Reader[Lists]:
-    """Make the reader of a list of requests; no two may recognise the same beginning."""
-    return Reader(name, FileKind.REQUESTS, recognises, read)

@@ -57,12 +57,13 @@ def read_trace(path: Path) -> Trace:
     blocks = list(file)
     if file.extras.duration_s is not None:
         raise UsageError(f"{path}: {file.format} without arrival times, which a replay needs")
-    rows = sum(block.time_s.size for block in blocks)
+    rows = sum(block.time_s.size for block in blocks) + sum(file.left_out.values())
     if not any(block.output_tokens.any() for block in blocks):
         raise UsageError(f"{path}: no request that generates tokens; {rows:,} rows")
     arrival, inputs, decode = (np.concatenate(column) for column in zip(*blocks, strict=True))
     served = decode > 0
     arrival, inputs, decode = arrival[served], inputs[served], decode[served]
+    file.refuse_what_is_open(arrival.size, float(np.ptp(arrival)))
     order = np.argsort(arrival, kind="stable")
     hashes, block_tokens = _hashes(file, inputs)
     recorded = Recorded(
@@ -72,7 +73,7 @@ def read_trace(path: Path) -> Trace:
         block_hashes=None if hashes is None else tuple(hashes[i] for i in order),
         block_tokens=block_tokens,
     )
-    return Trace(recorded, file.format, tuple(_notes(rows, arrival, file.cut_off)))
+    return Trace(recorded, file.format, tuple(_notes(file, rows, arrival)))
 
 
 def with_trace(profile: "Profile") -> "Profile":
@@ -115,12 +116,11 @@ def _hashes(file: TraceFile, inputs: IntArray) -> tuple[list[list[int]] | None, 
     return [next(remembered) if tokens else [] for tokens in inputs.tolist()], block
 
 
-def _notes(rows: int, arrival: FloatArray, cut_off: int) -> Iterator[str]:
-    empty = rows - arrival.size
+def _notes(file: TraceFile, rows: int, arrival: FloatArray) -> Iterator[str]:
+    empty = rows - arrival.size - sum(file.left_out.values())
     if empty:
         ending = "generates nothing and is left out" if empty == 1 else "generate nothing and are left out"
         yield f"{empty:,} of {rows:,} rows {ending}"
     if unsorted := int((np.diff(arrival) < 0).sum()):
         yield f"{unsorted:,} arrivals are earlier than the one before them in the file; put in order"
-    if cut_off:
-        yield "the file ends within its last row, which is left out"
+    yield from file.notes(rows)

@@ -77,15 +77,16 @@ class Traffic:
         return float(self.count @ self.decode_tokens / self.count.sum())
 
 
-def measure(path: Path) -> Traffic:
+def measure(path: Path, unit: str | None = None, model: str | None = None) -> Traffic:
     """Read a trace; rows without input or without output are left out, and said to be.
 
-    Raises a `UsageError` where the file cannot be read, or holds fewer than two arrivals.
+    Raises a `UsageError` where the file cannot be read, holds fewer than two arrivals, or leaves open what `unit` the
+    times are in, or which `model` of several is meant.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder, "trace.csv")
-    ...     _ = path.write_text("time,input,output\\n0,374,44\\n1,396,109\\n2,396,0\\n4,396,109\\n")
+    ...     _ = path.write_text("time_s,input,output\\n0,374,44\\n1,396,109\\n2,396,0\\n4,396,109\\n")
     ...     traffic = measure(path)
     >>> traffic.rate_rps, traffic.count.tolist(), traffic.notes
     (0.5, [1.0, 2.0], ('1 of 4 rows has no tokens and is left out',))
@@ -93,7 +94,7 @@ def measure(path: Path) -> Traffic:
     described = read_description(path)
     if described is not None:
         return _of_description(path, *described)
-    trace = TraceFile(path)
+    trace = TraceFile(path, unit, model)
     pairs, arrivals = _Pairs(), _Arrivals()
     rows = 0
     for block in trace:
@@ -106,6 +107,8 @@ def measure(path: Path) -> Traffic:
     arrivals.finish()
     inputs, outputs, count = pairs.table()
     served = int(count.sum())
+    rows += sum(trace.left_out.values())
+    trace.refuse_what_is_open(served, arrivals.span)
     if not served:
         raise UsageError(f"{path}: no requests with tokens; {rows:,} rows")
     extras = trace.extras
@@ -143,11 +146,10 @@ def _notes(
     pairs: "_Pairs",
     prefixes: Prefixes | None,
 ) -> Iterator[str]:
-    if empty := rows - served:
+    if empty := rows - served - sum(trace.left_out.values()):
         ending = "has no tokens and is left out" if empty == 1 else "have no tokens and are left out"
         yield f"{empty:,} of {rows:,} rows {ending}"
-    if trace.cut_off:
-        yield "the file ends within its last row, which is left out"
+    yield from trace.notes(rows)
     if arrivals.unsorted:
         yield f"{arrivals.unsorted:,} arrivals are earlier than one before them in the file; put in order"
     if trace.extras.duration_s is not None:

@@ -1,0 +1,498 @@
+"""Lists of requests in CSV and JSON: traces, and logs of gateways, of observability, of clients; as tables of names.
+
+What a value is called tells what it is: names are compared without case and signs, those within objects by the end of
+their path. A `Format` adds what only its documentation says. To read another one is to add its names here.
+
+The unit of a time comes from its name (``timestamp_ms``), from a ``unit`` beside it, from the size of an epoch (1.7e9
+s, 1.7e12 ms, 1.7e15 us, 1.7e18 ns) or from the documentation of the format, never from the look of the number.
+
+References
+----------
+LiteLLM: litellm/types/utils.py (StandardLoggingPayload) and its spend logs. Langfuse: observations of its API.
+OpenRouter: generation of its API. OpenTelemetry: semantic conventions gen_ai, OTLP in JSON, vllm/tracing.py. Bedrock:
+model invocation logs. Envoy AI Gateway and nginx: variables of access logs. AIPerf: profile_export.jsonl.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from kvplan.ingest.cells import names, plain_name, shown
+from kvplan.ingest.reader import Beginning
+from kvplan.ingest.trace.format import BadRowError
+from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
+
+UNITS = {
+    **dict.fromkeys(("ns", "nano", "nanos", "nanoseconds"), 1e-9),
+    **dict.fromkeys(("us", "micros", "microseconds"), 1e-6),
+    **dict.fromkeys(("ms", "millis", "milliseconds"), 1e-3),
+    **dict.fromkeys(("s", "sec", "secs", "seconds"), 1.0),
+}
+_UNIT = re.compile(rf"(?:[_ (]|(?<=[a-z])(?=[A-Z]))({'|'.join(UNITS)})\)?$", re.IGNORECASE)
+_UNIT_ENDS = ("", *UNITS, "unixnano")
+_EPOCHS = {1e9: 1.0, 1e12: 1e-3, 1e15: 1e-6, 1e18: 1e-9}  # from 2001 to 2286, and their units
+_LOCAL_TIME = "%d/%b/%Y:%H:%M:%S %z"  # of nginx
+
+
+def _points(*stems: str) -> str:
+    """Name points in time: arrival_time, arrival_ts, arrival_at and so on."""
+    return " ".join(
+        f"{stem}{end}" for stem in stems for end in ("time", "ts", "times", "at", "timestamp", "")
+    )
+
+
+# Usual names by what they stand for; the first that is there counts.
+_NAMES = {
+    "time": f"""
+        requeststart {_points("start")} timestamp {_points("arrival", "arrived")} arrivals createdat created timestamps
+        times time ts msec timeiso8601 timelocal datetime
+    """,
+    "input": """
+        nativetokensprompt tokensprompt genai.usage.inputtokens genai.usage.prompttokens usage.prompttokens
+        usage.inputtokens contexttokens requesttokens inputlength inputtoks inputtokens inputlen inputlens prompttokens
+        promptlength promptlen promptsize numprefilltokens numprompttokens numinputtokens usage.input usagedetails.input
+        inputsequencelength.value inputsequencelength inputtokencount llminputtokens llminputtoken tokensin isl input
+        prompt
+    """,
+    "output": """
+        nativetokenscompletion tokenscompletion genai.usage.outputtokens genai.usage.completiontokens
+        usage.completiontokens usage.outputtokens generatedtokens responsetokens outputlength outputtoks outputtokens
+        outputlen outputlens completiontokens decodetokens decodelength numdecodetokens numcompletiontokens
+        numoutputtokens numgenerationtokens generationtokens usage.output usagedetails.output outputsequencelength.value
+        outputsequencelength outputtokencount llmoutputtokens llmoutputtoken tokensout osl tokensize output decode
+    """,
+    "cached": """
+        nativetokenscached prompttokensdetails.cachedtokens inputtokensdetails.cachedtokens cachedtokens numcachedtokens
+        cachedprompttokens promptcachedtokens usagedetails.inputcachedtokens genai.usage.cacheread.inputtokens
+        usage.cachereadinputtokens cachereadinputtokencount
+    """,
+    "written": "usage.cachecreationinputtokens cachewriteinputtokencount",
+    "queued": _points("queued"),
+    "scheduled": _points("scheduled", "firstscheduled"),
+    "first": _points("firsttoken", "completionstart"),
+    "last": f"{_points('lasttoken', 'finished', 'finish')} {_points('end', 'requestend', 'completed')}",
+    "ttft": "timetofirsttoken.value timetofirsttoken ttft firstbytelatency",
+    "e2e": """
+        requestlatency.value genai.latency.e2e requestlatency e2elatency e2e invocationlatency latency duration
+        requesttime
+    """,
+    "session": "sessionid conversationid chatid",
+    "parent": "parentchatid",
+    "hashes": "hashids",
+    "model": "genai.request.model model modelid",
+    "phase": "benchmarkphase",
+    "hit": "cachehit",
+}
+_TIMES = ("time", "queued", "scheduled", "first", "last", "ttft", "e2e")
+_TOP = names(
+    "input output prompt decode created time times ts model start end arrival queued"
+)  # of a row itself
+_FAILURES = names(
+    "error errorcode errormessage wascancelled cancelled level statuscode responsecode status status.code "
+    "status.statuscode"
+)
+_PLAIN_TIMES = names("timestamp timestamps time times ts")  # which say nothing of their unit
+_FAILED = {"failure", "failed", "error", "cancelled", "true", "status_code_error"}
+_FAILED_SPAN = 2  # code of an OTLP status
+
+
+class Place(NamedTuple):
+    """Where a value is in a row, how it is called there, and its unit in seconds: known, or in another value."""
+
+    key: Any
+    name: str
+    unit: float | None = None
+    unit_key: str = ""
+
+
+class Format(NamedTuple):
+    """A list of requests, told by plain names that it has; and what only its documentation says.
+
+    Attributes
+    ----------
+    units
+        Of values whose names have none, seconds; of `whole` numbers alone, where others are open.
+    ends
+        The time is that at which a request ended.
+    sparse
+        Some of its rows are no requests.
+    pooled
+        Several models are one traffic.
+    """
+
+    name: str
+    tells: tuple[str, ...] = ()
+    units: Mapping[str, float] = {}
+    whole: bool = False
+    ends: bool = False
+    sparse: bool = True
+    pooled: bool = False
+
+
+_POINTS = dict.fromkeys(("time", "queued", "scheduled", "first", "last"), 1.0)
+_SPANS = {"ttft": 1.0, "e2e": 1.0}
+_MOONCAKE = "timestamp", "inputlength", "outputlength"
+FORMATS = (
+    Format("AIPerf requests", ("requeststartns", "inputsequencelength.value")),
+    Format(
+        "Azure LLM inference CSV", ("timestamp", "contexttokens", "generatedtokens"), _POINTS, sparse=False
+    ),
+    Format(
+        "BurstGPT CSV", ("timestamp", "requesttokens", "responsetokens"), _POINTS, sparse=False, pooled=True
+    ),
+    Format("Qwen-Bailian JSON lines", ("chatid", *_MOONCAKE), _POINTS, sparse=False),
+    Format("vLLM bench JSON", ("starttimes", "inputlens", "outputlens"), _POINTS, sparse=False),
+    Format("Mooncake JSON lines", _MOONCAKE, {"time": 1e-3}, whole=True, sparse=False),
+    Format("Bedrock invocation log", ("schematype", "inputtokencount")),
+    Format("LiteLLM log", ("starttime", "prompttokens", "calltype"), _POINTS),
+    Format("Langfuse observations", ("starttime", "traceid", "type"), _SPANS),
+    Format("OpenRouter generations", ("createdat", "tokensprompt", "tokenscompletion")),
+    *(
+        Format("OpenTelemetry gen_ai", (f"genai.usage.{kind}tokens",), _POINTS | _SPANS)
+        for kind in ("input", "prompt")
+    ),
+    *(Format("responses of an API", (f"usage.{kind}tokens",), _POINTS) for kind in ("prompt", "input")),
+    *(
+        Format("nginx access log", (end, "status"), {"time": 1.0, "e2e": 1.0}, ends=True)
+        for end in ("msec", "timeiso8601", "timelocal")
+    ),
+    Format("Envoy access log", ("starttime", "responsecode"), {"e2e": 1e-3}),
+)
+_CSV, _JSON = (Format(name, (), _POINTS, sparse=False) for name in ("CSV", "JSON lines"))
+
+
+class Layout(NamedTuple):
+    """A format, and where its rows have what."""
+
+    format: Format
+    places: Mapping[str, Place]
+    failures: tuple[Place, ...]
+    exclusive: bool  # tokens that a cache had are not among the input
+
+    @property
+    def missing(self) -> list[str]:
+        """Tell what a request needs and is not there."""
+        return [role for role in ("time", "input", "output") if role not in self.places]
+
+    @property
+    def timed(self) -> bool:
+        """Whether the first and the last token have times."""
+        first, last = self.places.keys() & {"first", "ttft"}, self.places.keys() & {"last", "e2e"}
+        return not self.missing and bool(first and last)
+
+
+@lru_cache(4096)
+def layout_of(keys: tuple[str, ...], in_json: bool) -> Layout:
+    """Tell the format of rows with these keys, or with columns in this order.
+
+    Examples
+    --------
+    >>> layout = layout_of(("Arrival_ms", "Prompt Tokens", "completion_tokens"), in_json=False)
+    >>> layout.format.name, layout.places["time"]
+    ('CSV', Place(key=0, name='Arrival_ms', unit=0.001, unit_key=''))
+    """
+    written = {
+        ".".join(map(plain_name, name.split("."))): index for index, name in reversed(list(enumerate(keys)))
+    }
+    within = {path[start:]: index for path, index in written.items() for start in _starts(path)} | written
+    within |= {plain: index for index, name in enumerate(keys) if (plain := plain_name(name)) not in within}
+
+    def place(role: str, format: Format) -> Place | None:
+        for alias in _NAMES[role].split():
+            known = written if alias in _TOP else within
+            ends = _UNIT_ENDS if role in _TIMES else ("",)
+            if (
+                index := next((known[alias + end] for end in ends if alias + end in known), None)
+            ) is not None:
+                name = keys[index]
+                beside = f"{name.removesuffix('value')}unit" if name.endswith(".value") else ""
+                unit = None if beside in keys else unit_of(name, format.units.get(role))
+                return Place(name if in_json else index, name, unit, beside if beside in keys else "")
+        return None
+
+    formats = (*FORMATS, _JSON if in_json else _CSV)
+    format = next(format for format in formats if all(tell in within for tell in format.tells))
+    places = {role: found for role in _NAMES if (found := place(role, format)) is not None}
+    failures = [within[name] for name in _FAILURES if name in within]
+    cached, inputs = (plain_name(places[role].name) if role in places else "" for role in ("cached", "input"))
+    return Layout(
+        format,
+        places,
+        tuple(Place(keys[index] if in_json else index, keys[index]) for index in failures),
+        cached.endswith(("usagecachereadinputtokens", "cachereadinputtokencount")) and "prompt" not in inputs,
+    )
+
+
+def _starts(path: str) -> list[int]:
+    """List where a path, and the shorter ones at its end, begin; the whole path last."""
+    return [*(match.end() for match in re.finditer(r"\.", path)), 0]
+
+
+def unit_of(name: str, documented: float | None = None) -> float | None:
+    """Tell the unit that a name ends with, seconds; else the documented one.
+
+    Examples
+    --------
+    >>> [unit_of(name) for name in ("timestamp_ms", "startTimeUnixNano", "TTFT (s)", "timestamps")]
+    [0.001, 1e-09, 1.0, None]
+    """
+    match = _UNIT.search(name)
+    return UNITS[match[1].lower()] if match else documented
+
+
+def epoch_unit(number: float) -> float | None:
+    """Tell the unit of a number that is seconds, milliseconds and so on since 1970; None of another."""
+    return next((unit for least, unit in _EPOCHS.items() if least <= number < 10 * least), None)
+
+
+class Reading:
+    """Reads the rows of a file: what a layout has in them, in seconds and tokens.
+
+    Attributes
+    ----------
+    open_time
+        The name of times whose unit nothing tells; they are read as whole ones.
+    plain_time
+        The name of times that are seconds because no unit is named.
+    models
+        Requests of each model, where they are told apart.
+    """
+
+    def __init__(self, unit_s: float | None = None, model: str | None = None) -> None:
+        self.format = ""
+        self.open_time = self.plain_time = ""
+        self.models: dict[str, None] = {}
+        self._unit_s = unit_s
+        self._model = model
+        self._epoch: float | None = None
+        self._seen = False
+
+    def reason(self, layout: Layout, row: Any) -> str:
+        """Say why a row is left out; empty where it is not."""
+        at, sparse = layout.places, layout.format.sparse
+        if sparse and any(value_at(row, at[role]) in (None, "", "-") for role in ("time", "input", "output")):
+            return "without time or tokens"
+        if "phase" in at and value_at(row, at["phase"]) not in (None, "", "profiling"):
+            return "of the warm-up"
+        if any(_is_failure(place.name, value_at(row, place)) for place in layout.failures):
+            return "failed or cancelled"
+        if "hit" in at and str(value_at(row, at["hit"])).lower() == "true":
+            return "answered by the cache of the gateway"
+        return self._other_model(layout, row) if sparse and "model" in at and not layout.format.pooled else ""
+
+    def _other_model(self, layout: Layout, row: Any) -> str:
+        model = str(value_at(row, layout.places["model"]) or "")
+        self.models[model] = None
+        return "of other models" if self._model not in (None, model) else ""
+
+    def request(self, layout: Layout, row: Any) -> tuple[float, int, int]:
+        """Read when it arrived, seconds, its tokens in and its tokens out."""
+        time, place = self.point(layout, row, "time"), layout.places["input"]
+        if layout.format.ends and "e2e" in layout.places:
+            time -= self.span(layout, row, "e2e") or 0.0
+        inputs = _tokens(row, place, MAX_TOKENS)
+        if layout.exclusive:
+            inputs += sum(_optional_tokens(row, layout, role) for role in ("cached", "written"))
+        return time, inputs, _tokens(row, layout.places["output"], MAX_DECODE_TOKENS)
+
+    def times(self, layout: Layout, row: Any, arrival_s: float) -> dict[str, float | None]:
+        """Read when it was queued and scheduled, and had its first and its last token; None: it does not say."""
+        read = {
+            f"{role}_s": self.point(layout, row, role) if _filled(layout, row, role) else None
+            for role in ("queued", "scheduled", "first", "last")
+        }
+        for role, span in (("first_s", "ttft"), ("last_s", "e2e")):
+            if read[role] is None and (seconds := self.span(layout, row, span)) is not None:
+                read[role] = arrival_s + seconds
+        return read
+
+    def cached_tokens(self, layout: Layout, row: Any) -> int:
+        """Read how many tokens of the prompt a cache had; 0 where it does not say."""
+        return _optional_tokens(row, layout, "cached")
+
+    def point(self, layout: Layout, row: Any, role: str) -> float:
+        """Read a point in time, seconds since 1970 or since the file began."""
+        place = layout.places[role]
+        value = _there(row, place)
+        number = _number(value)
+        if number is None:
+            return _dated(value, place.name)
+        epoch, unit = epoch_unit(number), place.unit
+        if role == "time":
+            unit = self._unit_of_time(layout, place, value, epoch)
+        elif epoch is not None and unit_of(place.name) is None:
+            unit = epoch
+        return _within(number * (1.0 if unit is None else unit), value, place.name)
+
+    def _unit_of_time(self, layout: Layout, place: Place, value: Any, epoch: float | None) -> float | None:
+        if self._unit_s is not None:
+            return self._unit_s
+        named = unit_of(place.name)
+        if self._seen and epoch != self._epoch and named is None and None not in (epoch, self._epoch):
+            raise BadRowError(f"{shown(value)}; those before are of another unit", place.name)
+        if not self._seen:
+            self._seen, self._epoch = True, epoch
+            if epoch is not None and named is not None and named != epoch:
+                raise BadRowError(
+                    f"{shown(value)}; its size is an epoch's in another unit; --unit says which", place.name
+                )
+        if named is not None or self._epoch is None:
+            if named is None and layout.format.whole and not _is_whole(value):
+                self.open_time = place.name
+            if named is None and layout.format in (_CSV, _JSON) and plain_name(place.name) in _PLAIN_TIMES:
+                self.plain_time = place.name
+            return place.unit
+        return self._epoch
+
+    def span(self, layout: Layout, row: Any, role: str) -> float | None:
+        """Read how long something took, seconds; None where it does not say, or not in which unit."""
+        if not _filled(layout, row, role):
+            return None
+        place = layout.places[role]
+        unit = UNITS.get(str(row.get(place.unit_key))) if place.unit_key else place.unit
+        number = _number(value_at(row, place))
+        return None if unit is None or number is None else number * unit
+
+
+def value_at(row: Any, place: Place | None) -> Any:
+    """Look up a value; None where there is none."""
+    try:
+        return None if place is None else row[place.key]
+    except (IndexError, KeyError):
+        return None
+
+
+def _there(row: Any, place: Place) -> Any:
+    try:
+        return row[place.key]
+    except (IndexError, KeyError):
+        raise BadRowError("missing", place.name) from None
+
+
+def _filled(layout: Layout, row: Any, role: str) -> bool:
+    return role in layout.places and value_at(row, layout.places[role]) not in (None, "", "-")
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int or (type(value) is str and value.strip().isdecimal())
+
+
+def _dated(value: Any, name: str) -> float:
+    """Read seconds since 1970 of a date and time; one without a zone is in UTC."""
+    text = value.strip() if isinstance(value, str) else ""
+    try:
+        date = datetime.strptime(text, _LOCAL_TIME) if text[2:3] == "/" else datetime.fromisoformat(text)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return _within(math.nan, value, name)
+
+
+def _within(seconds: float, value: Any, name: str) -> float:
+    if not abs(seconds) <= LATEST_S:
+        raise BadRowError(
+            f"{shown(value)}; must be a time: a number of seconds, or a date; a column of milliseconds is called "
+            "timestamp_ms",
+            name,
+        )
+    return seconds
+
+
+def _tokens(row: Any, place: Place, most: int) -> int:
+    value = _there(row, place)
+    if isinstance(row, dict) and place.name.lower().endswith(
+        "usagedetails.input"
+    ):  # less what its details have
+        value = sum(
+            number for key, number in row.items() if key.startswith(place.name) and type(number) is int
+        )
+    number = _number(value) if type(value) is not int else value
+    if number is None or not (0 <= number <= most and number == int(number)):
+        raise BadRowError(f"{shown(value)}; must be a whole number of tokens, at most {most:,}", place.name)
+    return int(number)
+
+
+def _optional_tokens(row: Any, layout: Layout, role: str) -> int:
+    return _tokens(row, layout.places[role], MAX_TOKENS) if _filled(layout, row, role) else 0
+
+
+def _is_failure(name: str, value: Any) -> bool:
+    """Tell whether a value says that a request failed: a code, a word, or whatever an error has."""
+    kind = plain_name(name.rpartition(".")[2])
+    if kind.startswith("error"):
+        return value not in (None, "", "-", False, "None", "null", "false", 0, "0")
+    code = _number(value)
+    if code is not None:
+        return code >= 400 or (kind == "code" and code == _FAILED_SPAN)
+    return str(value).lower() in _FAILED
+
+
+# -- objects ----------------------------------------------------------------------------------------------------------
+
+_WRAPPERS = names(
+    "data requests logs items records results rows spans resourcespans scopespans observations generations"
+)
+_BEDROCK_METRICS = "amazon-bedrock-invocationMetrics"
+
+
+def requests_in(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a JSON object: itself, flat, or the objects of the lists in it.
+
+    Examples
+    --------
+    >>> [row["usage.prompt_tokens"] for row in requests_in({"data": [{"created": 1, "usage": {"prompt_tokens": 7}}]})]
+    [7]
+    """
+    row = flat(document)
+    inside = [
+        value for key, value in document.items() if plain_name(key) in _WRAPPERS and isinstance(value, list)
+    ]
+    parts = [part for value in inside for part in value if isinstance(part, dict)]
+    if not parts or not layout_of(tuple(row), in_json=True).missing:
+        yield row
+        return
+    for part in parts:
+        yield from requests_in(part)
+
+
+def flat(document: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Flatten objects within objects, and lists of attributes, to paths."""
+    row: dict[str, Any] = {}
+    for key, value in document.items():
+        path = f"{within}{key}"
+        if isinstance(value, list) and value and isinstance(value[-1], dict):
+            if _BEDROCK_METRICS in value[-1]:
+                value = value[-1][_BEDROCK_METRICS]
+            elif all(isinstance(part, dict) and "key" in part for part in value):
+                value = {part["key"]: _attribute(part.get("value")) for part in value}
+        if isinstance(value, dict) and value:
+            row |= flat(value, f"{path}.")
+        else:
+            row[path] = value
+    return row
+
+
+def _attribute(value: Any) -> Any:
+    """Unwrap ``{"intValue": "12"}``."""
+    return next(iter(value.values()), None) if isinstance(value, dict) else value
+
+
+def lists_requests(start: Beginning, *, timed: bool = False) -> bool:
+    """Tell whether a file begins with requests: their times and tokens, or with `timed` the times of tokens too."""
+    if not start.in_json:
+        layouts = [layout_of(tuple(start.names), False)]
+    else:
+        rows = requests_in(start.values or {})
+        layouts = [layout_of(tuple(row), True) for row in rows]
+        if not timed and (start.has("input_lens", "output_lens") or '"gen_ai.' in start.text):
+            return True
+    return any(layout.timed if timed else not layout.missing for layout in layouts)
