@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import UsageError, shown
+from kvplan.ingest.cells import markdown_tables
 from kvplan.ingest.engine_log import read_engine_log
 from kvplan.ingest.engines import LOGS, METRICS
 from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.results import reader_of
+from kvplan.ingest.results.printed import TITLE
 from kvplan.ingest.results.tables import REQUEST_LOG
 from kvplan.ingest.text_file import STANDARD_INPUT
 from kvplan.ingest.timing.drafts import read_drafts
@@ -32,7 +34,10 @@ LOOKED_FOR = {
 }
 _SCHEMA, _NAME = re.compile(r"schema\s*=\s*\d"), re.compile(r"name\s*=\s*[\"']")
 _PREFIXES = "|".join(metrics.prefix for metrics in METRICS)
-_METRICS = re.compile(rf"^(# (HELP|TYPE) |({_PREFIXES})[:_]\w+(\{{| ))", re.MULTILINE)
+_METRICS = re.compile(
+    rf"^(# (HELP|TYPE) |(ray_)?({_PREFIXES})[:_]\w+[{{ ]|request_(prompt|generation)_tokens_\w+[{{ ])",
+    re.MULTILINE,
+)
 _MODEL_KEYS = {"model_type", "architectures", "num_hidden_layers", "hidden_size", "text_config", "vocab_size"}
 _FEWEST = 2  # of these
 
@@ -48,6 +53,15 @@ def _is_of_an_engine(start: Beginning) -> bool:
     return any(log.says(line) for line in start.log_lines() for log in LOGS)
 
 
+def _is_metrics(start: Beginning) -> bool:
+    answer = (start.values or {}).get("data")
+    return bool(_METRICS.search(start.text)) or (isinstance(answer, dict) and "resultType" in answer)
+
+
+def _is_printed(start: Beginning) -> bool:
+    return any(TITLE in line for line in start.log_lines()) and not _is_of_an_engine(start)
+
+
 def _is_a_model(start: Beginning) -> bool:
     return len(_MODEL_KEYS & (start.values or {}).keys()) >= _FEWEST
 
@@ -58,8 +72,9 @@ _ALONE: tuple[Reader[Any], ...] = (
     Reader("profile", FileKind.PROFILE, _is_a_profile, parse_profile),
 )
 _OTHERS: tuple[Reader[Any], ...] = (
-    Reader("metrics", FileKind.METRICS, lambda start: bool(_METRICS.search(start.text)), read_metrics),
+    Reader("metrics", FileKind.METRICS, _is_metrics, read_metrics),
     Reader("config.json", FileKind.MODEL, _is_a_model, read_model),
+    Reader("printed benchmark", FileKind.TIMING, _is_printed, None),
     Reader("engine log", FileKind.LOG, _is_of_an_engine, read_engine_log),
 )
 _DRAFTS = Reader("drafts", FileKind.DRAFTS, tells_of_drafts, read_drafts)
@@ -95,7 +110,9 @@ def kind_of(path: Path) -> FileKind:
     if path.is_dir():
         return FileKind.MODEL
     start = Beginning.of_file(path)
-    kinds = list(dict.fromkeys(reader.kind for reader in _recognising(start)))
+    tables = markdown_tables(enumerate(start.text.splitlines(), 1))
+    starts = [Beginning.of_line(header)._replace(text=header) for header, _ in tables] or [start]
+    kinds = list(dict.fromkeys(reader.kind for some in starts for reader in _recognising(some)))
     if len(kinds) == 1:
         return kinds[0]
     way_out = "; --as KIND=FILE says what it is"

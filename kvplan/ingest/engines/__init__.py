@@ -138,6 +138,15 @@ class Snapshot:
         return max(1, *map(replicas, names))
 
 
+def blocks_of(snapshot: "Snapshot", blocks: str, tokens_per_block: str) -> list[KvCapacity]:
+    """Multiply blocks by the tokens of one, both exported as numbers."""
+    size = int(
+        max((value for _, value in snapshot.samples.get(tokens_per_block, ()) if value < 1e9), default=0)
+    )
+    counts = (value for _, value in snapshot.samples.get(blocks, ()))
+    return [KvCapacity(int(count) * size, size) for count in counts if size > 0 and 1 <= count < 1e12]
+
+
 def argument(name: str) -> re.Pattern[str]:
     """Match ``name=1``, ``'name': 1``, ``--name 1``; not as the end of a longer name.
 

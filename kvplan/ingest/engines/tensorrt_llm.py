@@ -1,11 +1,13 @@
 """TensorRT-LLM: ``Allocated 78.30 GiB for max tokens in paged KV cache (3731744)``, limits before and after.
 
 ``Number of tokens per block: 32`` comes before it; old versions say ``Using 132608 tokens in paged KV cache``.
+
+trtllm-serve exports blocks and their size.
 """
 
 import re
 
-from kvplan.ingest.engines import BATCHED, BLOCK, NUMBER, SEQS, Capacity, EngineLog
+from kvplan.ingest.engines import BATCHED, BLOCK, NUMBER, SEQS, Capacity, EngineLog, EngineMetrics, blocks_of
 
 LOG = EngineLog(
     engine="TensorRT-LLM",
@@ -22,4 +24,20 @@ LOG = EngineLog(
     ),
     start="TensorRT-LLM version",
     limits_follow=True,
+)
+
+_BLOCKS, _SIZE = "trtllm:kv_cache_max_blocks", "trtllm:kv_cache_tokens_per_block"
+METRICS = EngineMetrics(
+    engine="TensorRT-LLM",
+    prefix="trtllm",
+    prompt="trtllm:request_prompt_tokens",
+    generation="trtllm:request_generation_tokens",
+    requests=("trtllm:request_success_total",),
+    preemptions=(),
+    hits=(),
+    hit_rates=("trtllm:kv_cache_hit_rate",),
+    drafts=None,
+    capacity=_BLOCKS,
+    capacities=lambda snapshot: (blocks_of(snapshot, _BLOCKS, _SIZE), []),
+    without_histograms="trtllm-serve exports none",
 )

@@ -179,7 +179,7 @@ def _request(reading: Reading, layout: Layout, row: Any, line: int, collector: C
             reason = "without the time of its end"
         elif layout.format.sparse and first_s >= last_s and output_tokens > 1:
             reason = "not streamed"
-    if reason:
+    if reason or first_s is None or last_s is None:
         collector.skip(reason, line)
         return
     request = Request(

@@ -3,14 +3,16 @@
 import csv
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, names, shown
+from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, markdown_tables, names, shown
 from kvplan.ingest.engines import LOGS
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.results import reader_of
+from kvplan.ingest.results.load_generators import METRICS, metrics_as_columns
+from kvplan.ingest.results.printed import PrintedRuns
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.collector import Collector, Found, NoSamplesError
 from kvplan.ingest.timing.requests import iterations, rebuilt
@@ -18,6 +20,7 @@ from kvplan.ingest.timing.samples import Measured, RequestLog, Samples, Series, 
 
 DRAFTS = names("drafts numspeculativetokens")
 EMITTED = names("meanacceptancelength tokensperiteration")
+_HEAD = 1000  # lines in which a table of a Markdown text begins
 _MOST_NAMES, _LONGEST_NAME = 20, 80  # of groups in a message
 
 
@@ -120,7 +123,14 @@ def _parsed(
     if not number:
         raise UsageError(f"{source}: empty; a log, a series or a table of iterations is wanted")
     collector = Collector(source, capacity_tokens, assumed_tokens)
-    if is_json(first):
+    head = [(number, first), *islice(numbered, _HEAD)]
+    tables = list(markdown_tables(head)) and list(markdown_tables(chain(head, numbered)))
+    numbered = chain(head[1:], numbered)
+    if tables:
+        known = [_add_table(Beginning.of_line(header), iter(rows), collector) for header, rows in tables]
+        if not any(known):
+            collector.skip("a table of other columns", number)
+    elif is_json(first):
         _add_json(json_records(source, number, first, (line for _, line in numbered)), collector)
     elif not _add_table(Beginning.of_line(first), numbered, collector):
         _add_log(chain([(number, first)], numbered), collector)
@@ -148,7 +158,8 @@ def _add_table(start: Beginning, numbered: Iterator[tuple[int, str]], collector:
     if reader is None:
         return False
     collector.format = reader.name
-    for row in csv_rows(collector.source, start.names, numbered, start.delimiter):
+    rows = csv_rows(collector.source, start.names, numbered, start.delimiter)
+    for row in metrics_as_columns(rows) if reader is METRICS else rows:
         try:
             reader.read(row, collector)
         except ProfileError:
@@ -175,6 +186,7 @@ def _add_json(records: Iterable[Record], collector: Collector) -> None:
 
 def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:
     readers = [log.statistics(collector) for log in LOGS if log.statistics is not None]
+    readers.append(PrintedRuns(collector))
     for number, text in numbered:
         if text.strip():
             for reader in readers:
