@@ -319,13 +319,18 @@ class _Gathering:
             return Finding()
         estimated = self.replica.given is not None and self.replica.given.kind == "estimate"
         known = None if estimated else self._fitted_on
-        groups = read_groups(
-            paths,
-            capacity_tokens=self.asked.capacity,
-            assumed_tokens=None if known is None else known.memory_tokens,
-            group=None if FileKind.METRICS in self.files and not results else self.asked.group,
-            may_lack=[*logs, *timed],
-        )
+        try:
+            groups = read_groups(
+                paths,
+                capacity_tokens=self.asked.capacity,
+                assumed_tokens=None if known is None else known.memory_tokens,
+                group=None if FileKind.METRICS in self.files and not results else self.asked.group,
+                may_lack=[*logs, *timed],
+            )
+        except UsageError as error:
+            if results or logs:
+                raise
+            return Finding(notes=[f"no timing: {error}"])  # requests are traffic all the same
         refusals: list[UsageError] = []
         for measured in _candidates(groups, paths[0]):
             try:

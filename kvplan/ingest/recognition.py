@@ -19,7 +19,7 @@ from kvplan.ingest.results.tables import REQUEST_LOG
 from kvplan.ingest.text_file import STANDARD_INPUT
 from kvplan.ingest.timing.drafts import read_drafts
 from kvplan.ingest.timing.reading import tells_of_drafts
-from kvplan.ingest.trace.formats import lists_requests
+from kvplan.ingest.trace.formats import lists_requests, nearest
 from kvplan.ingest.trace.servegen import DESCRIPTIONS
 from kvplan.profile.reading import parse_profile
 
@@ -122,7 +122,9 @@ def kind_of(path: Path) -> FileKind:
     if not start.line:
         raise UsageError(f"{path}: empty")
     every = "; ".join(f"{kind}: {text}" for kind, text in LOOKED_FOR.items())
-    raise UsageError(f"{path}: not recognized, begins {shown(start.text[:200])}; looked for {every}{way_out}")
+    raise UsageError(
+        f"{path}: not recognized, begins {shown(start.text[:200])}{nearest(start)}; looked for {every}{way_out}"
+    )
 
 
 def carries_times(path: Path) -> bool:

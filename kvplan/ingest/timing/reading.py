@@ -118,7 +118,7 @@ def _read(path: Path, capacity_tokens: int | None, assumed_tokens: int | None) -
 def _parsed(
     lines: Iterable[str], source: str, capacity_tokens: int | None, assumed_tokens: int | None
 ) -> tuple[Found, ...]:
-    numbered = enumerate(lines, 1)
+    numbered: Iterator[tuple[int, str]] = enumerate(lines, 1)
     number, first = next(((number, line) for number, line in numbered if line.strip()), (0, ""))
     if not number:
         raise UsageError(f"{source}: empty; a log, a series or a table of iterations is wanted")

@@ -15,7 +15,7 @@ model invocation logs. Envoy AI Gateway and nginx: variables of access logs. AIP
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -34,6 +34,8 @@ UNITS = {
 _UNIT = re.compile(rf"(?:[_ (]|(?<=[a-z])(?=[A-Z]))({'|'.join(UNITS)})\)?$", re.IGNORECASE)
 _UNIT_ENDS = ("", *UNITS, "unixnano")
 _EPOCHS = {1e9: 1.0, 1e12: 1e-3, 1e15: 1e-6, 1e18: 1e-9}  # from 2001 to 2286, and their units
+_CALLED = {"time": "timestamp", "input": "input_tokens", "output": "output_tokens"}
+_SHOWN, _LONGEST_NAME = 8, 60  # names in a message
 _LOCAL_TIME = "%d/%b/%Y:%H:%M:%S %z"  # of nginx
 
 
@@ -177,11 +179,23 @@ class Layout(NamedTuple):
         """Tell what a request needs and is not there."""
         return [role for role in ("time", "input", "output") if role not in self.places]
 
+    def lacking(self, names: Iterable[str]) -> str:
+        """Say which columns are missing, and what to call those that are there."""
+        known = {place.name for place in self.places.values()}
+        others = listed([name for name in names if name not in known]) or "no other columns"
+        wanted = ", ".join(_CALLED[role] for role in self.missing)
+        return f"no column for {', '.join(self.missing)}; rename what has it to {wanted} (there are {others})"
+
     @property
     def timed(self) -> bool:
         """Whether the first and the last token have times."""
         first, last = self.places.keys() & {"first", "ttft"}, self.places.keys() & {"last", "e2e"}
         return not self.missing and bool(first and last)
+
+
+def listed(names: Sequence[str]) -> str:
+    """List names in a message, no more of them than one reads."""
+    return ", ".join([name[:_LONGEST_NAME] for name in names[:_SHOWN]] + ["…"] * (len(names) > _SHOWN))
 
 
 @lru_cache(4096)
@@ -215,6 +229,8 @@ def layout_of(keys: tuple[str, ...], in_json: bool) -> Layout:
 
     formats = (*FORMATS, _JSON if in_json else _CSV)
     format = next(format for format in formats if all(tell in within for tell in format.tells))
+    if not in_json:
+        format = format._replace(name=format.name.replace("JSON lines", "CSV"))
     places = {role: found for role in _NAMES if (found := place(role, format)) is not None}
     failures = [within[name] for name in _FAILURES if name in within]
     cached, inputs = (plain_name(places[role].name) if role in places else "" for role in ("cached", "input"))
@@ -488,11 +504,18 @@ def _attribute(value: Any) -> Any:
 
 def lists_requests(start: Beginning, *, timed: bool = False) -> bool:
     """Tell whether a file begins with requests: their times and tokens, or with `timed` the times of tokens too."""
-    if not start.in_json:
-        layouts = [layout_of(tuple(start.names), False)]
-    else:
-        rows = requests_in(start.values or {})
-        layouts = [layout_of(tuple(row), True) for row in rows]
-        if not timed and (start.has("input_lens", "output_lens") or '"gen_ai.' in start.text):
-            return True
-    return any(layout.timed if timed else not layout.missing for layout in layouts)
+    if not timed and start.in_json and (start.has("input_lens", "output_lens") or '"gen_ai.' in start.text):
+        return True
+    return any(layout.timed if timed else not layout.missing for layout, _ in _layouts(start))
+
+
+def nearest(start: Beginning) -> str:
+    """Say what keeps a file from being a list of requests; empty where it is nothing like one."""
+    layout, names = next(_layouts(start), (None, ()))
+    some = layout is not None and 0 < len(layout.missing) < len(_CALLED)
+    return f"; nearest are requests, but {layout.lacking(names)}" if layout and some else ""
+
+
+def _layouts(start: Beginning) -> Iterator[tuple[Layout, Iterable[str]]]:
+    rows = requests_in(start.values or {}) if start.in_json else [dict.fromkeys(start.names)]
+    return ((layout_of(tuple(row), start.in_json), row) for row in rows)

@@ -6,7 +6,7 @@ come in blocks, so that a file of any length is read in bounded memory.
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +18,13 @@ from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace import servegen
 from kvplan.ingest.trace.format import BadRowError, Description, Extras, Request
-from kvplan.ingest.trace.formats import UNITS, Layout, Reading, layout_of, requests_in, value_at
+from kvplan.ingest.trace.formats import UNITS, Layout, Reading, layout_of, listed, requests_in, value_at
 from kvplan.model import FloatArray, IntArray
 from kvplan.units import format_rate
 
 BLOCK_ROWS = 8192
 _BEGINNING = 4096  # characters by which a description is told
-_CALLED = {"time": "timestamp", "input": "input_tokens", "output": "output_tokens"}
-_SHOWN, _LONGEST_NAME = 8, 60  # names of columns, or of models, in a message
+_SHOWN = 8  # names in a message
 _MILLISECONDS = 1e-3  # as which times of an open unit are read
 
 
@@ -162,11 +161,11 @@ class TraceFile:
         models = list(self._reading.models)
         if self._model is not None and self._model not in models:
             raise UsageError(
-                f"{self.path}: no requests of the model {self._model}; there are {_listed(models)}"
+                f"{self.path}: no requests of the model {self._model}; there are {listed(models)}"
             )
         if self._model is None and len(models) > 1:
             raise UsageError(
-                f"{self.path}: requests of several models; choose one with --group: {_listed(models)}"
+                f"{self.path}: requests of several models; choose one with --group: {listed(models)}"
             )
         if (key := self._reading.open_time) and span_s > 0:
             fast, slow = (format_rate((served - 1) / seconds) for seconds in (span_s, span_s / _MILLISECONDS))
@@ -196,22 +195,8 @@ def _in_csv(line: str, lines: Lines) -> Iterator[tuple[int, Layout, Any]]:
 
 
 def _lacking(source: str, number: int, line: str, layout: Layout, names: Iterable[str]) -> ProfileError:
-    """Say which columns are missing, and what to call those that are there."""
-    known = {place.name for place in layout.places.values()}
-    others = _listed([name for name in names if name not in known])
-    missing = layout.missing
-    wanted = ", ".join(_CALLED[role] for role in missing)
-    return ProfileError(
-        source,
-        f"not a trace: no column for {', '.join(missing)}; rename what has it to {wanted}"
-        f" (there are {others or 'no other columns'}); the line begins {shown(line)}",
-        line=number,
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    """List names in a message, no more of them than one reads."""
-    return ", ".join([name[:_LONGEST_NAME] for name in names[:_SHOWN]] + ["…"] * (len(names) > _SHOWN))
+    message = f"not a trace: {layout.lacking(names)}; the line begins {shown(line)}"
+    return ProfileError(source, message, line=number)
 
 
 def read_description(path: Path) -> tuple[str, Description] | None:
