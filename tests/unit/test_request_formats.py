@@ -226,6 +226,8 @@ def test_every_format_is_read_from_lines_lists_and_answers(tmp_path: Path, make:
         (litellm(3, 9, 9, status="failure"), "failed or cancelled"),
         (litellm(3, 9, 9, cache_hit="True"), "answered by the cache of the gateway"),
         (langfuse(3, 9, 9, usageDetails={}), "no requests"),
+        (langfuse(3, 9, 9, usageDetails={}, input="Hi"), "without time or tokens"),
+        (vllm_span(3, 9, 9) | {"gen_ai.operation.name": "invoke_agent"}, "no completions"),
         (langfuse(3, 9, 9, level="ERROR"), "failed or cancelled"),
         (response(3, 9, 9, usage=None, object="chat.completion.chunk"), "no requests"),
         (bedrock(3, 9, 9, errorCode="ThrottlingException"), "failed or cancelled"),
@@ -238,7 +240,7 @@ def test_what_is_no_request_that_was_served_is_left_out_with_the_reason(
     make = next(
         (
             make
-            for make in (aiperf, litellm, langfuse, response, bedrock)
+            for make in (aiperf, litellm, langfuse, response, bedrock, vllm_span)
             if make(*ROWS[0]).keys() <= row.keys()
         ),
         litellm,

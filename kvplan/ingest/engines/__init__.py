@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
 TP, PP = "tensor_parallel", "pipeline_parallel"
 NUMBER = r"(-?\d[\d,]*)"
-_REPLICA = ("engine", "dp_rank", "instance", "pod")  # tell engines apart which serve requests of their own
+# tell engines apart which serve requests of their own; the last ones are Ray's
+_REPLICA = ("engine", "dp_rank", "instance", "pod", "replica", "ReplicaId", "WorkerId")
 _RANK = ("tp_rank", "pp_rank", "moe_ep_rank", "ep_rank", "pid")  # parts of one engine, which all say the same
 
 Labels = Mapping[str, str]

@@ -36,7 +36,7 @@ _UNIT_ENDS = ("", *UNITS, "unixnano")
 _EPOCHS = {1e9: 1.0, 1e12: 1e-3, 1e15: 1e-6, 1e18: 1e-9}  # from 2001 to 2286, and their units
 _CALLED = {"time": "timestamp", "input": "input_tokens", "output": "output_tokens"}
 _SHOWN, _LONGEST_NAME = 8, 60  # names in a message
-_LOCAL_TIME = "%d/%b/%Y:%H:%M:%S %z"  # of nginx
+_LOCAL_TIME = "%d/%b/%Y:%H:%M:%S%z"  # of nginx
 
 
 def _points(*stems: str) -> str:
@@ -87,6 +87,7 @@ _NAMES = {
     "model": "genai.request.model model modelid",
     "phase": "benchmarkphase",
     "hit": "cachehit",
+    "operation": "genai.operation.name",
 }
 _TIMES = ("time", "queued", "scheduled", "first", "last", "ttft", "e2e")
 _TOP = names(
@@ -97,6 +98,7 @@ _FAILURES = names(
     "status.statuscode"
 )
 _PLAIN_TIMES = names("timestamp timestamps time times ts")  # which say nothing of their unit
+_NO_COMPLETIONS = {"invoke_agent", "create_agent", "invoke_workflow", "execute_tool", "embeddings"}
 _FAILED = {"failure", "failed", "error", "cancelled", "true", "status_code_error"}
 _FAILED_SPAN = 2  # code of an OTLP status
 
@@ -289,8 +291,13 @@ class Reading:
     def reason(self, layout: Layout, row: Any) -> str:
         """Say why a row is left out; empty where it is not."""
         at, sparse = layout.places, layout.format.sparse
-        if sparse and any(value_at(row, at[role]) in (None, "", "-") for role in ("time", "input", "output")):
+        if sparse and (
+            value_at(row, at["time"]) in (None, "", "-")
+            or any(_number(value_at(row, at[role])) is None for role in ("input", "output"))
+        ):
             return "without time or tokens"
+        if "operation" in at and value_at(row, at["operation"]) in _NO_COMPLETIONS:
+            return "no completions"
         if "phase" in at and value_at(row, at["phase"]) not in (None, "", "profiling"):
             return "of the warm-up"
         if any(_is_failure(place.name, value_at(row, place)) for place in layout.failures):
@@ -301,7 +308,8 @@ class Reading:
 
     def _other_model(self, layout: Layout, row: Any) -> str:
         model = str(value_at(row, layout.places["model"]) or "")
-        self.models[model] = None
+        if model:
+            self.models[model] = None
         return "of other models" if self._model not in (None, model) else ""
 
     def request(self, layout: Layout, row: Any) -> tuple[float, int, int]:
@@ -405,7 +413,7 @@ def _is_whole(value: Any) -> bool:
 
 def _dated(value: Any, name: str) -> float:
     """Read seconds since 1970 of a date and time; one without a zone is in UTC."""
-    text = value.strip() if isinstance(value, str) else ""
+    text = value.strip().replace(" UTC", "Z").replace(" +", "+") if isinstance(value, str) else ""
     try:
         date = datetime.strptime(text, _LOCAL_TIME) if text[2:3] == "/" else datetime.fromisoformat(text)
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
