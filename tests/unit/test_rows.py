@@ -2,15 +2,12 @@
 
 import hashlib
 import json
-import tracemalloc
 from pathlib import Path
 
-import numpy as np
 import pytest
 from every import every
 
 from kvplan.errors import UsageError
-from kvplan.ingest.trace import rows, traffic
 from kvplan.ingest.trace.rows import TraceFile
 from kvplan.ingest.trace.traffic import measure
 
@@ -22,8 +19,7 @@ def rows_of(tmp_path: Path, content: str | bytes) -> tuple[TraceFile, list[tuple
     path = tmp_path / "trace"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     trace = TraceFile(path)
-    rows = [row for block in trace for row in zip(*(column.tolist() for column in block), strict=True)]
-    return trace, rows
+    return trace, list(zip(*(column.tolist() for column in trace.read()), strict=True))
 
 
 def refusal(tmp_path: Path, content: str | bytes) -> str:
@@ -101,7 +97,7 @@ def test_whole_timestamps_of_mooncake_are_milliseconds_and_fractions_what_the_un
     assert rows_of(tmp_path, row % "10" + row % "2500")[1] == [(0.01, 100, 5), (2.5, 100, 5)]
     for unit, at in (("s", 0.5), ("ms", 0.0005)):
         (tmp_path / "trace").write_text(row % "0.5" + row % "2.0")
-        assert [block.time_s[0] for block in TraceFile(tmp_path / "trace", unit)] == [at]
+        assert TraceFile(tmp_path / "trace", unit).read().time_s[0] == at
 
 
 @every("last", ["3.5,4", "3.5", '3.5,"4', "3.5,4,"])
@@ -226,28 +222,3 @@ def test_half_a_servegen_client_is_refused(tmp_path: Path) -> None:
         measure(path)
     with pytest.raises(UsageError, match="to find its other file"):
         measure(path.rename(tmp_path / "other.csv"))
-
-
-def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With smaller tables, so that a small file fills them."""
-    monkeypatch.setattr(rows, "BLOCK_ROWS", 1 << 10)
-    for name in ("_MAX_PAIRS", "_MAX_SECONDS"):
-        monkeypatch.setattr(traffic, name, 1 << 12)
-
-    def peak(size: int) -> int:
-        path = tmp_path / "trace.csv"
-        lengths = np.random.default_rng(0).integers(1, 10_000, (size, 2))
-        path.write_text(PLAIN + "".join(f"{t},{i},{o}\n" for t, (i, o) in enumerate(lengths.tolist())))
-        del lengths
-        tracemalloc.start()
-        traffic = measure(path)
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert traffic.count.sum() == size
-        assert traffic.count.size <= 1 << 12
-        assert traffic.mean_input == pytest.approx(5000, rel=0.02)
-        assert traffic.rate_rps == pytest.approx(1, rel=1e-6)
-        assert any("lengths rounded" in note for note in traffic.notes)
-        return most
-
-    assert peak(40_000) < 1.2 * peak(20_000)

@@ -31,7 +31,8 @@ UNITS = {
     **dict.fromkeys(("ms", "millis", "milliseconds"), 1e-3),
     **dict.fromkeys(("s", "sec", "secs", "seconds"), 1.0),
 }
-_UNIT = re.compile(rf"(?:[_ (]|(?<=[a-z])(?=[A-Z]))({'|'.join(UNITS)})\)?$", re.IGNORECASE)
+_CAPITAL = "|".join(f"{unit.capitalize()}|{unit.upper()}" for unit in UNITS)
+_UNIT = re.compile(rf"(?:[_ (]((?i:{'|'.join(UNITS)}))|(?<=[a-z])({_CAPITAL}))\)?$")  # t_ms, t (ms), tMs
 _UNIT_ENDS = ("", *UNITS, "unixnano")
 _EPOCHS = {1e9: 1.0, 1e12: 1e-3, 1e15: 1e-6, 1e18: 1e-9}  # from 2001 to 2286, and their units
 _CALLED = {"time": "timestamp", "input": "input_tokens", "output": "output_tokens"}
@@ -258,7 +259,7 @@ def unit_of(name: str, documented: float | None = None) -> float | None:
     [0.001, 1e-09, 1.0, None]
     """
     match = _UNIT.search(name)
-    return UNITS[match[1].lower()] if match else documented
+    return UNITS[(match[1] or match[2]).lower()] if match else documented
 
 
 def epoch_unit(number: float) -> float | None:

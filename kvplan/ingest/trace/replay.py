@@ -54,13 +54,12 @@ def read_trace(path: Path) -> Trace:
     ([374], [44], ('1 of 2 rows generates nothing and is left out',))
     """
     file = TraceFile(path)
-    blocks = list(file)
+    arrival, inputs, decode = file.read()
     if file.extras.duration_s is not None:
         raise UsageError(f"{path}: {file.format} without arrival times, which a replay needs")
-    rows = sum(block.time_s.size for block in blocks) + sum(file.left_out.values())
-    if not any(block.output_tokens.any() for block in blocks):
+    rows = arrival.size + sum(file.left_out.values())
+    if not decode.any():
         raise UsageError(f"{path}: no request that generates tokens; {rows:,} rows")
-    arrival, inputs, decode = (np.concatenate(column) for column in zip(*blocks, strict=True))
     served = decode > 0
     arrival, inputs, decode = arrival[served], inputs[served], decode[served]
     file.refuse_what_is_open(arrival.size, float(np.ptp(arrival)))

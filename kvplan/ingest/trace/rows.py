@@ -1,10 +1,7 @@
-"""Recorded requests, block by block: when each arrived, how long its prompt was, how much it generated.
-
-Any file may be compressed with gzip or zstd, begin with a byte order mark, mix line ends, or lack the last one. Rows
-come in blocks, so that a file of any length is read in bounded memory.
-"""
+"""Recorded requests: when each arrived, how long its prompt was, how much it generated."""
 
 import csv
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,14 +19,13 @@ from kvplan.ingest.trace.formats import UNITS, Layout, Reading, layout_of, liste
 from kvplan.model import FloatArray, IntArray
 from kvplan.units import format_rate
 
-BLOCK_ROWS = 8192
 _BEGINNING = 4096  # characters by which a description is told
 _SHOWN = 8  # names in a message
 _MILLISECONDS = 1e-3  # as which times of an open unit are read
 
 
 class Rows(NamedTuple):
-    """A block of rows, in the order of the file.
+    """Rows in the order of the file.
 
     Attributes
     ----------
@@ -45,9 +41,9 @@ class Rows(NamedTuple):
 
 
 class TraceFile:
-    """A trace to be iterated over once, block by block; what else was read is there when it is done.
+    """A trace to be read once; what else it says is there when that is done.
 
-    The format is known with the first block. `cut_off` is 1 if the file ends within its last row, which is left out,
+    `cut_off` is 1 if the file ends within its last row, which is left out,
     as are others, counted by reason in `left_out`. A row that cannot be read is refused with its line. `unit` of the
     times counts whatever the file says, `model` where it has several.
 
@@ -56,8 +52,8 @@ class TraceFile:
     ...     path = Path(folder, "trace.csv")
     ...     _ = path.write_text("time_s,input,output\\n0.5,374,44\\n1.5,396,109\\n")
     ...     trace = TraceFile(path)
-    ...     [block.input_tokens.tolist() for block in trace], trace.format
-    ([[374, 396]], 'CSV')
+    ...     trace.read().input_tokens.tolist(), trace.format
+    ([374, 396], 'CSV')
     """
 
     def __init__(self, path: Path, unit: str | None = None, model: str | None = None) -> None:
@@ -70,21 +66,20 @@ class TraceFile:
         self._model = model
         self._reading = Reading(None if unit is None else UNITS[unit], model)
 
-    def __iter__(self) -> Iterator[Rows]:
-        block: list[Request] = []
+    def read(self) -> Rows:
+        """Read the file."""
+        time_s, inputs, outputs = array("d"), array("q"), array("q")
         with lines_of(self.path) as lines:
             try:
-                for request in self._requests(lines):
-                    block.append(request)
-                    if len(block) == BLOCK_ROWS:
-                        yield _arrays(block)
-                        block = []
+                for arrival_s, input_tokens, output_tokens in self._requests(lines):
+                    time_s.append(arrival_s)
+                    inputs.append(input_tokens)
+                    outputs.append(output_tokens)
             except csv.Error as error:
                 message = f"not CSV: {error}; is a quote open?"
                 raise ProfileError(lines.source, message, line=lines.number) from None
-        if block:
-            yield _arrays(block)
         self.sha256 = lines.sha256
+        return Rows(np.array(time_s), np.array(inputs, np.int64), np.array(outputs, np.int64))
 
     def _requests(self, lines: Lines) -> Iterator[Request]:
         """Yield requests. A row that cannot be read is the end of a file that was cut off, or an error."""
@@ -211,10 +206,3 @@ def read_description(path: Path) -> tuple[str, Description] | None:
         if reader.recognises(Beginning("", False, (), None, text=start)):
             return reader.name, reader.read(path, start)
     return None
-
-
-def _arrays(block: list[Request]) -> Rows:
-    times, inputs, outputs = zip(*block, strict=True)
-    return Rows(
-        np.array(times, dtype=np.float64), np.array(inputs, dtype=np.int64), np.array(outputs, dtype=np.int64)
-    )
