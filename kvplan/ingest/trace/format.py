@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,22 +69,6 @@ class Identities:
             return -1
         before = self._known.get(parent) if isinstance(parent, str | int) else None
         return self._known.setdefault(conversation, len(self._known) if before is None else before)
-
-
-@dataclass
-class Extras:
-    """What a trace says besides its requests; complete when the last one was read.
-
-    Attributes
-    ----------
-    duration_s
-        Of a benchmark without arrival times: seconds it took to complete all requests, whose times are then 0.
-    identities
-        What tells which prompts begin alike.
-    """
-
-    duration_s: float | None = None
-    identities: Identities = field(default_factory=Identities)
 
 
 class Part(NamedTuple):

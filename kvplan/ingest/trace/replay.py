@@ -55,7 +55,7 @@ def read_trace(path: Path) -> Trace:
     """
     file = TraceFile(path)
     arrival, inputs, decode = file.read()
-    if file.extras.duration_s is not None:
+    if file.duration_s is not None:
         raise UsageError(f"{path}: {file.format} without arrival times, which a replay needs")
     rows = arrival.size + sum(file.left_out.values())
     if not decode.any():
@@ -104,7 +104,7 @@ def _hashes(file: TraceFile, inputs: IntArray) -> tuple[list[list[int]] | None, 
 
     None where it has none, or more than are remembered.
     """
-    known = file.extras.identities
+    known = file.identities
     if not known.hashes or known.full:
         return None, 1
     ends = np.cumsum(known.hash_count).tolist()

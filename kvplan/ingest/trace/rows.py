@@ -14,7 +14,7 @@ from kvplan.ingest.cells import Record, is_json, json_records, shown
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace import servegen
-from kvplan.ingest.trace.format import BadRowError, Description, Extras, Request
+from kvplan.ingest.trace.format import BadRowError, Description, Identities, Request
 from kvplan.ingest.trace.formats import UNITS, Layout, Reading, layout_of, listed, requests_in, value_at
 from kvplan.model import FloatArray, IntArray
 from kvplan.units import format_rate
@@ -62,7 +62,8 @@ class TraceFile:
         self.sha256 = ""
         self.cut_off = 0
         self.left_out: Counter[str] = Counter()
-        self.extras = Extras()
+        self.duration_s: float | None = None  # of a benchmark without arrival times, all of which are 0
+        self.identities = Identities()
         self._model = model
         self._reading = Reading(None if unit is None else UNITS[unit], model)
 
@@ -141,7 +142,7 @@ class TraceFile:
             raise ProfileError(record.source, message, line=record.line)
         if not (isinstance(times, list) and len(times) == len(inputs)):
             times = [0] * len(inputs)
-            self.extras.duration_s = record.number("duration")
+            self.duration_s = record.number("duration")
         for time, input_tokens, output_tokens in zip(times, inputs, outputs, strict=True):
             yield {"start_times": time, "input_lens": input_tokens, "output_lens": output_tokens}
 
@@ -149,7 +150,7 @@ class TraceFile:
         """Keep what tells which prompts begin alike."""
         if {"session", "hashes"} & layout.places.keys():
             roles = ("hashes", "session", "parent")
-            self.extras.identities.add(request, *(value_at(row, layout.places.get(role)) for role in roles))
+            self.identities.add(request, *(value_at(row, layout.places.get(role)) for role in roles))
 
     def refuse_what_is_open(self, served: int, span_s: float) -> None:
         """Refuse requests of several models, and times in a unit that nothing tells."""

@@ -98,14 +98,14 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
     served, rows = time_s.size, kept.size + sum(trace.left_out.values())
     if not served:
         raise UsageError(f"{path}: no requests with tokens; {rows:,} rows")
-    duration_s = trace.extras.duration_s
+    duration_s = trace.duration_s
     span = float(np.ptp(time_s)) if duration_s is None else duration_s
     trace.refuse_what_is_open(served, span)
     if span <= 0:
         what = "1 request" if served == 1 else f"{served:,} requests, all at one time"
         raise UsageError(f"{path}: {what}; a rate needs arrivals at two times at least")
     timed = duration_s is None
-    prefixes = prefixes_of(trace.extras.identities)
+    prefixes = prefixes_of(trace.identities)
     counts, cell_s = _per_cell(time_s, span) if timed else (None, 1.0)
     return Traffic(
         path,
@@ -131,9 +131,9 @@ def _notes(trace: TraceFile, rows: int, time_s: FloatArray, prefixes: Prefixes |
     yield from trace.notes(rows)
     if unsorted := int((time_s < np.maximum.accumulate(time_s)).sum()):
         yield f"{unsorted:,} arrivals are earlier than one before them in the file; put in order"
-    if trace.extras.duration_s is not None:
+    if trace.duration_s is not None:
         yield "no arrival times: the rate is that of completions, which can be below what was offered"
-    if prefixes is None and trace.extras.identities.hashes:
+    if prefixes is None and trace.identities.hashes:
         yield "hash_ids are not as many as the prompts have blocks, of whatever size: they tell nothing"
 
 
