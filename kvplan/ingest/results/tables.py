@@ -1,9 +1,9 @@
 """Tables in CSV or JSON lines, by their columns.
 
 - Iterations: kv_tokens and iteration_ms (or seconds), prefill_tokens and sequences where known.
-- ``ForwardPassMetrics`` of NVIDIA Dynamo and vLLM, version 1, in JSON lines: an iteration each, as Dynamo's
-  ``--fpm-trace`` (dynamo.fpm.trace.v1) has them. Prefill counts tokens that are computed, and apart from them those that
-  are only read. The wall time is 0 of an idle engine.
+- ``ForwardPassMetrics`` of NVIDIA Dynamo and vLLM, version 1, in JSON lines: an iteration each, as ``--fpm-trace``
+  (dynamo.fpm.trace.v1) writes them. Prefill counts tokens that are computed, and apart from them those that are only
+  read. The wall time is 0 of an idle engine.
 - A per-second series of averages: prompt_throughput, gen_throughput, running, kv_cache_pct; t where known.
 - splitwise-sim's measurements: prompt_size, batch_size, token_size, prompt_time, token_time (ms), for each model,
   hardware and tensor_parallel.

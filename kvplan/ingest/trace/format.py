@@ -24,16 +24,8 @@ class BadRowError(Exception):
 class Identities:
     """Requests with tokens and what identifies them, in the order of the file, as far as there is room.
 
-    Attributes
-    ----------
-    arrival_s, input_tokens, output_tokens
-        A value for each request.
-    hashes, hash_count
-        Of the blocks of all prompts, and how many each request has.
-    conversation
-        The number of the conversation that each is a turn of; -1: of none.
-    full
-        There was no room for the last ones.
+    Of the hashes of the blocks of all prompts each request has `hash_count`; `conversation` is the number of the one
+    that it is a turn of, or -1.
     """
 
     def __init__(self) -> None:

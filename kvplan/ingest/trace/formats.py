@@ -114,27 +114,15 @@ class Place(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A list of requests, told by plain names that it has; and what only its documentation says.
-
-    Attributes
-    ----------
-    units
-        Of values whose names have none, seconds; of `whole` numbers alone, where others are open.
-    ends
-        The time is that at which a request ended.
-    sparse
-        Some of its rows are no requests.
-    pooled
-        Several models are one traffic.
-    """
+    """A list of requests, told by plain names that it has; and what only its documentation says."""
 
     name: str
     tells: tuple[str, ...] = ()
-    units: Mapping[str, float] = {}
-    whole: bool = False
-    ends: bool = False
-    sparse: bool = True
-    pooled: bool = False
+    units: Mapping[str, float] = {}  # of values whose names have none, seconds
+    whole: bool = False  # they are those of whole numbers alone, where others are open
+    ends: bool = False  # its time is that at which a request ended
+    sparse: bool = True  # some of its rows are no requests
+    pooled: bool = False  # several models are one traffic
 
 
 _POINTS = dict.fromkeys(("time", "queued", "scheduled", "first", "last"), 1.0)
@@ -161,8 +149,8 @@ FORMATS = (
     ),
     *(Format("responses of an API", (f"usage.{kind}tokens",), _POINTS) for kind in ("prompt", "input")),
     *(
-        Format("nginx access log", (end, "status"), {"time": 1.0, "e2e": 1.0}, ends=True)
-        for end in ("msec", "timeiso8601", "timelocal")
+        Format("nginx access log", (variable, "status"), {"time": 1.0, "e2e": 1.0}, ends=True)
+        for variable in ("msec", "timeiso8601", "timelocal", "requesttime")
     ),
     Format("Envoy access log", ("starttime", "responsecode"), {"e2e": 1e-3}),
 )
@@ -221,9 +209,7 @@ def layout_of(keys: tuple[str, ...], in_json: bool) -> Layout:
         for alias in _NAMES[role].split():
             known = written if alias in _TOP else within
             ends = _UNIT_ENDS if role in _TIMES else ("",)
-            if (
-                index := next((known[alias + end] for end in ends if alias + end in known), None)
-            ) is not None:
+            for index in (known[alias + end] for end in ends if alias + end in known):
                 name = keys[index]
                 beside = f"{name.removesuffix('value')}unit" if name.endswith(".value") else ""
                 unit = None if beside in keys else unit_of(name, format.units.get(role))
@@ -268,22 +254,12 @@ def epoch_unit(number: float) -> float | None:
 
 
 class Reading:
-    """Reads the rows of a file: what a layout has in them, in seconds and tokens.
-
-    Attributes
-    ----------
-    open_time
-        The name of times whose unit nothing tells; they are read as whole ones.
-    plain_time
-        The name of times that are seconds because no unit is named.
-    models
-        Requests of each model, where they are told apart.
-    """
+    """Reads the rows of a file: what a layout has in them, in seconds and tokens."""
 
     def __init__(self, unit_s: float | None = None, model: str | None = None) -> None:
-        self.format = ""
-        self.open_time = self.plain_time = ""
-        self.models: dict[str, None] = {}
+        self.open_time = ""  # the name of times whose unit nothing tells; they are read as whole ones
+        self.plain_time = ""  # of times that are seconds because no unit is named
+        self.models: dict[str, None] = {}  # that are told apart
         self._unit_s = unit_s
         self._model = model
         self._epoch: float | None = None

@@ -25,15 +25,7 @@ _MILLISECONDS = 1e-3  # as which times of an open unit are read
 
 
 class Rows(NamedTuple):
-    """Rows in the order of the file.
-
-    Attributes
-    ----------
-    time_s : ndarray, shape (n_rows,)
-        Seconds from an origin of the file's own.
-    input_tokens, output_tokens : ndarray of int64, shape (n_rows,), tokens
-        Zeros included.
-    """
+    """Rows in the order of the file, shape (n_rows,), zeros included; times from an origin of the file's own."""
 
     time_s: FloatArray
     input_tokens: IntArray

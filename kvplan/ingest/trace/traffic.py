@@ -22,45 +22,22 @@ _OUTPUT_BITS = 20
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a trace says about the traffic.
-
-    Attributes
-    ----------
-    rows
-        Rows read, those left out included.
-    input_tokens, decode_tokens : ndarray of int64, shape (n_pairs,), tokens
-        Distinct pairs of lengths, ascending by input, then by output.
-    count : ndarray, shape (n_pairs,)
-        Requests of each pair; expected ones where the file describes distributions.
-    start_s, span_s
-        First arrival, on the file's own clock, and seconds from it to the last. None: no arrival times.
-    rate_rps
-        Requests per second over the span.
-    gap_cv
-        Coefficient of variation of the times between arrivals, as a description says. None: it does not, or the
-        requests are listed.
-    counts : ndarray, shape (n_cells,)
-        Arrivals in each `cell_s` seconds from the first on; expected ones of a description. None: no arrival times.
-    prefixes
-        What prompts have in common. None: nothing in the trace tells.
-    notes
-        What was left out or rounded, and what is not as it seems.
-    """
+    """What a trace says about the traffic: pairs of lengths, ascending, with how often each came, and arrivals."""
 
     path: Path
     format: str
     sha256: str
-    rows: int
-    input_tokens: IntArray
+    rows: int  # read, those left out included
+    input_tokens: IntArray  # shape (n_pairs,)
     decode_tokens: IntArray
-    count: FloatArray
-    start_s: float | None
-    span_s: float | None
+    count: FloatArray  # expected ones where the file describes distributions
+    start_s: float | None  # the first arrival, on the file's own clock; None: no arrival times
+    span_s: float | None  # from it to the last
     rate_rps: float
-    gap_cv: float | None
-    prefixes: Prefixes | None
-    notes: tuple[str, ...]
-    counts: FloatArray | None = None
+    gap_cv: float | None  # of the times between arrivals, as a description says
+    prefixes: Prefixes | None  # None: nothing tells what prompts have in common
+    notes: tuple[str, ...]  # what was left out, and what is not as it seems
+    counts: FloatArray | None = None  # arrivals in each cell from the first on; None: no arrival times
     cell_s: float = 1.0
 
     @property
