@@ -252,7 +252,10 @@ def _canonical(name: str) -> str:
     ['vllm:request_prompt_tokens_sum', 'vllm:request_prompt_tokens_sum', 'up']
     """
     prefixes = "|".join(names.prefix for names in METRICS)
-    name = re.sub(rf"^(?:ray_)?({prefixes})_", r"\1:", name.removeprefix("ray_"))
+    current = name.removeprefix("ray_").replace(
+        "nv_llm_http_service_", "dynamo_frontend_"
+    )  # of older versions
+    name = re.sub(rf"^({prefixes})_", r"\1:", current)
     return f"vllm:{name}" if _UNNAMED.fullmatch(name) else name
 
 
