@@ -1,9 +1,6 @@
 """Tables in CSV or JSON lines, by their columns.
 
 - Iterations: kv_tokens and iteration_ms (or seconds), prefill_tokens and sequences where known.
-- ``ForwardPassMetrics`` of NVIDIA Dynamo and vLLM, version 1, in JSON lines: an iteration each, as ``--fpm-trace``
-  (dynamo.fpm.trace.v1) writes them. Prefill counts tokens that are computed, and apart from them those that are only
-  read. The wall time is 0 of an idle engine.
 - A per-second series of averages: prompt_throughput, gen_throughput, running, kv_cache_pct; t where known.
 - splitwise-sim's measurements: prompt_size, batch_size, token_size, prompt_time, token_time (ms), for each model,
   hardware and tensor_parallel.
@@ -22,7 +19,7 @@ from typing import Any
 from kvplan.errors import ProfileError
 from kvplan.ingest.cells import Names, Record, names
 from kvplan.ingest.reader import FileKind, Reader
-from kvplan.ingest.results import Adds, Load, at_rate, document, parallel, spread, table, tpot
+from kvplan.ingest.results import Adds, Load, at_rate, parallel, spread, table, tpot
 from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
 from kvplan.ingest.timing.samples import Deployment, Point, Range
@@ -67,42 +64,6 @@ def _splitwise(row: Record, collector: Collector) -> None:
     # A prompt's iteration also emits the first token; then the context grows by half of what follows.
     collector.add((tokens + batch, tokens, batch, prompt_s), row.line, group=group)
     collector.add((tokens + batch * (generated + 1) / 2, 0.0, batch, token_s), row.line, group=group)
-
-
-# -- forward passes of NVIDIA Dynamo and vLLM --------------------------------------------------------------------------
-
-_VERSION = 1
-_ENVELOPES = ("event.fpm.", "fpm.", "")
-_ON_GPU = "execute_model_cuda"
-_ON_GPU_ALONE = "wall times are those of the GPU alone, without what the engine does between iterations"
-
-
-def _within(record: Record) -> str | None:
-    return next((at for at in _ENVELOPES if isinstance(record.at(f"{at}scheduled_requests"), dict)), None)
-
-
-def _is_forward_pass(record: Record) -> bool:
-    at = _within(record)
-    return at is not None and record.at(f"{at}wall_time") is not None
-
-
-def _forward_pass(record: Record, collector: Collector) -> None:
-    at = _within(record)
-    if at is None:
-        raise record.error("scheduled_requests", "missing; must be an object")
-    version = record.optional(f"{at}version")
-    if version is not None and version != _VERSION:
-        raise record.error(f"{at}version", f"{version:g}; must be {_VERSION}")
-    if record.text(f"{at}timing_scope") == _ON_GPU:
-        collector.note(_ON_GPU_ALONE)
-
-    def scheduled(name: str) -> float:
-        return record.optional(f"{at}scheduled_requests.{name}") or 0.0
-
-    computed = scheduled("sum_prefill_tokens")
-    kv_tokens = computed + scheduled("sum_prefill_kv_tokens") + scheduled("sum_decode_kv_tokens")
-    sequences = scheduled("num_prefill_requests") + scheduled("num_decode_requests")
-    collector.add((kv_tokens, computed, sequences, record.number(f"{at}wall_time")), record.line)
 
 
 # -- loads ------------------------------------------------------------------------------------------------------------
@@ -242,5 +203,4 @@ READERS = (
     table("concurrency sweep", (_CONCURRENCY, _INPUT, _OUTPUT), _at_concurrency),
     table("rate sweep", (_RATE, _INPUT, _OUTPUT), _at_rate),
     REQUEST_LOG,
-    document("forward pass metrics", _is_forward_pass, _forward_pass),
 )
