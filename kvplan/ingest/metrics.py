@@ -73,11 +73,7 @@ class ServerMetrics:
 
 
 def read_metrics(
-    path: Path,
-    earlier: Path | None = None,
-    *,
-    interval_s: float | None = None,
-    model: str | None = None,
+    path: Path, earlier: Path | None = None, *, interval_s: float | None = None, model: str | None = None
 ) -> ServerMetrics:
     """Read a snapshot of metrics, or what happened between an earlier one and it.
 

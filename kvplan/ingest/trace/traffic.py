@@ -71,7 +71,7 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
     trace = TraceFile(path, unit, model)
     every = trace.read()
     kept = (every.input_tokens > 0) & (every.output_tokens > 0)
-    time_s, input_tokens, output_tokens = (column[kept] for column in every)
+    time_s = every.time_s[kept]
     served, rows = time_s.size, kept.size + sum(trace.left_out.values())
     if not served:
         raise UsageError(f"{path}: no requests with tokens; {rows:,} rows")
@@ -89,7 +89,7 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
         trace.format,
         trace.sha256,
         rows + trace.cut_off,
-        *_pairs(input_tokens, output_tokens),
+        *_pairs(every.input_tokens[kept], every.output_tokens[kept]),
         start_s=float(time_s.min()) if timed else None,
         span_s=span,
         rate_rps=(served - 1 if timed else served) / span,
