@@ -119,7 +119,7 @@ def test_arrivals_out_of_order_and_a_row_cut_off_are_told(file: Path) -> None:
     trace = read_trace(file)
     assert columns(trace) == [(0.0, 3, 4), (2.0, 3, 4)]
     assert trace.notes == (
-        "1 arrivals are earlier than the one before them in the file; put in order",
+        "1 arrivals are earlier than one before them in the file; put in order",
         "the file ends within its last row, which is left out",
     )
 

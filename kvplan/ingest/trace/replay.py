@@ -1,6 +1,5 @@
 """A recorded trace as requests to simulate: its own arrivals and lengths."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.ingest.trace.prefixes import block_size
 from kvplan.ingest.trace.rows import TraceFile
-from kvplan.model import FloatArray, IntArray, Recorded
+from kvplan.model import IntArray, Recorded
 from kvplan.simulation.requests import Requests, requests_of
 
 if TYPE_CHECKING:
@@ -51,13 +50,13 @@ def read_trace(path: Path) -> Trace:
     ...     _ = path.write_text("\\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *rows, "")))
     ...     trace = read_trace(path)
     >>> trace.requests.input_tokens.tolist(), trace.requests.decode_tokens.tolist(), trace.notes
-    ([374], [44], ('1 of 2 rows generates nothing and is left out',))
+    ([374], [44], ('1 of 2 rows left out: nothing generated',))
     """
     file = TraceFile(path)
     arrival, inputs, decode = file.read()
     if file.duration_s is not None:
         raise UsageError(f"{path}: {file.format} without arrival times, which a replay needs")
-    rows = arrival.size + sum(file.left_out.values())
+    rows = file.leave_out(decode == 0, "nothing generated")
     if not decode.any():
         raise UsageError(f"{path}: no request that generates tokens; {rows:,} rows")
     served = decode > 0
@@ -72,7 +71,7 @@ def read_trace(path: Path) -> Trace:
         block_hashes=None if hashes is None else tuple(hashes[i] for i in order),
         block_tokens=block_tokens,
     )
-    return Trace(recorded, file.format, tuple(_notes(file, rows, arrival)))
+    return Trace(recorded, file.format, tuple(file.notes(rows, arrival)))
 
 
 def with_trace(profile: "Profile") -> "Profile":
@@ -113,13 +112,3 @@ def _hashes(file: TraceFile, inputs: IntArray) -> tuple[list[list[int]] | None, 
         return None, 1
     remembered = (known.hashes[begin:end].tolist() for begin, end in zip([0, *ends], ends, strict=False))
     return [next(remembered) if tokens else [] for tokens in inputs.tolist()], block
-
-
-def _notes(file: TraceFile, rows: int, arrival: FloatArray) -> Iterator[str]:
-    empty = rows - arrival.size - sum(file.left_out.values())
-    if empty:
-        ending = "generates nothing and is left out" if empty == 1 else "generate nothing and are left out"
-        yield f"{empty:,} of {rows:,} rows {ending}"
-    if unsorted := int((np.diff(arrival) < 0).sum()):
-        yield f"{unsorted:,} arrivals are earlier than the one before them in the file; put in order"
-    yield from file.notes(rows)

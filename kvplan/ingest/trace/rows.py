@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.cells import Record, is_json, json_records, shown
@@ -162,10 +163,18 @@ class TraceFile:
                 f"does: {fast} or {slow}; say --unit ms or --unit s, or call it {key}_ms or {key}_s"
             )
 
-    def notes(self, rows: int) -> Iterator[str]:
-        """Say what was left out of so many rows, and what was taken for what."""
+    def leave_out(self, rows: NDArray[np.bool_], reason: str) -> int:
+        """Count rows that were read, and are left out; return how many rows there are, those not read included."""
+        self.left_out[reason] += int(rows.sum())
+        return int((~rows).sum()) + self.left_out.total()
+
+    def notes(self, rows: int, arrival_s: FloatArray) -> Iterator[str]:
+        """Say what was left out of so many rows, in which order the others are, and what was taken for what."""
         for reason, count in self.left_out.items():
-            yield f"{count:,} of {rows:,} rows left out: {reason}"
+            if count:
+                yield f"{count:,} of {rows:,} rows left out: {reason}"
+        if unsorted := int((arrival_s < np.maximum.accumulate(arrival_s)).sum()):
+            yield f"{unsorted:,} arrivals are earlier than one before them in the file; put in order"
         if self.cut_off:
             yield "the file ends within its last row, which is left out"
         if key := self._reading.plain_time:

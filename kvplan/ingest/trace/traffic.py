@@ -63,7 +63,7 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
     ...     _ = path.write_text("time_s,input,output\\n0,374,44\\n1,396,109\\n2,396,0\\n4,396,109\\n")
     ...     traffic = measure(path)
     >>> traffic.rate_rps, traffic.count.tolist(), traffic.notes
-    (0.5, [1.0, 2.0], ('1 of 4 rows has no tokens and is left out',))
+    (0.5, [1.0, 2.0], ('1 of 4 rows left out: without tokens',))
     """
     described = read_description(path)
     if described is not None:
@@ -72,7 +72,7 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
     every = trace.read()
     kept = (every.input_tokens > 0) & (every.output_tokens > 0)
     time_s = every.time_s[kept]
-    served, rows = time_s.size, kept.size + sum(trace.left_out.values())
+    served, rows = time_s.size, trace.leave_out(~kept, "without tokens")
     if not served:
         raise UsageError(f"{path}: no requests with tokens; {rows:,} rows")
     duration_s = trace.duration_s
@@ -95,19 +95,13 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
         rate_rps=(served - 1 if timed else served) / span,
         gap_cv=None,
         prefixes=prefixes,
-        notes=tuple(_notes(trace, rows, time_s, prefixes)),
+        notes=(*trace.notes(rows, time_s), *_notes(trace, prefixes)),
         counts=counts,
         cell_s=cell_s,
     )
 
 
-def _notes(trace: TraceFile, rows: int, time_s: FloatArray, prefixes: Prefixes | None) -> Iterator[str]:
-    if empty := rows - time_s.size - sum(trace.left_out.values()):
-        ending = "has no tokens and is left out" if empty == 1 else "have no tokens and are left out"
-        yield f"{empty:,} of {rows:,} rows {ending}"
-    yield from trace.notes(rows)
-    if unsorted := int((time_s < np.maximum.accumulate(time_s)).sum()):
-        yield f"{unsorted:,} arrivals are earlier than one before them in the file; put in order"
+def _notes(trace: TraceFile, prefixes: Prefixes | None) -> Iterator[str]:
     if trace.duration_s is not None:
         yield "no arrival times: the rate is that of completions, which can be below what was offered"
     if prefixes is None and trace.identities.hashes:
