@@ -12,6 +12,8 @@ import pytest
 from every import every
 
 from kvplan.errors import UsageError
+from kvplan.ingest.reader import FileKind
+from kvplan.ingest.recognition import kind_of
 from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.samples import Samples
 from kvplan.ingest.trace.traffic import Traffic, measure
@@ -298,3 +300,17 @@ def test_a_unit_that_names_do_not_say_is_seconds_with_a_note(tmp_path: Path) -> 
     assert traffic.rate_rps == 1 / 1250
     assert traffic.notes[0].startswith("time names no unit and is taken as seconds")
     assert read(tmp_path, text, unit="ms").rate_rps == 1 / 1.25
+
+
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [
+        ("timestamp,concurrency,isl,osl,ttft_ms,tpot_ms,e2e_ms", FileKind.TIMING),
+        ("timestamp,requested_rps,input_tokens,output_tokens,ttft_ms,e2e_ms", FileKind.TIMING),
+        ("timestamp,input_tokens,output_tokens,ttft_ms,e2e_ms", FileKind.REQUESTS),
+    ],
+)
+def test_runs_at_a_load_with_a_time_are_no_requests(tmp_path: Path, header: str, kind: FileKind) -> None:
+    path = tmp_path / "file"
+    path.write_text(f"{header}\n{','.join('9' for _ in header.split(','))}\n")
+    assert kind_of(path) is kind

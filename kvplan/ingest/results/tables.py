@@ -169,8 +169,10 @@ def _request(reading: Reading, layout: Layout, row: Any, line: int, collector: C
         arrival_s, input_tokens, output_tokens = reading.request(layout, row)
         times = reading.times(layout, row, arrival_s)
         first_s, last_s = times.pop("first_s"), times.pop("last_s")
-        if output_tokens == 0 or first_s is None:
+        if output_tokens == 0:
             reason = "nothing was generated"
+        elif first_s is None:
+            reason = "without the time of its first token"
         elif last_s is None and not layout.format.sparse:
             raise BadRowError("missing", layout.places[min({"last", "e2e"} & layout.places.keys())].name)
         elif last_s is None:

@@ -439,6 +439,7 @@ def _is_failure(name: str, value: Any) -> bool:
 
 # -- objects ----------------------------------------------------------------------------------------------------------
 
+_OF_RUNS = names("concurrency maxconcurrency concurrentrequests conc requestedrps requestrate numprompts")
 _WRAPPERS = names(
     "data requests logs items records results rows spans resourcespans scopespans observations generations"
 )
@@ -491,6 +492,8 @@ def lists_requests(start: Beginning, *, timed: bool = False) -> bool:
     """Tell whether a file begins with requests: their times and tokens, or with `timed` the times of tokens too."""
     if not timed and start.in_json and (start.has("input_lens", "output_lens") or '"gen_ai.' in start.text):
         return True
+    if start.plain_names & _OF_RUNS.keys():
+        return False
     return any(layout.timed if timed else not layout.missing for layout, _ in _layouts(start))
 
 
