@@ -59,7 +59,9 @@ def _is_metrics(start: Beginning) -> bool:
 
 
 def _is_printed(start: Beginning) -> bool:
-    return any(TITLE in line for line in start.log_lines()) and not _is_of_an_engine(start)
+    return (
+        not start.in_json and any(TITLE in line for line in start.log_lines()) and not _is_of_an_engine(start)
+    )
 
 
 def _is_a_model(start: Beginning) -> bool:
@@ -75,7 +77,12 @@ _OTHERS: tuple[Reader[Any], ...] = (
     Reader("metrics", FileKind.METRICS, _is_metrics, read_metrics),
     Reader("config.json", FileKind.MODEL, _is_a_model, read_model),
     Reader("printed benchmark", FileKind.TIMING, _is_printed, None),
-    Reader("engine log", FileKind.LOG, _is_of_an_engine, read_engine_log),
+    Reader(
+        "engine log",
+        FileKind.LOG,
+        lambda start: not start.in_json and _is_of_an_engine(start),
+        read_engine_log,
+    ),
 )
 _DRAFTS = Reader("drafts", FileKind.DRAFTS, tells_of_drafts, read_drafts)
 
@@ -113,6 +120,8 @@ def kind_of(path: Path) -> FileKind:
     tables = markdown_tables(enumerate(start.text.splitlines(), 1))
     starts = [Beginning.of_line(header)._replace(text=header) for header, _ in tables] or [start]
     kinds = list(dict.fromkeys(reader.kind for some in starts for reader in _recognising(some)))
+    if not kinds and start.in_json and _is_of_an_engine(start):  # a logger's, of a form of its own
+        kinds = [FileKind.LOG]
     if len(kinds) == 1:
         return kinds[0]
     way_out = "; --as KIND=FILE says what it is"

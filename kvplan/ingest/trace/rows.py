@@ -57,6 +57,7 @@ class TraceFile:
         self.left_out: Counter[str] = Counter()
         self.duration_s: float | None = None  # of a benchmark without arrival times, all of which are 0
         self.identities = Identities()
+        self.wrapping_notes: tuple[str, ...] = ()
         self._model = model
         self._reading = Reading(None if unit is None else UNITS[unit], model)
 
@@ -73,6 +74,7 @@ class TraceFile:
                 message = f"not CSV: {error}; is a quote open?"
                 raise ProfileError(lines.source, message, line=lines.number) from None
         self.sha256 = lines.sha256
+        self.wrapping_notes = lines.notes
         return Rows(np.array(time_s), np.array(inputs, np.int64), np.array(outputs, np.int64))
 
     def _requests(self, lines: Lines) -> Iterator[Request]:
@@ -179,6 +181,7 @@ class TraceFile:
             yield "the file ends within its last row, which is left out"
         if key := self._reading.plain_time:
             yield f"{key} names no unit and is taken as seconds; --unit, or a name such as {key}_ms, says otherwise"
+        yield from self.wrapping_notes
 
 
 def _in_csv(line: str, lines: Lines) -> Iterator[tuple[int, Layout, Any]]:
