@@ -455,13 +455,12 @@ def requests_in(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     [7]
     """
     row = flat(document)
-    inside = [
-        value for key, value in document.items() if plain_name(key) in _WRAPPERS and isinstance(value, list)
-    ]
-    parts = [part for value in inside for part in value if isinstance(part, dict)]
-    if not parts or not layout_of(tuple(row), in_json=True).missing:
+    parts: list[Any] = []
+    if layout_of(tuple(row), in_json=True).missing:
+        lists = (value for key, value in document.items() if plain_name(key) in _WRAPPERS)
+        parts = [part for value in lists if isinstance(value, list) for part in value if isinstance(part, dict)]
+    if not parts:
         yield row
-        return
     for part in parts:
         yield from requests_in(part)
 
