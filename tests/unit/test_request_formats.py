@@ -314,3 +314,10 @@ def test_runs_at_a_load_with_a_time_are_no_requests(tmp_path: Path, header: str,
     path = tmp_path / "file"
     path.write_text(f"{header}\n{','.join('9' for _ in header.split(','))}\n")
     assert kind_of(path) is kind
+
+
+def test_a_file_that_begins_with_a_failure_is_told_by_the_rows_below(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text(lines({"error": {"code": 500}, "id": "x"}, *(response(*row) for row in ROWS)))
+    assert kind_of(path) is FileKind.REQUESTS
+    assert measure(path).notes[0] == "1 of 3 rows left out: no requests"

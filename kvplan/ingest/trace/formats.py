@@ -18,9 +18,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
-from kvplan.ingest.cells import names, plain_name, shown
+from kvplan.ingest.cells import json_object, names, plain_name, shown
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.trace.format import BadRowError
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
@@ -37,6 +38,7 @@ _UNIT_ENDS = ("", *UNITS, "unixnano")
 _EPOCHS = {1e9: 1.0, 1e12: 1e-3, 1e15: 1e-6, 1e18: 1e-9}  # from 2001 to 2286, and their units
 _CALLED = {"time": "timestamp", "input": "input_tokens", "output": "output_tokens"}
 _SHOWN, _LONGEST_NAME = 8, 60  # names in a message
+_TRIED = 20  # rows by which a file is told
 _LOCAL_TIME = "%d/%b/%Y:%H:%M:%S%z"  # of nginx
 
 
@@ -458,7 +460,9 @@ def requests_in(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     parts: list[Any] = []
     if layout_of(tuple(row), in_json=True).missing:
         lists = (value for key, value in document.items() if plain_name(key) in _WRAPPERS)
-        parts = [part for value in lists if isinstance(value, list) for part in value if isinstance(part, dict)]
+        parts = [
+            part for value in lists if isinstance(value, list) for part in value if isinstance(part, dict)
+        ]
     if not parts:
         yield row
     for part in parts:
@@ -504,5 +508,9 @@ def nearest(start: Beginning) -> str:
 
 
 def _layouts(start: Beginning) -> Iterator[tuple[Layout, Iterable[str]]]:
-    rows = requests_in(start.values or {}) if start.in_json else [dict.fromkeys(start.names)]
+    """Yield the layouts of the first rows; the very first can be one that failed."""
+    rows: Iterable[Mapping[str, Any]] = [dict.fromkeys(start.names)]
+    if start.in_json:
+        later = filter(None, map(json_object, start.text.splitlines()[1:_TRIED]))
+        rows = (row for document in chain([start.values or {}], later) for row in requests_in(document))
     return ((layout_of(tuple(row), start.in_json), row) for row in rows)
