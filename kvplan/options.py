@@ -30,6 +30,15 @@ class Arrivals(StrEnum):
     CLOSED = "closed"
 
 
+class TimeUnit(StrEnum):
+    """What times of requests are in."""
+
+    NS = "ns"
+    US = "us"
+    MS = "ms"
+    S = "s"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """How a model runs, and on what."""
@@ -108,5 +117,6 @@ class ImportOptions(ModelOptions):
     group: str | None = None
     since: Path | None = None
     interval: str | None = None
+    unit: TimeUnit | None = None
     classes: int | None = None
     name: str | None = None

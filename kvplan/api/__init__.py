@@ -245,6 +245,7 @@ def import_files(
     group: str | None = None,
     since: "PathLike | None" = None,
     interval: float | str | None = None,
+    unit: str | None = None,
     classes: int | None = None,
     name: str | None = None,
     progress: Callable[[float], None] | None = None,
@@ -259,6 +260,8 @@ def import_files(
         To estimate what no file measures; further arguments on how it runs are those of `plan`.
     told
         Files by what they are, ``log``, ``timing``, ``requests`` and so on, where that is not recognised.
+    unit
+        What times of requests are in, ``s``, ``ms``, ``us`` or ``ns``, where the file does not say.
 
     Returns
     -------

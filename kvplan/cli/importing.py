@@ -40,6 +40,7 @@ _OPTIONS = {
     "group": option("--group", metavar="NAME", help="The replica, or model, where a file has several."),
     "since": option("--since", metavar="FILE", help="Earlier answer of /metrics, to count from there."),
     "interval": option("--interval", metavar="TIME", help='Time that /metrics covers, such as "300 s".'),
+    "unit": option("--unit", help="What times of requests are in, where the file does not say."),
     "classes": option(
         "--classes", min=1, help="So many classes of one decode length. Default: lengths as recorded."
     ),

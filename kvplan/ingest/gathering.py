@@ -194,6 +194,11 @@ class _Gathering:
     def _of(self, kind: FileKind) -> Sequence[Path]:
         return self.files.get(kind, ())
 
+    @property
+    def _only_requests(self) -> bool:
+        """Whether --group can mean nothing but a model of the requests."""
+        return self.files.keys() <= {FileKind.REQUESTS, FileKind.MODEL, FileKind.PROFILE}
+
     # ------------------------------------------------------------------------------------------ replica
 
     @cached_property
@@ -339,19 +344,25 @@ class _Gathering:
 
     def _measured(self) -> Finding:
         results, logs = self._of(FileKind.TIMING), self._of(FileKind.LOG)
-        timed = [path for path in self._of(FileKind.REQUESTS) if carries_times(path)]
+        whose = self.asked.group if self._only_requests else None
+        timed = [path for path in self._of(FileKind.REQUESTS) if whose is None and carries_times(path)]
         if not (paths := [*results, *logs, *timed]):
             return Finding()
         estimated = self.replica.given is not None and self.replica.given.kind == "estimate"
         known = None if estimated else self._fitted_on
-        groups = read_groups(
-            paths,
-            capacity_tokens=self.asked.capacity,
-            assumed_tokens=None if known is None else known.memory_tokens,
-            group=None if FileKind.METRICS in self.files and not results else self.asked.group,
-            may_lack=[*logs, *timed],
-            told=[self.limits.service] if logs and self.limits is not None else (),
-        )
+        try:
+            groups = read_groups(
+                paths,
+                capacity_tokens=self.asked.capacity,
+                assumed_tokens=None if known is None else known.memory_tokens,
+                group=None if FileKind.METRICS in self.files and not results else self.asked.group,
+                may_lack=[*logs, *timed],
+                told=[self.limits.service] if logs and self.limits is not None else (),
+            )
+        except UsageError as error:
+            if results or logs:
+                raise
+            return Finding(notes=[f"no timing: {error}"])  # requests are traffic all the same
         refusals: list[UsageError] = [] if groups else list(_left_out([*logs, *timed]))
         for measured in _candidates(groups, paths[0]):
             try:
@@ -458,12 +469,16 @@ class _Gathering:
     def _requests(self, parts: Sequence[Part]) -> Finding:
         """Write the tables of classes: of requests, else of a server's histograms."""
         for path in self._of(FileKind.REQUESTS):
-            traffic, few = measure(path), self.asked.classes
+            few, chosen = self.asked.classes, self.asked.group if self._only_requests else None
+            traffic = measure(path, self.asked.unit, chosen)
+            reference = (
+                None if self.asked.unit or chosen else self.asked.reference
+            )  # read again it would lack them
             classes = trace_fit.binned(traffic) if few is None else trace_fit.compact(traffic, few)
             provisional = [*parts, classes_part(classes, (), Origin(Knowledge.MEASURED))]
             like = composed(self.kept, provisional, source=str(path), name="so far").known
             change = None if few is None else trace_fit.distortion(traffic, classes, like or trace_fit.SLOTS)
-            part = traffic_part(traffic, classes, like, distortion=change, reference=self.asked.reference)
+            part = traffic_part(traffic, classes, like, distortion=change, reference=reference)
             said = list(traffic.notes)
             if traffic.prefixes is not None:
                 said.append(hit_note(traffic.prefixes, None if like is None else like.replica.memory_tokens))

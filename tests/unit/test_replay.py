@@ -93,7 +93,7 @@ def test_rows_are_sorted_by_arrival_and_ties_stay_in_order(
         ("[1, 2]", ":1: not a trace: no column for time, input, output"),
         ("\0" * 99, ":1: not a trace: no column"),
         (run() + "\n[]\n", ":2: not a JSON object: '[]'"),
-        (run().replace("3", "3" * 5000), ":1: not JSON: "),
+        (run().replace("3", "3" * 5000), ":1: JSON too deep, or a number too long"),
         (run(arrival_time=float("inf")), ":1: arrival_time: Infinity; must be a time"),
         ("", ": empty; a trace has a row for every request"),
         (csv_lines(), ": no request that generates tokens; 0 rows"),
@@ -120,7 +120,7 @@ def test_arrivals_out_of_order_and_a_row_cut_off_are_told(file: Path) -> None:
     trace = read_trace(file)
     assert columns(trace) == [(0.0, 3, 4), (2.0, 3, 4)]
     assert trace.notes == (
-        "1 arrivals are earlier than the one before them in the file; put in order",
+        "1 arrivals are earlier than one before them in the file; put in order",
         "the file ends within its last row, which is left out",
     )
 

@@ -23,7 +23,8 @@ DRAFTED = re.compile(
 )
 _LARGEST_BLOCK = 1 << 13  # tokens
 _TELLING = 0.05  # requests, of which rounding leaves a tenth open
-_REPLICA = ("engine", "dp_rank", "instance", "pod")  # tell engines apart which serve requests of their own
+# tell engines apart which serve requests of their own; the last ones are Ray's
+_REPLICA = ("engine", "dp_rank", "instance", "pod", "replica", "ReplicaId", "WorkerId")
 _RANK = ("tp_rank", "pp_rank", "moe_ep_rank", "ep_rank", "pid")  # parts of one engine, which all say the same
 
 _PARALLEL = re.compile(
@@ -170,6 +171,15 @@ class Snapshot:
             return len({tuple((key, labels[key]) for key in _REPLICA if key in labels) for labels in every})
 
         return max(1, *map(replicas, names))
+
+
+def blocks_of(snapshot: "Snapshot", blocks: str, tokens_per_block: str) -> list[KvCapacity]:
+    """Multiply blocks by the tokens of one, both exported as numbers."""
+    size = int(
+        max((value for _, value in snapshot.samples.get(tokens_per_block, ()) if value < 1e9), default=0)
+    )
+    counts = (value for _, value in snapshot.samples.get(blocks, ()))
+    return [KvCapacity(int(count) * size, size) for count in counts if size > 0 and 1 <= count < 1e12]
 
 
 def argument(name: str) -> re.Pattern[str]:

@@ -7,11 +7,23 @@ With `print_iter_log` it logs every iteration, as `py_executor.py` of 0.20 to 1.
 num_scheduled_requests = 8, kv_cache_util = 0.125, …, host_step_time = 8.6ms, …, states = {'num_ctx_requests': 0,
 'num_ctx_tokens': 0, 'num_generation_tokens': 8, 'cached_kv_tokens': 12000}``. Earlier versions have a colon after
 ``num_scheduled_requests`` and neither of the two KV figures. The device's own time is of the iteration before.
+
+trtllm-serve exports blocks and their size.
 """
 
 import re
 
-from kvplan.ingest.engines import BATCHED, BLOCK, NUMBER, SEQS, Capacity, EngineLog, whole
+from kvplan.ingest.engines import (
+    BATCHED,
+    BLOCK,
+    NUMBER,
+    SEQS,
+    Capacity,
+    EngineLog,
+    EngineMetrics,
+    blocks_of,
+    whole,
+)
 from kvplan.ingest.timing.collector import Collector
 
 _CAPACITIES = (
@@ -84,4 +96,20 @@ LOG = EngineLog(
     limits_follow=True,
     running=("host_step_time",),
     statistics=_Iterations,
+)
+
+_BLOCKS, _SIZE = "trtllm:kv_cache_max_blocks", "trtllm:kv_cache_tokens_per_block"
+METRICS = EngineMetrics(
+    engine="TensorRT-LLM",
+    prefix="trtllm",
+    prompt="trtllm:request_prompt_tokens",
+    generation="trtllm:request_generation_tokens",
+    requests=("trtllm:request_success_total",),
+    preemptions=(),
+    hits=(),
+    hit_rates=("trtllm:kv_cache_hit_rate",),
+    drafts=None,
+    capacity=_BLOCKS,
+    capacities=lambda snapshot: (blocks_of(snapshot, _BLOCKS, _SIZE), []),
+    without_histograms="trtllm-serve exports none",
 )

@@ -306,7 +306,7 @@ METRICS = EngineMetrics(
     prefix="vllm",
     prompt="vllm:request_prompt_tokens",
     generation="vllm:request_generation_tokens",
-    requests=("vllm:request_success_total",),
+    requests=("vllm:request_success_total", "vllm:request_finish_total"),  # the second of NVIDIA NIM
     preemptions=("vllm:num_preemptions_total",),
     hits=(
         ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),

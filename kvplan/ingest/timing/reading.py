@@ -3,14 +3,16 @@
 import csv
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, names, shown
+from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, markdown_tables, names, shown
 from kvplan.ingest.engines import LOGS, StatisticsReader, service_of
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.results import reader_of
+from kvplan.ingest.results.load_generators import METRICS, metrics_as_columns
+from kvplan.ingest.results.printed import PrintedRuns
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.collector import Collector, Found, NoSamplesError
 from kvplan.ingest.timing.requests import iterations, rebuilt
@@ -18,6 +20,7 @@ from kvplan.ingest.timing.samples import Measured, RequestLog, Samples, Series, 
 
 DRAFTS = names("drafts numspeculativetokens")
 EMITTED = names("meanacceptancelength tokensperiteration")
+_HEAD = 1000  # lines in which a table of a Markdown text begins
 _LOGGING = " or ".join(log.engine for log in LOGS if log.statistics is not None)
 _MOST_NAMES, _LONGEST_NAME = 20, 80  # of groups in a message
 
@@ -122,12 +125,20 @@ def _read(
 def _parsed(
     lines: Iterable[str], source: str, capacity_tokens: int | None, assumed_tokens: int | None
 ) -> tuple[Found, ...]:
-    numbered = enumerate(lines, 1)
+    numbered: Iterator[tuple[int, str]] = enumerate(lines, 1)
     number, first = next(((number, line) for number, line in numbered if line.strip()), (0, ""))
     if not number:
         raise UsageError(f"{source}: empty; a log, a series or a table of iterations is wanted")
     collector = Collector(source, capacity_tokens, assumed_tokens)
-    if is_json(first):
+    head = [(number, first), *islice(numbered, _HEAD)]
+    tables = list(markdown_tables(head)) and list(markdown_tables(chain(head, numbered)))
+    numbered = chain(head[1:], numbered)
+    read = True
+    if tables:
+        known = [_add_table(Beginning.of_line(header), iter(rows), collector) for header, rows in tables]
+        if not any(known):
+            collector.skip("a table of other columns", number)
+    elif is_json(first):
         read = _add_json(json_records(source, number, first, (line for _, line in numbered)), collector)
     else:
         read = _add_table(Beginning.of_line(first), numbered, collector)
@@ -157,7 +168,8 @@ def _add_table(start: Beginning, numbered: Iterator[tuple[int, str]], collector:
     if reader is None:
         return False
     collector.format = reader.name
-    for row in csv_rows(collector.source, start.names, numbered, start.delimiter):
+    rows = csv_rows(collector.source, start.names, numbered, start.delimiter)
+    for row in metrics_as_columns(rows) if reader is METRICS else rows:
         try:
             reader.read(row, collector)
         except ProfileError:
@@ -189,7 +201,8 @@ def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:
         if text.strip():
             collector.group = service_of(text)
             if collector.group not in services:
-                services[collector.group] = [log.statistics(collector) for log in LOGS if log.statistics]
+                statistics = [log.statistics(collector) for log in LOGS if log.statistics]
+                services[collector.group] = [*statistics, PrintedRuns(collector)]
             for reader in services[collector.group]:
                 reader.line(number, text)
     for collector.group, readers in services.items():
