@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from small_runs import GAPS
 
-from kvplan.simulation.prefixes import Prefixes, Turns
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Prefixes, Requests, Turns
 
 TURN = st.tuples(
     st.integers(0, 9), st.integers(1, 9), st.sampled_from([0.0, 0.5, 3.0, 11.0])

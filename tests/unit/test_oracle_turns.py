@@ -12,8 +12,7 @@ from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
-from kvplan.simulation.prefixes import Prefixes, Turns
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Prefixes, Requests, Turns
 
 LAW = Timing(0.01, 1e-6, 2e-5, 1e-4, 3e-4, 4e-5, 40)
 
