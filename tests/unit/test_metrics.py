@@ -15,7 +15,6 @@ from kvplan.simulation.metrics import (
     QUANTILES,
     ClassResult,
     PolicyResult,
-    PrefixCacheUse,
     RunStatus,
     policy_result,
 )
@@ -94,7 +93,8 @@ def test_names_and_order_are_those_of_the_contract() -> None:
     assert [field.name for field in fields(ClassResult)] == ["name", "completed", "ttft_s", "tpot_s", "e2e_s"]
     numbers = [key for key in top.split()[2:14] if key != "status"]
     memory = ["kv_tokens.mean", "kv_tokens.p99", "kv_tokens.peak", "queue.peak", "queue.end"]
-    found = [f"prefix_cache.{field.name}" for field in fields(PrefixCacheUse)]
+    cache = "hit_rate readmission_hit_rate hit_tokens recovered_tokens cached_tokens_mean host_hit_rate"
+    found = [f"prefix_cache.{name}" for name in [*cache.split(), "link_utilization"]]
     for runs in ([by_hand()], [by_hand(), by_hand()]):
         assert list(result_of(*runs).ci95) == [
             *numbers,
@@ -191,14 +191,10 @@ def test_figures_are_means_over_seeds_with_a_students_t_interval() -> None:
     assert result.ci95["completed"] is None  # the same in all runs: no interval
 
 
-# -- intervals from one run -------------------------------------------------------------------------------------
-
-
 def test_rates_over_a_horizon_are_the_totals_over_it() -> None:
     run = one_server(poisson(0.7, 2000, 3), np.full(2000, 1.0), end_s=1000.0)
     result = result_of(run, horizon_s=1000.0)
     totals, rates = result.ci95["completed"], result.ci95["throughput_rps"]
-    assert totals is not None
     assert rates == pytest.approx((totals[0] / 1000, totals[1] / 1000))
     tokens = result.ci95["decode_tokens_per_s"]
     assert tokens == pytest.approx((totals[0] / 500, totals[1] / 500), rel=1e-2)
@@ -213,9 +209,6 @@ def test_a_livelock_has_a_status_and_no_interval() -> None:
     assert result.status is RunStatus.LIVELOCK
     assert set(result.ci95.values()) == {None}
     assert result_of((requests, good), (requests, stuck), saturated=True).status is RunStatus.LIVELOCK
-
-
-# -- status -----------------------------------------------------------------------------------------------------
 
 
 def share_growing(load: float, n: int, repetitions: int) -> float:
