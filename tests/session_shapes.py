@@ -9,8 +9,7 @@ from slow_simulator import SlowResult
 from small_runs import GAPS, Case
 
 from kvplan.simulation.outcome import Ending, Outcome
-from kvplan.simulation.prefixes import Prefixes, Turns
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Prefixes, Requests, Turns
 
 TURN = st.tuples(
     st.integers(0, 9), st.integers(1, 9), st.sampled_from([0.0, 0.5, 3.0, 11.0])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.cached_equilibrium import with_cold_cache
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fleet import one_replica
 from kvplan.model import Plan, ServingModel

@@ -24,7 +24,7 @@ from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, with_drafts
 from kvplan.simulation.sessions import Burst, merged, stream_of_sessions
 from kvplan.study.operating_point import as_run
-from kvplan.study.warm_up import life_s, typical_iteration_s
+from kvplan.study.windows import life_s, typical_iteration_s
 
 DAY_S = 86_400.0
 SEEDS = 3

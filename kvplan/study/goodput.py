@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from kvplan.analysis.cached_equilibrium import users_of, with_part_of_users, with_rates_of_users
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fleet import one_replica
-from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.intervals import Trend

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.cached_equilibrium import with_cold_cache
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
-from kvplan.analysis.fleet import one_replica
+from kvplan.analysis.fleet import FleetFigures, JoinedFleet, SplitFleet, one_replica, winner
 from kvplan.analysis.worst_window import at_rates
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
@@ -27,8 +27,7 @@ from kvplan.simulation.metrics import MAY_GROW
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.study.sample import FIGURES, OVER_TIME, QUANTILES, Estimate, Sample
-from kvplan.study.warm_up import life_s, typical_iteration_s, warm_up_s
-from kvplan.study.windows import BATCHES, LATENCIES, Window, window
+from kvplan.study.windows import BATCHES, LATENCIES, Window, life_s, typical_iteration_s, warm_up_s, window
 
 BUDGET_S = 1.0  # counted work of all runs
 RUNS = 2  # of a round
@@ -486,3 +485,46 @@ def _place(of: Window, model: ServingModel, part: int) -> int:
     """Return the first batch of a window that is of a part: those of a schedule's period are counted from its start."""
     begun = 0 if model.schedule is None else round(of.begin_s / of.width_s)
     return (part - begun) % _PARTS
+
+
+_Side = TypeVar("_Side", SplitFleet, JoinedFleet)
+
+
+def timed(
+    found: FleetFigures | None,
+    model: ServingModel,
+    plan: Plan,
+    own: Latency,
+    goodput_rps: float | None = None,
+) -> FleetFigures | None:
+    """Add mean TTFT and ITL at the offered rate, simulated, to both ways of a fleet.
+
+    `own` is what the fleet of the model was seen to do, `goodput_rps` up to which rate it keeps all objectives.
+    """
+    fleet = model.fleet
+    if found is None or fleet is None:
+        return found
+    split, joined = found.split, found.together
+    if fleet.is_split:
+        together = replace(fleet, prefill=0, decode=0, replicas=joined.replicas)
+        joined = _with_times(joined, _simulated(replace(model, fleet=together), plan))
+        split = _with_times(split, own)._replace(goodput_rps=goodput_rps)
+    else:
+        joined = _with_times(joined, own)._replace(goodput_rps=goodput_rps)
+        if split.prefill and split.decode:
+            apart = replace(fleet, prefill=split.prefill, decode=split.decode, replicas=0)
+            split = _with_times(split, _simulated(replace(model, fleet=apart), plan))
+    return found._replace(split=split, together=joined, winner=winner(split, joined))
+
+
+def _simulated(model: ServingModel, plan: Plan) -> Latency | None:
+    try:
+        return operating_point(model, plan).latency
+    except UsageError:  # not modelled so
+        return None
+
+
+def _with_times(side: _Side, seen: Latency | None) -> _Side:
+    if seen is None:
+        return side
+    return side._replace(ttft_s=seen.ttft_s.mean, itl_s=seen.itl_s.mean)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
+from kvplan.analysis.cached_equilibrium import users_of, with_part_of_users, with_rates_of_users
 from kvplan.analysis.worst_window import at_rates
 from kvplan.model import Plan, ServingModel
 from kvplan.model.fleet import Fleet, Routing

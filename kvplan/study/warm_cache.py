@@ -31,7 +31,7 @@ from kvplan.simulation.policies.protocol import SEATS, Scenario, Settings
 from kvplan.simulation.requests import saturated
 from kvplan.simulation.sessions import Burst, merged
 from kvplan.simulation.state import Span
-from kvplan.study.warm_up import life_s, typical_iteration_s, warm_up_s
+from kvplan.study.windows import life_s, typical_iteration_s, warm_up_s
 
 RUNS = 5  # alone, and as many with a burst
 _SEED = 70_000

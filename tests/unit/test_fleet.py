@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from strategies import one_class
 
+from kvplan.analysis.cached_equilibrium import with_rates_of_users
 from kvplan.analysis.fleet import FleetFigures, fleet_figures, one_replica
-from kvplan.analysis.population import with_rates_of_users
 from kvplan.analysis.split import served, sides, transfers_s
 from kvplan.model import ArrivalProcess, Plan, Prefill, Prompt, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts
@@ -21,8 +21,7 @@ from kvplan.report.fleet import fleet_block
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import study
-from kvplan.study.fleet import timed
-from kvplan.study.operating_point import operating_point
+from kvplan.study.operating_point import operating_point, timed
 
 LAW = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
 SPLIT = Fleet(5, 3, transfer_bytes_per_s=20e9, bytes_per_token=131_072)

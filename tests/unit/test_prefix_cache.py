@@ -9,8 +9,8 @@ from cached import AGENT_LAW, AGENT_MEMORY, agents, mapped_time, one_class, root
 from every import every
 
 from kvplan.analysis.cache_states import CachedReplica
+from kvplan.analysis.cached_equilibrium import with_rates_of_users
 from kvplan.analysis.equilibrium import sustainable_rates
-from kvplan.analysis.population import with_rates_of_users
 from kvplan.analysis.prefix_cache import guaranteed_rates, prefix_cache
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential

@@ -10,8 +10,7 @@ from kvplan.errors import UsageError
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.sessions import Reuse, SharedPrompt
-from kvplan.simulation.prefixes import Prefixes
-from kvplan.simulation.requests import Requests, poisson
+from kvplan.simulation.requests import Prefixes, Requests, poisson
 from kvplan.simulation.sessions import heads, merged, with_reuse
 
 LAW = Timing(0.012, 1e-7, 60e-6)

@@ -18,7 +18,7 @@ from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.experiments.runner import Job, run_to_the_end
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.prefixes import Prefixes
+from kvplan.simulation.requests import Prefixes
 
 PRIOR = Timing(0.03, d1=1e-6, d2=2e-4, d3=1e-4)
 LIMITS = Replica(100_000, 16, Prefill.FUSED, max_num_batched_tokens=512)
