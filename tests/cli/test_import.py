@@ -137,6 +137,15 @@ def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, fold
     # reached are 0.75 to 1 of 1.008 TB/s; a layer takes 20 to 100 us besides
     assert 131_072 / 1.008e12 <= timing.d1 <= 131_072 / 0.756e12
     assert 15.0e9 / 1.008e12 < timing.d0 < 15.0e9 / 0.756e12 + 32 * 100e-6
+    figures = ("--gpu-memory", "96GB", "--gpu-bandwidth", "4TB/s", "--gpu-flops", "148TFLOPs")
+    own, _ = imported(run, "--model", "Llama-3.1-8B", "--gpu", "Mine", *figures)
+    left = 0.9 * 96e9 - (750e6 + 0.02 * 96e9) - 2 * 8.03e9  # bytes, of 131,072 a token
+    assert own.tables["gpu"]["memory_tokens"] == pytest.approx(left / 131_072, rel=1e-3)
+    adapted, _ = imported(
+        run, "--model", "Llama-3.1-8B", "--gpu", "Mine", *figures, "--loras", "9", "--lora-rank", "16"
+    )
+    lost = own.tables["gpu"]["memory_tokens"] - adapted.tables["gpu"]["memory_tokens"]
+    assert lost == pytest.approx(9 * 2 * 41_943_040 / 131_072, abs=16)
     several, _ = imported(run, "--model", "Llama-3.1-70B", "--gpu", "H100", "--tp", "4", "--weights", "fp8")
     assert several.tables["gpu"]["gpus"] == 4
     config = folder / "mine" / "config.json"

@@ -21,6 +21,7 @@ from kvplan.model import ArrivalProcess, Plan, Replica, RequestClass, ServingMod
 from kvplan.model.arrivals import Recorded
 from kvplan.model.slo import Slo, parse_slo
 from kvplan.report.assembly import Analyses, ProfileIdentity
+from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S
 from kvplan.study.goodput import Goodput, goodput
@@ -28,7 +29,7 @@ from kvplan.study.objectives import Decision, State, decide, decisions
 from kvplan.study.operating_point import Observation
 from kvplan.study.replicas import keeps, stand_in
 from kvplan.study.sample import Sample
-from kvplan.study.windows import Trend, Window
+from kvplan.study.windows import Window
 
 SERVICE_S = 0.01
 
