@@ -136,6 +136,7 @@ def test_damaged_code_is_compiled_again_and_renewed_with_one_note(tmp_path: Path
     for damaged in (b"", whole[:16], whole[: len(whole) // 2]):
         file.write_bytes(damaged)
         assert compiling.load(str(file)) is None
+    file.write_bytes(renewed)
     later = process(tmp_path)
     assert (later.stdout, later.stderr) == (first.stdout, "")
 

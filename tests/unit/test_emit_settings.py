@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from measured import UNDRAINED
 from strategies import mix_model
 
 from kvplan.analysis.equilibrium import sustainable_rate
@@ -48,7 +49,7 @@ BOTH = Advice((Setting("max_num_seqs", 50), Setting("shed_after", 4.5)), 0.09, T
 @cache
 def report_of(name: str, model: ServingModel, *advice: Advice) -> Any:
     """A report of which only those blocks are made that are looked at."""
-    known = {"advice": advice, "profile": ProfileIdentity("a model", "5e6f" * 16)}
+    known = {"advice": advice, "drain": UNDRAINED, "profile": ProfileIdentity("a model", "5e6f" * 16)}
     return Analyses(for_engine(engine(name), model), Plan(), known)
 
 
