@@ -346,15 +346,19 @@ def test_metrics_bring_memory_lengths_and_rates(run: Run, folder: Path) -> None:
 def test_what_is_read_can_come_from_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same profile, with the same digest, as from a file of the name that messages give it."""
     monkeypatch.chdir(folder)
-    for text in (LOG, ITERATIONS, TRACE):
-        for data in (text.encode(), gzip.compress(text.encode())):
-            (folder / "<stdin>").write_bytes(data)
-            named = inside("import", "<stdin>", input="not this")
-            assert named.returncode == 0
-            assert sha256(data).hexdigest() in named.stdout
-            read = inside("import", "-", input=data)
-            alike = re.sub(r'\[workload\]\ntrace = "<stdin>"\n\n', "", named.stdout)
-            assert (read.returncode, read.stdout) == (0, alike)
+    for data in (
+        LOG.encode(),
+        gzip.compress(ITERATIONS.encode()),
+        TRACE.encode(),
+        gzip.compress(TRACE.encode()),
+    ):
+        (folder / "<stdin>").write_bytes(data)
+        named = inside("import", "<stdin>", input="not this")
+        assert named.returncode == 0
+        assert sha256(data).hexdigest() in named.stdout
+        read = inside("import", "-", input=data)
+        alike = re.sub(r'\[workload\]\ntrace = "<stdin>"\n\n', "", named.stdout)
+        assert (read.returncode, read.stdout) == (0, alike)
     assert process("import", "-", input=LOG).stdout == inside("import", "-", input=LOG).stdout
     made = inside("import", "-", "trace.csv", input=LOG).stdout  # with a comment that quotes the log
     assert "iterations.csv" in inside("import", "-", "iterations.csv", input=made).stdout

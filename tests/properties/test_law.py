@@ -10,7 +10,7 @@ import pytest
 from every import check_every, every
 from hypothesis import given
 from hypothesis import strategies as st
-from tiers import at_night
+from tiers import at_night, is_night
 
 from kvplan import simulate
 from kvplan.analysis import equilibrium
@@ -423,6 +423,8 @@ def base(group: str) -> ServingModel:
 def test_every_field_counts_or_is_declared_not_to(seen_by: str) -> None:
     def check(field: tuple[str, str]) -> None:
         group, name = field
+        if seen_by == "analyze" and (group, name, seen_by) in UNMOVED and not is_night():
+            return  # it takes all blocks of two reports to see that none differs
         moved = SEEN_BY[seen_by](*changed(base(group), group, name)) != before(group, seen_by)
         assert moved == ((group, name, seen_by) not in UNMOVED)
 

@@ -174,6 +174,7 @@ def test_what_cannot_be_judged_names_file_line_and_requirement() -> None:
         ),
         ("worst_cycle.loss < 1.5", "< 1.5 can never fail; did you mean 1.5%?"),
         ("worst_cycle.classes[0].loss >= 30", ">= 30 can never hold; did you mean 30%?"),
+        ("worst_cycle.loss <= 100", "<= 100 can never fail; did you mean 100%?"),
         ("prefix_cache.hit_ratio == 50", "== 50 can never hold; did you mean 50%?"),
         ("safety_buffer.overflow_probability_horizon != 2", "!= 2 can never fail; did you mean 2%?"),
         ("worst_cycle.loss <= 300%", "<= 300% can never fail"),
