@@ -56,6 +56,7 @@ def small(**changes: Any) -> ModelShape:
         ("Qwen3-VL-30B-A3B", 48 * 2 * 4 * 128 * 2),
         ("Llama-4-Maverick", 12 * 2 * 8 * 128 * 2),
         ("GLM-4.7-Flash", 47 * (512 + 64) * 2),
+        ("gemma-3n-E4B", 4 * 2 * 2 * 256 * 2),  # every fifth of the 20 layers with a cache of their own
     ],
 )
 def test_bytes_per_token_of_known_models(name: str, expected: int) -> None:
@@ -495,7 +496,7 @@ def test_an_unknown_quantisation_is_named_unless_weights_are_stated(
         ({"num_experts": 8}, "num_experts_per_tok: missing; must be a whole number from 1 to 8"),
         ({"num_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok: 9; must be"),
         ({"kv_lora_rank": 32}, "qk_rope_head_dim: missing"),
-        ({"num_kv_shared_layers": 2}, "layers that share one cache are not supported; state kv_bytes"),
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers: 4; must be a whole number from 0 to 3"),
         ({"compress_ratios": [0, 4]}, "compress_ratios: caches of compressed tokens are not supported"),
         ({"total_ut_steps": 4}, "total_ut_steps: layers that run several times"),
         ({"use_cla": True}, "use_cla: layers that share one cache"),

@@ -161,7 +161,8 @@ def _filled(keys: Keys) -> dict[str, Any]:
 
 
 def _kept(keys: Keys, kinds: Sequence[Layer]) -> tuple[Kept, ...]:
-    """Layers by what they keep; an MLP alone keeps nothing."""
+    """Layers by what they keep; an MLP alone keeps nothing, nor do the last ones that share an earlier cache."""
+    kinds = kinds[: len(kinds) - keys.size("num_kv_shared_layers", default=0, least=0, most=len(kinds) - 1)]
     kept = []
     for kind in Attention:
         layer = Layer(kind.value)
