@@ -120,6 +120,7 @@ MAMBA = {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2}
         (WINDOW | {"model_type": "cohere2"}, 1, 3, 0, 0),
         (WINDOW | {"sliding_window_pattern": "LLLG"}, 1, 3, 0, 0),
         (WINDOW | {"global_attn_every_n_layers": 2}, 2, 2, 0, 0),
+        (WINDOW | {"model_type": "cohere2", "layer_switch": 2}, 2, 2, 0, 0),
         (WINDOW | {"sliding_window_pattern": 3}, 1, 3, 0, 0),
         (WINDOW | {"_sliding_window_pattern": 3}, 1, 3, 0, 0),
         (WINDOW | {"layer_types": ["sliding_attention", "full_attention"] * 2}, 2, 2, 0, 0),
@@ -362,8 +363,13 @@ def test_a_text_model_within_a_part_of_another_is_read() -> None:
 
 
 def test_keys_that_change_no_size_are_passed_over_and_unknown_ones_named() -> None:
-    """Those of published configurations of Qwen, Bailing and Mamba; a switch that is off says nothing."""
+    """As Qwen, Bailing, Mamba, Command-A, MiniMax and ERNIE publish them; a switch that is off says nothing."""
     silent = {"output_hidden_states": True, "chunk_size_feed_forward": 1, "use_conv_bias": True, "n_group": 8}
+    silent |= {
+        "order_of_interleaved_layers": "local_attn_first",
+        "shared_moe_mode": "sigmoid",
+        "compression_ratio": 1.0,
+    }
     off = {"use_window_attention": False, "num_experts": 0, "sparse_heads": [], "index_layers": None}
     assert small(**silent, **off).notes == ()
     assert small(colour="red", taste=7).notes == ("keys not known, taken to change no size: colour, taste",)
