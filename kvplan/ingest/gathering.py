@@ -4,10 +4,11 @@ A part is measured, else of a profile among the files, else estimated from a mod
 is absent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import starmap
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import tomli
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits, NoCapacityError, log_part, read_engine_log
-from kvplan.ingest.engines import vllm
+from kvplan.ingest.engines import Setting, setting, vllm
 from kvplan.ingest.metrics import ServerMetrics, metrics_parts, read_metrics
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
@@ -28,9 +29,10 @@ from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, compo
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
+from kvplan.ingest.timing.collector import LeftOutError
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
 from kvplan.ingest.timing.fit import NOTHING, Prior, fit_measured, of_measured
-from kvplan.ingest.timing.reading import listed, read_groups
+from kvplan.ingest.timing.reading import listed, read_groups, read_samples
 from kvplan.ingest.timing.samples import Measured, Samples
 from kvplan.ingest.timing.text import accuracy, notes, timing_part
 from kvplan.ingest.trace import fit as trace_fit
@@ -46,6 +48,7 @@ from kvplan.units import format_number, format_percent, format_rate, format_seco
 
 _ENGINES = {"vLLM": EngineName.VLLM, "SGLang": EngineName.SGLANG, "TensorRT-LLM": EngineName.TRTLLM}
 _POOLED = (FileKind.LOG, FileKind.TIMING)
+_LISTED = 8  # classes in a note
 
 Files = Mapping[FileKind, Sequence[Path]]
 
@@ -158,6 +161,8 @@ class _Gathering:
     def gathered(self) -> Gathered:
         findings = [self.replica, self.timing, self._drafts(), self._engine()]
         if self._of(FileKind.LOG) and self.limits is None and self.timing.part is None:
+            for note in self.timing.notes:
+                raise UsageError(note)
             read_engine_log(self._of(FileKind.LOG)[0])  # which says what was looked for
         findings.append(self._traffic([finding.part for finding in findings if finding.part]))
         parts = [finding.part for finding in findings if finding.part]
@@ -199,14 +204,14 @@ class _Gathering:
         if estimate is not None and estimate.memory is not None and estimate.memory.is_mixed:
             part = estimate_part(estimate.memory, estimate.shape, estimate.gpu, None, limits={})
             like = _replica(tomli.loads(part.body))
-        return self._stated(like)
+        return self._stated(like and like.with_states(self.tables.get("speculative", {}).get("tokens", 0)))
 
     def _stated(self, like: Replica | None) -> EngineLimits | None:
         """Choose the least capacity of several logs, which must be alike otherwise."""
         stated = []
         for log in self._of(FileKind.LOG):
             with suppress(NoCapacityError):  # it may have statistics
-                stated.append(read_engine_log(log, like))
+                stated.append(read_engine_log(log, like, self.asked.group))
         if (
             len({(some.engine, some.gpus, some.max_num_seqs, some.max_num_batched_tokens) for some in stated})
             > 1
@@ -269,7 +274,7 @@ class _Gathering:
             *(self.asked, self.kept, self.limits),
             *(self.metrics, self.estimate),
         )
-        engine = asked.engine or _ENGINES.get(limits.engine if limits else "", EngineName.VLLM)
+        engine = asked.engine or (_ENGINES.get(limits.engine) if limits else EngineName.VLLM)
         own = (
             vllm_limits(find_gpu(asked.gpu, **asked.gpu_figures))
             if asked.gpu and engine is EngineName.VLLM
@@ -308,13 +313,29 @@ class _Gathering:
     def timing(self) -> Finding:
         """The table [timing]: fitted, to iterations before loads, or estimated."""
         measured, estimate = self._measured(), self.estimate
-        if measured.part is not None or estimate is None or "timing" in self.settled:
+        if measured.part is not None:
             return measured
+        if estimate is None or "timing" in self.settled:
+            return self._of_another_service(measured)
         part = roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.tensor_parallel)
         low, high = map(format_number, estimate.speed.band)
         figures = f"{_constants(estimate.speed.timing)}; {low} to {high} times that"
         notes = (*measured.notes, *estimate.shape.notes, *estimate.speed.notes)
         return Finding(part, Given(estimate.name, "estimate", "timing", figures), notes)
+
+    def _of_another_service(self, finding: Finding) -> Finding:
+        """Demote the timing of a base whose service is not that of the log."""
+        limits, kept = self.limits, self.kept
+        if limits is None or kept is None or "timing" not in self.tables:
+            return finding
+        if not (differences := _differences(limits, kept)):
+            return finding
+        said = "; ".join(differences)
+        origin = Origin(Knowledge.ASSUMED, f"{said}; {kept.provenance.timing.source}".removesuffix("; "))
+        about = (f"Kept from {kept.source}, though it is of another service: {said}.",)
+        part = Part("timing", about, table_text("timing", self.tables["timing"]), origin)
+        note = f"[timing] is assumed, for it is not of the service of the log: {said}"
+        return finding._replace(part=part, notes=(*finding.notes, note))
 
     def _measured(self) -> Finding:
         results, logs = self._of(FileKind.TIMING), self._of(FileKind.LOG)
@@ -329,8 +350,9 @@ class _Gathering:
             assumed_tokens=None if known is None else known.memory_tokens,
             group=None if FileKind.METRICS in self.files and not results else self.asked.group,
             may_lack=[*logs, *timed],
+            told=[self.limits.service] if logs and self.limits is not None else (),
         )
-        refusals: list[UsageError] = []
+        refusals: list[UsageError] = [] if groups else list(_left_out([*logs, *timed]))
         for measured in _candidates(groups, paths[0]):
             try:
                 fitted = self._fitted(measured)
@@ -366,7 +388,8 @@ class _Gathering:
             progress=self.asked.progress,
             announce=self.asked.announce,
         )
-        said = [accuracy(fit), *notes(fit, measured, prior)]
+        own = [f"{some.source}: {note}" for some in measured for note in some.notes]
+        said = [accuracy(fit), *own, *notes(fit, measured, prior)]
         if "speculative" in self.tables:
             said.append("what is measured is taken to be without the drafts of the base")
         sources = list(dict.fromkeys(some.source for some in measured))
@@ -403,6 +426,11 @@ class _Gathering:
     def _engine(self) -> Finding:
         """Write the table [engine], where it is another than the base's."""
         engine = self.asked.engine or (self.limits and _ENGINES.get(self.limits.engine))
+        if engine is None and self.limits is not None:
+            name = self.limits.engine
+            return Finding(
+                notes=[f"how {name} schedules is not known: as vLLM does, unless --engine names another"]
+            )
         if engine is None or engine == self.tables.get("engine", {}).get("name", EngineName.VLLM):
             return Finding()
         about = ("name: by --engine." if self.asked.engine else "name: whose log was read.",)
@@ -410,6 +438,25 @@ class _Gathering:
         return Finding(Part("engine", about, body, Origin(Knowledge.STATED)))
 
     def _traffic(self, parts: Sequence[Part]) -> Finding:
+        """Write the tables of classes, and say which requests the engine of the log rejects."""
+        finding = self._requests(parts)
+        most = None if self.limits is None else self.limits.max_model_len
+        body = {name: self.tables[name] for name in TRAFFIC_TABLES if name in self.tables}
+        if finding.part is not None:
+            body = tomli.loads(finding.part.body)
+        if most is None or "classes" not in body:
+            return finding
+        before = body["classes"]
+        said = _served(body, most)
+        if body["classes"] is not before:
+            about, text = [f"{note}." for note in said], "\n\n".join(starmap(table_text, body.items()))
+            part = finding.part or Part(
+                "classes", (), "", self.kept.provenance.workload if self.kept else Origin()
+            )
+            finding = finding._replace(part=part._replace(about=(*part.about, *about), body=text))
+        return finding._replace(notes=(*finding.notes, *said))
+
+    def _requests(self, parts: Sequence[Part]) -> Finding:
         """Write the tables of classes: of requests, else of a server's histograms."""
         for path in self._of(FileKind.REQUESTS):
             traffic, few = measure(path), self.asked.classes
@@ -443,9 +490,66 @@ def _replica(tables: Mapping[str, Any]) -> Replica | None:
     return profile_tables.Gpu.model_validate(tables["gpu"]).replica if "gpu" in tables else None
 
 
+def _differences(limits: EngineLimits, kept: Profile) -> list[str]:
+    """List what a log states and a profile contradicts, on which the time of an iteration hangs."""
+    gpus = limits.gpus or (1 if "gpus" in limits.absent else None)
+    was = kept.tables["gpu"].get("gpus", 1) if "gpu" in kept.tables else None
+    pairs: list[tuple[str, Any, Any]] = [("GPUs", gpus, was)]
+    before = f"{kept.provenance.timing.source} {kept.provenance.gpu.source}"
+    for name in Setting.OF_TIMES:
+        other = setting(name).search(before)
+        pairs.append((name, limits.settings.get(name), other and other[1]))
+    source = PurePath(kept.source).name
+    return [
+        f"the log has {name} {own}, {source} {other}"
+        for name, own, other in pairs
+        if own and other and own != other
+    ]
+
+
+def _served(tables: dict[str, Any], most: int) -> list[str]:
+    """Say which requests an engine rejects that takes up to `most` tokens; classes of such alone get the rate 0."""
+    classes = schema.check({"schema": 1, "name": "traffic", **tables}).classes or []
+    longer = [
+        float(
+            c.inputs.probabilities
+            @ (c.inputs.values[:, None] + c.outputs.values > most)
+            @ c.outputs.probabilities
+        )
+        for c in classes
+    ]
+    weights = [float(c.rate or c.share or 0) for c in classes]
+    share = sum(w * over for w, over in zip(weights, longer, strict=True)) / (sum(weights) or 1)
+    if share <= 0:
+        return []
+    names = [c.name for c, over in zip(classes, longer, strict=True) if over > 0]
+    said = f"{', '.join(names[:_LISTED])}{', …' if len(names) > _LISTED else ''}"
+    limit = f"max_model_len, {format_tokens(most)} tokens"
+    said = (
+        f"{format_percent(share)} of the requests ({said}) are longer than {limit}: the engine rejects them"
+    )
+    rejected = [i for i, over in enumerate(longer) if over > 1 - 1e-9]
+    if "workload" in tables or not 0 < len(rejected) < len(classes):
+        return [f"{said}, and their load should not count; take them out"]
+    tables["classes"] = [c | ({"rate": 0} if i in rejected else {}) for i, c in enumerate(tables["classes"])]
+    rest = f", and of {len(names) - len(rejected)} more classes in part" if len(names) > len(rejected) else ""
+    return [f"{said}, and the rates of {len(rejected)} classes are 0{rest}"]
+
+
 def _constants(timing: Timing) -> str:
     names = [name for name in ("d0", "d1", "d2", "d3", "d4", "d5") if getattr(timing, name) > 0]
     return ", ".join(f"{name} {format_seconds(getattr(timing, name))}" for name in names)
+
+
+def _left_out(paths: Iterable[Path]) -> Iterator[UsageError]:
+    """Yield why iterations in some files give no samples."""
+    for path in paths:
+        try:
+            read_samples(path)
+        except LeftOutError as error:
+            yield error
+        except UsageError:
+            pass
 
 
 def _candidates(groups: Iterable[Sequence[Measured]], path: Path) -> list[Sequence[Measured]]:

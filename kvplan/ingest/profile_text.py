@@ -3,7 +3,7 @@
 import datetime
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -107,9 +107,13 @@ def composed(
 
 
 def replica_part(
-    base: Profile | None, values: Mapping[str, Any], about: Iterable[str], origin: Origin
+    base: Profile | None,
+    values: Mapping[str, Any],
+    about: Iterable[str],
+    origin: Origin,
+    without: Collection[str] = (),
 ) -> Part:
-    """The table [gpu] of `base`, where it has one, with some values found out.
+    """The table [gpu] of `base`, where it has one, with some values found out, and `without` some keys.
 
     >>> from io import BytesIO
     >>> from kvplan.profile.reading import load_profile
@@ -126,8 +130,8 @@ def replica_part(
         # bytes of a token, which memory no longer says
         loads = "offload" in old and "memory_tokens" in values
         old = {k: v for k, v in old.items() if k not in _MEMORY or (loads and k == "kv_bytes_per_token")}
-    table = {**values, **{key: value for key, value in old.items() if key not in values}}
-    rest = [key for key in table if key not in values]
+    old = {key: value for key, value in old.items() if key not in values and key not in without}
+    table, rest = {**values, **old}, list(old)
     kept = [f"Kept from {printable(base.source)}: {', '.join(rest)}."] if base and rest else []
     return Part(
         "gpu",

@@ -48,7 +48,7 @@ def test_vllm_stats_lines_give_an_average_iteration(line: str) -> None:
     assert found.format == "vLLM stats log"
 
 
-HITS = STATS.replace("hit rate: 0.0%", "hit rate: 40.0%, External prefix cache hit rate: 90.0%")
+HITS = STATS.replace("hit rate: 0.0%", "hit rate: 40.0%")
 VERSION = "(APIServer pid=1) INFO 02-19 23:50:00 [api_server.py:1839] vLLM API server version {}\n"
 
 
@@ -208,7 +208,7 @@ def test_a_row_that_cannot_be_used_is_refused_with_line_and_column() -> None:
     [
         ((), "file: empty"),
         (("\n", " \n"), "file: empty"),
-        (("hello\n", "world\n"), "file:1: no samples of iterations: neither lines of vLLM's"),
+        (("hello\n", "world\n"), "file:1: no samples of iterations: neither lines that LMDeploy or SGLang"),
         (("a,b\n", "1,2\n"), "file:1: no samples of iterations"),
         (('{"a": 1}\n',), "file:1: no samples of iterations"),
         (("kv_tokens,iteration_ms\n",), "file:1: no samples of iterations"),
