@@ -56,6 +56,7 @@ def small(**changes: Any) -> ModelShape:
         ("Qwen3-VL-30B-A3B", 48 * 2 * 4 * 128 * 2),
         ("Llama-4-Maverick", 12 * 2 * 8 * 128 * 2),
         ("GLM-4.7-Flash", 47 * (512 + 64) * 2),
+        ("Ring-mini-linear-2.0", 4 * 2 * 4 * 128 * 2),
         ("gemma-3n-E4B", 4 * 2 * 2 * 256 * 2),  # every fifth of the 20 layers with a cache of their own
     ],
 )
