@@ -56,6 +56,8 @@ def small(**changes: Any) -> ModelShape:
         ("Qwen3-VL-30B-A3B", 48 * 2 * 4 * 128 * 2),
         ("Llama-4-Maverick", 12 * 2 * 8 * 128 * 2),
         ("GLM-4.7-Flash", 47 * (512 + 64) * 2),
+        ("Ring-mini-linear-2.0", 4 * 2 * 4 * 128 * 2),
+        ("gemma-3n-E4B", 4 * 2 * 2 * 256 * 2),  # every fifth of the 20 layers with a cache of their own
     ],
 )
 def test_bytes_per_token_of_known_models(name: str, expected: int) -> None:
@@ -119,6 +121,7 @@ MAMBA = {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2}
         (WINDOW | {"model_type": "cohere2"}, 1, 3, 0, 0),
         (WINDOW | {"sliding_window_pattern": "LLLG"}, 1, 3, 0, 0),
         (WINDOW | {"global_attn_every_n_layers": 2}, 2, 2, 0, 0),
+        (WINDOW | {"model_type": "cohere2", "layer_switch": 2}, 2, 2, 0, 0),
         (WINDOW | {"sliding_window_pattern": 3}, 1, 3, 0, 0),
         (WINDOW | {"_sliding_window_pattern": 3}, 1, 3, 0, 0),
         (WINDOW | {"layer_types": ["sliding_attention", "full_attention"] * 2}, 2, 2, 0, 0),
@@ -361,8 +364,13 @@ def test_a_text_model_within_a_part_of_another_is_read() -> None:
 
 
 def test_keys_that_change_no_size_are_passed_over_and_unknown_ones_named() -> None:
-    """Those of published configurations of Qwen, Bailing and Mamba; a switch that is off says nothing."""
+    """As Qwen, Bailing, Mamba, Command-A, MiniMax and ERNIE publish them; a switch that is off says nothing."""
     silent = {"output_hidden_states": True, "chunk_size_feed_forward": 1, "use_conv_bias": True, "n_group": 8}
+    silent |= {
+        "order_of_interleaved_layers": "local_attn_first",
+        "shared_moe_mode": "sigmoid",
+        "compression_ratio": 1.0,
+    }
     off = {"use_window_attention": False, "num_experts": 0, "sparse_heads": [], "index_layers": None}
     assert small(**silent, **off).notes == ()
     assert small(colour="red", taste=7).notes == ("keys not known, taken to change no size: colour, taste",)
@@ -495,7 +503,7 @@ def test_an_unknown_quantisation_is_named_unless_weights_are_stated(
         ({"num_experts": 8}, "num_experts_per_tok: missing; must be a whole number from 1 to 8"),
         ({"num_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok: 9; must be"),
         ({"kv_lora_rank": 32}, "qk_rope_head_dim: missing"),
-        ({"num_kv_shared_layers": 2}, "layers that share one cache are not supported; state kv_bytes"),
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers: 4; must be a whole number from 0 to 3"),
         ({"compress_ratios": [0, 4]}, "compress_ratios: caches of compressed tokens are not supported"),
         ({"total_ut_steps": 4}, "total_ut_steps: layers that run several times"),
         ({"use_cla": True}, "use_cla: layers that share one cache"),

@@ -142,8 +142,8 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
         kv_dtype=kv_dtype,
         encoder_bytes=_SIXTEEN_BITS * (count_encoder(encoder) if encoder else 0),
     )
-    others = len(parts) > 1 or encoder is not None or keys.has("audio_config")
-    return replace(shape, notes=tuple(_notes(shape, filled, unread, has_encoders=others)))
+    others = keys.has("audio_config") or (not shape.encoder_bytes and (len(parts) > 1 or encoder is not None))
+    return replace(shape, notes=tuple(_notes(shape, filled, unread, other_encoders=others)))
 
 
 def _filled(keys: Keys) -> dict[str, Any]:
@@ -161,7 +161,8 @@ def _filled(keys: Keys) -> dict[str, Any]:
 
 
 def _kept(keys: Keys, kinds: Sequence[Layer]) -> tuple[Kept, ...]:
-    """Layers by what they keep; an MLP alone keeps nothing."""
+    """Layers by what they keep; an MLP alone keeps nothing, nor do the last ones that share an earlier cache."""
+    kinds = kinds[: len(kinds) - keys.size("num_kv_shared_layers", default=0, least=0, most=len(kinds) - 1)]
     kept = []
     for kind in Attention:
         layer = Layer(kind.value)
@@ -219,7 +220,7 @@ def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> Heads:
 
 
 def _notes(
-    shape: ModelShape, filled: Mapping[str, Any], unread: Sequence[str], *, has_encoders: bool
+    shape: ModelShape, filled: Mapping[str, Any], unread: Sequence[str], *, other_encoders: bool
 ) -> Iterator[str]:
     if sizes := [f"{key} {value:,}" for key, value in filled.items() if not isinstance(value, bool)]:
         yield f"the file lacks {', '.join(sizes)}: what models of this type have is taken"
@@ -235,5 +236,7 @@ def _notes(
         yield f"attention reads {topk} tokens of a request, and the index keys of all"
     if shape.encoder_bytes:
         yield f"weights of an encoder of images, {format_bytes(shape.encoder_bytes)} by vision_config, count as memory"
-    elif has_encoders:
-        yield "only the text model is counted: encoders of images or sound take memory besides"
+    if other_encoders:
+        counted = "and an encoder of images are" if shape.encoder_bytes else "is"
+        kinds = "sound" if shape.encoder_bytes else "images or sound"
+        yield f"only the text model {counted} counted: encoders of {kinds} take memory besides"

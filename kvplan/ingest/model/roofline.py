@@ -150,6 +150,7 @@ def _bytes_read(shape: ModelShape) -> tuple[float, float]:
     A tied table is read whole, as the output table it also is.
     """
     looked_up = _SIXTEEN_BITS * shape.counts.embeddings // 2 if shape.counts.tables == 2 else 0
+    looked_up += _SIXTEEN_BITS * shape.counts.looked_up
     of_experts = shape.storage.bits / 8 * shape.counts.experts
     return shape.weight_bytes - looked_up - of_experts, of_experts
 

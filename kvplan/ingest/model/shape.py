@@ -22,7 +22,7 @@ from kvplan.model.kv_layout import Attention, Layers
 _SIXTEEN_BITS = 2  # bytes
 _KV_BYTES = {
     **dict.fromkeys(("auto", "bf16", "bfloat16", "fp16", "float16", "half"), 2),
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8"), 1),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "int8"), 1),
 }
 
 

@@ -18,9 +18,10 @@ _GROUP = 128  # weights that share a scale, where a configuration does not say
 class ParameterCounts:
     """Parameters by what becomes of them. Norms and biases are left out: less than 0.2 %.
 
-    `embeddings` are tables from tokens to vectors and back, one where they are tied, and two `tables` else; `experts`
-    all routed ones, of which a token is not routed to the idle ones; `other` attention, dense MLPs, shared experts,
-    routers. `mlp_inputs` and `mlp_widths` sum up the two sizes of the matrices of dense MLPs.
+    `embeddings` are tables from tokens to vectors and back, one where they are tied, and two `tables` else; `looked_up`
+    further ones, of which a token reads a row for each layer; `experts` all routed ones, of which a token is not routed
+    to the idle ones; `other` attention, dense MLPs, shared experts, routers. `mlp_inputs` and `mlp_widths` sum up the
+    two sizes of the matrices of dense MLPs.
     """
 
     embeddings: int
@@ -30,11 +31,12 @@ class ParameterCounts:
     other: int
     mlp_inputs: int = 0
     mlp_widths: int = 0
+    looked_up: int = 0
 
     @property
     def total(self) -> int:
         """All parameters."""
-        return self.embeddings + self.experts + self.other
+        return self.embeddings + self.looked_up + self.experts + self.other
 
     @property
     def active(self) -> int:
@@ -45,7 +47,7 @@ class ParameterCounts:
     def computing(self) -> int:
         """Parameters a prompt token is multiplied with: its embedding is looked up, and only the last token of a
         prompt goes on to the output table."""
-        return self.active - self.embeddings
+        return self.active - self.embeddings - self.looked_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,9 @@ def count_parameters(
         one = sparse * matrices * hidden * of_expert
         routed, idle = experts * one, (experts - used) * one
         other += sparse * hidden * (matrices * shared + experts)  # a router has a row for each expert
+    per_layer = keys.size("hidden_size_per_layer_input", default=0, least=0)
+    other += len(kinds) * hidden * 3 * per_layer  # of all layers at once, and into and out of each
+    rows = keys.size("vocab_size_per_layer_input", default=keys.size("vocab_size"))
     tables = 1 if keys.flag("tie_word_embeddings", default=kind in FAMILIES["tied"]) else 2
     return ParameterCounts(
         tables * keys.size("vocab_size") * hidden,
@@ -114,6 +119,7 @@ def count_parameters(
         other,
         mlp_inputs=dense * matrices * hidden,
         mlp_widths=dense * matrices * width,
+        looked_up=len(kinds) * per_layer * rows,
     )
 
 
