@@ -228,7 +228,7 @@ LOG = EngineLog(
         ),
         *("max_num_", "max-num-", "block_size", "block-size", "block size to", "Prefix cache hit rate"),
         *("Hybrid KV cache manager", "SpecDecoding metrics", "tensor_parallel", "tensor-parallel"),
-        *("Available KV cache memory", "Error: ", "EngineCore failed"),
+        *("Available KV cache memory", "Error: ", "EngineCore failed", "LLM engine ("),
     ),
     capacities=(_TOKENS, _BLOCKS),
     limits=(
