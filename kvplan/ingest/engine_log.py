@@ -6,6 +6,7 @@ them. Data-parallel engines are replicas of their own; of them too the smallest 
 only where it belongs to the same start as the capacity.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from kvplan.ingest.engines import (
     Setting,
     ranks_of,
     service_of,
+    settled_block,
     whole,
 )
 from kvplan.ingest.kv_pool import Pool, find_grown, find_pools, most_blocks, settled
@@ -55,7 +57,6 @@ _LISTED = 8  # earlier statements in a note
 
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _FRACTION = re.compile(r"(?<=:\d\d)[.,]\d+")
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class EngineLimits:
 
 
 class NoCapacityError(UsageError):
-    """A log states no KV capacity."""
+    """A log states no KV capacity, or in blocks of unknown size."""
 
 
 def read_engine_log(path: Path, base: Replica | None = None, service: str | None = None) -> EngineLimits:
@@ -108,7 +109,8 @@ def read_engine_log(path: Path, base: Replica | None = None, service: str | None
     """
     with lines_of(path, errors="replace") as lines:
         limits = parse_engine_log(lines, lines.source, base, service)
-    return replace(limits, sha256=lines.sha256)
+    notes = (*limits.notes, *lines.notes)
+    return replace(limits, sha256=lines.sha256, notes=notes)
 
 
 def parse_engine_log(
@@ -119,11 +121,9 @@ def parse_engine_log(
     number = 1
     for line in lines:
         if len(line) > _SHORTEST and any(word in line for word in _WORDS):
-            text = _ESCAPE.sub("", line) if "\x1b" in line else line
-            readers.setdefault(service_of(text), _Reader()).line(number, text)
-        number += not line.endswith(
-            "\r"
-        )  # a lone carriage return, of a progress bar, ends no line of an editor
+            readers.setdefault(service_of(line), _Reader()).line(number, line)
+        # a lone carriage return, of a progress bar, ends no line of an editor
+        number += not line.endswith("\r")
     telling = {name: reader for name, reader in readers.items() if reader.starts or reader.failure}
     if len(telling) > 1 and service not in telling:
         names = ", ".join(repr(name) if name else "lines without a prefix" for name in telling)
@@ -212,6 +212,7 @@ class _StartUp:
     cached: int = 0
     drafted: int = 0  # tokens
     accepted: tuple[float, ...] = ()  # of them by position, times drafted tokens
+    remarks: dict[str, str] = field(default_factory=dict)  # by their text without numbers: the last counts
 
     def includes(self, new: _Statement) -> bool:
         """Tell whether a statement is of another rank or another pool of this start, and not of a later start."""
@@ -246,14 +247,26 @@ class _StartUp:
         return tuple(key for name, key in keys.items() if name not in self.stated)
 
     @property
-    def block_tokens(self) -> int:
-        return self.limit(BLOCK) or self.log.block_tokens
+    def settled_block(self) -> int | None:
+        """The size of blocks by how many requests fit, where no line states it."""
+        if BLOCK in self.stated:
+            return None
+        said = ((s.amount, s.concurrency) for s in self.statements if s.kind.in_blocks and s.concurrency)
+        sizes = (settled_block(amount, some.tokens, some.requests) for amount, some in said)
+        return next(filter(None, sizes), None)
+
+    def block_tokens(self, statement: _Statement) -> int:
+        """Tell the size of its blocks, stated, settled or the engine's default; 0 where there is none of these."""
+        known = self.limit(BLOCK) or self.settled_block
+        return known or (0 if statement.kind.of_any_size else self.log.block_tokens)
 
     def tokens(self, statement: _Statement) -> int:
-        return statement.amount * (self.block_tokens if statement.kind.in_blocks else 1)
+        return statement.amount * (self.block_tokens(statement) if statement.kind.in_blocks else 1)
 
     def telling(self) -> list[_Statement]:
         """Choose the statements that count: totals before pools, and of the pools the last of each rank."""
+        if self.log.largest_pool:
+            return [max(self.statements, key=self.tokens)]
         totals = [s for s in self.statements if not s.kind.of_pool]
         return totals or list({s.ranks: s for s in self.statements}.values())
 
@@ -261,8 +274,11 @@ class _StartUp:
         return min(reversed(self.telling()), key=self.tokens)
 
     def count(self, number: int, text: str) -> None:
-        """Count what a line says of the prefix cache and of drafts."""
+        """Keep what a line says of the prefix cache, of drafts and of other things."""
         log = self.log
+        for form, remark in log.remarks:
+            if said := form.search(text):
+                self.remarks[remark] = remark.format(*(f"{whole(amount):,}" for amount in said.groups()))
         if log.hit_rate and (rate := log.hit_rate.search(text)):
             self.hit_rate = float(rate[1]), number
         if log.computed_and_found and (batch := log.computed_and_found.search(text)):
@@ -414,7 +430,8 @@ def _statement(number: int, text: str) -> tuple[EngineLog, _Statement] | None:
             if match := kind.form.search(text):
                 before, shown = text[: match.start()], _shortened(text, match.start())
                 prefix = _FRACTION.sub("", before)
-                return log, _Statement(kind, whole(match[1]), ranks_of(before), prefix, number, shown)
+                amount = math.prod(map(whole, match.groups()))
+                return log, _Statement(kind, amount, ranks_of(before), prefix, number, shown)
     return None
 
 
@@ -433,24 +450,24 @@ def _limits(reader: _Reader, source: str, base: Replica | None) -> EngineLimits:
     start = reader.starts[-1]
     used = start.chosen()
     memory = start.tokens(used)
+    if used.kind.in_blocks and used.amount > 0 and not memory:
+        raise NoCapacityError(
+            f"{source}:{used.line}: blocks of unknown size: neither block_size before nor the maximum concurrency "
+            f"behind tells it; keep these lines, or give --capacity: {used.text}"
+        )
     if not 0 < memory <= MAX_MEMORY_TOKENS:
         seen = f"a KV capacity of {format_tokens(memory)} tokens" if memory <= 0 else "an absurd KV capacity"
         message = f"{seen}; must be at least 1 and at most {format_tokens(MAX_MEMORY_TOKENS)}: {used.text}"
         raise ProfileError(source, message, line=used.line)
     pools = _pools(start, used, source, base)
     pool = pools[0] if pools else None
+    block = start.block_tokens(used) if used.kind.in_blocks else start.limit(BLOCK)
     caching = _TRUTH.get(start.stated.get(Setting.CACHING, ""))
     return EngineLimits(
         source=source,
         engine=start.log.engine,
         memory_tokens=pool.blocks * pool.layout.block_tokens if pool else memory,
-        block_tokens=(
-            pool.layout.block_tokens
-            if pool
-            else start.block_tokens
-            if used.kind.in_blocks
-            else start.limit(BLOCK)
-        ),
+        block_tokens=pool.layout.block_tokens if pool else block,
         max_num_seqs=start.limit(SEQS),
         max_num_batched_tokens=start.limit(BATCHED),
         line=used.line,
@@ -539,8 +556,12 @@ def _notes(reader: _Reader, used: _Statement, pools: Sequence[Pool]) -> Iterator
             "available KV cache memory would settle it"
         )
     if used.kind.in_blocks and BLOCK not in start.stated:
-        size = f"{start.log.engine}'s default of {start.block_tokens} tokens"
-        yield f"the log states no block size; {size} is assumed"
+        if start.settled_block:
+            yield f"blocks have {start.settled_block} tokens, by the maximum concurrency that the log states"
+        else:
+            size = f"{start.log.engine}'s default of {start.block_tokens(used)} tokens"
+            yield f"the log states no block size; {size} is assumed"
+    yield from start.remarks.values()
     if len(starts) > 1:
         before = [(start.tokens(s), s.line) for start in starts[:-1] for s in [start.chosen()]]
         listed = [f"{format_tokens(tokens)} tokens in line {line:,}" for tokens, line in before[-_LISTED:]]

@@ -4,7 +4,7 @@ A part is measured, else of a profile among the files, else estimated from a mod
 is absent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,15 +23,16 @@ from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus, vllm_limits
 from kvplan.ingest.model.roofline import Roofline, roofline
-from kvplan.ingest.model.shape import ModelShape
+from kvplan.ingest.model.shape import ModelShape, with_adapters
 from kvplan.ingest.model.text import estimate_part, roofline_part
 from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, composed, replica_part, table_text
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
+from kvplan.ingest.timing.collector import LeftOutError
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
 from kvplan.ingest.timing.fit import NOTHING, Prior, fit_measured, of_measured
-from kvplan.ingest.timing.reading import listed, read_groups
+from kvplan.ingest.timing.reading import listed, read_groups, read_samples
 from kvplan.ingest.timing.samples import Measured, Samples
 from kvplan.ingest.timing.text import accuracy, notes, timing_part
 from kvplan.ingest.trace import fit as trace_fit
@@ -160,6 +161,8 @@ class _Gathering:
     def gathered(self) -> Gathered:
         findings = [self.replica, self.timing, self._drafts(), self._engine()]
         if self._of(FileKind.LOG) and self.limits is None and self.timing.part is None:
+            for note in self.timing.notes:
+                raise UsageError(note)
             read_engine_log(self._of(FileKind.LOG)[0])  # which says what was looked for
         findings.append(self._traffic([finding.part for finding in findings if finding.part]))
         parts = [finding.part for finding in findings if finding.part]
@@ -230,11 +233,15 @@ class _Gathering:
     @cached_property
     def estimate(self) -> _Estimate | None:
         asked, logs = self.asked, self._of(FileKind.LOG)
+        if asked.gpu is None and any(asked.gpu_figures.values()):
+            raise UsageError(
+                "--gpu-memory, --gpu-bandwidth and --gpu-flops describe the GPU that --gpu names"
+            )
         model: str | Path | None = next(iter(self._of(FileKind.MODEL)), asked.model)
         if model is None:
-            if (asked.gpu and not logs) or asked.weights or asked.kv_dtype != "auto":
+            if (asked.gpu and not logs) or asked.says_how:
                 raise UsageError(
-                    "--gpu, --weights and --kv-dtype say how a model runs: --model M, or its config.json"
+                    "--gpu, --weights, --kv-dtype and --loras say how a model runs: --model M, or its config.json"
                 )
             return None
         if asked.model not in (None, model):
@@ -242,7 +249,9 @@ class _Gathering:
         if asked.gpu is None:
             known = ", ".join(gpu.name for gpu in gpus())
             raise UsageError(f"--gpu is missing: which GPU? Known are {known}")
-        shape, gpu = read_model(model), find_gpu(asked.gpu)
+        gpu = find_gpu(asked.gpu, **asked.gpu_figures)
+        shape = with_adapters(read_model(model), asked.loras, asked.lora_rank)
+        shape = replace(shape, drafts=self.tables.get("speculative", {}).get("tokens", 0))
         stated = self._stated(None) if logs and asked.tp is None else None
         tensor_parallel = asked.tp or (stated.gpus if stated else None) or 1
         how: dict[str, Any] = {
@@ -265,8 +274,12 @@ class _Gathering:
             *(self.asked, self.kept, self.limits),
             *(self.metrics, self.estimate),
         )
-        engine = asked.engine or _ENGINES.get(limits.engine if limits else "", EngineName.VLLM)
-        own = vllm_limits(find_gpu(asked.gpu)) if asked.gpu and engine is EngineName.VLLM else {}
+        engine = asked.engine or (_ENGINES.get(limits.engine) if limits else EngineName.VLLM)
+        own = (
+            vllm_limits(find_gpu(asked.gpu, **asked.gpu_figures))
+            if asked.gpu and engine is EngineName.VLLM
+            else {}
+        )
         said: tuple[str, ...] = ()
         if limits is not None:
             blocks = {"block_tokens": vllm.BLOCK_TOKENS} if engine is EngineName.VLLM else {}
@@ -339,7 +352,7 @@ class _Gathering:
             may_lack=[*logs, *timed],
             told=[self.limits.service] if logs and self.limits is not None else (),
         )
-        refusals: list[UsageError] = []
+        refusals: list[UsageError] = [] if groups else list(_left_out([*logs, *timed]))
         for measured in _candidates(groups, paths[0]):
             try:
                 fitted = self._fitted(measured)
@@ -413,6 +426,11 @@ class _Gathering:
     def _engine(self) -> Finding:
         """Write the table [engine], where it is another than the base's."""
         engine = self.asked.engine or (self.limits and _ENGINES.get(self.limits.engine))
+        if engine is None and self.limits is not None:
+            name = self.limits.engine
+            return Finding(
+                notes=[f"how {name} schedules is not known: as vLLM does, unless --engine names another"]
+            )
         if engine is None or engine == self.tables.get("engine", {}).get("name", EngineName.VLLM):
             return Finding()
         about = ("name: by --engine." if self.asked.engine else "name: whose log was read.",)
@@ -521,6 +539,17 @@ def _served(tables: dict[str, Any], most: int) -> list[str]:
 def _constants(timing: Timing) -> str:
     names = [name for name in ("d0", "d1", "d2", "d3", "d4", "d5") if getattr(timing, name) > 0]
     return ", ".join(f"{name} {format_seconds(getattr(timing, name))}" for name in names)
+
+
+def _left_out(paths: Iterable[Path]) -> Iterator[UsageError]:
+    """Yield why iterations in some files give no samples."""
+    for path in paths:
+        try:
+            read_samples(path)
+        except LeftOutError as error:
+            yield error
+        except UsageError:
+            pass
 
 
 def _candidates(groups: Iterable[Sequence[Measured]], path: Path) -> list[Sequence[Measured]]:

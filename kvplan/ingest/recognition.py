@@ -61,7 +61,12 @@ _ALONE: tuple[Reader[Any], ...] = (
 _OTHERS: tuple[Reader[Any], ...] = (
     Reader("metrics", FileKind.METRICS, lambda start: bool(_METRICS.search(start.text)), read_metrics),
     Reader("config.json", FileKind.MODEL, _is_a_model, read_model),
-    Reader("engine log", FileKind.LOG, _is_of_an_engine, read_engine_log),
+    Reader(
+        "engine log",
+        FileKind.LOG,
+        lambda start: not start.in_json and _is_of_an_engine(start),
+        read_engine_log,
+    ),
 )
 _DRAFTS = Reader("drafts", FileKind.DRAFTS, tells_of_drafts, read_drafts)
 
@@ -97,6 +102,8 @@ def kind_of(path: Path) -> FileKind:
         return FileKind.MODEL
     start = Beginning.of_file(path)
     kinds = list(dict.fromkeys(reader.kind for reader in _recognising(start)))
+    if not kinds and start.in_json and _is_of_an_engine(start):  # a logger's, of a form of its own
+        kinds = [FileKind.LOG]
     if len(kinds) == 1:
         return kinds[0]
     way_out = "; --as KIND=FILE says what it is"

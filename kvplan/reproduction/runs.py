@@ -125,19 +125,20 @@ def _simulated(run: Run, *, model: ServingModel, plan: Plan, announce: Announce 
 
 
 def _of_seed(run: Run, seed: int, model: ServingModel, plan: Plan, announce: Announce | None) -> Document:
+    from kvplan.options import Arrivals, RunOptions
     from kvplan.simulation.experiments import options, study
 
     assert run.policy is not None
-    load = options.load(
-        kind=run.arrivals if run.arrive is None else None,
+    asked = RunOptions(
+        arrivals=None if run.arrive or run.arrivals is None else Arrivals(run.arrivals),
         cv=run.cv,
         concurrency=run.concurrency,
         burst=run.burst,
         burst_sessions=run.burst_sessions,
-        trace=None if run.arrive is None else partial(_requests, run.arrive, model),
         requests=run.requests,
         horizon=run.horizon,
     )
+    load = options.load(asked, None if run.arrive is None else partial(_requests, run.arrive, model))
     found = study.study(model, plan, load, options.chosen([run.policy], run.set), [seed], announce=announce)
     if found.interrupted:
         raise KeyboardInterrupt

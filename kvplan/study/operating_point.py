@@ -22,11 +22,13 @@ from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, at_once
 from kvplan.simulation.initial_state import Spans
+from kvplan.simulation.intervals import Trend, together, trend
+from kvplan.simulation.metrics import MAY_GROW
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.study.sample import FIGURES, OVER_TIME, QUANTILES, Estimate, Sample
 from kvplan.study.warm_up import life_s, typical_iteration_s, warm_up_s
-from kvplan.study.windows import BATCHES, LATENCIES, Trend, Window, together, trend, window
+from kvplan.study.windows import BATCHES, LATENCIES, Window, window
 
 BUDGET_S = 1.0  # counted work of all runs
 RUNS = 2  # of a round
@@ -45,7 +47,6 @@ _FAR = 1.5  # of what is sustainable, from which a run is not needed to say that
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _REQUEST_S, _ITERATION_S = 1e-6, 20e-9  # counted
 _DRAFTS, _LAYERS, _SGLANG = 8.0, 3.0, 3.0  # times as much work
-_MAY_GROW = 10_000  # requests of a run, or the third round, from which it may be called growing
 _WIDTH, _TAIL_WIDTH = 0.1, 0.2  # relative, of intervals; of p99
 _OF_E2E = 0.01  # half width of a mean, of the mean E2E
 _SHARES = {
@@ -254,7 +255,7 @@ def observe(
         windows += made
         last = heavy * sum(_REQUEST_S * w.arrived + _ITERATION_S * w.iterations for w in made)
         work += last
-        may_grow = len(windows) > 2 * runs or min(w.arrived for w in made) >= _MAY_GROW
+        may_grow = len(windows) > 2 * runs or min(w.arrived for w in made) >= MAY_GROW
         judged = together([trend(w.least, rate * w.width_s, may_grow=may_grow) for w in made])
         if any(w.stuck for w in made):
             judged = Trend.GROWING
@@ -355,7 +356,7 @@ def _window(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, s
     names = tuple(c.name for c in model.classes) if load.trace is None else ("trace",)
     requests = generate(model, load, seed)
     job = Job(settings, Scenario(model, plan, requests, names, seed), end_s, spans)
-    return window(requests, job.run(lambda _: True, None, True), spans)
+    return window(requests, job.run(), spans)
 
 
 def _replayed(model: ServingModel, plan: Plan, settings: Settings, runs: int) -> Observation:
@@ -377,7 +378,7 @@ def _end_s(model: ServingModel, plan: Plan, settings: Settings, seed: int) -> fl
     """Return when the last request of a trace is done."""
     requests = generate(model, Load().on(model), seed)
     job = Job(settings, Scenario(model, plan, requests, ("trace",), seed))
-    return job.run(lambda _: True, None, True).end_s
+    return job.run().end_s
 
 
 def unsettled(sample: Sample) -> tuple[str, ...]:

@@ -4,73 +4,16 @@ Arrivals and the clock go on past its end. A run that stops there makes its last
 steady.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 
 from kvplan.model import FloatArray, IntArray
 from kvplan.simulation.initial_state import Spans
-from kvplan.simulation.intervals import t_quantile
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import Span
-
-_SLACK = 2.0  # requests that a queue may be longer in the end
-_SLACK_SHARE = 0.02  # likewise, of the arrivals in a batch
-_STEEP = 1.5  # times the half width of the interval of the slope
-
-
-class Trend(StrEnum):
-    """What a queue does."""
-
-    STEADY = "steady"
-    GROWING = "growing"
-    UNDECIDED = "undecided"
-
-
-def trend(least: FloatArray, arrivals: float, *, may_grow: bool = True) -> Trend:
-    """Judge whether a queue is steady or grows, by its least of each batch of a run.
-
-    *Steady*: the second half comes back to the least of the first, and the last quarter to its median, but for some
-    slack. *Growing*: it does not, and a line through the batches rises by more than the slack and than chance explains.
-
-    Parameters
-    ----------
-    least : ndarray, shape (n_batches,), at least 4
-    arrivals
-        Requests in a batch.
-    may_grow
-        Whether the run is long enough to be called growing.
-
-    References
-    ----------
-    New. Of 60 runs each at .98 of what saturates, 1.02 and 1.05 none was called growing, 51 were, and all.
-
-    Examples
-    --------
-    >>> calm, rising = np.tile([0.0, 9.0], 8), 10.0 * np.arange(16)
-    >>> trend(calm, 100.0).value, trend(rising, 100.0).value
-    ('steady', 'growing')
-    """
-    slack = max(_SLACK, _SLACK_SHARE * arrivals)
-    count = least.size
-    first, second, last = least[: count // 2], least[count // 2 :], least[-(count // 4) :]
-    if second.min() <= first.min() + slack and last.min() <= np.median(first) + slack:
-        return Trend.STEADY
-    place = np.arange(count) - (count - 1) / 2
-    slope = float(place @ least / (place @ place))
-    residuals = least - least.mean() - slope * place
-    error = np.sqrt(float(residuals @ residuals) / (count - 2) / float(place @ place))
-    steep = slope > _STEEP * t_quantile(count - 2) * error and slope * (count - 1) > slack
-    return Trend.GROWING if may_grow and steep else Trend.UNDECIDED
-
-
-def together(trends: Sequence[Trend]) -> Trend:
-    """Return the trend of runs that have to agree."""
-    return trends[0] if len(set(trends)) == 1 else Trend.UNDECIDED
-
 
 BATCHES = 16
 LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
@@ -78,37 +21,24 @@ LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 
 @dataclass(frozen=True)
 class Window:
-    """What a run showed from `begin_s` on, in batches of equal time.
-
-    Attributes
-    ----------
-    batch : ndarray of int64, shape (n_completed,)
-        In which each request was done, of those that were.
-    values : mapping of ndarray, shape (n_completed,)
-        TTFT, TPOT and E2E of each, seconds; TPOT is NaN where there is one token.
-    sums : ndarray, shape (n_batches, n_columns)
-        As `kvplan.simulation.state.State.span`.
-    gaps : ndarray of int64, shape (n_batches, GAPS)
-        Times between two tokens of a request.
-    arrived, iterations, recomputed_tokens, computed_tokens
-        Before the window too.
-    stuck
-        Nothing could complete any more.
-    """
+    """What a run showed from `begin_s` on, in batches of equal time."""
 
     begin_s: float
     width_s: float
+    # shape (n_completed,): the batch in which each request was done; TTFT, TPOT and E2E, seconds, TPOT NaN of a single
+    # token; class; evictions
     batch: IntArray
     values: Mapping[str, FloatArray]
     class_index: IntArray
     evictions: IntArray
-    sums: FloatArray
-    gaps: IntArray
+    sums: FloatArray  # shape (n_batches, n_columns), as `kvplan.simulation.state.State.span`
+    gaps: IntArray  # shape (n_batches, GAPS): times between two tokens of a request
+    # before the window too
     arrived: int
     iterations: int
     recomputed_tokens: int
     computed_tokens: int
-    stuck: bool
+    stuck: bool  # nothing could complete any more
 
     @property
     def batches(self) -> int:

@@ -137,6 +137,15 @@ def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, fold
     # reached are 0.75 to 1 of 1.008 TB/s; a layer takes 20 to 100 us besides
     assert 131_072 / 1.008e12 <= timing.d1 <= 131_072 / 0.756e12
     assert 15.0e9 / 1.008e12 < timing.d0 < 15.0e9 / 0.756e12 + 32 * 100e-6
+    figures = ("--gpu-memory", "96GB", "--gpu-bandwidth", "4TB/s", "--gpu-flops", "148TFLOPs")
+    own, _ = imported(run, "--model", "Llama-3.1-8B", "--gpu", "Mine", *figures)
+    left = 0.9 * 96e9 - (750e6 + 0.02 * 96e9) - 2 * 8.03e9  # bytes, of 131,072 a token
+    assert own.tables["gpu"]["memory_tokens"] == pytest.approx(left / 131_072, rel=1e-3)
+    adapted, _ = imported(
+        run, "--model", "Llama-3.1-8B", "--gpu", "Mine", *figures, "--loras", "9", "--lora-rank", "16"
+    )
+    lost = own.tables["gpu"]["memory_tokens"] - adapted.tables["gpu"]["memory_tokens"]
+    assert lost == pytest.approx(9 * 2 * 41_943_040 / 131_072, abs=16)
     several, _ = imported(run, "--model", "Llama-3.1-70B", "--gpu", "H100", "--tp", "4", "--weights", "fp8")
     assert several.tables["gpu"]["gpus"] == 4
     config = folder / "mine" / "config.json"
@@ -153,26 +162,24 @@ def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, fold
 def test_every_command_refuses_what_it_lacks_a_part_of(run: Run, folder: Path) -> None:
     part = folder / "part.toml"
     parts = {"serve.log": "[gpu]", "iterations.csv": "[timing]", "trace.csv": "[[classes]]"}
-    rows = str(folder / "rows.csv")
+    others = (
+        *(
+            "check IT --require load.headroom>0",
+            "diff tool-calls-h100 IT",
+            "emit IT",
+            "explain load.headroom IT",
+        ),
+        *("mix IT --replicas 2", "plan IT --rate 2", "simulate IT", "simulate IT --policy vllm"),
+        f"sweep IT --vary plan.delta=1e-6:1e-2:log3 -o {folder / 'rows.csv'}",
+    )
     for file, there in parts.items():
         assert run("import", str(folder / file), "-o", str(part))[0] == 0
-        for before, after in (
-            (["analyze"], []),
-            (["check"], ["--require", "load.headroom > 0"]),
-            (["diff", "tool-calls-h100"], []),
-            (["emit"], []),
-            (["explain", "load.headroom"], []),
-            (["mix"], ["--replicas", "2"]),
-            (["plan"], ["--rate", "2"]),
-            (["simulate"], []),
-            (["simulate"], ["--policy", "vllm"]),
-            (["sweep"], ["--vary", "plan.delta=1e-6:1e-2:log3", "-o", rows]),
-        ):
-            code, out, error = run(*before, str(part), *after)
+        for command in ("analyze IT", *(others if file == "serve.log" else ())):
+            code, out, error = run(*(str(part) if word == "IT" else word for word in command.split()))
             said = " ".join((out + error).split())
-            assert code == 2, (before, said)
+            assert code == 2, (command, said)
             for name in parts.values():
-                assert (f"no {name}: kvplan import" in said) == (name != there), (before, said)
+                assert (f"no {name}: kvplan import" in said) == (name != there), (command, said)
 
 
 def test_times_of_requests_give_a_timing_beside_the_traffic(run: Run, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
 from kvplan.study.advice import Advice
-from kvplan.study.protection import Setting
+from kvplan.study.warm_cache import Setting
 
 # A request holds 16 … 25 tokens, 205 in all over ten iterations: 5 admissions an iteration fill the memory.
 ONE = mix_model((15, 10, 0.1), memory=1025, prefill="fused", timing=Timing(1.0, d2=0.125))

@@ -62,7 +62,6 @@ def test_tokens_over_the_groups() -> None:
 def test_tokens_of_the_maximum_concurrency() -> None:
     """84 blocks of 1,568 and two states in each of three groups: 208 / 90 · 131,072 = 302,921.96."""
     found = parsed(QWEN_FP8_LINES, QWEN_FP8_TP2)
-    assert found.layout is not None
     assert (found.layout.state_blocks, found.prefix_caching) == (2, True)
     assert most_blocks(found.layout, 131_072, 8192) == 90
     assert found.memory_tokens == 208 * 1568

@@ -264,7 +264,7 @@ def test_a_row_that_cannot_be_used_is_refused_with_line_and_column() -> None:
     [
         ((), "file: empty"),
         (("\n", " \n"), "file: empty"),
-        (("hello\n", "world\n"), "file:1: no samples of iterations: neither lines of vLLM's"),
+        (("hello\n", "world\n"), "file:1: no samples of iterations: neither lines that LMDeploy or SGLang"),
         (("a,b\n", "1,2\n"), "file:1: no samples of iterations"),
         (('{"a": 1}\n',), "file:1: no samples of iterations"),
         (("kv_tokens,iteration_ms\n",), "file:1: no samples of iterations"),

@@ -12,7 +12,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/ingest": 10_250,  # to become 7,600
     "kvplan/simulation": 9_200,  # to become 7,800
     "kvplan/study": 2_800,  # to become 2,200
-    "kvplan/report": 4_400,  # to become 3,000
+    "kvplan/report": 2_700,
     "kvplan/show": 4_350,  # to become 3,600
     "kvplan/planning": 2_600,
     "kvplan/gate": 1_700,  # to become 1,400
@@ -28,7 +28,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "tests/golden": 3_500,
     "docs": 3_000,
 }
-MODULES, LONGEST = 305, 600  # of the package, to become 260; and lines of one
+MODULES, LONGEST = 296, 600  # of the package, to become 260; and lines of one
 
 
 def lines(path: Path) -> int:

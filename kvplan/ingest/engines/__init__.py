@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
 TP, PP = "tensor_parallel", "pipeline_parallel"
 NUMBER = r"(-?\d[\d,]*)"
+DRAFTED = re.compile(
+    r"\bDrafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
+)
+_LARGEST_BLOCK = 1 << 13  # tokens
+_TELLING = 0.05  # requests, of which rounding leaves a tenth open
 _REPLICA = ("engine", "dp_rank", "instance", "pod")  # tell engines apart which serve requests of their own
 _RANK = ("tp_rank", "pp_rank", "moe_ep_rank", "ep_rank", "pid")  # parts of one engine, which all say the same
 
@@ -46,14 +51,16 @@ Key = tuple[tuple[str, str], ...]
 
 
 class Capacity(NamedTuple):
-    """A statement of a KV capacity; the first group of `form` is the number, of tokens unless `in_blocks`.
+    """A statement of a KV capacity; the product of the groups of `form` is the number, of tokens unless `in_blocks`.
 
-    `of_pool` is that of one pool, of which a rank can have several; a total counts before it.
+    `of_pool` is that of one pool, of which a rank can have several; a total counts before it. Blocks `of_any_size` have
+    no default: where no line states or settles their size, they say nothing.
     """
 
     form: re.Pattern[str]
     in_blocks: bool = False
     of_pool: bool = False
+    of_any_size: bool = False
 
 
 class StatisticsReader(Protocol):
@@ -78,6 +85,9 @@ class EngineLog(NamedTuple):
     failures: str = ""  # an expression for why a start ended, and
     ended: str = ""  # for that it did, where nothing says why
     limits_follow: bool = False  # the capacity too
+    largest_pool: bool = False  # of one start counts, and not the last
+    # what else a line says, with the numbers of its groups filled in
+    remarks: tuple[tuple[re.Pattern[str], str], ...] = ()
     # percent of prompt tokens that the prefix cache found, time and again
     hit_rate: re.Pattern[str] | None = None
     computed_and_found: re.Pattern[str] | None = None  # prompt tokens of a batch
@@ -171,6 +181,24 @@ def argument(name: str) -> re.Pattern[str]:
     [True, False]
     """
     return re.compile(rf"(?<![\w-])(?:--)?{name.replace('_', '[_-]')}['\"]?\s?[:= ]\s?['\"]?(\d+)")
+
+
+def settled_block(blocks: int, tokens: int, requests: float) -> int | None:
+    """Tell the size of blocks from how many requests of so many tokens fit, rounded to two digits; None if open.
+
+    It is the only power of two that fits, or else the only multiple of eight.
+
+    Examples
+    --------
+    >>> settled_block(2634, 4096, 82.31), settled_block(9362, 32_768, 4.57), settled_block(3, 100_000, 0.01)
+    (128, 16, None)
+    """
+    if blocks < 1 or requests < _TELLING:
+        return None
+    low, high = ((requests + half) * tokens / blocks for half in (-0.005, 0.005))
+    sizes = [size for size in range(8, _LARGEST_BLOCK + 1, 8) if low <= size <= high]
+    powers = [size for size in sizes if size.bit_count() == 1]
+    return next((few[0] for few in (powers, sizes) if len(few) == 1), None)
 
 
 def setting(name: str) -> re.Pattern[str]:

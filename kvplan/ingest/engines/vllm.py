@@ -23,6 +23,7 @@ from typing import NamedTuple
 from kvplan.ingest.engines import (
     BATCHED,
     BLOCK,
+    DRAFTED,
     NUMBER,
     PP,
     SEQS,
@@ -37,6 +38,7 @@ from kvplan.ingest.engines import (
     numbers,
     ranks_of,
     setting,
+    settled_block,
     whole,
     whole_label,
 )
@@ -45,9 +47,16 @@ from kvplan.units import format_tokens
 
 BLOCK_TOKENS = 16  # its default on GPUs
 _TOKENS = Capacity(re.compile(rf"GPU KV cache size: {NUMBER} tokens"))
-_BLOCKS = Capacity(
-    re.compile(rf"\b(?:GPU|cuda|rocm|xpu|hpu|tpu|neuron) blocks: {NUMBER}", re.IGNORECASE), in_blocks=True
+_BLOCKS = Capacity(re.compile(rf"\b(?:(?i:GPU|xpu)|cuda|rocm) blocks: {NUMBER}"), in_blocks=True)
+# Gaudi, Ascend and others; "# CPU blocks" is host memory to swap to, but where the executor is of CPUs
+_DEVICE_BLOCKS = Capacity(
+    re.compile(
+        rf"(?:\b(?:(?i:hpu|npu|tpu|neuron)|mlu|gcu|musa|cpu)|cpu_executor\.py:\d+\] # CPU) blocks: {NUMBER}"
+    ),
+    in_blocks=True,
+    of_any_size=True,
 )
+_CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: (\d+(?:\.\d+)?)x")
 _BLOCK_SIZE = argument("block_size")
 _BANNER = r"█[^ ]*  version (?:\x1b\[[\d;]*m)?(?=v?\d)"
 _VERSION = re.compile(
@@ -123,7 +132,8 @@ class _Average(NamedTuple):
 class _Statistics:
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self._block_tokens = BLOCK_TOKENS
+        self._block_tokens: int | None = None
+        self._blocks = 0
         self._capacity_tokens = collector.capacity_tokens
         self._usage: dict[int, float] = {}  # by data-parallel rank
         self._averages: list[_Average] = []
@@ -176,12 +186,17 @@ class _Statistics:
         self._averages.append(average.with_hits(text))
 
     def _state_capacity(self, text: str) -> None:
-        if "block" in text and (size := _BLOCK_SIZE.search(text)):
-            self._block_tokens = whole(size[1])
+        if "block" in text and (stated := _BLOCK_SIZE.search(text)):
+            self._block_tokens = whole(stated[1])
         if tokens := _TOKENS.form.search(text):
-            self._capacity_tokens = whole(tokens[1])
-        elif blocks := _BLOCKS.form.search(text):
-            self._capacity_tokens = whole(blocks[1]) * self._block_tokens
+            self._capacity_tokens, self._blocks = whole(tokens[1]), 0
+        elif blocks := _BLOCKS.form.search(text) or _DEVICE_BLOCKS.form.search(text):
+            self._blocks = whole(blocks[1])
+            size = self._block_tokens or (BLOCK_TOKENS if _BLOCKS.form.search(text) else None)
+            self._capacity_tokens = self._blocks * size if size else None
+        elif self._blocks and not self._block_tokens and (fit := _CONCURRENCY.search(text)):
+            size = settled_block(self._blocks, whole(fit[1]), float(fit[2]))
+            self._capacity_tokens = self._blocks * size if size else self._capacity_tokens
 
     def _iteration(self, number: int, text: str) -> None:
         values = numbers(_ITERATION.search(text))
@@ -216,7 +231,7 @@ def _percent(rate: re.Pattern[str], text: str) -> float:
 
 LOG = EngineLog(
     engine="vLLM",
-    looked_for="'GPU KV cache size: … tokens' and '# GPU blocks: …'",
+    looked_for="'GPU KV cache size: … tokens' and '# GPU blocks: …', of other devices too",
     words=(
         *(
             "GPU KV cache size",
@@ -230,7 +245,7 @@ LOG = EngineLog(
         *("Hybrid KV cache manager", "SpecDecoding metrics", "tensor_parallel", "tensor-parallel"),
         *("Available KV cache memory", "Error: ", "EngineCore failed", "LLM engine ("),
     ),
-    capacities=(_TOKENS, _BLOCKS),
+    capacities=(_TOKENS, _BLOCKS, _DEVICE_BLOCKS),
     limits=(
         (BLOCK, _BLOCK_SIZE),
         (BLOCK, re.compile(r"Setting attention block size to (\d+) tokens")),
@@ -255,10 +270,8 @@ LOG = EngineLog(
     ),
     ended="EngineCore failed to start|Engine core initialization failed",
     hit_rate=_HIT_RATE,
-    concurrency=re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: (\d+(?:\.\d+)?)x"),
-    accepted=re.compile(
-        r"\bDrafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
-    ),
+    concurrency=_CONCURRENCY,
+    accepted=DRAFTED,
     unified=re.compile(r"Hybrid KV cache manager is disabled"),
     block_tokens=BLOCK_TOKENS,
     running=("Avg prompt throughput", "Iteration("),

@@ -20,6 +20,10 @@ class NoSamplesError(ProfileError):
     """A file says nothing of iterations."""
 
 
+class LeftOutError(NoSamplesError):
+    """It says something of iterations, all of which is left out."""
+
+
 class Second(NamedTuple):
     """A row of a series: where its interval ends, tokens per second, requests and KV usage at its end."""
 
@@ -184,7 +188,7 @@ class Collector:
             collected.append(log_of(self.source, self.format, self._requests, left_out))
         if left_out and not collected:
             rows_left = (f"{some.count} rows: {some.reason} (first: line {some.line})" for some in left_out)
-            raise NoSamplesError(self.source, f"no samples of iterations; {'; '.join(rows_left)}")
+            raise LeftOutError(self.source, f"no samples of iterations; {'; '.join(rows_left)}")
         return tuple(collected)
 
     def _refuse_time(self, seconds: float, what: str, line: int) -> None:

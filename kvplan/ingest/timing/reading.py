@@ -18,6 +18,7 @@ from kvplan.ingest.timing.samples import Measured, RequestLog, Samples, Series, 
 
 DRAFTS = names("drafts numspeculativetokens")
 EMITTED = names("meanacceptancelength tokensperiteration")
+_LOGGING = " or ".join(log.engine for log in LOGS if log.statistics is not None)
 _MOST_NAMES, _LONGEST_NAME = 20, 80  # of groups in a message
 
 
@@ -55,7 +56,7 @@ def read_groups(
     grouped: dict[str, list[Found]] = {}
     for path in paths:
         try:
-            for some in _read(path, capacity_tokens, assumed_tokens):
+            for some in _read(path, capacity_tokens, assumed_tokens, lenient=path in may_lack):
                 grouped.setdefault(some.group, []).append(some)
         except NoSamplesError:
             if path not in may_lack:
@@ -106,13 +107,16 @@ def _measured(collected: Sequence[Found]) -> tuple[Measured, ...]:
     return (*measured, *(rebuilt(one, log) for one, log in zip(series, logs, strict=True)))
 
 
-def _read(path: Path, capacity_tokens: int | None, assumed_tokens: int | None) -> tuple[Found, ...]:
-    with lines_of(path) as lines:
+def _read(
+    path: Path, capacity_tokens: int | None, assumed_tokens: int | None, *, lenient: bool = False
+) -> tuple[Found, ...]:
+    """Read a file; an engine prints what it likes, and bytes that are not UTF-8 do a log no harm."""
+    with lines_of(path, errors="replace" if lenient else "strict") as lines:
         try:
             collected = _parsed(lines, lines.source, capacity_tokens, assumed_tokens)
         except csv.Error as error:
             raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None
-    return tuple(replace(some, sha256=lines.sha256) for some in collected)
+    return tuple(replace(some, sha256=lines.sha256, notes=(*some.notes, *lines.notes)) for some in collected)
 
 
 def _parsed(
@@ -124,15 +128,17 @@ def _parsed(
         raise UsageError(f"{source}: empty; a log, a series or a table of iterations is wanted")
     collector = Collector(source, capacity_tokens, assumed_tokens)
     if is_json(first):
-        _add_json(json_records(source, number, first, (line for _, line in numbered)), collector)
-    elif not _add_table(Beginning.of_line(first), numbered, collector):
+        read = _add_json(json_records(source, number, first, (line for _, line in numbered)), collector)
+    else:
+        read = _add_table(Beginning.of_line(first), numbered, collector)
+    if not read:
         _add_log(chain([(number, first)], numbered), collector)
     if collected := collector.collected():
         return collected
     raise NoSamplesError(
         source,
-        "no samples of iterations: neither lines of vLLM's or SGLang's log, nor the result of a benchmark, nor a table "
-        "with kv_tokens and iteration_ms, with concurrency, tpot_ms, input_tokens and output_tokens, or with "
+        f"no samples of iterations: neither lines that {_LOGGING} logs as it runs, nor the result of a benchmark, nor "
+        "a table with kv_tokens and iteration_ms, with concurrency, tpot_ms, input_tokens and output_tokens, or with "
         f"prompt_throughput, gen_throughput, running and kv_cache_pct; the file begins {shown(first)}",
         line=number,
     )
@@ -161,8 +167,8 @@ def _add_table(start: Beginning, numbered: Iterator[tuple[int, str]], collector:
     return True
 
 
-def _add_json(records: Iterable[Record], collector: Collector) -> None:
-    """Add what is in JSON objects, all of the format of the first."""
+def _add_json(records: Iterable[Record], collector: Collector) -> bool:
+    """Add what is in JSON objects, all of the format of the first; False where that is none."""
     reader = None
     for record in records:
         if not record.ended:
@@ -171,9 +177,10 @@ def _add_json(records: Iterable[Record], collector: Collector) -> None:
         if reader is None:
             reader = reader_of(Beginning("", True, list(record.values), record.values))
             if reader is None:
-                return
+                return False
             collector.format = reader.name
         reader.read(record.as_row if reader.columns else record, collector)
+    return True
 
 
 def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:

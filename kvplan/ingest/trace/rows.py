@@ -67,6 +67,7 @@ class TraceFile:
         self.format = ""
         self.sha256 = ""
         self.cut_off = 0
+        self.wrapping_notes: tuple[str, ...] = ()
         self.extras = Extras()
 
     def __iter__(self) -> Iterator[Rows]:
@@ -77,6 +78,7 @@ class TraceFile:
                 message = f"not CSV: {error}; is a quote open?"
                 raise ProfileError(lines.source, message, line=lines.number) from None
         self.sha256 = lines.sha256
+        self.wrapping_notes = lines.notes
 
     def _blocks(self, lines: Lines) -> Iterator[Rows]:
         """Rows as arrays. A row that cannot be read is the end of a file that was cut off, or an error."""

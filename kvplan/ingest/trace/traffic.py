@@ -155,6 +155,7 @@ def _notes(
     if prefixes is None and trace.extras.identities.hashes:
         yield "hash_ids are not as many as the prompts have blocks, of whatever size: they tell nothing"
     yield from pairs.notes()
+    yield from trace.wrapping_notes
 
 
 def _of_description(path: Path, format: str, described: Description) -> Traffic:

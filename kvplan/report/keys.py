@@ -1,12 +1,20 @@
-"""The record of a figure of the report: all that anybody asks about it, and nothing that is computed."""
+"""The keys of the report: a record for each, read from keys.toml, in the order of the contract.
+
+The gate, `kvplan explain`, completion, the columns of a sweep, the tables of a report and its JSON Schema are drawn
+from here. A new key of the report is its computation and its record. Nothing heavy is imported: completion reads this.
+"""
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import tomli
+
+from kvplan.report.words import Basis
 from kvplan.units import (
     ABSENT,
     format_bytes,
@@ -14,12 +22,12 @@ from kvplan.units import (
     format_percent,
     format_rate,
     format_seconds,
+    format_tokens,
 )
 
 Format = Callable[[Any], str]
 
-_BY_KEY = "?"  # a unit that the ending of the key says
-_ENDINGS = (
+_ENDINGS = (  # of a key, with the unit that they say
     ("tokens_per_s", "tokens/s"),
     ("_rps", "requests/s"),
     ("_s", "s"),
@@ -49,8 +57,7 @@ class Warm(NamedTuple):
     inputs: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """A figure of the report.
 
     Attributes
@@ -69,7 +76,8 @@ class Record:
         Name and form of the figure in the tables of text, Markdown and HTML; without a label it is in none, or in one
         of its own. The format follows from the unit where none is given.
     unit
-        Of a number; empty for a ratio and for a count of nothing in particular. By default what the key ends in.
+        Of a number; empty for a ratio and for a count of nothing in particular. In keys.toml by default what the key
+        ends in.
     absent
         Why the value can be null; empty where it never is.
     kind, allowed
@@ -93,7 +101,7 @@ class Record:
     source: str = ""
     label: str = ""
     format: Format | None = None
-    unit: str = _BY_KEY
+    unit: str = ""
     absent: str = ""
     kind: Kind = Kind.NUMBER
     allowed: tuple[str, ...] = ()
@@ -104,14 +112,10 @@ class Record:
     by_class: bool = False
     warm: Warm | None = None
 
-    def __post_init__(self) -> None:
-        if self.unit == _BY_KEY:
-            object.__setattr__(self, "unit", _unit_of(self.key) if self.kind is Kind.NUMBER else "")
-
     @property
     def block(self) -> str:
         """The block of the report that it belongs to."""
-        return self.key.partition(".")[0].removesuffix("[]")
+        return _block_of(self.key)
 
     @property
     def list_key(self) -> str:
@@ -135,7 +139,7 @@ class Record:
 
         Examples
         --------
-        >>> Record("load.offered_rps", "").written(2.5), Record("load.headroom", "", format=percent).written(0.5)
+        >>> CONTRACT["load.offered_rps"].written(2.5), CONTRACT["worst_cycle.loss"].written(0.5)
         ('2.5 requests/s', '50%')
         """
         if value is None:
@@ -152,6 +156,10 @@ class Record:
         if isinstance(value, str):
             return str(value)
         return _FORMATS.get(self.unit, format_number)(value)
+
+
+def _block_of(key: str) -> str:
+    return key.partition(".")[0].removesuffix("[]")
 
 
 def _unit_of(key: str) -> str:
@@ -178,16 +186,6 @@ _FORMATS: dict[str, Format] = {
 }
 
 
-def percent(value: float) -> str:
-    """Write a share."""
-    return format_percent(value)
-
-
-def change(value: float) -> str:
-    """Write a relative change."""
-    return format_percent(value, signed=True)
-
-
 def spectral_radius(radius: float) -> str:
     """Write a spectral radius with the digits that tell it from 1: two of the difference, and at least four.
 
@@ -211,8 +209,7 @@ def probability(value: float) -> str:
     return f"below {_LEAST_PROBABILITY:g}" if value < _LEAST_PROBABILITY else format_number(value, 3)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """A block of the report with the records of its keys, in the order of the contract.
 
     `absent` says why the block as a whole can be null, `nullable` that it can in this version; `has_source`, that
@@ -229,8 +226,104 @@ class Block:
     beside: Sequence[str] = ()
 
 
-def class_name(block: str) -> Record:
-    """Make the record of the names in a list of classes."""
-    return Record(
-        f"{block}.classes[].name", "Name of the class, in the order of the profile.", kind=Kind.TEXT
+# ------------------------------------------------------------------------------------------------ the records
+
+_NAMED_FORMATS: dict[str, Format] = {
+    "percent": format_percent,
+    "change": lambda value: format_percent(value, signed=True),
+    "probability": probability,
+    "short": lambda value: format_number(value, 3),
+    "spectral_radius": spectral_radius,
+    "tokens": format_tokens,
+}
+_WORD = re.compile(r"\{(\w+)\}")
+
+
+def _read() -> dict[str, Block]:
+    """Read all blocks with their records."""
+    tables = tomli.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    words, blocks = tables.pop("words"), tables.pop("blocks")
+    records: dict[str, list[Record]] = {name: [] for name in blocks}
+    for pattern, table in tables.items():
+        name = _block_of(pattern)
+        for key, texts in _entries(pattern, words):
+            records[name].append(_record(key, {**blocks[name].get("each", {}), **table}, texts))
+    return {name: _block(name, table, tuple(records[name]), words) for name, table in blocks.items()}
+
+
+def _entries(pattern: str, words: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the key, or one for each entry of the words that it names, with the words of its texts."""
+    family = _WORD.search(pattern)
+    if family is None:
+        yield pattern, words
+        return
+    for name, word in words[family[1]].items():
+        yield pattern.replace(family[0], name), {**words, family[1]: word}
+
+
+def _record(key: str, table: Mapping[str, Any], words: Mapping[str, Any]) -> Record:
+    fields = {name: _text(value, words) for name, value in table.items()}
+    kind = Kind[fields.pop("kind", "number").upper()]
+    if kind is Kind.NUMBER:
+        fields.setdefault("unit", _unit_of(key))
+    if "format" in fields:
+        template = fields["format"]
+        fields["format"] = _NAMED_FORMATS.get(template) or _filled(template)
+    if "warm" in fields:
+        fields["warm"] = Warm(**{name: _text(value, words) for name, value in fields["warm"].items()})
+    if "allowed" in fields:
+        fields["allowed"] = tuple(fields["allowed"])
+    return Record(key, kind=kind, **fields)
+
+
+def _block(
+    name: str, table: Mapping[str, Any], records: tuple[Record, ...], words: Mapping[str, Any]
+) -> Block:
+    fields = {field: _text(value, words) for field, value in table.items() if field != "each"}
+    return Block(name, records=records, **fields)
+
+
+def _text(value: Any, words: Mapping[str, Any]) -> Any:
+    """Join the lines of a text and put the words in that it names; other values stay."""
+    if not isinstance(value, str):
+        return value
+    if "\n" in value:
+        value = " ".join(value.split())
+    return _WORD.sub(lambda match: _text(words[match[1]], words), value) if "{" in value else value
+
+
+def _filled(template: str) -> Format:
+    return lambda value: template.format(format_number(value))
+
+
+BLOCKS: Mapping[str, Block] = _read()
+CONTRACT: Mapping[str, Record] = {record.key: record for block in BLOCKS.values() for record in block.records}
+BESIDE_CONTRACT = frozenset(
+    ["levers", "actions", "caveat", *(key for block in BLOCKS.values() for key in block.beside)]
+)
+SOURCE_KEYS: Mapping[str, Record] = {
+    record.key: record
+    for block in BLOCKS.values()
+    if block.has_source
+    for record in (
+        Record(f"sources.{block.name}.source", "Where the numbers of the block come from.", kind=Kind.TEXT),
+        Record(f"sources.{block.name}.kind", "How they are known.", kind=Kind.TEXT, allowed=tuple(Basis)),
     )
+}  # what stands below `sources`
+
+
+@cache
+def gateable() -> Mapping[str, Record]:
+    """Find the record of every key that a requirement can be about, entries of lists and pairs as ``[]``.
+
+    Examples
+    --------
+    >>> gateable()["load.headroom"].kind
+    <Kind.NUMBER: 'a number'>
+    """
+    of_their_own = {
+        f"{key}[]" if record.kind is Kind.PAIR else key: record
+        for key, record in CONTRACT.items()
+        if record.kind is not Kind.TABLE
+    }
+    return {**of_their_own, **SOURCE_KEYS}
