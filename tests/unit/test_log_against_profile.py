@@ -79,6 +79,15 @@ def test_requests_that_the_engine_rejects_are_said_and_no_load(
     assert [note[: len(said)] for note in found.notes if "max_model_len" in note] == [said] * bool(said)
 
 
+@every(("version", "said"), [("0.17.1", True), ("0.18.0", False), ("", False)])
+def test_an_old_version_admits_by_the_first_chunk(tmp_path: Path, version: str, said: bool) -> None:
+    log = tmp_path / "serve.log"
+    log.write_text(f"vLLM API server version {version}\n{CAPACITY}")
+    for base, twice in ((BASE, True), (f'{BASE}[engine]\nadmission = "first-chunk"\n', False)):
+        found = gather_files([(None, log)], Asked(), parse_profile(base.encode(), "base.toml"))
+        assert any("first-chunk" in note for note in found.notes) == (said and twice)
+
+
 def test_prefix_caching_follows_the_log(tmp_path: Path) -> None:
     assert not gathered(tmp_path, "'enable_prefix_caching': False").profile.model.replica.prefix_caching
 
