@@ -233,7 +233,8 @@ class _StartUp:
     def settings(self) -> dict[str, str]:
         """What is stated in words; "auto" for what all arguments leave to the engine."""
         default = dict.fromkeys(Setting.OF_TIMES, "auto") if Setting.ARGUMENTS in self.stated else {}
-        return default | {name: self.stated[name] for name in Setting.OF_TIMES if name in self.stated}
+        names = (*Setting.OF_TIMES, Setting.VERSION)
+        return default | {name: self.stated[name] for name in names if name in self.stated}
 
     @property
     def gpus(self) -> int | None:

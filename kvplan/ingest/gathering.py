@@ -17,7 +17,7 @@ import tomli
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits, NoCapacityError, log_part, read_engine_log
-from kvplan.ingest.engines import Setting, setting, vllm
+from kvplan.ingest.engines import Setting, setting, version_of, vllm
 from kvplan.ingest.metrics import ServerMetrics, metrics_parts, read_metrics
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
@@ -49,6 +49,7 @@ from kvplan.units import format_number, format_percent, format_rate, format_seco
 _ENGINES = {"vLLM": EngineName.VLLM, "SGLang": EngineName.SGLANG, "TensorRT-LLM": EngineName.TRTLLM}
 _POOLED = (FileKind.LOG, FileKind.TIMING)
 _LISTED = 8  # classes in a note
+_RESERVES_PROMPTS = (0, 18)  # vLLM's version from which on whole prompts have to fit, or the next
 
 Files = Mapping[FileKind, Sequence[Path]]
 
@@ -442,7 +443,7 @@ class _Gathering:
                 notes=[f"how {name} schedules is not known: as vLLM does, unless --engine names another"]
             )
         if engine is None or engine == self.tables.get("engine", {}).get("name", EngineName.VLLM):
-            return Finding()
+            return Finding(notes=_by_version(self.limits, self.tables) if engine is EngineName.VLLM else ())
         about = ("name: by --engine." if self.asked.engine else "name: whose log was read.",)
         body = table_text("engine", {"name": str(engine)})
         return Finding(Part("engine", about, body, Origin(Knowledge.STATED)))
@@ -504,6 +505,15 @@ def _replica(tables: Mapping[str, Any]) -> Replica | None:
     return profile_tables.Gpu.model_validate(tables["gpu"]).replica if "gpu" in tables else None
 
 
+def _by_version(limits: EngineLimits | None, tables: Mapping[str, Any]) -> list[str]:
+    """Say which admission a version of vLLM has, where the profile says no other than the newest."""
+    version = "" if limits is None else limits.settings.get(Setting.VERSION, "")
+    if not version or version_of(version) >= _RESERVES_PROMPTS or "admission" in tables.get("engine", {}):
+        return []
+    rule = "admits a prompt once its first chunk fits (before pull request 37307 of March 2026)"
+    return [f'vLLM {version} {rule}: [engine] admission = "first-chunk" says so']
+
+
 def _differences(limits: EngineLimits, kept: Profile) -> list[str]:
     """List what a log states and a profile contradicts, on which the time of an iteration hangs."""
     gpus = limits.gpus or (1 if "gpus" in limits.absent else None)
@@ -515,7 +525,7 @@ def _differences(limits: EngineLimits, kept: Profile) -> list[str]:
         pairs.append((name, limits.settings.get(name), other and other[1]))
     source = PurePath(kept.source).name
     return [
-        f"the log has {name} {own}, {source} {other}"
+        f"{name}: {own} in the log, {other} in {source}"
         for name, own, other in pairs
         if own and other and own != other
     ]

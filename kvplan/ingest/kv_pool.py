@@ -103,7 +103,8 @@ def find_grown(
         grown = replace(layout, block_tokens=block)
         pools = find_pools(grown, tokens, length, concurrency, batched_tokens, caches_states=caches_states)
         if pools:
-            return pools
+            more = f"; blocks of {format_tokens(block)} tokens, for states are larger with {drafts} drafts"
+            return [replace(pool, meaning=pool.meaning + more) for pool in pools]
     return []
 
 

@@ -40,6 +40,7 @@ _SERVICE = re.compile(  # docker compose, kubectl --prefix, stern, journald
 class Setting:
     """What else a start says; `OF_TIMES` are those on which the time of an iteration hangs."""
 
+    VERSION = "version"
     LENGTH, DRAFTS, CACHING = "max_model_len", "num_speculative_tokens", "enable_prefix_caching"
     MEMORY = "memory"  # for KV cache, GiB
     ARGUMENTS, UNIFIED = "arguments", "unified"  # the lines that say so
@@ -231,6 +232,12 @@ def service_of(line: str) -> str:
     """
     match = _SERVICE.match(line)
     return next(filter(None, match.groups()), "") if match else ""
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Read the first two numbers of a version."""
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
 
 
 def whole(digits: str) -> int:

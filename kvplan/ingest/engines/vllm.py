@@ -39,6 +39,7 @@ from kvplan.ingest.engines import (
     ranks_of,
     setting,
     settled_block,
+    version_of,
     whole,
     whole_label,
 )
@@ -58,10 +59,8 @@ _DEVICE_BLOCKS = Capacity(
 )
 _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: (\d+(?:\.\d+)?)x")
 _BLOCK_SIZE = argument("block_size")
-_BANNER = r"█[^ ]*  version (?:\x1b\[[\d;]*m)?(?=v?\d)"
-_VERSION = re.compile(
-    rf"(?:(?:API |vLLM )server version |LLM engine \(v|{_BANNER})v?(\d{{1,9}})\.(\d{{1,9}})"
-)
+_BANNER = r"█  version (?=v?\d)"
+_VERSION = re.compile(rf"(?:(?:API |vLLM )server version |LLM engine \(v|{_BANNER})v?(\d{{1,9}}\.\d{{1,9}})")
 _HIT_RATE = re.compile(  # in a line of statistics; V0: in the next one
     r"\bPrefix cache hit rate: (?:GPU: )?(\d+(?:\.\d+)?)%"
 )
@@ -147,7 +146,7 @@ class _Statistics:
         if values := numbers(_USAGE.search(text)):
             self._usage[_rank(text)] = values[0]
         if version := _VERSION.search(text):
-            self._version = int(version[1]), int(version[2])
+            self._version = version_of(version[1])
         self._drafts |= "SpecDecoding metrics" in text
         if "Iteration(" in text:
             self._details = True
@@ -243,7 +242,7 @@ LOG = EngineLog(
         ),
         *("max_num_", "max-num-", "block_size", "block-size", "block size to", "Prefix cache hit rate"),
         *("Hybrid KV cache manager", "SpecDecoding metrics", "tensor_parallel", "tensor-parallel"),
-        *("Available KV cache memory", "Error: ", "EngineCore failed"),
+        *("Available KV cache memory", "Error: ", "EngineCore failed", "LLM engine ("),
     ),
     capacities=(_TOKENS, _BLOCKS, _DEVICE_BLOCKS),
     limits=(
@@ -253,6 +252,7 @@ LOG = EngineLog(
         (BATCHED, argument("max_num_batched_tokens")),
         (TP, argument("tensor_parallel_size")),
         (PP, argument("pipeline_parallel_size")),
+        (Setting.VERSION, _VERSION),
         (Setting.LENGTH, argument("max_seq_len")),
         (Setting.LENGTH, argument("max_model_len")),
         (Setting.DRAFTS, argument("num_speculative_tokens")),
