@@ -30,14 +30,44 @@ class Arrivals(StrEnum):
     CLOSED = "closed"
 
 
+class TimeUnit(StrEnum):
+    """What times of requests are in."""
+
+    NS = "ns"
+    US = "us"
+    MS = "ms"
+    S = "s"
+
+
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """What is asked of a plan."""
+class ModelOptions:
+    """How a model runs, and on what."""
 
     gpu: str | None = None
-    tp: str | None = None
+    gpu_memory: str | None = None
+    gpu_bandwidth: str | None = None
+    gpu_flops: str | None = None
     weights: str | None = None
     kv_dtype: str = "auto"
+    loras: int | None = None
+    lora_rank: int | None = None
+
+    @property
+    def gpu_figures(self) -> dict[str, str | None]:
+        """Figures of a GPU beside its name."""
+        return {"memory": self.gpu_memory, "bandwidth": self.gpu_bandwidth, "flops": self.gpu_flops}
+
+    @property
+    def says_how(self) -> bool:
+        """Tell whether anything is said but the name of a GPU."""
+        return bool(self.weights or self.kv_dtype != "auto" or self.loras or self.lora_rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ModelOptions):
+    """What is asked of a plan."""
+
+    tp: str | None = None
     engine: EngineName = EngineName.VLLM
     rate: float | None = None
     users: int | None = None
@@ -76,19 +106,17 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportOptions:
+class ImportOptions(ModelOptions):
     """What is said beside the files that become a profile."""
 
     model: str | None = None
-    gpu: str | None = None
     engine: EngineName | None = None
     capacity: int | None = None
     tp: int | None = None
-    weights: str | None = None
-    kv_dtype: str = "auto"
     utilization: float = 0.9
     group: str | None = None
     since: Path | None = None
     interval: str | None = None
+    unit: TimeUnit | None = None
     classes: int | None = None
     name: str | None = None

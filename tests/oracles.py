@@ -13,8 +13,6 @@ from itertools import pairwise
 
 import numpy as np
 
-# -- stage weights ----------------------------------------------------------------------------------------------
-
 
 def stage_weights(convention: str, input_tokens: int, decode_tokens: int, page: int = 1) -> list[int]:
     """KV tokens of one request in whole pages, iteration by iteration, as theory §1 and §2 have them."""
@@ -199,9 +197,6 @@ def _primitive(p: Sequence[Fraction | int]) -> list[int]:
     return [c // content for c in whole]
 
 
-# -- the fluid map, layer by layer and row by row ------------------------------------------------------------------
-
-
 @dataclass
 class Layer:
     """What was admitted at one time from one source: requests of each row that are still there."""
@@ -332,9 +327,6 @@ class SlowMap:
             self.layers.append(Layer(0, come))
             admitted = [n + x for n, x in zip(admitted, come, strict=True)]
         return Step(completed, evicted, admitted, returned)
-
-
-# -- queues ------------------------------------------------------------------------------------------------------
 
 
 def stationary_mean_queue(arrivals: float, budget: int, size: int) -> float:

@@ -1,13 +1,15 @@
 """Random sessions of turns, each behind one of the branches of a tree, small enough for slow simulators."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from small_runs import GAPS
+from slow_simulator import SlowResult
+from small_runs import GAPS, Case
 
-from kvplan.simulation.prefixes import Prefixes, Turns
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.requests import Prefixes, Requests, Turns
 
 TURN = st.tuples(
     st.integers(0, 9), st.integers(1, 9), st.sampled_from([0.0, 0.5, 3.0, 11.0])
@@ -74,3 +76,24 @@ class Shape:
 
 
 SHAPES = st.builds(Shape, BRANCHES, SESSIONS, st.none() | st.integers(1, 4))
+
+
+def settings_of(case: Case) -> dict[str, Any]:
+    """Parameters as slow simulators take them: a number each, but for what classes have of their own."""
+    return {key: values if key == "max_new" else values[0] for key, values in case.parameters.items()}
+
+
+def same(fast: Outcome, slow: SlowResult, cache: Any) -> None:
+    """A run does what a slow one does, request by request, and finds what its cache finds."""
+    assert (fast.ending is Ending.LIVELOCK) == slow.livelock
+    assert fast.iterations == slow.iterations
+    assert fast.series.kv_tokens.tolist() == slow.kv_per_iteration
+    assert fast.series.waiting.tolist() == slow.waiting_per_iteration
+    assert fast.evictions.tolist() == slow.evictions
+    assert fast.recomputed_tokens == slow.recomputed_tokens
+    for name in ("arrival_s", "first_token_s", "finish_s"):
+        expected = np.array(getattr(slow, name), dtype=np.float64)
+        np.testing.assert_allclose(getattr(fast, name), expected, rtol=1e-9)
+    assert fast.found.hit_tokens.tolist() == cache.hits
+    assert fast.found.recovered_tokens.tolist() == cache.recovered
+    assert fast.found.cached_tokens.tolist() == cache.cached_per_iteration[: fast.iterations]

@@ -54,7 +54,6 @@ class WithTurns(Vllm):
 
     def bring(self, which: int, after: Request) -> None:
         if which >= 0:
-            assert self.turns is not None
             self.all[which].arrival_s = self.now + float(self.turns.think_s[after.index])
 
     def is_answered(self, request: Request) -> None:
@@ -64,7 +63,6 @@ class WithTurns(Vllm):
     def shed(self) -> None:
         limit = self.params.get("shed_after", math.inf)
         for request in list(self.queue):
-            assert request.arrival_s is not None
             if request.evictions == 0 and self.now - request.arrival_s > limit:
                 self.queue.remove(request)
                 request.gone = True

@@ -89,7 +89,6 @@ class Tree:
 
     def split(self, node: Node, pages: int) -> Node:
         """Put the first pages of a node into one above it."""
-        assert node.parent is not None
         upper = Node(node.parent, node.pages[:pages], next(self.clock))
         upper.locks = node.locks
         node.parent.children[upper.pages[0]] = upper
@@ -116,7 +115,6 @@ class Tree:
         if not leaves:
             return False
         oldest = min(leaves, key=lambda node: node.touched)
-        assert oldest.parent is not None
         del oldest.parent.children[oldest.pages[0]]
         return True
 

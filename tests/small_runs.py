@@ -134,9 +134,6 @@ def agree(name: str, case: Case, fast: Outcome) -> None:
         np.testing.assert_allclose(latency, engine_s + case.request_overhead_s, rtol=1e-9, atol=1e-9)
 
 
-# ------------------------------------------------------------------------------------------------ random runs
-
-
 GAPS = st.sampled_from([0.0, 0.0, 0.0, 0.25, 1.0, 2.7, 30.0])
 ROW = st.tuples(
     st.integers(0, 9), st.integers(1, 9), st.integers(0, CLASSES - 1), GAPS
@@ -235,9 +232,6 @@ def bytes_of(outcome: Outcome) -> list[Any]:
         return (str(value.dtype), value.tobytes()) if isinstance(value, np.ndarray) else value
 
     return [plain(getattr(outcome, f.name)) for f in fields(outcome)]
-
-
-# ------------------------------------------------------------------------------- a policy that nobody shipped
 
 
 @kernel

@@ -1,19 +1,98 @@
-"""Load, equilibrium and saturation of a replica whose prefix cache finds what requests have in common (theory §8).
+"""A replica with a prefix cache as other analyses see it: its equilibrium, the rate of its users, and the cold replica.
 
 What can be sustained is the *guaranteed* rate: whatever has happened before, it is served. The equilibrium is that of a
 warm cache, which can exist beyond it; saturation is where requests in flight fill memory and nothing else is kept.
+
+The rate of a closed population follows from the stay, λ = users/(nτ + think), so that a slower replica is asked less.
+
+A cold cache is as empty as it can be. What is in use all the time is always found: a prompt that enough requests share.
+It takes memory once, and no request holds or computes it, though all read it. Nothing else is sure to be found once
+requests in flight fill memory (theory §8).
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.cache_states import CachedReplica, cached_replica, hit_ratio
 from kvplan.analysis.prefix_cache import full_memory, guaranteed_rates, population_of, prefix_cache
 from kvplan.analysis.records import ClassOccupancy, Equilibrium, Load, Saturation, Sensitivity
-from kvplan.model import ServingModel
+from kvplan.model import Prompt, RequestClass, ServingModel
+from kvplan.model.streams import Stream
+from kvplan.solve import boundary
+
+_TIMES = 64  # iteration times tried for the least that lasts
+_ROUNDING = 1e-9
+
+
+def users_of(model: ServingModel) -> int:
+    """Users of closed populations in the traffic."""
+    return sum(c.sessions.users or 0 for c in model.classes if c.sessions is not None)
+
+
+def with_part_of_users(model: ServingModel, factor: float) -> ServingModel:
+    """Return the model with all rates and users times a factor, users whole and not fewer.
+
+    Rates are as if none waited longer.
+    """
+    classes = []
+    for c in model.classes:
+        sessions = c.sessions
+        if sessions is not None and sessions.users is not None:
+            sessions = replace(sessions, users=max(1, math.ceil(sessions.users * factor * (1 - _ROUNDING))))
+        classes.append(replace(c, rate_rps=c.rate_rps * factor, sessions=sessions))
+    return replace(model, classes=tuple(classes))
+
+
+def with_rates_of_users(model: ServingModel) -> ServingModel:
+    """Return the model with the rates that its users have at the equilibrium of a warm cache.
+
+    Where they do not fit, those that they would have in a full replica if none of them had to wait.
+    """
+    asking = [c.sessions for c in model.classes]
+    if not users_of(model):
+        return model
+    if model.fleet is not None:  # each replica has its part of the users
+        size = model.fleet.size
+        one = with_rates_of_users(replace(with_part_of_users(model, 1 / size), fleet=None))
+        rates_of_all = ((c, size * part.rate_rps) for c, part in zip(model.classes, one.classes, strict=True))
+        return replace(model, classes=tuple(replace(c, rate_rps=rate) for c, rate in rates_of_all))
+    start = cached_replica(model)
+
+    def at(tau: float) -> CachedReplica:
+        """Traffic where iterations take so long."""
+        streams = tuple(
+            stream
+            if one is None or one.users is None
+            else replace(stream, rate_rps=one.users / (stream.stages * tau + one.think.mean_s))
+            for stream, one in zip(start.streams, asking, strict=True)
+        )
+        return replace(start, streams=streams)
+
+    def longer(tau: float) -> float:
+        """Excess of the time that an iteration then takes."""
+        cached, time, none = at(tau), np.array([tau]), np.zeros(1)
+        x = cached.rate_rps * time
+        if cached.memory(x, time, none)[0][0] > cached.replica.capacity_tokens:
+            return np.inf
+        return float(cached.next_seconds(cached.found(x, time, none, none))[0]) - tau
+
+    least = float(start.seconds(np.zeros(1), np.zeros(1))[0])
+    # of the mix that they ask for, whatever else comes
+    most = float(full_memory(at(least)).iteration_time_s[0])
+    tried = np.geomspace(least, most, _TIMES).tolist()
+    after = next((i for i, tau in enumerate(tried) if longer(tau) <= 0), None)
+    tau = most
+    if after is not None:
+        tau = boundary(lambda tau: longer(tau) <= 0, tried[max(after - 1, 0)], tried[after])[1]
+    rates = (stream.rate_rps for stream in at(tau).streams)
+    return replace(
+        model, classes=tuple(replace(c, rate_rps=rate) for c, rate in zip(model.classes, rates, strict=True))
+    )
+
 
 _MORE = 1.1
 
@@ -103,3 +182,67 @@ def saturation(model: ServingModel) -> Saturation:
     full = full_memory(cached_replica(model))
     x, tau = float(full.admissions[0]), float(full.iteration_time_s[0])
     return Saturation(x, tau, x / tau if tau else math.inf)
+
+
+_SURE = 1e-3  # probability that nobody uses it, below which a prompt counts as always in use
+_NOBODY = 1e-12  # share of a class
+
+
+def with_cold_cache(model: ServingModel) -> ServingModel:
+    """Return the model of requests with nothing in common that costs what a full replica costs; itself if it is one.
+
+    What is always found is taken off the prompts and off memory. That it is read stands in the time per sequence, which
+    is exact in the mean. Hits that a measured curve promises make prefill shorter (new, theory §8: M - c, A - λcn, Λ -
+    d2λc for a prompt that all share).
+    """
+    if not model.finds_prefixes:
+        return model
+    if model.hit_curve:
+        missed = 1 - hit_ratio(model.hit_curve, model.replica.capacity_tokens)
+        alone = _strangers(model, [[(1.0, 0)] for _ in model.classes])
+        return replace(alone, timing=replace(model.timing, d2=model.timing.d2 * missed), hit_curve=())
+    cached = cached_replica(model)
+    x = float(full_memory(cached).admissions[0])
+    parts = [
+        list(_parts(c, stream, x * share))
+        for c, stream, share in zip(model.classes, cached.streams, cached.shares, strict=True)
+    ]
+    cold = _strangers(model, parts)
+    if max(c.max_tokens for c in cold.classes) + cold.replica.block_tokens > cold.replica.capacity_tokens:
+        return _strangers(model, [[(1.0, 0)] for _ in parts])
+    read = sum(
+        rate * stream.stages * share * found
+        for rate, stream, own in zip(cached.shares, cached.streams, parts, strict=True)
+        for share, found in own
+    )
+    timing = cold.timing
+    return replace(cold, timing=replace(timing, d3=timing.d3 + timing.d1 * read / cached.stages))
+
+
+def _parts(c: RequestClass, stream: Stream, admissions: float) -> Iterator[tuple[float, int]]:
+    """Shares of a class, at so many admissions an iteration, and the tokens that each always finds."""
+    alone = 1.0
+    for prompt in stream.shared:
+        if math.exp(-admissions * prompt.weight * stream.stages) < _SURE:
+            alone -= prompt.weight
+            yield prompt.weight, prompt.tokens
+    if alone > _NOBODY:
+        yield alone, 0
+
+
+def _strangers(model: ServingModel, parts: list[list[tuple[float, int]]]) -> ServingModel:
+    classes = tuple(_stranger(c, own) for c, own in zip(model.classes, parts, strict=True))
+    pages = sum(found for own in parts for _, found in own)
+    replica = replace(model.replica, memory_tokens=model.replica.memory_tokens - pages)
+    return replace(model, classes=classes, replica=replica)
+
+
+def _stranger(c: RequestClass, parts: list[tuple[float, int]]) -> RequestClass:
+    prompts = tuple(
+        Prompt(kind.tokens - found, kind.share * share) for share, found in parts for kind in c.kinds
+    )
+    mean = round(sum(p.share * p.tokens for p in prompts))
+    own = prompts if len(prompts) > 1 else ()
+    longest = c.max_tokens - min(found for _, found in parts)
+    strange = replace(c, shared=(), reuse=None, sessions=None, input_law=None)
+    return replace(strange, input_tokens=mean, prompts=own, longest=longest)

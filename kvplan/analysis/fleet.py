@@ -6,7 +6,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from kvplan.analysis.population import with_part_of_users
+from kvplan.analysis.cached_equilibrium import with_part_of_users
 from kvplan.analysis.split import (
     ITL,
     Crossing,

@@ -44,6 +44,11 @@ def plan(
     tp: int | str | Iterable[int] | None = None,
     weights: str | Iterable[str] | None = None,
     kv_dtype: str = "auto",
+    gpu_memory: str | None = None,
+    gpu_bandwidth: str | None = None,
+    gpu_flops: str | None = None,
+    loras: int | None = None,
+    lora_rank: int | None = None,
     engine: str = "vllm",
     rate: float | None = None,
     users: int | None = None,
@@ -75,6 +80,10 @@ def plan(
         A model of the catalogue or a config.json, or one or more profiles.
     gpu, tp, weights
         Of a model: GPUs, GPUs that share it, and types of its weights, to be compared.
+    gpu_memory, gpu_bandwidth, gpu_flops
+        Figures of a GPU that the catalogue does not have, such as ``"96GB"``, ``"4TB/s"`` and ``"148TFLOPS"``.
+    loras, lora_rank
+        LoRA adapters that are loaded at once, and their rank.
     rate, users, think
         Requests/s, or users who think for so long between requests; times are numbers of seconds, or have a unit.
     input, output
@@ -225,12 +234,18 @@ def import_files(
     tp: int | None = None,
     weights: str | None = None,
     kv_dtype: str = "auto",
+    gpu_memory: str | None = None,
+    gpu_bandwidth: str | None = None,
+    gpu_flops: str | None = None,
+    loras: int | None = None,
+    lora_rank: int | None = None,
     utilization: float = 0.9,
     base: "Service | None" = None,
     told: "Mapping[str, PathLike] | None" = None,
     group: str | None = None,
     since: "PathLike | None" = None,
     interval: float | str | None = None,
+    unit: str | None = None,
     classes: int | None = None,
     name: str | None = None,
     progress: Callable[[float], None] | None = None,
@@ -242,9 +257,11 @@ def import_files(
     files
         Logs, results, requests, metrics, a config.json, a profile: told apart by content.
     model, gpu
-        To estimate what no file measures.
+        To estimate what no file measures; further arguments on how it runs are those of `plan`.
     told
         Files by what they are, ``log``, ``timing``, ``requests`` and so on, where that is not recognised.
+    unit
+        What times of requests are in, ``s``, ``ms``, ``us`` or ``ns``, where the file does not say.
 
     Returns
     -------

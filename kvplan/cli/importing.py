@@ -19,7 +19,11 @@ _OPTIONS = {
         autocompletion=completion.models,
     ),
     "gpu": option(
-        "--gpu", metavar="NAME", help="GPU of --model, such as H100.", autocompletion=completion.gpus
+        "--gpu",
+        metavar="NAME",
+        help="GPU of --model, such as H100, or a slice of it, H100:3g.40gb. One that kvplan does not know is described "
+        "with --gpu-memory, --gpu-bandwidth and --gpu-flops.",
+        autocompletion=completion.gpus,
     ),
     "engine": option("--engine", help="The engine. Default: the one whose log is read, or vllm."),
     "capacity": option(
@@ -29,13 +33,14 @@ _OPTIONS = {
     "weights": option(
         "--weights", metavar="TYPE", help="Type of the weights, such as fp8. Default: the model's."
     ),
-    "kv_dtype": options.KV_DTYPE,
+    **options.MODEL,
     "utilization": typer.Option(
         "--utilization", help="Share of the GPU's memory that the engine may use; 0.9 is 90%."
     ),
     "group": option("--group", metavar="NAME", help="The replica, or model, where a file has several."),
     "since": option("--since", metavar="FILE", help="Earlier answer of /metrics, to count from there."),
     "interval": option("--interval", metavar="TIME", help='Time that /metrics covers, such as "300 s".'),
+    "unit": option("--unit", help="What times of requests are in, where the file does not say."),
     "classes": option(
         "--classes", min=1, help="So many classes of one decode length. Default: lengths as recorded."
     ),

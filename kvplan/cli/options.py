@@ -39,6 +39,20 @@ KV_DTYPE = typer.Option(
     metavar="TYPE",
     help="Data type of the KV cache, such as fp8; auto is the type of the model.",
 )
+MODEL = {  # how a model runs, by field
+    "gpu_memory": option(
+        "--gpu-memory", metavar="SIZE", help="Memory of a GPU as --gpu names it, such as 96GB."
+    ),
+    "gpu_bandwidth": option(
+        "--gpu-bandwidth", metavar="RATE", help="Bandwidth of its memory, such as 4TB/s."
+    ),
+    "gpu_flops": option(
+        "--gpu-flops", metavar="RATE", help="Its dense 16-bit operations per second, such as 148TFLOPS."
+    ),
+    "kv_dtype": KV_DTYPE,
+    "loras": option("--loras", min=1, max=10_000, help="LoRA adapters that are loaded at once."),
+    "lora_rank": option("--lora-rank", min=1, max=10_000, help="The largest rank of the adapters."),
+}
 SLO = option(
     "--slo",
     metavar="KEY<=VALUE",
@@ -89,13 +103,13 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options_of(record: Any, options: Mapping[str, Any]) -> Iterator[Parameter]:
-    types = get_type_hints(record)
-    for field in fields(record):
-        many = get_origin(types[field.name]) is tuple
-        kind: Any = list[str] | None if many else types[field.name]
+    types, defaults = get_type_hints(record), {field.name: field.default for field in fields(record)}
+    for name, of_field in options.items():
+        many = get_origin(types[name]) is tuple
+        kind: Any = list[str] | None if many else types[name]
         yield Parameter(
-            field.name,
+            name,
             Parameter.KEYWORD_ONLY,
-            default=None if many else field.default,
-            annotation=Annotated[kind, options[field.name]],
+            default=None if many else defaults[name],
+            annotation=Annotated[kind, of_field],
         )

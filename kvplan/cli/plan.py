@@ -14,14 +14,14 @@ from kvplan.errors import ExitCode
 from kvplan.options import PlanOptions
 
 _OPTIONS = {
-    "gpu": option("--gpu", metavar="NAME,...", help="GPUs to compare, such as H100,B200."),
+    "gpu": option("--gpu", metavar="NAME,...", help="GPUs to compare, such as H100,B200 or H100:3g.40gb."),
     "tp": option("--tp", metavar="N,...", help="GPUs that share the model. Default: 1,2,4,8."),
     "weights": option(
         "--weights",
         metavar="TYPE,...",
         help="Types of the weights, such as bf16,fp8. Default: the model's own, and fp8 where the GPU has it.",
     ),
-    "kv_dtype": options.KV_DTYPE,
+    **options.MODEL,
     "engine": typer.Option("--engine", help="The engine."),
     "rate": option("--rate", help="Requests/s of the whole service; of conversations, turns/s."),
     "users": option("--users", help="Users who ask, read the answer, think, and ask again."),

@@ -129,7 +129,8 @@ def simulate(
         point = operating_point(loaded.model, loaded.plan)
         common.write(shown.view(point, loaded), format, output, full=full, plot=plot)
         return
-    from kvplan.show.simulation import interruption, series_csv, view
+    from kvplan.report.study_notes import interruption
+    from kvplan.show.simulation import series_csv, view
     from kvplan.simulation.experiments import study
     from kvplan.simulation.experiments.hindsight_bound import study_bounds
     from kvplan.simulation.experiments.options import chosen, drawn

@@ -15,9 +15,9 @@ from kvplan.report.assembly import Report
 from kvplan.report.verdict import effect, requests_in_memory
 from kvplan.report.words import Status
 from kvplan.simulation.policies import POLICIES, engine_settings
-from kvplan.simulation.policies.parameters import SEQUENCES, SHED_AFTER, TOKENS
+from kvplan.simulation.policies.parameters import SHED_AFTER
+from kvplan.simulation.policies.protocol import SEATS, SEQUENCES, TOKENS
 from kvplan.study.advice import ADMISSION, WATERMARK, Advice
-from kvplan.study.protection import SEATS
 from kvplan.units import format_number, format_seconds
 
 

@@ -15,9 +15,9 @@ from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any
 
+from kvplan.analysis.cached_equilibrium import users_of, with_part_of_users, with_rates_of_users
 from kvplan.analysis.concurrency import engine_max_num_seqs
 from kvplan.analysis.equilibrium import load, load_times
-from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
 from kvplan.analysis.records import Load
 from kvplan.analysis.stability import Stability, stability
 from kvplan.analysis.worst_cycle import CycleKind

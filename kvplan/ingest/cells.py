@@ -5,6 +5,7 @@ keys such as ``metrics.request_latency.mean``; what does not fit is refused with
 """
 
 import csv
+import io
 import json
 import math
 import re
@@ -20,6 +21,9 @@ _MOST = 1e12  # of anything
 _LONGEST = 64_000_000  # characters of a JSON document
 _BEGINS = re.compile(r"\s*(\{|\[\s*(\{|\]|$))")  # a line of a log may begin with a bracket too
 _SPACE = re.compile(r"[ \t\r\n\ufeff]*")
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
+_RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+\s*(:?-+:?)?\s*$")  # below the header of a table in Markdown
+_NOTHING = {"-", "–", "—", "n/a", "N/A"}
 _CUT_OFF = "is the file cut off?"
 
 Names = Mapping[str, float]  # what a value can be called, with the unit it then has
@@ -102,7 +106,12 @@ class Record:
             return default
         seen = self.at(name)
         try:
-            number = math.nan if isinstance(seen, bool) else float(seen)
+            plain = (
+                seen.replace(",", "")
+                if isinstance(seen, str) and _THOUSANDS.fullmatch(seen.strip())
+                else seen
+            )
+            number = math.nan if isinstance(seen, bool) else float(plain)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not 0 <= number <= _MOST:
@@ -167,6 +176,37 @@ def csv_rows(
             cells = next(csv.reader([text], delimiter=delimiter))
             values = dict(zip(plain, cells, strict=False))
             yield Record(source, line, values, written, ended=text.endswith(("\n", "\r")))
+
+
+def markdown_tables(
+    numbered: Iterable[tuple[int, str]],
+) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+    """Yield the tables of a Markdown text as CSV: the header, and the rows with the numbers of their lines.
+
+    Examples
+    --------
+    >>> text = ["Results", "| ISL | TPOT (ms) |", "|----:|:---------:|", "| 1,024 | **24.3** |", ""]
+    >>> list(markdown_tables(enumerate(text, 1)))
+    [('ISL,TPOT (ms)\\r\\n', [(4, '"1,024",24.3\\r\\n')])]
+    """
+    header, rows, before = "", [], ""
+    for line, text in chain(numbered, [(0, "")]):
+        if header and "|" in text:
+            rows.append((line, _as_csv(text)))
+            continue
+        if header:
+            yield header, rows
+            header = ""
+        if "|" in before and "|" in text and _RULE.match(text):
+            header, rows = _as_csv(before), []
+        before = text
+
+
+def _as_csv(text: str) -> str:
+    cells = (re.sub(r"[*`]", "", cell).strip() for cell in text.strip().strip("|").split("|"))
+    row = io.StringIO()
+    csv.writer(row).writerow("" if cell in _NOTHING else cell for cell in cells)
+    return row.getvalue()
 
 
 def json_object(text: str) -> dict[str, Any] | None:

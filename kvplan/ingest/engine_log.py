@@ -1,19 +1,36 @@
 """What an engine says about itself as it starts: its KV capacity, and the limits that come with it.
 
-A log may hold several starts: the last one counts. Within a start every rank may state a capacity: the smallest counts,
-since a request needs its KV on all of them. Data-parallel engines are replicas of their own; of them too the smallest
-is the careful choice. A limit counts only where it belongs to the same start as the capacity.
+A log may hold several services, of which one is chosen, and several starts: the last one counts, and is an error where
+it failed. Within a start every rank may state a capacity: the smallest counts, since a request needs its KV on all of
+them. Data-parallel engines are replicas of their own; of them too the smallest is the careful choice. A limit counts
+only where it belongs to the same start as the capacity.
 """
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.engines import BATCHED, BLOCK, LOGS, PP, SEQS, TP, Capacity, EngineLog, whole
-from kvplan.ingest.kv_pool import Pool, find_pool, most_blocks
+from kvplan.ingest.engines import (
+    BATCHED,
+    BLOCK,
+    LOGS,
+    PP,
+    SEQS,
+    TP,
+    Capacity,
+    EngineLog,
+    Ranks,
+    Setting,
+    ranks_of,
+    service_of,
+    settled_block,
+    whole,
+)
+from kvplan.ingest.kv_pool import Pool, find_grown, find_pools, most_blocks, settled
 from kvplan.ingest.observed import ObservedDrafts, ObservedHits
 from kvplan.ingest.profile_text import Part, kv_tables, replica_part
 from kvplan.ingest.text_file import lines_of
@@ -27,21 +44,19 @@ from kvplan.version import __version__
 _WORDS = tuple(dict.fromkeys(word for log in LOGS for word in log.words))
 _SHORTEST = min(map(len, _WORDS))  # what is shorter says nothing, and there can be millions
 _START = re.compile("|".join(log.start for log in LOGS if log.start))
-_UNIFIED = "unified"  # among the limits: the line that says so
+_FAILURE = re.compile("|".join(log.failures for log in LOGS if log.failures))
+_ENDED = re.compile("|".join(log.ended for log in LOGS if log.ended))
+_ERROR = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception): \S")
+_TRUTH = {"True": True, "False": False}
+_RUNNING = tuple(word for log in LOGS for word in log.running)
 _AFTER = 10  # lines after a capacity that may still tell about it
 _OFF = 0.02  # of the capacity: rounding and half-filled blocks explain less
-_SHOWN = 160  # characters of a statement
+_SHOWN, _REASON = 160, 400  # characters of a statement, and of why a start failed
 _BEFORE_MATCH = 60  # of them before what matters, where a line is longer
 _LISTED = 8  # earlier statements in a note
 
-_RANK = re.compile(
-    r"(?:(?<![A-Za-z])(DP|TP|PP|EP|rank)[ :=]?|(Engine)(?:Core)?[ _](?=\d)|\[\d+,(?=\d+\]<std))(\d+)"
-)
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _FRACTION = re.compile(r"(?<=:\d\d)[.,]\d+")
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-
-_Ranks = tuple[tuple[str, str], ...]  # who writes a line: (("DP", "0"), ("TP", "1"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,44 +80,60 @@ class EngineLimits:
     drafts: ObservedDrafts | None
     notes: tuple[str, ...]
     layout: KvLayout | None = None
-    prefix_caching: bool | None = None  # of states
+    prefix_caching: bool | None = None
     gpus: int | None = None  # that share the model
+    max_model_len: int | None = None
+    settings: Mapping[str, str] = field(
+        default_factory=dict
+    )  # in words, by name; "auto" for an engine's default
+    absent: tuple[str, ...] = ()  # keys of [gpu] that are the engine's defaults
+    service: str = ""
 
 
 class NoCapacityError(UsageError):
-    """A log states no KV capacity."""
+    """A log states no KV capacity, or in blocks of unknown size."""
 
 
-def read_engine_log(path: Path, base: Replica | None = None) -> EngineLimits:
+def read_engine_log(path: Path, base: Replica | None = None, service: str | None = None) -> EngineLimits:
     """Read the last KV capacity that a log states, which may be compressed; bytes that are not UTF-8 do no harm.
 
     Layers of several kinds are those of `base`, without which blocks of a pool cannot be told from what the log says.
+    Of several services in one log, each with a prefix of its own, `service` is the one to read.
 
     Raises
     ------
     NoCapacityError, UsageError
-        The file states no capacity; or cannot be read.
+        The file states no capacity; or cannot be read, or has several services.
     ProfileError
-        The capacity is none at all, or absurd, or contradicts the maximum concurrency; with its line.
+        The last start failed; or its capacity is absurd, or contradicts the maximum concurrency; with its line.
     """
     with lines_of(path, errors="replace") as lines:
-        limits = parse_engine_log(lines, lines.source, base)
-    return replace(limits, sha256=lines.sha256)
+        limits = parse_engine_log(lines, lines.source, base, service)
+    notes = (*limits.notes, *lines.notes)
+    return replace(limits, sha256=lines.sha256, notes=notes)
 
 
-def parse_engine_log(lines: Iterable[str], source: str, base: Replica | None = None) -> EngineLimits:
+def parse_engine_log(
+    lines: Iterable[str], source: str, base: Replica | None = None, service: str | None = None
+) -> EngineLimits:
     """Read the last KV capacity in some lines, which messages call `source`; see `read_engine_log`."""
-    reader, number = _Reader(), 1
+    readers: dict[str, _Reader] = {}
+    number = 1
     for line in lines:
         if len(line) > _SHORTEST and any(word in line for word in _WORDS):
-            reader.line(number, _ESCAPE.sub("", line) if "\x1b" in line else line)
-        number += not line.endswith(
-            "\r"
-        )  # a lone carriage return, of a progress bar, ends no line of an editor
-    if not reader.starts:
+            readers.setdefault(service_of(line), _Reader()).line(number, line)
+        # a lone carriage return, of a progress bar, ends no line of an editor
+        number += not line.endswith("\r")
+    telling = {name: reader for name, reader in readers.items() if reader.starts or reader.failure}
+    if len(telling) > 1 and service not in telling:
+        names = ", ".join(repr(name) if name else "lines without a prefix" for name in telling)
+        raise UsageError(f"{source}: lines of {len(telling)} services; choose one with --group: {names}")
+    if not telling:
         forms = ", ".join(f"{log.engine}'s {log.looked_for}" for log in LOGS)
         raise NoCapacityError(f"{source}: states no KV capacity; looked for {forms}")
-    return _limits(reader.starts, source, base)
+    name = service if service in telling else next(iter(telling))
+    telling[name].refuse_failure(source)
+    return replace(_limits(telling[name], source, base), service=name)
 
 
 def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, int] | None = None) -> Part:
@@ -122,11 +153,20 @@ def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, 
     about = [f"{keys}: stated by {where}", f'"{limits.stated_in}"']
     about += [f"sha256 {limits.sha256}"] if limits.sha256 else []
     about += [f"Note: {note}." for note in limits.notes]
-    known = values.keys() | (base.tables.get("gpu", {}).keys() if base is not None else set())
+    old = base.tables.get("gpu", {}) if base is not None else {}
+    known = {*values, *(key for key in old if key not in limits.absent)}
     if taken := {key: value for key, value in (defaults or {}).items() if key not in known}:
         about.append(f"{', '.join(taken)}: defaults of {limits.engine}.")
-    origin = Origin(Knowledge.MEASURED, PurePath(limits.source).name)
-    return replica_part(base, values | taken, about, origin)
+    if gone := [key for key in limits.absent if key in old and key not in taken]:
+        about.append(f"{', '.join(gone)}: not kept, for this start leaves them to {limits.engine}.")
+    name = PurePath(limits.source).name
+    origin = Origin(Knowledge.MEASURED, name)
+    if settled := [key for key in taken if key != BLOCK]:
+        origin = Origin(
+            Knowledge.ESTIMATED, f"{', '.join(settled)} by default of {limits.engine}; the rest: {name}"
+        )
+    part = replica_part(base, values | taken, about, origin, without=limits.absent)
+    return part._replace(kept=(*part.kept, "kv")) if "kv" in values and "kv" in old else part
 
 
 # -- statements, sorted into starts -----------------------------------------------------------------------------------
@@ -148,14 +188,14 @@ class _Statement:
 
     kind: Capacity
     amount: int
-    ranks: _Ranks
+    ranks: Ranks
     prefix: str
     line: int
     text: str
     concurrency: _Concurrency | None = None
 
     @property
-    def replica(self) -> _Ranks:
+    def replica(self) -> Ranks:
         """Which data-parallel engine says it; empty where there is one."""
         return tuple(rank for rank in self.ranks if rank[0] in ("DP", "Engine"))
 
@@ -166,12 +206,13 @@ class _StartUp:
 
     log: EngineLog
     statements: list[_Statement] = field(default_factory=list)
-    limits: dict[str, int] = field(default_factory=dict)
+    stated: dict[str, str] = field(default_factory=dict)
     hit_rate: tuple[float, int] | None = None  # the last one, percent, and its line
     computed: int = 0  # prompt tokens
     cached: int = 0
     drafted: int = 0  # tokens
     accepted: tuple[float, ...] = ()  # of them by position, times drafted tokens
+    remarks: dict[str, str] = field(default_factory=dict)  # by their text without numbers: the last counts
 
     def includes(self, new: _Statement) -> bool:
         """Tell whether a statement is of another rank or another pool of this start, and not of a later start."""
@@ -183,15 +224,50 @@ class _StartUp:
         repeated = not same or (same[-1].prefix == new.prefix and _CLOCK.search(new.prefix) is not None)
         return repeated and all(s.kind is new.kind for s in others)
 
+    def limit(self, name: str) -> int | None:
+        """Read a number, unless it is beyond all that a profile may say and so limits nothing."""
+        number = whole(self.stated.get(name, "0"))
+        return number if 0 < number <= MAX_MEMORY_TOKENS else None
+
     @property
-    def block_tokens(self) -> int:
-        return self.limits.get(BLOCK, self.log.block_tokens)
+    def settings(self) -> dict[str, str]:
+        """What is stated in words; "auto" for what all arguments leave to the engine."""
+        default = dict.fromkeys(Setting.OF_TIMES, "auto") if Setting.ARGUMENTS in self.stated else {}
+        names = (*Setting.OF_TIMES, Setting.VERSION)
+        return default | {name: self.stated[name] for name in names if name in self.stated}
+
+    @property
+    def gpus(self) -> int | None:
+        parallel = self.limit(TP)
+        return None if parallel is None else parallel * (self.limit(PP) or 1)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Keys of [gpu] that none of all arguments sets."""
+        keys = {SEQS: SEQS, BATCHED: BATCHED, TP: "gpus"} if Setting.ARGUMENTS in self.stated else {}
+        return tuple(key for name, key in keys.items() if name not in self.stated)
+
+    @property
+    def settled_block(self) -> int | None:
+        """The size of blocks by how many requests fit, where no line states it."""
+        if BLOCK in self.stated:
+            return None
+        said = ((s.amount, s.concurrency) for s in self.statements if s.kind.in_blocks and s.concurrency)
+        sizes = (settled_block(amount, some.tokens, some.requests) for amount, some in said)
+        return next(filter(None, sizes), None)
+
+    def block_tokens(self, statement: _Statement) -> int:
+        """Tell the size of its blocks, stated, settled or the engine's default; 0 where there is none of these."""
+        known = self.limit(BLOCK) or self.settled_block
+        return known or (0 if statement.kind.of_any_size else self.log.block_tokens)
 
     def tokens(self, statement: _Statement) -> int:
-        return statement.amount * (self.block_tokens if statement.kind.in_blocks else 1)
+        return statement.amount * (self.block_tokens(statement) if statement.kind.in_blocks else 1)
 
     def telling(self) -> list[_Statement]:
         """Choose the statements that count: totals before pools, and of the pools the last of each rank."""
+        if self.log.largest_pool:
+            return [max(self.statements, key=self.tokens)]
         totals = [s for s in self.statements if not s.kind.of_pool]
         return totals or list({s.ranks: s for s in self.statements}.values())
 
@@ -199,8 +275,11 @@ class _StartUp:
         return min(reversed(self.telling()), key=self.tokens)
 
     def count(self, number: int, text: str) -> None:
-        """Count what a line says of the prefix cache and of drafts."""
+        """Keep what a line says of the prefix cache, of drafts and of other things."""
         log = self.log
+        for form, remark in log.remarks:
+            if said := form.search(text):
+                self.remarks[remark] = remark.format(*(f"{whole(amount):,}" for amount in said.groups()))
         if log.hit_rate and (rate := log.hit_rate.search(text)):
             self.hit_rate = float(rate[1]), number
         if log.computed_and_found and (batch := log.computed_and_found.search(text)):
@@ -236,70 +315,111 @@ class _StartUp:
 
 
 class _Reader:
-    """Sorts statements and limits into starts."""
+    """Sorts statements and settings of one service into starts."""
 
     def __init__(self) -> None:
         self.starts: list[_StartUp] = []
-        self._waiting: dict[tuple[str, str], int] = {}  # limits of the start that comes, by engine and name
-        self._begun = False  # a start, after the last capacity
+        self.failure: tuple[int, int, str] | None = (
+            None  # how telling a line is, its number, and why a start ended
+        )
+        self.begun = 0  # the line of a start, after the last capacity
+        self._start = 0  # that of the last start
+        self._serves = False
+        self._waiting: dict[tuple[str, str], str] = {}  # settings of the start that comes, by engine and name
 
     def line(self, number: int, text: str) -> None:
         if _START.search(text):
-            self._begun = True
+            if not self.begun or self._waiting or self.failure:  # else it is another line of the same start
+                self.begun = self._start = number
+            self._anew()
             self._waiting.clear()
-        limits = _stated_limits(number, text)
+        settings = _settings(number, text)
         statement = _statement(number, text)
         last = self._stated_before(number)
         if statement is not None:
-            self._waiting.update(limits)
+            self._waiting.update(settings)
             self._state(*statement)
-        elif last and last.log.limits_follow and any(engine == last.log.engine for engine, _ in limits):
-            self._give(last, limits)
+        elif last and last.log.limits_follow and any(engine == last.log.engine for engine, _ in settings):
+            self._give(last, settings)
         else:
-            self._waiting.update(limits)
-        if self.starts and not self._begun:
+            self._waiting.update(settings)
+        if self.starts and not self.begun:
             self.starts[-1].count(number, text)
+            self._serves |= any(word in text for word in _RUNNING)
+        if not self._serves:
+            self._fail(number, text)
         last = self._stated_before(number)
         if last and last.log.concurrency and (match := last.log.concurrency.search(text)):
-            ranks, shown = _ranks(text[: match.start()]), _shortened(text, match.start())
+            ranks, shown = ranks_of(text[: match.start()]), _shortened(text, match.start())
             for stated in last.statements:  # engines start side by side, and so do their lines
                 if stated.ranks == ranks:
                     stated.concurrency = _Concurrency(whole(match[1]), float(match[2]), number, shown)
 
+    def refuse_failure(self, source: str) -> None:
+        """Refuse a log whose last start failed: no engine serves as an earlier one did."""
+        if self.failure is None:
+            return
+        _, line, reason = self.failure
+        before = self.starts if self.begun else self.starts[:-1]
+        begun = f", from line {self._start:,} on," if self._start else ""
+        message = f"the last start{begun} failed, so that nothing serves: {reason}"
+        if before and self._start:
+            used = before[-1].chosen()
+            message += (
+                f"; the start before it states {format_tokens(before[-1].tokens(used))} tokens in line {used.line:,}: "
+                f"to read that, head -n {self._start - 1} {source} | kvplan import -"
+            )
+        raise ProfileError(source, message, line=line)
+
+    def _anew(self) -> None:
+        self.failure, self._serves = None, False
+
+    def _fail(self, number: int, text: str) -> None:
+        """Remember the line that tells best why a start ended, the first of several."""
+        match, telling = _FAILURE.search(text), 3
+        if match is None:
+            match, telling = _ENDED.search(text), 1
+        if match is None and self.failure:
+            match, telling = _ERROR.search(text), 2
+        if match is not None and telling > (self.failure or (0,))[0]:
+            self.failure = telling, number, _shortened(text[match.start() :], 0, _REASON)
+
     def _stated_before(self, number: int) -> _StartUp | None:
         """Return the start that stated a capacity in this line or right before it."""
-        if self._begun or not self.starts:
+        if self.begun or not self.starts:
             return None
         last = self.starts[-1]
         return last if number - last.statements[-1].line <= _AFTER else None
 
     def _state(self, log: EngineLog, statement: _Statement) -> None:
-        last = self.starts[-1] if self.starts and not self._begun else None
+        last = self.starts[-1] if self.starts and not self.begun else None
         if last is None or last.log is not log or not last.includes(statement):
             self.starts.append(_StartUp(log))
-        self._begun = False
+            self._anew()
+            self._start = self._start if self.begun else 0
+        self.begun = 0
         self.starts[-1].statements.append(statement)
         self._give(self.starts[-1], self._waiting)
         self._waiting = {key: value for key, value in self._waiting.items() if key[0] != log.engine}
 
     @staticmethod
-    def _give(start: _StartUp, limits: dict[tuple[str, str], int]) -> None:
-        own = {name: value for (of, name), value in limits.items() if of == start.log.engine and value}
-        start.limits.update(own)
+    def _give(start: _StartUp, settings: dict[tuple[str, str], str]) -> None:
+        start.stated.update({name: value for (of, name), value in settings.items() if of == start.log.engine})
 
 
-def _stated_limits(number: int, text: str) -> dict[tuple[str, str], int]:
-    """Read the limits that a line states, by engine and name."""
-    limits = {
-        (log.engine, name): limit
+def _settings(number: int, text: str) -> dict[tuple[str, str], str]:
+    """Read the settings that a line states, by engine and name."""
+    settings = {
+        (log.engine, name): match[1]
         for log in LOGS
         for name, form in log.limits
-        # one beyond all that a profile may say limits nothing
-        if (match := form.search(text)) and (limit := whole(match[1])) <= MAX_MEMORY_TOKENS
+        if (match := form.search(text))
     }
-    return limits | {
-        (log.engine, _UNIFIED): number for log in LOGS if log.unified and log.unified.search(text)
-    }
+    for log in LOGS:
+        for name, said in ((Setting.UNIFIED, log.unified), (Setting.ARGUMENTS, log.arguments)):
+            if said and said.search(text):
+                settings[log.engine, name] = str(number)
+    return settings
 
 
 def _statement(number: int, text: str) -> tuple[EngineLog, _Statement] | None:
@@ -311,66 +431,80 @@ def _statement(number: int, text: str) -> tuple[EngineLog, _Statement] | None:
             if match := kind.form.search(text):
                 before, shown = text[: match.start()], _shortened(text, match.start())
                 prefix = _FRACTION.sub("", before)
-                return log, _Statement(kind, whole(match[1]), _ranks(before), prefix, number, shown)
+                amount = math.prod(map(whole, match.groups()))
+                return log, _Statement(kind, amount, ranks_of(before), prefix, number, shown)
     return None
 
 
-def _ranks(prefix: str) -> _Ranks:
-    """Tell who writes a line: ``(EngineCore_DP0 pid=7)`` is (("DP", "0"),)."""
-    return tuple((m[1] or m[2] or "rank", m[3]) for m in _RANK.finditer(prefix))
-
-
-def _shortened(text: str, place: int) -> str:
+def _shortened(text: str, place: int, most: int = _SHOWN) -> str:
     """Keep of a line the part about what matters, without what cannot be printed."""
-    start = 0 if len(text) <= _SHOWN else max(0, place - _BEFORE_MATCH)
-    part = text[start : start + _SHOWN]
+    start = 0 if len(text) <= most else max(0, place - _BEFORE_MATCH)
+    part = text[start : start + most]
     plain = " ".join("".join(c if c.isprintable() else " " for c in part).split())
-    return f"{'…' if start else ''}{plain}{'…' if len(text.rstrip()) > start + _SHOWN else ''}"
+    return f"{'…' if start else ''}{plain}{'…' if len(text.rstrip()) > start + most else ''}"
 
 
 # -- what the last start says -----------------------------------------------------------------------------------------
 
 
-def _limits(starts: list[_StartUp], source: str, base: Replica | None) -> EngineLimits:
-    start = starts[-1]
-    used, limits = start.chosen(), start.limits
+def _limits(reader: _Reader, source: str, base: Replica | None) -> EngineLimits:
+    start = reader.starts[-1]
+    used = start.chosen()
     memory = start.tokens(used)
+    if used.kind.in_blocks and used.amount > 0 and not memory:
+        raise NoCapacityError(
+            f"{source}:{used.line}: blocks of unknown size: neither block_size before nor the maximum concurrency "
+            f"behind tells it; keep these lines, or give --capacity: {used.text}"
+        )
     if not 0 < memory <= MAX_MEMORY_TOKENS:
         seen = f"a KV capacity of {format_tokens(memory)} tokens" if memory <= 0 else "an absurd KV capacity"
         message = f"{seen}; must be at least 1 and at most {format_tokens(MAX_MEMORY_TOKENS)}: {used.text}"
         raise ProfileError(source, message, line=used.line)
-    pool = _pool(start, used, source, base)
-    block = start.block_tokens if used.kind.in_blocks else limits.get(BLOCK)
+    pools = _pools(start, used, source, base)
+    pool = pools[0] if pools else None
+    block = start.block_tokens(used) if used.kind.in_blocks else start.limit(BLOCK)
+    caching = _TRUTH.get(start.stated.get(Setting.CACHING, ""))
     return EngineLimits(
         source=source,
         engine=start.log.engine,
         memory_tokens=pool.blocks * pool.layout.block_tokens if pool else memory,
         block_tokens=pool.layout.block_tokens if pool else block,
-        max_num_seqs=limits.get(SEQS),
-        max_num_batched_tokens=limits.get(BATCHED),
+        max_num_seqs=start.limit(SEQS),
+        max_num_batched_tokens=start.limit(BATCHED),
         line=used.line,
         stated_in=used.text,
         sha256="",
         hits=start.hits,
         drafts=start.drafts,
-        notes=tuple(_notes(starts, used, pool)),
+        notes=tuple(_notes(reader, used, pools)),
         layout=pool.layout if pool else None,
-        prefix_caching=pool.caches_states if pool else None,
-        gpus=limits[TP] * limits.get(PP, 1) if TP in limits else None,
+        prefix_caching=caching if pool is None or pool.caches_states is None else pool.caches_states,
+        gpus=start.gpus,
+        max_model_len=start.limit(Setting.LENGTH) or (used.concurrency.tokens if used.concurrency else None),
+        settings=start.settings,
+        absent=start.absent,
     )
 
 
-def _pool(start: _StartUp, used: _Statement, source: str, base: Replica | None) -> Pool | None:
-    """Find the pool that layers of several kinds share; None where there is one kind, or all are kept like it."""
-    if base is None or base.layout is None or _UNIFIED in start.limits:
-        return None
+def _pools(start: _StartUp, used: _Statement, source: str, base: Replica | None) -> list[Pool]:
+    """Find the pools that layers of several kinds can share; none where there is one kind, or all are kept like it."""
+    if base is None or base.layout is None or Setting.UNIFIED in start.stated:
+        return []
     if start.log.concurrency is None:
         message = f"{start.log.engine} has no pool that layers of several kinds share, as [[gpu.kv]] of the base has"
         raise ProfileError(source, f"{message}: {used.text}", line=used.line)
-    least = least_block_tokens(base.layout.layers)
-    layout = replace(base.layout, block_tokens=max(start.limits.get(BLOCK, base.layout.block_tokens), least))
+    cached = base.prefix_caching and base.layout.has_states
+    layout = replace(
+        base.layout,
+        block_tokens=max(
+            start.limit(BLOCK) or base.layout.block_tokens, least_block_tokens(base.layout.layers)
+        ),
+    )
+    drafts = start.limit(Setting.DRAFTS) or 0
+    if drafts or Setting.ARGUMENTS in start.stated:
+        layout = replace(layout, state_blocks=1 + cached + drafts)
     if used.kind.in_blocks:
-        return Pool(used.amount, layout, f"{format_tokens(used.amount)} blocks are those of the pool")
+        return [Pool(used.amount, layout, f"{format_tokens(used.amount)} blocks are those of the pool")]
     said = used.concurrency
     if said is None:
         raise ProfileError(
@@ -379,11 +513,14 @@ def _pool(start: _StartUp, used: _Statement, source: str, base: Replica | None) 
             f"{used.text}",
             line=used.line,
         )
-    batched = start.limits.get(BATCHED) or base.max_num_batched_tokens or said.tokens
-    cached = base.prefix_caching and layout.has_states
-    pool = find_pool(layout, used.amount, said.tokens, said.requests, batched, caches_states=cached)
-    if pool is not None:
-        return pool
+    batched = start.limit(BATCHED) or base.max_num_batched_tokens or said.tokens
+    stated = used.amount, said.tokens, said.requests, batched
+    pools = find_pools(layout, *stated, caches_states=cached)
+    if not pools and layout.has_states:
+        pools = find_grown(layout, *stated, drafts=drafts, caches_states=cached)
+    if pools:
+        memory, caching = start.stated.get(Setting.MEMORY), _TRUTH.get(start.stated.get(Setting.CACHING, ""))
+        return settled(pools, None if memory is None else float(memory), caching)
     most = most_blocks(layout, said.tokens, batched)
     groups = sum(group.copies for group in layout.groups)
     raise ProfileError(
@@ -395,21 +532,37 @@ def _pool(start: _StartUp, used: _Statement, source: str, base: Replica | None) 
     )
 
 
-def _notes(starts: list[_StartUp], used: _Statement, pool: Pool | None) -> Iterator[str]:
-    start = starts[-1]
+def _notes(reader: _Reader, used: _Statement, pools: Sequence[Pool]) -> Iterator[str]:
+    starts = reader.starts
+    start, pool = starts[-1], pools[0] if pools else None
+    if reader.begun:
+        yield f"a later start, from line {reader.begun:,} on, states no KV capacity"
     if pool is not None:
         yield f"{format_tokens(pool.blocks)} blocks: {pool.meaning}"
         if pool.caches_states is not None:
             cached = "on" if pool.caches_states else "off"
             yield f"prefix caching of states is {cached}, by the blocks that a request takes"
-    elif _UNIFIED in start.limits:
-        yield (
-            f"the hybrid KV cache manager is disabled (line {start.limits[_UNIFIED]:,}): every layer keeps every "
-            "token, windows and chunks too"
+    elif Setting.UNIFIED in start.stated:
+        line = int(start.stated[Setting.UNIFIED])
+        every = "every layer keeps every token, windows and chunks too"
+        yield f"the hybrid KV cache manager is disabled (line {line:,}): {every}"
+    if len(pools) > 1:
+        others = "; ".join(
+            f"{format_tokens(other.blocks)} blocks, {other.meaning}, prefix caching "
+            f"{'on' if other.caches_states else 'off'}"
+            for other in pools[1:]
         )
-    if used.kind.in_blocks and BLOCK not in start.limits:
-        size = f"{start.log.engine}'s default of {start.block_tokens} tokens"
-        yield f"the log states no block size; {size} is assumed"
+        yield (
+            f"{len(pools)} readings fit the two lines, the other: {others}; a line with enable_prefix_caching or the "
+            "available KV cache memory would settle it"
+        )
+    if used.kind.in_blocks and BLOCK not in start.stated:
+        if start.settled_block:
+            yield f"blocks have {start.settled_block} tokens, by the maximum concurrency that the log states"
+        else:
+            size = f"{start.log.engine}'s default of {start.block_tokens(used)} tokens"
+            yield f"the log states no block size; {size} is assumed"
+    yield from start.remarks.values()
     if len(starts) > 1:
         before = [(start.tokens(s), s.line) for start in starts[:-1] for s in [start.chosen()]]
         listed = [f"{format_tokens(tokens)} tokens in line {line:,}" for tokens, line in before[-_LISTED:]]

@@ -4,10 +4,11 @@ A part is measured, else of a profile among the files, else estimated from a mod
 is absent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import starmap
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -16,21 +17,22 @@ import tomli
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits, NoCapacityError, log_part, read_engine_log
-from kvplan.ingest.engines import vllm
+from kvplan.ingest.engines import Setting, setting, version_of, vllm
 from kvplan.ingest.metrics import ServerMetrics, metrics_parts, read_metrics
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus, vllm_limits
 from kvplan.ingest.model.roofline import Roofline, roofline
-from kvplan.ingest.model.shape import ModelShape
+from kvplan.ingest.model.shape import ModelShape, with_adapters
 from kvplan.ingest.model.text import estimate_part, roofline_part
 from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, composed, replica_part, table_text
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
+from kvplan.ingest.timing.collector import LeftOutError
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
-from kvplan.ingest.timing.fit import NOTHING, Prior, fit_measured, of_measured
-from kvplan.ingest.timing.reading import listed, read_groups
+from kvplan.ingest.timing.fit import Prior, fit_measured, of_measured
+from kvplan.ingest.timing.reading import listed, read_groups, read_samples
 from kvplan.ingest.timing.samples import Measured, Samples
 from kvplan.ingest.timing.text import accuracy, notes, timing_part
 from kvplan.ingest.trace import fit as trace_fit
@@ -46,6 +48,8 @@ from kvplan.units import format_number, format_percent, format_rate, format_seco
 
 _ENGINES = {"vLLM": EngineName.VLLM, "SGLang": EngineName.SGLANG, "TensorRT-LLM": EngineName.TRTLLM}
 _POOLED = (FileKind.LOG, FileKind.TIMING)
+_LISTED = 8  # classes in a note
+_RESERVES_PROMPTS = (0, 18)  # vLLM's version from which on whole prompts have to fit, or the next
 
 Files = Mapping[FileKind, Sequence[Path]]
 
@@ -158,6 +162,8 @@ class _Gathering:
     def gathered(self) -> Gathered:
         findings = [self.replica, self.timing, self._drafts(), self._engine()]
         if self._of(FileKind.LOG) and self.limits is None and self.timing.part is None:
+            for note in self.timing.notes:
+                raise UsageError(note)
             read_engine_log(self._of(FileKind.LOG)[0])  # which says what was looked for
         findings.append(self._traffic([finding.part for finding in findings if finding.part]))
         parts = [finding.part for finding in findings if finding.part]
@@ -189,6 +195,11 @@ class _Gathering:
     def _of(self, kind: FileKind) -> Sequence[Path]:
         return self.files.get(kind, ())
 
+    @property
+    def _only_requests(self) -> bool:
+        """Whether --group can mean nothing but a model of the requests."""
+        return self.files.keys() <= {FileKind.REQUESTS, FileKind.MODEL, FileKind.PROFILE}
+
     # ------------------------------------------------------------------------------------------ replica
 
     @cached_property
@@ -199,14 +210,14 @@ class _Gathering:
         if estimate is not None and estimate.memory is not None and estimate.memory.is_mixed:
             part = estimate_part(estimate.memory, estimate.shape, estimate.gpu, None, limits={})
             like = _replica(tomli.loads(part.body))
-        return self._stated(like)
+        return self._stated(like and like.with_states(self.tables.get("speculative", {}).get("tokens", 0)))
 
     def _stated(self, like: Replica | None) -> EngineLimits | None:
         """Choose the least capacity of several logs, which must be alike otherwise."""
         stated = []
         for log in self._of(FileKind.LOG):
             with suppress(NoCapacityError):  # it may have statistics
-                stated.append(read_engine_log(log, like))
+                stated.append(read_engine_log(log, like, self.asked.group))
         if (
             len({(some.engine, some.gpus, some.max_num_seqs, some.max_num_batched_tokens) for some in stated})
             > 1
@@ -228,11 +239,15 @@ class _Gathering:
     @cached_property
     def estimate(self) -> _Estimate | None:
         asked, logs = self.asked, self._of(FileKind.LOG)
+        if asked.gpu is None and any(asked.gpu_figures.values()):
+            raise UsageError(
+                "--gpu-memory, --gpu-bandwidth and --gpu-flops describe the GPU that --gpu names"
+            )
         model: str | Path | None = next(iter(self._of(FileKind.MODEL)), asked.model)
         if model is None:
-            if (asked.gpu and not logs) or asked.weights or asked.kv_dtype != "auto":
+            if (asked.gpu and not logs) or asked.says_how:
                 raise UsageError(
-                    "--gpu, --weights and --kv-dtype say how a model runs: --model M, or its config.json"
+                    "--gpu, --weights, --kv-dtype and --loras say how a model runs: --model M, or its config.json"
                 )
             return None
         if asked.model not in (None, model):
@@ -240,7 +255,9 @@ class _Gathering:
         if asked.gpu is None:
             known = ", ".join(gpu.name for gpu in gpus())
             raise UsageError(f"--gpu is missing: which GPU? Known are {known}")
-        shape, gpu = read_model(model), find_gpu(asked.gpu)
+        gpu = find_gpu(asked.gpu, **asked.gpu_figures)
+        shape = with_adapters(read_model(model), asked.loras, asked.lora_rank)
+        shape = replace(shape, drafts=self.tables.get("speculative", {}).get("tokens", 0))
         stated = self._stated(None) if logs and asked.tp is None else None
         tensor_parallel = asked.tp or (stated.gpus if stated else None) or 1
         how: dict[str, Any] = {
@@ -263,8 +280,12 @@ class _Gathering:
             *(self.asked, self.kept, self.limits),
             *(self.metrics, self.estimate),
         )
-        engine = asked.engine or _ENGINES.get(limits.engine if limits else "", EngineName.VLLM)
-        own = vllm_limits(find_gpu(asked.gpu)) if asked.gpu and engine is EngineName.VLLM else {}
+        engine = asked.engine or (_ENGINES.get(limits.engine) if limits else EngineName.VLLM)
+        own = (
+            vllm_limits(find_gpu(asked.gpu, **asked.gpu_figures))
+            if asked.gpu and engine is EngineName.VLLM
+            else {}
+        )
         said: tuple[str, ...] = ()
         if limits is not None:
             blocks = {"block_tokens": vllm.BLOCK_TOKENS} if engine is EngineName.VLLM else {}
@@ -298,29 +319,52 @@ class _Gathering:
     def timing(self) -> Finding:
         """The table [timing]: fitted, to iterations before loads, or estimated."""
         measured, estimate = self._measured(), self.estimate
-        if measured.part is not None or estimate is None or "timing" in self.settled:
+        if measured.part is not None:
             return measured
+        if estimate is None or "timing" in self.settled:
+            return self._of_another_service(measured)
         part = roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.tensor_parallel)
         low, high = map(format_number, estimate.speed.band)
         figures = f"{_constants(estimate.speed.timing)}; {low} to {high} times that"
         notes = (*measured.notes, *estimate.shape.notes, *estimate.speed.notes)
         return Finding(part, Given(estimate.name, "estimate", "timing", figures), notes)
 
+    def _of_another_service(self, finding: Finding) -> Finding:
+        """Demote the timing of a base whose service is not that of the log."""
+        limits, kept = self.limits, self.kept
+        if limits is None or kept is None or "timing" not in self.tables:
+            return finding
+        if not (differences := _differences(limits, kept)):
+            return finding
+        said = "; ".join(differences)
+        origin = Origin(Knowledge.ASSUMED, f"{said}; {kept.provenance.timing.source}".removesuffix("; "))
+        about = (f"Kept from {kept.source}, though it is of another service: {said}.",)
+        part = Part("timing", about, table_text("timing", self.tables["timing"]), origin)
+        note = f"[timing] is assumed, for it is not of the service of the log: {said}"
+        return finding._replace(part=part, notes=(*finding.notes, note))
+
     def _measured(self) -> Finding:
         results, logs = self._of(FileKind.TIMING), self._of(FileKind.LOG)
-        timed = [path for path in self._of(FileKind.REQUESTS) if carries_times(path)]
+        whose = self.asked.group if self._only_requests else None
+        timed = [path for path in self._of(FileKind.REQUESTS) if whose is None and carries_times(path)]
         if not (paths := [*results, *logs, *timed]):
             return Finding()
         estimated = self.replica.given is not None and self.replica.given.kind == "estimate"
         known = None if estimated else self._fitted_on
-        groups = read_groups(
-            paths,
-            capacity_tokens=self.asked.capacity,
-            assumed_tokens=None if known is None else known.memory_tokens,
-            group=None if FileKind.METRICS in self.files and not results else self.asked.group,
-            may_lack=[*logs, *timed],
-        )
-        refusals: list[UsageError] = []
+        try:
+            groups = read_groups(
+                paths,
+                capacity_tokens=self.asked.capacity,
+                assumed_tokens=None if known is None else known.memory_tokens,
+                group=None if FileKind.METRICS in self.files and not results else self.asked.group,
+                may_lack=[*logs, *timed],
+                told=[self.limits.service] if logs and self.limits is not None else (),
+            )
+        except UsageError as error:
+            if results or logs:
+                raise
+            return Finding(notes=[f"no timing: {error}"])  # requests are traffic all the same
+        refusals: list[UsageError] = [] if groups else list(_left_out([*logs, *timed]))
         for measured in _candidates(groups, paths[0]):
             try:
                 fitted = self._fitted(measured)
@@ -350,13 +394,13 @@ class _Gathering:
         fit = fit_measured(
             measured,
             prior.timing,
-            believed=prior is not NOTHING,
             replica=self._fitted_on,
             capacity_tokens=self.asked.capacity,
             progress=self.asked.progress,
             announce=self.asked.announce,
         )
-        said = [accuracy(fit), *notes(fit, measured, prior)]
+        own = [f"{some.source}: {note}" for some in measured for note in some.notes]
+        said = [accuracy(fit), *own, *notes(fit, measured, prior)]
         if "speculative" in self.tables:
             said.append("what is measured is taken to be without the drafts of the base")
         sources = list(dict.fromkeys(some.source for some in measured))
@@ -393,21 +437,49 @@ class _Gathering:
     def _engine(self) -> Finding:
         """Write the table [engine], where it is another than the base's."""
         engine = self.asked.engine or (self.limits and _ENGINES.get(self.limits.engine))
+        if engine is None and self.limits is not None:
+            name = self.limits.engine
+            return Finding(
+                notes=[f"how {name} schedules is not known: as vLLM does, unless --engine names another"]
+            )
         if engine is None or engine == self.tables.get("engine", {}).get("name", EngineName.VLLM):
-            return Finding()
+            return Finding(notes=_by_version(self.limits, self.tables) if engine is EngineName.VLLM else ())
         about = ("name: by --engine." if self.asked.engine else "name: whose log was read.",)
         body = table_text("engine", {"name": str(engine)})
         return Finding(Part("engine", about, body, Origin(Knowledge.STATED)))
 
     def _traffic(self, parts: Sequence[Part]) -> Finding:
+        """Write the tables of classes, and say which requests the engine of the log rejects."""
+        finding = self._requests(parts)
+        most = None if self.limits is None else self.limits.max_model_len
+        body = {name: self.tables[name] for name in TRAFFIC_TABLES if name in self.tables}
+        if finding.part is not None:
+            body = tomli.loads(finding.part.body)
+        if most is None or "classes" not in body:
+            return finding
+        before = body["classes"]
+        said = _served(body, most)
+        if body["classes"] is not before:
+            about, text = [f"{note}." for note in said], "\n\n".join(starmap(table_text, body.items()))
+            part = finding.part or Part(
+                "classes", (), "", self.kept.provenance.workload if self.kept else Origin()
+            )
+            finding = finding._replace(part=part._replace(about=(*part.about, *about), body=text))
+        return finding._replace(notes=(*finding.notes, *said))
+
+    def _requests(self, parts: Sequence[Part]) -> Finding:
         """Write the tables of classes: of requests, else of a server's histograms."""
         for path in self._of(FileKind.REQUESTS):
-            traffic, few = measure(path), self.asked.classes
+            few, chosen = self.asked.classes, self.asked.group if self._only_requests else None
+            traffic = measure(path, self.asked.unit, chosen)
+            reference = (
+                None if self.asked.unit or chosen else self.asked.reference
+            )  # read again it would lack them
             classes = trace_fit.binned(traffic) if few is None else trace_fit.compact(traffic, few)
             provisional = [*parts, classes_part(classes, (), Origin(Knowledge.MEASURED))]
             like = composed(self.kept, provisional, source=str(path), name="so far").known
             change = None if few is None else trace_fit.distortion(traffic, classes, like or trace_fit.SLOTS)
-            part = traffic_part(traffic, classes, like, distortion=change, reference=self.asked.reference)
+            part = traffic_part(traffic, classes, like, distortion=change, reference=reference)
             said = list(traffic.notes)
             if traffic.prefixes is not None:
                 said.append(hit_note(traffic.prefixes, None if like is None else like.replica.memory_tokens))
@@ -433,9 +505,75 @@ def _replica(tables: Mapping[str, Any]) -> Replica | None:
     return profile_tables.Gpu.model_validate(tables["gpu"]).replica if "gpu" in tables else None
 
 
+def _by_version(limits: EngineLimits | None, tables: Mapping[str, Any]) -> list[str]:
+    """Say which admission a version of vLLM has, where the profile says no other than the newest."""
+    version = "" if limits is None else limits.settings.get(Setting.VERSION, "")
+    if not version or version_of(version) >= _RESERVES_PROMPTS or "admission" in tables.get("engine", {}):
+        return []
+    rule = "admits a prompt once its first chunk fits (before pull request 37307 of March 2026)"
+    return [f'vLLM {version} {rule}: [engine] admission = "first-chunk" says so']
+
+
+def _differences(limits: EngineLimits, kept: Profile) -> list[str]:
+    """List what a log states and a profile contradicts, on which the time of an iteration hangs."""
+    gpus = limits.gpus or (1 if "gpus" in limits.absent else None)
+    was = kept.tables["gpu"].get("gpus", 1) if "gpu" in kept.tables else None
+    pairs: list[tuple[str, Any, Any]] = [("GPUs", gpus, was)]
+    before = f"{kept.provenance.timing.source} {kept.provenance.gpu.source}"
+    for name in Setting.OF_TIMES:
+        other = setting(name).search(before)
+        pairs.append((name, limits.settings.get(name), other and other[1]))
+    source = PurePath(kept.source).name
+    return [
+        f"{name}: {own} in the log, {other} in {source}"
+        for name, own, other in pairs
+        if own and other and own != other
+    ]
+
+
+def _served(tables: dict[str, Any], most: int) -> list[str]:
+    """Say which requests an engine rejects that takes up to `most` tokens; classes of such alone get the rate 0."""
+    classes = schema.check({"schema": 1, "name": "traffic", **tables}).classes or []
+    longer = [
+        float(
+            c.inputs.probabilities
+            @ (c.inputs.values[:, None] + c.outputs.values > most)
+            @ c.outputs.probabilities
+        )
+        for c in classes
+    ]
+    weights = [float(c.rate or c.share or 0) for c in classes]
+    share = sum(w * over for w, over in zip(weights, longer, strict=True)) / (sum(weights) or 1)
+    if share <= 0:
+        return []
+    names = [c.name for c, over in zip(classes, longer, strict=True) if over > 0]
+    said = f"{', '.join(names[:_LISTED])}{', …' if len(names) > _LISTED else ''}"
+    limit = f"max_model_len, {format_tokens(most)} tokens"
+    said = (
+        f"{format_percent(share)} of the requests ({said}) are longer than {limit}: the engine rejects them"
+    )
+    rejected = [i for i, over in enumerate(longer) if over > 1 - 1e-9]
+    if "workload" in tables or not 0 < len(rejected) < len(classes):
+        return [f"{said}, and their load should not count; take them out"]
+    tables["classes"] = [c | ({"rate": 0} if i in rejected else {}) for i, c in enumerate(tables["classes"])]
+    rest = f", and of {len(names) - len(rejected)} more classes in part" if len(names) > len(rejected) else ""
+    return [f"{said}, and the rates of {len(rejected)} classes are 0{rest}"]
+
+
 def _constants(timing: Timing) -> str:
     names = [name for name in ("d0", "d1", "d2", "d3", "d4", "d5") if getattr(timing, name) > 0]
     return ", ".join(f"{name} {format_seconds(getattr(timing, name))}" for name in names)
+
+
+def _left_out(paths: Iterable[Path]) -> Iterator[UsageError]:
+    """Yield why iterations in some files give no samples."""
+    for path in paths:
+        try:
+            read_samples(path)
+        except LeftOutError as error:
+            yield error
+        except UsageError:
+            pass
 
 
 def _candidates(groups: Iterable[Sequence[Measured]], path: Path) -> list[Sequence[Measured]]:

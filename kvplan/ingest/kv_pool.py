@@ -5,11 +5,14 @@ versions the maximum concurrency times ``max_model_len``. ``Maximum concurrency 
 blocks that a request can hold. Both together tell N and the meaning (theory §10).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvplan.model.kv_layout import Attention, Group, KvLayout
+from kvplan.model.kv_layout import LEAST_BLOCK, Attention, Group, KvLayout
 from kvplan.units import format_number, format_tokens
+
+GIB = 2**30
+_MOST_OF_A_DRAFT = 0.02  # of a state: an input of its convolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ def most_blocks(layout: KvLayout, length: int, batched_tokens: int) -> int:
     return sum(group.copies * most(group) for group in layout.groups)
 
 
-def find_pool(
+def find_pools(
     layout: KvLayout,
     tokens: int,
     length: int,
@@ -61,19 +64,63 @@ def find_pool(
     batched_tokens: int,
     *,
     caches_states: bool = False,
-) -> Pool | None:
-    """Find the pool that both lines are of; None where they contradict each other.
+) -> list[Pool]:
+    """List the pools that both lines can be of, one for each reading; none where they contradict each other.
 
     With prefix caching a request has a block more of each state. `caches_states` says whether the layout counts it; the
     log may say otherwise.
     """
     other = replace(layout, state_blocks=layout.state_blocks + (-1 if caches_states else 1))
+    pools = []
     for one, cached in ((layout, caches_states), (other, not caches_states)):
         most = most_blocks(one, length, batched_tokens)
         for blocks, meaning in _candidates(one, tokens, length, most):
-            if f"{blocks / most:.2f}" == f"{concurrency:.2f}":
-                return Pool(blocks, one, meaning, cached if one.has_states else None)
-    return None
+            if most and f"{blocks / most:.2f}" == f"{concurrency:.2f}":
+                pools.append(Pool(blocks, one, meaning, cached if one.has_states else None))
+        if not one.has_states:
+            break
+    return pools
+
+
+def find_grown(
+    layout: KvLayout,
+    tokens: int,
+    length: int,
+    concurrency: float,
+    batched_tokens: int,
+    *,
+    drafts: int,
+    caches_states: bool,
+) -> list[Pool]:
+    """List the pools of the least blocks, larger than the layout's, that both lines can be of with drafts.
+
+    The convolution of a state keeps an input more for each draft, so that blocks have more tokens; how large an input
+    is no line says.
+    """
+    largest = layout.block_tokens * (1 + _MOST_OF_A_DRAFT * drafts)
+    block = layout.block_tokens
+    while (block := block + LEAST_BLOCK) <= largest:
+        grown = replace(layout, block_tokens=block)
+        pools = find_pools(grown, tokens, length, concurrency, batched_tokens, caches_states=caches_states)
+        if pools:
+            more = f"; blocks of {format_tokens(block)} tokens, for states are larger with {drafts} drafts"
+            return [replace(pool, meaning=pool.meaning + more) for pool in pools]
+    return []
+
+
+def settled(pools: Sequence[Pool], memory_gib: float | None, caching: bool | None) -> list[Pool]:
+    """Drop the pools that what else the log says excludes, where it excludes not all; one for each reading is left.
+
+    A pool fills the available memory but for less than a block; two digits of it are logged.
+    """
+
+    def fills(pool: Pool) -> bool:
+        memory, block = (memory_gib or 0) * GIB, pool.layout.block_bytes
+        return memory - 0.005 * GIB - block < pool.blocks * block <= memory + 0.005 * GIB
+
+    left = [pool for pool in pools if memory_gib is not None and fills(pool)] or list(pools)
+    left = [pool for pool in left if caching is None or pool.caches_states in (None, caching)] or left
+    return list({(pool.meaning, pool.caches_states): pool for pool in reversed(left)}.values())[::-1]
 
 
 def _candidates(layout: KvLayout, tokens: int, length: int, most: int) -> Iterator[tuple[int, str]]:

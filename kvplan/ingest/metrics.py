@@ -7,20 +7,23 @@ replica.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePath
 from time import time
-from typing import TextIO, cast
+from typing import NamedTuple, TextIO, cast
 
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError, shown
+from kvplan.ingest.cells import Record, is_json, json_records
 from kvplan.ingest.engines import METRICS, Key, Labels, Snapshot
 from kvplan.ingest.lengths import LengthHistogram, Lengths, independent_classes, lengths
 from kvplan.ingest.observed import ObservedDrafts, ObservedHits
 from kvplan.ingest.profile_text import Part, classes_part, replica_part
-from kvplan.ingest.text_file import Lines, lines_of
+from kvplan.ingest.text_file import Lines, beginning, lines_of
+from kvplan.ingest.trace.formats import epoch_unit
 from kvplan.model import Knowledge, Origin, RequestClass
 from kvplan.profile.reading import Profile
 from kvplan.ranges import MAX_MEMORY_TOKENS, MAX_TOKENS
@@ -33,6 +36,13 @@ _LONGEST_LINE = 100_000
 _SHOWN = 60  # characters of a line in a message
 _NAMED, _LONGEST_NAME = 8, 100  # models that a message names
 _MODEL = ("model_name", "model")
+_BEGINNING = 4096  # characters that tell text from JSON
+_EXEMPLAR = re.compile(r" # \{.*")
+_COUNTERS = ("_total", "_count", "_sum", "_bucket")
+# those of vLLM as NVIDIA NIM exports them
+_UNNAMED = re.compile(
+    r"(request_(prompt|generation)_tokens|(request_(success|finish)|num_preemptions)_total)(_[a-z]+)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +73,7 @@ class ServerMetrics:
 
 
 def read_metrics(
-    path: Path,
-    earlier: Path | None = None,
-    *,
-    interval_s: float | None = None,
-    model: str | None = None,
+    path: Path, earlier: Path | None = None, *, interval_s: float | None = None, model: str | None = None
 ) -> ServerMetrics:
     """Read a snapshot of metrics, or what happened between an earlier one and it.
 
@@ -84,16 +90,16 @@ def read_metrics(
     Raises
     ------
     UsageError
-        The file cannot be read, holds no metrics of either engine or those of several models, or does not tell the
-        time that its counters cover; or the counters are not those of one server, running from one snapshot to the
+        The file cannot be read, holds no metrics of an engine or those of several models, or does not tell the time
+        that its counters cover; or the counters are not those of one server, running from one snapshot to the
         other.
     ProfileError
         The text is malformed, with its line; or the values cannot be.
     """
     if interval_s is not None and not 0 < interval_s < math.inf:
         raise UsageError(f"interval: {interval_s:g} s; must be more than 0")
-    late = _snapshot(path, model)
-    early = None if earlier is None else _snapshot(earlier, model)
+    first, late = _snapshots(path, model)
+    early = first if earlier is None else _snapshots(earlier, model)[1]
     if early is not None and early.names is not late.names:
         raise UsageError(f"{early.source} is of {early.names.engine}, {late.source} of {late.names.engine}")
     return _Reader(late, early).metrics(interval_s)
@@ -128,41 +134,125 @@ def metrics_parts(metrics: ServerMetrics, base: Profile | None) -> list[Part]:
 # -- a snapshot -------------------------------------------------------------------------------------------------------
 
 
-def _snapshot(path: Path, model: str | None) -> Snapshot:
-    """Read the metrics of one engine; where there are several models, of the one named."""
-    from prometheus_client.parser import text_fd_to_metric_families
+class _Series(NamedTuple):
+    """A series of samples, by its first and its last one; times in seconds since 1970, None where they have none."""
 
+    name: str
+    labels: Labels
+    first: tuple[float | None, float]
+    last: tuple[float | None, float]
+
+
+def _snapshots(path: Path, model: str | None) -> tuple[Snapshot | None, Snapshot]:
+    """Read the metrics of one engine, of the model named where there are several; of a range how it began, too."""
     source = str(path)
     known = {names.prefix: names for names in METRICS}
-    underscored = re.compile(f"^({'|'.join(known)})_")  # what takes no colons makes underscores
-    samples: dict[str, list[tuple[Labels, float]]] = {}
-    times: list[float] = []
-    with lines_of(path, longest=_LONGEST_LINE) as lines:
-        try:
-            for family in text_fd_to_metric_families(cast(TextIO, lines)):
-                for sample in family.samples:
-                    name = underscored.sub(r"\1:", sample.name)
-                    if name.partition(":")[0] in known:
-                        samples.setdefault(name, []).append((sample.labels, float(sample.value)))
-                        if sample.timestamp is not None:
-                            times.append(float(sample.timestamp))
-        except UnicodeDecodeError:
-            raise
-        except (ValueError, IndexError):
-            raise _malformed(source, lines) from None
-    prefixes = {name.partition(":")[0] for name in samples}
+    answered = is_json(beginning(path, _BEGINNING))
+    with lines_of(path) if answered else lines_of(path, longest=_LONGEST_LINE) as lines:
+        series = [
+            some._replace(name=name)
+            for some in (_of_answer(lines) if answered else _of_text(lines))
+            if (name := _canonical(some.name)).partition(":")[0] in known
+        ]
+    prefixes = {some.name.partition(":")[0] for some in series}
     if len(prefixes) != 1:
-        raise _not_of_one(source, several=bool(prefixes), empty=not lines.number)
-    models = sorted({label for group in samples.values() for labels, _ in group for label in _models(labels)})
-    return Snapshot(
-        source=source,
-        sha256=lines.sha256,
-        names=known[prefixes.pop()],
-        models=tuple(models),
-        samples=_of_model(samples, models, model, source),
-        time_s=max(times, default=None),
-        modified_s=path.stat().st_mtime if path.is_file() else time(),
-    )
+        raise _not_of_one(
+            source, [known[prefix].engine for prefix in sorted(prefixes)], empty=not lines.number
+        )
+    models = tuple(sorted({label for some in series for label in _models(some.labels)}))
+
+    def snapshot(points: list[tuple[float | None, float]], time_s: float | None) -> Snapshot:
+        samples: dict[str, list[tuple[Labels, float]]] = {}
+        for some, (_, value) in zip(series, points, strict=True):
+            samples.setdefault(some.name, []).append((some.labels, value))
+        return Snapshot(
+            source=source,
+            sha256=lines.sha256,
+            names=known[min(prefixes)],
+            models=models,
+            samples=_of_model(samples, models, model, source),
+            time_s=time_s,
+            modified_s=path.stat().st_mtime if path.is_file() else time(),
+        )
+
+    times = sorted(at for some in series for at, _ in (some.first, some.last) if at is not None)
+    late = snapshot([some.last for some in series], times[-1] if times else None)
+    if not (answered and times and times[0] < times[-1]):
+        return None, late
+    return snapshot([some.first for some in series], times[0]), late
+
+
+def _of_text(lines: Lines) -> Iterator[_Series]:
+    """Yield samples of Prometheus text and of OpenMetrics, whose times are seconds; those of exemplars are no sample's.
+
+    The library takes all times for milliseconds.
+    """
+    from prometheus_client.parser import text_fd_to_metric_families
+
+    plain = (line if line.startswith("#") else _EXEMPLAR.sub("", line) for line in lines)
+    try:
+        for family in text_fd_to_metric_families(cast(TextIO, plain)):
+            for sample in family.samples:
+                stamp = None if sample.timestamp is None else float(sample.timestamp) * 1e3
+                at = None if stamp is None else stamp * (epoch_unit(stamp) or 1e-3)
+                yield _Series(sample.name, sample.labels, *[(at, float(sample.value))] * 2)
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, IndexError):
+        raise _malformed(lines.source, lines) from None
+
+
+def _of_answer(lines: Lines) -> Iterator[_Series]:
+    """Yield series of answers of Prometheus's HTTP API, instant or range vectors, one after the other."""
+    first = next(line for line in lines if line.strip())
+    for record in json_records(lines.source, lines.number, first, iter(lines)):
+        if record.at("status") != "success":
+            raise record.error("status", f"{record.text('status') or 'missing'}: {record.text('error')}")
+        if record.at("data.resultType") not in ("vector", "matrix"):
+            raise record.error(
+                "data.resultType", f"{record.text('data.resultType')!r}; must be vector or matrix"
+            )
+        for part in record.parts("data.result"):
+            labels = part.at("metric")
+            if not isinstance(labels, dict) or not isinstance(labels.get("__name__"), str):
+                message = (
+                    "missing; ask for the counters and histograms themselves, not for rates or sums of them"
+                )
+                raise part.error("metric.__name__", message)
+            points = _points(part)
+            name, values = labels["__name__"], [value for _, value in points]
+            if name.endswith(_COUNTERS) and any(late < early for early, late in pairwise(values)):
+                raise part.error("values", f"{name} went down; was the server restarted in between?")
+            text_labels = {key: str(value) for key, value in labels.items() if key != "__name__"}
+            yield _Series(name, text_labels, points[0], points[-1])
+
+
+def _points(part: Record) -> list[tuple[float | None, float]]:
+    """Read the times and values of a series."""
+    seen = part.at("values") if part.at("value") is None else [part.at("value")]
+    try:
+        points: list[tuple[float | None, float]] = [(float(at), float(value)) for at, value in seen]
+    except (TypeError, ValueError):
+        points = []
+    if not points:
+        raise part.error("value", f"{shown(seen)}; must be a time and a number, or values of them")
+    return points
+
+
+def _canonical(name: str) -> str:
+    """Write a name as its engine does: what takes no colons makes underscores, Ray puts its own name before.
+
+    Examples
+    --------
+    >>> [_canonical(name) for name in ("ray_vllm_request_prompt_tokens_sum", "request_prompt_tokens_sum", "up")]
+    ['vllm:request_prompt_tokens_sum', 'vllm:request_prompt_tokens_sum', 'up']
+    """
+    prefixes = "|".join(names.prefix for names in METRICS)
+    current = name.removeprefix("ray_").replace(
+        "nv_llm_http_service_", "dynamo_frontend_"
+    )  # of older versions
+    name = re.sub(rf"^({prefixes})_", r"\1:", current)
+    return f"vllm:{name}" if _UNNAMED.fullmatch(name) else name
 
 
 def _malformed(source: str, lines: Lines) -> UsageError:
@@ -174,12 +264,11 @@ def _malformed(source: str, lines: Lines) -> UsageError:
     return ProfileError(source, f"not Prometheus text: {quoted}; is the file cut off?", line=lines.number)
 
 
-def _not_of_one(source: str, *, several: bool, empty: bool) -> UsageError:
-    engines = [of.engine for of in METRICS]
+def _not_of_one(source: str, several: Sequence[str], *, empty: bool) -> UsageError:
     if several:
-        return UsageError(f"{source}: metrics of {' and of '.join(engines)}; give those of one server")
-    prefixes = " or ".join(f"{of.prefix}:" for of in METRICS)
-    what = "empty" if empty else f"metrics of neither {' nor '.join(engines)}: no name begins with {prefixes}"
+        return UsageError(f"{source}: metrics of {' and of '.join(several)}; give those of one server")
+    engines = ", ".join(f"{of.engine} ({of.prefix}_…)" for of in METRICS)
+    what = "empty" if empty else f"metrics of no engine; looked for those of {engines}"
     return UsageError(f"{source}: {what}; a server's metrics are at /metrics")
 
 
@@ -283,7 +372,8 @@ class _Reader:
                 f"{self.late.source}: its counters were created after those in {self.early.source}; the server was "
                 "restarted in between"
             )
-        self.notes.append(f"the earlier snapshot is {self.early.source}, sha256 {self.early.sha256}")
+        if self.early.sha256 != self.late.sha256:
+            self.notes.append(f"the earlier snapshot is {self.early.source}, sha256 {self.early.sha256}")
 
     def histogram(self, name: str) -> LengthHistogram | None:
         """Add up the histograms of all engines; None where there is none."""

@@ -3,7 +3,7 @@
 import datetime
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -107,27 +107,20 @@ def composed(
 
 
 def replica_part(
-    base: Profile | None, values: Mapping[str, Any], about: Iterable[str], origin: Origin
+    base: Profile | None,
+    values: Mapping[str, Any],
+    about: Iterable[str],
+    origin: Origin,
+    without: Collection[str] = (),
 ) -> Part:
-    """The table [gpu] of `base`, where it has one, with some values found out.
-
-    >>> from io import BytesIO
-    >>> from kvplan.profile.reading import load_profile
-    >>> base = load_profile(None, stdin=BytesIO())
-    >>> print(replica_part(base, {"memory_tokens": 60_000}, ["Measured."], Origin(Knowledge.MEASURED)).body)
-    [gpu]
-    memory_tokens = 60_000
-    block_tokens = 16
-    max_num_seqs = 256
-    max_num_batched_tokens = 2_048
-    """
+    """The table [gpu] of `base`, where it has one, with some values found out, and `without` some keys."""
     old: dict[str, Any] = {} if base is None else base.tables.get("gpu", {})
     if any(key in values for key in _MEMORY):
         # bytes of a token, which memory no longer says
         loads = "offload" in old and "memory_tokens" in values
         old = {k: v for k, v in old.items() if k not in _MEMORY or (loads and k == "kv_bytes_per_token")}
-    table = {**values, **{key: value for key, value in old.items() if key not in values}}
-    rest = [key for key in table if key not in values]
+    old = {key: value for key, value in old.items() if key not in values and key not in without}
+    table, rest = {**values, **old}, list(old)
     kept = [f"Kept from {printable(base.source)}: {', '.join(rest)}."] if base and rest else []
     return Part(
         "gpu",
@@ -139,12 +132,7 @@ def replica_part(
 
 
 def kv_tables(layout: KvLayout) -> list[dict[str, Any]]:
-    """Layers by kind, as ``[[gpu.kv]]`` has them.
-
-    >>> from kvplan.model.kv_layout import Attention, Layers
-    >>> kv_tables(KvLayout((Layers(Attention.WINDOW, 52, 8192, 1024),), 16))
-    [{'kind': 'window', 'layers': 52, 'window': 1024, 'bytes': 8192}]
-    """
+    """Layers by kind, as ``[[gpu.kv]]`` has them."""
     tables = (
         {"kind": str(one.kind), "layers": one.count, "window": one.window, "bytes": one.bytes}
         for one in layout.layers
@@ -158,15 +146,7 @@ def classes_part(classes: Sequence[RequestClass], about: Iterable[str], origin: 
 
 
 def classes_text(classes: Sequence[RequestClass]) -> str:
-    """TOML of classes.
-
-    >>> print(classes_text([RequestClass("chat", 100, (20, 40), (1.0, 3.0), 0.5)]))
-    [[classes]]
-    name = "chat"
-    input = 100
-    decode = { 20 = 1, 40 = 3 }
-    rate = 0.5
-    """
+    """TOML of classes."""
     return "\n\n".join(map(_class, classes))
 
 
@@ -207,18 +187,7 @@ def caching_text(shared: Sequence[SharedPrompt], reuse: Reuse | None) -> list[st
 def timing_text(
     timing: Timing, request_overhead_s: float = 0.0, measured: MeasuredRange | None = None
 ) -> str:
-    """TOML of a timing, four digits each; of what goes beyond d3 only what is not 0.
-
-    >>> measured = MeasuredRange(kv_tokens=(0, 9e5), band=(0.9, 1.3))
-    >>> print(timing_text(Timing(0.0248113, 2.5e-7, d3=8e-6), 0.014, measured))
-    [timing]
-    d0 = "24.81 ms"
-    d1 = "0.25 us"
-    d2 = 0
-    d3 = "8 us"
-    request_overhead = "14 ms"
-    measured = { kv_tokens = [0, 900_000], band = [0.9, 1.3] }
-    """
+    """TOML of a timing, four digits each; of what goes beyond d3 only what is not 0."""
     known = {name: _duration(getattr(timing, name)) for name in ("d0", "d1", "d2", "d3", "d4", "d5")}
     table = {name: value for name, value in known.items() if value or name in _ALWAYS}
     if "d5" in table:
@@ -231,17 +200,7 @@ def timing_text(
 
 
 def speculative_text(drafts: Drafts) -> str:
-    """TOML of drafts.
-
-    >>> print(speculative_text(Drafts(2, (0.75, 0.61), draft_s=1.02e-3, overhead_s=1.28e-3, lookahead=False)))
-    [speculative]
-    tokens = 2
-    accepted = [0.75, 0.61]
-    draft_time = "1.02 ms"
-    verify_time = 0
-    overhead = "1.28 ms"
-    lookahead = false
-    """
+    """TOML of drafts."""
     table = {
         "tokens": drafts.tokens,
         "accepted": list(drafts.accepted),

@@ -87,8 +87,8 @@ class Beginning(NamedTuple):
         return frozenset(map(plain_name, self.names))
 
     def log_lines(self) -> Iterator[str]:
-        """Yield the lines of a file that is no JSON, as many as a log may take to say what it is."""
-        if self.in_json or self.path is None:
+        """Yield the lines of a file, as many as a log may take to say what it is."""
+        if self.path is None:
             return
         with lines_of(self.path, errors="replace") as lines:
             yield from islice(lines, _MOST_LINES)

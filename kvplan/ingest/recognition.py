@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import UsageError, shown
+from kvplan.ingest.cells import markdown_tables
 from kvplan.ingest.engine_log import read_engine_log
 from kvplan.ingest.engines import LOGS, METRICS
 from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.results import reader_of
+from kvplan.ingest.results.printed import TITLE
 from kvplan.ingest.results.tables import REQUEST_LOG
-from kvplan.ingest.text_file import STANDARD_INPUT, lines_of
+from kvplan.ingest.text_file import STANDARD_INPUT
 from kvplan.ingest.timing.drafts import read_drafts
 from kvplan.ingest.timing.reading import tells_of_drafts
-from kvplan.ingest.trace.columns import is_usual
-from kvplan.ingest.trace.formats import DESCRIPTIONS
-from kvplan.ingest.trace.formats import READERS as TRACES
+from kvplan.ingest.trace.formats import lists_requests, nearest
+from kvplan.ingest.trace.servegen import DESCRIPTIONS
 from kvplan.profile.reading import parse_profile
 
 LOOKED_FOR = {
@@ -33,7 +34,10 @@ LOOKED_FOR = {
 }
 _SCHEMA, _NAME = re.compile(r"schema\s*=\s*\d"), re.compile(r"name\s*=\s*[\"']")
 _PREFIXES = "|".join(metrics.prefix for metrics in METRICS)
-_METRICS = re.compile(rf"^(# (HELP|TYPE) |({_PREFIXES})[:_]\w+(\{{| ))", re.MULTILINE)
+_METRICS = re.compile(
+    rf"^(# (HELP|TYPE) |(ray_)?({_PREFIXES})[:_]\w+[{{ ]|request_(prompt|generation)_tokens_\w+[{{ ])",
+    re.MULTILINE,
+)
 _MODEL_KEYS = {"model_type", "architectures", "num_hidden_layers", "hidden_size", "text_config", "vocab_size"}
 _FEWEST = 2  # of these
 
@@ -49,6 +53,17 @@ def _is_of_an_engine(start: Beginning) -> bool:
     return any(log.says(line) for line in start.log_lines() for log in LOGS)
 
 
+def _is_metrics(start: Beginning) -> bool:
+    answer = (start.values or {}).get("data")
+    return bool(_METRICS.search(start.text)) or (isinstance(answer, dict) and "resultType" in answer)
+
+
+def _is_printed(start: Beginning) -> bool:
+    return (
+        not start.in_json and any(TITLE in line for line in start.log_lines()) and not _is_of_an_engine(start)
+    )
+
+
 def _is_a_model(start: Beginning) -> bool:
     return len(_MODEL_KEYS & (start.values or {}).keys()) >= _FEWEST
 
@@ -59,9 +74,15 @@ _ALONE: tuple[Reader[Any], ...] = (
     Reader("profile", FileKind.PROFILE, _is_a_profile, parse_profile),
 )
 _OTHERS: tuple[Reader[Any], ...] = (
-    Reader("metrics", FileKind.METRICS, lambda start: bool(_METRICS.search(start.text)), read_metrics),
+    Reader("metrics", FileKind.METRICS, _is_metrics, read_metrics),
     Reader("config.json", FileKind.MODEL, _is_a_model, read_model),
-    Reader("engine log", FileKind.LOG, _is_of_an_engine, read_engine_log),
+    Reader("printed benchmark", FileKind.TIMING, _is_printed, None),
+    Reader(
+        "engine log",
+        FileKind.LOG,
+        lambda start: not start.in_json and _is_of_an_engine(start),
+        read_engine_log,
+    ),
 )
 _DRAFTS = Reader("drafts", FileKind.DRAFTS, tells_of_drafts, read_drafts)
 
@@ -96,7 +117,11 @@ def kind_of(path: Path) -> FileKind:
     if path.is_dir():
         return FileKind.MODEL
     start = Beginning.of_file(path)
-    kinds = list(dict.fromkeys(reader.kind for reader in _recognising(start)))
+    tables = markdown_tables(enumerate(start.text.splitlines(), 1))
+    starts = [Beginning.of_line(header)._replace(text=header) for header, _ in tables] or [start]
+    kinds = list(dict.fromkeys(reader.kind for some in starts for reader in _recognising(some)))
+    if not kinds and start.in_json and _is_of_an_engine(start):  # a logger's, of a form of its own
+        kinds = [FileKind.LOG]
     if len(kinds) == 1:
         return kinds[0]
     way_out = "; --as KIND=FILE says what it is"
@@ -106,13 +131,14 @@ def kind_of(path: Path) -> FileKind:
     if not start.line:
         raise UsageError(f"{path}: empty")
     every = "; ".join(f"{kind}: {text}" for kind, text in LOOKED_FOR.items())
-    raise UsageError(f"{path}: not recognized, begins {shown(start.text[:200])}; looked for {every}{way_out}")
+    raise UsageError(
+        f"{path}: not recognized, begins {shown(start.text[:200])}{nearest(start)}; looked for {every}{way_out}"
+    )
 
 
 def carries_times(path: Path) -> bool:
     """Tell whether requests come with the times of their tokens, from which iterations can be told."""
-    with lines_of(path, errors="replace") as lines:
-        return reader_of(Beginning.of_lines(lines)) is REQUEST_LOG
+    return reader_of(Beginning.of_file(path)) is REQUEST_LOG
 
 
 def _recognising(start: Beginning) -> Iterator[Reader[Any]]:
@@ -129,4 +155,5 @@ def _recognising(start: Beginning) -> Iterator[Reader[Any]]:
         yield result
         if start.in_json and result.kind is FileKind.TIMING and start.has("input_lens"):
             return  # a benchmark's own requests are no traffic
-    yield from (reader for reader in TRACES if reader.recognises(start) or is_usual(start))
+    if lists_requests(start):
+        yield Reader("requests", FileKind.REQUESTS, lists_requests, None)

@@ -1,13 +1,20 @@
-"""The one reader of files from outside: unpacked, lines counted, digest taken, what goes wrong said in one way."""
+"""The one reader of files from outside, whatever it reads them for.
+
+They are unpacked and decoded, lines are taken out of what a collector of logs wrapped them in, colours are taken away,
+lines are counted, a digest is taken, and what goes wrong is said in one way.
+"""
 
 import gzip
 import io
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from shutil import copyfileobj
 from tempfile import TemporaryFile
@@ -16,6 +23,7 @@ from typing import Any, BinaryIO
 import zstandard
 
 from kvplan.errors import UsageError
+from kvplan.ingest.wrapping import unwrapped
 
 STANDARD_INPUT = Path("<stdin>")  # this very object; a file may have that name
 _HELD: dict[int, BinaryIO] = {}  # of paths, by what they are and not by their names
@@ -24,6 +32,20 @@ _LINE_ENDS = {"\n", "\r", "\r\n"}
 _BLANK_LINES = 1_000_000  # one after the other
 _UNPACKED = 1 << 23  # bytes that nobody minds
 _PACKED_TO = 200  # beyond, text of use packs to more than such a part of it
+_HEAD = 1 << 16  # bytes that tell the encoding, and what lines are wrapped in
+_READ = 1 << 18  # bytes at once
+_ESCAPE = re.compile(
+    r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))"
+)  # colours, titles of windows
+_NOT_READ = {  # by where a mark stands and what it is: what a file is, and what makes text of it
+    (0, b"BZh"): ("packed by bzip2", "bunzip2"),
+    (0, b"\xfd7zXZ\0"): ("packed by xz", "unxz"),
+    (0, b"\x04\x22\x4d\x18"): ("packed by lz4", "unlz4"),
+    (0, b"PK\x03\x04"): ("a zip archive", "unzip"),
+    (0, b"7z\xbc\xaf\x27\x1c"): ("a 7z archive", "7z x"),
+    (0, b"PAR1"): ("a Parquet table", "DuckDB's COPY, as CSV,"),
+    (257, b"ustar"): ("a tar archive", "tar -xf"),
+}
 _PIECE = 256  # bytes of zstd unpacked at once: a block of four can stand for 128 KiB
 
 
@@ -31,11 +53,14 @@ class Lines:
     """The lines of a text, taken one after the other; several loops over them share where they are.
 
     `number` is that of the line taken `last`, counted from 1. `sha256`, of the bytes as stored, is empty until the
-    file was read to its end.
+    file was read to its end. `wrapping` says what the lines were taken out of; it is empty where they stood alone.
     """
 
-    def __init__(self, source: str, text: io.TextIOBase, longest: int = _LONGEST_LINE) -> None:
+    def __init__(
+        self, source: str, text: io.TextIOBase, longest: int = _LONGEST_LINE, wrapping: str = ""
+    ) -> None:
         self.source = source
+        self.wrapping = wrapping
         self._longest = longest
         self.number = 0
         self.last = ""
@@ -53,6 +78,8 @@ class Lines:
                 raise UsageError(
                     f"{self.source}:{self.number}: a line of more than {self._longest:,} characters"
                 )
+            if "\x1b" in line:
+                line = _ESCAPE.sub("", line)
             self.last = line
             yield line
 
@@ -62,6 +89,11 @@ class Lines:
         if len(text) == 8 * _LONGEST_LINE:
             raise UsageError(f"{self.source}: more than {8 * _LONGEST_LINE:,} characters, and not by lines")
         return text
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of how the file was read."""
+        return (f"lines are taken out of {self.wrapping}",) if self.wrapping else ()
 
     @property
     def cut_off(self) -> bool:
@@ -77,12 +109,12 @@ def lines_of(path: Path, *, errors: str = "strict", longest: int = _LONGEST_LINE
     """
     with _refusals(path), _opened(path) as file:
         stored = _Stored(file)
-        with _unpacked(stored, errors) as text:
-            lines = Lines(str(path), text, longest)
+        with _unpacked(stored, errors) as (text, wrapping):
+            lines = Lines(str(path), text, longest, wrapping)
             yield lines
-            while text.read(1 << 20):  # what was left unread belongs to the digest all the same
+            while not wrapping and text.read(1 << 20):  # what was left unread must be text all the same
                 pass
-        while stored.read(1 << 20):  # and so does what follows the end of compressed data
+        while stored.read(1 << 20):  # the digest is of all, also of what follows the end of compressed data
             pass
         lines.sha256 = stored.digest.hexdigest()
 
@@ -110,7 +142,7 @@ def reference_to(path: Path, folder: Path) -> str | None:
 
 def beginning(path: Path, characters: int, errors: str = "strict") -> str:
     """Read the first characters of a file that may be compressed; the rest is not read."""
-    with _refusals(path), _opened(path) as file, _unpacked(_Stored(file), errors) as text:
+    with _refusals(path), _opened(path) as file, _unpacked(_Stored(file), errors) as (text, _):
         return text.read(characters)
 
 
@@ -129,15 +161,21 @@ def _refusals(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError:
-        raise UsageError(f"{path}: must be text in UTF-8") from None
+        raise UsageError(f"{path}: must be text in UTF-8 or UTF-16") from None
     except EOFError:
         raise UsageError(f"{path}: the compressed data are cut off") from None
+    except _NotTextError as error:
+        raise UsageError(f"{path}: {error}") from None
     except OverflowError as error:
         raise UsageError(f"{path}: the compressed data {error}") from None
     except (zlib.error, zstandard.ZstdError):
         raise UsageError(f"{path}: the compressed data are damaged") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+class _NotTextError(Exception):
+    """A file is of a kind that others unpack."""
 
 
 class _Raw(io.RawIOBase):
@@ -212,14 +250,62 @@ def _of_pieces(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
 
 
 @contextmanager
-def _unpacked(stored: _Stored, errors: str) -> Iterator[io.TextIOBase]:
-    """Read the text of a file that may be compressed."""
-    with io.BufferedReader(_Raw(stored.read), 1 << 18) as data:
+def _unpacked(stored: _Stored, errors: str) -> Iterator[tuple[io.TextIOBase, str]]:
+    """Read the text of a file that may be compressed, and say what its lines were wrapped in."""
+    with io.BufferedReader(_Raw(stored.read), _READ) as data:
         start = data.peek(4)[:4]
         binary: Any = data
         if start.startswith(b"\x1f\x8b"):
-            binary = io.BufferedReader(_Raw(_bounded(gzip.GzipFile(fileobj=data).read1, stored)), 1 << 18)
+            binary = _buffered(_bounded(gzip.GzipFile(fileobj=data).read1, stored))
         elif start == b"\x28\xb5\x2f\xfd":
-            binary = io.BufferedReader(_Raw(_bounded(_of_pieces(_zstd(data)), stored)), 1 << 18)
-        with io.TextIOWrapper(binary, encoding="utf-8-sig", errors=errors, newline="") as text:
-            yield text
+            binary = _buffered(_bounded(_of_pieces(_zstd(data)), stored))
+        head = _head(binary)
+        text = io.TextIOWrapper(
+            _buffered(_of_pieces(chain([head], iter(partial(binary.read1, _READ), b"")))),
+            encoding=_encoding(head),
+            errors=errors,
+            newline="",
+        )
+        with text:
+            yield _taken_out(text, head.decode(text.encoding, "replace"))
+
+
+def _buffered(read: Callable[[int], bytes]) -> io.BufferedReader:
+    return io.BufferedReader(_Raw(read), _READ)
+
+
+def _head(binary: Any) -> bytes:
+    """Read the beginning, as far as it goes."""
+    head = b""
+    while len(head) < _HEAD and (piece := binary.read1(_HEAD)):
+        head += piece
+    for (place, mark), (what, how) in _NOT_READ.items():
+        if head.startswith(mark, place):
+            raise _NotTextError(f"{what}, which is not read; {how} makes text of it")
+    return head
+
+
+def _encoding(head: bytes) -> str:
+    """Tell UTF-16 and UTF-32 by their marks, or by the zeros in every second byte; all else is UTF-8."""
+    if b"\0" in head:
+        if head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+            return "utf-32"
+        if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return "utf-16"
+        for encoding, zeros, others in (
+            ("utf-16-le", head[1::2], head[::2]),
+            ("utf-16-be", head[::2], head[1::2]),
+        ):
+            if 2 * zeros.count(0) > len(zeros) and 0 not in others:
+                return encoding
+    return "utf-8-sig"
+
+
+def _taken_out(text: io.TextIOWrapper, head: str) -> tuple[io.TextIOBase, str]:
+    """Take the lines of a text that begins with `head` out of what wraps them, and say what that is."""
+    taken = unwrapped(head, iter(partial(text.readline, _LONGEST_LINE), ""))
+    if taken is None:
+        return text, ""
+    lines, wrapping = taken
+    stored = _buffered(_of_pieces(line.encode("utf-8", "replace") for line in lines))
+    return io.TextIOWrapper(stored, encoding="utf-8", newline=""), wrapping

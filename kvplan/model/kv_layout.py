@@ -15,7 +15,7 @@ import numpy as np
 
 from kvplan.model.arrays import FloatArray, IntArray
 
-_LEAST_BLOCK = 16  # tokens that blocks are multiples of, where states set their size
+LEAST_BLOCK = 16  # tokens that blocks are multiples of, where states set their size
 _ALIKE = 1.5  # counts of layers in groups of one size, with some padding
 
 
@@ -184,9 +184,9 @@ def least_block_tokens(layers: tuple[Layers, ...]) -> int:
     784
     """
     state = max((one.bytes for one in layers if one.is_state), default=0)
-    return _LEAST_BLOCK * math.ceil(state / (_LEAST_BLOCK * _token_bytes(layers))) if state else 1
+    return LEAST_BLOCK * math.ceil(state / (LEAST_BLOCK * _token_bytes(layers))) if state else 1
 
 
 def _token_bytes(layers: tuple[Layers, ...]) -> int:
     per_token = [one.bytes for one in layers if not one.is_state]
-    return max(per_token) if per_token else -(-max(one.bytes for one in layers) // _LEAST_BLOCK)
+    return max(per_token) if per_token else -(-max(one.bytes for one in layers) // LEAST_BLOCK)

@@ -12,7 +12,7 @@ from kvplan.errors import UsageError, did_you_mean
 from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu, gpus
-from kvplan.ingest.model.shape import kv_layers
+from kvplan.ingest.model.shape import kv_layers, with_adapters, with_weights
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.text_file import reference_to
 from kvplan.ingest.trace.replay import read_trace, with_trace
@@ -49,10 +49,8 @@ def request(services: Sequence[str | Profile], asked: PlanOptions, folder: Path 
     if profiles and demand is not None:
         profiles = [with_demand(profile, demand) for profile in profiles]
     if profiles:
-        if asked.gpu or asked.tp or asked.weights:
-            raise UsageError(
-                "--gpu, --tp and --weights go with a model; profiles say what their replicas are"
-            )
+        if asked.gpu or asked.tp or asked.says_how or any(asked.gpu_figures.values()):
+            raise UsageError("--gpu, --tp, --weights, --kv-dtype and --loras go with a model, not profiles")
         profiles = [profile.with_slos(slos) for profile in profiles]
         options: Sequence[Kind | Profile] = profiles
         _check_alike(profiles, asked.rate)
@@ -181,11 +179,17 @@ def _profiles(services: Sequence[str | Profile]) -> list[Profile]:
 
 
 def _kinds(model: str, asked: PlanOptions) -> list[Kind]:
-    shape, gpu = read_model(model), asked.gpu
+    shape, gpu = with_adapters(read_model(model), asked.loras, asked.lora_rank), asked.gpu
     kv_layers(shape, kv_dtype=asked.kv_dtype)  # refuses a type that there is not
     if gpu is None:
         raise UsageError(_NO_GPU + ", ".join(one.name for one in gpus()))
-    found = [find_gpu(name.strip()) for name in gpu.split(",")]
+    stated = {"memory": asked.gpu_memory, "bandwidth": asked.gpu_bandwidth, "flops": asked.gpu_flops}
+    names = gpu.split(",")
+    if len(names) > 1 and any(stated.values()):
+        raise UsageError(
+            "--gpu-memory, --gpu-bandwidth and --gpu-flops describe one GPU; name one with --gpu"
+        )
+    found = [find_gpu(name.strip(), **stated) for name in names]
     numbers = []
     for text in (asked.tp or "").split(","):
         if text.strip():
@@ -195,6 +199,8 @@ def _kinds(model: str, asked: PlanOptions) -> list[Kind]:
                 )
             numbers.append(int(text))
     types = [text.strip() for text in (asked.weights or "").split(",") if text.strip()]
+    if not types:
+        with_weights(shape, None)  # refuses weights that are kept in a way not known
     return list(kinds(shape, found, tensor_parallel=numbers, weights=types, kv_dtype=asked.kv_dtype))
 
 

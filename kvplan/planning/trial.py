@@ -14,12 +14,12 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.split import sides, split_rps
 from kvplan.model import ArrivalProcess, Plan, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
+from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies import engine_settings
 from kvplan.study.goodput import at_rate
 from kvplan.study.objectives import LONG, Decision, State, decisions
 from kvplan.study.operating_point import Observation, observe
 from kvplan.study.replicas import Kept, keeps, scaled, stand_in
-from kvplan.study.windows import Trend
 
 _MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tried
 _SHORT = 4_000  # requests of each of two runs, while many are compared

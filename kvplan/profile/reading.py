@@ -409,6 +409,6 @@ def model_of(document: schema.Document) -> ServingModel:
     )
     if not any(table.users for table in document.sessions):
         return model
-    from kvplan.analysis.population import with_rates_of_users
+    from kvplan.analysis.cached_equilibrium import with_rates_of_users
 
     return with_rates_of_users(model)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.cached_equilibrium import with_cold_cache
 from kvplan.analysis.equilibrium import equilibrium, load, saturation
 from kvplan.analysis.fleet import one_replica
 from kvplan.errors import UsageError, did_you_mean

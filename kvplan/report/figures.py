@@ -5,7 +5,7 @@ from functools import cached_property
 
 from kvplan.analysis.admission import RateCap, rate_cap
 from kvplan.analysis.cache_states import cached_replica
-from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.cached_equilibrium import with_cold_cache
 from kvplan.analysis.equilibrium import equilibrium, load, saturation, strongest_levers, sustainable_rate
 from kvplan.analysis.fleet import fleet_figures, one_replica
 from kvplan.analysis.nested import NestedWait, nested_wait
@@ -29,9 +29,8 @@ from kvplan.simulation.experiments.runner import Progress
 from kvplan.simulation.policies import engine_settings
 from kvplan.study.advice import Advice, advice
 from kvplan.study.drain import Drain, drain
-from kvplan.study.fleet import timed
 from kvplan.study.goodput import Goodput, goodput
-from kvplan.study.operating_point import Latency, OperatingPoint, operating_point
+from kvplan.study.operating_point import Latency, OperatingPoint, operating_point, timed
 from kvplan.study.recovery import Recovery, recovery
 from kvplan.study.warm_cache import warm_cache
 

@@ -126,9 +126,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "input_tokens": Quantity("s̄", "mean input length, tokens", lambda g: g.mix.mean(g.mix.input_tokens)),
     "decode": Quantity("d̄", "mean decode length, tokens", lambda g: g.mix.mean(g.mix.decode_tokens)),
     "work": Quantity(
-        "c̄",
-        "mean time that a request adds to iterations, s: d1·S̄ + d2·s̄ + d3·n̄",
-        lambda g: g.cost.work_s,
+        "c̄", "mean time that a request adds to iterations, s: d1·S̄ + d2·s̄ + d3·n̄", lambda g: g.cost.work_s
     ),
     "first": Quantity(
         "ā", "mean KV tokens at the first stage", lambda g: float(g.mix.share @ g.mix.held.at_start)

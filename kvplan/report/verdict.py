@@ -15,7 +15,7 @@ from kvplan.report.prefix_cache import collapse_actions, collapse_summary, overl
 from kvplan.report.words import Status
 from kvplan.study.advice import ADMISSION, Advice
 from kvplan.study.goodput import Goodput
-from kvplan.study.protection import Setting
+from kvplan.study.warm_cache import Setting
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
 FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the fluid figures (theory §3)
@@ -81,10 +81,7 @@ def requests_in_memory(model: ServingModel) -> float:
 def actions(figures: Figures) -> tuple[str, ...]:
     """Say what to do, most important first; each fits a line or two of the first screen."""
     status, recovers = figures.status, figures.recovery
-    tried = (
-        *advice_actions(figures.advice, recovers=status is Status.STABLE),
-        *_against_collapse(figures),
-    )
+    tried = (*advice_actions(figures.advice, recovers=status is Status.STABLE), *_against_collapse(figures))
     usual = tuple(_at_these_rates(figures, tried=bool(tried)))
     at_peak = None if figures.peak is None else _at_peak(figures.peak, status, recovers.rate_rps or 0.0)
     goodput = None if figures.whole.fleet is not None else figures.goodput

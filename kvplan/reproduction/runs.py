@@ -125,20 +125,21 @@ def _simulated(run: Run, model: ServingModel, plan: Plan, announce: Announce | N
 
 def _seeds(run: Run, model: ServingModel, plan: Plan, announce: Announce | None) -> list[dict[str, Any]]:
     """The figures of each seed, which run side by side."""
+    from kvplan.options import Arrivals, RunOptions
     from kvplan.simulation.experiments import options, study
     from kvplan.simulation.metrics import policy_result
 
     assert run.policy is not None
-    load = options.load(
-        kind=run.arrivals if run.arrive is None else None,
+    asked = RunOptions(
+        arrivals=None if run.arrive or run.arrivals is None else Arrivals(run.arrivals),
         cv=run.cv,
         concurrency=run.concurrency,
         burst=run.burst,
         burst_sessions=run.burst_sessions,
-        trace=None if run.arrive is None else partial(_requests, run.arrive, model),
         requests=run.requests,
         horizon=run.horizon,
     )
+    load = options.load(asked, None if run.arrive is None else partial(_requests, run.arrive, model))
     policies, seeds = options.chosen([run.policy], run.set), range(run.seeds)
     found = study.study(model, plan, load, policies, seeds, announce=announce)
     if found.interrupted:

@@ -1,19 +1,21 @@
 """Sections of a report for people, one function a block; `SECTIONS` has them in their order."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import MappingProxyType
+from typing import Any, TypeVar
 
-from kvplan.analysis.equilibrium import is_time
 from kvplan.analysis.nested import NestedWait
 from kvplan.analysis.overflow import SafetyBuffer
-from kvplan.analysis.records import Lever
+from kvplan.analysis.prefix_cache import CacheState
 from kvplan.analysis.speculative import Speculative
+from kvplan.analysis.wait import ClassWait, DialRow
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
 from kvplan.report.assembly import Report
+from kvplan.report.first_screen import rate_text, times_of
 from kvplan.report.inputs import range_text
-from kvplan.report.keys import BLOCKS, CONTRACT
-from kvplan.report.keys.record import probability
+from kvplan.report.keys import BLOCKS, CONTRACT, Kind, probability
+from kvplan.report.notes import Source
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Basis
 from kvplan.show.page import (
@@ -21,53 +23,49 @@ from kvplan.show.page import (
     Block,
     Bullets,
     Column,
+    Columns,
     Paragraph,
     Table,
     number,
     table,
+    tabulate,
     words,
 )
-from kvplan.study.operating_point import Distribution, Latency, Status, WorstPart
+from kvplan.study.operating_point import Distribution, Status
 from kvplan.units import (
     ABSENT,
     format_bytes,
     format_number,
     format_percent,
-    format_rate,
     format_seconds,
     format_tokens,
 )
 
+_Row = TypeVar("_Row")
 _CLASS = words("Class")
 BASIS = Column("Basis")
 _NO_EQUILIBRIUM = "No equilibrium exists whose spread it could be: the work alone takes too long."
 _NOT_BESIDE = "Not {} beside drafts or layers of several kinds."
 _NO_WARM_CACHE = "No state of a warm cache lasts at the offered load."
 _NO_THRESHOLDS = "None exist: the work alone takes longer than the time between arrivals, or all but as long."
-_LEVERS = {
-    "memory_tokens": "KV memory",
-    "d0": "d0 (fixed time)",
-    "d1": "d1 (KV reads)",
-    "d2": "d2 (prefill)",
-    "d3": "d3 (sequences)",
-    "d4": "d4 (√sequences)",
-    "d5": "d5 (beyond the knee)",
+
+
+def _times(begin: int = 0) -> Columns[tuple[Any, ...]]:
+    """Make the columns of a time that stands in a row from `begin` on."""
+    figures = {
+        number(name): lambda row, i=i: format_seconds(row[begin + 2][i])
+        for i, name in enumerate(Distribution._fields)
+    }
+    return {Column("Time"): lambda row: row[begin], **figures}
+
+
+_DIAL: Columns[DialRow] = {
+    number("Interval"): lambda row: format_seconds(row.interval_s),
+    number("Iteration"): lambda row: format_seconds(row.iteration_time_s),
+    number("KV tokens"): lambda row: format_tokens(row.kv_tokens),
+    number("Requests/s"): lambda row: format_number(row.throughput_rps),
+    number("Latency"): lambda row: format_seconds(row.latency_s),
 }
-
-
-def times_of(found: Latency | WorstPart) -> tuple[tuple[str, str, Distribution], ...]:
-    return (
-        ("TTFT", "ttft_s", found.ttft_s),
-        ("ITL", "itl_s", found.itl_s),
-        ("TPOT", "tpot_s", found.tpot_s),
-        ("E2E", "e2e_s", found.e2e_s),
-    )
-
-
-def lever_text(lever: Lever) -> str:
-    """What to change, as an operator would: limits are raised, times shortened."""
-    how = "shorter" if is_time(lever.name) else "more"
-    return f"10% {how} {_LEVERS.get(lever.name, lever.name)} serves {format_percent(lever.gain, signed=True)}"
 
 
 def _load(report: Report, basis: Basis) -> Iterator[Block]:
@@ -98,11 +96,7 @@ def _equilibrium(report: Report, basis: Basis) -> Iterator[Block]:
         yield Paragraph("It does not fit: what the offered load would hold in memory without preemptions.")
     yield _figures(report, basis, "equilibrium")
     if state.kv_utilization is not None:
-        yield _rows(
-            (_CLASS, number("Per stage"), number("Running")),
-            basis,
-            ((c.name, format_number(c.per_stage), format_number(c.in_flight)) for c in state.classes),
-        )
+        yield _entries(report, basis, "equilibrium.classes")
 
 
 def _latency(report: Report, basis: Basis) -> Iterator[Block]:
@@ -112,7 +106,7 @@ def _latency(report: Report, basis: Basis) -> Iterator[Block]:
         return
     if found.status is Status.UNDECIDED:
         yield Paragraph("The runs cannot tell whether the queue is steady: too close to saturation.")
-    yield _rows((Column("Time"), *map(number, Distribution._fields)), basis, _time_rows(found))
+    yield _rows(_times(), basis, times_of(found))
     if found.unsettled:
         wide = (f"{key} {' to '.join(map(format_seconds, found.ci95[key]))}" for key in found.unsettled)
         yield Paragraph(f"Not settled, by their 95 % intervals: {'; '.join(wide)}.")
@@ -122,26 +116,12 @@ def _latency(report: Report, basis: Basis) -> Iterator[Block]:
     if found.worst_part is not None:
         begin, end = format_seconds(found.worst_part.begin_s), format_seconds(found.worst_part.end_s)
         yield Paragraph(f"In the worst 24th part, {begin} to {end}:")
-        yield _rows((Column("Time"), *map(number, Distribution._fields)), basis, _time_rows(found.worst_part))
+        yield _rows(_times(), basis, times_of(found.worst_part))
     if len(found.classes) > 1:
         yield Paragraph("By class:")
-        yield _rows(
-            (_CLASS, Column("Time"), *map(number, Distribution._fields)),
-            basis,
-            (
-                (c.name, name, *map(format_seconds, one))
-                for c in found.classes
-                for name, one in (("TTFT", c.ttft_s), ("TPOT", c.tpot_s), ("E2E", c.e2e_s))
-                if one.mean is not None
-            ),
-        )
+        of_classes = [(c.name, *time) for c in found.classes for time in times_of(c)]
+        yield _rows({_CLASS: lambda row: row[0], **_times(1)}, basis, of_classes)
     yield _figures(report, basis, "latency", ("latency.running", "latency.waiting", "latency.kv_tokens_mean"))
-
-
-def _time_rows(found: Latency | WorstPart) -> Iterator[tuple[str, ...]]:
-    for name, _, one in times_of(found):
-        if one.mean is not None:
-            yield name, *map(format_seconds, one)
 
 
 def _goodput(report: Report, basis: Basis) -> Iterator[Block]:
@@ -178,11 +158,7 @@ def _kv_layout(report: Report, basis: Basis) -> Iterator[Block]:
     assert found is not None
     block = f"{format_tokens(found.block_tokens)} tokens, {format_bytes(found.block_bytes)}"
     yield _figures(report, basis, "kv_layout", said={"kv_layout.block_tokens": block})
-    yield _rows(
-        (words("Layers"), *map(number, ("Count", "Groups", "Block", "Window"))),
-        basis,
-        ((one.kind, *map(format_number, one[1:4]), format_tokens(one.window_tokens)) for one in found.groups),
-    )
+    yield _entries(report, basis, "kv_layout.groups")
 
 
 def _fleet(report: Report, basis: Basis) -> Iterator[Block]:
@@ -190,18 +166,16 @@ def _fleet(report: Report, basis: Basis) -> Iterator[Block]:
     assert found is not None
     split, joined = found.split, found.together
     apart = ABSENT if split.prefill is None else f"{split.prefill} + {split.decode}"
-    yield _rows(
-        (_FIGURE, number("Split"), number("Together")),
-        basis,
-        (
-            ("Replicas", apart, format_number(joined.replicas)),
-            ("GPUs", format_number(split.gpus), format_number(joined.gpus)),
-            ("Rate", rate_text(split.rate_rps), rate_text(joined.rate_rps)),
-            ("Goodput", rate_text(split.goodput_rps), rate_text(joined.goodput_rps)),
-            ("Mean TTFT", format_seconds(split.ttft_s), format_seconds(joined.ttft_s)),
-            ("Mean ITL", format_seconds(split.itl_s), format_seconds(joined.itl_s)),
-        ),
+    rows = (
+        ("Replicas", apart, format_number(joined.replicas)),
+        ("GPUs", format_number(split.gpus), format_number(joined.gpus)),
+        ("Rate", rate_text(split.rate_rps), rate_text(joined.rate_rps)),
+        ("Goodput", rate_text(split.goodput_rps), rate_text(joined.goodput_rps)),
+        ("Mean TTFT", format_seconds(split.ttft_s), format_seconds(joined.ttft_s)),
+        ("Mean ITL", format_seconds(split.itl_s), format_seconds(joined.itl_s)),
     )
+    columns = (_FIGURE, number("Split"), number("Together"))
+    yield _rows({column: itemgetter(i) for i, column in enumerate(columns)}, basis, rows)
     yield Paragraph(found.reason)
 
 
@@ -240,26 +214,15 @@ def _prefix_cache(report: Report, basis: Basis) -> Iterator[Block]:
     yield _figures(report, basis, "prefix_cache", [f"prefix_cache.{name}" for name in first], hidden)
     if len(cache.branches) > 1:
         yield Paragraph("States at the offered rate, by running requests, without fluctuations:")
-        yield _rows(
-            (
-                Column("State"),
-                number("Running"),
-                number("Iteration"),
-                number("Hit ratio"),
-                number("KV cache usage"),
-            ),
-            basis,
-            (
-                (
-                    "stable" if state.stable else "unstable",
-                    format_number(state.requests_in_flight),
-                    format_seconds(state.iteration_time_s),
-                    format_percent(state.hit_ratio),
-                    format_percent(state.kv_unique_tokens / cache.capacity_tokens),
-                )
-                for state in cache.branches
-            ),
-        )
+        capacity = cache.capacity_tokens
+        columns: Columns[CacheState] = {
+            Column("State"): lambda state: "stable" if state.stable else "unstable",
+            number("Running"): lambda state: format_number(state.requests_in_flight),
+            number("Iteration"): lambda state: format_seconds(state.iteration_time_s),
+            number("Hit ratio"): lambda state: format_percent(state.hit_ratio),
+            number("KV cache usage"): lambda state: format_percent(state.kv_unique_tokens / capacity),
+        }
+        yield _rows(columns, basis, cache.branches)
     yield _table(Basis.ESTIMATED, recovered)
 
 
@@ -269,19 +232,14 @@ def _worst_cycle(report: Report, basis: Basis) -> Iterator[Block]:
     if any(c.kind for c in cycle.classes):
         full = report.sources["saturation"].kind
         yield Paragraph("Each class on a replica of its own:")
-        yield _cut(
-            (_CLASS, Column("Cycle"), number("Loss"), number("Requests/s"), BASIS),
-            (
-                (
-                    c.name,
-                    c.kind.value if c.kind else ABSENT,
-                    format_percent(c.loss),
-                    format_number(c.throughput_rps),
-                    _class_cycle_basis(c, full),
-                )
-                for c in cycle.classes
-            ),
-        )
+        columns: Columns[ClassCycle] = {
+            _CLASS: lambda c: c.name,
+            Column("Cycle"): lambda c: c.kind.value if c.kind else ABSENT,
+            number("Loss"): lambda c: format_percent(c.loss),
+            number("Requests/s"): lambda c: format_number(c.throughput_rps),
+            BASIS: lambda c: _class_cycle_basis(c, full),
+        }
+        yield _cut(columns, cycle.classes)
 
 
 def _class_cycle_basis(cycle: ClassCycle, full: Basis) -> str:
@@ -319,19 +277,8 @@ def _rate_cap(report: Report, basis: Basis) -> Iterator[Block]:
         if cap.budgets_are_optimal is None
         else "Admissions per iteration by class: the fluid cap, whole requests, and the mean wait these cause."
     )
-    yield _rows(
-        (_CLASS, number("Cap"), number("Budget"), number("Mean wait")),
-        basis,
-        (
-            (
-                c.name,
-                format_number(c.per_iteration),
-                format_number(c.integer_budget),
-                format_seconds(c.mean_wait_s),
-            )
-            for c in cap.classes
-        ),
-    )
+    waits = [format_seconds(c.mean_wait_s) for c in cap.classes]
+    yield _entries(report, basis, "rate_cap.classes", (number("Mean wait"), waits))
 
 
 def _wait(report: Report, basis: Basis) -> Iterator[Block]:
@@ -348,37 +295,17 @@ def _wait(report: Report, basis: Basis) -> Iterator[Block]:
     yield Paragraph(
         "Requests of a class kept at every stage: the smallest that keep up, the largest that fit in memory."
     )
-    numbers = ("Smallest", "Largest", f"Mean wait{bound}", f"Latency{bound}")
-    yield _rows(
-        (_CLASS, *map(number, numbers)),
-        basis,
-        (
-            (
-                c.name,
-                format_number(c.threshold),
-                format_number(most),
-                format_seconds(c.mean_wait_bound_s),
-                format_seconds(c.latency_s),
-            )
-            for c, most in zip(plan.classes, largest, strict=True)
-        ),
-    )
+    columns: Columns[tuple[ClassWait, int | None]] = {
+        _CLASS: lambda row: row[0].name,
+        number("Smallest"): lambda row: format_number(row[0].threshold),
+        number("Largest"): lambda row: format_number(row[1]),
+        number(f"Mean wait{bound}"): lambda row: format_seconds(row[0].mean_wait_bound_s),
+        number(f"Latency{bound}"): lambda row: format_seconds(row[0].latency_s),
+    }
+    yield _rows(columns, basis, zip(plan.classes, largest, strict=True))
     if plan.dial:
         yield Paragraph("The throughput-latency dial, thresholds in proportion to the rates:")
-        yield _rows(
-            map(number, ("Interval", "Iteration", "KV tokens", "Requests/s", "Latency")),
-            basis,
-            (
-                (
-                    format_seconds(row.interval_s),
-                    format_seconds(row.iteration_time_s),
-                    format_tokens(row.kv_tokens),
-                    format_number(row.throughput_rps),
-                    format_seconds(row.latency_s),
-                )
-                for row in plan.dial
-            ),
-        )
+        yield _rows(_DIAL, basis, plan.dial)
 
 
 def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
@@ -409,22 +336,7 @@ def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
         if len(plan.segments) > 1
         else "A single segment: nobody waits with KV held."
     )
-    yield _rows(
-        map(number, ("Up to", "Requests/s", "Go on", "Threshold", "Theta", "Parked", "Queue")),
-        basis,
-        (
-            (
-                format_tokens(s.upto_decode),
-                format_number(s.rate_rps),
-                format_percent(s.continue_probability),
-                format_number(s.threshold),
-                format_number(s.theta),
-                format_number(s.parked_bound),
-                format_number(s.queue_bound),
-            )
-            for s in plan.segments
-        ),
-    )
+    yield _entries(report, basis, "nested_wait.segments")
 
 
 def _does_not_fit(kv_tokens: float | None, report: Report) -> str:
@@ -488,8 +400,12 @@ def _theorem_bound(buffer: SafetyBuffer) -> str:
 
 
 def _sources(report: Report, _: Basis) -> Iterator[Block]:
-    rows = ((key, source.kind.value, source.source) for key, source in report.sources.items())
-    yield _cut((Column("Block"), BASIS, words("Source")), rows)
+    columns: Columns[tuple[str, Source]] = {
+        Column("Block"): lambda row: row[0],
+        BASIS: lambda row: row[1].kind.value,
+        words("Source"): lambda row: row[1].source,
+    }
+    yield _cut(columns, report.sources.items())
 
 
 def _notes(report: Report, _: Basis) -> Iterator[Block]:
@@ -533,7 +449,11 @@ def _figures(
     `first` are keys, or labels with values, that come before the rest; `said` has values in place of those of keys,
     empty for a figure that is left out.
     """
-    rest = (record.key for record in BLOCKS[block].records if record.label and record.key not in first)
+    rest = (
+        record.key
+        for record in BLOCKS[block].records
+        if record.label and not record.list_key and record.key not in first
+    )
     rows = []
     for row in (*first, *rest, *last):
         if not isinstance(row, str):
@@ -555,17 +475,24 @@ def figure_row(name: str, value: str, basis: Basis) -> tuple[str, str, str]:
     return name, value, ABSENT if value == ABSENT else basis.value
 
 
-def _rows(columns: Iterable[Column], basis: Basis, rows: Iterable[tuple[str, ...]]) -> Table:
-    """A table of rows that are all known in one way."""
-    return _cut((*columns, BASIS), ((*row, basis.value) for row in rows))
+def _rows(columns: Columns[_Row], basis: Basis, rows: Iterable[_Row]) -> Table:
+    """Build a table of rows that are all known in one way."""
+    return _cut({**columns, BASIS: lambda _: basis.value}, rows)
 
 
-def _cut(columns: Iterable[Column], rows: Iterable[tuple[str, ...]]) -> Table:
-    return table(columns, rows, MAX_ROWS, "… {} more; see --format json")
+def _entries(report: Report, basis: Basis, key: str, *beside: tuple[Column, Sequence[str]]) -> Table:
+    """Build a table of the entries of a list, of their figures that have a label; `beside` are columns more."""
+    records = [record for record in CONTRACT.values() if record.list_key == key and record.label]
+    columns = [words(r.label) if r.kind is Kind.TEXT else number(r.label) for r in records]
+    entries = attrgetter(key)(report)
+    cells = ([r.written(getattr(entry, r.key.rpartition(".")[2])) for entry in entries] for r in records)
+    rows = list(zip(*cells, *(more for _, more in beside), strict=True))
+    every = (*columns, *(column for column, _ in beside))
+    return _rows({column: itemgetter(i) for i, column in enumerate(every)}, basis, rows)
 
 
-def rate_text(value: float | None) -> str:
-    return format_rate(value, "requests")
+def _cut(columns: Columns[_Row], rows: Iterable[_Row]) -> Table:
+    return tabulate(columns, rows, MAX_ROWS, "… {} more; see --format json")
 
 
 def _unit(value: float | None, unit: str) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from kvplan.emit.base import Flag
 from kvplan.emit.settings import EngineSettings, alternatives
 from kvplan.report.assembly import Report, plain
+from kvplan.report.first_screen import latency_rows
 from kvplan.show import page
-from kvplan.show.report import latency_in_short
 from kvplan.show.view import Json, View, header
 from kvplan.units import ABSENT
 
@@ -79,7 +79,7 @@ def build(advised: EngineSettings, report: Report) -> page.Section:
 
 def _operating_point(report: Report) -> Iterator[str]:
     yield f"{report.verdict.status.upper()}: {report.verdict.summary}"
-    yield "; ".join(f"{name}: {value}" for name, value, _ in latency_in_short(report))
+    yield "; ".join(f"{name}: {value}" for name, value, _ in latency_rows(report))
 
 
 def _tried(advised: EngineSettings) -> Iterator[str]:

@@ -12,8 +12,7 @@ from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
 from kvplan.model.replica import Offload
 from kvplan.model.weights import first_tokens, stage_count
-from kvplan.simulation.prefixes import strangers
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Requests, strangers
 from kvplan.simulation.state import (
     GAPS,
     NOBODY,

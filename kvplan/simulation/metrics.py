@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,15 @@ from numpy.typing import NDArray
 from kvplan.model import FloatArray, IntArray
 from kvplan.simulation.intervals import (
     Interval,
+    Trend,
     around,
     batch_edges,
     mean_half_width,
     over_runs,
     quantile_interval,
-    queue_grows,
-    ratio_half_width,
+    ratio,
+    together,
+    trend,
 )
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.requests import Requests
@@ -50,7 +53,8 @@ from kvplan.simulation.state import GAPS_IN_E, SHORTEST_GAP_S
 LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _AS_LONG_AS_THE_RUN = ("ttft_s.", "e2e_s.")  # where all requests are there at the start
-_EVEN_TIMES = 256  # at which the queue is looked at where nothing is recorded
+_TREND_BATCHES = 16
+MAY_GROW = 10_000  # arrivals in a run, from which its queue may be called growing
 _MIN_RECORDS = 200  # of the series, or completed requests, below which a run is too short to cut into batches
 
 Figures = dict[str, float | None]
@@ -58,10 +62,11 @@ Intervals = dict[str, Interval | None]
 
 
 class RunStatus(StrEnum):
-    """How a policy copes; `growing` is not judged for saturated arrivals."""
+    """How a policy copes; the queue of saturated arrivals is not judged."""
 
     STEADY = "steady"
     GROWING = "growing"
+    UNDECIDED = "undecided"
     LIVELOCK = "livelock"
 
 
@@ -218,50 +223,27 @@ def _mean_over_runs(per_run: Sequence[Figures]) -> Figures:
 
 
 def _status(outcomes: Sequence[Outcome], *, saturated: bool) -> RunStatus:
-    """Judge runs: growing where at least half of them say so, for one in twenty may by chance."""
+    """Judge runs, which have to agree."""
     if any(outcome.ending is Ending.LIVELOCK for outcome in outcomes):
         return RunStatus.LIVELOCK
-    if not saturated and 2 * sum(_grows(outcome) for outcome in outcomes) >= len(outcomes):
-        return RunStatus.GROWING
-    return RunStatus.STEADY
+    return RunStatus.STEADY if saturated else RunStatus(together([_trend(o) for o in outcomes]).value)
 
 
-def _grows(outcome: Outcome) -> bool:
-    """Judge a queue while requests still arrive: after the last one every queue drains."""
-    arrivals = outcome.arrival_s[outcome.arrival_s <= outcome.end_s]
-    if arrivals.size == 0:
-        return False
-    time_s, waiting = queue_over_time(outcome)
-    return queue_grows(time_s, waiting, float(arrivals.min()), float(arrivals.max()))
-
-
-def queue_over_time(outcome: Outcome) -> tuple[FloatArray, IntArray]:
-    """Return times and the requests waiting at each, also while nothing runs and so nothing is recorded.
-
-    Where there is no record for long, whoever has arrived waits, but for those done, those given up and those that held
-    memory at the last record.
-    """
-    series = outcome.series
-    even = np.linspace(0.0, outcome.end_s, _EVEN_TIMES + 1)
-    last = np.searchsorted(series.time_s, even, side="right")
-    unseen = (last[1:] == last[:-1]) & (even[1:] > 0)  # since the even time before, and up to this one
-    if not unseen.any():
-        return series.time_s, series.waiting
-    time_s, before = even[1:][unseen], last[1:][unseen] - 1
-    stayed_s = outcome.arrival_s if outcome.shed is None else outcome.arrival_s[~outcome.shed]
-    arrived, done = (
-        np.searchsorted(np.sort(times[~np.isnan(times)]), time_s, side="right")
-        for times in (stayed_s, outcome.finish_s)
-    )
-    started = before >= 0
-    resident = np.where(started, series.running[before] if series.running.size else 0, 0)
-    done_in_last = np.where(started, done - series.completions[before] if series.running.size else 0, 0)
-    waiting = np.maximum(arrived - done - (resident - done_in_last), 0)
-    order = np.argsort(np.concatenate((series.time_s, time_s)), kind="stable")
-    return (
-        np.concatenate((series.time_s, time_s))[order],
-        np.concatenate((series.waiting, waiting))[order],
-    )
+def _trend(outcome: Outcome) -> Trend:
+    """Judge a queue up to the last arrival, after which every queue drains."""
+    stays = slice(None) if outcome.shed is None else ~outcome.shed
+    came_s, begun_s = np.sort(outcome.arrival_s[stays]), np.sort(outcome.first_token_s[stays])  # NaN last
+    came_s = came_s[: np.searchsorted(came_s, outcome.end_s, side="right")]
+    if came_s.size == 0 or came_s[-1] == 0:
+        return Trend.STEADY
+    least, series = [], outcome.series
+    for times_s in pairwise(np.linspace(0.0, came_s[-1], _TREND_BATCHES + 1).tolist()):
+        first, last = np.searchsorted(series.time_s, times_s)
+        if first < last:
+            least.append(int(series.waiting[first:last].min()))
+        else:  # no iteration ended: whoever has come and has no token yet
+            least.append(int(np.searchsorted(came_s, times_s[1]) - np.searchsorted(begun_s, times_s[1])))
+    return trend(np.array(least), came_s.size / _TREND_BATCHES, may_grow=came_s.size >= MAY_GROW)
 
 
 _GROUPS = {
@@ -527,7 +509,7 @@ class _Run:
             known["itl_s.mean"] = around(figures["itl_s.mean"], self.half_width_between_tokens())
         return {key: known.get(key) for key in figures}
 
-    def half_widths(self) -> dict[str, float | None]:
+    def half_widths(self) -> dict[str, float]:
         """Return half the interval of every figure that is a total or a ratio of totals over the run."""
         batch = self.batches()
         end_s, per_span = self.outcome.end_s, self.outcome.end_s / self.span_s
@@ -546,10 +528,10 @@ class _Run:
             "evictions_per_iteration": ("evictions", "iterations", 1.0),
             "kv_tokens.mean": ("kv_tokens", "records", 1.0),
         }
-        widths = {
-            key: ratio_half_width(batch[amount], batch[size]) for key, (amount, size, _) in ratios.items()
+        return {
+            key: times * ratio([batch[amount]], [batch[size]]).half_width
+            for key, (amount, size, times) in ratios.items()
         }
-        return {key: None if width is None else ratios[key][2] * width for key, width in widths.items()}
 
     def half_width_between_tokens(self) -> float | None:
         """Return half the interval of the mean ITL, from the gaps of completed requests in order of arrival."""
@@ -560,7 +542,7 @@ class _Run:
         first = batch_edges(self.completed)[:-1]
         passed = _some((self.outcome.finish_s - self.outcome.first_token_s)[order], finished)
         gaps = _some((self.requests.iterations() - 1)[order], finished).astype(np.float64)
-        return ratio_half_width(np.add.reduceat(passed, first), np.add.reduceat(gaps, first))
+        return ratio([np.add.reduceat(passed, first)], [np.add.reduceat(gaps, first)]).half_width
 
     def batches(self) -> dict[str, FloatArray]:
         """Return what equally many records add to every counter, each of shape (n_batches,)."""

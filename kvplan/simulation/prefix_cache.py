@@ -3,7 +3,7 @@
 It mirrors `BlockPool` of `vllm/v1/core/block_pool.py` and `KVCacheManager.get_computed_blocks` of
 `vllm/v1/core/kv_cache_manager.py`, vLLM 0.19.
 
-Whose tokens are the same says a tree of streams (`kvplan.simulation.prefixes`); the blocks of a stream are those that
+Whose tokens are the same says a tree of streams (`kvplan.simulation.requests`); the blocks of a stream are those that
 end in it. A request holds the leading blocks of every stream on its way, and free blocks go last block first, so what
 is cached of a stream is always its leading part, and where anything of it is, all before it is. So free blocks queue by
 streams, not one by one; what is free of a stream stands there once, and goes from its end. Blocks without a hash stand

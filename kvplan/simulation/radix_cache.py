@@ -3,7 +3,7 @@
 It mirrors `RadixCache` of `python/sglang/srt/mem_cache/radix_cache.py`, SGLang 0.5.
 
 A node holds blocks that follow those of the node above it. It begins and ends where something was put into the tree,
-looked up or branched off, within a stream or across several (`kvplan.simulation.prefixes`), and goes as a whole. The
+looked up or branched off, within a stream or across several (`kvplan.simulation.requests`), and goes as a whole. The
 nodes on a request's way follow from its streams: each knows the last node that holds a block of it.
 
 Whoever touches a node touches all above it, and comes to them later. So those that nobody holds stand in a queue in

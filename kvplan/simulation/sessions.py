@@ -15,8 +15,17 @@ from kvplan.model import FloatArray, IntArray, ServingModel
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
-from kvplan.simulation.prefixes import Prefixes, Turns, nothing_follows, strangers
-from kvplan.simulation.requests import Requests, chosen, end_to_end, lengths, prompt_lengths
+from kvplan.simulation.requests import (
+    Prefixes,
+    Requests,
+    Turns,
+    chosen,
+    end_to_end,
+    lengths,
+    nothing_follows,
+    prompt_lengths,
+    strangers,
+)
 
 _LAST = 1 << 60  # tokens; of streams that nothing branches off from
 _MOST_AWAITED = 3 * 10**6  # requests of chains that began before the run

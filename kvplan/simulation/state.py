@@ -219,7 +219,7 @@ class Request(Columns):
     BELOW: int  # neighbours in the pile of a rank
     ABOVE: int
 
-    FOLLOWING: int  # this and the next: as `kvplan.simulation.prefixes.Turns` has it
+    FOLLOWING: int  # this and the next: as `kvplan.simulation.requests.Turns` has it
     INSTEAD: int
     COMING: int  # who stands at this place of the heap of those to come; no matter of this request
 

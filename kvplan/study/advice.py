@@ -11,16 +11,16 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.cached_equilibrium import with_cold_cache
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fleet import one_replica
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.backlog import Backlog, Means
 from kvplan.simulation.experiments.runner import at_once
+from kvplan.simulation.intervals import Ratio, Trend
 from kvplan.simulation.policies import POLICIES, engine_settings
-from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.policies.protocol import SEATS, Settings
 from kvplan.study.operating_point import Observation, OperatingPoint, Status, observe
-from kvplan.study.protection import SEATS, Gained, Setting, protection
 from kvplan.study.recovery import (
     BATCHES,
     Recovery,
@@ -31,8 +31,7 @@ from kvplan.study.recovery import (
     uncached,
     weights_of,
 )
-from kvplan.study.sample import Ratio
-from kvplan.study.windows import Trend
+from kvplan.study.warm_cache import Gained, Setting, protection
 
 WATERMARK, ADMISSION = "watermark", "admission"  # parameters of policies
 _WHOLE_PROMPT = 0.0
@@ -56,24 +55,13 @@ _SEED, _FRESH = (39, 1), (39, 2)
 
 
 class Advice(NamedTuple):
-    """Settings that gain something, together.
-
-    Attributes
-    ----------
-    gain_backlogged
-        Of the rate that a replica under a backlog serves, relative.
-    sustains_offered
-        Whether a backlog drains at the offered rate, from the worst of all starts.
-    needs_version
-        Of the engine; None: any.
-    ttft_p95_s_without, ttft_p95_s_with
-        At the offered rate, by runs with the same arrivals; None where the queue grows, or it is not settled.
-    """
+    """Settings that gain something, together."""
 
     settings: tuple[Setting, ...]
-    gain_backlogged: float
-    sustains_offered: bool
-    needs_version: str | None
+    gain_backlogged: float  # of the rate that a replica under a backlog serves, relative
+    sustains_offered: bool  # a backlog drains at the offered rate, from the worst of all starts
+    needs_version: str | None  # of the engine; None: any
+    # at the offered rate, by runs with the same arrivals; None where the queue grows, or it is not settled
     ttft_p95_s_without: float | None
     ttft_p95_s_with: float | None
 

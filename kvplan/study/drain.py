@@ -24,7 +24,7 @@ from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, with_drafts
 from kvplan.simulation.sessions import Burst, merged, stream_of_sessions
 from kvplan.study.operating_point import as_run
-from kvplan.study.warm_up import life_s, typical_iteration_s
+from kvplan.study.windows import life_s, typical_iteration_s
 
 DAY_S = 86_400.0
 SEEDS = 3
@@ -42,26 +42,15 @@ _PIECES, _ERRORS = 16, 3.0  # of the time in which it is judged; standard errors
 
 
 class Drain(NamedTuple):
-    """Time from the end of a standard burst until its queue is gone.
+    """Time from the end of a standard burst until its queue is gone."""
 
-    Attributes
-    ----------
-    burst_requests
-        Expected in the burst; of sessions with all their turns.
-    seconds, low, high
-        The median of the runs, and the least and the most of them; None: not within what was simulated.
-    reason
-        Why there is no time; empty where there is one.
-    preempted
-        Preemptions from its begin on until it is gone, the median of the runs.
-    """
-
-    burst_requests: float | None
+    burst_requests: float | None  # expected; of sessions with all their turns
+    # the median of the runs, the least and the most of them; None: not within what was simulated
     seconds: float | None
     low: float | None
     high: float | None
-    reason: str = ""
-    preempted: int | None = None
+    reason: str = ""  # why there is no time
+    preempted: int | None = None  # from the burst's begin until it is gone, the median of the runs
 
 
 class _Course(NamedTuple):

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from kvplan.analysis.cached_equilibrium import users_of, with_part_of_users, with_rates_of_users
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fleet import one_replica
-from kvplan.analysis.population import users_of, with_part_of_users, with_rates_of_users
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
+from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.objectives import LONG, Decision, Objective, State, decisions, overall
 from kvplan.study.operating_point import BUDGET_S, Latency, Observation, observe, operating_point
 from kvplan.study.sample import QUANTILES, Cliff
-from kvplan.study.windows import Trend
 
 _IDLE = 0.01  # of what is sustainable
 _MORE = 1.25  # times the rate, while all holds
@@ -36,25 +36,13 @@ _CURVE_PART = 0.15  # of the work of an operating point, for each rate
 
 
 class Goodput(NamedTuple):
-    """The largest rate at which all objectives hold, requests/s.
+    """The largest rate at which all objectives hold, requests/s."""
 
-    Attributes
-    ----------
-    rate_rps
-        Interpolated; 0 where even an idle replica misses one. Of a schedule, or of a trace, its mean rate.
-    low, high
-        The largest rate that was seen to hold and the least that was seen to miss; None where everything held.
-    binding
-        Key of the objective that is missed first as the rate rises, or the limit of the sustainable rate.
-    cliff
-        Seconds between which the binding figure moves, at that rate, for a per cent of the requests; None elsewhere.
-    """
-
-    rate_rps: float
-    low: float
-    high: float | None
-    binding: str
-    cliff: Cliff | None = None
+    rate_rps: float  # interpolated; 0 where even an idle replica misses one; of schedules and traces the mean
+    low: float  # the largest that was seen to hold
+    high: float | None  # the least that was seen to miss
+    binding: str  # objective that is missed first as the rate rises, or the limit of the sustainable rate
+    cliff: Cliff | None = None  # that the binding figure sits on at that rate
 
 
 class _Probe(NamedTuple):

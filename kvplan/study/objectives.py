@@ -11,12 +11,11 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from kvplan.model import Plan, ServingModel
-from kvplan.simulation.intervals import t_quantile
+from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.state import GAPS_IN_E
 from kvplan.study.operating_point import BUDGET_S, Observation, observe
-from kvplan.study.sample import ITL, QUANTILES, Estimate, Ratio, Sample
-from kvplan.study.windows import Trend
+from kvplan.study.sample import ITL, QUANTILES, Estimate, Sample
 
 _LOOKS = 1.3  # times as wide, for about ten looks at runs that grow
 _SHORT = 3.0  # times as wide again, of fewer completions than `LONG`
@@ -44,24 +43,18 @@ class Objective(Protocol):
 
 
 class Decision(NamedTuple):
-    """An objective and how it stands.
-
-    Attributes
-    ----------
-    value, low, high
-        The figure and its 95 % interval, the ends of which are None where the runs do not show them, and where there
-        is a single replay of a trace; all None where no request has the figure, or the queue grows.
-    share, width, allowed
-        Of the values, those beyond the limit, how far off that may be either way, and how many may be; of a mean, the
-        mean as a multiple of its limit, where 1 is allowed.
-    """
+    """An objective and how it stands."""
 
     key: str
     limit: float
     state: State
+    # the figure and its 95 % interval, without ends of one replay of a trace, and where the runs do not show them;
+    # all None where no request has the figure, or the queue grows
     value: float | None
     low: float | None
     high: float | None
+    # of the values, those beyond the limit, how far off that may be either way, and how many may be; of a mean, the
+    # mean as a multiple of its limit, where 1 is allowed
     share: float
     width: float
     allowed: float
@@ -129,7 +122,9 @@ def _decision(sample: Sample, seen: Observation, key: str, limit: float) -> Deci
             state = State.HOLDS if sample.times("e2e_s").total else State.OPEN
         return Decision(key, limit, state, None, None, None, 0.0, 0.0, allowed)
     if figure in QUANTILES:
-        share, width = _share_above(sample, time, limit * _ROUNDING)
+        times = sample.times(time)
+        above = times.share_above(limit * _ROUNDING)
+        share, width = above.value, above.half_width or 1 / times.total
     else:
         share, width = _over_limit(shown, limit * (_HALF_BIN if time == ITL else _ROUNDING))
     if seen.is_replay:
@@ -142,12 +137,6 @@ def _decision(sample: Sample, seen: Observation, key: str, limit: float) -> Deci
     low, high = (None, None) if seen.is_replay else (shown.low, shown.high)
     high = None if high is None or math.isinf(high) else high
     return Decision(key, limit, state, shown.value, low, high, share, width, allowed)
-
-
-def _share_above(sample: Sample, time: str, limit: float) -> tuple[float, float]:
-    times = sample.times(time)
-    found: Ratio = times.share_above(limit)
-    return found.value, t_quantile(found.degrees) * found.standard_error or 1 / times.total
 
 
 def _over_limit(shown: Estimate, limit: float) -> tuple[float, float]:

@@ -11,22 +11,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.cached_equilibrium import with_cold_cache
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
-from kvplan.analysis.fleet import one_replica
+from kvplan.analysis.fleet import FleetFigures, JoinedFleet, SplitFleet, one_replica, winner
 from kvplan.analysis.worst_window import at_rates
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, at_once
 from kvplan.simulation.initial_state import Spans
+from kvplan.simulation.intervals import Trend, together, trend
+from kvplan.simulation.metrics import MAY_GROW
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.study.sample import FIGURES, OVER_TIME, QUANTILES, Estimate, Sample
-from kvplan.study.warm_up import life_s, typical_iteration_s, warm_up_s
-from kvplan.study.windows import BATCHES, LATENCIES, Trend, Window, together, trend, window
+from kvplan.study.windows import BATCHES, LATENCIES, Window, life_s, typical_iteration_s, warm_up_s, window
 
 BUDGET_S = 1.0  # counted work of all runs
 RUNS = 2  # of a round
@@ -45,7 +46,6 @@ _FAR = 1.5  # of what is sustainable, from which a run is not needed to say that
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _REQUEST_S, _ITERATION_S = 1e-6, 20e-9  # counted
 _DRAFTS, _LAYERS, _SGLANG = 8.0, 3.0, 3.0  # times as much work
-_MAY_GROW = 10_000  # requests of a run, or the third round, from which it may be called growing
 _WIDTH, _TAIL_WIDTH = 0.1, 0.2  # relative, of intervals; of p99
 _OF_E2E = 0.01  # half width of a mean, of the mean E2E
 _SHARES = {
@@ -254,7 +254,7 @@ def observe(
         windows += made
         last = heavy * sum(_REQUEST_S * w.arrived + _ITERATION_S * w.iterations for w in made)
         work += last
-        may_grow = len(windows) > 2 * runs or min(w.arrived for w in made) >= _MAY_GROW
+        may_grow = len(windows) > 2 * runs or min(w.arrived for w in made) >= MAY_GROW
         judged = together([trend(w.least, rate * w.width_s, may_grow=may_grow) for w in made])
         if any(w.stuck for w in made):
             judged = Trend.GROWING
@@ -355,7 +355,7 @@ def _window(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, s
     names = tuple(c.name for c in model.classes) if load.trace is None else ("trace",)
     requests = generate(model, load, seed)
     job = Job(settings, Scenario(model, plan, requests, names, seed), end_s, spans)
-    return window(requests, job.run(lambda _: True, None, True), spans)
+    return window(requests, job.run(), spans)
 
 
 def _replayed(model: ServingModel, plan: Plan, settings: Settings, runs: int) -> Observation:
@@ -377,7 +377,7 @@ def _end_s(model: ServingModel, plan: Plan, settings: Settings, seed: int) -> fl
     """Return when the last request of a trace is done."""
     requests = generate(model, Load().on(model), seed)
     job = Job(settings, Scenario(model, plan, requests, ("trace",), seed))
-    return job.run(lambda _: True, None, True).end_s
+    return job.run().end_s
 
 
 def unsettled(sample: Sample) -> tuple[str, ...]:
@@ -485,3 +485,46 @@ def _place(of: Window, model: ServingModel, part: int) -> int:
     """Return the first batch of a window that is of a part: those of a schedule's period are counted from its start."""
     begun = 0 if model.schedule is None else round(of.begin_s / of.width_s)
     return (part - begun) % _PARTS
+
+
+_Side = TypeVar("_Side", SplitFleet, JoinedFleet)
+
+
+def timed(
+    found: FleetFigures | None,
+    model: ServingModel,
+    plan: Plan,
+    own: Latency,
+    goodput_rps: float | None = None,
+) -> FleetFigures | None:
+    """Add mean TTFT and ITL at the offered rate, simulated, to both ways of a fleet.
+
+    `own` is what the fleet of the model was seen to do, `goodput_rps` up to which rate it keeps all objectives.
+    """
+    fleet = model.fleet
+    if found is None or fleet is None:
+        return found
+    split, joined = found.split, found.together
+    if fleet.is_split:
+        together = replace(fleet, prefill=0, decode=0, replicas=joined.replicas)
+        joined = _with_times(joined, _simulated(replace(model, fleet=together), plan))
+        split = _with_times(split, own)._replace(goodput_rps=goodput_rps)
+    else:
+        joined = _with_times(joined, own)._replace(goodput_rps=goodput_rps)
+        if split.prefill and split.decode:
+            apart = replace(fleet, prefill=split.prefill, decode=split.decode, replicas=0)
+            split = _with_times(split, _simulated(replace(model, fleet=apart), plan))
+    return found._replace(split=split, together=joined, winner=winner(split, joined))
+
+
+def _simulated(model: ServingModel, plan: Plan) -> Latency | None:
+    try:
+        return operating_point(model, plan).latency
+    except UsageError:  # not modelled so
+        return None
+
+
+def _with_times(side: _Side, seen: Latency | None) -> _Side:
+    if seen is None:
+        return side
+    return side._replace(ttft_s=seen.ttft_s.mean, itl_s=seen.itl_s.mean)

@@ -20,10 +20,10 @@ from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
 from kvplan.model.weights import stage_count
 from kvplan.simulation.backlog import Backlog, Mark, Means, blocks_needed
 from kvplan.simulation.experiments.runner import at_once
+from kvplan.simulation.intervals import Ratio, ratio
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests, chosen, saturated, with_drafts
-from kvplan.study.sample import Ratio, ratio
 
 _FEWEST, _STAYS, _FILLS = 4_000, 20, 4  # completions, longest stays and fillings of memory in a run at first
 BATCHES = 20  # of a run, of which the first half is dropped
@@ -50,26 +50,15 @@ _SEED = (39,)
 
 
 class Recovery(NamedTuple):
-    """The rate up to which a backlog drains, and what a saturated replica was seen to serve.
+    """The rate up to which a backlog drains, and what a saturated replica was seen to serve."""
 
-    Attributes
-    ----------
-    rate_rps
-        At most the sustainable rate, and below `served_rps` by three standard errors, half a per cent at least.
-    served_rps, standard_error_rps, start
-        From the worst start, which has a name; None where no run was needed.
-    settled
-        Whether the budget sufficed.
-    reason
-        Why there is no rate; None where there is.
-    """
-
+    # at most the sustainable rate, and below `served_rps` by three standard errors, half a per cent at least
     rate_rps: float | None
-    served_rps: float | None = None
+    served_rps: float | None = None  # from the worst start; None where no run was needed
     standard_error_rps: float = 0.0
-    start: str = ""
-    settled: bool = True
-    reason: str | None = None
+    start: str = ""  # its name
+    settled: bool = True  # whether the budget sufficed
+    reason: str | None = None  # why there is no rate
 
 
 def recovery(model: ServingModel, settings: Settings) -> Recovery:

@@ -17,52 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.model import FloatArray
-from kvplan.simulation.intervals import t_quantile
+from kvplan.simulation.intervals import Ratio, ratio
 from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S, Span
 from kvplan.study.windows import Window
-
-
-class Ratio(NamedTuple):
-    """A ratio of sums, its standard error, and the degrees of freedom of that."""
-
-    value: float
-    standard_error: float
-    degrees: int
-
-
-def ratio(amounts: Sequence[FloatArray], sizes: Sequence[FloatArray]) -> Ratio:
-    """Σ amounts / Σ sizes over the batches of independent runs.
-
-    What the batches of a run have in common with their neighbours widens the error by √((1 + φ)/(1 - φ)), φ the
-    correlation of neighbouring residuals, plus 1/n because it is estimated low by so much.
-
-    Parameters
-    ----------
-    amounts, sizes : sequence of ndarray, shape (n_batches,)
-        Of each run, in order of time.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> ratio([np.array([2.0, 4.0])], [np.array([1.0, 2.0])])
-    Ratio(value=2.0, standard_error=0.0, degrees=1)
-    """
-    total = math.fsum(float(s.sum()) for s in sizes)
-    count = sum(s.size for s in sizes)
-    if total <= 0:
-        return Ratio(math.nan, math.inf, 1)
-    value = math.fsum(float(a.sum()) for a in amounts) / total
-    if count < 2:
-        return Ratio(value, math.inf, 1)
-    residuals = [a - value * s for a, s in zip(amounts, sizes, strict=True)]
-    power = sum(float(r @ r) for r in residuals)
-    if power == 0:
-        return Ratio(value, 0.0, count - 1)
-    neighbours = sum(float(r[:-1] @ r[1:]) for r in residuals)
-    phi = min(max(neighbours / power + 1 / count, 0.0), 0.95)
-    spread = math.sqrt(count / (count - 1) * power * (1 + phi) / (1 - phi))
-    return Ratio(value, spread / total, count - 1)
-
 
 BINS_IN_E = 250  # of times, each .4 % wide, to which ends of intervals are rounded outward
 _GAP_S: FloatArray = SHORTEST_GAP_S * np.exp((np.arange(GAPS) + 0.5) / GAPS_IN_E)
@@ -293,14 +250,12 @@ class Sample:
 
 def around(found: Ratio) -> Estimate:
     """Return a ratio with its 95 % interval."""
-    half = t_quantile(found.degrees) * found.standard_error
-    return Estimate(found.value, max(found.value - half, 0.0), found.value + half)
+    return Estimate(found.value, max(found.value - found.half_width, 0.0), found.value + found.half_width)
 
 
 def _percentile(times: _Times | _Gaps, share: float) -> Estimate:
     low, high = times.quantile(share)
-    above = times.share_above(high)
-    width = t_quantile(above.degrees) * above.standard_error or 1 / times.total
+    width = times.share_above(high).half_width or 1 / times.total
     least = times.quantile(max(share - width, 0.0))[0]
     most = times.quantile(share + width)[1] if share + width < 1 else math.inf
     return Estimate((low + high) / 2, _rounded(least, math.floor), _rounded(most, math.ceil), width)

@@ -1,12 +1,15 @@
-"""Trials of a warm prefix cache where one burst can empty it: how long it lasts, measured.
+"""Trials of a prefix cache that a burst can empty: how long it stays warm, and which limits end its collapse.
 
 Formulas say that a warm state exists at a rate above the guaranteed one, not for how long. Runs of the simulator that
 knows every block show it: alone, and after a burst that fills memory once with what nobody has asked for before. They
 are evidence beside the verdict, which rests on none of them.
+
+A burst leaves memory full of requests in flight, of which none finds anything. Fewer running requests leave room for
+what the next ones ask for, and no queue outlasts it. Neither ends a collapse alone; where the replica has such a limit,
+a bound on waiting is tried beside that.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -16,18 +19,19 @@ import numpy as np
 from kvplan.analysis.cache_states import CachedReplica, cached_replica
 from kvplan.analysis.equilibrium import per_request
 from kvplan.analysis.fleet import steady_replica
-from kvplan.analysis.prefix_cache import CacheState, full_memory, prefix_cache
+from kvplan.analysis.prefix_cache import PrefixCache, full_memory, prefix_cache
 from kvplan.model import FloatArray, Plan, ServingModel
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, Progress, at_once, run_to_the_end
 from kvplan.simulation.initial_state import Spans
 from kvplan.simulation.outcome import Outcome
-from kvplan.simulation.policies import engine_settings
-from kvplan.simulation.policies.protocol import Policy, Scenario
-from kvplan.simulation.requests import Requests, saturated
+from kvplan.simulation.policies import POLICIES, engine_settings
+from kvplan.simulation.policies.parameters import SHED_AFTER
+from kvplan.simulation.policies.protocol import SEATS, Scenario, Settings
+from kvplan.simulation.requests import saturated
 from kvplan.simulation.sessions import Burst, merged
 from kvplan.simulation.state import Span
-from kvplan.study.warm_up import life_s, typical_iteration_s, warm_up_s
+from kvplan.study.windows import life_s, typical_iteration_s, warm_up_s
 
 RUNS = 5  # alone, and as many with a burst
 _SEED = 70_000
@@ -36,48 +40,102 @@ _BUDGET_S, _REQUEST_S, _ITERATION_S = 4.0, 1e-6, 20e-9  # counted work of all ru
 _MOST_WARM_UP = 0.2  # of the length
 _PARTS = 32  # of a run, each of which is warm or not
 _LAST = _PARTS // 4  # of them, which tell how it ended
-_SLACK, _SLACK_SHARE = (
-    2.0,
-    0.02,
-)  # requests that may always wait in a part that is warm; share of its arrivals
+_SLACK, _SLACK_SHARE = 2.0, 0.02  # requests that may always wait in a warm part; share of its arrivals
+
+_LIMITED_SEEDS = range(80_000, 80_002)
+_LIMITED_BURST = 3  # times as much as fills memory once
+_OF_SEPARATRIX = 0.75  # running requests
+_PATIENCE = 1 / 8  # of the time after which what nobody asks for is gone
+_LIMITED_LIVES, _END = 8.0, 0.75  # length of a run in lives of sessions; from where its end counts
+_GIVEN_UP = 0.01  # share of the arrivals that may still be
 
 
 class Trial(NamedTuple):
-    """Runs of a replica whose warm cache can be lost: so many alone, and as many with a burst after the warm-up.
-
-    Attributes
-    ----------
-    lasted, survived_burst
-        Runs that were warm in the end: alone, and with a burst.
-    hit_ratio
-        Of the prompt tokens, in the runs alone that lasted; None where none did.
-    seconds
-        Length of a run after its warm-up.
-    burst, of_sessions
-        Sessions that begin at once, or requests that nobody asks for again: as many as leave a full memory.
-    lasts_s
-        Mean time until a warm cache is lost without a burst; None where all runs lasted, 0 where no run from an empty
-        replica became warm.
-    served_rps
-        Once it is lost, requests/s; None where it never was.
-    """
+    """Runs of a replica whose warm cache can be lost: alone, and as many with a burst after the warm-up."""
 
     runs: int
+    # runs that were warm in the end: alone, and with a burst
     lasted: int
     survived_burst: int
-    hit_ratio: float | None
-    seconds: float
+    hit_ratio: float | None  # of the prompt tokens, in the runs alone that lasted
+    seconds: float  # length of a run after its warm-up
+    # sessions that begin at once, or requests that nobody asks for again: as many as leave a full memory
     burst: int
     of_sessions: bool
+    # mean time until a warm cache is lost without a burst; None where all runs lasted, 0 where none became warm
     lasts_s: float | None
-    served_rps: float | None
+    served_rps: float | None  # once it is lost
 
 
-class _Warmth(NamedTuple):
-    """From which hit ratio on a part of a run is warm, and how many may always wait in it."""
+class Setting(NamedTuple):
+    """A parameter of the engine's policy, and its value."""
 
-    hit_ratio: float
-    waiting: float
+    name: str
+    value: float
+
+
+class Gained(NamedTuple):
+    """Settings, by how much more is served with them under a backlog, relative, and whether the offered rate is."""
+
+    settings: tuple[Setting, ...]
+    gain: float
+    sustains: bool
+
+
+class _Replica(NamedTuple):
+    """A replica whose prefix cache a burst can empty."""
+
+    model: ServingModel
+    cached: CachedReplica
+    state: PrefixCache
+
+    @property
+    def half_hits(self) -> float:
+        """Tokens found of a request half way from a cold cache to a warm one."""
+        assert self.state.warm is not None
+        return (float(full_memory(self.cached).hits[0]) + self.state.warm.hit_tokens) / 2
+
+    @property
+    def keeps_s(self) -> float | None:
+        """How long a warm cache keeps what nobody asks for; None where everything fits."""
+        assert self.state.warm is not None
+        return self.state.warm.characteristic_time_s
+
+    @property
+    def gap_s(self) -> float:
+        """The longest mean time after which requests are asked for again."""
+        return max((c.reuse.gap.mean_s for c in self.model.classes if c.reuse is not None), default=0.0)
+
+    @property
+    def burst(self) -> int:
+        """Sessions, or requests that nobody asks for again, that fill memory once with what they leave."""
+        replica = self.cached.replica
+        return math.ceil(replica.capacity_tokens / max(self.cached.left, replica.block_tokens))
+
+    @property
+    def begins_sessions(self) -> bool:
+        return any(c.sessions is not None and c.sessions.users is None for c in self.model.classes)
+
+    def job(
+        self,
+        plan: Plan,
+        settings: Settings,
+        end_s: float,
+        burst: Burst,
+        seed: int,
+        spans: Spans | None = None,
+    ) -> Job:
+        """Return a run with a burst among its requests: of new sessions, or else of strangers."""
+        load, model = Load(requests=None, horizon_s=end_s), self.model
+        if self.begins_sessions and burst.sessions:
+            load = load._replace(burst_sessions=burst)
+        requests = generate(model, load, seed)
+        if not self.begins_sessions and burst.sessions:
+            strangers = saturated(model, np.random.default_rng([seed, 1]), requests=burst.sessions)
+            at_s = np.full(burst.sessions, burst.at_s)
+            requests = merged([requests, replace(strangers, arrival_s=at_s)])
+        scenario = Scenario(model, plan, requests, tuple(c.name for c in model.classes), seed)
+        return Job(settings, scenario, end_s, spans)
 
 
 class _Course(NamedTuple):
@@ -90,116 +148,71 @@ class _Course(NamedTuple):
     served: float  # in its last parts
 
 
-class _Run(NamedTuple):
-    """A run of which only its course is kept."""
+def _collapsible(model: ServingModel) -> _Replica | None:
+    """Return one replica with its share; None where a burst cannot empty its cache, or it is warm at no rate.
 
-    job: Job
-    spans: Spans
-    warmth: _Warmth
-
-    @property
-    def scenario(self) -> Scenario:
-        return self.job.scenario
-
-    @property
-    def policy(self) -> Policy:
-        return self.job.policy
-
-    def run(
-        self, watch: Callable[[int], bool], announce: Callable[[bool], None] | None, compile: bool | None
-    ) -> _Course:
-        outcome = self.job.run(watch, announce, compile)
-        return _course(self.scenario.requests, outcome, self.spans, self.warmth)
-
-
-def warm_cache(model: ServingModel, plan: Plan, progress: Progress | None = None) -> Trial | None:
-    """Try at the offered rate how long a prefix cache stays warm that a burst can empty.
-
-    A part of a run is warm if requests find more than half of what a warm cache finds beyond a cold one, and at some
-    moment hardly anybody waits. A run lasts if most of its last quarter is warm. Of a fleet one replica with its share
-    is looked at; rates are those of the classes, whatever a schedule makes of them, and where they are from a trace
-    requests come at random. None where a burst cannot empty the cache, not even a warm one serves what is offered, or a
-    hit curve was measured, of which no run knows what hits.
+    Rates are those of the classes, whatever a schedule makes of them, and where they are from a trace requests come at
+    random. Of a measured hit curve no run knows what hits.
     """
     model = steady_replica(model)
     if not (model.finds_prefixes and model.is_plain) or model.hit_curve:
         return None
     cached = cached_replica(model)
-    found = prefix_cache(cached)
-    if not found.collapse_possible or found.warm is None:
+    state = prefix_cache(cached)
+    return _Replica(model, cached, state) if state.collapse_possible and state.warm is not None else None
+
+
+def warm_cache(model: ServingModel, plan: Plan, progress: Progress | None = None) -> Trial | None:
+    """Try at the offered rate how long a prefix cache stays warm that a burst can empty; None where there is none.
+
+    A part of a run is warm if requests find more than half of what a warm cache finds beyond a cold one, and at some
+    moment hardly anybody waits. A run lasts if most of its last quarter is warm.
+    """
+    replica = _collapsible(model)
+    if replica is None:
         return None
-    begin_s, length_s = _times(model, found.warm)
-    spans, warmth = Spans(begin_s, length_s / _PARTS, _PARTS), _warmth(cached, found.warm, length_s)
-    burst = burst_size(cached)
-    seeds = range(_SEED, _SEED + RUNS)
-    rows = [at_once(partial(_run, model, plan, spans, warmth, size), seeds) for size in (0, burst)]
-    alone, after = run_to_the_end(rows, progress, compile=True)
+    spans = _spans(replica)
+    end_s = spans.begin_s + spans.number * spans.width_s
+    bursts = Burst(0), Burst(replica.burst, spans.begin_s)
+    settings, seeds = engine_settings(model), range(_SEED, _SEED + RUNS)
+    rows = [
+        at_once(partial(replica.job, plan, settings, end_s, burst, spans=spans), seeds) for burst in bursts
+    ]
+    alone, after = run_to_the_end(rows, progress, compile=True, kept=partial(_course, replica, spans))
     lasted, lost = [c for c in alone if c.lasted], [c for c in (*alone, *after) if not c.lasted]
     warm_s = spans.width_s * sum(course.warm_parts for course in alone)
+    hits, prompts = (sum(getattr(c, name) for c in lasted) for name in ("hit_tokens", "prompt_tokens"))
     return Trial(
         runs=RUNS,
         lasted=len(lasted),
         survived_burst=sum(course.lasted for course in after),
-        hit_ratio=sum(c.hit_tokens for c in lasted) / sum(c.prompt_tokens for c in lasted)
-        if lasted
-        else None,
-        seconds=length_s,
-        burst=burst,
-        of_sessions=_begins_sessions(model),
+        hit_ratio=hits / prompts if lasted else None,
+        seconds=spans.number * spans.width_s,
+        burst=replica.burst,
+        of_sessions=replica.begins_sessions,
         lasts_s=warm_s / (RUNS - len(lasted)) if len(lasted) < RUNS else None,
         served_rps=sum(c.served for c in lost) / (len(lost) * _LAST * spans.width_s) if lost else None,
     )
 
 
-def _times(model: ServingModel, warm: CacheState) -> tuple[float, float]:
-    """Return warm-up and length of a run, seconds, as long as the work allows."""
-    gap = max((c.reuse.gap.mean_s for c in model.classes if c.reuse is not None), default=0.0)
-    length = max(_LENGTH_S, _LIVES * (life_s(model) + gap))
-    rate = model.total_rate_rps
+def _spans(replica: _Replica) -> Spans:
+    """Return the parts of a run after its warm-up, as long as the work allows."""
+    model, rate = replica.model, replica.model.total_rate_rps
+    length_s = max(_LENGTH_S, _LIVES * (life_s(model) + replica.gap_s))
     iterations = min(1 / typical_iteration_s(model), rate * per_request(model).iterations)
-    length = min(length, _BUDGET_S / (2 * RUNS * (rate * _REQUEST_S + iterations * _ITERATION_S)))
-    kept = warm.characteristic_time_s or 0.0
-    return min(warm_up_s(model) + gap + kept, _MOST_WARM_UP * length), length
+    length_s = min(length_s, _BUDGET_S / (2 * RUNS * (rate * _REQUEST_S + iterations * _ITERATION_S)))
+    begin_s = warm_up_s(model) + replica.gap_s + (replica.keeps_s or 0.0)
+    return Spans(min(begin_s, _MOST_WARM_UP * length_s), length_s / _PARTS, _PARTS)
 
 
-def _warmth(cached: CachedReplica, warm: CacheState, length_s: float) -> _Warmth:
-    """Return the threshold half way from a cold cache to a warm one; of users some may wait at all times."""
-    found = (float(full_memory(cached).hits[0]) + warm.hit_tokens) / 2
-    waiting = max(_SLACK, _SLACK_SHARE * cached.rate_rps * length_s / _PARTS)
-    return _Warmth(found / cached.mean("prompt"), waiting if cached.users is None else math.inf)
-
-
-def burst_size(cached: CachedReplica) -> int:
-    """Return the sessions, or requests that nobody asks for again, that fill memory once with what they leave."""
-    return math.ceil(cached.replica.capacity_tokens / max(cached.left, cached.replica.block_tokens))
-
-
-def _begins_sessions(model: ServingModel) -> bool:
-    return any(c.sessions is not None and c.sessions.users is None for c in model.classes)
-
-
-def with_burst(model: ServingModel, end_s: float, burst: int, at_s: float, seed: int) -> Requests:
-    """Draw the requests until a time, with a burst among them: of new sessions, or else of strangers."""
-    load, sessions = Load(requests=None, horizon_s=end_s), _begins_sessions(model)
-    if sessions and burst:
-        load = load._replace(burst_sessions=Burst(burst, at_s))
-    requests = generate(model, load, seed)
-    if not sessions and burst:
-        strangers = saturated(model, np.random.default_rng([seed, 1]), requests=burst)
-        requests = merged([requests, replace(strangers, arrival_s=np.full(burst, at_s))])
-    return requests
-
-
-def _run(model: ServingModel, plan: Plan, spans: Spans, warmth: _Warmth, burst: int, seed: int) -> _Run:
-    end_s = spans.begin_s + spans.number * spans.width_s
-    requests = with_burst(model, end_s, burst, spans.begin_s, seed)
-    scenario = Scenario(model, plan, requests, tuple(c.name for c in model.classes), seed)
-    return _Run(Job(engine_settings(model), scenario, end_s, spans), spans, warmth)
-
-
-def _course(requests: Requests, run: Outcome, spans: Spans, warmth: _Warmth) -> _Course:
+def _course(replica: _Replica, spans: Spans, job: Job, run: Outcome) -> _Course:
+    """Tell which parts of a run were warm; of users some may wait at all times."""
     assert run.spans is not None
     assert run.found is not None
+    requests, cached = job.scenario.requests, replica.cached
+    waiting = (
+        max(_SLACK, _SLACK_SHARE * cached.rate_rps * spans.width_s) if cached.users is None else math.inf
+    )
 
     def by_part(time_s: FloatArray, amount: FloatArray) -> FloatArray:
         part = np.floor((time_s - spans.begin_s) / spans.width_s)
@@ -209,7 +222,8 @@ def _course(requests: Requests, run: Outcome, spans: Spans, warmth: _Warmth) -> 
 
     prompts = by_part(run.first_token_s, requests.input_tokens.astype(np.float64))
     hits = by_part(run.first_token_s, run.found.hit_tokens.astype(np.float64))
-    warm = (hits >= warmth.hit_ratio * prompts) & (run.spans.sums[:, Span.LEAST_WAITING] <= warmth.waiting)
+    enough = replica.half_hits / cached.mean("prompt")
+    warm = (hits >= enough * prompts) & (run.spans.sums[:, Span.LEAST_WAITING] <= waiting)
     return _Course(
         warm_parts=int(warm.sum()),
         lasted=int(warm[-_LAST:].sum()) > _LAST // 2,
@@ -217,3 +231,43 @@ def _course(requests: Requests, run: Outcome, spans: Spans, warmth: _Warmth) -> 
         prompt_tokens=float(prompts.sum()),
         served=float(by_part(run.finish_s, np.ones(run.finish_s.size))[-_LAST:].sum()),
     )
+
+
+def protection(model: ServingModel, plan: Plan) -> Gained | None:
+    """Try, from the collapsed state, whether limits end the collapse of a prefix cache at the offered rate (theory §8).
+
+    None where there is no such cache, or the engine has no such limits, or where a run came back without them, or did
+    not with them.
+    """
+    replica, settings = _collapsible(model), engine_settings(model)
+    seats = next((name for name in SEATS if name in POLICIES[settings.policy].parameters), None)
+    if replica is None or seats is None or replica.keeps_s is None:
+        return None
+    lost = replica.state.separatrix_in_flight
+    if lost is None and replica.model.replica.max_num_seqs is None:
+        return None
+    chosen = [Setting(SHED_AFTER, float(f"{_PATIENCE * replica.keeps_s:.2g}"))]
+    if lost is not None:  # else the replica's own limit lies below
+        chosen.insert(0, Setting(seats, max(1, int(_OF_SEPARATRIX * lost))))
+    limits = {setting.name: (float(setting.value),) for setting in chosen}
+    limited = settings._replace(given={**settings.given, **limits})
+    jobs = [(given, seed) for given in (settings, limited) for seed in _LIMITED_SEEDS]
+    ends = at_once(lambda job: _end(replica, plan, *job), jobs)
+    without, within = ends[: len(_LIMITED_SEEDS)], ends[len(_LIMITED_SEEDS) :]
+    if any(warm for warm, _ in without) or not all(warm for warm, _ in within):
+        return None
+    gain = sum(served for _, served in within) / sum(served for _, served in without) - 1
+    return Gained(tuple(chosen), gain, sustains=True)
+
+
+def _end(replica: _Replica, plan: Plan, settings: Settings, seed: int) -> tuple[bool, int]:
+    """Tell whether the end of a run after a burst is warm, for all who come, and how many it serves."""
+    end_s = _LIMITED_LIVES * (life_s(replica.model) + replica.gap_s)
+    job = replica.job(plan, settings, end_s, Burst(_LIMITED_BURST * replica.burst, 0.0), seed)
+    run, inputs = job.run(), job.scenario.requests.input_tokens
+    assert run.found is not None
+    late, came = run.first_token_s >= _END * end_s, run.arrival_s >= _END * end_s
+    given_up = 0 if run.shed is None else int((run.shed & came).sum())
+    found = run.found.hit_tokens[late].sum() * replica.cached.mean("prompt")
+    warm = found > replica.half_hits * inputs[late].sum() and given_up <= _GIVEN_UP * came.sum()
+    return bool(warm), int((run.finish_s >= _END * end_s).sum())

@@ -1,76 +1,21 @@
-"""Runs seen through a window of time: what completes in it, batch by batch, after a warm-up.
+"""Runs seen through a window of time after a warm-up: what completes in it, batch by batch.
 
 Arrivals and the clock go on past its end. A run that stops there makes its last batch look idle, and a tenfold overload
 steady.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 
-from kvplan.model import FloatArray, IntArray
+from kvplan.analysis.equilibrium import iteration_time, per_request, saturation, time_alone
+from kvplan.model import FloatArray, IntArray, ServingModel
+from kvplan.model.sessions import Sessions
 from kvplan.simulation.initial_state import Spans
-from kvplan.simulation.intervals import t_quantile
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import Span
-
-_SLACK = 2.0  # requests that a queue may be longer in the end
-_SLACK_SHARE = 0.02  # likewise, of the arrivals in a batch
-_STEEP = 1.5  # times the half width of the interval of the slope
-
-
-class Trend(StrEnum):
-    """What a queue does."""
-
-    STEADY = "steady"
-    GROWING = "growing"
-    UNDECIDED = "undecided"
-
-
-def trend(least: FloatArray, arrivals: float, *, may_grow: bool = True) -> Trend:
-    """Judge whether a queue is steady or grows, by its least of each batch of a run.
-
-    *Steady*: the second half comes back to the least of the first, and the last quarter to its median, but for some
-    slack. *Growing*: it does not, and a line through the batches rises by more than the slack and than chance explains.
-
-    Parameters
-    ----------
-    least : ndarray, shape (n_batches,), at least 4
-    arrivals
-        Requests in a batch.
-    may_grow
-        Whether the run is long enough to be called growing.
-
-    References
-    ----------
-    New. Of 60 runs each at .98 of what saturates, 1.02 and 1.05 none was called growing, 51 were, and all.
-
-    Examples
-    --------
-    >>> calm, rising = np.tile([0.0, 9.0], 8), 10.0 * np.arange(16)
-    >>> trend(calm, 100.0).value, trend(rising, 100.0).value
-    ('steady', 'growing')
-    """
-    slack = max(_SLACK, _SLACK_SHARE * arrivals)
-    count = least.size
-    first, second, last = least[: count // 2], least[count // 2 :], least[-(count // 4) :]
-    if second.min() <= first.min() + slack and last.min() <= np.median(first) + slack:
-        return Trend.STEADY
-    place = np.arange(count) - (count - 1) / 2
-    slope = float(place @ least / (place @ place))
-    residuals = least - least.mean() - slope * place
-    error = np.sqrt(float(residuals @ residuals) / (count - 2) / float(place @ place))
-    steep = slope > _STEEP * t_quantile(count - 2) * error and slope * (count - 1) > slack
-    return Trend.GROWING if may_grow and steep else Trend.UNDECIDED
-
-
-def together(trends: Sequence[Trend]) -> Trend:
-    """Return the trend of runs that have to agree."""
-    return trends[0] if len(set(trends)) == 1 else Trend.UNDECIDED
-
 
 BATCHES = 16
 LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
@@ -78,37 +23,24 @@ LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 
 @dataclass(frozen=True)
 class Window:
-    """What a run showed from `begin_s` on, in batches of equal time.
-
-    Attributes
-    ----------
-    batch : ndarray of int64, shape (n_completed,)
-        In which each request was done, of those that were.
-    values : mapping of ndarray, shape (n_completed,)
-        TTFT, TPOT and E2E of each, seconds; TPOT is NaN where there is one token.
-    sums : ndarray, shape (n_batches, n_columns)
-        As `kvplan.simulation.state.State.span`.
-    gaps : ndarray of int64, shape (n_batches, GAPS)
-        Times between two tokens of a request.
-    arrived, iterations, recomputed_tokens, computed_tokens
-        Before the window too.
-    stuck
-        Nothing could complete any more.
-    """
+    """What a run showed from `begin_s` on, in batches of equal time."""
 
     begin_s: float
     width_s: float
+    # shape (n_completed,): the batch in which each request was done; TTFT, TPOT and E2E, seconds, TPOT NaN of a single
+    # token; class; evictions
     batch: IntArray
     values: Mapping[str, FloatArray]
     class_index: IntArray
     evictions: IntArray
-    sums: FloatArray
-    gaps: IntArray
+    sums: FloatArray  # shape (n_batches, n_columns), as `kvplan.simulation.state.State.span`
+    gaps: IntArray  # shape (n_batches, GAPS): times between two tokens of a request
+    # before the window too
     arrived: int
     iterations: int
     recomputed_tokens: int
     computed_tokens: int
-    stuck: bool
+    stuck: bool  # nothing could complete any more
 
     @property
     def batches(self) -> int:
@@ -173,3 +105,40 @@ def window(requests: Requests, run: Outcome, spans: Spans) -> Window:
         computed_tokens=run.computed_tokens,
         stuck=run.ending is Ending.LIVELOCK,
     )
+
+
+_OLD = 0.01  # share of the KV that requests older than the warm-up hold
+_BEGUN = 0.99  # share of the turns of sessions that have begun by then
+_SLOWEST = 10.0  # times longer, where a replica relaxes slower than requests stay
+
+
+def warm_up_s(model: ServingModel) -> float:
+    """Return the seconds after which a replica that began empty looks like one that has long been running.
+
+    After W₁ requests that came before the start hold a hundredth of the KV. A replica bound by compute relaxes more
+    slowly, by the factor of its iterations over those of a request that is alone (new).
+    """
+    alone = time_alone(model) / per_request(model).iterations
+    return life_s(model) * min(max(typical_iteration_s(model) / alone, 1.0), _SLOWEST)
+
+
+def life_s(model: ServingModel) -> float:
+    """Return W₁: the age beyond which requests, or the turns of sessions, hold little."""
+    held = model.mix.held.survival(model.mix.share)
+    older = np.cumsum(held[::-1])[::-1]
+    tau = typical_iteration_s(model)
+    age = float(np.count_nonzero(older > _OLD * older[0])) * tau
+    return age + max((_turns_s(model, c.sessions, tau) for c in model.classes if c.sessions), default=0.0)
+
+
+def typical_iteration_s(model: ServingModel) -> float:
+    """Return the iteration time of the equilibrium, or of a full memory if that is less or there is no equilibrium."""
+    full, usual = saturation(model).iteration_time_s, iteration_time(model)
+    return full if usual is None else min(full, usual)
+
+
+def _turns_s(model: ServingModel, sessions: Sessions, tau: float) -> float:
+    """Return the time from the begin of sessions until all but a hundredth of their turns have begun."""
+    share = sessions.turns.at_least()
+    turns = int(np.searchsorted(np.cumsum(share) / share.sum(), _BEGUN))
+    return turns * (sessions.think.mean_s + per_request(model).iterations * tau)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tomli
 
 from kvplan.analysis import equilibrium
-from kvplan.analysis.cold_cache import with_cold_cache
+from kvplan.analysis.cached_equilibrium import with_cold_cache
 from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.stability import Stability, stability
 from kvplan.errors import UsageError

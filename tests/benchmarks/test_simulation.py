@@ -218,7 +218,6 @@ def test_a_million_turns_with_a_prefix_cache_take_less_than_three_times_as_many_
         return engine.run(form_batch, requests, served.timing, served.replica, setup, compile=True)
 
     warm = simulated(turns, 1.0)
-    assert warm.found is not None
     assert warm.found.hit_tokens.sum() > 0.8 * turns.input_tokens.sum()
     order = np.argsort(warm.arrival_s)
     strangers = Requests(

@@ -1,4 +1,4 @@
-"""What befalls a process: it is killed, a disk is full, a pipe closed, a folder read-only, what it keeps damaged.
+"""What befalls a process: it is killed, a disk is full, a pipe closed, a folder read-only.
 
 The command runs as a process of its own; what it leaves is whole, or what was there before.
 """
@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +50,6 @@ def judge(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
     return f"{name}: {said}", broken
 
 
-# -------------------------------------------------------------------------------------------------- killed
-
-
 def killed_sweep(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
     """A few times, with all its processes or alone; gone on with, it comes to the bytes of one left alone."""
     out, arguments, whole = _a_sweep(rng, folder)
@@ -72,10 +68,10 @@ def killed_sweep(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]
     return _said(arguments), [*broken, *_broken(done, 0), *_other(out, whole)]
 
 
-def killed_worker(rng: np.random.Generator, folder: Path, executor: str = "cores") -> tuple[str, list[str]]:
+def killed_worker(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
     """One of those who do the work; another one does it."""
     out, arguments, whole = _a_sweep(rng, folder)
-    arguments += ("--executor", executor, "--workers", "2")
+    arguments += ("--executor", "cores", "--workers", "2")
     child = _begun(arguments)
     _wait_for(child, out, int(rng.random() * len(whole) / 2))
     time.sleep(rng.uniform(0, 0.02))
@@ -85,11 +81,6 @@ def killed_worker(rng: np.random.Generator, folder: Path, executor: str = "cores
     said, messages = child.communicate(timeout=_TIMEOUT)
     done = Done(arguments, child.returncode, said.decode(), messages.decode())
     return _said(arguments), [*_broken(done, 0), *_other(out, whole)]
-
-
-def killed_dask_worker(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
-    """The same of a cluster, where there is one to be had."""
-    return killed_worker(rng, folder, "dask" if find_spec("distributed") else "cores")
 
 
 def killed_while_compiling(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
@@ -102,9 +93,6 @@ def killed_while_compiling(rng: np.random.Generator, folder: Path) -> tuple[str,
     done = process(*_COMPILED, env=env, timeout=_TIMEOUT)
     broken = _broken(done, 0) + [f"messages: {done.stderr}"] * bool(done.stderr)
     return _said(_COMPILED), broken + ["other bytes"] * (done.stdout.encode() != _expected(_COMPILED))
-
-
-# --------------------------------------------------------------------------------------------- no way out
 
 
 def full_disk(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
@@ -148,8 +136,6 @@ def closed_pipe(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]
     arguments, whole = _a_result(rng)
     most = int(rng.choice([0, 1, 4096, len(whole) // 2]))
     child = _begun(arguments)
-    assert child.stdout is not None
-    assert child.stderr is not None
     read = os.read(child.stdout.fileno(), most) if most else b""
     child.stdout.close()
     said = child.stderr.read().decode()
@@ -176,41 +162,13 @@ def read_only_folder(rng: np.random.Generator, folder: Path) -> tuple[str, list[
     return f"{_said(arguments)} {'-o read-only' if to_file else ''}", broken
 
 
-def damaged_code(rng: np.random.Generator, folder: Path) -> tuple[str, list[str]]:
-    """Compiled code that is damaged costs a note and is renewed; never a result."""
-    for name, content in _compiled_code().items():
-        path = folder / name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.write_bytes(_DAMAGES[rng.integers(len(_DAMAGES))](rng, content))
-    env, broken = {"KVPLAN_CACHE_DIR": str(folder)}, []
-    for notes in (1, 0):
-        done = process(*_COMPILED, env=env, timeout=_TIMEOUT)
-        broken += _broken(done, 0)
-        if done.stdout.encode() != _expected(_COMPILED):
-            broken.append("other bytes")
-        if done.stderr.count("\n") != notes:
-            broken.append(f"{notes} notes wanted, not {done.stderr!r}")
-    return _said(_COMPILED), broken
-
-
 FAULTS: Mapping[str, Fault] = {
     function.__name__.replace("_", " "): function
     for function in (
-        *(killed_sweep, killed_worker, killed_dask_worker, killed_while_compiling, full_disk),
-        *(full_while_sweeping, closed_pipe, read_only_folder, damaged_code),
+        *(killed_sweep, killed_worker, killed_while_compiling, full_disk),
+        *(full_while_sweeping, closed_pipe, read_only_folder),
     )
 }
-
-_DAMAGES: tuple[Callable[[np.random.Generator, bytes], bytes], ...] = (
-    lambda rng, content: b"",
-    lambda rng, content: content[: rng.integers(len(content))],
-    lambda rng, content: rng.bytes(len(content)),
-    lambda rng, content: content[:32] + rng.bytes(len(content) - 32),
-    lambda rng, content: content + b"\0",
-)
-
-
-# ----------------------------------------------------------------------------------------- what is started
 
 
 def _said(arguments: tuple[str, ...]) -> str:
@@ -253,17 +211,6 @@ def _swept(of: tuple[str, ...], suffix: str) -> bytes:
         done = run("sweep", *of, "--executor", "serial", "-o", out)
         assert done.returncode == 0, done.stderr
         return out.read_bytes()
-
-
-@cache
-def _compiled_code() -> Mapping[str, bytes]:
-    """Files of compiled code, by name within their folder."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        done = process(*_COMPILED, env={"KVPLAN_CACHE_DIR": name}, timeout=_TIMEOUT)
-        assert done.returncode == 0, done.stderr
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def _begun(arguments: tuple[str, ...], env: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:
@@ -309,9 +256,6 @@ def _obey() -> None:
         for override in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
             if libc.prctl(24, override, 0, 0, 0):  # PR_CAPBSET_DROP
                 raise OSError("root may write anything here")
-
-
-# ------------------------------------------------------------------------------------------ what is judged
 
 
 def _broken(done: Done, *allowed: int) -> list[str]:

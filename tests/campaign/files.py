@@ -14,6 +14,7 @@ from campaign.calls import GITHUB, Call
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SHARED = _ROOT.parent / "shared/data"  # tests/real finds it there too
+INPUTS = _ROOT.parent / "shared/cases/inputs"
 _EXAMPLES = _ROOT / "docs/example"
 _MOST = 60_000  # bytes of a published file that are taken: the beginning has all there is to damage
 _BOMB = 1 << 27
@@ -153,16 +154,27 @@ def kinds() -> list[Kind]:
     ]
 
 
+def inputs() -> dict[str, Kind]:
+    """Inputs that were once misread, by their names, where they are there."""
+    files = sorted(path for path in INPUTS.glob("*/*") if path.suffix != ".md" or path.name == "input.md")
+    return {f"{path.parent.name}/{path.name}": _input(path) for path in files}
+
+
+def _input(path: Path) -> Kind:
+    """A file of a case, and the command that reads it."""
+    content, base = path.read_bytes(), path.with_name("base.toml")
+    beside = {base.name: base.read_bytes()} if base.exists() and base != path else {}
+    arguments: tuple[str, ...] = ("analyze", "{file}") if path.suffix == ".toml" else ("import", "{file}")
+    if beside:
+        arguments += ("--base", "{folder}/base.toml")
+    elif b'"model_type"' in content:
+        arguments += ("--gpu", "H100 SXM")
+    return Kind(content, path.name, arguments, beside)
+
+
 _SWEEP = (
-    "sweep",
-    "tool-calls-h100",
-    "--vary",
-    "timing.d0=0.01,0.02,0.03",
-    "--workers",
-    "1",
-    "-o",
-    "{file}",
-    "--resume",
+    *("sweep", "tool-calls-h100", "--vary", "timing.d0=0.01,0.02,0.03"),
+    *("--workers", "1", "-o", "{file}", "--resume"),
 )
 
 
@@ -173,8 +185,12 @@ def _sweep() -> bytes:
 
 def case(rng: np.random.Generator, folder: Path) -> Call:
     """A command on a damaged file, which is written into the folder."""
-    every = kinds()
-    kind = every[rng.integers(len(every))]
+    every = [*kinds(), *inputs().values()]
+    return damaged(every[rng.integers(len(every))], rng, folder)
+
+
+def damaged(kind: Kind, rng: np.random.Generator, folder: Path) -> Call:
+    """A command on one of a kind that is damaged in some ways."""
     content = kind.content
     for _ in range(int(rng.choice([1, 2, 5]))):
         content = _DAMAGES[rng.integers(len(_DAMAGES))](rng, content)
@@ -182,41 +198,16 @@ def case(rng: np.random.Generator, folder: Path) -> Call:
         (folder / name).write_bytes(beside)
     path = folder / (str(rng.choice(_NAMES)) + kind.name)
     path.write_bytes(_packed(rng, content))
-    arguments = tuple(word.format(file=path) for word in kind.arguments)
+    arguments = tuple(word.format(file=path, folder=folder) for word in kind.arguments)
     env = GITHUB if rng.random() < 0.3 else {}
     return Call(arguments, env, twice=rng.random() < 0.05 and kind.arguments[0] != "sweep")
 
 
-# ------------------------------------------------------------------------------------------------ damages
-
 _NAMES = (*[""] * 12, "##[group]", "::error::", "\x1b[31m", "\u202e", "a\nb", "%s", "-")
 _TOKENS = (
-    *(
-        b"nan",
-        b"inf",
-        b"-1",
-        b"1e309",
-        b"1e-320",
-        b"9" * 400,
-        b"0",
-        b"",
-        b"null",
-        b"true",
-        b'"',
-        b"\x1b[31m",
-        b"\x00",
-    ),
-    *(
-        "\u202e٣".encode(),
-        b"\xff\xfe",
-        b"1_000",
-        b"0x10",
-        b"[" * 5000,
-        b"{" * 5000,
-        b"1" * 5000,
-        b"-0.0",
-        b"1e400",
-    ),
+    *(b"nan", b"inf", b"-1", b"1e309", b"1e-320", b"9" * 400, b"0", b"", b"null", b"true", b'"', b"\x1b[31m"),
+    *(b"\x00", "\u202e\u0663".encode(), b"\xff\xfe", b"1_000", b"0x10", b"[" * 5000, b"{" * 5000),
+    *(b"1" * 5000, b"-0.0", b"1e400"),
 )
 
 

@@ -97,9 +97,6 @@ def _call(path: Path, command: str, *options: str) -> Call:
     return Call((command, str(path), *options, "--format", "json"))
 
 
-# --------------------------------------------------------------------------------------------------- laws
-
-
 def more_memory(rng: np.random.Generator, document: Table) -> Pair:
     """Never lowers what is sustainable.
 
@@ -314,9 +311,6 @@ def _scaled(value: Any, factor: float) -> Any:
     if isinstance(value, str):
         value = float(value.removesuffix(" s"))
     return type(value)(value * factor)
-
-
-# ------------------------------------------------------------------------------------------------ figures
 
 
 def figures(text: str) -> Figures:

@@ -125,9 +125,6 @@ def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
     return ("diff", path, str(rng.choice(["tool-calls-h100", "agents-collapse"])), "--format", three)
 
 
-# --------------------------------------------------------------------------------------------------- text
-
-
 def text(rng: np.random.Generator) -> str:
     """A profile; half of them are valid, as far as one can tell before reading them."""
     document = valid(rng)
@@ -208,9 +205,6 @@ def _torn(rng: np.random.Generator, written: str) -> str:
                 + written[at:]
             )
     return written.replace("\n", str(rng.choice(["\r\n", "\r\r\n", "\r", "\n" * 100])))
-
-
-# ------------------------------------------------------------------------------------------------- tables
 
 
 def valid(rng: np.random.Generator) -> Table:

@@ -7,8 +7,8 @@ import campaign
 import numpy as np
 import pytest
 import tomli
-from campaign import invariants
-from campaign.calls import Call, answer, broken_by
+from campaign import files, invariants
+from campaign.calls import Call, answer, broken, broken_by
 from campaign.profiles import toml
 from campaign.runner import Case, judged
 from command import run
@@ -24,6 +24,24 @@ def test_nothing_breaks(kind: str, tmp_path_factory: pytest.TempPathFactory) -> 
     for number in range(CASES[kind] * settings().max_examples // COMMIT):
         folder: Path = tmp_path_factory.mktemp("case")
         assert judged(Case(kind, 1, number), folder) is None
+
+
+VARIANTS = 200  # of each input at night
+
+
+@pytest.mark.parametrize("name", files.inputs() or ["none is there"])
+def test_what_was_once_misread_is_read_or_refused_in_one_line(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if name not in files.inputs():
+        pytest.skip("shared cases are not there")
+    for number in range(VARIANTS if is_night() else 1):
+        call = files.damaged(
+            files.inputs()[name],
+            np.random.default_rng([*name.encode(), number]),
+            tmp_path_factory.mktemp("input"),
+        )
+        assert broken(call) == [], f"{number}: {call.arguments}"
 
 
 KEPT = tomli.loads(Path(campaign.__file__).with_name("kept.toml").read_text("utf-8"))["case"]

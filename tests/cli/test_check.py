@@ -39,9 +39,6 @@ def written(path: Path, *, rate: float, more: str = "", name: str | None = None)
     return path
 
 
-# ---------------------------------------------------------------------------------------------- exit codes
-
-
 def test_a_profile_that_fails_is_exit_code_one_with_remedies_on_demand(bad: Path) -> None:
     """12/1.25 = 9.6 requests/s would do, or 11·5·1.25 = 68.75 tokens, or two replicas of 5.5 requests/s each."""
     plain = run("check", bad)
@@ -75,9 +72,6 @@ def test_a_profile_that_cannot_be_read_does_not_hide_the_others(empty: str, good
     assert [p["outcome"] for p in json.loads(result.stdout)["profiles"]] == ["passed", "unusable"]
 
 
-# ------------------------------------------------------------------------------------------------ baseline
-
-
 def test_drift_from_a_baseline(good: Path, tmp_path: Path) -> None:
     old = tmp_path / "old.json"
     assert run("analyze", good, "--format", "json", "-o", old).returncode == 0
@@ -100,9 +94,6 @@ def test_drift_from_a_baseline(good: Path, tmp_path: Path) -> None:
     result = run("check", good, other, *arguments)
     assert result.returncode == 2
     assert "is a report on 'good', not on 'other'" in result.stderr
-
-
-# --------------------------------------------------------------------------------------------------- files
 
 
 @pytest.mark.parametrize(("kind", "word", "says"), [("good", "PASS", "passed"), ("bad", "FAIL", "failed")])
@@ -137,9 +128,6 @@ def test_nothing_that_is_read_is_overwritten(good: Path, bad: Path, tmp_path: Pa
     result = run("check", good, "-o", new, "--junit", tmp_path / "." / "new")
     assert (result.returncode, result.stderr) == (2, f"error: -o and --junit are the same file, {new}\n")
     assert not new.exists()
-
-
-# -------------------------------------------------------------------------------------------------- GitHub
 
 
 def test_annotations_point_at_the_line_of_the_requirement(bad: Path, broken: Path) -> None:
@@ -187,9 +175,6 @@ def test_the_summary_is_appended(good: Path, bad: Path, tmp_path: Path) -> None:
     assert text.startswith("before\n")
     markdown = [run("check", path, "--format", "markdown").stdout for path in (good, bad)]
     assert text == "before\n" + "".join(markdown)
-
-
-# --------------------------------------------------------------------------------------------- many, diff
 
 
 def test_a_difference_is_told_and_is_no_failure(good: Path, bad: Path, tmp_path: Path) -> None:

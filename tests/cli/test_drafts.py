@@ -120,7 +120,6 @@ def test_costs_come_from_runs_with_different_numbers_of_drafts(run: Run, base: s
     code, text, messages = run("import", str(table), "--base", base)
     assert code == 0, messages
     drafts = parse_profile(text.encode(), "").model.drafts
-    assert drafts is not None
     found = {"overhead": drafts.overhead_s, "draft_time": drafts.draft_s, "verify_time": drafts.verify_s}
     assert found == pytest.approx(COSTS, rel=1e-3)
     assert drafts.accepted == (0.8, 0.6, 0.425, 0.425)  # the third and fourth were only run together
@@ -147,6 +146,7 @@ def test_runs_that_cannot_be_are_refused_in_a_line(run: Run, tmp_path: Path, row
     assert said in error.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("brief")
 def test_the_number_of_drafts_goes_to_the_engine(run: Run, base: str) -> None:
     code, text, _ = run("emit", "--engine", "vllm", base)
     assert code == 0

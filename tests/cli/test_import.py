@@ -1,6 +1,7 @@
 """`kvplan import`: whatever there is becomes one profile, and what nothing supplied is absent from it."""
 
 import gzip
+import json
 import re
 from hashlib import sha256
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 from command import Run, process
 from command import run as inside
+from every import every
+from result_files import VLLM
 
 from kvplan.model import Knowledge, MeasuredRange, Origin
 from kvplan.profile.reading import Profile, parse_profile
@@ -137,6 +140,15 @@ def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, fold
     # reached are 0.75 to 1 of 1.008 TB/s; a layer takes 20 to 100 us besides
     assert 131_072 / 1.008e12 <= timing.d1 <= 131_072 / 0.756e12
     assert 15.0e9 / 1.008e12 < timing.d0 < 15.0e9 / 0.756e12 + 32 * 100e-6
+    figures = ("--gpu-memory", "96GB", "--gpu-bandwidth", "4TB/s", "--gpu-flops", "148TFLOPs")
+    own, _ = imported(run, "--model", "Llama-3.1-8B", "--gpu", "Mine", *figures)
+    left = 0.9 * 96e9 - (750e6 + 0.02 * 96e9) - 2 * 8.03e9  # bytes, of 131,072 a token
+    assert own.tables["gpu"]["memory_tokens"] == pytest.approx(left / 131_072, rel=1e-3)
+    adapted, _ = imported(
+        run, "--model", "Llama-3.1-8B", "--gpu", "Mine", *figures, "--loras", "9", "--lora-rank", "16"
+    )
+    lost = own.tables["gpu"]["memory_tokens"] - adapted.tables["gpu"]["memory_tokens"]
+    assert lost == pytest.approx(9 * 2 * 41_943_040 / 131_072, abs=16)
     several, _ = imported(run, "--model", "Llama-3.1-70B", "--gpu", "H100", "--tp", "4", "--weights", "fp8")
     assert several.tables["gpu"]["gpus"] == 4
     config = folder / "mine" / "config.json"
@@ -153,26 +165,24 @@ def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, fold
 def test_every_command_refuses_what_it_lacks_a_part_of(run: Run, folder: Path) -> None:
     part = folder / "part.toml"
     parts = {"serve.log": "[gpu]", "iterations.csv": "[timing]", "trace.csv": "[[classes]]"}
-    rows = str(folder / "rows.csv")
+    others = (
+        *(
+            "check IT --require load.headroom>0",
+            "diff tool-calls-h100 IT",
+            "emit IT",
+            "explain load.headroom IT",
+        ),
+        *("mix IT --replicas 2", "plan IT --rate 2", "simulate IT", "simulate IT --policy vllm"),
+        f"sweep IT --vary plan.delta=1e-6:1e-2:log3 -o {folder / 'rows.csv'}",
+    )
     for file, there in parts.items():
         assert run("import", str(folder / file), "-o", str(part))[0] == 0
-        for before, after in (
-            (["analyze"], []),
-            (["check"], ["--require", "load.headroom > 0"]),
-            (["diff", "tool-calls-h100"], []),
-            (["emit"], []),
-            (["explain", "load.headroom"], []),
-            (["mix"], ["--replicas", "2"]),
-            (["plan"], ["--rate", "2"]),
-            (["simulate"], []),
-            (["simulate"], ["--policy", "vllm"]),
-            (["sweep"], ["--vary", "plan.delta=1e-6:1e-2:log3", "-o", rows]),
-        ):
-            code, out, error = run(*before, str(part), *after)
+        for command in ("analyze IT", *(others if file == "serve.log" else ())):
+            code, out, error = run(*(str(part) if word == "IT" else word for word in command.split()))
             said = " ".join((out + error).split())
-            assert code == 2, (before, said)
+            assert code == 2, (command, said)
             for name in parts.values():
-                assert (f"no {name}: kvplan import" in said) == (name != there), (before, said)
+                assert (f"no {name}: kvplan import" in said) == (name != there), (command, said)
 
 
 def test_times_of_requests_give_a_timing_beside_the_traffic(run: Run, tmp_path: Path) -> None:
@@ -189,6 +199,58 @@ def test_times_of_requests_give_a_timing_beside_the_traffic(run: Run, tmp_path: 
     assert profile.model.timing.d0 == pytest.approx(0.01, rel=0.05)
     assert "requests.csv request log [timing]" in said
     assert profile.name == "replica of requests.csv: traffic of requests.csv"
+
+
+STATS = (
+    "INFO 03-17 15:38:10 [loggers.py:259] Engine 000: Avg prompt throughput: {:.1f} tokens/s, Avg generation "
+    "throughput: {:.1f} tokens/s, Running: {} reqs, Waiting: 90 reqs, GPU KV cache usage: {}%, Prefix cache hit rate: "
+    "0.0%\n"
+)
+BASE = """
+schema = 1
+name = "base"
+timing = { d0 = "15 ms", d1 = "0.005 us", d2 = "20 us", d3 = "10 us" }
+classes = [{ name = "chat", input = 2000, decode = 200, rate = 1 }]
+"""
+
+
+@every(
+    ("name", "lines", "open"),
+    [
+        # 24,000 prompt tokens a second however long an iteration takes: all of the time is theirs
+        ("full.log", [(24e3, b / (0.6 - b / 200), b, 2 * b) for b in (10, 16, 22, 28, 34)], ("d0", "d1")),
+        ("same.log", [(24e3, 80, 32, 60)] * 6, ("d0", "d1", "d2", "d3")),
+    ],
+)
+def test_what_full_batches_leave_open_is_the_bases_and_not_measured(
+    run: Run, tmp_path: Path, name: str, lines: list[tuple[float, float, int, float]], open: tuple[str, ...]
+) -> None:
+    log, base = tmp_path / name, tmp_path / "base.toml"
+    log.write_text("".join(STATS.format(*line) for line in lines))
+    base.write_text(BASE)
+    profile, said = imported(run, log, "--capacity", 2_000_000, "--base", base)
+    origin = profile.provenance.timing
+    assert origin is not None
+    assert origin.basis is Knowledge.ESTIMATED
+    for constant in open:
+        assert getattr(profile.model.timing, constant) > 0
+        assert re.search(rf"do not determine [^:]*\b{constant} \(", said)
+    if name == "full.log":
+        assert profile.tables["timing"]["d0"] == "15 ms"
+        assert profile.model.timing.d2 == pytest.approx(0.97 / 24e3, rel=0.01)  # of half a second 3 % are d0
+    code, _, error = run("import", str(log), "--capacity", "2000000")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "a --base" in error or "samples of small batches would tell" in error
+
+
+def test_one_result_of_a_benchmark_determines_nothing_that_loads_multiply(run: Run, tmp_path: Path) -> None:
+    result = tmp_path / "c32.json"
+    result.write_text(json.dumps(VLLM))
+    profile, said = imported(run, result, "--model", "Llama-3.1-8B", "--gpu", "H100")
+    origin = profile.provenance.timing
+    assert origin is not None
+    assert origin.basis is Knowledge.ESTIMATED
+    assert re.search(r"do not determine [^:]*\bd2 \(all samples have", said)
 
 
 def test_loads_stand_back_behind_iterations_and_name_their_replica(run: Run, folder: Path) -> None:
@@ -284,15 +346,19 @@ def test_metrics_bring_memory_lengths_and_rates(run: Run, folder: Path) -> None:
 def test_what_is_read_can_come_from_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same profile, with the same digest, as from a file of the name that messages give it."""
     monkeypatch.chdir(folder)
-    for text in (LOG, ITERATIONS, TRACE):
-        for data in (text.encode(), gzip.compress(text.encode())):
-            (folder / "<stdin>").write_bytes(data)
-            named = inside("import", "<stdin>", input="not this")
-            assert named.returncode == 0
-            assert sha256(data).hexdigest() in named.stdout
-            read = inside("import", "-", input=data)
-            alike = re.sub(r'\[workload\]\ntrace = "<stdin>"\n\n', "", named.stdout)
-            assert (read.returncode, read.stdout) == (0, alike)
+    for data in (
+        LOG.encode(),
+        gzip.compress(ITERATIONS.encode()),
+        TRACE.encode(),
+        gzip.compress(TRACE.encode()),
+    ):
+        (folder / "<stdin>").write_bytes(data)
+        named = inside("import", "<stdin>", input="not this")
+        assert named.returncode == 0
+        assert sha256(data).hexdigest() in named.stdout
+        read = inside("import", "-", input=data)
+        alike = re.sub(r'\[workload\]\ntrace = "<stdin>"\n\n', "", named.stdout)
+        assert (read.returncode, read.stdout) == (0, alike)
     assert process("import", "-", input=LOG).stdout == inside("import", "-", input=LOG).stdout
     made = inside("import", "-", "trace.csv", input=LOG).stdout  # with a comment that quotes the log
     assert "iterations.csv" in inside("import", "-", "iterations.csv", input=made).stdout

@@ -17,10 +17,8 @@ classes = [{ name = "chat", input = 200, decode = { 4 = 1, 8 = 1 }, rate = 6 }]
 """
 CALLS = {  # with the exit code and some of what is said
     "--version": (0, "kvplan "),
-    "analyze shop.toml": (0, "STABLE"),
     "check shop.toml --require 'load.headroom >= 30'": (1, "FAIL"),
     "sweep shop.toml --vary gpu.memory_tokens=2k,4k --columns load.headroom --workers 2 -o out.csv": (0, ""),
-    "import /dev/null": (2, "/dev/null"),
 }
 
 

@@ -99,46 +99,23 @@ def test_a_file_that_changes_is_what_was_read_of_it(change: Callable[[Path], obj
 @every(
     "command",
     [
-        *(["analyze", "IT"], ["simulate", "IT"], ["emit", "IT", "--engine", "vllm"], ["plan", "IT"]),
-        ["explain", "load", "IT"],
-        *(["mix", "IT", "--replicas", "2"], ["diff", "tool-calls-h100", "IT"]),
+        *("analyze IT -o IT", "emit IT --engine vllm -o IT", "plan IT -o IT", "explain load IT -o IT"),
+        *("mix IT --replicas 2 -o IT", "diff tool-calls-h100 IT -o IT"),
+        *(
+            f"simulate IT --trace TRACE {option} {read}"
+            for option in ("-o", "--series")
+            for read in ("IT", "TRACE")
+        ),
+        *("plan IT --rate 5 --plot IT", "analyze IT --plot IT", "simulate IT --plot IT"),
+        "sweep IT --vary timing.d0=1ms,2ms -o ROWS --plot IT",
     ],
 )
-def test_no_result_is_written_over_the_profile(command: list[str], tmp_path: Path) -> None:
-    profile = tmp_path / "a.toml"
-    profile.write_text(PROFILE)
-    done = run(*(profile if word == "IT" else word for word in command), "-o", profile)
-    assert (done.returncode, done.stderr) == (2, f"error: -o {profile}: would overwrite what is read\n")
-    assert profile.read_text() == PROFILE
-
-
-@every("option", ["-o", "--series"])
-@every("read", ["profile", "trace"])
-def test_no_result_of_a_simulation_is_written_over_what_it_is_of(
-    read: str, option: str, tmp_path: Path
-) -> None:
-    profile, trace = tmp_path / "profile", tmp_path / "trace"
-    profile.write_text(PROFILE)
-    trace.write_text(ROWS)
-    target = tmp_path / read
-    done = run("simulate", profile, "--trace", trace, option, target)
-    assert (done.returncode, done.stderr) == (2, f"error: {option} {target}: would overwrite what is read\n")
-    assert (profile.read_text(), trace.read_text()) == (PROFILE, ROWS)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["plan", "IT", "--rate", "5"],
-        ["analyze", "IT"],
-        ["simulate", "IT"],
-        ["sweep", "IT", "--vary", "timing.d0=1ms,2ms", "-o", "ROWS"],
-    ],
-)
-def test_no_plot_is_written_over_the_profile(command: list[str], tmp_path: Path) -> None:
-    profile = tmp_path / "a.svg"
-    profile.write_text(PROFILE)
-    places = {"IT": profile, "ROWS": tmp_path / "rows.csv"}
-    done = run(*(places.get(word, word) for word in command), "--plot", profile)
-    assert (done.returncode, done.stderr) == (2, f"error: --plot {profile}: would overwrite what is read\n")
-    assert profile.read_text() == PROFILE
+def test_nothing_is_written_over_what_is_read(command: str, tmp_path: Path) -> None:
+    files = {"IT": tmp_path / "it.svg", "TRACE": tmp_path / "trace.csv", "ROWS": tmp_path / "rows.csv"}
+    files["IT"].write_text(PROFILE)
+    files["TRACE"].write_text(ROWS)
+    words = [str(files.get(word, word)) for word in command.split()]
+    done = run(*words)
+    refusal = f"error: {words[-2]} {words[-1]}: would overwrite what is read\n"
+    assert (done.returncode, done.stderr) == (2, refusal)
+    assert (files["IT"].read_text(), files["TRACE"].read_text()) == (PROFILE, ROWS)

@@ -138,7 +138,6 @@ def test_a_day_is_planned_for_its_worst_part_with_replicas_that_come_and_go(run:
     assert "planned for 20 requests/s, from 10 min to 12.5 min; figures are those of the worst part" in said
     worst = latency(plan).worst_part
     [ttft] = [one for one in found["objectives"] if one["key"] == "ttft_s.p95"]
-    assert worst is not None
     assert ttft["value"] == worst.ttft_s.p95
     assert command.run("check", plan, "--require", "plan.holds").returncode == 0
 
@@ -151,7 +150,6 @@ def test_the_plot_has_the_plan_on_the_steps_of_its_kind(tmp_path: Path) -> None:
     steps, dot = drawn.lines
     assert (dot.x.tolist(), dot.y.tolist(), drawn.y.label) == ([14.4], [80.0], "cost per hour")
     assert np.interp([1.8, 3.6, 14.39, 14.41], steps.x, steps.y) == pytest.approx([10, 20, 80, 80], abs=10)
-    assert drawn.right is not None
     assert drawn.right[1] == 10.0
     assert [chart.title for chart in latencies] == ["TTFT against load", "ITL against load"]
 
@@ -202,7 +200,6 @@ def test_a_trace_is_planned_for_and_replayed_by_the_profile_that_is_written(
     assert (done.returncode, done.stderr) == (0, "")
     assert "20 requests/s, 400 tokens in, 100 out" in done.stdout
     profile = load_profile(str(tmp_path / "out" / "plan.toml"), stdin=BytesIO())
-    assert profile.trace is not None
     assert profile.trace.samefile(tmp_path / "requests.csv")
     assert profile.model.provenance.workload.basis == "measured"
     assert command.run("check", "out/plan.toml").returncode == 0

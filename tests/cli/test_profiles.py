@@ -9,8 +9,6 @@ from every import every
 from kvplan.profile.reading import DEFAULT_PROFILE, load_profile, shipped_profiles, starter
 from kvplan.profile.schema import json_schema
 
-# ---------------------------------------------------------------------------------------------------- init
-
 
 def test_init_writes_a_profile_that_analyze_reads(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
@@ -38,9 +36,6 @@ def test_the_starter_names_every_key_of_a_profile() -> None:
             assert key in text, key
 
 
-# ------------------------------------------------------------------------------------------------ profiles
-
-
 def test_profiles_are_listed_with_a_line_each(run: Run) -> None:
     code, out, error = run("profiles")
     assert (code, error) == (0, "")
@@ -61,9 +56,6 @@ def test_a_printed_profile_is_the_shipped_one(name: str, run: Run, tmp_path: Pat
     copy.write_text(out, encoding="utf-8")
     with copy.open("rb") as unread:
         assert load_profile(str(copy), stdin=unread).sha256 == load_profile(name, stdin=unread).sha256
-
-
-# -------------------------------------------------------------------------------------------------- schema
 
 
 def test_the_schema_is_printed_and_written(run: Run, tmp_path: Path) -> None:

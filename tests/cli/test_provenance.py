@@ -68,8 +68,6 @@ def test_check_says_what_a_pass_is_worth(run: Run, told: str) -> None:
         assert FULL in " ".join(shown.split()).replace("<!-- -->", "")
 
 
-# ------------------------------------------------------------------------------------- what a gate may pass on
-
 GATED = """\
 schema = 1
 name = "gated"

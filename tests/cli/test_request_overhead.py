@@ -21,13 +21,6 @@ input = 90
 decode = 20
 rate = 10
 """
-SLOTS = """\
-schema = 1
-name = "one at a time"
-gpu = { memory_tokens = 20, max_num_seqs = 1, prefill = "disaggregated" }
-timing = { d0 = 1, request_overhead = 0.5 }
-classes = [{ name = "a", input = 2, decode = 3, rate = 0.1 }]
-"""
 OVERHEAD = 0.25
 LATENCIES = ("ttft_s", "e2e_s")
 
@@ -58,23 +51,6 @@ def test_it_moves_ttft_and_e2e_of_every_policy_with_their_intervals_and_nothing_
             shift = OVERHEAD if key.startswith(LATENCIES) else 0.0
             before = intervals[1][key]
             assert interval == (before and pytest.approx([end + shift for end in before]))
-
-
-def test_in_a_closed_loop_the_client_waits_for_it_too(run: Run, tmp_path: Path) -> None:
-    """Three iterations of a second and half a second: a client has its answer, and sends the next, every 3.5 s."""
-    profile = tmp_path / "slots.toml"
-    profile.write_text(SLOTS)
-    closed = ("--arrivals", "closed", "--concurrency", "1", "--policy", "greedy", "--requests", "10")
-    (greedy,) = document(run, "simulate", str(profile), *closed)["policies"]
-    assert greedy["e2e_s"]["mean"] == greedy["e2e_s"]["p99"] == 3.5
-    assert greedy["ttft_s"]["mean"] == 1.5
-    assert greedy["makespan_s"] == 10 * 3 + 9 * 0.5  # by the engine's clock
-    profile.write_text(SLOTS.replace("max_num_seqs = 1", "max_num_seqs = 9"))
-    arguments = ("--arrivals", "closed", "--concurrency", "3", "--policy", "vllm", "--horizon", "3500 s")
-    (vllm,) = document(run, "simulate", str(profile), *arguments)["policies"]
-    assert vllm["throughput_rps"] * vllm["e2e_s"]["mean"] == pytest.approx(
-        3, rel=2e-3
-    )  # Little's law of clients
 
 
 def test_it_is_part_of_latencies_and_of_no_load(run: Run, pair: tuple[str, str]) -> None:

@@ -95,7 +95,6 @@ def test_a_peak_in_the_danger_zone_is_said() -> None:
     text = GOOD.replace("{ 50 = 1, 100 = 1 }", "20").replace("200", "300")  # one length: never stable
     plain = report_of(model_of(text))
     worst, limit = plain.verdict.recovers_up_to_rps, plain.load.sustainable_rps
-    assert worst is not None
     assert worst < limit
     base = (worst + limit) / 4  # twice that lies between
     varying = model_of(text + STEPS.replace("factors = { chat = 0.5 }", "factor = 0.5"))
@@ -111,8 +110,6 @@ def test_thresholds_their_sources_and_explanations_are_those_of_the_worst_window
     busy = GOOD.replace("rate = 6", "rate = 18").replace("rate = 4", "rate = 12")
     model = model_of(busy + STEPS)
     varying, plain = report_of(model), Analyses(model_of(busy), Plan())
-    assert varying.wait.thresholds is not None
-    assert plain.wait.thresholds is not None
     assert varying.wait.thresholds > plain.wait.thresholds
     for block in ("wait", "nested_wait"):
         assert "worst window" in varying.sources[block].source

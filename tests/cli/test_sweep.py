@@ -55,9 +55,6 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------- figures
-
-
 def test_a_grid_has_every_combination_with_the_figures_of_analyze(profile: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     keys = (
@@ -144,9 +141,6 @@ def test_a_point_that_no_profile_may_have_says_why(profile: Path, tmp_path: Path
     assert first["load.headroom"] == ""
     assert first["error"].startswith("classes[1]: class 'b.c' does not fit")
     assert (second["error"], float(second["load.headroom"]) > 0) == ("", True)
-
-
-# ------------------------------------------------------------------------------------- stopped and resumed
 
 
 def a_sweep(points: int = 1500, **options: Any) -> Sweep:
@@ -254,17 +248,11 @@ def test_two_sweeps_do_not_write_the_same_file(tmp_path: Path) -> None:
         pass
 
 
-# ----------------------------------------------------------------------------------------------- executors
-
-
 def test_cores_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     sweep(a_sweep(), one, executor="serial")
     sweep(a_sweep(), two, executor="cores", workers=2)
     assert one.read_bytes() == two.read_bytes()
-
-
-# ------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize("error", [EOFError("unexpected EOF"), ConnectionResetError()], ids=repr)

@@ -63,20 +63,11 @@ def test_what_is_no_scheduler_is_told_by_its_answer(
 
 def test_a_closed_pipe_does_not_stop_a_sweep_from_writing_its_file(tmp_path: Path, whole: bytes) -> None:
     """Results go to the file, so that `| head` closes on nothing but messages."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "kvplan",
-        *SWEEP,
-        "--executor",
-        "serial",
-        "-o",
-        str(tmp_path / "a.csv"),
-    ]
+    out = tmp_path / "a.csv"
+    command = [sys.executable, "-P", "-m", "kvplan", *SWEEP, "--executor", "serial", "-o", str(out)]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "a.csv").read_bytes() == whole
+    assert out.read_bytes() == whole

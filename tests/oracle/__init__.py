@@ -9,18 +9,13 @@ calendar of completions.
 `kernel`       the loop, one compiled function for every policy
 `saturated`    rates under a backlog, from collapsed states, and the truth about a verdict
 `live`         latencies at a rate, and what was in memory and in the queue
-`turns`        conversations and users with a prefix cache, for which requests are walked after all
 =============  =========================================================================
 
-Not there: other prefix caches, drafts, layers of several kinds, fleets, schedules, recorded traces.
+Not there: prefix caches, sessions, drafts, layers of several kinds, fleets, schedules, recorded traces.
 """
 
 from oracle.live import Live, live, replay
 from oracle.saturated import Served, Truth, truth
 from oracle.system import System, Unsupported
-from oracle.turns import Script, Talked, Told, script, talk, tell
 
-__all__ = [
-    "Live", "Script", "Served", "System", "Talked", "Told", "Truth", "Unsupported", "live", "replay", "script", "talk",
-    "tell", "truth",
-]  # fmt: skip
+__all__ = ["Live", "Served", "System", "Truth", "Unsupported", "live", "replay", "truth"]

@@ -21,25 +21,19 @@ class Live:
     ----------
     figures
         `ttft_s.mean`, `ttft_s.p50` … of TTFT, TPOT (the mean gap of a request), ITL (every gap) and E2E.
-    halves
-        The means of TTFT in the first and in the second half of the time that counts: far apart where a queue grows.
-    kv_tokens, read_tokens
-        Memory held in whole blocks, and context of the scheduled requests.
-    queued, waiting
-        Requests in the queue once a batch is formed, and all that have arrived and are not admitted.
+    kv_tokens
+        Memory held in whole blocks.
+    queued
+        Requests in the queue once a batch is formed.
     """
 
     figures: dict[str, float]
-    halves: tuple[float, float]
     completed: int
     seconds: float
     kv_tokens: float
-    read_tokens: float
     running: float
     queued: float
-    waiting: float
     preemptions_per_request: float
-    left_waiting: int
 
 
 def replay(system: System, arrivals: Any, tokens: Any, iterations: Any) -> tuple[Ended, Any, Any, Any]:
@@ -84,22 +78,14 @@ def live(system: System, *, rate_rps: float | None = None, requests: int = 200_0
         "tpot_s": (finish_s - first_s)[several] / (lengths[several] - 1),
         "e2e_s": e2e[done] + system.overhead_s,
     }
-    late = finish_s > (warm + end) / 2
-    halves = tuple(
-        float(ttft[done & part].mean()) if (done & part).any() else math.nan for part in (~late, late)
-    )
     return Live(
         figures=figures_of(samples, gaps),
-        halves=(halves[0], halves[1]),
         completed=int(done.sum()),
         seconds=span,
         kv_tokens=ended.held / span * system.rules.block,
-        read_tokens=ended.read / span,
         running=ended.running / span,
         queued=ended.queued / span,
-        waiting=ended.waiting / span,
         preemptions_per_request=float(evicted[done].mean()) if done.any() else math.nan,
-        left_waiting=int((arrivals <= end).sum() - (finish_s > 0).sum()),
     )
 
 

@@ -98,7 +98,6 @@ def errors(case: Agents, runs: list[Settled]) -> dict[str, float]:
     for run in runs:
         cached = agents(run.rate_rps, gap=case.gap, memory=case.memory, law=case.law)
         state = prefix_cache(cached).warm if isinstance(case.gap, Quantiles) else with_fluctuations(cached)
-        assert state is not None
         names = ("prefill_tokens_per_s", "iteration_time_s", "kv_unique_tokens")
         found.append({name: getattr(state, name) / getattr(run, name) - 1 for name in names})
         found[-1]["hit_ratio"] = state.hit_ratio - run.hit_ratio
@@ -134,7 +133,6 @@ def test_the_agents_of_the_theory_stay_warm_until_a_burst_comes(monkeypatch: pyt
     told: list[float] = []
     found = profile("agents-collapse")
     trial = warm_cache(found.model, found.plan, told.append)
-    assert trial is not None
     assert (trial.runs, trial.lasted, trial.survived_burst, trial.lasts_s) == (5, 5, 0, None)
     assert trial.hit_ratio == pytest.approx(0.82, abs=0.015)
     assert trial.served_rps == pytest.approx(12.28, rel=0.02)
@@ -143,9 +141,6 @@ def test_the_agents_of_the_theory_stay_warm_until_a_burst_comes(monkeypatch: pyt
     assert 230 < trial.burst < 255  # 4 million tokens of 16,500 that a turn leaves
     assert told
     assert all(0 <= part <= 1 for part in told)
-
-
-# -- prompts in common ------------------------------------------------------------------------------------------------
 
 
 ONE, ZIPF = np.array([0.05]), 1 / np.arange(1, 201) / (1 / np.arange(1, 201)).sum()
@@ -167,7 +162,6 @@ def test_prompts_in_common_are_found_as_theory_says(weights: np.ndarray, rate: f
     settled = slice(6_000, None)
     measured = found.hit_tokens[settled].sum() / requests.input_tokens[settled].sum()
     state = prefix_cache(one_class(rate, *shared, s=1250, n=50, memory=memory, law=law, block_tokens=16)).warm
-    assert state is not None
     assert state.hit_ratio == pytest.approx(float(measured), abs=0.01)
     assert 0.2 < state.hit_ratio / (weights.sum() * 992 / 1250) < 0.9  # neither always nor never
 

@@ -47,9 +47,6 @@ def simulated(
     return run(POLICIES[policy].form_batch, requests, model.timing, model.replica, setup, **options)
 
 
-# --------------------------------------------------------------------------- saturated cycles (SIC 2, 3; d0 = 1)
-
-
 def endless(model: ServingModel, iterations: int) -> Requests:
     return interleaved(model, requests=int(1.3 * iterations * saturation(model).admissions_per_iteration))
 
@@ -138,9 +135,6 @@ def test_the_protocol_trace_of_example_1() -> None:
     assert outcome.series.evictions.tolist() == [0, 0, 0, 0, 1]
 
 
-# ------------------------------------------------------------- open arrivals and a backlog (SIC 6.1; s = 2, d = 3)
-
-
 def backlogged(model: ServingModel, backlog: int, seed: int, horizon_s: float) -> Requests:
     """So many at time 0, Poisson arrivals behind them."""
     later = poisson(model, np.random.default_rng(seed), requests=None, horizon_s=horizon_s)
@@ -196,8 +190,6 @@ def test_a_backlog_drains_under_the_cap_alone(load: float) -> None:
         assert np.isfinite(capped.finish_s).sum() / OPEN_S == pytest.approx(50, rel=0.005)
 
 
-# ---------------------------------------------------------------------- WAIT (WAIT-s Theorem 4.1; theory §5)
-
 # λ = 1 alone: an iteration lasts 1 s whatever it holds, so n = 1 just keeps up; WAIT Proposition 3: τ* = 1 s, n = λτ*
 ALONE = mix_model((2, 1, 1.0), prefill="inline", timing=Timing(1.0))
 TWO = mix_model((1, 1, 1.0), (1, 2, 1.0), prefill="inline", timing=Timing(0.5, 1 / 18))
@@ -240,9 +232,6 @@ def test_queues_of_wait() -> None:
     assert both < 2 * bound_of_each
 
 
-# --------------------------------------------------------------- overflow of an unlimited memory (theory §7)
-
-
 @pytest.mark.parametrize("work_rate", [0.3, 0.7, *at_night(0.1, 0.5, 0.9)])
 def test_usage_has_the_tail_of_the_formula(work_rate: float) -> None:
     """s = 30, d = 10 `inline`, two arrivals an iteration; four runs of 150,000 iterations or more."""
@@ -277,7 +266,6 @@ def test_usage_has_the_tail_of_the_formula(work_rate: float) -> None:
     for k in (1, 2, 3):
         level = math.floor(mean + k * std)
         formula = safety_buffer(at(level), delta=1.0, horizon_s=tau).overflow_probability_per_iteration
-        assert formula is not None
         assert formula / 1.3 - 2 * error[level] < tail[level] < formula * 1.3 + 2 * error[level]
     # and the memory asked for an accepted probability has it
     for accepted in (0.1, 0.01, 0.001):

@@ -5,7 +5,7 @@ import pytest
 
 from kvplan.model import Plan
 from kvplan.profile.reading import parse_profile, shipped_profiles
-from kvplan.report.assembly import analyze
+from kvplan.report.assembly import Analyses
 from kvplan.simulation.experiments.load import Arrivals, Load, generate
 from kvplan.simulation.experiments.runner import Job
 from kvplan.simulation.policies.protocol import Scenario, Settings
@@ -19,12 +19,10 @@ def test_users_are_served_as_theory_says(users: int, near: float) -> None:
     """Past the peak of the rate more users are served less, and hits fall so steeply that fluctuations show."""
     text = shipped_profiles()["agents-collapse"].read_text("utf-8")
     model = parse_profile(text.replace("rate = 0.834", f"users = {users}").encode(), "users.toml").model
-    found = analyze(model, name="", sha256="")
-    assert found.prefix_cache is not None
+    found = Analyses(model, Plan())
     drawn = generate(model, Load(Arrivals.POISSON, None, END_S), 1)
     job = Job(Settings("vllm", {}), Scenario(model, Plan(), drawn, ("agent",)), END_S)
     run = job.run(lambda _: True, None, True)
-    assert run.found is not None
     settled = (run.arrival_s > SETTLED_S) & ~np.isnan(run.first_token_s)
     hits = run.found.hit_tokens[settled].sum() / drawn.input_tokens[settled].sum()
     served = np.count_nonzero(run.finish_s > SETTLED_S) / (END_S - SETTLED_S)

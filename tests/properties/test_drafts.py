@@ -84,7 +84,6 @@ def example(input_tokens: int = 1000, memory: int = 120_000) -> ServingModel:
 def test_the_published_example() -> None:
     model = example()
     cost, found = per_request(model), speculative(model)
-    assert found is not None
     assert found.tokens_per_iteration == pytest.approx(2.533)
     assert cost.iterations == pytest.approx(79.985, abs=5e-4)
     assert (cost.held, cost.read) == (pytest.approx(88_395.6, abs=0.05), pytest.approx(87_921.7, abs=0.05))
@@ -103,7 +102,6 @@ def test_no_drafts_are_those_of_a_profile_without_any() -> None:
     drafted = example()
     with_states = replace(drafted, replica=Replica(4000 * 1024, 1024, layout=KvLayout(layers, 1024, 4)))
     found = speculative(with_states)
-    assert found is not None
     expected = rate(4, drafted.drafts, drafted.timing) / rate(1, None, LAW)
     assert found.speed_up == pytest.approx(expected, rel=1e-12)
 
@@ -133,13 +131,9 @@ def test_drafting_pays_where_a_scan_of_batches_says(
         assert found is None
         assert better.all() if pays is Pays.ALWAYS else not better.any()
         return
-    assert found is not None
     change = int(np.flatnonzero(better != better[0])[0])
     assert found == pytest.approx(batches[change] - 0.5, rel=0.02)
     assert better[0] == (pays is Pays.BELOW)
-
-
-# ------------------------------------------------------------------------------------------------ the simulator
 
 
 def test_a_run_by_hand() -> None:

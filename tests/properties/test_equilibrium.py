@@ -63,7 +63,6 @@ def demand(model: ServingModel) -> dict[str, Fraction]:
 def test_memory_is_exactly_full_at_the_largest_load_factor(model: ServingModel) -> None:
     """M* at α times the offered rates equals M to 1e-9, and the iteration time there is τ(M)."""
     factor = load(model).load_factor_max
-    assert factor is not None
     work_rate = factor * float(demand(model)["work"])
     assume(work_rate < 1 - 1e-4)  # 1 - Λ loses digits beyond
     full = equilibrium(scaled(model, factor))

@@ -105,9 +105,6 @@ def test_turns_of_a_session_stay_together_and_find_more(monkeypatch: pytest.Monk
     assert hits[Routing.SESSION] > 1.5 * hits[Routing.LEAST_REQUESTS]
 
 
-# ------------------------------------------------------------------------------------------ an obvious model of fleets
-
-
 @dataclass(eq=False)
 class One:
     """A request where it is."""
@@ -294,7 +291,7 @@ FAST = Hardware(
 SMALL = Hardware(Timing(0.029, 1e-6, 2e-4), replace(REPLICA, memory_tokens=1600, max_num_seqs=7))
 
 
-@examples(25)
+@examples(12)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 3),
@@ -348,7 +345,7 @@ SPANS = st.lists(
 ).map(lambda some: ((0.0, math.inf), *some))
 
 
-@examples(15)
+@examples(8)
 @given(st.integers(0, 10**6), SPANS, st.sampled_from([2.0, 6.0, 12.0]), st.sampled_from([1200, 6000]))
 def test_replicas_that_come_and_go_do_what_an_obvious_model_of_them_does(
     seed: int, spans: Spans, rate: float, memory: int

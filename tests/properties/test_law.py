@@ -10,7 +10,7 @@ import pytest
 from every import check_every, every
 from hypothesis import given
 from hypothesis import strategies as st
-from tiers import at_night
+from tiers import at_night, is_night
 
 from kvplan import simulate
 from kvplan.analysis import equilibrium
@@ -72,9 +72,6 @@ def slowly(t: Timing, kv: int, prefill: int, sequences: int) -> float:
     return linear + t.d4 * math.sqrt(sequences) + t.d5 * above
 
 
-# ------------------------------------------------------------------------------------------- forms of the law
-
-
 @given(timings, states)
 def test_every_form_of_the_law_is_the_law(timing: Timing, state: tuple[int, int, int]) -> None:
     kv, prefill, sequences = state
@@ -85,15 +82,6 @@ def test_every_form_of_the_law_is_the_law(timing: Timing, state: tuple[int, int,
     assert timing(*arrays).tolist() == [timing(*state), timing(0, 0, 0)]
     split = timing.fixed(prefill, sequences) + timing.linear(kv, prefill, sequences)
     assert split == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_compiled_loop_has_the_same_law() -> None:
-    import numba
-
-    timing = Timing(0.01, 1e-7, 1e-5, 1e-4, 1e-3, 1e-5, 256)
-    compiled = numba.njit(iteration_time)
-    for state in ((0, 0, 1), (50_000, 300, 100), (1, 255, 1), (10**6, 8192, 500)):
-        assert compiled(np.array(timing.constants), *state) == timing(*state)
 
 
 @given(timings, states, prompts)
@@ -126,8 +114,6 @@ def test_prompts_exceed_a_level_as_often_as_drawn_ones(level: float) -> None:
     if level != 0.5:  # between two lattice points the step itself is smeared
         assert law.exceeds(level) == pytest.approx((drawn > level).mean(), abs=0.02)
 
-
-# ------------------------------------------------------------------------------- the law and who depends on it
 
 BENT = """
 schema = 1
@@ -189,7 +175,6 @@ def test_the_equilibrium_is_where_the_law_meets_the_arrivals(
         return linear + timing.d4 * math.sqrt(sequences) + timing.d5 * arrivals.excess(level)
 
     tau = equilibrium.iteration_time(offered)
-    assert tau is not None
     assert law(tau) == pytest.approx(tau, rel=1e-6)
     for below in np.linspace(timing.d0, tau * (1 - 1e-6), 20).tolist():
         assert law(below) >= below * (1 - 1e-9)
@@ -202,12 +187,10 @@ def test_simulated_iterations_last_as_long_as_the_equilibrium_says(share: float)
     offered = at_rate(bent.model, share * equilibrium.sustainable_rate(bent.model)[1])
     found = equilibrium.equilibrium(offered)
     assert found.iteration_time_s is not None
-    assert found.requests_in_flight is not None
     assert found.requests_in_flight > 5
     requests = {0.3: 8_000, 0.6: 40_000, 0.9: 600_000}[share]  # swings are longer near the limit
     run = simulate(replace(bent, known=offered), "vllm", horizon=requests / offered.total_rate_rps).results[0]
     interval = run.ci95["iteration_time_s"]
-    assert interval is not None
     assert run.evictions == 0
     width = interval[1] - interval[0]
     assert width < 0.06 * found.iteration_time_s  # else this could not fail
@@ -215,8 +198,6 @@ def test_simulated_iterations_last_as_long_as_the_equilibrium_says(share: float)
         found.iteration_time_s, abs=0.03 * found.iteration_time_s + width / 2
     )
 
-
-# ---------------------------------------------------------------------------- every field reaches every figure
 
 LIMITS = Replica(60_000, 16, max_num_seqs=90, max_num_batched_tokens=700)
 SHORT = ((20, 60, 120), (30,))  # decode lengths: short ones are analysed soon
@@ -442,6 +423,8 @@ def base(group: str) -> ServingModel:
 def test_every_field_counts_or_is_declared_not_to(seen_by: str) -> None:
     def check(field: tuple[str, str]) -> None:
         group, name = field
+        if seen_by == "analyze" and (group, name, seen_by) in UNMOVED and not is_night():
+            return  # it takes all blocks of two reports to see that none differs
         moved = SEEN_BY[seen_by](*changed(base(group), group, name)) != before(group, seen_by)
         assert moved == ((group, name, seen_by) not in UNMOVED)
 

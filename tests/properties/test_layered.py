@@ -64,14 +64,14 @@ def layered_cases(draw: st.DrawFn) -> Case:
 
 
 @given(layered_cases())
-@examples(60)
+@examples(30)
 def test_the_simulator_does_what_an_allocator_does_block_by_block(case: Case) -> None:
     """vLLM's scheduler with groups of layers: an iteration, a request and a block at a time."""
     agree("vllm", case, small_runs.run("vllm", case))
 
 
 @given(layered_cases(), st.sampled_from(["vllm", "greedy", "rate-limited"]))
-@examples(10)
+@examples(5)
 def test_compiled_and_plain_runs_leave_the_same_bytes(case: Case, name: str) -> None:
     assert bytes_of(small_runs.run(name, case)) == bytes_of(small_runs.run(name, case, compile=True))
 
@@ -112,12 +112,9 @@ GIVES_WAY = Case(  # a prompt that goes on waits for a page, and the only one wh
 
 @given(two_pools())
 @example(GIVES_WAY)
-@examples(60)
+@examples(30)
 def test_windows_have_a_pool_of_their_own_in_sglang(case: Case) -> None:
     agree("sglang", case, small_runs.run("sglang", case))
-
-
-# ------------------------------------------------------------------------------------------------ the fluid map
 
 
 class Tables(NamedTuple):
@@ -156,7 +153,7 @@ def tables(draw: st.DrawFn, *, rising: bool = False) -> Tables:
 
 
 @given(tables(), st.booleans())
-@examples(40)
+@examples(20)
 def test_the_map_of_any_weights_does_what_explicit_layers_do(given: Tables, compiled: bool) -> None:
     system = given.fast()
     for masses in collapsed_starts(system):
@@ -172,9 +169,6 @@ def test_the_map_of_any_weights_does_what_explicit_layers_do(given: Tables, comp
                 for k, n in enumerate(here)
             )
             assert history.read_tokens[t] == pytest.approx(read, rel=1e-6, abs=1e-6)
-
-
-# --------------------------------------------------------------------------------------------------- the report
 
 
 def model(layout: KvLayout, blocks: int, rate: float, *lengths: int) -> ServingModel:

@@ -31,9 +31,6 @@ def result_of(*runs: tuple[Requests, Outcome], names: tuple[str, ...] = (), **gi
     return policy_result("greedy", {}, runs, names, **({"horizon_s": None, "saturated": False} | given))
 
 
-# -- figures ----------------------------------------------------------------------------------------------------
-
-
 def slow_quantile(values: Sequence[float], share: Fraction) -> float:
     """Linear between the order statistics on both sides of rank share·(n - 1), exactly."""
     ordered = sorted(Fraction(v) for v in values)
@@ -131,9 +128,6 @@ def test_the_interval_over_runs_is_the_textbook_one(values: list[float]) -> None
         return
     expected = (max(mean - half_width, 0.0), mean + half_width)
     assert over_runs(values) == pytest.approx(expected, rel=1e-9, abs=1e-6)
-
-
-# -- coverage ---------------------------------------------------------------------------------------------------
 
 
 def lognormal_chain(n: int, correlation: float, random: np.random.Generator) -> FloatArray:

@@ -16,8 +16,6 @@ from kvplan.analysis.placement import Group, Search, partitions, search
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.planning.mixing import Comparison, Placement, placements_compared, subset
 
-# --------------------------------------------------------------------------------- the search, on tables of rates
-
 
 class Table:
     """What replicas serve of each group, by chance and at most a bound; few values, so that ties come about."""
@@ -93,9 +91,6 @@ def test_the_search_finds_what_an_enumeration_of_placements_and_allotments_finds
 def test_a_search_without_time_keeps_to_what_is_known() -> None:
     found = Table(1, 4, load=9).search(4, lambda _: False)
     assert (found.best, found.measured, found.complete) == (((0, 1, 2, 3),), 1, False)
-
-
-# ------------------------------------------------------------------------------------------------- what runs say
 
 
 def a_model(

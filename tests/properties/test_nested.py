@@ -68,8 +68,6 @@ def required(model: ServingModel, **given: Any) -> float:
 def at_the_equilibrium(model: ServingModel, segments: Segments) -> tuple[np.ndarray, np.ndarray]:
     """Memory and iteration time of every candidate at n_k = Λ_k τ*, over those of the equilibrium."""
     at_rest = equilibrium(model)
-    assert at_rest.iteration_time_s is not None
-    assert at_rest.kv_tokens is not None
     thresholds = segments.rate * at_rest.iteration_time_s
     time = model.timing.d0 + (thresholds * segments.work).sum(axis=0)
     return (thresholds * segments.held).sum(axis=0) / at_rest.kv_tokens, time / at_rest.iteration_time_s
@@ -128,15 +126,12 @@ def test_decay_rates_solve_their_equation_and_keep_their_bound(
 def check(model: ServingModel, result: NestedWait) -> None:
     """What holds of any result."""
     assert finite(result)
-    assert result.iteration_time_s is not None
     first = result.segments[0]
     assert first.rate_rps * result.iteration_time_s < first.threshold
     assert (first.continue_probability, first.theta, first.parked_bound, first.queue_bound) == (None,) * 4
     for before, here in itertools.pairwise(result.segments):
         assert here.upto_decode > before.upto_decode
         assert here.continue_probability == pytest.approx(here.rate_rps / before.rate_rps)
-        assert here.continue_probability is not None
-        assert here.parked_bound is not None
         assert here.threshold > here.continue_probability * before.threshold
         assert here.parked_bound >= here.threshold
         assert here.queue_bound == here.parked_bound + here.threshold - 1
@@ -146,13 +141,9 @@ def check(model: ServingModel, result: NestedWait) -> None:
     parked = [s.parked_kv_tokens * s.parked_bound for s in result.segments if s.parked_bound is not None]
     assert queues == pytest.approx(sum(parked))
     inputs = result.input_spread_kv_tokens
-    assert result.base_kv_tokens is not None
-    assert inputs is not None
     assert (inputs > 0) <= (len({c.input_tokens for c in model.classes}) > 1)
     assert result.required_kv_tokens == pytest.approx(result.base_kv_tokens + queues + inputs)
     assert result.base_kv_tokens == pytest.approx(sum(s.kv_tokens for s in result.segments))
-    assert result.required_kv_tokens is not None
-    assert result.smallest_thresholds_kv_tokens is not None
     assert result.required_kv_tokens <= result.smallest_thresholds_kv_tokens * (1 + 1e-12)
     page = model.replica.block_tokens
     assert result.fits == (result.required_kv_tokens <= model.replica.memory_tokens // page * page)
@@ -201,7 +192,6 @@ def test_thresholds_are_near_the_best_there_are(
             moved[start : None if rest else start + 1] += change
             if total(moved) < total(best) * (1 - 1e-9):
                 best, improved = moved, True
-    assert result.required_kv_tokens is not None
     assert result.required_kv_tokens <= total(best) * 1.01
 
 
@@ -223,7 +213,6 @@ def spread_of_inputs(model: ServingModel, result: NestedWait, delta: float) -> f
             stages.append((math.ceil(segment.parked_bound), low))
         terms += [(n, page * -(-(inputs + t) // page), share) for n, t in stages]
         low = segment.upto_decode
-    assert result.iterations is not None
     exponent = math.log((2 if several else 1) * result.iterations / delta)
 
     def bound(log_theta: float) -> float:

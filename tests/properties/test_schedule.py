@@ -109,9 +109,6 @@ def test_a_sinusoid_against_a_fine_grid(amplitude: float) -> None:
     assert course.time_above(1.2) == pytest.approx(above, abs=1e-3)
 
 
-# ------------------------------------------------------------------------------------------- thresholds
-
-
 def scheduled(rows: list[tuple[int, int, float]], steps: Steps | Sinusoid, d1: float = 0.002) -> ServingModel:
     """Classes of (input, decode, rate) on a replica whose iterations are about as long as its steps."""
     return replace(mix_model(*rows, timing=Timing(1.0, d1=d1)), schedule=steps)
@@ -140,7 +137,6 @@ def slow_thresholds(model: ServingModel) -> list[int]:
 def test_wait_thresholds_are_the_least_for_the_worst_window(steps: Steps, first: int, second: int) -> None:
     model = scheduled([(10, 4, first / 2), (3, 9, second / 4)], steps)
     windows = class_windows(model)
-    assert windows is not None
     found = wait(model)
     load = float(windows.mean_rps @ class_means(model).work_s)
     assert found.feasible is (load < 1)
@@ -192,15 +188,12 @@ def test_the_peak_is_where_the_load_is_heaviest_for_its_mix() -> None:
     model = mix_model((0, 2, 10.0), (0, 200, 1.0), memory=1000, timing=Timing(1.0))
     steps = Steps(24.0, (0.0, 8.0, 9.0), ((1.0, 0.0), (2.0, 0.0), (0.1, 0.5)))
     found = peak(replace(model, schedule=steps))
-    assert found is not None
     # d tokens in all are held d(d + 1)/2 token-iterations: 3 or 20,100, of 1,000 tokens an iteration
     assert (found.offered_rps, found.most_rps) == (1.5, 20.0)
     assert found.sustainable_rps == pytest.approx(1000 / ((3 * 1.0 + 20_100 * 0.5) / 1.5))
     assert found.overloaded_s == 15.0
     assert found.mean_rps == pytest.approx((8 * 10 + 20 + 15 * 1.5) / 24)
 
-
-# --------------------------------------------------------------------------------------------- arrivals
 
 DAY = Steps(10.0, (0.0, 3.0, 4.0, 8.0), ((1.0, 1.0), (4.0, 0.0), (0.0, 0.0), (0.5, 3.0)))
 TWO = mix_model((10, [3, 5], 3.0), (20, 7, 1.0))
@@ -269,11 +262,6 @@ def test_simulated_waits_stay_within_the_bounds_of_the_worst_window() -> None:
     assert found.kv_tokens.peak <= bounds.kv_tokens
     assert 2 * found.queue.peak < other.queue.peak
     for one, bound in zip(found.classes, bounds.classes, strict=True):
-        assert bound.mean_wait_bound_s is not None
-        assert bound.latency_s is not None
-        assert bounds.iteration_time_s is not None
         # the wait is until the first iteration begins; inline, the first token comes with the second
-        assert one.ttft_s.mean is not None
         assert one.ttft_s.mean - 2 * bounds.iteration_time_s < bound.mean_wait_bound_s
-        assert one.e2e_s.mean is not None
         assert one.e2e_s.mean < bound.latency_s

@@ -1,22 +1,58 @@
 """The host tier of `vllm` against a dictionary of blocks, and what holds whatever arrives."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import slow_host_tier
-from cached_cases import CASES
+from cached_cases import CASES, case_of
 from every import every
-from host_tier_cases import busy_case
 from hypothesis import given
 from hypothesis import strategies as st
-from session_shapes import Shape
+from session_shapes import Shape, same, settings_of
 from small_runs import Case, bytes_of, run
 from tiers import at_night, examples
 
 from kvplan.model import Replica, Timing
 from kvplan.model.replica import Offload
-from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.outcome import Outcome
+
+
+def busy_case(seed: int) -> Case:
+    """The same for a seed: sessions of up to four turns behind a tree of prompts, and little memory of both kinds."""
+    r = random.Random(seed)
+    branches = [(r.randint(-1, 9), r.randint(1, 9)) for _ in range(r.randint(1, 4))]
+
+    def turn() -> tuple[int, int, float]:
+        return (
+            r.choice([0, 0, r.randint(0, 9)]),
+            r.choice([1, 1, r.randint(1, 9)]),
+            r.choice([0.0, 0.5, 3.0, 11.0]),
+        )
+
+    sessions = [
+        (r.randint(0, 9), [turn() for _ in range(r.randint(1, 4))], r.choice([0.0, 0.25, 1.0, 2.7, 30.0]))
+        for _ in range(r.randint(2, 14))
+    ]
+    replica = Replica(
+        r.choice([r.randint(1, 8), r.randint(1, 40)]),
+        r.choice([1, 1, 2, 3, 5]),
+        max_num_seqs=r.choice([None, r.randint(1, 6)]),
+        max_num_batched_tokens=r.choice([None, r.randint(6, 30)]),
+    )
+    shape = Shape(branches, sessions, r.choice([None, None, 1, 2, 4]))
+    timing = Timing(r.choice([1.0, 0.3]), r.choice([0.0, 0.01]), r.choice([0.0, 0.02]))
+    watermark, shed_after = r.choice([0.0, 0.05]), r.choice([None, None, 5.0])
+    tier = Offload(
+        r.choice([r.randint(5, 40), r.randint(20, 120)]),
+        r.choice([0.001, 0.05, 0.3, 2.0]),
+        inclusive=r.random() < 0.5,
+        overlap=r.random() < 0.5,
+    )
+    case = case_of(shape, timing, replica, watermark, r.choice([0.0, 1.0]), shed_after, None)
+    return replace(case, replica=replace(case.replica, offload=tier))
+
 
 TIERS = st.builds(
     Offload,
@@ -32,29 +68,12 @@ def hosted(case: Case, tier: Offload) -> Case:
 
 
 def agree(case: Case, fast: Outcome) -> None:
-    given = {key: values[0] for key, values in case.parameters.items()}
     expected, pool = slow_host_tier.simulate(
-        case.requests, case.timing, case.replica, given, horizon_s=case.horizon_s
+        case.requests, case.timing, case.replica, settings_of(case), horizon_s=case.horizon_s
     )
-    assert (fast.ending is Ending.LIVELOCK) == expected.livelock
-    assert fast.found is not None
-    assert fast.found.loaded_tokens is not None
-    assert fast.found.hit_tokens.tolist() == pool.hits
+    same(fast, expected, pool)
     assert fast.found.loaded_tokens.tolist() == pool.loaded
-    assert fast.found.recovered_tokens.tolist() == pool.recovered
-    assert fast.iterations == expected.iterations
-    assert fast.series.kv_tokens.tolist() == expected.kv_per_iteration
-    assert fast.series.waiting.tolist() == expected.waiting_per_iteration
-    assert fast.evictions.tolist() == expected.evictions
-    assert fast.recomputed_tokens == expected.recomputed_tokens
     np.testing.assert_allclose(fast.found.link_busy_s, pool.link_busy_s, rtol=1e-9)
-    for times, wanted in (
-        (fast.arrival_s, expected.arrival_s),
-        (fast.first_token_s, expected.first_token_s),
-        (fast.finish_s, expected.finish_s),
-    ):
-        np.testing.assert_allclose(times, np.array(wanted, dtype=np.float64), rtol=1e-9)
-    assert fast.found.cached_tokens.tolist() == pool.cached_per_iteration[: fast.iterations]
 
 
 @examples(100)
@@ -91,8 +110,6 @@ def test_compiled_runs_leave_the_same_bytes(inclusive: bool, overlap: bool) -> N
         {"prefix_caching": (1.0,), "shed_after": (30.0,)},
     )
     outcome = run("vllm", case)
-    assert outcome.found is not None
-    assert outcome.found.loaded_tokens is not None
     assert outcome.found.loaded_tokens.any()
     assert outcome.evictions.any()
     assert bytes_of(run("vllm", case, compile=True)) == bytes_of(outcome)

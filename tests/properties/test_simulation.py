@@ -22,9 +22,6 @@ BLIND = [p.name for p in POLICIES.values() if "assume" in p.parameters or not p.
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
 
 
-# -------------------------------------------------------------------------------------------- a second opinion
-
-
 LONG_ROW = st.tuples(st.integers(1, 3000), st.integers(1, 30), st.integers(0, CLASSES - 1), GAPS)
 
 
@@ -72,11 +69,8 @@ def test_sglang_retracts_who_is_least_far(conservativeness: float, batched: int 
     assert evictions >= 10
 
 
-# -------------------------------------------------------------------------------------------------- invariants
-
-
 @every_policy
-@examples(25)
+@examples(15)
 @given(data=st.data())
 def test_a_run_keeps_every_invariant(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(name))

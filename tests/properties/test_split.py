@@ -80,9 +80,6 @@ def of_theory(
     )
 
 
-# ------------------------------------------------------------------------------------------ the example of theory
-
-
 @every(
     ("itl_s", "ratio", "of_eight"),
     [
@@ -97,14 +94,10 @@ def test_the_example_of_theory(itl_s: float, ratio: float, of_eight: float) -> N
     found = of_theory(LAW, PROMPT, OUTPUT, BUDGET)
     both = together_rps(found, 8, itl_s)
     best = best_split(found, 8, itl_s)
-    assert best is not None
     assert round(unrounded_rps(found, 8, itl_s) / both, 3) == ratio
     assert round(best.rate_rps / both, 3) == of_eight
     if itl_s == 0.02:
         assert (best.prefill, best.decode) == (5, 3)
-
-
-# ------------------------------------------------------------------------------------- random cases, by plain means
 
 
 class Cases:
@@ -195,9 +188,6 @@ def test_rates_are_those_of_a_plain_search(cases: Cases, limited: bool) -> None:
             assert np.allclose(found, expected, rtol=1e-7, atol=0)
 
 
-# --------------------------------------------------------------------- the same limits on every replica, any of them
-
-
 def random_sides(rng: np.random.Generator, law: Timing) -> Sides:
     """A request's amounts cut in two, on replicas with every limit of a real one."""
     cut = {name: rng.uniform(0, 1) for name in ("read", "held")}
@@ -243,9 +233,6 @@ def random_law(rng: np.random.Generator, **more: float) -> Timing:
     return Timing(float(d0), float(d1), float(d2), float(d3), **more)
 
 
-# --------------------------------------------------------------------------------------------- laws and hardware
-
-
 @given(st.integers(0, 10**6), st.booleans())
 def test_what_a_law_that_is_not_linear_allows_is_used_up(seed: int, convex: bool) -> None:
     """At the rate found some limit is met and none is broken; past the knee, no smaller batch is served faster."""
@@ -280,7 +267,6 @@ def test_hardware_that_differs_is_counted_in_gpus() -> None:
     mixed = Sides(replace(other.prefill, gpus=2), replace(found.decode, gpus=4), found.together)
     one, two = served(mixed.prefill).rate_rps, served(mixed.decode, 0.03).rate_rps
     best = best_split(mixed, 12, 0.03)
-    assert best is not None
     assert best.rate_rps == max(min(x * one, y * two) for x, y in ((1, 2), (2, 2), (3, 1), (4, 1)))
     assert (best.prefill, best.decode) == (1, 2)
     assert unrounded_rps(mixed, 12, 0.03) == pytest.approx(12 / (2 / one + 4 / two))
@@ -300,12 +286,8 @@ def test_crossing_of_a_linear_law(decode: int) -> None:
     if b < both:
         assert crossed is None
         return
-    assert crossed is not None
     assert crossed.split_wins_below
     assert crossed.itl_s == pytest.approx(LAW.d0 / (1 - a / both), rel=1e-9)
-
-
-# -------------------------------------------------------------------------------------------------- from a model
 
 
 @given(models(limits=True).filter(lambda m: m.replica.prefill is not Prefill.DISAGGREGATED))

@@ -202,7 +202,6 @@ def test_the_smallest_stable_input_is_that_of_a_linear_search(
     if math.gcd(*stages) > 1:
         assert (found.exact, found.asymptotic) == (None, None)
         return
-    assert found.exact is not None
     smallest, verdicts = brute_force_min_input(short, short + apart, p, found.exact + 12, prefill)
     assert found.exact == max(smallest, int(prefill == "inline"))
     assert not any(verdicts[: found.exact])
@@ -226,7 +225,6 @@ def test_advice_names_a_change_that_does_stabilise() -> None:
     model = mix_model((100, 2, 1.0), (100, 4, 1.0))
     found = stability(model)
     assert not found.stable
-    assert found.stabilising_change is not None
     assert found.stabilising_change in found.advice
     # the smallest change is of one token; which class and direction is read off the sentence
     words = found.stabilising_change.split()

@@ -1,13 +1,43 @@
 """Stack distances against a cache of every size, played out."""
 
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from slow_lru import Prompt, hit_blocks
 
 from kvplan.ingest.trace import prefixes
 from kvplan.ingest.trace.format import Identities
 from kvplan.ingest.trace.prefixes import Blocks, blocks_of
+
+
+class Prompt(NamedTuple):
+    """A request by its blocks, each named by all that is in it and before it; and its lengths in tokens."""
+
+    blocks: Sequence[Hashable]
+    looked_up: int
+    private_tokens: int
+
+
+def hit_blocks(prompts: Sequence[Prompt], memory_tokens: int, block_tokens: int) -> list[int]:
+    """How many leading blocks of each prompt an LRU cache of this size has."""
+    cache: OrderedDict[Hashable, int] = OrderedDict()
+    hits = []
+    for number, prompt in enumerate(prompts):
+        found = 0
+        while found < prompt.looked_up and prompt.blocks[found] in cache:
+            found += 1
+        hits.append(found)
+        cache["private", number] = prompt.private_tokens
+        for block in reversed(prompt.blocks):
+            cache[block] = block_tokens
+            cache.move_to_end(block)
+        while sum(cache.values()) > memory_tokens:
+            cache.popitem(last=False)
+    return hits
+
 
 BLOCK = 16
 

@@ -50,7 +50,6 @@ def keeps_up(n: tuple[int, ...], rate: list[Fraction], work: list[Fraction], d0:
 def test_smallest_thresholds_keep_up_and_nothing_below_them_does(system: tuple[Any, int]) -> None:
     rate, work, d0 = exact(*system)
     found = smallest_thresholds(means_of(rate, work, float(d0)))
-    assert found is not None
     assert found[1]
     n = tuple(int(k) for k in found[0])
     assert keeps_up(n, rate, work, d0)
@@ -66,7 +65,6 @@ def test_thresholds_keep_up_exactly_however_near_the_limit(gap: float, classes: 
     rate = rng.uniform(0.1, 1000.0, classes)
     work = rng.dirichlet(np.ones(classes)) * (1 - gap) / rate
     found = smallest_thresholds(means_of(rate, work, 0.01))
-    assert found is not None
     n = tuple(int(k) for k in found[0])
     assert keeps_up(n, [Fraction(r) for r in rate], [Fraction(c) for c in work], Fraction(0.01))
 
@@ -111,14 +109,9 @@ def test_results_are_finite_and_thresholds_keep_up_and_fit(model: ServingModel) 
         return
     assert result.thresholds is not None
     assert result.kv_tokens is not None
-    assert result.iteration_time_s is not None
     tau = iteration_time(model)
-    assert tau is not None
     assert result.iteration_time_s > tau * (1 - 1e-9)
     for row, c in zip(result.classes, model.classes, strict=True):
-        assert row.threshold is not None
-        assert row.latency_s is not None
-        assert row.mean_wait_bound_s is not None
         assert c.rate_rps * result.iteration_time_s < row.threshold
         assert row.latency_s >= row.mean_wait_bound_s + result.iteration_time_s
     assert (result.max_thresholds is not None) == result.fits

@@ -8,8 +8,8 @@ import pytest
 from command import run
 
 import kvplan
-from kvplan.ingest.trace.formats.servegen import _windows
 from kvplan.ingest.trace.replay import read_trace
+from kvplan.ingest.trace.servegen import _windows
 from kvplan.model import FloatArray
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"

@@ -16,8 +16,8 @@ from kvplan.model import Admission, Engine, Plan, Prefill, Replica, ServingModel
 from kvplan.simulation.policies import engine_settings
 from kvplan.study.advice import Advice, advice
 from kvplan.study.operating_point import operating_point
-from kvplan.study.protection import Setting, protection
 from kvplan.study.recovery import recovery
+from kvplan.study.warm_cache import Setting, protection
 
 PREFILL_BOUND = Timing(0.02, 1e-7, 2e-4)  # what is evicted costs much to compute again
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from every import every
 
-from kvplan.analysis.population import users_of, with_part_of_users
+from kvplan.analysis.cached_equilibrium import users_of, with_part_of_users
 from kvplan.cli.app import main
 from kvplan.gate.check import check
 from kvplan.gate.remedy import Lever

@@ -204,3 +204,108 @@ def test_sglang_counts_the_tokens_of_its_prefill_batches() -> None:
     assert found.hits is not None
     assert found.hits.ratio == 0.25
     assert found.notes[-1].startswith("the prefix cache found 25% of the prompt tokens (1,000 of 4,000")
+
+
+BANNER = "(APIServer pid=1) INFO 04-15 07:10:41 [utils.py:299]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.19.1\n"
+DEFAULTS = "(APIServer pid=1) INFO 04-15 07:22:41 [utils.py:233] non-default args: {'model': 'm'}\n"
+NEGATIVE = "(EngineCore_DP0 pid=7) INFO [gpu_worker.py:298] Available KV cache memory: -0.94 GiB\n"
+TOO_LONG = (
+    "(EngineCore_DP0 pid=7) ERROR [core.py:708] ValueError: To serve at least one request with the models's max seq "
+    "len (131072), (32.00 GiB KV cache is needed); the estimated maximum model length is 96256.\n"
+)
+FAILED = "(EngineCore_DP0 pid=7) ERROR [core.py:708] EngineCore failed to start.\n"
+BACKEND = "(EngineCore_DP0 pid=7) ERROR [core.py:708] RuntimeError: no such backend\n"
+NO_MEMORY = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n"
+
+
+@every(
+    ("lines", "expected"),
+    [
+        ((BANNER, ARGUMENTS, BANNER, DEFAULTS, TOKENS), (None, None, None)),
+        ((BANNER, ARGUMENTS, BANNER, TOKENS), (None, None, None)),
+        ((ARGUMENTS, DEFAULTS, TOKENS), (None, None, None)),  # the banner is cut off
+        ((DEFAULTS, ARGUMENTS, FAILED, SERVER, ARGUMENTS, TOKENS), (32, 32, 8192)),
+        (("vLLM server version 0.19.1, serving model m\n", ARGUMENTS, TOKENS), (32, 32, 8192)),
+    ],
+)
+def test_limits_of_a_start_that_crashed_do_not_leak(
+    lines: tuple[str, ...], expected: tuple[int | None, ...]
+) -> None:
+    assert limits(parsed(*lines)) == expected
+
+
+@every(
+    ("arguments", "absent"),
+    [
+        (DEFAULTS, ("max_num_seqs", "max_num_batched_tokens", "gpus")),
+        (ARGUMENTS, ("gpus",)),
+        (DEFAULTS.replace("'}", "', 'max_num_"), ()),  # cut off: what follows is not known
+    ],
+)
+def test_what_all_arguments_leave_out_is_the_default_of_the_engine(
+    arguments: str, absent: tuple[str]
+) -> None:
+    assert parsed(SERVER, arguments, TOKENS).absent == absent
+
+
+@every(
+    ("lines", "line", "reason"),
+    [
+        (
+            (SERVER, TOKENS, SERVER, FAILED, TOO_LONG),
+            5,
+            "length is 96256.*32,000 tokens in line 2.*head -n 2 serve.log",
+        ),
+        ((SERVER, NEGATIVE, FAILED), 2, "Available KV cache memory: -0.94 GiB"),
+        ((SERVER, TOKENS, FAILED, BACKEND), 4, "no such backend"),  # while graphs are captured
+        (
+            (SGLANG, "server_args=ServerArgs()\n", NO_MEMORY),
+            3,
+            "Not enough memory.*2,086,558 tokens in line 1",
+        ),
+        ((FAILED,), 1, "EngineCore failed to start"),
+    ],
+)
+def test_a_last_start_that_failed_is_refused_with_its_reason(
+    lines: tuple[str, ...], line: int, reason: str
+) -> None:
+    with pytest.raises(ProfileError, match=f"^serve.log:{line}: the last start.* failed.*{reason}"):
+        parsed(*lines)
+
+
+def test_an_error_of_an_engine_that_serves_is_no_failed_start() -> None:
+    error = "ERROR torch.OutOfMemoryError: CUDA out of memory.\n"
+    assert parsed(SERVER, TOKENS, STATS.format("0.0"), error).memory_tokens == 32_000
+    later = parsed(SERVER, TOKENS, SERVER)
+    assert later.notes == ("a later start, from line 3 on, states no KV capacity",)
+
+
+PREFIXES = {
+    "chat-1": "chat-1    | ",
+    "pod/embed-0/vllm": "[pod/embed-0/vllm] ",
+    "rank-0 vllm": "rank-0 vllm ",
+    "chat@2": "Oct 02 08:00:01 host chat@2[31]: ",
+}
+
+
+@every("other", list(PREFIXES)[1:])
+def test_services_of_one_log_are_told_apart_and_one_is_chosen(other: str) -> None:
+    """Their lines are mixed, and neither takes the other's limits; a proxy that states nothing is none."""
+    fewer = ARGUMENTS.replace("'max_num_seqs': 32", "'max_num_seqs': 16")
+    pairs = ((SERVER, SERVER), (ARGUMENTS, fewer), (TOKENS, TOKENS.replace("32,000", "9,000")))
+    first, second = PREFIXES["chat-1"], PREFIXES[other]
+    lines = ["proxy-1 | GET / args: 1\n", *(line for a, b in pairs for line in (first + a, second + b))]
+    with pytest.raises(UsageError, match=f"2 services; choose one with --group: 'chat-1', '{other}'"):
+        parsed(*lines)
+    for name, tokens, seqs in (("chat-1", 32_000, 32), (other, 9_000, 16)):
+        found = parse_engine_log(lines, "serve.log", service=name)
+        assert (found.memory_tokens, found.max_num_seqs) == (tokens, seqs)
+    assert parsed(*(line for line in lines if line.startswith(first))).max_num_seqs == 32
+
+
+def test_settings_are_those_of_the_start() -> None:
+    config = "Initializing a V1 LLM engine (v0.11.0) with config: model='/m/c', max_seq_len=16384, kv_cache_dtype=fp8\n"
+    found = parsed(SERVER, ARGUMENTS, config, TOKENS)
+    assert (found.max_model_len, found.gpus) == (16_384, None)
+    words = {"model": "/m/c", "kv_cache_dtype": "fp8", "quantization": "auto", "version": "0.11"}
+    assert found.settings == words

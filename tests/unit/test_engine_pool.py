@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError
 from kvplan.ingest.engine_log import EngineLimits, parse_engine_log
-from kvplan.ingest.kv_pool import find_pool, most_blocks
+from kvplan.ingest.kv_pool import find_pools, most_blocks
 from kvplan.model import Replica
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 
@@ -62,7 +62,6 @@ def test_tokens_over_the_groups() -> None:
 def test_tokens_of_the_maximum_concurrency() -> None:
     """84 blocks of 1,568 and two states in each of three groups: 208 / 90 · 131,072 = 302,921.96."""
     found = parsed(QWEN_FP8_LINES, QWEN_FP8_TP2)
-    assert found.layout is not None
     assert (found.layout.state_blocks, found.prefix_caching) == (2, True)
     assert most_blocks(found.layout, 131_072, 8192) == 90
     assert found.memory_tokens == 208 * 1568
@@ -141,7 +140,54 @@ def test_what_an_engine_would_log_is_read_back(
     most = most_blocks(layout, length, batched)
     groups = sum(group.copies for group in layout.groups)
     tokens = int(blocks / most * length) if newer else blocks // groups * layout.block_tokens
-    found = find_pool(layout, tokens, length, float(f"{blocks / most:.2f}"), batched)
-    assert found is not None
-    told = found.blocks / most_blocks(found.layout, length, batched)
-    assert f"{told:.2f}" == f"{blocks / most:.2f}"
+    pools = find_pools(layout, tokens, length, float(f"{blocks / most:.2f}"), batched)
+    assert blocks in {pool.blocks for pool in pools if pool.layout == layout}
+    told = {f"{pool.blocks / most_blocks(pool.layout, length, batched):.2f}" for pool in pools}
+    assert told == {f"{blocks / most:.2f}"}
+
+
+MOE = KvLayout((Layers(FULL, 10, 1024), Layers(STATE, 30, 2_146_304)), 2096)
+MOE_LINES = (
+    "GPU KV cache size: 567,978 tokens",
+    "Maximum concurrency for 131,072 tokens per request: 4.33x",
+)
+ON, OFF = (f"non-default args: {{'enable_prefix_caching': {value}}}" for value in (True, False))
+MEMORY = "Available KV cache memory: {} GiB"
+
+
+@pytest.mark.parametrize(
+    ("before", "blocks", "caches", "open"),
+    [
+        ((ON,), 299, True, False),
+        ((OFF,), 286, False, False),
+        ((MEMORY.format("5.98"),), 299, True, False),
+        ((MEMORY.format("5.72"),), 286, False, False),
+        ((ON, MEMORY.format("9.99")), 299, True, False),  # of which no reading makes anything
+        ((), 286, False, True),
+    ],
+)
+def test_memory_and_prefix_caching_settle_which_reading_holds(
+    before: tuple[str, ...], blocks: int, caches: bool, open: bool
+) -> None:
+    """286 / 66 = 299 / 69, of 21,463,040 bytes each: 5.717 or 5.977 GiB."""
+    found = parsed([*before, *MOE_LINES], MOE)
+    assert (found.memory_tokens, found.prefix_caching) == (blocks * 2096, caches)
+    assert any("2 readings fit the two lines" in note for note in found.notes) == open
+
+
+@pytest.mark.parametrize(("drafts", "block", "blocks"), [(3, 1600, 424), (3, 1600, 425), (0, 1600, None)])
+def test_drafts_make_blocks_larger(drafts: int, block: int, blocks: int | None) -> None:
+    """164 blocks of 1,600 tokens and 5 states in each of three groups: 424 / 179, 425 / 179."""
+    layout = KvLayout((Layers(FULL, 16, 1024), Layers(STATE, 48, 1_603_584)), 1568)
+    arguments = "args: {'enable_prefix_caching': True, 'speculative_config': {'num_speculative_tokens': %d}}"
+    lines = [
+        "non-default " + arguments % drafts,
+        f"GPU KV cache size: {int((blocks or 424) / 179 * 262_144):,} tokens",
+        "Maximum concurrency for 262,144 tokens per request: 2.37x",
+    ]
+    if blocks is None:
+        with pytest.raises(ProfileError, match="contradicts line 3"):
+            parsed(lines, layout)
+        return
+    found = parsed(lines, layout)
+    assert (found.memory_tokens, found.block_tokens, found.prefix_caching) == (blocks * block, block, True)

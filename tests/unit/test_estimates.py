@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from kvplan.model import FloatArray
-from kvplan.simulation.intervals import t_quantile
-from kvplan.study.sample import ratio
-from kvplan.study.windows import Trend, trend
+from kvplan.simulation.intervals import Trend, ratio, t_quantile, trend
 
 
 def arrays(*values: list[float]) -> list[FloatArray]:

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from shipped import LOOKED_AT, NAMES, profile, report
 from tiers import is_night
 
-from kvplan.analysis.population import with_rates_of_users
+from kvplan.analysis.cached_equilibrium import with_rates_of_users
 from kvplan.errors import UsageError
 from kvplan.model import (
     Knowledge,

@@ -1,15 +1,13 @@
-"""A fleet by formula: what one replica gets, times of a split against a plain simulation, who is said to win."""
+"""A fleet by formula: what one replica gets, times of a split against the simulator, who is said to win."""
 
-import math
-from collections import deque
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from strategies import one_class
 
+from kvplan.analysis.cached_equilibrium import with_rates_of_users
 from kvplan.analysis.fleet import FleetFigures, fleet_figures, one_replica
-from kvplan.analysis.population import with_rates_of_users
 from kvplan.analysis.split import served, sides, transfers_s
 from kvplan.model import ArrivalProcess, Plan, Prefill, Prompt, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts
@@ -20,8 +18,10 @@ from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
 from kvplan.model.slo import parse_slo
 from kvplan.report.fleet import fleet_block
-from kvplan.study.fleet import timed
-from kvplan.study.operating_point import operating_point
+from kvplan.simulation.experiments.load import Load
+from kvplan.simulation.experiments.options import chosen
+from kvplan.simulation.experiments.study import study
+from kvplan.study.operating_point import operating_point, timed
 
 LAW = Timing(8e-3, 0.04e-6, 25e-6, 15e-6)
 SPLIT = Fleet(5, 3, transfer_bytes_per_s=20e9, bytes_per_token=131_072)
@@ -104,72 +104,16 @@ def test_only_what_goes_on_is_moved() -> None:
     assert transfers_s(mixed, SPLIT).tolist() == pytest.approx([SPLIT.transfer_s(held)])
 
 
-class Simulated:
-    """One prefill and one decode replica, and a link that moves one request at a time: plain and slow.
-
-    The decode replica fetches what is ready between two of its iterations.
-    """
-
-    def __init__(self, model: ServingModel, transfer_s: float, requests: int, seed: int) -> None:
-        rng, only = np.random.default_rng(seed), model.classes[0]
-        law, budget = model.timing, model.replica.max_num_batched_tokens or math.inf
-        arrivals = np.cumsum(rng.exponential(1 / model.total_rate_rps, requests)).tolist()
-        prompt, output = only.input_tokens, only.decode_tokens[0]
-        self.ttft, self.gaps = [], 0.0
-        computed: deque[tuple[float, float]] = deque()  # when it came, and when its prompt was done
-        waiting: deque[list[float]] = deque()
-        now, i = 0.0, 0
-        while i < requests or waiting:
-            while i < requests and arrivals[i] <= now:
-                waiting.append([arrivals[i], prompt])
-                i += 1
-            if not waiting:
-                now = arrivals[i]
-                continue
-            room, read, sequences, done = budget, 0.0, 0, []
-            for one in waiting:
-                part = min(room, one[1])
-                if not part:
-                    break
-                one[1], room, sequences, read = one[1] - part, room - part, sequences + 1, read + prompt
-                if not one[1]:
-                    done.append(one)
-            now += law(read, budget - room if budget < math.inf else prompt * len(done), sequences)
-            for one in done:
-                waiting.remove(one)
-                computed.append((one[0], now))
-        coming, running = deque[float](), list[list[float]]()
-        now = free = 0.0
-        while computed or coming or running:
-            while computed and computed[0][1] <= now:
-                free = max(now, free) + transfer_s
-                self.ttft.append(free - computed.popleft()[0])
-                coming.append(free)
-            while coming and coming[0] <= now:
-                running.append([coming.popleft(), 0])
-            if not running:
-                now = min([one for _, one in list(computed)[:1]] + list(coming)[:1])
-                continue
-            now += law(sum(prompt + 1 + k for _, k in running), 0.0, len(running))
-            for one in running:
-                one[1] += 1
-            self.gaps += sum(now - start for start, k in running if k == output - 1)
-            running = [one for one in running if one[1] < output - 1]
-        self.itl = self.gaps / requests / (output - 1)
-
-
-def test_times_of_a_split_are_those_of_a_plain_simulation() -> None:
+def test_times_of_a_split_are_those_of_the_simulator() -> None:
     """TTFT has the queue, the prompt's own iteration and the transfer; ITL all that comes after the first token."""
-    one = one_class(900, 30, 12.0)
     apart = Fleet(1, 1, transfer_bytes_per_s=1e9, bytes_per_token=20_000)
-    model = ServingModel((one,), LAW, Replica(10**6, max_num_batched_tokens=1024), fleet=apart)
-    whole = timed(fleet(model), model, Plan(), operating_point(model, Plan()).latency)
-    assert whole is not None
-    found = whole.split
-    runs = [Simulated(model, apart.transfer_s(900), 4000, seed) for seed in range(4)]
+    replica = Replica(10**6, max_num_batched_tokens=1024)
+    model = ServingModel((one_class(900, 30, 12.0),), LAW, replica, fleet=apart)
+    found = timed(fleet(model), model, Plan(), operating_point(model, Plan()).latency).split
+    run = study(model, Plan(), Load(requests=16_000), chosen(["vllm"], []), [0]).results[0]
     assert apart.transfer_s(900) == pytest.approx(0.018)
-    assert found.ttft_s == pytest.approx(np.mean([np.mean(run.ttft) for run in runs]), rel=0.03)
-    assert found.itl_s == pytest.approx(np.mean([run.itl for run in runs]), rel=0.01)
+    assert found.ttft_s == pytest.approx(run.ttft_s.mean, rel=0.03)
+    assert found.itl_s == pytest.approx(run.itl_s.mean, rel=0.01)
 
 
 def test_together_the_best_split_of_as_many_gpus_stands_beside() -> None:
@@ -201,7 +145,6 @@ def test_what_no_formula_covers_has_no_rates() -> None:
 def block_text(model: ServingModel, *slos: str) -> str:
     figures = fleet_figures(model, Plan(slos=tuple(map(parse_slo, slos))).limits)
     found = fleet_block(figures, proved=model.timing.is_linear)
-    assert found is not None
     return found.reason
 
 

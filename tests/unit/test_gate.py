@@ -57,9 +57,6 @@ def subject(**classes: int) -> Subject:
     return Subject(ProfileIdentity("small", "5e6f"), Analyses(model, Plan()))
 
 
-# ------------------------------------------------------------------------------------------------- reading
-
-
 @every(("text", "path", "symbol", "wanted"), REQUIREMENTS["read"])
 def test_a_requirement_is_read(text: str, path: tuple[object, ...], symbol: str, wanted: object) -> None:
     found = parse(text)
@@ -79,9 +76,6 @@ def test_what_is_no_requirement_is_refused(text: str, says: str) -> None:
 @every("name", ["chat", "tool call", "0", "a]b", 'say "x"', "back\\slash", " edge ", "größer", "[", "x."])
 def test_any_name_can_be_written_and_read(name: str) -> None:
     assert parse_key(f"rate_cap.classes{named(name)}.per_iteration").path[2] == Named(name) or name.isdigit()
-
-
-# ------------------------------------------------------------------------------------------------- judging
 
 
 @every(("text", "got", "margin", "passed"), REQUIREMENTS["judged"])
@@ -162,9 +156,6 @@ def test_a_figure_is_shown_on_the_side_of_the_bound_where_it_is() -> None:
     assert telling_digits(parse("wait.kv_tokens > 12346.2"), 12346.4) == 6
 
 
-# ------------------------------------------------------------------------------------------------ profiles
-
-
 def test_what_cannot_be_judged_names_file_line_and_requirement() -> None:
     found = checking.check(small("load.headroom >= 0.2", "load.headrom >= 0.2"), "small.toml", [])
     assert found.outcome is Outcome.UNUSABLE
@@ -183,6 +174,7 @@ def test_what_cannot_be_judged_names_file_line_and_requirement() -> None:
         ),
         ("worst_cycle.loss < 1.5", "< 1.5 can never fail; did you mean 1.5%?"),
         ("worst_cycle.classes[0].loss >= 30", ">= 30 can never hold; did you mean 30%?"),
+        ("worst_cycle.loss <= 100", "<= 100 can never fail; did you mean 100%?"),
         ("prefix_cache.hit_ratio == 50", "== 50 can never hold; did you mean 50%?"),
         ("safety_buffer.overflow_probability_horizon != 2", "!= 2 can never fail; did you mean 2%?"),
         ("worst_cycle.loss <= 300%", "<= 300% can never fail"),
@@ -238,9 +230,6 @@ def test_where_there_is_no_remedy_that_is_said() -> None:
     found = checking.check(small("load.work_rate > 1"), None, [])
     assert found.results[0].remedies == ()
     assert "no change was found that makes it pass" in terminal.render(page.document(tables.build([found])))
-
-
-# ------------------------------------------------------------------------------------------------ baseline
 
 
 def baseline(*tolerances: str, **load: object) -> Baseline:
@@ -301,6 +290,7 @@ def test_an_uncertified_baseline_is_no_yardstick() -> None:
         "load.headroom=",
         "load.headroom=x",
         "load.headroom=-1%",
+        "load.headroom=150%",
         "verdict.status=1%",
         "a=1%",
         "=1%",
@@ -331,8 +321,6 @@ def test_what_is_no_report_is_refused(data: bytes) -> None:
     with pytest.raises(UsageError, match=r"^old\.json: "):
         read_report(data, "old.json")
 
-
-# --------------------------------------------------------------------------------------------------- names
 
 NASTY = "::error::x %0A `a` | <script>alert(1)</script> ##[error]y *b* [c](d) & \u2028"[:-2] + "a]b"
 
@@ -391,9 +379,6 @@ def test_junit_is_valid_and_counts_right() -> None:
     ]
     assert root.attrib == {"name": "kvplan check", "tests": "4", "failures": "2", "errors": "1"}
     assert root[0].attrib["name"] == f"{NASTY} ({NASTY})"
-
-
-# ---------------------------------------------------------------------------------------------------- diff
 
 
 def side(**blocks: object) -> diff.Side:

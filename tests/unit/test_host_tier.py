@@ -48,7 +48,6 @@ def test_the_example_of_the_theory_is_what_a_full_replica_serves_while_nobody_wa
     times: int, rate: float
 ) -> None:
     found = host_tier(example(3.0, Offload(times * M, 5e-6, overlap=False)), None)
-    assert found is not None
     assert found.recovers_up_to_rps == pytest.approx(rate, abs=0.005)
 
 
@@ -86,7 +85,6 @@ def test_the_warm_state_is_a_fixed_point_of_the_map(
 ) -> None:
     tier = Offload(tokens, load_us * 1e-6, inclusive, overlap)
     warm = prefix_cache(example(rate, tier)).warm
-    assert warm is not None
     tau, on_gpu, loads = mapped(rate, tier, warm.iteration_time_s)
     assert warm.iteration_time_s == pytest.approx(tau, rel=1e-6)
     assert warm.hit_tokens == pytest.approx(on_gpu + loads, rel=1e-5)
@@ -120,12 +118,10 @@ def test_a_full_replica_serves_what_waits_leave_of_the_hits(
 def test_the_longest_wait_is_where_a_full_replica_serves_what_is_offered() -> None:
     cached = example(4.4, Offload(2 * M, 5e-6, overlap=False))
     found = host_tier(cached, None)
-    assert found is not None
     assert found.longest_wait_s is not None
     assert full_rate(replace(cached, wait_s=found.longest_wait_s)) == pytest.approx(4.4, rel=1e-6)
     for rate in (3.8, 4.95):  # from any queue, and from none
         other = host_tier(example(rate, Offload(2 * M, 5e-6, overlap=False)), None)
-        assert other is not None
         assert other.longest_wait_s is None
 
 
@@ -134,7 +130,6 @@ def test_the_loop_gain_is_the_slope_of_the_map(inclusive: bool) -> None:
     """Loads that nearly take as long as computing: a longer iteration finds less on the GPU and loads more."""
     tier = Offload(M, 50e-6, inclusive, overlap=False)
     warm = prefix_cache(example(3.6, tier)).warm
-    assert warm is not None
     tau, step = warm.iteration_time_s, warm.iteration_time_s * 1e-4
     slope = (mapped(3.6, tier, tau + step)[0] - mapped(3.6, tier, tau - step)[0]) / (2 * step)
     assert warm.loop_gain == pytest.approx(slope, rel=1e-3)
@@ -145,10 +140,8 @@ def test_a_curve_is_read_at_what_both_tiers_hold() -> None:
     curve = ((float(M), 0.1), (3.0 * M, 0.5))
     cached = replace(example(3.0, Offload(M, 5e-6, inclusive=False)), hit_curve=curve)
     warm = prefix_cache(cached).warm
-    assert warm is not None
     assert (warm.hit_ratio, warm.host_hit_ratio) == (pytest.approx(0.3), pytest.approx(0.2))
     copies = prefix_cache(
         replace(cached, replica=replace(cached.replica, offload=Offload(M // 2, 5e-6)))
     ).warm
-    assert copies is not None
     assert (copies.hit_ratio, copies.host_hit_ratio) == (pytest.approx(0.1), 0.0)

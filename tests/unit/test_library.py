@@ -68,22 +68,7 @@ def test_results_print_the_screens_of_the_commands(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    demand = [
-        "--tp",
-        "1",
-        "--weights",
-        "bf16",
-        "--rate",
-        "4",
-        "--in",
-        "500",
-        "--out",
-        "50",
-        "--slo",
-        "ttft-p95=2s",
-        "--gpu-hour",
-        "3",
-    ]
+    demand = shlex.split("--tp 1 --weights bf16 --rate 4 --in 500 --out 50 --slo ttft-p95=2s --gpu-hour 3")
     planned = kvplan.plan("Llama-3.1-8B", gpu="H100", **PLAN)
     for command, result in (
         (["plan", "Llama-3.1-8B", "--gpu", "H100", *demand], planned),

@@ -10,7 +10,7 @@ from every import every
 from kvplan.errors import UsageError
 from kvplan.gate.requirement import named, parse, parse_key
 from kvplan.ingest.reader import Beginning
-from kvplan.ingest.trace.formats import servegen
+from kvplan.ingest.trace import servegen
 from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import parse_profile
 

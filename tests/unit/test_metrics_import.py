@@ -1,9 +1,13 @@
 """Snapshots of metrics: capacity, classes with the right means, rates; what cannot be known is asked for."""
 
+import json
 import math
 import os
+import re
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +17,8 @@ from hypothesis import strategies as st
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.lengths import LengthHistogram, Lengths, lengths
 from kvplan.ingest.metrics import ServerMetrics, read_metrics
+from kvplan.ingest.reader import FileKind
+from kvplan.ingest.recognition import kind_of
 from kvplan.model import RequestClass
 
 CACHE = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="2588",engine="0"} 1.0\n'
@@ -167,6 +173,126 @@ def test_without_histograms_there_are_no_classes_and_a_hint(save: Saved) -> None
     assert any("--collect-tokens-histogram" in note for note in found.notes)
 
 
+# -- other names, other forms
+
+TGI = ("tgi_request_input_length", "tgi_request_generated_tokens")
+DYNAMO = ("dynamo_frontend_input_sequence_tokens", "dynamo_frontend_output_sequence_tokens")
+TRITON = "nv_trt_llm_kv_cache_block_metrics"
+
+
+def renamed(change: Callable[[str], str]) -> tuple[str, str]:
+    return change(VLLM[0]), change(VLLM[1])
+
+
+@pytest.mark.parametrize(
+    ("names", "engine"),
+    [
+        (renamed(lambda name: f"ray_{name}"), "vLLM"),
+        (renamed(lambda name: f"ray_{name.replace(':', '_')}"), "vLLM"),
+        (renamed(lambda name: name.removeprefix("vllm:")), "vLLM"),
+        (TGI, "TGI"),
+        (DYNAMO, "Dynamo"),
+    ],
+)
+def test_metrics_are_known_under_other_names(save: Saved, names: tuple[str, str], engine: str) -> None:
+    path = save(traffic(names).replace("# TYPE", "# HELP"))
+    assert kind_of(path) is FileKind.METRICS
+    found = read_metrics(path, interval_s=10.0)
+    assert (found.engine, found.requests, found.rate_rps, found.mean_input) == (engine, 40, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "engine"),
+    [
+        (
+            f'{TRITON}{{kv_cache_block_type="tokens_per"}} 64\n{TRITON}{{kv_cache_block_type="max"}} 6239\n',
+            "Triton",
+        ),
+        ("trtllm_kv_cache_max_blocks 6239\ntrtllm_kv_cache_tokens_per_block 64\n", "TensorRT-LLM"),
+        (
+            "dynamo_frontend_model_total_kv_blocks 6239\ndynamo_frontend_model_kv_cache_block_size 64\n",
+            "Dynamo",
+        ),
+    ],
+)
+def test_capacity_is_blocks_times_tokens_of_a_block(save: Saved, text: str, engine: str) -> None:
+    found = save.read(text)
+    assert (found.engine, found.memory_tokens, found.block_tokens) == (engine, 6239 * 64, 64)
+
+
+def test_openmetrics_counts_seconds_and_the_time_of_an_exemplar_is_no_samples(save: Saved) -> None:
+    """Text of Prometheus counts milliseconds."""
+    stamped = {
+        "\n": (300, ' 1716000{:03}.5 # {{trace_id="a"}} 67 1999999999.5\n'),
+        "": (300, " 1716000{:03}500\n"),
+    }
+    for seconds, ending in stamped.values():
+        texts = [traffic(times=times) for times in (1, 2)]
+        early, late = (
+            "".join(
+                line + ("\n" if line.startswith("#") else ending.format(100 + seconds * later))
+                for line in text.splitlines()
+            )
+            for later, text in enumerate(texts)
+        )
+        found = read_metrics(save(late), save(early, "early"))
+        assert found.rate_from == "two snapshots, 300 s apart"
+
+
+def answer(texts: dict[float, str], kind: str = "matrix") -> dict[str, Any]:
+    """What Prometheus answers to a query of the samples at these times."""
+    series: dict[str, list[list[Any]]] = {}
+    for at, text in texts.items():
+        for line in text.splitlines():
+            if not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                series.setdefault(name, []).append([at, value])
+    result = [
+        {"metric": dict(re.findall(r'(\w+)="([^"]*)"', name)) | {"__name__": name.partition("{")[0]}}
+        | ({"values": values} if kind == "matrix" else {"value": values[-1]})
+        for name, values in series.items()
+    ]
+    return {"status": "success", "data": {"resultType": kind, "result": result}}
+
+
+def test_an_answer_of_prometheus_is_read_at_an_instant_and_over_a_range(save: Saved) -> None:
+    at = {1.7e9: traffic(), 1.7e9 + 10: traffic(times=2), 1.7e9 + 20: traffic(times=3)}
+    path = save(json.dumps(answer(at)))
+    assert kind_of(path) is FileKind.METRICS
+    found = read_metrics(path)
+    assert (found.requests, found.rate_rps, found.rate_from) == (80, 4, "two snapshots, 20 s apart")
+    instant = save.read(json.dumps(answer(at, "vector"), indent=1), interval_s=60)
+    assert (instant.requests, instant.rate_rps) == (120, 2)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"status": "error", "error": "query timed out"}, "status: error: query timed out"),
+        (
+            answer({1.7e9: traffic()}) | {"data": {"resultType": "scalar"}},
+            "'scalar'; must be vector or matrix",
+        ),
+        (
+            answer({1.7e9: traffic(times=2), 1.7e9 + 9: traffic()}),
+            "went down; was the server restarted in between",
+        ),
+        (answer({1.7e9: "vllm:x{} 1e"}), "must be a time and a number"),
+        (
+            {
+                "status": "success",
+                "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "2"]}]},
+            },
+            "__name__: missing; ask for the counters and histograms themselves",
+        ),
+        (answer({1.7e9: traffic() + traffic(TGI)}), "metrics of TGI and of vLLM; give those of one server"),
+    ],
+)
+def test_answers_that_are_no_samples_are_refused(save: Saved, document: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        save.read(json.dumps(document))
+
+
 # -- several models
 
 
@@ -240,7 +366,7 @@ def test_a_restart_between_snapshots_is_an_error(save: Saved) -> None:
     ("text", "message"),
     [
         ("", "empty; a server's metrics are at /metrics"),
-        ("go_goroutines 7\n", "metrics of neither SGLang nor vLLM"),
+        ("go_goroutines 7\n", "metrics of no engine; looked for those of Dynamo .*SGLang .*vLLM"),
         ("\n<!DOCTYPE html>\n<html></html>", "a web page, and no Prometheus metrics"),
         (traffic() + traffic(SGLANG), "metrics of SGLang and of vLLM"),
     ],

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 from every import every
 from hypothesis import given
 from hypothesis import strategies as st
-from single_server import SERVICE_S, mean_ttft_s, rate_of_mean_ttft, server, share_above
 from tiers import examples, is_night
 
 from kvplan.gate.judgement import Subject, judge
@@ -21,6 +21,7 @@ from kvplan.model import ArrivalProcess, Plan, Replica, RequestClass, ServingMod
 from kvplan.model.arrivals import Recorded
 from kvplan.model.slo import Slo, parse_slo
 from kvplan.report.assembly import Analyses, ProfileIdentity
+from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S
 from kvplan.study.goodput import Goodput, goodput
@@ -28,7 +29,37 @@ from kvplan.study.objectives import Decision, State, decide, decisions
 from kvplan.study.operating_point import Observation
 from kvplan.study.replicas import keeps, stand_in
 from kvplan.study.sample import Sample
-from kvplan.study.windows import Trend, Window
+from kvplan.study.windows import Window
+
+SERVICE_S = 0.01
+
+
+def server(rate_rps: float) -> ServingModel:
+    """Requests of one token, each of which takes an iteration."""
+    replica = Replica(1000, max_num_seqs=1, prefix_caching=False)
+    return ServingModel((RequestClass("a", 1, (1,), (1.0,), rate_rps),), Timing(SERVICE_S), replica)
+
+
+def mean_ttft_s(rate_rps: float) -> float:
+    load = rate_rps * SERVICE_S
+    return SERVICE_S * (1 + load / (2 * (1 - load)))
+
+
+def rate_of_mean_ttft(limit_s: float) -> float:
+    """The rate at which it is that."""
+    waits = 2 * (limit_s / SERVICE_S - 1)
+    return waits / (1 + waits) / SERVICE_S
+
+
+def share_above(limit_s: float, rate_rps: float) -> float:
+    """Of the requests, those whose TTFT exceeds a limit: Erlang's alternating sum, in exact fractions."""
+    load, wait = Fraction(rate_rps * SERVICE_S), Fraction(limit_s - SERVICE_S) / Fraction(SERVICE_S)
+    total = Fraction(0)
+    for k in range(math.floor(wait) + 1):
+        x = load * (k - wait)
+        total += x**k / math.factorial(k) * Fraction(math.exp(-x))
+    return float(1 - (1 - load) * total)
+
 
 VLLM = Settings("vllm", {})
 BATCHES = 16
@@ -93,9 +124,6 @@ def test_the_bin_of_a_limit_counts_in_part_unless_its_gaps_are_all_alike() -> No
     assert beyond.share == 1
 
 
-# ------------------------------------------------------------------------------------------------ a known queue
-
-
 @every("load", [0.3, 0.6, 0.85])
 def test_shares_of_a_single_server_are_those_of_erlang(load: float) -> None:
     rate = load / SERVICE_S
@@ -122,14 +150,10 @@ def test_what_is_served_at_once_is_exactly_within_its_limit() -> None:
     } == {State.MISSES}
 
 
-# ----------------------------------------------------------------------------------------------------- goodput
-
-
 @every("limit_ms", [10.5, 12, 18, 60] if is_night() else [10.5, 60])
 def test_goodput_of_a_single_server_is_that_of_pollaczek_and_khinchine(limit_ms: float) -> None:
     truth = rate_of_mean_ttft(limit_ms / 1e3)
     found = goodput(server(1.0), Plan(), VLLM, [parse_slo(f"ttft_s.mean <= {limit_ms} ms")])
-    assert found is not None
     assert found.high is not None
     assert found.low <= truth <= found.high
     assert found.rate_rps == pytest.approx(truth, rel=0.03)
@@ -138,7 +162,6 @@ def test_goodput_of_a_single_server_is_that_of_pollaczek_and_khinchine(limit_ms:
 
 def test_goodput_is_nothing_where_an_idle_replica_misses() -> None:
     found = goodput(server(1.0), Plan(), VLLM, [parse_slo("ttft_s.p50 <= 9 ms")])
-    assert found is not None
     assert (found.rate_rps, found.low, found.binding) == (0, 0, "ttft_s.p50")
 
 
@@ -146,7 +169,6 @@ def test_what_is_never_missed_ends_where_the_queue_grows() -> None:
     """Every request takes 10 ms once it is served: 100 a second are, and no objective on that binds."""
     model = ServingModel((RequestClass("a", 1, (2,), (1.0,), 1.0),), Timing(0.01), Replica(20))
     found = goodput(model, Plan(), VLLM, [parse_slo("tpot_s.mean <= 15 ms")])
-    assert found is not None
     assert found.binding == "kv_memory"
     assert found.low <= found.rate_rps <= (found.high or 0)
 
@@ -167,9 +189,6 @@ def test_a_trace_is_replayed_faster_until_it_misses() -> None:
     """The wait of each request from the one before (Lindley 1952), at rates on both sides of the one found."""
     model = replayed(20.0)
     found = goodput(model, Plan(), VLLM, [parse_slo("ttft_s.mean <= 20 ms")])
-    assert found is not None
-    assert found.high is not None
-    assert model.arrivals.trace is not None
     arrival = model.arrivals.trace.arrival_s
 
     def mean_ttft(rate: float) -> float:
@@ -222,7 +241,6 @@ def test_the_truth_is_between_what_holds_and_what_misses(
         patch.setattr("kvplan.study.goodput.decisions", law.decisions)
         found = goodput(server(1.0), Plan(), VLLM, [parse_slo("ttft_s.p95 <= 1 s")])
     assert isinstance(found, Goodput)
-    assert found.high is not None
     assert found.low <= truth * (1 + 1e-9)
     assert truth <= found.high * (1 + 1e-9)
     assert found.low <= found.rate_rps <= found.high
@@ -230,9 +248,6 @@ def test_the_truth_is_between_what_holds_and_what_misses(
     if noise == 0:
         assert found.high <= 1.011 * found.low
         assert found.rate_rps == pytest.approx(truth, rel=0.003)
-
-
-# ---------------------------------------------------------------------------------------------------- replicas
 
 
 def test_as_many_replicas_keep_an_objective_as_pollaczek_and_khinchine_say() -> None:
@@ -245,16 +260,12 @@ def test_as_many_replicas_keep_an_objective_as_pollaczek_and_khinchine_say() -> 
     assert states == [State.MISSES, State.HOLDS]
 
 
-# -------------------------------------------------------------------------------------------------- requirements
-
-
 @every("key", ["latency.ttft_s.mean", "latency.classes[a].ttft_s.mean", "latency.classes[0].ttft_s.mean"])
 def test_a_limit_of_a_requirement_is_decided_by_runs(key: str) -> None:
     analyses, truth = Analyses(server(70.0), Plan()), mean_ttft_s(70.0)
     states = []
     for limit in (0.9 * truth, truth, 1.1 * truth):
         stands = standing(parse_key(key), limit, analyses, tries=True)
-        assert stands is not None
         assert bool(stands.doubt) == (stands.state is State.OPEN)
         states.append(stands.state)
     assert states == [State.MISSES, State.OPEN, State.HOLDS]

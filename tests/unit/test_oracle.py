@@ -102,18 +102,12 @@ def test_requests_fare_as_in_the_slow_simulator_where_the_first_chunk_is_admitte
     assert differ > 10
 
 
-# -- rates under a backlog --------------------------------------------------------------------------------------
-
-
 def test_one_length_keeps_the_worst_cycle_of_the_papers() -> None:
     """s = 2, d = 3: M/(d(s + d)) an iteration (SIC), from every start."""
     some = ServingModel(
         (RequestClass("a", 2, (3,), (1.0,), 1.0),), Timing(1.0), Replica(6000, 1, Prefill.DISAGGREGATED)
     )
     assert truth(System.of(some)).rate_rps == pytest.approx(400, rel=1e-9)
-
-
-# -- latencies at a rate ----------------------------------------------------------------------------------------
 
 
 def test_a_replica_with_one_seat_is_a_queue_with_one_server() -> None:

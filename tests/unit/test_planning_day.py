@@ -25,9 +25,6 @@ MODEL = ServingModel((CHAT,), Timing(0.02, 0.0, 1e-4), Replica(3000, block_token
 PLAN = Plan(slos=(parse_slo("e2e_s.p95 <= 1 h"),))
 
 
-# -------------------------------------------------------------------------------------------------- parts of a period
-
-
 @given(
     starts=st.lists(st.integers(1, 239), max_size=6, unique=True),
     factors=st.lists(st.floats(0.1, 5), min_size=7, max_size=7),
@@ -39,7 +36,6 @@ def test_a_part_has_the_mean_rate_of_its_tenths(starts: list[int], factors: list
     tenths = [factors[sum(begin <= tenth for begin in begins) - 1] for tenth in range(240)]
     found = parts(replace(MODEL, schedule=steps))
     for part, mean in zip(found, np.reshape(tenths, (PARTS, 10)).mean(axis=1), strict=True):
-        assert part is not None
         assert part.total_rate_rps == pytest.approx(mean)
 
 
@@ -73,9 +69,6 @@ def test_a_trace_varies_as_its_counts_do(times: list[float]) -> None:
     assert math.fsum(step["factor"] for step in table["schedule"]) == pytest.approx(PARTS, abs=1e-4)
     busiest = max(step["factor"] for step in table["schedule"])
     assert busiest >= 1
-
-
-# ------------------------------------------------------------------------------------------------- replicas by the hour
 
 
 @dataclass(frozen=True)
@@ -130,9 +123,6 @@ def test_each_hour_has_as_many_replicas_as_its_rate_needs() -> None:
     assert [hour.demand_rps for hour in found.hours[::6]] == [0.5, 2.0, 0.5, 1.0]
     assert (found.gpu_hours, found.fixed_gpu_hours) == (pytest.approx(4.0), 8.0)
     assert (found.add_rps, found.remove_rps) == (0.6, pytest.approx(0.48))
-
-
-# ---------------------------------------------------------------------------------------------------- simulated periods
 
 
 def test_periods_are_paid_for_as_replicas_come_and_go_and_nobody_is_lost() -> None:

@@ -41,7 +41,6 @@ def needing(prefill: int, decode: int) -> pytest.MonkeyPatch:
     patch = pytest.MonkeyPatch()
 
     def enough(task: Task) -> bool:
-        assert task.apart is not None
         return task.apart.prefill >= prefill and task.apart.decode >= decode
 
     def quick(task: Task, replicas: int, tokens: int | None) -> Quick:

@@ -9,15 +9,13 @@ from cached import AGENT_LAW, AGENT_MEMORY, agents, mapped_time, one_class, root
 from every import every
 
 from kvplan.analysis.cache_states import CachedReplica
+from kvplan.analysis.cached_equilibrium import with_rates_of_users
 from kvplan.analysis.equilibrium import sustainable_rates
-from kvplan.analysis.population import with_rates_of_users
 from kvplan.analysis.prefix_cache import guaranteed_rates, prefix_cache
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
-
-# -- values of theory §8 ----------------------------------------------------------------------------------------
 
 
 def test_a_prompt_that_all_share_raises_the_guaranteed_rate() -> None:
@@ -35,7 +33,6 @@ def test_agents_at_their_offered_rate() -> None:
     """Offered 13.35: hit .822, usage .14, τ 21.1 ms from empty; collapse serves 12.03 (12.06 of a sample)."""
     found = prefix_cache(agents(13.35))
     assert found.sustainable_rps == pytest.approx((12.03, 16.7), abs=0.05)
-    assert found.warm is not None
     assert found.warm.hit_ratio == pytest.approx(0.822, abs=0.004)
     assert found.warm.kv_unique_tokens / AGENT_MEMORY == pytest.approx(0.14, abs=0.002)
     assert found.warm.iteration_time_s == pytest.approx(21.1e-3, abs=1e-4)
@@ -45,8 +42,6 @@ def test_agents_at_their_offered_rate() -> None:
     assert [state.stable for state in found.states] == [True, False]
     assert found.streams_in_memory == pytest.approx(242, abs=1)
 
-
-# -- against today's figures, and limits --------------------------------------------------------------------------
 
 LIMITS = {"block_tokens": 16, "max_num_seqs": 40, "max_num_batched_tokens": 1100}
 
@@ -91,19 +86,17 @@ def test_a_hit_curve_hits_by_memory_alone() -> None:
     )
     held = 1000 * 200 + 200 * 201 / 2
     work = 1e-7 * held + 60e-6 * 1000 * 0.7
-    assert found.warm is not None
     assert found.warm.hit_ratio == pytest.approx(0.3)
     assert found.warm.iteration_time_s == pytest.approx(0.012 / (1 - 5 * work))
     assert found.sustainable_rps == pytest.approx((100_000 / (held * 0.012 + 100_000 * work),) * 2)
     assert not found.collapse_possible
 
 
-# -- against theory's map, written out -----------------------------------------------------------------------------
-
 CASES = {
     "private": {"shared": 0.0, "law": Timing(0.012, 1e-7, 60e-6, 1e-6)},
     "shared": {"shared": 400.0, "law": Timing(0.012, 1e-7, 60e-6, 1e-6)},
     "concave": {"shared": 400.0, "law": Timing(0.012, 1e-7, 60e-6, 1e-6, 1e-3)},
+    "convex": {"shared": 400.0, "law": Timing(0.012, 1e-7, 55e-6, 1e-6, d5=5e-6)},
 }
 
 

@@ -23,7 +23,6 @@ def test_one_length_collapses_to_the_homogeneous_cycle(input_tokens: int, decode
     cycle = decode * (input_tokens + decode)
     found = recovery(mix_model((input_tokens, decode, 1.0), memory=multiple * cycle), GREEDY)
     assert found.served_rps == pytest.approx(multiple, rel=2e-3)
-    assert found.rate_rps is not None
     assert found.rate_rps == pytest.approx(multiple * MARGIN, rel=2e-3)
     assert found.settled
 
@@ -50,3 +49,10 @@ def test_where_nothing_is_ever_evicted_the_sustainable_rate_is_served() -> None:
 def test_a_request_that_does_not_fit_means_that_nothing_is_served() -> None:
     found = recovery(mix_model((3, (2, 40), 1.0), memory=20), GREEDY)
     assert found.rate_rps == 0.0
+
+
+def test_more_requests_than_are_simulated_are_left_alone_and_said() -> None:
+    """One token in and two out hold 2 + 3: M/5 admissions an iteration, each for two iterations."""
+    found = recovery(mix_model((1, 2, 1.0), memory=30_000), GREEDY)
+    assert (found.rate_rps, found.settled) == (None, False)
+    assert found.reason.startswith("memory holds some 12,000 requests")

@@ -18,7 +18,7 @@ from shipped import report as shipped
 
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.report.assembly import Report, analyze, to_document
-from kvplan.report.keys.record import spectral_radius
+from kvplan.report.keys import spectral_radius
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Status
 from kvplan.show import markdown, terminal

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvplan.errors import UsageError
 from kvplan.ingest.trace.replay import Trace, read_trace
+from kvplan.options import RunOptions
 from kvplan.simulation.experiments import options
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -92,7 +93,7 @@ def test_rows_are_sorted_by_arrival_and_ties_stay_in_order(
         ("[1, 2]", ":1: not a trace: no column for time, input, output"),
         ("\0" * 99, ":1: not a trace: no column"),
         (run() + "\n[]\n", ":2: not a JSON object: '[]'"),
-        (run().replace("3", "3" * 5000), ":1: not JSON: "),
+        (run().replace("3", "3" * 5000), ":1: JSON too deep, or a number too long"),
         (run(arrival_time=float("inf")), ":1: arrival_time: Infinity; must be a time"),
         ("", ": empty; a trace has a row for every request"),
         (csv_lines(), ": no request that generates tokens; 0 rows"),
@@ -119,7 +120,7 @@ def test_arrivals_out_of_order_and_a_row_cut_off_are_told(file: Path) -> None:
     trace = read_trace(file)
     assert columns(trace) == [(0.0, 3, 4), (2.0, 3, 4)]
     assert trace.notes == (
-        "1 arrivals are earlier than the one before them in the file; put in order",
+        "1 arrivals are earlier than one before them in the file; put in order",
         "the file ends within its last row, which is left out",
     )
 
@@ -141,9 +142,7 @@ def test_hashes_of_blocks_say_which_prompts_begin_alike(tmp_path: Path) -> None:
     shared = found.prefixes.parent[found.prefixes.stream]
     assert shared[0] == shared[1] >= 0
     assert shared[2] == shared[3] == -1
-    first = options.load(
-        kind=None, cv=None, concurrency=None, burst=None, trace=lambda: found, requests=2, horizon=None
-    ).trace
+    first = options.load(RunOptions(requests=2), lambda: found).trace
     assert first is not None
     assert first.prefixes is not None
     assert first.prefixes.stream.tolist() == found.prefixes.stream[:2].tolist()

@@ -10,8 +10,7 @@ from kvplan.errors import UsageError
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.sessions import Reuse, SharedPrompt
-from kvplan.simulation.prefixes import Prefixes
-from kvplan.simulation.requests import Requests, poisson
+from kvplan.simulation.requests import Prefixes, Requests, poisson
 from kvplan.simulation.sessions import heads, merged, with_reuse
 
 LAW = Timing(0.012, 1e-7, 60e-6)
@@ -40,7 +39,6 @@ def drawn(model: ServingModel, end_s: float, seed: int = 0) -> Requests:
 
 
 def chains(requests: Requests) -> list[list[int]]:
-    assert requests.turns is not None
     following = requests.turns.following
     found = []
     for at in sorted(set(range(following.size)) - set(following.tolist())):
@@ -58,7 +56,6 @@ def test_requests_share_with_the_next_what_it_asks_for_and_chains_share_their_pr
         "a", 1000, (1, 20, 300), (1.0,) * 3, 2.0, shared, Reuse(tokens, 0.8, Exponential(3.0))
     )
     requests = drawn(ServingModel((some,), LAW, Replica(10_000, 16)), 60.0)
-    assert requests.prefixes is not None
     parent = requests.prefixes.parent
     assert (parent < np.arange(parent.size)).all()
     long = 0
@@ -100,7 +97,6 @@ def test_think_times_run_from_completions_and_a_chain_ends_with_the_number_asked
     requests = with_reuse(first, model, rng(1), requests=500)
     assert requests.arrival_s.size == 500
     outcome = run("vllm", Case(requests, LAW, model.replica, {"prefix_caching": (1.0,)}))
-    assert requests.turns is not None
     followed = requests.turns.following >= 0
     assert followed.mean() == pytest.approx(0.9, abs=0.05)
     gaps = outcome.arrival_s[requests.turns.following[followed]] - outcome.finish_s[followed]
@@ -123,5 +119,4 @@ def test_merged_strangers_stay_strangers() -> None:
     outcome = run(
         "vllm", Case(replace(both, more_later=False), LAW, model.replica, {"prefix_caching": (1.0,)})
     )
-    assert outcome.found is not None
     assert not outcome.found.hit_tokens.any()

@@ -1,5 +1,6 @@
 """Samples of iterations out of logs, series and tables; what gives none is counted, or refused with its line."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -48,7 +49,7 @@ def test_vllm_stats_lines_give_an_average_iteration(line: str) -> None:
     assert found.format == "vLLM stats log"
 
 
-HITS = STATS.replace("hit rate: 0.0%", "hit rate: 40.0%, External prefix cache hit rate: 90.0%")
+HITS = STATS.replace("hit rate: 0.0%", "hit rate: 40.0%")
 VERSION = "(APIServer pid=1) INFO 02-19 23:50:00 [api_server.py:1839] vLLM API server version {}\n"
 
 
@@ -69,6 +70,38 @@ def test_hits_are_no_prefill_where_the_prompt_throughput_counts_them(version: st
     assert [note.startswith("40% of the prompt throughput was found") for note in found.notes] == [True] * (
         prefill < 2
     )
+
+
+@every(
+    ("version", "hits", "loaded", "prefill", "said"),
+    [
+        ("0.11.2", 0, 70, 0.6, "tokens that a KV connector loaded count as found"),
+        ("0.11.2", 0, 100, 0.0, "tokens that a KV connector loaded"),
+        ("0.11.2", 40, 30, 0.6, "tokens that a KV connector loaded .* all prompt tokens, as before 0.14"),
+        ("0.15.1", 40, 30, 0.84, "tokens that a KV connector loaded .* what the local cache missed"),
+        ("0.16.0", 40, 30, 2.0, ""),
+        ("0.10.2", 40, 0, 1.2, "requests wait while hit rates are stated: before vLLM 0.11"),
+        ("0.11.0", 40, 0, 1.2, "40% of the prompt throughput was found"),
+    ],
+)
+def test_loaded_and_recomputed_tokens_are_no_prefill_by_version(
+    version: str, hits: int, loaded: int, prefill: float, said: str
+) -> None:
+    """Of 2 tokens in 20 ms; of 10 with a local hit 4, a connector loads 3 in 10 of all, or of the other 6."""
+    stats = STATS.replace("Waiting: 0", "Waiting: 5").replace(
+        "hit rate: 0.0%", f"hit rate: {hits}.0%, External prefix cache hit rate: {loaded}.0%"
+    )
+    found = one(VERSION.format(version), CAPACITY, stats)
+    assert rows(found)[0][1] == pytest.approx(prefill)
+    assert bool(said) == any(re.match(said, note) for note in found.notes)
+    assert said or found.notes == ()
+
+
+def test_engines_aggregated_are_the_mean_of_one() -> None:
+    """Sums over 2 engines of 8 requests and 100 prompt tokens a second each; usage is their mean."""
+    stats = STATS.replace("Engine 000", "2 Engines Aggregated").replace("100.0 tok", "200.0 tok")
+    stats = stats.replace("Running: 8", "Running: 16").replace("400.0 tok", "800.0 tok")
+    assert rows(one(CAPACITY, stats)) == rows(one(CAPACITY, STATS))
 
 
 def test_a_log_without_a_version_is_corrected_and_that_is_said() -> None:
@@ -148,6 +181,29 @@ def test_prefill_batches_between_two_sglang_lines_are_spread_over_the_iterations
     ]
 
 
+def test_drafts_of_sglang_are_tokens_of_one_iteration() -> None:
+    """40 × 3.2 tokens a sequence between the lines; a line cut off in the number says nothing."""
+    drafts = DECODE.replace("cuda graph", "accept len: 3.20, accept rate: 0.77, cuda graph")
+    found = one(drafts, drafts.replace("3.20", "3.2.0").replace("200.00", "100.00"))
+    assert rows(found) == [(20_800, 0, 5, 0.08), (20_800, 0, 5, 0.05)]
+    assert found.notes[0].startswith("with drafts an iteration emits 3.2 tokens a sequence")
+
+
+def test_data_parallel_ranks_of_sglang_have_prefills_of_their_own() -> None:
+    """Other ranks of one data-parallel rank repeat its lines; a service's name may look like a rank."""
+
+    def by(ranks: str, line: str) -> str:
+        return "tp1-0 | " + line.replace("TP0", ranks)
+
+    lines = by("DP1 TP1", PREFILL), by("DP0 TP0", DECODE), by("DP1 TP1", DECODE), by("DP1 TP3", DECODE)
+    found = one(*lines)
+    assert rows(found) == [(20_800, 0, 5, 0.025), (20_800, 24.390243902, 5, 0.024390244)]
+    assert found.left_out == (LeftOut("a rank that repeats another's lines", 1, 4),)
+    assert found.group == "tp1-0"
+    mixed = parse_samples([*lines, "b-1 | " + DECODE], "log")
+    assert [some.group for some in mixed] == ["tp1-0", "b-1"]
+
+
 def test_splitwise_measurements_give_a_prompt_and_a_token_sample_for_each_row() -> None:
     header = "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel\n"
     first, second = parse_samples(
@@ -208,7 +264,7 @@ def test_a_row_that_cannot_be_used_is_refused_with_line_and_column() -> None:
     [
         ((), "file: empty"),
         (("\n", " \n"), "file: empty"),
-        (("hello\n", "world\n"), "file:1: no samples of iterations: neither lines of vLLM's"),
+        (("hello\n", "world\n"), "file:1: no samples of iterations: neither lines that LMDeploy or SGLang"),
         (("a,b\n", "1,2\n"), "file:1: no samples of iterations"),
         (('{"a": 1}\n',), "file:1: no samples of iterations"),
         (("kv_tokens,iteration_ms\n",), "file:1: no samples of iterations"),

@@ -59,8 +59,6 @@ def test_with_hysteresis_fewer_replicas_come_and_go(counts: list[int], first: in
     assert changes(0.2) <= changes(0.25)
 
 
-# ------------------------------------------------------------------------------------------- the times of replicas
-
 WANTED = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 5)), max_size=12).map(
     lambda rows: [(0.0, 2), *((float(t), n) for t, n in sorted(dict(rows).items()))]
 )

@@ -38,8 +38,6 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def check_turns(requests: Requests, kinds: list[Sessions]) -> None:
     """Every turn goes on where the one before ended, in the same stream; a session begins with its own."""
-    assert requests.turns is not None
-    assert requests.prefixes is not None
     stream, begin = requests.prefixes.stream, requests.prefixes.begin_tokens
     unasked = ~np.isnan(requests.arrival_s)
     assert (np.diff(requests.arrival_s[unasked]) >= 0).all()
@@ -80,13 +78,11 @@ def test_sessions_begin_at_their_rates_and_their_turns_have_the_moments_of_the_m
         assert drawn.input_tokens[mine].mean() == pytest.approx(turns.prompt, rel=0.02)
         assert (drawn.input_tokens[mine] ** 2).mean() == pytest.approx(turns.prompt_squares, rel=0.05)
         assert np.count_nonzero(mine) / sessions == pytest.approx(kind.turns.mean, rel=0.02)
-    assert drawn.turns is not None
     think = drawn.turns.think_s[drawn.class_index == 0]
     assert np.median(think) == pytest.approx(4.0, rel=0.02)
     assert np.log(think).std() == pytest.approx(0.5, rel=0.02)
     exponential = Sessions(TOOL.first, TOOL.user, TOOL.decode, TOOL.turns, Exponential(3.0))
     other = stream_of_sessions([exponential], [1.0], rng(), requests=40_000, horizon_s=None)
-    assert other.turns is not None
     assert other.turns.think_s.mean() == pytest.approx(3.0, rel=0.02)
 
 
@@ -94,7 +90,6 @@ def test_a_turn_arrives_think_time_after_the_answer() -> None:
     drawn = stream_of_sessions([CHAT], [2.0], rng(3), requests=300, horizon_s=None)
     outcome = run("vllm", Case(drawn, Timing(0.01), Replica(20_000), {"prefix_caching": (1.0,)}))
     assert outcome.ending is Ending.FINISHED
-    assert drawn.turns is not None
     followed = drawn.turns.following >= 0
     gaps = outcome.arrival_s[drawn.turns.following[followed]] - outcome.finish_s[followed]
     np.testing.assert_allclose(gaps, drawn.turns.think_s[followed], rtol=1e-9, atol=1e-9)
@@ -108,7 +103,6 @@ def test_a_population_never_asks_for_more_at_once_than_it_has_users(
     outcome = run("vllm", Case(drawn, Timing(0.3), Replica(300), settings))
     assert outcome.ending is Ending.FINISHED
     assert (outcome.series.waiting + outcome.series.running).max() <= 5
-    assert outcome.shed is not None
     assert outcome.shed.any() == bool(settings)
 
 
@@ -118,7 +112,6 @@ def test_prompts_in_common_are_drawn_by_weight() -> None:
     shared = with_shared_prompts(
         requests, [[SharedPrompt(50, 0.6), SharedPrompt(20, 0.1)], []], rng()
     ).prefixes
-    assert shared is not None
     assert shared.end_tokens[:2].tolist() == [50, 20]
     parent = shared.parent[shared.stream]
     assert (parent[1::2] == -1).all()

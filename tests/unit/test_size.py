@@ -12,8 +12,8 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/ingest": 10_250,  # to become 7,600
     "kvplan/simulation": 9_200,  # to become 7,800
     "kvplan/study": 2_800,  # to become 2,200
-    "kvplan/report": 4_400,  # to become 3,000
-    "kvplan/show": 4_350,  # to become 3,600
+    "kvplan/report": 3_000,
+    "kvplan/show": 3_950,  # to become 3,600
     "kvplan/planning": 2_600,
     "kvplan/gate": 1_700,  # to become 1,400
     "kvplan/emit": 1_100,
@@ -28,7 +28,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "tests/golden": 3_500,
     "docs": 3_000,
 }
-MODULES, LONGEST = 305, 600  # of the package, to become 260; and lines of one
+MODULES, LONGEST = 300, 600  # of the package, to become 260; and lines of one
 
 
 def lines(path: Path) -> int:

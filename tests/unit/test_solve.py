@@ -34,7 +34,6 @@ def test_the_least_whole_number(low: int, width: int, data: st.DataObject) -> No
 @given(places, st.floats(1.01, 10.0))
 def test_steps_end_at_the_first_that_holds(at: float, factor: float) -> None:
     found = first_of_steps(lambda x: x >= at, 1e-9, factor, 1e10)
-    assert found is not None
     assert found >= at
     assert found == 1e-9 or found / factor < at * (1 + 1e-9)
 

@@ -18,6 +18,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import read_engine_log
 from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.json_keys import read_object
+from kvplan.ingest.recognition import kind_of
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.trace.traffic import measure
@@ -34,13 +35,14 @@ each_reader = pytest.mark.parametrize(("read", "text"), READERS.values(), ids=RE
 
 @each_reader
 @pytest.mark.parametrize("packed", [bytes, gzip.compress, zstandard.compress])
-def test_files_are_unpacked_and_hashed_as_stored(
+def test_files_are_unpacked_decoded_and_hashed_as_stored(
     tmp_path: Path, read: Callable[[Path], str], text: str, packed: Callable[[bytes], bytes]
 ) -> None:
     path = tmp_path / "file"
-    for written in (text, "\ufeff" + text, text.replace("\n", "\r\n"), text[:-1]):
-        path.write_bytes(stored := packed(written.encode()))
-        assert read(path) == sha256(stored).hexdigest()
+    for written in (text, text.replace("\n", "\r\n"), text[:-1]):
+        for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"):
+            path.write_bytes(stored := packed(written.encode(encoding)))
+            assert read(path) == sha256(stored).hexdigest()
 
 
 @each_reader
@@ -59,7 +61,7 @@ def test_a_file_that_is_broken_is_refused(tmp_path: Path, read: Callable[[Path],
     assert refusal(packed[: len(packed) // 2]) == "the compressed data are cut off"
     assert refusal(packed[:8] + b"\xff" * 8 + packed[16:]) == "the compressed data are damaged"
     if read is not READERS["log"][0]:  # an engine prints what it likes
-        assert refusal(b"\xff\xfe" + text.encode()) == "must be text in UTF-8"
+        assert refusal(b"\xff\xfe" + text.encode()) == "must be text in UTF-8 or UTF-16"
 
 
 @every("read", [*(read for read, _ in READERS.values()), read_object])
@@ -68,6 +70,17 @@ def test_what_cannot_be_opened_is_refused(tmp_path: Path, read: Callable[[Path],
         read(tmp_path / "none")
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         read(tmp_path)
+
+
+@every(
+    "magic", [b"BZh91AY", b"\xfd7zXZ\0\0", b"PK\x03\x04", b"PAR1\x15", b"a.log".ljust(257, b"\0") + b"ustar"]
+)
+def test_what_others_unpack_is_refused_with_what_unpacks_it(tmp_path: Path, magic: bytes) -> None:
+    path = tmp_path / "file"
+    for packed in (bytes, gzip.compress):
+        path.write_bytes(packed(magic + b"GPU KV cache size: 32,000 tokens"))
+        with pytest.raises(UsageError, match=r"which is not read; .* makes text of it"):
+            kind_of(path)
 
 
 def test_nothing_else_in_ingest_opens_a_file_from_outside() -> None:

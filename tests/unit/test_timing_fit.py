@@ -18,7 +18,7 @@ from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.experiments.runner import Job, run_to_the_end
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.prefixes import Prefixes
+from kvplan.simulation.requests import Prefixes
 
 PRIOR = Timing(0.03, d1=1e-6, d2=2e-4, d3=1e-4)
 LIMITS = Replica(100_000, 16, Prefill.FUSED, max_num_batched_tokens=512)
@@ -55,8 +55,8 @@ def loads(*concurrencies: int) -> list[Point]:
     return [point(c, *shape) for shape in SHAPES for c in concurrencies]
 
 
-def fitted(measured: Sweep, prior: Timing = PRIOR, *, believed: bool = True) -> TimingFit:
-    return fit_measured([measured], prior, replica=LIMITS, believed=believed)
+def fitted(measured: Sweep, prior: Timing | None = PRIOR) -> TimingFit:
+    return fit_measured([measured], prior, replica=LIMITS)
 
 
 @pytest.fixture(scope="module", params=sorted(LAWS))
@@ -122,7 +122,7 @@ def test_two_points_are_enough_where_something_is_known_and_too_few_where_not() 
     one = replace(measured, points=measured.points[:1])
     fitted(one, LAWS["linear"])
     with pytest.raises(UsageError, match=r"^sweep.csv: one load alone does not tell .*--base, or --model"):
-        fitted(one, believed=False)
+        fitted(one, None)
 
 
 def test_arrivals_at_a_rate_give_the_law_that_closed_loops_give() -> None:
@@ -177,11 +177,11 @@ def test_hits_do_not_bias_the_time_of_a_prefill_token() -> None:
             f"{running / tau:.1f} tokens/s, Running: {running} reqs, Waiting: 0 reqs, GPU KV cache usage: "
             f"{kv / 1000:.1f}%, Prefix cache hit rate: {100 * hit:.1f}%\n"
         )
-    found = fit_measured(parse_samples(lines, "serve.log"), PRIOR, believed=False)
+    found = fit_measured(parse_samples(lines, "serve.log"), None)
     assert found.timing.d2 == pytest.approx(law.d2, rel=0.02)
     assert found.timing.d1 == pytest.approx(law.d1, rel=0.05)
     silent = [line.replace(", Prefix cache hit rate", "; nothing") for line in lines]
-    blind = fit_measured(parse_samples(silent, "serve.log"), PRIOR, believed=False)
+    blind = fit_measured(parse_samples(silent, "serve.log"), None)
     assert blind.timing.d2 < 0.8 * law.d2
 
 

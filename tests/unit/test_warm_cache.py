@@ -54,18 +54,12 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "_BUDGET_S", SHORT_S)
 
 
-# ------------------------------------------------------------------------------------------------ what runs show
-
-
 @pytest.mark.usefixtures("_short")
 def test_near_the_good_rate_chance_alone_ends_it() -> None:
     """At .99 of 16.67 requests/s; seven of eight runs had collapsed within 8,000 s at .98."""
     trial = tried(AGENTS, ("0.834", "1.0313"))
-    assert trial is not None
     assert trial.lasted < trial.runs
-    assert trial.lasts_s is not None
     assert trial.lasts_s < 10_000
-    assert trial.served_rps is not None
     assert 11.5 < trial.served_rps < 13.5  # 12.03 are guaranteed
 
 
@@ -117,7 +111,6 @@ def test_counts_are_of_runs_and_hits_of_what_can_be_found(part: float, memory: i
         patch.setattr(warm, "_BUDGET_S", 0.05)
         trial = warm_cache(found.model, found.plan)
         assert trial == warm_cache(found.model, found.plan)
-    assert trial is not None
     assert 0 <= trial.lasted <= trial.runs
     assert 0 <= trial.survived_burst <= trial.runs
     assert (trial.hit_ratio is None) == (trial.lasted == 0)
@@ -125,8 +118,6 @@ def test_counts_are_of_runs_and_hits_of_what_can_be_found(part: float, memory: i
     assert (trial.lasts_s is None) == (trial.lasted == trial.runs)
     assert (trial.served_rps is None) == (trial.lasted == trial.survived_burst == trial.runs)
 
-
-# ------------------------------------------------------------------------------------------------ commands
 
 ACCEPT = [part for name in ("gpu", "timing", "workload") for part in ("--accept", name)]
 
@@ -151,9 +142,6 @@ def test_check_makes_a_trial_where_a_requirement_names_it(small: Path) -> None:
     assert "no change is tried on a warm prefix cache" in text
     assert "load.headroom >= 0: rate down" in text
     assert "All of them together" not in text
-
-
-# ------------------------------------------------------------------------------------------------ the verdict
 
 
 @pytest.mark.parametrize("memory", [600_000, 4_000_000])  # 36 and 242 requests' KV

@@ -7,19 +7,17 @@ from itertools import chain
 from pathlib import Path
 from tempfile import gettempdir
 from time import monotonic
+from typing import Any
 
 from kvplan.engine import Admission, Engine
-from validation import advice, goodput, latency, plan, search, verdict
+from validation.plans import Search, Size
 from validation.profiles import Case, in_directory, of_engine, random_cases
+from validation.promises import Advice, Goodput, Latency, Verdict
 from validation.truths import Truths
 
 PROMISES = {
-    "verdict": verdict,
-    "latency": latency,
-    "goodput": goodput,
-    "advice": advice,
-    "plan": plan,
-    "search": search,
+    **{"verdict": Verdict, "latency": Latency, "goodput": Goodput, "advice": Advice},
+    **{"plan": Size, "search": Search},
 }
 
 
@@ -44,12 +42,15 @@ def main() -> int:
     )
     if options.first_chunk:
         cases = of_engine(cases, Engine(admission=Admission.FIRST_CHUNK))
-    promise, judged, started = PROMISES[options.promise], [], monotonic()
+    promise, started = PROMISES[options.promise], monotonic()
+    judged: list[Any] = []
     for row in promise.rows(cases, Truths(options.truths)):
         judged.append(row)
+        if row.is_off:
+            print("OFF", row, flush=True)
         if monotonic() - started > options.seconds:
             break
-    print(promise.table(judged))
+    print(*(f"{name}: {value}" for name, value in promise.summary(judged).items()), sep="\n")
     return int(promise.broken(judged))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-VERSION = 2  # of the oracle: truths of another are found again
+VERSION = 3  # of the oracle: truths of another are found again
 
 
 class Truths:

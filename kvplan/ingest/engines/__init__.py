@@ -18,22 +18,51 @@ if TYPE_CHECKING:
 BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
 TP, PP = "tensor_parallel", "pipeline_parallel"
 NUMBER = r"(-?\d[\d,]*)"
-_REPLICA = ("engine", "dp_rank", "instance", "pod")  # tell engines apart which serve requests of their own
+DRAFTED = re.compile(
+    r"\bDrafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
+)
+_LARGEST_BLOCK = 1 << 13  # tokens
+_TELLING = 0.05  # requests, of which rounding leaves a tenth open
+# tell engines apart which serve requests of their own; the last ones are Ray's
+_REPLICA = ("engine", "dp_rank", "instance", "pod", "replica", "ReplicaId", "WorkerId")
 _RANK = ("tp_rank", "pp_rank", "moe_ep_rank", "ep_rank", "pid")  # parts of one engine, which all say the same
 
+_PARALLEL = re.compile(
+    r"(?:(?<![A-Za-z])(DP|TP|PP|EP|rank)[ :=]?|(Engine)(?:Core)?[ _](?=\d)|\[\d+,(?=\d+\]<std))(\d+)"
+)
+_SERVICE = re.compile(  # docker compose, kubectl --prefix, stern, journald
+    r"(?:\x1b\[[\d;]*m)*(?:([A-Za-z0-9][\w.-]*) *\| |\[(pod/[^\]\s]+)\] "
+    r"|([a-z0-9][a-z0-9.-]* [a-z0-9][a-z0-9-]*) (?=\(\w+ pid=|(?:INFO|WARNING|ERROR) \d|\[\d{4}-)"
+    r"|(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\d\d-\d\dT\S+) \S+ ([\w.@-]+)\[\d+\]: )"
+)
+
+
+class Setting:
+    """What else a start says; `OF_TIMES` are those on which the time of an iteration hangs."""
+
+    VERSION = "version"
+    LENGTH, DRAFTS, CACHING = "max_model_len", "num_speculative_tokens", "enable_prefix_caching"
+    MEMORY = "memory"  # for KV cache, GiB
+    ARGUMENTS, UNIFIED = "arguments", "unified"  # the lines that say so
+    OF_TIMES = MODEL, KV_DTYPE, QUANTIZATION = "model", "kv_cache_dtype", "quantization"
+
+
 Labels = Mapping[str, str]
+Ranks = tuple[tuple[str, str], ...]  # who writes a line: (("DP", "0"), ("TP", "1"))
 Key = tuple[tuple[str, str], ...]
 
 
 class Capacity(NamedTuple):
-    """A statement of a KV capacity; the first group of `form` is the number, of tokens unless `in_blocks`.
+    """A statement of a KV capacity; the product of the groups of `form` is the number, of tokens unless `in_blocks`.
 
-    `of_pool` is that of one pool, of which a rank can have several; a total counts before it.
+    `of_pool` is that of one pool, of which a rank can have several; a total counts before it. Blocks `of_any_size` have
+    no default: where no line states or settles their size, they say nothing.
     """
 
     form: re.Pattern[str]
     in_blocks: bool = False
     of_pool: bool = False
+    of_any_size: bool = False
 
 
 class StatisticsReader(Protocol):
@@ -51,10 +80,16 @@ class EngineLog(NamedTuple):
     # a line without any says nothing; looking for them is far cheaper than the expressions
     words: tuple[str, ...]
     capacities: tuple[Capacity, ...]
-    # by name; of two in a line the later in this list counts
+    # by name, and what else it says; of two in a line the later in this list counts
     limits: tuple[tuple[str, re.Pattern[str]], ...] = ()
     start: str = ""  # an expression for the line that begins a start
+    arguments: re.Pattern[str] | None = None  # all that are not the engine's defaults
+    failures: str = ""  # an expression for why a start ended, and
+    ended: str = ""  # for that it did, where nothing says why
     limits_follow: bool = False  # the capacity too
+    largest_pool: bool = False  # of one start counts, and not the last
+    # what else a line says, with the numbers of its groups filled in
+    remarks: tuple[tuple[re.Pattern[str], str], ...] = ()
     # percent of prompt tokens that the prefix cache found, time and again
     hit_rate: re.Pattern[str] | None = None
     computed_and_found: re.Pattern[str] | None = None  # prompt tokens of a batch
@@ -67,10 +102,11 @@ class EngineLog(NamedTuple):
     statistics: "Callable[[Collector], StatisticsReader] | None" = None
 
     def says(self, line: str) -> bool:
-        """Tell whether a line states a capacity, or what ran."""
-        return any(word in line for word in self.running) or any(
-            kind.form.search(line) for kind in self.capacities
-        )
+        """Tell whether a line states a capacity, what ran, or that or why a start begins or fails."""
+        if any(word in line for word in self.running):
+            return True
+        forms = [kind.form.pattern for kind in self.capacities]
+        return any(form and re.search(form, line) for form in (*forms, self.start, self.failures))
 
 
 class KvCapacity(NamedTuple):
@@ -138,6 +174,15 @@ class Snapshot:
         return max(1, *map(replicas, names))
 
 
+def blocks_of(snapshot: "Snapshot", blocks: str, tokens_per_block: str) -> list[KvCapacity]:
+    """Multiply blocks by the tokens of one, both exported as numbers."""
+    size = int(
+        max((value for _, value in snapshot.samples.get(tokens_per_block, ()) if value < 1e9), default=0)
+    )
+    counts = (value for _, value in snapshot.samples.get(blocks, ()))
+    return [KvCapacity(int(count) * size, size) for count in counts if size > 0 and 1 <= count < 1e12]
+
+
 def argument(name: str) -> re.Pattern[str]:
     """Match ``name=1``, ``'name': 1``, ``--name 1``; not as the end of a longer name.
 
@@ -147,6 +192,52 @@ def argument(name: str) -> re.Pattern[str]:
     [True, False]
     """
     return re.compile(rf"(?<![\w-])(?:--)?{name.replace('_', '[_-]')}['\"]?\s?[:= ]\s?['\"]?(\d+)")
+
+
+def settled_block(blocks: int, tokens: int, requests: float) -> int | None:
+    """Tell the size of blocks from how many requests of so many tokens fit, rounded to two digits; None if open.
+
+    It is the only power of two that fits, or else the only multiple of eight.
+
+    Examples
+    --------
+    >>> settled_block(2634, 4096, 82.31), settled_block(9362, 32_768, 4.57), settled_block(3, 100_000, 0.01)
+    (128, 16, None)
+    """
+    if blocks < 1 or requests < _TELLING:
+        return None
+    low, high = ((requests + half) * tokens / blocks for half in (-0.005, 0.005))
+    sizes = [size for size in range(8, _LARGEST_BLOCK + 1, 8) if low <= size <= high]
+    powers = [size for size in sizes if size.bit_count() == 1]
+    return next((few[0] for few in (powers, sizes) if len(few) == 1), None)
+
+
+def setting(name: str) -> re.Pattern[str]:
+    """Match ``name=text`` and ``'name': 'text'``, unless that is None or auto."""
+    return re.compile(rf"(?<![\w-]){name}['\"]?\s?[:=]\s?['\"]?(?!None\b|auto\b)([^\s,'\")}}]+)")
+
+
+def ranks_of(prefix: str) -> Ranks:
+    """Tell who writes a line: ``(EngineCore_DP0 pid=7)`` is (("DP", "0"),)."""
+    return tuple((m[1] or m[2] or "rank", m[3]) for m in _PARALLEL.finditer(prefix))
+
+
+def service_of(line: str) -> str:
+    """Tell whose line it is in a log of several services, by what stands before it; empty where nothing does.
+
+    Examples
+    --------
+    >>> [service_of(f"{name}INFO 10-02") for name in ("chat-1  | ", "[pod/a-0/vllm] ", "a-0 vllm ", "")]
+    ['chat-1', 'pod/a-0/vllm', 'a-0 vllm', '']
+    """
+    match = _SERVICE.match(line)
+    return next(filter(None, match.groups()), "") if match else ""
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Read the first two numbers of a version."""
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
 
 
 def whole(digits: str) -> int:

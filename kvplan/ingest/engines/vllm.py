@@ -10,9 +10,11 @@ from 0.14 on with ``--enable-logging-iteration-details``: ``Iteration(7): 2 cont
 result; with asynchronous scheduling (the default since 0.16) one that is there already was waited for in no time,
 whatever it took (vLLM pull request 35072, not merged).
 
-Up to 0.15 the prompt throughput counts tokens that the prefix cache had, and the hit rate beside it says how many: of
-the last 1,000 requests, in V0 of all. From 0.16 on (vLLM pull request 33290) it counts only what was computed.
-Iteration details have always done so.
+Up to 0.15 the prompt throughput counts tokens that the prefix cache had or a KV connector loaded, and the hit rates
+beside it say how many: of the last 1,000 requests, in V0 of all. The external rate is of all prompt tokens, and from
+0.14 on (vLLM pull request 30522) of what the local cache missed. From 0.16 on (33290) only what was computed counts.
+Iteration details have always counted so. Before 0.11 a preempted request that finds its own tokens again counts as a
+hit (25787). ``2 Engines Aggregated:`` in place of ``Engine 000:`` are sums over engines, and their mean KV usage.
 """
 
 import re
@@ -21,6 +23,7 @@ from typing import NamedTuple
 from kvplan.ingest.engines import (
     BATCHED,
     BLOCK,
+    DRAFTED,
     NUMBER,
     PP,
     SEQS,
@@ -29,9 +32,14 @@ from kvplan.ingest.engines import (
     EngineLog,
     EngineMetrics,
     KvCapacity,
+    Setting,
     Snapshot,
     argument,
     numbers,
+    ranks_of,
+    setting,
+    settled_block,
+    version_of,
     whole,
     whole_label,
 )
@@ -40,14 +48,25 @@ from kvplan.units import format_tokens
 
 BLOCK_TOKENS = 16  # its default on GPUs
 _TOKENS = Capacity(re.compile(rf"GPU KV cache size: {NUMBER} tokens"))
-_BLOCKS = Capacity(
-    re.compile(rf"\b(?:GPU|cuda|rocm|xpu|hpu|tpu|neuron) blocks: {NUMBER}", re.IGNORECASE), in_blocks=True
+_BLOCKS = Capacity(re.compile(rf"\b(?:(?i:GPU|xpu)|cuda|rocm) blocks: {NUMBER}"), in_blocks=True)
+# Gaudi, Ascend and others; "# CPU blocks" is host memory to swap to, but where the executor is of CPUs
+_DEVICE_BLOCKS = Capacity(
+    re.compile(
+        rf"(?:\b(?:(?i:hpu|npu|tpu|neuron)|mlu|gcu|musa|cpu)|cpu_executor\.py:\d+\] # CPU) blocks: {NUMBER}"
+    ),
+    in_blocks=True,
+    of_any_size=True,
 )
+_CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: (\d+(?:\.\d+)?)x")
 _BLOCK_SIZE = argument("block_size")
-_VERSION = re.compile(r"(?:API server version|LLM engine \(v) ?v?(\d{1,9})\.(\d{1,9})")
+_BANNER = r"█  version (?=v?\d)"
+_VERSION = re.compile(rf"(?:(?:API |vLLM )server version |LLM engine \(v|{_BANNER})v?(\d{{1,9}}\.\d{{1,9}})")
 _HIT_RATE = re.compile(  # in a line of statistics; V0: in the next one
     r"\bPrefix cache hit rate: (?:GPU: )?(\d+(?:\.\d+)?)%"
 )
+_LOADED_RATE = re.compile(r"\bExternal prefix cache hit rate: (\d+(?:\.\d+)?)%")
+_ENGINES = re.compile(r"\b(\d{1,6}) Engines Aggregated: ")
+_WAITING = re.compile(r"\bWaiting: [1-9]")
 
 # -- as it runs -------------------------------------------------------------------------------------------------------
 
@@ -62,8 +81,19 @@ _STATS = re.compile(
 _USAGE = re.compile(r"KV cache usage: ([\d.]+)%")
 _LEAST_MS = 0.1  # of any forward pass
 _DUMMY = "ms (dummy)"  # an idle rank keeping step with the others
-_COUNTS_COMPUTED = (0, 16)  # the version from which on the prompt throughput is without hits
+# versions from which on the prompt throughput is without hits, the external hit rate is of what the local cache missed,
+# and preempted requests make no hits
+_COUNTS_COMPUTED, _LOADS_MISSED, _COUNTS_ONCE = (0, 16), (0, 14), (0, 11)
 _CUT_OFF = "cut off or in an unknown form"
+_NO_VERSION = (
+    "the log states no version of vLLM; its prompt throughput is taken to count tokens found in the prefix cache, as "
+    "it does up to 0.15; from 0.16 on it does not: then keep the line with the version"
+)
+_LOADED = "tokens that a KV connector loaded count as found, by the external hit rate"
+_RECOMPUTED = (
+    "requests wait while hit rates are stated: before vLLM 0.11 these also count what preempted requests find of their "
+    "own tokens, so that prefill may be dearer than it seems"
+)
 
 
 class _Average(NamedTuple):
@@ -73,19 +103,38 @@ class _Average(NamedTuple):
     line: int
     capacity_tokens: int | None
     version: tuple[int, int] | None
-    hit_percent: float
+    not_computed: float = 0.0  # percent of the prompt throughput
+    notes: tuple[str, ...] = ()
 
-    @property
-    def counts_hits(self) -> bool:
-        """Whether its prompt throughput does."""
-        return self.hit_percent > 0 and (self.version is None or self.version < _COUNTS_COMPUTED)
+    def with_hits(self, text: str) -> "_Average":
+        """Take off the prompt throughput what hit rates say that was not computed, where it is among it."""
+        hits, loaded = _percent(_HIT_RATE, text), _percent(_LOADED_RATE, text)
+        if hits + loaded == 0 or (self.version or (0, 0)) >= _COUNTS_COMPUTED:
+            return self
+        of_all = self.version is not None and self.version < _LOADS_MISSED
+        notes = []
+        if self.version is None:
+            notes.append(_NO_VERSION)
+        if loaded:
+            base = (
+                "all prompt tokens, as before 0.14"
+                if of_all
+                else "what the local cache missed, as from 0.14 on"
+            )
+            notes.append(_LOADED + (f", taken as a share of {base}" if hits else ""))
+        if hits and _WAITING.search(text) and (self.version or (0, 0)) < _COUNTS_ONCE:
+            notes.append(_RECOMPUTED)
+        percent = hits + (loaded if of_all else loaded * (1 - hits / 100))
+        return self._replace(not_computed=min(percent, 100.0) if loaded else percent, notes=tuple(notes))
 
 
 class _Statistics:
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self._block_tokens = BLOCK_TOKENS
-        self._usage: float | None = None
+        self._block_tokens: int | None = None
+        self._blocks = 0
+        self._capacity_tokens = collector.capacity_tokens
+        self._usage: dict[int, float] = {}  # by data-parallel rank
         self._averages: list[_Average] = []
         self._version: tuple[int, int] | None = None
         self._details = False
@@ -95,21 +144,20 @@ class _Statistics:
         if self._collector.given_tokens is None:
             self._state_capacity(text)
         if values := numbers(_USAGE.search(text)):
-            self._usage = values[0]
+            self._usage[_rank(text)] = values[0]
         if version := _VERSION.search(text):
-            self._version = int(version[1]), int(version[2])
+            self._version = version_of(version[1])
         self._drafts |= "SpecDecoding metrics" in text
         if "Iteration(" in text:
             self._details = True
             self._iteration(number, text)
         elif "Avg prompt throughput" in text:
             if values := numbers(_STATS.search(text)):
-                capacity = self._collector.capacity_tokens
-                self._averages.append(_Average(values, number, capacity, self._version, _hit_percent(text)))
+                self._average(number, text, values)
             else:
                 self._collector.skip(_CUT_OFF, number)
         elif self._averages and "Prefix cache hit rate: GPU" in text:
-            self._averages[-1] = self._averages[-1]._replace(hit_percent=_hit_percent(text))
+            self._averages[-1] = self._averages[-1].with_hits(text)
 
     def end(self) -> None:
         reason = ""
@@ -123,24 +171,31 @@ class _Statistics:
                 continue
             self._collector.format = "vLLM stats log"
             self._collector.capacity_tokens = average.capacity_tokens
-            hit_percent = average.hit_percent if average.counts_hits else 0.0
-            self._collector.add_average(average.line, *average.values, hit_percent=hit_percent)
-        if (
-            any(average.counts_hits and average.version is None for average in self._averages)
-            and not self._details
-        ):
-            self._collector.note(
-                "the log states no version of vLLM; its prompt throughput is taken to count tokens found in the prefix "
-                "cache, as it does up to 0.15; from 0.16 on it does not: then keep the line with the version"
-            )
+            self._collector.add_average(average.line, *average.values, hit_percent=average.not_computed)
+            for note in average.notes:
+                self._collector.note(note)
+
+    def _average(self, number: int, text: str, values: list[float]) -> None:
+        engines = int(several[1]) if (several := _ENGINES.search(text)) else 1
+        if engines > 1:
+            *rates, usage = values
+            values = [*(rate / engines for rate in rates), usage]
+            self._collector.note(f"lines of {engines} engines aggregated are taken as the mean of one engine")
+        average = _Average(values, number, self._capacity_tokens, self._version)
+        self._averages.append(average.with_hits(text))
 
     def _state_capacity(self, text: str) -> None:
-        if "block" in text and (size := _BLOCK_SIZE.search(text)):
-            self._block_tokens = whole(size[1])
+        if "block" in text and (stated := _BLOCK_SIZE.search(text)):
+            self._block_tokens = whole(stated[1])
         if tokens := _TOKENS.form.search(text):
-            self._collector.capacity_tokens = whole(tokens[1])
-        elif blocks := _BLOCKS.form.search(text):
-            self._collector.capacity_tokens = whole(blocks[1]) * self._block_tokens
+            self._capacity_tokens, self._blocks = whole(tokens[1]), 0
+        elif blocks := _BLOCKS.form.search(text) or _DEVICE_BLOCKS.form.search(text):
+            self._blocks = whole(blocks[1])
+            size = self._block_tokens or (BLOCK_TOKENS if _BLOCKS.form.search(text) else None)
+            self._capacity_tokens = self._blocks * size if size else None
+        elif self._blocks and not self._block_tokens and (fit := _CONCURRENCY.search(text)):
+            size = settled_block(self._blocks, whole(fit[1]), float(fit[2]))
+            self._capacity_tokens = self._blocks * size if size else self._capacity_tokens
 
     def _iteration(self, number: int, text: str) -> None:
         values = numbers(_ITERATION.search(text))
@@ -150,32 +205,46 @@ class _Statistics:
             self._collector.skip("a dummy iteration", number)
         elif values[-1] < _LEAST_MS:
             self._collector.skip("a result that was there before the engine waited for it", number)
-        elif self._usage is None:
+        elif (usage := self._usage.get(_rank(text), self._usage.get(0))) is None:
             self._collector.skip("before the first line that states KV usage", number)
         else:
             contexts, context_tokens, generating, generated, elapsed_ms = values
             # A request that is computed again after a preemption counts as generating, all its tokens too.
             prefill = context_tokens + max(0.0, generated - generating)
-            kv_tokens = self._collector.kv_tokens(self._usage, number)
+            self._collector.capacity_tokens = self._capacity_tokens
+            kv_tokens = self._collector.kv_tokens(usage, number)
             self._collector.format = "vLLM iteration details"
             self._collector.add((kv_tokens, prefill, contexts + generating, elapsed_ms * 1e-3), number)
 
 
-def _hit_percent(text: str) -> float:
-    """Read the hit rate that a line states."""
-    values = numbers(_HIT_RATE.search(text))
+def _rank(text: str) -> int:
+    """Tell the data-parallel rank of a line, 0 where it says none: ``EngineCore_DP1`` or ``Engine 001:``."""
+    return next((int(number[-9:]) for name, number in ranks_of(text) if name in ("DP", "Engine")), 0)
+
+
+def _percent(rate: re.Pattern[str], text: str) -> float:
+    """Read a hit rate that a line states."""
+    values = numbers(rate.search(text))
     return values[0] if values else 0.0
 
 
 LOG = EngineLog(
     engine="vLLM",
-    looked_for="'GPU KV cache size: … tokens' and '# GPU blocks: …'",
+    looked_for="'GPU KV cache size: … tokens' and '# GPU blocks: …', of other devices too",
     words=(
-        *("GPU KV cache size", " blocks: ", "Maximum concurrency", "API server version"),
+        *(
+            "GPU KV cache size",
+            " blocks: ",
+            "Maximum concurrency",
+            " version ",
+            "args: ",
+            "Avg prompt throughput",
+        ),
         *("max_num_", "max-num-", "block_size", "block-size", "block size to", "Prefix cache hit rate"),
         *("Hybrid KV cache manager", "SpecDecoding metrics", "tensor_parallel", "tensor-parallel"),
+        *("Available KV cache memory", "Error: ", "EngineCore failed", "LLM engine ("),
     ),
-    capacities=(_TOKENS, _BLOCKS),
+    capacities=(_TOKENS, _BLOCKS, _DEVICE_BLOCKS),
     limits=(
         (BLOCK, _BLOCK_SIZE),
         (BLOCK, re.compile(r"Setting attention block size to (\d+) tokens")),
@@ -183,13 +252,26 @@ LOG = EngineLog(
         (BATCHED, argument("max_num_batched_tokens")),
         (TP, argument("tensor_parallel_size")),
         (PP, argument("pipeline_parallel_size")),
+        (Setting.VERSION, _VERSION),
+        (Setting.LENGTH, argument("max_seq_len")),
+        (Setting.LENGTH, argument("max_model_len")),
+        (Setting.DRAFTS, argument("num_speculative_tokens")),
+        (Setting.MODEL, setting("model")),
+        (Setting.KV_DTYPE, setting("kv_cache_dtype")),
+        (Setting.QUANTIZATION, setting("quantization")),
+        (Setting.CACHING, setting("enable_prefix_caching")),
+        (Setting.MEMORY, re.compile(r"Available KV cache memory: ([\d.]+) GiB")),
     ),
-    start="vLLM API server version",
+    start=rf"vLLM (?:API )?server version|{_BANNER}|non-default args: |\bargs: Namespace\(",
+    arguments=re.compile(r"non-default args: \{.*\}|\bargs: Namespace\(.*\)"),
+    failures=(
+        r"Available KV cache memory: -|OutOfMemoryError: |ValueError: (?:To serve at least one request|No available "
+        r"memory for the cache blocks|Free memory on device|The model's max seq len)"
+    ),
+    ended="EngineCore failed to start|Engine core initialization failed",
     hit_rate=_HIT_RATE,
-    concurrency=re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: (\d+(?:\.\d+)?)x"),
-    accepted=re.compile(
-        r"\bDrafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
-    ),
+    concurrency=_CONCURRENCY,
+    accepted=DRAFTED,
     unified=re.compile(r"Hybrid KV cache manager is disabled"),
     block_tokens=BLOCK_TOKENS,
     running=("Avg prompt throughput", "Iteration("),
@@ -224,7 +306,7 @@ METRICS = EngineMetrics(
     prefix="vllm",
     prompt="vllm:request_prompt_tokens",
     generation="vllm:request_generation_tokens",
-    requests=("vllm:request_success_total",),
+    requests=("vllm:request_success_total", "vllm:request_finish_total"),  # the second of NVIDIA NIM
     preemptions=("vllm:num_preemptions_total",),
     hits=(
         ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),

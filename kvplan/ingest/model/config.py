@@ -2,48 +2,31 @@
 
 import os
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.hardware import find, tables
-from kvplan.ingest.model.json_keys import Keys, read_object
+from kvplan.ingest.model.json_keys import DEFAULTS, Keys, read_object
 from kvplan.ingest.model.layers import Layer, read_layers, read_state, window_of
 from kvplan.ingest.model.shape import Heads, Kept, ModelShape
-from kvplan.ingest.model.weights import Storage, count_parameters, read_kv_dtype, read_storage
+from kvplan.ingest.model.weights import count_encoder, count_parameters, read_kv_dtype, read_storage
 from kvplan.model.kv_layout import Attention
+from kvplan.units import format_bytes
 
+_SIXTEEN_BITS = 2  # bytes
 _LAYERS = 10_000  # at most; published models have up to 126
 _NOUN = "model in the catalogue nor file"
 _NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 _QUANTISED = {"fp8": {"quant_method": "fp8"}, "nvfp4": _NVFP4, "fp4": _NVFP4}  # ends of names
+_ABOUT = ("also", "source", "total_billion", "active_billion")  # keys of the catalogue
 
 _REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-_TEXT_PARTS = ("text_config", "llm_config", "language_config")
-
-# What classes of models fill in and their published configurations leave out.
-_CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "gemma2": {"sliding_window_pattern": 2},
-    "gemma3_text": {"sliding_window_pattern": 6, "vocab_size": 262_208},
-    "llama4_text": {"no_rope_layer_interval": 4, "n_shared_experts": 1},
-    **{kind: {"use_sliding_window": False} for kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")},
-    **{kind: {"attn_output_gate": True} for kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")},
-}
-
-# Keys that make the formulas wrong. A refusal is better than a number that is off by a factor.
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # ends of the names of their classes
-_UNSUPPORTED = {
-    "block_configs": "layers of different shapes",
-    "block_types": "layers listed by kind",
-    "hybrid_layer_ids": "layers that share one attention",
-    "cross_attention_layers": "layers that attend to images",
-    "global_head_dim": "full-attention layers with heads of another size",
-    "linear_attn_config": "layers listed by a configuration of their own",
-    "moe_latent_size": "experts of smaller vectors",
-    "num_kv_shared_layers": "layers that share one cache",
-}
 
 
 def read_model(reference: str | Path) -> ModelShape:
@@ -72,7 +55,8 @@ def read_model(reference: str | Path) -> ModelShape:
         name = path.absolute().parent.name or path.stem
         return shape_of(read_object(path), name, _quantization_beside(path))
     name, quantised = _catalogued(text)
-    return shape_of(Keys(f"catalogue: {name}", {**catalogue()[name], **quantised}), name)
+    config = {key: value for key, value in catalogue()[name].items() if key not in _ABOUT}
+    return shape_of(Keys(f"catalogue: {name}", {**config, **quantised}), name)
 
 
 @cache
@@ -117,24 +101,15 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
     """The shape that a config.json describes; of a text model nested in one for images or sound, where there is one.
 
     `quantization` stands for its `quantization_config` where it has none. Raises as `read_model`.
-
-    Examples
-    --------
-    >>> small = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
-    >>> shape = shape_of(Keys("config.json", small | {"vocab_size": 100}), "small")
-    >>> shape.attention.kind, shape.attention.head_dim
-    ('MHA', 16)
     """
-    part = next((text for key in _TEXT_PARTS if (text := whole.table(key))), None)
-    values = ChainMap(dict(part.values) if part else {}, dict(whole.values))
-    keys = Keys(whole.source, values)
-    defaults = _CLASS_DEFAULTS.get(keys.text("model_type"), {})
-    filled = {key: value for key, value in defaults.items() if values.get(key) is None}
+    parts = [whole]  # from the outermost to that of the decoder
+    while (part := next((text for key in _TEXT_PARTS if (text := parts[-1].table(key))), None)) is not None:
+        parts.append(part)
+    values = ChainMap(*(dict(part.values) for part in reversed(parts)))
+    filled = _filled(Keys(whole.source, values))
     keys = Keys(whole.source, values.new_child(filled))
     keys.require(*_REQUIRED)
-    for key, why in _UNSUPPORTED.items():
-        if keys.values.get(key):
-            raise keys.error(key, f"{why} are not supported; state kv_bytes_per_token in the profile instead")
+    unread = keys.unread()
     classes = keys.values.get("architectures")
     if isinstance(classes, list) and classes and not any(str(one).endswith(_GENERATING) for one in classes):
         raise keys.error("architectures", "none of these generates text, and so keeps KV")
@@ -151,7 +126,8 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
     quantization = keys.table("quantization_config") or quantization
     storage = read_storage(quantization, experts=counts.experts > 0)
     kv_dtype = read_kv_dtype(quantization)
-    return ModelShape(
+    encoder = keys.table("vision_config")
+    shape = ModelShape(
         name=name,
         source=whole.source,
         layers=layers,
@@ -162,13 +138,31 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
         counts=counts,
         storage=storage,
         context_tokens=context,
-        notes=_notes(storage, kv_dtype, filled, nested=part is not None),
+        notes=(),
         kv_dtype=kv_dtype,
+        encoder_bytes=_SIXTEEN_BITS * (count_encoder(encoder) if encoder else 0),
     )
+    others = keys.has("audio_config") or (not shape.encoder_bytes and (len(parts) > 1 or encoder is not None))
+    return replace(shape, notes=tuple(_notes(shape, filled, unread, other_encoders=others)))
+
+
+def _filled(keys: Keys) -> dict[str, Any]:
+    """What the class of a model fills in, or full attention; a pattern of layers only where they are not listed."""
+    heads = keys.values.get("num_attention_heads")
+    alone = isinstance(heads, int) and not (keys.has("kv_lora_rank") or keys.values.get("multi_query"))
+    defaults = {"num_key_value_heads": heads} if alone else {}
+    defaults |= DEFAULTS.get(keys.text("model_type"), {})
+    listed = keys.has("layer_types")
+    return {
+        key: value
+        for key, value in defaults.items()
+        if not keys.has(key) and not (listed and key == "sliding_window_pattern")
+    }
 
 
 def _kept(keys: Keys, kinds: Sequence[Layer]) -> tuple[Kept, ...]:
-    """Layers by what they keep; an MLP alone keeps nothing."""
+    """Layers by what they keep; an MLP alone keeps nothing, nor do the last ones that share an earlier cache."""
+    kinds = kinds[: len(kinds) - keys.size("num_kv_shared_layers", default=0, least=0, most=len(kinds) - 1)]
     kept = []
     for kind in Attention:
         layer = Layer(kind.value)
@@ -183,8 +177,10 @@ def _heads(keys: Keys) -> Heads:
     heads = keys.size("num_attention_heads")
     if (rank := keys.optional_size("kv_lora_rank")) is not None:
         return _latent(keys, hidden, heads, rank)
-    alone = 1 if keys.flag("multi_query", default=False) else heads
-    kv_heads = keys.size("num_key_value_heads", default=alone)
+    for key in ("index_head_dim", "q_lora_rank"):
+        if keys.optional_size(key) is not None:
+            raise keys.error(key, "not supported beside other attention than latent, which has kv_lora_rank")
+    kv_heads = keys.size("num_key_value_heads", default=1)  # all but multi-query attention are filled in
     if heads % kv_heads:
         raise keys.error("num_key_value_heads", f"{kv_heads}; must divide num_attention_heads, {heads}")
     head_dim = keys.optional_size("head_dim")
@@ -193,12 +189,14 @@ def _heads(keys: Keys) -> Heads:
             must = f"must divide hidden_size, {hidden}, without head_dim"
             raise keys.error("num_attention_heads", f"{heads}; {must}")
         head_dim = hidden // heads
+    value_dim = keys.optional_size("v_head_dim") or head_dim
     kind = "MHA" if kv_heads == heads else "MQA" if kv_heads == 1 else "GQA"
-    # Queries and output, keys and values; a gate of the output is as large as the queries.
-    parameters = 2 * hidden * head_dim * (heads + kv_heads)
+    # Queries and keys, values and output; a gate of the output is as large as the queries.
+    matrices, shared = 4, (heads + kv_heads) * (head_dim + value_dim)
     if keys.flag("attn_output_gate", default=False):
-        parameters += hidden * head_dim * heads
-    return Heads(kind, heads, kv_heads, head_dim, parameters)
+        matrices, shared = 5, shared + heads * head_dim
+    sizes = matrices * hidden, shared
+    return Heads(kind, heads, kv_heads, head_dim, hidden * shared, sizes, value_dim)
 
 
 def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> Heads:
@@ -209,17 +207,36 @@ def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> Heads:
     queries = heads * (nope + rope)
     parameters = query_rank * (hidden + queries) if query_rank else hidden * queries
     parameters += hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
-    return Heads("MLA", heads, heads, nope + rope, parameters, rank, rope)
+    index, topk = keys.optional_size("index_head_dim"), keys.size("index_topk", default=0, least=0)
+    if index is not None:
+        if keys.size("index_topk_freq", default=1) > 1 or "shared" in (keys.words("indexer_types") or ()):
+            at = "indexer_types" if keys.has("indexer_types") else "index_topk_freq"
+            raise keys.error(at, "index keys in some layers alone are not supported")
+        index_heads = keys.size("index_n_heads")
+        parameters += (query_rank or hidden) * index_heads * index + hidden * (index + index_heads)
+    whole = 3 * hidden + 2 * rank + rope + 2 * (query_rank or 0)
+    sizes = whole, queries + heads * (nope + 2 * value)
+    return Heads("MLA", heads, heads, nope + rope, parameters, sizes, value, rank, rope, index, topk)
 
 
-def _notes(storage: Storage, kv_dtype: str, filled: Mapping[str, Any], *, nested: bool) -> tuple[str, ...]:
-    notes = []
+def _notes(
+    shape: ModelShape, filled: Mapping[str, Any], unread: Sequence[str], *, other_encoders: bool
+) -> Iterator[str]:
     if sizes := [f"{key} {value:,}" for key, value in filled.items() if not isinstance(value, bool)]:
-        notes.append(f"the file lacks {', '.join(sizes)}: what models of this type have is taken")
-    if not storage.is_16_bit:
-        notes.append(f"bytes of {storage.name} weights are an estimate: scales and padding vary")
-    if kv_dtype != "auto":
-        notes.append(f"the checkpoint is made for a KV cache in {kv_dtype}, which auto stands for")
-    if nested:
-        notes.append("only the text model is counted: encoders of images or sound take memory besides")
-    return tuple(notes)
+        yield f"the file lacks {', '.join(sizes)}: what models of this type have is taken"
+    if unread:
+        more = f" and {len(unread) - 8} more" if len(unread) > 8 else ""
+        yield f"keys not known, taken to change no size: {', '.join(unread[:8])}{more}"
+    if not shape.storage.is_16_bit:
+        yield f"bytes of {shape.storage.name} weights are an estimate: scales and padding vary"
+    if shape.kv_dtype != "auto":
+        yield f"the checkpoint is made for a KV cache in {shape.kv_dtype}, which auto stands for"
+    if shape.attention.index_dim is not None:
+        topk = f"{shape.attention.index_topk:,}" if shape.attention.index_topk else "some"
+        yield f"attention reads {topk} tokens of a request, and the index keys of all"
+    if shape.encoder_bytes:
+        yield f"weights of an encoder of images, {format_bytes(shape.encoder_bytes)} by vision_config, count as memory"
+    if other_encoders:
+        counted = "and an encoder of images are" if shape.encoder_bytes else "is"
+        kinds = "sound" if shape.encoder_bytes else "images or sound"
+        yield f"only the text model {counted} counted: encoders of {kinds} take memory besides"

@@ -17,14 +17,12 @@ longest context, 5 GB with 16k tokens; and large mixtures of experts, whose kern
 KV in one report. What an engine logs when it starts always wins over this.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.hardware import Gpu
-from kvplan.ingest.model.shape import ModelShape, kv_layers
-from kvplan.ingest.model.weights import named_storage
+from kvplan.ingest.model.shape import ModelShape, kv_layers, with_weights
 from kvplan.model.kv_layout import Attention, KvLayout, least_block_tokens
 from kvplan.units import format_bytes, format_percent
 
@@ -86,11 +84,6 @@ def estimate_replica(
     block_tokens
         Tokens of a page, or as many as a state needs; the capacity is rounded down to whole pages.
 
-    Raises
-    ------
-    UsageError
-        No room for a block, with the tensor parallelism that would do; or an argument is out of range.
-
     Examples
     --------
     A real start of vLLM reported 41,408 tokens here:
@@ -105,8 +98,7 @@ def estimate_replica(
         raise UsageError(f"memory utilization {utilization}: must be above 0 and at most 1")
     if block_tokens < 1:
         raise UsageError(f"block of {block_tokens} tokens: must be at least 1")
-    if weight_dtype is not None:
-        shape = replace(shape, storage=named_storage(weight_dtype))
+    shape = with_weights(shape, weight_dtype)
     overhead = OVERHEAD_BYTES + int(OVERHEAD_SHARE * gpu.memory_bytes)
 
     def on(gpus: int) -> tuple[int, int, KvLayout]:
@@ -114,7 +106,7 @@ def estimate_replica(
 
         Norms, and heads that are copied, are on every GPU; both are small and left out.
         """
-        weights = math.ceil(shape.weight_bytes / gpus)
+        weights = shape.loaded_bytes(gpus)
         layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=gpus)
         layout = KvLayout(layers, max(block_tokens, least_block_tokens(layers)))
         return weights, int(utilization * gpu.memory_bytes) - weights - overhead, layout

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,58 +11,111 @@ from typing import Any, TypeVar
 import tomli
 
 from kvplan.errors import UsageError
-from kvplan.units import parse_bytes
+from kvplan.units import BANDWIDTH_UNITS, BYTE_UNITS, parse_bytes, parse_exact
 
 T = TypeVar("T")
 
-_MAKERS = re.compile(r"\b(?:nvidia|geforce|tesla|amd|instinct|gpu)\b")
+_FLOPS = {
+    f"{prefix}FLOP{end}": Fraction(size)
+    for prefix, size in (("G", 10**9), ("T", 10**12), ("P", 10**15))
+    for end in ("s", "S", "")
+}
+_LISTED = 36  # names in a message
+_MAKERS = re.compile(r"\b(?:nvidia|geforce|tesla|amd|instinct|intel|gpu)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device.
-
-    Attributes
-    ----------
-    memory_bytes, memory_from
-        What a process can see of it, and who says so: "torch", the total PyTorch reports; "driver", nvidia-smi, up to
-        one per cent more; "datasheet", the maker, off by a few per cent.
-    bandwidth_bytes_per_s, link_bytes_per_s
-        Peak of the memory; what one device can send to the others of its server.
-    flops_bf16, flops_fp8, flops_fp4
-        Dense operations per second at the peak, with inputs of 16 bits (float16 where there is no bfloat16), and of 8
-        and 4 bits, where the device has them.
-    source
-        Where the figures come from.
-    """
+    """One device, with the figures that gpus.toml describes; bytes and operations per second."""
 
     name: str
     memory_bytes: int
-    memory_from: str
+    memory_from: str  # as there, or "stated" by options
     bandwidth_bytes_per_s: float
     flops_bf16: float
     flops_fp8: float | None
     flops_fp4: float | None
     link_bytes_per_s: float
     source: str
+    mig: tuple[str, ...] = ()
 
 
-def find_gpu(name: str) -> Gpu:
-    """A GPU of the catalogue, by any of its names without regard to case and punctuation.
+def find_gpu(
+    name: str, *, memory: str | None = None, bandwidth: str | None = None, flops: str | None = None
+) -> Gpu:
+    """A GPU of the catalogue, by any of its names without regard to case and punctuation, or one that is described.
 
-    Raises
-    ------
-    UsageError
-        There is none of that name, or it is short for several; with the nearest.
+    A slice is named after a colon. Of a GPU in the catalogue any figure may be replaced; another one needs all three,
+    and is taken to have 32 GB/s to others, as PCIe 4.0.
 
     Examples
     --------
     >>> gpu = find_gpu("NVIDIA GeForce RTX 4090")
     >>> gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_s / 1e9
     ('RTX 4090', 25250627584, 1008.0)
+    >>> half = find_gpu("H100:3g.40gb")
+    >>> half.name, half.bandwidth_bytes_per_s / 1e9, round(half.flops_bf16 / 1e12)
+    ('H100 SXM:3g.40gb', 1675.0, 424)
     """
+    given = {"--gpu-memory": memory, "--gpu-bandwidth": bandwidth, "--gpu-flops": flops}
     known, aliases = _catalogue()
-    return find(name, known, aliases, "GPU in the catalogue")
+    whole, colon, profile = name.partition(":")
+    try:
+        gpu = find(whole, known, aliases, "GPU in the catalogue")
+    except UsageError as error:
+        missing = [option for option, text in given.items() if text is None]
+        if len(missing) == len(given):
+            raise UsageError(f"{error}; or describe it with {', '.join(given)}") from None
+        if missing:
+            raise UsageError(f"{error}; or give {' and '.join(missing)} too") from None
+        source = "as described; 32 GB/s between GPUs, as PCIe 4.0 has, is assumed"
+        gpu = Gpu(" ".join(name.split())[:60], 0, "stated", 0.0, 0.0, None, None, 32e9, source)
+    else:
+        gpu = _slice(gpu, profile) if colon else gpu
+        if not any(given.values()):
+            return gpu
+        gpu = replace(gpu, source=f"{gpu.source}; {', '.join(k for k, text in given.items() if text)}")
+    if memory is not None:
+        size = _stated("--gpu-memory", memory, BYTE_UNITS, 1e9, 1e13)
+        gpu = replace(gpu, memory_bytes=int(size), memory_from="stated")
+    if bandwidth is not None:
+        per_s = _stated("--gpu-bandwidth", bandwidth, BANDWIDTH_UNITS, 1e9, 1e15)
+        gpu = replace(gpu, bandwidth_bytes_per_s=per_s)
+    if flops is not None:
+        peak = _stated("--gpu-flops", flops.replace("/s", ""), _FLOPS, 1e11, 1e18)
+        gpu = replace(gpu, flops_bf16=peak, flops_fp8=None, flops_fp4=None)
+    return gpu
+
+
+def _stated(option: str, text: str, units: Mapping[str, Fraction], least: float, most: float) -> float:
+    try:
+        value = float(parse_exact(text, units))
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from None
+    if not least <= value <= most:
+        raise UsageError(f"{option} {text[:40]!r}: must be {least:g} to {most:g}")
+    return value
+
+
+def _slice(gpu: Gpu, profile: str) -> Gpu:
+    """Share of a GPU that MIG gives: compute by its slices, memory and bandwidth in eighths."""
+    sizes = {name: tuple(map(int, name.removesuffix("gb").split("g."))) for name in gpu.mig}
+    if profile.lower() not in sizes:
+        known = f"known are {', '.join(gpu.mig)}" if gpu.mig else "it has none in the catalogue"
+        raise UsageError(f"{gpu.name}: no slice {profile[:40]!r}; {known}")
+    (compute, memory), (all_compute, all_memory) = sizes[profile.lower()], sizes[gpu.mig[-1]]
+    eighths, share = round(memory / all_memory * 8) / 8, compute / all_compute
+    return replace(
+        gpu,
+        name=f"{gpu.name}:{profile.lower()}",
+        memory_bytes=int(gpu.memory_bytes * eighths),
+        memory_from="datasheet",
+        bandwidth_bytes_per_s=gpu.bandwidth_bytes_per_s * eighths,
+        flops_bf16=gpu.flops_bf16 * share,
+        flops_fp8=gpu.flops_fp8 and gpu.flops_fp8 * share,
+        flops_fp4=gpu.flops_fp4 and gpu.flops_fp4 * share,
+        source=f"{gpu.source}; a slice of it by NVIDIA's MIG user guide",
+    )
 
 
 def vllm_limits(gpu: Gpu) -> dict[str, int]:
@@ -95,6 +149,7 @@ def _gpu(name: str, table: Mapping[str, Any]) -> Gpu:
         flops_fp4=four,
         link_bytes_per_s=float(parse_bytes(table["link"])),
         source=table["source"],
+        mig=tuple(table.get("mig", ())),
     )
 
 
@@ -107,11 +162,7 @@ def tables(file: str) -> dict[str, Any]:
 
 
 def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: str) -> T:
-    """What goes by a name, or by another one that stands for it; or raise a `UsageError` with the nearest.
-
-    >>> find("rtx_4090", {"RTX 4090": 24, "L4": 22}, {}, "GPU")
-    24
-    """
+    """What goes by a name, or by another one that stands for it; or raise a `UsageError` with the nearest."""
     written = {plain(other): proper for other, proper in aliases.items()} | {plain(k): k for k in known}
     wanted = plain(name)
     if wanted in written:
@@ -121,11 +172,7 @@ def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: st
 
 
 def plain(name: str) -> str:
-    """A name without case, punctuation and the words every product of a maker has.
-
-    >>> plain("NVIDIA GeForce RTX 4090"), plain("rtx-4090")
-    ('rtx4090', 'rtx4090')
-    """
+    """A name without case, punctuation and the words every product of a maker has."""
     return re.sub(r"[\W_]", "", _MAKERS.sub("", name.lower()))
 
 
@@ -136,4 +183,8 @@ def _nearest(wanted: str, written: Mapping[str, str], known: Iterable[str]) -> s
     longer = [name for name in written if wanted and name.startswith(wanted)]
     near = longer or get_close_matches(wanted[:60], written, n=3)
     proper = dict.fromkeys(written[name] for name in near)
-    return f"did you mean {' or '.join(proper)}?" if proper else f"known are {', '.join(known)}"
+    if proper:
+        return f"did you mean {' or '.join(proper)}?"
+    every = list(known)
+    such_as = f"{len(every)} are known, such as" if len(every) > _LISTED else "known are"
+    return f"{such_as} {', '.join(every[:_LISTED])}"

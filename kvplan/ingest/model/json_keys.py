@@ -1,51 +1,35 @@
 """A config.json read key by key, each with its type and range; what does not fit is named with its key."""
 
 import json
+import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.model.hardware import tables
 from kvplan.ingest.text_file import lines_of
 
 LARGEST = 10**9  # of a size in a model's configuration; larger ones are mistakes
+_LONGEST = 80  # characters of a key
+_WAY_OUT = "state kv_bytes_per_token in the profile instead"
 _LARGEST_FILE = 16 * 2**20  # characters
 
-# Where writers disagree: what else a key is called. The first one that is there and not null counts.
-_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "max_position_embeddings": ("model_max_length", "max_seq_len"),
-    "num_key_value_heads": ("num_kv_heads",),
-    "head_dim": ("attention_head_dim",),
-    "layer_types": ("layers_block_type",),
-    "sliding_window_pattern": ("_sliding_window_pattern",),
-    "intermediate_size_mlp": ("intermediate_size",),
-    "num_local_experts": ("num_experts", "n_routed_experts"),
-    "num_experts_per_tok": ("experts_per_token",),
-    "moe_intermediate_size": ("intermediate_size",),
-    "decoder_sparse_step": ("moe_layer_freq", "interleave_moe_layer_step"),
-    "mamba_num_heads": ("mamba_n_heads",),
-    "mamba_head_dim": ("mamba_d_head",),
-    "n_groups": ("mamba_n_groups",),
-    "ssm_state_size": ("mamba_d_state",),
-    "conv_kernel": ("mamba_d_conv",),
-    "mamba_ssm_cache_dtype": ("mamba_ssm_dtype",),
-    "bits": ("w_bit",),
-    "ignore": ("exclude_modules", "modules_to_not_convert"),
-}
+_TABLE = tables("keys.toml")
+_ALIASES: Mapping[str, Sequence[str]] = _TABLE["also"]
+_READ = {*_TABLE["read"], *_ALIASES, *(name for names in _ALIASES.values() for name in names)}
+_NO_SIZE = re.compile("|".join(f"(?:{key})" for keys in _TABLE["no_size"].values() for key in keys))
+_SPEAKS = re.compile(_TABLE["speaks"])
+FAMILIES: Mapping[str, Sequence[str]] = _TABLE["families"]
+DEFAULTS: Mapping[str, Mapping[str, Any]] = _TABLE["defaults"]
+LAYERS: Mapping[str, Mapping[str, str]] = _TABLE["layers"]
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A JSON object and the file it came from; a value of another type is refused with its key.
-
-    Examples
-    --------
-    >>> keys = Keys("config.json", {"num_hidden_layers": 32, "num_key_value_heads": None})
-    >>> keys.size("num_hidden_layers"), keys.size("num_key_value_heads", default=8)
-    (32, 8)
-    """
+    """A JSON object and the file it came from; a value of another type is refused with its key."""
 
     source: str
     values: Mapping[str, Any]
@@ -62,15 +46,17 @@ class Keys:
 
     def require(self, *names: str) -> None:
         """Refuse an object without these keys, naming all that are missing."""
-        if missing := [name for name in names if self.values.get(name) is None]:
+        if missing := [name for name in names if not self.has(name)]:
             has = f"the config.json of a language model has {', '.join(names)}"
             raise UsageError(f"{self.source}: misses {', '.join(missing)}; {has}")
 
     def size(self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
-        """A whole number from `least` to `most`; required where there is no default."""
+        """A whole number from `least` to `most`, or the same for each layer; required where there is no default."""
         key, value = self.find(name)
         if value is None and default is not None:
             return default
+        if isinstance(value, list) and len(value) == self.values.get("num_hidden_layers"):
+            value = value[0] if all(one == value[0] for one in value) else value
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.error(key, f"{shown(value)}; must be a whole number from {least} to {most:,}")
         return value
@@ -102,6 +88,19 @@ class Keys:
     def numbers(self, name: str) -> list[int] | None:
         """A list of whole numbers."""
         return self.words(name, int, "whole numbers")
+
+    def unread(self) -> list[str]:
+        """List keys that are not known, and may change no size; refuse the first that may."""
+        stated = [key for key, value in self.values.items() if value not in (None, False, 0, "", [], {})]
+        stated = [key if key.isprintable() and len(key) <= _LONGEST else shown(key) for key in stated]
+        for key, why in _TABLE["refused"].items():
+            if key in stated:
+                raise self.error(key, f"{why} are not supported; {_WAY_OUT}")
+        unknown = [key for key in stated if key not in _READ and not _NO_SIZE.fullmatch(key)]
+        if sizes := [key for key in unknown if _SPEAKS.search(key)]:
+            others = f" (so may {', '.join(sizes[1:4])})" if len(sizes) > 1 else ""
+            raise self.error(sizes[0], f"not known, and may change the sizes{others}; {_WAY_OUT}")
+        return unknown
 
     def error(self, key: str, message: str) -> ProfileError:
         """An error at a key."""
@@ -140,11 +139,7 @@ def read_object(path: Path) -> Keys:
 
 
 def parse_object(text: str, source: str) -> Keys:
-    """The JSON object that a text is.
-
-    >>> parse_object('{"hidden_size": 4096}', "config.json").size("hidden_size")
-    4096
-    """
+    """The JSON object that a text is."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

@@ -12,7 +12,8 @@ d1  KV bytes per token on one GPU / bandwidth: attention reads the cache of ever
 d2  2 · parameters a prompt token meets / (t · operations per second); neither embeddings nor the output table, which
     only a prompt's last token needs. For t > 1 also its activations in the two all-reduces of a layer: a ring sends
     2·(t - 1)/t of them over the link
-d3  the same for a decoded token, which is the ceiling that compute sets to decoding; and its states, read and written
+d3  the same for a decoded token, which is the ceiling that compute sets to decoding; its states, read and written; and
+    the latents that sparse attention chooses, where d1 is of index keys alone
 d4  weights of the experts that more sequences wake
 ==  ================================================================================================================
 
@@ -21,31 +22,19 @@ so: the line a + b·√B closest to it over B = 1, 2, 4, …, 256. For 8 of 256 
 experts at 1, 8, 64 and 256 sequences, where it should be 0.03, 0.22, 0.87 and 1. Iterations of sweeps that were held
 out are foretold as well with this line as with the formula; beyond 256 sequences it is too slow.
 
-What is learnt is in roofline.toml: five constants, the same for every model and GPU, fitted to public concurrency
-sweeps on H100, H200, B200, B300 and GB200 by tests/learn_roofline.py; each of them lowers the error of models left
-out. Tried, and no better: a latency of all-reduces, a time per sequence, a time per iteration outside the layers, more
-time for latent attention, and the larger of the times for memory and arithmetic instead of their sum.
-
-How far to trust it is there too: how many times as long as foretold the iterations of models took that the constants
-were not fitted to, by kind and number of GPUs. Half of the configurations lie within a factor of 1.07 if dense, and of
-1.16 if mixtures of experts; TTFT of a few clients within 1.5 and 1.8. Where it is off: SGLang on Blackwell takes much
-longer to the first token, gpt-oss on Blackwell is faster (0.7), GLM-5, which attends sparsely, slower (1.4 to 1.7).
-
-It is the sum that is foretold, less so each term. Two runs of vLLM with Llama-3.1-8B, replayed with what is estimated
-for them: on an RTX PRO 6000 requests took 0.96 times as long as that, on an RTX 4090 0.74 times. There the replay needs
-d0 = 14.5 ms, d1 = 0.25 µs and d2 = 85 µs, and 19.4 ms, 0.15 µs and 131 µs are estimated: a GeForce reaches its peaks.
+What is learnt is in roofline.toml, with how it was and how far to trust it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from kvplan.ingest.model.hardware import Gpu, tables
-from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, kv_layers
-from kvplan.ingest.model.weights import Storage, named_storage
+from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, kv_layers, number_bytes, with_weights
+from kvplan.ingest.model.weights import Storage
 from kvplan.model import Timing
 
 REQUEST_OVERHEAD_S = 0.024  # of a request outside the engine: measured of vLLM on public sweeps
@@ -58,45 +47,25 @@ _BATCHES = 2.0 ** np.arange(9)  # 1 to 256 sequences
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of the peaks that are reached, and seconds that a layer takes besides.
+    """Shares of the peaks that are reached, and seconds that a layer takes besides."""
 
-    Attributes
-    ----------
-    bandwidth
-        Of memory: an assumption, not learnt.
-    compute, expert_compute
-        Of operations per second, in dense models and in mixtures of experts.
-    link
-        Of what a GPU can send to others.
-    layer_s, expert_layer_s
-        For every layer, and for every layer of a mixture of experts besides.
-    """
-
-    bandwidth: float
-    compute: float
-    expert_compute: float
+    bandwidth: float  # an assumption, not learnt
+    compute: float  # of dense models
+    expert_compute: float  # of mixtures of experts
     link: float
     layer_s: float
-    expert_layer_s: float
+    expert_layer_s: float  # besides, of mixtures of experts
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """An estimated timing.
-
-    Attributes
-    ----------
-    band
-        Measured iterations took so many times as long, from and to, at 8 of 10 points of models not learnt from.
-    configurations
-        Of model, GPU, engine, type of weights and parallelism, that the band comes from.
-    notes
-        The first says how far to trust it.
-    """
+    """An estimated timing, and in the first note how far to trust it."""
 
     timing: Timing
-    band: tuple[float, float]
-    configurations: int
+    band: tuple[
+        float, float
+    ]  # measured over estimated iterations, at 8 of 10 points of models not learnt from
+    configurations: int  # that the band comes from
     notes: tuple[str, ...]
 
 
@@ -109,29 +78,8 @@ def roofline(
     weight_dtype: str | None = None,
     reached: Efficiency | None = None,
 ) -> Roofline:
-    """The timing to expect of a model on a GPU; options as for `estimate_replica`.
-
-    Parameters
-    ----------
-    reached
-        Of the peaks; None: what is shipped, which was learnt from all sweeps.
-
-    Raises
-    ------
-    UsageError
-        No such type, or heads cannot be shared out over so many GPUs.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.model.hardware import find_gpu
-    >>> from kvplan.ingest.model.config import read_model
-    >>> found = roofline(read_model("Llama-3.1-70B"), find_gpu("H100"), tensor_parallel=8, weight_dtype="fp8")
-    >>> timing = found.timing
-    >>> f"{timing.d0 * 1e3:.1f} ms, {timing.d1 * 1e6:.3f} µs, {timing.d2 * 1e6:.1f} µs"
-    '7.8 ms, 0.014 µs, 48.9 µs'
-    """
-    if weight_dtype is not None:
-        shape = replace(shape, storage=named_storage(weight_dtype))
+    """The timing to expect of a model on a GPU, whose peaks are `reached` as is shipped, or otherwise."""
+    shape = with_weights(shape, weight_dtype)
     timing = estimated_timing(
         shape, gpu, reached or efficiency(), tensor_parallel=tensor_parallel, kv_dtype=kv_dtype
     )
@@ -165,13 +113,18 @@ def estimated_timing(
     token_s = _OPERATIONS * counts.computing / (tensor_parallel * compute * _flops(shape.storage, gpu))
     token_s += _sent_per_token(shape, tensor_parallel) / (reached.link * gpu.link_bytes_per_s)
     layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
-    states = sum(one.count * one.bytes for one in layers if one.is_state)
+    once = 2 * sum(one.count * one.bytes for one in layers if one.is_state)
+    if (attention := shape.attention).index_dim is not None and attention.index_topk:
+        # the latents of so many tokens, and the index keys of all
+        latent = attention.latent_bytes(number_bytes(shape, kv_dtype))
+        once += shape.layers * attention.index_topk * latent
+        per_token = shape.layers * attention.index_bytes
     return Timing(
         d0=(always + fixed * of_experts) / tensor_parallel * memory_s
         + shape.layers * (reached.layer_s + (reached.expert_layer_s if experts else 0.0)),
         d1=per_token * memory_s,
         d2=token_s,
-        d3=token_s + 2 * states * memory_s,
+        d3=token_s + once * memory_s,
         d4=per_root * of_experts / tensor_parallel * memory_s,
     )
 
@@ -197,6 +150,7 @@ def _bytes_read(shape: ModelShape) -> tuple[float, float]:
     A tied table is read whole, as the output table it also is.
     """
     looked_up = _SIXTEEN_BITS * shape.counts.embeddings // 2 if shape.counts.tables == 2 else 0
+    looked_up += _SIXTEEN_BITS * shape.counts.looked_up
     of_experts = shape.storage.bits / 8 * shape.counts.experts
     return shape.weight_bytes - looked_up - of_experts, of_experts
 

@@ -5,21 +5,24 @@ Attention kinds, with bytes per token and layer on one GPU of t that share the m
 ======================  =============================================================================================
 MHA, GQA, MQA           2 · max(1, kv_heads / t) · head_dim · bytes: t > kv_heads copies heads instead of splitting
 MLA                     (kv_lora_rank + qk_rope_head_dim) · bytes on every GPU: the latent is not split
+sparse MLA              beside the latent, an index key of index_head_dim in 8 bits; an 8-bit latent keeps its rope in
+                        16 bits; both with a scale of 4 bytes for 128 numbers (vLLM's fp8_ds_mla)
 window, chunk           as above, but for the last tokens of a request alone
 linear, Mamba, …        none: a state of fixed size, `kvplan.ingest.model.layers`
 ======================  =============================================================================================
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.layers import State
-from kvplan.ingest.model.weights import ParameterCounts, Storage
+from kvplan.ingest.model.weights import ParameterCounts, Storage, named_storage
 from kvplan.model.kv_layout import Attention, Layers
 
+_SIXTEEN_BITS = 2  # bytes
 _KV_BYTES = {
     **dict.fromkeys(("auto", "bf16", "bfloat16", "fp16", "float16", "half"), 2),
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "int8"), 1),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "int8"), 1),
 }
 
 
@@ -34,79 +37,111 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Attention of one layer: "MHA", "GQA", "MQA" or "MLA", which has a rank and a part with positions."""
+    """Attention of one layer: "MHA", "GQA", "MQA" or "MLA", which has a rank and a part with positions.
+
+    Sparse MLA chooses `index_topk` tokens by keys of `index_dim`. `linear_sizes` sums up inputs and outputs of the
+    matrices: those that every GPU of a group has whole, and those that are shared out.
+    """
 
     kind: str
     heads: int
     kv_heads: int
     head_dim: int
     parameters: int
+    linear_sizes: tuple[int, int]
+    value_dim: int
     kv_lora_rank: int | None = None
     rope_dim: int | None = None
+    index_dim: int | None = None
+    index_topk: int = 0
+
+    def latent_bytes(self, number_bytes: int) -> int:
+        """Bytes of the latent of a token, without its index key."""
+        assert self.kv_lora_rank is not None
+        assert self.rope_dim is not None
+        if self.index_dim is None or number_bytes > 1:
+            return (self.kv_lora_rank + self.rope_dim) * number_bytes
+        return _scaled(self.kv_lora_rank) + self.rope_dim * _SIXTEEN_BITS
+
+    def token_bytes(self, number_bytes: int, tensor_parallel: int) -> int:
+        """Bytes of a token in one layer on one GPU: its share of the heads, or a copy of one."""
+        if self.kv_lora_rank is not None:
+            return self.latent_bytes(number_bytes) + self.index_bytes
+        return max(1, self.kv_heads // tensor_parallel) * (self.head_dim + self.value_dim) * number_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the index key of a token, in 8 bits whatever the cache is in."""
+        return 0 if self.index_dim is None else _scaled(self.index_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a language model.
-
-    Attributes
-    ----------
-    name, source
-        What it is called; the file or the catalogue.
-    layers
-        All of them, those that keep nothing too.
-    kept, state
-        What layers keep of a request, by kind; the state of those that have one.
-    context_tokens
-        The longest request the model is made for.
-    notes
-        What a reader of any figure derived from this should know.
-    kv_dtype
-        The type of KV cache that the checkpoint is made for, "auto" for 16 bits.
-    """
+    """Sizes of a language model."""
 
     name: str
-    source: str
-    layers: int
+    source: str  # a file, or the catalogue
+    layers: int  # all of them, those that keep nothing too
     kept: tuple[Kept, ...]
     state: State | None
     hidden_size: int
     attention: Heads
     counts: ParameterCounts
     storage: Storage
-    context_tokens: int | None
-    notes: tuple[str, ...]
-    kv_dtype: str = "auto"
+    context_tokens: int | None  # of the longest request the model is made for
+    notes: tuple[str, ...]  # that a reader of any figure derived from this should know
+    kv_dtype: str = "auto"  # of the cache that the checkpoint is made for; 16 bits
+    encoder_bytes: int = 0  # weights of an encoder of images
+    drafts: int = 0  # tokens drafted at a time, for each of which a state is larger
+    adapter_ranks: int = 0  # LoRA adapters loaded at once, times their rank
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights as the configuration keeps them."""
+        """Bytes of the weights of the decoder as the configuration keeps them."""
         return self.storage.total_bytes(self.counts)
+
+    def loaded_bytes(self, tensor_parallel: int) -> int:
+        """Bytes on one GPU of all that is loaded: weights, an encoder, room for adapters in 16 bits.
+
+        An adapter of rank r has r inputs and r outputs for every matrix of attention and dense MLPs.
+        """
+        attending = sum(one.count for one in self.kept if one.kind is not Attention.STATE)
+        whole, shared = (attending * size for size in self.attention.linear_sizes)
+        sizes = whole + self.counts.mlp_inputs + -(-(shared + self.counts.mlp_widths) // tensor_parallel)
+        weights = -(-(self.weight_bytes + self.encoder_bytes) // tensor_parallel)
+        return weights + _SIXTEEN_BITS * self.adapter_ranks * sizes
+
+
+def with_weights(shape: ModelShape, weight_dtype: str | None) -> ModelShape:
+    """The model with weights of a type: by name, else as its configuration keeps them."""
+    if weight_dtype is not None:
+        return replace(shape, storage=named_storage(weight_dtype))
+    if shape.storage.problem:
+        raise UsageError(f"{shape.storage.problem}; --weights says what they take, such as --weights int4")
+    return shape
+
+
+def with_adapters(shape: ModelShape, adapters: int | None, rank: int | None) -> ModelShape:
+    """The model with room for LoRA adapters, as --loras and --lora-rank say."""
+    if (adapters is None) != (rank is None):
+        raise UsageError(
+            f"--{'loras' if adapters is None else 'lora-rank'} is missing: adapters have a number and a rank"
+        )
+    if adapters is None or rank is None:
+        return shape
+    if adapters < 1 or rank < 1:
+        raise UsageError(f"--loras {adapters} --lora-rank {rank}: both must be at least 1")
+    note = f"{adapters} LoRA adapters of rank {rank} count at attention and dense MLPs, not at experts"
+    return replace(shape, adapter_ranks=adapters * rank, notes=(*shape.notes, note))
 
 
 def kv_layers(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1) -> tuple[Layers, ...]:
     """Layers by what they keep, with the bytes on each GPU of a tensor-parallel group.
 
-    Parameters
-    ----------
-    kv_dtype
-        "auto" for what the checkpoint is made for, mostly 16 bits; or fp8, fp8_e4m3, fp8_e5m2, int8, bf16, fp16.
-    tensor_parallel
-        GPUs that share the model.
-
-    Raises
-    ------
-    UsageError
-        No such type, or heads cannot be shared out over so many GPUs.
-
-    Examples
-    --------
-    >>> from kvplan.ingest.model.config import read_model
-    >>> [(str(one.kind), one.count, one.bytes, one.window) for one in kv_layers(read_model("gpt-oss-20b"))]
-    [('full', 12, 2048, None), ('window', 12, 2048, 128)]
+    `kv_dtype` is "auto" for what the checkpoint is made for, mostly 16 bits, or a type by name.
     """
     per_token = _layer_bytes(shape, kv_dtype, tensor_parallel)
-    of_state = shape.state.bytes(tensor_parallel) if shape.state else 0
+    of_state = shape.state.bytes(tensor_parallel, shape.drafts) if shape.state else 0
     return tuple(
         Layers(one.kind, one.count, of_state if one.kind is Attention.STATE else per_token, one.window)
         for one in shape.kept
@@ -130,12 +165,17 @@ def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_para
     return full or sum(one.count * one.bytes for one in layers if not one.is_state)
 
 
-def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int) -> int:
-    """Of one token in one layer on one GPU: its share of the heads, or a copy where there are more GPUs than heads."""
+def number_bytes(shape: ModelShape, kv_dtype: str) -> int:
+    """Bytes of a number in the cache."""
     kind = shape.kv_dtype if kv_dtype.lower() == "auto" else kv_dtype.lower()
     if kind not in _KV_BYTES:
         raise UsageError(f"{kv_dtype[:40]!r} is not a type of KV cache; there are {', '.join(_KV_BYTES)}")
-    of, must = shape.attention, ""
+    return _KV_BYTES[kind]
+
+
+def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int) -> int:
+    """Of one token in one layer on one GPU."""
+    width, of, must = number_bytes(shape, kv_dtype), shape.attention, ""
     if tensor_parallel < 1:
         must = "must be at least 1"
     elif of.heads % tensor_parallel:
@@ -144,6 +184,9 @@ def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int) -> int:
         must = f"must divide the {of.kv_heads} key-value heads of {shape.name} or be a multiple of them"
     if must:
         raise UsageError(f"tensor parallelism {tensor_parallel}: {must}")
-    if of.kv_lora_rank is not None and of.rope_dim is not None:
-        return (of.kv_lora_rank + of.rope_dim) * _KV_BYTES[kind]
-    return 2 * max(1, of.kv_heads // tensor_parallel) * of.head_dim * _KV_BYTES[kind]
+    return of.token_bytes(width, tensor_parallel)
+
+
+def _scaled(numbers: int) -> int:
+    """Bytes of numbers in 8 bits, with a scale for every 128."""
+    return numbers + numbers // 128 * 4

@@ -9,21 +9,22 @@
   times those it names; so are rows whose `source` says inferencemax read.
 - A rate sweep: requested_rps, lengths, TTFT, and TPOT or E2E. With achieved_rps and done_rps it is seen which rates the
   client and the engine kept up with. Column variant and those of a concurrency sweep tell replicas apart.
-- A request log: a request each, its lengths and its times in seconds, under names such as input_tokens, output_tokens,
-  arrival_time, first_token_time and last_token_time; queued and scheduled times where known, and cached_tokens of the
-  prompt. Names ending in _ms are of milliseconds.
+- A request log: a request each, its lengths and its times, under the names that `kvplan.ingest.trace.formats` knows.
 """
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+from kvplan.errors import ProfileError
 from kvplan.ingest.cells import Names, Record, names
-from kvplan.ingest.reader import FileKind
-from kvplan.ingest.results import Load, at_rate, parallel, spread, table, tpot
+from kvplan.ingest.reader import FileKind, Reader
+from kvplan.ingest.results import Adds, Load, at_rate, parallel, spread, table, tpot
 from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
 from kvplan.ingest.timing.samples import Deployment, Point, Range
-
-_MOST_TOKENS = 1e9
+from kvplan.ingest.trace.format import BadRowError
+from kvplan.ingest.trace.formats import Layout, Reading, layout_of, lists_requests, requests_in
 
 # -- iterations -------------------------------------------------------------------------------------------------------
 
@@ -149,58 +150,53 @@ def _at_rate(row: Record, collector: Collector) -> None:
 
 # -- requests ---------------------------------------------------------------------------------------------------------
 
-_PROMPT_LENGTH = names(
-    "inputtoks inputtokens inputlen inputlength numprompttokens prompttokens promptlen contexttokens isl"
-)
-_CACHED = names("cachedtokens numcachedtokens cachedprompttokens promptcachedtokens")
-_GENERATED = names(
-    "outputtoks outputtokens outputlen outputlength numgenerationtokens generationtokens generatedtokens "
-    "completiontokens osl"
-)
+
+def _requests_of(record: Record, collector: Collector) -> None:
+    written = record.written
+    document = (
+        record.values if written is None else {written[name]: value for name, value in record.values.items()}
+    )
+    for row in requests_in(document):
+        try:
+            _request(Reading(), layout_of(tuple(row), True), row, record.line, collector)
+        except BadRowError as error:
+            raise ProfileError(record.source, str(error), key=error.key, line=record.line) from None
 
 
-def _times(stems: str) -> Names:
-    """Names of a time: arrival_time, arrival_ts, arrival_s, arrival, arrival_ms and so on."""
-    ends = ("time", "ts", "times", "s", "at", "timestamp", "")
-    seconds = [f"{stem}{end}" for stem in stems.split() for end in ends]
-    return {**names(" ".join(seconds)), **names(" ".join(f"{name}ms" for name in seconds), 1e-3)}
-
-
-_ARRIVAL, _FIRST, _LAST = map(_times, ("arrival arrived", "firsttoken", "lasttoken finished finish"))
-_QUEUED, _SCHEDULED = map(_times, ("queued", "scheduled firstscheduled"))
-
-
-def _request(row: Record, collector: Collector) -> None:
-    outputs, first = row.number(_GENERATED), row.optional(_FIRST)
-    if outputs == 0 or first is None:
-        collector.skip("nothing was generated", row.line)
+def _request(reading: Reading, layout: Layout, row: Any, line: int, collector: Collector) -> None:
+    reason = "no requests" if layout.missing else reading.reason(layout, row)
+    if not reason:
+        arrival_s, input_tokens, output_tokens = reading.request(layout, row)
+        times = reading.times(layout, row, arrival_s)
+        first_s, last_s = times.pop("first_s"), times.pop("last_s")
+        if output_tokens == 0:
+            reason = "nothing was generated"
+        elif first_s is None:
+            reason = "without the time of its first token"
+        elif last_s is None and not layout.format.sparse:
+            raise BadRowError("missing", layout.places[min({"last", "e2e"} & layout.places.keys())].name)
+        elif last_s is None:
+            reason = "without the time of its end"
+        elif layout.format.sparse and first_s >= last_s and output_tokens > 1:
+            reason = "not streamed"
+    if reason or first_s is None or last_s is None:
+        collector.skip(reason, line)
         return
     request = Request(
-        input_tokens=_tokens(row, _PROMPT_LENGTH),
-        output_tokens=_tokens(row, _GENERATED),
-        arrival_s=row.number(_ARRIVAL),
-        queued_s=row.optional(_QUEUED),
-        scheduled_s=row.optional(_SCHEDULED),
-        first_token_s=first,
-        last_token_s=row.number(_LAST),
-        line=row.line,
-        cached_tokens=0 if row.optional(_CACHED) is None else _tokens(row, _CACHED),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        arrival_s=arrival_s,
+        first_token_s=first_s,
+        last_token_s=last_s,
+        line=line,
+        cached_tokens=reading.cached_tokens(layout, row),
+        **times,
     )
     collector.add_request(request)
 
 
-def _tokens(row: Record, column: Names) -> int:
-    value = row.number(column)
-    if value > _MOST_TOKENS or value != int(value):
-        raise row.error(row.name(column), f"{value:g}; must be a whole number of tokens")
-    return int(value)
-
-
-REQUEST_LOG = table(
-    "request log",
-    (_PROMPT_LENGTH, _GENERATED, _ARRIVAL, _FIRST, _LAST),
-    _request,
-    FileKind.REQUESTS,
+REQUEST_LOG: Reader[Adds] = Reader(
+    "request log", FileKind.REQUESTS, partial(lists_requests, timed=True), _requests_of, columns=5
 )
 READERS = (
     table("table", (_KV, _TAU), _iteration),

@@ -4,23 +4,26 @@ Keys as vllm/benchmarks/serve.py (0.19) and sglang/benchmark/serving.py (0.5) wr
 it was to draw: with ``--save-detailed`` lists say what it drew. SGLang says: from r·L to L evenly, where r is
 ``random_range_ratio``. ``total_cached_tokens`` of the prompts are counted where the server was asked to tell (vLLM pull
 request 51155, SGLang pull request 7954; neither merged). The ``backend`` of a client can be a protocol, such as openai,
-which names no engine.
+which names no engine. Runs with drafts (``spec_decode_acceptance_length`` of vLLM, ``accept_length`` of SGLang) are
+left out: their times are per token, not per iteration.
 """
 
 import numpy as np
 
 from kvplan.ingest.cells import Record, names
-from kvplan.ingest.results import Load, at_rate, parallel, spread, table
+from kvplan.ingest.results import Load, at_rate, in_flight, parallel, spread, table
 from kvplan.ingest.results.tables import E2E, THROUGHPUT, TPOT, TTFT
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
 from kvplan.model import FloatArray
 
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm", "trt": "trtllm"}
-_UNBOUNDED = ("", "inf", "none")
+_UNBOUNDED = ("", "inf", "none", "not")  # "not set"
+_ACCEPTED = names("specdecodeacceptancelength acceptlength")
 
 
-def _add(row: Record, collector: Collector) -> None:
+def add_run(row: Record, collector: Collector) -> None:
+    """Add a run, unless it is no steady load of an engine without drafts."""
     requests, outputs = row.number("completed"), row.number("totaloutputtokens")
     reason = ""
     if requests == 0 or outputs == 0:
@@ -29,10 +32,14 @@ def _add(row: Record, collector: Collector) -> None:
         reason = "a rate that rose while it was measured"
     elif row.text("requestrate") == "trace":
         reason = "arrivals of a trace, which are no steady load"
+    elif (row.optional(_ACCEPTED) or 0.0) > 1:
+        reason = "a run with drafts, which emit several tokens an iteration"
     if reason:
         collector.skip(reason, row.line)
         return
-    load = _load(row, round(requests), outputs / requests)
+    load = _load(row, round(requests), outputs / requests, collector)
+    if failed := row.optional("failed"):
+        collector.note(f"{failed:,.0f} requests of a run failed; it is of those that did not")
     inputs, drawn = _lengths(row, requests)
     point = Point(
         line=row.line,
@@ -50,22 +57,28 @@ def _add(row: Record, collector: Collector) -> None:
         model=row.text("modelid"),
         engine=_ENGINES.get(row.text("backend").lower().removesuffix("-chat"), ""),
         tensor_parallel=parallel(row.text("tensorparallelsize"), row.text("tp")),  # of --metadata
-        other="speculative decoding" if (row.optional("acceptlength") or 0.0) > 1 else "",
     )
     collector.add_point(point, deployment)
 
 
-def _load(row: Record, requests: int, output: float) -> Load:
+def _load(row: Record, requests: int, output: float, collector: Collector) -> Load:
     most = None if row.text("maxconcurrency").lower() in _UNBOUNDED else row.whole("maxconcurrency")
-    if row.text("requestrate").lower() in _UNBOUNDED:
-        return {"concurrency": most or requests}  # all at once where nothing holds them back
-    e2e = row.optional(E2E)
+    rate = row.text("requestrate").lower()
+    if most is not None and rate in _UNBOUNDED:
+        return {"concurrency": most}
+    if rate in _UNBOUNDED and rate:
+        return {"concurrency": requests}  # all at once where nothing holds them back
+    e2e, throughput = row.optional(E2E), row.optional(THROUGHPUT)
     if e2e is None:
         e2e = row.number(TTFT) + (row.optional(TPOT) or 0.0) * (output - 1)
-    rate, throughput = row.positive("requestrate"), row.optional(THROUGHPUT)
     if throughput is None:
         throughput = requests / max(row.number("duration"), 1e-9)
-    return at_rate(rate, throughput, e2e, requests=requests, most=most)
+    if not rate:
+        collector.note(
+            "a run states neither rate nor concurrency; in flight are its requests/s times their mean E2E"
+        )
+        return in_flight(throughput, e2e)
+    return at_rate(row.positive("requestrate"), throughput, e2e, requests=requests, most=most)
 
 
 def _lengths(row: Record, requests: float) -> tuple[Range, Range]:
@@ -93,4 +106,4 @@ def _list(row: Record, name: str) -> FloatArray:
 
 _COLUMNS = ("completed", "totalinputtokens", "totaloutputtokens", "maxconcurrency requestrate")
 
-READERS = (table("bench result", [names(column) for column in _COLUMNS], _add),)
+READERS = (table("bench result", [names(column) for column in _COLUMNS], add_run),)

@@ -20,6 +20,10 @@ class NoSamplesError(ProfileError):
     """A file says nothing of iterations."""
 
 
+class LeftOutError(NoSamplesError):
+    """It says something of iterations, all of which is left out."""
+
+
 class Second(NamedTuple):
     """A row of a series: where its interval ends, tokens per second, requests and KV usage at its end."""
 
@@ -41,6 +45,7 @@ class Collector:
     def __init__(self, source: str, given_tokens: int | None, assumed_tokens: int | None) -> None:
         self.source = source
         self.format = ""
+        self.group = ""  # of what is added next
         self.given_tokens = given_tokens
         self.capacity_tokens = assumed_tokens if given_tokens is None else given_tokens
         self._samples: dict[tuple[str, str], list[tuple[float, float, float, float, int]]] = {}
@@ -66,7 +71,7 @@ class Collector:
         values: tuple[float, float, float, float],
         line: int,
         *,
-        group: str = "",
+        group: str | None = None,
         hidden_prefill: bool = False,
     ) -> None:
         """Add a sample (K, P, B, τ), unless nothing ran."""
@@ -74,7 +79,8 @@ class Collector:
             self.skip("nothing was generated", line)
             return
         self._refuse_time(values[3], "an iteration", line)
-        self._samples.setdefault((self.format, group), []).append((*values, line))
+        name = self.group if group is None else group
+        self._samples.setdefault((self.format, name), []).append((*values, line))
         if hidden_prefill:
             self._hidden.add(self.format)
 
@@ -182,7 +188,7 @@ class Collector:
             collected.append(log_of(self.source, self.format, self._requests, left_out))
         if left_out and not collected:
             rows_left = (f"{some.count} rows: {some.reason} (first: line {some.line})" for some in left_out)
-            raise NoSamplesError(self.source, f"no samples of iterations; {'; '.join(rows_left)}")
+            raise LeftOutError(self.source, f"no samples of iterations; {'; '.join(rows_left)}")
         return tuple(collected)
 
     def _refuse_time(self, seconds: float, what: str, line: int) -> None:

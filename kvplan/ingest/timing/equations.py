@@ -20,7 +20,7 @@ from kvplan.model import FloatArray, IntArray, Timing
 BoolArray = npt.NDArray[np.bool_]
 
 LINEAR = ("d0", "d1", "d2", "d3")
-KV, PREFILL = 1, 2  # where d1 and d2 stand in a design
+FIXED, KV, PREFILL = 0, 1, 2  # where d0, d1 and d2 stand in a design
 AMOUNTS = {"d1": "KV tokens", "d2": "prefill tokens", "d3": "sequences"}  # what the constants multiply
 _SEVERAL = 7  # knees to choose from
 

@@ -6,6 +6,7 @@ equation, since the same equations are hard for both. A law that is known to hav
 prior) is not tried without.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -16,33 +17,34 @@ from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
 from kvplan.ingest.model.roofline import Efficiency, roofline
-from kvplan.ingest.timing.doubts import doubts, refuse_too_few
 from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
 from kvplan.ingest.timing.played import UNLIMITED, Law, corrected, play
-from kvplan.ingest.timing.robust import agreeing, constants, contradicted, nothing_free
+from kvplan.ingest.timing.robust import agreeing, constants, contradicted, stand_ins, standard_errors
 from kvplan.ingest.timing.samples import Deployment, Measured, Samples, Sweep
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
 from kvplan.simulation.experiments.runner import Announce, Progress
 
 _FOLDS = 5
-_FEWEST = 2  # groups to fit to
+_FEWEST = 2  # loads, or groups to fit to
 _MOST_OFF = 1.0  # relative error; what is further off counts no more
 _NO_MATTER = 1e-3  # difference of errors that is not worth a term
 _TTFT_COUNTS = 0.3  # of its error, beside that of TPOT
 _BAND = (0.1, 0.9)  # quantiles of measured over fitted
 _FEWEST_FOR_BAND = 5
 _ROUNDS = 2  # of playing loads at the law that the last round gave
-_FOLLOWS = 0.25  # logarithm of a constant over that of its prior, from which on it rests on that
+_CLOSEST = (0.02, 0.05)  # how well a constant is to be known: twice the scatter of samples, within these
+_SURE = 2.5  # standard errors within which it is
 
 
 class Prior(NamedTuple):
     """What is believed before anything is measured: a law whose ratios count where equations leave them open."""
 
-    timing: Timing
+    timing: Timing | None
     source: str
 
 
-NOTHING = Prior(Timing(1.0), "")  # an iteration takes time; what of it is proportional to what, nobody knows
+NOTHING = Prior(None, "")
+_TIME = Timing(1.0)  # an iteration takes time; what of it is proportional to what, nobody knows
 
 
 def of_deployment(deployment: Deployment, reached: Efficiency | None = None) -> Prior | None:
@@ -103,7 +105,7 @@ class TimingFit:
     timing: Timing
     request_overhead_s: float  # what a client waits for beside the engine
     terms: Terms
-    from_prior: tuple[str, ...]  # constants that rest on the prior more than on what was measured
+    standard_errors: FloatArray  # of the constants, relative, by what was measured alone
     equations: Equations
     kept: BoolArray  # what the fit rests on
     fitted_s: FloatArray
@@ -113,7 +115,6 @@ class TimingFit:
     considered: tuple[tuple[Terms, float], ...]  # laws, simple ones first, and their mean held-out error
     envelope: bool  # a lower one
     outliers: tuple[Outlier, ...]  # the furthest off first
-    warnings: tuple[str, ...]  # what the equations cannot tell
 
     @property
     def law(self) -> Law:
@@ -141,6 +142,14 @@ class TimingFit:
         return None if self.held_out is None else float(np.abs(self.held_out[mine]).mean())
 
     @property
+    def undetermined(self) -> dict[str, float]:
+        """Constants that what was measured does not tell to within a few percent, and their standard errors."""
+        scatter = self.error(Kind.ITERATION) if self.equations.of_iterations else _CLOSEST[1]
+        bound = float(np.clip(2 * scatter, *_CLOSEST))
+        told = zip(self.terms.names, self.standard_errors.tolist(), strict=False)
+        return {name: error for name, error in told if not _SURE * error <= bound}
+
+    @property
     def kinds(self) -> tuple[Kind, ...]:
         """What was timed."""
         seen = set(self.equations.kind.tolist())
@@ -158,9 +167,8 @@ class TimingFit:
 
 def fit_measured(
     measured: Sequence[Measured],
-    prior: Timing,
+    believed: Timing | None,
     *,
-    believed: bool = True,
     replica: Replica | None = None,
     capacity_tokens: int | None = None,
     progress: Progress | None = None,
@@ -171,7 +179,7 @@ def fit_measured(
     Parameters
     ----------
     believed
-        Whether `prior` is of this replica; if not, there must be as much measured as there is to tell.
+        The law of another origin; without, there must be as much measured as there is to tell.
     replica
         What the engine has and allows, where loads are played; None: memory without end.
     capacity_tokens
@@ -182,6 +190,7 @@ def fit_measured(
     UsageError
         Too little was measured, or iterations and loads are mixed.
     """
+    prior = believed or _TIME
     samples = [some for some in measured if isinstance(some, Samples)]
     sweeps = [some for some in measured if isinstance(some, Sweep)]
     if samples and sweeps:
@@ -189,16 +198,16 @@ def fit_measured(
         raise UsageError(f"{what}: fit one or the other")
     if samples:
         equations = of_samples(samples)
-        if not believed:
-            refuse_too_few(equations, measured[0].source)
+        if believed is None:
+            _refuse_too_few(equations, measured[0].source)
         envelope = any(some.hidden_prefill for some in samples)
         return fit_timing(equations, prior, envelope=envelope)
     played = replace(replica, prefill=Prefill.FUSED) if replica is not None else UNLIMITED
     if capacity_tokens is not None:
         played = replace(played, memory_tokens=capacity_tokens)
     equations = play(sweeps, played, progress=progress, announce=announce)
-    if not believed:
-        refuse_too_few(equations, measured[0].source)
+    if believed is None:
+        _refuse_too_few(equations, measured[0].source)
     if any(point.rate_rps is not None for sweep in sweeps for point in sweep.points):
         return _fit_waiting(equations, sweeps, prior, played)
     return fit_timing(equations, prior)
@@ -241,8 +250,9 @@ def fit_timing(
     fitted = constants(resting, terms, prior)
     if (needed := terms.needed(fitted)) != terms:
         terms, fitted = needed, constants(resting, needed, prior)
-    follow = settled_by_prior(resting, terms, prior, fitted)
-    fitted, free = nothing_free(resting, terms, prior, fitted)
+    errors = standard_errors(resting, terms, fitted)
+    fitted, free = stand_ins(resting, terms, prior, fitted)
+    errors[list(free)] = math.inf
     held_out = next((law.held_out for law in laws if law.terms == terms), None)
     timing, overhead = equations.law(terms, fitted)
     fitted_s = equations.times(terms, fitted)
@@ -251,7 +261,7 @@ def fit_timing(
         timing=timing,
         request_overhead_s=overhead,
         terms=terms,
-        from_prior=tuple(sorted({*follow, *(terms.names[index] for index in free)})),
+        standard_errors=errors,
         equations=equations,
         kept=kept,
         fitted_s=fitted_s,
@@ -259,35 +269,21 @@ def fit_timing(
         considered=tuple((law.terms, float(np.abs(law.held_out[kept]).mean())) for law in laws),
         envelope=envelope,
         outliers=_outliers(equations, fitted_s, kept, opposed),
-        warnings=doubts(equations, kept, fitted_s, held_out),
     )
 
 
-def settled_by_prior(
-    equations: Equations, terms: Terms, prior: Timing, fitted: FloatArray
-) -> tuple[str, ...]:
-    """Name constants that follow the prior: twice or half as much there changes them by more than a fifth here.
-
-    Examples
-    --------
-    Without prompts the prior alone says what they take:
-
-    >>> from kvplan.ingest.timing.reading import parse_samples
-    >>> rows = [f"{k},{(10 + k / 1000):.3f}\\n" for k in range(0, 20_000, 1000)]
-    >>> equations = of_samples(parse_samples(["kv_tokens,iteration_ms\\n", *rows], "iterations.csv"))
-    >>> prior = Timing(0.02, d1=1e-6, d2=1e-4)
-    >>> settled_by_prior(equations, Terms(), prior, np.array([0.01, 1e-6, 1e-4, 0.0]))
-    ('d2',)
-    """
-
-    def follows(index: int, factor: float) -> bool:
-        name = terms.names[index]
-        other = replace(prior, **{name: factor * getattr(prior, name)})
-        then = constants(equations, terms, other)[index]
-        return bool(max(then, fitted[index]) > 2**_FOLLOWS * min(then, fitted[index]))
-
-    known = [(i, name) for i, name in enumerate(terms.names) if name != "d5" and getattr(prior, name) > 0]
-    return tuple(name for index, name in known if any(follows(index, factor) for factor in (2.0, 0.5)))
+def _refuse_too_few(equations: Equations, source: str) -> None:
+    """Refuse what is too little to tell the constants apart, where nothing else is known."""
+    varying = [name for name, column in equations.columns.items() if np.ptp(column) > 0]
+    wanted = max(1 + len(varying) + equations.has_overhead, _FEWEST)
+    known = "or a --base, or --model and --gpu, for what they leave open"
+    if len(equations) < wanted:
+        raise UsageError(
+            f"{source}: {len(equations)} times were measured; at least {wanted} are needed to tell "
+            f"{', '.join(('d0', *varying))} apart, {known}"
+        )
+    if np.unique(equations.group).size < _FEWEST:
+        raise UsageError(f"{source}: one load alone does not tell what it is made of; give several, {known}")
 
 
 # -- laws to choose from ----------------------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 import csv
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, names, shown
-from kvplan.ingest.engines import LOGS
+from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, markdown_tables, names, shown
+from kvplan.ingest.engines import LOGS, StatisticsReader, service_of
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.results import reader_of
+from kvplan.ingest.results.load_generators import METRICS, metrics_as_columns
+from kvplan.ingest.results.printed import PrintedRuns
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.collector import Collector, Found, NoSamplesError
 from kvplan.ingest.timing.requests import iterations, rebuilt
@@ -18,6 +20,8 @@ from kvplan.ingest.timing.samples import Measured, RequestLog, Samples, Series, 
 
 DRAFTS = names("drafts numspeculativetokens")
 EMITTED = names("meanacceptancelength tokensperiteration")
+_HEAD = 1000  # lines in which a table of a Markdown text begins
+_LOGGING = " or ".join(log.engine for log in LOGS if log.statistics is not None)
 _MOST_NAMES, _LONGEST_NAME = 20, 80  # of groups in a message
 
 
@@ -45,16 +49,17 @@ def read_groups(
     assumed_tokens: int | None = None,
     group: str | None = None,
     may_lack: Collection[Path] = (),
+    told: Collection[str] = (),
 ) -> tuple[tuple[Measured, ...], ...]:
     """Read samples of several files, those of one replica together, or of one group alone; see `read_samples`.
 
     The requests of a run beside a series of it rebuild the KV usage that was not recorded, and give no samples of their
-    own. Files that `may_lack` samples tell of other things too.
+    own. Files that `may_lack` samples tell of other things too, and of the groups `told`.
     """
     grouped: dict[str, list[Found]] = {}
     for path in paths:
         try:
-            for some in _read(path, capacity_tokens, assumed_tokens):
+            for some in _read(path, capacity_tokens, assumed_tokens, lenient=path in may_lack):
                 grouped.setdefault(some.group, []).append(some)
         except NoSamplesError:
             if path not in may_lack:
@@ -62,6 +67,8 @@ def read_groups(
     measured = {name: _measured(several) for name, several in grouped.items()}
     if group is None:
         return tuple(measured.values())
+    if group in told and group not in measured:
+        return ()
     if group not in measured:
         known = listed(measured) if any(measured) else "one replica without a name"
         raise UsageError(f"{paths[0]}: no group {group!r}; there are: {known}")
@@ -103,33 +110,46 @@ def _measured(collected: Sequence[Found]) -> tuple[Measured, ...]:
     return (*measured, *(rebuilt(one, log) for one, log in zip(series, logs, strict=True)))
 
 
-def _read(path: Path, capacity_tokens: int | None, assumed_tokens: int | None) -> tuple[Found, ...]:
-    with lines_of(path) as lines:
+def _read(
+    path: Path, capacity_tokens: int | None, assumed_tokens: int | None, *, lenient: bool = False
+) -> tuple[Found, ...]:
+    """Read a file; an engine prints what it likes, and bytes that are not UTF-8 do a log no harm."""
+    with lines_of(path, errors="replace" if lenient else "strict") as lines:
         try:
             collected = _parsed(lines, lines.source, capacity_tokens, assumed_tokens)
         except csv.Error as error:
             raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None
-    return tuple(replace(some, sha256=lines.sha256) for some in collected)
+    return tuple(replace(some, sha256=lines.sha256, notes=(*some.notes, *lines.notes)) for some in collected)
 
 
 def _parsed(
     lines: Iterable[str], source: str, capacity_tokens: int | None, assumed_tokens: int | None
 ) -> tuple[Found, ...]:
-    numbered = enumerate(lines, 1)
+    numbered: Iterator[tuple[int, str]] = enumerate(lines, 1)
     number, first = next(((number, line) for number, line in numbered if line.strip()), (0, ""))
     if not number:
         raise UsageError(f"{source}: empty; a log, a series or a table of iterations is wanted")
     collector = Collector(source, capacity_tokens, assumed_tokens)
-    if is_json(first):
-        _add_json(json_records(source, number, first, (line for _, line in numbered)), collector)
-    elif not _add_table(Beginning.of_line(first), numbered, collector):
+    head = [(number, first), *islice(numbered, _HEAD)]
+    tables = list(markdown_tables(head)) and list(markdown_tables(chain(head, numbered)))
+    numbered = chain(head[1:], numbered)
+    read = True
+    if tables:
+        known = [_add_table(Beginning.of_line(header), iter(rows), collector) for header, rows in tables]
+        if not any(known):
+            collector.skip("a table of other columns", number)
+    elif is_json(first):
+        read = _add_json(json_records(source, number, first, (line for _, line in numbered)), collector)
+    else:
+        read = _add_table(Beginning.of_line(first), numbered, collector)
+    if not read:
         _add_log(chain([(number, first)], numbered), collector)
     if collected := collector.collected():
         return collected
     raise NoSamplesError(
         source,
-        "no samples of iterations: neither lines of vLLM's or SGLang's log, nor the result of a benchmark, nor a table "
-        "with kv_tokens and iteration_ms, with concurrency, tpot_ms, input_tokens and output_tokens, or with "
+        f"no samples of iterations: neither lines that {_LOGGING} logs as it runs, nor the result of a benchmark, nor "
+        "a table with kv_tokens and iteration_ms, with concurrency, tpot_ms, input_tokens and output_tokens, or with "
         f"prompt_throughput, gen_throughput, running and kv_cache_pct; the file begins {shown(first)}",
         line=number,
     )
@@ -148,7 +168,8 @@ def _add_table(start: Beginning, numbered: Iterator[tuple[int, str]], collector:
     if reader is None:
         return False
     collector.format = reader.name
-    for row in csv_rows(collector.source, start.names, numbered, start.delimiter):
+    rows = csv_rows(collector.source, start.names, numbered, start.delimiter)
+    for row in metrics_as_columns(rows) if reader is METRICS else rows:
         try:
             reader.read(row, collector)
         except ProfileError:
@@ -158,8 +179,8 @@ def _add_table(start: Beginning, numbered: Iterator[tuple[int, str]], collector:
     return True
 
 
-def _add_json(records: Iterable[Record], collector: Collector) -> None:
-    """Add what is in JSON objects, all of the format of the first."""
+def _add_json(records: Iterable[Record], collector: Collector) -> bool:
+    """Add what is in JSON objects, all of the format of the first; False where that is none."""
     reader = None
     for record in records:
         if not record.ended:
@@ -168,16 +189,22 @@ def _add_json(records: Iterable[Record], collector: Collector) -> None:
         if reader is None:
             reader = reader_of(Beginning("", True, list(record.values), record.values))
             if reader is None:
-                return
+                return False
             collector.format = reader.name
         reader.read(record.as_row if reader.columns else record, collector)
+    return True
 
 
 def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:
-    readers = [log.statistics(collector) for log in LOGS if log.statistics is not None]
+    services: dict[str, list[StatisticsReader]] = {}
     for number, text in numbered:
         if text.strip():
-            for reader in readers:
+            collector.group = service_of(text)
+            if collector.group not in services:
+                statistics = [log.statistics(collector) for log in LOGS if log.statistics]
+                services[collector.group] = [*statistics, PrintedRuns(collector)]
+            for reader in services[collector.group]:
                 reader.line(number, text)
-    for reader in readers:
-        reader.end()
+    for collector.group, readers in services.items():
+        for reader in readers:
+            reader.end()

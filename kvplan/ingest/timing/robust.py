@@ -1,16 +1,7 @@
 """Constants of least relative error, none negative, in spite of what is off, with a prior for what is left open.
 
-Iterations: least squares of the relative error, over the samples that agree: least trimmed squares first (the share of
-the samples that one fit explains best), then all samples within some spreads of it.
-
-- Where prefill is hidden (`Samples.hidden_prefill`) a sample can only be too slow, and most may be. So the fit is a
-  lower envelope: it starts from the better half, the spread is that of the samples below, those above are cut off soon.
-- Elsewhere the samples are right but for a few, and it is the formula that is approximate (small prompts do not fill
-  a GPU, attention grows faster than the prompt). So only what is grossly off is left out, and what repeated
-  measurements contradict: more work in less time.
-
-Loads: there are few, each the mean over many requests, and TTFT scatters far more than TPOT. So all count, each kind by
-its own spread, and those far off by less.
+Iterations that do not belong to the others are left out first (`agreeing`). Loads are few, each the mean over many
+requests, and TTFT scatters far more than TPOT: all count, each kind by its own spread, and those far off by less.
 
 A prior is a law of another origin, an estimate or another profile. What is believed of it are the ratios of its
 constants, to within a factor of a few, and not their size. So each constant is drawn to its share of the prior, at a
@@ -19,9 +10,9 @@ next to no weight, and the less they say of it (prompts in a sweep without TTFT)
 
 References
 ----------
-Rousseeuw, Van Driessen, Computing LTS regression for large data sets (2006): concentration steps. Losses of bounded
-slope, such as scipy's soft_l1, were tried: half the samples too slow, they move with them.
 Huber, Robust Estimation of a Location Parameter (1964): weights of what is far off.
+Koenker, Bassett, Regression Quantiles (1978): the start of `agreeing`.
+White, A Heteroskedasticity-Consistent Covariance Matrix Estimator (1980): standard errors.
 """
 
 import math
@@ -30,24 +21,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.ingest.timing.equations import KV, PREFILL, BoolArray, Equations, Kind, Terms
+from kvplan.ingest.timing.equations import FIXED, KV, PREFILL, BoolArray, Equations, Kind, Terms
 from kvplan.model import FloatArray, IntArray, Timing
 
 _BELIEF = 3.0  # relative deviation of a constant from its share of the prior
 _UNKNOWN = 0.3  # share of time that a constant may add which the prior does not have
 _STEPS = 30
-_STARTS, _START_SIZE = 40, 8  # samples that a start is fitted to
-_ABOVE_ENVELOPE, _AWAY = 2.0, 3.0  # spreads from the fit at which a sample is left out
-_GROSS = 0.6  # relative error at which a measured sample may be left out
-_CLOSE = 0.04  # spread of samples that lie close to the formula
-_SPREADS = 6.0  # how many of them are then too far
-_HALF, _MOST = 0.5, 0.9  # share of the samples that agree: at least, of an envelope; of measurements
+_ENVELOPE, _MEDIAN = 0.35, 0.5  # quantile of the samples that a first fit goes through
+_AWAY = 3.0  # spreads from an envelope, or a rough formula, at which a sample is left out
+_SPREADS = 6.0  # the same of measured samples
+_CLOSE, _GROSS = 0.04, 0.6  # spread of samples close to the formula; relative error to leave out elsewhere
 _TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
-_MOST_SETTINGS = 600  # to be compared with each other, or to try many starts on
+_REPEATED = 3  # measurements of a setting that cannot all be wrong
+_MOST = 0.9  # share of the samples that lie close to a formula that is not rough
+_MOST_SETTINGS = 600  # to be compared with each other
 _MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more work, in so much less time
 _PARTS = (1.0, 0.5, 0.2, 0.1, 0.05)  # of a share of the prior, to try
 _HARDLY, _NO_MATTER = 1.03, 0.0005  # how much worse a fit may be: so many times, and so much error
 _AT_FIRST = 0.01  # of the least spread
+_LEAST, _NEAR = 1e-6, 1e-3  # relative errors that count, at last and at first
+_ALIKE = 1e-6  # singular value, of the largest, of what cannot be told apart
+_DIGITS = 1e-4  # relative error that rounding makes at least
 
 
 class _Spread(NamedTuple):
@@ -116,8 +110,11 @@ def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> F
     deviation = np.empty(seconds.size)
     for kind, mine in rows.items():
         deviation[mine] = _AT_FIRST * _SPREAD[kind].least
+    times = seconds
     for _ in range(_STEPS):
-        fitted = solve(design, seconds - equations.offset, deviation * seconds, prior)
+        fitted = solve(design, seconds - equations.offset, deviation * times, prior)
+        if equations.of_iterations:
+            times = np.sqrt(seconds * (equations.offset + design @ fitted))  # too fast counts as too slow
         off = np.abs(seconds - equations.offset - design @ fitted) / seconds
         last = deviation.copy()
         for kind, mine in rows.items():
@@ -130,18 +127,42 @@ def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> F
     return fitted
 
 
-def nothing_free(
+def standard_errors(equations: Equations, terms: Terms, fitted: FloatArray) -> FloatArray:
+    """Return the standard errors of constants by what was measured alone, as shares of them; infinite of 0.
+
+    Heteroscedastic errors are taken as they are, and none below what digits in a file hold.
+    """
+    times = equations.times(terms, fitted)
+    shares, off = equations.design(terms) * fitted / times[:, None], np.abs(equations.seconds / times - 1)
+    spread = np.empty_like(off)
+    for kind in np.unique(equations.kind):
+        mine = equations.kind == kind
+        spread[mine] = max(_TO_SIGMA * float(np.median(off[mine])), _SPREAD[Kind(kind)].least)
+    told = shares.any(axis=0)
+    rows = shares[:, told] / spread[:, None]
+    errors, free = np.full(fitted.size, math.inf), len(rows) - int(told.sum())
+    if free > 0:
+        influence = np.linalg.pinv(rows, rcond=_ALIKE) * np.maximum(off, _DIGITS) / spread
+        errors[told] = np.sqrt((influence**2).sum(axis=1) * len(rows) / free)
+        _, sizes, axes = np.linalg.svd(rows, full_matrices=False)
+        mixed = np.abs(axes[sizes <= _ALIKE * sizes[0]]).max(axis=0, initial=0.0) > _ALIKE
+        errors[np.flatnonzero(told)[mixed]] = math.inf
+    return errors
+
+
+def stand_ins(
     equations: Equations, terms: Terms, belief: Timing, fitted: FloatArray
 ) -> tuple[FloatArray, tuple[int, ...]]:
-    """Return constants by which neither KV tokens nor prompts are free, and which of the two were.
+    """Return constants by which neither d1 nor d2 is free, nor d0 of iterations, and which of them were.
 
     What came out at next to nothing is given a part of its share of the prior, the largest by which the others, fitted
-    anew, hardly fit worse.
+    anew, hardly fit worse. A fixed time is the prior's own: full batches say nothing of it, not even its share.
     """
     design, seconds, prior = equations.design(terms), equations.seconds, equations.in_order(terms, belief)
     scale = float(np.median((seconds - equations.offset) / np.maximum(design @ prior, 1e-300)))
-    free = [index for index in (KV, PREFILL) if fitted[index] < _PARTS[-1] * scale * prior[index]]
-    if not free:
+    priced_too = (FIXED, KV, PREFILL) if equations.of_iterations else (KV, PREFILL)
+    free = [index for index in priced_too if fitted[index] < _PARTS[-1] * scale * prior[index]]
+    if not (free and prior[KV:].any()):
         return fitted, ()
 
     def misfit(constants: FloatArray) -> float:
@@ -153,6 +174,8 @@ def nothing_free(
     for part in _PARTS:
         priced = np.zeros(prior.size)
         priced[free] = part * scale * prior[free]
+        if FIXED in free:
+            priced[FIXED] = min(prior[FIXED], float(seconds.min()) / 2)
         paid = replace(equations, offset=equations.offset + design @ priced)
         priced += np.where(priced > 0, 0.0, _constants(paid, rest, others))
         if misfit(priced) <= misfit(fitted) * _HARDLY + _NO_MATTER:
@@ -161,18 +184,30 @@ def nothing_free(
 
 
 def agreeing(equations: Equations, envelope: bool) -> BoolArray:
-    """Tell which equations a linear law can rest on, shape (n_equations,): of loads all."""
+    """Tell which equations a linear law can rest on, shape (n_equations,): of loads all.
+
+    A fit through a low quantile or the median comes first, then all samples within some spreads of it, time and again.
+    Below an `envelope` nothing is hidden: its spread is that of the samples below, and half of all may be too slow.
+    """
     if not equations.of_iterations:
         return np.ones(len(equations), dtype=np.bool_)
     design, seconds = equations.design(Terms()), equations.seconds
-    design = design[:, np.concatenate([[True], np.ptp(design[:, 1:], axis=0) > 0])]
-    share = _HALF if envelope else _MOST
-    fitted = _least_trimmed(design, seconds, share)
-    distance = np.abs(seconds - design @ fitted) / seconds
-    kept = np.asarray(distance <= np.quantile(distance, share, method="higher"))
+    fitted = _through(_ENVELOPE if envelope else _MEDIAN, design, seconds)
+    _, setting, count = np.unique(equations.group, return_inverse=True, return_counts=True)
+    repeated = count[setting.reshape(-1)] >= _REPEATED
+    distance = np.abs(1 - design @ fitted / seconds)
+    kept = np.asarray(distance <= np.quantile(distance, _MOST, method="higher"))
     for _ in range(_STEPS):
-        off = np.asarray((seconds - design @ fitted) / seconds)
-        within = _near_envelope(off) if envelope else _not_grossly_off(off, kept)
+        off = 1 - design @ fitted / seconds
+        below = off[off < 0] if envelope and (off < 0).any() else off
+        spread = _TO_SIGMA * float(np.median(np.abs(below)))
+        limit = max((_AWAY if envelope else _SPREADS) * spread, _LEAST)
+        within = np.asarray(np.abs(off) <= limit)
+        gross = max(_AWAY * float(np.sqrt((off[kept] ** 2).mean())), _GROSS)
+        if not envelope and (spread >= _CLOSE or within.mean() < _MOST):  # it is the formula that is rough
+            within = np.asarray(np.abs(off) <= gross)
+        elif not envelope:  # and so it is where a setting was measured time and again
+            within |= repeated & (np.abs(off) <= gross)
         if (within == kept).all():
             break
         kept = within
@@ -180,54 +215,16 @@ def agreeing(equations: Equations, envelope: bool) -> BoolArray:
     return kept
 
 
-def _least_trimmed(design: FloatArray, seconds: FloatArray, share: float) -> FloatArray:
-    """Return constants with the least sum of the smallest squared residuals, the best of many starts.
-
-    The share is taken of the samples with and without prefill alike: of one kind alone they would leave terms open.
-    """
-    kind = np.unique(design > 0, axis=0, return_inverse=True)[1].reshape(-1)
-
-    def concentrated(rows: IntArray, pool: IntArray) -> tuple[float, IntArray, FloatArray]:
-        parts = [pool[kind[pool] == k] for k in np.unique(kind[pool])]
-        total = math.inf
-        for _ in range(_STEPS):
-            fitted = solve(design[rows], seconds[rows], seconds[rows])
-            squares = ((seconds - design @ fitted) / seconds) ** 2
-            nearest = (part[np.argsort(squares[part], kind="stable")] for part in parts)
-            rows = np.concatenate([part[: math.ceil(share * part.size)] for part in nearest])
-            last, total = total, float(squares[rows].sum())
-            if total >= last * (1 - 1e-12):
-                break
-        return total, rows, fitted
-
-    every = np.arange(seconds.size)
-    pool = np.unique(np.linspace(0, seconds.size - 1, min(seconds.size, _MOST_SETTINGS)).astype(np.int64))
-    rng = np.random.default_rng(0)  # the same samples give the same timing
-    size = min(pool.size, _START_SIZE)
-    starts = [pool, *(rng.choice(pool, size, replace=False) for _ in range(_STARTS))]
-    _, rows, _ = min((concentrated(rows, pool) for rows in starts), key=lambda fit: fit[0])
-    return concentrated(rows, every)[2]
-
-
-def _near_envelope(off: FloatArray) -> BoolArray:
-    """Tell which relative residuals are small, against the spread of those below the fit; at least half of them."""
-    below = off[off < 0]
-    spread = max(_TO_SIGMA * float(np.median(np.abs(below))) if below.size else 0.0, 1e-9)
-    excess = np.maximum(off / _ABOVE_ENVELOPE, -off / _AWAY) / spread
-    return np.asarray(excess <= max(1.0, float(np.quantile(excess, _HALF, method="higher"))))
-
-
-def _not_grossly_off(off: FloatArray, kept: BoolArray) -> BoolArray:
-    """Tell which relative residuals are small, against those of the samples kept so far.
-
-    Where nearly all samples lie close to the formula, what is some spreads off is no noise. Elsewhere it is the
-    formula that is rough, and only what is grossly off is left out.
-    """
-    spread = _TO_SIGMA * float(np.median(np.abs(off[kept])))
-    close = np.asarray(np.abs(off) <= max(_SPREADS * spread, 1e-6))
-    if spread < _CLOSE and close.mean() >= _MOST:
-        return close
-    return np.asarray(np.abs(off) <= max(_AWAY * float(np.sqrt((off[kept] ** 2).mean())), _GROSS))
+def _through(quantile: float, design: FloatArray, seconds: FloatArray) -> FloatArray:
+    """Return constants of a law that a share of the times lies below."""
+    deviation = seconds
+    for _ in range(_STEPS):
+        fitted = solve(design, seconds, deviation)
+        times = design @ fitted
+        off = seconds / times - 1  # what is far too fast is off by no more than 1
+        weight = np.where(off > 0, quantile, 1 - quantile) / np.maximum(np.abs(off), _NEAR)
+        deviation = times / np.sqrt(weight)
+    return fitted
 
 
 def contradicted(equations: Equations) -> IntArray:

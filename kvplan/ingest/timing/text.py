@@ -1,14 +1,14 @@
 """Where a timing comes from and how far to trust it, in sentences."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
 import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.ingest.profile_text import Part, timing_text
-from kvplan.ingest.timing.equations import Kind, Terms
-from kvplan.ingest.timing.fit import NOTHING, Outlier, Prior, TimingFit
+from kvplan.ingest.timing.equations import AMOUNTS, Kind, Terms
+from kvplan.ingest.timing.fit import Outlier, Prior, TimingFit
 from kvplan.ingest.timing.samples import Measured
 from kvplan.model import FloatArray, Knowledge, MeasuredRange, Origin
 from kvplan.units import format_percent, format_seconds, format_tokens
@@ -16,6 +16,9 @@ from kvplan.version import __version__
 
 _NO_LAW = 0.5  # mean error of what a profile is refused for
 _NAMED = 5  # outliers in a sentence
+_PRICED = ("d0", "d1", "d2")  # what every engine takes time for
+_NO_FIGURE = 1.0  # relative standard error that says nothing
+_DOUBTFUL = 0.2  # held-out error of which to warn
 _EXACT = 5e-4  # no band that anybody could see
 _LEAST_SHARE = 1e-3  # of the shortest time: a fixed time is more, and what a prior leaves over of 0 is less
 
@@ -58,20 +61,45 @@ def _measured_range(fit: TimingFit) -> MeasuredRange:
 
 def _origin(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Origin:
     files = ", ".join(dict.fromkeys(PurePath(some.source).name for some in measured))
-    if free := _free(fit, prior):
-        return Origin(Knowledge.ESTIMATED, f"{files}; {free} is not told, and taken as 0")
-    if not fit.from_prior:
+    names = [name for name in fit.undetermined if name in _PRICED or getattr(fit.timing, name) > 0]
+    if not names:
         return Origin(Knowledge.MEASURED, files)
-    return Origin(Knowledge.ESTIMATED, f"{files}; {_from_prior(fit, prior)}")
+    return Origin(Knowledge.ESTIMATED, f"{files}; not determined: {', '.join(names)}{_instead(prior)}")
 
 
-def _free(fit: TimingFit, prior: Prior) -> str:
-    """Name what costs nothing by measurements alone: KV tokens, prompts or both."""
-    return " and ".join(d for d in ("d1", "d2") if prior is NOTHING and getattr(fit.timing, d) == 0)
+def _instead(prior: Prior) -> str:
+    return f", estimated after {prior.source}" if prior.timing is not None else ""
 
 
-def _from_prior(fit: TimingFit, prior: Prior) -> str:
-    return f"{', '.join(fit.from_prior)}: estimated after {prior.source}"
+def _undetermined(fit: TimingFit, prior: Prior) -> Iterator[str]:
+    """Name the constants that what was measured leaves open, with their standard errors."""
+    if not fit.undetermined:
+        return
+    rested = fit.equations.part(fit.kept)
+    texts = []
+    for name, error in fit.undetermined.items():
+        column = rested.columns.get(name)
+        if column is not None and np.ptp(column) == 0:
+            why = f"all samples have {column[0]:,.0f} {AMOUNTS[name]}"
+        elif error < _NO_FIGURE:
+            why = f"give or take {format_percent(error)}"
+        else:
+            why = "not at all" if getattr(fit.timing, name) else "taken as 0"
+        texts.append(f"{name} ({why})")
+    way_out = _instead(prior) or ": --model and --gpu, or a --base, tell more"
+    yield f"the measurements do not determine {', '.join(texts)}{way_out}"
+
+
+def _doubts(fit: TimingFit) -> Iterator[str]:
+    """Say what a large error says: that times contradict each other, or are made of something else."""
+    for kind in fit.kinds:
+        error = fit.held_out_error(kind)
+        error = fit.error(kind) if error is None else error
+        if error >= _DOUBTFUL:
+            why = "many outliers, or no such law of time"
+            if kind is not Kind.ITERATION:
+                why = "contradictions, or an engine with other limits than --base has (max_num_seqs, memory)"
+            yield f"{kind.value} is off by {error:.0%} on average where it was not fitted to: {why}"
 
 
 def _about(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Iterable[str]:
@@ -108,18 +136,14 @@ def accuracy(fit: TimingFit) -> str:
 
 def notes(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> list[str]:
     """Say what rests on the prior, which terms were tried, what the fit warns of, and which rows gave nothing."""
-    texts = []
-    if fit.from_prior:
-        texts.append(f"the measurements do not determine {_from_prior(fit, prior)}")
-    if free := _free(fit, prior):
-        texts.append(f"the measurements do not tell {free}, taken as 0: --model and --gpu, or a --base, tell")
+    texts = list(_undetermined(fit, prior))
     if len(fit.considered) > 1:
         texts.append(_terms(fit))
     texts += dict.fromkeys(f"{some.source}: {note}" for some in measured for note in some.notes)
     for source, rows in dict.fromkeys((some.source, rows) for some in measured for rows in some.left_out):
         left_out = f"{_count(rows.count, 'row')} left out, {rows.reason} (first: line {rows.line})"
         texts.append(f"{source}: {left_out}")
-    return [*texts, *fit.warnings]
+    return [*texts, *_doubts(fit)]
 
 
 def _count(number: int, what: str) -> str:

@@ -46,24 +46,12 @@ class Explained(NamedTuple):
 
 
 class Bursts(NamedTuple):
-    """A split of arrivals.
+    """A split of arrivals."""
 
-    Attributes
-    ----------
-    course
-        Factors of the mean rate over the recorded time.
-    cv
-        Of gamma gaps.
-    scale_s
-        The windows that it was taken over; None: as described, not counted.
-    windows
-        How much of the variance of counts the two explain.
-    """
-
-    course: StepCourse
-    cv: float
-    scale_s: float | None
-    windows: tuple[Explained, ...]
+    course: StepCourse  # factors of the mean rate over the recorded time
+    cv: float  # of gamma gaps
+    scale_s: float | None  # the windows that it was taken over; None: as described, not counted
+    windows: tuple[Explained, ...]  # how much of the variance of counts the two explain
 
     @property
     def enough(self) -> bool:

@@ -1,17 +1,10 @@
-"""What readers of traces yield: requests that a file lists, or a description of them by rates and lengths.
-
-`read(first, lines, extras)` of a reader among `READERS` of `kvplan.ingest.trace.formats` yields requests; a
-`BadRowError` is of the line taken last. `read(path, start)` of one among `DESCRIPTIONS` returns a `Description`.
-"""
+"""What traces have: requests that a file lists, or a description of them by rates and lengths."""
 
 from array import array
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvplan.ingest.reader import Beginning, FileKind, Reader
-from kvplan.ingest.text_file import Lines
 from kvplan.model import FloatArray, IntArray
 
 Request = tuple[float, int, int]  # when it arrived, seconds; tokens in; tokens out
@@ -31,16 +24,8 @@ class BadRowError(Exception):
 class Identities:
     """Requests with tokens and what identifies them, in the order of the file, as far as there is room.
 
-    Attributes
-    ----------
-    arrival_s, input_tokens, output_tokens
-        A value for each request.
-    hashes, hash_count
-        Of the blocks of all prompts, and how many each request has.
-    conversation
-        The number of the conversation that each is a turn of; -1: of none.
-    full
-        There was no room for the last ones.
+    Of the hashes of the blocks of all prompts each request has `hash_count`; `conversation` is the number of the one
+    that it is a turn of, or -1.
     """
 
     def __init__(self) -> None:
@@ -78,22 +63,6 @@ class Identities:
         return self._known.setdefault(conversation, len(self._known) if before is None else before)
 
 
-@dataclass
-class Extras:
-    """What a trace says besides its requests; complete when the last one was read.
-
-    Attributes
-    ----------
-    duration_s
-        Of a benchmark without arrival times: seconds it took to complete all requests, whose times are then 0.
-    identities
-        What tells which prompts begin alike.
-    """
-
-    duration_s: float | None = None
-    identities: Identities = field(default_factory=Identities)
-
-
 class Part(NamedTuple):
     """Requests expected while one pair of length distributions holds.
 
@@ -123,10 +92,4 @@ class Description(NamedTuple):
         return self.rates_rps.size
 
 
-Lists = Callable[[Beginning, Lines, Extras], Iterator[Request]]
 Describes = Callable[[Path, str], Description]
-
-
-def request_list(name: str, recognises: Callable[[Beginning], bool], read: Lists) -> Reader[Lists]:
-    """Make the reader of a list of requests; no two may recognise the same beginning."""
-    return Reader(name, FileKind.REQUESTS, recognises, read)

@@ -35,26 +35,16 @@ _COMPILE_FROM = 20_000  # references; below that compiling takes longer than it 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The requests of a trace by the blocks that they leave in a cache, in order of arrival.
+    """The requests of a trace by the blocks that they leave in a cache, in order of arrival."""
 
-    Attributes
-    ----------
-    arrival_s, input_tokens, output_tokens : ndarray, shape (n_requests,)
-    node, begin : ndarray of int64
-        Blocks that others may have too, as `stack_distances` wants them.
-    block_tokens
-        In each.
-    hashed
-        Whether hashes tell what is the same. If not, conversations do: a turn is taken to repeat all that came before
-        it, answers too, wherever its prompt is long enough.
-    """
-
-    arrival_s: FloatArray
+    arrival_s: FloatArray  # shape (n_requests,)
     input_tokens: IntArray
     output_tokens: IntArray
-    node: IntArray
+    node: IntArray  # blocks that others may have too, as `stack_distances` wants them
     begin: IntArray
     block_tokens: int
+    # by hashes; or by conversations, whose turns are taken to repeat what came before them where their prompts are long
+    # enough
     hashed: bool
 
     @property
@@ -87,30 +77,16 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Prefixes:
-    """What the prompts of a trace have in common.
+    """What the prompts of a trace have in common."""
 
-    Attributes
-    ----------
-    curve
-        Cache sizes, tokens, and the share of the prompt tokens that each finds; between them straight lines from
-        (0, 0) on, after the last one nothing more.
-    shared
-        What many prompts begin with that go on in different ways, the most frequent first.
-    reuse
-        What is asked for again beyond that; None: nothing.
-    requests, hashed, block_tokens
-        Requests that this is known of, and how: see `Blocks`.
-    complete
-        Whether these are all of the trace.
-    """
-
+    # cache sizes, tokens, and the share of the prompt tokens that each finds: straight lines from (0, 0) on
     curve: tuple[tuple[int, float], ...]
-    shared: tuple[SharedPrompt, ...]
-    reuse: Reuse | None
-    requests: int
+    shared: tuple[SharedPrompt, ...]  # what many prompts begin with, the most frequent first
+    reuse: Reuse | None  # what is asked for again beyond that
+    requests: int  # of which this is known, and how
     hashed: bool
     block_tokens: int
-    complete: bool
+    complete: bool  # they are all of the trace
 
     @property
     def reusable(self) -> float:

@@ -1,6 +1,5 @@
 """A recorded trace as requests to simulate: its own arrivals and lengths."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.ingest.trace.prefixes import block_size
 from kvplan.ingest.trace.rows import TraceFile
-from kvplan.model import FloatArray, IntArray, Recorded
+from kvplan.model import IntArray, Recorded
 from kvplan.simulation.requests import Requests, requests_of
 
 if TYPE_CHECKING:
@@ -51,18 +50,18 @@ def read_trace(path: Path) -> Trace:
     ...     _ = path.write_text("\\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *rows, "")))
     ...     trace = read_trace(path)
     >>> trace.requests.input_tokens.tolist(), trace.requests.decode_tokens.tolist(), trace.notes
-    ([374], [44], ('1 of 2 rows generates nothing and is left out',))
+    ([374], [44], ('1 of 2 rows left out: nothing generated',))
     """
     file = TraceFile(path)
-    blocks = list(file)
-    if file.extras.duration_s is not None:
+    arrival, inputs, decode = file.read()
+    if file.duration_s is not None:
         raise UsageError(f"{path}: {file.format} without arrival times, which a replay needs")
-    rows = sum(block.time_s.size for block in blocks)
-    if not any(block.output_tokens.any() for block in blocks):
+    rows = file.leave_out(decode == 0, "nothing generated")
+    if not decode.any():
         raise UsageError(f"{path}: no request that generates tokens; {rows:,} rows")
-    arrival, inputs, decode = (np.concatenate(column) for column in zip(*blocks, strict=True))
     served = decode > 0
     arrival, inputs, decode = arrival[served], inputs[served], decode[served]
+    file.refuse_what_is_open(arrival.size, float(np.ptp(arrival)))
     order = np.argsort(arrival, kind="stable")
     hashes, block_tokens = _hashes(file, inputs)
     recorded = Recorded(
@@ -72,7 +71,7 @@ def read_trace(path: Path) -> Trace:
         block_hashes=None if hashes is None else tuple(hashes[i] for i in order),
         block_tokens=block_tokens,
     )
-    return Trace(recorded, file.format, tuple(_notes(rows, arrival, file.cut_off)))
+    return Trace(recorded, file.format, tuple(file.notes(rows, arrival)))
 
 
 def with_trace(profile: "Profile") -> "Profile":
@@ -104,7 +103,7 @@ def _hashes(file: TraceFile, inputs: IntArray) -> tuple[list[list[int]] | None, 
 
     None where it has none, or more than are remembered.
     """
-    known = file.extras.identities
+    known = file.identities
     if not known.hashes or known.full:
         return None, 1
     ends = np.cumsum(known.hash_count).tolist()
@@ -113,14 +112,3 @@ def _hashes(file: TraceFile, inputs: IntArray) -> tuple[list[list[int]] | None, 
         return None, 1
     remembered = (known.hashes[begin:end].tolist() for begin, end in zip([0, *ends], ends, strict=False))
     return [next(remembered) if tokens else [] for tokens in inputs.tolist()], block
-
-
-def _notes(rows: int, arrival: FloatArray, cut_off: int) -> Iterator[str]:
-    empty = rows - arrival.size
-    if empty:
-        ending = "generates nothing and is left out" if empty == 1 else "generate nothing and are left out"
-        yield f"{empty:,} of {rows:,} rows {ending}"
-    if unsorted := int((np.diff(arrival) < 0).sum()):
-        yield f"{unsorted:,} arrivals are earlier than the one before them in the file; put in order"
-    if cut_off:
-        yield "the file ends within its last row, which is left out"

@@ -1,46 +1,32 @@
-"""Recorded requests, block by block: when each arrived, how long its prompt was, how much it generated.
-
-Formats are told apart by content, never by name; `kvplan.ingest.trace.formats` has a module for each. What is none of
-them is read as a table in CSV or JSON lines with a column each for time, input and output under a usual name.
-
-Any of them may be compressed with gzip or zstd, begin with a byte order mark, mix line
-ends, or lack the last one. Rows come in blocks, so that a file of any length is read in bounded memory.
-"""
+"""Recorded requests: when each arrived, how long its prompt was, how much it generated."""
 
 import csv
-from collections.abc import Iterator
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.errors import ProfileError, UsageError
+from kvplan.ingest.cells import Record, is_json, json_records, shown
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines, beginning, lines_of
-from kvplan.ingest.trace.columns import USUAL
-from kvplan.ingest.trace.format import (
-    BadRowError,
-    Description,
-    Extras,
-    Request,
-)
-from kvplan.ingest.trace.formats import DESCRIPTIONS, READERS
+from kvplan.ingest.trace import servegen
+from kvplan.ingest.trace.format import BadRowError, Description, Identities, Request
+from kvplan.ingest.trace.formats import UNITS, Layout, Reading, layout_of, listed, requests_in, value_at
 from kvplan.model import FloatArray, IntArray
+from kvplan.units import format_rate
 
-BLOCK_ROWS = 8192
 _BEGINNING = 4096  # characters by which a description is told
+_SHOWN = 8  # names in a message
+_MILLISECONDS = 1e-3  # as which times of an open unit are read
 
 
 class Rows(NamedTuple):
-    """A block of rows, in the order of the file.
-
-    Attributes
-    ----------
-    time_s : ndarray, shape (n_rows,)
-        Seconds from an origin of the file's own.
-    input_tokens, output_tokens : ndarray of int64, shape (n_rows,), tokens
-        Zeros included.
-    """
+    """Rows in the order of the file, shape (n_rows,), zeros included; times from an origin of the file's own."""
 
     time_s: FloatArray
     input_tokens: IntArray
@@ -48,56 +34,169 @@ class Rows(NamedTuple):
 
 
 class TraceFile:
-    """A trace to be iterated over once, block by block; what else was found is there when it is done.
+    """A trace to be read once; what else it says is there when that is done.
 
-    The format is known with the first block. `cut_off` is 1 if the file ends within its last row, which is left out.
-    A row that cannot be read is refused with its line.
+    `cut_off` is 1 if the file ends within its last row, which is left out,
+    as are others, counted by reason in `left_out`. A row that cannot be read is refused with its line. `unit` of the
+    times counts whatever the file says, `model` where it has several.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder, "trace.csv")
-    ...     _ = path.write_text("time,input,output\\n0.5,374,44\\n1.5,396,109\\n")
+    ...     _ = path.write_text("time_s,input,output\\n0.5,374,44\\n1.5,396,109\\n")
     ...     trace = TraceFile(path)
-    ...     [block.input_tokens.tolist() for block in trace], trace.format
-    ([[374, 396]], 'CSV')
+    ...     trace.read().input_tokens.tolist(), trace.format
+    ([374, 396], 'CSV')
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, unit: str | None = None, model: str | None = None) -> None:
         self.path = path
         self.format = ""
         self.sha256 = ""
         self.cut_off = 0
-        self.extras = Extras()
+        self.left_out: Counter[str] = Counter()
+        self.duration_s: float | None = None  # of a benchmark without arrival times, all of which are 0
+        self.identities = Identities()
+        self.wrapping_notes: tuple[str, ...] = ()
+        self._model = model
+        self._reading = Reading(None if unit is None else UNITS[unit], model)
 
-    def __iter__(self) -> Iterator[Rows]:
+    def read(self) -> Rows:
+        """Read the file."""
+        time_s, inputs, outputs = array("d"), array("q"), array("q")
         with lines_of(self.path) as lines:
             try:
-                yield from self._blocks(lines)
+                for arrival_s, input_tokens, output_tokens in self._requests(lines):
+                    time_s.append(arrival_s)
+                    inputs.append(input_tokens)
+                    outputs.append(output_tokens)
             except csv.Error as error:
                 message = f"not CSV: {error}; is a quote open?"
                 raise ProfileError(lines.source, message, line=lines.number) from None
         self.sha256 = lines.sha256
+        self.wrapping_notes = lines.notes
+        return Rows(np.array(time_s), np.array(inputs, np.int64), np.array(outputs, np.int64))
 
-    def _blocks(self, lines: Lines) -> Iterator[Rows]:
-        """Rows as arrays. A row that cannot be read is the end of a file that was cut off, or an error."""
-        first = Beginning.of_lines(lines)
-        reader = next(reader for reader in (*READERS, *USUAL) if reader.recognises(first))
-        self.format = reader.name
-        block: list[Request] = []
+    def _requests(self, lines: Lines) -> Iterator[Request]:
+        """Yield requests. A row that cannot be read is the end of a file that was cut off, or an error."""
+        line = next((line for line in lines if line.strip()), "")
+        if not line:
+            raise UsageError(f"{lines.source}: empty; a trace has a row for every request")
+        usual: Layout | None = None
+        lacking: ProfileError | None = None
         any_before = False
-        try:
-            for request in reader.read(first, lines, self.extras):
-                block.append(request)
-                any_before = True
-                if len(block) == BLOCK_ROWS:
-                    yield _arrays(block)
-                    block = []
-        except BadRowError as error:
-            if not (any_before and lines.cut_off):
-                raise ProfileError(lines.source, str(error), key=error.key, line=lines.number) from None
-            self.cut_off = 1
-        if block:
-            yield _arrays(block)
+        for number, layout, row in self._in_json(line, lines) if is_json(line) else _in_csv(line, lines):
+            if layout.missing and (usual is None or usual.format.sparse):
+                lacking = lacking or _lacking(lines.source, number, line, layout, row)
+                self.left_out["no requests"] += 1
+                continue
+            usual = usual or layout
+            self.format = usual.format.name
+            try:
+                if layout.missing:
+                    raise BadRowError("missing", usual.places[layout.missing[0]].name)
+                if reason := self._reading.reason(layout, row):
+                    self.left_out[reason] += 1
+                    continue
+                request = self._reading.request(layout, row)
+                self._remember(request, layout, row)
+            except BadRowError as error:
+                if not (any_before and lines.cut_off):
+                    raise ProfileError(lines.source, str(error), key=error.key, line=number) from None
+                self.cut_off = 1
+                break
+            any_before = True
+            yield request
+        if usual is None and lacking is not None:
+            raise lacking
+
+    def _in_json(self, line: str, lines: Lines) -> Iterator[tuple[int, Layout, Any]]:
+        any_before = False
+        for record in json_records(lines.source, lines.number, line, iter(lines)):
+            if not record.ended:
+                if not any_before:
+                    message = f"not JSON: {shown(line)}; is the file cut off?"
+                    raise ProfileError(lines.source, message, line=record.line)
+                self.cut_off = 1
+                return
+            of_benchmark = record.at("input_lens") is not None
+            if of_benchmark and any_before:
+                raise ProfileError(
+                    lines.source, "several benchmark results; give one at a time", line=record.line
+                )
+            any_before = True
+            for row in self._of_benchmark(record) if of_benchmark else requests_in(record.values):
+                yield record.line, layout_of(tuple(row), True), row
+
+    def _of_benchmark(self, record: Record) -> Iterator[dict[str, Any]]:
+        """Yield the requests of a run of ``vllm bench``; without times all at once, done within its duration."""
+        inputs, outputs, times = map(record.at, ("input_lens", "output_lens", "start_times"))
+        if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
+            seen = shown(", ".join(list(record.values)[:_SHOWN]))
+            message = f"not a trace: needs the lists input_lens and output_lens, of one length; has {seen}"
+            raise ProfileError(record.source, message, line=record.line)
+        if not (isinstance(times, list) and len(times) == len(inputs)):
+            times = [0] * len(inputs)
+            self.duration_s = record.number("duration")
+        for time, input_tokens, output_tokens in zip(times, inputs, outputs, strict=True):
+            yield {"start_times": time, "input_lens": input_tokens, "output_lens": output_tokens}
+
+    def _remember(self, request: Request, layout: Layout, row: Any) -> None:
+        """Keep what tells which prompts begin alike."""
+        if {"session", "hashes"} & layout.places.keys():
+            roles = ("hashes", "session", "parent")
+            self.identities.add(request, *(value_at(row, layout.places.get(role)) for role in roles))
+
+    def refuse_what_is_open(self, served: int, span_s: float) -> None:
+        """Refuse requests of several models, and times in a unit that nothing tells."""
+        models = list(self._reading.models)
+        if self._model is not None and self._model not in models:
+            raise UsageError(
+                f"{self.path}: no requests of the model {self._model}; there are {listed(models)}"
+            )
+        if self._model is None and len(models) > 1:
+            raise UsageError(
+                f"{self.path}: requests of several models; choose one with --group: {listed(models)}"
+            )
+        if (key := self._reading.open_time) and span_s > 0:
+            fast, slow = (format_rate((served - 1) / seconds) for seconds in (span_s, span_s / _MILLISECONDS))
+            raise UsageError(
+                f"{self.path}: {key}: decimals, which are milliseconds as Dynamo writes them, and seconds as GuideLLM "
+                f"does: {fast} or {slow}; say --unit ms or --unit s, or call it {key}_ms or {key}_s"
+            )
+
+    def leave_out(self, rows: NDArray[np.bool_], reason: str) -> int:
+        """Count rows that were read, and are left out; return how many rows there are, those not read included."""
+        self.left_out[reason] += int(rows.sum())
+        return int((~rows).sum()) + self.left_out.total()
+
+    def notes(self, rows: int, arrival_s: FloatArray) -> Iterator[str]:
+        """Say what was left out of so many rows, in which order the others are, and what was taken for what."""
+        for reason, count in self.left_out.items():
+            if count:
+                yield f"{count:,} of {rows:,} rows left out: {reason}"
+        if unsorted := int((arrival_s < np.maximum.accumulate(arrival_s)).sum()):
+            yield f"{unsorted:,} arrivals are earlier than one before them in the file; put in order"
+        if self.cut_off:
+            yield "the file ends within its last row, which is left out"
+        if key := self._reading.plain_time:
+            yield f"{key} names no unit and is taken as seconds; --unit, or a name such as {key}_ms, says otherwise"
+        yield from self.wrapping_notes
+
+
+def _in_csv(line: str, lines: Lines) -> Iterator[tuple[int, Layout, Any]]:
+    header = Beginning.of_line(line)
+    layout = layout_of(tuple(header.names), False)
+    if layout.missing:
+        raise _lacking(lines.source, lines.number, line, layout, header.names)
+    for cells in csv.reader(lines, delimiter=header.delimiter):
+        if cells:
+            yield lines.number, layout, cells
+
+
+def _lacking(source: str, number: int, line: str, layout: Layout, names: Iterable[str]) -> ProfileError:
+    message = f"not a trace: {layout.lacking(names)}; the line begins {shown(line)}"
+    return ProfileError(source, message, line=number)
 
 
 def read_description(path: Path) -> tuple[str, Description] | None:
@@ -108,14 +207,7 @@ def read_description(path: Path) -> tuple[str, Description] | None:
         start = beginning(path, _BEGINNING)
     except UsageError:
         return None  # whoever reads it next says why
-    for reader in DESCRIPTIONS:
+    for reader in servegen.DESCRIPTIONS:
         if reader.recognises(Beginning("", False, (), None, text=start)):
             return reader.name, reader.read(path, start)
     return None
-
-
-def _arrays(block: list[Request]) -> Rows:
-    times, inputs, outputs = zip(*block, strict=True)
-    return Rows(
-        np.array(times, dtype=np.float64), np.array(inputs, dtype=np.int64), np.array(outputs, dtype=np.int64)
-    )

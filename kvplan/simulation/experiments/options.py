@@ -27,16 +27,7 @@ _MOST_TURNS = 200_000
 
 
 def load(
-    *,
-    kind: str | None,
-    cv: float | None,
-    concurrency: int | None,
-    burst: str | None,
-    trace: Callable[[], Requests] | None,
-    requests: int | None,
-    horizon: str | None,
-    burst_sessions: str | None = None,
-    model: ServingModel | None = None,
+    asked: RunOptions, trace: Callable[[], Requests] | None = None, model: ServingModel | None = None
 ) -> Load:
     """Read the requests of a study; options that do not go together are refused, before `trace` is read.
 
@@ -44,46 +35,50 @@ def load(
 
     Examples
     --------
-    >>> load(kind="gamma", cv=3.0, concurrency=None, burst=None, trace=None, requests=None, horizon="1 min").cv
+    >>> load(RunOptions(arrivals=Arrivals.GAMMA, horizon="1 min")).cv
     3.0
     """
+    kind, requests = asked.arrivals, asked.requests
     if requests is not None:
         check_requests(requests)
-    horizon_s = None if horizon is None else parse_time(horizon, "--horizon")
+    horizon_s = None if asked.horizon is None else parse_time(asked.horizon, "--horizon")
     if trace is not None:
-        for option, given in (("--arrivals", kind), ("--cv", cv), ("--burst-sessions", burst_sessions)):
+        for option, given in (
+            ("--arrivals", kind),
+            ("--cv", asked.cv),
+            ("--burst-sessions", asked.burst_sessions),
+        ):
             if given is not None:
                 raise UsageError(f"--trace brings its own arrivals; {option} does not go with it")
         recorded = trace()
         return Load(horizon_s=horizon_s, trace=recorded if requests is None else first(recorded, requests))
-    free = all(given is None for given in (kind, cv, concurrency, burst))
+    needed = {
+        "--cv": (asked.cv, Arrivals.GAMMA),
+        "--concurrency": (asked.concurrency, Arrivals.CLOSED),
+        "--burst": (asked.burst, Arrivals.BURST),
+    }
+    free = kind is None and all(value is None for value, _ in needed.values())
     if free and model is not None and model.arrivals.trace is not None:
         own = Load(horizon_s=horizon_s).on(model)
         whole = own.trace
         return own if requests is None or whole is None else own._replace(trace=first(whole, requests))
-    usual = None if cv is None else Arrivals.GAMMA
-    arrivals = usual if kind is None else Arrivals(kind)
-    for name, value, needed in (
-        ("--cv", cv, Arrivals.GAMMA),
-        ("--concurrency", concurrency, Arrivals.CLOSED),
-        ("--burst", burst, Arrivals.BURST),
-    ):
-        if value is not None and arrivals is not needed:
-            raise UsageError(f"{name} goes with --arrivals {needed.value} only")
-    if cv is not None and not 0.01 <= cv <= 100:
-        raise UsageError(f"--cv {cv:g}: 0.01 to 100")
-    if concurrency is not None and not 1 <= concurrency <= MAX_REQUESTS:
-        raise UsageError(f"--concurrency {concurrency}: 1 to {MAX_REQUESTS:,}")
-    if requests is None and horizon_s is None:
-        requests = DEFAULT_REQUESTS
+    if kind is None and asked.cv is not None:
+        kind = Arrivals.GAMMA
+    for name, (value, with_kind) in needed.items():
+        if value is not None and kind is not with_kind:
+            raise UsageError(f"{name} goes with --arrivals {with_kind.value} only")
+    if asked.cv is not None and not 0.01 <= asked.cv <= 100:
+        raise UsageError(f"--cv {asked.cv:g}: 0.01 to 100")
+    if asked.concurrency is not None and not 1 <= asked.concurrency <= MAX_REQUESTS:
+        raise UsageError(f"--concurrency {asked.concurrency}: 1 to {MAX_REQUESTS:,}")
     return Load(
-        kind=arrivals,
-        requests=requests,
+        kind=kind,
+        requests=DEFAULT_REQUESTS if requests is None and horizon_s is None else requests,
         horizon_s=horizon_s,
-        cv=DEFAULT_CV if cv is None else cv,
-        concurrency=concurrency or DEFAULT_CLIENTS,
-        burst=DEFAULT_BURST if burst is None else _burst(burst),
-        burst_sessions=None if burst_sessions is None else _burst_sessions(burst_sessions),
+        cv=DEFAULT_CV if asked.cv is None else asked.cv,
+        concurrency=asked.concurrency or DEFAULT_CLIENTS,
+        burst=DEFAULT_BURST if asked.burst is None else _burst(asked.burst),
+        burst_sessions=None if asked.burst_sessions is None else _burst_sessions(asked.burst_sessions),
     )
 
 
@@ -97,17 +92,7 @@ def drawn(
     model: ServingModel, asked: RunOptions, trace: Callable[[], Requests] | None
 ) -> tuple[Load, list[int]]:
     """Return the requests that come to a model, and the seeds of its runs; `trace` reads what is to be replayed."""
-    found = load(
-        kind=asked.arrivals,
-        cv=asked.cv,
-        concurrency=asked.concurrency,
-        burst=asked.burst,
-        trace=trace,
-        requests=asked.requests,
-        horizon=asked.horizon,
-        burst_sessions=asked.burst_sessions,
-        model=model,
-    )
+    found = load(asked, trace, model)
     check_sessions(found, model)
     if asked.requests is None and asked.horizon is None and trace is None:
         found = with_sessions(found, model)

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
@@ -22,7 +22,6 @@ Progress = Callable[[float], None]  # told now and then what part is done
 Announce = Callable[[str, bool], None]  # told before a policy's loop is compiled; whether it is kept on disk
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
-_Found_co = TypeVar("_Found_co", covariant=True)
 _LOOK_S = 0.2  # between two reports of progress
 
 
@@ -67,9 +66,9 @@ class Job(NamedTuple):
 
     def run(
         self,
-        watch: Callable[[int], bool],
-        announce: Callable[[bool], None] | None,
-        compile: bool | None = None,
+        watch: Callable[[int], bool] | None = None,
+        announce: Callable[[bool], None] | None = None,
+        compile: bool | None = True,
     ) -> Outcome:
         """Make it; the arguments are those of `kvplan.simulation.engine.run`."""
         scenario, model = self.scenario, self.scenario.model
@@ -96,18 +95,8 @@ class Job(NamedTuple):
         return engine.run(form_batch, requests, model.timing, model.replica, self.prepare()[0], **common)
 
 
-class Runnable(Protocol[_Found_co]):
-    """What `run_rows` makes: a `Job`, or something like it that leaves less behind than an outcome."""
-
-    @property
-    def scenario(self) -> Scenario: ...
-
-    @property
-    def policy(self) -> Policy: ...
-
-    def run(
-        self, watch: Callable[[int], bool], announce: Callable[[bool], None] | None, compile: bool | None
-    ) -> _Found_co: ...
+def _whole(_: Job, outcome: Outcome) -> Outcome:
+    return outcome
 
 
 def scenarios(
@@ -132,24 +121,25 @@ def at_once(
 
 
 def run_rows(
-    rows: Sequence[Sequence[Runnable[_Found]]],
+    rows: Sequence[Sequence[Job]],
     progress: Progress | None = None,
     announce: Announce | None = None,
     *,
     compile: bool | None = None,
     threads: int | None = None,
-) -> tuple[list[list[_Found | None]], bool]:
+    kept: Callable[[Job, Outcome], Any] = _whole,
+) -> tuple[list[list[Any]], bool]:
     """Run rows of jobs on all cores, or in so many threads; and whether somebody pressed Ctrl-C.
 
-    The outcomes stand as the jobs do; None for those that had not begun then. One thread is the caller's: nobody hears
-    of progress, and Ctrl-C goes through.
+    What is `kept` of the outcomes stands as the jobs do; None for those that had not begun then. One thread is the
+    caller's: nobody hears of progress, and Ctrl-C goes through.
     """
     jobs = [job for row in rows for job in row]
     stop, done = threading.Event(), [0] * len(jobs)
     total = sum(job.scenario.requests.arrival_s.size for job in jobs)
     told = set[str]()  # of each policy once: several of its runs come to be compiled at the same time
 
-    def work(index: int) -> _Found | None:
+    def work(index: int) -> Any:
         if stop.is_set():
             return None
 
@@ -164,7 +154,7 @@ def run_rows(
                 announce(name, kept)
 
         try:
-            return jobs[index].run(watch, tell if announce is not None else None, compile)
+            return kept(jobs[index], jobs[index].run(watch, tell if announce is not None else None, compile))
         except NotBegunError:
             return None
 
@@ -188,14 +178,15 @@ def run_rows(
 
 
 def run_to_the_end(
-    rows: Sequence[Sequence[Runnable[_Found]]],
+    rows: Sequence[Sequence[Job]],
     progress: Progress | None = None,
     announce: Announce | None = None,
     *,
     compile: bool | None = None,
-) -> list[list[_Found]]:
+    kept: Callable[[Job, Outcome], Any] = _whole,
+) -> list[list[Any]]:
     """Run rows of jobs as `run_rows` does, for comparisons that are worth nothing by half: Ctrl-C goes through."""
-    outcomes, interrupted = run_rows(rows, progress, announce, compile=compile)
+    results, interrupted = run_rows(rows, progress, announce, compile=compile, kept=kept)
     if interrupted:
         raise KeyboardInterrupt
-    return [[found for found in row if found is not None] for row in outcomes]
+    return results

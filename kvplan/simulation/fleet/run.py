@@ -19,8 +19,7 @@ from kvplan.simulation.fleet import loop as fleet_loop
 from kvplan.simulation.initial_state import RECORDS, Setup, Spans, new_state
 from kvplan.simulation.outcome import Ending, Outcome, outcome
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
-from kvplan.simulation.prefixes import Turns, nothing_follows
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Requests, Turns, nothing_follows
 from kvplan.simulation.row_pool import RowPool
 from kvplan.simulation.state import (
     NOBODY,

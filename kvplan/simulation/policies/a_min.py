@@ -6,8 +6,8 @@ from kvplan.model import Prefill
 from kvplan.simulation.actions import admit, advance, due_slot, evict, overflows
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.parameters import MOST_RUNNING, most_running
+from kvplan.simulation.policies.protocol import SEQUENCES, Policy, Scenario, Settings, one_queue
 from kvplan.simulation.queues import last_of, lowest, pile, unpile
 from kvplan.simulation.state import NOBODY, Group, List, Request, State, kernel
 
@@ -76,5 +76,4 @@ POLICY = Policy(
         "shortest": "decode length that all requests are taken for at first; the shortest of all classes",
         **MOST_RUNNING,
     },
-    limits=frozenset(MOST_RUNNING),
 )

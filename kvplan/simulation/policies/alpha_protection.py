@@ -8,8 +8,8 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import admit, advance, blocks_of, evict, overflows, seat_is_free
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.parameters import MOST_RUNNING, most_running
+from kvplan.simulation.policies.protocol import SEQUENCES, Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import NOBODY, Counter, List, Request, State, Stuck, group_list, kernel
 
 # Blocks that admissions may fill; then how many were done and how many had ever been admitted once the batch after
@@ -66,6 +66,5 @@ POLICY = Policy(
     prepare=prepare,
     form_batch=form_batch,
     parameters={"alpha": "share of memory kept free at admission; 0.1", **MOST_RUNNING},
-    limits=frozenset(MOST_RUNNING),
     may_livelock=True,
 )

@@ -6,8 +6,8 @@ from kvplan.analysis.admission import rate_cap
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.parameters import MOST_RUNNING, most_running
+from kvplan.simulation.policies.protocol import SEQUENCES, Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import State, kernel
 
 
@@ -66,5 +66,4 @@ POLICY = Policy(
         "budgets": "one for each class, with commas; rate_cap.classes[].integer_budget",
         **MOST_RUNNING,
     },
-    limits=frozenset(MOST_RUNNING),
 )

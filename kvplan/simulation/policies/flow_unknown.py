@@ -12,8 +12,8 @@ from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.parameters import MOST_RUNNING, most_running
+from kvplan.simulation.policies.protocol import SEQUENCES, Policy, Scenario, Settings, one_queue
 from kvplan.simulation.policies.rate_limited import LEAST, allowance, cap_knobs, pass_idle
 from kvplan.simulation.state import State, kernel
 
@@ -50,5 +50,4 @@ POLICY = Policy(
         "budget": "admissions per iteration, or their mean; rate_cap.per_iteration, rounded down",
         **MOST_RUNNING,
     },
-    limits=frozenset(MOST_RUNNING),
 )

@@ -2,8 +2,8 @@
 
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.parameters import MOST_RUNNING, most_running
+from kvplan.simulation.policies.protocol import SEQUENCES, Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import Counter, State, kernel
 
 
@@ -27,7 +27,6 @@ POLICY = Policy(
     prepare=prepare,
     form_batch=form_batch,
     parameters=MOST_RUNNING,
-    limits=frozenset(MOST_RUNNING),
     layers=True,
     drafts=True,
 )

@@ -7,8 +7,8 @@ from kvplan.model import Prefill
 from kvplan.simulation.actions import admit, advance
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
 from kvplan.simulation.initial_state import Setup, stage_weights
-from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.parameters import MOST_RUNNING, most_running
+from kvplan.simulation.policies.protocol import SEQUENCES, Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import NOBODY, List, State, kernel
 
 EXACT, MAX = range(2)
@@ -59,7 +59,6 @@ POLICY = Policy(
         "assume": "exact: decode lengths are known; max: all are taken for the longest; exact",
         **MOST_RUNNING,
     },
-    limits=frozenset(MOST_RUNNING),
     words={"assume": ASSUME},
     knows_lengths=True,
     evicts=False,

@@ -5,8 +5,8 @@ import numpy as np
 from kvplan.simulation.actions import admit, advance
 from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
 from kvplan.simulation.initial_state import Setup, stage_weights
-from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.parameters import MOST_RUNNING, most_running
+from kvplan.simulation.policies.protocol import SEQUENCES, Policy, Scenario, Settings, one_queue
 from kvplan.simulation.queues import count, lowest
 from kvplan.simulation.state import NOBODY, List, State, kernel
 
@@ -42,7 +42,6 @@ POLICY = Policy(
     prepare=prepare,
     form_batch=form_batch,
     parameters=MOST_RUNNING,
-    limits=frozenset(MOST_RUNNING),
     knows_lengths=True,
     evicts=False,
 )

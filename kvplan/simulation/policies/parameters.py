@@ -10,9 +10,8 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.model import IntArray
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.protocol import Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.protocol import SEQUENCES, TOKENS, Scenario, Settings, as_engines_count
 
-SEQUENCES, TOKENS = "max_num_seqs", "max_num_batched_tokens"
 UNLIMITED = 1 << 50
 MOST_RUNNING = {SEQUENCES: "most requests running; the profile's"}
 LIMITS = {**MOST_RUNNING, TOKENS: "token budget of an iteration; the profile's"}

@@ -17,6 +17,9 @@ from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import State
 
 LARGEST = 10**12  # of a parameter, as of the memory: what is counted with it stays within 64 bits
+SEQUENCES, TOKENS = "max_num_seqs", "max_num_batched_tokens"
+SEATS = (SEQUENCES, "max_running_requests")  # what policies call the most requests that run
+LIMITS_OF = {**dict.fromkeys(SEATS, SEQUENCES), TOKENS: TOKENS}  # of `[gpu]`, by parameter
 _NEVER = 1 << 40  # stages; a group with this end keeps its members until they are done
 
 
@@ -90,8 +93,6 @@ class Policy(NamedTuple):
     # models the scheduler of an engine: KV is counted as engines do, tokens computed so far, whatever the profile
     # says about prefill. Others count it by stages.
     engine: bool = False
-    # limits of `[gpu]` that it keeps (`kvplan.simulation.policies.parameters`); the others change nothing
-    limits: frozenset[str] = frozenset()
     # reads decode lengths before they are reached, unless a parameter tells it not to
     knows_lengths: bool = False
     gathers: bool = False  # has requests wait for others, so that fewer of them can wait longer
@@ -102,6 +103,11 @@ class Policy(NamedTuple):
     fetches: bool = False  # admits requests whose prompt another replica has computed
     host_tier: bool = False  # has a tier of host memory behind its prefix cache, where the profile has one
     may_livelock: bool = False  # can come to a standstill though every request fits when alone
+
+    @property
+    def limits(self) -> frozenset[str]:
+        """Limits of `[gpu]` that it keeps; the others change nothing."""
+        return frozenset(LIMITS_OF[name] for name in self.parameters if name in LIMITS_OF)
 
     def lacks(self, model: ServingModel) -> str | None:
         """Say what a model has that is not modelled; None: nothing."""

@@ -8,8 +8,8 @@ from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fits, fits
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.parameters import MOST_RUNNING, SEQUENCES, most_running
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.policies.parameters import MOST_RUNNING, most_running
+from kvplan.simulation.policies.protocol import SEQUENCES, Policy, Scenario, Settings, one_queue
 from kvplan.simulation.state import NOBODY, Counter, List, State, kernel, sequence
 
 CAP = 0  # and after it the iterations skipped
@@ -73,7 +73,6 @@ POLICY = Policy(
     prepare=prepare,
     form_batch=form_batch,
     parameters={"beta": "admissions per iteration; rate_cap.per_iteration", **MOST_RUNNING},
-    limits=frozenset(MOST_RUNNING),
     layers=True,
     drafts=True,
 )

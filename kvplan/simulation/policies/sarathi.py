@@ -47,5 +47,4 @@ POLICY = Policy(
     form_batch=form_batch,
     parameters={"cap": "most admissions per iteration, 0.5 is one in two; none", **PATIENCE, **LIMITS},
     engine=True,
-    limits=frozenset(LIMITS),
 )

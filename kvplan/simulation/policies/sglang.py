@@ -38,16 +38,13 @@ from kvplan.model.kv_layout import Attention, KvLayout
 from kvplan.simulation.actions import advance, members_tokens, overflows, seat, seat_is_free, stand_by
 from kvplan.simulation.initial_state import Pools, Setup
 from kvplan.simulation.policies.parameters import (
-    LIMITS,
     MAX_NEW,
     MOST_RUNNING,
     PATIENCE,
-    SEQUENCES,
-    TOKENS,
     longest_outputs,
     within_limits,
 )
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
+from kvplan.simulation.policies.protocol import SEQUENCES, TOKENS, Policy, Scenario, Settings
 from kvplan.simulation.policies.vllm import compute_prompt, preempt, prefix_caching
 from kvplan.simulation.prefix_cache import caches
 from kvplan.simulation.queues import append, take_out
@@ -371,6 +368,5 @@ POLICY = Policy(
         _RATIO: "tokens of the pool of windows, as a share of the other's, where there are windows; 0.8",
     },
     engine=True,
-    limits=frozenset(LIMITS),
     layers=True,
 )

@@ -38,5 +38,4 @@ POLICY = Policy(
     form_batch=form_batch,
     parameters={**PATIENCE, **LIMITS},
     engine=True,
-    limits=frozenset(LIMITS),
 )

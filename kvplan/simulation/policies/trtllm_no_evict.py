@@ -69,6 +69,5 @@ POLICY = Policy(
     form_batch=form_batch,
     parameters={**MAX_NEW, **PATIENCE, **LIMITS},
     engine=True,
-    limits=frozenset(LIMITS),
     evicts=False,
 )

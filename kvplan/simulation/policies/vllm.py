@@ -307,7 +307,6 @@ POLICY = Policy(
         **LIMITS,
     },
     engine=True,
-    limits=frozenset(LIMITS),
     words={"admission": ADMISSION},
     layers=True,
     drafts=True,

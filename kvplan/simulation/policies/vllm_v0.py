@@ -20,8 +20,8 @@ from kvplan.simulation.actions import (
 )
 from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies import vllm
-from kvplan.simulation.policies.parameters import LIMITS, MOST_RUNNING, PATIENCE, TOKENS, within_limits
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
+from kvplan.simulation.policies.parameters import MOST_RUNNING, PATIENCE, within_limits
+from kvplan.simulation.policies.protocol import TOKENS, Policy, Scenario, Settings
 from kvplan.simulation.policies.vllm import WATERMARK, compute_prompt, preempt
 from kvplan.simulation.state import MAX_TOKENS, NOBODY, Counter, Fixed, List, Request, State, kernel, sequence
 
@@ -78,5 +78,4 @@ POLICY = Policy(
         TOKENS: "most tokens of prompts in an iteration; the profile's",
     },
     engine=True,
-    limits=frozenset(LIMITS),
 )

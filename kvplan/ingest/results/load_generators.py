@@ -1,0 +1,340 @@
+"""Reports of load generators: what each calls the figures of a run at one load.
+
+- AIPerf's ``profile_export_aiperf.json``, 0.2 to 0.13, and GenAI-Perf's before it. Its inter-token latency is (E2E -
+  TTFT) / (tokens - 1). The load stands in the configuration that the file repeats; their CSV states none.
+- GuideLLM's ``benchmarks.json``, 0.3 to 0.8, several in a file. Its time per output token counts the first one too;
+  `inter_token_latency_ms` is (last - first token) / (tokens - 1).
+- inference-perf's ``stage_N_lifecycle_metrics.json``. Its time per output token counts chunks without a token (of its
+  0.1 and 0.2, half of all). Its loads of type "constant" have gaps that are exponentially distributed too.
+- LLMPerf's ``…_summary.json``. Its inter-token latency is E2E over all tokens, with the time of the first in it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from kvplan.ingest.cells import Names, Record, names
+from kvplan.ingest.reader import Reader
+from kvplan.ingest.results import Adds, Load, at_rate, document, in_flight, spread, table, tpot
+from kvplan.ingest.timing.collector import Collector
+from kvplan.ingest.timing.samples import Deployment, Point, Range
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
+_AT_RATE = ("poisson", "gamma", "constant")
+_NO_LOAD = "arrivals that are no steady load"
+
+
+class Run(NamedTuple):
+    """A run as its report has it."""
+
+    requests: int
+    throughput_rps: float
+    e2e_s: float
+    ttft_s: float | None
+    tpot_s: float | None
+    inputs: Range
+    outputs: Range
+
+
+class Generator(NamedTuple):
+    """What one load generator writes; `load` is None where a run has no steady load.
+
+    `unusable` says why a run is left out; `note` is of how times were measured.
+    """
+
+    name: str
+    recognises: Callable[[Record], bool]
+    run: Callable[[Record], Run]
+    load: Callable[[Record, Run], Load | None]
+    requests: Names
+    model: Callable[[Record], str] = lambda record: ""
+    parts: Callable[[Record], Iterable[Record]] = lambda record: [record]
+    unusable: Callable[[Record], bool] = lambda record: False
+    note: str = ""
+
+    def read(self, report: Record, collector: Collector) -> None:
+        """Add the runs of a report."""
+        for record in self.parts(report):
+            if self.unusable(record):
+                collector.skip("a run that was cut short", record.line)
+            elif record.number(self.requests) == 0:
+                collector.skip("nothing was generated", record.line)
+            elif (load := self.load(record, run := self.run(record))) is None:
+                collector.skip(_NO_LOAD, record.line)
+            else:
+                if self.note:
+                    collector.note(self.note)
+                point = Point(line=record.line, **run._asdict(), **load)
+                collector.add_point(point, Deployment(model=self.model(record)))
+
+
+def _objects(*keys: str) -> Callable[[Record], bool]:
+    return lambda record: all(isinstance(record.at(key), dict) for key in keys)
+
+
+# -- AIPerf and GenAI-Perf --------------------------------------------------------------------------------------------
+
+_LOADS = ("input_config.loadgen", "input_config.perf_analyzer.stimulus")  # AIPerf's to 0.4, GenAI-Perf's
+_PHASES = "input_config.phases"
+
+
+def _aiperf(record: Record) -> Run:
+    def time(metric: str) -> float | None:
+        if record.at(f"{metric}.avg") is None:
+            return None
+        unit = record.text(f"{metric}.unit")
+        if unit not in _UNITS:
+            raise record.error(f"{metric}.unit", f"{unit!r}; must be one of {', '.join(_UNITS)}")
+        return record.number({f"{metric}.avg": _UNITS[unit]})
+
+    def lengths(metric: str) -> Range:
+        return spread(record.number(f"{metric}.avg"), deviation=record.optional(f"{metric}.std"))
+
+    return Run(
+        round(record.number("request_count.avg")),
+        record.number("request_throughput.avg"),
+        time("request_latency") or 0.0,
+        time("time_to_first_token"),
+        time("inter_token_latency"),
+        lengths("input_sequence_length"),
+        lengths("output_sequence_length"),
+    )
+
+
+def _aiperf_load(record: Record, run: Run) -> Load | None:
+    concurrency = rate = kind = None
+    for within in _LOADS:
+        concurrency = concurrency or record.optional(f"{within}.concurrency")
+        rate = rate or record.optional(f"{within}.request_rate")
+        kind = kind or record.text(f"{within}.request_rate_mode")
+    if record.at(_PHASES) is not None:
+        phases = [phase for phase in record.parts(_PHASES) if phase.at("exclude_from_results") is not True]
+        if len(phases) != 1:
+            raise record.error(_PHASES, f"{len(phases)} phases are measured; must be one")
+        (phase,) = phases
+        kind, concurrency = phase.text("type"), phase.optional("concurrency")
+        rate = phase.optional("rate") if kind in _AT_RATE else rate
+        steady = kind == "concurrency" or (kind in _AT_RATE and rate is not None)
+        if not steady or phase.at("rate_series") is not None:
+            return None
+    most = None if not concurrency else max(1, round(concurrency))
+    if rate:
+        return _at_rate(run, rate, most, evenly=kind == "constant")
+    return in_flight(run.throughput_rps, run.e2e_s) if most is None else {"concurrency": most}
+
+
+def _at_rate(run: Run, rate: float, most: int | None = None, **more: Any) -> Load:
+    return at_rate(rate, run.throughput_rps, run.e2e_s, requests=run.requests, most=most, **more)
+
+
+def _aiperf_model(record: Record) -> str:
+    """Read the first that is named."""
+    several: Any = record.at("input_config.models.items")
+    named = (
+        [model.get("name") for model in several if isinstance(model, dict)]
+        if isinstance(several, list)
+        else []
+    )
+    for path in ("input_config.endpoint.model_names", "input_config.model_names"):
+        listed = record.at(path)
+        named += listed if isinstance(listed, list) else []
+    return next((name for name in named if isinstance(name, str)), "")
+
+
+# -- GuideLLM ---------------------------------------------------------------------------------------------------------
+
+
+def _is_guidellm(record: Record) -> bool:
+    runs = record.at("benchmarks")
+    return isinstance(runs, list) and all(
+        isinstance(run, dict) and isinstance(run.get("metrics"), dict) for run in runs
+    )
+
+
+def _guidellm(record: Record) -> Run:
+    def mean(metric: str, value: str = "mean") -> str:
+        return f"metrics.{metric}.successful.{value}"
+
+    def time(metric: str) -> float | None:
+        """Read a mean; None of nothing, as where answers were not streamed."""
+        counted = record.optional(mean(metric, "count"))
+        return None if counted == 0 else record.optional({mean(metric): 1e-3})
+
+    def lengths(metric: str) -> Range:
+        return spread(record.number(mean(metric)), deviation=record.optional(mean(metric, "std_dev")))
+
+    return Run(
+        round(record.number(_GUIDELLM_REQUESTS)),
+        record.number(mean("requests_per_second")),
+        record.number(mean("request_latency")),
+        time("time_to_first_token_ms"),
+        time("inter_token_latency_ms"),
+        lengths("prompt_token_count"),
+        lengths("output_token_count"),
+    )
+
+
+def _guidellm_load(record: Record, run: Run) -> Load | None:
+    strategy = f"{'args' if record.at('config') is None else 'config'}.strategy"
+    kind = record.text(f"{strategy}.type_")
+    limited = record.at(f"{strategy}.max_concurrency") is not None
+    most = record.whole(f"{strategy}.max_concurrency") if limited else None
+    if kind == "synchronous":
+        return {"concurrency": 1}
+    if kind == "concurrent":
+        return {"concurrency": record.whole(f"{strategy}.streams")}
+    if kind == "throughput":
+        return in_flight(run.throughput_rps, run.e2e_s, most)
+    if kind in ("constant", "poisson"):
+        return _at_rate(run, record.positive(f"{strategy}.rate"), most, evenly=kind == "constant")
+    return None
+
+
+_GUIDELLM_REQUESTS = names("metrics.request_totals.successful request_totals.successful")  # the second of 0.3
+
+# -- inference-perf ---------------------------------------------------------------------------------------------------
+
+_LATENCY, _RATE = "successes.latency", "load_summary.requested_rate"
+
+
+def _inference_perf(record: Record) -> Run:
+    if record.at(_LATENCY) is None:
+        raise record.error(
+            _LATENCY, "missing: what the server measured; give what the client did (…lifecycle…json)"
+        )
+
+    def lengths(what: str) -> Range:
+        """Spread lengths evenly, as the middle half is."""
+        low, high = (record.optional(f"successes.{what}.p{percent}") for percent in (25, 75))
+        half = 0.0 if low is None or high is None else high - low
+        return spread(record.number(f"successes.{what}.mean"), half)
+
+    e2e = record.number(f"{_LATENCY}.request_latency.mean")
+    ttft = record.optional(f"{_LATENCY}.time_to_first_token.mean")
+    return Run(
+        round(record.number("successes.count")),
+        record.number("successes.throughput.requests_per_sec"),
+        e2e,
+        ttft,
+        tpot(e2e, ttft, record.number("successes.output_len.mean")),
+        lengths("prompt_len"),
+        lengths("output_len"),
+    )
+
+
+def _inference_perf_load(record: Record, run: Run) -> Load:
+    if record.at("load_summary.concurrency") is not None:
+        return {"concurrency": record.whole("load_summary.concurrency")}
+    if record.at(_RATE) is None:
+        raise record.error(_RATE, "missing: several stages in one; give the reports of the stages")
+    return _at_rate(
+        run, record.positive(_RATE), sent_rps=record.optional("load_summary.achieved_rate") or None
+    )
+
+
+# -- LLMPerf ----------------------------------------------------------------------------------------------------------
+
+
+def _llmperf(record: Record) -> Run:
+    def lengths(what: str) -> Range:
+        mean = record.number(f"results_number_{what}_tokens_mean")
+        return spread(mean, deviation=record.optional(f"results_number_{what}_tokens_stddev"))
+
+    e2e, ttft = record.number("results_end_to_end_latency_s_mean"), record.optional("results_ttft_s_mean")
+    return Run(
+        round(record.number("results_num_completed_requests")),
+        record.number({"results_num_completed_requests_per_min": 1 / 60}),
+        e2e,
+        ttft,
+        tpot(e2e, ttft, record.number("results_number_output_tokens_mean")),
+        lengths("input"),
+        lengths("output"),
+    )
+
+
+_DERIVED = "TPOT is (E2E - TTFT) / (output tokens - 1)"
+_GENERATORS = (
+    Generator(
+        "AIPerf",
+        _objects("input_config", "request_latency", "request_throughput"),
+        _aiperf,
+        _aiperf_load,
+        names("request_count.avg"),
+        model=_aiperf_model,
+        unusable=lambda record: record.at("is_complete") is False or record.at("was_cancelled") is True,
+    ),
+    Generator(
+        "GuideLLM",
+        _is_guidellm,
+        _guidellm,
+        _guidellm_load,
+        _GUIDELLM_REQUESTS,
+        model=lambda record: record.text("config.backend.model") or record.text("worker.backend_model"),
+        parts=lambda report: report.parts("benchmarks"),
+    ),
+    Generator(
+        "inference-perf",
+        _objects("load_summary", "successes", "failures"),
+        _inference_perf,
+        _inference_perf_load,
+        names("successes.count"),
+        note=f"inference-perf's time per output token counts empty chunks; {_DERIVED}",
+    ),
+    Generator(
+        "LLMPerf",
+        lambda record: record.at("results_ttft_s_mean") is not None,
+        _llmperf,
+        lambda record, run: {"concurrency": record.whole("num_concurrent_requests")},
+        names("results_num_completed_requests"),
+        model=lambda record: record.text("model"),
+        note=f"LLMPerf's inter-token latency has the time of the first token in it; {_DERIVED}",
+    ),
+)
+
+# -- CSV of metrics ---------------------------------------------------------------------------------------------------
+
+_TTFT, _ITL, _E2E = (
+    {f"{metric}{unit}": seconds for unit, seconds in _UNITS.items()}
+    for metric in ("timetofirsttoken", "intertokenlatency", "requestlatency")
+)
+_INPUT, _OUTPUT = (
+    names(f"{which}sequencelength {which}sequencelengthtokens") for which in ("input", "output")
+)
+_THROUGHPUT = names("requestthroughputpersec requestthroughputrequestssec requestthroughputrequestspersec")
+_COUNT = names("requestcountcount requestcountrequests requestcount")
+_IN_FLIGHT = "the file states no load; requests in flight are requests/s times their mean latency"
+
+
+def metrics_as_columns(rows: Iterable[Record]) -> Iterator[Record]:
+    """Turn a table with a row for each metric into one row."""
+    values, written, line, source = {}, {}, 0, ""
+    for row in rows:
+        name = "".join(filter(str.isalnum, row.text("metric").lower()))
+        values[name], written[name] = row.text("avg"), row.text("metric")
+        line, source = line or row.line, row.source
+    if values:
+        yield Record(source, line, values, written)
+
+
+def _add_metrics(row: Record, collector: Collector) -> None:
+    e2e, throughput = row.number(_E2E), row.number(_THROUGHPUT)
+    collector.note(_IN_FLIGHT)
+    count = row.optional(_COUNT)
+    point = Point(
+        line=row.line,
+        inputs=spread(row.number(_INPUT)),
+        outputs=spread(row.number(_OUTPUT)),
+        requests=None if count is None else round(count),
+        ttft_s=row.optional(_TTFT),
+        tpot_s=row.optional(_ITL),
+        e2e_s=e2e,
+        throughput_rps=throughput,
+        **in_flight(throughput, e2e),
+    )
+    collector.add_point(point, Deployment())
+
+
+METRICS: Reader[Adds] = table("GenAI-Perf CSV", [names("metric"), names("avg")], _add_metrics)
+READERS = (
+    *(document(generator.name, generator.recognises, generator.read) for generator in _GENERATORS),
+    METRICS,
+)

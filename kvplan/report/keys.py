@@ -1,0 +1,329 @@
+"""The keys of the report: a record for each, read from keys.toml, in the order of the contract.
+
+The gate, `kvplan explain`, completion, the columns of a sweep, the tables of a report and its JSON Schema are drawn
+from here. A new key of the report is its computation and its record. Nothing heavy is imported: completion reads this.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli
+
+from kvplan.report.words import Basis
+from kvplan.units import (
+    ABSENT,
+    format_bytes,
+    format_number,
+    format_percent,
+    format_rate,
+    format_seconds,
+    format_tokens,
+)
+
+Format = Callable[[Any], str]
+
+_ENDINGS = (  # of a key, with the unit that they say
+    ("tokens_per_s", "tokens/s"),
+    ("_rps", "requests/s"),
+    ("_s", "s"),
+    ("tokens", "tokens"),
+    ("iterations", "iterations"),
+    ("bytes", "bytes"),
+)
+_MAX_DIGITS = 12  # beyond these the digits of a float's decimal expansion are its rounding
+_LEAST_PROBABILITY = 1e-12  # the methods say nothing about less
+_SYMBOL = re.compile(r"(\S+) = ")
+
+
+class Kind(StrEnum):
+    """What a key holds."""
+
+    NUMBER = "a number"
+    TEXT = "text"
+    TRUTH = "true or false"
+    PAIR = "two numbers"
+    TABLE = "a table"  # with keys of its own that have no records
+
+
+class Warm(NamedTuple):
+    """Formula and inputs in place of a record's own where a prefix cache finds what requests have in common."""
+
+    formula: str
+    inputs: str = ""
+
+
+class Record(NamedTuple):
+    """A figure of the report.
+
+    Attributes
+    ----------
+    key
+        As the contract writes it; entries of lists as ``[]``.
+    meaning
+        One sentence.
+    formula
+        With the symbols of the papers; empty where there is nothing to compute.
+    inputs
+        What the formula rests on, apart by blanks: keys of the report, and names of `kvplan.report.quantities`.
+    source
+        Paper key and equation, or ``new``.
+    label, format
+        Name and form of the figure in the tables of text, Markdown and HTML; without a label it is in none, or in one
+        of its own. The format follows from the unit where none is given.
+    unit
+        Of a number; empty for a ratio and for a count of nothing in particular. In keys.toml by default what the key
+        ends in.
+    absent
+        Why the value can be null; empty where it never is.
+    kind, allowed
+        What it holds; and all words that a text can be, where that is not anything.
+    whole
+        The number is whole.
+    least, most
+        Between which a number lies in every report.
+    basis
+        How it is known, where that is not what the report says of its block.
+    by_class
+        A list with an entry for each class, in the order of the profile; so is every list called ``classes``.
+    warm
+        Formula and inputs with a prefix cache that finds something; None: the same.
+    """
+
+    key: str
+    meaning: str
+    formula: str = ""
+    inputs: str = ""
+    source: str = ""
+    label: str = ""
+    format: Format | None = None
+    unit: str = ""
+    absent: str = ""
+    kind: Kind = Kind.NUMBER
+    allowed: tuple[str, ...] = ()
+    whole: bool = False
+    least: float = 0.0
+    most: float = math.inf
+    basis: str = ""
+    by_class: bool = False
+    warm: Warm | None = None
+
+    @property
+    def block(self) -> str:
+        """The block of the report that it belongs to."""
+        return _block_of(self.key)
+
+    @property
+    def list_key(self) -> str:
+        """The list that it is, or is in the entries of; empty outside of any."""
+        head, bracket, _ = self.key.partition("[]")
+        return head if bracket else ""
+
+    @property
+    def is_by_class(self) -> bool:
+        """Whether its list has an entry for each class."""
+        return self.by_class or self.list_key.endswith(".classes")
+
+    @property
+    def symbol(self) -> str:
+        """By which formulas call the figure: the left-hand side of its own; empty where that has none."""
+        found = _SYMBOL.match(self.formula)
+        return found[1] if found else ""
+
+    def written(self, value: Any) -> str:
+        """Write the value as tables show it.
+
+        Examples
+        --------
+        >>> CONTRACT["load.offered_rps"].written(2.5), CONTRACT["worst_cycle.loss"].written(0.5)
+        ('2.5 requests/s', '50%')
+        """
+        if value is None:
+            return ABSENT
+        if self.kind is Kind.PAIR:
+            return f"{format_number(value[0])} to {self._format(value[1])}"
+        return self._format(value)
+
+    def _format(self, value: Any) -> str:
+        if self.format is not None:
+            return self.format(value)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, str):
+            return str(value)
+        return _FORMATS.get(self.unit, format_number)(value)
+
+
+def _block_of(key: str) -> str:
+    return key.partition(".")[0].removesuffix("[]")
+
+
+def _unit_of(key: str) -> str:
+    """Tell the unit that a key ends in, or the table that it is in.
+
+    >>> _unit_of("wait.kv_tokens"), _unit_of("latency.ttft_s.mean"), _unit_of("load.headroom")
+    ('tokens', 's', '')
+    """
+    for part in reversed(key.replace("[]", "").split(".")[1:]):
+        for ending, unit in _ENDINGS:
+            if part.endswith(ending):
+                return unit
+    return ""
+
+
+_FORMATS: dict[str, Format] = {
+    "s": format_seconds,
+    "bytes": format_bytes,
+    "requests/s": lambda value: format_rate(value, "requests"),
+    "tokens/s": lambda value: format_rate(value, "tokens"),
+    "iterations/s": format_rate,
+    "tokens": lambda value: f"{format_number(value)} tokens",
+    "iterations": lambda value: f"{format_number(value)} iterations",
+}
+
+
+def spectral_radius(radius: float) -> str:
+    """Write a spectral radius with the digits that tell it from 1: two of the difference, and at least four.
+
+    >>> spectral_radius(0.9999634), spectral_radius(1.0), spectral_radius(0.43218), spectral_radius(1.0005834)
+    ('0.999963', '1', '0.4322', '1.00058')
+    """
+    distance = abs(1 - radius)
+    if not 0 < distance < 1:
+        return format_number(radius)
+    # above 1 the leading digit takes one more
+    digits = 1 - math.floor(math.log10(distance)) + (radius > 1)
+    return format_number(radius, min(max(4, digits), _MAX_DIGITS))
+
+
+def probability(value: float) -> str:
+    """Write a probability, as far as the methods can tell.
+
+    >>> probability(0.0123456), probability(1e-15)
+    ('0.0123', 'below 1e-12')
+    """
+    return f"below {_LEAST_PROBABILITY:g}" if value < _LEAST_PROBABILITY else format_number(value, 3)
+
+
+class Block(NamedTuple):
+    """A block of the report with the records of its keys, in the order of the contract.
+
+    `absent` says why the block as a whole can be null, `nullable` that it can in this version; `has_source`, that
+    `sources` says how its numbers are known. `beside` are keys of the results that stand beside the contract, for text
+    and plots only.
+    """
+
+    name: str
+    meaning: str
+    records: tuple[Record, ...]
+    absent: str = "This version of kvplan does not compute the block."
+    has_source: bool = True
+    nullable: bool = False
+    beside: Sequence[str] = ()
+
+
+# ------------------------------------------------------------------------------------------------ the records
+
+_NAMED_FORMATS: dict[str, Format] = {
+    "percent": format_percent,
+    "change": lambda value: format_percent(value, signed=True),
+    "probability": probability,
+    "short": lambda value: format_number(value, 3),
+    "spectral_radius": spectral_radius,
+    "tokens": format_tokens,
+}
+_WORD = re.compile(r"\{(\w+)\}")
+
+
+def _read() -> dict[str, Block]:
+    """Read all blocks with their records."""
+    tables = tomli.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    words, blocks = tables.pop("words"), tables.pop("blocks")
+    records: dict[str, list[Record]] = {name: [] for name in blocks}
+    for pattern, table in tables.items():
+        name = _block_of(pattern)
+        for key, texts in _entries(pattern, words):
+            records[name].append(_record(key, {**blocks[name].get("each", {}), **table}, texts))
+    return {name: _block(name, table, tuple(records[name]), words) for name, table in blocks.items()}
+
+
+def _entries(pattern: str, words: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the key, or one for each entry of the words that it names, with the words of its texts."""
+    family = _WORD.search(pattern)
+    if family is None:
+        yield pattern, words
+        return
+    for name, word in words[family[1]].items():
+        yield pattern.replace(family[0], name), {**words, family[1]: word}
+
+
+def _record(key: str, table: Mapping[str, Any], words: Mapping[str, Any]) -> Record:
+    fields = {name: _text(value, words) for name, value in table.items()}
+    kind = Kind[fields.pop("kind", "number").upper()]
+    if kind is Kind.NUMBER:
+        fields.setdefault("unit", _unit_of(key))
+    if "format" in fields:
+        template = fields["format"]
+        fields["format"] = _NAMED_FORMATS.get(template) or _filled(template)
+    if "warm" in fields:
+        fields["warm"] = Warm(**{name: _text(value, words) for name, value in fields["warm"].items()})
+    if "allowed" in fields:
+        fields["allowed"] = tuple(fields["allowed"])
+    return Record(key, kind=kind, **fields)
+
+
+def _block(
+    name: str, table: Mapping[str, Any], records: tuple[Record, ...], words: Mapping[str, Any]
+) -> Block:
+    fields = {field: _text(value, words) for field, value in table.items() if field != "each"}
+    return Block(name, records=records, **fields)
+
+
+def _text(value: Any, words: Mapping[str, Any]) -> Any:
+    """Join the lines of a text and put the words in that it names; other values stay."""
+    if not isinstance(value, str):
+        return value
+    if "\n" in value:
+        value = " ".join(value.split())
+    return _WORD.sub(lambda match: _text(words[match[1]], words), value) if "{" in value else value
+
+
+def _filled(template: str) -> Format:
+    return lambda value: template.format(format_number(value))
+
+
+BLOCKS: Mapping[str, Block] = _read()
+CONTRACT: Mapping[str, Record] = {record.key: record for block in BLOCKS.values() for record in block.records}
+BESIDE_CONTRACT = frozenset(
+    ["levers", "actions", "caveat", *(key for block in BLOCKS.values() for key in block.beside)]
+)
+SOURCE_KEYS: Mapping[str, Record] = {
+    record.key: record
+    for block in BLOCKS.values()
+    if block.has_source
+    for record in (
+        Record(f"sources.{block.name}.source", "Where the numbers of the block come from.", kind=Kind.TEXT),
+        Record(f"sources.{block.name}.kind", "How they are known.", kind=Kind.TEXT, allowed=tuple(Basis)),
+    )
+}  # what stands below `sources`
+
+
+@cache
+def gateable() -> Mapping[str, Record]:
+    """Find the record of every key that a requirement can be about, entries of lists and pairs as ``[]``.
+
+    Examples
+    --------
+    >>> gateable()["load.headroom"].kind
+    <Kind.NUMBER: 'a number'>
+    """
+    of_their_own = {
+        f"{key}[]" if record.kind is Kind.PAIR else key: record
+        for key, record in CONTRACT.items()
+        if record.kind is not Kind.TABLE
+    }
+    return {**of_their_own, **SOURCE_KEYS}

@@ -1,0 +1,139 @@
+"""Notes on a study: whose its figures are, how sure they are, and which limits its policies keep."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvplan.options import Arrivals
+from kvplan.report.inputs import State, extrapolations
+from kvplan.simulation.experiments.study import Study
+from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.policies import POLICIES
+from kvplan.units import format_number, format_seconds
+
+_OWN = {
+    "ttft_s": "TTFT",
+    "tpot_s": "TPOT (the mean of its inter-token latencies)",
+    "itl_s": "ITL (the mean over its iterations)",
+    "e2e_s": "E2E",
+}
+_NAMED = 5  # unfinished requests
+
+
+def notes(study: Study) -> tuple[str, ...]:
+    """Comment on the figures: whose they are, how sure, and which limits policies keep."""
+    said = list(needed(study))
+    if study.scheduled:
+        said.append(
+            "Rates follow the schedule of the profile, from the start of its period on. Intervals from a single seed "
+            "take that for chance and are too wide; several seeds give better ones."
+        )
+    if study.fleet is not None and study.fleet.size > 1:
+        said.append(
+            "KV tokens, iterations and what is per iteration are those of one replica, in the mean over all; a peak is "
+            "the most of any, that of the queue the most of all together that was recorded."
+        )
+        if study.fleet.is_split:
+            said.append(
+                "The first token comes with the KV cache at the decode replica, so that TTFT has the transfer in it. "
+                "Prompts are looked up in the prefix caches of prefill replicas; decode replicas keep none."
+            )
+    if study.objectives:
+        within = [f"{_OWN[name]} at most {format_seconds(limit)}" for name, limit in study.objectives.items()]
+        said.append(
+            f"Goodput: completed requests whose own figures are within the objectives, {', '.join(within)}."
+        )
+    if (outside := study.first[0].request_overhead_s) > 0:
+        said.append(
+            f"TTFT and E2E have {format_seconds(outside)} in them that a request takes outside the engine; all other "
+            "times are the engine's."
+        )
+    return (*said, *_sureness(study), *_limits(study, where_all_agree=True))
+
+
+def needed(study: Study) -> tuple[str, ...]:
+    """Comment on what makes figures say less than they seem to, or policies not comparable."""
+    said = [f"{interruption(study)[:1].upper()}{interruption(study)[1:]}."] if study.interrupted else []
+    for result, run in zip(study.results, study.first, strict=True):
+        if run.ending is Ending.LIVELOCK:
+            why = "a request can never fit in the memory it may use, even alone"
+            if not run.stuck:
+                why = "requests go on preempting each other, or waiting for each other, and none completes"
+            said.append(f"{result.policy}: {why}; the run was ended.")
+    left = [
+        f"{result.policy} {format_number(result.unfinished)}{_unfinished(study, run)}"
+        for result, run in zip(study.results, study.first, strict=True)
+        if result.unfinished
+    ]
+    if left:
+        said.append(f"Arrived and not finished at the end; latencies leave them out: {', '.join(left)}.")
+    if study.scheduled is False:
+        said.append("The schedule of the profile is left out: these arrivals do not follow rates.")
+    if study.finds_prefixes:
+        cold = [r.policy for r in study.results if r.prefix_cache.hit_rate is None]
+        if cold:
+            said.append(f"No prefix cache: {', '.join(cold)}; to them every prompt is a stranger's.")
+    said += extrapolations(study.measured, tuple(_visited(study)))
+    return (*said, *_limits(study, where_all_agree=False))
+
+
+def _visited(study: Study) -> Iterator[State]:
+    """Yield what the iterations of each policy did at most, in all its runs, and on average."""
+    for result, runs in zip(study.results, study.runs, strict=True):
+        outcomes = [outcome for _, outcome in runs]
+        yield State(
+            f"{result.policy} at its peak",
+            max(run.kv_peak for run in outcomes),
+            max(run.prefill_peak for run in outcomes),
+            max(run.batch_peak for run in outcomes),
+        )
+        yield State(f"{result.policy} on average", result.kv_tokens.mean)
+
+
+def _sureness(study: Study) -> tuple[str, ...]:
+    """Say what intervals are worth that are not over independent runs."""
+    if len(study.seeds) > 1:
+        return ()
+    if not study.by_chance:
+        why = "they take turns" if study.load.kind is Arrivals.INTERLEAVED else "all are alike"
+        return (
+            f"No chance in these requests, {why}: every seed gives this run, and no figure has an interval.",
+        )
+    one_path = (
+        "Intervals are from one path, by batch means: they take it for stationary, and say how far its mean can be off "
+        "that of a longer one."
+    )
+    return (one_path if study.load.trace is not None else f"{one_path} --seeds gives intervals over runs.",)
+
+
+def _limits(study: Study, *, where_all_agree: bool) -> Iterator[str]:
+    """Say which policies keep the limits of the profile, and which do not know them."""
+    names = [result.policy for result in study.results]
+    for limit, value in study.limits.items():
+        kept = [name for name in names if limit in POLICIES[name].limits]
+        others = [name for name in names if name not in kept]
+        if bool(kept and others) is not where_all_agree:
+            parts = [f"kept by {', '.join(kept)}" if kept else "kept by none of these"]
+            parts += [f"not by {', '.join(others)}"] if kept and others else []
+            yield f"{limit} ({value:,} in the profile): {', '.join(parts)}."
+
+
+def _unfinished(study: Study, run: Outcome) -> str:
+    """Name the first few, in order of arrival, of the first seed."""
+    there = np.flatnonzero(np.isnan(run.finish_s) & (run.arrival_s <= run.end_s))
+    if not there.size:
+        return ""
+    shown = ", ".join(f"{i + 1}" for i in there[:_NAMED].tolist())
+    more = ", ..." if there.size > _NAMED else ""
+    number = "number" if there.size == 1 else "numbers"
+    return f" ({number} {shown}{more} in order of arrival, seed {study.seeds[0]})"
+
+
+def interruption(study: Study) -> str:
+    """Say what the figures of an interrupted study are of."""
+    if study.cut_short or study.missing:
+        what = f"the run of seed {study.seeds[0]} as far as it went"
+    else:
+        what = f"{len(study.seeds)} seeds that every policy ended" if len(study.seeds) > 1 else "one seed"
+    missing = f"; not begun: {', '.join(study.missing)}" if study.missing else ""
+    return f"interrupted; figures are of {what}{missing}"

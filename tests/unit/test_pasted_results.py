@@ -1,0 +1,144 @@
+"""Results as they are pasted: what a benchmark prints, tables in Markdown, and metrics in CSV."""
+
+from typing import Any
+
+import pytest
+from every import every
+
+from kvplan.errors import UsageError
+from kvplan.ingest.timing.reading import parse_samples
+from kvplan.ingest.timing.samples import LeftOut, Point, Sweep
+
+VLLM = """INFO 05-18 02:40:00 [serve.py:1] Namespace(backend='vllm', model='org/model', request_rate=inf)
+Traffic request rate: inf
+Maximum request concurrency: {users}
+100%|██████████| 100/100
+============ Serving Benchmark Result ============
+Successful requests:                     100
+Failed requests:                         0
+Benchmark duration (s):                  50.00
+Total input tokens:                      100,000
+Total generated tokens:                  20000
+Request throughput (req/s):              2.00
+---------------Time to First Token----------------
+Mean TTFT (ms):                          250.00
+P99 TTFT (ms):                           900.00
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          20.00
+==================================================
+"""
+SGLANG = """============ Serving Benchmark Result ============
+Backend:                                 sglang
+Traffic request rate:                    4.0
+Max request concurrency:                 not set
+Successful requests:                     100
+Benchmark duration (s):                  50.00
+Total input tokens:                      100000
+Total generated tokens:                  20000
+Total generated tokens (retokenized):    19990
+Request throughput (req/s):              2.00
+Concurrency:                             8.46
+Accept length:                           {accepted}
+Mean E2E Latency (ms):                   4230.00
+Mean TTFT (ms):                          250.00
+Mean TPOT (ms):                          20.00
+==================================================
+"""
+METRICS = """Metric,avg,min,max
+Time to First Token (ms),"{ttft}",100.0,300.0
+Inter Token Latency (ms),20.00,18.0,22.0
+Request Latency (ms),"4,230.00",4100.0,4300.0
+Output Sequence Length (tokens),200.00,200.0,200.0
+Input Sequence Length (tokens),"1,000.00",1000.0,1000.0
+
+Metric,Value
+Request Throughput (per sec),2.00
+Request Count (count),100.00
+"""
+MARKDOWN = """# Results
+
+| Setting | Value |
+| --- | --- |
+| GPU | H100 |
+
+| ISL | OSL | Concurrency | TTFT (ms) | **TPOT (ms)** | E2EL (ms) |
+|----:|:---:|-------------|-----------|---------------|-----------|
+| 1,000 | 200 | 8  | 250.0 | 20.0 | - |
+| 1,000 | 200 | 16 | 500.0 | `25.0` | n/a |
+
+Thanks!
+"""
+
+
+def sweep(text: str) -> Sweep:
+    (found,) = parse_samples(text.splitlines(keepends=True), "file")
+    assert isinstance(found, Sweep)
+    return found
+
+
+def times(point: Point) -> tuple[Any, ...]:
+    return point.inputs, point.outputs, point.concurrency, point.requests, point.ttft_s, point.tpot_s
+
+
+AS_PRINTED = ((1000, 1000), (200, 200), 8, 100, 0.25, 0.02)
+
+
+@every(
+    ("text", "format"),
+    [
+        (VLLM.format(users=8), "printed benchmark"),
+        (SGLANG.format(accepted=1.0), "printed benchmark"),  # 2 completed of 4 a second, 4.23 s each
+        (METRICS.format(ttft="250.00"), "GenAI-Perf CSV"),
+    ],
+)
+def test_a_pasted_result_is_a_run_at_one_load(text: str, format: str) -> None:
+    found = sweep(text)
+    assert found.format == format
+    assert [times(point) for point in found.points] == [AS_PRINTED]
+
+
+def test_several_blocks_are_several_loads_and_one_that_is_cut_off_is_left_out() -> None:
+    found = sweep(
+        VLLM.format(users=8) + "some other line: 7\n" + VLLM.format(users=16) + VLLM.format(users=32)[:600]
+    )
+    assert [point.concurrency for point in found.points] == [8, 16]
+    assert found.deployment.name == "org/model, vllm"
+    assert found.left_out == (LeftOut("cut off", 1, 40),)
+
+
+def test_a_block_without_a_load_has_what_littles_law_says() -> None:
+    """4.23 s each, 2 a second."""
+    found = sweep("\n".join(VLLM.format(users=8).splitlines()[4:]))
+    assert [point.concurrency for point in found.points] == [8]
+    assert found.notes[0].startswith("a run states neither rate nor concurrency")
+
+
+def test_runs_with_drafts_are_left_out() -> None:
+    with pytest.raises(
+        UsageError, match=r"1 rows: a run with drafts, which emit several tokens an iteration"
+    ):
+        sweep(SGLANG.format(accepted=3.13))
+
+
+def test_a_table_in_markdown_is_read_as_csv_wherever_it_stands() -> None:
+    found = sweep(MARKDOWN)
+    assert [(point.line, *times(point)) for point in found.points] == [
+        (9, (1000, 1000), (200, 200), 8, None, 0.25, 0.02),
+        (10, (1000, 1000), (200, 200), 16, None, 0.5, 0.025),
+    ]
+
+
+@every(
+    ("text", "message"),
+    [
+        (VLLM.format(users="many"), "file:5: Maximum request concurrency: 'many'; must be a number"),
+        (VLLM.format(users=8)[:500], "no samples of iterations; 1 rows: cut off"),
+        (METRICS.format(ttft="fast"), r"Time to First Token \(ms\): 'fast'; must be a number"),
+        (METRICS[:120].format(ttft="250.0"), "missing; must be a number"),
+        (MARKDOWN[:60], "no samples of iterations"),
+        (MARKDOWN.replace("20.0", "fast"), r"file:9: TPOT \(ms\): 'fast'; must be a number"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_line_and_label(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sweep(text)

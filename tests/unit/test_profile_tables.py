@@ -1,0 +1,245 @@
+"""Tables of a profile: what each means in the model, and the one line about those that do not go together."""
+
+import pytest
+from every import every
+
+from kvplan.errors import ProfileError
+from kvplan.ingest.profile_text import Part, composed
+from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin, ServingModel
+from kvplan.model.drafts import Drafts
+from kvplan.model.fleet import Fleet, Routing
+from kvplan.model.kv_layout import Attention, Layers
+from kvplan.model.replica import Offload
+from kvplan.profile.reading import Profile, parse_profile
+from kvplan.simulation.policies import engine_settings
+
+TIMING = '[timing]\nd0 = "10 ms"\nd3 = "10 us"\n'
+CLASS = '[[classes]]\nname = "chat"\ninput = 100\ndecode = 50\nrate = 1\n'
+MEMORY = "memory_tokens = 40_000\n"
+BYTES = 'memory = "5 GiB"\nkv_bytes_per_token = 131_072\n'
+
+
+def profile(gpu: str = MEMORY, more: str = "", of_class: str = CLASS) -> Profile:
+    text = f'schema = 1\nname = "tables"\n[gpu]\n{gpu}{TIMING}{of_class}{more}'
+    return parse_profile(text.encode(), "x.toml")
+
+
+def model(gpu: str = MEMORY, more: str = "") -> ServingModel:
+    return profile(gpu, more).model
+
+
+def refusal(gpu: str, more: str = "", of_class: str = CLASS) -> str:
+    with pytest.raises(ProfileError) as error:
+        profile(gpu, more, of_class)
+    return str(error.value)
+
+
+def test_a_model_wants_all_parts_and_says_what_supplies_those_that_are_missing() -> None:
+    parts = {"[gpu]": "[gpu]\n" + MEMORY, "[timing]": TIMING, "[[classes]]": CLASS}
+    for left in range(1, 7):
+        there = [name for bit, name in enumerate(parts) if left >> bit & 1]
+        text = 'schema = 1\nname = "part"\n' + "".join(parts[name] for name in there)
+        partial = parse_profile(text.encode(), "part.toml")
+        assert partial.known is None
+        with pytest.raises(ProfileError) as error:
+            partial.model  # noqa: B018
+        assert str(error.value).startswith("part.toml: no [")
+        for name in parts:
+            assert (f"no {name}: kvplan import " in str(error.value)) == (name not in there)
+
+
+WHOLE, FIRST = Admission
+
+
+@every(
+    ("table", "engine", "policy", "given"),
+    [
+        ("", None, "vllm", {"watermark": (0.0,), "admission": (0.0,)}),
+        ("[engine]\n", Engine(), "vllm", {"watermark": (0.0,), "admission": (0.0,)}),
+        (
+            '[engine]\nname = "vllm"\nadmission = "first-chunk"\nwatermark = 0.05\n',
+            Engine(EngineName.VLLM, FIRST, 0.05),
+            "vllm",
+            {"watermark": (0.05,), "admission": (1.0,)},
+        ),
+        ('engine.name = "sglang"\n', Engine(EngineName.SGLANG), "sglang", {}),
+        ('engine.name = "trtllm"\n', Engine(EngineName.TRTLLM), "trtllm-no-evict", {}),
+        (
+            'engine = { name = "trtllm", admission = "whole-prompt" }\n',
+            Engine(EngineName.TRTLLM, WHOLE),
+            "trtllm-no-evict",
+            {},
+        ),
+        (
+            'engine = { name = "trtllm", admission = "first-chunk" }\n',
+            Engine(EngineName.TRTLLM, FIRST),
+            "trtllm-max-utilization",
+            {},
+        ),
+    ],
+)
+def test_an_engine_is_run_as_its_version_admits(
+    table: str, engine: Engine | None, policy: str, given: dict[str, tuple[float, ...]]
+) -> None:
+    head = 'schema = 1\nname = "engine"\n'
+    found = parse_profile(f"{head}{table}[gpu]\n{MEMORY}{TIMING}{CLASS}".encode(), "x.toml").model
+    assert (found.engine, engine_settings(found)) == (engine, (policy, given))
+
+
+def test_an_engine_is_kept_where_a_profile_is_composed() -> None:
+    base = profile(more='[engine]\nname = "trtllm"\nadmission = "first-chunk"  # MAX_UTILIZATION\n')
+    timing = Part("timing", ("Measured.",), '[timing]\nd0 = "9 ms"', Origin(Knowledge.MEASURED, "a.csv"))
+    found = composed(base, [timing], source="a.csv")
+    assert found.model.engine == base.model.engine
+    assert "# MAX_UTILIZATION" in found.text
+
+
+SPLIT = '[fleet]\nprefill = 3\ndecode = 5\ntransfer = "20 GB/s"\n'
+
+
+def test_prefill_and_decode_apart() -> None:
+    """2,000 tokens of 128 KiB at 20 GB/s take 13.1072 ms."""
+    for gpu in (BYTES, MEMORY + "kv_bytes_per_token = 131_072\n"):
+        fleet = model(gpu, SPLIT).fleet
+        assert fleet == Fleet(3, 5, 0, Routing.LEAST_REQUESTS, 20e9, 131_072)
+        assert (fleet.is_split, fleet.size) == (True, 8)
+        assert fleet.transfer_s(2000) == pytest.approx(13.1072e-3)
+
+
+def test_replicas_that_do_both() -> None:
+    fleet = model(BYTES, '[fleet]\nreplicas = 8\nrouting = "session"\n').fleet
+    assert fleet == Fleet(replicas=8, routing=Routing.SESSION, bytes_per_token=131_072)
+    assert (fleet.is_split, fleet.size, fleet.transfer_s(2000)) == (False, 8, 0.0)
+
+
+def test_bytes_of_a_token_stand_beside_memory_tokens_only_where_kv_moves() -> None:
+    said = refusal(MEMORY + "kv_bytes_per_token = 131_072\n", "[fleet]\nprefill = 3\ndecode = 5\n")
+    assert said.startswith("x.toml:5: gpu.kv_bytes_per_token: ")
+    assert "unless KV goes over a link" in said
+
+
+@every(
+    ("amount", "more", "tokens", "stored"),
+    [
+        ('memory = "2 GiB"', "", 16_384, 2**31),
+        ("memory_tokens = 500", "inclusive = false\noverlap = false\n", 500, 500 * 131_072),
+    ],
+)
+def test_a_host_tier_is_told_in_tokens(amount: str, more: str, tokens: int, stored: int) -> None:
+    """2 GiB are 16,384 tokens of 128 KiB, and each takes 131,072/25e9 s."""
+    tier = f'[gpu.offload]\n{amount}\nbandwidth = "25 GB/s"\n{more}'
+    found = model(MEMORY + "kv_bytes_per_token = 131_072\n", tier).replica.offload
+    load_s, is_default = pytest.approx(5.24288e-6), not more
+    assert found == Offload(tokens, load_s, inclusive=is_default, overlap=is_default, memory_bytes=stored)
+
+
+DRAFTS = """[speculative]
+tokens = 2
+accepted = [0.7, 0.5, 0.3]
+draft_time = "1 ms"
+verify_time = "20 us"
+overhead = "0.5 ms"
+"""
+
+
+def test_drafts_cost_time() -> None:
+    """10 ms + 0.5 ms + 2·1 ms an iteration, 10 µs + 2·20 µs a sequence."""
+    found = model(more=DRAFTS)
+    assert found.drafts == Drafts(2, (0.7, 0.5, 0.3), 1e-3, 20e-6, 0.5e-3)
+    assert (found.timing.d0, found.timing.d3) == (pytest.approx(12.5e-3), pytest.approx(50e-6))
+
+
+ONE_WINDOW = 'kv_blocks = {}\n[[gpu.kv]]\nkind = "window"\nlayers = 1\nbytes = 64\nwindow = 120\n'
+
+
+@every(
+    ("memory", "decode", "needed"),
+    [
+        ("memory_tokens = {}\n", 50, 154),  # 150 tokens, two drafts and as many slots ahead
+        ("memory_tokens = {}\n", 1, 101),  # the iteration of the prompt drafts nothing
+        (ONE_WINDOW, 50, 124),  # a window of 120, and four slots beyond what is computed
+        (ONE_WINDOW, 1, 101),
+    ],
+)
+def test_the_longest_request_with_drafts_just_fits(memory: str, decode: int, needed: int) -> None:
+    of_class = CLASS.replace("decode = 50", f"decode = {decode}")
+    profile(memory.format(needed), DRAFTS, of_class)
+    said = refusal(memory.format(needed - 1), DRAFTS, of_class)
+    assert f"its longest request holds {needed} KV tokens" in said
+
+
+WINDOW = 'kind = "window"\nlayers = 50\nbytes = 8192\nwindow = 1024\n'
+KINDS = {
+    "window": WINDOW,
+    "chunk": WINDOW.replace('"window"', '"chunk"'),
+    "state": 'kind = "state"\nlayers = 50\nbytes = 131_072\n\n',
+}
+
+
+def layered(kind: str = WINDOW, memory: str = "kv_blocks = 500", block: str = "block_tokens = 16") -> str:
+    return f'{memory}\n{block}\n[[gpu.kv]]\n{kind}[[gpu.kv]]\nkind = "full"\nlayers = 10\nbytes = 8192\n'
+
+
+def test_pool_tokens_are_the_memory_and_layers_alike_are_counted_together() -> None:
+    replica = model(layered()).replica
+    assert (replica.memory_tokens, replica.block_tokens) == (8000, 16)
+    window, full = Layers(Attention.WINDOW, 50, 8192, 1024), Layers(Attention.FULL, 10, 8192)
+    assert replica.layout.layers == (window, full)
+    apart = layered().replace("layers = 10", "layers = 6")
+    assert model(apart + '[[gpu.kv]]\nkind = "full"\nlayers = 4\nbytes = 8192\n').replica == replica
+
+
+@every(("caching", "states"), [("", 1), ("prefix_caching = true\n", 2), ("prefix_caching = false\n", 1)])
+def test_a_prefix_cache_that_is_asked_for_keeps_a_second_state(caching: str, states: int) -> None:
+    state = 'kind = "state"\nlayers = 30\nbytes = 3_207_168\n'
+    replica = model(caching + layered(state, block="block_tokens = 400")).replica
+    assert (replica.layout.state_blocks, replica.prefix_caching) == (states, states == 2)
+
+
+SESSIONS = (
+    '[[sessions]]\nname = "a"\nrate = 0.1\nfirst = 100\nuser = 30\ndecode = 20\nturns = 2\n'
+    'think = { law = "exponential", mean = "10 s" }\n'
+)
+
+
+@every("kind", KINDS)
+@every(
+    ("more", "line", "key"),
+    [
+        ("shared = 50\n", 23, "classes[0].shared"),
+        ("shared = [{ tokens = 30, weight = 0.6 }]\n", 23, "classes[0].shared"),
+        (
+            'reuse = { tokens = 0.8, share = 0.9, gap = { law = "fixed", value = "3 s" }, from = "arrival" }\n',
+            23,
+            "classes[0].reuse",
+        ),
+        (SESSIONS, 23, "sessions[0]"),
+        ("[prefix]\nhit_curve = [[1_000, 0.05], [3_000, 0.1]]\n", 24, "prefix.hit_curve"),
+    ],
+)
+def test_what_requests_share_is_refused_beside_layers(kind: str, more: str, line: int, key: str) -> None:
+    assert refusal(layered(KINDS[kind]), more) == (
+        f"x.toml:{line}: {key}: not modelled beside layers of several kinds: of windows, chunks and states a prefix "
+        "cache keeps too little"
+    )
+
+
+@every("kind", KINDS)
+@every(
+    ("memory", "key"),
+    [("memory_tokens = 8000", "memory_tokens"), ('memory = "1 GiB"\nkv_bytes_per_token = 9', "memory")],
+)
+def test_memory_in_tokens_is_refused_beside_any_kind(kind: str, memory: str, key: str) -> None:
+    said = refusal(layered(KINDS[kind], memory))
+    assert said == f"x.toml:4: gpu.{key}: not allowed beside kv; give kv_blocks"
+
+
+def test_a_size_goes_with_windows_and_chunks_alone() -> None:
+    for kind, says in (
+        (
+            KINDS["chunk"].replace("window = 1024\n", ""),
+            '6: gpu.kv[0].window: required beside kind = "chunk"',
+        ),
+        (KINDS["state"] + "window = 9\n", '11: gpu.kv[0].window: not allowed beside kind = "state"'),
+    ):
+        assert refusal(layered(kind)) == f"x.toml:{says}"
