@@ -21,7 +21,11 @@ def reproduce(
         ),
     ] = None,
     coverage: Annotated[
-        bool, option("--coverage", help="List what the papers contain, and which experiment covers it, or why none does.")
+        bool,
+        option(
+            "--coverage",
+            help="List what the papers contain, and which experiment covers it, or why none does.",
+        ),
     ] = False,
     format: options.Format = options.DocumentFormat.TEXT,
     output: options.Output = None,
@@ -40,7 +44,11 @@ def reproduce(
     known = sorted(experiment.shipped_experiments())
     wanted: dict[str, None] = {}
     for name in names or ["papers"]:
-        meant = known if name == "papers" else [each for each in known if each == name or each.startswith(f"{name}-")]
+        meant = (
+            known
+            if name == "papers"
+            else [each for each in known if each == name or each.startswith(f"{name}-")]
+        )
         if not meant:
             raise UsageError(f"no experiment {name!r}; {did_you_mean(name, known, 'there are')}")
         wanted |= dict.fromkeys(meant)

@@ -203,7 +203,9 @@ def coverage() -> list[Item]:
     tables = tomli.loads((next(iter(shipped.values())).parent / "coverage.toml").read_text("utf-8"))
     items = [Item(paper, item, tuple(names)) for (paper, item), names in covered.items()]
     items += [
-        Item(table["paper"], item, reason=table["reason"]) for table in tables["uncovered"] for item in table["items"]
+        Item(table["paper"], item, reason=table["reason"])
+        for table in tables["uncovered"]
+        for item in table["items"]
     ]
     papers = list(tables["titles"])
     return sorted(items, key=lambda item: (papers.index(item.paper), _in_order(item.name)))

@@ -24,9 +24,12 @@ def coverage_view(items: Sequence[Item]) -> View:
     columns = (page.Column("Paper"), page.Column("Item"), page.words("Experiments, or why there is none"))
     covered = sum(1 for item in items if item.experiments)
     caption = f"{covered} of {len(items)} figures, tables, theorems, examples and remarks are covered."
-    section = page.section("coverage", "What the papers contain", page.Paragraph(caption), page.table(columns, rows))
+    section = page.section(
+        "coverage", "What the papers contain", page.Paragraph(caption), page.table(columns, rows)
+    )
     return View(
-        lambda: {**header(), "items": [item._asdict() for item in items]}, lambda full: page.document([section])
+        lambda: {**header(), "items": [item._asdict() for item in items]},
+        lambda full: page.document([section]),
     )
 
 
@@ -142,7 +145,9 @@ def _reasons(compared: Sequence[Compared]) -> Iterator[str]:
     """Give each reason once, with the names of all figures that share it."""
     by_reason: dict[str, list[str]] = {}
     for each in compared:
-        for reason in filter(None, (each.figure.reason, each.figure.width and f"tolerance: {each.figure.width}")):
+        for reason in filter(
+            None, (each.figure.reason, each.figure.width and f"tolerance: {each.figure.width}")
+        ):
             by_reason.setdefault(reason, []).append(each.figure.what)
     for reason, names in by_reason.items():
         yield f"{'; '.join(names)}: {reason}"
