@@ -14,6 +14,7 @@ from kvplan.reproduction.experiment import Experiment, Run
 from kvplan.reproduction.judge import measured
 
 if TYPE_CHECKING:
+    from kvplan.simulation.experiments.load import Load
     from kvplan.simulation.requests import Requests
 
 Document = Mapping[str, Any]
@@ -38,6 +39,8 @@ def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | Non
         return _gaps(run, model)
     if run.fluid is not None:
         return _fluid(run, model)
+    if run.hindsight:
+        return _hindsight(run, model)
     if run.policy is None:
         return _Reported(model, plan)
     return _simulated(run, model, plan, announce)
@@ -123,13 +126,11 @@ def _simulated(run: Run, model: ServingModel, plan: Plan, announce: Announce | N
     return {**best, "livelock": hung}
 
 
-def _seeds(run: Run, model: ServingModel, plan: Plan, announce: Announce | None) -> list[dict[str, Any]]:
-    """The figures of each seed, which run side by side."""
+def _load(run: Run, model: ServingModel) -> "Load":
+    """The requests of a run, as options of `kvplan simulate` describe them."""
     from kvplan.options import Arrivals, RunOptions
-    from kvplan.simulation.experiments import options, study
-    from kvplan.simulation.metrics import policy_result
+    from kvplan.simulation.experiments import options
 
-    assert run.policy is not None
     asked = RunOptions(
         arrivals=None if run.arrive or run.arrivals is None else Arrivals(run.arrivals),
         cv=run.cv,
@@ -139,9 +140,31 @@ def _seeds(run: Run, model: ServingModel, plan: Plan, announce: Announce | None)
         requests=run.requests,
         horizon=run.horizon,
     )
-    load = options.load(asked, None if run.arrive is None else partial(_requests, run.arrive, model))
+    return options.load(asked, None if run.arrive is None else partial(_requests, run.arrive, model))
+
+
+def _hindsight(run: Run, model: ServingModel) -> Document:
+    """Bounds on mean latency, or with a horizon on rates, of each seed."""
+    from kvplan.simulation.experiments.hindsight_bound import study_bounds
+
+    documents: list[dict[str, Any]] = []
+    for seed in range(run.seeds):
+        document: dict[str, Any] = {}
+        for bound in study_bounds(model, _load(run, model), ["mc"], [seed]):
+            key, _, statistic = bound.figure.partition(".")
+            document[key] = {statistic: bound.bound} if statistic else bound.bound
+        documents.append(document)
+    return {"seeds": documents}
+
+
+def _seeds(run: Run, model: ServingModel, plan: Plan, announce: Announce | None) -> list[dict[str, Any]]:
+    """The figures of each seed, which run side by side."""
+    from kvplan.simulation.experiments import options, study
+    from kvplan.simulation.metrics import policy_result
+
+    assert run.policy is not None
     policies, seeds = options.chosen([run.policy], run.set), range(run.seeds)
-    found = study.study(model, plan, load, policies, seeds, announce=announce)
+    found = study.study(model, plan, _load(run, model), policies, seeds, announce=announce)
     if found.interrupted:
         raise KeyboardInterrupt
     (result,), (pairs,) = found.results, found.runs
