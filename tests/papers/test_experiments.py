@@ -25,13 +25,27 @@ LONG = {
         "fc-4-1-in-total",
         "fc-4-1-per-class",
         "fc-4-2",
-        "sic-figure-4",
-        "sic-table-3",
-        "sic-table-d2-partial",
-        "sic-table-d4",
+        "fc-hindsight",
+        "fleet-split",
+        "prefix-collapse",
+        "sic-table-2",
     ),
-    *("fleet-split", "sic-d5-bursts", "sic-table-1-coprime", "sic-table-d2-coprime", "wait-figures-16-18"),
-    *("prefix-collapse", "wait-6-known", "wait-6-nested", "wait-6-ten-bins", "wait-equation-13"),
+    *(
+        "sic-table-3",
+        "wait-6-known",
+        "wait-6-nested",
+        "wait-6-ten-bins",
+        "wait-equation-13",
+        "wait-proposition-1",
+    ),
+    *(
+        "wait-proposition-2",
+        "wait-proposition-4",
+        "wait-theorem-1",
+        "wait-theorem-2",
+        "wait-theorem-3",
+        "sic-d5-bursts",
+    ),
 }
 
 
