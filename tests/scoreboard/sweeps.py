@@ -1,6 +1,8 @@
 """Concurrency sweeps foretold: high loads from low ones, one shape of request from the others, and from nothing."""
 
-from collections.abc import Callable, Iterator, Sequence
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -10,13 +12,14 @@ from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.fit import fit_measured, of_deployment
 from kvplan.ingest.timing.played import Law, foretold
 from kvplan.ingest.timing.reading import read_samples
-from kvplan.ingest.timing.samples import Deployment, Point, Sweep
+from kvplan.ingest.timing.samples import Deployment, Point, Sweep, Waits
 from kvplan.model import Timing
 from scoreboard.hidden import Hidden, split
 from scoreboard.learning import learn_without, loads_of
 from scoreboard.record import Configuration, Row, real_run
 
-FILE = "silicon-sweeps/sweeps.csv"
+FILE, SETTINGS = "silicon-sweeps/sweeps.csv", "silicon-sweeps/settings.csv"
+_SAME = ("gpu", "isl", "osl", "concurrency")  # with TTFT and TPOT to 0.1 ms, of one point in both files
 
 Splits = Callable[[Sweep], Iterator[tuple[Sweep, Hidden]]]
 
@@ -31,7 +34,7 @@ class Sweeps(NamedTuple):
 @lru_cache(maxsize=1)
 def read(folder: Path) -> Sweeps:
     """The sweeps of a folder of data, and priors that are each learnt from the sweeps of all other models."""
-    sweeps = tuple(some for some in read_samples(folder / FILE) if isinstance(some, Sweep))
+    sweeps = tuple(some for some in with_settings(folder) if some.points)
     loads = loads_of(sweeps)
     reached = cache(lambda model: learn_without(loads, model))
 
@@ -41,6 +44,34 @@ def read(folder: Path) -> Sweeps:
         return found.timing
 
     return Sweeps(sweeps, prior)
+
+
+def with_settings(folder: Path) -> Iterator[Sweep]:
+    """The sweeps of a folder, with what the benchmark had set; without runs of which some drafted, or may have."""
+    set_by = {_point(row): row for row in _rows(folder / SETTINGS)}
+    lines = {line: set_by.get(_point(row)) for line, row in enumerate(_rows(folder / FILE), 2)}
+    for some in read_samples(folder / FILE):
+        if isinstance(some, Sweep):
+            points = (_as_set(point, lines[point.line]) for point in some.points)
+            yield replace(some, points=tuple(point for point in points if point is not None))
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _point(row: Mapping[str, str]) -> tuple[object, ...]:
+    times = (round(float(row[name]), 1) for name in ("ttft_ms", "tpot_ms"))
+    return *(row[name] for name in _SAME), *times
+
+
+def _as_set(point: Point, row: Mapping[str, str] | None) -> Point | None:
+    if row is None:
+        return point
+    if row["speculative"] != "no":
+        return None
+    return replace(point, waits=Waits(*(int(row[name]) for name in Waits._fields)))
 
 
 def high_from_low(sweep: Sweep) -> Iterator[tuple[Sweep, Hidden]]:

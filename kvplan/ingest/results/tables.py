@@ -5,7 +5,9 @@
 - splitwise-sim's measurements: prompt_size, batch_size, token_size, prompt_time, token_time (ms), for each model,
   hardware and tensor_parallel.
 - A concurrency sweep: concurrency, lengths, and TPOT, TTFT, E2E or requests/s. Columns model, gpu, backend, precision,
-  tp and ep tell replicas apart; versions of a backend are taken together. InferenceMAX draws lengths from 0.8 to 1
+  tp and ep tell replicas apart; versions of a backend are taken together. Columns receive_every_steps,
+  batch_wait_iterations and batch_wait_tokens say how the engine let prompts wait, as keys of [engine]. InferenceMAX
+  draws lengths from 0.8 to 1
   times those it names; so are rows whose `source` says inferencemax read.
 - A rate sweep: requested_rps, lengths, TTFT, and TPOT or E2E. With achieved_rps and done_rps it is seen which rates the
   client and the engine kept up with. Column variant and those of a concurrency sweep tell replicas apart.
@@ -22,7 +24,7 @@ from kvplan.ingest.reader import FileKind, Reader
 from kvplan.ingest.results import Adds, Load, at_rate, parallel, spread, table, tpot
 from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
-from kvplan.ingest.timing.samples import Deployment, Point, Range
+from kvplan.ingest.timing.samples import Deployment, Point, Range, Waits
 from kvplan.ingest.trace.format import BadRowError
 from kvplan.ingest.trace.formats import Layout, Reading, layout_of, lists_requests, requests_in
 
@@ -101,6 +103,15 @@ def _requests(row: Record) -> int | None:
     return None if (count := row.optional(_REQUESTS)) is None else round(count)
 
 
+def _waits(row: Record) -> Waits:
+    """Read what a row says of the engine, whose default counts where it says nothing."""
+    keys = ("receiveeverysteps", "batchwaititerations", "batchwaittokens")
+    said = (row.optional(names(key)) for key in keys)
+    return Waits(
+        *(default if value is None else round(value) for value, default in zip(said, Waits(), strict=True))
+    )
+
+
 def _at_concurrency(row: Record, collector: Collector) -> None:
     shortest = _INFERENCEMAX if row.text("source").lower() == "inferencemax" else 1.0
 
@@ -113,6 +124,7 @@ def _at_concurrency(row: Record, collector: Collector) -> None:
         outputs=lengths(_OUTPUT),
         concurrency=row.whole(_CONCURRENCY),
         requests=_requests(row),
+        waits=_waits(row),
         ttft_s=row.optional(TTFT),
         tpot_s=row.optional(TPOT),
         e2e_s=row.optional(E2E),
@@ -137,6 +149,7 @@ def _at_rate(row: Record, collector: Collector) -> None:
         inputs=spread(row.number(_INPUT)),
         outputs=spread(output),
         requests=requests,
+        waits=_waits(row),
         ttft_s=ttft,
         tpot_s=between,
         e2e_s=e2e,

@@ -25,6 +25,7 @@ from kvplan.ingest.timing.samples import Point, Range, Sweep
 from kvplan.model import FloatArray, IntArray, Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end
 from kvplan.simulation.outcome import Outcome
+from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
 
@@ -39,7 +40,7 @@ class Law(NamedTuple):
 UNLIMITED = Replica(2**40, 16, Prefill.FUSED, max_num_batched_tokens=8192)  # vLLM's budget on large GPUs
 
 _KNEES = (64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0)
-_POLICY = {"sglang": "sglang"}  # of an engine; others schedule as vLLM does
+_POLICY = {"sglang": "sglang", "trtllm": "trtllm-no-evict"}  # of an engine; others schedule as vLLM does
 _EACH, _LEAST, _MOST = 10, 40, 20_000  # requests for each in flight where a file does not say; of a point
 _LEAST_AT_A_RATE = 3000  # when a request comes within an iteration is chance; many even it out
 _ITERATIONS = 1_000_000  # of a closed loop, about
@@ -219,8 +220,11 @@ def _loads(
     nobody = RequestClass("", 1, (1,), (1.0,), 0.0)
     model, loads = ServingModel((nobody,), _UNIT.timing, replica), []
     for number, sweep in enumerate(sweeps):
-        settings = Settings(_POLICY.get(sweep.deployment.engine, "vllm"), {})
+        policy = _POLICY.get(sweep.deployment.engine, "vllm")
         for point in map(change, sweep.points):
+            waits = {name: (float(value),) for name, value in point.waits._asdict().items()}
+            known = POLICIES[policy].parameters.keys()
+            settings = Settings(policy, {name: waits[name] for name in waits.keys() & known})
             scenario = Scenario(model, Plan(), requests_of(point), ("",))
             loads.append(_Load(point, sweep.source, number, scenario, settings))
     return loads

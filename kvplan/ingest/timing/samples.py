@@ -1,6 +1,7 @@
 """What files say of iterations: samples of them, loads and what clients measured, requests of a run, averages."""
 
 from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple
 
 from kvplan.model import FloatArray, IntArray
 
@@ -74,6 +75,17 @@ class Series(FromFile):
     line: IntArray
 
 
+class Waits(NamedTuple):
+    """How the engine was told to let prompts wait, as `kvplan.model.Engine` has it."""
+
+    receive_every_steps: int = 1
+    batch_wait_iterations: int = 0
+    batch_wait_tokens: int = 0
+
+
+AT_ONCE = Waits()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """A run at one load, as a client saw it; means over its requests, None for what was not measured."""
@@ -88,6 +100,7 @@ class Point:
     # the first of a closed loop are anywhere in their answers, and do not begin together
     in_midst: bool = False
     requests: int | None = None  # that were measured
+    waits: Waits = AT_ONCE
     ttft_s: float | None = None
     tpot_s: float | None = None  # (E2E - TTFT) / (generated tokens - 1)
     e2e_s: float | None = None
