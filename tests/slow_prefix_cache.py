@@ -54,6 +54,7 @@ class WithTurns(Vllm):
 
     def bring(self, which: int, after: Request) -> None:
         if which >= 0:
+            self.all[which].brought = True
             self.all[which].arrival_s = self.now + float(self.turns.think_s[after.index])
 
     def is_answered(self, request: Request) -> None:

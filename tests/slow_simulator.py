@@ -6,7 +6,8 @@ from end to end and every sum is taken anew in each iteration, so that a rule ca
 What the policies leave open is decided here, for the kernel too.
 
 The loop
-    Arrivals with time <= now join the queue; the policy forms the batch; the clock advances by
+    Arrivals with time <= now join the queue, but whoever an answer brings at the moment at which an iteration ends
+    comes while the next one runs, if there is one: it begins before anybody has read the answer. The policy forms the batch; the clock advances by
     τ = d0 + d1·K + d2·P + d3·B + d4·√B + d5·max(0, P + B - knee); the batch gains its tokens; finished requests
     leave. Where nothing can run the clock jumps to the next arrival; where none is to come either and requests
     remain, the run ends as a livelock.
@@ -229,6 +230,7 @@ class Request:
     computed: int = 0
     blocks: int = 0
     granted: int = 0
+    brought: bool = False  # an answer has, to another request
     decodes: bool = False  # it has emitted a token since it was admitted
     # with turns, and shedding
     gone: bool = False  # it was given up, or will never come
@@ -281,6 +283,7 @@ class Run:
         self.queue: list[Request] = []
         self.resident: list[Request] = []  # in order of admission
         self.now = 0.0
+        self.ended: float | None = None  # an iteration, at this moment, and nothing has idled since
         self.request_overhead_s = 0.0
         self.evicted = 0  # since the batch before
         self.recomputed_tokens = 0
@@ -329,8 +332,13 @@ class Run:
         computed_tokens = 0
         livelock = False
         while True:
-            while (coming := self.next_arrival()) is not None and coming <= self.now:
-                self.queue.append(self.to_come.pop(0))
+            self.next_arrival()
+            for request in list(self.to_come):
+                arrival_s = request.arrival_s
+                if arrival_s is None or arrival_s > self.now or (request.brought and arrival_s == self.ended):
+                    continue
+                self.to_come.remove(request)
+                self.queue.append(request)
             all_done = all(request.finish_s is not None or request.gone for request in self.all)
             if all_done and self.more_later:
                 self.now = horizon
@@ -350,7 +358,7 @@ class Run:
             if not batch:
                 coming = self.next_event()
                 assert coming is not None
-                self.now = min(max(coming, self.now), horizon)
+                self.now, self.ended = min(max(coming, self.now), horizon), None
                 continue
 
             held, labels = self.kv_held(batch), [(request.index, self.label(request)) for request in batch]
@@ -368,7 +376,7 @@ class Run:
             if end > horizon:
                 self.now = horizon
                 break
-            self.now = end
+            self.now = self.ended = end
             kv.append(held)
             waiting.append(len(self.queue))
             evicted.append(self.evicted)
@@ -408,7 +416,7 @@ class Run:
         """Closed loop: a client whose request completed sends the next one, which takes its time outside the engine."""
         for request in self.to_come:
             if request.arrival_s is None:
-                request.arrival_s = self.now + self.request_overhead_s
+                request.arrival_s, request.brought = self.now + self.request_overhead_s, True
                 return
 
     def is_answered(self, request: Request) -> None:

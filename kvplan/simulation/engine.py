@@ -111,6 +111,7 @@ def loop(s: State, limit: int, patience: int) -> int:
             clock[Clock.NOW] = clock[Clock.HORIZON]
             return OUT_OF_TIME
         clock[Clock.NOW] += tau
+        clock[Clock.ENDED] = clock[Clock.NOW]
         clock[Clock.BUSY] += tau
         c[Counter.COMPUTED] += c[Counter.PROMPTS] + requests
         c[Counter.ITERATIONS] += 1
@@ -178,7 +179,7 @@ def wait(s: State) -> int:
     if wake_s > clock[Clock.HORIZON]:
         clock[Clock.NOW] = clock[Clock.HORIZON]
         return OUT_OF_TIME
-    clock[Clock.NOW] = max(clock[Clock.NOW], wake_s)
+    clock[Clock.NOW], clock[Clock.ENDED] = max(clock[Clock.NOW], wake_s), -1.0
     return GOES_ON
 
 

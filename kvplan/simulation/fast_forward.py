@@ -158,6 +158,7 @@ def coast(s: State, limit: int, patience: int) -> None:
     s.span[row, Span.PREFILLED] += (iterations - begun) * prompts
     s.span[row, Span.SEQUENCES] += (iterations - begun) * running
     if iterations > begun:  # else what is held can be that of a batch that is not run any more
+        clock[Clock.ENDED] = now
         see_waiting(s)
         c[Counter.PEAK] = max(c[Counter.PEAK], held * block)
         if part > 0:

@@ -1,5 +1,8 @@
 """Arrivals: requests that come by themselves, and those that others bring, some time after they are answered.
 
+An engine looks for requests and begins its next iteration before anybody has read what the last one gave. So whoever an
+answer brings at once comes while that iteration runs, and is not in it; where nothing runs, he begins at once.
+
 Whoever is brought waits in a heap whose places are the rows of `Time.COMING` and `Request.COMING`.
 """
 
@@ -29,7 +32,8 @@ def release(s: State) -> None:
     """Let everybody who has arrived by now join a queue."""
     c = s.counter
     while c[Counter.JOINED] < c[Counter.RELEASED]:
-        if s.time[c[Counter.JOINED], Time.ARRIVAL] > s.clock[Clock.NOW]:
+        arrival_s = s.time[c[Counter.JOINED], Time.ARRIVAL]
+        if arrival_s > s.clock[Clock.NOW] or (s.fixed[Fixed.CLIENTS] and arrival_s == s.clock[Clock.ENDED]):
             break
         if c[Counter.WAITING] >= s.fixed[Fixed.MOST_WAITING]:
             break
@@ -47,7 +51,7 @@ def release(s: State) -> None:
 def release_brought(s: State, before: int) -> None:
     """Let those join whom others have brought, who come by now, and before somebody else."""
     while s.fleet[0, Router.TO_COME] > 0:
-        if s.time[0, Time.COMING] > s.clock[Clock.NOW]:
+        if s.time[0, Time.COMING] > s.clock[Clock.NOW] or s.time[0, Time.COMING] == s.clock[Clock.ENDED]:
             return
         request = s.request[0, Request.COMING]
         if before != NOBODY and comes_before(

@@ -224,6 +224,7 @@ def new_state(
     clock[Clock.VERIFY] = 0.0 if drafted is None else drafted.drafts.tokens * drafted.drafts.verify_s
     clock[Clock.LOAD] = 0.0 if setup.host is None else setup.host.load_s * block
     clock[Clock.PAUSE] = clock[Clock.SPAN_END] = math.inf
+    clock[Clock.ENDED] = -1.0
     if spans is not None:
         clock[Clock.SPAN_END], clock[Clock.SPAN_WIDTH] = spans.begin_s, spans.width_s
     ring_size = np.minimum(setup.until, longest) + 1

@@ -129,6 +129,7 @@ class Clock(Columns):
     SECONDS_PER_TOKEN: int  # of KV that comes from another replica
     SPAN_END: int  # of the span that counts now
     SPAN_WIDTH: int
+    ENDED: int  # when the last iteration did, and the next begins; below 0 where nothing runs
     LAST_RUN: int  # from here on: when each group last ran
 
 

@@ -81,7 +81,12 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
         else:
             replica = chosen(s, coming)
             behind = states[replica].clock[Clock.NOW] < coming_s
-            if told(s, Link.ACTS, replica) < coming_s or (behind and not s.fleet[1 + replica, Site.IDLES]):
+            if comes_within(states[replica], replica, coming, coming_s):
+                if s.fleet[1 + replica, Site.ENDS]:
+                    settle(states[replica], replica)
+                else:
+                    runs, until_s, coming_s = replica, coming_s, math.inf
+            elif told(s, Link.ACTS, replica) < coming_s or (behind and not s.fleet[1 + replica, Site.IDLES]):
                 runs, until_s = replica, coming_s
             else:
                 send(states[replica], replica, coming, coming_s)
@@ -126,6 +131,14 @@ def chosen(s: State, request: int) -> int:
         return int(s.request[request, Request.SITE])
     goes_on = s.fixed[Fixed.HANDED_OVER] > 0 and request >= s.fixed[Fixed.HANDED_OVER]
     return least_of(s, Link.SEEN_DECODING if goes_on else Link.SEEN)
+
+
+@kernel
+def comes_within(s: State, replica: int, request: int, time_s: float) -> bool:
+    """Tell whether an answer brings a request while the iteration runs that begins now; see `release`."""
+    if s.fleet[1 + replica, Site.IDLES] or s.fleet[1 + replica, Site.ROLE] != Role.WHOLE:
+        return False
+    return bool(request >= s.fleet[0, Router.UNASKED_END] and s.clock[Clock.ENDED] == time_s)
 
 
 @kernel
