@@ -38,6 +38,7 @@ class RateCap(NamedTuple):
 
     per_iteration: float
     per_second: float
+    transient_iterations: int  # within which what ran before has gone
     classes: tuple[ClassCap, ...]
     engine_max_num_seqs: int
     engine_sustainable_rps: float  # with that `max_num_seqs`, which holds requests back
@@ -227,6 +228,7 @@ def rate_cap(model: ServingModel, *, arrivals_known: bool = True) -> RateCap:
     return RateCap(
         per_iteration=full.admissions_per_iteration,
         per_second=full.throughput_rps,
+        transient_iterations=int(mix.stages.max()) - 1,
         classes=tuple(classes),
         engine_max_num_seqs=concurrency,
         engine_sustainable_rps=min(sustainable_rate(model)[1], sustainable_rate(capped)[1]),

@@ -29,7 +29,7 @@ from kvplan.analysis.segments import (
     thresholds_of,
     worst_segments,
 )
-from kvplan.analysis.wait import GUARD
+from kvplan.analysis.wait import GUARD, queue_at_start
 from kvplan.analysis.worst_window import at_rates, class_windows
 from kvplan.model import FloatArray, IntArray, ServingModel
 
@@ -56,6 +56,8 @@ class Segment(NamedTuple):
     # no KV, and has none
     parked_bound: float | None
     queue_bound: float | None  # just before n_k of them are taken, c_k + n_k - 1; as many fewer then run
+    # E[W_k], waiting when an iteration starts; None for the first where arrivals are not those of a law
+    mean_queue_bound: float | None
     input_tokens: float  # of the requests that reach it
     kv_tokens: float  # of its stages when filled
     parked_kv_tokens: float  # of one request waiting at its start
@@ -80,7 +82,10 @@ class NestedWait(NamedTuple):
     required_kv_tokens: float | None = None  # the sum, exceeded with probability δ at most
     fits: bool = False
     iteration_time_s: float | None = None  # ΔT, with every segment filled
-    iterations: int | None = None  # ⌈horizon/ΔT⌉
+    iterations: int | None = None  # S = ⌈horizon/ΔT⌉
+    throughput_gap: float | None = (
+        None  # ΣE[W_k]/S, requests per iteration that are not served in the horizon
+    )
     smallest_thresholds_kv_tokens: float | None = None  # required by the same segments with those
     printed: PrintedMemory | None = None
 
@@ -221,10 +226,32 @@ def printed_memory(ends: FloatArray, input_tokens: FloatArray, thresholds: Float
     return PrintedMemory(float(by_equation), float(by_design))
 
 
-def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments: int | None) -> NestedWait:
+def mean_queues(thresholds: FloatArray, continuing: FloatArray) -> FloatArray:
+    """Bounds n_k + n_(k-1)·p_k(1 - p_k)/(2(n_k - n_(k-1)·p_k)) on E[W_k] for k >= 2, at any start of an iteration.
+
+    A batch brings Binomial(n_(k-1), p_k) requests, of which the next takes n_k (WAIT-s Lemma D.1; Kingman).
+
+    Examples
+    --------
+    >>> mean_queues(np.array([10.0, 6.0]), np.array([1.0, 0.5])).tolist()
+    [7.25]
+    """
+    before, here, p = thresholds[:-1], thresholds[1:], continuing[1:]
+    return np.asarray(here + before * p * (1 - p) / (2 * (here - before * p)))
+
+
+def nested_wait(
+    model: ServingModel,
+    *,
+    delta: float,
+    horizon_s: float,
+    segments: int | None,
+    arrivals_known: bool = True,
+) -> NestedWait:
     """Nested WAIT segments, thresholds and memory, exceeded within the horizon with probability `delta` at most.
 
-    `segments` is their number; None chooses the one that needs the least memory.
+    `segments` is their number; None chooses the one that needs the least memory. The queue of the first has a bound
+    for arrivals of a law: not where the model replays a trace, nor where they are not known.
 
     References
     ----------
@@ -258,10 +285,15 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
     needs, least = (
         requirement(chosen, n[:rows, None], delta=delta, horizon_s=horizon_s) for n in (best, smallest)
     )
-    required = float(needs.total[0])
+    required, iterations, first = float(needs.total[0]), int(needs.iterations[0]), None
+    if arrivals_known and model.arrivals.trace is None:
+        brought = float(chosen.arrivals(needs.iteration_time_s, np.zeros(1, dtype=np.int64))[0])
+        index = max(model.arrivals.cv, 1.0) ** 2
+        first = queue_at_start(brought, int(best[0]), alone=False, dispersion=index)
+    queues = [first, *mean_queues(best[:rows], chosen.continuing[:, 0]).tolist()]
     return NestedWait(
         feasible=True,
-        segments=_report(chosen, lengths, best[:rows], needs),
+        segments=_report(chosen, lengths, best[:rows], needs, queues),
         base_kv_tokens=float(needs.base[0]),
         boundary_kv_tokens=float(needs.boundary[0]),
         high_probability_kv_tokens=float(needs.high_probability[0]),
@@ -269,14 +301,19 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
         required_kv_tokens=required,
         fits=required <= model.replica.capacity_tokens,
         iteration_time_s=float(needs.iteration_time_s[0]),
-        iterations=int(needs.iterations[0]),
+        iterations=iterations,
+        throughput_gap=None if first is None else sum(queues) / iterations,
         smallest_thresholds_kv_tokens=float(least.total[0]),
         printed=printed_memory(lengths.decode[chosen.end[:, 0]], chosen.input_tokens[:, 0], best[:rows]),
     )
 
 
 def _report(
-    chosen: Segments, lengths: Lengths, thresholds: FloatArray, needs: Requirement
+    chosen: Segments,
+    lengths: Lengths,
+    thresholds: FloatArray,
+    needs: Requirement,
+    queues: list[float | None],
 ) -> tuple[Segment, ...]:
     rows = []
     for k, threshold in enumerate(thresholds.tolist()):
@@ -291,6 +328,7 @@ def _report(
                 theta=theta if math.isfinite(theta) else None,
                 parked_bound=parked,
                 queue_bound=None if parked is None else parked + threshold - 1,
+                mean_queue_bound=queues[k],
                 input_tokens=float(chosen.input_tokens[k, 0]),
                 kv_tokens=threshold * float(chosen.held[k, 0]),
                 parked_kv_tokens=float(chosen.waiting[k, 0]),

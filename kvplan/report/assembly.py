@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.analysis.admission import RateCap
+from kvplan.analysis.equilibrium import backlog_growth
 from kvplan.analysis.nested import NestedWait
 from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.records import Equilibrium, Lever, Load, Saturation
@@ -58,6 +59,7 @@ class Verdict(NamedTuple):
     recovers_up_to_rps: float | None
     recovers_settled: bool
     drain: Drain
+    backlog_growth_rps: float | None
 
 
 class Report(NamedTuple):
@@ -126,7 +128,13 @@ class Analyses(Figures):
     def verdict(self) -> Verdict:
         recovers = self.recovery
         return Verdict(
-            self.status, self.binding, summary(self), recovers.rate_rps, recovers.settled, self.drain
+            self.status,
+            self.binding,
+            summary(self),
+            recovers.rate_rps,
+            recovers.settled,
+            self.drain,
+            backlog_growth(self.model),
         )
 
     @cached_property

@@ -31,6 +31,12 @@ def rows(report: Report) -> Iterator[Row]:
     headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(offered)
     yield "Headroom", headroom, sources["load"].kind
     yield "Recovers up to", rate_text(report.verdict.recovers_up_to_rps), sources["verdict"].kind
+    if report.verdict.backlog_growth_rps is not None:
+        yield (
+            "Backlog grows",
+            f"by {rate_text(report.verdict.backlog_growth_rps)} at least",
+            sources["load"].kind,
+        )
     for rows_of in (latency_rows, _goodput, _cost, _kv, _trial, _fleet, _after_a_burst, _papers):
         yield from rows_of(report)
     yield "Strongest lever", _lever(report.levers[0]), sources["load"].kind
@@ -96,11 +102,11 @@ def _papers(report: Report) -> Iterator[Row]:
 
 def _wait(report: Report) -> str:
     plan = report.wait
-    if plan.thresholds is None:
-        return "no thresholds keep up"
-    if not plan.fits:
-        return f"does not fit: {format_tokens(plan.kv_tokens)} tokens"
-    return _listed("thresholds", [format_number(n) for n in plan.thresholds])
+    if (held := plan.overload) is not None:
+        seen = "" if held.simulated_rps is None else f", {format_number(held.simulated_rps, 3)} simulated"
+        most = _listed("at most", list(dict.fromkeys(format_number(n, 2) for n in held.thresholds)))
+        return f"{most} of a class at each stage fit: {rate_text(held.throughput_rps)}{seen}"
+    return _listed("thresholds", [format_number(n) for n in plan.thresholds or ()])
 
 
 def _nested(report: Report) -> str:
