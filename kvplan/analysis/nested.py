@@ -47,9 +47,8 @@ class Segment(NamedTuple):
 
     upto_decode: int  # l'_k, tokens
     rate_rps: float  # Λ_k, requests that reach it
-    continue_probability: (
-        float | None
-    )  # p_k, share of the segment before that goes on to it; None for the first
+    # p_k, share of the segment before that goes on to it; None for the first
+    continue_probability: float | None
     threshold: int  # n_k, requests kept at every stage
     theta: float | None  # decay rate of the queue at its start, per request; None: it cannot outgrow n_k
     # c_k, requests waiting at its start while a batch runs, exceeded with probability at most δ in all; the first holds
@@ -75,6 +74,8 @@ class NestedWait(NamedTuple):
 
     feasible: bool = False
     segments: tuple[Segment, ...] = ()
+    # ΣE[W_k]/S, requests per iteration that are not served in the horizon
+    throughput_gap: float | None = None
     base_kv_tokens: float | None = None  # segments filled
     boundary_kv_tokens: float | None = None  # n_k at every boundary
     high_probability_kv_tokens: float | None = None  # what queues exceed that by
@@ -83,9 +84,6 @@ class NestedWait(NamedTuple):
     fits: bool = False
     iteration_time_s: float | None = None  # ΔT, with every segment filled
     iterations: int | None = None  # S = ⌈horizon/ΔT⌉
-    throughput_gap: float | None = (
-        None  # ΣE[W_k]/S, requests per iteration that are not served in the horizon
-    )
     smallest_thresholds_kv_tokens: float | None = None  # required by the same segments with those
     printed: PrintedMemory | None = None
 

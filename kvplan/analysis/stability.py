@@ -53,18 +53,16 @@ class Stability(NamedTuple):
     gcd: int
     spectral_radius: float
     radius_certified: bool
-    unstable_modes: (
-        int | None
-    )  # roots outside the unit circle, by more than 1e-9 where one is on it; None: unproved
+    # roots outside the unit circle, by more than 1e-9 where one is on it; None: unproved
+    unstable_modes: int | None
     stable: bool
     certified: bool  # `stable` is proved, floating-point rounding included
     recovery_iterations: float | None  # 1/(1 - ρ)
     growth_iterations: float | None  # 1/ln ρ
     min_stable_input_tokens: MinStableInput
     advice: str
-    stabilising_change: (
-        str | None
-    )  # the smallest one of a decode limit that is proved to make it stable, in words
+    # the smallest one of a decode limit that is proved to make it stable, in words
+    stabilising_change: str | None
 
 
 class Spectrum(NamedTuple):

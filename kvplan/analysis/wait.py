@@ -54,17 +54,16 @@ class DialRow(NamedTuple):
     kv_tokens: float  # Σ n_i S_i
     throughput_rps: float  # largest total rate that these thresholds keep up with, tΣλ/ΔT
     latency_s: float  # mean of t/2 + (iterations - 1)·t + ΔT, and of time outside the engine
-    zero_drift: (
-        bool  # exactly what is offered: queues have no drift back, and grow as the square root of time
-    )
+    # exactly what is offered: queues have no drift back, and grow as the square root of time
+    zero_drift: bool
 
 
 class Overload(NamedTuple):
-    """The largest thresholds that memory holds, n = t·λ (not rounded), where not even the smallest whole ones fit."""
+    """The largest thresholds that memory holds, n = t·λ (not rounded); nothing where the smallest whole ones fit."""
 
-    running: float  # requests with them filled, B = tΣλn̄
-    thresholds: tuple[float, ...]
-    throughput_rps: float  # largest total rate that they keep up with
+    running: float | None = None  # requests with them filled, B = tΣλn̄
+    thresholds: tuple[float, ...] | None = None
+    throughput_rps: float | None = None  # largest total rate that they keep up with
     simulated_rps: float | None = None  # served at the offered rates with whole thresholds, at least 1 ...
     simulated_rps_ci95: tuple[float, float] | None = None
 
@@ -85,16 +84,15 @@ class Wait(NamedTuple):
     dial: tuple[DialRow, ...]  # empty where the equilibrium does not fit
     # rates vary: thresholds are for the worst window, the dial for the largest rates, waits bounds for the mean
     worst_window: bool
-    overload: Overload | None  # None where the smallest fit
+    overload: Overload
 
 
 class ClassMeans(NamedTuple):
     """Mean costs of one request of each class; arrays of shape (n_classes,)."""
 
     rate_rps: FloatArray
-    work_s: (
-        FloatArray  # added to iterations by one request in all, in proportion to what it reads and computes
-    )
+    # added to iterations by one request in all, in proportion to what it reads and computes
+    work_s: FloatArray
     held: FloatArray  # KV token-iterations, in whole pages
     iterations: FloatArray
     prefill_tokens: FloatArray
@@ -393,5 +391,5 @@ def wait(model: ServingModel, *, arrivals_known: bool = True) -> Wait:
         smallest=least,
         dial=dial(model if windows is None else at_rates(model, windows.peak_rps)),
         worst_window=varies,
-        overload=None if kv_tokens <= capacity else largest_held(means, capacity),
+        overload=Overload() if kv_tokens <= capacity else largest_held(means, capacity),
     )

@@ -180,7 +180,7 @@ class Figures:
     def wait(self) -> Wait:
         """Thresholds; where they do not fit, runs with the largest that memory holds."""
         found = wait(self.cold, arrivals_known=self._arrivals_known)
-        if found.overload is None:
+        if found.overload.thresholds is None:
             return found
         thresholds = tuple(max(1.0, float(int(n))) for n in found.overload.thresholds)
         settings = Settings("wait", {"thresholds": thresholds})

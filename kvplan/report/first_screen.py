@@ -102,7 +102,8 @@ def _papers(report: Report) -> Iterator[Row]:
 
 def _wait(report: Report) -> str:
     plan = report.wait
-    if (held := plan.overload) is not None:
+    held = plan.overload
+    if held.thresholds is not None:
         seen = "" if held.simulated_rps is None else f", {format_number(held.simulated_rps, 3)} simulated"
         most = _listed("at most", list(dict.fromkeys(format_number(n, 2) for n in held.thresholds)))
         return f"{most} of a class at each stage fit: {rate_text(held.throughput_rps)}{seen}"

@@ -280,10 +280,12 @@ def _wait(report: Report, basis: Basis) -> Iterator[Block]:
         yield Paragraph(_NO_THRESHOLDS)
     elif not plan.fits:
         yield Paragraph(_does_not_fit(plan.kv_tokens, report))
-    of_overload = {key: "" for key in CONTRACT if plan.overload is None and key.startswith("wait.overload.")}
+    of_overload = {
+        key: "" for key in CONTRACT if plan.overload.thresholds is None and key.startswith("wait.overload.")
+    }
     beside = {"wait.overload.simulated_rps_ci95": "", **of_overload}
     yield _figures(report, basis, "wait", said=beside)
-    if plan.overload is not None:
+    if plan.overload.thresholds is not None:
         yield Paragraph("The largest thresholds that memory holds, in proportion to the rates:")
         held = zip((c.name for c in plan.classes), plan.overload.thresholds, strict=True)
         yield _rows(
