@@ -11,6 +11,7 @@ below n_1/Λ_1, so they count every request for as long as it lasts. With one se
 """
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -213,11 +214,6 @@ def printed_memory(ends: FloatArray, input_tokens: FloatArray, thresholds: Float
     Equation 13 counts s + (l'_1 + … + l'_k)/2 tokens at every stage of segment k, which is too much for many segments
     and too little for two. The segment design counts s + kΔ/2, always too little in the mean; with unequal widths kΔ is
     read as l'_k (WAIT eq. 13, WAIT 7.2; WAIT-s D).
-
-    Examples
-    --------
-    >>> printed_memory(np.array([2.0, 4.0]), np.array([1.0, 1.0]), np.array([3.0, 2.0]))
-    PrintedMemory(eq_13=28.0, segment_design=24.0)
     """
     filled = thresholds * np.diff(ends, prepend=0.0)
     by_equation, by_design = (filled @ (input_tokens + e / 2) for e in (np.cumsum(ends), ends))
@@ -228,11 +224,6 @@ def mean_queues(thresholds: FloatArray, continuing: FloatArray) -> FloatArray:
     """Bounds n_k + n_(k-1)·p_k(1 - p_k)/(2(n_k - n_(k-1)·p_k)) on E[W_k] for k >= 2, at any start of an iteration.
 
     A batch brings Binomial(n_(k-1), p_k) requests, of which the next takes n_k (WAIT-s Lemma D.1; Kingman).
-
-    Examples
-    --------
-    >>> mean_queues(np.array([10.0, 6.0]), np.array([1.0, 0.5])).tolist()
-    [7.25]
     """
     before, here, p = thresholds[:-1], thresholds[1:], continuing[1:]
     return np.asarray(here + before * p * (1 - p) / (2 * (here - before * p)))
@@ -291,7 +282,7 @@ def nested_wait(
     queues = [first, *mean_queues(best[:rows], chosen.continuing[:, 0]).tolist()]
     return NestedWait(
         feasible=True,
-        segments=_report(chosen, lengths, best[:rows], needs, queues),
+        segments=tuple(_rows(chosen, lengths, best[:rows], needs, queues)),
         base_kv_tokens=float(needs.base[0]),
         boundary_kv_tokens=float(needs.boundary[0]),
         high_probability_kv_tokens=float(needs.high_probability[0]),
@@ -306,30 +297,22 @@ def nested_wait(
     )
 
 
-def _report(
-    chosen: Segments,
-    lengths: Lengths,
-    thresholds: FloatArray,
-    needs: Requirement,
-    queues: list[float | None],
-) -> tuple[Segment, ...]:
-    rows = []
+def _rows(
+    chosen: Segments, lengths: Lengths, thresholds: FloatArray, needs: Requirement, queues: list[float | None]
+) -> Iterator[Segment]:
     for k, threshold in enumerate(thresholds.tolist()):
         theta = float(needs.theta[k, 0])
         parked = threshold + float(needs.exponent[0]) / theta if k else None
-        rows.append(
-            Segment(
-                upto_decode=int(lengths.decode[chosen.end[k, 0]]),
-                rate_rps=float(lengths.rate_from[chosen.start[k, 0]]),
-                continue_probability=float(chosen.continuing[k, 0]) if k else None,
-                threshold=int(threshold),
-                theta=theta if math.isfinite(theta) else None,
-                parked_bound=parked,
-                queue_bound=None if parked is None else parked + threshold - 1,
-                mean_queue_bound=queues[k],
-                input_tokens=float(chosen.input_tokens[k, 0]),
-                kv_tokens=threshold * float(chosen.held[k, 0]),
-                parked_kv_tokens=float(chosen.waiting[k, 0]),
-            )
+        yield Segment(
+            upto_decode=int(lengths.decode[chosen.end[k, 0]]),
+            rate_rps=float(lengths.rate_from[chosen.start[k, 0]]),
+            continue_probability=float(chosen.continuing[k, 0]) if k else None,
+            threshold=int(threshold),
+            theta=theta if math.isfinite(theta) else None,
+            parked_bound=parked,
+            queue_bound=None if parked is None else parked + threshold - 1,
+            mean_queue_bound=queues[k],
+            input_tokens=float(chosen.input_tokens[k, 0]),
+            kv_tokens=threshold * float(chosen.held[k, 0]),
+            parked_kv_tokens=float(chosen.waiting[k, 0]),
         )
-    return tuple(rows)

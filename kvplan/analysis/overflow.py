@@ -222,14 +222,6 @@ def flow_control_bound(model: ServingModel, iterations: float) -> float | None:
     ----------
     FC Theorem 3.6, constant from its proof (A.4). The proof takes requests that are readmitted after an eviction for
     fresh independent ones; what is rigorous is the same bound on P(any overflow) (theory §7).
-
-    Examples
-    --------
-    >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
-    >>> classes = tuple(RequestClass(f"{d}", 10, (d,), (1.0,), 5 / 3) for d in (20, 40, 60))
-    >>> model = ServingModel(classes, Timing(1.0), Replica(16_492, prefill=Prefill.DISAGGREGATED))
-    >>> round(flow_control_bound(model, 3600), 1)
-    19.6
     """
     tau, held = iteration_time(model), model.mix.held
     assert tau is not None

@@ -272,11 +272,6 @@ def decay_rates(before: FloatArray, here: FloatArray, continuing: FloatArray) ->
     References
     ----------
     WAIT-s eq. 13, Lemma D.2; θ >= 8(n_k - p·n_(k-1))/n_(k-1), where Theorem B.2 prints the wrong denominator.
-
-    Examples
-    --------
-    >>> decay_rates(np.array([100.0, 20.0]), np.array([51.0, 13.0]), np.array([0.5, 0.6])).round(10).tolist()
-    [0.0800213413, 0.4318056617]
     """
     theta = np.full(np.broadcast(before, here, continuing).shape, np.inf)
     finite = (here < before) & (continuing < 1)

@@ -9,7 +9,7 @@ A class with several decode lengths enters at the mean of its footprint and iter
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -292,7 +292,7 @@ def mean_wait(
     return (queue - (threshold + 1) / 2 if alone else queue) / rate_rps
 
 
-def dial(model: ServingModel) -> tuple[DialRow, ...]:
+def dial(model: ServingModel) -> Iterator[DialRow]:
     """Throughput against latency along n = t·λ, from the equilibrium (t = τ*) to full memory (t = M/A).
 
     The first row keeps up with exactly what is offered, the last with all that memory can sustain. Empty where the
@@ -300,23 +300,20 @@ def dial(model: ServingModel) -> tuple[DialRow, ...]:
     """
     tau, cost, rate = iteration_time(model), per_request(model), model.total_rate_rps
     if tau is None or rate * cost.held * tau > model.replica.capacity_tokens:
-        return ()
-    rows, longest = [], model.replica.capacity_tokens / (rate * cost.held)
+        return
+    longest = model.replica.capacity_tokens / (rate * cost.held)
     for interval in np.geomspace(tau, longest, _DIAL_ROWS).tolist():
         x = rate * interval
         fixed = model.timing.fixed(prompts_of(model.mix, model.replica, x), x * cost.iterations)
         iteration = fixed + rate * cost.work_s * interval
-        rows.append(
-            DialRow(
-                interval_s=interval,
-                iteration_time_s=iteration,
-                kv_tokens=rate * cost.held * interval,
-                throughput_rps=rate * interval / iteration,
-                latency_s=interval * (cost.iterations - 0.5) + iteration + model.request_overhead_s,
-                zero_drift=interval == tau,
-            )
+        yield DialRow(
+            interval_s=interval,
+            iteration_time_s=iteration,
+            kv_tokens=rate * cost.held * interval,
+            throughput_rps=rate * interval / iteration,
+            latency_s=interval * (cost.iterations - 0.5) + iteration + model.request_overhead_s,
+            zero_drift=interval == tau,
         )
-    return tuple(rows)
 
 
 def largest_held(means: ClassMeans, memory_tokens: float) -> Overload:
@@ -367,16 +364,13 @@ def wait(model: ServingModel, *, arrivals_known: bool = True) -> Wait:
     known = arrivals_known and model.arrivals.trace is None
     classes = []
     for i, c in enumerate(model.classes):
-        rate, n, before, index = float(means.rate_rps[i]), int(thresholds[i]), None, None
-        if (
-            known
-        ):  # requests take their class at random; the bound for several takes those more regular for Poisson
+        rate, n, before, latency, index = float(means.rate_rps[i]), int(thresholds[i]), None, None, None
+        if known:
+            # requests take their class at random; the bound for several takes those more regular for Poisson
             index = model.arrivals.split(float(means.rate_rps.sum() / rate)).cv ** 2
             index = index if alone else max(index, 1.0)
             brought = float(arrivals[i])
             before = mean_wait(rate, iteration, n, alone=alone, arrivals=brought, dispersion=index)
-        latency = before
-        if before is not None:
             steps = (float(means.iterations[i]) - 1) * n / rate
             latency = before + steps + iteration + model.request_overhead_s
         classes.append(ClassWait(c.name, n, before, latency, index))
@@ -389,7 +383,7 @@ def wait(model: ServingModel, *, arrivals_known: bool = True) -> Wait:
         classes=tuple(classes),
         max_thresholds=None if largest is None else tuple(int(n) for n in largest),
         smallest=least,
-        dial=dial(model if windows is None else at_rates(model, windows.peak_rps)),
+        dial=tuple(dial(model if windows is None else at_rates(model, windows.peak_rps))),
         worst_window=varies,
         overload=Overload() if kv_tokens <= capacity else largest_held(means, capacity),
     )

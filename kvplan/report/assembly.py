@@ -126,16 +126,9 @@ class Analyses(Figures):
 
     @cached_property
     def verdict(self) -> Verdict:
-        recovers = self.recovery
-        return Verdict(
-            self.status,
-            self.binding,
-            summary(self),
-            recovers.rate_rps,
-            recovers.settled,
-            self.drain,
-            backlog_growth(self.model),
-        )
+        rate, settled = self.recovery.rate_rps, self.recovery.settled
+        growth = backlog_growth(self.model)
+        return Verdict(self.status, self.binding, summary(self), rate, settled, self.drain, growth)
 
     @cached_property
     def sources(self) -> dict[str, Source]:

@@ -31,12 +31,8 @@ def rows(report: Report) -> Iterator[Row]:
     headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(offered)
     yield "Headroom", headroom, sources["load"].kind
     yield "Recovers up to", rate_text(report.verdict.recovers_up_to_rps), sources["verdict"].kind
-    if report.verdict.backlog_growth_rps is not None:
-        yield (
-            "Backlog grows",
-            f"by {rate_text(report.verdict.backlog_growth_rps)} at least",
-            sources["load"].kind,
-        )
+    if (growth := report.verdict.backlog_growth_rps) is not None:
+        yield "Backlog grows", f"by {rate_text(growth)} at least", sources["load"].kind
     for rows_of in (latency_rows, _goodput, _cost, _kv, _trial, _fleet, _after_a_burst, _papers):
         yield from rows_of(report)
     yield "Strongest lever", _lever(report.levers[0]), sources["load"].kind
@@ -94,9 +90,8 @@ def _papers(report: Report) -> Iterator[Row]:
     yield "Nested WAIT", _nested(report), sources["nested_wait"].kind
     buffer, there = report.safety_buffer, report.equilibrium.kv_tokens
     if buffer.required_kv_tokens is not None and there is not None:
-        value = (
-            f"{format_tokens(buffer.required_kv_tokens)} tokens keep an overflow as rare as the plan wants"
-        )
+        needed = format_tokens(buffer.required_kv_tokens)
+        value = f"{needed} tokens keep an overflow as rare as the plan wants"
         yield "Safety buffer", value, Basis.ESTIMATED
 
 
@@ -154,19 +149,15 @@ def _known(found: Latency, key: str, figure: str) -> str:
     if f"{key}.{figure}" not in found.unsettled:
         return value
     low, high = found.ci95[f"{key}.{figure}"]
-    return (
-        f"{value} ({format_seconds(low)} to {ABSENT if high is None else format_seconds(high)}: not settled)"
-    )
+    most = ABSENT if high is None else format_seconds(high)
+    return f"{value} ({format_seconds(low)} to {most}: not settled)"
 
 
 def _goodput(report: Report) -> Iterator[Row]:
     found = report.goodput
     if found is not None:
-        between = (
-            ""
-            if found.high is None
-            else f", between {format_number(found.low)} and {format_number(found.high)}"
-        )
+        ends = f", between {format_number(found.low)} and {format_number(found.high)}"
+        between = "" if found.high is None else ends
         value = f"{rate_text(found.rate_rps)} by {found.binding}{between}"
         yield "Goodput", value, report.sources["goodput"].kind
 

@@ -280,22 +280,15 @@ def _wait(report: Report, basis: Basis) -> Iterator[Block]:
         yield Paragraph(_NO_THRESHOLDS)
     elif not plan.fits:
         yield Paragraph(_does_not_fit(plan.kv_tokens, report))
-    of_overload = {
-        key: "" for key in CONTRACT if plan.overload.thresholds is None and key.startswith("wait.overload.")
-    }
-    beside = {"wait.overload.simulated_rps_ci95": "", **of_overload}
-    yield _figures(report, basis, "wait", said=beside)
-    if plan.overload.thresholds is not None:
-        yield Paragraph("The largest thresholds that memory holds, in proportion to the rates:")
-        held = zip((c.name for c in plan.classes), plan.overload.thresholds, strict=True)
-        yield _rows(
-            {_CLASS: itemgetter(0), number("Threshold"): lambda row: format_number(row[1], 3)}, basis, held
-        )
-        return
+    unused = [
+        key for key in CONTRACT if plan.overload.thresholds is None and key.startswith("wait.overload.")
+    ]
+    hidden = dict.fromkeys(["wait.overload.simulated_rps_ci95", *unused], "")
+    yield _figures(report, basis, "wait", said=hidden)
     yield Paragraph(
         "Requests of a class kept at every stage: the smallest that keep up, the largest that fit in memory."
     )
-    largest = list(map(format_number, plan.max_thresholds or ()))
+    largest = list(map(format_number, plan.max_thresholds or plan.overload.thresholds or ()))
     yield _entries(report, basis, "wait.classes", (number("Largest"), largest))
     if plan.dial:
         yield Paragraph("The throughput-latency dial, thresholds in proportion to the rates:")
@@ -335,12 +328,11 @@ def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
 
 def _does_not_fit(kv_tokens: float | None, report: Report) -> str:
     state = report.equilibrium.requests_in_flight
-    running = (
-        ""
-        if state is None
-        else f" It suits far more than the {format_number(state, 3)} requests that run here."
+    running = f" It suits far more than the {format_number(state, 3)} requests that run here."
+    needed = (
+        f"Does not fit: whole requests at every stage would take {_unit(kv_tokens, 'tokens')} of KV cache."
     )
-    return f"Does not fit: whole requests at every stage would take {_unit(kv_tokens, 'tokens')} of KV cache.{running}"
+    return needed if state is None else needed + running
 
 
 def _printed(plan: NestedWait) -> str:

@@ -223,7 +223,6 @@ BY_ANY_LAW: dict[str, Formula] = {
     "stability.growth_iterations": lambda radius: 1 / math.log(radius),
     "wait.dial[].kv_tokens": lambda interval, rate, footprint: interval * rate * footprint,
     "wait.dial[].throughput_rps": lambda interval, rate, time: interval * rate / time,
-    "wait.overload.running": lambda memory, iterations, footprint: memory * iterations / footprint,
     "rate_cap.transient_iterations": lambda longest: longest - 1,
     "rate_cap.per_iteration": lambda memory, footprint: memory / footprint,
     "rate_cap.per_second": lambda admissions, tau: admissions / tau,
@@ -237,6 +236,7 @@ OF_CLASSES: dict[str, Formula] = {
     "equilibrium.classes[].per_stage": lambda rate, tau: rate * tau,
     "equilibrium.classes[].in_flight": lambda rate, iterations, tau: rate * iterations * tau,
     "rate_cap.classes[].per_iteration": lambda share, cap: share * cap,
+    "wait.overload.running": lambda memory, iterations, footprint: memory * iterations / footprint,
     "wait.overload.thresholds[]": lambda running, rate, total, iterations: (
         running * rate / total / iterations
     ),
