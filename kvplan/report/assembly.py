@@ -181,13 +181,7 @@ def to_document(report: Report) -> dict[str, Any]:
 
 
 def plain(value: Any, path: str = "") -> Any:
-    """Write a result at a path of the report as the contract has it, without what stands beside the contract.
-
-    Examples
-    --------
-    >>> plain(ProfileIdentity("mine", "1f"), "profile")
-    {'name': 'mine', 'sha256': '1f'}
-    """
+    """Write a result at a path of the report as the contract has it, without what stands beside the contract."""
     if hasattr(value, "_fields"):  # a NamedTuple
         paths = ((name, f"{path}.{name}" if path else name) for name in value._fields)
         return {name: plain(getattr(value, name), p) for name, p in paths if p not in BESIDE_CONTRACT}

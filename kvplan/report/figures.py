@@ -1,6 +1,5 @@
 """Every analysis of a model, each run when it is first asked for: the blocks of a report, but for their words."""
 
-import math
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -28,15 +27,12 @@ from kvplan.report.replica import Cost, LayoutBlock, cost, layout_block
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.runner import Progress
 from kvplan.simulation.policies import engine_settings
-from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.advice import Advice, advice
 from kvplan.study.drain import Drain, drain
 from kvplan.study.goodput import Goodput, goodput
-from kvplan.study.operating_point import Latency, OperatingPoint, observe, operating_point, timed
+from kvplan.study.operating_point import Latency, OperatingPoint, operating_point, timed, tried
 from kvplan.study.recovery import Recovery, recovery
 from kvplan.study.warm_cache import warm_cache
-
-_WAIT_S = 0.1  # counted work of runs with WAIT thresholds
 
 
 class Figures:
@@ -178,20 +174,8 @@ class Figures:
 
     @cached_property
     def wait(self) -> Wait:
-        """Thresholds; where they do not fit, runs with the largest that memory holds."""
         found = wait(self.cold, arrivals_known=self._arrivals_known)
-        if found.overload.thresholds is None:
-            return found
-        thresholds = tuple(max(1.0, float(int(n))) for n in found.overload.thresholds)
-        settings = Settings("wait", {"thresholds": thresholds})
-        try:
-            seen = observe(self.cold, self.plan, settings, lambda _: True, budget_s=_WAIT_S)
-        except UsageError:  # layers of several kinds, or drafts
-            return found
-        served = seen.sample.rate()
-        between = None if math.isinf(served.high) else (served.low, served.high)
-        simulated = found.overload._replace(simulated_rps=served.value, simulated_rps_ci95=between)
-        return found._replace(overload=simulated)
+        return found._replace(overload=tried(found.overload, self.cold, self.plan))
 
     @cached_property
     def nested_wait(self) -> NestedWait:
