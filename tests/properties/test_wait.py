@@ -148,6 +148,7 @@ def test_where_no_whole_thresholds_fit_the_largest_fill_memory_and_serve_what_it
     n = np.array(found.overload.thresholds)
     assert n / n.sum() == pytest.approx(rates / rates.sum())
     assert n @ held == pytest.approx(model.replica.capacity_tokens)
+    assert found.overload.running == pytest.approx(n @ wait_module.class_means(model).iterations)
     assert found.overload.throughput_rps == pytest.approx(sustainable_rates_of_memory(model))
 
 

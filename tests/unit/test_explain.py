@@ -236,10 +236,6 @@ OF_CLASSES: dict[str, Formula] = {
     "equilibrium.classes[].per_stage": lambda rate, tau: rate * tau,
     "equilibrium.classes[].in_flight": lambda rate, iterations, tau: rate * iterations * tau,
     "rate_cap.classes[].per_iteration": lambda share, cap: share * cap,
-    "wait.overload.running": lambda memory, iterations, footprint: memory * iterations / footprint,
-    "wait.overload.thresholds[]": lambda running, rate, total, iterations: (
-        running * rate / total / iterations
-    ),
     "wait.thresholds[]": lambda rate, tau: math.floor(rate * tau) + 1,
     "wait.classes[].threshold": lambda rate, tau: math.floor(rate * tau) + 1,
     "worst_cycle.classes[].loss": lambda cycle, memory, footprint: 1 - cycle / (memory / footprint),
