@@ -106,8 +106,8 @@ def _range(axis: Axis, name: str, place: str, quantity: Quantity, sampled: bool)
     count = 0 if sampled else read_count(how.removeprefix("log"), place, least=2)
     if count > MAX_POINTS:
         raise UsageError(f"{place}: {count:,} points; {MAX_POINTS:,} is the most")
-    ends = {"low": _number(low, name, quantity), "high": _number(high, name, quantity)}
-    axis = replace(axis, **ends, log=log, count=count)
+    least, most = _number(low, name, quantity), _number(high, name, quantity)
+    axis = replace(axis, low=least, high=most, log=log, count=count)
     if axis.low >= axis.high:
         raise UsageError(f"{place}: an empty range; LOW must be below HIGH")
     if log and axis.low <= 0:
