@@ -197,14 +197,25 @@ def _add_json(records: Iterable[Record], collector: Collector) -> bool:
 
 def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:
     services: dict[str, list[StatisticsReader]] = {}
+    settings: dict[
+        tuple[str, str], tuple[dict[str, str], int]
+    ] = {}  # by service and engine, and since which line
     for number, text in numbered:
         if text.strip():
             collector.group = service_of(text)
             if collector.group not in services:
                 statistics = [log.statistics(collector) for log in LOGS if log.statistics]
                 services[collector.group] = [*statistics, PrintedRuns(collector)]
+            for log in LOGS:
+                ran = settings.get((collector.group, log.engine))
+                if (run := log.settings_of_times(text)) is not None and (ran is None or ran[0] != run):
+                    settings[collector.group, log.engine] = run, number if ran else 0
             for reader in services[collector.group]:
                 reader.line(number, text)
     for collector.group, readers in services.items():
         for reader in readers:
             reader.end()
+        since = max(
+            (line for (group, _), (_, line) in settings.items() if group == collector.group), default=0
+        )
+        collector.drop_before(since, "an earlier start, with other settings")
