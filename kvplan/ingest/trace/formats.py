@@ -9,8 +9,9 @@ s, 1.7e12 ms, 1.7e15 us, 1.7e18 ns) or from the documentation of the format, nev
 References
 ----------
 LiteLLM: litellm/types/utils.py (StandardLoggingPayload) and its spend logs. Langfuse: observations of its API.
-OpenRouter: generation of its API. OpenTelemetry: semantic conventions gen_ai, OTLP in JSON, vllm/tracing.py. Bedrock:
-model invocation logs. Envoy AI Gateway and nginx: variables of access logs. AIPerf: profile_export.jsonl.
+OpenRouter: generation of its API. Ollama: docs/api.md, whose created_at is written at the end. OpenTelemetry: semantic
+conventions gen_ai, OTLP in JSON, vllm/tracing.py. Bedrock: model invocation logs. Envoy AI Gateway and nginx: variables
+of access logs. AIPerf: profile_export.jsonl.
 """
 
 import math
@@ -21,7 +22,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from kvplan.ingest.cells import json_object, names, plain_name, shown
+from kvplan.ingest.cells import json_object, names, number_of, plain_name, shown
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.trace.format import BadRowError
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
@@ -53,21 +54,22 @@ def _points(*stems: str) -> str:
 _NAMES = {
     "time": f"""
         requeststart {_points("start")} timestamp {_points("arrival", "arrived")} arrivals createdat created timestamps
-        times time ts msec timeiso8601 timelocal datetime
+        requestcreatedat startedat times time ts msec timeiso8601 timelocal datetime
     """,
     "input": """
         nativetokensprompt tokensprompt genai.usage.inputtokens genai.usage.prompttokens usage.prompttokens
         usage.inputtokens contexttokens requesttokens inputlength inputtoks inputtokens inputlen inputlens prompttokens
-        promptlength promptlen promptsize numprefilltokens numprompttokens numinputtokens usage.input usagedetails.input
-        inputsequencelength.value inputsequencelength inputtokencount llminputtokens llminputtoken tokensin isl input
-        prompt
+        promptlength promptlen promptsize promptevalcount numprefilltokens numprompttokens numinputtokens usage.input
+        usagedetails.input inputsequencelength.value inputsequencelength inputtokencount llminputtokens llminputtoken
+        tokensin isl input prompt
     """,
     "output": """
         nativetokenscompletion tokenscompletion genai.usage.outputtokens genai.usage.completiontokens
         usage.completiontokens usage.outputtokens generatedtokens responsetokens outputlength outputtoks outputtokens
         outputlen outputlens completiontokens decodetokens decodelength numdecodetokens numcompletiontokens
         numoutputtokens numgenerationtokens generationtokens usage.output usagedetails.output outputsequencelength.value
-        outputsequencelength outputtokencount llmoutputtokens llmoutputtoken tokensout osl tokensize output decode
+        outputsequencelength outputtokencount llmoutputtokens llmoutputtoken evalcount tokensout osl tokensize output
+        decode
     """,
     "cached": """
         nativetokenscached prompttokensdetails.cachedtokens inputtokensdetails.cachedtokens cachedtokens numcachedtokens
@@ -82,10 +84,12 @@ _NAMES = {
     "ttft": "timetofirsttoken.value timetofirsttoken ttft firstbytelatency",
     "e2e": """
         requestlatency.value genai.latency.e2e requestlatency e2elatency e2e invocationlatency latency duration
-        requesttime
+        requesttime totalduration
     """,
     "session": "sessionid conversationid chatid",
     "parent": "parentchatid",
+    "trace": "traceid",
+    "within": "parentspanid parentid",
     "hashes": "hashids",
     "model": "genai.request.model model modelid",
     "phase": "benchmarkphase",
@@ -125,6 +129,7 @@ class Format(NamedTuple):
     ends: bool = False  # its time is that at which a request ended
     sparse: bool = True  # some of its rows are no requests
     pooled: bool = False  # several models are one traffic
+    spans: bool = False  # a client and its server may both tell of a request
 
 
 _POINTS = dict.fromkeys(("time", "queued", "scheduled", "first", "last"), 1.0)
@@ -146,7 +151,7 @@ FORMATS = (
     Format("Langfuse observations", ("starttime", "traceid", "type"), _SPANS),
     Format("OpenRouter generations", ("createdat", "tokensprompt", "tokenscompletion")),
     *(
-        Format("OpenTelemetry gen_ai", (f"genai.usage.{kind}tokens",), _POINTS | _SPANS)
+        Format("OpenTelemetry gen_ai", (f"genai.usage.{kind}tokens",), _POINTS | _SPANS, spans=True)
         for kind in ("input", "prompt")
     ),
     *(Format("responses of an API", (f"usage.{kind}tokens",), _POINTS) for kind in ("prompt", "input")),
@@ -154,6 +159,7 @@ FORMATS = (
         Format("nginx access log", (variable, "status"), {"time": 1.0, "e2e": 1.0}, ends=True)
         for variable in ("msec", "timeiso8601", "timelocal", "requesttime")
     ),
+    Format("Ollama responses", ("promptevalcount", "evalcount"), {"e2e": 1e-9}, ends=True),
     Format("Envoy access log", ("starttime", "responsecode"), {"e2e": 1e-3}),
 )
 _CSV, _JSON = (Format(name, (), _POINTS, sparse=False) for name in ("CSV", "JSON lines"))
@@ -264,6 +270,7 @@ class Reading:
         self.models: dict[str, None] = {}  # that are told apart
         self._unit_s = unit_s
         self._model = model
+        self._spans: dict[tuple[str, ...], tuple[float, float, Any]] = {}
         self._epoch: float | None = None
         self._seen = False
 
@@ -272,7 +279,7 @@ class Reading:
         at, sparse = layout.places, layout.format.sparse
         if sparse and (
             value_at(row, at["time"]) in (None, "", "-")
-            or any(_number(value_at(row, at[role])) is None for role in ("input", "output"))
+            or any(number_of(value_at(row, at[role])) is None for role in ("input", "output"))
         ):
             return "without time or tokens"
         if "operation" in at and value_at(row, at["operation"]) in _NO_COMPLETIONS:
@@ -283,7 +290,18 @@ class Reading:
             return "failed or cancelled"
         if "hit" in at and str(value_at(row, at["hit"])).lower() == "true":
             return "answered by the cache of the gateway"
+        if layout.format.spans and "trace" in at and self._told_before(layout, row):
+            return "spans within or around another span of the same request"
         return self._other_model(layout, row) if sparse and "model" in at and not layout.format.pooled else ""
+
+    def _told_before(self, layout: Layout, row: Any) -> bool:
+        """Tell whether a span is of a request that another one tells: nested in time, of one trace and length."""
+        at, start = layout.places, self.point(layout, row, "time")
+        end = self.point(layout, row, "last") if _filled(layout, row, "last") else start
+        key = tuple(str(value_at(row, at[role])) for role in ("trace", "input", "output"))
+        parent = value_at(row, at.get("within"))
+        begun, ended, other = self._spans.setdefault(key, (start, end, parent))
+        return other != parent and ((begun <= start and end <= ended) or (start <= begun and ended <= end))
 
     def _other_model(self, layout: Layout, row: Any) -> str:
         model = str(value_at(row, layout.places["model"]) or "")
@@ -320,7 +338,7 @@ class Reading:
         """Read a point in time, seconds since 1970 or since the file began."""
         place = layout.places[role]
         value = _there(row, place)
-        number = _number(value)
+        number = number_of(value)
         if number is None:
             return _dated(value, place.name)
         epoch, unit = epoch_unit(number), place.unit
@@ -350,13 +368,19 @@ class Reading:
             return place.unit
         return self._epoch
 
+    def without_unit(self, layout: Layout, row: Any, *roles: str) -> str:
+        """Name the first of some spans that is there in a unit that nothing tells; empty where none is."""
+        filled = [role for role in roles if _filled(layout, row, role)]
+        open_spans = (role for role in filled if self.span(layout, row, role) is None)
+        return next((layout.places[role].name for role in open_spans), "")
+
     def span(self, layout: Layout, row: Any, role: str) -> float | None:
         """Read how long something took, seconds; None where it does not say, or not in which unit."""
         if not _filled(layout, row, role):
             return None
         place = layout.places[role]
         unit = UNITS.get(str(row.get(place.unit_key))) if place.unit_key else place.unit
-        number = _number(value_at(row, place))
+        number = number_of(value_at(row, place))
         return None if unit is None or number is None else number * unit
 
 
@@ -377,13 +401,6 @@ def _there(row: Any, place: Place) -> Any:
 
 def _filled(layout: Layout, row: Any, role: str) -> bool:
     return role in layout.places and value_at(row, layout.places[role]) not in (None, "", "-")
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return None if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
 
 
 def _is_whole(value: Any) -> bool:
@@ -418,7 +435,7 @@ def _tokens(row: Any, place: Place, most: int) -> int:
         value = sum(
             number for key, number in row.items() if key.startswith(place.name) and type(number) is int
         )
-    number = _number(value) if type(value) is not int else value
+    number = number_of(value) if type(value) is not int else value
     if number is None or not (0 <= number <= most and number == int(number)):
         raise BadRowError(f"{shown(value)}; must be a whole number of tokens, at most {most:,}", place.name)
     return int(number)
@@ -433,7 +450,7 @@ def _is_failure(name: str, value: Any) -> bool:
     kind = plain_name(name.rpartition(".")[2])
     if kind.startswith("error"):
         return value not in (None, "", "-", False, "None", "null", "false", 0, "0")
-    code = _number(value)
+    code = number_of(value)
     if code is not None:
         return code >= 400 or (kind == "code" and code == _FAILED_SPAN)
     return str(value).lower() in _FAILED

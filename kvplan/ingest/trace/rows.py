@@ -4,6 +4,7 @@ import csv
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.cells import Record, is_json, json_records, shown
+from kvplan.ingest.cells import Record, is_json, json_records, shown, tables_in
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace import servegen
@@ -188,7 +189,13 @@ def _in_csv(line: str, lines: Lines) -> Iterator[tuple[int, Layout, Any]]:
     header = Beginning.of_line(line)
     layout = layout_of(tuple(header.names), False)
     if layout.missing:
-        raise _lacking(lines.source, lines.number, line, layout, header.names)
+        number = lines.number
+        for title, rows in tables_in(enumerate(chain([line], lines), number)):
+            names = next(csv.reader([title]))
+            if not (table := layout_of(tuple(names), False)).missing:
+                yield from ((place, table, next(csv.reader([row]))) for place, row in rows)
+                return
+        raise _lacking(lines.source, number, line, layout, header.names)
     for cells in csv.reader(lines, delimiter=header.delimiter):
         if cells:
             yield lines.number, layout, cells
