@@ -24,7 +24,7 @@ from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
 from kvplan.ingest.timing.samples import Deployment, Point, Range
 from kvplan.ingest.trace.format import BadRowError
-from kvplan.ingest.trace.formats import Layout, Reading, layout_of, lists_requests, requests_in
+from kvplan.ingest.trace.formats import Layout, Reading, lists_requests, requests_in
 
 # -- iterations -------------------------------------------------------------------------------------------------------
 
@@ -179,9 +179,9 @@ def _requests_of(record: Record, collector: Collector) -> None:
         record.values if written is None else {written[name]: value for name, value in record.values.items()}
     )
     reading = Reading()
-    for row in requests_in(document):
+    for layout, row in requests_in(document):
         try:
-            _request(reading, layout_of(tuple(row), True), row, record.line, collector)
+            _request(reading, layout, row, record.line, collector)
         except BadRowError as error:
             raise ProfileError(record.source, str(error), key=error.key, line=record.line) from None
 

@@ -172,11 +172,7 @@ class Layout(NamedTuple):
     places: Mapping[str, Place]
     failures: tuple[Place, ...]
     exclusive: bool  # tokens that a cache had are not among the input
-
-    @property
-    def missing(self) -> list[str]:
-        """Tell what a request needs and is not there."""
-        return [role for role in ("time", "input", "output") if role not in self.places]
+    missing: tuple[str, ...]  # of what a request needs
 
     def lacking(self, names: Iterable[str]) -> str:
         """Say which columns are missing, and what to call those that are there."""
@@ -236,6 +232,7 @@ def layout_of(keys: tuple[str, ...], in_json: bool) -> Layout:
         places,
         tuple(Place(keys[index] if in_json else index, keys[index]) for index in failures),
         cached.endswith(("usagecachereadinputtokens", "cachereadinputtokencount")) and "prompt" not in inputs,
+        tuple(role for role in _CALLED if role not in places),
     )
 
 
@@ -244,6 +241,7 @@ def _starts(path: str) -> list[int]:
     return [*(match.end() for match in re.finditer(r"\.", path)), 0]
 
 
+@lru_cache(4096)
 def unit_of(name: str, documented: float | None = None) -> float | None:
     """Tell the unit that a name ends with, seconds; else the documented one.
 
@@ -465,23 +463,25 @@ _WRAPPERS = names(
 _BEDROCK_METRICS = "amazon-bedrock-invocationMetrics"
 
 
-def requests_in(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON object: itself, flat, or the objects of the lists in it.
+def requests_in(document: Mapping[str, Any]) -> Iterator[tuple[Layout, dict[str, Any]]]:
+    """Yield the rows of a JSON object, each with its layout: itself, flat, or the objects of the lists in it.
 
     Examples
     --------
-    >>> [row["usage.prompt_tokens"] for row in requests_in({"data": [{"created": 1, "usage": {"prompt_tokens": 7}}]})]
-    [7]
+    >>> rows = requests_in({"data": [{"created": 1, "usage": {"prompt_tokens": 7}}]})
+    >>> [(layout.missing, row["usage.prompt_tokens"]) for layout, row in rows]
+    [(('output',), 7)]
     """
     row = flat(document)
+    layout = layout_of(tuple(row), in_json=True)
     parts: list[Any] = []
-    if layout_of(tuple(row), in_json=True).missing:
+    if layout.missing:
         lists = (value for key, value in document.items() if plain_name(key) in _WRAPPERS)
         parts = [
             part for value in lists if isinstance(value, list) for part in value if isinstance(part, dict)
         ]
     if not parts:
-        yield row
+        yield layout, row
     for part in parts:
         yield from requests_in(part)
 
@@ -526,8 +526,7 @@ def nearest(start: Beginning) -> str:
 
 def _layouts(start: Beginning) -> Iterator[tuple[Layout, Iterable[str]]]:
     """Yield the layouts of the first rows; the very first can be one that failed."""
-    rows: Iterable[Mapping[str, Any]] = [dict.fromkeys(start.names)]
-    if start.in_json:
-        later = filter(None, map(json_object, start.text.splitlines()[1:_TRIED]))
-        rows = (row for document in chain([start.values or {}], later) for row in requests_in(document))
-    return ((layout_of(tuple(row), start.in_json), row) for row in rows)
+    if not start.in_json:
+        return iter([(layout_of(tuple(start.names), False), start.names)])
+    later = filter(None, map(json_object, start.text.splitlines()[1:_TRIED]))
+    return (row for document in chain([start.values or {}], later) for row in requests_in(document))
