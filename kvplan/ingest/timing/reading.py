@@ -7,7 +7,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, markdown_tables, names, shown
+from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, names, shown, tables_in
 from kvplan.ingest.engines import LOGS, StatisticsReader, service_of
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.results import reader_of
@@ -131,13 +131,12 @@ def _parsed(
         raise UsageError(f"{source}: empty; a log, a series or a table of iterations is wanted")
     collector = Collector(source, capacity_tokens, assumed_tokens)
     head = [(number, first), *islice(numbered, _HEAD)]
-    tables = list(markdown_tables(head)) and list(markdown_tables(chain(head, numbered)))
+    headers = [Beginning.of_line(header) for header, _ in tables_in(head)]
     numbered = chain(head[1:], numbered)
     read = True
-    if tables:
-        known = [_add_table(Beginning.of_line(header), iter(rows), collector) for header, rows in tables]
-        if not any(known):
-            collector.skip("a table of other columns", number)
+    if any(map(reader_of, headers)):
+        for header, rows in tables_in(chain(head[:1], numbered)):
+            _add_table(Beginning.of_line(header), iter(rows), collector)
     elif is_json(first):
         read = _add_json(json_records(source, number, first, (line for _, line in numbered)), collector)
     else:
@@ -146,6 +145,8 @@ def _parsed(
         _add_log(chain([(number, first)], numbered), collector)
     if collected := collector.collected():
         return collected
+    if headers:
+        raise NoSamplesError(source, "no samples of iterations: tables of other columns alone", line=number)
     raise NoSamplesError(
         source,
         f"no samples of iterations: neither lines that {_LOGGING} logs as it runs, nor the result of a benchmark, nor "
