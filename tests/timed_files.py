@@ -7,7 +7,7 @@ from io import StringIO
 from typing import Any, NamedTuple
 
 import numpy as np
-from result_files import FORWARD_PASS, INFERENCEMAX, SGLANG, VLLM, aiperf, guidellm, metric, report, summary
+from result_files import FORWARD_PASS, SGLANG, VLLM, aiperf, guidellm, metric, report, summary
 
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.played import Law, foretold

@@ -27,9 +27,10 @@ SEEDS, NOISE = st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.1])
 
 def checked(folder: Path, texts: Iterable[str], law: Timing, noise: float) -> TimingFit:
     """The fit to some files; what it takes for measured is what the law has."""
-    paths = [folder / f"measured{number}" for number, _ in enumerate(texts := list(texts))]
-    for path, text in zip(paths, texts, strict=True):
-        path.write_text(text)
+    paths = []
+    for number, text in enumerate(texts):
+        paths.append(folder / f"measured{number}")
+        paths[-1].write_text(text)
     (measured,) = read_groups(paths, capacity_tokens=CAPACITY)
     fit = fit_measured(measured, None)
     for name in ("d0", "d1", "d2", "d3"):

@@ -148,7 +148,7 @@ def standard_errors(equations: Equations, terms: Terms, fitted: FloatArray) -> F
     left, sizes, axes = np.linalg.svd(design[:, told] * scale * weight[:, None], full_matrices=False)
     apart = sizes > _ALIKE * sizes[0]
     influence = (axes[apart].T / sizes[apart]) @ left[:, apart].T * np.maximum(off, typical) * weight
-    variance = (influence**2).sum(axis=1) * len(design) / free
+    variance = (influence**2).sum(axis=1) * equations.overlap * len(design) / free
     size = fitted[told] / scale
     for axis in np.where(np.abs(axes[~apart]) > _ALIKE, axes[~apart], 0.0):
         reach = [
