@@ -147,7 +147,7 @@ def forward_passes(rows: list[Row]) -> Iterator[str]:
 
 
 ITERATIONS: tuple[Callable[[list[Row]], Iterator[str]], ...] = (
-    *(vllm, vllm_v0, vllm_iterations, sglang, lmdeploy, tensorrt_llm, tensorrt_llm_stats),
+    *(vllm, tensorrt_llm, lmdeploy, sglang, tensorrt_llm_stats, vllm_v0, vllm_iterations),
     *(table, objects, series, forward_passes),
 )
 
@@ -375,5 +375,5 @@ def sweep_table(some: Sequence[Load]) -> list[str]:
 
 
 LOADS: tuple[Callable[[Sequence[Load]], list[str]], ...] = (
-    *(vllm_bench, sglang_bench, printed, guide_llm, ai_perf, llm_perf, genai_perf, sweep_table),
+    *(vllm_bench, guide_llm, printed, ai_perf, llm_perf, genai_perf, sweep_table, sglang_bench),
 )
