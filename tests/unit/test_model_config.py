@@ -297,6 +297,12 @@ def test_a_group_of_queries_counts_only_where_it_is_in_use() -> None:
     assert small(**grouped, multi_query_attention=False).attention.kv_heads == 8
 
 
+@every("kind", ["afmoe", "qwen3_next", "beam"])
+def test_a_gate_of_the_output_is_as_large_as_the_queries(kind: str) -> None:
+    gated = small(model_type=kind, sliding_window=None)
+    assert gated.counts.other - small().counts.other == 4 * 64 * 64
+
+
 def test_layers_are_as_many_as_are_listed() -> None:
     assert small(num_hidden_layers=..., layer_types=["full_attention"] * 3).layers == 3
 
