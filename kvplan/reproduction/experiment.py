@@ -3,10 +3,12 @@
 .. code-block:: toml
 
     source = "SIC Example 2"
+    covers = ["SIC Example 2"]           # items of the papers; what no experiment covers is in `coverage.toml`
     title = "Three equilibria of one class"
     claim = "What the paper says, in a sentence."
     assumed = "What it does not say and had to be chosen."
     given = false                        # where that decides
+    solved = "Which parameters were solved from which printed result."  # so that agreement proves little
 
     [workloads.node]                     # a profile, without schema and name; `like` takes over the tables of another
                                          # one of the file, `shipped` those of a profile that comes with kvplan
@@ -24,16 +26,16 @@
     [[figures]]
     what = "Throughput"
     of = "greedy.throughput_per_iteration"
-    printed = 24
-    tolerance = 0.01
+    printed = "24"                       # as printed; half a unit of its last digit is allowed for rounding
     verdict = "reproduced"
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli
 
@@ -63,6 +65,11 @@ class Run:
         or the smallest with a minus sign in front.
     arrive
         Arrival times of requests of the only class, instead of `arrivals`; the document then has `series` too.
+    horizons
+        Instead of `horizon`: the document has the slopes of its figures over these, on logarithmic scales, and that of
+        `unserved_rps`, what came and was not completed, over time.
+    hindsight
+        The best that any schedule can do, of each seed, as far as it is solved (`kvplan simulate --hindsight`).
     fluid, gaps
         Masses by stage, stage 0 first, from which the fluid map runs for `iterations`; gaps between cohorts, whose
         cycle keeps them (SIC eq. 25).
@@ -78,11 +85,13 @@ class Run:
     arrivals: str = "poisson"
     requests: int | None = None
     horizon: str | None = None
+    horizons: tuple[str, ...] = ()
     burst: str | None = None
     burst_sessions: str | None = None
     concurrency: int | None = None
     cv: float | None = None
     seeds: int = 1
+    hindsight: bool = False
     fluid: tuple[float, ...] | None = None
     iterations: int = 0
     gaps: tuple[int, ...] | None = None
@@ -98,9 +107,11 @@ class Figure:
         ``RUN.KEY``, keys as in the JSON of the report or of a simulated policy, the mean where there are several; or
         the relative change over such others.
     printed, derived
-        Value of the paper; whether it is not in print but follows from the paper's formula, for sizes that were chosen.
-    tolerance
-        Largest relative error that counts as reproduced; absolute where 0 is printed.
+        Value of the paper, as it is written there; whether it is not in print but follows from the paper's formula, for
+        sizes that were chosen.
+    tolerance, width
+        Largest error that counts as reproduced, relative, absolute where 0 is printed, and why it is as wide as that;
+        without them half a unit of the last digit printed.
     at_least, at_most
         Where the paper states an inequality instead.
     verdict, reason
@@ -111,12 +122,36 @@ class Figure:
     verdict: Verdict
     of: tuple[str, ...] = ()
     over: tuple[str, ...] = ()
-    printed: float | None = None
+    printed: str | None = None
     derived: bool = False
-    tolerance: float = 0.01
+    tolerance: float | None = None
+    width: str = ""
     at_least: float | None = None
     at_most: float | None = None
     reason: str = ""
+
+    @property
+    def target(self) -> float | None:
+        """The printed value as a number: `28.3%` is 0.283."""
+        return None if self.printed is None else _number(self.printed)[0]
+
+    @property
+    def allowed(self) -> float:
+        """Largest distance from the printed value that counts as reproduced."""
+        value, unit = _number(self.printed or "0")
+        return unit / 2 if self.tolerance is None else self.tolerance * (abs(value) or 1)
+
+
+def _number(printed: str) -> tuple[float, float]:
+    """A number as printed, and a unit of its last digit.
+
+    >>> _number("-18.9%"), _number("1.33")
+    ((-0.189, 0.001), (1.33, 0.01))
+    """
+    value = Decimal(printed.removesuffix("%")).scaleb(-2 if printed.endswith("%") else 0)
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int)
+    return float(value), float(Decimal(1).scaleb(exponent))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +159,16 @@ class Experiment:
     """A published result.
 
     `assumed` is what the text does not give and had to be chosen. Where not all that decides is `given`, a figure that
-    disagrees is not determinable rather than refuted.
+    disagrees is not determinable rather than refuted. `solved`: parameters that were solved from a printed result.
     """
 
     name: str
     source: str
+    covers: tuple[str, ...]
     title: str
     claim: str
     assumed: str
+    solved: str
     given: bool
     workloads: Mapping[str, Mapping[str, Any]]
     runs: tuple[Run, ...]
@@ -142,7 +179,46 @@ def shipped_experiments() -> dict[str, Path]:
     """Files of the experiments by name: among the tests in a checkout, inside the package once installed."""
     package = Path(__file__).parent.parent
     folders = (package / "experiments", package.parent / "tests" / "papers" / "experiments")
-    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*-*.toml"))}
+
+
+class Item(NamedTuple):
+    """A figure, table, theorem, example or remark of a paper: the experiments that cover it, or why none does."""
+
+    paper: str
+    name: str
+    experiments: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def coverage() -> list[Item]:
+    """Return what the papers contain, item by item, in the order of the papers.
+
+    >>> [item.experiments for item in coverage() if (item.paper, item.name) == ("SIC", "Example 2")]
+    [('sic-example-02',)]
+    """
+    shipped = shipped_experiments()
+    covered: dict[tuple[str, str], list[str]] = {}
+    for name in shipped:
+        for place in load_experiment(name).covers:
+            paper, _, item = place.partition(" ")
+            covered.setdefault((paper, item), []).append(name)
+    tables = tomli.loads((next(iter(shipped.values())).parent / "coverage.toml").read_text("utf-8"))
+    items = [Item(paper, item, tuple(names)) for (paper, item), names in covered.items()]
+    items += [
+        Item(table["paper"], item, reason=table["reason"])
+        for table in tables["uncovered"]
+        for item in table["items"]
+    ]
+    papers = list(tables["titles"])
+    return sorted(items, key=lambda item: (papers.index(item.paper), _in_order(item.name)))
+
+
+def _in_order(name: str) -> tuple[str, list[tuple[bool, int, str]]]:
+    """Sort "Lemma 9" before "Lemma 10" before "Lemma A.1"."""
+    kind, _, number = name.partition(" ")
+    parts = number.split(".")
+    return kind, [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
 def load_experiment(name: str) -> Experiment:
@@ -163,9 +239,11 @@ def parse_experiment(name: str, text: str) -> Experiment:
     experiment = Experiment(
         name=name,
         source=tables.pop("source"),
+        covers=tuple(tables.pop("covers", ())),
         title=tables.pop("title"),
         claim=tables.pop("claim"),
         assumed=tables.pop("assumed", ""),
+        solved=tables.pop("solved", ""),
         given=tables.pop("given", True),
         workloads=_inherited(tables.pop("workloads", {})),
         runs=tuple(Run(**_tuples(run)) for run in tables.pop("runs", [])),
@@ -189,6 +267,8 @@ def _figure(table: dict[str, Any]) -> Figure:
         raise ValueError(f"{figure.what}: nothing to compare with")
     if not figure.of and figure.verdict is not Verdict.NOT_DETERMINABLE:
         raise ValueError(f"{figure.what}: {figure.verdict.value}, but nothing is computed")
+    if (figure.tolerance is None) != (not figure.width):
+        raise ValueError(f"{figure.what}: a tolerance and the reason for its width go together")
     if not figure.reason and figure.verdict is not Verdict.REPRODUCED:
         raise ValueError(f"{figure.what}: {figure.verdict.value}, without a reason")
     return figure

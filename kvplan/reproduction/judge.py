@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from kvplan.reproduction.experiment import Experiment, Figure, Verdict
 from kvplan.simulation.intervals import t_quantile
 
+_FLOOR = 0.25  # of a printed change: what is less is another effect
+_ROUNDING = 1e-9  # of floating-point sums
 _ORDER = (Verdict.REPRODUCED, Verdict.SAME_DIRECTION, Verdict.NOT_DETERMINABLE, Verdict.REFUTED)
 
 
@@ -69,31 +71,33 @@ def _compared(figure: Figure, documents: Mapping[str, Mapping[str, Any]], given:
 
 
 def judged(figure: Figure, found: Measured) -> Verdict:
-    """Return the verdict on a measured value.
+    """Return the verdict on a measured value, which its whole interval decides.
 
-    Printed values are reproduced within the tolerance. Failing that, a change is of the same direction if its whole
-    interval has the printed sign. An inequality holds or fails with the whole interval; where chance decides, it is not
-    determinable.
+    A printed value is reproduced if no value of the interval is further from it than is allowed, refuted if all are;
+    a change that is refuted or left open is of the same direction if the whole interval has the printed sign and the
+    value is a quarter of the printed one at least. Where chance decides, nothing is determinable.
 
-    >>> gain = Figure(what="", verdict=Verdict.REPRODUCED, of=("a.x",), over=("b.x",), printed=0.2, tolerance=0.1)
-    >>> [judged(gain, Measured(v, v - 0.01, v + 0.01)).value for v in (0.21, 0.1, 0.005)]
+    >>> gain = Figure(what="", verdict=Verdict.REPRODUCED, of=("a.x",), over=("b.x",), printed="20%")
+    >>> [judged(gain, Measured(v, v - 0.002, v + 0.002)).value for v in (0.201, 0.1, 0.03)]
     ['reproduced', 'same direction', 'refuted']
     >>> more = Figure(what="", verdict=Verdict.REPRODUCED, of=("a.x",), over=("b.x",), at_least=0.0)
     >>> [judged(more, Measured(v, v - 0.01, v + 0.01)).value for v in (0.02, 0.005, -0.02)]
     ['reproduced', 'not determinable', 'refuted']
     """
-    if figure.printed is None:
-        least = -math.inf if figure.at_least is None else figure.at_least
-        most = math.inf if figure.at_most is None else figure.at_most
-        if least <= found.low and found.high <= most:
-            return Verdict.REPRODUCED
-        apart = found.high < least or found.low > most
-        return Verdict.REFUTED if apart else Verdict.NOT_DETERMINABLE
-    if abs(found.value - figure.printed) <= figure.tolerance * (abs(figure.printed) or 1):
+    least = -math.inf if figure.at_least is None else figure.at_least
+    most = math.inf if figure.at_most is None else figure.at_most
+    target = figure.target
+    if target is not None:
+        width = figure.allowed + _ROUNDING * (1 + abs(target))
+        least, most = target - width, target + width
+    if least <= found.low and found.high <= most:
         return Verdict.REPRODUCED
-    if figure.over and min(found.low * figure.printed, found.high * figure.printed) > 0:
-        return Verdict.SAME_DIRECTION
-    return Verdict.REFUTED
+    if figure.over and target is not None:
+        signed = sorted(math.copysign(1, target) * part for part in found)
+        if signed[0] > 0 and math.copysign(1, target) * found.value >= _FLOOR * abs(target):
+            return Verdict.SAME_DIRECTION
+    apart = found.high < least or found.low > most
+    return Verdict.REFUTED if apart else Verdict.NOT_DETERMINABLE
 
 
 Place = tuple[Mapping[str, Any], str]  # a document, and a key of it
@@ -141,9 +145,9 @@ def _mean(places: Sequence[Place], seed: int) -> Measured:
 
 
 def _of_seed(document: Mapping[str, Any], key: str, seed: int) -> Measured:
-    """What is not simulated is the same for every seed."""
+    """What is not simulated, and what has no chance in it, is the same for every seed."""
     if "seeds" in document:
-        document = document["seeds"][seed]
+        document = document["seeds"][seed if len(document["seeds"]) > 1 else 0]
     value = value_at(document, key)
     if value is None:
         raise ValueError(f"{key}: there is no such figure")
@@ -158,5 +162,8 @@ def value_at(document: Any, key: str) -> float | None:
     5.0
     """
     for part in key.split("."):
-        document = document[int(part)] if isinstance(document, list | tuple) else document[part]
+        if isinstance(document, Mapping):
+            document = document[part]
+        else:
+            document = document[int(part)] if part.lstrip("-").isdigit() else getattr(document, part)
     return None if document is None else float(document)

@@ -11,8 +11,10 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.reproduction.experiment import Experiment, Run
+from kvplan.reproduction.judge import measured
 
 if TYPE_CHECKING:
+    from kvplan.simulation.experiments.load import Load
     from kvplan.simulation.requests import Requests
 
 Document = Mapping[str, Any]
@@ -37,11 +39,11 @@ def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | Non
         return _gaps(run, model)
     if run.fluid is not None:
         return _fluid(run, model)
+    if run.hindsight:
+        return _hindsight(run, model)
     if run.policy is None:
         return _Reported(model, plan)
-    if run.grid:
-        return _best(run, partial(_simulated, model=model, plan=plan, announce=announce))
-    return _simulated(run, model=model, plan=plan, announce=announce)
+    return _simulated(run, model, plan, announce)
 
 
 class _Reported(Mapping[str, Any]):
@@ -99,36 +101,36 @@ def _fluid(run: Run, model: ServingModel) -> Document:
     }
 
 
-def _best(run: Run, simulated: Callable[[Run], Document]) -> Document:
-    """The run with the best values of its grid."""
-    from kvplan.reproduction.judge import measured
-
-    assert run.grid is not None
-    sign, key = (-1, run.best[1:]) if run.best.startswith("-") else (1, run.best)
+def _simulated(run: Run, model: ServingModel, plan: Plan, announce: Announce | None) -> Document:
+    """A document of each seed, so that runs can be compared seed by seed; the best of a grid."""
+    if run.horizons:
+        shorter = [replace(run, horizon=horizon, horizons=()) for horizon in run.horizons]
+        return _slopes([_simulated(each, model, plan, announce) for each in shorter])
+    grid = run.grid or {}
+    choices = [
+        tuple(f"{name}={value:g}" for name, value in zip(grid, values, strict=True))
+        for values in product(*grid.values())
+    ]
     found, hung = [], []
-    for values in product(*run.grid.values()):
-        settings = tuple(f"{name}={value:g}" for name, value in zip(run.grid, values, strict=True))
+    for choice in choices:
         try:
-            one = simulated(replace(run, set=(*run.set, *settings), grid=None))
-            found.append({**one, "chosen": ", ".join(settings)})
+            seeds = _seeds(replace(run, set=(*run.set, *choice)), model, plan, announce)
+            found.append({"seeds": seeds, "chosen": ", ".join(choice)})
         except LivelockError:
-            hung.append(", ".join(settings))
+            hung.append(", ".join(choice))
     if not found:
-        raise LivelockError(f"run {run.name}: a livelock at all values of its grid, so there are no figures")
-    best = max(found, key=lambda one: sign * measured([(one, key)]).value)
+        at = " at all values of its grid" if grid else ""
+        raise LivelockError(f"run {run.name}: a livelock{at}, so there are no figures")
+    sign, key = (-1, run.best[1:]) if run.best.startswith("-") else (1, run.best)
+    best = max(found, key=lambda each: sign * measured([(each, key)]).value) if grid else found[0]
     return {**best, "livelock": hung}
 
 
-def _simulated(run: Run, *, model: ServingModel, plan: Plan, announce: Announce | None) -> Document:
-    """A simulation of each seed for itself, so that runs can be compared seed by seed."""
-    return {"seeds": [_of_seed(run, seed, model, plan, announce) for seed in range(run.seeds)]}
-
-
-def _of_seed(run: Run, seed: int, model: ServingModel, plan: Plan, announce: Announce | None) -> Document:
+def _load(run: Run, model: ServingModel) -> "Load":
+    """The requests of a run, as options of `kvplan simulate` describe them."""
     from kvplan.options import Arrivals, RunOptions
-    from kvplan.simulation.experiments import options, study
+    from kvplan.simulation.experiments import options
 
-    assert run.policy is not None
     asked = RunOptions(
         arrivals=None if run.arrive or run.arrivals is None else Arrivals(run.arrivals),
         cv=run.cv,
@@ -138,24 +140,67 @@ def _of_seed(run: Run, seed: int, model: ServingModel, plan: Plan, announce: Ann
         requests=run.requests,
         horizon=run.horizon,
     )
-    load = options.load(asked, None if run.arrive is None else partial(_requests, run.arrive, model))
-    found = study.study(model, plan, load, options.chosen([run.policy], run.set), [seed], announce=announce)
+    return options.load(asked, None if run.arrive is None else partial(_requests, run.arrive, model))
+
+
+def _hindsight(run: Run, model: ServingModel) -> Document:
+    """Bounds on mean latency, or with a horizon on rates, of each seed."""
+    from kvplan.simulation.experiments.hindsight_bound import study_bounds
+
+    documents: list[dict[str, Any]] = []
+    for seed in range(run.seeds):
+        document: dict[str, Any] = {}
+        for bound in study_bounds(model, _load(run, model), ["mc"], [seed]):
+            key, _, statistic = bound.figure.partition(".")
+            document[key] = {statistic: bound.bound} if statistic else bound.bound
+        documents.append(document)
+    return {"seeds": documents}
+
+
+def _seeds(run: Run, model: ServingModel, plan: Plan, announce: Announce | None) -> list[dict[str, Any]]:
+    """The figures of each seed, which run side by side."""
+    from kvplan.simulation.experiments import options, study
+    from kvplan.simulation.metrics import policy_result
+
+    assert run.policy is not None
+    policies, seeds = options.chosen([run.policy], run.set), range(run.seeds)
+    found = study.study(model, plan, _load(run, model), policies, seeds, announce=announce)
     if found.interrupted:
         raise KeyboardInterrupt
-    result = study.plain(found.results[0])
-    if result["status"] == "livelock":
-        raise LivelockError(f"run {run.name}: a livelock, so there are no figures")
-    if run.arrive is None:
-        return dict(result)
-    series = found.first[0].series
-    return {
-        **result,
-        "series": {
-            "kv_tokens": series.kv_tokens.tolist(),
-            "completions": series.completions.tolist(),
-            "evictions": series.evictions.tolist(),
-        },
-    }
+    (result,), (pairs,) = found.results, found.runs
+    if result.status == "livelock":
+        raise LivelockError(run.name)
+    documents = []
+    for requests, outcome in pairs:
+        alone = policy_result(
+            run.policy,
+            result.parameters,
+            [(requests, outcome)],
+            [each.name for each in result.classes],
+            horizon_s=found.load.horizon_s,
+            saturated=found.load.is_saturated,
+            by_chance=found.by_chance and len(pairs) == 1,
+            limits=found.objectives,
+        )
+        figures = {**study.plain(alone), "series": outcome.series, "horizon_s": found.load.horizon_s}
+        documents.append(figures)
+    return documents
+
+
+def _slopes(by_horizon: Sequence[Document]) -> Document:
+    """Slopes of figures over the horizon, both on logarithmic scales, of each seed."""
+    documents = []
+    for each in zip(*(document["seeds"] for document in by_horizon), strict=True):
+        horizon = np.log([seed["horizon_s"] for seed in each])
+        figures = {
+            "unserved_rps": [(seed["unfinished"] + 1) / seed["horizon_s"] for seed in each],
+            "throughput_rps": [seed["throughput_rps"] for seed in each],
+            "e2e_s": [seed["e2e_s"]["mean"] for seed in each],
+            "ttft_s": [seed["ttft_s"]["mean"] for seed in each],
+        }
+        slopes = {name: float(np.polyfit(horizon, np.log(values), 1)[0]) for name, values in figures.items()}
+        documents.append({"slope": slopes})
+    return {"seeds": documents, "livelock": []}
 
 
 def _requests(arrive: Sequence[float], model: ServingModel) -> "Requests":

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from kvplan.reproduction.experiment import Figure, Verdict
+from kvplan.reproduction.experiment import Figure, Item, Verdict
 from kvplan.reproduction.judge import Compared, Reproduction
 from kvplan.show import page
 from kvplan.show.view import Json, View, fields, header
@@ -18,6 +18,21 @@ def view(reproductions: Sequence[Reproduction], *, detailed: bool) -> View:
     return View(lambda: document(reproductions), lambda full: page.document(sections))
 
 
+def coverage_view(items: Sequence[Item]) -> View:
+    """Show which experiments cover what the papers contain."""
+    rows = [(item.paper, item.name, ", ".join(item.experiments) or item.reason) for item in items]
+    columns = (page.Column("Paper"), page.Column("Item"), page.words("Experiments, or why there is none"))
+    covered = sum(1 for item in items if item.experiments)
+    caption = f"{covered} of {len(items)} figures, tables, theorems, examples and remarks are covered."
+    section = page.section(
+        "coverage", "What the papers contain", page.Paragraph(caption), page.table(columns, rows)
+    )
+    return View(
+        lambda: {**header(), "items": [item._asdict() for item in items]},
+        lambda full: page.document([section]),
+    )
+
+
 def document(reproductions: Sequence[Reproduction]) -> Json:
     """Return the JSON: experiments, what papers print, and what kvplan gets."""
     return {**header(), "experiments": [_experiment(each) for each in reproductions]}
@@ -28,6 +43,8 @@ def _experiment(judged: Reproduction) -> Json:
     return {
         **fields(experiment, "name", "source", "title", "claim"),
         "assumed": experiment.assumed or None,
+        "solved": experiment.solved or None,
+        "covers": experiment.covers,
         "verdict": judged.verdict,
         "workloads": experiment.workloads,
         "runs": [{**asdict(run), "chosen": judged.chosen.get(run.name)} for run in experiment.runs],
@@ -41,7 +58,10 @@ def _compared(compared: Compared) -> Json:
     return {
         "what": figure.what,
         "relative": bool(figure.over),
-        **fields(figure, "printed", "derived", "at_least", "at_most"),
+        "printed": figure.target,
+        **fields(figure, "derived", "at_least", "at_most"),
+        "allowed": None if figure.printed is None else figure.allowed,
+        "width": figure.width or None,
         "value": measured and measured.value,
         "ci95": None if exact or measured is None else [measured.low, measured.high],
         "verdict": compared.verdict,
@@ -52,7 +72,10 @@ def _compared(compared: Compared) -> Json:
 
 def _overview(reproductions: Sequence[Reproduction]) -> page.Section:
     rows = [(each.experiment.name, each.experiment.source, _tally(each.compared)) for each in reproductions]
-    rows.append(("all", "", _tally([compared for each in reproductions for compared in each.compared])))
+    for name, solved in (("all", False), ("with parameters solved from the print", True)):
+        judged = [each for each in reproductions if bool(each.experiment.solved) is solved]
+        if judged:
+            rows.append((name, "", _tally([compared for each in judged for compared in each.compared])))
     columns = (page.Column("Experiment"), page.words("Source"), page.words("Verdicts on figures"))
     caption = "What the papers print against what kvplan gets; `kvplan reproduce NAME` shows the figures."
     return page.section(
@@ -69,7 +92,8 @@ def _tally(compared: Sequence[Compared]) -> str:
 
 def _section(judged: Reproduction) -> page.Section:
     experiment = judged.experiment
-    assumed = [page.Paragraph(f"Assumed: {experiment.assumed}")] if experiment.assumed else []
+    said = (("Assumed", experiment.assumed), ("Solved from the print", experiment.solved))
+    assumed = [page.Paragraph(f"{word}: {text}") for word, text in said if text]
     return page.section(
         experiment.name,
         f"{experiment.title} ({experiment.name})",
@@ -88,7 +112,7 @@ def _verdict(compared: Compared) -> str:
 def _printed(compared: Compared) -> str:
     figure = compared.figure
     if figure.printed is not None:
-        return f"{_number(figure, figure.printed)}{' derived' if figure.derived else ''}"
+        return f"{figure.printed}{' derived' if figure.derived else ''}"
     bounds = ((figure.at_least, "at least"), (figure.at_most, "at most"))
     return " and ".join(f"{words} {_number(figure, bound)}" for bound, words in bounds if bound is not None)
 
@@ -121,8 +145,10 @@ def _reasons(compared: Sequence[Compared]) -> Iterator[str]:
     """Give each reason once, with the names of all figures that share it."""
     by_reason: dict[str, list[str]] = {}
     for each in compared:
-        if each.figure.reason:
-            by_reason.setdefault(each.figure.reason, []).append(each.figure.what)
+        for reason in filter(
+            None, (each.figure.reason, each.figure.width and f"tolerance: {each.figure.width}")
+        ):
+            by_reason.setdefault(reason, []).append(each.figure.what)
     for reason, names in by_reason.items():
         yield f"{'; '.join(names)}: {reason}"
 
