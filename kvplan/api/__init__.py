@@ -154,9 +154,9 @@ def analyze(
 
     Examples
     --------
-    >>> report = analyze("tool-calls-h100")
+    >>> report = analyze("llama-3.1-8b-rtx4090")
     >>> report.verdict.status.value, round(report.load.sustainable_rps, 2)
-    ('stable', 54.87)
+    ('stable', 3.92)
     """
     from kvplan.api import arguments, results
     from kvplan.report import assembly
@@ -197,9 +197,9 @@ def check(
 
     Examples
     --------
-    >>> found = check("tool-calls-h100", require="load.headroom >= 20%", accept=["workload"])
+    >>> found = check("llama-3.1-8b-rtx4090", require="load.headroom >= 20%", accept=["workload"])
     >>> found.outcome.value, round(found.results[0].judgement.got, 4)
-    ('passed', 0.2192)
+    ('passed', 1.6166)
     """
     from kvplan.api import arguments, outcomes
     from kvplan.gate import check as checking

@@ -67,6 +67,8 @@ class Run:
     horizons
         Instead of `horizon`: the document has the slopes of its figures over these, on logarithmic scales, and that of
         `unserved_rps`, what came and was not completed, over time.
+    hindsight
+        The best that any schedule can do, of each seed, as far as it is solved (`kvplan simulate --hindsight`).
     fluid, gaps
         Masses by stage, stage 0 first, from which the fluid map runs for `iterations`; gaps between cohorts, whose
         cycle keeps them (SIC eq. 25).
@@ -88,6 +90,7 @@ class Run:
     concurrency: int | None = None
     cv: float | None = None
     seeds: int = 1
+    hindsight: bool = False
     fluid: tuple[float, ...] | None = None
     iterations: int = 0
     gaps: tuple[int, ...] | None = None

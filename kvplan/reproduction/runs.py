@@ -12,6 +12,7 @@ from kvplan.model import Plan, ServingModel
 from kvplan.reproduction.experiment import Experiment, Run
 
 if TYPE_CHECKING:
+    from kvplan.simulation.experiments.load import Load
     from kvplan.simulation.experiments.study import Study
     from kvplan.simulation.requests import Requests
 
@@ -37,6 +38,8 @@ def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | Non
         return _gaps(run, model)
     if run.fluid is not None:
         return _fluid(run, model)
+    if run.hindsight:
+        return _hindsight(run, model)
     if run.policy is None:
         return _Reported(model, plan)
     return _simulated(run, model, plan, announce)
@@ -132,10 +135,22 @@ def _simulated(run: Run, model: ServingModel, plan: Plan, announce: Announce | N
 
 def _study(run: Run, model: ServingModel, plan: Plan, announce: Announce | None) -> "Study":
     """Run a policy, and the variants of its grid, on all seeds side by side."""
-    from kvplan.options import Arrivals, RunOptions
     from kvplan.simulation.experiments import options, study
 
     assert run.policy is not None
+    grid = [f"{key}={','.join(map(str, values))}" for key, values in (run.grid or {}).items()]
+    policies = options.chosen([run.policy], run.set, grid)
+    found = study.study(model, plan, _load(run, model), policies, range(run.seeds), announce=announce)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found
+
+
+def _load(run: Run, model: ServingModel) -> "Load":
+    """The requests of a run, as options of `kvplan simulate` describe them."""
+    from kvplan.options import Arrivals, RunOptions
+    from kvplan.simulation.experiments import options
+
     asked = RunOptions(
         arrivals=None if run.arrive or run.arrivals is None else Arrivals(run.arrivals),
         cv=run.cv,
@@ -145,13 +160,21 @@ def _study(run: Run, model: ServingModel, plan: Plan, announce: Announce | None)
         requests=run.requests,
         horizon=run.horizon,
     )
-    load = options.load(asked, None if run.arrive is None else partial(_requests, run.arrive, model))
-    grid = [f"{key}={','.join(map(str, values))}" for key, values in (run.grid or {}).items()]
-    policies = options.chosen([run.policy], run.set, grid)
-    found = study.study(model, plan, load, policies, range(run.seeds), announce=announce)
-    if found.interrupted:
-        raise KeyboardInterrupt
-    return found
+    return options.load(asked, None if run.arrive is None else partial(_requests, run.arrive, model))
+
+
+def _hindsight(run: Run, model: ServingModel) -> Document:
+    """Bounds on mean latency, or with a horizon on rates, of each seed."""
+    from kvplan.simulation.experiments.hindsight_bound import study_bounds
+
+    documents: list[dict[str, Any]] = []
+    for seed in range(run.seeds):
+        document: dict[str, Any] = {}
+        for bound in study_bounds(model, _load(run, model), ["mc"], [seed]):
+            key, _, statistic = bound.figure.partition(".")
+            document[key] = {statistic: bound.bound} if statistic else bound.bound
+        documents.append(document)
+    return {"seeds": documents}
 
 
 def _slopes(by_horizon: Sequence[Document]) -> Document:

@@ -45,9 +45,11 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "wait that waits for nobody": Mutant(with_knobs(POLICIES["wait"], 1), "wait-6-known"),
-    "flow without budgets": Mutant(with_knobs(POLICIES["flow"], UNLIMITED), "fc-4-1-in-total"),
-    "greedy that evicts the most progressed": Mutant(POLICIES["greedy"]._replace(form_batch=evict_the_furthest), "sic-table-1-partial"),
+    "wait that waits for nobody": Mutant(with_knobs(POLICIES["wait"], 1), "wait-theorem-1"),
+    "flow without budgets": Mutant(with_knobs(POLICIES["flow"], UNLIMITED), "fc-4-1-per-class"),
+    "greedy that evicts the most progressed": Mutant(
+        POLICIES["greedy"]._replace(form_batch=evict_the_furthest), "sic-example-01"
+    ),
 }
 
 
