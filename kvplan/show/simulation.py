@@ -325,7 +325,8 @@ def _proof(bound: StudyBound) -> str:
 
 def _loosened(study: Study) -> tuple[str, ...]:
     """Say for whom the bound is loose: where policies count KV differently, it is of the kindest way to count."""
-    names = list(dict.fromkeys(settings.policy for settings in study.settings.values()))
+    missing = (study.settings[name].policy for name in study.missing)
+    names = list(dict.fromkeys((*(policy.name for policy in study.policies), *missing)))
     engines = as_engines(names)
     if not engines or len(engines) == len(names):
         return ()
