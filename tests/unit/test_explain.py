@@ -144,7 +144,7 @@ def made(name: str) -> Case:
 
 
 EVERY = [*((shipped, name) for name in NAMES), *((made, name) for name in MODELS)]
-ON_A_SCREEN = ("agents-collapse", "gemma-3-27b-h100", "inputs told", "prefill-decode")
+ON_A_SCREEN = ("agents-collapse", "prefill-decode")
 ON_A_COMMIT = (*LOOKED_AT, "inputs told", "agents and others, bent", "host tier")
 
 
