@@ -7,7 +7,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, markdown_tables, names, shown
+from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, names, shown, tables_in
 from kvplan.ingest.engines import LOGS, StatisticsReader, service_of
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.results import reader_of
@@ -109,13 +109,12 @@ def parsed(
         raise UsageError(f"{source}: empty; a log, a series or a table of iterations is wanted")
     collector = Collector(source, capacity_tokens, assumed_tokens)
     head = [(number, first), *islice(numbered, _HEAD)]
-    tables = list(markdown_tables(head)) and list(markdown_tables(chain(head, numbered)))
+    headers = [Beginning.of_line(header) for header, _ in tables_in(head)]
     numbered = chain(head[1:], numbered)
     read = True
-    if tables:
-        known = [_add_table(Beginning.of_line(header), iter(rows), collector) for header, rows in tables]
-        if not any(known):
-            collector.skip("a table of other columns", number)
+    if any(map(reader_of, headers)):
+        for header, rows in tables_in(chain(head[:1], numbered)):
+            _add_table(Beginning.of_line(header), iter(rows), collector)
     elif is_json(first):
         read = _add_json(json_records(source, number, first, (line for _, line in numbered)), collector)
     else:
@@ -124,6 +123,8 @@ def parsed(
         _add_log(chain([(number, first)], numbered), collector)
     if collected := collector.collected():
         return collected
+    if headers:
+        raise NoSamplesError(source, "no samples of iterations: tables of other columns alone", line=number)
     raise NoSamplesError(
         source,
         f"no samples of iterations: neither lines that {_LOGGING} logs as it runs, nor the result of a benchmark, nor "
@@ -175,14 +176,25 @@ def _add_json(records: Iterable[Record], collector: Collector) -> bool:
 
 def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:
     services: dict[str, list[StatisticsReader]] = {}
+    settings: dict[
+        tuple[str, str], tuple[dict[str, str], int]
+    ] = {}  # by service and engine, and since which line
     for number, text in numbered:
         if text.strip():
             collector.group = service_of(text)
             if collector.group not in services:
                 statistics = [log.statistics(collector) for log in LOGS if log.statistics]
                 services[collector.group] = [*statistics, PrintedRuns(collector)]
+            for log in LOGS:
+                ran = settings.get((collector.group, log.engine))
+                if (run := log.settings_of_times(text)) is not None and (ran is None or ran[0] != run):
+                    settings[collector.group, log.engine] = run, number if ran else 0
             for reader in services[collector.group]:
                 reader.line(number, text)
     for collector.group, readers in services.items():
         for reader in readers:
             reader.end()
+        since = max(
+            (line for (group, _), (_, line) in settings.items() if group == collector.group), default=0
+        )
+        collector.drop_before(since, "an earlier start, with other settings")
