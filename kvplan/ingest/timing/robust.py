@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.ingest.timing.equations import FIXED, KV, PREFILL, BoolArray, Equations, Kind, Terms
-from kvplan.model import FloatArray, IntArray, Timing
+from kvplan.model import FloatArray, Timing
 
 _BELIEF = 3.0  # relative deviation of a constant from its share of the prior
 _UNKNOWN = 0.3  # share of time that a constant may add which the prior does not have
@@ -35,8 +35,6 @@ _CLOSE, _GROSS = 0.04, 0.6  # spread of samples close to the formula; relative e
 _TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
 _REPEATED = 3  # measurements of a setting that cannot all be wrong
 _MOST = 0.9  # share of the samples that lie close to a formula that is not rough
-_MOST_SETTINGS = 600  # to be compared with each other
-_MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more work, in so much less time
 _PARTS = (1.0, 0.5, 0.2, 0.1, 0.05)  # of a share of the prior, to try
 _HARDLY, _NO_MATTER = 1.03, 0.0005  # how much worse a fit may be: so many times, and so much error
 _AT_FIRST = 0.01  # of the least spread
@@ -234,31 +232,3 @@ def _through(quantile: float, design: FloatArray, seconds: FloatArray) -> FloatA
         weight = np.where(off > 0, quantile, 1 - quantile) / np.maximum(np.abs(off), _NEAR)
         deviation = times / np.sqrt(weight)
     return fitted
-
-
-def contradicted(equations: Equations) -> IntArray:
-    """For each sample that contradicts others name one that did less in more time, or more in less; else −1.
-
-    Only where repetitions tell how much is noise. Of two that contradict each other the one goes that contradicts
-    more of the others, then the fast one.
-    """
-    design, seconds = equations.amounts[:, 1:4], equations.seconds
-    opposed = np.full(seconds.size, -1, dtype=np.int64)
-    if not equations.of_iterations:
-        return opposed
-    points, first, group = np.unique(design, axis=0, return_index=True, return_inverse=True)
-    group = group.reshape(-1)
-    if len(points) > min(_MOST_SETTINGS, seconds.size // 2):
-        return opposed
-    middle = np.array([np.median(seconds[group == g]) for g in range(len(points))])
-    noise = _TO_SIGMA * float(np.median(np.abs(seconds / middle[group] - 1)))
-    more = (points[:, None, :] >= points[None, :, :]).all(axis=2)
-    more &= points.sum(axis=1)[:, None] >= _MORE * points.sum(axis=1)[None, :]
-    against = more & (middle[:, None] < middle[None, :] * (1 - max(_LESS_TIME, _NOISES * noise)))
-    while against.any():
-        fast, slow = against.sum(axis=1), against.sum(axis=0)
-        worst = int(np.argmax(fast + slow + 0.5 * (fast > 0)))
-        opponents = against[worst] if fast[worst] else against[:, worst]
-        opposed[group == worst] = first[int(np.argmax(np.where(opponents, middle, 0)))]
-        against[worst, :] = against[:, worst] = False
-    return opposed
