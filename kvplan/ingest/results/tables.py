@@ -134,7 +134,7 @@ def _at_concurrency(row: Record, collector: Collector) -> None:
 
     inputs, outputs = lengths(_INPUT), lengths(_OUTPUT)
     throughput, tokens_per_s = row.optional(THROUGHPUT), row.optional(_OUTPUT_RATE)
-    if throughput is None and tokens_per_s is not None and sum(outputs):
+    if throughput is None and tokens_per_s is not None and outputs[1] > 0:
         throughput = 2 * tokens_per_s / sum(outputs)
     point = Point(
         line=row.line,
