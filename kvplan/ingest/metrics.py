@@ -432,6 +432,13 @@ class _Reader:
             rates = [rate for _, rate in self.late.samples.get(name or "", ()) if 0 <= rate <= 1]
             if rates:
                 observed = ObservedHits(math.fsum(rates) / len(rates), f"by {name} at that moment")
+        by_connector, asked = self.names.loaded or ("", "")
+        if (loaded := self.total(by_connector)) > 0 and (of := self.total(asked)) > 0:
+            share = f"{format_percent(loaded / of)} of the prompt tokens"
+            of_asked = (
+                f"{format_tokens(loaded)} of {format_tokens(of)} that it was asked for, by {by_connector}"
+            )
+            self.notes.append(f"a KV connector loaded {share} ({of_asked})")
         if observed is not None:
             self.notes.append(f"{observed.text}; the classes take none of that into account")
         return observed

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from every import every
+from sampled import parse_samples
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.samples import LeftOut, Point, Sweep
 
 VLLM = """INFO 05-18 02:40:00 [serve.py:1] Namespace(backend='vllm', model='org/model', request_rate=inf)

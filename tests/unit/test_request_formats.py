@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from every import every
+from sampled import parse_samples
 
 from kvplan.errors import UsageError
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import kind_of
-from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.samples import Samples
 from kvplan.ingest.trace.traffic import Traffic, measure
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from every import every
 from result_files import HEADER, SERIES, run
+from sampled import parse_samples
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.reading import parse_samples, read_groups
+from kvplan.ingest.timing.reading import read_groups
 from kvplan.ingest.timing.samples import Samples
 
 ONE = "100,101,0,0,0.1,1.1\n"

@@ -134,13 +134,14 @@ def iterations(log: RequestLog) -> Samples:
         message = f"no request generated more than {_FEWEST} tokens, of which times would tell"
         raise UsageError(f"{log.source}: {message}")
     batch, first, last, count = _Batch(log), log.first_token_s[kept], log.last_token_s[kept], count[kept]
-    prefill = batch.computed.at(last) - batch.computed.at(first)
+    prefill, sequences = batch.computed.at(last) - batch.computed.at(first), batch.begun.mean(first, last)
     return Samples(
         log.source,
         log.format,
         kv_tokens=batch.kv_tokens.mean(first, last),
         prefill_tokens=np.where(prefill < _ROUNDED, 0.0, prefill) / count,
-        sequences=batch.begun.mean(first, last),
+        sequences=sequences,
+        overlap=float(sequences.mean()),
         seconds=(last - first) / count,
         line=log.line[kept],
         hidden_prefill=True,
