@@ -145,6 +145,16 @@ def test_columns_have_the_names_that_people_give_them(
         assert (point.concurrency, point.rate_rps, point.ttft_s, point.tpot_s) == pytest.approx(expected)
 
 
+def test_tokens_per_second_make_requests_per_second() -> None:
+    (point,) = sweep("Concurrency,ISL,OSL,Output throughput (tok/s)\n8,1000,200,400\n").points
+    assert point.throughput_rps == 2
+
+
+def test_no_more_requests_are_in_flight_than_a_run_has() -> None:
+    (point,) = sweep(VLLM.format(users=256)).points
+    assert point.concurrency == 100
+
+
 def test_a_table_of_other_things_does_not_hide_a_printed_result() -> None:
     table = MARKDOWN[: MARKDOWN.index("| ISL")]
     assert [times(point) for point in sweep(table + VLLM.format(users=8)).points] == [AS_PRINTED]

@@ -115,6 +115,30 @@ def anthropic(at: float, inputs: int, outputs: int) -> dict[str, Any]:
     return {"timestamp": iso(at), "response": {"model": "m", "usage": usage | {"output_tokens": outputs}}}
 
 
+def anthropic_flat(at: float, inputs: int, outputs: int) -> dict[str, Any]:
+    usage = {"input_tokens": inputs - 70, "cache_read_input_tokens": 50, "cache_creation_input_tokens": 20}
+    return {"timestamp": iso(at), "output_tokens": outputs, **usage}
+
+
+def langfuse_anthropic(at: float, inputs: int, outputs: int) -> dict[str, Any]:
+    usage = {"input": inputs - 70, "cache_read_input_tokens": 50, "cache_creation_input_tokens": 20}
+    return langfuse(at, 0, 0, usageDetails=usage | {"output": outputs - 5, "output_reasoning_tokens": 5})
+
+
+def dynamo(at: float, inputs: int, outputs: int) -> dict[str, Any]:
+    """What a cache had is among the input."""
+    tokens = {"input_tokens": inputs, "output_tokens": outputs, "cached_tokens": 50}
+    received = 1000 * EPOCH + round(1000 * at)
+    times = {"request_received_ms": received, "ttft_ms": 250.0, "total_time_ms": 250.0 + 10 * (outputs - 1)}
+    return {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": times | tokens}
+
+
+def otel_cached(at: float, inputs: int, outputs: int) -> dict[str, Any]:
+    """The conventions count what a cache had among the input."""
+    tokens = {"gen_ai.usage.input_tokens": inputs, "gen_ai.usage.output_tokens": outputs}
+    return {"start_time": iso(at), "attributes": tokens | {"gen_ai.usage.cache_read.input_tokens": 50}}
+
+
 def attribute(key: str, value: int | str) -> dict[str, Any]:
     return {
         "key": key,
@@ -208,6 +232,10 @@ def lines(*rows: dict[str, Any]) -> str:
         (response, "responses of an API"),
         (batch, "responses of an API"),
         (anthropic, "responses of an API"),
+        (anthropic_flat, "JSON lines"),
+        (langfuse_anthropic, "Langfuse observations"),
+        (dynamo, "JSON lines"),
+        (otel_cached, "OpenTelemetry gen_ai"),
         (otlp, "OpenTelemetry gen_ai"),
         (vllm_span, "OpenTelemetry gen_ai"),
         (bedrock, "Bedrock invocation log"),

@@ -85,6 +85,10 @@ E2E = _times("e2e e2el e2elatency requestlatency latency")
 THROUGHPUT = names(
     "requestthroughput requestspersecond rps throughputrps throughputreqs requestthroughputreqs reqs reqtputrps"
 )
+_OUTPUT_RATE = names(  # tokens per second of all requests together
+    "outputthroughput outputtokenthroughput outputthroughputtoks outputtokenthroughputtoks outputtoks "
+    "outputthroughputtokenss outputtokenspersecond outputtokenthroughputtokenssec"
+)
 _CONCURRENCY = names(
     "concurrency maxconcurrency concurrentrequests numconcurrentrequests users concurrentusers"
 )
@@ -128,16 +132,20 @@ def _at_concurrency(row: Record, collector: Collector) -> None:
     def lengths(column: Names) -> Range:
         return round(shortest * row.number(column)), round(row.number(column))
 
+    inputs, outputs = lengths(_INPUT), lengths(_OUTPUT)
+    throughput, tokens_per_s = row.optional(THROUGHPUT), row.optional(_OUTPUT_RATE)
+    if throughput is None and tokens_per_s is not None and outputs[1] > 0:
+        throughput = 2 * tokens_per_s / sum(outputs)
     point = Point(
         line=row.line,
-        inputs=lengths(_INPUT),
-        outputs=lengths(_OUTPUT),
+        inputs=inputs,
+        outputs=outputs,
         concurrency=row.whole(_CONCURRENCY),
         requests=_requests(row),
         ttft_s=row.optional(TTFT),
         tpot_s=row.optional(TPOT),
         e2e_s=row.optional(E2E),
-        throughput_rps=row.optional(THROUGHPUT),
+        throughput_rps=throughput,
     )
     collector.add_point(point, _deployment(row))
 

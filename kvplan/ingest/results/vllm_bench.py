@@ -67,7 +67,7 @@ def _load(row: Record, requests: int, output: float, collector: Collector) -> Lo
     most = None if row.text("maxconcurrency").lower() in _UNBOUNDED else row.whole("maxconcurrency")
     rate = row.text("requestrate").lower()
     if most is not None and rate in _UNBOUNDED:
-        return {"concurrency": most}
+        return {"concurrency": min(most, requests)}
     if rate in _UNBOUNDED and rate:
         return {"concurrency": requests}  # all at once where nothing holds them back
     e2e, throughput = row.optional(E2E), row.optional(THROUGHPUT)

@@ -53,8 +53,8 @@ def _points(*stems: str) -> str:
 # Usual names by what they stand for; the first that is there counts.
 _NAMES = {
     "time": f"""
-        requeststart {_points("start")} timestamp {_points("arrival", "arrived")} arrivals createdat created timestamps
-        requestcreatedat startedat times time ts msec timeiso8601 timelocal datetime
+        requeststart requestreceived {_points("start")} timestamp {_points("arrival", "arrived")} arrivals
+        createdat created timestamps requestcreatedat startedat times time ts msec timeiso8601 timelocal datetime
     """,
     "input": """
         nativetokensprompt tokensprompt genai.usage.inputtokens genai.usage.prompttokens usage.prompttokens
@@ -74,9 +74,9 @@ _NAMES = {
     "cached": """
         nativetokenscached prompttokensdetails.cachedtokens inputtokensdetails.cachedtokens cachedtokens numcachedtokens
         cachedprompttokens promptcachedtokens usagedetails.inputcachedtokens genai.usage.cacheread.inputtokens
-        usage.cachereadinputtokens cachereadinputtokencount
+        cachereadinputtokens cachereadinputtokencount
     """,
-    "written": "usage.cachecreationinputtokens cachewriteinputtokencount",
+    "written": "cachecreationinputtokens cachewriteinputtokencount",
     "queued": _points("queued"),
     "scheduled": _points("scheduled", "firstscheduled"),
     "first": _points("firsttoken", "completionstart"),
@@ -84,7 +84,7 @@ _NAMES = {
     "ttft": "timetofirsttoken.value timetofirsttoken ttft firstbytelatency",
     "e2e": """
         requestlatency.value genai.latency.e2e requestlatency e2elatency e2e invocationlatency latency duration
-        requesttime totalduration
+        requesttime totalduration totaltime
     """,
     "session": "sessionid conversationid chatid",
     "parent": "parentchatid",
@@ -105,6 +105,8 @@ _FAILURES = names(
     "status.statuscode"
 )
 _PLAIN_TIMES = names("timestamp timestamps time times ts")  # which say nothing of their unit
+_BESIDE_INPUT = {"cachereadinputtokens", "cachereadinputtokencount"}  # Anthropic's and Bedrock's
+_DETAILED = ("usagedetails.input", "usagedetails.output")  # Langfuse's, less what their details have
 _NO_COMPLETIONS = {"invoke_agent", "create_agent", "invoke_workflow", "execute_tool", "embeddings"}
 _FAILED = {"failure", "failed", "error", "cancelled", "true", "status_code_error"}
 _FAILED_SPAN = 2  # code of an OTLP status
@@ -226,12 +228,12 @@ def layout_of(keys: tuple[str, ...], in_json: bool) -> Layout:
         format = format._replace(name=format.name.replace("JSON lines", "CSV"))
     places = {role: found for role in _NAMES if (found := place(role, format)) is not None}
     failures = [within[name] for name in _FAILURES if name in within]
-    cached, inputs = (plain_name(places[role].name) if role in places else "" for role in ("cached", "input"))
+    cached, inputs = (places[role].name if role in places else "" for role in ("cached", "input"))
     return Layout(
         format,
         places,
         tuple(Place(keys[index] if in_json else index, keys[index]) for index in failures),
-        cached.endswith(("usagecachereadinputtokens", "cachereadinputtokencount")) and "prompt" not in inputs,
+        plain_name(cached.rpartition(".")[2]) in _BESIDE_INPUT and "prompt" not in inputs.lower(),
         tuple(role for role in _CALLED if role not in places),
     )
 
@@ -265,6 +267,7 @@ class Reading:
     def __init__(self, unit_s: float | None = None, model: str | None = None) -> None:
         self.open_time = ""  # the name of times whose unit nothing tells; they are read as whole ones
         self.plain_time = ""  # of times that are seconds because no unit is named
+        self.beside_input = ""  # the name of tokens that a cache had, where they are not among the input
         self.models: dict[str, None] = {}  # that are told apart
         self._unit_s = unit_s
         self._model = model
@@ -314,6 +317,7 @@ class Reading:
             time -= self.span(layout, row, "e2e") or 0.0
         inputs = _tokens(row, place, MAX_TOKENS)
         if layout.exclusive:
+            self.beside_input = layout.places["cached"].name
             inputs += sum(_optional_tokens(row, layout, role) for role in ("cached", "written"))
         return time, inputs, _tokens(row, layout.places["output"], MAX_DECODE_TOKENS)
 
@@ -427,9 +431,7 @@ def _within(seconds: float, value: Any, name: str) -> float:
 
 def _tokens(row: Any, place: Place, most: int) -> int:
     value = _there(row, place)
-    if isinstance(row, dict) and place.name.lower().endswith(
-        "usagedetails.input"
-    ):  # less what its details have
+    if isinstance(row, dict) and place.name.lower().endswith(_DETAILED):
         value = sum(
             number for key, number in row.items() if key.startswith(place.name) and type(number) is int
         )

@@ -184,6 +184,8 @@ class TraceFile:
             yield "the file ends within its last row, which is left out"
         if key := self._reading.plain_time:
             yield f"{key} names no unit and is taken as seconds; --unit, or a name such as {key}_ms, says otherwise"
+        if key := self._reading.beside_input:
+            yield f"{key} is beside the input tokens, and added to them"
         yield from self.wrapping_notes
 
 
