@@ -21,6 +21,7 @@ NUMBER = r"(-?\d[\d,]*)"
 DRAFTED = re.compile(
     r"\bDrafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
 )
+WITH_DRAFTS = "with drafts"  # begins the note on times that include them
 _LARGEST_BLOCK = 1 << 13  # tokens
 _TELLING = 0.05  # requests, of which rounding leaves a tenth open
 # tell engines apart which serve requests of their own; the last ones are Ray's
@@ -32,7 +33,8 @@ _PARALLEL = re.compile(
 )
 _SERVICE = re.compile(  # docker compose, kubectl --prefix, stern, journald
     r"(?:\x1b\[[\d;]*m)*(?:([A-Za-z0-9][\w.-]*) *\| |\[(pod/[^\]\s]+)\] "
-    r"|([a-z0-9][a-z0-9.-]* [a-z0-9][a-z0-9-]*) (?=\(\w+ pid=|(?:INFO|WARNING|ERROR) \d|\[\d{4}-)"
+    r"|([a-z0-9][a-z0-9.-]* [a-z0-9][a-z0-9-]*) "
+    r"(?=\(\w+ pid=|(?:INFO|WARNING|ERROR) \d|\[(?:\d|TM\]|TensorRT-LLM\])|\d{4}-\d\d-\d\d[ T])"
     r"|(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\d\d-\d\dT\S+) \S+ ([\w.@-]+)\[\d+\]: )"
 )
 
@@ -101,6 +103,15 @@ class EngineLog(NamedTuple):
     running: tuple[str, ...] = ()  # words of the lines that it logs as it runs, which `statistics` reads
     statistics: "Callable[[Collector], StatisticsReader] | None" = None
 
+    def settings_of_times(self, line: str) -> dict[str, str] | None:
+        """Read on which arguments the time of an iteration hangs; None where a line does not list all of them."""
+        if self.arguments is None or not self.arguments.search(line):
+            return None
+        names = (TP, PP, Setting.DRAFTS, *Setting.OF_TIMES)
+        return {
+            name: match[1] for name, form in self.limits if name in names and (match := form.search(line))
+        }
+
     def says(self, line: str) -> bool:
         """Tell whether a line states a capacity, what ran, or that or why a start begins or fails."""
         if any(word in line for word in self.running):
@@ -134,6 +145,8 @@ class EngineMetrics(NamedTuple):
     capacity: str
     capacities: "Callable[[Snapshot], tuple[list[KvCapacity], list[str]]]"  # of each engine, with notes
     without_histograms: str  # why a server may not export lengths
+    # counters of prompt tokens that a KV connector loaded, and of those that it was asked for
+    loaded: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +160,7 @@ class Snapshot:
     samples: Mapping[str, list[tuple[Labels, float]]]
     time_s: float | None
     modified_s: float
+    notes: tuple[str, ...] = ()
 
     def series(self, name: str) -> dict[Key, float]:
         """Return values by their labels; those that only differ in the rank which says it are one."""

@@ -24,6 +24,7 @@ LOG = EngineLog(
         "n_ctx_slot",
         "loading model",
         "the slot context",
+        "failed to ",
     ),
     capacities=(
         Capacity(re.compile(rf"{_SLOTS}'false'"), of_pool=True),
@@ -43,6 +44,7 @@ LOG = EngineLog(
         (BATCHED, re.compile(rf"{_CONTEXT}n_batch +[=:] +(\d+)")),
     ),
     start=r"(?:main|load_model): loading model",
+    failures=r"failed to initialize the context|failed to allocate buffer for kv cache|failed to load model",
     limits_follow=True,
     largest_pool=True,
     remarks=(

@@ -19,6 +19,7 @@ from kvplan.ingest.engines import (
     PP,
     SEQS,
     TP,
+    WITH_DRAFTS,
     Capacity,
     EngineLog,
     EngineMetrics,
@@ -106,9 +107,9 @@ class _Statistics:
     def end(self) -> None:
         if self._sequences:
             self._collector.note(
-                f"with drafts an iteration emits {format_number(self._emitted / self._sequences, 3)} tokens a sequence "
-                "(accept len), and the times are of iterations with their drafts: [speculative] should have tokens and "
-                "accepted alike, and no draft_time, verify_time and overhead"
+                f"{WITH_DRAFTS} an iteration emits {format_number(self._emitted / self._sequences, 3)} tokens a "
+                "sequence (accept len), and the times are of iterations with their drafts: [speculative] should have "
+                "tokens and accepted alike, and no draft_time, verify_time and overhead"
             )
         if len(self._engines) > 1:
             self._collector.note(f"{len(self._engines)} data-parallel ranks are read as engines of their own")
@@ -142,6 +143,7 @@ LOG = EngineLog(
         (Setting.QUANTIZATION, setting("quantization")),
     ),
     start=r"\bserver_args=",
+    arguments=re.compile(r"\bserver_args=ServerArgs\(.*\)"),
     failures=r"(?:RuntimeError|ValueError): Not enough memory|OutOfMemoryError: ",
     ended=r"Scheduler hit an exception|scheduler is dead|Received sigquit",
     computed_and_found=re.compile(

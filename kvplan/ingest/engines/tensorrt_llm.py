@@ -84,7 +84,14 @@ class _Iterations:
 LOG = EngineLog(
     engine="TensorRT-LLM",
     looked_for="'… tokens in paged KV cache'",
-    words=("tokens per block", "in paged KV cache", "TRTGptModel max", "max_num_", "TensorRT-LLM version"),
+    words=(
+        "tokens per block",
+        "in paged KV cache",
+        "TRTGptModel max",
+        "max_num_",
+        "TensorRT-LLM version",
+        "xecutor",
+    ),
     capacities=_CAPACITIES,
     limits=(
         (BLOCK, re.compile(r"Number of tokens per block: (\d+)")),
@@ -93,6 +100,7 @@ LOG = EngineLog(
         (BATCHED, re.compile(r"(?:TRTGptModel maxNumTokens: |(?<!\w)max_num_tokens=)(\d+)")),
     ),
     start="TensorRT-LLM version",
+    failures="Failed to initialize executor|Executor worker returned error",
     limits_follow=True,
     running=("host_step_time",),
     statistics=_Iterations,
