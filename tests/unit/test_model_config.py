@@ -303,6 +303,26 @@ def test_a_gate_of_the_output_is_as_large_as_the_queries(kind: str) -> None:
     assert gated.counts.other - small().counts.other == 4 * 64 * 64
 
 
+DELTA = {
+    "full_attn_layers": [2, 4],
+    "kda_layers": [1, 3],
+    "num_heads": 8,
+    "head_dim": 16,
+    "short_conv_kernel_size": 4,
+}
+
+
+def test_a_table_of_delta_attention_counts_layers_from_1() -> None:
+    """Kimi Linear: states in 32 bits, 8 heads of 16 by 16, and 3 inputs to queries, keys and values."""
+    full, state = kv_layers(small(**LATENT, linear_attn_config=DELTA))
+    assert (full.count, full.bytes) == (2, (32 + 4) * 2)
+    assert (state.count, state.bytes) == (2, 8 * 16 * 16 * 4 + 3 * 3 * 128 * 2)
+    with pytest.raises(
+        UsageError, match="linear_attn_config: full_attn_layers and kda_layers must name each"
+    ):
+        small(linear_attn_config=DELTA | {"kda_layers": [0, 2]})
+
+
 def test_layers_are_as_many_as_are_listed() -> None:
     assert small(num_hidden_layers=..., layer_types=["full_attention"] * 3).layers == 3
 

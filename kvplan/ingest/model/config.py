@@ -106,6 +106,7 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
     while (part := next((text for key in _TEXT_PARTS if (text := parts[-1].table(key))), None)) is not None:
         parts.append(part)
     values = ChainMap(*(dict(part.values) for part in reversed(parts)))
+    values = values.new_child(_delta_attention(Keys(whole.source, values)))
     filled = _filled(Keys(whole.source, values))
     keys = Keys(whole.source, values.new_child(filled))
     keys.refuse()
@@ -166,6 +167,26 @@ def _filled(keys: Keys) -> dict[str, Any]:
         key: value
         for key, value in defaults.items()
         if not keys.has(key) and not (listed and key == "sliding_window_pattern")
+    }
+
+
+def _delta_attention(keys: Keys) -> dict[str, Any]:
+    """What Kimi Linear states in a table of its own, counting layers from 1; vLLM keeps its states in 32 bits."""
+    table = keys.table("linear_attn_config")
+    if table is None:
+        return {}
+    full, states = (table.numbers(name) or [] for name in ("full_attn_layers", "kda_layers"))
+    if sorted(full + states) != list(range(1, keys.size("num_hidden_layers") + 1)):
+        raise keys.error(
+            "linear_attn_config", "full_attn_layers and kda_layers must name each layer once, from 1"
+        )
+    heads, width = table.size("num_heads"), table.size("head_dim")
+    return {
+        "attn_layer_indices": [i - 1 for i in full],
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), heads),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), width),
+        "linear_conv_kernel_dim": table.size("short_conv_kernel_size"),
+        "mamba_ssm_cache_dtype": "float32",
     }
 
 
