@@ -29,8 +29,16 @@ class Engine:
         For TensorRT-LLM, `Admission.FIRST_CHUNK` is its MAX_UTILIZATION; SGLang has its own rule.
     watermark
         Share of the blocks that vLLM keeps free at admission while anything runs.
+    receive_every_steps
+        SGLang looks for new requests after so many steps of decodes; after prompts, and where nothing runs, at once.
+    batch_wait_iterations, batch_wait_tokens
+        While anything decodes, prompts wait in TensorRT-LLM until the iteration would compute so many tokens, but no
+        more than so many iterations.
     """
 
     name: EngineName = EngineName.VLLM
     admission: Admission = Admission.WHOLE_PROMPT
     watermark: float = 0.0
+    receive_every_steps: int = 1
+    batch_wait_iterations: int = 0
+    batch_wait_tokens: int = 0

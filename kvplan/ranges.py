@@ -19,4 +19,5 @@ MAX_GPUS = 10_000  # of a replica
 MOST_REPLICAS = 10_000  # of a fleet
 MOST_CLASSES = 1000  # so that a report takes seconds; traces are fitted with a few
 MOST_DRAFTS = 100
+MOST_STEPS = 10_000  # that an engine lets requests wait
 MAX_SOURCE = 300  # characters that say where a part of a profile comes from

@@ -91,6 +91,11 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     no longer count. So blocks never lack and nobody is preempted. Livelock: the next in line would not fit even alone,
     nobody is resident and no arrival is to come.
 
+`trtllm-no-evict`, `trtllm-max-utilization` (batch_wait_iterations, batch_wait_tokens)
+    Where both are above 0, while anything decodes: the prompts that this iteration would compute, one begun before
+    included, wait where their tokens in it and the number of requests that decode are less than batch_wait_tokens.
+    They have waited batch_wait_iterations in a row at most; iterations that could compute none do not count.
+
 `flow` (budgets, one a class)
     All residents run. Then, class after class in profile order, at most b_i of its queue are admitted. While all of
     them need more than M the last admitted goes, to the front of its class's queue; of somebody who was admitted in
@@ -151,6 +156,9 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     to min(1, (outputs of those left + 20 each)/(their max_new + 1)). It is the first one again where nothing is
     resident. Livelock: the only one is retracted, which is counted; or the next in line would not fit even alone.
 
+    With `receive_every_steps` n above 1 it looks for new requests after n iterations that decode, since it looked
+    last; after an iteration that computes prompts and where nobody is resident, at once. Nobody else joins its queue.
+
     With layers of several kinds `vllm` frees what a request's windows have passed when its turn comes. `sglang` has two
     pools (swa_full_tokens_ratio): as many bytes as the profile's pool are t tokens of the layers with full attention
     and ratio times t of those with a window, each rounded down to whole pages; the rules above are of the first. Who
@@ -166,6 +174,7 @@ Two rules are additions without which runs would not end: the cap's idle iterati
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -220,6 +229,7 @@ class Request:
     computed: int = 0
     blocks: int = 0
     granted: int = 0
+    decodes: bool = False  # it has emitted a token since it was admitted
     # with turns, and shedding
     gone: bool = False  # it was given up, or will never come
 
@@ -761,6 +771,7 @@ class Vllm(Run):
         self.budget += victim.granted
         self.recomputed_tokens += victim.computed
         victim.granted = 0
+        victim.decodes = False
         victim.blocks = 0
         victim.computed = 0
         victim.evictions += 1
@@ -807,6 +818,7 @@ class Vllm(Run):
         for request in batch:
             if request.computed == request.input_tokens + request.generated:
                 request.generated += 1
+                request.decodes = True
                 work.emitting.append(request)
                 if request.generated == request.decode_tokens:
                     work.leaving.append(request)
@@ -899,7 +911,11 @@ class LayeredVllm(Vllm):
         return work
 
 
-class TrtllmMaxUtilization(Vllm):
+class Trtllm(Vllm):
+    """With a batch wait."""
+
+    waited = 0
+
     def __init__(
         self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
     ) -> None:
@@ -907,6 +923,27 @@ class TrtllmMaxUtilization(Vllm):
         self.usable_blocks = replica.memory_tokens // self.block
 
     def form(self, drain: bool) -> list[Request]:
+        wait, tokens = (self.params.get(f"batch_wait_{what}", 0) for what in ("iterations", "tokens"))
+        if wait and tokens:
+            try:
+                batch = deepcopy(self).form_waiting_or_not(waiting=False)
+            except LivelockError:
+                batch = []
+            decodes = sum(request.decodes for request in batch)
+            prompts = sum(request.granted for request in batch if not request.decodes)
+            if prompts and decodes and decodes + prompts < tokens and self.waited < wait:
+                self.waited += 1
+                return self.form_waiting_or_not(waiting=True)
+            if prompts:
+                self.waited = 0
+        return self.form_waiting_or_not(waiting=False)
+
+    def form_waiting_or_not(self, waiting: bool) -> list[Request]:
+        raise NotImplementedError
+
+
+class TrtllmMaxUtilization(Trtllm):
+    def form_waiting_or_not(self, waiting: bool) -> list[Request]:
         limit, seats = self.replica.max_num_batched_tokens, self.replica.max_num_seqs
         self.budget = math.inf if limit is None else limit
         for request in self.all:
@@ -914,6 +951,8 @@ class TrtllmMaxUtilization(Vllm):
         listed, position = [*self.resident, *self.queue], 0
         while position < len(listed) and self.budget > 0:
             request = listed[position]
+            if waiting and not request.decodes:
+                break
             if request not in self.resident and len(self.resident) == seats:
                 break
             need = int(min(request.input_tokens + request.generated - request.computed, self.budget))
@@ -937,12 +976,14 @@ class TrtllmMaxUtilization(Vllm):
         return [request for request in self.resident if request.granted > 0]
 
 
-class TrtllmNoEvict(Vllm):
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
-        self.usable_blocks = replica.memory_tokens // self.block
+class TrtllmNoEvict(Trtllm):
+    def form_waiting_or_not(self, waiting: bool) -> list[Request]:
+        if not waiting:
+            return super(Trtllm, self).form(False)
+        for request in self.resident:
+            request.granted = int(request.decodes)
+            request.blocks = math.ceil((request.computed + request.granted) / self.block)
+        return [request for request in self.resident if request.granted]
 
     def at_its_longest(self, request: Request) -> int:
         """Blocks."""
@@ -1074,6 +1115,8 @@ class Sglang(Vllm):
         self.first_ratio = min(1.0, 0.7 * params["conservativeness"])
         self.ratio = self.first_ratio
         self.begun: Request | None = None  # its prompt is computed in part
+        self.steps = math.inf  # that decoded, since it looked for requests
+        self.received: set[Request] = set()
 
     def max_new(self, request: Request) -> int:
         beside_the_input = self.usable_blocks * self.block - request.input_tokens
@@ -1085,11 +1128,18 @@ class Sglang(Vllm):
     def form(self, drain: bool) -> list[Request]:
         for request in self.all:
             request.granted = 0
+        if self.steps >= self.params.get("receive_every_steps", 1) or not self.resident:
+            self.received |= set(self.queue)
+            self.steps = 0
+        unseen = [request for request in self.queue if request not in self.received]
+        self.queue = [request for request in self.queue if request in self.received]
         self.compute_prompts()
         batch = [request for request in self.resident if request.granted > 0]
+        self.steps = math.inf if batch else self.steps + 1
         if not batch:
             self.decode()
             batch = list(self.resident)
+        self.queue += unseen
         return batch
 
     def compute_prompts(self) -> None:

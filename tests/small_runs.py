@@ -62,6 +62,9 @@ class Case:
             "conservativeness",
             "cap",
             "swa_full_tokens_ratio",
+            "receive_every_steps",
+            "batch_wait_iterations",
+            "batch_wait_tokens",
         )
         given: dict[str, Any] = {k: v[0] if k in single else v for k, v in self.parameters.items()}
         if "assume" in given:
@@ -159,6 +162,10 @@ OVERHEADS = st.sampled_from([0.0, 0.0, 0.4, 2.0])
 HORIZONS = st.none() | st.floats(0.0, 40.0)
 THRESHOLDS = st.tuples(*[st.integers(1, 4)] * CLASSES)
 LONGEST = st.tuples(*[st.integers(9, 12)] * CLASSES)  # tokens; no request generates more
+BATCH_WAIT = {
+    "batch_wait_iterations": st.tuples(st.sampled_from([0, 1, 3])),
+    "batch_wait_tokens": st.tuples(st.sampled_from([0, 4, 9, 30])),
+}
 PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
     "rate-limited": st.fixed_dictionaries(
         {"beta": st.tuples(st.sampled_from([0.001, 0.07, 0.125, 0.3, 0.5, 0.8, 1.0, 1.7, 3.0]))}
@@ -170,14 +177,19 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
         }
     ),
     "sglang": st.fixed_dictionaries(
-        {"conservativeness": st.tuples(st.sampled_from([0.0, 0.3, 1.0, 1.5])), "max_new": LONGEST}
+        {
+            "conservativeness": st.tuples(st.sampled_from([0.0, 0.3, 1.0, 1.5])),
+            "max_new": LONGEST,
+            "receive_every_steps": st.tuples(st.sampled_from([1, 1, 2, 5])),
+        }
     ),
     "sarathi": st.just({})
     | st.fixed_dictionaries(
         {"cap": st.tuples(st.sampled_from([0.001, 0.07, 0.125, 0.3, 0.5, 1.0, 1.7, 3.0]))}
     ),
     "vllm-v0": st.fixed_dictionaries({"watermark": st.tuples(st.sampled_from([0.0, 0.05, 0.3]))}),
-    "trtllm-no-evict": st.fixed_dictionaries({"max_new": LONGEST}),
+    "trtllm-no-evict": st.fixed_dictionaries({"max_new": LONGEST} | BATCH_WAIT),
+    "trtllm-max-utilization": st.fixed_dictionaries(BATCH_WAIT),
     "wait": st.fixed_dictionaries({"thresholds": THRESHOLDS}),
     "nested-wait": st.builds(
         lambda boundaries, n: {"boundaries": tuple(sorted(boundaries)), "thresholds": n[: len(boundaries)]},

@@ -6,6 +6,7 @@ A further engine is a module with its record, `ENGINE`, and its name in `kvplan.
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from kvplan.model import Engine as Served
 from kvplan.model import Replica
 from kvplan.model.replica import Offload
 
@@ -54,6 +55,8 @@ class Engine(NamedTuple):
         Sets the host tier of a replica; None where it is not known how.
     drafts
         Sets the number of drafts in an iteration; None where its policies have none.
+    batch_wait
+        Has prompts wait for others; None where the engine does not.
     parallel
         Flag for the GPUs of a replica.
     assigns
@@ -71,6 +74,7 @@ class Engine(NamedTuple):
     finds_prefixes: bool = True
     host_tier: Callable[[Offload, Replica], Iterator[Flag]] | None = None
     drafts: Callable[[int], Flag] | None = None
+    batch_wait: Callable[[Served, Replica], Iterator[Flag]] | None = None
     parallel: str = ""
     assigns: str = " "
     note: str = ""

@@ -17,6 +17,7 @@ from kvplan.report.words import Status
 from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.simulation.policies.parameters import SHED_AFTER
 from kvplan.simulation.policies.protocol import SEATS, SEQUENCES, TOKENS
+from kvplan.simulation.policies.sglang import RECEIVE_EVERY_STEPS as RECEIVE_EVERY
 from kvplan.study.advice import ADMISSION, WATERMARK, Advice
 from kvplan.units import format_number, format_seconds
 
@@ -109,6 +110,11 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
             yield Flag(flag, format_number(model.engine.watermark), why, since)
         if model.engine.admission is Admission.FIRST_CHUNK and engine.first_chunk is not None:
             yield engine.first_chunk
+        if model.engine.receive_every_steps > 1 and RECEIVE_EVERY in engine.spellings:
+            flag, since = engine.spellings[RECEIVE_EVERY]
+            yield Flag(flag, str(model.engine.receive_every_steps), why, since)
+        if model.engine.batch_wait_iterations and engine.batch_wait is not None:
+            yield from engine.batch_wait(model.engine, replica)
     if not replica.prefix_caching:
         yield engine.cache_off
     if replica.offload is not None and engine.host_tier is not None:

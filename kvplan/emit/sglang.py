@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from kvplan.emit.base import Engine, Flag, Queue, Spelling
 from kvplan.model import Replica
 from kvplan.model.replica import Offload
+from kvplan.simulation.policies.sglang import RECEIVE_EVERY_STEPS
 from kvplan.units import format_tokens
 
 
@@ -35,6 +36,7 @@ ENGINE = Engine(
         "max_num_batched_tokens": Spelling(
             "--chunked-prefill-size", "Of prompts alone: SGLang computes running requests beside it."
         ),
+        RECEIVE_EVERY_STEPS: Spelling("--scheduler-recv-interval", "SGLang 0.5 and later."),
     },
     cache_off=Flag("--disable-radix-cache", None, "prefix_caching = false in the profile"),
     parallel="--tensor-parallel-size",

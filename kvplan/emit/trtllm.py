@@ -1,10 +1,28 @@
 """TensorRT-LLM."""
 
+from collections.abc import Iterator
+
 from kvplan.emit.base import Engine, Flag, Spelling
+from kvplan.model import Engine as Served
+from kvplan.model import Replica
 
 _FILE = "For trtllm-serve --config (--extra_llm_api_options before November 2025)."
 _SINCE = f"In the LLM API since TensorRT-LLM 0.16.0. {_FILE}"
+_WAITS = f"In the LLM API since TensorRT-LLM 1.1. {_FILE}"
 _DOCUMENTED = f"Documented for TensorRT-LLM 1.3 and 1.4. {_FILE}"
+
+_BUDGET = 8192  # max_num_tokens by default
+
+
+def batch_wait(engine: Served, replica: Replica) -> Iterator[Flag]:
+    """Have prompts wait for others; the engine takes the tokens as a share of its budget."""
+    budget = replica.max_num_batched_tokens or _BUDGET
+    ratio = min(engine.batch_wait_tokens / budget, 1.0)
+    iterations = str(engine.batch_wait_iterations)
+    yield Flag("batch_wait_timeout_iters", iterations, "batch_wait_iterations of the profile", _WAITS)
+    why = f"batch_wait_tokens of the profile, of a max_num_tokens of {budget:,}"
+    yield Flag("batch_wait_max_tokens_ratio", f"{ratio:.4g}", why, _WAITS)
+
 
 ENGINE = Engine(
     name="trtllm",
@@ -27,6 +45,7 @@ ENGINE = Engine(
         _DOCUMENTED,
         section="scheduler_config",
     ),
+    batch_wait=batch_wait,
     finds_prefixes=False,
     parallel="tensor_parallel_size",
     assigns=": ",

@@ -39,7 +39,7 @@ from kvplan.ingest.text_file import held, lines_of, reference_to
 from kvplan.ingest.timing.collector import LeftOutError
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
 from kvplan.ingest.timing.fit import Prior, fit_measured, of_measured
-from kvplan.ingest.timing.reading import listed, read_groups, read_samples
+from kvplan.ingest.timing.reading import listed, read_groups
 from kvplan.ingest.timing.samples import Measured, Samples
 from kvplan.ingest.timing.text import accuracy, notes, timing_part
 from kvplan.ingest.trace import fit as trace_fit
@@ -526,7 +526,7 @@ def _left_out(paths: Iterable[Path]) -> Iterator[UsageError]:
     """Yield why iterations in some files give no samples."""
     for path in paths:
         try:
-            read_samples(path)
+            read_groups([path])
         except LeftOutError as error:
             yield error
         except UsageError:

@@ -557,10 +557,17 @@ class Fleet(Table, title="Fleet"):
         )
 
 
+_OF_TRTLLM = "admission? batch_wait_iterations? batch_wait_tokens?"
+
+
 class Engine(Table, title="Engine"):
     """The engine whose scheduler serves, and how its version admits requests."""
 
-    relations = (Cases("name", vllm="admission? watermark?", sglang="", trtllm="admission?"),)
+    relations = (
+        Cases("name", vllm="admission? watermark?", sglang="receive_every_steps?", trtllm=_OF_TRTLLM),
+        Needs("batch_wait_iterations", "batch_wait_tokens"),
+        Needs("batch_wait_tokens", "batch_wait_iterations"),
+    )
 
     name: Annotated[EngineName, Field(strict=False)] = EngineName.VLLM
     """The engine: vllm, sglang or trtllm."""
@@ -570,10 +577,16 @@ class Engine(Table, title="Engine"):
     MAX_UTILIZATION)."""
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the blocks that vLLM keeps free at admission while anything runs (--watermark)."""
+    receive_every_steps: Annotated[int, Field(ge=1, le=ranges.MOST_STEPS)] = 1
+    """Steps of decodes after which SGLang looks for new requests (--scheduler-recv-interval)."""
+    batch_wait_iterations: Annotated[int, Field(ge=0, le=ranges.MOST_STEPS)] = 0
+    """Most iterations that prompts of TensorRT-LLM wait for batch_wait_tokens (batch_wait_timeout_iters)."""
+    batch_wait_tokens: Annotated[int, Field(ge=0, le=ranges.MAX_MEMORY_TOKENS)] = 0
+    """Tokens of prompts and running requests that are enough (batch_wait_max_tokens_ratio times max_num_tokens)."""
 
     @property
     def engine(self) -> model.Engine:
-        return model.Engine(self.name, self.admission, self.watermark)
+        return model.Engine(**dict(self))
 
 
 class Provenance(Table, title="Provenance"):

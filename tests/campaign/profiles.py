@@ -282,6 +282,10 @@ def _engine(rng: np.random.Generator) -> Table:
         one["admission"] = str(rng.choice(["whole-prompt", "first-chunk"]))
     if one["name"] == "vllm":
         one["watermark"] = float(rng.choice([0.0, 0.02, 0.3]))
+    if one["name"] == "sglang" and rng.random() < 0.5:
+        one["receive_every_steps"] = int(rng.choice([1, 10, 30]))
+    if one["name"] == "trtllm" and rng.random() < 0.5:
+        one |= {"batch_wait_iterations": 20, "batch_wait_tokens": int(rng.choice([100, 7000]))}
     return one
 
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from sampled import parse_samples, read_samples
 
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.fit import TimingFit, fit_measured
-from kvplan.ingest.timing.reading import parse_samples, read_samples
 from kvplan.ingest.trace.replay import read_trace
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.experiments.load import Load

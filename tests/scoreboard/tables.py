@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from sampled import read_samples
 
 from kvplan.ingest.timing.equations import BoolArray, of_samples
 from kvplan.ingest.timing.fit import fit_measured
-from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.robust import contradicted
 from kvplan.ingest.timing.samples import Samples
 from kvplan.model import Timing

@@ -89,6 +89,18 @@ def test_how_the_engine_admits_is_written_for_that_engine_alone() -> None:
     assert flags("trtllm", replace(ONE, engine=Engine(EngineName.TRTLLM))) == {}
 
 
+def test_how_long_prompts_wait_is_written_for_that_engine_alone() -> None:
+    seldom = replace(ONE, engine=Engine(EngineName.SGLANG, receive_every_steps=30))
+    assert flags("sglang", seldom) == {"--scheduler-recv-interval": "30"}
+    assert flags("vllm", seldom) == {}
+    waits = Engine(EngineName.TRTLLM, batch_wait_iterations=20, batch_wait_tokens=400)
+    assert flags("trtllm", replace(limited(max_num_batched_tokens=500), engine=waits)) == {
+        "max_num_tokens": "500",
+        "batch_wait_timeout_iters": "20",
+        "batch_wait_max_tokens_ratio": "0.8",
+    }
+
+
 def test_no_engine_computes_prompts_apart() -> None:
     with pytest.raises(UsageError, match=r'engines compute prompts .* the profile says "inline"'):
         for_engine(engine("sglang"), limited(prefill=Prefill.INLINE))

@@ -63,6 +63,18 @@ WHOLE, FIRST = Admission
             {"watermark": (0.05,), "admission": (1.0,)},
         ),
         ('engine.name = "sglang"\n', Engine(EngineName.SGLANG), "sglang", {}),
+        (
+            'engine = { name = "sglang", receive_every_steps = 10 }\n',
+            Engine(EngineName.SGLANG, receive_every_steps=10),
+            "sglang",
+            {},
+        ),
+        (
+            'engine = { name = "trtllm", batch_wait_iterations = 20, batch_wait_tokens = 7_373 }\n',
+            Engine(EngineName.TRTLLM, batch_wait_iterations=20, batch_wait_tokens=7373),
+            "trtllm-no-evict",
+            {},
+        ),
         ('engine.name = "trtllm"\n', Engine(EngineName.TRTLLM), "trtllm-no-evict", {}),
         (
             'engine = { name = "trtllm", admission = "whole-prompt" }\n',

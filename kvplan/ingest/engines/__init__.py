@@ -159,6 +159,7 @@ class Snapshot:
     samples: Mapping[str, list[tuple[Labels, float]]]
     time_s: float | None
     modified_s: float
+    notes: tuple[str, ...] = ()
 
     def series(self, name: str) -> dict[Key, float]:
         """Return values by their labels; those that only differ in the rank which says it are one."""

@@ -95,7 +95,7 @@ def count_parameters(
     dense, sparse = _feed_forward(keys, kinds, experts > 0)
     states, alone = kinds.count(Layer.STATE), kinds.count(Layer.MLP) + kinds.count(Layer.EXPERTS)
     other = (len(kinds) - states - alone) * attention_parameters + states * state_parameters
-    width = keys.size("intermediate_size_mlp") if dense else 0
+    width = keys.size("intermediate_size_mlp") // (2 if kind in FAMILIES["joint_mlp"] else 1) if dense else 0
     other += dense * matrices * hidden * width
     routed = idle = 0
     if sparse:

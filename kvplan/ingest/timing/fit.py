@@ -33,7 +33,7 @@ _BAND = (0.1, 0.9)  # quantiles of measured over fitted
 _FEWEST_FOR_BAND = 5
 _ROUNDS = 2  # of playing loads at the law that the last round gave
 _CLOSEST = (0.02, 0.05)  # how well a constant is to be known: twice the scatter of samples, within these
-_SURE = 2.5  # standard errors within which it is
+_SURE = 0.99  # quantile of Student's t: standard errors within which it is
 
 
 class Prior(NamedTuple):
@@ -144,10 +144,13 @@ class TimingFit:
     @property
     def undetermined(self) -> dict[str, float]:
         """Constants that what was measured does not tell to within a few percent, and their standard errors."""
+        from scipy.stats import t  # type: ignore[import-untyped]
+
         scatter = self.error(Kind.ITERATION) if self.equations.of_iterations else _CLOSEST[1]
         bound = float(np.clip(2 * scatter, *_CLOSEST))
         told = zip(self.terms.names, self.standard_errors.tolist(), strict=False)
-        return {name: error for name, error in told if not _SURE * error <= bound}
+        sure = t.ppf(_SURE, max(int(self.kept.sum()) - self.constants.size, 1))
+        return {name: error for name, error in told if not sure * error <= bound}
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

@@ -67,6 +67,14 @@ def patience(scenario: Scenario, settings: Settings) -> float:
     return seconds
 
 
+def whole_number(settings: Settings, name: str, of_profile: int, least: int) -> int:
+    """Read a whole number; the profile's unless set."""
+    value = settings.number(name, of_profile)
+    if value < least or value != int(value):
+        raise UsageError(f"{settings.policy}.{name} = {value:g}: a whole number, {least} or more")
+    return int(value)
+
+
 def _limit(settings: Settings, name: str, of_profile: int | None) -> int | None:
     limit = settings.number(name, of_profile or UNLIMITED)
     if limit < 1 or limit != int(limit):

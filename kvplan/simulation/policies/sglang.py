@@ -27,6 +27,9 @@ times as many tokens:
 - A prompt that goes on is cut to what both pools have room for. Where that is nothing, the others decode; where none
   of them is left then, it goes on.
 
+It looks for new requests after so many steps of decodes (`--scheduler-recv-interval`, `scheduler_recv_skipper.py`);
+after prompts, and where nothing runs, at once. Until then they stand in a queue of their own.
+
 Left out: the page that admission sets aside beyond whole blocks, chunks cut to whole pages, and the flag that spares
 SGLang from asking again until a request has ended.
 """
@@ -34,6 +37,7 @@ SGLang from asking again until a request has ended.
 import numpy as np
 
 from kvplan.errors import UsageError
+from kvplan.model import Engine
 from kvplan.model.kv_layout import Attention, KvLayout
 from kvplan.simulation.actions import advance, members_tokens, overflows, seat, seat_is_free, stand_by
 from kvplan.simulation.initial_state import Pools, Setup
@@ -42,6 +46,7 @@ from kvplan.simulation.policies.parameters import (
     MOST_RUNNING,
     PATIENCE,
     longest_outputs,
+    whole_number,
     within_limits,
 )
 from kvplan.simulation.policies.protocol import SEQUENCES, TOKENS, Policy, Scenario, Settings
@@ -52,6 +57,7 @@ from kvplan.simulation.radix_cache import enter_tree, held_by_nobody, hold_found
 from kvplan.simulation.state import (
     MAX_TOKENS,
     NOBODY,
+    STANDS_BY,
     Blocks,
     Cache,
     Counter,
@@ -66,7 +72,8 @@ from kvplan.simulation.state import (
     sequence,
 )
 
-RATIO, FIRST_RATIO, LEAST_RATIO, DECAY, EXCESS = range(1, 6)
+RATIO, FIRST_RATIO, LEAST_RATIO, DECAY, EXCESS, RECEIVE_EVERY, STEPS = range(1, 8)
+RECEIVED, SENT = range(2)  # queues
 FORESIGHT = 4096  # tokens of output still to come that count at most
 _INITIAL, _LEAST, _DECAY_ITERATIONS = 0.7, 0.14, 600
 _STEPS_AHEAD = 20
@@ -74,6 +81,29 @@ _STEPS_AHEAD = 20
 
 @kernel
 def form_batch(s: State) -> None:
+    """Receive requests, if it is time, and run an iteration."""
+    if s.knobs[RECEIVE_EVERY] > 1 and (
+        s.knobs[STEPS] >= s.knobs[RECEIVE_EVERY] or s.counter[Counter.RESIDENT] == 0
+    ):
+        receive(s)
+    schedule(s)
+    s.knobs[STEPS] = s.knobs[RECEIVE_EVERY] if s.group[0, Group.RUNS] == STANDS_BY else s.knobs[STEPS] + 1
+
+
+@kernel
+def receive(s: State) -> None:
+    """Let all who were sent join those received."""
+    s.knobs[STEPS] = 0
+    request = s.list[SENT, List.HEAD]
+    while request != NOBODY:
+        take_out(s, request)
+        s.request[request, Request.QUEUE] = RECEIVED
+        append(s, RECEIVED, request)
+        request = s.list[SENT, List.HEAD]
+
+
+@kernel
+def schedule(s: State) -> None:
     """Compute prompts, if any goes on or is admitted; else a token for all who run."""
     if caches(s):
         remember_prompts(s)
@@ -296,9 +326,14 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     inputs = np.maximum(requests.input_tokens, 1)
     longest = inputs + np.array(max_new, dtype=np.int64)[requests.class_index]
     first, least, decay = ratios(conservativeness)
-    setup, limits = within_limits(
-        scenario, settings, first, first, least, decay, 0.0, seats_name=_MOST_RUNNING
+    every = whole_number(
+        settings, RECEIVE_EVERY_STEPS, (scenario.model.engine or Engine()).receive_every_steps, 1
     )
+    setup, limits = within_limits(
+        *(scenario, settings, first, first, least, decay, 0.0, every, every), seats_name=_MOST_RUNNING
+    )
+    if every > 1:
+        setup = setup._replace(queue_of=np.full_like(setup.queue_of, SENT), queues=2)
     caching = prefix_caching(scenario, settings)
     if caching and replica.offload is not None:
         raise UsageError(
@@ -316,6 +351,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         "prefix_caching": int(caching),
         **limits,
         **({} if pools is None else {_RATIO: ratio}),
+        **({} if every == 1 else {RECEIVE_EVERY_STEPS: every}),
     }
 
 
@@ -352,6 +388,7 @@ def ratios(conservativeness: float) -> tuple[float, float, float]:
 
 _RATIO, _WINDOW_SHARE = "swa_full_tokens_ratio", 0.8
 _MOST_RUNNING = "max_running_requests"
+RECEIVE_EVERY_STEPS = "receive_every_steps"
 
 POLICY = Policy(
     name="sglang",
@@ -366,6 +403,7 @@ POLICY = Policy(
         _MOST_RUNNING: MOST_RUNNING[SEQUENCES],
         TOKENS: "most tokens of prompts in an iteration; the profile's",
         _RATIO: "tokens of the pool of windows, as a share of the other's, where there are windows; 0.8",
+        RECEIVE_EVERY_STEPS: "steps of decodes after which it looks for new requests; the profile's",
     },
     engine=True,
     layers=True,

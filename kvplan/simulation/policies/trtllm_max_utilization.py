@@ -12,30 +12,57 @@ of a whole prompt with its first part (`KVCacheManager::getNeededBlocksOneStep`)
 whole-prompt admission is nearer. Left out is the reuse of blocks, as in `trtllm-no-evict`.
 """
 
-from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.parameters import LIMITS, PATIENCE, within_limits
-from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
-from kvplan.simulation.policies.vllm import FIRST_PART, NO_CAP, admit_prompts, serve_running
-from kvplan.simulation.state import State, kernel
+from kvplan.simulation.actions import blocks_of
+from kvplan.simulation.policies.parameters import LIMITS, PATIENCE
+from kvplan.simulation.policies.protocol import Policy
+from kvplan.simulation.policies.trtllm_no_evict import BATCH_WAIT, WAIT_ITERATIONS, prepared, waits_for_more
+from kvplan.simulation.policies.vllm import (
+    NO_CAP,
+    admit_prompts,
+    further_blocks,
+    go_on,
+    granted_tokens,
+    serve_decodes,
+)
+from kvplan.simulation.state import NOBODY, Counter, Fixed, List, Request, State, kernel, sequence
 
 
 @kernel
 def form_batch(s: State) -> None:
     """Serve running requests first, then prompts, part by part."""
-    admit_prompts(s, serve_running(s), NO_CAP)
+    budget = serve_decodes(s)
+    if s.knobs[WAIT_ITERATIONS] > 0 and waits_for_more(s, fitting_tokens(s, budget)):
+        return
+    admit_prompts(s, go_on(s, budget), NO_CAP)
 
 
-def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Take engine limits from the profile; absent ones do not bind."""
-    setup, limits = within_limits(scenario, settings, 0, FIRST_PART)
-    return setup._replace(coasts=True), limits
+@kernel
+def fitting_tokens(s: State, budget: int) -> int:
+    """Count the tokens of prompts that this iteration could compute."""
+    left, seats = budget, s.fixed[Fixed.SEATS] - s.counter[Counter.RESIDENT]
+    free = s.fixed[Fixed.CAPACITY] - s.counter[Counter.HELD]
+    if s.counter[Counter.PARTLY] != NOBODY and left > 0:
+        free -= further_blocks(s, s.counter[Counter.PARTLY], left)
+        if free < 0:  # it is paused, and nobody is admitted
+            return 0
+        left -= granted_tokens(s, s.counter[Counter.PARTLY], left)
+    request = s.list[0, List.HEAD]
+    while request != NOBODY and left > 0 and seats > 0:
+        part = min(sequence(s, request), left)
+        free -= blocks_of(s, part)
+        if free < 0:
+            break
+        left -= part
+        seats -= 1
+        request = s.request[request, Request.AFTER]
+    return int(budget - left)
 
 
 POLICY = Policy(
     name="trtllm-max-utilization",
     summary="TensorRT-LLM's MAX_UTILIZATION: whatever fits now is admitted, the last started is paused and recomputed",
-    prepare=prepare,
+    prepare=prepared,
     form_batch=form_batch,
-    parameters={**PATIENCE, **LIMITS},
+    parameters={**PATIENCE, **LIMITS, **BATCH_WAIT},
     engine=True,
 )

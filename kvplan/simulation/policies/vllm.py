@@ -68,10 +68,19 @@ def form_batch(s: State) -> None:
 
 @kernel
 def serve_running(s: State) -> int:
-    """Give running requests a token each and blocks for it, the last ones give way; then go on with the prompt begun.
+    """Give running requests a token each, then go on with the prompt begun.
 
     Return what is left of the budget: nothing where somebody was preempted, for then nobody is admitted. The first loop
     of `Scheduler.schedule`.
+    """
+    return go_on(s, serve_decodes(s))
+
+
+@kernel
+def serve_decodes(s: State) -> int:
+    """Give running requests a token each and blocks for it, the last ones give way; return as `serve_running` does.
+
+    The first to give way is a prompt begun: where somebody has, there is none.
     """
     budget = int(s.knobs[MAX_TOKENS])
     preempted = False
@@ -84,16 +93,19 @@ def serve_running(s: State) -> int:
         preempted = True
     # Never below 0: whoever runs took at least a token of it when the prompt was computed.
     budget -= s.list[group_list(s, 0), List.LENGTH] * (1 + s.fixed[Fixed.DRAFTS])
+    return 0 if preempted else budget
+
+
+@kernel
+def go_on(s: State, budget: int) -> int:
+    """Go on with the prompt begun, which gives way where blocks lack; return as `serve_running` does."""
     request = s.counter[Counter.PARTLY]
     if request != NOBODY and budget > 0:
-        if s.counter[Counter.HELD] + further_blocks(s, request, budget) <= s.fixed[Fixed.CAPACITY]:
-            budget -= compute_prompt(s, request, budget)
-        else:
+        if s.counter[Counter.HELD] + further_blocks(s, request, budget) > s.fixed[Fixed.CAPACITY]:
             preempt(s, request)
-            preempted = True
-    if hosted(s) and not preempted:
-        return serve_loaded(s, budget)
-    return 0 if preempted else budget
+            return 0
+        budget -= compute_prompt(s, request, budget)
+    return serve_loaded(s, budget) if hosted(s) else budget
 
 
 @kernel
