@@ -14,12 +14,7 @@ from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.engines import (
-    BATCHED,
-    BLOCK,
     LOGS,
-    PP,
-    SEQS,
-    TP,
     Capacity,
     EngineLog,
     Ranks,
@@ -202,19 +197,21 @@ class _StartUp:
 
     @property
     def gpus(self) -> int | None:
-        parallel = self.limit(TP)
-        return None if parallel is None else parallel * (self.limit(PP) or 1)
+        parallel = self.limit(Setting.TP)
+        return None if parallel is None else parallel * (self.limit(Setting.PP) or 1)
 
     @property
     def absent(self) -> tuple[str, ...]:
         """Keys of [gpu] that none of all arguments sets."""
-        keys = {SEQS: SEQS, BATCHED: BATCHED, TP: "gpus"} if Setting.ARGUMENTS in self.stated else {}
+        if Setting.ARGUMENTS not in self.stated:
+            return ()
+        keys = {Setting.SEQS: Setting.SEQS, Setting.BATCHED: Setting.BATCHED, Setting.TP: "gpus"}
         return tuple(key for name, key in keys.items() if name not in self.stated)
 
     @property
     def settled_block(self) -> int | None:
         """The size of blocks by how many requests fit, where no line states it."""
-        if BLOCK in self.stated:
+        if Setting.BLOCK in self.stated:
             return None
         said = ((s.amount, s.concurrency) for s in self.statements if s.kind.in_blocks and s.concurrency)
         sizes = (settled_block(amount, some.tokens, some.requests) for amount, some in said)
@@ -222,7 +219,7 @@ class _StartUp:
 
     def block_tokens(self, statement: _Statement) -> int:
         """Tell the size of its blocks, stated, settled or the engine's default; 0 where there is none of these."""
-        known = self.limit(BLOCK) or self.settled_block
+        known = self.limit(Setting.BLOCK) or self.settled_block
         return known or (0 if statement.kind.of_any_size else self.log.block_tokens)
 
     def tokens(self, statement: _Statement) -> int:
@@ -427,15 +424,15 @@ def _limits(reader: _Reader, source: str, base: Replica | None) -> EngineLimits:
         raise ProfileError(source, message, line=used.line)
     pools = _pools(start, used, source, base)
     pool = pools[0] if pools else None
-    block = start.block_tokens(used) if used.kind.in_blocks else start.limit(BLOCK)
+    block = start.block_tokens(used) if used.kind.in_blocks else start.limit(Setting.BLOCK)
     caching = _TRUTH.get(start.stated.get(Setting.CACHING, ""))
     return EngineLimits(
         source=source,
         engine=start.log.engine,
         memory_tokens=pool.blocks * pool.layout.block_tokens if pool else memory,
         block_tokens=pool.layout.block_tokens if pool else block,
-        max_num_seqs=start.limit(SEQS),
-        max_num_batched_tokens=start.limit(BATCHED),
+        max_num_seqs=start.limit(Setting.SEQS),
+        max_num_batched_tokens=start.limit(Setting.BATCHED),
         line=used.line,
         stated_in=used.text,
         sha256="",
@@ -462,7 +459,7 @@ def _pools(start: _StartUp, used: _Statement, source: str, base: Replica | None)
     layout = replace(
         base.layout,
         block_tokens=max(
-            start.limit(BLOCK) or base.layout.block_tokens, least_block_tokens(base.layout.layers)
+            start.limit(Setting.BLOCK) or base.layout.block_tokens, least_block_tokens(base.layout.layers)
         ),
     )
     drafts = start.limit(Setting.DRAFTS) or 0
@@ -478,7 +475,7 @@ def _pools(start: _StartUp, used: _Statement, source: str, base: Replica | None)
             f"{used.text}",
             line=used.line,
         )
-    batched = start.limit(BATCHED) or base.max_num_batched_tokens or said.tokens
+    batched = start.limit(Setting.BATCHED) or base.max_num_batched_tokens or said.tokens
     stated = used.amount, said.tokens, said.requests, batched
     pools = find_pools(layout, *stated, caches_states=cached)
     if not pools and layout.has_states:
@@ -551,7 +548,7 @@ def _notes(reader: _Reader, used: _Statement, pools: Sequence[Pool]) -> Iterator
 def _notes_on_blocks(start: _StartUp, used: _Statement) -> Iterator[str]:
     if used.cut_off:
         yield f"line {used.line:,}, the last, has no end: its number may be cut off"
-    if used.kind.in_blocks and BLOCK not in start.stated:
+    if used.kind.in_blocks and Setting.BLOCK not in start.stated:
         if start.settled_block:
             yield f"blocks have {start.settled_block} tokens, by the maximum concurrency that the log states"
         else:

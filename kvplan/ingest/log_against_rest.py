@@ -6,7 +6,7 @@ from typing import Any
 
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits
-from kvplan.ingest.engines import BLOCK, Setting, setting, version_of
+from kvplan.ingest.engines import Setting, setting, version_of
 from kvplan.ingest.profile_text import Part, kv_tables, replica_part
 from kvplan.model import Knowledge, Origin
 from kvplan.options import ImportOptions
@@ -44,7 +44,7 @@ def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, 
         about.append(f"{', '.join(gone)}: not kept, for this start leaves them to {limits.engine}.")
     name = PurePath(limits.source).name
     origin = Origin(Knowledge.MEASURED, name)
-    if settled := [key for key in taken if key != BLOCK]:
+    if settled := [key for key in taken if key != Setting.BLOCK]:
         origin = Origin(
             Knowledge.ESTIMATED, f"{', '.join(settled)} by default of {limits.engine}; the rest: {name}"
         )

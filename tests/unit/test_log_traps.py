@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from every import every
+from sampled import parse_samples, read_samples
 
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import parse_engine_log, read_engine_log
 from kvplan.ingest.gathering import Asked, gather_files
 from kvplan.ingest.recognition import kind_of
-from kvplan.ingest.timing.reading import parse_samples, read_samples
 from kvplan.ingest.timing.samples import Samples
 
 SERVER = "(APIServer pid=1) INFO 10-02 {}:30:01 [api_server.py:1839] vLLM API server version 0.11.0"

@@ -15,8 +15,6 @@ from kvplan.ingest.reader import collected
 if TYPE_CHECKING:
     from kvplan.ingest.timing.collector import Collector
 
-BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
-TP, PP = "tensor_parallel", "pipeline_parallel"
 NUMBER = r"(-?\d[\d,]*)"
 DRAFTED = re.compile(
     r"\bDrafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
@@ -42,6 +40,8 @@ _SERVICE = re.compile(  # docker compose, kubectl --prefix, stern, journald
 class Setting:
     """What else a start says; `OF_TIMES` are those on which the time of an iteration hangs."""
 
+    BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
+    TP, PP = "tensor_parallel", "pipeline_parallel"
     VERSION = "version"
     LENGTH, DRAFTS, CACHING = "max_model_len", "num_speculative_tokens", "enable_prefix_caching"
     MEMORY = "memory"  # for KV cache, GiB
@@ -107,7 +107,7 @@ class EngineLog(NamedTuple):
         """Read on which arguments the time of an iteration hangs; None where a line does not list all of them."""
         if self.arguments is None or not self.arguments.search(line):
             return None
-        names = (TP, PP, Setting.DRAFTS, *Setting.OF_TIMES)
+        names = (Setting.TP, Setting.PP, Setting.DRAFTS, *Setting.OF_TIMES)
         return {
             name: match[1] for name, form in self.limits if name in names and (match := form.search(line))
         }
@@ -134,19 +134,18 @@ class EngineMetrics(NamedTuple):
     prefix: str
     prompt: str  # histograms of lengths
     generation: str
-    requests: tuple[str, ...]
-    preemptions: tuple[str, ...]
-    # counters of prompt tokens that the prefix cache found, and of those looked up
-    hits: tuple[tuple[str, str], ...]
-    hit_rates: tuple[str, ...]  # gauges of what it finds
-    drafts: (
-        tuple[str, str] | None
-    )  # counters of iterations with drafts, and of those accepted at each position
-    capacity: str
-    capacities: "Callable[[Snapshot], tuple[list[KvCapacity], list[str]]]"  # of each engine, with notes
     without_histograms: str  # why a server may not export lengths
+    requests: tuple[str, ...] = ()
+    preemptions: tuple[str, ...] = ()
+    # counters of prompt tokens that the prefix cache found, and of those looked up
+    hits: tuple[tuple[str, str], ...] = ()
+    hit_rates: tuple[str, ...] = ()  # gauges of what it finds
     # counters of prompt tokens that a KV connector loaded, and of those that it was asked for
     loaded: tuple[str, str] | None = None
+    # counters of iterations with drafts, and of those accepted at each position
+    drafts: tuple[str, str] | None = None
+    capacity: str = ""
+    capacities: "Callable[[Snapshot], tuple[list[KvCapacity], list[str]]]" = lambda _: ([], [])  # with notes
 
 
 @dataclass(frozen=True, slots=True)

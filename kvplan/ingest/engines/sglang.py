@@ -13,12 +13,7 @@ import re
 from dataclasses import dataclass
 
 from kvplan.ingest.engines import (
-    BATCHED,
-    BLOCK,
     NUMBER,
-    PP,
-    SEQS,
-    TP,
     WITH_DRAFTS,
     Capacity,
     EngineLog,
@@ -129,12 +124,13 @@ LOG = EngineLog(
         ),
     ),
     limits=(
-        (BLOCK, argument("page_size")),
-        (SEQS, argument("max_running_requests")),
-        (BATCHED, argument("max_prefill_tokens")),
-        (BATCHED, argument("chunked_prefill_size")),  # where it is not off, with -1, it is the tighter one
-        (TP, argument("tp_size")),
-        (PP, argument("pp_size")),
+        (Setting.BLOCK, argument("page_size")),
+        (Setting.SEQS, argument("max_running_requests")),
+        (Setting.BATCHED, argument("max_prefill_tokens")),
+        # where it is not off, with -1, it is the tighter one
+        (Setting.BATCHED, argument("chunked_prefill_size")),
+        (Setting.TP, argument("tp_size")),
+        (Setting.PP, argument("pp_size")),
         (Setting.LENGTH, argument("context_len")),
         (Setting.LENGTH, argument("context_length")),
         (Setting.DRAFTS, argument("speculative_num_draft_tokens")),
@@ -171,7 +167,6 @@ METRICS = EngineMetrics(
     preemptions=("sglang:num_retracted_requests_total", "sglang:num_retracted_reqs_total"),
     hits=(("sglang:cached_tokens_total", "sglang:prompt_tokens_total"),),
     hit_rates=("sglang:cache_hit_rate",),
-    drafts=None,
     capacity=_CAPACITY,
     capacities=_capacities,
     without_histograms=(

@@ -14,13 +14,11 @@ trtllm-serve exports blocks and their size.
 import re
 
 from kvplan.ingest.engines import (
-    BATCHED,
-    BLOCK,
     NUMBER,
-    SEQS,
     Capacity,
     EngineLog,
     EngineMetrics,
+    Setting,
     blocks_of,
     whole,
 )
@@ -94,10 +92,10 @@ LOG = EngineLog(
     ),
     capacities=_CAPACITIES,
     limits=(
-        (BLOCK, re.compile(r"Number of tokens per block: (\d+)")),
-        (SEQS, re.compile(r"(?<!\w)max_num_requests=(\d+)")),
-        (SEQS, re.compile(r"(?:TRTGptModel maxBatchSize: |(?<!\w)max_batch_size=)(\d+)")),
-        (BATCHED, re.compile(r"(?:TRTGptModel maxNumTokens: |(?<!\w)max_num_tokens=)(\d+)")),
+        (Setting.BLOCK, re.compile(r"Number of tokens per block: (\d+)")),
+        (Setting.SEQS, re.compile(r"(?<!\w)max_num_requests=(\d+)")),
+        (Setting.SEQS, re.compile(r"(?:TRTGptModel maxBatchSize: |(?<!\w)max_batch_size=)(\d+)")),
+        (Setting.BATCHED, re.compile(r"(?:TRTGptModel maxNumTokens: |(?<!\w)max_num_tokens=)(\d+)")),
     ),
     start="TensorRT-LLM version",
     failures="Failed to initialize executor|Executor worker returned error",
@@ -113,10 +111,7 @@ METRICS = EngineMetrics(
     prompt="trtllm:request_prompt_tokens",
     generation="trtllm:request_generation_tokens",
     requests=("trtllm:request_success_total",),
-    preemptions=(),
-    hits=(),
     hit_rates=("trtllm:kv_cache_hit_rate",),
-    drafts=None,
     capacity=_BLOCKS,
     capacities=lambda snapshot: (blocks_of(snapshot, _BLOCKS, _SIZE), []),
     without_histograms="trtllm-serve exports none",

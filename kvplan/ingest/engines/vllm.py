@@ -21,13 +21,8 @@ import re
 from typing import NamedTuple
 
 from kvplan.ingest.engines import (
-    BATCHED,
-    BLOCK,
     DRAFTED,
     NUMBER,
-    PP,
-    SEQS,
-    TP,
     Capacity,
     EngineLog,
     EngineMetrics,
@@ -254,12 +249,12 @@ LOG = EngineLog(
     ),
     capacities=(_TOKENS, _BLOCKS, _DEVICE_BLOCKS),
     limits=(
-        (BLOCK, _BLOCK_SIZE),
-        (BLOCK, re.compile(r"Setting attention block size to (\d+) tokens")),
-        (SEQS, argument("max_num_seqs")),
-        (BATCHED, argument("max_num_batched_tokens")),
-        (TP, argument("tensor_parallel_size")),
-        (PP, argument("pipeline_parallel_size")),
+        (Setting.BLOCK, _BLOCK_SIZE),
+        (Setting.BLOCK, re.compile(r"Setting attention block size to (\d+) tokens")),
+        (Setting.SEQS, argument("max_num_seqs")),
+        (Setting.BATCHED, argument("max_num_batched_tokens")),
+        (Setting.TP, argument("tensor_parallel_size")),
+        (Setting.PP, argument("pipeline_parallel_size")),
         (Setting.VERSION, _VERSION),
         (Setting.LENGTH, argument("max_seq_len")),
         (Setting.LENGTH, argument("max_model_len")),
