@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from sampled import read_samples
 from scoreboard.learning import Configuration, Load, learn, learn_without, loads_of, u_of, weights
 
-from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.samples import Sweep
 
 SWEEPS = Path(__file__).resolve().parents[2] / "shared/data/silicon-sweeps/sweeps.csv"

@@ -7,7 +7,8 @@ What the policies leave open is decided here, for the kernel too.
 
 The loop
     Arrivals with time <= now join the queue, but whoever an answer brings at the moment at which an iteration ends
-    comes while the next one runs, if there is one: it begins before anybody has read the answer. The policy forms the batch; the clock advances by
+    comes while the next one runs, if there is one: it begins before anybody has read the answer. The policy forms
+    the batch; the clock advances by
     τ = d0 + d1·K + d2·P + d3·B + d4·√B + d5·max(0, P + B - knee); the batch gains its tokens; finished requests
     leave. Where nothing can run the clock jumps to the next arrival; where none is to come either and requests
     remain, the run ends as a livelock.
@@ -332,13 +333,7 @@ class Run:
         computed_tokens = 0
         livelock = False
         while True:
-            self.next_arrival()
-            for request in list(self.to_come):
-                arrival_s = request.arrival_s
-                if arrival_s is None or arrival_s > self.now or (request.brought and arrival_s == self.ended):
-                    continue
-                self.to_come.remove(request)
-                self.queue.append(request)
+            self.let_join()
             all_done = all(request.finish_s is not None or request.gone for request in self.all)
             if all_done and self.more_later:
                 self.now = horizon
@@ -411,6 +406,16 @@ class Run:
             batches=batches,
             livelock=livelock,
         )
+
+    def let_join(self) -> None:
+        """Whoever has come by now joins the queue."""
+        self.next_arrival()
+        for request in list(self.to_come):
+            arrival_s = request.arrival_s
+            if arrival_s is None or arrival_s > self.now or (request.brought and arrival_s == self.ended):
+                continue
+            self.to_come.remove(request)
+            self.queue.append(request)
 
     def bring_the_next(self) -> None:
         """Closed loop: a client whose request completed sends the next one, which takes its time outside the engine."""

@@ -38,6 +38,7 @@ class RateCap(NamedTuple):
 
     per_iteration: float
     per_second: float
+    transient_iterations: int  # within which what ran before has gone
     classes: tuple[ClassCap, ...]
     engine_max_num_seqs: int
     engine_sustainable_rps: float  # with that `max_num_seqs`, which holds requests back
@@ -63,11 +64,6 @@ def mean_queue(arrivals: float, budget: int) -> float:
     FC 3: E[Q] = Σ_n E[(Poi(nλ) - nb)⁺]/n, which converges slowly near saturation. There the same number is Σ_k 1/(1 -
     z_k) - (b(b-1) - λ²)/(2(b-λ)) over the b - 1 roots z_k ≠ 1 of z^b = e^(λ(z-1)) in the unit disc (derived from the
     generating function of Q; new).
-
-    Examples
-    --------
-    >>> mean_queue(0.5, 1)  # λ²/(2(1 - λ))
-    0.25
     """
     if not arrivals < budget:
         raise ValueError(f"arrivals of {arrivals} an iteration overwhelm a budget of {budget}")
@@ -125,11 +121,6 @@ def integer_budgets(arrivals: FloatArray, footprint: FloatArray, memory_tokens: 
     References
     ----------
     FC Prop. 3.2, Theorem 3.3; the choice among feasible budgets is new, theory §4.
-
-    Examples
-    --------
-    >>> integer_budgets(np.array([0.5, 0.2]), np.array([10.0, 20.0]), 45.0).admissions
-    (2, 1)
     """
     fewest = np.floor(arrivals) + 1
     slack = memory_tokens - float(fewest @ footprint)
@@ -227,6 +218,7 @@ def rate_cap(model: ServingModel, *, arrivals_known: bool = True) -> RateCap:
     return RateCap(
         per_iteration=full.admissions_per_iteration,
         per_second=full.throughput_rps,
+        transient_iterations=int(mix.stages.max()) - 1,
         classes=tuple(classes),
         engine_max_num_seqs=concurrency,
         engine_sustainable_rps=min(sustainable_rate(model)[1], sustainable_rate(capped)[1]),

@@ -189,6 +189,28 @@ def sustainable_rate(model: ServingModel) -> tuple[str, float]:
     return binding, rates[binding]
 
 
+def backlog_growth(model: ServingModel) -> float | None:
+    """Least growth of the backlog under any policy, requests/s; None where no limit is exceeded, or it is not known.
+
+    Of a limit that holds c of what an iteration has, a request of which it has w takes v = d0·w/c and its work of
+    every second: (Σλv - 1)/max v are left over even if they are the largest. One second an iteration and no work make
+    it δ/w_max, δ = Σλw - M. Only of a linear law, and not where a prefix cache finds what nobody knows.
+
+    References
+    ----------
+    FC A.1, A.3; engine limits and iteration times that depend on what is held new.
+    """
+    mix, timing = model.mix, model.timing
+    if model.finds_prefixes or not timing.is_linear:
+        return None
+    needs = (mix.footprint, mix.iterations, mix.computed_tokens)
+    limits = (model.replica.capacity_tokens, model.replica.max_num_seqs, model.replica.max_num_batched_tokens)
+    work = timing.linear(*_amounts(mix))
+    taken = [timing.d0 * need / limit + work for need, limit in zip(needs, limits, strict=True) if limit]
+    growth = max(float((mix.rate_rps @ v - 1) / v.max()) for v in taken)
+    return growth if growth > 0 else None
+
+
 def load(model: ServingModel, *, sensitive: bool = True) -> Load:
     """Offered load against the sustainable rate (WAIT-s eq. 3-6; other laws new, theory §1, §2).
 

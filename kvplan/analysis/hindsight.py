@@ -76,12 +76,6 @@ def hindsight(
     Examples
     --------
     Memory for one request of 3 + 2 tokens and the first stage of none other:
-
-    >>> two = Instance(np.zeros(2), np.array([2, 1]), np.array([4, 4]), np.array([2, 1]), capacity=5)
-    >>> hindsight(two, Metric.LATENCY)[:4]  # the short one first: done after 1 and 3
-    (<Metric.LATENCY: 'mean_latency'>, 2.0, 2.0, True)
-    >>> hindsight(two, Metric.COMPLETED, horizon=2).bound, hindsight(two, Metric.DECODE_TOKENS, horizon=2).bound
-    (1.0, 2.0)
     """
     if any(instance.weights(i)[-1] > instance.capacity for i in range(instance.stages.size)):
         raise UsageError("hindsight: a request can never fit in the memory, even alone")

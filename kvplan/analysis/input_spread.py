@@ -78,11 +78,6 @@ def excess(laws: InputLaws, reached: IntArray, held: FloatArray, exponent: Float
     Examples
     --------
     Of a hundred tosses of a coin, Chernoff allows for 22 above the mean at 10^-4; for no more than one of one.
-
-    >>> coin = laws_of(np.array([0, 1]), np.array([[0.5, 0.5]]), 1)
-    >>> one, hundred = (np.array([[[n]]]) for n in (1.0, 100.0))
-    >>> [excess(coin, np.array([[0]]), n, np.log([1e4])).tokens.round(1).tolist() for n in (one, hundred)]
-    [[0.5], [21.1]]
     """
     gap = laws.tokens[:, -1:] - laws.tokens
     below = laws.share @ gap.T  # mean below the largest input of all, shape (n_lengths, n_phases)

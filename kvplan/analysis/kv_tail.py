@@ -264,9 +264,6 @@ def usage_pmf(requests: FloatArray, step: float, *, max_points: int = _PMF_POINT
     `requests` are mean numbers of those that hold 0, step, 2·step, … tokens; pmf = irfft(exp(rfft(jumps) - Σ jumps))
     (new, theory §7). Above `max_points` the lattice is coarsened: a jump between two of its points goes to both in
     shares that keep its mean.
-
-    >>> usage_pmf(np.array([0.0, 2.0]), 1.0).probability[:3].round(6).tolist()
-    [0.135335, 0.270671, 0.270671]
     """
     sizes = np.arange(requests.size)
     mean, std = float(requests @ sizes), math.sqrt(float(requests @ sizes**2))
@@ -287,9 +284,6 @@ def pmf_tail(pmf: UsagePmf, level: float, probabilities: Sequence[float]) -> Tai
     """Tail of a lattice distribution at a level in tokens; nothing is known about tails below 1e-12, which count as 0.
 
     Usage is spread evenly over half a step to either side of its point.
-
-    >>> pmf_tail(UsagePmf(1.0, np.array([0.5, 0.3, 0.2])), 1.5, [0.2])
-    Tail(log_probability=-1.6094379124341003, levels=(1.5,))
     """
     exceeded = np.append(np.cumsum(pmf.probability[:0:-1])[::-1], 0.0)
     tails = np.append(1.0, np.where(exceeded > PMF_NOISE, np.minimum(exceeded, 1.0), 0.0))

@@ -11,6 +11,7 @@ below n_1/Λ_1, so they count every request for as long as it lasts. With one se
 """
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from kvplan.analysis.segments import (
     thresholds_of,
     worst_segments,
 )
-from kvplan.analysis.wait import GUARD
+from kvplan.analysis.wait import GUARD, queue_at_start
 from kvplan.analysis.worst_window import at_rates, class_windows
 from kvplan.model import FloatArray, IntArray, ServingModel
 
@@ -47,15 +48,16 @@ class Segment(NamedTuple):
 
     upto_decode: int  # l'_k, tokens
     rate_rps: float  # Λ_k, requests that reach it
-    continue_probability: (
-        float | None
-    )  # p_k, share of the segment before that goes on to it; None for the first
+    # p_k, share of the segment before that goes on to it; None for the first
+    continue_probability: float | None
     threshold: int  # n_k, requests kept at every stage
     theta: float | None  # decay rate of the queue at its start, per request; None: it cannot outgrow n_k
     # c_k, requests waiting at its start while a batch runs, exceeded with probability at most δ in all; the first holds
     # no KV, and has none
     parked_bound: float | None
     queue_bound: float | None  # just before n_k of them are taken, c_k + n_k - 1; as many fewer then run
+    # E[W_k], waiting when an iteration starts; None for the first where arrivals are not those of a law
+    mean_queue_bound: float | None
     input_tokens: float  # of the requests that reach it
     kv_tokens: float  # of its stages when filled
     parked_kv_tokens: float  # of one request waiting at its start
@@ -73,6 +75,8 @@ class NestedWait(NamedTuple):
 
     feasible: bool = False
     segments: tuple[Segment, ...] = ()
+    # ΣE[W_k]/S, requests per iteration that are not served in the horizon
+    throughput_gap: float | None = None
     base_kv_tokens: float | None = None  # segments filled
     boundary_kv_tokens: float | None = None  # n_k at every boundary
     high_probability_kv_tokens: float | None = None  # what queues exceed that by
@@ -80,7 +84,7 @@ class NestedWait(NamedTuple):
     required_kv_tokens: float | None = None  # the sum, exceeded with probability δ at most
     fits: bool = False
     iteration_time_s: float | None = None  # ΔT, with every segment filled
-    iterations: int | None = None  # ⌈horizon/ΔT⌉
+    iterations: int | None = None  # S = ⌈horizon/ΔT⌉
     smallest_thresholds_kv_tokens: float | None = None  # required by the same segments with those
     printed: PrintedMemory | None = None
 
@@ -210,21 +214,33 @@ def printed_memory(ends: FloatArray, input_tokens: FloatArray, thresholds: Float
     Equation 13 counts s + (l'_1 + … + l'_k)/2 tokens at every stage of segment k, which is too much for many segments
     and too little for two. The segment design counts s + kΔ/2, always too little in the mean; with unequal widths kΔ is
     read as l'_k (WAIT eq. 13, WAIT 7.2; WAIT-s D).
-
-    Examples
-    --------
-    >>> printed_memory(np.array([2.0, 4.0]), np.array([1.0, 1.0]), np.array([3.0, 2.0]))
-    PrintedMemory(eq_13=28.0, segment_design=24.0)
     """
     filled = thresholds * np.diff(ends, prepend=0.0)
     by_equation, by_design = (filled @ (input_tokens + e / 2) for e in (np.cumsum(ends), ends))
     return PrintedMemory(float(by_equation), float(by_design))
 
 
-def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments: int | None) -> NestedWait:
+def mean_queues(thresholds: FloatArray, continuing: FloatArray) -> FloatArray:
+    """Bounds n_k + n_(k-1)·p_k(1 - p_k)/(2(n_k - n_(k-1)·p_k)) on E[W_k] for k >= 2, at any start of an iteration.
+
+    A batch brings Binomial(n_(k-1), p_k) requests, of which the next takes n_k (WAIT-s Lemma D.1; Kingman).
+    """
+    before, here, p = thresholds[:-1], thresholds[1:], continuing[1:]
+    return np.asarray(here + before * p * (1 - p) / (2 * (here - before * p)))
+
+
+def nested_wait(
+    model: ServingModel,
+    *,
+    delta: float,
+    horizon_s: float,
+    segments: int | None,
+    arrivals_known: bool = True,
+) -> NestedWait:
     """Nested WAIT segments, thresholds and memory, exceeded within the horizon with probability `delta` at most.
 
-    `segments` is their number; None chooses the one that needs the least memory.
+    `segments` is their number; None chooses the one that needs the least memory. The queue of the first has a bound
+    for arrivals of a law: not where the model replays a trace, nor where they are not known.
 
     References
     ----------
@@ -258,10 +274,15 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
     needs, least = (
         requirement(chosen, n[:rows, None], delta=delta, horizon_s=horizon_s) for n in (best, smallest)
     )
-    required = float(needs.total[0])
+    required, iterations, first = float(needs.total[0]), int(needs.iterations[0]), None
+    if arrivals_known and model.arrivals.trace is None:
+        brought = float(chosen.arrivals(needs.iteration_time_s, np.zeros(1, dtype=np.int64))[0])
+        index = max(model.arrivals.cv, 1.0) ** 2
+        first = queue_at_start(brought, int(best[0]), alone=False, dispersion=index)
+    queues = [first, *mean_queues(best[:rows], chosen.continuing[:, 0]).tolist()]
     return NestedWait(
         feasible=True,
-        segments=_report(chosen, lengths, best[:rows], needs),
+        segments=tuple(_rows(chosen, lengths, best[:rows], needs, queues)),
         base_kv_tokens=float(needs.base[0]),
         boundary_kv_tokens=float(needs.boundary[0]),
         high_probability_kv_tokens=float(needs.high_probability[0]),
@@ -269,31 +290,29 @@ def nested_wait(model: ServingModel, *, delta: float, horizon_s: float, segments
         required_kv_tokens=required,
         fits=required <= model.replica.capacity_tokens,
         iteration_time_s=float(needs.iteration_time_s[0]),
-        iterations=int(needs.iterations[0]),
+        iterations=iterations,
+        throughput_gap=None if first is None else sum(queues) / iterations,
         smallest_thresholds_kv_tokens=float(least.total[0]),
         printed=printed_memory(lengths.decode[chosen.end[:, 0]], chosen.input_tokens[:, 0], best[:rows]),
     )
 
 
-def _report(
-    chosen: Segments, lengths: Lengths, thresholds: FloatArray, needs: Requirement
-) -> tuple[Segment, ...]:
-    rows = []
+def _rows(
+    chosen: Segments, lengths: Lengths, thresholds: FloatArray, needs: Requirement, queues: list[float | None]
+) -> Iterator[Segment]:
     for k, threshold in enumerate(thresholds.tolist()):
         theta = float(needs.theta[k, 0])
         parked = threshold + float(needs.exponent[0]) / theta if k else None
-        rows.append(
-            Segment(
-                upto_decode=int(lengths.decode[chosen.end[k, 0]]),
-                rate_rps=float(lengths.rate_from[chosen.start[k, 0]]),
-                continue_probability=float(chosen.continuing[k, 0]) if k else None,
-                threshold=int(threshold),
-                theta=theta if math.isfinite(theta) else None,
-                parked_bound=parked,
-                queue_bound=None if parked is None else parked + threshold - 1,
-                input_tokens=float(chosen.input_tokens[k, 0]),
-                kv_tokens=threshold * float(chosen.held[k, 0]),
-                parked_kv_tokens=float(chosen.waiting[k, 0]),
-            )
+        yield Segment(
+            upto_decode=int(lengths.decode[chosen.end[k, 0]]),
+            rate_rps=float(lengths.rate_from[chosen.start[k, 0]]),
+            continue_probability=float(chosen.continuing[k, 0]) if k else None,
+            threshold=int(threshold),
+            theta=theta if math.isfinite(theta) else None,
+            parked_bound=parked,
+            queue_bound=None if parked is None else parked + threshold - 1,
+            mean_queue_bound=queues[k],
+            input_tokens=float(chosen.input_tokens[k, 0]),
+            kv_tokens=threshold * float(chosen.held[k, 0]),
+            parked_kv_tokens=float(chosen.waiting[k, 0]),
         )
-    return tuple(rows)

@@ -6,11 +6,8 @@ beside it for comparison.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
-
-import numpy as np
 
 from kvplan.analysis.equilibrium import iteration_time, per_request, tangent
 from kvplan.analysis.kv_cumulants import ClusterGrid, cluster_grid
@@ -24,7 +21,8 @@ from kvplan.analysis.kv_tail import (
     saddlepoint_tail,
     usage_pmf,
 )
-from kvplan.model import ServingModel, sum_by
+from kvplan.analysis.wait import GUARD
+from kvplan.model import ServingModel
 
 _MOST_WORK = 1 - 1e-3  # Λ; above, the shape of the law no longer changes
 _ROUNDING = 1e-9
@@ -54,13 +52,10 @@ class SafetyBuffer(NamedTuple):
     exact_pmf_probability: float | None = None
 
 
-def safety_buffer(
-    model: ServingModel, *, delta: float, horizon_s: float, budgets: Sequence[int] | None = None
-) -> SafetyBuffer:
+def safety_buffer(model: ServingModel, *, delta: float, horizon_s: float) -> SafetyBuffer:
     """Risk of overflow of a model, and the memory that keeps it within `delta`, above 0 and at most 1, in a horizon.
 
-    A horizon counts as one iteration at least. `budgets` are the admissions per iteration and class that FC's bound is
-    for; without them, the smallest whole number above the arrivals.
+    A horizon counts as one iteration at least.
 
     References
     ----------
@@ -101,7 +96,7 @@ def safety_buffer(
     probability, any_overflow = math.exp(log_tail), usual.any_overflow(log_tail)
     required = _required(model, required_level, enough=any_overflow <= delta)
     watermark = (required - usage_scale(model).mean) / model.replica.memory_tokens
-    bound = flow_control_bound(flow_control(model, iterations, budgets))
+    bound = flow_control_bound(model, iterations)
     return SafetyBuffer(
         kv_std_tokens=std,
         overflow_probability_per_iteration=probability,
@@ -216,49 +211,25 @@ def clusters_held(model: ServingModel) -> float:
     return (scale.mean / scale.std_without_feedback) ** 2 / spread
 
 
-class FlowControl(NamedTuple):
-    """What FC's bound is a function of."""
+def flow_control_bound(model: ServingModel, iterations: float) -> float | None:
+    """FC's bound of the expected overflows in T iterations, least over budgets b > λτ*; None where M* fills memory.
 
-    iterations: float  # T
-    memory_tokens: float  # M
-    mean_tokens: float  # of KV usage
-    largest_budget: int  # A, requests admitted in an iteration
-    longest: int  # C, of inputs and decode lengths, tokens
-
-
-def flow_control(model: ServingModel, iterations: float, budgets: Sequence[int] | None) -> FlowControl:
-    """Inputs of FC's bound for a model with Λ < 1.
-
-    Class budgets admit Σ b_i an iteration and hold Σ b_i S_i on average. Without them the theorem's mean budget is
-    taken at the arrivals, where usage averages M*, and its largest at the next whole number.
-    """
-    tau, mix = iteration_time(model), model.mix
-    assert tau is not None
-    if budgets is None:
-        largest_budget = math.floor(model.total_rate_rps * tau) + 1
-        mean = per_request(model).held * model.total_rate_rps * tau
-    else:
-        rates = np.array([c.rate_rps for c in model.classes])
-        per_class = sum_by(mix.class_index, mix.rate_rps * mix.held.footprint) / rates
-        largest_budget, mean = sum(budgets), float(np.array(budgets) @ per_class)
-    longest = max(int(mix.input_tokens.max()), *(c.decode_tokens[-1] for c in model.classes))
-    return FlowControl(iterations, model.replica.memory_tokens, mean, largest_budget, longest)
-
-
-def flow_control_bound(given: FlowControl) -> float | None:
-    """FC's bound of the expected number of overflows, T·exp(-ε²M²/(2(A² + A)C³)) with ε = 1 - mean/M; None for ε <= 0.
+    T·exp(-(M - b·S̄)²/(2(A² + A)C³)) falls with b and with the largest budget A: it is least as b → λτ*, with A the
+    next whole number. C is the longest of prompts and stays, weights being at most 2C (with `inline` those of inputs
+    a token shorter and outputs a token longer).
 
     References
     ----------
     FC Theorem 3.6, constant from its proof (A.4). The proof takes requests that are readmitted after an eviction for
     fresh independent ones; what is rigorous is the same bound on P(any overflow) (theory §7).
-
-    Examples
-    --------
-    >>> round(flow_control_bound(FlowControl(10.0, 200.0, 100.0, largest_budget=1, longest=10)), 3)
-    0.821
     """
-    spare, budget, longest = given.memory_tokens - given.mean_tokens, given.largest_budget, given.longest
+    tau, held = iteration_time(model), model.mix.held
+    assert tau is not None
+    arrivals = model.total_rate_rps * tau
+    spare = model.replica.memory_tokens - arrivals * per_request(model).held
     if spare <= 0:
         return None
-    return given.iterations * math.exp(-((spare / longest) ** 2) / (2 * (budget**2 + budget) * longest))
+    budget = math.floor(arrivals * GUARD) + 1
+    prompts = held.at_start.max() - 1  # l in l + q, the weight at the q-th stage
+    longest = max(float(prompts), float(held.stages.max()), float(held.largest.max()) / 2)
+    return iterations * math.exp(-((spare / longest) ** 2) / (2 * (budget**2 + budget) * longest))

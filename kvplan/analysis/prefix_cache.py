@@ -56,9 +56,8 @@ class CacheState(NamedTuple):
     admissions_per_iteration: float  # x = λτ
     iteration_time_s: float  # τ
     requests_in_flight: float  # x·n
-    characteristic_time_s: (
-        float | None
-    )  # T, after which what nobody asks for is gone; None where everything fits
+    # T, after which what nobody asks for is gone; None where everything fits
+    characteristic_time_s: float | None
     hit_tokens: float  # prompt tokens of a request that are found, on average
     hit_ratio: float  # of the prompt tokens
     prefill_tokens_per_s: float
@@ -224,9 +223,8 @@ class HostTier(NamedTuple):
     hit_ratio: float | None  # share of the prompt tokens that are loaded from it
     characteristic_time_s: float | None  # T2; None where everything fits
     link_utilization: float | None  # share of the time in which it loads
-    recovers_up_to_rps: (
-        float  # rate up to which a replica full of requests, with none waiting, gets warm again
-    )
+    # rate up to which a replica full of requests, with none waiting, gets warm again
+    recovers_up_to_rps: float
     # seconds of waiting from which it comes back at the offered rate; None: from any, or from none
     longest_wait_s: float | None
     without: SustainableRates  # that the GPU alone serves

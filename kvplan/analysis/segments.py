@@ -33,9 +33,8 @@ class Lengths(NamedTuple):
     rate_from: FloatArray  # requests/s at least as long, Λ at a segment that starts with this length
     inputs: IntArray  # (n_inputs,), distinct, ascending, tokens
     share_from: FloatArray  # (n_lengths, n_inputs), of each input in the requests at least as long
-    work_to: (
-        FloatArray  # (n_lengths + 1,), work rate of all stages before each length ends; the last entry is Λ
-    )
+    # (n_lengths + 1,), work rate of all stages before each length ends; the last entry is Λ
+    work_to: FloatArray
     prompt_stages: int  # before the first decode stage: 1 when `inline`
     block_tokens: int
     prefill_tokens: float  # of a fresh request, on average
@@ -55,9 +54,8 @@ class Segments:
     continuing: FloatArray  # p_k = Λ_k/Λ_(k-1); 1 in the first row and where padded
     input_tokens: FloatArray  # mean s̄_k
     held: FloatArray  # by the stages of the segment for one unit of its threshold, mean tokens in whole pages
-    waiting: (
-        FloatArray  # by one request at its start, tokens; 0 in the first row (no KV yet) and where padded
-    )
+    # by one request at its start, tokens; 0 in the first row (no KV yet) and where padded
+    waiting: FloatArray
     work: FloatArray  # seconds that one unit of the threshold adds to an iteration, in proportion
     stages: FloatArray  # requests that one unit of the threshold keeps in the batch
     phases: FloatArray  # (most segments, n_candidates, n_phases), those requests by phase of `laws`
@@ -274,11 +272,6 @@ def decay_rates(before: FloatArray, here: FloatArray, continuing: FloatArray) ->
     References
     ----------
     WAIT-s eq. 13, Lemma D.2; θ >= 8(n_k - p·n_(k-1))/n_(k-1), where Theorem B.2 prints the wrong denominator.
-
-    Examples
-    --------
-    >>> decay_rates(np.array([100.0, 20.0]), np.array([51.0, 13.0]), np.array([0.5, 0.6])).round(10).tolist()
-    [0.0800213413, 0.4318056617]
     """
     theta = np.full(np.broadcast(before, here, continuing).shape, np.inf)
     finite = (here < before) & (continuing < 1)

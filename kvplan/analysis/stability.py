@@ -22,7 +22,7 @@ from kvplan.analysis.roots import (
     expand_on_circle,
     largest_root,
 )
-from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, TabledWeights, survival
+from kvplan.model import FloatArray, IntArray, Prefill, ServingModel, TabledWeights, sum_by, survival
 from kvplan.model.weights import first_tokens, prompt_stages
 from kvplan.solve import falling_root
 from kvplan.units import format_number, format_tokens
@@ -34,6 +34,7 @@ _ADVICE_MAX_CLASSES = 16
 _ADVICE_MAX_STAGES = 2_000
 _LAW_ERROR = 1e-10  # of weights that are means over the law of a stay, all together
 _BELOW_1 = math.nextafter(1, 0)
+_MOST_PHASES = 4_000_000  # of an asymptotic input, compared at once
 _QUICK = 3  # stays of the longest request
 
 UNCERTIFIED = f"too close to call in floating point, or outputs are longer than {MOST:,} tokens"
@@ -43,7 +44,7 @@ class MinStableInput(NamedTuple):
     """Smallest input length from which the equilibrium is stable; None where there is none or it is unproved."""
 
     exact: int | None  # computed on the survival polynomial
-    asymptotic: float | None  # SIC eq. 13: two decode lengths, one input
+    asymptotic: float | None  # SIC eq. 13, B.8.7: several decode lengths, one input
 
 
 class Stability(NamedTuple):
@@ -52,17 +53,16 @@ class Stability(NamedTuple):
     gcd: int
     spectral_radius: float
     radius_certified: bool
-    unstable_modes: (
-        int | None
-    )  # roots outside the unit circle, by more than 1e-9 where one is on it; None: unproved
+    # roots outside the unit circle, by more than 1e-9 where one is on it; None: unproved
+    unstable_modes: int | None
     stable: bool
     certified: bool  # `stable` is proved, floating-point rounding included
-    recovery_iterations: float | None
+    recovery_iterations: float | None  # 1/(1 - ρ)
+    growth_iterations: float | None  # 1/ln ρ
     min_stable_input_tokens: MinStableInput
     advice: str
-    stabilising_change: (
-        str | None
-    )  # the smallest one of a decode limit that is proved to make it stable, in words
+    # the smallest one of a decode limit that is proved to make it stable, in words
+    stabilising_change: str | None
 
 
 class Spectrum(NamedTuple):
@@ -176,7 +176,7 @@ def min_stable_input(model: ServingModel) -> MinStableInput:
 
     References
     ----------
-    `exact`: new. `asymptotic`: SIC eq. 13, for two decode lengths and a common input.
+    `exact`: new. `asymptotic`: SIC eq. 13 and B.8.7, for a common input.
     """
     mix = model.mix
     if int(np.gcd.reduce(mix.stages)) > 1 or model.replica.layout is not None:
@@ -204,12 +204,21 @@ def min_stable_input(model: ServingModel) -> MinStableInput:
 def _asymptotic_min_input(
     stages: IntArray, inputs: IntArray, share: FloatArray, smallest: int
 ) -> float | None:
-    """SIC eq. 13 for two lengths and one input; `inline` is the (s-1, d+1) system, hence one token more."""
-    shorter, longer = stages == stages.min(), stages == stages.max()
-    if stages.max() == stages.min() or not (shorter | longer).all() or np.ptp(inputs) > 0:
+    """2d̄/E_p[φ²], φ_i = d_i·θ - 2π·k_i, least over the angles θ away from 0 at which E_p[φ] = 0, and one input.
+
+    There θ = 2π·E_p[k]/d̄ and φ_i = 2π·Σ_j p_j·(d_i·k_j - k_i·d_j)/d̄, for the whole turns k nearest to d·θ/2π
+    anywhere in (0, π]; two lengths give eq. 13. `inline` is the (s-1, d+1) system, hence one token more.
+    """
+    lengths, position = np.unique(stages, return_inverse=True)
+    turns = (lengths // 2 + 1).sum()
+    if lengths.size == 1 or np.ptp(inputs) > 0 or turns * lengths.size**2 > _MOST_PHASES:
         return None
-    spread = float(share[shorter].sum()) * float(share[longer].sum())  # p·(1 - p), however near 1 p is
-    return smallest + float(share @ stages) ** 3 / (2 * math.pi**2 * spread)
+    p = sum_by(position, share, lengths.size)
+    changes = np.unique(np.concatenate([*((np.arange(d // 2 + 1) + 0.5) / d for d in lengths), [0.5]]))
+    changes = changes[changes <= 0.5]
+    k = np.rint(((changes[1:] + changes[:-1]) / 2)[:, None] * lengths)
+    phases = (lengths[:, None] * k[:, None, :] - k[:, :, None] * lengths) @ p
+    return smallest + float(p @ lengths) ** 3 / (2 * math.pi**2 * float((phases**2 @ p).min()))
 
 
 def _asymptotic_with_drafts(model: ServingModel) -> float | None:
@@ -305,6 +314,7 @@ def stability(model: ServingModel, *, advised: bool = True) -> Stability:
         stable=found.stable,
         certified=found.certified,
         recovery_iterations=1 / (1 - found.radius) if found.stable else None,
+        growth_iterations=1 / math.log(found.radius) if found.certified and found.radius > 1 else None,
         min_stable_input_tokens=inputs,
         advice=_advice(found, inputs, change),
         stabilising_change=change,

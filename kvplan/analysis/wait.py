@@ -9,7 +9,7 @@ A class with several decode lengths enters at the mean of its footprint and iter
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +54,18 @@ class DialRow(NamedTuple):
     kv_tokens: float  # Σ n_i S_i
     throughput_rps: float  # largest total rate that these thresholds keep up with, tΣλ/ΔT
     latency_s: float  # mean of t/2 + (iterations - 1)·t + ΔT, and of time outside the engine
+    # exactly what is offered: queues have no drift back, and grow as the square root of time
+    zero_drift: bool
+
+
+class Overload(NamedTuple):
+    """The largest thresholds that memory holds, n = t·λ (not rounded); nothing where the smallest whole ones fit."""
+
+    running: float | None = None  # requests with them filled, B = tΣλn̄
+    thresholds: tuple[float, ...] | None = None
+    throughput_rps: float | None = None  # largest total rate that they keep up with
+    simulated_rps: float | None = None  # served at the offered rates with whole thresholds, at least 1 ...
+    simulated_rps_ci95: tuple[float, float] | None = None
 
 
 class Wait(NamedTuple):
@@ -72,15 +84,15 @@ class Wait(NamedTuple):
     dial: tuple[DialRow, ...]  # empty where the equilibrium does not fit
     # rates vary: thresholds are for the worst window, the dial for the largest rates, waits bounds for the mean
     worst_window: bool
+    overload: Overload
 
 
 class ClassMeans(NamedTuple):
     """Mean costs of one request of each class; arrays of shape (n_classes,)."""
 
     rate_rps: FloatArray
-    work_s: (
-        FloatArray  # added to iterations by one request in all, in proportion to what it reads and computes
-    )
+    # added to iterations by one request in all, in proportion to what it reads and computes
+    work_s: FloatArray
     held: FloatArray  # KV token-iterations, in whole pages
     iterations: FloatArray
     prefill_tokens: FloatArray
@@ -280,7 +292,7 @@ def mean_wait(
     return (queue - (threshold + 1) / 2 if alone else queue) / rate_rps
 
 
-def dial(model: ServingModel) -> tuple[DialRow, ...]:
+def dial(model: ServingModel) -> Iterator[DialRow]:
     """Throughput against latency along n = t·λ, from the equilibrium (t = τ*) to full memory (t = M/A).
 
     The first row keeps up with exactly what is offered, the last with all that memory can sustain. Empty where the
@@ -288,23 +300,32 @@ def dial(model: ServingModel) -> tuple[DialRow, ...]:
     """
     tau, cost, rate = iteration_time(model), per_request(model), model.total_rate_rps
     if tau is None or rate * cost.held * tau > model.replica.capacity_tokens:
-        return ()
+        return
     longest = model.replica.capacity_tokens / (rate * cost.held)
-    rows = []
     for interval in np.geomspace(tau, longest, _DIAL_ROWS).tolist():
         x = rate * interval
         fixed = model.timing.fixed(prompts_of(model.mix, model.replica, x), x * cost.iterations)
         iteration = fixed + rate * cost.work_s * interval
-        rows.append(
-            DialRow(
-                interval_s=interval,
-                iteration_time_s=iteration,
-                kv_tokens=rate * cost.held * interval,
-                throughput_rps=rate * interval / iteration,
-                latency_s=interval * (cost.iterations - 0.5) + iteration + model.request_overhead_s,
-            )
+        yield DialRow(
+            interval_s=interval,
+            iteration_time_s=iteration,
+            kv_tokens=rate * cost.held * interval,
+            throughput_rps=rate * interval / iteration,
+            latency_s=interval * (cost.iterations - 0.5) + iteration + model.request_overhead_s,
+            zero_drift=interval == tau,
         )
-    return tuple(rows)
+
+
+def largest_held(means: ClassMeans, memory_tokens: float) -> Overload:
+    """Thresholds n_j = B·λ_j/Σλn̄ that fill memory, and what they serve: MΣλ/(A·d0 + M·Λ) where the law is linear.
+
+    References
+    ----------
+    WAIT 6, Remark 1 (l' + 1 iterations when `inline`); other footprints new.
+    """
+    thresholds = memory_tokens / float(means.rate_rps @ means.held) * means.rate_rps
+    served = float(thresholds.sum()) / means.iteration_time_s(thresholds)
+    return Overload(float(thresholds @ means.iterations), tuple(thresholds.tolist()), served)
 
 
 def wait(model: ServingModel, *, arrivals_known: bool = True) -> Wait:
@@ -325,34 +346,31 @@ def wait(model: ServingModel, *, arrivals_known: bool = True) -> Wait:
     >>> result.thresholds, result.kv_tokens, result.max_thresholds
     ((25, 25), 14625.0, (34, 34))
     """
-    means = class_means(model)
-    windows = class_windows(model)
+    means, windows, capacity = class_means(model), class_windows(model), model.replica.capacity_tokens
     varies = windows is not None and windows.vary
     if windows is not None:
         means = means._replace(rate_rps=windows.mean_rps)
     smallest = smallest_thresholds(means, windows)
     if smallest is None:
         nothing = tuple(ClassWait(c.name, None, None, None, None) for c in model.classes)
-        return Wait(False, None, None, None, False, nothing, None, None, (), varies)
+        overload = largest_held(means, capacity)
+        return Wait(False, None, None, None, False, nothing, None, None, (), varies, overload)
     thresholds, least = smallest
     iteration = means.iteration_time_s(thresholds)
     kv_tokens = float(thresholds @ means.held)
-    largest = largest_thresholds(thresholds, means, model.replica.capacity_tokens, windows)
+    largest = largest_thresholds(thresholds, means, capacity, windows)
     arrivals = means.rate_rps * iteration if windows is None else windows.most_in(iteration)
     alone = len(model.classes) == 1 and not varies
     known = arrivals_known and model.arrivals.trace is None
     classes = []
     for i, c in enumerate(model.classes):
-        rate, n, before, index = float(means.rate_rps[i]), int(thresholds[i]), None, None
-        if (
-            known
-        ):  # requests take their class at random; the bound for several takes those more regular for Poisson
+        rate, n, before, latency, index = float(means.rate_rps[i]), int(thresholds[i]), None, None, None
+        if known:
+            # requests take their class at random; the bound for several takes those more regular for Poisson
             index = model.arrivals.split(float(means.rate_rps.sum() / rate)).cv ** 2
             index = index if alone else max(index, 1.0)
             brought = float(arrivals[i])
             before = mean_wait(rate, iteration, n, alone=alone, arrivals=brought, dispersion=index)
-        latency = before
-        if before is not None:
             steps = (float(means.iterations[i]) - 1) * n / rate
             latency = before + steps + iteration + model.request_overhead_s
         classes.append(ClassWait(c.name, n, before, latency, index))
@@ -361,10 +379,11 @@ def wait(model: ServingModel, *, arrivals_known: bool = True) -> Wait:
         thresholds=tuple(int(n) for n in thresholds),
         iteration_time_s=iteration,
         kv_tokens=kv_tokens,
-        fits=kv_tokens <= model.replica.capacity_tokens,
+        fits=kv_tokens <= capacity,
         classes=tuple(classes),
         max_thresholds=None if largest is None else tuple(int(n) for n in largest),
         smallest=least,
-        dial=dial(model if windows is None else at_rates(model, windows.peak_rps)),
+        dial=tuple(dial(model if windows is None else at_rates(model, windows.peak_rps))),
         worst_window=varies,
+        overload=Overload() if kv_tokens <= capacity else largest_held(means, capacity),
     )

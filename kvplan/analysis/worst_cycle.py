@@ -68,9 +68,6 @@ def gap_cycle_throughput(stages: int, first_weight: float, capacity: float, gaps
 
     Weights grow by a token from `first_weight` (s + 1, or s for `inline`); one gap d is the worst cycle, all gaps 1 the
     equilibrium. x = M/(s·d + (d² + Σg²)/2) (SIC eq. 25).
-
-    >>> [round(360 / gap_cycle_throughput(4, 3.0, 360.0, g)) for g in ((1, 1, 1, 1), (2, 1, 1), (2, 2), (3, 1), (4,))]
-    [18, 19, 20, 21, 24]
     """
     if sum(gaps) != stages:
         raise ValueError(f"gaps sum to {sum(gaps)}, not to the {stages} stages")
@@ -101,12 +98,6 @@ def pulse_cycle(
     Examples
     --------
     Decode lengths 2 and 4, input 4 (`disaggregated`):
-
-    >>> from kvplan.model import Weights
-    >>> weights = Weights(np.array([5.0, 5.0]), np.array([2, 4]))
-    >>> cycle = pulse_cycle(weights, weights, np.array([0.5, 0.5]), np.array([4.0, 4.0]), 10_000.0)
-    >>> round(cycle.throughput, 9), round(cycle.evictions, 9), cycle.period
-    (500.0, 150.0, 2)
     """
     g = int(np.gcd.reduce(held.stages))
     weight = held.survival(share).reshape(-1, g)

@@ -154,9 +154,9 @@ def analyze(
 
     Examples
     --------
-    >>> report = analyze("tool-calls-h100")
+    >>> report = analyze("llama-3.1-8b-rtx4090")
     >>> report.verdict.status.value, round(report.load.sustainable_rps, 2)
-    ('stable', 54.87)
+    ('stable', 3.92)
     """
     from kvplan.api import arguments, results
     from kvplan.report import assembly
@@ -197,9 +197,9 @@ def check(
 
     Examples
     --------
-    >>> found = check("tool-calls-h100", require="load.headroom >= 20%", accept=["workload"])
+    >>> found = check("llama-3.1-8b-rtx4090", require="load.headroom >= 20%", accept=["workload"])
     >>> found.outcome.value, round(found.results[0].judgement.got, 4)
-    ('passed', 0.2192)
+    ('passed', 1.6166)
     """
     from kvplan.api import arguments, outcomes
     from kvplan.gate import check as checking
@@ -294,9 +294,10 @@ def import_files(
 
 def simulate(
     profile: "Service | None" = None,
-    policy: str | Iterable[str] = ("vllm",),
+    policy: str | Iterable[str] | None = None,
     *,
     settings: Mapping[str, object] | None = None,
+    grid: Mapping[str, object] | None = None,
     arrivals: str | None = None,
     cv: float | None = None,
     concurrency: int | None = None,
@@ -315,9 +316,11 @@ def simulate(
     Parameters
     ----------
     policy
-        One, or several to compare.
+        One, or several to compare; those of the grid if None, vllm without one.
     settings
         Parameters of policies, such as ``{"vllm.watermark": 0.05}``; lists for those that are lists.
+    grid
+        Values to try of parameters, in all combinations, such as ``{"flow-unknown.budget": "8:24:9"}``.
     arrivals
         ``poisson``, ``gamma``, ``burst``, ``saturated``, ``interleaved`` or ``closed``; None: as the profile says.
     cv
@@ -366,9 +369,12 @@ def simulate(
     asked = arguments.record(RunOptions, given)
     recorded = None if asked.trace is None else partial(_replayed, asked.trace)
     load, all_seeds = options.drawn(loaded.model, asked, recorded)
-    names = arguments.names(policy, "policy")
-    texts = arguments.assignments({} if settings is None else settings, "settings")
-    policies = options.chosen(names, texts)
+    texts, tried = (
+        arguments.assignments({} if each is None else each, name)
+        for name, each in (("settings", settings), ("grid", grid))
+    )
+    names = (options.searched(tried) or ["vllm"]) if policy is None else arguments.names(policy, "policy")
+    policies = options.chosen(names, texts, tried)
     found = study.study(loaded.model, loaded.plan, load, policies, all_seeds, progress=progress)
     return results.of_study(found, loaded)
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from kvplan.axes import MAX_POINTS
 from kvplan.errors import UsageError, shown
 from kvplan.ingest.trace.replay import with_trace
 from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import Profile, load_profile
-from kvplan.sweeps.vary import MAX_LISTED, MAX_POINTS
+from kvplan.sweeps.vary import MAX_LISTED
 
 _Options = TypeVar("_Options")
 _TIMES = ("think", "load_time", "interval", "horizon")  # options whose numbers are seconds

@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     print(main(["analyze", "tool-calls-h100", "-o", f"{folder}/report.txt"]))
+    ...     print(main(["analyze", "paper-fc-budgets", "-o", f"{folder}/report.txt"]))
     0
     """
     # Our matrices are small: threads only get in their way.

@@ -41,6 +41,15 @@ def policies(incomplete: str) -> list[str]:
     return _beginning(POLICIES, incomplete)
 
 
+def parameters(incomplete: str) -> list[str]:
+    """Complete a parameter of a policy, up to where its value begins."""
+    from kvplan.simulation.policies import POLICIES
+
+    return _beginning(
+        (f"{name}.{key}=" for name in POLICIES for key in POLICIES[name].parameters), incomplete
+    )
+
+
 def models(incomplete: str) -> list[str]:
     """Complete a model, with its owner or without."""
     from kvplan.ingest.model.config import catalogue

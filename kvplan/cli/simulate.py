@@ -82,8 +82,9 @@ def simulate(
         option(
             "--policy",
             metavar="NAME,...",
-            help="Scheduling policies to compare on the same arrivals. Default: greedy,rate-limited,vllm; vllm alone "
-            "where requests have prefixes in common, which the others do not cache.",
+            help="Scheduling policies to compare on the same arrivals. Default: those of --grid; else "
+            "greedy,rate-limited,vllm, but vllm alone where requests have prefixes in common, which the others do not "
+            "cache.",
             autocompletion=completion.listed(completion.policies),
         ),
     ] = None,
@@ -93,6 +94,17 @@ def simulate(
             "--set",
             metavar="POLICY.KEY=VALUE",
             help="Set a parameter of a policy, such as vllm.watermark=0.05; a list has commas. May be repeated.",
+            autocompletion=completion.parameters,
+        ),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        option(
+            "--grid",
+            metavar="POLICY.KEY=VALUES",
+            help="Try values of a parameter of a policy, all combinations of several, and mark the best: a list with "
+            "commas, LOW:HIGH:COUNT, or LOW:HIGH:logCOUNT for even ratios. May be repeated.",
+            autocompletion=completion.parameters,
         ),
     ] = None,
     *,
@@ -121,7 +133,7 @@ def simulate(
 ) -> None:
     """Simulate a profile at its own rates, or with options scheduling policies side by side on the same arrivals."""
     common.check_plot(plot, [profile, None if runs.trace is None else str(runs.trace)], output)
-    if runs == RunOptions() and policy is None and setting is None and series is None and not hindsight:
+    if runs == RunOptions() and policy is None and not (setting or grid or series or hindsight):
         from kvplan.show import operating_point as shown
         from kvplan.study.operating_point import operating_point
 
@@ -133,21 +145,23 @@ def simulate(
     from kvplan.show.simulation import series_csv, view
     from kvplan.simulation.experiments import study
     from kvplan.simulation.experiments.hindsight_bound import study_bounds
-    from kvplan.simulation.experiments.options import chosen, drawn
+    from kvplan.simulation.experiments.options import chosen, drawn, searched
 
     _check_files(profile, runs.trace, series, output)
     loaded = common.read(profile, output, slo)
     trace = None if runs.trace is None else partial(_recorded, runs.trace)
     load, seeds = drawn(loaded.model, runs, trace)
     usual = "vllm" if loaded.model.finds_prefixes or _is_split(loaded.model) else "greedy,rate-limited,vllm"
-    names = [name.strip() for name in (usual if policy is None else policy).split(",") if name.strip()]
-    policies = chosen(names, setting or [])
+    if policy is None:
+        policy = ",".join(searched(grid or [])) or usual
+    names = [name.strip() for name in policy.split(",") if name.strip()]
+    policies = chosen(names, setting or [], grid or [])
     if hindsight and format is TableFormat.CSV:
         raise UsageError("--hindsight does not go with --format csv")
     if hindsight and loaded.model.fleet is not None:
         raise UsageError("--hindsight is about one replica; the profile has a [fleet]")
     # before anything is run: most profiles are too large for it
-    bounds = study_bounds(loaded.model, load, list(policies), seeds) if hindsight else ()
+    bounds = study_bounds(loaded.model, load, names, seeds) if hindsight else ()
     in_all = (load.requests or 0) * len(policies) * len(seeds)
     if in_all >= _LARGE:
         common.say(

@@ -22,7 +22,9 @@ _LONGEST = 64_000_000  # characters of a JSON document
 _BEGINS = re.compile(r"\s*(\{|\[\s*(\{|\]|$))")  # a line of a log may begin with a bracket too
 _SPACE = re.compile(r"[ \t\r\n\ufeff]*")
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
-_RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+\s*(:?-+:?)?\s*$")  # below the header of a table in Markdown
+_UPRIGHT = str.maketrans("│┃║", "|||")  # of tables that are drawn
+_RULE = re.compile(r"(?=.*[|+\u2500-\u257f])(?=.*[-=\u2500-\u257f])[\s|+:=\u2500-\u257f-]+$")
+_CORNER = re.compile(r"\s*[+\u2500-\u257f]")  # with which a rule above a header begins
 _NOTHING = {"-", "–", "—", "n/a", "N/A"}
 _CUT_OFF = "is the file cut off?"
 
@@ -43,6 +45,21 @@ def plain_name(name: str) -> str:
     ('tpotms', 'inputtokens')
     """
     return re.sub(r"[\W_]", "", name.lower())
+
+
+def number_of(value: Any) -> float | None:
+    """Read a number, which may have thousands separators; None of anything else.
+
+    Examples
+    --------
+    >>> number_of("1,374"), number_of(7), number_of("1,5"), number_of(True)
+    (1374.0, 7.0, None, None)
+    """
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        separated = isinstance(value, str) and _THOUSANDS.fullmatch(value.strip())
+        return float(value.replace(",", "")) if separated else None
 
 
 def shown(value: Any) -> str:
@@ -105,15 +122,8 @@ class Record:
         if default is not None and not self._has(name):
             return default
         seen = self.at(name)
-        try:
-            plain = (
-                seen.replace(",", "")
-                if isinstance(seen, str) and _THOUSANDS.fullmatch(seen.strip())
-                else seen
-            )
-            number = math.nan if isinstance(seen, bool) else float(plain)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
+        number = number_of(seen)
+        number = math.nan if number is None else number
         if not 0 <= number <= _MOST:
             what = "missing" if seen is None or seen == "" else shown(seen)
             raise self.error(name, f"{what}; must be a number, from 0 to {_MOST:g}")
@@ -178,34 +188,52 @@ def csv_rows(
             yield Record(source, line, values, written, ended=text.endswith(("\n", "\r")))
 
 
-def markdown_tables(
-    numbered: Iterable[tuple[int, str]],
-) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    """Yield the tables of a Markdown text as CSV: the header, and the rows with the numbers of their lines.
+def tables_in(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+    """Yield the tables of a text as CSV: the header, and the rows with the numbers of their lines.
+
+    They are in Markdown, or drawn with lines, where a name that is too long goes on in the next row.
 
     Examples
     --------
     >>> text = ["Results", "| ISL | TPOT (ms) |", "|----:|:---------:|", "| 1,024 | **24.3** |", ""]
-    >>> list(markdown_tables(enumerate(text, 1)))
+    >>> list(tables_in(enumerate(text, 1)))
     [('ISL,TPOT (ms)\\r\\n', [(4, '"1,024",24.3\\r\\n')])]
     """
-    header, rows, before = "", [], ""
-    for line, text in chain(numbered, [(0, "")]):
-        if header and "|" in text:
-            rows.append((line, _as_csv(text)))
+    header: list[str] = []
+    rows: list[tuple[int, list[str]]] = []
+    before, framed = "", False
+    for line, drawn in chain(numbered, [(0, "")]):
+        text = drawn.translate(_UPRIGHT)
+        is_rule = _RULE.match(text) is not None
+        if header and is_rule:
+            continue
+        if header and "|" in text and (not framed or _framed(text)):
+            cells = _cells(text)
+            if text != drawn and rows and not any(cells[1:]):
+                rows[-1][1][0] += f" {cells[0]}"
+            else:
+                rows.append((line, cells))
             continue
         if header:
-            yield header, rows
-            header = ""
-        if "|" in before and "|" in text and _RULE.match(text):
-            header, rows = _as_csv(before), []
+            yield _as_csv(header), [(number, _as_csv(cells)) for number, cells in rows]
+            header = []
+        if is_rule and "|" in before and (_framed(before) or not _CORNER.match(text)):
+            header, rows, framed = _cells(before), [], _framed(before)
         before = text
 
 
-def _as_csv(text: str) -> str:
+def _framed(text: str) -> bool:
+    return text.lstrip().startswith("|")
+
+
+def _cells(text: str) -> list[str]:
     cells = (re.sub(r"[*`]", "", cell).strip() for cell in text.strip().strip("|").split("|"))
+    return ["" if cell in _NOTHING else cell for cell in cells]
+
+
+def _as_csv(cells: list[str]) -> str:
     row = io.StringIO()
-    csv.writer(row).writerow("" if cell in _NOTHING else cell for cell in cells)
+    csv.writer(row).writerow(cells)
     return row.getvalue()
 
 

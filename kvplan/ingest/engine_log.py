@@ -10,17 +10,11 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.engines import (
-    BATCHED,
-    BLOCK,
     LOGS,
-    PP,
-    SEQS,
-    TP,
     Capacity,
     EngineLog,
     Ranks,
@@ -32,14 +26,11 @@ from kvplan.ingest.engines import (
 )
 from kvplan.ingest.kv_pool import Pool, find_grown, find_pools, most_blocks, settled
 from kvplan.ingest.observed import ObservedDrafts, ObservedHits
-from kvplan.ingest.profile_text import Part, kv_tables, replica_part
 from kvplan.ingest.text_file import lines_of
-from kvplan.model import Knowledge, Origin, Replica
+from kvplan.model import Replica
 from kvplan.model.kv_layout import KvLayout, least_block_tokens
-from kvplan.profile.reading import Profile
 from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.units import format_number, format_percent, format_tokens
-from kvplan.version import __version__
 
 _WORDS = tuple(dict.fromkeys(word for log in LOGS for word in log.words))
 _SHORTEST = min(map(len, _WORDS))  # what is shorter says nothing, and there can be millions
@@ -136,39 +127,6 @@ def parse_engine_log(
     return replace(_limits(telling[name], source, base), service=name)
 
 
-def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, int] | None = None) -> Part:
-    """Write the table [gpu] with what a log states, and `defaults` of the engine where it says nothing."""
-    stated: dict[str, Any] = {"memory_tokens": limits.memory_tokens, "block_tokens": limits.block_tokens}
-    if (layout := limits.layout) is not None:
-        stated = {
-            "kv_blocks": limits.memory_tokens // layout.block_tokens,
-            "block_tokens": layout.block_tokens,
-            "kv": kv_tables(layout),
-        }
-    for name in ("prefix_caching", "max_num_seqs", "max_num_batched_tokens", "gpus"):
-        stated[name] = getattr(limits, name)
-    values = {key: value for key, value in stated.items() if value is not None}
-    keys = ", ".join(key for key in values if key != "kv")
-    where = f"{limits.engine} in {limits.source}, line {limits.line}, as read by kvplan {__version__}."
-    about = [f"{keys}: stated by {where}", f'"{limits.stated_in}"']
-    about += [f"sha256 {limits.sha256}"] if limits.sha256 else []
-    about += [f"Note: {note}." for note in limits.notes]
-    old = base.tables.get("gpu", {}) if base is not None else {}
-    known = {*values, *(key for key in old if key not in limits.absent)}
-    if taken := {key: value for key, value in (defaults or {}).items() if key not in known}:
-        about.append(f"{', '.join(taken)}: defaults of {limits.engine}.")
-    if gone := [key for key in limits.absent if key in old and key not in taken]:
-        about.append(f"{', '.join(gone)}: not kept, for this start leaves them to {limits.engine}.")
-    name = PurePath(limits.source).name
-    origin = Origin(Knowledge.MEASURED, name)
-    if settled := [key for key in taken if key != BLOCK]:
-        origin = Origin(
-            Knowledge.ESTIMATED, f"{', '.join(settled)} by default of {limits.engine}; the rest: {name}"
-        )
-    part = replica_part(base, values | taken, about, origin, without=limits.absent)
-    return part._replace(kept=(*part.kept, "kv")) if "kv" in values and "kv" in old else part
-
-
 # -- statements, sorted into starts -----------------------------------------------------------------------------------
 
 
@@ -192,6 +150,7 @@ class _Statement:
     prefix: str
     line: int
     text: str
+    cut_off: bool = False  # the file ends with its number
     concurrency: _Concurrency | None = None
 
     @property
@@ -238,19 +197,21 @@ class _StartUp:
 
     @property
     def gpus(self) -> int | None:
-        parallel = self.limit(TP)
-        return None if parallel is None else parallel * (self.limit(PP) or 1)
+        parallel = self.limit(Setting.TP)
+        return None if parallel is None else parallel * (self.limit(Setting.PP) or 1)
 
     @property
     def absent(self) -> tuple[str, ...]:
         """Keys of [gpu] that none of all arguments sets."""
-        keys = {SEQS: SEQS, BATCHED: BATCHED, TP: "gpus"} if Setting.ARGUMENTS in self.stated else {}
+        if Setting.ARGUMENTS not in self.stated:
+            return ()
+        keys = {Setting.SEQS: Setting.SEQS, Setting.BATCHED: Setting.BATCHED, Setting.TP: "gpus"}
         return tuple(key for name, key in keys.items() if name not in self.stated)
 
     @property
     def settled_block(self) -> int | None:
         """The size of blocks by how many requests fit, where no line states it."""
-        if BLOCK in self.stated:
+        if Setting.BLOCK in self.stated:
             return None
         said = ((s.amount, s.concurrency) for s in self.statements if s.kind.in_blocks and s.concurrency)
         sizes = (settled_block(amount, some.tokens, some.requests) for amount, some in said)
@@ -258,7 +219,7 @@ class _StartUp:
 
     def block_tokens(self, statement: _Statement) -> int:
         """Tell the size of its blocks, stated, settled or the engine's default; 0 where there is none of these."""
-        known = self.limit(BLOCK) or self.settled_block
+        known = self.limit(Setting.BLOCK) or self.settled_block
         return known or (0 if statement.kind.of_any_size else self.log.block_tokens)
 
     def tokens(self, statement: _Statement) -> int:
@@ -432,7 +393,8 @@ def _statement(number: int, text: str) -> tuple[EngineLog, _Statement] | None:
                 before, shown = text[: match.start()], _shortened(text, match.start())
                 prefix = _FRACTION.sub("", before)
                 amount = math.prod(map(whole, match.groups()))
-                return log, _Statement(kind, amount, ranks_of(before), prefix, number, shown)
+                cut_off = match.end() == len(text) and text[-1].isdigit()
+                return log, _Statement(kind, amount, ranks_of(before), prefix, number, shown, cut_off)
     return None
 
 
@@ -462,15 +424,15 @@ def _limits(reader: _Reader, source: str, base: Replica | None) -> EngineLimits:
         raise ProfileError(source, message, line=used.line)
     pools = _pools(start, used, source, base)
     pool = pools[0] if pools else None
-    block = start.block_tokens(used) if used.kind.in_blocks else start.limit(BLOCK)
+    block = start.block_tokens(used) if used.kind.in_blocks else start.limit(Setting.BLOCK)
     caching = _TRUTH.get(start.stated.get(Setting.CACHING, ""))
     return EngineLimits(
         source=source,
         engine=start.log.engine,
         memory_tokens=pool.blocks * pool.layout.block_tokens if pool else memory,
         block_tokens=pool.layout.block_tokens if pool else block,
-        max_num_seqs=start.limit(SEQS),
-        max_num_batched_tokens=start.limit(BATCHED),
+        max_num_seqs=start.limit(Setting.SEQS),
+        max_num_batched_tokens=start.limit(Setting.BATCHED),
         line=used.line,
         stated_in=used.text,
         sha256="",
@@ -497,7 +459,7 @@ def _pools(start: _StartUp, used: _Statement, source: str, base: Replica | None)
     layout = replace(
         base.layout,
         block_tokens=max(
-            start.limit(BLOCK) or base.layout.block_tokens, least_block_tokens(base.layout.layers)
+            start.limit(Setting.BLOCK) or base.layout.block_tokens, least_block_tokens(base.layout.layers)
         ),
     )
     drafts = start.limit(Setting.DRAFTS) or 0
@@ -513,7 +475,7 @@ def _pools(start: _StartUp, used: _Statement, source: str, base: Replica | None)
             f"{used.text}",
             line=used.line,
         )
-    batched = start.limit(BATCHED) or base.max_num_batched_tokens or said.tokens
+    batched = start.limit(Setting.BATCHED) or base.max_num_batched_tokens or said.tokens
     stated = used.amount, said.tokens, said.requests, batched
     pools = find_pools(layout, *stated, caches_states=cached)
     if not pools and layout.has_states:
@@ -556,12 +518,7 @@ def _notes(reader: _Reader, used: _Statement, pools: Sequence[Pool]) -> Iterator
             f"{len(pools)} readings fit the two lines, the other: {others}; a line with enable_prefix_caching or the "
             "available KV cache memory would settle it"
         )
-    if used.kind.in_blocks and BLOCK not in start.stated:
-        if start.settled_block:
-            yield f"blocks have {start.settled_block} tokens, by the maximum concurrency that the log states"
-        else:
-            size = f"{start.log.engine}'s default of {start.block_tokens(used)} tokens"
-            yield f"the log states no block size; {size} is assumed"
+    yield from _notes_on_blocks(start, used)
     yield from start.remarks.values()
     if len(starts) > 1:
         before = [(start.tokens(s), s.line) for start in starts[:-1] for s in [start.chosen()]]
@@ -586,6 +543,17 @@ def _notes(reader: _Reader, used: _Statement, pools: Sequence[Pool]) -> Iterator
             yield observed.text
     if used.concurrency is not None and pool is None:
         yield from _off_concurrency(used.concurrency, start.tokens(used))
+
+
+def _notes_on_blocks(start: _StartUp, used: _Statement) -> Iterator[str]:
+    if used.cut_off:
+        yield f"line {used.line:,}, the last, has no end: its number may be cut off"
+    if used.kind.in_blocks and Setting.BLOCK not in start.stated:
+        if start.settled_block:
+            yield f"blocks have {start.settled_block} tokens, by the maximum concurrency that the log states"
+        else:
+            size = f"{start.log.engine}'s default of {start.block_tokens(used)} tokens"
+            yield f"the log states no block size; {size} is assumed"
 
 
 def _off_concurrency(said: _Concurrency, memory: int) -> Iterator[str]:

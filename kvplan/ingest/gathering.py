@@ -16,8 +16,15 @@ import tomli
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
-from kvplan.ingest.engine_log import EngineLimits, NoCapacityError, log_part, read_engine_log
-from kvplan.ingest.engines import Setting, setting, version_of, vllm
+from kvplan.ingest.engine_log import EngineLimits, NoCapacityError, read_engine_log
+from kvplan.ingest.engines import WITH_DRAFTS, Setting, vllm
+from kvplan.ingest.log_against_rest import (
+    differences,
+    log_part,
+    notes_by_version,
+    refuse_other_options,
+    rejected,
+)
 from kvplan.ingest.metrics import ServerMetrics, metrics_parts, read_metrics
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
@@ -32,7 +39,7 @@ from kvplan.ingest.text_file import held, lines_of, reference_to
 from kvplan.ingest.timing.collector import LeftOutError
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
 from kvplan.ingest.timing.fit import Prior, fit_measured, of_measured
-from kvplan.ingest.timing.reading import listed, read_groups, read_samples
+from kvplan.ingest.timing.reading import listed, read_groups
 from kvplan.ingest.timing.samples import Measured, Samples
 from kvplan.ingest.timing.text import accuracy, notes, timing_part
 from kvplan.ingest.trace import fit as trace_fit
@@ -48,8 +55,6 @@ from kvplan.units import format_number, format_percent, format_rate, format_seco
 
 _ENGINES = {"vLLM": EngineName.VLLM, "SGLang": EngineName.SGLANG, "TensorRT-LLM": EngineName.TRTLLM}
 _POOLED = (FileKind.LOG, FileKind.TIMING)
-_LISTED = 8  # classes in a note
-_RESERVES_PROMPTS = (0, 18)  # vLLM's version from which on whole prompts have to fit, or the next
 
 Files = Mapping[FileKind, Sequence[Path]]
 
@@ -258,11 +263,16 @@ class _Gathering:
         gpu = find_gpu(asked.gpu, **asked.gpu_figures)
         shape = with_adapters(read_model(model), asked.loras, asked.lora_rank)
         shape = replace(shape, drafts=self.tables.get("speculative", {}).get("tokens", 0))
-        stated = self._stated(None) if logs and asked.tp is None else None
+        stated = self._stated(None) if logs else None
         tensor_parallel = asked.tp or (stated.gpus if stated else None) or 1
+        kv_dtype = asked.kv_dtype
+        if stated is not None:
+            refuse_other_options(stated, asked)
+            kept_in = stated.settings.get(Setting.KV_DTYPE, "auto")
+            kv_dtype = "fp8" if kv_dtype == "auto" and kept_in.startswith("fp8") else kv_dtype
         how: dict[str, Any] = {
             "tensor_parallel": tensor_parallel,
-            "kv_dtype": asked.kv_dtype,
+            "kv_dtype": kv_dtype,
             "weight_dtype": asked.weights,
         }
         memory: ReplicaEstimate | None = None
@@ -334,9 +344,9 @@ class _Gathering:
         limits, kept = self.limits, self.kept
         if limits is None or kept is None or "timing" not in self.tables:
             return finding
-        if not (differences := _differences(limits, kept)):
+        if not (contradicted := differences(limits, kept)):
             return finding
-        said = "; ".join(differences)
+        said = "; ".join(contradicted)
         origin = Origin(Knowledge.ASSUMED, f"{said}; {kept.provenance.timing.source}".removesuffix("; "))
         about = (f"Kept from {kept.source}, though it is of another service: {said}.",)
         part = Part("timing", about, table_text("timing", self.tables["timing"]), origin)
@@ -401,7 +411,7 @@ class _Gathering:
         )
         own = [f"{some.source}: {note}" for some in measured for note in some.notes]
         said = [accuracy(fit), *own, *notes(fit, measured, prior)]
-        if "speculative" in self.tables:
+        if "speculative" in self.tables and not any(WITH_DRAFTS in note for note in own):
             said.append("what is measured is taken to be without the drafts of the base")
         sources = list(dict.fromkeys(some.source for some in measured))
         for source in sources:  # a note of several files is one
@@ -443,7 +453,9 @@ class _Gathering:
                 notes=[f"how {name} schedules is not known: as vLLM does, unless --engine names another"]
             )
         if engine is None or engine == self.tables.get("engine", {}).get("name", EngineName.VLLM):
-            return Finding(notes=_by_version(self.limits, self.tables) if engine is EngineName.VLLM else ())
+            return Finding(
+                notes=notes_by_version(self.limits, self.tables) if engine is EngineName.VLLM else ()
+            )
         about = ("name: by --engine." if self.asked.engine else "name: whose log was read.",)
         body = table_text("engine", {"name": str(engine)})
         return Finding(Part("engine", about, body, Origin(Knowledge.STATED)))
@@ -458,7 +470,7 @@ class _Gathering:
         if most is None or "classes" not in body:
             return finding
         before = body["classes"]
-        said = _served(body, most)
+        said = rejected(body, most)
         if body["classes"] is not before:
             about, text = [f"{note}." for note in said], "\n\n".join(starmap(table_text, body.items()))
             part = finding.part or Part(
@@ -505,61 +517,6 @@ def _replica(tables: Mapping[str, Any]) -> Replica | None:
     return profile_tables.Gpu.model_validate(tables["gpu"]).replica if "gpu" in tables else None
 
 
-def _by_version(limits: EngineLimits | None, tables: Mapping[str, Any]) -> list[str]:
-    """Say which admission a version of vLLM has, where the profile says no other than the newest."""
-    version = "" if limits is None else limits.settings.get(Setting.VERSION, "")
-    if not version or version_of(version) >= _RESERVES_PROMPTS or "admission" in tables.get("engine", {}):
-        return []
-    rule = "admits a prompt once its first chunk fits (before pull request 37307 of March 2026)"
-    return [f'vLLM {version} {rule}: [engine] admission = "first-chunk" says so']
-
-
-def _differences(limits: EngineLimits, kept: Profile) -> list[str]:
-    """List what a log states and a profile contradicts, on which the time of an iteration hangs."""
-    gpus = limits.gpus or (1 if "gpus" in limits.absent else None)
-    was = kept.tables["gpu"].get("gpus", 1) if "gpu" in kept.tables else None
-    pairs: list[tuple[str, Any, Any]] = [("GPUs", gpus, was)]
-    before = f"{kept.provenance.timing.source} {kept.provenance.gpu.source}"
-    for name in Setting.OF_TIMES:
-        other = setting(name).search(before)
-        pairs.append((name, limits.settings.get(name), other and other[1]))
-    source = PurePath(kept.source).name
-    return [
-        f"{name}: {own} in the log, {other} in {source}"
-        for name, own, other in pairs
-        if own and other and own != other
-    ]
-
-
-def _served(tables: dict[str, Any], most: int) -> list[str]:
-    """Say which requests an engine rejects that takes up to `most` tokens; classes of such alone get the rate 0."""
-    classes = schema.check({"schema": 1, "name": "traffic", **tables}).classes or []
-    longer = [
-        float(
-            c.inputs.probabilities
-            @ (c.inputs.values[:, None] + c.outputs.values > most)
-            @ c.outputs.probabilities
-        )
-        for c in classes
-    ]
-    weights = [float(c.rate or c.share or 0) for c in classes]
-    share = sum(w * over for w, over in zip(weights, longer, strict=True)) / (sum(weights) or 1)
-    if share <= 0:
-        return []
-    names = [c.name for c, over in zip(classes, longer, strict=True) if over > 0]
-    said = f"{', '.join(names[:_LISTED])}{', …' if len(names) > _LISTED else ''}"
-    limit = f"max_model_len, {format_tokens(most)} tokens"
-    said = (
-        f"{format_percent(share)} of the requests ({said}) are longer than {limit}: the engine rejects them"
-    )
-    rejected = [i for i, over in enumerate(longer) if over > 1 - 1e-9]
-    if "workload" in tables or not 0 < len(rejected) < len(classes):
-        return [f"{said}, and their load should not count; take them out"]
-    tables["classes"] = [c | ({"rate": 0} if i in rejected else {}) for i, c in enumerate(tables["classes"])]
-    rest = f", and of {len(names) - len(rejected)} more classes in part" if len(names) > len(rejected) else ""
-    return [f"{said}, and the rates of {len(rejected)} classes are 0{rest}"]
-
-
 def _constants(timing: Timing) -> str:
     names = [name for name in ("d0", "d1", "d2", "d3", "d4", "d5") if getattr(timing, name) > 0]
     return ", ".join(f"{name} {format_seconds(getattr(timing, name))}" for name in names)
@@ -569,7 +526,7 @@ def _left_out(paths: Iterable[Path]) -> Iterator[UsageError]:
     """Yield why iterations in some files give no samples."""
     for path in paths:
         try:
-            read_samples(path)
+            read_groups([path])
         except LeftOutError as error:
             yield error
         except UsageError:

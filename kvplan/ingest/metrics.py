@@ -8,7 +8,7 @@ replica.
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path, PurePath
 from time import time
@@ -33,6 +33,7 @@ from kvplan.version import __version__
 _OFF = 0.02  # by which two figures of one thing may differ without a word
 # characters; the time that a label takes the library grows with the square of its length
 _LONGEST_LINE = 100_000
+_MISSING = 0.05  # of a range, by which the series of an engine may be shorter
 _SHOWN = 60  # characters of a line in a message
 _NAMED, _LONGEST_NAME = 8, 100  # models that a message names
 _MODEL = ("model_name", "model")
@@ -179,7 +180,16 @@ def _snapshots(path: Path, model: str | None) -> tuple[Snapshot | None, Snapshot
     late = snapshot([some.last for some in series], times[-1] if times else None)
     if not (answered and times and times[0] < times[-1]):
         return None, late
-    return snapshot([some.first for some in series], times[0]), late
+    begin, end = times[0], times[-1]
+    whole = [
+        (some.first[0] or begin) - begin + end - (some.last[0] or end) <= _MISSING * (end - begin)
+        for some in series
+        if some.name == f"{late.names.prompt}_count"
+    ]
+    if not all(whole):
+        partial = f"{whole.count(False)} of {len(whole)} engines ran in a part of the range alone"
+        late = replace(late, notes=(f"{partial}; the rates are means over all of it",))
+    return snapshot([some.first for some in series], begin), late
 
 
 def _of_text(lines: Lines) -> Iterator[_Series]:
@@ -302,7 +312,7 @@ class _Reader:
         self.early = early
         self.names = late.names
         self.engines = late.engines()
-        self.notes: list[str] = []
+        self.notes = list(late.notes)
 
     def metrics(self, interval_s: float | None) -> ServerMetrics:
         late, names = self.late, self.names
@@ -422,6 +432,13 @@ class _Reader:
             rates = [rate for _, rate in self.late.samples.get(name or "", ()) if 0 <= rate <= 1]
             if rates:
                 observed = ObservedHits(math.fsum(rates) / len(rates), f"by {name} at that moment")
+        by_connector, asked = self.names.loaded or ("", "")
+        if (loaded := self.total(by_connector)) > 0 and (of := self.total(asked)) > 0:
+            share = f"{format_percent(loaded / of)} of the prompt tokens"
+            of_asked = (
+                f"{format_tokens(loaded)} of {format_tokens(of)} that it was asked for, by {by_connector}"
+            )
+            self.notes.append(f"a KV connector loaded {share} ({of_asked})")
         if observed is not None:
             self.notes.append(f"{observed.text}; the classes take none of that into account")
         return observed

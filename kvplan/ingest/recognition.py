@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import UsageError, shown
-from kvplan.ingest.cells import markdown_tables
+from kvplan.ingest.cells import tables_in
 from kvplan.ingest.engine_log import read_engine_log
 from kvplan.ingest.engines import LOGS, METRICS
 from kvplan.ingest.metrics import read_metrics
@@ -117,9 +117,9 @@ def kind_of(path: Path) -> FileKind:
     if path.is_dir():
         return FileKind.MODEL
     start = Beginning.of_file(path)
-    tables = markdown_tables(enumerate(start.text.splitlines(), 1))
-    starts = [Beginning.of_line(header)._replace(text=header) for header, _ in tables] or [start]
-    kinds = list(dict.fromkeys(reader.kind for some in starts for reader in _recognising(some)))
+    tables = tables_in(enumerate(start.text.splitlines(), 1))
+    headers = [Beginning.of_line(header)._replace(text=header) for header, _ in tables]
+    kinds = _kinds(*headers) or _kinds(start)
     if not kinds and start.in_json and _is_of_an_engine(start):  # a logger's, of a form of its own
         kinds = [FileKind.LOG]
     if len(kinds) == 1:
@@ -134,6 +134,10 @@ def kind_of(path: Path) -> FileKind:
     raise UsageError(
         f"{path}: not recognized, begins {shown(start.text[:200])}{nearest(start)}; looked for {every}{way_out}"
     )
+
+
+def _kinds(*starts: Beginning) -> list[FileKind]:
+    return list(dict.fromkeys(reader.kind for start in starts for reader in _recognising(start)))
 
 
 def carries_times(path: Path) -> bool:

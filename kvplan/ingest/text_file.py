@@ -4,6 +4,7 @@ They are unpacked and decoded, lines are taken out of what a collector of logs w
 lines are counted, a digest is taken, and what goes wrong is said in one way.
 """
 
+import csv
 import gzip
 import io
 import os
@@ -170,6 +171,8 @@ def _refusals(path: Path) -> Iterator[None]:
         raise UsageError(f"{path}: the compressed data {error}") from None
     except (zlib.error, zstandard.ZstdError):
         raise UsageError(f"{path}: the compressed data are damaged") from None
+    except csv.Error as error:
+        raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
 

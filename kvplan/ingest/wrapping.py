@@ -1,12 +1,13 @@
 """Lines that a collector of logs wrapped are taken out of it, whatever reads them then.
 
-A line is an entry of the container runtime's (CRI), or a JSON object with the text under a known key; a JSON document
-has a list of such objects. One with numbers of tokens or latencies beside its text is no wrapping, but a record. A line
-of another form stays as it is.
+A line is an entry of the container runtime's (CRI) or of logcli, a JSON object with the text under a known key, or a
+row of a CSV with a column of it; a JSON document has a list of such objects. One with numbers of tokens or latencies
+beside its text is no wrapping, but a record. A line of another form stays as it is. Many exports begin with the newest.
 """
 
+import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ _TEXTS = {
     "message": "JSON lines of a logger",
     "msg": "JSON lines of a logger",
 }
+_COLUMNS = ("@message", "message", "textPayload", "jsonPayload.message", "_raw", "line", "log", "content")
 _CLOUDWATCH = "an export of CloudWatch Logs"
 _IN_CLOUDWATCH = ("ingestionTime", "eventId", "logStreamName", "id")
 _LOKI = "an answer of Loki"
@@ -38,11 +40,19 @@ _LISTS = ("events", "logEvents", "entries", "results", "hits.hits", "data.result
 _INNER_LISTS = ("resourceLogs", "scopeLogs", "logRecords")
 _ORIGINS = ("pod", "pod_name", "k8s_pod_name", "instance", "container", "container_name", "logStreamName")
 _HAVE_ORIGINS = ("", "labels", "fields", "stream", "kubernetes", "resource.labels", "kubernetes.labels")
-_TIMES = ("time", "timestamp", "ts", "@timestamp", "date", "timeUnixNano", "__REALTIME_TIMESTAMP")
+_TIMES = ("time", "timestamp", "ts", "@timestamp", "date", "timeUnixNano", "__REALTIME_TIMESTAMP", "_time")
 _KEYS = "|".join(["values", "value", *(path.rpartition(".")[2] for path in _TEXTS)])
 _MEASURED = re.compile("token|prompt|input|output|complet|generat|concurren|latency|ttft|tpot", re.IGNORECASE)
 _SAYS_TEXT = re.compile(rf'"(?:{_KEYS})"\s*:')
 _CRI = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP])(?::\S+)?(?: |$)")
+_LOGCLI = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d)) \{((?:\w+=\"[^\"]*\",? ?)*)\} {1,9}")
+_LABEL = re.compile(r"(\w+)=\"([^\"]*)\"")
+# times that engines write: vLLM and others, SGLang, TensorRT-LLM
+_STAMP = re.compile(
+    r"(?:INFO|WARNING|ERROR|DEBUG) (\d\d-\d\d \d\d:\d\d:\d\d)|\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
+    r"|\[(\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d)\]"
+)
+_TELLING_TIMES = 3  # different ones that only go back are an order; threads may mix two
 _BEFORE_JSON = re.compile(
     r"(?:\(\w{1,40} pid=\d{1,9}\)|\[pod/([^\]\s]{1,300})\]|([\w.-]{1,100}) {1,40}\|"
     r"|\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?)\s{1,40}(?=[\[{])"
@@ -72,6 +82,10 @@ def unwrapped(head: str, lines: Iterator[str]) -> tuple[Iterator[str], str] | No
     rows = [row for row in head.lstrip("\ufeff").splitlines(keepends=True) if row.strip()]
     if not rows:
         return None
+    if columns := _columns(rows[0]):
+        known = list(_of_csv(iter(rows[1:-1]), columns))
+        texts = _joined(([entry] for entry in _of_csv(lines, columns)), _several(known))
+        return _in_order(texts, known, "a CSV of lines")
     plain = _without_prefix(rows[0])
     entries = [list(_entries(row, _DEEP)) for row in rows]
     known = [entry for row in entries for entry in row]
@@ -79,7 +93,10 @@ def unwrapped(head: str, lines: Iterator[str]) -> tuple[Iterator[str], str] | No
         return _in_order(_joined(map(_of_line, lines), _several(known)), known, known[0].name)
     if json_object(plain) is not None:
         return (_joined(map(_of_line, lines)), "lines with a prefix") if plain != rows[0] else None
-    return _of_document(lines) if is_json(plain) and _SAYS_TEXT.search(head) else None
+    if is_json(plain):
+        return _of_document(lines) if _SAYS_TEXT.search(head) else None
+    texts, name = _in_order(lines, [_Entry(row, "") for row in rows[:-1]], "")
+    return (texts, f"a text{name}") if name else None
 
 
 def _of_document(lines: Iterator[str]) -> tuple[Iterator[str], str]:
@@ -104,10 +121,37 @@ def _of_document(lines: Iterator[str]) -> tuple[Iterator[str], str]:
 
 def _in_order(texts: Iterator[str], known: list[_Entry], name: str) -> tuple[Iterator[str], str]:
     """Put texts into the order of time, where their entries begin with the newest."""
-    times = [entry.time for entry in known]
-    if all(times) and times[0] > times[-1] and times == sorted(times, reverse=True):
-        return iter(list(texts)[::-1]), f"{name}, the newest first, which are put in the order of time"
+    for times in ([entry.time for entry in known], _stamps(known)):
+        if times and all(times) and times[0] > times[-1] and times == sorted(times, reverse=True):
+            return iter(list(texts)[::-1]), f"{name}, the newest first, which are put in the order of time"
     return texts, name
+
+
+def _stamps(entries: Iterable[_Entry]) -> list[str]:
+    """List the times that engines wrote before their lines, where there are enough of them to tell an order."""
+    stamps = [match[match.lastindex or 0] for entry in entries if (match := _STAMP.search(entry.text))]
+    return stamps if len(set(stamps)) >= _TELLING_TIMES else []
+
+
+def _columns(header: str) -> tuple[list[str], str] | None:
+    """Tell the columns of a CSV and that of its text; None where it is of something else than lines of a log."""
+    names = [name.strip() for name in next(csv.reader([header]), [])]
+    lower = {name.lower(): name for name in names}
+    text = next((lower[name.lower()] for name in _COLUMNS if name.lower() in lower), None)
+    return None if text is None or len(names) < 2 or any(map(_MEASURED.search, names)) else (names, text)
+
+
+def _of_csv(lines: Iterator[str], columns: tuple[list[str], str]) -> Iterator[_Entry]:
+    """Yield the texts in the rows of a CSV of lines, without its header."""
+    names, text = columns
+    for row in csv.reader(lines):
+        if row == names:
+            yield _Entry("", "")  # so that lines are counted as stored
+        elif row:
+            values = dict(zip(names, row, strict=False))
+            time = next((values[name] for name in names if name.lower() in _TIMES and name in values), "")
+            labels = {"labels": json_object(values.get("labels", ""))}
+            yield _Entry(values.get(text, ""), "", time, origin=_origin(values) or _origin(labels))
 
 
 def _of_line(line: str) -> list[_Entry]:
@@ -122,9 +166,13 @@ def _without_prefix(line: str) -> str:
     return line[prefix.end() :] if (prefix := _BEFORE_JSON.match(line)) else line
 
 
-def _several(entries: Iterable[_Entry]) -> bool:
-    """Tell whether entries are of several origins, which are told apart then as kubectl does."""
-    return len({entry.origin for entry in entries}) > 1
+def _several(entries: Sequence[_Entry]) -> bool:
+    """Tell whether entries can be of several origins, which are told apart then as kubectl does.
+
+    Lines of an engine are, whose other pods may come later.
+    """
+    stamped = any(entry.origin and _STAMP.search(entry.text) for entry in entries)
+    return stamped or len({entry.origin for entry in entries}) > 1
 
 
 def _joined(entries: Iterable[list[_Entry]], several_origins: bool = False) -> Iterator[str]:
@@ -151,6 +199,11 @@ def _entries(line: str, deep: int) -> Iterator[_Entry]:
             yield entry._replace(time=match[1])
             return
         yield _Entry(text if ended else text.rstrip("\r\n"), "lines of CRI", match[1], ended, match[2])
+    elif deep > 0 and (match := _LOGCLI.match(line)):
+        text = line[match.end() :]
+        labels = _origin(dict(_LABEL.findall(match[2])))
+        for entry in list(_entries(text, deep - 1)) or [_Entry(text, "lines of logcli")]:
+            yield entry._replace(time=match[1], origin=entry.origin or labels)
     elif deep > 0 and "{" in line and (values := json_object(_without_prefix(line))) is not None:
         prefix = _BEFORE_JSON.match(line)
         origin = (prefix[1] or prefix[2]) if prefix else None

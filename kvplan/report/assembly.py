@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.analysis.admission import RateCap
+from kvplan.analysis.equilibrium import backlog_growth
 from kvplan.analysis.nested import NestedWait
 from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.records import Equilibrium, Lever, Load, Saturation
@@ -58,6 +59,7 @@ class Verdict(NamedTuple):
     recovers_up_to_rps: float | None
     recovers_settled: bool
     drain: Drain
+    backlog_growth_rps: float | None
 
 
 class Report(NamedTuple):
@@ -124,10 +126,9 @@ class Analyses(Figures):
 
     @cached_property
     def verdict(self) -> Verdict:
-        recovers = self.recovery
-        return Verdict(
-            self.status, self.binding, summary(self), recovers.rate_rps, recovers.settled, self.drain
-        )
+        rate, settled = self.recovery.rate_rps, self.recovery.settled
+        growth = backlog_growth(self.model)
+        return Verdict(self.status, self.binding, summary(self), rate, settled, self.drain, growth)
 
     @cached_property
     def sources(self) -> dict[str, Source]:
@@ -180,13 +181,7 @@ def to_document(report: Report) -> dict[str, Any]:
 
 
 def plain(value: Any, path: str = "") -> Any:
-    """Write a result at a path of the report as the contract has it, without what stands beside the contract.
-
-    Examples
-    --------
-    >>> plain(ProfileIdentity("mine", "1f"), "profile")
-    {'name': 'mine', 'sha256': '1f'}
-    """
+    """Write a result at a path of the report as the contract has it, without what stands beside the contract."""
     if hasattr(value, "_fields"):  # a NamedTuple
         paths = ((name, f"{path}.{name}" if path else name) for name in value._fields)
         return {name: plain(getattr(value, name), p) for name, p in paths if p not in BESIDE_CONTRACT}

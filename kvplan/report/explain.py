@@ -290,11 +290,9 @@ def _at(value: Any, path: str) -> Any:
 
 
 def _source(record: Record, document: Mapping[str, Any]) -> str:
-    if not record.source:
-        return ""
-    basis = (
-        "" if record.source == _OF_PROFILE else record.basis or _at(document, f"sources.{record.block}.kind")
-    )
+    if not record.source or record.source == _OF_PROFILE:
+        return record.source
+    basis = record.basis or _at(document, f"sources.{record.block}.kind")
     return f"{record.source} ({basis})" if basis else record.source
 
 

@@ -30,7 +30,7 @@ from kvplan.simulation.policies import engine_settings
 from kvplan.study.advice import Advice, advice
 from kvplan.study.drain import Drain, drain
 from kvplan.study.goodput import Goodput, goodput
-from kvplan.study.operating_point import Latency, OperatingPoint, operating_point, timed
+from kvplan.study.operating_point import Latency, OperatingPoint, operating_point, timed, tried
 from kvplan.study.recovery import Recovery, recovery
 from kvplan.study.warm_cache import warm_cache
 
@@ -174,19 +174,23 @@ class Figures:
 
     @cached_property
     def wait(self) -> Wait:
-        return wait(self.cold, arrivals_known=self._arrivals_known)
+        found = wait(self.cold, arrivals_known=self._arrivals_known)
+        return found._replace(overload=tried(found.overload, self.cold, self.plan))
 
     @cached_property
     def nested_wait(self) -> NestedWait:
         plan = self.plan
-        return nested_wait(self.cold, delta=plan.delta, horizon_s=plan.horizon_s, segments=plan.segments)
+        return nested_wait(
+            self.cold,
+            delta=plan.delta,
+            horizon_s=plan.horizon_s,
+            segments=plan.segments,
+            arrivals_known=self._arrivals_known,
+        )
 
     @cached_property
     def safety_buffer(self) -> SafetyBuffer:
-        """The buffer against overflow; under the integer budgets where there are any."""
-        budgets = [c.integer_budget for c in self.rate_cap.classes if c.integer_budget is not None]
-        plan = self.plan
-        return safety_buffer(self.cold, delta=plan.delta, horizon_s=plan.horizon_s, budgets=budgets or None)
+        return safety_buffer(self.cold, delta=self.plan.delta, horizon_s=self.plan.horizon_s)
 
     @cached_property
     def inputs(self) -> Inputs:

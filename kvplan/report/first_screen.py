@@ -31,6 +31,8 @@ def rows(report: Report) -> Iterator[Row]:
     headroom = format_percent(offered.headroom, signed=True) + headroom_range_text(offered)
     yield "Headroom", headroom, sources["load"].kind
     yield "Recovers up to", rate_text(report.verdict.recovers_up_to_rps), sources["verdict"].kind
+    if (growth := report.verdict.backlog_growth_rps) is not None:
+        yield "Backlog grows", f"by {rate_text(growth)} at least", sources["load"].kind
     for rows_of in (latency_rows, _goodput, _cost, _kv, _trial, _fleet, _after_a_burst, _papers):
         yield from rows_of(report)
     yield "Strongest lever", _lever(report.levers[0]), sources["load"].kind
@@ -88,19 +90,19 @@ def _papers(report: Report) -> Iterator[Row]:
     yield "Nested WAIT", _nested(report), sources["nested_wait"].kind
     buffer, there = report.safety_buffer, report.equilibrium.kv_tokens
     if buffer.required_kv_tokens is not None and there is not None:
-        value = (
-            f"{format_tokens(buffer.required_kv_tokens)} tokens keep an overflow as rare as the plan wants"
-        )
+        needed = format_tokens(buffer.required_kv_tokens)
+        value = f"{needed} tokens keep an overflow as rare as the plan wants"
         yield "Safety buffer", value, Basis.ESTIMATED
 
 
 def _wait(report: Report) -> str:
     plan = report.wait
-    if plan.thresholds is None:
-        return "no thresholds keep up"
-    if not plan.fits:
-        return f"does not fit: {format_tokens(plan.kv_tokens)} tokens"
-    return _listed("thresholds", [format_number(n) for n in plan.thresholds])
+    held = plan.overload
+    if held.thresholds is not None:
+        seen = "" if held.simulated_rps is None else f", {format_number(held.simulated_rps, 3)} simulated"
+        most = _listed("at most", list(dict.fromkeys(format_number(n, 2) for n in held.thresholds)))
+        return f"{most} of a class at each stage fit: {rate_text(held.throughput_rps)}{seen}"
+    return _listed("thresholds", [format_number(n) for n in plan.thresholds or ()])
 
 
 def _nested(report: Report) -> str:
@@ -147,19 +149,15 @@ def _known(found: Latency, key: str, figure: str) -> str:
     if f"{key}.{figure}" not in found.unsettled:
         return value
     low, high = found.ci95[f"{key}.{figure}"]
-    return (
-        f"{value} ({format_seconds(low)} to {ABSENT if high is None else format_seconds(high)}: not settled)"
-    )
+    most = ABSENT if high is None else format_seconds(high)
+    return f"{value} ({format_seconds(low)} to {most}: not settled)"
 
 
 def _goodput(report: Report) -> Iterator[Row]:
     found = report.goodput
     if found is not None:
-        between = (
-            ""
-            if found.high is None
-            else f", between {format_number(found.low)} and {format_number(found.high)}"
-        )
+        ends = f", between {format_number(found.low)} and {format_number(found.high)}"
+        between = "" if found.high is None else ends
         value = f"{rate_text(found.rate_rps)} by {found.binding}{between}"
         yield "Goodput", value, report.sources["goodput"].kind
 

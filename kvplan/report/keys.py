@@ -314,13 +314,7 @@ SOURCE_KEYS: Mapping[str, Record] = {
 
 @cache
 def gateable() -> Mapping[str, Record]:
-    """Find the record of every key that a requirement can be about, entries of lists and pairs as ``[]``.
-
-    Examples
-    --------
-    >>> gateable()["load.headroom"].kind
-    <Kind.NUMBER: 'a number'>
-    """
+    """Find the record of every key that a requirement can be about, entries of lists and pairs as ``[]``."""
     of_their_own = {
         f"{key}[]" if record.kind is Kind.PAIR else key: record
         for key, record in CONTRACT.items()

@@ -8,7 +8,6 @@ from kvplan.options import Arrivals
 from kvplan.report.inputs import State, extrapolations
 from kvplan.simulation.experiments.study import Study
 from kvplan.simulation.outcome import Ending, Outcome
-from kvplan.simulation.policies import POLICIES
 from kvplan.units import format_number, format_seconds
 
 _OWN = {
@@ -108,10 +107,12 @@ def _sureness(study: Study) -> tuple[str, ...]:
 
 def _limits(study: Study, *, where_all_agree: bool) -> Iterator[str]:
     """Say which policies keep the limits of the profile, and which do not know them."""
-    names = [result.policy for result in study.results]
+    keeps = {
+        result.policy: policy.limits for result, policy in zip(study.results, study.policies, strict=True)
+    }
     for limit, value in study.limits.items():
-        kept = [name for name in names if limit in POLICIES[name].limits]
-        others = [name for name in names if name not in kept]
+        kept = [name for name in keeps if limit in keeps[name]]
+        others = [name for name in keeps if name not in kept]
         if bool(kept and others) is not where_all_agree:
             parts = [f"kept by {', '.join(kept)}" if kept else "kept by none of these"]
             parts += [f"not by {', '.join(others)}"] if kept and others else []

@@ -111,9 +111,8 @@ def _for_objectives(goodput: Goodput | None, offered: Load, status: Status) -> s
 def _at_these_rates(figures: Figures, *, tried: bool) -> Iterator[str]:
     status, offered, recovers = figures.status, figures.load, figures.recovery
     plan, model = figures.plan, figures.cold
-    buffer = (
-        None if figures.model.finds_prefixes else figures.safety_buffer
-    )  # a cache holds less than it is for
+    # a cache holds less than it is for
+    buffer = None if figures.model.finds_prefixes else figures.safety_buffer
     if status is Status.OVERLOADED:
         replicas = math.ceil(1 / (offered.load_factor_max or 1.0))
         yield (

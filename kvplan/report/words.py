@@ -19,3 +19,10 @@ class Basis(StrEnum):
     SIMULATED = "simulated"
     ESTIMATED = "estimated"
     ASSUMPTION = "assumption"
+
+
+PAPERS = {  # by the keys that sources cite them with
+    "SIC": "Service-Induced Congestion in Memory-Constrained LLM Serving",
+    "WAIT": "Optimizing LLM Inference: Fluid-Guided Online Scheduling with Memory Constraints; WAIT-s, its short form",
+    "FC": "Flow-Controlled Scheduling for LLM Inference with Provable Stability Guarantees",
+}

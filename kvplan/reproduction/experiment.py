@@ -61,8 +61,7 @@ class Run:
     policy
         Simulated; None: the report of the workload, unless `fluid` or `gaps` is given.
     set, grid, best
-        ``POLICY.KEY=VALUE``; ``POLICY.KEY`` to values to try, of which the one is kept with the largest figure `best`,
-        or the smallest with a minus sign in front.
+        ``POLICY.KEY=VALUE``; ``POLICY.KEY`` to values to try, of which the one is kept that is best by this figure.
     arrive
         Arrival times of requests of the only class, instead of `arrivals`; the document then has `series` too.
     horizons

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +10,10 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.reproduction.experiment import Experiment, Run
-from kvplan.reproduction.judge import measured
 
 if TYPE_CHECKING:
     from kvplan.simulation.experiments.load import Load
+    from kvplan.simulation.experiments.study import Study
     from kvplan.simulation.requests import Requests
 
 Document = Mapping[str, Any]
@@ -106,24 +105,45 @@ def _simulated(run: Run, model: ServingModel, plan: Plan, announce: Announce | N
     if run.horizons:
         shorter = [replace(run, horizon=horizon, horizons=()) for horizon in run.horizons]
         return _slopes([_simulated(each, model, plan, announce) for each in shorter])
-    grid = run.grid or {}
-    choices = [
-        tuple(f"{name}={value:g}" for name, value in zip(grid, values, strict=True))
-        for values in product(*grid.values())
-    ]
-    found, hung = [], []
-    for choice in choices:
-        try:
-            seeds = _seeds(replace(run, set=(*run.set, *choice)), model, plan, announce)
-            found.append({"seeds": seeds, "chosen": ", ".join(choice)})
-        except LivelockError:
-            hung.append(", ".join(choice))
-    if not found:
-        at = " at all values of its grid" if grid else ""
+    from kvplan.simulation.experiments import study
+    from kvplan.simulation.experiments.grid import search
+    from kvplan.simulation.metrics import policy_result
+
+    found = _study(run, model, plan, announce)
+    best = search(found, run.best)
+    if best.best is None:
+        at = " at all values of its grid" if run.grid else ""
         raise LivelockError(f"run {run.name}: a livelock{at}, so there are no figures")
-    sign, key = (-1, run.best[1:]) if run.best.startswith("-") else (1, run.best)
-    best = max(found, key=lambda each: sign * measured([(each, key)]).value) if grid else found[0]
-    return {**best, "livelock": hung}
+    chosen = found.only([best.best])
+    (result,), (pairs,) = chosen.results, chosen.runs
+    documents = []
+    for requests, outcome in pairs:
+        alone = policy_result(
+            result.policy,
+            result.parameters,
+            [(requests, outcome)],
+            [each.name for each in result.classes],
+            horizon_s=found.load.horizon_s,
+            saturated=found.load.is_saturated,
+            by_chance=found.by_chance and len(pairs) == 1,
+            limits=found.objectives,
+        )
+        figures = {**study.plain(alone), "series": outcome.series, "horizon_s": found.load.horizon_s}
+        documents.append(figures)
+    return {"seeds": documents, "chosen": best.best, "livelock": best.livelocks}
+
+
+def _study(run: Run, model: ServingModel, plan: Plan, announce: Announce | None) -> "Study":
+    """Run a policy, and the variants of its grid, on all seeds side by side."""
+    from kvplan.simulation.experiments import options, study
+
+    assert run.policy is not None
+    grid = [f"{key}={','.join(map(str, values))}" for key, values in (run.grid or {}).items()]
+    policies = options.chosen([run.policy], run.set, grid)
+    found = study.study(model, plan, _load(run, model), policies, range(run.seeds), announce=announce)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found
 
 
 def _load(run: Run, model: ServingModel) -> "Load":
@@ -155,36 +175,6 @@ def _hindsight(run: Run, model: ServingModel) -> Document:
             document[key] = {statistic: bound.bound} if statistic else bound.bound
         documents.append(document)
     return {"seeds": documents}
-
-
-def _seeds(run: Run, model: ServingModel, plan: Plan, announce: Announce | None) -> list[dict[str, Any]]:
-    """The figures of each seed, which run side by side."""
-    from kvplan.simulation.experiments import options, study
-    from kvplan.simulation.metrics import policy_result
-
-    assert run.policy is not None
-    policies, seeds = options.chosen([run.policy], run.set), range(run.seeds)
-    found = study.study(model, plan, _load(run, model), policies, seeds, announce=announce)
-    if found.interrupted:
-        raise KeyboardInterrupt
-    (result,), (pairs,) = found.results, found.runs
-    if result.status == "livelock":
-        raise LivelockError(run.name)
-    documents = []
-    for requests, outcome in pairs:
-        alone = policy_result(
-            run.policy,
-            result.parameters,
-            [(requests, outcome)],
-            [each.name for each in result.classes],
-            horizon_s=found.load.horizon_s,
-            saturated=found.load.is_saturated,
-            by_chance=found.by_chance and len(pairs) == 1,
-            limits=found.objectives,
-        )
-        figures = {**study.plain(alone), "series": outcome.series, "horizon_s": found.load.horizon_s}
-        documents.append(figures)
-    return documents
 
 
 def _slopes(by_horizon: Sequence[Document]) -> Document:

@@ -1,5 +1,6 @@
 """Sections of a report for people, one function a block; `SECTIONS` has them in their order."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from types import MappingProxyType
@@ -9,7 +10,6 @@ from kvplan.analysis.nested import NestedWait
 from kvplan.analysis.overflow import SafetyBuffer
 from kvplan.analysis.prefix_cache import CacheState
 from kvplan.analysis.speculative import Speculative
-from kvplan.analysis.wait import ClassWait, DialRow
 from kvplan.analysis.worst_cycle import ClassCycle, CycleKind
 from kvplan.report.assembly import Report
 from kvplan.report.first_screen import rate_text, times_of
@@ -17,7 +17,7 @@ from kvplan.report.inputs import range_text
 from kvplan.report.keys import BLOCKS, CONTRACT, Kind, probability
 from kvplan.report.notes import Source
 from kvplan.report.verdict import beside_spectrum
-from kvplan.report.words import Basis
+from kvplan.report.words import PAPERS, Basis
 from kvplan.show.page import (
     MAX_ROWS,
     Block,
@@ -59,15 +59,6 @@ def _times(begin: int = 0) -> Columns[tuple[Any, ...]]:
     return {Column("Time"): lambda row: row[begin], **figures}
 
 
-_DIAL: Columns[DialRow] = {
-    number("Interval"): lambda row: format_seconds(row.interval_s),
-    number("Iteration"): lambda row: format_seconds(row.iteration_time_s),
-    number("KV tokens"): lambda row: format_tokens(row.kv_tokens),
-    number("Requests/s"): lambda row: format_number(row.throughput_rps),
-    number("Latency"): lambda row: format_seconds(row.latency_s),
-}
-
-
 def _load(report: Report, basis: Basis) -> Iterator[Block]:
     first = (
         "load.offered_rps",
@@ -76,6 +67,7 @@ def _load(report: Report, basis: Basis) -> Iterator[Block]:
         "load.sustainable_decode_tokens_per_s",
         "load.load_factor_max",
         "load.work_rate",
+        "verdict.backlog_growth_rps",
     )
     rate = rate_text(report.load.sustainable_rps) + range_text(report.load.sustainable_rps_range)
     idle = {
@@ -83,7 +75,8 @@ def _load(report: Report, basis: Basis) -> Iterator[Block]:
         for name, change in report.load.sensitivity._asdict().items()
         if not change
     }
-    yield _figures(report, basis, "load", first, {"load.sustainable_rps": rate, **idle})
+    steady = {"verdict.backlog_growth_rps": ""} if report.verdict.backlog_growth_rps is None else {}
+    yield _figures(report, basis, "load", first, {"load.sustainable_rps": rate, **idle, **steady})
 
 
 def _equilibrium(report: Report, basis: Basis) -> Iterator[Block]:
@@ -285,27 +278,21 @@ def _wait(report: Report, basis: Basis) -> Iterator[Block]:
     plan = report.wait
     if plan.thresholds is None:
         yield Paragraph(_NO_THRESHOLDS)
-        return
-    if not plan.fits:
+    elif not plan.fits:
         yield Paragraph(_does_not_fit(plan.kv_tokens, report))
-        return
-    largest = plan.max_thresholds or (None,) * len(plan.classes)
-    bound = "" if len(plan.classes) == 1 and not plan.worst_window else ", at most"
-    yield _figures(report, basis, "wait")
+    unused = [
+        key for key in CONTRACT if plan.overload.thresholds is None and key.startswith("wait.overload.")
+    ]
+    hidden = dict.fromkeys(["wait.overload.simulated_rps_ci95", *unused], "")
+    yield _figures(report, basis, "wait", said=hidden)
     yield Paragraph(
         "Requests of a class kept at every stage: the smallest that keep up, the largest that fit in memory."
     )
-    columns: Columns[tuple[ClassWait, int | None]] = {
-        _CLASS: lambda row: row[0].name,
-        number("Smallest"): lambda row: format_number(row[0].threshold),
-        number("Largest"): lambda row: format_number(row[1]),
-        number(f"Mean wait{bound}"): lambda row: format_seconds(row[0].mean_wait_bound_s),
-        number(f"Latency{bound}"): lambda row: format_seconds(row[0].latency_s),
-    }
-    yield _rows(columns, basis, zip(plan.classes, largest, strict=True))
+    largest = list(map(format_number, plan.max_thresholds or plan.overload.thresholds or ()))
+    yield _entries(report, basis, "wait.classes", (number("Largest"), largest))
     if plan.dial:
         yield Paragraph("The throughput-latency dial, thresholds in proportion to the rates:")
-        yield _rows(_DIAL, basis, plan.dial)
+        yield _entries(report, basis, "wait.dial")
 
 
 def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
@@ -341,12 +328,11 @@ def _nested_wait(report: Report, basis: Basis) -> Iterator[Block]:
 
 def _does_not_fit(kv_tokens: float | None, report: Report) -> str:
     state = report.equilibrium.requests_in_flight
-    running = (
-        ""
-        if state is None
-        else f" It suits far more than the {format_number(state, 3)} requests that run here."
+    running = f" It suits far more than the {format_number(state, 3)} requests that run here."
+    needed = (
+        f"Does not fit: whole requests at every stage would take {_unit(kv_tokens, 'tokens')} of KV cache."
     )
-    return f"Does not fit: whole requests at every stage would take {_unit(kv_tokens, 'tokens')} of KV cache.{running}"
+    return needed if state is None else needed + running
 
 
 def _printed(plan: NestedWait) -> str:
@@ -406,6 +392,10 @@ def _sources(report: Report, _: Basis) -> Iterator[Block]:
         words("Source"): lambda row: row[1].source,
     }
     yield _cut(columns, report.sources.items())
+    cited = " ".join(source.source for source in report.sources.values())
+    yield Bullets(
+        tuple(f"{key}: {title}" for key, title in PAPERS.items() if re.search(rf"\b{key}\b", cited))
+    )
 
 
 def _notes(report: Report, _: Basis) -> Iterator[Block]:

@@ -1,7 +1,11 @@
 """Policies side by side, a column each: tables, CSV, and the JSON document."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
+
+import numpy as np
 
 from kvplan.model import FloatArray
 from kvplan.options import Arrivals
@@ -10,11 +14,14 @@ from kvplan.report.study_notes import needed, notes
 from kvplan.show import page
 from kvplan.show.chart import COLOURS, Axis, Chart, Line, peaks, time_axis
 from kvplan.show.view import Json, View, csv_text, fields, header
+from kvplan.simulation.experiments import grid
 from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
 from kvplan.simulation.experiments.load import Load
+from kvplan.simulation.experiments.options import written
 from kvplan.simulation.experiments.study import Study, plain
-from kvplan.simulation.metrics import PolicyResult
+from kvplan.simulation.metrics import MORE_IS_BETTER, PolicyResult, RunStatus
 from kvplan.simulation.outcome import Ending
+from kvplan.simulation.policies import POLICIES
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds, format_tokens
 
 _FIGURES = (
@@ -47,12 +54,13 @@ _FIGURES = (
 )
 _IF_ANY = ("goodput_rps", "shed", "queue.end", "prefix_cache.")  # left out where no policy has it
 _KNOWN = {key: (label, kind) for label, key, kind in _FIGURES}
-_MORE_IS_BETTER = ("goodput_rps", "throughput_rps", "prefix_cache.hit_rate")
 _FIRST = (  # what tells policies apart, the more important first; less of all others is better
     *("goodput_rps", "throughput_rps", "shed", "prefix_cache.hit_rate", "ttft_s.mean", "ttft_s.p95"),
     *("ttft_s.p99", "itl_s.mean", "itl_s.p99", "e2e_s.mean", "e2e_s.p95", "evictions", "recomputed_share"),
     *("unfinished", "queue.peak"),
 )
+_OF_GRID = ("throughput_rps", "ttft_s.mean", "itl_s.mean", "e2e_s.mean", "evictions")
+_MOST_VARIANTS, _NAMED, _FAR = 20, 5, 50.0  # of a first screen, of livelocks; ends of a logarithmic axis
 _STYLES = ("solid", "dashed", "dotted")
 _SERIES = ("time_s", "kv_tokens", "waiting", "running", "evictions", "completions")
 _MOST_ROWS, _MOST_NOTES = 10, 5
@@ -62,16 +70,19 @@ _WITH_INTERVAL = ("throughput_rps", "goodput_rps", "ttft_s.mean", "itl_s.mean", 
 
 def view(study: Study, profile: Profile, bounds: Sequence[StudyBound] = ()) -> View:
     """Show a study of a profile; `bounds` is what no policy could surpass."""
+    found = grid.search(study) if study.is_grid else None
     return View(
-        lambda: document(study, profile, bounds),
-        lambda full: page.document([build(study, profile.name, bounds, full=full)], profile.sha256),
-        lambda: charts(study, profile.model.replica.capacity_tokens),
+        lambda: document(study, profile, bounds, found),
+        lambda full: page.document([build(study, profile.name, bounds, found, full=full)], profile.sha256),
+        lambda: charts(study, profile.model.replica.capacity_tokens, found),
         lambda written: [{key: each[key] for key in each if key != "ci95"} for each in written["policies"]],
         lambda: figures_csv(study),
     )
 
 
-def document(study: Study, profile: Profile, bounds: Sequence[StudyBound] = ()) -> Json:
+def document(
+    study: Study, profile: Profile, bounds: Sequence[StudyBound] = (), found: grid.Search | None = None
+) -> Json:
     """Return the JSON."""
     load = study.load
     arrivals: Json = {"kind": load.name, "requests": study.requests, "horizon_s": load.horizon_s}
@@ -84,7 +95,10 @@ def document(study: Study, profile: Profile, bounds: Sequence[StudyBound] = ()) 
     written = {**header(profile), "arrivals": arrivals, "seeds": list(study.seeds)}
     if study.interrupted:
         written["interrupted"] = True
-    written |= {"policies": [plain(result) for result in study.results], "notes": list(notes(study))}
+    if found is not None:
+        written["grid"] = plain(found._asdict())
+    commented = study if found is None else grid.leading(study, found.figure)
+    written |= {"policies": [plain(result) for result in study.results], "notes": list(notes(commented))}
     if bounds:
         written["hindsight"] = {bound.figure: fields(bound, "bound", "proven", "gap") for bound in bounds}
     return written
@@ -113,9 +127,24 @@ def series_csv(study: Study) -> str:
     return csv_text(("policy", *_SERIES, *(["cached_tokens"] if caches else [])), rows)
 
 
-def build(study: Study, name: str, bounds: Sequence[StudyBound] = (), *, full: bool = False) -> page.Section:
-    """Build what tells the policies apart; `full`: all figures, then latencies by class. `bounds` none surpasses."""
-    blocks = [page.Paragraph(_what(study)), *(_figures(study) if full else _first(study))]
+def build(
+    study: Study,
+    name: str,
+    bounds: Sequence[StudyBound] = (),
+    found: grid.Search | None = None,
+    *,
+    full: bool = False,
+) -> page.Section:
+    """Build what tells the policies apart; `full`: all figures, then latencies by class. `bounds` none surpasses.
+
+    Of a grid there is a row for each variant, and then only the best of each policy.
+    """
+    blocks: list[page.Block] = [page.Paragraph(_what(study))]
+    if found is not None:
+        blocks += _grid(study, found, None if full else _MOST_VARIANTS)
+        study = grid.leading(study, found.figure)
+    if found is None or full:
+        blocks += _figures(study) if full else _first(study)
     remarks = notes(study) if full else needed(study)[:_MOST_NOTES]
     of_bounds = (*map(_bound, bounds), *(_loosened(study) if bounds else ()))
     return page.section("simulation", name, *blocks, notes=(*of_bounds, *remarks), basis="simulated")
@@ -154,6 +183,71 @@ def _first(study: Study) -> Iterator[page.Block]:
     yield page.Paragraph(" ".join([*said, "--full shows all figures."]))
 
 
+def _grid(study: Study, found: grid.Search, most: int | None) -> Iterator[page.Block]:
+    """Yield what is best of a grid, and a row for each policy and variant, or for so many of the best."""
+    yield page.Paragraph(_verdict(study, found))
+    if found.best is None:
+        return
+    marks = {found.best: "* ", **dict.fromkeys(found.alike, "~ ")}
+    others = [key for key in _OF_GRID if key != found.figure and any(_value(r, key) for r in study.results)]
+    keys = dict.fromkeys(key for settings in study.settings.values() for key in settings.varied)
+    columns: page.Columns[PolicyResult] = {
+        page.Column("Policy"): lambda r: f"{marks.get(r.policy, '')}{study.settings[r.policy].policy}",
+        **{page.number(key): partial(_parameter, study, key) for key in keys},
+        **{
+            page.number(_KNOWN[key][0]): partial(_of_variant, key, found.figure)
+            for key in (found.figure, *others)
+        },
+    }
+    rows = study.results
+    if most is not None and len(rows) > most:
+        best = grid.ranked(study, found.figure)[:most]
+        rows = tuple(result for result in rows if result.policy in best)
+    yield page.tabulate(columns, rows)
+    if len(rows) < len(study.results):
+        yield page.Paragraph(f"The {len(rows)} best of {len(study.results):,}; --full shows all.")
+
+
+def _verdict(study: Study, found: grid.Search) -> str:
+    """Say which variant is best, and whether that is sure."""
+    label, kind = _KNOWN[found.figure]
+    halted = f" Livelock: {_some(found.livelocks)}." if found.livelocks else ""
+    if found.best is None:
+        return f"No best: none has {label}.{halted}"
+    (result,) = study.only([found.best]).results
+    best = f"{label}: {found.best}, {_written(_value(result, found.figure), kind, 3)}"
+    if found.figure == "e2e_s.mean":
+        halted = f" All serve as many requests.{halted}"
+    if not found.alike:
+        return f"Best (*) by {best}.{halted}"
+    if not study.by_chance:
+        return f"Best (*) by {best}, and alike (~).{halted}"
+    how = (
+        "of their differences"
+        if len(study.seeds) > 1
+        else "of one seed; --seeds 5 gives those of differences"
+    )
+    return f"No single best by {best}, leads (*), but 95% intervals ({how}) do not tell it from ~.{halted}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
+def _parameter(study: Study, key: str, result: PolicyResult) -> str:
+    settings = study.settings[result.policy]
+    return written(settings, key) if key in settings.varied else ABSENT
+
+
+def _of_variant(key: str, first: str, result: PolicyResult) -> str:
+    if result.status is RunStatus.LIVELOCK:
+        return result.status.value
+    value = _value(result, key)
+    half = _half(result.ci95.get(key), value, least=0.001) if key == first else ""
+    return f"{_written(value, _KNOWN[key][1], 3)}{half}"
+
+
 def _close(value: float | None, other: float | None) -> bool:
     if value is None or other is None:
         return value is other
@@ -169,12 +263,12 @@ def _best(study: Study, key: str, values: Sequence[float | None]) -> float | Non
     ]
     if len(values) == 1 or not ran:
         return None
-    return max(ran) if key in _MORE_IS_BETTER else min(ran)
+    return max(ran) if key in MORE_IS_BETTER else min(ran)
 
 
-def _half(interval: tuple[float, float] | None, value: float | None) -> str:
+def _half(interval: tuple[float, float] | None, value: float | None, least: float = _WIDE) -> str:
     """Write half of an interval that is wide, as a share of the value."""
-    if interval is None or not value or (half := (interval[1] - interval[0]) / 2 / abs(value)) < _WIDE:
+    if interval is None or not value or (half := (interval[1] - interval[0]) / 2 / abs(value)) < least:
         return ""
     return f" ± {format_percent(half, 2)}"
 
@@ -231,7 +325,8 @@ def _proof(bound: StudyBound) -> str:
 
 def _loosened(study: Study) -> tuple[str, ...]:
     """Say for whom the bound is loose: where policies count KV differently, it is of the kindest way to count."""
-    names = (*(result.policy for result in study.results), *study.missing)
+    missing = (study.settings[name].policy for name in study.missing)
+    names = list(dict.fromkeys((*(policy.name for policy in study.policies), *missing)))
     engines = as_engines(names)
     if not engines or len(engines) == len(names):
         return ()
@@ -319,8 +414,11 @@ def _interval(interval: tuple[float, float] | None, kind: str) -> str:
     return f"{_written(interval[0], kind)} to {_written(interval[1], kind)}"
 
 
-def charts(study: Study, capacity_tokens: int) -> tuple[Chart, ...]:
-    """Draw KV tokens and waiting requests of each policy over time, of the first seed."""
+def charts(study: Study, capacity_tokens: int, found: grid.Search | None = None) -> tuple[Chart, ...]:
+    """Draw KV tokens and waiting requests of each policy over time, of the first seed; above them what a grid found."""
+    if found is not None:
+        best_of_each = grid.leading(study, found.figure)
+        return (*_along_grid(study, found), *charts(best_of_each, capacity_tokens))
     seen = [(result.policy, run.series) for result, run in zip(study.results, study.first, strict=True)]
     end = max((float(series.time_s[-1]) for _, series in seen if series.time_s.size), default=0.0)
     if not end:
@@ -334,6 +432,41 @@ def charts(study: Study, capacity_tokens: int) -> tuple[Chart, ...]:
         _over_time("Waiting requests", "requests", x, waiting, 4),
         tokens._replace(lines=[*tokens.lines, capacity]),
     )
+
+
+def _along_grid(study: Study, found: grid.Search) -> Iterator[Chart]:
+    """Draw the figure of a grid against the parameter of each policy that has a single one varied."""
+    caption = _verdict(study, found)
+    for policy, results in grid.by_policy(study).items():
+        varied = study.settings[results[0].policy].varied
+        results = [
+            r for r in results if r.status is not RunStatus.LIVELOCK and _value(r, found.figure) is not None
+        ]
+        if len(varied) == 1 and len(results) > 1 and varied[0] not in POLICIES[policy].words:
+            values = [study.settings[result.policy].given[varied[0]][0] for result in results]
+            yield _along(f"{policy}.{varied[0]}", np.array(values), results, found, caption)
+
+
+def _along(
+    key: str, values: FloatArray, results: Sequence[PolicyResult], found: grid.Search, caption: str
+) -> Chart:
+    label, kind = _KNOWN[found.figure]
+    figures = np.array([_value(result, found.figure) for result in results], dtype=float)
+    pairs = [result.ci95.get(found.figure) or (math.nan, math.nan) for result in results]
+    bars = np.column_stack([np.array(pairs), np.full(len(pairs), np.nan)]).ravel()
+    order = np.argsort(values)
+    low, high = (float(pick(np.append(figures, bars))) for pick in (np.nanmin, np.nanmax))
+    room = 0.1 * (high - low) or 0.1 * high or 1.0
+    lines = [Line(label, values[order], figures[order])]
+    if not np.isnan(bars).all():
+        lines.append(Line("95% interval", np.repeat(values, 3), bars, "soft"))
+    if at := [index for index, result in enumerate(results) if result.policy == found.best]:
+        lines.append(Line("best", values[at], figures[at], "orange", "dots"))
+    x = Axis(key, float(values.min()), float(values.max()), log=bool(0 < _FAR * values.min() < values.max()))
+    y = Axis(
+        label, max(low - room, 0.0), high + room, shown=format_seconds if kind == "time" else format_number
+    )
+    return Chart(f"{label} against {key}", caption, x, y, lines)
 
 
 def _over_time(

@@ -51,6 +51,7 @@ from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import GAPS_IN_E, SHORTEST_GAP_S
 
 LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
+MORE_IS_BETTER = ("goodput_rps", "throughput_rps", "prefix_cache.hit_rate")  # less of all others is
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _AS_LONG_AS_THE_RUN = ("ttft_s.", "e2e_s.")  # where all requests are there at the start
 _TREND_BATCHES = 16

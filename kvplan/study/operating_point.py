@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 from kvplan.analysis.cached_equilibrium import with_cold_cache
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
 from kvplan.analysis.fleet import FleetFigures, JoinedFleet, SplitFleet, one_replica, winner
+from kvplan.analysis.wait import Overload
 from kvplan.analysis.worst_window import at_rates
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
@@ -29,7 +30,7 @@ from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.study.sample import FIGURES, OVER_TIME, QUANTILES, Estimate, Sample
 from kvplan.study.windows import BATCHES, LATENCIES, Window, life_s, typical_iteration_s, warm_up_s, window
 
-BUDGET_S = 1.0  # counted work of all runs
+BUDGET_S, _WAIT_S = 1.0, 0.1  # counted work of all runs; of those with WAIT thresholds
 RUNS = 2  # of a round
 _REQUESTS, _FEW_REQUESTS = 2_500, 300  # in the first round; few where many would take an eighth of the budget
 _CUT = 0.2  # of the window, before it, at least
@@ -528,3 +529,16 @@ def _with_times(side: _Side, seen: Latency | None) -> _Side:
     if seen is None:
         return side
     return side._replace(ttft_s=seen.ttft_s.mean, itl_s=seen.itl_s.mean)
+
+
+def tried(overload: Overload, model: ServingModel, plan: Plan) -> Overload:
+    """Add what WAIT serves at the offered rates with those thresholds, whole and at least 1."""
+    if overload.thresholds is None:
+        return overload
+    settings = Settings("wait", {"thresholds": tuple(max(1.0, float(int(n))) for n in overload.thresholds)})
+    try:
+        served = observe(model, plan, settings, lambda _: True, budget_s=_WAIT_S).sample.rate()
+    except UsageError:  # layers of several kinds, drafts, or a trace of several classes
+        return overload
+    between = None if math.isinf(served.high) else (served.low, served.high)
+    return overload._replace(simulated_rps=served.value, simulated_rps_ci95=between)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from kvplan.axes import Axis
 from kvplan.errors import UsageError
 from kvplan.profile.reading import Profile
 from kvplan.sweeps.columns import (
@@ -14,7 +15,7 @@ from kvplan.sweeps.columns import (
     Column,
     expand,
 )
-from kvplan.sweeps.vary import Axis, Sample, count_points, parse_axes, parse_sample
+from kvplan.sweeps.vary import Sample, count_points, parse_axes, parse_sample
 from kvplan.version import __version__
 
 DEFAULT_POLICIES = "greedy,vllm"

@@ -13,6 +13,7 @@ from kvplan.analysis import equilibrium
 from kvplan.analysis.cached_equilibrium import with_cold_cache
 from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.stability import Stability, stability
+from kvplan.axes import Axis, Number
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, ServingModel, Timing, as_written
 from kvplan.model.lengths import Lengths
@@ -26,7 +27,7 @@ from kvplan.simulation.metrics import PolicyResult
 from kvplan.study.drain import Drain
 from kvplan.study.recovery import Recovery
 from kvplan.sweeps.definition import Sweep
-from kvplan.sweeps.vary import Axis, Number, stretch
+from kvplan.sweeps.vary import stretch
 from kvplan.version import __version__
 
 Value = int | float | str | bool | None

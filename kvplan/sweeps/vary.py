@@ -7,7 +7,7 @@ range instead; it depends on the seed alone, so that any stretch of points can b
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from enum import StrEnum
 from fractions import Fraction
@@ -16,78 +16,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvplan.axes import MAX_POINTS, Axis, Number, Quantity, read_axis, read_count
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, Timing
 from kvplan.profile.positions import KeyPath
 from kvplan.profile.reading import with_value
 from kvplan.profile.schema import Document, SchemaError, check_values
-from kvplan.units import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, TIME_UNITS, parse_exact
+from kvplan.units import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, TIME_UNITS
 
-MAX_POINTS = 10**7
 MAX_LATIN = 10**6  # held in memory
 _MAX_TEXT = 100_000  # characters of KEY=VALUES
 MAX_LISTED = _MAX_TEXT // 2  # a value and its comma are two characters at least
 _CHUNK = 1024  # points of a sample that are drawn at once; part of what a seed means
 _HOW = "KEY=VALUES, such as classes.chat.rate=0.5,1,2 or gpu.memory_tokens=20k:400k:20"
 
-Number = int | float
-
-
-class Quantity(NamedTuple):
-    """How values of a key are written, whether they are whole, and their unit where profiles have no plain numbers."""
-
-    units: Mapping[str, Fraction]
-    whole: bool
-    unit: str = ""
-
-
 _TOKENS = Quantity(COUNT_UNITS, True)
 _NUMBER = Quantity(COUNT_UNITS, False)
 _BYTES = Quantity(BYTE_UNITS, True, "B")
 _BANDWIDTH = Quantity(BANDWIDTH_UNITS, False, "B/s")
 _SECONDS = Quantity({"": Fraction(1), **TIME_UNITS}, False)
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """One key and the values it takes: a list of them, or a range, perhaps spaced by its logarithm.
-
-    The key is as written and names its column. `count` is how many values there are; 0 where a sample draws them.
-    """
-
-    key: str
-    path: KeyPath
-    text: str
-    whole: bool
-    values: tuple[Number, ...] = ()
-    low: Fraction = Fraction(0)
-    high: Fraction = Fraction(0)
-    log: bool = False
-    count: int = 0
-
-    def at(self, index: int) -> Number:
-        """Return value number `index` of a grid."""
-        if self.values:
-            return self.values[index]
-        if index in (0, self.count - 1):
-            return self._number(self.high if index else self.low)
-        step = Fraction(index, self.count - 1)
-        return self._number(self._log(float(step)) if self.log else self.low + (self.high - self.low) * step)
-
-    def drawn(self, u: float) -> Number:
-        """Return the value at a place from 0 to 1 of the range; whole ones are equally likely where it is linear."""
-        if self.log:
-            return self._number(self._log(u))
-        if self.whole:
-            return min(int(self.low + int((self.high - self.low + 1) * Fraction(u))), int(self.high))
-        return float(self.low) + u * float(self.high - self.low)
-
-    def _log(self, place: float) -> Fraction:
-        value = float(self.low) * (float(self.high) / float(self.low)) ** place
-        return min(max(Fraction(f"{value:.15g}"), self.low), self.high)
-
-    def _number(self, value: Fraction) -> Number:
-        return math.floor(value + Fraction(1, 2)) if self.whole else float(value)
 
 
 class Kind(StrEnum):
@@ -114,7 +61,7 @@ def parse_sample(text: str, seed: int) -> Sample:
     if kind not in tuple(Kind):
         raise UsageError(f"--sample {text[:60]!r}: random:N or lhs:N, with the number of points")
     most = MAX_POINTS if kind == Kind.RANDOM else MAX_LATIN
-    count = _count(number, f"--sample {text[:60]!r}", least=1)
+    count = read_count(number, f"--sample {text[:60]!r}", least=1)
     if count > most:
         raise UsageError(f"--sample {text[:60]!r}: {count:,} points; {most:,} is the most")
     return Sample(Kind(kind), count, seed)
@@ -161,7 +108,7 @@ def parse_axes(
             )
         if any(axis.path == path for axis in axes):
             raise UsageError(f"--vary {key!r}: varied twice")
-        axes.append(_axis(key, path, values, sample))
+        axes.append(read_axis("--vary", key, values, _quantity(path), path, sampled=sample is not None))
     _refuse_both_ways(axes)
     count_points(axes, sample)
     for axis in axes:
@@ -268,82 +215,6 @@ def _path(key: str, document: Document) -> KeyPath:
 
 def _quantity(path: KeyPath) -> Quantity:
     return _QUANTITIES[".".join(part for part in path if isinstance(part, str))]
-
-
-def _axis(key: str, path: KeyPath, text: str, sample: Sample | None) -> Axis:
-    if not text.strip(", "):
-        raise UsageError(f"--vary {key}: no values; {_HOW}")
-    if ":" in text:
-        return _range(key, path, text, sample)
-    place = f"--vary {key}={text[:60]}"
-    if sample is not None:
-        raise UsageError(f"{place}: --sample draws from LOW:HIGH or LOW:HIGH:log")
-    whole = _quantity(path).whole
-    exact = [_number(key, path, part) for part in text.split(",")]
-    values = tuple(int(value) if whole else float(value) for value in exact)
-    if len(set(values)) < len(values):
-        raise UsageError(f"{place}: a value is there twice")
-    return Axis(key, path, text, whole, values, count=len(values))
-
-
-def _range(key: str, path: KeyPath, text: str, sample: Sample | None) -> Axis:
-    place, whole = f"--vary {key}={text[:60]}", _quantity(path).whole
-    low, high, *rest = text.split(":")
-    how = rest[0].strip() if rest else ""
-    log = how.startswith("log")
-    if len(rest) > 1 or (sample is not None and how not in ("", "log")):
-        shape = "LOW:HIGH:COUNT or LOW:HIGH:logCOUNT" if sample is None else "LOW:HIGH or LOW:HIGH:log"
-        raise UsageError(f"{place}: a range is {shape}{' with --sample' * bool(sample)}")
-    if sample is None and not how:
-        raise UsageError(f"{place}: how many values? LOW:HIGH:COUNT or LOW:HIGH:logCOUNT")
-    count = 0 if sample is not None else _count(how.removeprefix("log"), place, least=2)
-    if count > MAX_POINTS:
-        raise UsageError(f"{place}: {count:,} points; {MAX_POINTS:,} is the most")
-    axis = Axis(
-        key,
-        path,
-        text,
-        whole,
-        low=_number(key, path, low),
-        high=_number(key, path, high),
-        log=log,
-        count=count,
-    )
-    if axis.low >= axis.high:
-        raise UsageError(f"{place}: an empty range; LOW must be below HIGH")
-    if log and axis.low <= 0:
-        raise UsageError(f"{place}: a log range must start above 0")
-    if whole and count and _least_step(axis) < 1 - 1e-9:
-        raise UsageError(f"{place}: {count:,} values, but they must be whole and steps at least 1")
-    return axis
-
-
-def _least_step(axis: Axis) -> float:
-    """Return the smallest step of a range; of a log range it is the first."""
-    low, high, steps = float(axis.low), float(axis.high), axis.count - 1
-    return low * math.expm1(math.log(high / low) / steps) if axis.log else (high - low) / steps
-
-
-def _number(key: str, path: KeyPath, text: str) -> Fraction:
-    quantity = _quantity(path)
-    try:
-        value = parse_exact(text, quantity.units)
-    except UsageError as error:
-        raise UsageError(f"--vary {key}: {error}") from None
-    if quantity.units is BYTE_UNITS:
-        value = Fraction(math.floor(value))
-    if quantity.whole and value.denominator != 1:
-        raise UsageError(f"--vary {key}: must be a whole number, not {text.strip()!r}")
-    return value
-
-
-def _count(text: str, place: str, *, least: int) -> int:
-    if not re.fullmatch("[0-9](?:_?[0-9]){0,29}", text):
-        raise UsageError(f"{place}: the number of values must be a whole number above 0, not {text[:40]!r}")
-    count = int(text)
-    if count < least:
-        raise UsageError(f"{place}: {count} values; at least {least}")
-    return count
 
 
 def _refuse_both_ways(axes: Sequence[Axis]) -> None:

@@ -22,7 +22,7 @@ KEYS = (
     "latency.e2e_s.mean",
     "latency.kv_tokens_mean",
 )
-ON_A_COMMIT = ("paper-sic-limit-cycle", "llama-3.1-8b-rtx4090", "paper-fc-budgets")
+ON_A_COMMIT = ("paper-sic-limit-cycle", "llama-3.1-8b-rtx4090")
 
 
 def at(report: dict[str, Any], key: str) -> Any:

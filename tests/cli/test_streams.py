@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from command import ENVIRONMENT, process, run
 from tiers import at_night, is_night
+
+from kvplan.cli.app import main
 
 # 12 requests/s are sustainable: a headroom of 0.5 at 8, and too little at 11
 PROFILE = """schema = 1
@@ -143,9 +146,26 @@ def on_terminal(*arguments: object, **environment: str) -> str:
     return received.decode(environment.get("PYTHONIOENCODING", "utf-8"))
 
 
+def shown(*arguments: object, **environment: str) -> str:
+    """What the command writes to a terminal in this process; no more than a terminal keeps unread."""
+    leader, follower = pty.openpty()
+    environment = ENVIRONMENT | {"TERM": "xterm"} | environment
+    with (
+        open(follower, "w", encoding="utf-8") as terminal,
+        mock.patch.object(sys, "stdout", terminal),
+        mock.patch.dict(os.environ, environment, clear=True),
+    ):
+        assert main(list(map(str, arguments))) == 0
+        terminal.write("\n")
+    text = os.read(leader, 65536)
+    os.close(leader)
+    return text.decode()
+
+
 def test_colour_is_for_terminals_that_want_it(good: Path, tmp_path: Path) -> None:
     assert "\x1b[1;32mSTABLE\x1b[0m" in on_terminal("analyze", good)
-    assert "\x1b" not in on_terminal("check", good, NO_COLOR="1")
-    assert "\x1b" not in on_terminal("check", good, TERM="dumb")
-    on_terminal("check", good, "-o", tmp_path / "report.txt")
+    assert "\x1b" in shown("check", good)
+    assert "\x1b" not in shown("check", good, NO_COLOR="1")
+    assert "\x1b" not in shown("check", good, TERM="dumb")
+    shown("check", good, "-o", tmp_path / "report.txt")
     assert "\x1b" not in (tmp_path / "report.txt").read_text("utf-8")

@@ -92,9 +92,9 @@ def analyzed(folder: Path, profile: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "varied"),
     [
-        ("tool-calls-h100", "classes[0].rate=45"),
-        ("gemma-3-27b-h100", "gpu.kv_blocks=15246"),
         ("eagle-3-h100", "speculative.tokens=5"),
+        ("gemma-3-27b-h100", "gpu.kv_blocks=15246"),
+        ("tool-calls-h100", "classes[0].rate=45"),
     ],
 )
 def test_without_columns_there_are_a_few_computed_figures(name: str, varied: str, tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from kvplan import compiling
 
 CODE = """
 import numpy as np
-from kvplan.analysis.fluid_map import fluid_map, run
-from kvplan.model import Weights
+from kvplan.ingest.trace import prefixes
 
-lone = fluid_map(Weights(np.array([3.0]), np.array([3])), np.ones(1), np.array([2.0]), 12.0)
-print(run(lone, np.zeros(3), 7, compile_above=0).completed.tolist())
+prefixes._COMPILE_FROM = 0  # its loop is the soonest compiled
+ones = np.array([1, 0, 1])
+print(prefixes.stack_distances(np.array([1, 2, 1, 2]), np.array([0, 2, 3, 4]), ones, np.array([4, 10, 0]), 16).tolist())
 """
 COMMAND = [sys.executable, "-P", "-c", CODE]
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from every import every
+from strategies import mix_model
 
 from kvplan.analysis.equilibrium import equilibrium, load
-from kvplan.analysis.overflow import FlowControl, flow_control_bound, safety_buffer
+from kvplan.analysis.overflow import flow_control_bound, safety_buffer
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 
 TABLE = tomllib.loads(Path(__file__).with_name("overflow.toml").read_text(encoding="utf-8"))
@@ -42,17 +44,27 @@ def test_the_standard_deviation_and_the_tail_are_those_of_the_table(case: dict[s
         assert 1 / TABLE["simulated_factor"] <= ratio <= TABLE["simulated_factor"]
 
 
-def test_the_theorem_of_flow_control_has_the_constant_of_its_proof() -> None:
-    """McDiarmid with C slots of span 2AC and AC requests of span 2C: 2(εM)²/(C(2AC)² + AC(2C)²)."""
-    budget, longest, spare = 4, 60, 9000.0
-    exponent = 2 * spare**2 / (longest * (2 * budget * longest) ** 2 + budget * longest * (2 * longest) ** 2)
-    bound = flow_control_bound(
-        FlowControl(
-            iterations=1000.0,
-            memory_tokens=16_492.0,
-            mean_tokens=16_492.0 - spare,
-            largest_budget=budget,
-            longest=longest,
-        )
+@every(("prefill", "stages", "prompt"), [("disaggregated", 60, 10), ("fused", 60, 10), ("inline", 61, 9)])
+def test_the_theorem_of_flow_control_is_least_just_above_the_arrivals(
+    prefill: str, stages: int, prompt: int
+) -> None:
+    """McDiarmid with C slots of span 2AC and AC requests of span 2C: 2x²/(C(2AC)² + AC(2C)²), by mean budget b."""
+    memory, slots, c = 16_492, 3600, max(stages, prompt)
+    lengths = {20: 1.5, 40: 1.5, 60: 1.5}
+    model = mix_model(*((10, d, rate) for d, rate in lengths.items()), memory=memory, prefill=prefill)
+    footprint = (
+        sum((10 + d / 2) * (d + 1) if prefill == "inline" else 10 * d + d * (d + 1) / 2 for d in lengths) / 3
     )
-    assert bound == pytest.approx(1000 * math.exp(-exponent))
+
+    def bound(b: float) -> float:
+        budget, spare = math.ceil(b), memory - b * footprint
+        return slots * math.exp(-2 * spare**2 / (c * (2 * budget * c) ** 2 + budget * c * (2 * c) ** 2))
+
+    least = min(map(bound, np.linspace(4.5, memory / footprint, 10_001)))
+    assert flow_control_bound(model, slots) == pytest.approx(least, rel=1e-9)
+
+
+def test_a_slot_in_two_hundred_overflows_at_most_in_the_example_of_flow_control() -> None:
+    """5 arrive in a slot, budgets of 6 at most hold 6,766 tokens in the mean: 3600·exp(-9725.33²/(2·42·60³))."""
+    thirds = mix_model(*((10, d, 5 / 3) for d in (20, 40, 60)), memory=16_492)
+    assert flow_control_bound(thirds, 3600) == pytest.approx(19.6, abs=0.05)

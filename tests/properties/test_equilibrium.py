@@ -4,12 +4,15 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import groupby
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 from strategies import mix_model, models, request_rows
 
 from kvplan.analysis.equilibrium import (
+    backlog_growth,
     equilibrium,
     load,
     most_admissions,
@@ -230,3 +233,32 @@ def test_a_request_alone_takes_the_time_of_its_iterations_and_of_its_work() -> N
     law = Timing(1.0, d1=0.01, d2=0.1, d3=0.5)
     alone = time_alone(mix_model((10, 3, 1.0), memory=100, prefill="fused", timing=law))
     assert alone == pytest.approx(3 * 1.5 + 10 * 0.1 + 36 * 0.01)
+
+
+@given(models(limits=True), st.floats(1.05, 20.0))
+def test_the_backlog_grows_by_what_the_best_choice_of_requests_leaves_over(
+    model: ServingModel, factor: float
+) -> None:
+    """Of a linear programme: the most requests of any lengths whose occupancy no limit is exceeded by."""
+    model = scaled(model, factor * load(model).load_factor_max)
+    mix, timing, replica = model.mix, model.timing, model.replica
+    work = timing.linear(mix.context, mix.prefill_tokens, mix.sequences)
+    taken = [timing.d0 * mix.footprint / replica.capacity_tokens + work]
+    if replica.max_num_seqs is not None:
+        taken.append(timing.d0 * mix.iterations / replica.max_num_seqs + work)
+    if replica.max_num_batched_tokens is not None:
+        taken.append(timing.d0 * mix.computed_tokens / replica.max_num_batched_tokens + work)
+    bounds = [(0.0, rate) for rate in mix.rate_rps.tolist()]
+    each = [linprog(-np.ones(work.size), A_ub=[v], b_ub=[1.0], bounds=bounds) for v in taken]
+    left_over = max(model.total_rate_rps + found.fun for found in each)
+    growth = backlog_growth(model)
+    assert 0 < growth <= left_over * (1 + 1e-6)
+    if len(bounds) == 1:
+        assert growth == pytest.approx(left_over, rel=1e-6)
+
+
+def test_the_backlog_of_flow_controls_example_grows_by_its_bound() -> None:
+    """λ = 5 a class and slot: δ = 5·(410 + 1,220 + 2,430) - 16,492 tokens, w_max = 2,430."""
+    rows = [(10, d, 5.0) for d in (20, 40, 60)]
+    assert backlog_growth(mix_model(*rows, memory=16_492)) == pytest.approx((20_300 - 16_492) / 2_430)
+    assert backlog_growth(mix_model(*rows, memory=20_301)) is None

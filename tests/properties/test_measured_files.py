@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from result_files import FORWARD_PASS, INFERENCEMAX, PHASE, SGLANG, VLLM, aiperf, guidellm, report, stage
+from sampled import parse_samples
 from tiers import examples
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.samples import Samples
 
 DOCUMENTS = (

@@ -195,6 +195,36 @@ def test_thresholds_are_near_the_best_there_are(
     assert result.required_kv_tokens <= total(best) * 1.01
 
 
+@pytest.mark.parametrize("rate", [60, 200])
+def test_queues_of_segments_are_within_their_mean_bounds(rate: int) -> None:
+    """By the rule: segments 1 … k run that all have their thresholds, each brings on whom chance lets go on."""
+    found = nested_wait(
+        build([(40, [d], rate * share) for d, share in ((20, 0.5), (50, 0.3), (90, 0.2))]),
+        delta=0.01,
+        horizon_s=3600.0,
+        segments=3,
+    )
+    segments, time, rng = found.segments, found.iteration_time_s, np.random.default_rng(rate)
+    waiting, now, seen = [0] * 3, 0.0, []
+    arrivals = np.cumsum(rng.exponential(1 / segments[0].rate_rps, 200_000))
+    taken = 0
+    while taken + segments[0].threshold < arrivals.size:
+        now = max(now, arrivals[taken + segments[0].threshold - 1])
+        waiting[0] = int(np.searchsorted(arrivals, now, side="right")) - taken
+        seen.append(tuple(waiting))
+        for k, here in enumerate(segments):
+            if waiting[k] < here.threshold:
+                break
+            waiting[k] -= here.threshold
+            taken += here.threshold if k == 0 else 0
+            if k + 1 < 3:
+                waiting[k + 1] += rng.binomial(here.threshold, segments[k + 1].continue_probability)
+        now += time
+    bounds = np.array([s.mean_queue_bound for s in segments])
+    assert (np.mean(seen, axis=0) <= bounds).all()
+    assert found.throughput_gap == pytest.approx(bounds.sum() / math.ceil(3600.0 / time))
+
+
 def spread_of_inputs(model: ServingModel, result: NestedWait, delta: float) -> float:
     """The least Chernoff bound, term by term: one for every stage, and one for every boundary."""
     inline, page = model.replica.prefill is Prefill.INLINE, model.replica.block_tokens

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import one_class
+from tiers import at_night
 
 from kvplan.analysis.equilibrium import iteration_time, sustainable_rate
 from kvplan.analysis.overflow import safety_buffer, usage_pmf_of, usage_scale
@@ -98,7 +99,7 @@ def usage_of(model: ServingModel, iterations: int, seed: int) -> FloatArray:
     return usage[iterations // 10 :]
 
 
-@pytest.mark.parametrize("timing", [Timing(0.02), LIGHT])
+@pytest.mark.parametrize("timing", [LIGHT, *at_night(Timing(0.02))])
 def test_usage_is_that_of_requests_followed_one_by_one(timing: Timing) -> None:
     model = ServingModel((one_class(20_000, 50, 0.8),), timing, replica_of())
     found, scale = safety_buffer(model, delta=0.01, horizon_s=600.0), usage_scale(model)

@@ -102,7 +102,7 @@ def outcome(text: str, *requirements: str) -> Outcome:
 
 
 @given(text=profiles(), data=st.data())
-@examples(5)
+@examples(3)
 def test_a_suggested_remedy_applied_to_the_profile_passes(text: str, data: st.DataObject) -> None:
     template = data.draw(st.sampled_from(NUMBERS + WORDS))
     requirement = template.format(
@@ -171,7 +171,7 @@ def plainly(change: Callable[[float], Subject], requirement: str) -> float | Non
 
 
 @given(text=profiles(), data=st.data())
-@examples(5)
+@examples(3)
 def test_what_one_of_the_steps_remedies_is_found(text: str, data: st.DataObject) -> None:
     template = data.draw(st.sampled_from(NUMBERS + WORDS))
     requirement = template.format(

@@ -102,7 +102,7 @@ def expected(name: str, case: Case, spans: Spans, monkeypatch: pytest.MonkeyPatc
     "name", ["greedy", "wait", "vllm", "sglang", "trtllm-no-evict", "trtllm-max-utilization"]
 )
 @given(data=st.data())
-@examples(60)
+@examples(20)
 def test_spans_hold_what_their_iterations_were(
     name: str, data: st.DataObject, monkeypatch_once: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Stability of the equilibrium: exact counts, float traps, smallest stable input, and where the map really goes."""
 
+import itertools
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -218,6 +219,42 @@ def test_the_asymptote_of_sic_13_is_within_the_longer_length(short: int, long: i
     assert inline.asymptotic == pytest.approx(found.asymptotic + 1, rel=1e-12)
     if long - short == 1:
         assert abs(found.exact - found.asymptotic) < 2 * long / float(4 * p * (1 - p))
+
+
+@every(
+    ("lengths", "shares"),
+    [
+        ((7, 9, 11), (1, 1, 1)),
+        ((3, 12, 17), (3, 7, 2)),
+        ((5, 6, 18), (1, 8, 8)),
+        ((2, 5, 7, 9), (1, 2, 3, 4)),
+    ],
+)
+def test_the_asymptote_of_many_lengths_is_the_least_of_all_whole_turns(
+    lengths: tuple[int, ...], shares: tuple[int, ...]
+) -> None:
+    """In exact fractions, θ such that the phases d·θ - 2π·k have mean 0, for every k that is not all or nothing."""
+    p = [Fraction(share, sum(shares)) for share in shares]
+    mean = sum(x * d for x, d in zip(p, lengths, strict=True))
+
+    def squares(k: tuple[int, ...]) -> Fraction:
+        turn = sum(x * n for x, n in zip(p, k, strict=True)) / mean
+        return sum((x * (d * turn - n) ** 2 for x, d, n in zip(p, lengths, k, strict=True)), Fraction(0))
+
+    least = min(s for k in itertools.product(*(range(d + 1) for d in lengths)) if (s := squares(k)) > 0)
+    rows = [(50, d, float(share)) for d, share in zip(lengths, shares, strict=True)]
+    found = min_stable_input(mix_model(*rows))
+    assert found.asymptotic == pytest.approx(float(mean / (2 * least)) / math.pi**2, rel=1e-9)
+    assert abs(found.exact - found.asymptotic) < 2 * max(lengths) / float(min(p) * (1 - min(p)))
+
+
+@every(("lengths", "asymptote"), [((7, 9, 11), 55.4), ((20, 21, 23), 316.2), ((30, 41, 57), 792.9)])
+def test_three_lengths_need_about_the_input_of_their_asymptote(
+    lengths: tuple[int, ...], asymptote: float
+) -> None:
+    found = min_stable_input(mix_model(*((50, d, 1.0) for d in lengths)))
+    assert found.asymptotic == pytest.approx(asymptote, abs=0.06)
+    assert found.exact == pytest.approx(asymptote, rel=0.14)
 
 
 def test_advice_names_a_change_that_does_stabilise() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples
@@ -132,6 +133,32 @@ def test_what_the_samples_cannot_tell_is_said() -> None:
     assert "d2 (all samples have 0 prefill tokens)" in said
     assert "d1 (" in said
     assert {"d1", "d2"} <= fit.undetermined.keys()
+
+
+@every("noise", [0.0, 0.1])
+@every("rounded", [1, 32])
+def test_what_moves_together_is_not_told_apart(noise: float, rounded: int) -> None:
+    """Each sequence holds 1,500 tokens, give or take a block, in all samples: d1 or d3 may be 0 as well."""
+    true, rng = Timing(0.007, 1.2e-7, 45e-6, 20e-6), np.random.default_rng(3)
+    samples = synthetic(true, rng, size=2000)
+    samples.kv_tokens[:] = -(-1500 * samples.sequences // rounded) * rounded
+    exact = (
+        true.d0 + true.d1 * samples.kv_tokens + true.d2 * samples.prefill_tokens + true.d3 * samples.sequences
+    )
+    samples.seconds[:] = exact * np.exp(noise * rng.standard_normal(2000))
+    fit = fit_timing(samples)
+    assert {"d1", "d3"} <= fit.undetermined.keys()
+    assert fit.timing.d2 == pytest.approx(true.d2, rel=0.05)
+    per_sequence = 1500 * fit.timing.d1 + fit.timing.d3
+    assert per_sequence == pytest.approx(1500 * true.d1 + true.d3, rel=0.05)
+
+
+def test_a_constant_that_one_sample_tells_is_no_better_known_than_that() -> None:
+    rng = np.random.default_rng(4)
+    samples = synthetic(Timing(0.01, 2e-7, 0.0, 1e-4), rng, noise=0.1)
+    samples.prefill_tokens[:] = 0
+    samples.prefill_tokens[7], samples.seconds[7] = 500, samples.seconds[7] + 0.05
+    assert "d2" in fit_timing(samples).undetermined
 
 
 def test_a_few_slow_samples_do_not_change_the_fit_and_are_named() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +15,15 @@ from hypothesis import strategies as st
 from kvplan.analysis import wait as wait_module
 from kvplan.analysis.dispersion import batch_wait_s
 from kvplan.analysis.equilibrium import iteration_time, load
-from kvplan.analysis.wait import GUARD, ClassMeans, mean_wait, queue_at_start, smallest_thresholds, wait
+from kvplan.analysis.wait import (
+    GUARD,
+    ClassMeans,
+    Overload,
+    mean_wait,
+    queue_at_start,
+    smallest_thresholds,
+    wait,
+)
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 
 
@@ -125,6 +134,37 @@ def test_results_are_finite_and_thresholds_keep_up_and_fit(model: ServingModel) 
         if largest @ means.held > 3 * result.kv_tokens:  # one more of whatever comes next no longer fits
             following = np.floor(means.rate_rps * ((largest / means.rate_rps).min() * GUARD)) + 1
             assert following @ means.held > model.replica.capacity_tokens
+
+
+@given(models)
+def test_where_no_whole_thresholds_fit_the_largest_fill_memory_and_serve_what_it_sustains(
+    model: ServingModel,
+) -> None:
+    found = wait(model)
+    if found.fits:
+        assert found.overload == Overload()
+        return
+    held, rates = wait_module.class_means(model).held, model.class_rates_rps
+    n = np.array(found.overload.thresholds)
+    assert n / n.sum() == pytest.approx(rates / rates.sum())
+    assert n @ held == pytest.approx(model.replica.capacity_tokens)
+    assert found.overload.running == pytest.approx(n @ wait_module.class_means(model).iterations)
+    assert found.overload.throughput_rps == pytest.approx(sustainable_rates_of_memory(model))
+
+
+def sustainable_rates_of_memory(model: ServingModel) -> float:
+    unlimited = replace(model.replica, max_num_seqs=None, max_num_batched_tokens=None)
+    return load(replace(model, replica=unlimited)).sustainable_rps
+
+
+@given(models)
+def test_the_dial_begins_where_arrivals_and_service_are_even(model: ServingModel) -> None:
+    rows = wait(model).dial
+    assert [row.zero_drift for row in rows] == [row.interval_s == iteration_time(model) for row in rows]
+    if rows:
+        assert rows[0].throughput_rps == pytest.approx(model.total_rate_rps)
+        assert all(row.throughput_rps > model.total_rate_rps * (1 - 1e-9) for row in rows)
+        assert rows[-1].kv_tokens == pytest.approx(model.replica.capacity_tokens)
 
 
 def stationary_queue(arrivals: float, threshold: int) -> float:

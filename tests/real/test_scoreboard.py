@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sampled import read_samples
 from scoreboard import cached, rates, replays, sweeps, tables
 from scoreboard.catalogue import RUNS
 from scoreboard.hidden import Hidden
@@ -21,7 +22,6 @@ from tiers import at_night
 
 from kvplan.api.results import Sweep
 from kvplan.ingest.model.config import read_model
-from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.samples import Samples
 from kvplan.units import format_number, format_percent
 

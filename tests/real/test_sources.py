@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sampled import parse_samples, read_samples
 
 from kvplan.ingest.timing.equations import of_samples
 from kvplan.ingest.timing.fit import fit_timing
-from kvplan.ingest.timing.reading import parse_samples, read_groups, read_samples
+from kvplan.ingest.timing.reading import read_groups
 from kvplan.ingest.timing.samples import Point, Samples, Sweep
 from kvplan.model import Timing
 

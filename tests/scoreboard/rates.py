@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from sampled import read_samples
+
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import estimate_replica
 from kvplan.ingest.model.hardware import find_gpu
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.fit import fit_measured, of_deployment
 from kvplan.ingest.timing.played import Law, foretold
-from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.model import Prefill, Replica
 from scoreboard.hidden import Times, unmeasured

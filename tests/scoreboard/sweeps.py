@@ -7,11 +7,12 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from sampled import read_samples
+
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.fit import fit_measured, of_deployment
 from kvplan.ingest.timing.played import Law, foretold
-from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep, Waits
 from kvplan.model import Timing
 from scoreboard.hidden import Hidden, split

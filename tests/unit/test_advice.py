@@ -115,7 +115,7 @@ def test_only_what_an_engine_has_is_advised(engine: EngineName, names: set[str])
 
 
 @given(st.sampled_from([0.5, 1.0, 4.0]), st.integers(6_000, 14_000))
-@examples(3)
+@examples(2)
 def test_advice_is_the_same_again_and_gains_or_sustains(rate: float, memory: int) -> None:
     model = replace(alike(rate), replica=Replica(memory, block_tokens=16, prefix_caching=False))
     found = advised(model)

@@ -17,10 +17,10 @@ from result_files import (
     report,
     stage,
 )
+from sampled import parse_samples
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.reading import Measured, parse_samples
-from kvplan.ingest.timing.samples import Deployment, LeftOut, Point, Samples, Sweep
+from kvplan.ingest.timing.samples import Deployment, LeftOut, Measured, Point, Samples, Sweep
 
 
 def read(*documents: Any, indent: int | None = None) -> tuple[Measured, ...]:

@@ -123,7 +123,7 @@ def test_a_measured_curve_counts_as_soon_as_one_prompt_has_tokens(
     input_tokens: tuple[int, ...], counts: bool
 ) -> None:
     text = (
-        'schema = 1\nname = "x"\ngpu = { memory_tokens = 9999, prefix_caching = false }\ntiming.d0 = 1\n'
+        'schema = 1\nname = "x"\ngpu = { memory_tokens = 9999, prefix_caching = false }\ntiming.d0 = 0.01\n'
         "prefix.hit_curve = [[1000, 0.1]]\n"
     )
     classes = (f'[[classes]]\nname = "{n}"\ninput = {n}\ndecode = 9\nrate = 1\n' for n in input_tokens)

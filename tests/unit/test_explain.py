@@ -144,7 +144,7 @@ def made(name: str) -> Case:
 
 
 EVERY = [*((shipped, name) for name in NAMES), *((made, name) for name in MODELS)]
-ON_A_SCREEN = ("agents-collapse", "gemma-3-27b-h100", "inputs told", "prefill-decode")
+ON_A_SCREEN = ("agents-collapse", "prefill-decode")
 ON_A_COMMIT = (*LOOKED_AT, "inputs told", "agents and others, bent", "host tier")
 
 
@@ -220,6 +220,10 @@ BY_ANY_LAW: dict[str, Formula] = {
     "saturation.throughput_rps": lambda admissions, tau: admissions / tau,
     "worst_cycle.loss": lambda cycle, full: 1 - cycle / full,
     "stability.recovery_iterations": lambda radius: 1 / (1 - radius),
+    "stability.growth_iterations": lambda radius: 1 / math.log(radius),
+    "wait.dial[].kv_tokens": lambda interval, rate, footprint: interval * rate * footprint,
+    "wait.dial[].throughput_rps": lambda interval, rate, time: interval * rate / time,
+    "rate_cap.transient_iterations": lambda longest: longest - 1,
     "rate_cap.per_iteration": lambda memory, footprint: memory / footprint,
     "rate_cap.per_second": lambda admissions, tau: admissions / tau,
     "rate_cap.engine_max_num_seqs": lambda pages, longest, computed: min(

@@ -4,7 +4,10 @@ import pytest
 from every import every
 
 from kvplan.errors import UsageError
+from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.estimate import estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
+from kvplan.ingest.model.roofline import roofline
 
 
 @every(
@@ -85,6 +88,33 @@ def test_slices_have_the_memory_of_the_guide_and_their_share_of_the_rest(
     assert part.memory_bytes / 2**30 == pytest.approx(gib, rel=0.06)
     assert part.bandwidth_bytes_per_s == bandwidth * whole.bandwidth_bytes_per_s
     assert part.flops_bf16 == pytest.approx(compute * whole.flops_bf16)
+
+
+def test_a_slice_shares_no_model_with_another() -> None:
+    shape, part = read_model("Llama-3.1-8B"), find_gpu("H100:3g.40gb")
+    for estimate in (estimate_replica, roofline):
+        estimate(shape, part)
+        with pytest.raises(
+            UsageError, match=r"parallelism 2: must be 1 on H100 SXM:3g\.40gb: slices of a GPU"
+        ):
+            estimate(shape, part, tensor_parallel=2)
+
+
+@every(
+    ("name", "gib"),
+    [
+        ("MI300X", 192),
+        ("MI325X", 256),
+        ("MI355X", 288),
+        ("Gaudi 2", 96),
+        ("Gaudi 3", 128),
+        ("H20", 96),
+        ("B40", 84),
+    ],
+)
+def test_memory_sold_in_gb_is_counted_in_gib(name: str, gib: int) -> None:
+    """Stacks and chips of memory come in powers of two: drivers report what is printed on the box in GiB."""
+    assert find_gpu(name).memory_bytes / 2**30 == pytest.approx(gib, rel=0.01)
 
 
 def test_a_gpu_is_described_by_its_figures() -> None:

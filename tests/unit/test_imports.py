@@ -16,6 +16,7 @@ ROOT = Path(kvplan.__file__).parent
 LAYERS = (
     {"engine", "errors", "ranges", "solve", "version"},
     {"units", "compiling", "executors", "options"},
+    {"axes"},
     {"model"},
     {"analysis"},
     {"profile"},

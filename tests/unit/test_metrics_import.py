@@ -261,8 +261,19 @@ def test_an_answer_of_prometheus_is_read_at_an_instant_and_over_a_range(save: Sa
     assert kind_of(path) is FileKind.METRICS
     found = read_metrics(path)
     assert (found.requests, found.rate_rps, found.rate_from) == (80, 4, "two snapshots, 20 s apart")
+    assert not any("in a part of the range" in note for note in found.notes)
     instant = save.read(json.dumps(answer(at, "vector"), indent=1), interval_s=60)
     assert (instant.requests, instant.rate_rps) == (120, 2)
+
+
+def test_an_engine_that_came_within_a_range_is_said(save: Saved) -> None:
+    of = {name: [traffic(times=n, labels=f'instance="{name}"') for n in (1, 2, 3)] for name in "ab"}
+    first, *rest = range(3)
+    at = {1.7e9: of["a"][first]} | {1.7e9 + 10 * n: of["a"][n] + of["b"][n] for n in rest}
+    found = save.read(json.dumps(answer(at)))
+    assert (
+        "1 of 2 engines ran in a part of the range alone; the rates are means over all of it" in found.notes
+    )
 
 
 @pytest.mark.parametrize(

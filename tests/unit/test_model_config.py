@@ -139,6 +139,7 @@ MAMBA = {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2}
         ({"layer_group_size": 2}, 2, 0, 0, 2),
         ({"layer_group_size": 3}, 2, 0, 0, 2),  # the third, and the fourth that makes no whole group
         ({"mixer_types": ["minicpm4", *["lightning-attn"] * 3]}, 1, 0, 0, 3),
+        ({"model_type": "minimax", "layer_types": ["full_attention", "linear_attention"] * 2}, 2, 0, 0, 2),
     ],
 )
 def test_layers_are_told_apart_by_what_they_keep(
@@ -211,6 +212,119 @@ def test_parameters_are_those_the_makers_publish(name: str) -> None:
         assert any(is_about(shape.counts.active - left_out * table, active, 0.03) for left_out in range(3))
     else:
         assert shape.counts.experts == 0
+
+
+# Published configurations as far as sizes depend on them, the billions of parameters their model cards give, and the
+# numbers that a token keeps in one layer.
+OLDER: dict[str, tuple[dict[str, Any], float, int]] = {
+    "gpt2": (
+        {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_positions": 1024, "vocab_size": 50257},
+        0.124,
+        2 * 768,
+    ),
+    "bloom": (
+        {"n_layer": 24, "num_attention_heads": 16, "hidden_size": 1024, "vocab_size": 250880},
+        0.559,
+        2 * 1024,
+    ),
+    "falcon": (
+        {"num_hidden_layers": 32, "num_attention_heads": 71, "num_kv_heads": 71, "hidden_size": 4544}
+        | {"vocab_size": 65024, "multi_query": True, "parallel_attn": True},
+        6.92,
+        2 * 64,
+    ),
+    "RefinedWeb": (
+        {"n_layer": 60, "n_head": 128, "n_head_kv": 8, "hidden_size": 8192, "vocab_size": 65024}
+        | {"multi_query": True, "new_decoder_architecture": True},
+        41.3,
+        2 * 8 * 64,
+    ),
+    "gpt_bigcode": (
+        {
+            "n_layer": 40,
+            "n_head": 48,
+            "n_embd": 6144,
+            "n_inner": 24576,
+            "vocab_size": 49152,
+            "multi_query": True,
+        },
+        15.5,
+        2 * 128,
+    ),
+    "qwen": (
+        {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096, "intermediate_size": 22016}
+        | {"kv_channels": 128, "vocab_size": 151936, "tie_word_embeddings": False},
+        7.72,
+        2 * 4096,
+    ),
+    "chatglm": (
+        {"num_layers": 28, "num_attention_heads": 32, "hidden_size": 4096, "ffn_hidden_size": 13696}
+        | {
+            "kv_channels": 128,
+            "multi_query_attention": True,
+            "multi_query_group_num": 2,
+            "padded_vocab_size": 65024,
+        },
+        6.24,
+        2 * 2 * 128,
+    ),
+    "opt": (
+        {
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "hidden_size": 4096,
+            "ffn_dim": 16384,
+            "vocab_size": 50272,
+        },
+        6.66,
+        2 * 4096,
+    ),
+}
+
+
+@every("kind", OLDER)
+def test_older_families_have_their_own_keys_and_rules(kind: str) -> None:
+    config, billions, numbers = OLDER[kind]
+    shape = shape_of(Keys("config.json", {"model_type": kind, **config}), kind)
+    assert shape.counts.total / 1e9 == pytest.approx(billions, rel=0.01)
+    assert shape.attention.token_bytes(1, 1) == numbers
+
+
+def test_a_group_of_queries_counts_only_where_it_is_in_use() -> None:
+    """ChatGLM states the number of its groups whether or not it has them."""
+    grouped = {"num_key_value_heads": ..., "multi_query_group_num": 2}
+    assert small(**grouped, multi_query_attention=True).attention.kv_heads == 2
+    assert small(**grouped, multi_query_attention=False).attention.kv_heads == 8
+
+
+@every("kind", ["afmoe", "qwen3_next", "beam"])
+def test_a_gate_of_the_output_is_as_large_as_the_queries(kind: str) -> None:
+    gated = small(model_type=kind, sliding_window=None)
+    assert gated.counts.other - small().counts.other == 4 * 64 * 64
+
+
+DELTA = {
+    "full_attn_layers": [2, 4],
+    "kda_layers": [1, 3],
+    "num_heads": 8,
+    "head_dim": 16,
+    "short_conv_kernel_size": 4,
+}
+
+
+def test_a_table_of_delta_attention_counts_layers_from_1() -> None:
+    """Kimi Linear: states in 32 bits, 8 heads of 16 by 16, and 3 inputs to queries, keys and values."""
+    full, state = kv_layers(small(**LATENT, linear_attn_config=DELTA))
+    assert (full.count, full.bytes) == (2, (32 + 4) * 2)
+    assert (state.count, state.bytes) == (2, 8 * 16 * 16 * 4 + 3 * 3 * 128 * 2)
+    with pytest.raises(
+        UsageError, match="linear_attn_config: full_attn_layers and kda_layers must name each"
+    ):
+        small(linear_attn_config=DELTA | {"kda_layers": [0, 2]})
+
+
+def test_layers_are_as_many_as_are_listed() -> None:
+    assert small(num_hidden_layers=..., layer_types=["full_attention"] * 3).layers == 3
 
 
 def test_experts_by_hand() -> None:
@@ -505,6 +619,17 @@ def test_an_unknown_quantisation_is_named_unless_weights_are_stated(
         ({"kv_lora_rank": 32}, "qk_rope_head_dim: missing"),
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers: 4; must be a whole number from 0 to 3"),
         ({"compress_ratios": [0, 4]}, "compress_ratios: caches of compressed tokens are not supported"),
+        (
+            {"is_encoder_decoder": True},
+            "is_encoder_decoder: decoders that attend to an encoder are not supported",
+        ),
+        ({"num_key_value_heads": ..., "is_encoder_decoder": True, "vocab_size": ...}, "is_encoder_decoder: "),
+        ({"type_vocab_size": 2}, "type_vocab_size: encoders, which keep no KV, are not supported"),
+        ({"model_type": "jetmoe"}, "model_type: jetmoe: attention split into experts are not supported"),
+        (
+            LATENT | {"qk_head_dim": 13},
+            "qk_head_dim: must be qk_rope_head_dim and qk_nope_head_dim together, 12",
+        ),
         ({"total_ut_steps": 4}, "total_ut_steps: layers that run several times"),
         ({"use_cla": True}, "use_cla: layers that share one cache"),
         (

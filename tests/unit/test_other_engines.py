@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from every import every
+from sampled import parse_samples
 
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits, parse_engine_log
 from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.timing.fit import NOTHING, fit_measured
-from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.samples import Samples
 from kvplan.model import Timing
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from every import every
+from sampled import parse_samples
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.samples import LeftOut, Point, Sweep
 
 VLLM = """INFO 05-18 02:40:00 [serve.py:1] Namespace(backend='vllm', model='org/model', request_rate=inf)
@@ -55,6 +55,20 @@ Metric,Value
 Request Throughput (per sec),2.00
 Request Count (count),100.00
 """
+CONSOLE = """        NVIDIA GenAI-Perf | LLM Metrics
+┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━┓
+┃                      Statistic ┃      avg ┃      min ┃
+┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━╇━━━━━━━━━━┩
+│       Time to first token (ms) │   250.00 │   100.00 │
+│       Inter token latency (ms) │    20.00 │    18.00 │
+│           Request latency (ms) │ 4,230.00 │ 4,100.00 │
+│         Output sequence length │   200.00 │   200.00 │
+│          Input sequence length │ 1,000.00 │ 1,000.00 │
+│             Request Throughput │     2.00 │      N/A │
+│                 (requests/sec) │          │          │
+│          Request Count (count) │   100.00 │      N/A │
+└────────────────────────────────┴──────────┴──────────┘
+"""
 MARKDOWN = """# Results
 
 | Setting | Value |
@@ -89,12 +103,61 @@ AS_PRINTED = ((1000, 1000), (200, 200), 8, 100, 0.25, 0.02)
         (VLLM.format(users=8), "printed benchmark"),
         (SGLANG.format(accepted=1.0), "printed benchmark"),  # 2 completed of 4 a second, 4.23 s each
         (METRICS.format(ttft="250.00"), "GenAI-Perf CSV"),
+        (CONSOLE, "GenAI-Perf CSV"),
     ],
 )
 def test_a_pasted_result_is_a_run_at_one_load(text: str, format: str) -> None:
     found = sweep(text)
     assert found.format == format
     assert [times(point) for point in found.points] == [AS_PRINTED]
+
+
+@every("text", [METRICS.format(ttft="250.00"), CONSOLE])
+def test_metrics_that_come_again_are_those_of_another_run(text: str) -> None:
+    found = sweep(text + text.replace("2.00", "4.00"))
+    assert [point.concurrency for point in found.points] == [8, 17]  # 2 and 4 a second, 4.23 s each
+
+
+@every(
+    ("columns", "row", "expected"),
+    [
+        ("Users, ISL, OSL, TTFT (s), TPOT (us)", "8, 1000, 200, 0.25, 20000", (8, None, 0.25, 0.02)),
+        (
+            "Concurrency, ISL, OSL, avg TTFT (ms), Mean ITL (ms)",
+            "8, 1000, 200, 250, 20",
+            (8, None, 0.25, 0.02),
+        ),
+        (
+            "Request rate (req/s), ISL, OSL, TTFT (ms), TPOT (ms)",
+            "2, 1000, 200, 250, 20",
+            (None, 2, 0.25, 0.02),
+        ),
+    ],
+)
+def test_columns_have_the_names_that_people_give_them(
+    columns: str, row: str, expected: tuple[float | None, ...]
+) -> None:
+    lines = (columns, row)
+    rule = "+".join("-" * 4 for _ in row.split(","))
+    cells = [f"| {' | '.join(line.split(', '))} |" for line in lines]
+    for text in (f"{columns}\n{row}\n", f"+{rule}+\n{cells[0]}\n+{rule}+\n{cells[1]}\n+{rule}+\n"):
+        (point,) = sweep(text).points
+        assert (point.concurrency, point.rate_rps, point.ttft_s, point.tpot_s) == pytest.approx(expected)
+
+
+def test_tokens_per_second_make_requests_per_second() -> None:
+    (point,) = sweep("Concurrency,ISL,OSL,Output throughput (tok/s)\n8,1000,200,400\n").points
+    assert point.throughput_rps == 2
+
+
+def test_no_more_requests_are_in_flight_than_a_run_has() -> None:
+    (point,) = sweep(VLLM.format(users=256)).points
+    assert point.concurrency == 100
+
+
+def test_a_table_of_other_things_does_not_hide_a_printed_result() -> None:
+    table = MARKDOWN[: MARKDOWN.index("| ISL")]
+    assert [times(point) for point in sweep(table + VLLM.format(users=8)).points] == [AS_PRINTED]
 
 
 def test_several_blocks_are_several_loads_and_one_that_is_cut_off_is_left_out() -> None:
@@ -136,6 +199,11 @@ def test_a_table_in_markdown_is_read_as_csv_wherever_it_stands() -> None:
         (METRICS.format(ttft="fast"), r"Time to First Token \(ms\): 'fast'; must be a number"),
         (METRICS[:120].format(ttft="250.0"), "missing; must be a number"),
         (MARKDOWN[:60], "no samples of iterations"),
+        (MARKDOWN.replace("TTFT (ms)", "TTFT"), "TTFT: names no unit; call it TTFT_ms or TTFT_s"),
+        (
+            VLLM.format(users=8).replace("rate: inf\n", "rate: 2.0\nBurstiness factor: 0.2 (Gamma)\n"),
+            "1 rows: arrivals of a burstiness other than 1",
+        ),
         (MARKDOWN.replace("20.0", "fast"), r"file:9: TPOT \(ms\): 'fast'; must be a number"),
     ],
 )

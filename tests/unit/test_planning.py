@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import is_night
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
+from kvplan.ingest.model.roofline import REQUEST_OVERHEAD_S
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import parse_slo
@@ -17,6 +19,7 @@ from kvplan.planning.around import routers
 from kvplan.planning.demand import Demand, Length, parse_length
 from kvplan.planning.kinds import kinds
 from kvplan.planning.plan import plan
+from kvplan.planning.result import Plan as Planned
 from kvplan.planning.result import Request, Status
 from kvplan.planning.search import Candidate, Setting, race
 from kvplan.planning.service import replica_profile
@@ -191,22 +194,31 @@ def candidate_of(task: Task) -> Candidate:
 
 
 def test_what_would_make_a_demand_possible_does() -> None:
-    """An idle replica misses it; each way alone leads to a plan of a rate that leaves it idle."""
-    shape = read_model("Llama-3.1-8B")
-    some = list(kinds(shape, [find_gpu("RTX 4090")], tensor_parallel=[1], weights=["bf16"]))
-    demand = Demand(Length(500), Length(50), 0.01)
-    found = plan(Request(some, demand, (parse_slo("ttft-p95=100ms"),)))
+    """An idle replica misses it: a first token takes an iteration with the prompt, after what is left of another."""
+    [kind] = kinds(read_model("Llama-3.1-8B"), [find_gpu("RTX 4090")], tensor_parallel=[1], weights=["bf16"])
+
+    def planned(prompt_tokens: float, limit_s: float) -> Planned:
+        demand = Demand(Length(prompt_tokens, 0), Length(50, 0), 0.01)
+        return plan(Request([kind], demand, (parse_slo(f"ttft_s.p95 <= {limit_s} s"),)))
+
+    def slower_s(prompt_tokens: float) -> float:
+        return 1.05 * kind.speed.timing(prompt_tokens, prompt_tokens, 1) + REQUEST_OVERHEAD_S
+
+    other = 1.05 * kind.speed.timing(1500, 0, 1)
+
+    found = planned(1500, 0.1)
     assert found.status is Status.IMPOSSIBLE
     [refused] = found.refused
     assert [one.key for one in refused.least] == ["ttft_s.p95"]
     [(key, limit)] = found.ways.limits
-    looser = (parse_slo(f"{key} <= {limit} s"),)
-    assert plan(Request(some, demand, looser)).status is Status.PLANNED
-    shorter = Demand(Length(found.ways.prompt_tokens), Length(50), 0.01)
-    assert plan(Request(some, shorter, (parse_slo("ttft-p95=100ms"),))).status is Status.PLANNED
-    longer = Demand(Length(1.3 * found.ways.prompt_tokens), Length(50), 0.01)
-    assert plan(Request(some, longer, (parse_slo("ttft-p95=100ms"),))).status is Status.IMPOSSIBLE
+    assert key == "ttft_s.p95"
+    assert 1.1 * slower_s(1500) <= limit <= 1.1 * (slower_s(1500) + other)
+    shorter = found.ways.prompt_tokens
+    assert slower_s(shorter) < 0.1 < slower_s(shorter + 1500 / 2**6) + other  # halved six times
     assert len(found.ways.others) == 2
+    if is_night():
+        assert planned(1500, limit).status is planned(shorter, 0.1).status is Status.PLANNED
+        assert planned(1.3 * shorter, 0.1).status is Status.IMPOSSIBLE
 
 
 def test_near_saturation_a_size_is_not_enough_before_the_queue_was_seen() -> None:
@@ -219,7 +231,8 @@ def test_near_saturation_a_size_is_not_enough_before_the_queue_was_seen() -> Non
     load = task.rate_rps / (10 * task.sustainable_rps(6144))
     assert 0.965 < load < 0.98
     assert task.judge(10, 6144).state is not State.HOLDS
-    assert task.judge(11, 6144).state is State.HOLDS
+    if is_night():
+        assert task.judge(11, 6144).state is State.HOLDS
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import pairwise, takewhile
 from typing import Any
@@ -17,7 +17,7 @@ from shipped import LOOKED_AT as SHIPPED
 from shipped import report as shipped
 
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
-from kvplan.report.assembly import Report, analyze, to_document
+from kvplan.report.assembly import Report, to_document
 from kvplan.report.keys import spectral_radius
 from kvplan.report.verdict import beside_spectrum
 from kvplan.report.words import Status
@@ -107,10 +107,12 @@ def _text(text: str) -> str:
 # ---------------------------------------------------------------------------------------------------- JSON
 
 
-@every("model", [PULSE, TOO_MUCH_WORK, NEARLY_CRITICAL, ONE_STAGE])
-def test_json_has_the_keys_of_the_contract_and_no_others(model: ServingModel) -> None:
-    report = analyze(model, name="a model", sha256="") if model is PULSE else _report(model)
-    parsed = json.loads(json_text(to_document(report)))
+ODD = (PULSE, TOO_MUCH_WORK, NEARLY_CRITICAL, ONE_STAGE)
+
+
+@every("report", [*(partial(shipped, name) for name in SHIPPED), *(partial(_report, odd) for odd in ODD)])
+def test_json_has_the_keys_of_the_contract_and_no_others(report: Callable[[], Report]) -> None:
+    parsed = json.loads(json_text(to_document(report())))
     assert keys_of(parsed) == set(KEYS)
     assert list(parsed) == BLOCKS
     assert all(math.isfinite(number) for number in _numbers(parsed))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from every import every
+from sampled import parse_samples
 
 from kvplan.errors import UsageError
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import kind_of
-from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.samples import Samples
 from kvplan.ingest.trace.traffic import Traffic, measure
 
@@ -115,6 +115,30 @@ def anthropic(at: float, inputs: int, outputs: int) -> dict[str, Any]:
     return {"timestamp": iso(at), "response": {"model": "m", "usage": usage | {"output_tokens": outputs}}}
 
 
+def anthropic_flat(at: float, inputs: int, outputs: int) -> dict[str, Any]:
+    usage = {"input_tokens": inputs - 70, "cache_read_input_tokens": 50, "cache_creation_input_tokens": 20}
+    return {"timestamp": iso(at), "output_tokens": outputs, **usage}
+
+
+def langfuse_anthropic(at: float, inputs: int, outputs: int) -> dict[str, Any]:
+    usage = {"input": inputs - 70, "cache_read_input_tokens": 50, "cache_creation_input_tokens": 20}
+    return langfuse(at, 0, 0, usageDetails=usage | {"output": outputs - 5, "output_reasoning_tokens": 5})
+
+
+def dynamo(at: float, inputs: int, outputs: int) -> dict[str, Any]:
+    """What a cache had is among the input."""
+    tokens = {"input_tokens": inputs, "output_tokens": outputs, "cached_tokens": 50}
+    received = 1000 * EPOCH + round(1000 * at)
+    times = {"request_received_ms": received, "ttft_ms": 250.0, "total_time_ms": 250.0 + 10 * (outputs - 1)}
+    return {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": times | tokens}
+
+
+def otel_cached(at: float, inputs: int, outputs: int) -> dict[str, Any]:
+    """The conventions count what a cache had among the input."""
+    tokens = {"gen_ai.usage.input_tokens": inputs, "gen_ai.usage.output_tokens": outputs}
+    return {"start_time": iso(at), "attributes": tokens | {"gen_ai.usage.cache_read.input_tokens": 50}}
+
+
 def attribute(key: str, value: int | str) -> dict[str, Any]:
     return {
         "key": key,
@@ -178,6 +202,12 @@ def envoy(at: float, inputs: int, outputs: int) -> dict[str, Any]:
     return {"start_time": iso(at), "duration": 900, "response_code": 200, **tokens}
 
 
+def ollama(at: float, inputs: int, outputs: int) -> dict[str, Any]:
+    """Created when it has ended."""
+    counts = {"prompt_eval_count": inputs, "eval_count": outputs, "total_duration": 2 * 10**9}
+    return {"model": "m", "created_at": iso(at + 2).replace("Z", "123456Z"), "done": True, **counts}
+
+
 def nanoseconds(at: float, inputs: int, outputs: int) -> dict[str, Any]:
     return {"timestamp": EPOCH * 10**9 + round(at * 1e9), "input_tokens": inputs, "output_tokens": outputs}
 
@@ -202,11 +232,16 @@ def lines(*rows: dict[str, Any]) -> str:
         (response, "responses of an API"),
         (batch, "responses of an API"),
         (anthropic, "responses of an API"),
+        (anthropic_flat, "JSON lines"),
+        (langfuse_anthropic, "Langfuse observations"),
+        (dynamo, "JSON lines"),
+        (otel_cached, "OpenTelemetry gen_ai"),
         (otlp, "OpenTelemetry gen_ai"),
         (vllm_span, "OpenTelemetry gen_ai"),
         (bedrock, "Bedrock invocation log"),
         (nginx, "nginx access log"),
         (envoy, "OpenTelemetry gen_ai"),
+        (ollama, "Ollama responses"),
         (nanoseconds, "JSON lines"),
     ],
 )
@@ -218,6 +253,51 @@ def test_every_format_is_read_from_lines_lists_and_answers(tmp_path: Path, make:
         assert traffic.start_s == pytest.approx(EPOCH, abs=1e-3)
         pairs = zip(traffic.input_tokens.tolist(), traffic.decode_tokens.tolist(), strict=True)
         assert list(pairs) == [row[1:] for row in ROWS]
+
+
+@every("separator", [",", " | "])
+def test_a_table_in_markdown_is_traffic_too(tmp_path: Path, separator: str) -> None:
+    rows = [
+        ("timestamp_s", "input_tokens", "output_tokens"),
+        ("---",) * 3,
+        ("0", "1,374", "44"),
+        ("2", "96", "9"),
+    ]
+    if separator == ",":
+        text = "\n".join(";".join(row) for row in rows if row[0] != "---")
+    else:
+        text = "\n".join(["# Traffic", *(f"| {separator.join(row)} |" for row in rows)])
+    traffic = read(tmp_path, text + "\n")
+    assert (traffic.rate_rps, traffic.input_tokens.tolist(), traffic.decode_tokens.tolist()) == (
+        0.5,
+        [96, 1374],
+        [9, 44],
+    )
+
+
+def test_a_request_that_its_client_and_its_server_tell_of_counts_once(tmp_path: Path) -> None:
+    """Two requests of 1 s each; of the first there is a span within the span, and one beside it."""
+
+    def span(at: float, seconds: float, trace: str, parent: str) -> dict[str, Any]:
+        times = {"start_time": iso(at), "end_time": iso(at + seconds)}
+        tokens = {"gen_ai.usage.input_tokens": 374, "gen_ai.usage.output_tokens": 44}
+        return times | {"trace_id": trace, "parent_id": parent, "attributes": tokens}
+
+    spans = [
+        span(0.1, 0.8, "a", "http"),
+        span(0, 1, "a", "root"),
+        span(2, 1, "b", "root"),
+        span(4, 1, "b", "root"),
+    ]
+    traffic = read(tmp_path, lines(*spans))
+    assert traffic.notes[0] == "1 of 4 rows left out: spans within or around another span of the same request"
+    assert traffic.count.sum() == 3
+
+
+def test_a_time_without_a_unit_is_left_out_by_name() -> None:
+    text = "arrival_s,prompt_tokens,completion_tokens,ttft,latency\n0,374,44,250,680\n"
+    with pytest.raises(UsageError, match="1 rows: ttft names no unit, as ttft_ms does"):
+        parse_samples(text.splitlines(keepends=True), "file")
 
 
 @every(

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from every import every
 from result_files import HEADER, SERIES, run
+from sampled import parse_samples
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.reading import parse_samples, read_groups
+from kvplan.ingest.timing.reading import read_groups
 from kvplan.ingest.timing.samples import Samples
 
 ONE = "100,101,0,0,0.1,1.1\n"
@@ -65,7 +66,9 @@ def test_what_the_cache_had_of_a_prompt_is_held_but_not_computed(name: str) -> N
     assert first == pytest.approx((151 + 50 * 0.6 + 13.5 * 0.5, 0.2, 1.6, 0.01))
     assert second == pytest.approx((50 + 13.5 + 176, 0, 2, 0.02))
     found = read(header, ONE.replace("\n", ",0\n"), ANOTHER.replace("\n", ",30\n"))
-    assert found.notes == ("20% of the prompt tokens were found in the prefix cache, and are no prefill",)
+    cached, of_one_replica = found.notes
+    assert cached == "20% of the prompt tokens were found in the prefix cache, and are no prefill"
+    assert of_one_replica == "the requests are taken to be all that one replica served"
 
 
 def test_the_requests_are_at_hand_as_they_were_served() -> None:

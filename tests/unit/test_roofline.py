@@ -1,6 +1,7 @@
 """Timing of a replica nobody has measured: terms by hand, how they scale, and how far it says to trust them."""
 
 from dataclasses import astuple, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.model.config import catalogue, read_model
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
 from kvplan.ingest.model.roofline import Efficiency, efficiency, estimated_timing, experts_read, roofline
+from kvplan.ingest.model.shape import ModelShape
 from kvplan.model import Timing
 
 RTX_4090 = find_gpu("RTX 4090")
@@ -146,9 +148,14 @@ def test_a_run_on_an_rtx_4090_lies_in_the_band() -> None:
 # -- whatever is asked ------------------------------------------------------------------------------------------------
 
 
+@cache
+def shapes() -> list[ModelShape]:
+    return [*map(read_model, catalogue())]
+
+
 @every("gpu", gpus())
 def test_every_model_has_a_timing_on_every_gpu(gpu: Gpu) -> None:
-    for shape in map(read_model, catalogue()):
+    for shape in shapes():
         for tensor_parallel in (1, 2):  # phi-4 has 10 key-value heads
             timing = roofline(shape, gpu, tensor_parallel=tensor_parallel).timing
             assert min(astuple(timing)) >= 0

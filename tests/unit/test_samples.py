@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 from every import every
+from sampled import parse_samples
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.samples import LeftOut, Point, Samples, Sweep
 
 STATS = (

@@ -7,6 +7,7 @@ import pytest
 import tomli
 from every import every
 
+from kvplan.axes import Number
 from kvplan.errors import UsageError
 from kvplan.model.lengths import Lengths
 from kvplan.profile import schema
@@ -17,7 +18,7 @@ from kvplan.sweeps.columns import expand
 from kvplan.sweeps.definition import Runs, define
 from kvplan.sweeps.points import rows
 from kvplan.sweeps.store import Format, head, lines
-from kvplan.sweeps.vary import Number, parse_axes, parse_sample, stretch
+from kvplan.sweeps.vary import parse_axes, parse_sample, stretch
 
 PROFILE = """schema = 1
 name = "shares"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from every import every
+from sampled import read_samples
 
 import kvplan.ingest
 from kvplan.errors import UsageError
@@ -20,7 +21,6 @@ from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.json_keys import read_object
 from kvplan.ingest.recognition import kind_of
 from kvplan.ingest.text_file import lines_of
-from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.trace.traffic import measure
 
 # Each reads a file and gives the digest it found, with a text that it understands.

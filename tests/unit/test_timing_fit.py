@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from sampled import parse_samples
 from slow_simulator import simulate
 
 from kvplan.errors import UsageError
@@ -12,7 +13,6 @@ from kvplan.ingest.timing import played
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.fit import TimingFit, fit_measured
 from kvplan.ingest.timing.played import Law, foretold, requests_of
-from kvplan.ingest.timing.reading import parse_samples
 from kvplan.ingest.timing.robust import solve
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing

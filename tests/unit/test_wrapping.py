@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from every import every
+from sampled import read_samples
 
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import read_engine_log
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import kind_of
 from kvplan.ingest.text_file import lines_of
-from kvplan.ingest.timing.reading import read_samples
 from kvplan.ingest.trace.traffic import measure
 
 START = "2026-07-28T06:40:"

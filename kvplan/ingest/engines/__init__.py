@@ -15,12 +15,11 @@ from kvplan.ingest.reader import collected
 if TYPE_CHECKING:
     from kvplan.ingest.timing.collector import Collector
 
-BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
-TP, PP = "tensor_parallel", "pipeline_parallel"
 NUMBER = r"(-?\d[\d,]*)"
 DRAFTED = re.compile(
     r"\bDrafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
 )
+WITH_DRAFTS = "with drafts"  # begins the note on times that include them
 _LARGEST_BLOCK = 1 << 13  # tokens
 _TELLING = 0.05  # requests, of which rounding leaves a tenth open
 # tell engines apart which serve requests of their own; the last ones are Ray's
@@ -32,7 +31,8 @@ _PARALLEL = re.compile(
 )
 _SERVICE = re.compile(  # docker compose, kubectl --prefix, stern, journald
     r"(?:\x1b\[[\d;]*m)*(?:([A-Za-z0-9][\w.-]*) *\| |\[(pod/[^\]\s]+)\] "
-    r"|([a-z0-9][a-z0-9.-]* [a-z0-9][a-z0-9-]*) (?=\(\w+ pid=|(?:INFO|WARNING|ERROR) \d|\[\d{4}-)"
+    r"|([a-z0-9][a-z0-9.-]* [a-z0-9][a-z0-9-]*) "
+    r"(?=\(\w+ pid=|(?:INFO|WARNING|ERROR) \d|\[(?:\d|TM\]|TensorRT-LLM\])|\d{4}-\d\d-\d\d[ T])"
     r"|(?:[A-Z][a-z]{2} +\d+ [\d:]{8}|\d{4}-\d\d-\d\dT\S+) \S+ ([\w.@-]+)\[\d+\]: )"
 )
 
@@ -40,6 +40,8 @@ _SERVICE = re.compile(  # docker compose, kubectl --prefix, stern, journald
 class Setting:
     """What else a start says; `OF_TIMES` are those on which the time of an iteration hangs."""
 
+    BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
+    TP, PP = "tensor_parallel", "pipeline_parallel"
     VERSION = "version"
     LENGTH, DRAFTS, CACHING = "max_model_len", "num_speculative_tokens", "enable_prefix_caching"
     MEMORY = "memory"  # for KV cache, GiB
@@ -101,6 +103,15 @@ class EngineLog(NamedTuple):
     running: tuple[str, ...] = ()  # words of the lines that it logs as it runs, which `statistics` reads
     statistics: "Callable[[Collector], StatisticsReader] | None" = None
 
+    def settings_of_times(self, line: str) -> dict[str, str] | None:
+        """Read on which arguments the time of an iteration hangs; None where a line does not list all of them."""
+        if self.arguments is None or not self.arguments.search(line):
+            return None
+        names = (Setting.TP, Setting.PP, Setting.DRAFTS, *Setting.OF_TIMES)
+        return {
+            name: match[1] for name, form in self.limits if name in names and (match := form.search(line))
+        }
+
     def says(self, line: str) -> bool:
         """Tell whether a line states a capacity, what ran, or that or why a start begins or fails."""
         if any(word in line for word in self.running):
@@ -123,17 +134,18 @@ class EngineMetrics(NamedTuple):
     prefix: str
     prompt: str  # histograms of lengths
     generation: str
-    requests: tuple[str, ...]
-    preemptions: tuple[str, ...]
-    # counters of prompt tokens that the prefix cache found, and of those looked up
-    hits: tuple[tuple[str, str], ...]
-    hit_rates: tuple[str, ...]  # gauges of what it finds
-    drafts: (
-        tuple[str, str] | None
-    )  # counters of iterations with drafts, and of those accepted at each position
-    capacity: str
-    capacities: "Callable[[Snapshot], tuple[list[KvCapacity], list[str]]]"  # of each engine, with notes
     without_histograms: str  # why a server may not export lengths
+    requests: tuple[str, ...] = ()
+    preemptions: tuple[str, ...] = ()
+    # counters of prompt tokens that the prefix cache found, and of those looked up
+    hits: tuple[tuple[str, str], ...] = ()
+    hit_rates: tuple[str, ...] = ()  # gauges of what it finds
+    # counters of prompt tokens that a KV connector loaded, and of those that it was asked for
+    loaded: tuple[str, str] | None = None
+    # counters of iterations with drafts, and of those accepted at each position
+    drafts: tuple[str, str] | None = None
+    capacity: str = ""
+    capacities: "Callable[[Snapshot], tuple[list[KvCapacity], list[str]]]" = lambda _: ([], [])  # with notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,7 @@ class Snapshot:
     samples: Mapping[str, list[tuple[Labels, float]]]
     time_s: float | None
     modified_s: float
+    notes: tuple[str, ...] = ()
 
     def series(self, name: str) -> dict[Key, float]:
         """Return values by their labels; those that only differ in the rank which says it are one."""

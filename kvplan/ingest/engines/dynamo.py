@@ -16,11 +16,7 @@ METRICS = EngineMetrics(
     prompt="dynamo_frontend:input_sequence_tokens",
     generation="dynamo_frontend:output_sequence_tokens",
     requests=("dynamo_frontend:requests_total",),
-    preemptions=(),
     hits=(("dynamo_frontend:cached_tokens_sum", "dynamo_frontend:input_sequence_tokens_sum"),),
-    hit_rates=(),
-    drafts=None,
-    capacity="",  # of a worker, and no count of them
     capacities=_capacities,
     without_histograms="Dynamo's frontend exports them, its workers do not",
 )

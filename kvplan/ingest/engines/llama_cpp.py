@@ -8,7 +8,7 @@ run out of room of their own, so together they are a memory of as many tokens.
 
 import re
 
-from kvplan.ingest.engines import BATCHED, NUMBER, SEQS, Capacity, EngineLog, Setting
+from kvplan.ingest.engines import NUMBER, Capacity, EngineLog, Setting
 
 _CONTEXT = r"llama_(?:context|new_context_with_model|init_from_model): "
 _SLOTS = r"n_slots = (\d{1,9}), n_ctx_slot = (\d{1,12}), kv_unified = "
@@ -24,6 +24,7 @@ LOG = EngineLog(
         "n_ctx_slot",
         "loading model",
         "the slot context",
+        "failed to ",
     ),
     capacities=(
         Capacity(re.compile(rf"{_SLOTS}'false'"), of_pool=True),
@@ -37,12 +38,13 @@ LOG = EngineLog(
         ),
     ),
     limits=(
-        (SEQS, re.compile(rf"{_CONTEXT}n_seq_max +[=:] +(\d+)")),
-        (SEQS, re.compile(r"\bn_slots ?= ?(\d+)")),
+        (Setting.SEQS, re.compile(rf"{_CONTEXT}n_seq_max +[=:] +(\d+)")),
+        (Setting.SEQS, re.compile(r"\bn_slots ?= ?(\d+)")),
         (Setting.LENGTH, re.compile(r"\bn_ctx_(?:per_seq|seq|slot) *[=:] *(\d+)")),
-        (BATCHED, re.compile(rf"{_CONTEXT}n_batch +[=:] +(\d+)")),
+        (Setting.BATCHED, re.compile(rf"{_CONTEXT}n_batch +[=:] +(\d+)")),
     ),
     start=r"(?:main|load_model): loading model",
+    failures=r"failed to initialize the context|failed to allocate buffer for kv cache|failed to load model",
     limits_follow=True,
     largest_pool=True,
     remarks=(

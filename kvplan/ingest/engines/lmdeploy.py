@@ -9,12 +9,8 @@ CacheConfig(max_batches=128, block_size=64, …, num_gpu_blocks=21, …)``. As i
 import re
 
 from kvplan.ingest.engines import (
-    BATCHED,
-    BLOCK,
     DRAFTED,
     NUMBER,
-    SEQS,
-    TP,
     Capacity,
     EngineLog,
     Setting,
@@ -83,12 +79,12 @@ LOG = EngineLog(
     ),
     capacities=_CAPACITIES,
     limits=(
-        *((BLOCK, form) for form in _BLOCK_SIZES),
-        (SEQS, argument("max_batch_size")),
-        (SEQS, argument("max_batches")),
+        *((Setting.BLOCK, form) for form in _BLOCK_SIZES),
+        (Setting.SEQS, argument("max_batch_size")),
+        (Setting.SEQS, argument("max_batches")),
         (Setting.LENGTH, argument("session_len")),
-        (BATCHED, argument("max_prefill_token_num")),
-        (TP, re.compile(r"EngineConfig\(.*?\btp=(\d+)")),
+        (Setting.BATCHED, argument("max_prefill_token_num")),
+        (Setting.TP, re.compile(r"EngineConfig\(.*?\btp=(\d+)")),
     ),
     hit_rate=re.compile(r"Avg thr \(in/out\).*?Prefix cache hit rate: (\d+(?:\.\d+)?)%"),
     accepted=DRAFTED,

@@ -13,12 +13,8 @@ import re
 from dataclasses import dataclass
 
 from kvplan.ingest.engines import (
-    BATCHED,
-    BLOCK,
     NUMBER,
-    PP,
-    SEQS,
-    TP,
+    WITH_DRAFTS,
     Capacity,
     EngineLog,
     EngineMetrics,
@@ -106,9 +102,9 @@ class _Statistics:
     def end(self) -> None:
         if self._sequences:
             self._collector.note(
-                f"with drafts an iteration emits {format_number(self._emitted / self._sequences, 3)} tokens a sequence "
-                "(accept len), and the times are of iterations with their drafts: [speculative] should have tokens and "
-                "accepted alike, and no draft_time, verify_time and overhead"
+                f"{WITH_DRAFTS} an iteration emits {format_number(self._emitted / self._sequences, 3)} tokens a "
+                "sequence (accept len), and the times are of iterations with their drafts: [speculative] should have "
+                "tokens and accepted alike, and no draft_time, verify_time and overhead"
             )
         if len(self._engines) > 1:
             self._collector.note(f"{len(self._engines)} data-parallel ranks are read as engines of their own")
@@ -128,12 +124,13 @@ LOG = EngineLog(
         ),
     ),
     limits=(
-        (BLOCK, argument("page_size")),
-        (SEQS, argument("max_running_requests")),
-        (BATCHED, argument("max_prefill_tokens")),
-        (BATCHED, argument("chunked_prefill_size")),  # where it is not off, with -1, it is the tighter one
-        (TP, argument("tp_size")),
-        (PP, argument("pp_size")),
+        (Setting.BLOCK, argument("page_size")),
+        (Setting.SEQS, argument("max_running_requests")),
+        (Setting.BATCHED, argument("max_prefill_tokens")),
+        # where it is not off, with -1, it is the tighter one
+        (Setting.BATCHED, argument("chunked_prefill_size")),
+        (Setting.TP, argument("tp_size")),
+        (Setting.PP, argument("pp_size")),
         (Setting.LENGTH, argument("context_len")),
         (Setting.LENGTH, argument("context_length")),
         (Setting.DRAFTS, argument("speculative_num_draft_tokens")),
@@ -142,6 +139,7 @@ LOG = EngineLog(
         (Setting.QUANTIZATION, setting("quantization")),
     ),
     start=r"\bserver_args=",
+    arguments=re.compile(r"\bserver_args=ServerArgs\(.*\)"),
     failures=r"(?:RuntimeError|ValueError): Not enough memory|OutOfMemoryError: ",
     ended=r"Scheduler hit an exception|scheduler is dead|Received sigquit",
     computed_and_found=re.compile(
@@ -169,7 +167,6 @@ METRICS = EngineMetrics(
     preemptions=("sglang:num_retracted_requests_total", "sglang:num_retracted_reqs_total"),
     hits=(("sglang:cached_tokens_total", "sglang:prompt_tokens_total"),),
     hit_rates=("sglang:cache_hit_rate",),
-    drafts=None,
     capacity=_CAPACITY,
     capacities=_capacities,
     without_histograms=(

@@ -17,11 +17,5 @@ METRICS = EngineMetrics(
     prompt="tgi:request_input_length",
     generation="tgi:request_generated_tokens",
     requests=("tgi:request_success", "tgi:request_success_total"),
-    preemptions=(),
-    hits=(),
-    hit_rates=(),
-    drafts=None,
-    capacity="",
-    capacities=lambda snapshot: ([], []),
     without_histograms="TGI exports them at /metrics",
 )

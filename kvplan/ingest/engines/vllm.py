@@ -21,13 +21,8 @@ import re
 from typing import NamedTuple
 
 from kvplan.ingest.engines import (
-    BATCHED,
-    BLOCK,
     DRAFTED,
     NUMBER,
-    PP,
-    SEQS,
-    TP,
     Capacity,
     EngineLog,
     EngineMetrics,
@@ -65,6 +60,8 @@ _HIT_RATE = re.compile(  # in a line of statistics; V0: in the next one
     r"\bPrefix cache hit rate: (?:GPU: )?(\d+(?:\.\d+)?)%"
 )
 _LOADED_RATE = re.compile(r"\bExternal prefix cache hit rate: (\d+(?:\.\d+)?)%")
+_START = rf"vLLM (?:API )?server version|{_BANNER}|non-default args: |\bargs: Namespace\("
+_DRAFTS = argument("num_spec(?:ulative)?_tokens")
 _ENGINES = re.compile(r"\b(\d{1,6}) Engines Aggregated: ")
 _WAITING = re.compile(r"\bWaiting: [1-9]")
 
@@ -84,6 +81,9 @@ _DUMMY = "ms (dummy)"  # an idle rank keeping step with the others
 # versions from which on the prompt throughput is without hits, the external hit rate is of what the local cache missed,
 # and preempted requests make no hits
 _COUNTS_COMPUTED, _LOADS_MISSED, _COUNTS_ONCE = (0, 16), (0, 14), (0, 11)
+_STARTS = re.compile(_START)
+_WITH_DRAFTS = re.compile(rf"(?:SpecDecoding|Speculative) metrics|{_DRAFTS.pattern}")
+_AVERAGE_OF_DRAFTS = "an average of iterations with drafts, which emit several tokens"
 _CUT_OFF = "cut off or in an unknown form"
 _NO_VERSION = (
     "the log states no version of vLLM; its prompt throughput is taken to count tokens found in the prefix cache, as "
@@ -103,6 +103,7 @@ class _Average(NamedTuple):
     line: int
     capacity_tokens: int | None
     version: tuple[int, int] | None
+    start: int
     not_computed: float = 0.0  # percent of the prompt throughput
     notes: tuple[str, ...] = ()
 
@@ -137,8 +138,9 @@ class _Statistics:
         self._usage: dict[int, float] = {}  # by data-parallel rank
         self._averages: list[_Average] = []
         self._version: tuple[int, int] | None = None
-        self._details = False
-        self._drafts = False
+        self._start = 0
+        self._details: set[int] = set()  # starts that log iterations one by one
+        self._drafts: set[int] = set()
 
     def line(self, number: int, text: str) -> None:
         if self._collector.given_tokens is None:
@@ -147,9 +149,12 @@ class _Statistics:
             self._usage[_rank(text)] = values[0]
         if version := _VERSION.search(text):
             self._version = version_of(version[1])
-        self._drafts |= "SpecDecoding metrics" in text
+        if ("version" in text or "args: " in text) and _STARTS.search(text):
+            self._start += 1
+        if "spec" in text.lower() and _WITH_DRAFTS.search(text):
+            self._drafts.add(self._start)
         if "Iteration(" in text:
-            self._details = True
+            self._details.add(self._start)
             self._iteration(number, text)
         elif "Avg prompt throughput" in text:
             if values := numbers(_STATS.search(text)):
@@ -160,14 +165,12 @@ class _Statistics:
             self._averages[-1] = self._averages[-1].with_hits(text)
 
     def end(self) -> None:
-        reason = ""
-        if self._drafts:
-            reason = "an average of iterations with drafts, which emit several tokens"
-        elif self._details:
-            reason = "an average, where iterations are logged one by one"
         for average in self._averages:
-            if reason:
-                self._collector.skip(reason, average.line)
+            if average.start in self._drafts:
+                self._collector.skip(_AVERAGE_OF_DRAFTS, average.line)
+                continue
+            if average.start in self._details:
+                self._collector.skip("an average, where iterations are logged one by one", average.line)
                 continue
             self._collector.format = "vLLM stats log"
             self._collector.capacity_tokens = average.capacity_tokens
@@ -181,7 +184,7 @@ class _Statistics:
             *rates, usage = values
             values = [*(rate / engines for rate in rates), usage]
             self._collector.note(f"lines of {engines} engines aggregated are taken as the mean of one engine")
-        average = _Average(values, number, self._capacity_tokens, self._version)
+        average = _Average(values, number, self._capacity_tokens, self._version, self._start)
         self._averages.append(average.with_hits(text))
 
     def _state_capacity(self, text: str) -> None:
@@ -246,23 +249,23 @@ LOG = EngineLog(
     ),
     capacities=(_TOKENS, _BLOCKS, _DEVICE_BLOCKS),
     limits=(
-        (BLOCK, _BLOCK_SIZE),
-        (BLOCK, re.compile(r"Setting attention block size to (\d+) tokens")),
-        (SEQS, argument("max_num_seqs")),
-        (BATCHED, argument("max_num_batched_tokens")),
-        (TP, argument("tensor_parallel_size")),
-        (PP, argument("pipeline_parallel_size")),
+        (Setting.BLOCK, _BLOCK_SIZE),
+        (Setting.BLOCK, re.compile(r"Setting attention block size to (\d+) tokens")),
+        (Setting.SEQS, argument("max_num_seqs")),
+        (Setting.BATCHED, argument("max_num_batched_tokens")),
+        (Setting.TP, argument("tensor_parallel_size")),
+        (Setting.PP, argument("pipeline_parallel_size")),
         (Setting.VERSION, _VERSION),
         (Setting.LENGTH, argument("max_seq_len")),
         (Setting.LENGTH, argument("max_model_len")),
-        (Setting.DRAFTS, argument("num_speculative_tokens")),
+        (Setting.DRAFTS, _DRAFTS),
         (Setting.MODEL, setting("model")),
         (Setting.KV_DTYPE, setting("kv_cache_dtype")),
         (Setting.QUANTIZATION, setting("quantization")),
         (Setting.CACHING, setting("enable_prefix_caching")),
         (Setting.MEMORY, re.compile(r"Available KV cache memory: ([\d.]+) GiB")),
     ),
-    start=rf"vLLM (?:API )?server version|{_BANNER}|non-default args: |\bargs: Namespace\(",
+    start=_START,
     arguments=re.compile(r"non-default args: \{.*\}|\bargs: Namespace\(.*\)"),
     failures=(
         r"Available KV cache memory: -|OutOfMemoryError: |ValueError: (?:To serve at least one request|No available "
@@ -313,6 +316,7 @@ METRICS = EngineMetrics(
         ("vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total"),  # before 0.9
     ),
     hit_rates=("vllm:gpu_prefix_cache_hit_rate",),  # V0; -1 without a cache
+    loaded=("vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_queries_total"),
     drafts=("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total"),
     capacity=_CAPACITY,
     capacities=_capacities,

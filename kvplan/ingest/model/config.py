@@ -10,7 +10,7 @@ from typing import Any
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.hardware import find, tables
-from kvplan.ingest.model.json_keys import DEFAULTS, Keys, read_object
+from kvplan.ingest.model.json_keys import DEFAULTS, FAMILIES, Keys, read_object
 from kvplan.ingest.model.layers import Layer, read_layers, read_state, window_of
 from kvplan.ingest.model.shape import Heads, Kept, ModelShape
 from kvplan.ingest.model.weights import count_encoder, count_parameters, read_kv_dtype, read_storage
@@ -106,8 +106,10 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
     while (part := next((text for key in _TEXT_PARTS if (text := parts[-1].table(key))), None)) is not None:
         parts.append(part)
     values = ChainMap(*(dict(part.values) for part in reversed(parts)))
+    values = values.new_child(_delta_attention(Keys(whole.source, values)))
     filled = _filled(Keys(whole.source, values))
     keys = Keys(whole.source, values.new_child(filled))
+    keys.refuse()
     keys.require(*_REQUIRED)
     unread = keys.unread()
     classes = keys.values.get("architectures")
@@ -148,15 +150,43 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
 
 def _filled(keys: Keys) -> dict[str, Any]:
     """What the class of a model fills in, or full attention; a pattern of layers only where they are not listed."""
-    heads = keys.values.get("num_attention_heads")
-    alone = isinstance(heads, int) and not (keys.has("kv_lora_rank") or keys.values.get("multi_query"))
-    defaults = {"num_key_value_heads": heads} if alone else {}
-    defaults |= DEFAULTS.get(keys.text("model_type"), {})
-    listed = keys.has("layer_types")
+    kind, heads, hidden = (
+        keys.text("model_type"),
+        *(keys.find(key)[1] for key in ("num_attention_heads", "hidden_size")),
+    )
+    listed = isinstance(words := keys.find("layer_types")[1], list)
+    defaults: dict[str, Any] = {}
+    if isinstance(heads, int) and not (keys.has("kv_lora_rank") or keys.values.get("multi_query")):
+        defaults["num_key_value_heads"] = heads
+    if isinstance(hidden, int) and kind in FAMILIES["wide_mlp"]:
+        defaults["intermediate_size_mlp"] = 4 * hidden
+    if listed:
+        defaults["num_hidden_layers"] = len(words)
+    defaults |= DEFAULTS.get(kind, {})
     return {
         key: value
         for key, value in defaults.items()
         if not keys.has(key) and not (listed and key == "sliding_window_pattern")
+    }
+
+
+def _delta_attention(keys: Keys) -> dict[str, Any]:
+    """What Kimi Linear states in a table of its own, counting layers from 1; vLLM keeps its states in 32 bits."""
+    table = keys.table("linear_attn_config")
+    if table is None:
+        return {}
+    full, states = (table.numbers(name) or [] for name in ("full_attn_layers", "kda_layers"))
+    if sorted(full + states) != list(range(1, keys.size("num_hidden_layers") + 1)):
+        raise keys.error(
+            "linear_attn_config", "full_attn_layers and kda_layers must name each layer once, from 1"
+        )
+    heads, width = table.size("num_heads"), table.size("head_dim")
+    return {
+        "attn_layer_indices": [i - 1 for i in full],
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), heads),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), width),
+        "linear_conv_kernel_dim": table.size("short_conv_kernel_size"),
+        "mamba_ssm_cache_dtype": "float32",
     }
 
 
@@ -181,6 +211,10 @@ def _heads(keys: Keys) -> Heads:
         if keys.optional_size(key) is not None:
             raise keys.error(key, "not supported beside other attention than latent, which has kv_lora_rank")
     kv_heads = keys.size("num_key_value_heads", default=1)  # all but multi-query attention are filled in
+    if keys.flag("multi_query", default=False) and not keys.flag("new_decoder_architecture", default=False):
+        kv_heads = 1
+    elif keys.has("multi_query_group_num") and not keys.flag("multi_query_attention", default=False):
+        kv_heads = heads  # ChatGLM
     if heads % kv_heads:
         raise keys.error("num_key_value_heads", f"{kv_heads}; must divide num_attention_heads, {heads}")
     head_dim = keys.optional_size("head_dim")
@@ -202,6 +236,10 @@ def _heads(keys: Keys) -> Heads:
 def _latent(keys: Keys, hidden: int, heads: int, rank: int) -> Heads:
     """Multi-head latent attention: keys and values of all heads are made from one small vector per token."""
     rope, nope = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")
+    if keys.size("qk_head_dim", default=rope + nope) != rope + nope:
+        raise keys.error(
+            "qk_head_dim", f"must be qk_rope_head_dim and qk_nope_head_dim together, {rope + nope}"
+        )
     value = keys.size("v_head_dim")
     query_rank = keys.optional_size("q_lora_rank")
     queries = heads * (nope + rope)

@@ -30,7 +30,7 @@ OVERHEAD_BYTES = 750_000_000
 OVERHEAD_SHARE = 0.02
 _MOST_GPUS = 64  # in one group: eight servers of eight
 _OFF = {
-    "driver": "nvidia-smi's, up to one per cent above",
+    "driver": "the driver's, up to one per cent above",
     "datasheet": "the datasheet's, a few per cent off",
 }
 
@@ -106,6 +106,7 @@ def estimate_replica(
 
         Norms, and heads that are copied, are on every GPU; both are small and left out.
         """
+        gpu.check_group(gpus)
         weights = shape.loaded_bytes(gpus)
         layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=gpus)
         layout = KvLayout(layers, max(block_tokens, least_block_tokens(layers)))
@@ -134,7 +135,7 @@ def _what_fits(on: Callable[[int], tuple[int, int, KvLayout]]) -> str:
     for gpus in range(1, _MOST_GPUS + 1):
         try:
             _, left, layout = on(gpus)
-        except UsageError:  # the heads cannot be shared out over so many
+        except UsageError:  # heads cannot be shared out over so many, or slices not connected
             continue
         if left >= layout.block_bytes:
             return f"tensor parallelism {gpus} fits"

@@ -38,6 +38,13 @@ class Gpu:
     link_bytes_per_s: float
     source: str
     mig: tuple[str, ...] = ()
+    is_slice: bool = False
+
+    def check_group(self, tensor_parallel: int) -> None:
+        """Refuse tensor parallelism over MIG slices, which have no connection to others (MIG user guide)."""
+        if self.is_slice and tensor_parallel > 1:
+            must = f"must be 1 on {self.name}: slices of a GPU have no connection to others"
+            raise UsageError(f"tensor parallelism {tensor_parallel}: {must}")
 
 
 def find_gpu(
@@ -115,6 +122,7 @@ def _slice(gpu: Gpu, profile: str) -> Gpu:
         flops_fp8=gpu.flops_fp8 and gpu.flops_fp8 * share,
         flops_fp4=gpu.flops_fp4 and gpu.flops_fp4 * share,
         source=f"{gpu.source}; a slice of it by NVIDIA's MIG user guide",
+        is_slice=True,
     )
 
 

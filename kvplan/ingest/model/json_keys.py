@@ -15,6 +15,7 @@ from kvplan.ingest.text_file import lines_of
 LARGEST = 10**9  # of a size in a model's configuration; larger ones are mistakes
 _LONGEST = 80  # characters of a key
 _WAY_OUT = "state kv_bytes_per_token in the profile instead"
+_OFF: tuple[object, ...] = (None, False, 0, "", [], {})  # values that say nothing
 _LARGEST_FILE = 16 * 2**20  # characters
 
 _TABLE = tables("keys.toml")
@@ -89,13 +90,20 @@ class Keys:
         """A list of whole numbers."""
         return self.words(name, int, "whole numbers")
 
+    def refuse(self) -> None:
+        """Refuse what makes the formulas wrong."""
+        for key, why in _TABLE["refused"].items():
+            if self.values.get(key) not in _OFF:
+                raise self.error(key, f"{why} are not supported; {_WAY_OUT}")
+        if (kind := self.text("model_type")) in _TABLE["refused_types"]:
+            raise self.error(
+                "model_type", f"{kind}: {_TABLE['refused_types'][kind]} are not supported; {_WAY_OUT}"
+            )
+
     def unread(self) -> list[str]:
         """List keys that are not known, and may change no size; refuse the first that may."""
-        stated = [key for key, value in self.values.items() if value not in (None, False, 0, "", [], {})]
+        stated = [key for key, value in self.values.items() if value not in _OFF]
         stated = [key if key.isprintable() and len(key) <= _LONGEST else shown(key) for key in stated]
-        for key, why in _TABLE["refused"].items():
-            if key in stated:
-                raise self.error(key, f"{why} are not supported; {_WAY_OUT}")
         unknown = [key for key in stated if key not in _READ and not _NO_SIZE.fullmatch(key)]
         if sizes := [key for key in unknown if _SPEAKS.search(key)]:
             others = f" (so may {', '.join(sizes[1:4])})" if len(sizes) > 1 else ""

@@ -28,7 +28,7 @@ from enum import StrEnum
 from typing import Any
 
 from kvplan.errors import UsageError
-from kvplan.ingest.model.json_keys import LAYERS, Keys
+from kvplan.ingest.model.json_keys import FAMILIES, LAYERS, Keys
 
 
 class Layer(StrEnum):
@@ -223,7 +223,10 @@ def read_state(keys: Keys, *, listed: bool) -> State | None:
         raise keys.error(at, "states in layers that no key lists; must have layer_types or another list")
     if not listed:
         return None
-    if stated is None and not any(keys.values.get(key) for key in _LIGHTNING):
+    lightning = (
+        any(keys.values.get(key) for key in _LIGHTNING) or keys.text("model_type") in FAMILIES["lightning"]
+    )
+    if stated is None and not lightning:
         kinds = (
             "linear_num_value_heads (linear attention), mamba_num_heads (Mamba-2) or mamba_d_state (Mamba-1)"
         )

@@ -79,6 +79,7 @@ def roofline(
     reached: Efficiency | None = None,
 ) -> Roofline:
     """The timing to expect of a model on a GPU, whose peaks are `reached` as is shipped, or otherwise."""
+    gpu.check_group(tensor_parallel)
     shape = with_weights(shape, weight_dtype)
     timing = estimated_timing(
         shape, gpu, reached or efficiency(), tensor_parallel=tensor_parallel, kv_dtype=kv_dtype

@@ -26,14 +26,13 @@ def estimate_part(
     found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Profile | None, *, limits: Mapping[str, int]
 ) -> Part:
     """The table [gpu] of an estimate; `limits` are the engine's own, which a base may say better."""
-    several = f"{found.tensor_parallel} x " if found.tensor_parallel > 1 else ""
     each = " each" if found.tensor_parallel > 1 else ""
     memory = "kv_blocks" if found.is_mixed else "memory_tokens"
     layout = found.layout
     per_token = "" if found.is_mixed else f" at {layout.bytes_per_token:,} bytes a token"
     about: tuple[str, ...] = (
-        f"{memory}: estimated by kvplan {__version__} for {shape.name} ({shape.source}) on {several}{gpu.name} "
-        f"({gpu.source}); what the engine logs when it starts is better.",
+        f"{memory}: estimated by kvplan {__version__} for {shape.name} ({shape.source}) on "
+        f"{_together(gpu, found.tensor_parallel)} ({gpu.source}); what the engine logs when it starts is better.",
         f"{format_bytes(found.memory_bytes_for_kv)}{each} for KV{per_token}, beside "
         f"{format_bytes(found.weights_bytes)} of weights and {format_bytes(found.overhead_bytes)} of overhead, an "
         "assumption.",
@@ -85,10 +84,9 @@ def layout_lines(layout: KvLayout) -> Iterator[str]:
 
 def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Part:
     """The table [timing] to expect, with its band."""
-    several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
     about = (
         f"Iteration time: an estimate by kvplan {__version__} for {shape.name} ({shape.source}) on "
-        f"{several}{gpu.name} ({gpu.source}).",
+        f"{_together(gpu, tensor_parallel)} ({gpu.source}).",
         *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
     )
     body = timing_text(found.timing, REQUEST_OVERHEAD_S, measured=MeasuredRange(band=found.band))
@@ -96,5 +94,9 @@ def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel:
 
 
 def _origin(shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Origin:
-    several = f"{tensor_parallel} x " if tensor_parallel > 1 else ""
-    return Origin(Knowledge.ESTIMATED, f"kvplan {__version__} for {shape.name} on {several}{gpu.name}")
+    where = _together(gpu, tensor_parallel)
+    return Origin(Knowledge.ESTIMATED, f"kvplan {__version__} for {shape.name} on {where}")
+
+
+def _together(gpu: Gpu, tensor_parallel: int) -> str:
+    return gpu.name if tensor_parallel == 1 else f"{tensor_parallel} x {gpu.name}"

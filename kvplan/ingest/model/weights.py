@@ -95,7 +95,7 @@ def count_parameters(
     dense, sparse = _feed_forward(keys, kinds, experts > 0)
     states, alone = kinds.count(Layer.STATE), kinds.count(Layer.MLP) + kinds.count(Layer.EXPERTS)
     other = (len(kinds) - states - alone) * attention_parameters + states * state_parameters
-    width = keys.size("intermediate_size_mlp") if dense else 0
+    width = keys.size("intermediate_size_mlp") // (2 if kind in FAMILIES["joint_mlp"] else 1) if dense else 0
     other += dense * matrices * hidden * width
     routed = idle = 0
     if sparse:
@@ -213,7 +213,7 @@ def _storage(table: Keys) -> Storage:
     if method in _NAMED_METHODS:
         return named_storage(method.removeprefix("fbgemm_"))
     if method in _GROUPED_METHODS:
-        return _grouped(method, table.size("bits", default=4, most=8), _group(table))
+        return _grouped(method, table.size("bits", default=4, most=8), table)
     if method == "bitsandbytes":
         return Storage(method, 4.5 if table.flag("load_in_4bit", default=False) else 8)
     if method == "compressed-tensors":
@@ -246,25 +246,20 @@ def _compressed_group(weights: Keys) -> Storage:
         return Storage("fp8" if weights.text("type") == "float" else "int8", 8)
     if bits == 4 and weights.text("type") == "float":
         return named_storage("nvfp4")
-    return _grouped("compressed-tensors", bits, _group(weights))
+    return _grouped("compressed-tensors", bits, weights)
 
 
-def _group(table: Keys) -> int | None:
-    """Weights to a scale; None where it is a whole row, written -1 or left out."""
-    size = table.size("group_size", default=_GROUP, least=-1)
-    return size if size > 0 else None
-
-
-def _grouped(name: str, bits: int, group: int | None) -> Storage:
-    """Every group of weights has a scale of 16 bits and a zero point of as many as a weight."""
-    return Storage(name, bits + ((16 + bits) / group if group else 0.0))
+def _grouped(name: str, bits: int, table: Keys) -> Storage:
+    """Every group of weights has a scale of 16 bits and a zero point of as many as a weight; -1 is a whole row."""
+    group = table.size("group_size", default=_GROUP, least=-1)
+    return Storage(name, bits + ((16 + bits) / group if group > 0 else 0.0))
 
 
 _NAMED = {
     **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16", "half"), SIXTEEN_BIT),
     "fp8": Storage("fp8", 8),
     "int8": Storage("int8", 8),
-    "int4": _grouped("int4", 4, _GROUP),
+    "int4": Storage("int4", 4 + (16 + 4) / _GROUP),
     "mxfp4": Storage("mxfp4", 4 + 8 / 32, experts_only=True),  # a scale of 8 bits for 32 weights
     **dict.fromkeys(("nvfp4", "fp4"), Storage("nvfp4", 4 + 8 / 16)),
 }

@@ -12,7 +12,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from kvplan.ingest.cells import Names, Record, names
+from kvplan.ingest.cells import Names, Record, names, plain_name
 from kvplan.ingest.reader import Reader
 from kvplan.ingest.results import Adds, Load, at_rate, document, in_flight, spread, table, tpot
 from kvplan.ingest.timing.collector import Collector
@@ -290,7 +290,7 @@ _GENERATORS = (
     ),
 )
 
-# -- CSV of metrics ---------------------------------------------------------------------------------------------------
+# -- tables of metrics -------------------------------------------------------------------------------------------------
 
 _TTFT, _ITL, _E2E = (
     {f"{metric}{unit}": seconds for unit, seconds in _UNITS.items()}
@@ -299,20 +299,29 @@ _TTFT, _ITL, _E2E = (
 _INPUT, _OUTPUT = (
     names(f"{which}sequencelength {which}sequencelengthtokens") for which in ("input", "output")
 )
-_THROUGHPUT = names("requestthroughputpersec requestthroughputrequestssec requestthroughputrequestspersec")
+_THROUGHPUT = names(
+    "requestthroughputpersec requestthroughputrequestssec requestthroughputrequestspersec requestthroughputreqs"
+)
+_METRIC = names("metric statistic")
 _COUNT = names("requestcountcount requestcountrequests requestcount")
 _IN_FLIGHT = "the file states no load; requests in flight are requests/s times their mean latency"
 
 
 def metrics_as_columns(rows: Iterable[Record]) -> Iterator[Record]:
-    """Turn a table with a row for each metric into one row."""
-    values, written, line, source = {}, {}, 0, ""
+    """Turn tables with a row for each metric into a row each; a metric that comes again is another run's."""
+    values: dict[str, str] = {}
+    written: dict[str, str] = {}
+    first: Record | None = None
     for row in rows:
-        name = "".join(filter(str.isalnum, row.text("metric").lower()))
-        values[name], written[name] = row.text("avg"), row.text("metric")
-        line, source = line or row.line, row.source
-    if values:
-        yield Record(source, line, values, written)
+        label = row.text(row.name(_METRIC))
+        name = plain_name(label)
+        if first is not None and name in _TTFT.keys() | _E2E.keys() and name in values:
+            yield Record(first.source, first.line, values, written)
+            values, written, first = {}, {}, None
+        values[name], written[name] = row.text("avg"), label
+        first = first or row
+    if first is not None:
+        yield Record(first.source, first.line, values, written)
 
 
 def _add_metrics(row: Record, collector: Collector) -> None:
@@ -333,7 +342,7 @@ def _add_metrics(row: Record, collector: Collector) -> None:
     collector.add_point(point, Deployment())
 
 
-METRICS: Reader[Adds] = table("GenAI-Perf CSV", [names("metric"), names("avg")], _add_metrics)
+METRICS: Reader[Adds] = table("GenAI-Perf CSV", [_METRIC, names("avg")], _add_metrics)
 READERS = (
     *(document(generator.name, generator.recognises, generator.read) for generator in _GENERATORS),
     METRICS,

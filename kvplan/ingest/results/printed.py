@@ -17,6 +17,7 @@ _COLUMNS = {  # as `vllm_bench` calls what is printed under these labels
     "Max request concurrency": "maxconcurrency",
     "Traffic request rate": "requestrate",
     "Request rate configured (RPS)": "requestrate",
+    "Burstiness factor": "burstiness",
     "Backend": "backend",
     "Benchmark duration (s)": "duration",
     "Total input tokens": "totalinputtokens",
@@ -29,7 +30,7 @@ _COLUMNS = {  # as `vllm_bench` calls what is printed under these labels
     "Mean TTFT (ms)": "meanttftms",
     "Mean TPOT (ms)": "meantpotms",
 }
-_BEFORE = ("maxconcurrency", "requestrate", "backend")
+_BEFORE = ("maxconcurrency", "requestrate", "burstiness", "backend")
 _LINE = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, _COLUMNS))}):[\s|*]*([^\s|*]+)")
 _END = re.compile(r"={20,}\s*$")
 _ARGUMENTS = {

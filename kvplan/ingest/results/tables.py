@@ -26,7 +26,7 @@ from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
 from kvplan.ingest.timing.samples import Deployment, Point, Range, Waits
 from kvplan.ingest.trace.format import BadRowError
-from kvplan.ingest.trace.formats import Layout, Reading, layout_of, lists_requests, requests_in
+from kvplan.ingest.trace.formats import Layout, Reading, lists_requests, requests_in
 
 # -- iterations -------------------------------------------------------------------------------------------------------
 
@@ -70,21 +70,38 @@ def _splitwise(row: Record, collector: Collector) -> None:
 
 # -- loads ------------------------------------------------------------------------------------------------------------
 
-TPOT = {**names("tpot tpots meantpots"), **names("tpotms meantpotms", 1e-3)}
-TTFT = {**names("ttft ttfts meanttfts"), **names("ttftms meanttftms", 1e-3)}
-E2E = {
-    **names("e2e e2es meane2es latencys"),
-    **names("e2ems e2elms meane2ems meane2elms meane2elatencyms latencyms", 1e-3),
-}
-THROUGHPUT = names("requestthroughput requestspersecond rps throughputrps")
-_CONCURRENCY = names("concurrency maxconcurrency concurrentrequests")
-_INPUT = names("input inputtokens inputlen inputlength isl randominputlen")
-_OUTPUT = names("output outputtokens outputlen outputlength osl randomoutputlen")
+
+def _times(text: str) -> Names:
+    """Name a time and its mean, with the unit at the end."""
+    return {
+        f"{mean}{name}{unit}": seconds
+        for name in text.split()
+        for unit, seconds in {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "µs": 1e-6}.items()
+        for mean in ("", "mean", "avg", "average")
+    }
+
+
+TPOT = _times("tpot timeperoutputtoken itl intertokenlatency")
+TTFT = _times("ttft timetofirsttoken")
+E2E = _times("e2e e2el e2elatency requestlatency latency")
+THROUGHPUT = names(
+    "requestthroughput requestspersecond rps throughputrps throughputreqs requestthroughputreqs reqs reqtputrps"
+)
+_OUTPUT_RATE = names(  # tokens per second of all requests together
+    "outputthroughput outputtokenthroughput outputthroughputtoks outputtokenthroughputtoks outputtoks "
+    "outputthroughputtokenss outputtokenspersecond outputtokenthroughputtokenssec"
+)
+_CONCURRENCY = names(
+    "concurrency maxconcurrency concurrentrequests numconcurrentrequests users concurrentusers"
+)
+_INPUT = names("input inputtokens inputlen inputlength isl randominputlen inputsequencelength")
+_OUTPUT = names("output outputtokens outputlen outputlength osl randomoutputlen outputsequencelength")
 _REQUESTS = names("requests numrequests numprompts completed")
-_RATE = names("requestedrps requestedrate requestrate rate rps qps")
+_RATE = names("requestedrps requestedrate requestrate requestratereqs requestraterps rate rps qps")
 _SENT = names("achievedrps achievedrate")
 _DONE = {**names("donerps completedrps"), **THROUGHPUT}
 _DERIVED_TPOT = {**names("tpotderiveds"), **TPOT}
+_NO_UNIT = names("tpot ttft itl e2e e2el latency meantpot meanttft meane2e meane2el")
 _INFERENCEMAX = 0.8  # shortest length it draws, over the longest
 
 
@@ -112,28 +129,41 @@ def _waits(row: Record) -> Waits:
     )
 
 
+def _refuse_times_without_unit(row: Record) -> None:
+    for name in _NO_UNIT:
+        if row.text(name):
+            written = row.written[name] if row.written else name
+            raise row.error(name, f"names no unit; call it {written}_ms or {written}_s")
+
+
 def _at_concurrency(row: Record, collector: Collector) -> None:
+    _refuse_times_without_unit(row)
     shortest = _INFERENCEMAX if row.text("source").lower() == "inferencemax" else 1.0
 
     def lengths(column: Names) -> Range:
         return round(shortest * row.number(column)), round(row.number(column))
 
+    inputs, outputs = lengths(_INPUT), lengths(_OUTPUT)
+    throughput, tokens_per_s = row.optional(THROUGHPUT), row.optional(_OUTPUT_RATE)
+    if throughput is None and tokens_per_s is not None and outputs[1] > 0:
+        throughput = 2 * tokens_per_s / sum(outputs)
     point = Point(
         line=row.line,
-        inputs=lengths(_INPUT),
-        outputs=lengths(_OUTPUT),
+        inputs=inputs,
+        outputs=outputs,
         concurrency=row.whole(_CONCURRENCY),
         requests=_requests(row),
         waits=_waits(row),
         ttft_s=row.optional(TTFT),
         tpot_s=row.optional(TPOT),
         e2e_s=row.optional(E2E),
-        throughput_rps=row.optional(THROUGHPUT),
+        throughput_rps=throughput,
     )
     collector.add_point(point, _deployment(row))
 
 
 def _at_rate(row: Record, collector: Collector) -> None:
+    _refuse_times_without_unit(row)
     rate, output = row.positive(_RATE), row.number(_OUTPUT)
     ttft, e2e, between = row.optional(TTFT), row.optional(E2E), row.optional(_DERIVED_TPOT)
     if between is None and e2e is not None:
@@ -169,9 +199,10 @@ def _requests_of(record: Record, collector: Collector) -> None:
     document = (
         record.values if written is None else {written[name]: value for name, value in record.values.items()}
     )
-    for row in requests_in(document):
+    reading = Reading()
+    for layout, row in requests_in(document):
         try:
-            _request(Reading(), layout_of(tuple(row), True), row, record.line, collector)
+            _request(reading, layout, row, record.line, collector)
         except BadRowError as error:
             raise ProfileError(record.source, str(error), key=error.key, line=record.line) from None
 
@@ -182,8 +213,11 @@ def _request(reading: Reading, layout: Layout, row: Any, line: int, collector: C
         arrival_s, input_tokens, output_tokens = reading.request(layout, row)
         times = reading.times(layout, row, arrival_s)
         first_s, last_s = times.pop("first_s"), times.pop("last_s")
+        unitless = reading.without_unit(layout, row, "ttft", "e2e")
         if output_tokens == 0:
             reason = "nothing was generated"
+        elif unitless and None in (first_s, last_s):
+            reason = f"{unitless} names no unit, as {unitless}_ms does"
         elif first_s is None:
             reason = "without the time of its first token"
         elif last_s is None and not layout.format.sparse:

@@ -28,8 +28,10 @@ def add_run(row: Record, collector: Collector) -> None:
     reason = ""
     if requests == 0 or outputs == 0:
         reason = "nothing was generated"
-    elif row.text("rampupstrategy"):
+    elif row.text("rampupstrategy").lower() not in _UNBOUNDED:
         reason = "a rate that rose while it was measured"
+    elif (row.optional("burstiness") or 1.0) != 1 and row.text("requestrate").lower() not in _UNBOUNDED:
+        reason = "arrivals of a burstiness other than 1, which are no steady load"
     elif row.text("requestrate") == "trace":
         reason = "arrivals of a trace, which are no steady load"
     elif (row.optional(_ACCEPTED) or 0.0) > 1:
@@ -65,7 +67,7 @@ def _load(row: Record, requests: int, output: float, collector: Collector) -> Lo
     most = None if row.text("maxconcurrency").lower() in _UNBOUNDED else row.whole("maxconcurrency")
     rate = row.text("requestrate").lower()
     if most is not None and rate in _UNBOUNDED:
-        return {"concurrency": most}
+        return {"concurrency": min(most, requests)}
     if rate in _UNBOUNDED and rate:
         return {"concurrency": requests}  # all at once where nothing holds them back
     e2e, throughput = row.optional(E2E), row.optional(THROUGHPUT)

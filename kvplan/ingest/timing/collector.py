@@ -66,6 +66,15 @@ class Collector:
         count, first = self._left_out.get(reason, (0, line))
         self._left_out[reason] = (count + 1, first)
 
+    def drop_before(self, line: int, reason: str) -> None:
+        """Leave out the samples of this group that were added of earlier lines."""
+        for (_, group), rows in self._samples.items():
+            if group == self.group:
+                for row in rows:
+                    if row[-1] < line:
+                        self.skip(reason, row[-1])
+                rows[:] = [row for row in rows if row[-1] >= line]
+
     def add(
         self,
         values: tuple[float, float, float, float],
@@ -172,6 +181,8 @@ class Collector:
         common: dict[str, Any] = {"left_out": left_out, "notes": tuple(self._notes)}
         collected: list[Found] = []
         for (format, group), rows in self._samples.items():
+            if not rows:
+                continue
             arrays = _columns(rows, "kv_tokens", "prefill_tokens", "sequences", "seconds", "line")
             hidden = format in self._hidden
             collected.append(

@@ -59,6 +59,7 @@ class Equations:
     amounts: FloatArray  # of d0 … d4, shape (n_equations, 5)
     knees: FloatArray  # tokens, shape (n_knees,)
     has_overhead: bool  # of a request, in some of them
+    overlap: float  # equations that are made of the same iterations
     beyond: FloatArray  # of d5 for each knee, shape (n_equations, n_knees)
     overhead: FloatArray  # of the overhead of a request
     offset: FloatArray  # seconds that no constant makes, such as the wait for an iteration under way
@@ -91,7 +92,7 @@ class Equations:
     def part(self, rows: BoolArray | IntArray) -> "Equations":
         """Keep some of them."""
         every = {field.name: getattr(self, field.name) for field in fields(self)}
-        whole = ("knees", "has_overhead")
+        whole = ("knees", "has_overhead", "overlap")
         return Equations(**{name: all if name in whole else all[rows] for name, all in every.items()})
 
     def law(self, terms: Terms, constants: FloatArray) -> tuple[Timing, float]:
@@ -129,6 +130,7 @@ def of_samples(samples: Sequence[Samples]) -> Equations:
         amounts=amounts,
         knees=knees,
         has_overhead=False,
+        overlap=max(some.overlap for some in samples),
         beyond=np.maximum(prefill[:, None] + batch[:, None] - knees, 0.0),
         overhead=np.zeros_like(kv),
         offset=np.zeros_like(kv),

@@ -19,9 +19,9 @@ from kvplan.ingest.model.hardware import find_gpu
 from kvplan.ingest.model.roofline import Efficiency, roofline
 from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
 from kvplan.ingest.timing.played import UNLIMITED, Law, corrected, play
-from kvplan.ingest.timing.robust import agreeing, constants, contradicted, stand_ins, standard_errors
+from kvplan.ingest.timing.robust import agreeing, constants, stand_ins, standard_errors
 from kvplan.ingest.timing.samples import Deployment, Measured, Samples, Sweep
-from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
+from kvplan.model import FloatArray, Prefill, Replica, Timing
 from kvplan.simulation.experiments.runner import Announce, Progress
 
 _FOLDS = 5
@@ -33,7 +33,7 @@ _BAND = (0.1, 0.9)  # quantiles of measured over fitted
 _FEWEST_FOR_BAND = 5
 _ROUNDS = 2  # of playing loads at the law that the last round gave
 _CLOSEST = (0.02, 0.05)  # how well a constant is to be known: twice the scatter of samples, within these
-_SURE = 2.5  # standard errors within which it is
+_SURE = 0.99  # quantile of Student's t: standard errors within which it is
 
 
 class Prior(NamedTuple):
@@ -83,10 +83,7 @@ def of_measured(measured: Iterable[Measured]) -> Prior:
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """An iteration that the fit leaves out, or that contradicts others.
-
-    `contradicts` is the line of a repeated measurement that did less in more time, or more in less.
-    """
+    """An iteration that the fit leaves out."""
 
     line: int
     kv_tokens: float
@@ -94,7 +91,6 @@ class Outlier:
     sequences: float
     seconds: float
     fitted_s: float
-    contradicts: int | None
 
 
 @dataclass(frozen=True)
@@ -144,10 +140,13 @@ class TimingFit:
     @property
     def undetermined(self) -> dict[str, float]:
         """Constants that what was measured does not tell to within a few percent, and their standard errors."""
+        from scipy.stats import t  # type: ignore[import-untyped]
+
         scatter = self.error(Kind.ITERATION) if self.equations.of_iterations else _CLOSEST[1]
         bound = float(np.clip(2 * scatter, *_CLOSEST))
         told = zip(self.terms.names, self.standard_errors.tolist(), strict=False)
-        return {name: error for name, error in told if not _SURE * error <= bound}
+        sure = t.ppf(_SURE, max(int(self.kept.sum()) - self.constants.size, 1))
+        return {name: error for name, error in told if not sure * error <= bound}
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -240,11 +239,8 @@ def fit_timing(
 ) -> TimingFit:
     """Fit an iteration time."""
     among = _family(equations, prior) if among is None else among
-    opposed = contradicted(equations)
-    usable = opposed < 0
-    kept = usable.copy()
-    kept[usable] = agreeing(equations.part(usable), envelope)
-    laws = _tried(equations, among, prior, envelope, usable)
+    kept = agreeing(equations, envelope)
+    laws = _tried(equations, among, prior, envelope)
     terms = _chosen(laws, equations, kept).terms if laws else among[0]
     resting = equations.part(kept)
     fitted = constants(resting, terms, prior)
@@ -268,7 +264,7 @@ def fit_timing(
         held_out=held_out,
         considered=tuple((law.terms, float(np.abs(law.held_out[kept]).mean())) for law in laws),
         envelope=envelope,
-        outliers=_outliers(equations, fitted_s, kept, opposed),
+        outliers=_outliers(equations, fitted_s, kept),
     )
 
 
@@ -302,15 +298,13 @@ def _family(equations: Equations, prior: Timing) -> tuple[Terms, ...]:
     return tuple(Terms(d4, knee) for d4 in concave for knee in (None, *map(float, equations.knees)))
 
 
-def _tried(
-    equations: Equations, among: Sequence[Terms], prior: Timing, envelope: bool, usable: BoolArray
-) -> list[_Tried]:
+def _tried(equations: Equations, among: Sequence[Terms], prior: Timing, envelope: bool) -> list[_Tried]:
     """Try laws on what they were not fitted to; none where there are too few equations to leave any out."""
     groups = np.unique(equations.group)
     folds = min(_FOLDS, groups.size) if equations.of_iterations else groups.size
     fold = np.searchsorted(groups, equations.group) % folds
     left_out = [fold == number for number in range(folds)] if groups.size > 1 else []
-    rests = [~out & usable for out in left_out]
+    rests = [~out for out in left_out]
     if not rests or min(np.unique(equations.group[rest]).size for rest in rests) < _FEWEST:
         return []
     for rest in rests:
@@ -344,9 +338,7 @@ def _chosen(laws: Sequence[_Tried], equations: Equations, kept: BoolArray) -> _T
     return min(near, key=lambda some: some[:2])[2]
 
 
-def _outliers(
-    equations: Equations, fitted_s: FloatArray, kept: BoolArray, opposed: IntArray
-) -> tuple[Outlier, ...]:
+def _outliers(equations: Equations, fitted_s: FloatArray, kept: BoolArray) -> tuple[Outlier, ...]:
     left_out = np.flatnonzero(~kept)
     off = np.abs(np.log(equations.seconds[left_out] / np.maximum(fitted_s[left_out], 1e-12)))
     columns = ("kv_tokens", "prefill_tokens", "sequences", "seconds")
@@ -354,7 +346,6 @@ def _outliers(
         Outlier(
             line=int(equations.line[i]),
             fitted_s=float(fitted_s[i]),
-            contradicts=int(equations.line[opposed[i]]) if opposed[i] >= 0 else None,
             **{name: float(getattr(equations, name)[i]) for name in columns},
         )
         for i in left_out[np.argsort(-off, kind="stable")]

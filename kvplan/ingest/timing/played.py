@@ -149,6 +149,7 @@ def play(
         amounts=amounts[:, :5],
         knees=np.array(_KNEES),
         has_overhead=with_ttft,
+        overlap=1.0,
         beyond=amounts[:, 5:],
         # Of E2E alone it cannot be told from the time of the tokens.
         overhead=np.array([float(kind in (Kind.TTFT, Kind.E2E) and with_ttft) for _, kind, _, _ in rows]),

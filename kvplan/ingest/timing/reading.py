@@ -7,7 +7,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, markdown_tables, names, shown
+from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, names, shown, tables_in
 from kvplan.ingest.engines import LOGS, StatisticsReader, service_of
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.results import reader_of
@@ -25,23 +25,6 @@ _LOGGING = " or ".join(log.engine for log in LOGS if log.statistics is not None)
 _MOST_NAMES, _LONGEST_NAME = 20, 80  # of groups in a message
 
 
-def read_samples(
-    path: Path, *, capacity_tokens: int | None = None, assumed_tokens: int | None = None
-) -> tuple[Measured, ...]:
-    """Read the samples of a file, which may be compressed: one for everything measured, and most files hold one.
-
-    For formats that state a share of the KV capacity, `capacity_tokens` is that, whatever a log says, and
-    `assumed_tokens` where a log says nothing.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, holds no samples, or states usage but no capacity; with the line of the first row
-        of a table that cannot be used.
-    """
-    return _measured(_read(path, capacity_tokens, assumed_tokens))
-
-
 def read_groups(
     paths: Sequence[Path],
     *,
@@ -51,10 +34,18 @@ def read_groups(
     may_lack: Collection[Path] = (),
     told: Collection[str] = (),
 ) -> tuple[tuple[Measured, ...], ...]:
-    """Read samples of several files, those of one replica together, or of one group alone; see `read_samples`.
+    """Read samples of files, which may be compressed: those of one replica together, or of one group alone.
 
-    The requests of a run beside a series of it rebuild the KV usage that was not recorded, and give no samples of their
-    own. Files that `may_lack` samples tell of other things too, and of the groups `told`.
+    For formats that state a share of the KV capacity, `capacity_tokens` is that, whatever a log says, and
+    `assumed_tokens` where a log says nothing. The requests of a run beside a series of it rebuild the KV usage that was
+    not recorded, and give no samples of their own. Files that `may_lack` samples tell of other things too, and of the
+    groups `told`.
+
+    Raises
+    ------
+    UsageError
+        A file cannot be read, holds no samples, or states usage but no capacity; with the line of the first row of a
+        table that cannot be used.
     """
     grouped: dict[str, list[Found]] = {}
     for path in paths:
@@ -64,7 +55,7 @@ def read_groups(
         except NoSamplesError:
             if path not in may_lack:
                 raise
-    measured = {name: _measured(several) for name, several in grouped.items()}
+    measured = {name: measured_of(several) for name, several in grouped.items()}
     if group is None:
         return tuple(measured.values())
     if group in told and group not in measured:
@@ -81,33 +72,19 @@ def listed(groups: Iterable[str]) -> str:
     return ", ".join(quoted[:_MOST_NAMES] + ["…"] * (len(quoted) > _MOST_NAMES))
 
 
-def parse_samples(
-    lines: Iterable[str],
-    source: str,
-    *,
-    capacity_tokens: int | None = None,
-    assumed_tokens: int | None = None,
-) -> tuple[Measured, ...]:
-    """Read the samples in some lines, which messages call `source`; see `read_samples`.
-
-    Lines have their line ends; a last one without may be cut off.
-    """
-    return _measured(_parsed(lines, source, capacity_tokens, assumed_tokens))
-
-
-def _measured(collected: Sequence[Found]) -> tuple[Measured, ...]:
+def measured_of(collected: Sequence[Found]) -> tuple[Measured, ...]:
     """Choose samples and sweeps, and make samples of what is neither."""
-    measured = tuple(some for some in collected if isinstance(some, Samples | Sweep))
+    told = tuple(some for some in collected if isinstance(some, Samples | Sweep))
     series = [some for some in collected if isinstance(some, Series)]
     logs = [some for some in collected if isinstance(some, RequestLog)]
     if not series:
-        return measured or tuple(map(iterations, logs))
+        return told or tuple(map(iterations, logs))
     if len(logs) != len(series):
         raise UsageError(
             f"{series[0].source}: KV usage is 0 throughout while requests run: it was not recorded; give the requests "
             "of the run too, with their lengths and times (arrival, first_token, last_token), or measure again"
         )
-    return (*measured, *(rebuilt(one, log) for one, log in zip(series, logs, strict=True)))
+    return (*told, *(rebuilt(one, log) for one, log in zip(series, logs, strict=True)))
 
 
 def _read(
@@ -116,28 +93,28 @@ def _read(
     """Read a file; an engine prints what it likes, and bytes that are not UTF-8 do a log no harm."""
     with lines_of(path, errors="replace" if lenient else "strict") as lines:
         try:
-            collected = _parsed(lines, lines.source, capacity_tokens, assumed_tokens)
+            collected = parsed(lines, lines.source, capacity_tokens, assumed_tokens)
         except csv.Error as error:
             raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None
     return tuple(replace(some, sha256=lines.sha256, notes=(*some.notes, *lines.notes)) for some in collected)
 
 
-def _parsed(
+def parsed(
     lines: Iterable[str], source: str, capacity_tokens: int | None, assumed_tokens: int | None
 ) -> tuple[Found, ...]:
+    """Read what is in lines, with their line ends; a last one without may be cut off."""
     numbered: Iterator[tuple[int, str]] = enumerate(lines, 1)
     number, first = next(((number, line) for number, line in numbered if line.strip()), (0, ""))
     if not number:
         raise UsageError(f"{source}: empty; a log, a series or a table of iterations is wanted")
     collector = Collector(source, capacity_tokens, assumed_tokens)
     head = [(number, first), *islice(numbered, _HEAD)]
-    tables = list(markdown_tables(head)) and list(markdown_tables(chain(head, numbered)))
+    headers = [Beginning.of_line(header) for header, _ in tables_in(head)]
     numbered = chain(head[1:], numbered)
     read = True
-    if tables:
-        known = [_add_table(Beginning.of_line(header), iter(rows), collector) for header, rows in tables]
-        if not any(known):
-            collector.skip("a table of other columns", number)
+    if any(map(reader_of, headers)):
+        for header, rows in tables_in(chain(head[:1], numbered)):
+            _add_table(Beginning.of_line(header), iter(rows), collector)
     elif is_json(first):
         read = _add_json(json_records(source, number, first, (line for _, line in numbered)), collector)
     else:
@@ -146,6 +123,8 @@ def _parsed(
         _add_log(chain([(number, first)], numbered), collector)
     if collected := collector.collected():
         return collected
+    if headers:
+        raise NoSamplesError(source, "no samples of iterations: tables of other columns alone", line=number)
     raise NoSamplesError(
         source,
         f"no samples of iterations: neither lines that {_LOGGING} logs as it runs, nor the result of a benchmark, nor "
@@ -197,14 +176,25 @@ def _add_json(records: Iterable[Record], collector: Collector) -> bool:
 
 def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:
     services: dict[str, list[StatisticsReader]] = {}
+    settings: dict[
+        tuple[str, str], tuple[dict[str, str], int]
+    ] = {}  # by service and engine, and since which line
     for number, text in numbered:
         if text.strip():
             collector.group = service_of(text)
             if collector.group not in services:
                 statistics = [log.statistics(collector) for log in LOGS if log.statistics]
                 services[collector.group] = [*statistics, PrintedRuns(collector)]
+            for log in LOGS:
+                ran = settings.get((collector.group, log.engine))
+                if (run := log.settings_of_times(text)) is not None and (ran is None or ran[0] != run):
+                    settings[collector.group, log.engine] = run, number if ran else 0
             for reader in services[collector.group]:
                 reader.line(number, text)
     for collector.group, readers in services.items():
         for reader in readers:
             reader.end()
+        since = max(
+            (line for (group, _), (_, line) in settings.items() if group == collector.group), default=0
+        )
+        collector.drop_before(since, "an earlier start, with other settings")

@@ -22,6 +22,7 @@ _SEEN = ("queued_s", "scheduled_s", "first_token_s")  # what the engine first sa
 _BEGUN = ("scheduled_s", "queued_s", "arrival_s")  # what is nearest to when it first ran
 _SAME_CLOCK_S = 3600  # what times of arrival and of the engine can be apart by on one clock
 _ROUNDED = 1e-3  # tokens; less is the rounding of a sum
+_OF_ONE_REPLICA = "the requests are taken to be all that one replica served"
 _OF_ONE_RUN = 0.5  # share of the intervals that agree where a series and requests are of one run
 
 
@@ -133,19 +134,20 @@ def iterations(log: RequestLog) -> Samples:
         message = f"no request generated more than {_FEWEST} tokens, of which times would tell"
         raise UsageError(f"{log.source}: {message}")
     batch, first, last, count = _Batch(log), log.first_token_s[kept], log.last_token_s[kept], count[kept]
-    prefill = batch.computed.at(last) - batch.computed.at(first)
+    prefill, sequences = batch.computed.at(last) - batch.computed.at(first), batch.begun.mean(first, last)
     return Samples(
         log.source,
         log.format,
         kv_tokens=batch.kv_tokens.mean(first, last),
         prefill_tokens=np.where(prefill < _ROUNDED, 0.0, prefill) / count,
-        sequences=batch.begun.mean(first, last),
+        sequences=sequences,
+        overlap=float(sequences.mean()),
         seconds=(last - first) / count,
         line=log.line[kept],
         hidden_prefill=True,
         left_out=(*log.left_out, *_without(f"{_FEWEST} tokens or fewer", log.line[~kept])),
         requests=log,
-        notes=_hits(log),
+        notes=(*_hits(log), _OF_ONE_REPLICA),
         sha256=log.sha256,
     )
 

@@ -16,13 +16,14 @@ White, A Heteroskedasticity-Consistent Covariance Matrix Estimator (1980): stand
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from kvplan.ingest.timing.equations import FIXED, KV, PREFILL, BoolArray, Equations, Kind, Terms
-from kvplan.model import FloatArray, IntArray, Timing
+from kvplan.model import FloatArray, Timing
 
 _BELIEF = 3.0  # relative deviation of a constant from its share of the prior
 _UNKNOWN = 0.3  # share of time that a constant may add which the prior does not have
@@ -34,8 +35,6 @@ _CLOSE, _GROSS = 0.04, 0.6  # spread of samples close to the formula; relative e
 _TO_SIGMA = 1.4826  # of a normal distribution's median absolute deviation
 _REPEATED = 3  # measurements of a setting that cannot all be wrong
 _MOST = 0.9  # share of the samples that lie close to a formula that is not rough
-_MOST_SETTINGS = 600  # to be compared with each other
-_MORE, _LESS_TIME, _NOISES = 1.5, 0.05, 4.0  # a contradiction: so much more work, in so much less time
 _PARTS = (1.0, 0.5, 0.2, 0.1, 0.05)  # of a share of the prior, to try
 _HARDLY, _NO_MATTER = 1.03, 0.0005  # how much worse a fit may be: so many times, and so much error
 _AT_FIRST = 0.01  # of the least spread
@@ -44,18 +43,8 @@ _ALIKE = 1e-6  # singular value, of the largest, of what cannot be told apart
 _DIGITS = 1e-4  # relative error that rounding makes at least
 
 
-class _Spread(NamedTuple):
-    """Of relative errors: the least, and how many of them an equation is off before it counts for less."""
-
-    least: float
-    most: float
-
-
-_SPREAD = {
-    **dict.fromkeys(Kind, _Spread(0.02, 1.5)),
-    Kind.TTFT: _Spread(0.06, 1.5),
-    Kind.ITERATION: _Spread(1e-6, math.inf),  # those that are off are left out
-}
+_FAR = 1.5  # spreads beyond which a load counts for less; iterations that are off are left out
+_LEAST_SPREAD = {**dict.fromkeys(Kind, 0.02), Kind.TTFT: 0.06, Kind.ITERATION: _LEAST}  # relative errors
 
 
 def solve(
@@ -104,49 +93,67 @@ def constants(equations: Equations, terms: Terms, prior: Timing) -> FloatArray:
 
 def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> FloatArray:
     seconds = equations.seconds
-    rows = {Kind(kind): equations.kind == kind for kind in np.unique(equations.kind)}
-    spread = dict.fromkeys(rows, math.inf)
+    spread: dict[str, float] = {}
+    # Without a belief, what was measured decides however little it says.
+    least = dict.fromkeys(Kind, _LEAST) if not prior[KV:].any() else _LEAST_SPREAD
     # Next to no deviation at first, so that what was measured says what there is before a prior has its say.
-    deviation = np.empty(seconds.size)
-    for kind, mine in rows.items():
-        deviation[mine] = _AT_FIRST * _SPREAD[kind].least
+    deviation = _AT_FIRST * np.array([least[Kind(kind)] for kind in equations.kind])
     times = seconds
     for _ in range(_STEPS):
         fitted = solve(design, seconds - equations.offset, deviation * times, prior)
         if equations.of_iterations:
             times = np.sqrt(seconds * (equations.offset + design @ fitted))  # too fast counts as too slow
         off = np.abs(seconds - equations.offset - design @ fitted) / seconds
-        last = deviation.copy()
-        for kind, mine in rows.items():
-            seen = max(_TO_SIGMA * float(np.median(off[mine])), _SPREAD[kind].least)
-            spread[kind] = min(spread[kind], seen)
-            excess = off[mine] / (_SPREAD[kind].most * spread[kind])
-            deviation[mine] = spread[kind] * np.sqrt(np.maximum(excess, 1.0))
+        last = deviation
+        seen = _spreads(equations, off, least)
+        spread = {kind: min(width, spread.get(kind, math.inf)) for kind, width in seen.items()}
+        deviation = _deviations(equations, off, spread)
         if np.allclose(deviation, last, rtol=1e-6):
             break
     return fitted
 
 
+def _spreads(equations: Equations, off: FloatArray, least: Mapping[Kind, float]) -> dict[str, float]:
+    """Return the typical relative error of each kind of time."""
+    return {
+        kind: max(_TO_SIGMA * float(np.median(off[equations.kind == kind])), least[Kind(kind)])
+        for kind in np.unique(equations.kind).tolist()
+    }
+
+
+def _deviations(equations: Equations, off: FloatArray, spread: Mapping[str, float]) -> FloatArray:
+    """Return the deviation of each time, by which those that are far off count for less."""
+    width = np.array([spread[kind] for kind in equations.kind.tolist()])
+    return width if equations.of_iterations else width * np.sqrt(np.maximum(off / (_FAR * width), 1.0))
+
+
 def standard_errors(equations: Equations, terms: Terms, fitted: FloatArray) -> FloatArray:
     """Return the standard errors of constants by what was measured alone, as shares of them; infinite of 0.
 
-    Heteroscedastic errors are taken as they are, and none below what digits in a file hold.
+    Errors are taken as they are, but none below the typical one, or what digits in a file hold: an equation that alone
+    tells a constant is met exactly. What cannot be told apart may be any constants that are not negative.
     """
     times = equations.times(terms, fitted)
-    shares, off = equations.design(terms) * fitted / times[:, None], np.abs(equations.seconds / times - 1)
-    spread = np.empty_like(off)
-    for kind in np.unique(equations.kind):
-        mine = equations.kind == kind
-        spread[mine] = max(_TO_SIGMA * float(np.median(off[mine])), _SPREAD[Kind(kind)].least)
-    told = shares.any(axis=0)
-    rows = shares[:, told] / spread[:, None]
-    errors, free = np.full(fitted.size, math.inf), len(rows) - int(told.sum())
-    if free > 0:
-        influence = np.linalg.pinv(rows, rcond=_ALIKE) * np.maximum(off, _DIGITS) / spread
-        errors[told] = np.sqrt((influence**2).sum(axis=1) * len(rows) / free)
-        _, sizes, axes = np.linalg.svd(rows, full_matrices=False)
-        mixed = np.abs(axes[sizes <= _ALIKE * sizes[0]]).max(axis=0, initial=0.0) > _ALIKE
-        errors[np.flatnonzero(told)[mixed]] = math.inf
+    design, off = equations.design(terms) / times[:, None], np.abs(equations.seconds / times - 1)
+    told, free = design.any(axis=0), len(design) - fitted.size
+    errors = np.full(fitted.size, math.inf)
+    if free <= 0:
+        return errors
+    weight = 1 / _deviations(equations, off, _spreads(equations, off, _LEAST_SPREAD))
+    least = _spreads(equations, off, dict.fromkeys(Kind, _DIGITS))
+    typical = np.array([least[kind] for kind in equations.kind.tolist()])
+    scale = 1 / np.sqrt((design[:, told] ** 2).mean(axis=0))
+    left, sizes, axes = np.linalg.svd(design[:, told] * scale * weight[:, None], full_matrices=False)
+    apart = sizes > _ALIKE * sizes[0]
+    influence = (axes[apart].T / sizes[apart]) @ left[:, apart].T * np.maximum(off, typical) * weight
+    variance = (influence**2).sum(axis=1) * equations.overlap * len(design) / free
+    size = fitted[told] / scale
+    for axis in np.where(np.abs(axes[~apart]) > _ALIKE, axes[~apart], 0.0):
+        reach = [
+            float((size[less] / np.abs(axis[less])).min(initial=math.inf)) for less in (axis < 0, axis > 0)
+        ]
+        variance += np.where(axis == 0, 0.0, axis * max(reach)) ** 2
+    errors[told] = np.divide(np.sqrt(variance), size, out=errors[told], where=size > 0)
     return errors
 
 
@@ -225,31 +232,3 @@ def _through(quantile: float, design: FloatArray, seconds: FloatArray) -> FloatA
         weight = np.where(off > 0, quantile, 1 - quantile) / np.maximum(np.abs(off), _NEAR)
         deviation = times / np.sqrt(weight)
     return fitted
-
-
-def contradicted(equations: Equations) -> IntArray:
-    """For each sample that contradicts others name one that did less in more time, or more in less; else −1.
-
-    Only where repetitions tell how much is noise. Of two that contradict each other the one goes that contradicts
-    more of the others, then the fast one.
-    """
-    design, seconds = equations.amounts[:, 1:4], equations.seconds
-    opposed = np.full(seconds.size, -1, dtype=np.int64)
-    if not equations.of_iterations:
-        return opposed
-    points, first, group = np.unique(design, axis=0, return_index=True, return_inverse=True)
-    group = group.reshape(-1)
-    if len(points) > min(_MOST_SETTINGS, seconds.size // 2):
-        return opposed
-    middle = np.array([np.median(seconds[group == g]) for g in range(len(points))])
-    noise = _TO_SIGMA * float(np.median(np.abs(seconds / middle[group] - 1)))
-    more = (points[:, None, :] >= points[None, :, :]).all(axis=2)
-    more &= points.sum(axis=1)[:, None] >= _MORE * points.sum(axis=1)[None, :]
-    against = more & (middle[:, None] < middle[None, :] * (1 - max(_LESS_TIME, _NOISES * noise)))
-    while against.any():
-        fast, slow = against.sum(axis=1), against.sum(axis=0)
-        worst = int(np.argmax(fast + slow + 0.5 * (fast > 0)))
-        opponents = against[worst] if fast[worst] else against[:, worst]
-        opposed[group == worst] = first[int(np.argmax(np.where(opponents, middle, 0)))]
-        against[worst, :] = against[:, worst] = False
-    return opposed

@@ -43,6 +43,7 @@ class Samples(FromFile):
     seconds: FloatArray  # τ
     line: IntArray  # in the file, counted from 1
     hidden_prefill: bool = False
+    overlap: float = 1.0  # samples that have an iteration in them
     requests: "RequestLog | None" = None  # of the run, where the samples come from them
 
 

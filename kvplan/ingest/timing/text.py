@@ -155,11 +155,10 @@ def _error_text(error: float) -> str:
 
 
 def _outlier_text(outlier: Outlier) -> str:
-    against = f", contradicts line {outlier.contradicts}" if outlier.contradicts is not None else ""
     return (
         f"line {outlier.line} ({format_tokens(outlier.sequences)} sequences, {format_tokens(outlier.kv_tokens)} KV and "
         f"{format_tokens(outlier.prefill_tokens)} prefill tokens: "
-        f"{format_seconds(outlier.seconds)} for {format_seconds(outlier.fitted_s)}{against})"
+        f"{format_seconds(outlier.seconds)} for {format_seconds(outlier.fitted_s)})"
     )
 
 

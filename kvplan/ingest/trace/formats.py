@@ -9,8 +9,9 @@ s, 1.7e12 ms, 1.7e15 us, 1.7e18 ns) or from the documentation of the format, nev
 References
 ----------
 LiteLLM: litellm/types/utils.py (StandardLoggingPayload) and its spend logs. Langfuse: observations of its API.
-OpenRouter: generation of its API. OpenTelemetry: semantic conventions gen_ai, OTLP in JSON, vllm/tracing.py. Bedrock:
-model invocation logs. Envoy AI Gateway and nginx: variables of access logs. AIPerf: profile_export.jsonl.
+OpenRouter: generation of its API. Ollama: docs/api.md, whose created_at is written at the end. OpenTelemetry: semantic
+conventions gen_ai, OTLP in JSON, vllm/tracing.py. Bedrock: model invocation logs. Envoy AI Gateway and nginx: variables
+of access logs. AIPerf: profile_export.jsonl.
 """
 
 import math
@@ -21,7 +22,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from kvplan.ingest.cells import json_object, names, plain_name, shown
+from kvplan.ingest.cells import json_object, names, number_of, plain_name, shown
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.trace.format import BadRowError
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
@@ -52,29 +53,30 @@ def _points(*stems: str) -> str:
 # Usual names by what they stand for; the first that is there counts.
 _NAMES = {
     "time": f"""
-        requeststart {_points("start")} timestamp {_points("arrival", "arrived")} arrivals createdat created timestamps
-        times time ts msec timeiso8601 timelocal datetime
+        requeststart requestreceived {_points("start")} timestamp {_points("arrival", "arrived")} arrivals
+        createdat created timestamps requestcreatedat startedat times time ts msec timeiso8601 timelocal datetime
     """,
     "input": """
         nativetokensprompt tokensprompt genai.usage.inputtokens genai.usage.prompttokens usage.prompttokens
         usage.inputtokens contexttokens requesttokens inputlength inputtoks inputtokens inputlen inputlens prompttokens
-        promptlength promptlen promptsize numprefilltokens numprompttokens numinputtokens usage.input usagedetails.input
-        inputsequencelength.value inputsequencelength inputtokencount llminputtokens llminputtoken tokensin isl input
-        prompt
+        promptlength promptlen promptsize promptevalcount numprefilltokens numprompttokens numinputtokens usage.input
+        usagedetails.input inputsequencelength.value inputsequencelength inputtokencount llminputtokens llminputtoken
+        tokensin isl input prompt
     """,
     "output": """
         nativetokenscompletion tokenscompletion genai.usage.outputtokens genai.usage.completiontokens
         usage.completiontokens usage.outputtokens generatedtokens responsetokens outputlength outputtoks outputtokens
         outputlen outputlens completiontokens decodetokens decodelength numdecodetokens numcompletiontokens
         numoutputtokens numgenerationtokens generationtokens usage.output usagedetails.output outputsequencelength.value
-        outputsequencelength outputtokencount llmoutputtokens llmoutputtoken tokensout osl tokensize output decode
+        outputsequencelength outputtokencount llmoutputtokens llmoutputtoken evalcount tokensout osl tokensize output
+        decode
     """,
     "cached": """
         nativetokenscached prompttokensdetails.cachedtokens inputtokensdetails.cachedtokens cachedtokens numcachedtokens
         cachedprompttokens promptcachedtokens usagedetails.inputcachedtokens genai.usage.cacheread.inputtokens
-        usage.cachereadinputtokens cachereadinputtokencount
+        cachereadinputtokens cachereadinputtokencount
     """,
-    "written": "usage.cachecreationinputtokens cachewriteinputtokencount",
+    "written": "cachecreationinputtokens cachewriteinputtokencount",
     "queued": _points("queued"),
     "scheduled": _points("scheduled", "firstscheduled"),
     "first": _points("firsttoken", "completionstart"),
@@ -82,10 +84,12 @@ _NAMES = {
     "ttft": "timetofirsttoken.value timetofirsttoken ttft firstbytelatency",
     "e2e": """
         requestlatency.value genai.latency.e2e requestlatency e2elatency e2e invocationlatency latency duration
-        requesttime
+        requesttime totalduration totaltime
     """,
     "session": "sessionid conversationid chatid",
     "parent": "parentchatid",
+    "trace": "traceid",
+    "within": "parentspanid parentid",
     "hashes": "hashids",
     "model": "genai.request.model model modelid",
     "phase": "benchmarkphase",
@@ -101,6 +105,8 @@ _FAILURES = names(
     "status.statuscode"
 )
 _PLAIN_TIMES = names("timestamp timestamps time times ts")  # which say nothing of their unit
+_BESIDE_INPUT = {"cachereadinputtokens", "cachereadinputtokencount"}  # Anthropic's and Bedrock's
+_DETAILED = ("usagedetails.input", "usagedetails.output")  # Langfuse's, less what their details have
 _NO_COMPLETIONS = {"invoke_agent", "create_agent", "invoke_workflow", "execute_tool", "embeddings"}
 _FAILED = {"failure", "failed", "error", "cancelled", "true", "status_code_error"}
 _FAILED_SPAN = 2  # code of an OTLP status
@@ -125,6 +131,7 @@ class Format(NamedTuple):
     ends: bool = False  # its time is that at which a request ended
     sparse: bool = True  # some of its rows are no requests
     pooled: bool = False  # several models are one traffic
+    spans: bool = False  # a client and its server may both tell of a request
 
 
 _POINTS = dict.fromkeys(("time", "queued", "scheduled", "first", "last"), 1.0)
@@ -146,7 +153,7 @@ FORMATS = (
     Format("Langfuse observations", ("starttime", "traceid", "type"), _SPANS),
     Format("OpenRouter generations", ("createdat", "tokensprompt", "tokenscompletion")),
     *(
-        Format("OpenTelemetry gen_ai", (f"genai.usage.{kind}tokens",), _POINTS | _SPANS)
+        Format("OpenTelemetry gen_ai", (f"genai.usage.{kind}tokens",), _POINTS | _SPANS, spans=True)
         for kind in ("input", "prompt")
     ),
     *(Format("responses of an API", (f"usage.{kind}tokens",), _POINTS) for kind in ("prompt", "input")),
@@ -154,6 +161,7 @@ FORMATS = (
         Format("nginx access log", (variable, "status"), {"time": 1.0, "e2e": 1.0}, ends=True)
         for variable in ("msec", "timeiso8601", "timelocal", "requesttime")
     ),
+    Format("Ollama responses", ("promptevalcount", "evalcount"), {"e2e": 1e-9}, ends=True),
     Format("Envoy access log", ("starttime", "responsecode"), {"e2e": 1e-3}),
 )
 _CSV, _JSON = (Format(name, (), _POINTS, sparse=False) for name in ("CSV", "JSON lines"))
@@ -166,11 +174,7 @@ class Layout(NamedTuple):
     places: Mapping[str, Place]
     failures: tuple[Place, ...]
     exclusive: bool  # tokens that a cache had are not among the input
-
-    @property
-    def missing(self) -> list[str]:
-        """Tell what a request needs and is not there."""
-        return [role for role in ("time", "input", "output") if role not in self.places]
+    missing: tuple[str, ...]  # of what a request needs
 
     def lacking(self, names: Iterable[str]) -> str:
         """Say which columns are missing, and what to call those that are there."""
@@ -224,12 +228,13 @@ def layout_of(keys: tuple[str, ...], in_json: bool) -> Layout:
         format = format._replace(name=format.name.replace("JSON lines", "CSV"))
     places = {role: found for role in _NAMES if (found := place(role, format)) is not None}
     failures = [within[name] for name in _FAILURES if name in within]
-    cached, inputs = (plain_name(places[role].name) if role in places else "" for role in ("cached", "input"))
+    cached, inputs = (places[role].name if role in places else "" for role in ("cached", "input"))
     return Layout(
         format,
         places,
         tuple(Place(keys[index] if in_json else index, keys[index]) for index in failures),
-        cached.endswith(("usagecachereadinputtokens", "cachereadinputtokencount")) and "prompt" not in inputs,
+        plain_name(cached.rpartition(".")[2]) in _BESIDE_INPUT and "prompt" not in inputs.lower(),
+        tuple(role for role in _CALLED if role not in places),
     )
 
 
@@ -238,6 +243,7 @@ def _starts(path: str) -> list[int]:
     return [*(match.end() for match in re.finditer(r"\.", path)), 0]
 
 
+@lru_cache(4096)
 def unit_of(name: str, documented: float | None = None) -> float | None:
     """Tell the unit that a name ends with, seconds; else the documented one.
 
@@ -261,9 +267,11 @@ class Reading:
     def __init__(self, unit_s: float | None = None, model: str | None = None) -> None:
         self.open_time = ""  # the name of times whose unit nothing tells; they are read as whole ones
         self.plain_time = ""  # of times that are seconds because no unit is named
+        self.beside_input = ""  # the name of tokens that a cache had, where they are not among the input
         self.models: dict[str, None] = {}  # that are told apart
         self._unit_s = unit_s
         self._model = model
+        self._spans: dict[tuple[str, ...], tuple[float, float, Any]] = {}
         self._epoch: float | None = None
         self._seen = False
 
@@ -272,7 +280,7 @@ class Reading:
         at, sparse = layout.places, layout.format.sparse
         if sparse and (
             value_at(row, at["time"]) in (None, "", "-")
-            or any(_number(value_at(row, at[role])) is None for role in ("input", "output"))
+            or any(number_of(value_at(row, at[role])) is None for role in ("input", "output"))
         ):
             return "without time or tokens"
         if "operation" in at and value_at(row, at["operation"]) in _NO_COMPLETIONS:
@@ -283,7 +291,18 @@ class Reading:
             return "failed or cancelled"
         if "hit" in at and str(value_at(row, at["hit"])).lower() == "true":
             return "answered by the cache of the gateway"
+        if layout.format.spans and "trace" in at and self._told_before(layout, row):
+            return "spans within or around another span of the same request"
         return self._other_model(layout, row) if sparse and "model" in at and not layout.format.pooled else ""
+
+    def _told_before(self, layout: Layout, row: Any) -> bool:
+        """Tell whether a span is of a request that another one tells: nested in time, of one trace and length."""
+        at, start = layout.places, self.point(layout, row, "time")
+        end = self.point(layout, row, "last") if _filled(layout, row, "last") else start
+        key = tuple(str(value_at(row, at[role])) for role in ("trace", "input", "output"))
+        parent = value_at(row, at.get("within"))
+        begun, ended, other = self._spans.setdefault(key, (start, end, parent))
+        return other != parent and ((begun <= start and end <= ended) or (start <= begun and ended <= end))
 
     def _other_model(self, layout: Layout, row: Any) -> str:
         model = str(value_at(row, layout.places["model"]) or "")
@@ -298,6 +317,7 @@ class Reading:
             time -= self.span(layout, row, "e2e") or 0.0
         inputs = _tokens(row, place, MAX_TOKENS)
         if layout.exclusive:
+            self.beside_input = layout.places["cached"].name
             inputs += sum(_optional_tokens(row, layout, role) for role in ("cached", "written"))
         return time, inputs, _tokens(row, layout.places["output"], MAX_DECODE_TOKENS)
 
@@ -320,7 +340,7 @@ class Reading:
         """Read a point in time, seconds since 1970 or since the file began."""
         place = layout.places[role]
         value = _there(row, place)
-        number = _number(value)
+        number = number_of(value)
         if number is None:
             return _dated(value, place.name)
         epoch, unit = epoch_unit(number), place.unit
@@ -350,13 +370,19 @@ class Reading:
             return place.unit
         return self._epoch
 
+    def without_unit(self, layout: Layout, row: Any, *roles: str) -> str:
+        """Name the first of some spans that is there in a unit that nothing tells; empty where none is."""
+        filled = [role for role in roles if _filled(layout, row, role)]
+        open_spans = (role for role in filled if self.span(layout, row, role) is None)
+        return next((layout.places[role].name for role in open_spans), "")
+
     def span(self, layout: Layout, row: Any, role: str) -> float | None:
         """Read how long something took, seconds; None where it does not say, or not in which unit."""
         if not _filled(layout, row, role):
             return None
         place = layout.places[role]
         unit = UNITS.get(str(row.get(place.unit_key))) if place.unit_key else place.unit
-        number = _number(value_at(row, place))
+        number = number_of(value_at(row, place))
         return None if unit is None or number is None else number * unit
 
 
@@ -377,13 +403,6 @@ def _there(row: Any, place: Place) -> Any:
 
 def _filled(layout: Layout, row: Any, role: str) -> bool:
     return role in layout.places and value_at(row, layout.places[role]) not in (None, "", "-")
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return None if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
 
 
 def _is_whole(value: Any) -> bool:
@@ -412,13 +431,11 @@ def _within(seconds: float, value: Any, name: str) -> float:
 
 def _tokens(row: Any, place: Place, most: int) -> int:
     value = _there(row, place)
-    if isinstance(row, dict) and place.name.lower().endswith(
-        "usagedetails.input"
-    ):  # less what its details have
+    if isinstance(row, dict) and place.name.lower().endswith(_DETAILED):
         value = sum(
             number for key, number in row.items() if key.startswith(place.name) and type(number) is int
         )
-    number = _number(value) if type(value) is not int else value
+    number = number_of(value) if type(value) is not int else value
     if number is None or not (0 <= number <= most and number == int(number)):
         raise BadRowError(f"{shown(value)}; must be a whole number of tokens, at most {most:,}", place.name)
     return int(number)
@@ -433,7 +450,7 @@ def _is_failure(name: str, value: Any) -> bool:
     kind = plain_name(name.rpartition(".")[2])
     if kind.startswith("error"):
         return value not in (None, "", "-", False, "None", "null", "false", 0, "0")
-    code = _number(value)
+    code = number_of(value)
     if code is not None:
         return code >= 400 or (kind == "code" and code == _FAILED_SPAN)
     return str(value).lower() in _FAILED
@@ -448,23 +465,25 @@ _WRAPPERS = names(
 _BEDROCK_METRICS = "amazon-bedrock-invocationMetrics"
 
 
-def requests_in(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON object: itself, flat, or the objects of the lists in it.
+def requests_in(document: Mapping[str, Any]) -> Iterator[tuple[Layout, dict[str, Any]]]:
+    """Yield the rows of a JSON object, each with its layout: itself, flat, or the objects of the lists in it.
 
     Examples
     --------
-    >>> [row["usage.prompt_tokens"] for row in requests_in({"data": [{"created": 1, "usage": {"prompt_tokens": 7}}]})]
-    [7]
+    >>> rows = requests_in({"data": [{"created": 1, "usage": {"prompt_tokens": 7}}]})
+    >>> [(layout.missing, row["usage.prompt_tokens"]) for layout, row in rows]
+    [(('output',), 7)]
     """
     row = flat(document)
+    layout = layout_of(tuple(row), in_json=True)
     parts: list[Any] = []
-    if layout_of(tuple(row), in_json=True).missing:
+    if layout.missing:
         lists = (value for key, value in document.items() if plain_name(key) in _WRAPPERS)
         parts = [
             part for value in lists if isinstance(value, list) for part in value if isinstance(part, dict)
         ]
     if not parts:
-        yield row
+        yield layout, row
     for part in parts:
         yield from requests_in(part)
 
@@ -509,8 +528,7 @@ def nearest(start: Beginning) -> str:
 
 def _layouts(start: Beginning) -> Iterator[tuple[Layout, Iterable[str]]]:
     """Yield the layouts of the first rows; the very first can be one that failed."""
-    rows: Iterable[Mapping[str, Any]] = [dict.fromkeys(start.names)]
-    if start.in_json:
-        later = filter(None, map(json_object, start.text.splitlines()[1:_TRIED]))
-        rows = (row for document in chain([start.values or {}], later) for row in requests_in(document))
-    return ((layout_of(tuple(row), start.in_json), row) for row in rows)
+    if not start.in_json:
+        return iter([(layout_of(tuple(start.names), False), start.names)])
+    later = filter(None, map(json_object, start.text.splitlines()[1:_TRIED]))
+    return (row for document in chain([start.values or {}], later) for row in requests_in(document))

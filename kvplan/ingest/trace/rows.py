@@ -4,6 +4,7 @@ import csv
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.cells import Record, is_json, json_records, shown
+from kvplan.ingest.cells import Record, is_json, json_records, shown, tables_in
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace import servegen
@@ -75,7 +76,7 @@ class TraceFile:
                 raise ProfileError(lines.source, message, line=lines.number) from None
         self.sha256 = lines.sha256
         self.wrapping_notes = lines.notes
-        return Rows(np.array(time_s), np.array(inputs, np.int64), np.array(outputs, np.int64))
+        return Rows(np.asarray(time_s), np.asarray(inputs), np.asarray(outputs))
 
     def _requests(self, lines: Lines) -> Iterator[Request]:
         """Yield requests. A row that cannot be read is the end of a file that was cut off, or an error."""
@@ -125,10 +126,10 @@ class TraceFile:
                     lines.source, "several benchmark results; give one at a time", line=record.line
                 )
             any_before = True
-            for row in self._of_benchmark(record) if of_benchmark else requests_in(record.values):
-                yield record.line, layout_of(tuple(row), True), row
+            for layout, row in self._of_benchmark(record) if of_benchmark else requests_in(record.values):
+                yield record.line, layout, row
 
-    def _of_benchmark(self, record: Record) -> Iterator[dict[str, Any]]:
+    def _of_benchmark(self, record: Record) -> Iterator[tuple[Layout, dict[str, Any]]]:
         """Yield the requests of a run of ``vllm bench``; without times all at once, done within its duration."""
         inputs, outputs, times = map(record.at, ("input_lens", "output_lens", "start_times"))
         if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
@@ -138,14 +139,16 @@ class TraceFile:
         if not (isinstance(times, list) and len(times) == len(inputs)):
             times = [0] * len(inputs)
             self.duration_s = record.number("duration")
-        for time, input_tokens, output_tokens in zip(times, inputs, outputs, strict=True):
-            yield {"start_times": time, "input_lens": input_tokens, "output_lens": output_tokens}
+        names = "start_times", "input_lens", "output_lens"
+        layout = layout_of(names, True)
+        for values in zip(times, inputs, outputs, strict=True):
+            yield layout, dict(zip(names, values, strict=True))
 
     def _remember(self, request: Request, layout: Layout, row: Any) -> None:
         """Keep what tells which prompts begin alike."""
-        if {"session", "hashes"} & layout.places.keys():
-            roles = ("hashes", "session", "parent")
-            self.identities.add(request, *(value_at(row, layout.places.get(role)) for role in roles))
+        if "session" in layout.places or "hashes" in layout.places:
+            hashes, session, parent = map(layout.places.get, ("hashes", "session", "parent"))
+            self.identities.add(request, value_at(row, hashes), value_at(row, session), value_at(row, parent))
 
     def refuse_what_is_open(self, served: int, span_s: float) -> None:
         """Refuse requests of several models, and times in a unit that nothing tells."""
@@ -181,6 +184,8 @@ class TraceFile:
             yield "the file ends within its last row, which is left out"
         if key := self._reading.plain_time:
             yield f"{key} names no unit and is taken as seconds; --unit, or a name such as {key}_ms, says otherwise"
+        if key := self._reading.beside_input:
+            yield f"{key} is beside the input tokens, and added to them"
         yield from self.wrapping_notes
 
 
@@ -188,7 +193,13 @@ def _in_csv(line: str, lines: Lines) -> Iterator[tuple[int, Layout, Any]]:
     header = Beginning.of_line(line)
     layout = layout_of(tuple(header.names), False)
     if layout.missing:
-        raise _lacking(lines.source, lines.number, line, layout, header.names)
+        number = lines.number
+        for title, rows in tables_in(enumerate(chain([line], lines), number)):
+            names = next(csv.reader([title]))
+            if not (table := layout_of(tuple(names), False)).missing:
+                yield from ((place, table, next(csv.reader([row]))) for place, row in rows)
+                return
+        raise _lacking(lines.source, number, line, layout, header.names)
     for cells in csv.reader(lines, delimiter=header.delimiter):
         if cells:
             yield lines.number, layout, cells

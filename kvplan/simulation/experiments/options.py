@@ -1,8 +1,10 @@
 """What the command line says about a study, checked."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 
+from kvplan.axes import Quantity, read_axis
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.model import ServingModel
 from kvplan.options import Arrivals, RunOptions
@@ -15,15 +17,17 @@ from kvplan.simulation.experiments.load import (
     Load,
 )
 from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.policies.protocol import LIMITS_OF, Settings
 from kvplan.simulation.requests import Requests, first
 from kvplan.simulation.sessions import Burst
-from kvplan.units import parse_time
+from kvplan.units import COUNT_UNITS, parse_time
 
 _MAX_SEEDS = 10**5
 _MOST_SESSIONS = 10**6
 _SESSIONS = 10  # of the longest, one after the other
 _MOST_TURNS = 200_000
+MOST_VARIANTS = 1000  # of a grid
+_DIGITS = 6  # of a value of a grid that tell it from others
 
 
 def load(
@@ -145,8 +149,20 @@ def seeds(first: int, count: int, *, without_chance: str | None = None) -> list[
     return list(range(first, first + count))
 
 
-def chosen(names: Sequence[str], settings: Sequence[str]) -> dict[str, Settings]:
-    """Read policies by name with their settings, such as ``vllm.watermark=0.05`` or ``wait.thresholds=4,4``."""
+def searched(grid: Sequence[str]) -> list[str]:
+    """List the policies that a grid is about."""
+    return list(dict.fromkeys(name for text in grid if (name := text.partition(".")[0]) in POLICIES))
+
+
+def chosen(names: Sequence[str], settings: Sequence[str], grid: Sequence[str] = ()) -> dict[str, Settings]:
+    """Read policies by name with their settings, such as ``vllm.watermark=0.05`` or ``wait.thresholds=4,4``.
+
+    In place of a policy with parameters in the `grid`, such as ``flow-unknown.budget=8:24:9``, stand its variants, one
+    for every combination of their values.
+
+    >>> list(chosen(["greedy", "flow-unknown"], [], ["flow-unknown.budget=8:24:3"]))
+    ['greedy', 'flow-unknown budget=8', 'flow-unknown budget=16', 'flow-unknown budget=24']
+    """
     given: dict[str, dict[str, tuple[float, ...]]] = {}
     for name in names:
         if name not in POLICIES:
@@ -159,21 +175,72 @@ def chosen(names: Sequence[str], settings: Sequence[str]) -> dict[str, Settings]
     if not given:
         raise UsageError(f"--policy: at least one of {', '.join(POLICIES)}")
     for text in settings:
-        place, equals, value = text.partition("=")
-        policy, _, key = place.partition(".")
-        if not equals or not key:
-            raise UsageError(f"--set {text!r}: POLICY.PARAMETER=VALUE is wanted, such as vllm.watermark=0.05")
-        if policy not in given:
-            raise UsageError(f"--set {text!r}: {policy!r} is not among the policies: {', '.join(given)}")
-        known = POLICIES[policy].parameters
-        if key not in known:
-            what = f"has {', '.join(known)}" if known else "has no parameters"
-            raise UsageError(f"--set {text!r}: {policy} {what}")
+        place = f"--set {text!r}"
+        policy, key, value = _parameter(place, text, "VALUE is wanted, such as vllm.watermark=0.05", given)
         if key in given[policy]:
-            raise UsageError(f"--set {text!r}: {place} is set twice")
+            raise UsageError(f"{place}: {policy}.{key} is set twice")
         words = POLICIES[policy].words.get(key)
-        given[policy][key] = _numbers(text, value) if words is None else _word(text, value, words)
-    return {name: Settings(name, found) for name, found in given.items()}
+        given[policy][key] = _numbers(place, value) if words is None else (_word(place, value, words),)
+    axes: dict[str, dict[str, tuple[float, ...]]] = {name: {} for name in given}
+    for text in grid:
+        place = f"--grid {text[:60]!r}"
+        policy, key, value = _parameter(
+            place, text, "VALUES are wanted, such as vllm.watermark=0:0.1:5", given
+        )
+        if key in given[policy] or key in axes[policy]:
+            raise UsageError(f"{place}: {policy}.{key} is set twice")
+        axes[policy][key] = _values(place, policy, key, value)
+    count = sum(math.prod(map(len, values.values())) for values in axes.values())
+    if count > MOST_VARIANTS:
+        raise UsageError(f"--grid asks for {count:,} variants of policies; {MOST_VARIANTS:,} is the most")
+    variants = [
+        Settings(name, {**given[name], **dict(zip(axes[name], values, strict=True))}, tuple(axes[name]))
+        for name in given
+        for values in product(*([(value,) for value in each] for each in axes[name].values()))
+    ]
+    return {_name(variant): variant for variant in variants}
+
+
+def _name(settings: Settings) -> str:
+    return " ".join([settings.policy, *(f"{key}={written(settings, key)}" for key in settings.varied)])
+
+
+def written(settings: Settings, key: str) -> str:
+    """Write the value of a parameter that is a single number or a word."""
+    (value,) = settings.given[key]
+    words = POLICIES[settings.policy].words.get(key)
+    return f"{value:.{_DIGITS}g}" if words is None else words[int(value)]
+
+
+def _parameter(place: str, text: str, wanted: str, policies: Mapping[str, object]) -> tuple[str, str, str]:
+    """Split ``POLICY.PARAMETER=VALUE`` into its parts."""
+    left, equals, value = text.partition("=")
+    policy, _, key = left.partition(".")
+    if not equals or not key:
+        raise UsageError(f"{place}: POLICY.PARAMETER={wanted}")
+    if policy not in POLICIES:
+        raise UsageError(f"{place}: {policy!r} does not exist; {did_you_mean(policy, POLICIES, 'there are')}")
+    if policy not in policies:
+        raise UsageError(f"{place}: {policy!r} is not among the policies: {', '.join(policies)}")
+    known = POLICIES[policy].parameters
+    if key not in known:
+        what = f"has {', '.join(known)}" if known else "has no parameters"
+        raise UsageError(f"{place}: {policy} {what}")
+    return policy, key, value
+
+
+def _values(place: str, policy: str, key: str, text: str) -> tuple[float, ...]:
+    """Read the values that a parameter takes in a grid."""
+    if (words := POLICIES[policy].words.get(key)) is not None:
+        values = tuple(_word(place, word, words) for word in text.split(","))
+    else:
+        axis = read_axis("--grid", f"{policy}.{key}", text, Quantity(COUNT_UNITS, whole=key in LIMITS_OF))
+        if axis.count > MOST_VARIANTS:
+            raise UsageError(f"{place}: {axis.count:,} values; {MOST_VARIANTS:,} is the most")
+        values = tuple(axis.at(index) for index in range(axis.count))
+    if len({f"{value:.{_DIGITS}g}" for value in values}) < len(values):
+        raise UsageError(f"{place}: a value is there twice, to {_DIGITS} digits")
+    return values
 
 
 def _burst(text: str) -> tuple[float, float, float, float]:
@@ -203,17 +270,17 @@ def _burst_sessions(text: str) -> Burst:
     return Burst(int(count), at_s)
 
 
-def _word(text: str, value: str, words: tuple[str, ...]) -> tuple[float, ...]:
+def _word(place: str, value: str, words: tuple[str, ...]) -> float:
     if value not in words:
-        raise UsageError(f"--set {text!r}: {' or '.join(words)} is wanted")
-    return (float(words.index(value)),)
+        raise UsageError(f"{place}: {' or '.join(words)} is wanted")
+    return float(words.index(value))
 
 
-def _numbers(text: str, value: str) -> tuple[float, ...]:
+def _numbers(place: str, value: str) -> tuple[float, ...]:
     try:
         numbers = tuple(float(part) for part in value.split(","))
     except ValueError:
         numbers = (math.nan,)
     if not all(map(math.isfinite, numbers)):
-        raise UsageError(f"--set {text!r}: a number is wanted, or several with commas")
+        raise UsageError(f"{place}: a number is wanted, or several with commas")
     return numbers

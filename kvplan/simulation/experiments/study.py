@@ -1,10 +1,9 @@
 """A study: policies side by side on the same arrivals, some seeds each, and what they add up to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,12 +13,15 @@ from kvplan.model.fleet import Fleet
 from kvplan.model.slo import of_requests
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, at_once, run_rows, scenarios
-from kvplan.simulation.metrics import PolicyResult, policy_result
+from kvplan.simulation.metrics import Figures, PolicyResult, policy_result
 from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.parameters import LIMITS
-from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.policies.protocol import Policy, Settings
 from kvplan.simulation.requests import Requests
 from kvplan.units import format_seconds
+
+_Given = TypeVar("_Given")
 
 
 class Study(NamedTuple):
@@ -39,11 +41,34 @@ class Study(NamedTuple):
     objectives: Mapping[str, float] = {}  # of a request's own times, seconds: who keeps them is goodput
     fleet: Fleet | None = None  # that the requests are shared among
     by_chance: bool = True  # whether other requests could have come; if not, no figure has an interval
+    settings: Mapping[
+        str, Settings
+    ] = {}  # by the name of the result: the policy's, or that of a variant of a grid
+    by_seed: tuple[Sequence[Figures], ...] = ()  # figures of each run, for each policy
 
     @property
     def first(self) -> tuple[Outcome, ...]:
         """The run of the first seed of each policy."""
         return tuple(mine[0][1] for mine in self.runs)
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether parameters of a policy are varied."""
+        return any(each.varied for each in self.settings.values())
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The policy of each result."""
+        return tuple(POLICIES[self.settings[result.policy].policy] for result in self.results)
+
+    def only(self, names: Container[str]) -> "Study":
+        """Return the study of some of its results alone."""
+        kept = [index for index, result in enumerate(self.results) if result.policy in names]
+        return self._replace(
+            results=tuple(self.results[index] for index in kept),
+            runs=tuple(self.runs[index] for index in kept),
+            by_seed=tuple(self.by_seed[index] for index in kept),
+        )
 
     @property
     def cut_short(self) -> tuple[str, ...]:
@@ -93,24 +118,31 @@ def study(
     shown = {name: mine for name, mine in shown.items() if mine}
     if not shown:
         raise KeyboardInterrupt
+    by_seed: list[list[Figures]] = []
+
+    def each(work: Callable[[_Given], Figures], of: Sequence[_Given]) -> list[Figures]:
+        by_seed.append(at_once(work, of, threads))
+        return by_seed[-1]
+
+    results = tuple(
+        policy_result(
+            name,
+            parameters[name],
+            mine,
+            drawn[0].names if details else (),
+            horizon_s=load.horizon_s,
+            saturated=load.is_saturated,
+            by_chance=by_chance and details,
+            limits=objectives,
+            each=each,
+        )
+        for name, mine in shown.items()
+    )
     return Study(
         load=load,
         requests=_arrived(shown[next(iter(shown))][0]),
         seeds=tuple(seeds[i] for i in kept),
-        results=tuple(
-            policy_result(
-                name,
-                parameters[name],
-                mine,
-                drawn[0].names if details else (),
-                horizon_s=load.horizon_s,
-                saturated=load.is_saturated,
-                by_chance=by_chance and details,
-                limits=objectives,
-                each=partial(at_once, threads=threads),
-            )
-            for name, mine in shown.items()
-        ),
+        results=results,
         runs=tuple(shown.values()),
         missing=tuple(name for name in policies if name not in shown),
         interrupted=interrupted,
@@ -121,6 +153,8 @@ def study(
         objectives=objectives,
         fleet=model.fleet,
         by_chance=by_chance,
+        settings=policies,
+        by_seed=tuple(by_seed),
     )
 
 

@@ -80,13 +80,9 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
             return CHANGES
         else:
             replica = chosen(s, coming)
-            behind = states[replica].clock[Clock.NOW] < coming_s
             if comes_within(states[replica], replica, coming, coming_s):
-                if s.fleet[1 + replica, Site.ENDS]:
-                    settle(states[replica], replica)
-                else:
-                    runs, until_s, coming_s = replica, coming_s, math.inf
-            elif told(s, Link.ACTS, replica) < coming_s or (behind and not s.fleet[1 + replica, Site.IDLES]):
+                runs, until_s, coming_s = replica, coming_s, math.inf
+            elif is_behind(states[replica], replica, coming_s):
                 runs, until_s = replica, coming_s
             else:
                 send(states[replica], replica, coming, coming_s)
@@ -135,10 +131,21 @@ def chosen(s: State, request: int) -> int:
 
 @kernel
 def comes_within(s: State, replica: int, request: int, time_s: float) -> bool:
-    """Tell whether an answer brings a request while the iteration runs that begins now; see `release`."""
+    """Tell whether an answer brings a request while the iteration runs that begins now, the last one ended."""
     if s.fleet[1 + replica, Site.IDLES] or s.fleet[1 + replica, Site.ROLE] != Role.WHOLE:
         return False
-    return bool(request >= s.fleet[0, Router.UNASKED_END] and s.clock[Clock.ENDED] == time_s)
+    if request < s.fleet[0, Router.UNASKED_END] or s.clock[Clock.ENDED] != time_s:
+        return False
+    if s.fleet[1 + replica, Site.ENDS]:
+        settle(s, replica)
+    return True
+
+
+@kernel
+def is_behind(s: State, replica: int, time_s: float) -> bool:
+    """Tell whether a replica has to run before a request comes to it."""
+    behind = s.clock[Clock.NOW] < time_s and not s.fleet[1 + replica, Site.IDLES]
+    return bool(behind or told(s, Link.ACTS, replica) < time_s)
 
 
 @kernel

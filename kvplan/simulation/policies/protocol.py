@@ -43,6 +43,7 @@ class Settings(NamedTuple):
 
     policy: str
     given: Mapping[str, tuple[float, ...]]
+    varied: tuple[str, ...] = ()  # those of `given` that a grid varies
 
     def numbers(self, name: str) -> tuple[float, ...] | None:
         """Return a list of numbers; None where it is not set."""

@@ -1,0 +1,66 @@
+"""Policies that are wrong on purpose: what is reproduced with the right ones is no longer, so the verdicts can fail."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from tiers import at_night
+
+from kvplan.reproduction.experiment import Verdict, load_experiment
+from kvplan.reproduction.judge import reproduction
+from kvplan.reproduction.runs import run_all
+from kvplan.simulation.actions import admit_in_order, advance, evict, overflows
+from kvplan.simulation.initial_state import Setup
+from kvplan.simulation.policies import POLICIES
+from kvplan.simulation.policies.parameters import UNLIMITED
+from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
+from kvplan.simulation.state import Counter, List, State, group_list, kernel
+
+
+@kernel
+def evict_the_furthest(s: State) -> None:
+    """Form batches as greedy does, but evict the most progressed first.
+
+    Who came last is no wrong choice: requests are admitted in order of arrival, so that it is the least progressed.
+    """
+    advance(s, 0)
+    while overflows(s):
+        evict(s, s.list[group_list(s, 0), List.HEAD])
+    admit_in_order(s, 0, 0, s.counter[Counter.WAITING])
+
+
+def with_knobs(policy: Policy, value: float) -> Policy:
+    """The policy with the same number for all its thresholds or budgets."""
+
+    def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+        setup, parameters = policy.prepare(scenario, settings)
+        return setup._replace(knobs=np.full_like(setup.knobs, value)), parameters
+
+    return policy._replace(prepare=prepare)
+
+
+class Mutant(NamedTuple):
+    policy: Policy
+    experiment: str
+
+
+MUTANTS = {
+    "wait that waits for nobody": Mutant(with_knobs(POLICIES["wait"], 1), "wait-theorem-1"),
+    "flow without budgets": Mutant(with_knobs(POLICIES["flow"], UNLIMITED), "fc-4-1-per-class"),
+    "greedy that evicts the most progressed": Mutant(
+        POLICIES["greedy"]._replace(form_batch=evict_the_furthest), "sic-example-01"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*at_night(*MUTANTS)])
+def test_a_wrong_policy_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, experiment = MUTANTS[name]
+    monkeypatch.setitem(POLICIES, policy.name, policy)
+    judged = reproduction(load_experiment(experiment), run_all(load_experiment(experiment)))
+    lost = [
+        each.figure.what
+        for each in judged.compared
+        if each.figure.verdict is Verdict.REPRODUCED and each.verdict is not Verdict.REPRODUCED
+    ]
+    assert lost
