@@ -14,8 +14,7 @@ The loop
     remain, the run ends as a livelock.
     `iterations` counts executed batches only. The clock stops at `horizon_s`: no batch is formed at or after it, one
     that would end after it is not executed (what it evicted stays evicted), and a jump is cut short. In a closed loop
-    the first `clients` requests arrive at 0 and each completion brings the next one at that moment, or as much later as
-    a request takes outside the engine (two completions,
+    the first `clients` requests arrive at 0 and each completion brings the next one at that moment (two completions,
     two arrivals).
 
 Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `sglang`, `sarathi`, `vllm-v0`)
@@ -418,10 +417,10 @@ class Run:
             self.queue.append(request)
 
     def bring_the_next(self) -> None:
-        """Closed loop: a client whose request completed sends the next one, which takes its time outside the engine."""
+        """Closed loop: a client whose request completed sends the next one."""
         for request in self.to_come:
             if request.arrival_s is None:
-                request.arrival_s, request.brought = self.now + self.request_overhead_s, True
+                request.arrival_s, request.brought = self.now, True
                 return
 
     def is_answered(self, request: Request) -> None:

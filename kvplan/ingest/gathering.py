@@ -333,7 +333,8 @@ class _Gathering:
             return measured
         if estimate is None or "timing" in self.settled:
             return self._of_another_service(measured)
-        part = roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.tensor_parallel)
+        engine = self.asked.engine or (self.limits and _ENGINES.get(self.limits.engine)) or EngineName.VLLM
+        part = roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.tensor_parallel, engine)
         low, high = map(format_number, estimate.speed.band)
         figures = f"{_constants(estimate.speed.timing)}; {low} to {high} times that"
         notes = (*measured.notes, *estimate.shape.notes, *estimate.speed.notes)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, vllm_limits
@@ -60,7 +61,12 @@ class Kind:
         """The engine's own budget of an iteration."""
         return vllm_limits(self.gpu)["max_num_batched_tokens"]
 
-    def toml(self, max_num_seqs: int = _FEW_SEQUENCES, batched_tokens: int | None = None) -> str:
+    def toml(
+        self,
+        max_num_seqs: int = _FEW_SEQUENCES,
+        batched_tokens: int | None = None,
+        engine: EngineName = EngineName.VLLM,
+    ) -> str:
         """The tables [gpu], [timing] and [provenance] of a profile."""
         memory = self.memory
         gpu: dict[str, object] = {"memory_tokens": memory.memory_tokens, "block_tokens": memory.block_tokens}
@@ -77,7 +83,9 @@ class Kind:
             (
                 table_text("provenance", {"gpu": origin, "timing": origin}),
                 table_text("gpu", gpu),
-                timing_text(self.speed.timing, REQUEST_OVERHEAD_S, MeasuredRange(band=self.speed.band)),
+                timing_text(
+                    self.speed.timing, REQUEST_OVERHEAD_S[engine], MeasuredRange(band=self.speed.band)
+                ),
             )
         )
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan.analysis.equilibrium import per_request
+from kvplan.engine import EngineName
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.trace.replay import replaying
 from kvplan.model.fleet import Routing
@@ -47,7 +48,8 @@ def _of_kind(kind: Kind, request: Request, **limits: int) -> Profile:
     assert request.demand is not None
     name = f"{kind.shape.name} on {kind.tensor_parallel} x {kind.gpu.name}"
     engine = "" if request.engine == "vllm" else f'\n\n[engine]\nname = "{request.engine}"'
-    text = f'schema = 1\nname = "{name}"\n\n{kind.toml(**limits)}{engine}\n\n{request.demand.toml}\n'
+    tables = kind.toml(**limits, engine=EngineName(request.engine))
+    text = f'schema = 1\nname = "{name}"\n\n{tables}{engine}\n\n{request.demand.toml}\n'
     return _replayed(parse_profile(text.encode(), name), request.demand)
 
 

@@ -502,18 +502,21 @@ def complete(s: State, request: int, now: float) -> None:
         c[Counter.ON_LINKS] += 1
         bring(s, request + s.fixed[Fixed.HANDED_OVER], now)
         return
-    answered = now + s.clock[Clock.OVERHEAD]  # when the client has it, and has sent the next
     if s.fixed[Fixed.CLIENTS] and in_fleet(s):
         if s.fleet[0, Router.NEXT_OF_CLIENTS] < (
             s.fixed[Fixed.HANDED_OVER] if s.fixed[Fixed.HANDED_OVER] > 0 else s.time.shape[0]
         ):
-            bring(s, s.fleet[0, Router.NEXT_OF_CLIENTS], answered)
+            bring(s, s.fleet[0, Router.NEXT_OF_CLIENTS], now)
             s.fleet[0, Router.NEXT_OF_CLIENTS] += 1
     elif s.fixed[Fixed.CLIENTS] and c[Counter.RELEASED] < s.time.shape[0]:
-        s.time[c[Counter.RELEASED], Time.ARRIVAL] = answered
+        s.time[c[Counter.RELEASED], Time.ARRIVAL] = now
         c[Counter.RELEASED] += 1
     if extended(s) and s.fixed[Fixed.TURNS]:
-        bring(s, s.request[request, Request.FOLLOWING], answered + s.time[request, Time.THINK])
+        bring(
+            s,
+            s.request[request, Request.FOLLOWING],
+            now + s.clock[Clock.OVERHEAD] + s.time[request, Time.THINK],
+        )
 
 
 @kernel

@@ -364,8 +364,8 @@ def run(
     setup
         From the policy's `prepare`.
     request_overhead_s
-        What a request takes outside the engine, seconds: part of its latencies, and in a closed loop the next comes
-        so much after a completion.
+        What a request takes outside the engine, seconds: part of its latencies, and of the time until its session
+        goes on. Clients of a closed loop send the next while the first one's answer is on its way.
     horizon_s
         Where the clock stops, seconds; batches that would end later are not run. Needed where more requests come
         later than those given.

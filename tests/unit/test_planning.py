@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import is_night
 
+from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
@@ -202,7 +203,7 @@ def test_what_would_make_a_demand_possible_does() -> None:
         return plan(Request([kind], demand, (parse_slo(f"ttft_s.p95 <= {limit_s} s"),)))
 
     def slower_s(prompt_tokens: float) -> float:
-        return 1.05 * kind.speed.timing(prompt_tokens, prompt_tokens, 1) + REQUEST_OVERHEAD_S
+        return 1.05 * kind.speed.timing(prompt_tokens, prompt_tokens, 1) + REQUEST_OVERHEAD_S[EngineName.VLLM]
 
     other = 1.05 * kind.speed.timing(1500, 0, 1)
 

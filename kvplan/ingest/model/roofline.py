@@ -32,12 +32,14 @@ from typing import Any
 
 import numpy as np
 
+from kvplan.engine import EngineName
 from kvplan.ingest.model.hardware import Gpu, tables
 from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, kv_layers, number_bytes, with_weights
 from kvplan.ingest.model.weights import Storage
 from kvplan.model import Timing
 
-REQUEST_OVERHEAD_S = 0.024  # of a request outside the engine: measured of vLLM on public sweeps
+# Of a request outside the engine, where nobody has measured it: of public sweeps, by engine.
+REQUEST_OVERHEAD_S = {EngineName.VLLM: 0.024, EngineName.SGLANG: 0.179, EngineName.TRTLLM: 0.030}
 
 _OPERATIONS = 2  # a multiplication and an addition for each parameter
 _SIXTEEN_BITS = 2  # bytes of an activation, and of a number in an embedding table, quantised or not

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvplan.engine import EngineName
 from kvplan.ingest.model.estimate import ReplicaEstimate
 from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.roofline import REQUEST_OVERHEAD_S, Roofline
@@ -82,14 +83,16 @@ def layout_lines(layout: KvLayout) -> Iterator[str]:
     yield f"A long request takes {more}, and up to {layout.fixed_tokens:,} pool tokens whatever its length"
 
 
-def roofline_part(found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Part:
+def roofline_part(
+    found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel: int, engine: EngineName
+) -> Part:
     """The table [timing] to expect, with its band."""
     about = (
         f"Iteration time: an estimate by kvplan {__version__} for {shape.name} ({shape.source}) on "
         f"{_together(gpu, tensor_parallel)} ({gpu.source}).",
         *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
     )
-    body = timing_text(found.timing, REQUEST_OVERHEAD_S, measured=MeasuredRange(band=found.band))
+    body = timing_text(found.timing, REQUEST_OVERHEAD_S[engine], measured=MeasuredRange(band=found.band))
     return Part("timing", about, body, _origin(shape, gpu, tensor_parallel))
 
 
