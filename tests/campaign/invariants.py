@@ -53,7 +53,7 @@ _FLUID = re.compile(
 )
 _BY_CLASS = re.compile(r"classes\[|wait\.|safety_buffer\.theorem_bound")
 _DRAWN = re.compile(
-    r"latency|verdict\.drain|advice|goodput"
+    r"latency|verdict\.drain|advice|goodput|wait\.overload\.simulated"
 )  # by runs on draws that follow the order of classes
 _INTERVAL = "latency.ci95."
 _WIDER = 3.0  # intervals of 95 %, of which a campaign compares thousands

@@ -30,7 +30,7 @@ def test_another_verdict_than_on_record_is_a_defect(
 ) -> None:
     text = shipped_experiments()["sic-example-02"].read_text("utf-8")
     path = tmp_path / "changed.toml"
-    path.write_text(text.replace("printed = 2\n", "printed = 3\n"), "utf-8")
+    path.write_text(text.replace('printed = "2"\n', 'printed = "3"\n'), "utf-8")
     monkeypatch.setattr(experiment, "shipped_experiments", lambda: {"changed": path})
     assert main(["reproduce", "changed"]) == 3
     out, err = capfd.readouterr()

@@ -55,7 +55,8 @@ def test_it_moves_ttft_and_e2e_of_every_policy_with_their_intervals_and_nothing_
 
 def test_it_is_part_of_latencies_and_of_no_load(run: Run, pair: tuple[str, str]) -> None:
     told, plain = (document(run, "analyze", profile) for profile in pair)
-    for one, other in zip(told["wait"]["classes"], plain["wait"]["classes"], strict=True):
+    with_latency = [each["wait"]["classes"] + each["wait"]["dial"] for each in (told, plain)]
+    for one, other in zip(*with_latency, strict=True):
         assert one.pop("latency_s") == pytest.approx(other.pop("latency_s") + OVERHEAD)
     longer, shorter = told.pop("latency"), plain.pop("latency")
     for time in ("ttft_s", "itl_s", "e2e_s"):
