@@ -48,13 +48,26 @@ def read(folder: Path) -> Sweeps:
 
 
 def with_settings(folder: Path) -> Iterator[Sweep]:
-    """The sweeps of a folder, with what the benchmark had set; without runs of which some drafted, or may have."""
+    """The sweeps of a folder, with what the benchmark had set; without runs of which some drafted, or may have.
+
+    Versions of an engine are apart, and so are runs that were not warmed up: what they had set differs.
+    """
     set_by = {_point(row): row for row in _rows(folder / SETTINGS)}
-    lines = {line: set_by.get(_point(row)) for line, row in enumerate(_rows(folder / FILE), 2)}
+    table = dict(enumerate(_rows(folder / FILE), 2))
     for some in read_samples(folder / FILE):
-        if isinstance(some, Sweep):
-            points = (_as_set(point, lines[point.line]) for point in some.points)
-            yield replace(some, points=tuple(point for point in points if point is not None))
+        if not isinstance(some, Sweep):
+            continue
+        apart: dict[str, list[Point]] = {}
+        for point in some.points:
+            row = table[point.line]
+            known = set_by.get(_point(row))
+            if (played := _as_set(point, known)) is not None:
+                warm = "" if known is None or known["warmed_up"] == "yes" else "cold"
+                apart.setdefault(f"{some.deployment.other} {row['version']} {warm}".strip(), []).append(
+                    played
+                )
+        for other, points in apart.items():
+            yield replace(some, points=tuple(points), deployment=replace(some.deployment, other=other))
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -72,7 +85,13 @@ def _as_set(point: Point, row: Mapping[str, str] | None) -> Point | None:
         return point
     if row["speculative"] != "no":
         return None
-    return replace(point, waits=Waits(*(int(row[name]) for name in Waits._fields)))
+    waits = Waits(*(int(row[name]) for name in Waits._fields))
+    if (row["gpu"], row["backend"]) == (
+        "b300_sxm",
+        "sglang",
+    ):  # its figures show no interval, whatever the script says
+        waits = Waits()
+    return replace(point, waits=waits)
 
 
 def high_from_low(sweep: Sweep) -> Iterator[tuple[Sweep, Hidden]]:

@@ -20,7 +20,8 @@ from result_files import (
 from sampled import parse_samples
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.samples import Deployment, LeftOut, Measured, Point, Samples, Sweep
+from kvplan.ingest.results import INFERENCEMAX_PROTOCOL
+from kvplan.ingest.timing.samples import Deployment, LeftOut, Measured, Point, Samples, Sweep, Waits
 
 
 def read(*documents: Any, indent: int | None = None) -> tuple[Measured, ...]:
@@ -131,7 +132,7 @@ def test_inferencemax_draws_lengths_and_counts_tokens_of_each_gpu() -> None:
         ),
     )
     assert found.group == "openai/gpt-oss-120b, b200, vllm, TP4, fp4"
-    assert found.notes == ()
+    assert found.notes == (INFERENCEMAX_PROTOCOL,)
 
 
 def test_deployments_of_inferencemax_are_told_apart_and_split_ones_left_out() -> None:
@@ -241,6 +242,30 @@ def test_a_stage_of_fixed_concurrency_is_a_closed_loop() -> None:
     fixed = stage(10.0, 10.0, 9.9, 0.73)
     fixed["load_summary"]["concurrency"] = 6
     assert point(fixed).concurrency == 6
+
+
+def test_what_a_table_says_of_its_runs_is_played_left_out_or_noted() -> None:
+    header = "backend,concurrency,input,output,tpot_ms,speculative,warmed_up,receive_every_steps,batch_wait_tokens\n"
+    (found,) = parse_samples(
+        [
+            header,
+            "sglang,8,100,50,9,no,yes,30,\n",
+            "sglang,16,100,50,11,unclear,no,1,0\n",
+            "sglang,32,100,50,7,yes,yes,1,0\n",
+        ],
+        "file",
+    )
+    assert isinstance(found, Sweep)
+    assert [(point.concurrency, point.waits) for point in found.points] == [(8, Waits(30)), (16, Waits())]
+    assert [(left.count, left.line) for left in found.left_out] == [(1, 4)]
+    said = (
+        "all requests of the lengths stated",
+        "receive_every_steps = 30",
+        "had drafts is unclear",
+        "not warmed up",
+    )
+    assert len(found.notes) == len(said)
+    assert all(any(words in note for note in found.notes) for words in said)
 
 
 def test_rate_sweeps_in_tables_say_what_was_asked_for_sent_and_done() -> None:

@@ -108,6 +108,10 @@ def parallel(*written: str) -> int:
     return int(first) if first.isdigit() else 1
 
 
+INFERENCEMAX_PROTOCOL = (
+    "assumed of the benchmark, as InferenceMAX runs: lengths drawn from 0.8 to 1 times those stated, 10 requests of "
+    "each client, all clients at once"
+)
 READERS: tuple[Reader[Adds], ...] = tuple(chain(*collected(__name__, __path__, "READERS")))
 
 

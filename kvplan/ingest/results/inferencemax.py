@@ -5,7 +5,7 @@ Keys as its utils/process_result.py writes them: times in seconds, tokens per se
 """
 
 from kvplan.ingest.cells import Record, names
-from kvplan.ingest.results import parallel, spread, table
+from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, parallel, spread, table
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point
 
@@ -18,6 +18,7 @@ def _add(row: Record, collector: Collector) -> None:
     if row.text("disagg").lower() not in _NO or row.text("ismultinode").lower() not in _NO:
         collector.skip("prefill and decode on machines of their own", row.line)
         return
+    collector.note(INFERENCEMAX_PROTOCOL)
     inputs, outputs = (spread(0.9 * row.number(most), 0.1 * row.number(most)) for most in ("isl", "osl"))
     gpus, tokens_each = row.optional("tp"), row.optional("outputtputpergpu")
     throughput = None

@@ -6,7 +6,8 @@
   hardware and tensor_parallel.
 - A concurrency sweep: concurrency, lengths, and TPOT, TTFT, E2E or requests/s. Columns model, gpu, backend, precision,
   tp and ep tell replicas apart; versions of a backend are taken together. Columns receive_every_steps,
-  batch_wait_iterations and batch_wait_tokens say how the engine let prompts wait, as keys of [engine]. InferenceMAX
+  batch_wait_iterations and batch_wait_tokens say how the engine let prompts wait, as keys of [engine]; speculative
+  leaves runs with drafts out; of runs that are not warmed_up there is a note. InferenceMAX
   draws lengths from 0.8 to 1
   times those it names; so are rows whose `source` says inferencemax read.
 - A rate sweep: requested_rps, lengths, TTFT, and TPOT or E2E. With achieved_rps and done_rps it is seen which rates the
@@ -21,7 +22,7 @@ from typing import Any
 from kvplan.errors import ProfileError
 from kvplan.ingest.cells import Names, Record, names
 from kvplan.ingest.reader import FileKind, Reader
-from kvplan.ingest.results import Adds, Load, at_rate, parallel, spread, table, tpot
+from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, Adds, Load, at_rate, parallel, spread, table, tpot
 from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
 from kvplan.ingest.timing.samples import Deployment, Point, Range, Waits
@@ -102,6 +103,11 @@ _SENT = names("achievedrps achievedrate")
 _DONE = {**names("donerps completedrps"), **THROUGHPUT}
 _DERIVED_TPOT = {**names("tpotderiveds"), **TPOT}
 _NO_UNIT = names("tpot ttft itl e2e e2el latency meantpot meanttft meane2e meane2el")
+_YES, _NO = ("yes", "true", "1"), ("no", "false", "0")
+_EQUAL_LENGTHS = (
+    "assumed of the benchmark: all requests of the lengths stated, and where their number is not, 10 of each client, "
+    "all clients at once"
+)
 _INFERENCEMAX = 0.8  # shortest length it draws, over the longest
 
 
@@ -120,13 +126,15 @@ def _requests(row: Record) -> int | None:
     return None if (count := row.optional(_REQUESTS)) is None else round(count)
 
 
-def _waits(row: Record) -> Waits:
+def _waits(row: Record, collector: Collector) -> Waits:
     """Read what a row says of the engine, whose default counts where it says nothing."""
-    keys = ("receiveeverysteps", "batchwaititerations", "batchwaittokens")
-    said = (row.optional(names(key)) for key in keys)
-    return Waits(
-        *(default if value is None else round(value) for value, default in zip(said, Waits(), strict=True))
-    )
+    waits = {}
+    for key, default in Waits()._asdict().items():
+        value = row.optional(names(key.replace("_", "")))
+        waits[key] = default if value is None else max(round(value), default)
+        if waits[key] != default:
+            collector.note(f"runs with {key} = {waits[key]} are played so; a profile says it in [engine]")
+    return Waits(**waits)
 
 
 def _refuse_times_without_unit(row: Record) -> None:
@@ -136,9 +144,30 @@ def _refuse_times_without_unit(row: Record) -> None:
             raise row.error(name, f"names no unit; call it {written}_ms or {written}_s")
 
 
+def _drafted(row: Record, collector: Collector) -> bool:
+    """Leave out a run with drafts, whose iterations give more than a token; note what else is to be known of a run."""
+    drafted = row.text("speculative").lower()
+    if drafted in _YES:
+        collector.skip("with drafts (speculative), whose iterations give several tokens", row.line)
+        return True
+    if drafted and drafted not in _NO:
+        collector.note(
+            "whether some runs had drafts is unclear (speculative): they are taken to have had none"
+        )
+    if row.text("warmedup").lower() in _NO:
+        collector.note(
+            "some runs were not warmed up (warmed_up): their mean TTFT may have what begins with the engine"
+        )
+    return False
+
+
 def _at_concurrency(row: Record, collector: Collector) -> None:
     _refuse_times_without_unit(row)
-    shortest = _INFERENCEMAX if row.text("source").lower() == "inferencemax" else 1.0
+    if _drafted(row, collector):
+        return
+    is_inferencemax = row.text("source").lower() == "inferencemax"
+    shortest = _INFERENCEMAX if is_inferencemax else 1.0
+    collector.note(INFERENCEMAX_PROTOCOL if is_inferencemax else _EQUAL_LENGTHS)
 
     def lengths(column: Names) -> Range:
         return round(shortest * row.number(column)), round(row.number(column))
@@ -153,7 +182,7 @@ def _at_concurrency(row: Record, collector: Collector) -> None:
         outputs=outputs,
         concurrency=row.whole(_CONCURRENCY),
         requests=_requests(row),
-        waits=_waits(row),
+        waits=_waits(row, collector),
         ttft_s=row.optional(TTFT),
         tpot_s=row.optional(TPOT),
         e2e_s=row.optional(E2E),
@@ -163,6 +192,8 @@ def _at_concurrency(row: Record, collector: Collector) -> None:
 
 
 def _at_rate(row: Record, collector: Collector) -> None:
+    if _drafted(row, collector):
+        return
     _refuse_times_without_unit(row)
     rate, output = row.positive(_RATE), row.number(_OUTPUT)
     ttft, e2e, between = row.optional(TTFT), row.optional(E2E), row.optional(_DERIVED_TPOT)
@@ -179,7 +210,7 @@ def _at_rate(row: Record, collector: Collector) -> None:
         inputs=spread(row.number(_INPUT)),
         outputs=spread(output),
         requests=requests,
-        waits=_waits(row),
+        waits=_waits(row, collector),
         ttft_s=ttft,
         tpot_s=between,
         e2e_s=e2e,
