@@ -13,9 +13,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from kvplan.errors import UsageError
 from kvplan.ingest.cells import is_json, json_object, json_records, plain_name
-from kvplan.ingest.text_file import Lines, beginning, lines_of
+from kvplan.ingest.text_file import beginning, lines_of
 
 _CHARACTERS = 1 << 16  # of a beginning
 _MOST_LINES = 100_000  # that are read of a log until it says what it is
@@ -53,14 +52,6 @@ class Beginning(NamedTuple):
             return cls(line, True, list(values or ()), values)
         delimiter = max(_DELIMITERS, key=line.count)
         return cls(line, False, next(csv.reader([line], delimiter=delimiter), []), None, delimiter)
-
-    @classmethod
-    def of_lines(cls, lines: Lines) -> "Beginning":
-        """Take the first of these lines that is not blank; a UsageError where none is."""
-        line = next((line for line in lines if line.strip()), "")
-        if not line:
-            raise UsageError(f"{lines.source}: empty; a trace has a row for every request")
-        return cls.of_line(line)
 
     @classmethod
     def of_file(cls, path: Path) -> "Beginning":

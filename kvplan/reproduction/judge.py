@@ -156,12 +156,13 @@ def _of_seed(document: Mapping[str, Any], key: str, seed: int) -> Measured:
 
 
 def value_at(document: Any, key: str) -> float | None:
-    """Return the number at a key of a document: names and list positions with dots between; None where it is null.
+    """Return the number at a key of a document, or at names and positions with dots between; None where it is null.
 
     >>> value_at({"wait": {"thresholds": [3, 5]}}, "wait.thresholds.-1")
     5.0
     """
-    for part in key.split("."):
+    whole = isinstance(document, Mapping) and key in document
+    for part in [key] if whole else key.split("."):
         if isinstance(document, Mapping):
             document = document[part]
         else:

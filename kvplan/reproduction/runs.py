@@ -105,9 +105,7 @@ def _simulated(run: Run, model: ServingModel, plan: Plan, announce: Announce | N
     if run.horizons:
         shorter = [replace(run, horizon=horizon, horizons=()) for horizon in run.horizons]
         return _slopes([_simulated(each, model, plan, announce) for each in shorter])
-    from kvplan.simulation.experiments import study
     from kvplan.simulation.experiments.grid import search
-    from kvplan.simulation.metrics import policy_result
 
     found = _study(run, model, plan, announce)
     best = search(found, run.best)
@@ -115,22 +113,14 @@ def _simulated(run: Run, model: ServingModel, plan: Plan, announce: Announce | N
         at = " at all values of its grid" if run.grid else ""
         raise LivelockError(f"run {run.name}: a livelock{at}, so there are no figures")
     chosen = found.only([best.best])
-    (result,), (pairs,) = chosen.results, chosen.runs
-    documents = []
-    for requests, outcome in pairs:
-        alone = policy_result(
-            result.policy,
-            result.parameters,
-            [(requests, outcome)],
-            [each.name for each in result.classes],
-            horizon_s=found.load.horizon_s,
-            saturated=found.load.is_saturated,
-            by_chance=found.by_chance and len(pairs) == 1,
-            limits=found.objectives,
-        )
-        figures = {**study.plain(alone), "series": outcome.series, "horizon_s": found.load.horizon_s}
-        documents.append(figures)
-    return {"seeds": documents, "chosen": best.best, "livelock": best.livelocks}
+    (result,), (figures,), (pairs,) = chosen.results, chosen.by_seed, chosen.runs
+    known = {"parameters": result.parameters, "horizon_s": found.load.horizon_s}
+    if len(pairs) == 1:
+        known["ci95"] = result.ci95
+    seeds = [
+        {**known, **each, "series": outcome.series} for each, (_, outcome) in zip(figures, pairs, strict=True)
+    ]
+    return {"seeds": seeds, "chosen": best.best, "livelock": best.livelocks}
 
 
 def _study(run: Run, model: ServingModel, plan: Plan, announce: Announce | None) -> "Study":
@@ -167,14 +157,8 @@ def _hindsight(run: Run, model: ServingModel) -> Document:
     """Bounds on mean latency, or with a horizon on rates, of each seed."""
     from kvplan.simulation.experiments.hindsight_bound import study_bounds
 
-    documents: list[dict[str, Any]] = []
-    for seed in range(run.seeds):
-        document: dict[str, Any] = {}
-        for bound in study_bounds(model, _load(run, model), ["mc"], [seed]):
-            key, _, statistic = bound.figure.partition(".")
-            document[key] = {statistic: bound.bound} if statistic else bound.bound
-        documents.append(document)
-    return {"seeds": documents}
+    seeds = [study_bounds(model, _load(run, model), ["mc"], [seed]) for seed in range(run.seeds)]
+    return {"seeds": [{bound.figure: bound.bound for bound in bounds} for bounds in seeds]}
 
 
 def _slopes(by_horizon: Sequence[Document]) -> Document:
@@ -185,8 +169,8 @@ def _slopes(by_horizon: Sequence[Document]) -> Document:
         figures = {
             "unserved_rps": [(seed["unfinished"] + 1) / seed["horizon_s"] for seed in each],
             "throughput_rps": [seed["throughput_rps"] for seed in each],
-            "e2e_s": [seed["e2e_s"]["mean"] for seed in each],
-            "ttft_s": [seed["ttft_s"]["mean"] for seed in each],
+            "e2e_s": [seed["e2e_s.mean"] for seed in each],
+            "ttft_s": [seed["ttft_s.mean"] for seed in each],
         }
         slopes = {name: float(np.polyfit(horizon, np.log(values), 1)[0]) for name, values in figures.items()}
         documents.append({"slope": slopes})
