@@ -114,7 +114,7 @@ def _simulated(run: Run, model: ServingModel, plan: Plan, announce: Announce | N
         raise LivelockError(f"run {run.name}: a livelock{at}, so there are no figures")
     chosen = found.only([best.best])
     (result,), (figures,), (pairs,) = chosen.results, chosen.by_seed, chosen.runs
-    known = {"parameters": result.parameters, "horizon_s": found.load.horizon_s}
+    known = {"parameters": result.parameters, "status": result.status, "horizon_s": found.load.horizon_s}
     if len(pairs) == 1:
         known["ci95"] = result.ci95
     seeds = [

@@ -25,29 +25,29 @@ def served(*settings: str, burst: str | None = "600@0") -> dict[str, Any]:
 
 def test_from_empty_agents_are_served_from_the_cache() -> None:
     found = served(burst=None)
-    assert found["prefix_cache"]["hit_rate"] == pytest.approx(0.822, abs=0.03)
-    assert found["kv_tokens"]["mean"] == pytest.approx(0.14 * 4e6, rel=0.15)
-    assert found["queue"]["end"] < 5
+    assert found["prefix_cache.hit_rate"] == pytest.approx(0.822, abs=0.03)
+    assert found["kv_tokens.mean"] == pytest.approx(0.14 * 4e6, rel=0.15)
+    assert found["queue.end"] < 5
     assert found["status"] == "steady"
 
 
 def test_a_burst_of_sessions_empties_the_cache_for_good() -> None:
     found = served()
-    assert found["prefix_cache"]["hit_rate"] < 0.01
-    assert found["kv_tokens"]["mean"] > 0.98 * 4e6
+    assert found["prefix_cache.hit_rate"] < 0.01
+    assert found["kv_tokens.mean"] > 0.98 * 4e6
     assert found["throughput_rps"] == pytest.approx(12.28, rel=0.05)
-    assert found["queue"]["end"] > 300
+    assert found["queue.end"] > 300
     assert found["status"] == "growing"
 
 
 def test_a_cap_with_shedding_brings_the_cache_back() -> None:
     found = served(CAP, SHEDDING)
-    assert found["prefix_cache"]["hit_rate"] == pytest.approx(0.822, abs=0.03)
+    assert found["prefix_cache.hit_rate"] == pytest.approx(0.822, abs=0.03)
     assert 300 < found["shed"] < 1000
-    assert found["queue"]["end"] < 5
+    assert found["queue.end"] < 5
     assert found["status"] == "steady"
 
 
 @pytest.mark.parametrize("setting", [CAP, SHEDDING])
 def test_neither_alone_does(setting: str) -> None:
-    assert served(setting)["prefix_cache"]["hit_rate"] < 0.3
+    assert served(setting)["prefix_cache.hit_rate"] < 0.3
