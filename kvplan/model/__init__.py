@@ -5,13 +5,15 @@ a request reads and holds at its stages, with layers of several kinds, and befor
 `timing`, `prompts` how long an iteration takes, and prefill tokens in it; `replica`, `engine`, `fleet` memory, limits
 and the plan, whose scheduler, several replicas; `serving` all of it, one model or many side by side; `arrivals`,
 `schedule` gaps between arrivals, and rates that vary; `gaps`, `lengths`, `sessions`, `streams` what a prefix cache
-lives on, in exact moments; `drafts` speculative decoding; `provenance` how all this is known
+lives on, in exact moments; `drafts` speculative decoding; `parallelism` how GPUs of a replica share a model;
+`provenance` how all this is known
 """
 
 from kvplan.engine import Admission, Engine, EngineName
 from kvplan.model.arrays import FloatArray, IntArray, as_written, sum_by, survival
 from kvplan.model.arrivals import ArrivalProcess, Recorded
 from kvplan.model.classes import Mix, Prompt, RequestClass
+from kvplan.model.parallelism import Parallelism
 from kvplan.model.prompts import Prompts
 from kvplan.model.provenance import Knowledge, MeasuredRange, Origin, Provenance
 from kvplan.model.replica import Plan, Replica
@@ -30,6 +32,7 @@ __all__ = [
     "MeasuredRange",
     "Mix",
     "Origin",
+    "Parallelism",
     "Plan",
     "Prefill",
     "Prompt",

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvplan.model.arrays import IntArray
 from kvplan.model.kv_layout import KvLayout
+from kvplan.model.parallelism import ALONE, Parallelism
 from kvplan.model.slo import Slo
 from kvplan.model.weights import Prefill
 
@@ -29,7 +30,10 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """KV capacity in tokens, page size, prefill convention, engine limits, GPUs, and whether prefixes are cached."""
+    """KV capacity in tokens, page size, prefill convention, engine limits, GPUs, and whether prefixes are cached.
+
+    Memory and limits are of all data-parallel ranks together, which share requests evenly; a rank has a part of each.
+    """
 
     memory_tokens: int
     block_tokens: int = 1
@@ -41,6 +45,12 @@ class Replica:
     # of layers of several kinds: memory is in pool tokens, blocks are the pages
     layout: KvLayout | None = None
     offload: Offload | None = None  # host memory behind the prefix cache
+    parallelism: Parallelism = ALONE
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel engines that step together."""
+        return self.parallelism.data
 
     @property
     def capacity_tokens(self) -> int:

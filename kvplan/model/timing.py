@@ -13,7 +13,7 @@ proportion, and so can be added up over them, and the rest, which is d0 where th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -59,6 +59,8 @@ class Timing:
     d4: float = 0.0
     d5: float = 0.0
     knee_tokens: float = 0.0
+    # part of d2 and of d3 that each token of all data-parallel ranks takes; the rest is for those of the busiest
+    all_ranks: float = 0.0
 
     def __call__(self, kv_tokens: Amount, prefill_tokens: Amount, sequences: Amount) -> Amount:
         """Seconds of an iteration, for numbers or arrays."""
@@ -69,6 +71,18 @@ class Timing:
     def constants(self) -> tuple[float, ...]:
         """All of them in order, as `iteration_time` takes them."""
         return self.d0, self.d1, self.d2, self.d3, self.d4, self.d5, self.knee_tokens
+
+    def of_ranks(self, ranks: int) -> "Timing":
+        """Turn the law of one of several ranks that step together into that of what all of them do, shared evenly.
+
+        `all_ranks` comes on top of the rank's own d2 and d3; d4 and the sequences under its root are of all ranks.
+
+        >>> Timing(0.01, d1=8e-6, d2=4e-6, all_ranks=1e-6).of_ranks(4)(1000, 400, 0)
+        0.0128
+        """
+        d2, d3 = (each / ranks + self.all_ranks for each in (self.d2, self.d3))
+        beyond = {"d5": self.d5 / ranks, "knee_tokens": self.knee_tokens * ranks}
+        return replace(self, d1=self.d1 / ranks, d2=d2, d3=d3, **beyond)
 
     @property
     def is_linear(self) -> bool:
