@@ -14,7 +14,7 @@ from kvplan.model import FloatArray, IntArray
 
 NOBODY = -1
 STANDS_BY = 2  # a value of `Group.RUNS`
-KNEE = 6  # in `State.timing`
+KNEE, CHOSEN = 6, 8  # in `State.timing`
 GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind those of KV tokens
 GAPS_IN_E = 500  # bins in which a time grows by a factor e: each is 0.2 % wide
 SHORTEST_GAP_S = 1e-9  # what is shorter counts as this; the longest is 1e9 times a second
@@ -298,11 +298,12 @@ class Span(Columns):
     WAITING_S: int
     BUSY_S: int
     STEPS: int
-    CONTEXT: int  # this and the next four: the amounts that the law of iteration times is made of
+    CONTEXT: int  # this and the next five: the amounts that the law of iteration times is made of
     PREFILLED: int
     SEQUENCES: int
     ROOTS: int  # of the sequences of each iteration
     BEYOND_KNEE: int
+    WOKEN: int  # share of the experts
     LEAST_WAITING: int  # no sum: the least of any iteration; infinite where there was none
 
 
