@@ -15,7 +15,7 @@ The loop
     `iterations` counts executed batches only. The clock stops at `horizon_s`: no batch is formed at or after it, one
     that would end after it is not executed (what it evicted stays evicted), and a jump is cut short. In a closed loop
     the first `clients` requests arrive at 0 and each completion brings the next one at that moment (two completions,
-    two arrivals).
+    two arrivals); `at_once`: into the iteration that begins then.
 
 Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `sglang`, `sarathi`, `vllm-v0`)
     A request of (s, d) stays n stages and needs a + k tokens while stage k runs (the table in `kvplan.model`), in
@@ -272,7 +272,7 @@ class Run:
                 zip(requests.input_tokens, requests.decode_tokens, requests.class_index, strict=True)
             )
         ]
-        self.closed = requests.clients is not None
+        self.closed, self.at_once = requests.clients is not None, requests.at_once
         self.more_later = requests.more_later
         for i, request in enumerate(self.all):
             if requests.clients is None:
@@ -421,7 +421,7 @@ class Run:
         """Closed loop: a client whose request completed sends the next one."""
         for request in self.to_come:
             if request.arrival_s is None:
-                request.arrival_s, request.brought = self.now, True
+                request.arrival_s, request.brought = self.now, not self.at_once
                 return
 
     def is_answered(self, request: Request) -> None:

@@ -141,6 +141,7 @@ class Fixed(Columns):
     SILENT: int  # iterations of a request before its first token
     READY_MADE: int  # whether prompts arrive computed
     CLIENTS: int  # whether a completion brings the next request
+    LAGS: int  # and whether that comes after the next iteration has begun
     BIN: int  # tokens of a bin of memory held
     QUEUES: int
     MORE_LATER: int  # whether others arrive beyond the horizon
