@@ -342,6 +342,7 @@ class Router(Columns):
     RULE: int  # see `Rule`
     BRINGS: int  # whether a completion may bring somebody
     FURTHER: int  # requests that have no row yet
+    SENT: int  # requests so far
 
 
 class Site(Columns):
@@ -355,9 +356,12 @@ class Site(Columns):
 
 
 class Rule:
-    """Each request has its `Request.SITE`, or the router looks at requests or at blocks held."""
+    """Each request has its `Request.SITE`, or the router looks at requests or at blocks held.
 
-    BLIND, BY_REQUESTS, BY_KV = range(3)
+    BY_SESSION: a turn goes where the one before it went, if that replica still takes requests; else by requests.
+    """
+
+    BLIND, BY_REQUESTS, BY_KV, BY_SESSION = range(4)
 
 
 class Role:
@@ -370,7 +374,7 @@ class Link(Columns):
     """Of `State.link`."""
 
     ACTS: int  # when a replica next begins or ends something, seconds
-    SEEN: int  # what the router sees of it; in the first row, which is no node, when it next sees others than now
+    SEEN: int  # what the router sees of it; in the first row, which is no node, when somebody next looks or changes it
     SEEN_DECODING: int  # of decode replicas
     TRANSFERS_UNTIL: int  # until when it sends or receives KV, seconds
     WHOSE: int  # from here on: as many columns that say whose they are
