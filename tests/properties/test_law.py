@@ -37,6 +37,7 @@ from kvplan.model.fleet import Fleet
 from kvplan.model.gaps import Exponential
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
+from kvplan.model.parallelism import Parallelism
 from kvplan.model.replica import Offload
 from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 from kvplan.model.slo import parse_slo
@@ -217,6 +218,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "gpus": 2,
         "prefix_caching": False,
         "layout": KvLayout((Layers(Attention.WINDOW, 3, 8, 64), Layers(Attention.FULL, 3, 8)), 16),
+        "parallelism": Parallelism(data=2),
     },
     "cached replica": {"offload": Offload(100_000, 1e-6)},
     "class": {
@@ -255,6 +257,7 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 # The schedule in test_schedule.py; what is left out are names.
 TAKEN_APART = {"classes", "timing", "replica", "schedule", "left_out"}
+EVERYWHERE = ("analyze", "side by side", "sweep", "simulate", "explain")
 # What a field does not change, and why.
 UNMOVED = {
     ("class", "name", "simulate"): "a name",
@@ -271,10 +274,12 @@ UNMOVED = {
     },
     ("plan", "segments", "explain"): "which segments come of it is in the report",
     ("replica", "prefill", "simulate"): "vllm counts as engines do, whatever the convention",
+    **{("replica", "gpus", what): "`plan` counts and prices them" for what in EVERYWHERE},
     **{
-        ("replica", "gpus", what): "`plan` counts and prices them"
-        for what in ("analyze", "side by side", "sweep", "simulate", "explain")
+        ("replica", "parallelism", what): "formulas are of all ranks together"
+        for what in ("side by side", "sweep", "explain", "simulate")
     },
+    **{("timing", "all_ranks", what): "a part of d2 and d3, for ranks that differ" for what in EVERYWHERE},
     **{
         ("replica", "prefix_caching", what): "strangers find nothing but what a preempted request left"
         for what in ("side by side", "sweep", "explain")
