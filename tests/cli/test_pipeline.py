@@ -19,6 +19,10 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
+OPERATE = (ROOT / "docs" / "operate.md").read_text("utf-8")
+WORKFLOW, PRE_COMMIT = re.findall(r"^```yaml\n(.*?)^```$", OPERATE, flags=re.MULTILINE | re.DOTALL)
+# what the workflow of that page gives the Action
+GIVEN: dict[str, str] = yaml.safe_load(WORKFLOW)["jobs"]["check"]["steps"][-1]["with"]
 TOOLS = Path(sys.executable).parent
 
 # One class, input 1, decode 2, disaggregated: 60 tokens and iterations of 1 s sustain 60/5 = 12 requests/s.
@@ -119,44 +123,40 @@ def test_the_action_is_one_to_github() -> None:
     assert not [step for step in scripts if "${{" in step["run"]]  # the text of an input would be run
 
 
-def test_a_change_passes_or_fails_with_annotations_a_summary_and_reports(checkout: Checkout) -> None:
-    checkout.profile("chat")
-    checkout.profile("two words", rate=13.0)
-    require = {"requirements": "\n  load.headroom >= 20%  \n\n"}
-    assert checkout.run(paths="capacity/c*.toml\n", **require)[0] == 0
+def test_the_workflow_of_the_docs_is_one_to_github_and_calls_the_action(tmp_path: Path) -> None:
+    (tmp_path / "workflow.yml").write_text(WORKFLOW)
+    tool("check-jsonschema", "--builtin-schema", "vendor.github-workflows", tmp_path / "workflow.yml")
+    needed = {name for name, about in ACTION["inputs"].items() if about.get("required")}
+    assert needed <= GIVEN.keys() <= ACTION["inputs"].keys()
+    assert all(f"| `{name}` |" in OPERATE for name in ACTION["inputs"])
+
+
+def test_a_change_passes_or_fails_also_against_its_reports_of_an_earlier_run(checkout: Checkout) -> None:
+    checkout.profile("same")
+    require = {"requirements": f"\n  {GIVEN['requirements']}\n"}
+    code, log = checkout.run(paths="capacity/s*.toml\n", **require)
+    assert (code, log.count("::")) == (0, 0), log
     assert (checkout.temp / "kvplan" / "installed").read_text() == f"install --quiet {ROOT}\n"
     assert checkout.output.read_text() == f"reports={checkout.temp}/kvplan-reports\n"
     assert checkout.summary.read_text().count("PASSED") == 1
-    (report,) = checkout.reports()
-    assert report == "capacity--chat.toml.json"
 
-    code, log = checkout.run(paths="capacity/t*.toml\ncapacity/chat.toml", **require)
-    assert code == 1
-    assert log.count("::error file=capacity/two words.toml,line=1,") == log.count("::error") == 1
-    assert [report["load"]["sustainable_rps"] for report in checkout.reports().values()] == [12.0] * 2
-    assert checkout.summary.read_text().count("FAILED") == 1
-
-
-def test_a_profile_is_compared_with_its_report_of_an_earlier_run(checkout: Checkout) -> None:
-    checkout.profile("same")
-    assert checkout.run(paths="capacity/same.toml", requirements="load.headroom >= 20%")[0] == 0
     baseline = (checkout.temp / "kvplan-reports").rename(checkout.folder / "baseline")
     (report,) = baseline.iterdir()
+    assert report.name == "capacity--same.toml.json"
     (baseline / "capacity--less.toml.json").write_bytes(report.read_bytes())
     checkout.profile("less", memory=58)  # 58/60 is 3.3 % less
-    checkout.profile("new")
-    code, log = checkout.run(
-        paths="capacity/*.toml",
-        requirements="load.headroom >= 20%",
-        baseline="baseline",
-        tolerances="load.sustainable_rps=2%",
-    )
-    assert code == 1
-    assert log.count("::error file=capacity/less.toml,") == log.count("::error") == 1
-    assert "::notice title=kvplan::capacity/new.toml has no report in the baseline" in log
-    assert log.count("::notice") == 1
+    checkout.profile("too much", rate=13.0)
+    against = {"baseline": "baseline", "tolerances": "load.sustainable_rps=2%\nload.work_rate=5%"}
+    code, log = checkout.run(paths="capacity/t*.toml\ncapacity/[ls]*.toml", **require, **against)
+    assert code == 1  # the last one passes
+    assert log.count("::error file=capacity/less.toml,") == 1
+    assert log.count("::error file=capacity/too much.toml,line=1,") == 2
+    assert log.count("::notice title=kvplan::capacity/too\\ much.toml has no report in the baseline") == 1
+    assert log.count("::error") + log.count("::notice") == 4
     rows = re.findall(r"\| (\w+) \| load.sustainable_rps \|", checkout.summary.read_text())
     assert rows == ["FAIL", "PASS"]
+    sustained = [round(report["load"]["sustainable_rps"], 6) for report in checkout.reports().values()]
+    assert sorted(sustained) == [11.6, 12, 12]
 
 
 @every(
@@ -188,11 +188,15 @@ def test_the_hook_checks_the_profiles_of_a_commit(checkout: Checkout) -> None:
     """As a local hook, that takes the kvplan under test in place of an environment of its own."""
     tool("pre-commit", "validate-manifest")
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    (checkout.folder / ".pre-commit-config.yaml").write_text(PRE_COMMIT)
+    tool("pre-commit", "validate-config", cwd=checkout.folder)
+    (documented,) = yaml.safe_load(PRE_COMMIT)["repos"][0]["hooks"]
+    assert documented["id"] == hook["id"]
     assert hook["language"] == "python"
     command = hook["entry"].split()
     assert command[0] in tomli.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
     entry = " ".join([sys.executable, "-P", "-m", *command])
-    hook |= {"language": "system", "entry": entry, "args": ["--require", "load.headroom >= 20%"]}
+    hook |= {"language": "system", "entry": entry, "args": documented["args"]}
     config = {"repos": [{"repo": "local", "hooks": [hook]}]}
     (checkout.folder / ".pre-commit-config.yaml").write_text(json.dumps(config))
     (checkout.folder / "pyproject.toml").write_text("[project]\n")
