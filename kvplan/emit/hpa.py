@@ -1,4 +1,4 @@
-"""HorizontalPodAutoscaler (`autoscaling/v2`) on external metrics, and the rules by which prometheus-adapter makes them."""
+"""HorizontalPodAutoscaler (`autoscaling/v2`) on external metrics, with rules for prometheus-adapter."""
 
 from typing import Any
 
