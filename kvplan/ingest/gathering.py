@@ -45,7 +45,7 @@ from kvplan.ingest.timing.text import accuracy, notes, timing_part
 from kvplan.ingest.trace import fit as trace_fit
 from kvplan.ingest.trace.text import hit_note, traffic_part
 from kvplan.ingest.trace.traffic import measure
-from kvplan.model import Knowledge, Origin, Replica, Timing
+from kvplan.model import Knowledge, Origin, Parallelism, Replica, Timing
 from kvplan.options import ImportOptions
 from kvplan.profile import schema
 from kvplan.profile import tables as profile_tables
@@ -270,18 +270,17 @@ class _Gathering:
             refuse_other_options(stated, asked)
             kept_in = stated.settings.get(Setting.KV_DTYPE, "auto")
             kv_dtype = "fp8" if kv_dtype == "auto" and kept_in.startswith("fp8") else kv_dtype
-        how: dict[str, Any] = {
-            "tensor_parallel": tensor_parallel,
-            "kv_dtype": kv_dtype,
-            "weight_dtype": asked.weights,
-        }
+        how: dict[str, Any] = {"kv_dtype": kv_dtype, "weight_dtype": asked.weights}
         memory: ReplicaEstimate | None = None
         try:
-            memory = estimate_replica(shape, gpu, utilization=asked.utilization, **how)
+            memory = estimate_replica(
+                shape, gpu, utilization=asked.utilization, tensor_parallel=tensor_parallel, **how
+            )
         except UsageError:
             if not logs:
                 raise
-        return _Estimate(shape, gpu, tensor_parallel, roofline(shape, gpu, **how), memory)
+        speed = roofline(shape, gpu, parallelism=Parallelism(tensor_parallel), engine=asked.engine, **how)
+        return _Estimate(shape, gpu, tensor_parallel, speed, memory)
 
     @cached_property
     def replica(self) -> Finding:

@@ -12,7 +12,7 @@ from kvplan.ingest.model.roofline import REQUEST_OVERHEAD_S, Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.weights import named_storage
 from kvplan.ingest.profile_text import kv_tables, table_text, timing_text
-from kvplan.model import MeasuredRange
+from kvplan.model import MeasuredRange, Parallelism
 
 TENSOR_PARALLEL = (1, 2, 4, 8)  # that are tried where nobody says
 _FEW_SEQUENCES = 256  # vLLM's default on small GPUs; more have no effect but on large memories
@@ -51,7 +51,7 @@ class Kind:
         return roofline(
             self.shape,
             self.gpu,
-            tensor_parallel=self.tensor_parallel,
+            parallelism=Parallelism(self.tensor_parallel),
             kv_dtype=self.kv_dtype,
             weight_dtype=None if self.own_weights else self.weights,
         )
