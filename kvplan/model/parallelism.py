@@ -50,7 +50,10 @@ class Parallelism:
         if self.group % self.expert:
             return "expert", f"must divide tensor x data parallelism, {self.group}, not {self.expert}"
         if self.tensor % self.context:
-            return "context", f"must divide tensor parallelism, {self.tensor}, whose GPUs it uses, not {self.context}"
+            return (
+                "context",
+                f"must divide tensor parallelism, {self.tensor}, whose GPUs it uses, not {self.context}",
+            )
         return None
 
 

@@ -118,13 +118,13 @@ def estimate_replica(
         return weights, int(utilization * gpu.memory_bytes) - weights - overhead, layout
 
     weights, left, layout = on(parallelism)
-    stages = parallelism.pipeline
-    if stages * left < layout.block_bytes:
+    needed = -(-layout.block_bytes // parallelism.pipeline)
+    if left < needed:
         where = gpu.name if parallelism.gpus == 1 else f"each of {parallelism.gpus} {gpu.name}"
         raise UsageError(
             f"{shape.name} leaves no room for KV on {where}: {format_bytes(weights)} of weights and "
             f"{format_bytes(overhead)} of overhead in {format_percent(utilization)} of "
-            f"{format_bytes(gpu.memory_bytes)}; {format_bytes(layout.block_bytes - left)} are missing; "
+            f"{format_bytes(gpu.memory_bytes)}; {format_bytes(needed - left)} are missing; "
             f"{_what_fits(on, parallelism)}"
         )
     notes = [
@@ -134,7 +134,7 @@ def estimate_replica(
     ]
     if gpu.memory_from in _OFF:
         notes.append(f"memory of {gpu.name} is {_OFF[gpu.memory_from]} what engines see")
-    tokens = stages * left // layout.block_bytes * layout.block_tokens
+    tokens = parallelism.pipeline * left // layout.block_bytes * layout.block_tokens
     return ReplicaEstimate(tokens, layout, left, weights, overhead, parallelism, tuple(notes))
 
 
