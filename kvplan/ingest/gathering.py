@@ -32,7 +32,15 @@ from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus, vllm_limits
 from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape, with_adapters
 from kvplan.ingest.model.text import estimate_part, roofline_part, together
-from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, composed, replica_part, table_text
+from kvplan.ingest.profile_text import (
+    TIMES,
+    TRAFFIC_TABLES,
+    Part,
+    classes_part,
+    composed,
+    replica_part,
+    table_text,
+)
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
@@ -529,7 +537,7 @@ def _replica(tables: Mapping[str, Any]) -> Replica | None:
 
 
 def _constants(timing: Timing) -> str:
-    names = [name for name in ("d0", "d1", "d2", "d3", "d4", "d5") if getattr(timing, name) > 0]
+    names = [name for name in TIMES if getattr(timing, name) > 0]
     return ", ".join(f"{name} {format_seconds(getattr(timing, name))}" for name in names)
 
 

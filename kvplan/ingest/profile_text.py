@@ -27,6 +27,7 @@ _PARALLEL = ("gpus", *(f"{kind.name}_parallel" for kind in fields(Parallelism)))
 _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _KNOWN_AS = {"gpu": "gpu", "timing": "timing", "classes": "workload"}  # in [provenance]
+TIMES = ("d0", "d1", "d2", "d3", "d4", "d5", "experts", "all_ranks")  # of a timing, seconds
 _ALWAYS = ("d0", "d1", "d2", "d3")  # of a timing
 _WIDTH = 118
 _POINTS_IN_LINE = 5  # of a curve
@@ -192,10 +193,12 @@ def timing_text(
     timing: Timing, request_overhead_s: float = 0.0, measured: MeasuredRange | None = None
 ) -> str:
     """TOML of a timing, four digits each; of what goes beyond d3 only what is not 0."""
-    known = {name: _duration(getattr(timing, name)) for name in (*_ALWAYS, "d4", "d5", "all_ranks")}
+    known = {name: _duration(getattr(timing, name)) for name in TIMES}
     table = {name: value for name, value in known.items() if value or name in _ALWAYS}
     if "d5" in table:
         table["knee_tokens"] = round(timing.knee_tokens)
+    if "experts" in table:
+        table["chosen"] = timing.chosen
     if request_overhead_s > 0:
         table["request_overhead"] = _duration(request_overhead_s)
     if ranges := {f.name: value for f in fields(MeasuredRange) if (value := getattr(measured, f.name, None))}:

@@ -226,5 +226,5 @@ def stretched(timing: Timing, times: float) -> Timing:
     >>> stretched(Timing(0.01, 1e-6), 2.0)(1000, 0, 1)
     0.022
     """
-    names = ("d0", "d1", "d2", "d3", "d4", "d5")
+    names = ("d0", "d1", "d2", "d3", "d4", "d5", "experts", "all_ranks")
     return replace(timing, **{name: getattr(timing, name) * times for name in names})
