@@ -1,4 +1,4 @@
-"""HorizontalPodAutoscaler (`autoscaling/v2`) on external metrics, with rules for prometheus-adapter."""
+"""HorizontalPodAutoscaler (`autoscaling/v2`) on external metrics, and the rules of prometheus-adapter for them."""
 
 from typing import Any
 
