@@ -57,7 +57,7 @@ def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
         model = replace(model, replica=replace(model.replica, offload=None))
     if (what := policy.lacks(model)) is not None:
         raise UsageError(
-            f"--engine {engine.name}: its scheduler is not simulated beside {what}; that of vllm is"
+            f"--target {engine.name}: its scheduler is not simulated beside {what}; that of vllm is"
         )
     return model
 

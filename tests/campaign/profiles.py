@@ -106,7 +106,7 @@ def _command(rng: np.random.Generator, path: str) -> tuple[str, ...]:
             return ("simulate", path, "--policy", policies, "--requests", "60", "--format", three)
         case "emit":
             engine = str(rng.choice(["vllm", "sglang", "trtllm"]))
-            return ("emit", path, "--engine", engine, "--format", three)
+            return ("emit", path, "--target", engine, "--format", three)
         case "mix":
             return ("mix", path, "--replicas", "2", "--format", three)
         case "plan":
