@@ -111,6 +111,7 @@ Share = Annotated[float, Field(ge=ranges.LEAST_WEIGHT, le=1)]
 UpToOne = Annotated[float, Field(ge=0, le=1)]
 PromptTokens = Annotated[int, Field(ge=1, le=ranges.MAX_TOKENS)]
 MemoryTokens = Annotated[int, Field(ge=1, le=ranges.MAX_MEMORY_TOKENS)]
+Gpus = Annotated[int, Field(ge=1, le=ranges.MAX_GPUS)]
 CacheTokens = Annotated[int, Field(ge=1, le=ranges.MAX_CACHE_TOKENS)]
 Replicas = Annotated[int, Field(ge=1, le=ranges.MOST_REPLICAS)]
 
