@@ -52,6 +52,17 @@ class Replica:
         """Data-parallel engines that step together."""
         return self.parallelism.data
 
+    def of_rank(self) -> "Replica":
+        """Return what one of the ranks has, an engine for itself."""
+        ranks = self.ranks
+        return replace(
+            self,
+            memory_tokens=self.memory_tokens // ranks,
+            max_num_seqs=self.max_num_seqs and self.max_num_seqs // ranks,
+            max_num_batched_tokens=self.max_num_batched_tokens and self.max_num_batched_tokens // ranks,
+            parallelism=replace(self.parallelism, data=1),
+        )
+
     @property
     def capacity_tokens(self) -> int:
         """Memory in whole pages, b·⌊M/b⌋ tokens."""
