@@ -62,7 +62,7 @@ def form_together(states: tuple[State, ...], replica: int) -> None:
         r.counter[Counter.TURN] = Turn.DECODES if s.fixed[Fixed.BALANCE] > 0 else Turn.ALL
         form_batch(r)
         r.counter[Counter.OUTSTANDING] = outstanding(r)
-    if s.fixed[Fixed.BALANCE] > 0 and not prompts_wait(states, replica):
+    if s.fixed[Fixed.BALANCE] > 0 and not all_wait(states, replica):
         for rank in range(first, end):
             states[rank].counter[Counter.TURN] = Turn.PROMPTS
             form_batch(states[rank])
@@ -101,7 +101,7 @@ def keep_pace(r: State, s: State) -> None:
 
 
 @kernel
-def prompts_wait(states: tuple[State, ...], replica: int) -> bool:
+def all_wait(states: tuple[State, ...], replica: int) -> bool:
     """Tell whether prompts wait until every rank has one: TensorRT-LLM's `_balance_adp_requests`, without more waiting.
 
     Where prompts are all that a rank has, they wait nowhere; a rank without requests is given one that decodes.
