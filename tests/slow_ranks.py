@@ -82,6 +82,7 @@ class Site:
             + law.all_ranks * (prompts + requests)
             + law.d4 * math.sqrt(requests)
             + law.d5 * max(0.0, (prompts + requests) / ranks - law.knee_tokens)
+            + law.experts * (1 - (1 - law.chosen) ** (prompts + requests))
         )
         self.ends_s = now + self.tau
 

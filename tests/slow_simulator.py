@@ -9,13 +9,13 @@ The loop
     Arrivals with time <= now join the queue, but whoever an answer brings at the moment at which an iteration ends
     comes while the next one runs, if there is one: it begins before anybody has read the answer. The policy forms
     the batch; the clock advances by
-    τ = d0 + d1·K + d2·P + d3·B + d4·√B + d5·max(0, P + B - knee); the batch gains its tokens; finished requests
-    leave. Where nothing can run the clock jumps to the next arrival; where none is to come either and requests
-    remain, the run ends as a livelock.
+    τ = d0 + d1·K + d2·P + d3·B + d4·√B + d5·max(0, P + B - knee) + experts·(1 - (1 - chosen)^(P + B));
+    the batch gains its tokens; finished requests leave. Where nothing can run the clock jumps to the next arrival;
+    where none is to come either and requests remain, the run ends as a livelock.
     `iterations` counts executed batches only. The clock stops at `horizon_s`: no batch is formed at or after it, one
     that would end after it is not executed (what it evicted stays evicted), and a jump is cut short. In a closed loop
     the first `clients` requests arrive at 0 and each completion brings the next one at that moment (two completions,
-    two arrivals).
+    two arrivals); `at_once`: into the iteration that begins then.
 
 Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `sglang`, `sarathi`, `vllm-v0`)
     A request of (s, d) stays n stages and needs a + k tokens while stage k runs (the table in `kvplan.model`), in
@@ -272,7 +272,7 @@ class Run:
                 zip(requests.input_tokens, requests.decode_tokens, requests.class_index, strict=True)
             )
         ]
-        self.closed = requests.clients is not None
+        self.closed, self.at_once = requests.clients is not None, requests.at_once
         self.more_later = requests.more_later
         for i, request in enumerate(self.all):
             if requests.clients is None:
@@ -365,6 +365,7 @@ class Run:
                 + t.d3 * work.sequences
                 + t.d4 * work.sequences**0.5
                 + t.d5 * max(0.0, work.prefill_tokens + work.sequences - t.knee_tokens)
+                + t.experts * (1 - (1 - t.chosen) ** (work.prefill_tokens + work.sequences))
                 + self.beside_s()
             )
             if end > horizon:
@@ -420,7 +421,7 @@ class Run:
         """Closed loop: a client whose request completed sends the next one."""
         for request in self.to_come:
             if request.arrival_s is None:
-                request.arrival_s, request.brought = self.now, True
+                request.arrival_s, request.brought = self.now, not self.at_once
                 return
 
     def is_answered(self, request: Request) -> None:

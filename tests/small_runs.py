@@ -226,7 +226,7 @@ def cases(draw: st.DrawFn, name: str, *, horizon: bool = True, possible: bool = 
     end = draw(HORIZONS) if horizon else None
     more_later = end is not None and clients is None and draw(st.booleans())
     return Case(
-        Requests(arrivals, inputs, decode, kinds, clients, more_later),
+        Requests(arrivals, inputs, decode, kinds, clients, more_later, at_once=draw(st.booleans())),
         draw(TIMINGS),
         replica,
         parameters,

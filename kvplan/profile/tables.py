@@ -88,12 +88,8 @@ def _parallelism(gpu: "Gpu") -> Iterator[Problem]:
     if ranks.gpus > ranges.MAX_GPUS:
         limit = f"must be at most {format_tokens(ranges.MAX_GPUS)}"
         yield Problem((), f"tensor x data x pipeline parallelism {limit}, not {format_tokens(ranks.gpus)}")
-    if ranks.group % ranks.expert:
-        limit = f"must divide tensor x data parallelism, {ranks.group}"
-        yield Problem(("expert_parallel",), f"{limit}, not {ranks.expert}")
-    if ranks.tensor % ranks.context:
-        limit = f"must divide tensor_parallel, {ranks.tensor}: it shares its GPUs"
-        yield Problem(("context_parallel",), f"{limit}, not {ranks.context}")
+    if (misfit := ranks.misfit) is not None:
+        yield Problem((f"{misfit[0]}_parallel",), misfit[1])
 
 
 class Gpu(Table, title="Replica"):
@@ -237,9 +233,10 @@ class Measured(Table, title="Measured range"):
 
 
 class Timing(Table, title="Iteration time"):
-    """An iteration takes d0 + d1·KV + d2·prefill + d3·sequences + d4·√sequences + d5·(prefill + sequences - knee)⁺."""
+    """An iteration takes d0 + d1·KV + d2·prefill + d3·sequences + d4·√sequences + d5·(prefill + sequences - knee)⁺ +
+    experts·(1 - (1 - chosen)^(prefill + sequences))."""
 
-    relations = (Needs("d5", "knee_tokens"),)
+    relations = (Needs("d5", "knee_tokens"), Needs("experts", "chosen"), Needs("chosen", "experts"))
 
     d0: values.Iteration
     """Fixed time of an iteration: seconds, or a string such as "14.5 ms"."""
@@ -255,8 +252,13 @@ class Timing(Table, title="Iteration time"):
     """Time per token computed beyond knee_tokens, prefill tokens and sequences together."""
     knee_tokens: Annotated[int, Field(ge=0, le=ranges.MAX_MEMORY_TOKENS)] = 0
     """Tokens computed in an iteration from which on each takes d5 more; needed with d5."""
+    experts: values.Cost = 0.0
+    """Time to read the weights of all experts, of which an iteration reads those that a token of it chose."""
+    chosen: Annotated[float, Field(gt=0, lt=1)] = 0.0
+    """Share of the experts that a token chooses, such as 8 of 256; needed with experts."""
     all_ranks: values.Cost = 0.0
-    """Time per token, prefilled or decoded, of all data-parallel ranks together; the other terms are of the busiest."""
+    """Time per token, prefilled or decoded, of all data-parallel ranks together; the other terms but
+    that of experts are of the busiest."""
     request_overhead: values.Overhead = 0.0
     """Time of a request outside the engine (tokeniser, HTTP): part of TTFT and E2E, and of no iteration."""
     measured: Measured = Measured()

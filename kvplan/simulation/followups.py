@@ -33,7 +33,7 @@ def release(s: State) -> None:
     c = s.counter
     while c[Counter.JOINED] < c[Counter.RELEASED]:
         arrival_s = s.time[c[Counter.JOINED], Time.ARRIVAL]
-        if arrival_s > s.clock[Clock.NOW] or (s.fixed[Fixed.CLIENTS] and arrival_s == s.clock[Clock.ENDED]):
+        if arrival_s > s.clock[Clock.NOW] or (s.fixed[Fixed.LAGS] and arrival_s == s.clock[Clock.ENDED]):
             break
         if c[Counter.WAITING] >= s.fixed[Fixed.MOST_WAITING]:
             break

@@ -321,6 +321,7 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
     fixed[Fixed.SILENT] = replica.prefill is Prefill.INLINE and not own_convention
     fixed[Fixed.READY_MADE] = replica.prefill is Prefill.DISAGGREGATED and not own_convention
     fixed[Fixed.CLIENTS] = requests.clients is not None
+    fixed[Fixed.LAGS] = requests.clients is not None and not requests.at_once
     fixed[Fixed.BIN], fixed[Fixed.KV_BINS] = bin_tokens, replica.memory_tokens // bin_tokens + 1
     fixed[Fixed.QUEUES], fixed[Fixed.COUNTS_QUEUES] = setup.queues, setup.counts_queues
     fixed[Fixed.MORE_LATER], fixed[Fixed.ALL] = requests.more_later, size

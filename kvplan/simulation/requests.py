@@ -115,6 +115,8 @@ class Requests:
     drafted: Drafted | None = None  # what each iteration of them emits; None: a token
     # of a backlog: each joins the queue as soon as fewer than that wait. None: at its arrival.
     most_waiting: int | None = None
+    # in a closed loop: whom a completion brings is in the iteration that begins then, and waits for no other to end
+    at_once: bool = False
 
     def iterations(self, which: slice = slice(None)) -> IntArray:
         """Count the iterations in which each request, or each of some in a row, emits tokens."""

@@ -1,9 +1,49 @@
 """What a fleet is operated by: targets of its autoscaler, bounds of its router, thresholds of its alerts.
 
 All figures are of one replica unless they say otherwise, means over time, at the goodput of a fleet behind its router.
+Quantiles are over minutes, each of a replica at a time.
 """
 
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.fleet import steady_replica
+from kvplan.analysis.prefix_cache import prefix_cache
+from kvplan.errors import UsageError
+from kvplan.model import FloatArray, Plan, ServingModel
+from kvplan.model.fleet import Fleet, Routing
+from kvplan.model.slo import of_requests
+from kvplan.simulation.experiments.load import Load, generate
+from kvplan.simulation.experiments.runner import Job, Progress, at_once
+from kvplan.simulation.fleet.scaling import HorizontalPodAutoscaler, Metric, Pods, Watch
+from kvplan.simulation.policies import engine_settings
+from kvplan.simulation.policies.parameters import SHED_AFTER
+from kvplan.simulation.policies.protocol import Scenario
+from kvplan.study.fleet_day import LOOK_S, DayRun, FleetDay, course_of, with_day
+from kvplan.study.goodput import goodput
+from kvplan.study.replicas import most_simulated, scaled, stand_in
+from kvplan.study.warm_cache import protection
+from kvplan.study.windows import warm_up_s
+
+LOAD_S = 120.0  # from the start of a replica until it serves, where nobody says
+HEADROOMS = tuple(thousandths / 1000 for thousandths in range(-300, 525, 25))
+WITHIN = 0.995  # of the requests of a day, in the worst of the days of `SEEDS`
+SEEDS = range(100, 105)  # of the days that the headroom is chosen by
+_MINUTES = 240  # of the run at the goodput
+_LOOKS_A_MINUTE = round(60 / LOOK_S)
+_SPARE = 1.5  # times the replicas of the peak, and the running requests of a replica
+_STABILIZATION_S = 300.0  # at least, before a replica goes
+_OF_SEPARATRIX = 0.75
+_ALIKE = 1.5  # times as many replicas pool little better
+_AT_ONCE = 2  # days, before one that falls short ends a search
 
 
 class Replicas(NamedTuple):
@@ -47,6 +87,9 @@ class Operations(NamedTuple):
     wait_why: str
     load_s: float  # from the start of a replica until it serves
     planned: Planned
+    first: int = 1  # replicas at the beginning of a simulated day
+    # the least share of the requests of a simulated day within the objectives; None where the headroom was given
+    worst_within: float | None = None
 
     @property
     def most_queued(self) -> int | None:
@@ -54,3 +97,245 @@ class Operations(NamedTuple):
         if self.wait_s is None:
             return None
         return round((self.wait_s * self.goodput_rps + self.router_cap) * self.replicas.most)
+
+    def control(self) -> HorizontalPodAutoscaler:
+        """Return the autoscaler that keeps these targets."""
+        triggers = {Metric.ARRIVALS: self.arrivals_rps, Metric.IN_FLIGHT: self.in_flight}
+        return HorizontalPodAutoscaler(triggers, self.replicas.least, self.replicas.most, self.scale_down_s)
+
+
+def derive(
+    model: ServingModel,
+    plan: Plan,
+    *,
+    headroom: float | None = None,
+    load_s: float = LOAD_S,
+    progress: Progress | None = None,
+) -> Operations | None:
+    """Derive what a service is operated by from its profile and objectives; None where no rate meets these.
+
+    Without a `headroom` it is the smallest of `HEADROOMS` with which enough requests are within the objectives in the
+    worst of some simulated days, or the largest.
+
+    Raises
+    ------
+    UsageError
+        There is no objective on a percentile, prefill and decode are apart, or users are a closed population.
+    """
+    service = service_of(model, plan)
+    point = _goodput_of(service)
+    if point is None:
+        return None
+    seen = _seen(service, point.goodput_rps, point.replicas)
+    operations, within = _operations(service, point, seen, load_s), None
+    if headroom is None:
+        headroom, within = _searched(service, operations, progress)
+    operations = _with_headroom(operations, service, headroom)._replace(worst_within=within)
+    if headroom > 0:
+        seen = _seen(service, operations.arrivals_rps, point.replicas)
+    at_target = {"kv_usage": float(seen.kv_usage.mean()), "queue_at_target": float(seen.waiting.mean())}
+    return operations._replace(planned=operations.planned._replace(**at_target))
+
+
+def _searched(service: FleetDay, operations: Operations, progress: Progress | None) -> tuple[float, float]:
+    """Return the smallest headroom that is enough, or the largest, and the share within the limits in its worst day."""
+    scenarios = at_once(service.scenario, SEEDS)
+    worst: dict[float, float] = {}
+
+    def enough(place: int) -> bool:
+        headroom = HEADROOMS[place]
+        settings, shares = _with_headroom(operations, service, headroom), [1.0]
+        for j in range(0, len(scenarios), _AT_ONCE):
+            if min(shares) >= WITHIN:
+                runs = at_once(partial(_day, service, settings), scenarios[j : j + _AT_ONCE])
+                shares += [run.within for run in runs]
+        worst[headroom] = min(shares)
+        if progress is not None:
+            progress(len(worst) / len(HEADROOMS).bit_length())
+        return worst[headroom] >= WITHIN
+
+    headroom = HEADROOMS[bisect_left(range(len(HEADROOMS) - 1), True, key=enough)]
+    if headroom not in worst:
+        enough(len(HEADROOMS) - 1)
+    return headroom, worst[headroom]
+
+
+def _day(service: FleetDay, settings: Operations, scenario: Scenario) -> DayRun:
+    return service.run(scenario, settings.control(), settings.first, settings.replicas.most, settings.load_s)
+
+
+def service_of(model: ServingModel, plan: Plan) -> FleetDay:
+    """Return the day of the whole service on replicas of a kind, behind the router of its fleet.
+
+    Without a fleet requests go where fewest are, and turns to the replica of the turn before.
+    """
+    if model.fleet is not None and model.fleet.is_split:
+        raise UsageError("prefill and decode apart are not scaled by one target; give [fleet] replicas")
+    if any(c.sessions is not None and c.sessions.users is not None for c in model.classes):
+        raise UsageError("a closed population of users has no arrivals to scale by")
+    limits = of_requests(slo for slo in plan.slos if not slo.key.endswith(".mean"))
+    if not limits:
+        raise UsageError("an objective on a percentile is wanted, such as --slo ttft-p95=2s")
+    follows = any(c.sessions is not None or c.reuse is not None for c in model.classes)
+    routing = Routing.SESSION if follows else Routing.LEAST_REQUESTS
+    if model.fleet is not None and not follows:
+        routing = model.fleet.routing
+    return FleetDay(with_day(replace(model, fleet=None)), plan, routing, limits)
+
+
+class _Point(NamedTuple):
+    """Goodput of a replica in its fleet, and the replicas of the peak."""
+
+    goodput_rps: float
+    replicas: int
+
+
+def _goodput_of(service: FleetDay) -> _Point | None:
+    """Find the goodput of a replica in a fleet for the peak; once more, where that takes many more than was thought."""
+    model, settings = replace(service.model, schedule=None), engine_settings(service.model)
+    peak_rps = model.total_rate_rps * course_of(service.model).peak
+    replicas, simulated = math.ceil(peak_rps / sustainable_rate(model)[1]), 0
+    while (now := min(replicas, most_simulated(model))) > _ALIKE * simulated:
+        simulated = now
+        fleet = stand_in(model, model.total_rate_rps, simulated, service.routing)
+        found = goodput(fleet, service.plan, settings, service.plan.slos)
+        if found is None or found.rate_rps == 0:
+            return None
+        rate = found.rate_rps / simulated
+        replicas = math.ceil(peak_rps / rate)
+    return _Point(rate, replicas)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a fleet showed in a run of some hours; arrays of shape (n_looks, n_replicas)."""
+
+    in_flight: FloatArray
+    waiting: FloatArray
+    kv_usage: FloatArray
+    e2e_s: FloatArray  # of the requests that were done
+    preemptions_per_s: float
+    hit_rate: float | None
+
+    def minutes_p99(self, values: FloatArray, of: Callable[..., FloatArray] = np.mean) -> float:
+        """Return the 99th percentile over minutes, each by its mean or largest value."""
+        whole = values[: len(values) // _LOOKS_A_MINUTE * _LOOKS_A_MINUTE]
+        minutes = of(whole.reshape(-1, _LOOKS_A_MINUTE, values.shape[1]), axis=1)
+        return float(np.quantile(minutes, 0.99))
+
+
+def _seen(service: FleetDay, rate_rps: float, replicas: int) -> _Seen:
+    """Run replicas of a fleet at a rate each."""
+    replicas = min(replicas, most_simulated(service.model))
+    model = scaled(replace(service.model, schedule=None), rate_rps * replicas)
+    warm_s = math.ceil(warm_up_s(replace(model, classes=scaled(model, rate_rps).classes)) / LOOK_S) * LOOK_S
+    end_s = warm_s + 60.0 * _MINUTES
+    watch = Watch()
+    requests = generate(model, Load(requests=None, horizon_s=end_s).on(model), SEEDS[0])
+    fleet = replace(model, fleet=Fleet(replicas=replicas, routing=service.routing))
+    scenario = Scenario(fleet, service.plan, requests, tuple(c.name for c in model.classes), SEEDS[0])
+    pods = Pods(watch, replicas, replicas, 0.0, LOOK_S)
+    run = Job(engine_settings(fleet), scenario, horizon_s=end_s, pods=pods).run()
+    after = run.arrival_s >= warm_s
+    looks = [gauges for gauges in watch.seen if gauges.time_s > warm_s]
+    hits = None
+    if run.found is not None and model.finds_prefixes:
+        hits = float(run.found.hit_tokens[after].sum() / max(requests.input_tokens[after].sum(), 1))
+    e2e_s = run.e2e_s[after]
+    return _Seen(
+        in_flight=np.array([g.in_flight for g in looks], float),
+        waiting=np.array([g.waiting for g in looks], float),
+        kv_usage=np.array([g.kv_usage for g in looks]),
+        e2e_s=e2e_s[~np.isnan(e2e_s)],
+        preemptions_per_s=float(run.evictions[after].sum()) / (60 * _MINUTES * replicas),
+        hit_rate=hits,
+    )
+
+
+def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float) -> Operations:
+    """Put together targets, bounds and thresholds, without headroom."""
+    running_p99 = seen.minutes_p99(seen.in_flight - seen.waiting)
+    cap, cap_why = _cap(service, point.goodput_rps, running_p99)
+    wait_s, wait_why = _wait(service)
+    return Operations(
+        goodput_rps=point.goodput_rps,
+        peak_replicas=point.replicas,
+        headroom=0.0,
+        arrivals_rps=point.goodput_rps,
+        in_flight=float(seen.in_flight.mean()),
+        replicas=_replicas(service, point.goodput_rps),
+        scale_down_s=max(_STABILIZATION_S, load_s),
+        grace_s=float(np.quantile(seen.e2e_s, 0.999)),
+        router_cap=cap,
+        cap_why=cap_why,
+        wait_s=wait_s,
+        wait_why=wait_why,
+        load_s=load_s,
+        planned=Planned(
+            running_p99=running_p99,
+            waiting_p99=seen.minutes_p99(seen.waiting),
+            in_flight=float(seen.in_flight.mean()),
+            in_flight_p99=seen.minutes_p99(seen.in_flight),
+            stay_s=float(seen.e2e_s.mean()),
+            preemptions_per_s=seen.preemptions_per_s,
+            kv_usage=float(seen.kv_usage.mean()),
+            kv_usage_p99=seen.minutes_p99(seen.kv_usage, np.max),
+            queue_at_target=float(seen.waiting.mean()),
+            queue_p99=seen.minutes_p99(seen.waiting, np.max),
+            hit_rate=seen.hit_rate,
+        ),
+        first=_at_target(
+            service, float(course_of(service.model).integral(LOOK_S)) / LOOK_S, point.goodput_rps
+        ),
+    )
+
+
+def _with_headroom(operations: Operations, service: FleetDay, headroom: float) -> Operations:
+    """Return targets that are lower by a headroom, and the replicas for them."""
+    target_rps = operations.goodput_rps / (1 + headroom)
+    factor = float(course_of(service.model).integral(LOOK_S)) / LOOK_S
+    return operations._replace(
+        first=_at_target(service, factor, target_rps),
+        headroom=headroom,
+        arrivals_rps=target_rps,
+        in_flight=operations.planned.in_flight / (1 + headroom),
+        replicas=_replicas(service, target_rps),
+    )
+
+
+def _replicas(service: FleetDay, target_rps: float) -> Replicas:
+    course = course_of(service.model)
+    most = _at_target(service, _SPARE * course.peak, target_rps)
+    return Replicas(
+        _at_target(service, course.least, target_rps), most, _at_target(service, course.peak, target_rps)
+    )
+
+
+def _at_target(service: FleetDay, factor: float, target_rps: float) -> int:
+    """Return the replicas for so many times the rate of the profile, at least one."""
+    return max(math.ceil(factor * service.model.total_rate_rps / target_rps), 1)
+
+
+def _cap(service: FleetDay, rate_rps: float, running_p99: float) -> tuple[int, str]:
+    """Return how many a replica may have in flight: far from where its prefix cache is lost, if it can be."""
+    alone = scaled(steady_replica(service.model), rate_rps)
+    if alone.finds_prefixes and alone.is_plain and not alone.hit_curve:
+        lost = prefix_cache(cached_replica(alone)).separatrix_in_flight
+        if lost is not None:
+            return max(
+                int(_OF_SEPARATRIX * lost), 1
+            ), f"3/4 of the {lost:.3g} beyond which the prefix cache is lost"
+    return math.ceil(
+        _SPARE * running_p99
+    ), f"1.5 times the 99th percentile of running at the goodput, {running_p99:.3g}"
+
+
+def _wait(service: FleetDay) -> tuple[float | None, str]:
+    """Return how long a request may wait: no longer than it may take to its first token."""
+    if "ttft_s" in service.limits:
+        return service.limits["ttft_s"], "the objective on TTFT"
+    ends = protection(service.model, service.plan)
+    for setting in () if ends is None else ends.settings:
+        if setting.name == SHED_AFTER:
+            return setting.value, "the longest wait at which a collapsed prefix cache was seen to come back"
+    return None, "no objective on TTFT, and no prefix cache that can be lost"

@@ -71,7 +71,8 @@ def check(seed: int, policies: tuple[str, ...] = POLICIES) -> str:
     d0, d1, d2, d3, each, d4, d5 = rng.random(7) * [0.02, 2e-5, 1e-3, 1e-3, 2e-4, 1e-3, 1e-4]
     if rng.random() < 0.5:
         d4 = d5 = 0.0
-    law = Timing(d0 + 1e-3, d1, d2, d3, d4, d5, float(rng.integers(0, 40)), all_ranks=each)
+    knee, chosen = float(rng.integers(0, 40)), 0.03 * float(rng.random() < 0.5)
+    law = Timing(d0 + 1e-3, d1, d2, d3, d4, d5, knee, experts=0.01, chosen=chosen, all_ranks=each)
     fleet = None if replicas == 1 and rng.random() < 0.5 else Fleet(replicas=replicas)
     rate = rng.choice([2.0, 8.0, 30.0]) * ranks * replicas
     model = ServingModel(

@@ -1,7 +1,6 @@
 """A rate sweep with a prefix cache foretold from one without: the same traffic, on the same model and GPU."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -10,7 +9,7 @@ import numpy as np
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.ingest.timing.equations import Kind
-from kvplan.ingest.timing.played import Law, mean_times, requests_of
+from kvplan.ingest.timing.played import Law
 from kvplan.ingest.timing.samples import Point
 from kvplan.model import Replica, RequestClass, ServingModel
 from kvplan.model.sessions import SharedPrompt
@@ -20,6 +19,7 @@ from scoreboard.hidden import Times, unmeasured
 from scoreboard.rates import (
     MODEL,
     STAGES,
+    at_client,
     at_rate,
     fitted,
     measured_knee,
@@ -30,7 +30,6 @@ from scoreboard.rates import (
     stage_rows,
 )
 from scoreboard.record import Configuration, Row, real_run
-from scoreboard.replays import replayed
 
 WITHOUT, WITH, _SEQUENCES = "vllm", "vllm+chunking_and_prefix_caching", 128
 _SYSTEM = (SharedPrompt(128, 0.1),) * 10  # as the client was configured
@@ -38,9 +37,11 @@ _WHOLE = (SharedPrompt(192, 0.01),) * 100  # whole pages of prompts of 195 token
 _CACHING = Settings("vllm", {"prefix_caching": (1.0,)})
 
 
-def _played(law: Law, replica: Replica, shared: tuple[SharedPrompt, ...], load: Point) -> Times:
-    requests = with_shared_prompts(requests_of(load), [shared], np.random.default_rng(0))
-    return mean_times(requests, replayed(requests, law, replica, _CACHING))
+def _played(
+    rate_rps: float, like: Point, shared: tuple[SharedPrompt, ...], law: Law, replica: Replica
+) -> Times:
+    requests = with_shared_prompts(at_rate(rate_rps, like), [shared], np.random.default_rng(0))
+    return at_client(requests, law, replica, _CACHING)
 
 
 def closed_form_knee(like: Point, law: Law, replica: Replica) -> float:
@@ -62,11 +63,11 @@ def _foretold(of: Configuration, folder: Path, law: Law, replica: Replica) -> It
     requested = [requested_rps(folder, WITH, number) for number in range(STAGES)]
     measured, like = measured_knee(folder, WITH), unmeasured(points[-1])
     for quantity, shared in (("knee", _SYSTEM), ("knee if questions recur", _WHOLE)):
-        _, times = at_rate(requested[-1], like, partial(_played, law, replica, shared))
+        times = _played(requested[-1], like, shared, law, replica)
         yield Row(of, "", quantity, "1/s", 1 / times[Kind.INTERVAL], measured)
     yield Row(of, "", "knee in closed form", "1/s", closed_form_knee(like, law, replica), measured)
     for point, rate in zip(points, requested, strict=True):
-        _, times = at_rate(rate, unmeasured(point), partial(_played, law, replica, _SYSTEM))
+        times = _played(rate, unmeasured(point), _SYSTEM, law, replica)
         yield from stage_rows(of, rate, times, point)
 
 

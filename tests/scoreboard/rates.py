@@ -1,10 +1,12 @@
 """Rate sweeps foretold: knees and saturated stages from stages below, and TTFT where next to nothing runs."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 from sampled import read_samples
 
 from kvplan.ingest.model.config import read_model
@@ -12,11 +14,14 @@ from kvplan.ingest.model.estimate import estimate_replica
 from kvplan.ingest.model.hardware import find_gpu
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.fit import fit_measured, of_deployment
-from kvplan.ingest.timing.played import Law, foretold
+from kvplan.ingest.timing.played import Law, foretold, mean_times, requests_of
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.model import Prefill, Replica
+from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.requests import Requests
 from scoreboard.hidden import Times, unmeasured
 from scoreboard.record import Configuration, Row, real_run
+from scoreboard.replays import replayed
 
 FOLDER = "inference-perf"
 _VARIANTS = {
@@ -67,15 +72,21 @@ def _alone(point: Point, known: Sweep) -> Sweep:
     return Sweep("", known.format, known.deployment, (unmeasured(point),))
 
 
-def at_rate(rate_rps: float, like: Point, play: Callable[[Point], Times]) -> tuple[bool, Times]:
-    """Whether a rate is beyond what the client's running requests can get, and the times of what it then is."""
+def at_rate(rate_rps: float, like: Point) -> Requests:
+    """What comes in a stage: the client holds back what would be more than it has in flight at most."""
     size = round(rate_rps * SECONDS)
-    loop = play(Point(line=1, inputs=like.inputs, outputs=like.outputs, concurrency=CLIENTS, requests=size))
-    if 1 / loop[Kind.INTERVAL] < rate_rps:
-        return True, loop
-    return False, play(
-        Point(line=1, inputs=like.inputs, outputs=like.outputs, rate_rps=rate_rps, requests=size)
-    )
+    load = Point(line=1, inputs=like.inputs, outputs=like.outputs, rate_rps=rate_rps, requests=size)
+    return requests_of(load)
+
+
+def at_client(requests: Requests, law: Law, replica: Replica, settings: Settings) -> Times:
+    """Mean times of a run for the client, which sends a request when it is to come, or else as another is answered."""
+    assert replica.max_num_seqs is not None
+    held_back = replace(requests, most_waiting=CLIENTS - replica.max_num_seqs)
+    run = replayed(held_back, law, replica, settings)
+    sent_s = run.arrival_s - law.request_overhead_s
+    sent_s[CLIENTS:] = np.maximum(sent_s[CLIENTS:], np.sort(run.finish_s)[:-CLIENTS])
+    return mean_times(requests, replace(run, arrival_s=sent_s, request_overhead_s=0.0))
 
 
 def measured_knee(folder: Path, variant: str) -> float:
@@ -99,13 +110,11 @@ def _rows(folder: Path, variant: str, sequences: int) -> Iterator[Row]:
     stages = [read_stage(folder, variant, number).points[0] for number in range(_FITTED, STAGES)]
     requested = [requested_rps(folder, variant, number) for number in range(_FITTED, STAGES)]
 
-    def play(load: Point) -> Times:
-        return foretold([_alone(load, known[-1])], law, replica)[0]
-
-    saturated = [at_rate(rate, like, play) for rate in requested]
-    knee = fmean(1 / times[Kind.INTERVAL] for is_beyond, times in saturated if is_beyond)
+    played = [at_client(at_rate(rate, like), law, replica, Settings("vllm", {})) for rate in requested]
+    served = [1 / times[Kind.INTERVAL] for times in played]
+    knee = fmean(rps for rps, rate in zip(served, requested, strict=True) if rps < _KEPT_UP * rate)
     yield Row(of, "", "knee", "1/s", knee, measured_knee(folder, variant))
-    for point, rate, (_, times) in zip(stages, requested, saturated, strict=True):
+    for point, rate, times in zip(stages, requested, played, strict=True):
         yield from stage_rows(of, rate, times, point)
 
 

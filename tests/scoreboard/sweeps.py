@@ -50,16 +50,21 @@ def read(folder: Path) -> Sweeps:
 def with_settings(folder: Path) -> Iterator[Sweep]:
     """The sweeps of a folder, with what the benchmark had set; without runs of which some drafted, or may have.
 
-    Versions of an engine are apart, and so are runs that were not warmed up: what they had set differs.
+    Versions of an engine are apart, and so are runs that were not warmed up: what they had set differs. A run that the
+    file has twice, under another source or model, counts once.
     """
     set_by = {_point(row): row for row in _rows(folder / SETTINGS)}
     table = dict(enumerate(_rows(folder / FILE), 2))
+    ordered = sorted(table, key=lambda line: table[line]["source"] != "inferencemax")
+    once = set({(_point(table[line]), table[line]["backend"]): line for line in reversed(ordered)}.values())
     for some in read_samples(folder / FILE):
         if not isinstance(some, Sweep):
             continue
         apart: dict[str, list[Point]] = {}
         for point in some.points:
             row = table[point.line]
+            if point.line not in once:
+                continue
             known = set_by.get(_point(row))
             if (played := _as_set(point, known)) is not None:
                 warm = "" if known is None or known["warmed_up"] == "yes" else "cold"

@@ -44,7 +44,7 @@ def case_of(name: str, given: str, replica: str, requests: str) -> Case:
     arrival, inputs, decode, kind = (np.array(column) for column in columns)
     clients = int(options["clients"]) if "clients" in options else None
     return Case(
-        Requests(arrival, inputs, decode, kind, clients),
+        Requests(arrival, inputs, decode, kind, clients, at_once="at_once" in options),
         law,
         Replica(**{key: int(value) for key, value in said.items()}, prefill=prefill),
         set_,

@@ -8,8 +8,7 @@ is the difference between two runs.
 - Where requests arrive at a rate, by Little's law so many of them run as in a closed loop of that size, which was
   measured: TPOT is taken from there.
 - There a request comes in the midst of an iteration and waits for its end. `corrected` plays the loads as they were
-  and has what that adds to TTFT at a law. In closed loops that is left to the overhead of a request: telling the two
-  apart made what was foretold of other loads worse.
+  and has what that adds to TTFT at a law; the closed loop of that size has nobody wait.
 """
 
 import math
@@ -212,7 +211,8 @@ def requests_of(point: Point) -> Requests:
         running = slice(0, clients)
         outputs[running] = rng.integers(1, outputs[running], endpoint=True)
     inputs = np.maximum(drawn(point.inputs) - point.cached_tokens, 1)
-    return Requests(arrival, inputs, outputs, np.zeros(size, dtype=np.int64), clients)
+    classes = np.zeros(size, dtype=np.int64)
+    return Requests(arrival, inputs, outputs, classes, clients, at_once=point.in_midst)
 
 
 def _loads(
