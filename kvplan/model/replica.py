@@ -63,16 +63,6 @@ class Replica:
             parallelism=replace(self.parallelism, data=1),
         )
 
-    def one_rank(self) -> "Replica":
-        """Return what a rank has, an engine for itself."""
-        return replace(
-            self,
-            memory_tokens=self.memory_tokens // self.ranks,
-            max_num_seqs=self.of_rank(self.max_num_seqs),
-            max_num_batched_tokens=self.of_rank(self.max_num_batched_tokens),
-            parallelism=replace(self.parallelism, data=1),
-        )
-
     def with_budget(self, batched_tokens: int | None) -> "Replica":
         """The replica with a token budget of each rank."""
         return replace(self, max_num_batched_tokens=batched_tokens and self.ranks * batched_tokens)

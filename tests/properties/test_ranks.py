@@ -67,7 +67,7 @@ def test_remedies_are_written_as_those_of_one_rank(lever: Lever, limits: str, he
     assert changes[0] == changes[1] != []
 
 
-def test_budgets_that_a_plan_tries_are_those_of_one_rank() -> None:
+def test_budgets_that_a_plan_tries_are_those_of_of_rank() -> None:
     slos = (parse_slo("itl-p95=40ms"),)
     one, several = (Task(profile.model, replace(profile.plan, slos=slos)) for profile in profiles(1.0))
     assert several.even_budgets(1) == one.even_budgets(1) != []

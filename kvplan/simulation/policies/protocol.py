@@ -128,7 +128,7 @@ class Policy(NamedTuple):
             for what, given in (("drafts", model.drafts), ("a host tier", replica.offload)):
                 if given is not None:
                     raise UsageError(f"data-parallel ranks are not simulated beside {what}")
-            scenario = scenario._replace(model=replace(model, replica=replica.one_rank()))
+            scenario = scenario._replace(model=replace(model, replica=replica.of_rank()))
         return self.prepare(scenario, settings)
 
 
