@@ -223,10 +223,12 @@ def _loads(
     for number, sweep in enumerate(sweeps):
         policy = _POLICY.get(sweep.deployment.engine, "vllm")
         for point in map(change, sweep.points):
+            budget = point.max_num_batched_tokens
+            played = model if budget is None else replace(model, replica=replace(replica, max_num_batched_tokens=budget))
             waits = {name: (float(value),) for name, value in point.waits._asdict().items()}
             known = POLICIES[policy].parameters.keys()
             settings = Settings(policy, {name: waits[name] for name in waits.keys() & known})
-            scenario = Scenario(model, Plan(), requests_of(point), ("",))
+            scenario = Scenario(played, Plan(), requests_of(point), ("",))
             loads.append(_Load(point, sweep.source, number, scenario, settings))
     return loads
 

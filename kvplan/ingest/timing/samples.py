@@ -102,6 +102,7 @@ class Point:
     in_midst: bool = False
     requests: int | None = None  # that were measured
     waits: Waits = AT_ONCE
+    max_num_batched_tokens: int | None = None  # None: what the replica has
     ttft_s: float | None = None
     tpot_s: float | None = None  # (E2E - TTFT) / (generated tokens - 1)
     e2e_s: float | None = None
