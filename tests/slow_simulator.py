@@ -9,9 +9,9 @@ The loop
     Arrivals with time <= now join the queue, but whoever an answer brings at the moment at which an iteration ends
     comes while the next one runs, if there is one: it begins before anybody has read the answer. The policy forms
     the batch; the clock advances by
-    τ = d0 + d1·K + d2·P + d3·B + d4·√B + d5·max(0, P + B - knee); the batch gains its tokens; finished requests
-    leave. Where nothing can run the clock jumps to the next arrival; where none is to come either and requests
-    remain, the run ends as a livelock.
+    τ = d0 + d1·K + d2·P + d3·B + d4·√B + d5·max(0, P + B - knee) + experts·(1 - (1 - chosen)^(P + B));
+    the batch gains its tokens; finished requests leave. Where nothing can run the clock jumps to the next arrival;
+    where none is to come either and requests remain, the run ends as a livelock.
     `iterations` counts executed batches only. The clock stops at `horizon_s`: no batch is formed at or after it, one
     that would end after it is not executed (what it evicted stays evicted), and a jump is cut short. In a closed loop
     the first `clients` requests arrive at 0 and each completion brings the next one at that moment (two completions,
@@ -365,6 +365,7 @@ class Run:
                 + t.d3 * work.sequences
                 + t.d4 * work.sequences**0.5
                 + t.d5 * max(0.0, work.prefill_tokens + work.sequences - t.knee_tokens)
+                + t.experts * (1 - (1 - t.chosen) ** (work.prefill_tokens + work.sequences))
                 + self.beside_s()
             )
             if end > horizon:

@@ -260,7 +260,7 @@ class CachedReplica:
         """τ of iterations that admit x requests of which so many tokens each are found, and none of them loaded."""
         saved = self.saves * hits
         linear = x * (self.work_s - self.timing.d2 * saved)
-        prefill = self.prompts(x, saved) if self.timing.is_convex else x * (self.prefill - saved)
+        prefill = self.prompts(x, saved) if self.timing.feels_lumps else x * (self.prefill - saved)
         return np.asarray(linear + self.timing.fixed(prefill, x * self.stages))
 
     def prompts(self, x: float | FloatArray, saved: float | FloatArray) -> Prompts:

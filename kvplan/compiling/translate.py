@@ -439,6 +439,8 @@ class _Body:
                 return self.b.mul(a, b) if whole else self.b.fmul(a, b)
             case ast.Div():
                 return self.b.fdiv(self.as_type(a, FLOAT), self.as_type(b, FLOAT))
+            case ast.Pow():
+                return self.intrinsic("llvm.pow", self.as_type(a, FLOAT), self.as_type(b, FLOAT))
             case ast.BitAnd() if whole:
                 return self.b.and_(a, b)
         if not whole or not isinstance(node.op, ast.FloorDiv | ast.Mod):
@@ -481,9 +483,9 @@ class _Body:
             first = self.b.select(self.compared(sign, b, a), b, a)
         return first
 
-    def intrinsic(self, name: str, value: ir.Value) -> ir.Value:
+    def intrinsic(self, name: str, *values: ir.Value) -> ir.Value:
         function = self.unit.module.declare_intrinsic(name, [FLOAT])
-        return self.b.call(function, [self.as_type(value, FLOAT)])
+        return self.b.call(function, [self.as_type(value, FLOAT) for value in values])
 
     def kernel(self, function: Callable[..., Any], values: list[Any]) -> ir.Value:
         if not inspect.isfunction(function):

@@ -31,8 +31,16 @@ from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus, vllm_limits
 from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape, with_adapters
-from kvplan.ingest.model.text import estimate_part, roofline_part
-from kvplan.ingest.profile_text import TRAFFIC_TABLES, Part, classes_part, composed, replica_part, table_text
+from kvplan.ingest.model.text import estimate_part, roofline_part, together
+from kvplan.ingest.profile_text import (
+    TIMES,
+    TRAFFIC_TABLES,
+    Part,
+    classes_part,
+    composed,
+    replica_part,
+    table_text,
+)
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
@@ -40,12 +48,13 @@ from kvplan.ingest.timing.collector import LeftOutError
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
 from kvplan.ingest.timing.fit import Prior, fit_measured, of_measured
 from kvplan.ingest.timing.reading import listed, read_groups
-from kvplan.ingest.timing.samples import AT_ONCE, Measured, Samples, Sweep, Waits
+from kvplan.ingest.timing.samples import Measured, Samples, Sweep, settings_of
 from kvplan.ingest.timing.text import accuracy, notes, timing_part
 from kvplan.ingest.trace import fit as trace_fit
 from kvplan.ingest.trace.text import hit_note, traffic_part
 from kvplan.ingest.trace.traffic import measure
-from kvplan.model import Knowledge, Origin, Replica, Timing
+from kvplan.model import Knowledge, Origin, Parallelism, Replica, Timing
+from kvplan.model.parallelism import ALONE
 from kvplan.options import ImportOptions
 from kvplan.profile import schema
 from kvplan.profile import tables as profile_tables
@@ -145,14 +154,13 @@ class _Estimate(NamedTuple):
 
     shape: ModelShape
     gpu: Gpu
-    tensor_parallel: int
+    parallelism: Parallelism
     speed: Roofline
     memory: ReplicaEstimate | None
 
     @property
     def name(self) -> str:
-        several = f"{self.tensor_parallel} x " if self.tensor_parallel > 1 else ""
-        return f"{self.shape.name} on {several}{self.gpu.name}"
+        return f"{self.shape.name} on {together(self.gpu, self.parallelism)}"
 
 
 @dataclass(frozen=True)
@@ -224,7 +232,12 @@ class _Gathering:
             with suppress(NoCapacityError):  # it may have statistics
                 stated.append(read_engine_log(log, like, self.asked.group))
         if (
-            len({(some.engine, some.gpus, some.max_num_seqs, some.max_num_batched_tokens) for some in stated})
+            len(
+                {
+                    (some.engine, some.parallelism, some.max_num_seqs, some.max_num_batched_tokens)
+                    for some in stated
+                }
+            )
             > 1
         ):
             names = ", ".join(some.source for some in stated)
@@ -284,24 +297,23 @@ class _Gathering:
         shape = with_adapters(read_model(model), asked.loras, asked.lora_rank)
         shape = replace(shape, drafts=self.tables.get("speculative", {}).get("tokens", 0))
         stated = self._stated(None) if logs else None
-        tensor_parallel = asked.tp or (stated.gpus if stated else None) or 1
+        parallelism = replace((stated and stated.parallelism) or ALONE, **asked.ranks)
         kv_dtype = asked.kv_dtype
         if stated is not None:
             refuse_other_options(stated, asked)
             kept_in = stated.settings.get(Setting.KV_DTYPE, "auto")
             kv_dtype = "fp8" if kv_dtype == "auto" and kept_in.startswith("fp8") else kv_dtype
-        how: dict[str, Any] = {
-            "tensor_parallel": tensor_parallel,
-            "kv_dtype": kv_dtype,
-            "weight_dtype": asked.weights,
-        }
+        how: dict[str, Any] = {"kv_dtype": kv_dtype, "weight_dtype": asked.weights}
         memory: ReplicaEstimate | None = None
         try:
-            memory = estimate_replica(shape, gpu, utilization=asked.utilization, **how)
+            memory = estimate_replica(
+                shape, gpu, utilization=asked.utilization, parallelism=parallelism, **how
+            )
         except UsageError:
             if not logs:
                 raise
-        return _Estimate(shape, gpu, tensor_parallel, roofline(shape, gpu, **how), memory)
+        speed = roofline(shape, gpu, parallelism=parallelism, engine=asked.engine, **how)
+        return _Estimate(shape, gpu, parallelism, speed, memory)
 
     @cached_property
     def replica(self) -> Finding:
@@ -334,8 +346,8 @@ class _Gathering:
         else:
             return Finding()
         table = tomli.loads(part.body)["gpu"]
-        if asked.tp not in (None, 1) and "gpus" not in table:
-            table["gpus"] = asked.tp
+        if asked.ranks and profile_tables.Gpu.model_validate(table).parallelism == ALONE:
+            table |= Parallelism(**asked.ranks).keys
             part = part._replace(body=table_text("gpu", table))
         if absent := [key for key in ("max_num_seqs", "max_num_batched_tokens") if key not in table]:
             unknown = f"{' and '.join(absent)}: not known, and so no limit"
@@ -354,7 +366,7 @@ class _Gathering:
         if estimate is None or "timing" in self.settled:
             return self._of_another_service(measured)
         engine = self.engine or EngineName.VLLM
-        part = roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.tensor_parallel, engine)
+        part = roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.parallelism, engine)
         low, high = map(format_number, estimate.speed.band)
         figures = f"{_constants(estimate.speed.timing)}; {low} to {high} times that"
         notes = (*measured.notes, *estimate.shape.notes, *estimate.speed.notes)
@@ -415,6 +427,12 @@ class _Gathering:
         return _replica(self.tables if self.replica.part is None else tomli.loads(self.replica.part.body))
 
     def _fitted(self, measured: Sequence[Measured]) -> Finding:
+        ranks = 1 if self._fitted_on is None else self._fitted_on.ranks
+        if ranks > 1 and not all(isinstance(some, Samples) for some in measured):
+            why = "they wait for each other; iterations in the engine's log are"
+            raise UsageError(
+                f"{measured[0].source}: times of {ranks} ranks together are not fitted, for {why}"
+            )
         prior = of_measured(measured)
         if self.estimate is not None:
             prior = Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.name}")
@@ -474,7 +492,7 @@ class _Gathering:
                 notes=[f"how {name} schedules is not known: as vLLM does, unless --engine names another"]
             )
         same = engine == before.get("name", EngineName.VLLM)
-        settings, said = _settings_of([some for some in self._runs if some.deployment.engine == engine])
+        settings, said = settings_of([some for some in self._runs if some.deployment.engine == engine])
         table = {**(before if same else {}), "name": str(engine), **settings}
         if engine is None or (same and table == {"name": str(engine), **before}):
             versions = notes_by_version(self.limits, self.tables) if engine is EngineName.VLLM else ()
@@ -483,6 +501,7 @@ class _Gathering:
         about = (
             f"name: {'by --engine' if self.asked.engine else whose}.",
             *(f"{key}: of the runs measured." for key in settings),
+            *(f"Note: {note}." for note in said),
         )
         part = Part("engine", about, table_text("engine", table), Origin(Knowledge.STATED))
         return Finding(part, notes=said)
@@ -545,17 +564,8 @@ def _replica(tables: Mapping[str, Any]) -> Replica | None:
 
 
 def _constants(timing: Timing) -> str:
-    names = [name for name in ("d0", "d1", "d2", "d3", "d4", "d5") if getattr(timing, name) > 0]
+    names = [name for name in TIMES if getattr(timing, name) > 0]
     return ", ".join(f"{name} {format_seconds(getattr(timing, name))}" for name in names)
-
-
-def _settings_of(runs: Sequence[Sweep]) -> tuple[dict[str, int], list[str]]:
-    """Tell how all runs let prompts wait, where not by default, and what is to be said of keys in which they differ."""
-    waits = [point.waits._asdict() for sweep in runs for point in sweep.points]
-    seen = {key: {some[key] for some in waits} for key in Waits._fields if waits}
-    common = {key: min(values) for key, values in seen.items() if len(values) == 1}
-    differing = [f"[engine] has no {key}, in which runs differ" for key in seen.keys() - common.keys()]
-    return {key: value for key, value in common.items() if value != getattr(AT_ONCE, key)}, sorted(differing)
 
 
 def _left_out(paths: Iterable[Path]) -> Iterator[UsageError]:

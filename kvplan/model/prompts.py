@@ -52,6 +52,20 @@ class Prompts:
         excess = self._excess(level) - np.where(felt, beyond, 0.0)
         return _number(np.maximum(np.maximum(excess, self.mean - level), 0.0))
 
+    def power(self, base: float) -> Any:
+        """E[base^P], of a base up to 1; prompts longer than `most` come in parts of that size."""
+        return _number(np.exp(self._log_power(base)))
+
+    def power_per_token(self, base: float) -> float:
+        """Rise of `power` for each further token that more prompts bring in the mean; of one state, never above 0."""
+        if self.mean == 0:
+            return 0.0
+        return float(np.exp(self._log_power(base)) * self._log_power(base)) / float(self.mean)
+
+    def _log_power(self, base: float) -> FloatArray:
+        parts = np.maximum(np.minimum(self.tokens, np.asarray(self.most)[..., None]), 1.0)
+        return np.asarray((self.count * self.tokens / parts * (base**parts - 1.0)).sum(axis=-1))
+
     def excess_per_token(self, level: float) -> float:
         """Rise of `excess` for each further token that more prompts bring in the mean; of one state."""
         if level <= _NEGLIGIBLE:

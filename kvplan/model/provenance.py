@@ -50,3 +50,11 @@ class MeasuredRange:
     prefill_tokens: Range | None = None
     sequences: Range | None = None
     band: Range | None = None  # iterations took so many times as long as the timing says, least and most
+
+    def of_ranks(self, ranks: int) -> "MeasuredRange":
+        """Turn the iterations of one of several ranks that step together into those of all."""
+        kv, prefill, sequences = (
+            ends and (ranks * ends[0], ranks * ends[1])
+            for ends in (self.kv_tokens, self.prefill_tokens, self.sequences)
+        )
+        return MeasuredRange(kv, prefill, sequences, self.band)

@@ -1,10 +1,11 @@
 """How long an iteration takes: the one place that knows (theory §1).
 
-    τ(K, P, B) = d0 + d1·K + d2·P + d3·B + d4·√B + d5·max(0, P + B - knee)
+    τ(K, P, B) = d0 + d1·K + d2·P + d3·B + d4·√B + d5·max(0, P + B - knee) + experts·(1 - (1 - chosen)^(P + B))
 
 K are the KV tokens read, P the prefill tokens computed, recomputation included, and B the sequences in the batch.
-The first two terms are the papers'; the others are new: d2 for prompts, d3 for what each sequence costs, d4 for the
-experts that more sequences wake (concave), d5 for compute that binds beyond `knee_tokens` (convex).
+The first two terms are the papers'; the others are new: d2 for prompts, d3 for what each sequence costs, d4 for what
+grows ever more slowly with them (concave), d5 for compute that binds beyond `knee_tokens` (convex), and `experts` for
+those that tokens wake, each of which chooses its share at random (concave).
 
 Whatever depends on the time of an iteration asks `Timing`. Some of it needs the law in two parts: what requests add in
 proportion, and so can be added up over them, and the rest, which is d0 where the law is linear::
@@ -36,12 +37,13 @@ class Tangent(NamedTuple):
 def iteration_time(c: Any, kv_tokens: Any, prefill_tokens: Any, sequences: Any) -> Any:
     """Seconds of an iteration, in the form that compiled loops call: `c` as `Timing.constants` has it."""
     linear = c[0] + c[1] * kv_tokens + c[2] * prefill_tokens + c[3] * sequences
-    return linear + c[4] * np.sqrt(sequences) + c[5] * np.maximum(prefill_tokens + sequences - c[6], 0.0)
+    bent = c[4] * np.sqrt(sequences) + c[5] * np.maximum(prefill_tokens + sequences - c[6], 0.0)
+    return linear + bent + c[7] * (1.0 - (1.0 - c[8]) ** (prefill_tokens + sequences))
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The constants of the law, seconds; `knee_tokens` in tokens.
+    """The constants of the law, seconds; `knee_tokens` in tokens, `chosen` a share of the experts.
 
     For many laws at once each constant can be a column, of shape (n_models, 1); what is linear then works as it is.
 
@@ -59,6 +61,8 @@ class Timing:
     d4: float = 0.0
     d5: float = 0.0
     knee_tokens: float = 0.0
+    experts: float = 0.0  # to read all of them
+    chosen: float = 0.0  # by a token: what a router chooses of them
     # part of d2 and of d3 that each token of all data-parallel ranks takes; the rest is for those of the busiest
     all_ranks: float = 0.0
 
@@ -70,12 +74,14 @@ class Timing:
     @property
     def constants(self) -> tuple[float, ...]:
         """All of them in order, as `iteration_time` takes them."""
-        return self.d0, self.d1, self.d2, self.d3, self.d4, self.d5, self.knee_tokens
+        bent = self.d4, self.d5, self.knee_tokens, self.experts, self.chosen
+        return self.d0, self.d1, self.d2, self.d3, *bent
 
     def of_ranks(self, ranks: int) -> "Timing":
         """Turn the law of one of several ranks that step together into that of what all of them do, shared evenly.
 
-        `all_ranks` comes on top of the rank's own d2 and d3; d4 and the sequences under its root are of all ranks.
+        `all_ranks` comes on top of the rank's own d2 and d3; d4, the sequences under its root, and experts are
+        of all ranks.
 
         >>> Timing(0.01, d1=8e-6, d2=4e-6, all_ranks=1e-6).of_ranks(4)(1000, 400, 0)
         0.0128
@@ -87,7 +93,7 @@ class Timing:
     @property
     def is_linear(self) -> bool:
         """Tell whether an iteration takes a fixed time and the sum of what its requests add."""
-        return not (_is_set(self.d4) or _is_set(self.d5))
+        return not (_is_set(self.d4) or self.feels_lumps)
 
     @property
     def goes_beyond_papers(self) -> bool:
@@ -103,6 +109,11 @@ class Timing:
         """Tell whether iterations can grow faster than what they do, so that fewer requests at a time can be faster."""
         return _is_set(self.d5)
 
+    @property
+    def feels_lumps(self) -> bool:
+        """Tell whether it matters that prefill tokens come prompt by prompt, and not their mean alone."""
+        return _is_set(self.d5) or _is_set(self.experts)
+
     def linear(self, kv_tokens: Amount, prefill_tokens: Amount, sequences: Amount) -> Amount:
         """Seconds that these amounts add in proportion: the part of the law that adds up over requests."""
         return self.d1 * kv_tokens + self.d2 * prefill_tokens + self.d3 * sequences
@@ -114,9 +125,17 @@ class Timing:
         """
         if self.is_linear:
             return self.d0
-        level = self.knee_tokens - sequences
-        above = prefill.excess(level) if isinstance(prefill, Prompts) else np.maximum(prefill - level, 0.0)
-        time = self.d0 + self.d4 * np.sqrt(sequences) + self.d5 * above
+        time = self.d0 + self.d4 * np.sqrt(sequences)
+        if _is_set(self.d5):
+            level = self.knee_tokens - sequences
+            above = (
+                prefill.excess(level) if isinstance(prefill, Prompts) else np.maximum(prefill - level, 0.0)
+            )
+            time = time + self.d5 * above
+        if _is_set(self.experts):
+            asleep = 1.0 - self.chosen
+            share = prefill.power(asleep) if isinstance(prefill, Prompts) else asleep**prefill
+            time = time + self.experts * (1.0 - share * asleep**sequences)
         return time if isinstance(time, np.ndarray) else float(time)
 
     def mean(self, kv_tokens: float, prompts: Prompts, sequences: float) -> float:
@@ -134,9 +153,16 @@ class Timing:
         """Linear law that touches the mean law at a state: equal there, and so are its slopes."""
         if self.is_linear:
             return Tangent(self.d0, self.d1, self.d2, self.d3)
-        level = self.knee_tokens - sequences
-        per_prefill_token = self.d2 + self.d5 * prompts.excess_per_token(level)
-        per_sequence = self.d3 + self.d5 * prompts.exceeds(level)
+        per_prefill_token, per_sequence = self.d2, self.d3
+        if _is_set(self.d5):
+            level = self.knee_tokens - sequences
+            per_prefill_token += self.d5 * prompts.excess_per_token(level)
+            per_sequence += self.d5 * prompts.exceeds(level)
+        if _is_set(self.experts):
+            asleep = 1.0 - self.chosen
+            still = self.experts * asleep**sequences
+            per_prefill_token -= still * prompts.power_per_token(asleep)
+            per_sequence -= still * prompts.power(asleep) * float(np.log(asleep))
         if sequences > 0:
             per_sequence += self.d4 / (2 * float(np.sqrt(sequences)))
         through = self.d1 * kv_tokens + per_prefill_token * prompts.mean + per_sequence * sequences

@@ -248,7 +248,7 @@ def parse_profile(data: bytes, source: str, folder: Path | None = None) -> Profi
     ... schema = 1
     ... name = "slot model"
     ... gpu = { memory_tokens = 100, prefill = "disaggregated" }
-    ... timing = { d0 = 1 }
+    ... timing = { d0 = "1 s" }
     ... classes = [{ name = "a", input = 2, decode = 4, rate = 0.5 }]
     ... ''',
     ...     "example.toml",
@@ -394,11 +394,11 @@ def model_of(document: schema.Document) -> ServingModel:
             *(c.request_class(rate) for c in served),
             *(s.request_class() for s in document.sessions),
         ),
-        timing=law if drafts is None else drafts.slowed(law),
+        timing=(law if drafts is None else drafts.slowed(law)).of_ranks(gpu.data_parallel),
         replica=gpu.with_drafts(drafts),
         schedule=None if workload is None else workload.rates([c.name for c in served]),
         request_overhead_s=timing.request_overhead,
-        measured=MeasuredRange(**dict(timing.measured)),
+        measured=MeasuredRange(**dict(timing.measured)).of_ranks(gpu.data_parallel),
         provenance=Provenance(**dict(document.provenance)),
         hit_curve=document.prefix.hit_curve or (),
         arrivals=ArrivalProcess() if workload is None else ArrivalProcess(workload.cv),

@@ -286,15 +286,25 @@ class Needs(Relation):
 
 
 class Beside(Relation):
-    """What must not stand beside something else or, if `values` are named, must be one of them there."""
+    """What must not stand beside something else or, if `values` are named, must be one of them there.
 
-    def __init__(self, there: str, *paths: str, values: tuple[object, ...] = (), why: str = "") -> None:
-        self.there, self.paths, self.values, self.why = there, paths, values, why
+    `above`: only beside a larger number.
+    """
+
+    def __init__(
+        self,
+        there: str,
+        *paths: str,
+        values: tuple[object, ...] = (),
+        why: str = "",
+        above: int | None = None,
+    ) -> None:
+        self.there, self.paths, self.values, self.why, self.above = there, paths, values, why, above
         self.keys = frozenset(_step(path)[0] for path in (there, *paths))
 
     def problems(self, table: Table) -> Iterator[Problem]:
         there = next((value for _, value in given(table, self.there)), None)
-        if there is None:
+        if there is None or (self.above is not None and there <= self.above):
             return
         around, _, name = self.there.rpartition(".")
         if isinstance(there, Table):
@@ -310,7 +320,10 @@ class Beside(Relation):
     def json(self) -> JsonDict:
         values = [str(value) if isinstance(value, str) else value for value in self.values]
         allowed: JsonDict | bool = {"enum": values} if values else False  # type: ignore[dict-item]
-        return {"if": has(self.there), "then": {"allOf": [only(path, allowed) for path in self.paths]}}
+        there = has(self.there)
+        if self.above is not None:
+            there = {"allOf": [there, only(self.there, {"exclusiveMinimum": self.above})]}
+        return {"if": there, "then": {"allOf": [only(path, allowed) for path in self.paths]}}
 
 
 class Check(Relation):

@@ -16,7 +16,7 @@ from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention
 from kvplan.profile import tables
 from kvplan.profile.positions import KeyPath
-from kvplan.profile.relations import Beside, Check, Problem, Table, Ways, problems
+from kvplan.profile.relations import Beside, Check, Problem, Table, Ways, has, only, problems
 from kvplan.profile.values import Name, Version
 from kvplan.units import format_number, format_tokens
 
@@ -28,6 +28,7 @@ _LONGEST_DRAFTED = 2**18  # tokens, of the longest output of each class, for eac
 _LONGEST_TABLED = 2**17
 _MOST_PAGED = 2 * 10**6  # turns of all sessions times page size: their moments take memory, and half a second
 _IN_COMMON = ("classes[].shared", "classes[].reuse", "sessions[]", "prefix.hit_curve")
+_OF_ONE_RANK = (*_IN_COMMON, "gpu.offload")
 
 
 # ----------------------------------------------------------------------------- relations between tables
@@ -116,6 +117,17 @@ def _layers(document: "Document") -> Iterator[Problem]:
     why = "layers of several kinds: of windows, chunks and states a prefix cache keeps too little"
     for problem in beside.problems(document) if layered else ():
         yield problem._replace(message=f"not modelled beside {why}")
+
+
+def _all_ranks(document: "Document") -> Iterator[Problem]:
+    if document.timing.has("all_ranks") and document.gpu.data_parallel == 1:
+        yield Problem(("timing", "all_ranks"), "not allowed without [gpu] data_parallel above 1")
+
+
+_SEVERAL_RANKS: JsonDict = {
+    "if": has("timing.all_ranks"),
+    "then": {"allOf": [has("gpu.data_parallel"), only("gpu.data_parallel", {"minimum": 2})]},
+}
 
 
 def _classes(document: "Document") -> Iterator[Problem]:
@@ -232,6 +244,7 @@ class Document(Table, title="kvplan profile"):
         Check(_moved_bytes, "gpu fleet", _MOVED_BYTES),
         Check(_host_tier, "gpu"),
         Check(_layers, "gpu classes sessions prefix"),
+        Check(_all_ranks, "gpu timing", _SEVERAL_RANKS),
         Check(_classes, "gpu classes sessions"),
         Check(_room, "gpu classes sessions speculative"),
         Check(_factors, "classes workload"),
@@ -250,6 +263,9 @@ class Document(Table, title="kvplan profile"):
         Beside("engine", "gpu.prefill", values=("fused",), why=", as engines compute prompts"),
         Beside("gpu.offload", "gpu.prefill", values=("fused", "inline"), why=": no prompt is computed"),
         Beside("gpu.offload", "gpu.prefix_caching", values=(True,)),
+        Beside("gpu.data_parallel", *_OF_ONE_RANK, above=1, why=", whose ranks have caches of their own"),
+        Beside("gpu.data_parallel", "speculative", "fleet.prefill", above=1),
+        Beside("gpu.data_parallel", "gpu.prefill", values=("fused",), above=1),
         Beside(
             "fleet.prefill", "gpu.prefill", values=("fused", "inline"), why=": prompts would be ready-made"
         ),
@@ -260,7 +276,7 @@ class Document(Table, title="kvplan profile"):
     name: Name
     """What the report is headed."""
     gpu: tables.Gpu = tables.Gpu(memory_tokens=ranges.MAX_MEMORY_TOKENS)
-    timing: tables.Timing = tables.Timing(d0=1.0)
+    timing: tables.Timing = tables.Timing.model_validate({"d0": "1 s"})
     workload: tables.Workload | None = None
     classes: list[tables.Class] = Field(default=[], max_length=ranges.MOST_CLASSES)
     """The traffic, class by class."""

@@ -17,6 +17,7 @@ from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
+from kvplan.model.parallelism import Parallelism
 from kvplan.model.replica import Offload
 from kvplan.model.sessions import Sessions
 from kvplan.profile import values
@@ -78,12 +79,26 @@ def _memory(gpu: "Gpu") -> Iterator[Problem]:
         yield Problem(("block_tokens",), f"must be at most the memory, {held} tokens, not {gpu.block_tokens}")
 
 
+def _parallelism(gpu: "Gpu") -> Iterator[Problem]:
+    ranks = gpu.parallelism
+    if (gpu.gpus or ranks.gpus) != ranks.gpus:
+        yield Problem(
+            ("gpus",), f"must be tensor x data x pipeline parallelism, {ranks.gpus}, not {gpu.gpus}"
+        )
+    if ranks.gpus > ranges.MAX_GPUS:
+        limit = f"must be at most {format_tokens(ranges.MAX_GPUS)}"
+        yield Problem((), f"tensor x data x pipeline parallelism {limit}, not {format_tokens(ranks.gpus)}")
+    if (misfit := ranks.misfit) is not None:
+        yield Problem((f"{misfit[0]}_parallel",), misfit[1])
+
+
 class Gpu(Table, title="Replica"):
-    """One replica: its KV memory and what the engine limits."""
+    """One replica: its KV memory and what the engine limits; memory and limits are those of one data-parallel rank."""
 
     relations = (
         Ways("kv_blocks kv", "memory_tokens kv_bytes_per_token?", "memory kv_bytes_per_token"),
         Check(_memory),
+        Check(_parallelism),
     )
 
     memory_tokens: values.MemoryTokens | None = None
@@ -105,14 +120,33 @@ class Gpu(Table, title="Replica"):
     """Most requests the engine runs at once."""
     max_num_batched_tokens: values.MemoryTokens | None = None
     """Most tokens the engine computes in an iteration."""
-    gpus: Annotated[int, Field(ge=1, le=ranges.MAX_GPUS)] = 1
-    """GPUs of one replica: what they hold together is its memory. Prices and sizes count them."""
+    gpus: values.Gpus | None = None
+    """GPUs of one replica, tensor x data x pipeline parallelism: what they hold together is its memory. Prices and
+    sizes count them."""
+    tensor_parallel: values.Gpus | None = None
+    """GPUs that share each layer, of one data-parallel rank; what gpus leaves, or 1."""
+    data_parallel: values.Gpus = 1
+    """Ranks that step together, each with memory, limits and a queue of its own, which are what this table says."""
+    expert_parallel: values.Gpus = 1
+    """GPUs that experts are spread over, of tensor x data parallelism, which it divides."""
+    pipeline_parallel: values.Gpus = 1
+    """Stages that layers are spread over."""
+    context_parallel: values.Gpus = 1
+    """GPUs of tensor parallelism, which it divides, that share the KV cache of a request by its tokens."""
     prefix_caching: bool = True
     """Whether the engine keeps the KV cache of prefixes, as vLLM and SGLang do by default."""
     offload: HostTier | None = None
 
     @property
+    def parallelism(self) -> Parallelism:
+        """Of its ranks; GPUs of which nothing else is said are tensor-parallel."""
+        data, pipeline = self.data_parallel, self.pipeline_parallel
+        tensor = self.tensor_parallel or max(1, (self.gpus or 1) // (data * pipeline))
+        return Parallelism(tensor, data, self.expert_parallel, pipeline, self.context_parallel)
+
+    @property
     def capacity_tokens(self) -> int:
+        """Of one data-parallel rank."""
         if self.memory is not None and self.kv_bytes_per_token is not None:
             return self.memory // self.kv_bytes_per_token
         if self.kv_blocks is not None:
@@ -144,14 +178,14 @@ class Gpu(Table, title="Replica"):
 
     @property
     def token_bytes(self) -> int | None:
-        """Bytes of KV cache per token of the replica, all layers and GPUs; None where nothing says it.
+        """Bytes of KV cache per token of the replica, all layers and the GPUs that share it; None if nothing says it.
 
         Of a pool token where layers differ.
         """
         if self.layout is not None:
-            return self.gpus * self.layout.block_bytes // self.block_tokens
+            return self.parallelism.tensor * self.layout.block_bytes // self.block_tokens
         if self.kv:
-            return self.gpus * sum(one.layers * one.bytes for one in self.kv)
+            return self.parallelism.tensor * sum(one.layers * one.bytes for one in self.kv)
         return self.kv_bytes_per_token
 
     @property
@@ -169,16 +203,19 @@ class Gpu(Table, title="Replica"):
 
     @property
     def replica(self) -> model.Replica:
+        """All data-parallel ranks together, each with whole pages."""
+        ranks, memory = self.parallelism, self.capacity_tokens
         return model.Replica(
-            memory_tokens=self.capacity_tokens,
+            memory_tokens=ranks.data * (memory - memory % self.block_tokens) if ranks.data > 1 else memory,
             block_tokens=self.block_tokens,
             prefill=self.prefill,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            gpus=self.gpus,
+            max_num_seqs=self.max_num_seqs and ranks.data * self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens and ranks.data * self.max_num_batched_tokens,
+            gpus=ranks.gpus,
             prefix_caching=self._caches_prefixes,
             layout=self.layout,
             offload=self.host_tier,
+            parallelism=ranks,
         )
 
 
@@ -196,9 +233,10 @@ class Measured(Table, title="Measured range"):
 
 
 class Timing(Table, title="Iteration time"):
-    """An iteration takes d0 + d1·KV + d2·prefill + d3·sequences + d4·√sequences + d5·(prefill + sequences - knee)⁺."""
+    """An iteration takes d0 + d1·KV + d2·prefill + d3·sequences + d4·√sequences + d5·(prefill + sequences - knee)⁺ +
+    experts·(1 - (1 - chosen)^(prefill + sequences))."""
 
-    relations = (Needs("d5", "knee_tokens"),)
+    relations = (Needs("d5", "knee_tokens"), Needs("experts", "chosen"), Needs("chosen", "experts"))
 
     d0: values.Iteration
     """Fixed time of an iteration: seconds, or a string such as "14.5 ms"."""
@@ -214,6 +252,13 @@ class Timing(Table, title="Iteration time"):
     """Time per token computed beyond knee_tokens, prefill tokens and sequences together."""
     knee_tokens: Annotated[int, Field(ge=0, le=ranges.MAX_MEMORY_TOKENS)] = 0
     """Tokens computed in an iteration from which on each takes d5 more; needed with d5."""
+    experts: values.Cost = 0.0
+    """Time to read the weights of all experts, of which an iteration reads those that a token of it chose."""
+    chosen: Annotated[float, Field(gt=0, lt=1)] = 0.0
+    """Share of the experts that a token chooses, such as 8 of 256; needed with experts."""
+    all_ranks: values.Cost = 0.0
+    """Time per token, prefilled or decoded, of all data-parallel ranks together; the other terms but
+    that of experts are of the busiest."""
     request_overhead: values.Overhead = 0.0
     """Time of a request outside the engine (tokeniser, HTTP): part of TTFT and E2E, and of no iteration."""
     measured: Measured = Measured()

@@ -22,6 +22,7 @@ _LEVERS = {
     "d3": "d3 (sequences)",
     "d4": "d4 (√sequences)",
     "d5": "d5 (beyond the knee)",
+    "experts": "reading of experts",
 }
 
 

@@ -198,7 +198,7 @@ def source_text(origin: Origin) -> str:
 
 
 def caveat(model: ServingModel) -> str:
-    """Say on the first screen which inputs are neither measured nor stated, or asked too much."""
+    """Say on the first screen which inputs are neither measured nor stated, or asked too much, and of what ranks."""
     unsure = {f.name: getattr(model.provenance, f.name) for f in fields(Provenance)}
     unsure = {name: origin for name, origin in unsure.items() if origin.basis not in _SURE}
     said = []
@@ -212,6 +212,8 @@ def caveat(model: ServingModel) -> str:
         furthest = max(factors, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)
         times = f" {format_number(furthest, 3)} times" if 0 < furthest < math.inf else ""
         said.append(f"timing extrapolated{times}")
+    if model.replica.ranks > 1:
+        said.append(f"{model.replica.ranks} data-parallel ranks together")
     weakest_first = sorted(unsure.values(), key=lambda origin: -list(Knowledge).index(origin.basis))
     sources = dict.fromkeys(origin.source for origin in weakest_first if origin.source)
     return ", ".join(said) + (f" ({'; '.join(sources)})" if sources else "")

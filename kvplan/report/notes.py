@@ -189,6 +189,11 @@ def _of_replica(model: ServingModel) -> Iterator[str]:
             f"Memory holds about {format_number(held, 2)} requests of this mix. Below {FEW_REQUESTS}, preempting and "
             "recomputing whole requests costs more than the fluid figures say."
         )
+    if replica.ranks > 1:
+        yield (
+            f"Figures are of all {replica.ranks} data-parallel ranks together. Formulas share memory, limits and load "
+            "evenly among them; in simulations each has its own, and in every iteration all wait for the slowest."
+        )
     if model.drafts is not None:
         yield (
             f"{model.drafts.tokens} drafts in each iteration but that of a prompt: d0 and d3 count drafting and "

@@ -81,7 +81,10 @@ def _origin(name: str) -> Quantity:
 
 def _fixed(g: Given) -> Value:
     timing = g.model.timing
-    return timing.d0 if timing.is_linear else "d0 + d4·√B + d5·E[max(0, P + B − knee_tokens)]"
+    if timing.is_linear:
+        return timing.d0
+    woken = " + experts·E[1 − (1 − chosen)^(P + B)]" if timing.experts else ""
+    return f"d0 + d4·√B + d5·E[max(0, P + B − knee_tokens)]{woken}"
 
 
 def _lengths(stages: NDArray[np.int64]) -> str:
@@ -190,6 +193,8 @@ QUANTITIES: Mapping[str, Quantity] = {
     "d4": _constant("d4", "time per √sequences, s"),
     "d5": _constant("d5", "time per token beyond the knee, s"),
     "knee_tokens": _constant("knee_tokens", "tokens from which d5 counts"),
+    "experts": _constant("experts", "time to read all experts, s"),
+    "chosen": _constant("chosen", "share of the experts that a token chooses"),
     "band": Quantity("band", "times what the timing says, as measured", _band),
     # prefix cache
     "prompt": _of_cache("s̄", "mean prompt tokens", lambda cached: cached.mean("prompt")),

@@ -54,13 +54,14 @@ class Mark(NamedTuple):
     tokens: float  # emitted
     prompt_tokens: float  # of requests that were admitted for the first time
     busy_s: float  # time of the iterations under the model's own law
-    # this and the next five: what they were made of, K, P, B, √B and max(0, P + B - knee), summed
+    # this and the next six: what they were made of, K, P, B, √B, max(0, P + B - knee) and shares of experts, summed
     iterations: float
     context: float
     prefill: float
     sequences: float
     roots: float
     beyond_knee: float
+    woken: float
     completed: int
     evicted: int
 
@@ -132,10 +133,11 @@ class Backlog:
         return self.mark()
 
     def seconds(self, sums: FloatArray, timing: Timing) -> FloatArray:
-        """Price stretches under a law with the same knee; `sums` has a row of differences of `Mark` for each."""
+        """Price stretches under a law that bends alike; `sums` has a row of differences of `Mark` for each."""
         if self._model.drafts is not None:  # whose costs differ from sequence to sequence
             return np.asarray(sums[:, _BUSY])
-        return np.asarray(sums[:, _BUSY + 1 : _BUSY + 7] @ np.array(timing.constants[:6]))
+        law = np.array([*timing.constants[:6], timing.experts])
+        return np.asarray(sums[:, _BUSY + 1 : _BUSY + 8] @ law)
 
     def mark(self) -> Mark:
         """Return the totals so far."""
@@ -158,6 +160,7 @@ class Backlog:
             sequences=float(sums[Span.SEQUENCES]),
             roots=float(sums[Span.ROOTS]),
             beyond_knee=float(sums[Span.BEYOND_KNEE]),
+            woken=float(sums[Span.WOKEN]),
             completed=int(c[Counter.COMPLETED]),
             evicted=int(c[Counter.EVICTED]),
         )

@@ -12,6 +12,7 @@ from kvplan.simulation.actions import blocks_of, outstanding, whole_tokens
 from kvplan.simulation.followups import next_event_s
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.state import (
+    CHOSEN,
     GAPS,
     GAPS_IN_E,
     KNEE,
@@ -108,6 +109,7 @@ def coast(s: State, limit: int, patience: int) -> None:
     busy_s, context, gaps = s.span[row, Span.BUSY_S], s.span[row, Span.CONTEXT], gaps_of_span(s)
     root, roots = math.sqrt(running), s.span[row, Span.ROOTS]
     beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, Span.BEYOND_KNEE]
+    woken, all_woken = 1.0 - (1.0 - s.timing[CHOSEN]) ** (prompts + running), s.span[row, Span.WOKEN]
     capacity, bin_tokens, horizon_s = s.fixed[Fixed.CAPACITY], s.fixed[Fixed.BIN], clock[Clock.HORIZON]
     kv_bin, place, low_s, high_s = held * block // bin_tokens, 0, math.inf, 0.0
     while iterations < limit and now < event_s:
@@ -129,7 +131,7 @@ def coast(s: State, limit: int, patience: int) -> None:
         kv_s, running_s = kv_s + tau * (held * block), running_s + tau * resident
         waiting_s = waiting_s + tau * waiting
         busy_s, context = busy_s + tau, context + (weight + done)
-        roots, beyond_knee = roots + root, beyond_knee + beyond
+        roots, beyond_knee, all_woken = roots + root, beyond_knee + beyond, all_woken + woken
         cached_sum += cached
         s.histogram[kv_bin] += 1
         gap_s = now - last_s
@@ -153,7 +155,11 @@ def coast(s: State, limit: int, patience: int) -> None:
     s.span[row, Span.KV_S], s.span[row, Span.RUNNING_S] = kv_s, running_s
     s.span[row, Span.WAITING_S] = waiting_s
     s.span[row, Span.BUSY_S], s.span[row, Span.CONTEXT] = busy_s, context
-    s.span[row, Span.ROOTS], s.span[row, Span.BEYOND_KNEE] = roots, beyond_knee
+    s.span[row, Span.ROOTS], s.span[row, Span.BEYOND_KNEE], s.span[row, Span.WOKEN] = (
+        roots,
+        beyond_knee,
+        all_woken,
+    )
     s.span[row, Span.STEPS] += iterations - begun
     s.span[row, Span.PREFILLED] += (iterations - begun) * prompts
     s.span[row, Span.SEQUENCES] += (iterations - begun) * running

@@ -329,6 +329,14 @@ _LIMITED: dict[str, Callable[[Requests, Outcome], FloatArray]] = {
 }
 
 
+def within(requests: Requests, run: Outcome, limits: Mapping[str, float]) -> NDArray[np.bool_]:
+    """Tell which requests exceed no limit of their own times, seconds; one without a figure exceeds none."""
+    good = np.ones(requests.arrival_s.size, dtype=np.bool_)
+    for name, limit in limits.items():
+        good &= ~(_LIMITED[name](requests, run) > limit)
+    return good
+
+
 def _found(run: Outcome) -> Figures:
     """Return what the prefix cache found by its dotted names."""
     names = [f"prefix_cache.{field.name}" for field in fields(PrefixCacheUse)]
@@ -475,10 +483,7 @@ class _Run:
     @cached_property
     def good(self) -> NDArray[np.bool_]:
         """Which completed requests were served within all limits; one without a figure does not exceed it."""
-        good = self.finished.copy()
-        for name, limit in self.limits.items():
-            good &= ~(_LIMITED[name](self.requests, self.outcome) > limit)
-        return good
+        return self.finished & within(self.requests, self.outcome, self.limits)
 
     @property
     def goodput_rps(self) -> float | None:

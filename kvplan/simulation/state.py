@@ -14,7 +14,7 @@ from kvplan.model import FloatArray, IntArray
 
 NOBODY = -1
 STANDS_BY = 2  # a value of `Group.RUNS`
-KNEE = 6  # in `State.timing`
+KNEE, CHOSEN = 6, 8  # in `State.timing`
 GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind those of KV tokens
 GAPS_IN_E = 500  # bins in which a time grows by a factor e: each is 0.2 % wide
 SHORTEST_GAP_S = 1e-9  # what is shorter counts as this; the longest is 1e9 times a second
@@ -299,11 +299,12 @@ class Span(Columns):
     WAITING_S: int
     BUSY_S: int
     STEPS: int
-    CONTEXT: int  # this and the next four: the amounts that the law of iteration times is made of
+    CONTEXT: int  # this and the next five: the amounts that the law of iteration times is made of
     PREFILLED: int
     SEQUENCES: int
     ROOTS: int  # of the sequences of each iteration
     BEYOND_KNEE: int
+    WOKEN: int  # share of the experts
     LEAST_WAITING: int  # no sum: the least of any iteration; infinite where there was none
 
 
@@ -341,6 +342,7 @@ class Router(Columns):
     RULE: int  # see `Rule`
     BRINGS: int  # whether a completion may bring somebody
     FURTHER: int  # requests that have no row yet
+    SENT: int  # requests so far
 
 
 class Site(Columns):
@@ -354,9 +356,12 @@ class Site(Columns):
 
 
 class Rule:
-    """Each request has its `Request.SITE`, or the router looks at requests or at blocks held."""
+    """Each request has its `Request.SITE`, or the router looks at requests or at blocks held.
 
-    BLIND, BY_REQUESTS, BY_KV = range(3)
+    BY_SESSION: a turn goes where the one before it went, if that replica still takes requests; else by requests.
+    """
+
+    BLIND, BY_REQUESTS, BY_KV, BY_SESSION = range(4)
 
 
 class Role:
@@ -369,7 +374,7 @@ class Link(Columns):
     """Of `State.link`."""
 
     ACTS: int  # when a replica next begins or ends something, seconds
-    SEEN: int  # what the router sees of it; in the first row, which is no node, when it next sees others than now
+    SEEN: int  # what the router sees of it; in the first row, which is no node, when somebody next looks or changes it
     SEEN_DECODING: int  # of decode replicas
     TRANSFERS_UNTIL: int  # until when it sends or receives KV, seconds
     WHOSE: int  # from here on: as many columns that say whose they are

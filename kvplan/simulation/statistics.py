@@ -3,6 +3,7 @@
 import math
 
 from kvplan.simulation.state import (
+    CHOSEN,
     GAPS,
     GAPS_IN_E,
     KNEE,
@@ -78,7 +79,9 @@ def add_to_span(s: State, tau: float, held: int, context: float, requests: int) 
     span[row, Span.PREFILLED] += c[Counter.PROMPTS]
     span[row, Span.SEQUENCES] += requests
     span[row, Span.ROOTS] += math.sqrt(requests)
-    span[row, Span.BEYOND_KNEE] += max(c[Counter.PROMPTS] + requests - s.timing[KNEE], 0.0)
+    tokens = c[Counter.PROMPTS] + requests
+    span[row, Span.BEYOND_KNEE] += max(tokens - s.timing[KNEE], 0.0)
+    span[row, Span.WOKEN] += 1.0 - (1.0 - s.timing[CHOSEN]) ** tokens
     see_waiting(s)
 
 

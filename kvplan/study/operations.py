@@ -1,9 +1,44 @@
 """What a fleet is operated by: targets of its autoscaler, bounds of its router, thresholds of its alerts.
 
 All figures are of one replica unless they say otherwise, means over time, at the goodput of a fleet behind its router.
+Quantiles are over minutes, each of a replica at a time.
 """
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.fleet import steady_replica
+from kvplan.analysis.prefix_cache import prefix_cache
+from kvplan.errors import UsageError
+from kvplan.model import FloatArray, Plan, ServingModel
+from kvplan.model.fleet import Fleet, Routing
+from kvplan.model.slo import of_requests
+from kvplan.simulation.experiments.load import Load, generate
+from kvplan.simulation.experiments.runner import Job
+from kvplan.simulation.fleet.scaling import HorizontalPodAutoscaler, Metric, Pods, Watch
+from kvplan.simulation.policies import engine_settings
+from kvplan.simulation.policies.parameters import SHED_AFTER
+from kvplan.simulation.policies.protocol import Scenario
+from kvplan.study.fleet_day import LOOK_S, FleetDay, course_of, with_day
+from kvplan.study.goodput import goodput
+from kvplan.study.replicas import most_simulated, scaled, stand_in
+from kvplan.study.warm_cache import protection
+from kvplan.study.windows import warm_up_s
+
+LOAD_S = 120.0  # from the start of a replica until it serves, where nobody says
+HEADROOMS = (-0.3, -0.2, -0.1, 0.0, 0.1, 0.25, 0.5)
+WITHIN = 0.995  # of the requests of a day, in the worst of the days of `SEEDS`
+SEEDS = range(100, 105)  # of the days that the headroom is chosen by
+_MINUTES = 240  # of the run at the goodput
+_LOOKS_A_MINUTE = round(60 / LOOK_S)
+_SPARE = 1.5  # times the replicas of the peak, and the running requests of a replica
+_STABILIZATION_S = 300.0  # at least, before a replica goes
+_OF_SEPARATRIX = 0.75
 
 
 class Replicas(NamedTuple):
@@ -54,3 +89,186 @@ class Operations(NamedTuple):
         if self.wait_s is None:
             return None
         return round((self.wait_s * self.goodput_rps + self.router_cap) * self.replicas.most)
+
+    def control(self) -> HorizontalPodAutoscaler:
+        """Return the autoscaler that keeps these targets."""
+        triggers = {Metric.ARRIVALS: self.arrivals_rps, Metric.IN_FLIGHT: self.in_flight}
+        return HorizontalPodAutoscaler(triggers, self.replicas.least, self.replicas.most, self.scale_down_s)
+
+
+def derive(
+    model: ServingModel,
+    plan: Plan,
+    *,
+    headroom: float,
+    load_s: float = LOAD_S,
+) -> Operations | None:
+    """Derive what a service is operated by from its profile and objectives; None where no rate meets these.
+
+    Raises
+    ------
+    UsageError
+        There is no objective on a percentile, prefill and decode are apart, or users are a closed population.
+    """
+    service = service_of(model, plan)
+    point = _goodput_of(service)
+    if point is None:
+        return None
+    return _operations(service, point, _seen(service, point.goodput_rps, point.replicas), headroom, load_s)
+
+
+def service_of(model: ServingModel, plan: Plan) -> FleetDay:
+    """Return the day of the whole service on replicas of a kind, behind the router of its fleet.
+
+    Without a fleet requests go where fewest are, and turns to the replica of the turn before.
+    """
+    if model.fleet is not None and model.fleet.is_split:
+        raise UsageError("prefill and decode apart are not scaled by one target; give [fleet] replicas")
+    if any(c.sessions is not None and c.sessions.users is not None for c in model.classes):
+        raise UsageError("a closed population of users has no arrivals to scale by")
+    limits = of_requests(slo for slo in plan.slos if not slo.key.endswith(".mean"))
+    if not limits:
+        raise UsageError("an objective on a percentile is wanted, such as --slo ttft-p95=2s")
+    follows = any(c.sessions is not None or c.reuse is not None for c in model.classes)
+    routing = Routing.SESSION if follows else Routing.LEAST_REQUESTS
+    if model.fleet is not None and not follows:
+        routing = model.fleet.routing
+    return FleetDay(with_day(replace(model, fleet=None)), plan, routing, limits)
+
+
+class _Point(NamedTuple):
+    """Goodput of a replica in its fleet, and the replicas of the peak."""
+
+    goodput_rps: float
+    replicas: int
+
+
+def _goodput_of(service: FleetDay) -> _Point | None:
+    """Find the goodput of a fleet for the peak, and of one replica first, by which to guess its size."""
+    model, settings = replace(service.model, schedule=None), engine_settings(service.model)
+    alone = goodput(model, service.plan, settings, service.plan.slos)
+    if alone is None or alone.rate_rps == 0:
+        return None
+    peak_rps = model.total_rate_rps * course_of(service.model).peak
+    replicas = min(math.ceil(peak_rps / alone.rate_rps), most_simulated(model))
+    if replicas == 1:
+        return _Point(alone.rate_rps, 1)
+    fleet = stand_in(model, model.total_rate_rps, replicas, service.routing)
+    pooled = goodput(fleet, service.plan, settings, service.plan.slos)
+    assert pooled is not None
+    rate = pooled.rate_rps / replicas
+    return _Point(rate, math.ceil(peak_rps / rate))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a fleet showed in a run of some hours; arrays of shape (n_looks, n_replicas)."""
+
+    in_flight: FloatArray
+    waiting: FloatArray
+    kv_usage: FloatArray
+    e2e_s: FloatArray  # of the requests that were done
+    preemptions_per_s: float
+    hit_rate: float | None
+
+    def minutes_p99(self, values: FloatArray, of: Callable[..., FloatArray] = np.mean) -> float:
+        """Return the 99th percentile over minutes, each by its mean or largest value."""
+        whole = values[: len(values) // _LOOKS_A_MINUTE * _LOOKS_A_MINUTE]
+        minutes = of(whole.reshape(-1, _LOOKS_A_MINUTE, values.shape[1]), axis=1)
+        return float(np.quantile(minutes, 0.99))
+
+
+def _seen(service: FleetDay, rate_rps: float, replicas: int) -> _Seen:
+    """Run replicas of a fleet at a rate each."""
+    replicas = min(replicas, most_simulated(service.model))
+    model = scaled(replace(service.model, schedule=None), rate_rps * replicas)
+    warm_s = math.ceil(warm_up_s(replace(model, classes=scaled(model, rate_rps).classes)) / LOOK_S) * LOOK_S
+    end_s = warm_s + 60.0 * _MINUTES
+    watch = Watch()
+    requests = generate(model, Load(requests=None, horizon_s=end_s).on(model), SEEDS[0])
+    fleet = replace(model, fleet=Fleet(replicas=replicas, routing=service.routing))
+    scenario = Scenario(fleet, service.plan, requests, tuple(c.name for c in model.classes), SEEDS[0])
+    pods = Pods(watch, replicas, replicas, 0.0, LOOK_S)
+    run = Job(engine_settings(fleet), scenario, horizon_s=end_s, pods=pods).run()
+    after = run.arrival_s >= warm_s
+    looks = [gauges for gauges in watch.seen if gauges.time_s > warm_s]
+    hits = None
+    if run.found is not None and model.finds_prefixes:
+        hits = float(run.found.hit_tokens[after].sum() / max(requests.input_tokens[after].sum(), 1))
+    e2e_s = run.e2e_s[after]
+    return _Seen(
+        in_flight=np.array([g.in_flight for g in looks], float),
+        waiting=np.array([g.waiting for g in looks], float),
+        kv_usage=np.array([g.kv_usage for g in looks]),
+        e2e_s=e2e_s[~np.isnan(e2e_s)],
+        preemptions_per_s=float(run.evictions[after].sum()) / (60 * _MINUTES * replicas),
+        hit_rate=hits,
+    )
+
+
+def _operations(service: FleetDay, point: _Point, seen: _Seen, headroom: float, load_s: float) -> Operations:
+    """Put together targets, bounds and thresholds."""
+    target_rps = point.goodput_rps / (1 + headroom)
+    course, rate = course_of(service.model), service.model.total_rate_rps
+    peak = math.ceil(rate * course.peak / target_rps)
+    running_p99 = seen.minutes_p99(seen.in_flight - seen.waiting)
+    cap, cap_why = _cap(service, point.goodput_rps, running_p99)
+    wait_s, wait_why = _wait(service)
+    at_target = seen if headroom <= 0 else _seen(service, target_rps, point.replicas)
+    return Operations(
+        goodput_rps=point.goodput_rps,
+        peak_replicas=point.replicas,
+        headroom=headroom,
+        arrivals_rps=target_rps,
+        in_flight=float(seen.in_flight.mean()) / (1 + headroom),
+        replicas=Replicas(
+            max(math.ceil(rate * course.least / target_rps), 1),
+            math.ceil(_SPARE * rate * course.peak / target_rps),
+            peak,
+        ),
+        scale_down_s=max(_STABILIZATION_S, load_s),
+        grace_s=float(np.quantile(seen.e2e_s, 0.999)),
+        router_cap=cap,
+        cap_why=cap_why,
+        wait_s=wait_s,
+        wait_why=wait_why,
+        load_s=load_s,
+        planned=Planned(
+            running_p99=running_p99,
+            waiting_p99=seen.minutes_p99(seen.waiting),
+            in_flight=float(seen.in_flight.mean()),
+            in_flight_p99=seen.minutes_p99(seen.in_flight),
+            stay_s=float(seen.e2e_s.mean()),
+            preemptions_per_s=seen.preemptions_per_s,
+            kv_usage=float(at_target.kv_usage.mean()),
+            kv_usage_p99=seen.minutes_p99(seen.kv_usage, np.max),
+            queue_at_target=float(at_target.waiting.mean()),
+            queue_p99=seen.minutes_p99(seen.waiting, np.max),
+            hit_rate=seen.hit_rate,
+        ),
+    )
+
+
+def _cap(service: FleetDay, rate_rps: float, running_p99: float) -> tuple[int, str]:
+    """Return how many a replica may have in flight: far from where its prefix cache is lost, if it can be."""
+    alone = scaled(steady_replica(service.model), rate_rps)
+    if alone.finds_prefixes and alone.is_plain and not alone.hit_curve:
+        lost = prefix_cache(cached_replica(alone)).separatrix_in_flight
+        if lost is not None:
+            return max(
+                int(_OF_SEPARATRIX * lost), 1
+            ), f"3/4 of the {lost:.3g} beyond which the prefix cache is lost"
+    return math.ceil(
+        _SPARE * running_p99
+    ), f"1.5 times the 99th percentile of running at the goodput, {running_p99:.3g}"
+
+
+def _wait(service: FleetDay) -> tuple[float | None, str]:
+    """Return how long a request may wait: no longer than it may take to its first token."""
+    if "ttft_s" in service.limits:
+        return service.limits["ttft_s"], "the objective on TTFT"
+    ends = protection(service.model, service.plan)
+    for setting in () if ends is None else ends.settings:
+        if setting.name == SHED_AFTER:
+            return setting.value, "the longest wait at which a collapsed prefix cache was seen to come back"
+    return None, "no objective on TTFT, and no prefix cache that can be lost"

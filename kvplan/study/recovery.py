@@ -111,14 +111,14 @@ def never_evicts(model: ServingModel, settings: Settings) -> bool:
 
 
 def _mix_alone(model: ServingModel) -> ServingModel:
-    """Return what the runs of a saturated replica depend on: all but rates, and of timing the knee alone.
+    """Return what the runs of a saturated replica depend on: all but rates, and of timing what bends it.
 
     With drafts the timing stays, since what they cost differs from sequence to sequence.
     """
-    total = model.total_rate_rps
+    total, timing = model.total_rate_rps, model.timing
     return ServingModel(
         classes=tuple(replace(c, rate_rps=float(f"{c.rate_rps / total:.12g}")) for c in model.classes),
-        timing=model.timing if model.drafts else Timing(1.0, knee_tokens=model.timing.knee_tokens),
+        timing=timing if model.drafts else Timing(1.0, knee_tokens=timing.knee_tokens, chosen=timing.chosen),
         replica=model.replica,
         drafts=model.drafts,
     )
@@ -134,8 +134,8 @@ def _saturated(
 class Saturated:
     """Runs of a saturated replica from several starts, each gone on with until the least is known.
 
-    They depend on lengths, shares, memory and limits, but not on rates, nor on timing except for its knee. What one
-    model needed of them does not change what another one sees.
+    They depend on lengths, shares, memory and limits, but not on rates, nor on timing except for what bends
+    it. What one model needed of them does not change what another one sees.
     """
 
     def __init__(self, model: ServingModel, settings: Settings, part: float = 1.0) -> None:

@@ -34,7 +34,7 @@ _TOKENS = Quantity(COUNT_UNITS, True)
 _NUMBER = Quantity(COUNT_UNITS, False)
 _BYTES = Quantity(BYTE_UNITS, True, "B")
 _BANDWIDTH = Quantity(BANDWIDTH_UNITS, False, "B/s")
-_SECONDS = Quantity({"": Fraction(1), **TIME_UNITS}, False)
+_SECONDS = Quantity({"": Fraction(1), **TIME_UNITS}, False, "s")
 
 
 class Kind(StrEnum):
@@ -166,7 +166,9 @@ _QUANTITIES: Mapping[str, Quantity] = {
     "gpu.offload.memory": _BYTES,
     "gpu.offload.memory_tokens": _TOKENS,
     "gpu.offload.bandwidth": _BANDWIDTH,
-    **{f"timing.{f.name}": _TOKENS if f.name == "knee_tokens" else _SECONDS for f in fields(Timing)},
+    **{f"timing.{f.name}": _SECONDS for f in fields(Timing)},
+    "timing.knee_tokens": _TOKENS,
+    "timing.chosen": _NUMBER,
     "timing.request_overhead": _SECONDS,
     "workload.rate": _NUMBER,
     "speculative.tokens": _TOKENS,

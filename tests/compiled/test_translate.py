@@ -44,7 +44,7 @@ def numbers(s: Small, a: int, b: int) -> int:
     r[3] = math.floor(r[2]) + math.ceil(r[0]) + float(a == b)
     r[4] = math.nan if r[2] < 0 else math.sqrt(r[2])
     r[5] = 1.0 if math.isnan(r[4]) or math.isnan(r[1]) or r[2] != r[2] else math.log(1 + r[2])
-    r[6] = max(r[0], r[1]) + min(r[0], 2)
+    r[6] = max(r[0], r[1]) + min(r[0], 2) ** a
     return len_of(s) if known(s) else 7
 
 

@@ -41,6 +41,8 @@ class Law(NamedTuple):
     d4: float
     d5: float
     knee: float
+    experts: float
+    chosen: float
 
 
 class Ended(NamedTuple):
@@ -323,6 +325,7 @@ def simulate(
             + law.d3 * sequences
             + law.d4 * np.sqrt(sequences)
             + law.d5 * max(0.0, prefill + sequences - law.knee)
+            + law.experts * (1.0 - (1.0 - law.chosen) ** (prefill + sequences))
         )
         overlap = min(now + step, end) - max(now, begin)
         if overlap > 0 and not endless:

@@ -95,7 +95,8 @@ def seconds(law: Law, read: float, prefill: float, sequences: float) -> float:
     """Time of an iteration."""
     beyond = max(0.0, prefill + sequences - law.knee)
     linear = law.d0 + law.d1 * read + law.d2 * prefill + law.d3 * sequences
-    return linear + law.d4 * math.sqrt(sequences) + law.d5 * beyond
+    woken = 1 - (1 - law.chosen) ** (prefill + sequences)
+    return linear + law.d4 * math.sqrt(sequences) + law.d5 * beyond + law.experts * woken
 
 
 def starts(system: System) -> dict[str, float | None]:

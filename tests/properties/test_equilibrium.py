@@ -199,9 +199,10 @@ def test_sensitivities_are_what_ten_percent_more_does(model: ServingModel) -> No
 def test_sensitivities_to_the_bends_of_a_law_are_those_of_the_bent_model(
     model: ServingModel, d4: float, d5: float, knee: int
 ) -> None:
-    bent = replace(model, timing=replace(model.timing, d4=d4, d5=d5, knee_tokens=float(knee)))
+    bend = {"d4": d4, "d5": d5, "knee_tokens": float(knee), "experts": 100 * d5, "chosen": 0.03}
+    bent = replace(model, timing=replace(model.timing, **bend))
     found, (_, base) = load(bent).sensitivity, sustainable_rate(bent)
-    for name in ("d4", "d5", "knee_tokens"):
+    for name in ("d4", "d5", "knee_tokens", "experts"):
         more = replace(bent, timing=replace(bent.timing, **{name: 1.1 * getattr(bent.timing, name)}))
         change = getattr(found, name)
         assert change == pytest.approx(sustainable_rate(more)[1] / base - 1, abs=1e-12)

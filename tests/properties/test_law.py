@@ -37,6 +37,7 @@ from kvplan.model.fleet import Fleet
 from kvplan.model.gaps import Exponential
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
+from kvplan.model.parallelism import Parallelism
 from kvplan.model.replica import Offload
 from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 from kvplan.model.slo import parse_slo
@@ -58,6 +59,8 @@ timings = st.builds(
     d4=st.sampled_from([0.0, 1e-4, 1e-2]),
     d5=st.sampled_from([0.0, 1e-6, 1e-4]),
     knee_tokens=st.sampled_from([0, 256, 4096]),
+    experts=st.sampled_from([0.0, 1e-3, 1e-2]),
+    chosen=st.sampled_from([1e-3, 8 / 256, 0.5]),
 )
 states = st.tuples(st.integers(0, 10**6), st.integers(0, 20_000), st.integers(1, 2_000))
 prompts = st.lists(st.tuples(st.floats(1e-3, 20.0), st.integers(1, 4_000)), max_size=4).map(
@@ -69,7 +72,8 @@ def slowly(t: Timing, kv: int, prefill: int, sequences: int) -> float:
     """The law as theory §1 prints it."""
     above = max(0, prefill + sequences - t.knee_tokens)
     linear = t.d0 + t.d1 * kv + t.d2 * prefill + t.d3 * sequences
-    return linear + t.d4 * math.sqrt(sequences) + t.d5 * above
+    woken = 1 - math.prod([1 - t.chosen] * (prefill + sequences))
+    return linear + t.d4 * math.sqrt(sequences) + t.d5 * above + t.experts * woken
 
 
 @given(timings, states)
@@ -98,10 +102,25 @@ def test_the_tangent_touches_the_mean_law_from_there_on(
     if timing.d4 == 0 and law.mean > 0:
         more = Prompts(law.count * 1.001, law.tokens)
         slope = (timing.mean(kv, more, sequences) - mean) / (more.mean - law.mean)
-        assert slope == pytest.approx(touching.per_prefill_token_s, rel=5e-3, abs=1e-3 * timing.d5 + 1e-12)
+        close = 1e-3 * timing.d5 + 1e-7 * timing.experts + 1e-12
+        assert slope == pytest.approx(touching.per_prefill_token_s, rel=5e-3, abs=close)
     if timing.d5 == 0:
         slope = (timing.mean(kv, law, sequences * 1.001) - mean) / (sequences * 0.001)
         assert slope == pytest.approx(touching.per_sequence_s, rel=1e-2, abs=1e-9)
+
+
+def test_powers_of_prefill_tokens_are_those_of_drawn_ones() -> None:
+    """E[z^P]; with a budget prompts come in parts, here of 500 tokens at most."""
+    rng, base = np.random.default_rng(1), 0.999
+    count, tokens = np.array([0.7, 0.2, 3.0]), np.array([500.0, 2000.0, 37.0])
+    for most, drawn in (
+        (math.inf, [rng.poisson(c, 400_000) * t for c, t in zip(count, tokens, strict=True)]),
+        (500.0, [rng.poisson(c, 400_000) * t for c, t in zip([1.5, 3.0], [500.0, 37.0], strict=True)]),
+    ):
+        law, sampled = Prompts(count, tokens, most), base ** sum(drawn)
+        assert law.power(base) == pytest.approx(sampled.mean(), abs=5 * sampled.std() / 632)
+    states = Prompts(np.array([count, 2 * count]), tokens, np.array([500.0, 2000.0]))
+    assert states.power(base)[0] == Prompts(count, tokens, 500.0).power(base)
 
 
 @every("level", [0.5, 40.0, 256.0, 900.0, 4000.0])
@@ -130,6 +149,8 @@ d3 = "20 us"
 d4 = "0.5 ms"
 d5 = "15 us"
 knee_tokens = 256
+experts = "4 ms"
+chosen = 0.03125
 [[classes]]
 name = "chat"
 input = 500
@@ -172,7 +193,9 @@ def test_the_equilibrium_is_where_the_law_meets_the_arrivals(
         arrivals = Prompts(rates * tau, np.array([300.0, 1500.0]))
         level = timing.knee_tokens - sequences
         linear = timing.d0 + timing.d1 * read + timing.d2 * arrivals.mean + timing.d3 * sequences
-        return linear + timing.d4 * math.sqrt(sequences) + timing.d5 * arrivals.excess(level)
+        asleep = math.exp(-tau * float(rates @ (1 - (1 - timing.chosen) ** np.array([300.0, 1500.0]))))
+        woken = timing.experts * (1 - asleep * (1 - timing.chosen) ** sequences)
+        return linear + timing.d4 * math.sqrt(sequences) + timing.d5 * arrivals.excess(level) + woken
 
     tau = equilibrium.iteration_time(offered)
     assert law(tau) == pytest.approx(tau, rel=1e-6)
@@ -217,6 +240,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "gpus": 2,
         "prefix_caching": False,
         "layout": KvLayout((Layers(Attention.WINDOW, 3, 8, 64), Layers(Attention.FULL, 3, 8)), 16),
+        "parallelism": Parallelism(data=2),
     },
     "cached replica": {"offload": Offload(100_000, 1e-6)},
     "class": {
@@ -255,6 +279,7 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 # The schedule in test_schedule.py; what is left out are names.
 TAKEN_APART = {"classes", "timing", "replica", "schedule", "left_out"}
+EVERYWHERE = ("analyze", "side by side", "sweep", "simulate", "explain")
 # What a field does not change, and why.
 UNMOVED = {
     ("class", "name", "simulate"): "a name",
@@ -271,10 +296,12 @@ UNMOVED = {
     },
     ("plan", "segments", "explain"): "which segments come of it is in the report",
     ("replica", "prefill", "simulate"): "vllm counts as engines do, whatever the convention",
+    **{("replica", "gpus", what): "`plan` counts and prices them" for what in EVERYWHERE},
     **{
-        ("replica", "gpus", what): "`plan` counts and prices them"
-        for what in ("analyze", "side by side", "sweep", "simulate", "explain")
+        ("replica", "parallelism", what): "formulas are of all ranks together"
+        for what in ("side by side", "sweep", "explain", "simulate")
     },
+    **{("timing", "all_ranks", what): "a part of d2 and d3, for ranks that differ" for what in EVERYWHERE},
     **{
         ("replica", "prefix_caching", what): "strangers find nothing but what a preempted request left"
         for what in ("side by side", "sweep", "explain")
@@ -316,7 +343,14 @@ UNMOVED = {
         for what in ("side by side", "sweep")
     },
     ("model", "fleet", "side by side"): "given one replica, whose share of the requests is taken before",
-    **{("timing", name, "side by side"): "linear laws only" for name in ("d4", "d5", "knee_tokens")},
+    **{
+        ("timing", name, "side by side"): "linear laws only"
+        for name in ("d4", "d5", "knee_tokens", "experts", "chosen")
+    },
+    **{
+        ("timing", "all_ranks", what): "a part of d2 and d3; the rest is of the busiest of several ranks"
+        for what in ("analyze", "side by side", "sweep", "simulate", "explain")
+    },
 }
 
 
@@ -357,8 +391,8 @@ class Analysed:
 
 
 def side_by_side(model: ServingModel, plan: Plan) -> object:
-    """As a sweep computes models that are alike; those without d4 and d5, of which there are many at once."""
-    linear = replace(model, timing=replace(model.timing, d4=0.0, d5=0.0))
+    """As a sweep computes models that are alike; those with linear laws, of which there are many at once."""
+    linear = replace(model, timing=replace(model.timing, d4=0.0, d5=0.0, experts=0.0))
     return equilibrium.blocks([linear, linear])[1]
 
 
@@ -397,7 +431,7 @@ SEEN_BY = {
 
 
 # analysed in less time: without what only other fields need
-PLAIN = replace(FULL, timing=replace(FULL.timing, d4=0.0, d5=0.0))
+PLAIN = replace(FULL, timing=replace(FULL.timing, d4=0.0, d5=0.0, experts=0.0))
 ROOMY = replace(LIMITS, max_num_batched_tokens=None)
 
 

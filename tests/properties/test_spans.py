@@ -68,7 +68,7 @@ def expected(name: str, case: Case, spans: Spans, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patched:
         patched.setitem(slow_simulator.POLICIES, name, Noting)
         executed = case.slow(name).iterations
-    law, sums = case.timing, np.zeros((spans.number, 11))
+    law, sums = case.timing, np.zeros((spans.number, 12))
     sums[:, Span.LEAST_WAITING] = math.inf
     for begin, waiting in idle:
         if 0 <= (span := math.floor((begin - spans.begin_s) / spans.width_s)) < spans.number:
@@ -93,6 +93,7 @@ def expected(name: str, case: Case, spans: Spans, monkeypatch: pytest.MonkeyPatc
             math.sqrt(sequences),
         )
         row[Span.BEYOND_KNEE] += max(prompts + sequences - law.knee_tokens, 0.0)
+        row[Span.WOKEN] += 1 - (1 - law.chosen) ** (prompts + sequences)
         row[Span.LEAST_WAITING] = min(row[Span.LEAST_WAITING], waiting)
     sums[np.isinf(sums[:, Span.LEAST_WAITING]), Span.LEAST_WAITING] = 0  # nothing happened
     return sums

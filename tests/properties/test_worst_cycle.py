@@ -262,7 +262,10 @@ def test_a_simulated_worst_cycle_is_where_the_slow_map_goes(
     assert cycle.iterations in {one.iterations for one in found}
 
 
-LAWS = [Timing(0.5, 2e-4, 3e-3, 4e-3), Timing(0.5, 2e-4, 3e-3, 4e-3, 5e-2, 2e-2, knee_tokens=200.0)]
+LAWS = [
+    Timing(0.5, 2e-4, 3e-3, 4e-3),
+    Timing(0.5, 2e-4, 3e-3, 4e-3, 5e-2, 2e-2, knee_tokens=200.0, experts=0.3, chosen=0.02),
+]
 
 
 @given(pulses(), st.sampled_from(["disaggregated", "inline", "fused"]), st.sampled_from(LAWS))
@@ -290,6 +293,7 @@ def test_wall_clock_is_completions_over_the_times_of_the_iterations(
         seconds += timing.d0 + timing.d1 * read + timing.d2 * tokens + timing.d3 * sequences
         seconds += timing.d4 * math.sqrt(sequences)
         seconds += timing.d5 * max(0.0, tokens + sequences - timing.knee_tokens)
+        seconds += timing.experts * (1 - (1 - timing.chosen) ** (tokens + sequences))
         completed += float(sum(step.completed))
     held, read_weights, share, _ = case.arrays()
     cycle = pulse_cycle(

@@ -24,7 +24,7 @@ from kvplan.ingest.model.roofline import Efficiency, estimated_timing
 from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token
 from kvplan.ingest.model.weights import named_storage
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep
-from kvplan.model import FloatArray
+from kvplan.model import FloatArray, Parallelism
 
 BANDWIDTH = (
     0.85  # an assumption: what kernels that stream weights reach. From 0.75 to 1 nothing held out tells
@@ -100,7 +100,9 @@ class Load:
         """What each of `u_of` adds to an iteration: of shape (6, 2), without and with its prefill tokens."""
         reached = [replace(_NOTHING, **{name: 1.0}) for name in Efficiency.__dataclass_fields__]
         laws = [
-            estimated_timing(self.shape, self.gpu, one, tensor_parallel=self.configuration.tensor_parallel)
+            estimated_timing(
+                self.shape, self.gpu, one, parallelism=Parallelism(self.configuration.tensor_parallel)
+            )
             for one in reached
         ]
         return np.array(

@@ -18,7 +18,7 @@ from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests, chosen, saturated
 
 SEED = [7]
-LAW = Timing(0.5, 2e-3, 3e-3, 4e-3, 5e-2, 2e-2, knee_tokens=20.0)
+LAW = Timing(0.5, 2e-3, 3e-3, 4e-3, 5e-2, 2e-2, knee_tokens=20.0, experts=0.2, chosen=0.1)
 
 
 def waiting(model: ServingModel, count: int) -> Requests:
@@ -71,6 +71,8 @@ class Slow:
                 law.d0 + law.d1 * work.kv_tokens + law.d2 * work.prefill_tokens + law.d3 * work.sequences
             )
             total["busy_s"] += law.d4 * work.sequences**0.5 + law.d5 * beyond
+            asleep = (1 - law.chosen) ** (work.prefill_tokens + work.sequences)
+            total["busy_s"] += law.experts * (1 - asleep)
             total["context"] += work.kv_tokens
             total["prefill"] += work.prefill_tokens
             total["sequences"] += work.sequences
@@ -173,7 +175,7 @@ def rows_of(run: Backlog, parts: int, iterations: int) -> FloatArray:
 def test_time_under_another_law_is_that_of_a_run_under_it() -> None:
     """A saturated replica does the same whatever its iterations take; only the knee is part of the sums."""
     model = mix_model((5, (4, 9), 1.0), (3, 7, 2.0), memory=300, prefill="fused", timing=LAW)
-    other = Timing(0.01, 5e-4, 0.0, 1e-3, 7e-3, 9e-3, knee_tokens=20.0)
+    other = Timing(0.01, 5e-4, 0.0, 1e-3, 7e-3, 9e-3, knee_tokens=20.0, experts=0.01, chosen=0.1)
     settings = Settings("greedy", {})
     run, known = (Backlog(replace(model, timing=law), Plan(), settings, SEED) for law in (LAW, other))
     found = run.seconds(rows_of(run, 5, 300), other)

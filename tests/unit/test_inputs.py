@@ -116,14 +116,16 @@ TIMINGS = st.builds(
     d4=st.sampled_from([0.0, 1e-3]),
     d5=st.sampled_from([0.0, 1e-5]),
     knee_tokens=st.just(64.0),
+    experts=st.sampled_from([0.0, 1e-3]),
+    chosen=st.just(0.1),
 )
 MIX = (RequestClass("a", 60, (40,), (1.0,), 1.0), RequestClass("b", 90, (55,), (1.0,), 2.0))
 
 
 def slower(timing: Timing, factor: float) -> Timing:
     """Every iteration takes so many times as long."""
-    *times, knee = timing.constants
-    return Timing(*(time * factor for time in times), knee)
+    times = ("d0", "d1", "d2", "d3", "d4", "d5", "experts")
+    return replace(timing, **{name: factor * getattr(timing, name) for name in times})
 
 
 @examples(4)

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 from datetime import date
 from fractions import Fraction
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from every import every
 
+from kvplan.errors import ProfileError
 from kvplan.model import (
     Knowledge,
     MeasuredRange,
@@ -20,6 +22,7 @@ from kvplan.model import (
     Timing,
     as_written,
 )
+from kvplan.model.parallelism import Parallelism
 from kvplan.profile.reading import (
     DEFAULT_PROFILE,
     Plan,
@@ -85,7 +88,7 @@ SMALL = """\
 schema = 1
 name = "small"
 gpu.memory_tokens = 100
-timing.d0 = 1
+timing.d0 = "1 s"
 [[classes]]
 name = "a"
 input = 0
@@ -113,6 +116,7 @@ def test_every_feature_reaches_the_model() -> None:
         max_num_seqs=256,
         max_num_batched_tokens=2048,
         gpus=4,
+        parallelism=Parallelism(tensor=4),
     )
     assert profile.model.timing == Timing(d0=0.0145, d1=2.5e-7, d2=8.5e-5, d3=0.0)
     assert profile.model.request_overhead_s == 0.014
@@ -191,3 +195,76 @@ def test_many_classes_and_lengths_are_loaded() -> None:
     (one,) = parsed(SMALL.replace("= 100", "= 10_000").replace("= 4", f"= {{ {lengths} }}")).model.classes
     assert one.decode_law.values.tolist() == list(range(1, 2_001))
     assert one.decode_tokens[-1] == 2_000
+
+
+RANKS = """\
+schema = 1
+name = "ranks"
+gpu = { memory_tokens = 1_015, block_tokens = 10, max_num_seqs = 7, data_parallel = 4, tensor_parallel = 2 }
+timing = { d0 = "8 ms", d1 = "4 us", d2 = "80 us", d3 = "40 us", all_ranks = "1 us" }
+classes = [{ name = "a", input = 900, decode = 100, rate = 1 }]
+"""
+
+
+def ranks(text: str = RANKS) -> Profile:
+    return parse_profile(text.encode(), "ranks.toml")
+
+
+@pytest.mark.parametrize("written", ["1", "1.0", "10", "14.5", "3600"])
+def test_an_iteration_of_a_second_or_more_needs_its_unit(written: str):
+    law = RANKS.replace('d0 = "8 ms"', f"d0 = {written}")
+    number = f"{float(written):,g}"
+    with pytest.raises(ProfileError, match=re.escape(f'write "{number} s" or "{number} ms", not {written}')):
+        ranks(law)
+    assert ranks(RANKS.replace('"8 ms"', f'"{written} s"')).model.timing.d0 == float(written)
+    assert ranks(RANKS.replace('"8 ms"', "0.999")).model.timing.d0 == 0.999
+
+
+def test_ranks_are_one_pool_of_whole_pages_and_limits():
+    replica = ranks().model.replica
+    assert (replica.memory_tokens, replica.max_num_seqs, replica.max_num_batched_tokens) == (4_040, 28, None)
+    assert (replica.gpus, replica.ranks, replica.parallelism) == (8, 4, Parallelism(tensor=2, data=4))
+
+
+def test_an_iteration_takes_as_long_as_that_of_ranks_that_do_the_same():
+    kv, prefill, running = 500, 60, 8  # of each of four ranks
+    each = 0.008 + 4e-6 * kv + 80e-6 * prefill + 40e-6 * running + 4 * 1e-6 * (prefill + running)
+    assert ranks().model.timing(4 * kv, 4 * prefill, 4 * running) == pytest.approx(each, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("decode = 100", "decode = 111"), "does not fit: its longest request holds 1,020 KV tokens"),
+        (("tensor_parallel = 2", "gpus = 6"), "gpus: must be tensor x data x pipeline parallelism, 4, not 6"),
+        (("tensor_parallel = 2", "expert_parallel = 8"), "expert_parallel: must divide tensor x data"),
+        (
+            ("tensor_parallel = 2", "context_parallel = 2"),
+            "context_parallel: must divide tensor parallelism, 1",
+        ),
+        (("data_parallel = 4", "pipeline_parallel = 6_000"), "must be at most 10,000, not 12,000"),
+        (("data_parallel = 4, ", ""), "timing.all_ranks: not allowed without [gpu] data_parallel above 1"),
+        (
+            ('"a",', '"a", shared = 9,'),
+            "classes[0].shared: not modelled beside [gpu] data_parallel, whose ranks",
+        ),
+        (
+            ("block_tokens", 'prefill = "inline", block_tokens'),
+            'prefill: must be "fused" beside [gpu] data_par',
+        ),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(change: tuple[str, str], message: str):
+    with pytest.raises(ProfileError) as refused:
+        ranks(RANKS.replace(*change))
+    assert message in " ".join(map(str, (refused.value, *refused.value.others)))
+
+
+def test_what_a_rank_was_measured_at_is_of_all_of_them():
+    text = RANKS.replace("all_ranks", "measured = { sequences = [1, 7], band = [0.8, 1.2] }, all_ranks")
+    assert ranks(text).model.measured == MeasuredRange(sequences=(4, 28), band=(0.8, 1.2))
+
+
+def test_gpus_of_which_nothing_else_is_said_are_tensor_parallel():
+    text = RANKS.replace("tensor_parallel = 2", "gpus = 24, pipeline_parallel = 3, expert_parallel = 4")
+    assert ranks(text).model.replica.parallelism == Parallelism(2, 4, 4, 3)

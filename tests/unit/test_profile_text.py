@@ -96,7 +96,7 @@ def test_a_timing_reads_back_as_it_was_written(
     band: tuple[float, float] | None,
 ) -> None:
     *terms, overhead = others
-    timing = Timing(d0, *terms, knee_tokens=knee)
+    timing = Timing(d0, *terms, knee_tokens=knee, experts=terms[-1] / 2, chosen=0.0078125)
     wide = None if band is None else (band[0] / 1e4 + 0.5, band[1] / 1e4 + 0.5)
     text = timing_text(timing, overhead, MeasuredRange(kv_tokens=kv_tokens, band=wide))
     table = tomli.loads(text)["timing"]
@@ -105,10 +105,13 @@ def test_a_timing_reads_back_as_it_was_written(
     ).model
     assert found.timing.constants[:6] == pytest.approx(timing.constants[:6], rel=5e-4, abs=1e-12)
     assert found.timing.knee_tokens == (knee if timing.d5 else 0)
+    assert found.timing.experts == pytest.approx(timing.experts, rel=5e-4, abs=1e-12)
+    assert found.timing.chosen == (0.0078125 if timing.experts else 0)
     assert found.request_overhead_s == pytest.approx(overhead, rel=5e-4)
     for one, other in ((found.measured.kv_tokens, kv_tokens), (found.measured.band, wide)):
         assert one == (None if other is None else pytest.approx(other, rel=5e-4, abs=1e-9))
     said = {"d4": timing.d4, "d5": timing.d5, "knee_tokens": timing.d5, "request_overhead": overhead}
+    said |= {"experts": timing.experts, "chosen": timing.experts}
     said |= {"measured": kv_tokens is not None or wide is not None}
     assert set(table) == {"d0", "d1", "d2", "d3", *(name for name, value in said.items() if value)}
 

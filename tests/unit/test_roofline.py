@@ -15,7 +15,7 @@ from kvplan.ingest.model.config import catalogue, read_model
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
 from kvplan.ingest.model.roofline import Efficiency, efficiency, estimated_timing, experts_read, roofline
 from kvplan.ingest.model.shape import ModelShape
-from kvplan.model import Timing
+from kvplan.model import Parallelism, Timing
 
 RTX_4090 = find_gpu("RTX 4090")
 H100 = find_gpu("H100")
@@ -49,17 +49,19 @@ def test_a_mixture_of_experts_by_hand() -> None:
 def test_a_ring_of_gpus_sends_what_it_adds_up() -> None:
     """Twice a layer 8,192 numbers of 2 bytes; of 8 GPUs each sends 2 · 7/8 of that, at 450 GB/s."""
     shape = read_model("Llama-3.1-70B")
-    one, eight = (estimated_timing(shape, H100, PEAKS, tensor_parallel=t) for t in (1, 8))
+    one, eight = (estimated_timing(shape, H100, PEAKS, parallelism=Parallelism(t)) for t in (1, 8))
     sent = 2 * 80 * 8192 * 2 * 2 * 7 / 8 / 450e9
     assert eight.d2 == pytest.approx(one.d2 / 8 + sent)
     assert eight.d3 == eight.d2
-    half = estimated_timing(shape, H100, replace(PEAKS, link=0.5), tensor_parallel=8)
+    half = estimated_timing(shape, H100, replace(PEAKS, link=0.5), parallelism=Parallelism(8))
     assert half.d2 == pytest.approx(one.d2 / 8 + 2 * sent)
 
 
 def test_a_group_of_gpus_shares_all_that_is_read_but_copied_heads() -> None:
     shape = read_model("Llama-3.1-70B")
-    one, eight, sixteen = (estimated_timing(shape, H100, PEAKS, tensor_parallel=t) for t in (1, 8, 16))
+    one, eight, sixteen = (
+        estimated_timing(shape, H100, PEAKS, parallelism=Parallelism(t)) for t in (1, 8, 16)
+    )
     assert (eight.d0, eight.d1) == pytest.approx((one.d0 / 8, one.d1 / 8))
     assert (sixteen.d0, sixteen.d1) == pytest.approx((one.d0 / 16, one.d1 / 8))
 
@@ -121,7 +123,7 @@ def test_the_line_is_the_closest_that_never_falls(chosen: float) -> None:
 
 
 def test_a_band_is_that_of_configurations_alike() -> None:
-    dense = roofline(read_model("Llama-3.1-70B"), H100, tensor_parallel=8)
+    dense = roofline(read_model("Llama-3.1-70B"), H100, parallelism=Parallelism(8))
     low, high = dense.band
     assert 0.5 < low < 1 < high < 1.5
     assert dense.configurations == 5
@@ -129,7 +131,7 @@ def test_a_band_is_that_of_configurations_alike() -> None:
         f"estimated: measured iterations took {low:.2g} to {high:.2g} times as long in 5 configurations like this, a "
         "dense model on 8 GPUs. Import a log as soon as there is one",
     )
-    experts = roofline(read_model("DeepSeek-V3"), H100, tensor_parallel=8)
+    experts = roofline(read_model("DeepSeek-V3"), H100, parallelism=Parallelism(8))
     assert experts.band != dense.band
     assert experts.configurations == 27
     assert "a mixture of experts on 8 GPUs" in experts.notes[0]
@@ -157,7 +159,7 @@ def shapes() -> list[ModelShape]:
 def test_every_model_has_a_timing_on_every_gpu(gpu: Gpu) -> None:
     for shape in shapes():
         for tensor_parallel in (1, 2):  # phi-4 has 10 key-value heads
-            timing = roofline(shape, gpu, tensor_parallel=tensor_parallel).timing
+            timing = roofline(shape, gpu, parallelism=Parallelism(tensor_parallel)).timing
             assert min(astuple(timing)) >= 0
             assert min(timing.d0, timing.d1, timing.d2, timing.d3) > 0
             assert timing(0, 0, 1) < 10

@@ -36,7 +36,8 @@ from kvplan.engine import EngineName
 from kvplan.ingest.model.hardware import Gpu, tables
 from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, kv_layers, number_bytes, with_weights
 from kvplan.ingest.model.weights import Storage
-from kvplan.model import Timing
+from kvplan.model import Parallelism, Timing
+from kvplan.model.parallelism import ALONE
 
 # Of a request outside the engine, where nobody has measured it: of public sweeps, by engine.
 REQUEST_OVERHEAD_S = {EngineName.VLLM: 0.024, EngineName.SGLANG: 0.179, EngineName.TRTLLM: 0.030}
@@ -75,18 +76,19 @@ def roofline(
     shape: ModelShape,
     gpu: Gpu,
     *,
-    tensor_parallel: int = 1,
+    parallelism: Parallelism = ALONE,
     kv_dtype: str = "auto",
     weight_dtype: str | None = None,
+    engine: EngineName | None = None,
     reached: Efficiency | None = None,
 ) -> Roofline:
-    """The timing to expect of a model on a GPU, whose peaks are `reached` as is shipped, or otherwise."""
-    gpu.check_group(tensor_parallel)
+    """The timing to expect of a model on GPUs, whose peaks are `reached` as is shipped, or otherwise."""
+    gpu.check_group(parallelism.group)
     shape = with_weights(shape, weight_dtype)
     timing = estimated_timing(
-        shape, gpu, reached or efficiency(), tensor_parallel=tensor_parallel, kv_dtype=kv_dtype
+        shape, gpu, reached or efficiency(), parallelism=parallelism, kv_dtype=kv_dtype, engine=engine
     )
-    band, configurations, trust = _trust(shape, gpu, tensor_parallel)
+    band, configurations, trust = _trust(shape, gpu, parallelism.gpus)
     notes = [f"{trust}. Import a log as soon as there is one"]
     if weight_dtype is not None:
         notes.append(f"weights are taken to be kept in {shape.storage.name}, whatever the configuration says")
@@ -104,9 +106,16 @@ def roofline(
 
 
 def estimated_timing(
-    shape: ModelShape, gpu: Gpu, reached: Efficiency, *, tensor_parallel: int = 1, kv_dtype: str = "auto"
+    shape: ModelShape,
+    gpu: Gpu,
+    reached: Efficiency,
+    *,
+    parallelism: Parallelism = ALONE,
+    kv_dtype: str = "auto",
+    engine: EngineName | None = None,
 ) -> Timing:
-    """The timing of a model on a GPU of which so much is reached."""
+    """The timing of a model on GPUs of which so much is reached; of several data-parallel ranks, that of one."""
+    tensor_parallel = parallelism.tensor
     experts, counts = shape.counts.experts, shape.counts
     per_token = kv_bytes_per_token(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
     memory_s = 1 / (reached.bandwidth * gpu.bandwidth_bytes_per_s)

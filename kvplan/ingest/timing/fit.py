@@ -21,7 +21,7 @@ from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of
 from kvplan.ingest.timing.played import UNLIMITED, Law, corrected, play
 from kvplan.ingest.timing.robust import agreeing, constants, stand_ins, standard_errors
 from kvplan.ingest.timing.samples import Deployment, Measured, Samples, Sweep
-from kvplan.model import FloatArray, Prefill, Replica, Timing
+from kvplan.model import EngineName, FloatArray, Parallelism, Prefill, Replica, Timing
 from kvplan.simulation.experiments.runner import Announce, Progress
 
 _FOLDS = 5
@@ -66,7 +66,8 @@ def of_deployment(deployment: Deployment, reached: Efficiency | None = None) -> 
         speed = roofline(
             shape,
             gpu,
-            tensor_parallel=deployment.tensor_parallel,
+            parallelism=Parallelism(deployment.tensor_parallel),
+            engine=EngineName(deployment.engine) if deployment.engine else None,
             weight_dtype=deployment.weight_dtype or None,
             reached=reached,
         )

@@ -13,6 +13,7 @@ from kvplan.simulation import engine
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.fleet import run as fleet
 from kvplan.simulation.fleet.run import ReplicaGroup, groups
+from kvplan.simulation.fleet.scaling import Pods
 from kvplan.simulation.initial_state import NotBegunError, Setup, Spans
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
@@ -34,6 +35,7 @@ class Job(NamedTuple):
     spans: Spans | None = None  # of time, in which sums are kept apart
     # when replicas of a fleet take requests, where it is not always
     open_s: Sequence[tuple[float, float]] = ()
+    pods: Pods | None = None  # of a fleet whose replicas come and go as a control says: of one run
 
     @property
     def policy(self) -> Policy:
@@ -51,6 +53,8 @@ class Job(NamedTuple):
         found, parameters = groups(self.policy, self.scenario, self.settings)
         if self.open_s:
             found = [found[0]._replace(replicas=len(self.open_s), open_s=self.open_s)]
+        if self.pods is not None:
+            found = [found[0]._replace(replicas=self.pods.sites, pods=self.pods)]
         return found, parameters
 
     def prepare(self) -> tuple[Setup, dict[str, object]]:

@@ -39,7 +39,7 @@ from kvplan.simulation.state import (
     kernel,
 )
 
-CHANGES = 6  # beside the codes of `kvplan.simulation.engine`: other replicas take requests from now on
+CHANGES = 6  # beside the codes of `kvplan.simulation.engine`: the time at which somebody looks has come
 _MANY = 1 << 30  # requests
 
 
@@ -56,10 +56,11 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
         coming, coming_s = next_request(s), math.inf
         if coming != NOBODY:
             coming_s = s.time[coming, Time.ARRIVAL]
-            if coming_s > s.clock[Clock.HORIZON]:
-                coming, coming_s = NOBODY, math.inf
+        changes = coming != NOBODY and coming_s >= s.link[0, Link.SEEN]
+        if changes:
+            coming_s = s.link[0, Link.SEEN]
         first, first_s = NOBODY, math.inf
-        if coming == NOBODY or s.fleet[0, Router.RULE] != Rule.BLIND or s.fleet[0, Router.BRINGS]:
+        if coming == NOBODY or changes or s.fleet[0, Router.RULE] != Rule.BLIND or s.fleet[0, Router.BRINGS]:
             first = least_of(s, Link.ACTS)
             first_s = told(s, Link.ACTS, first)
         if first_s < coming_s:
@@ -76,7 +77,7 @@ def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
             runs = held_back(states)
             if runs == NOBODY:
                 return FINISHED
-        elif coming_s >= s.link[0, Link.SEEN]:
+        elif changes:
             return CHANGES
         else:
             replica = chosen(s, coming)
@@ -113,11 +114,14 @@ def held_back(states: tuple[State, ...]) -> int:
 
 @kernel
 def next_request(s: State) -> int:
-    """Return who comes next, of those who come unasked and those whom others have brought; NOBODY: none is known."""
-    unasked = NOBODY
+    """Return who comes next by the horizon, unasked or brought by others; NOBODY: none is known."""
+    coming = NOBODY
     if s.fleet[0, Router.UNASKED] < s.fleet[0, Router.UNASKED_END]:
-        unasked = int(s.fleet[0, Router.UNASKED])
-    return earlier(s, unasked)
+        coming = int(s.fleet[0, Router.UNASKED])
+    coming = earlier(s, coming)
+    if coming != NOBODY and s.time[coming, Time.ARRIVAL] > s.clock[Clock.HORIZON]:
+        return NOBODY
+    return coming
 
 
 @kernel
@@ -125,6 +129,10 @@ def chosen(s: State, request: int) -> int:
     """Choose the replica that a request goes to: the one it is meant for, or the first of those with least."""
     if s.fleet[0, Router.RULE] == Rule.BLIND:
         return int(s.request[request, Request.SITE])
+    if s.fleet[0, Router.RULE] == Rule.BY_SESSION:
+        site = s.request[request, Request.SITE]
+        if site != NOBODY and not s.fleet[1 + site, Site.CLOSED]:
+            return int(site)
     goes_on = s.fixed[Fixed.HANDED_OVER] > 0 and request >= s.fixed[Fixed.HANDED_OVER]
     return least_of(s, Link.SEEN_DECODING if goes_on else Link.SEEN)
 
@@ -151,11 +159,14 @@ def is_behind(s: State, replica: int, time_s: float) -> bool:
 @kernel
 def send(s: State, replica: int, request: int, now: float) -> None:
     """Let a request come to a replica."""
+    s.fleet[0, Router.SENT] += 1
     if request < s.fleet[0, Router.UNASKED_END]:
         s.fleet[0, Router.UNASKED] += 1
     else:
         take_first(s)
     s.request[request, Request.SITE] = replica
+    if s.fleet[0, Router.RULE] == Rule.BY_SESSION and s.request[request, Request.FOLLOWING] != NOBODY:
+        s.request[s.request[request, Request.FOLLOWING], Request.SITE] = replica
     if s.fleet[1 + replica, Site.ROLE] == Role.DECODE:
         append(s, s.list.shape[0] + WAITS_FOR_ROOM, request)
         s.counter[Counter.WAITING] += 1

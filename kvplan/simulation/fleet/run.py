@@ -16,6 +16,7 @@ from kvplan.simulation import engine
 from kvplan.simulation.engine import GOES_ON, LACKS_ROWS, LIVELOCK, FormBatch, Loop, Program, until_it_ends
 from kvplan.simulation.fleet import links
 from kvplan.simulation.fleet import loop as fleet_loop
+from kvplan.simulation.fleet.scaling import Pods
 from kvplan.simulation.initial_state import RECORDS, Setup, Spans, new_state
 from kvplan.simulation.outcome import Ending, Outcome, outcome
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
@@ -55,6 +56,7 @@ class ReplicaGroup(NamedTuple):
     role: int = Role.WHOLE  # WHOLE, PREFILL or DECODE
     # from when until when each of them takes requests, seconds; some do at any time. Empty: all of them always.
     open_s: Sequence[tuple[float, float]] = ()
+    pods: Pods | None = None  # that come and go as a control says; `replicas` are its sites then
 
 
 def run(
@@ -81,7 +83,9 @@ def run(
     replica. Memory is in the mean over the replicas; the most of it, and of a batch, of any of them. What waits at its
     peak is the most of those recorded, where there are several replicas.
     """
-    if groups[0].open_s and routing not in _RULES and not requests.is_open:
+    pods = groups[0].pods
+    sticks = pods is not None and routing is Routing.SESSION and requests.turns is not None
+    if (groups[0].open_s or pods) and not (routing in _RULES or sticks or requests.is_open):
         raise ValueError(
             "whoever others bring cannot be meant for a replica beforehand, where these come and go"
         )
@@ -98,8 +102,15 @@ def run(
     for s in states:
         s.clock[Clock.HORIZON] = math.inf if horizon_s is None else horizon_s
         s.clock[Clock.OVERHEAD], s.clock[Clock.SECONDS_PER_TOKEN] = request_overhead_s, seconds_per_token
-    if groups[0].open_s and routing in _RULES:
+    if sticks:
+        states[0].fleet[0, Router.RULE], states[0].request[:, Request.SITE] = Rule.BY_SESSION, NOBODY
+    pristine = states[0]._replace(counter=states[0].counter.copy(), stream=states[0].stream.copy())
+    rng = np.random.default_rng([seed, 0])
+    if pods is not None:
+        _let_in(states, pods, 0.0, rng)
+    elif groups[0].open_s and routing in _RULES:
         _open_and_close(states, groups[0].open_s, 0.0)
+    now = 0.0  # of the last change
     longest = int(requests.iterations().max(initial=1) + requests.input_tokens.max(initial=1))
     patience = engine.PATIENCE * longest + 1000
 
@@ -107,7 +118,7 @@ def run(
         return watch is None or watch(int(sum(s.counter[Counter.COMPLETED] for s in states)) // len(groups))
 
     def step(loop: Loop, fast: bool) -> Ending | None:
-        nonlocal states
+        nonlocal states, now
         code, shared = loop(states, _STEPS if fast else _PLAIN_STEPS, patience), states[0].fleet[0]
         if code == LACKS_ROWS:
             states, shared[Router.UNASKED], shared[Router.UNASKED_END] = rows.refilled(
@@ -116,8 +127,15 @@ def run(
             new = slice(int(shared[Router.UNASKED]), None)
             shared[Router.FURTHER] -= rows.number[new].size
             states[0].request[new, Request.SITE] = sites[0][rows.number[new]]
+            if pods is not None:
+                _let_in(states, pods, now, rng)
         elif code == fleet_loop.CHANGES:
-            _open_and_close(states, groups[0].open_s, float(states[0].link[0, Link.SEEN]))
+            now = float(states[0].link[0, Link.SEEN])
+            if pods is None:
+                _open_and_close(states, groups[0].open_s, now)
+            else:
+                _step(states, pods, now, pristine)
+                _let_in(states, pods, now, rng)
         return None if code in (GOES_ON, LACKS_ROWS, fleet_loop.CHANGES) else _ending(states, rows, code)
 
     ending = until_it_ends(PROGRAM, policy, features(states[0]), step, goes_on, compile, announce)
@@ -183,6 +201,38 @@ def _open_and_close(states: Sequence[State], open_s: Sequence[tuple[float, float
             c = states[replica].counter
             fleet_loop.show(s, replica, c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE])
     s.link[0, Link.SEEN] = min((time for both in open_s for time in both if time > now), default=math.inf)
+
+
+_SHOWN = [Counter.OUTSTANDING, Counter.WAITING, Counter.HELD_BEFORE]
+# of a prefix cache, all but sums of what was looked up
+_CACHE = [*range(Counter.FREE, Counter.LOOKED_UP), *range(Counter.ROWS, Counter.OUTSTANDING)]
+
+
+def _step(states: Sequence[State], pods: Pods, now: float, pristine: State) -> None:
+    """Show pods their replicas, and empty the prefix caches of those that start."""
+    in_flight, waiting, held = np.array([s.counter[_SHOWN] for s in states]).T
+    done_s = np.array([s.clock[Clock.NOW] for s in states])
+    arrived, usage = int(states[0].fleet[0, Router.SENT]), held / states[0].fixed[Fixed.CAPACITY]
+    for site in pods.step(now, arrived, in_flight, waiting, usage, done_s):
+        states[site].counter[_CACHE] = pristine.counter[_CACHE]
+        if states[0].stream is not states[-1].stream:
+            states[site].stream[:] = pristine.stream
+
+
+def _let_in(states: Sequence[State], pods: Pods, now: float, rng: np.random.Generator) -> None:
+    """Let the router see the pods that are open, or mean all who come next for them."""
+    s, here = states[0], pods.open(now)
+    closed = np.ones(len(states), np.int64)
+    closed[here] = 0
+    for site in np.flatnonzero(s.fleet[1:, Site.CLOSED] != closed).tolist():
+        s.fleet[1 + site, Site.CLOSED] = closed[site]
+        c = states[site].counter
+        fleet_loop.show(s, site, c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE])
+    if s.fleet[0, Router.RULE] == Rule.BLIND:
+        unasked = slice(int(s.fleet[0, Router.UNASKED]), int(s.fleet[0, Router.UNASKED_END]))
+        mine = s.request[unasked, Request.SITE]
+        mine[:] = rng.choice(here, mine.size)
+    s.link[0, Link.SEEN] = pods.next_s(now)
 
 
 def _first_turns(turns: Turns) -> IntArray:

@@ -1,17 +1,23 @@
-"""When replicas of a fleet come and go: an autoscaler, and a plan that knows the schedule.
+"""When replicas of a fleet come and go: a plan that knows the schedule, and autoscalers.
 
-An autoscaler that looks at arrivals alone is a function of them, so that what it does is known before a run.
+An autoscaler that looks at arrivals alone is a function of them, so that what it does is known before a run. Others
+look at replicas while these run: a `Control`, which `Pods` obey.
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kvplan.model import FloatArray
+from kvplan.model import FloatArray, IntArray
 
 _ROUNDING = 1e-9  # relative, of a rate that is exactly a threshold
+METRIC_WINDOW_S = 60.0  # over which autoscalers average
+_TOLERANCE = 0.1  # of the ratio of a metric to its target: `--horizontal-pod-autoscaler-tolerance`
+_ONE_GOES_S = 60.0  # between two replicas that go
 
 # from when on how many replicas are wanted: ascending, the first from 0 s on
 Steps = Iterable[tuple[float, int]]
@@ -94,3 +100,173 @@ def lifetimes(steps: Steps, load_s: float, *, planned: bool) -> list[Lifetime]:
                 begins_s = max(time_s - load_s, 0.0) if planned else time_s
                 lives.append(Lifetime(begins_s, time_s if planned or time_s == 0 else time_s + load_s))
     return lives
+
+
+class Gauges(NamedTuple):
+    """What is seen of replicas at a time; arrays over those that serve, shape (n_replicas,)."""
+
+    time_s: float
+    arrived: int  # requests that the router has sent so far
+    in_flight: IntArray  # requests that run or wait
+    waiting: IntArray
+    kv_usage: FloatArray  # share of the memory
+
+
+class Control(Protocol):
+    """Says how many replicas there should be."""
+
+    def wanted(self, seen: Gauges, there: int, ready: int) -> int:
+        """Return how many, where so many are there and `ready` of them loaded."""
+
+
+class Pods:
+    """Replicas that a control starts and stops while a fleet runs.
+
+    A run has `sites` for them; a site is free again when its replica is done. The last to start are the first to go.
+    Those that are stopped serve what they have, and count as serving until then.
+    """
+
+    def __init__(self, control: Control, first: int, sites: int, load_s: float, every_s: float) -> None:
+        self.control, self.sites, self.load_s, self.every_s = control, sites, load_s, every_s
+        self._lives = {site: Lifetime(0.0, 0.0) for site in range(first)}  # in the order of their starts
+        self._leaving: dict[int, Lifetime] = {}
+        self._paid_s = 0.0  # for those that are done
+        self._looks_s = every_s
+
+    def open(self, now: float) -> list[int]:
+        """Return the sites whose replicas take requests."""
+        return [site for site, life in self._lives.items() if life.opens_s <= now]
+
+    def next_s(self, now: float) -> float:
+        """Return when a replica opens next, or the control looks."""
+        return min([life.opens_s for life in self._lives.values() if life.opens_s > now] + [self._looks_s])
+
+    def step(
+        self,
+        now: float,
+        arrived: int,
+        in_flight: IntArray,
+        waiting: IntArray,
+        kv_usage: FloatArray,
+        done_s: FloatArray,
+    ) -> list[int]:
+        """Do what the control wants, if it is time; return the sites at which replicas start.
+
+        Arrays are over sites; `done_s` is when each last ended an iteration.
+        """
+        for site in [site for site in self._leaving if in_flight[site] == 0]:
+            self._paid_s += self._leaving.pop(site).paid_s(float(done_s[site]), now)
+        if now < self._looks_s:
+            return []
+        self._looks_s += self.every_s
+        ready = self.open(now)
+        serving = [*ready, *self._leaving]
+        seen = Gauges(now, arrived, in_flight[serving], waiting[serving], kv_usage[serving])
+        wanted = self.control.wanted(seen, len(self._lives), len(ready))
+        while len(self._lives) > wanted:
+            site, life = self._lives.popitem()
+            life = life._replace(closes_s=now)
+            if life.opens:
+                self._leaving[site] = life
+            else:
+                self._paid_s += life.paid_s(now, now)
+        free = [site for site in range(self.sites) if site not in self._lives and site not in self._leaving]
+        started = free[: wanted - len(self._lives)]
+        self._lives |= {site: Lifetime(now, now + self.load_s) for site in started}
+        return started
+
+    def paid_s(self, done_s: FloatArray, end_s: float) -> float:
+        """Return the time that all replicas are paid for, to the end of a run; arguments as for `step`."""
+        there = [*self._lives.items(), *self._leaving.items()]
+        return self._paid_s + math.fsum(life.paid_s(float(done_s[site]), end_s) for site, life in there)
+
+
+class Watch:
+    """Keeps what it sees, and changes nothing."""
+
+    def __init__(self) -> None:
+        self.seen: list[Gauges] = []
+
+    def wanted(self, seen: Gauges, there: int, ready: int) -> int:
+        """Keep what is seen."""
+        self.seen.append(seen)
+        return there
+
+
+class Metric(StrEnum):
+    """What a trigger of an autoscaler looks at, mean over a window; all but KV usage are sums over replicas."""
+
+    ARRIVALS = "arrivals"
+    IN_FLIGHT = "in_flight"
+    WAITING = "waiting"
+    KV_USAGE = "kv_usage"  # mean over replicas
+
+
+class HorizontalPodAutoscaler:
+    """Wants what the largest of its triggers asks for, as a HorizontalPodAutoscaler does.
+
+    A sum is shared evenly: `AverageValue`. A mean over replicas is compared with its target, and those that are loaded
+    are multiplied by the ratio: `Value`. A ratio near 1 changes nothing. More are wanted at once, fewer once no more
+    were for a while, and then one goes a minute.
+
+    References
+    ----------
+    Kubernetes 1.31, `pkg/controller/podautoscaler/replica_calculator.go` and `horizontal.go`.
+    """
+
+    def __init__(self, triggers: Mapping[Metric, float], least: int, most: int, down_s: float) -> None:
+        self.triggers, self.least, self.most, self.down_s = triggers, least, most, down_s
+        self._window: deque[Gauges] = deque()
+        self._wishes: deque[tuple[float, int]] = deque()
+        self._went_s = -math.inf
+
+    def wanted(self, seen: Gauges, there: int, ready: int) -> int:
+        """Return how many replicas should be there now."""
+        now = seen.time_s
+        self._window.append(seen)
+        while self._window[0].time_s < now - METRIC_WINDOW_S:
+            self._window.popleft()
+        wishes = [self._wish(metric, target, there, ready) for metric, target in self.triggers.items()]
+        self._wishes.append((now, min(max(self.least, *wishes), self.most)))
+        while self._wishes[0][0] < now - self.down_s:
+            self._wishes.popleft()
+        wish = self._wishes[-1][1]
+        if wish >= there:
+            return wish
+        wish = max(wish for _, wish in self._wishes)
+        if wish >= there or now < self._went_s + _ONE_GOES_S:
+            return there
+        self._went_s = now
+        return there - 1
+
+    def _wish(self, metric: Metric, target: float, there: int, ready: int) -> int:
+        average = metric is not Metric.KV_USAGE
+        ratio = self._measured(metric) / (target * there if average else target)
+        if abs(ratio - 1) <= _TOLERANCE:
+            return there
+        return math.ceil(ratio * (there if average else ready) * (1 - _ROUNDING))
+
+    def _measured(self, metric: Metric) -> float:
+        first, last = self._window[0], self._window[-1]
+        if metric is Metric.ARRIVALS:
+            return (last.arrived - first.arrived) / max(last.time_s - first.time_s, METRIC_WINDOW_S / 2)
+        within = [getattr(s, metric) for s in self._window if s.time_s > last.time_s - METRIC_WINDOW_S]
+        shown = [values.mean() if metric is Metric.KV_USAGE else values.sum() for values in within]
+        return math.fsum(shown) / len(shown)
+
+
+class OneByOne(HorizontalPodAutoscaler):
+    """Adds a replica where the mean KV usage is above a limit and none loads, and takes one where it is below another.
+
+    `triggers` has the upper limit.
+    """
+
+    def __init__(self, below: float, above: float, least: int, most: int, down_s: float) -> None:
+        super().__init__({Metric.KV_USAGE: above}, least, most, down_s)
+        self._below = below
+
+    def _wish(self, metric: Metric, target: float, there: int, ready: int) -> int:
+        usage = self._measured(metric)
+        if usage > target:
+            return there + (ready == there)
+        return there - (usage < self._below)

@@ -1,0 +1,195 @@
+"""A service as its cluster knows it, and queries (PromQL) of what its engines and its router tell."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvplan.engine import EngineName
+from kvplan.errors import UsageError, shown
+from kvplan.study.operations import Operations
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_MATCHER = r'[a-zA-Z_]\w* *(?:=~|!~|!=|=) *"(?:[^"\\\n]|\\[^\n])*"'
+_SELECTOR = re.compile(rf"{_MATCHER}( *, *{_MATCHER})*", re.ASCII)
+_URL = re.compile(r"https?://[^\s\"'<>]+")
+
+
+class Metrics(NamedTuple):
+    """What an engine calls its gauges and counters; empty where no version-independent name is known."""
+
+    title: str
+    running: str
+    waiting: str
+    finished: str
+    hits: str = ""
+    looked_up: str = ""
+    preemptions: str = ""
+
+
+METRICS = {
+    EngineName.VLLM: Metrics(
+        "vLLM",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:request_success_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:prefix_cache_queries_total",
+        "vllm:num_preemptions_total",
+    ),
+    EngineName.SGLANG: Metrics(
+        "SGLang", "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:num_requests_total"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """Names of a service in its cluster.
+
+    Attributes
+    ----------
+    name
+        Of the Deployment that serves, and of what is written for it.
+    selector
+        Matchers of its replicas' series in Prometheus.
+    pool
+        InferencePool of the router in front of it; None without one.
+    router_counts
+        Whether arrivals are counted by the router, which sees them before they queue.
+    prometheus
+        Address of the server that answers queries.
+    model
+        As clients ask for it.
+    """
+
+    name: str
+    metrics: Metrics
+    namespace: str | None = None
+    selector: str = ""
+    pool: str | None = None
+    router_counts: bool = False
+    prometheus: str = "http://prometheus-operated.monitoring:9090"
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        for option, label in (
+            ("--name", self.name),
+            ("--namespace", self.namespace),
+            ("--pool", self.pool),
+        ):
+            if label is not None and not _DNS_LABEL.fullmatch(label):
+                raise UsageError(
+                    f"{option} {shown(label)}: a DNS label is wanted: at most 63 of a-z, 0-9 and '-', no '-' at an end"
+                )
+        if self.selector and not _SELECTOR.fullmatch(self.selector):
+            raise UsageError(
+                f'--selector {shown(self.selector)}: matchers are wanted, such as namespace="llm",model_name="chat"'
+            )
+        if not _URL.fullmatch(self.prometheus):
+            raise UsageError(
+                f"--prometheus {shown(self.prometheus)}: a URL is wanted, such as http://prometheus.monitoring:9090"
+            )
+        if self.router_counts and self.pool is None:
+            raise UsageError("--arrivals epp: which InferencePool is unknown; add --pool NAME")
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Name of an object, and its namespace if that was given."""
+        return {"name": self.name} | ({"namespace": self.namespace} if self.namespace else {})
+
+    def arrivals(self, window: str) -> str:
+        """Requests per second that arrive at all replicas: those that finish, and by how many more are there."""
+        if self.router_counts:
+            requests = self._of_router("llm_d_epp_request_total", f'service="{self.pool}-epp"')
+            return f"sum(rate({requests}[{window}]))"
+        running, waiting = self.series(self.metrics.running), self.series(self.metrics.waiting)
+        return (
+            f"sum(rate({self.series(self.metrics.finished)}[{window}])) + sum(deriv({running}[{window}])) "
+            f"+ sum(deriv({waiting}[{window}]))"
+        )
+
+    def in_flight(self, window: str) -> str:
+        """Requests that all replicas have, running and waiting, and those that the router holds."""
+        running, waiting = self.series(self.metrics.running), self.series(self.metrics.waiting)
+        return (
+            f"sum(avg_over_time({running}[{window}])) + sum(avg_over_time({waiting}[{window}]))"
+            f"{self._held('avg_over_time', window)}"
+        )
+
+    def queued(self) -> str:
+        """Requests that wait, anywhere."""
+        return f"sum({self.series(self.metrics.waiting)}){self._held()}"
+
+    def queue_growth(self, window: str) -> str:
+        """By how many requests per second the queues grow."""
+        waiting = self.series(self.metrics.waiting)
+        return f"sum(deriv({waiting}[{window}])){self._held('deriv', window)}"
+
+    def replicas(self) -> str:
+        """Replicas that answer."""
+        return f"count(count by (instance) ({self.series(self.metrics.running)}))"
+
+    def series(self, metric: str) -> str:
+        """Select a metric of the replicas."""
+        return f"{metric}{{{self.selector}}}"
+
+    def _held(self, function: str = "", window: str = "") -> str:
+        """Add what the router holds; it has no series until a request queues."""
+        if self.pool is None:
+            return ""
+        held = self._of_router("llm_d_epp_flow_control_queue_size", f'inference_pool="{self.pool}"')
+        over = f"{function}({held}[{window}])" if function else held
+        return f" + (sum({over}) or vector(0))"
+
+    def _of_router(self, metric: str, matcher: str) -> str:
+        namespace = f'namespace="{self.namespace}",' if self.namespace else ""
+        return f"{metric}{{{namespace}{matcher}}}"
+
+
+class Noted(NamedTuple):
+    """A value of a manifest, and where it comes from."""
+
+    value: Any
+    why: str
+
+
+class Embedded(NamedTuple):
+    """YAML inside a text of YAML."""
+
+    document: dict[str, Any]
+
+
+class Manifest(NamedTuple):
+    """What a target is given: documents of mappings, lists, `Noted`, `Embedded` and plain values, and what to know."""
+
+    documents: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...] = ()
+
+
+class Target(NamedTuple):
+    """Something that operates a service; `lacks` says what a service has to have for it, and has not."""
+
+    title: str
+    manifest: Callable[[Operations, Service], Manifest]
+    lacks: Callable[[Service], str | None] = lambda _: None
+
+
+def number(value: float) -> str:
+    """Write a number with four digits and without an exponent, as Kubernetes reads a quantity.
+
+    >>> number(2.41372), number(1234567.0), number(0.00012)
+    ('2.414', '1235000', '0.00012')
+    """
+    return np.format_float_positional(value, precision=4, unique=False, fractional=False, trim="-")
+
+
+def grace_note(operations: Operations) -> str:
+    """Say what belongs in the pods of the Deployment."""
+    return (
+        f"In the pods: terminationGracePeriodSeconds: {ceil(operations.grace_s)}, the 99.9th percentile of "
+        "the time of a request; with the default of 30 s a replica that goes cuts off the longer ones."
+    )

@@ -1,0 +1,111 @@
+"""Manifests as YAML with comments. Every text that could be read as anything else is quoted."""
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvplan.emit.service import Embedded, Manifest, Noted, number
+from kvplan.show import page
+
+_COLUMNS = 110
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*", re.ASCII)
+_WORDS = {
+    "true",
+    "false",
+    "yes",
+    "no",
+    "on",
+    "off",
+    "y",
+    "n",
+    "null",
+    "nan",
+    "inf",
+}  # of YAML 1.1, in any case
+
+
+def text(title: str, manifest: Manifest, *, name: str, sha256: str, said: Sequence[str]) -> str:
+    """Write documents, after comments that say what they are for and what they rest on."""
+    lines = [f"{title} for: {name}", page.origin(sha256), *said, *manifest.notes]
+    head = "".join(f"{line}\n" for words in lines for line in _comment(words, ""))
+    return head + "---\n".join(write(document) for document in manifest.documents)
+
+
+def write(document: dict[str, Any]) -> str:
+    """Write a mapping.
+
+    >>> print(write({"a": Noted(2.5, "why"), "b": ["x y", {"c": True}]}), end="")
+    a: 2.5  # why
+    b:
+      - 'x y'
+      - c: true
+    """
+    return "".join(f"{line}\n" for line in _mapping(document, ""))
+
+
+def _mapping(values: dict[str, Any], indent: str) -> Iterator[str]:
+    for key, noted in values.items():
+        value, why = noted if isinstance(noted, Noted) else (noted, "")
+        inner = [*_inner(value, indent)]
+        line = f"{indent}{key}: {_scalar(value)}" if not inner else f"{indent}{key}:"
+        if isinstance(value, Embedded):
+            line += " |"
+        beside = f"{line}  # {_line(why)}"
+        if why and len(beside) <= _COLUMNS:
+            line = beside
+        elif why:
+            yield from _comment(why, indent)
+        yield line
+        yield from inner
+
+
+def _inner(value: Any, indent: str) -> Iterator[str]:
+    """Yield lines below a key: of a mapping, a list, or YAML in a text."""
+    if isinstance(value, dict):
+        yield from _mapping(value, f"{indent}  ")
+    elif isinstance(value, Embedded):
+        yield from _mapping(value.document, f"{indent}  ")
+    elif isinstance(value, list):
+        for item in value:
+            first, *rest = (
+                [*_mapping(item, f"{indent}    ")]
+                if isinstance(item, dict)
+                else [f"{indent}    {_scalar(item)}"]
+            )
+            yield f"{indent}  - {first.lstrip()}"
+            yield from rest
+
+
+def _scalar(value: Any) -> str:
+    """Write a value on a line.
+
+    >>> _scalar("NaN"), _scalar("don't"), _scalar("a\\x85b"), _scalar("apps/v1"), _scalar(2.0)
+    ("'NaN'", "'don''t'", '"a\\\\U00000085b"', 'apps/v1', '2')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return number(value)
+    if not isinstance(value, str):
+        return str(value)
+    if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    if value.isprintable():
+        return "'" + value.replace("'", "''") + "'"
+    signs = (f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08x}" for c in value)
+    return '"' + "".join(signs) + '"'
+
+
+def _line(words: str) -> str:
+    return page.printable(" ".join(words.split()))
+
+
+def _comment(words: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        _line(words),
+        _COLUMNS,
+        initial_indent=f"{indent}# ",
+        subsequent_indent=f"{indent}#   ",
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,105 @@
+"""A simulated day of a fleet whose replicas come and go: who is served within the objectives, and what is paid for."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.errors import UsageError
+from kvplan.model import ArrivalProcess, Plan, ServingModel
+from kvplan.model.fleet import Fleet, Routing
+from kvplan.model.schedule import Course, Steps
+from kvplan.simulation.experiments.load import Load, generate
+from kvplan.simulation.experiments.runner import Job
+from kvplan.simulation.fleet.scaling import Control, Pods
+from kvplan.simulation.metrics import within
+from kvplan.simulation.outcome import Outcome
+from kvplan.simulation.policies import engine_settings
+from kvplan.simulation.policies.protocol import Scenario
+
+LOOK_S = 15.0  # between two looks of an autoscaler
+_DAY_S, _STEP_S = 86_400.0, 600.0
+_SWING = 0.6  # of the mean, from which the rate rises to its peak at noon
+_BURSTS, _BURST = (8, 12, 15, 20), 1.5  # hours at which steps have so many times the rate
+_MOST_REQUESTS = 5_000_000
+_LEAVING = 8  # replicas that may be on their way out while all others are there
+
+
+def with_day(model: ServingModel) -> ServingModel:
+    """Return the service at random on its schedule, or 24 hours of b(1 - .6 cos) with four bursts of ten minutes.
+
+    `b` is the rate of the profile. A burst is half as much again.
+    """
+    if model.arrivals.trace is not None:
+        model = replace(model, arrivals=ArrivalProcess())
+    if model.schedule is not None:
+        return model
+    starts_s = np.arange(0.0, _DAY_S, _STEP_S)
+    factors = 1 - _SWING * np.cos(2 * math.pi * (starts_s + _STEP_S / 2) / _DAY_S)
+    factors[np.searchsorted(starts_s, np.array(_BURSTS) * 3600.0)] *= _BURST
+    rows = tuple((factor,) * len(model.classes) for factor in factors.tolist())
+    return replace(model, schedule=Steps(_DAY_S, tuple(starts_s.tolist()), rows))
+
+
+def course_of(model: ServingModel) -> Course:
+    """Return the factor of all rates over the day."""
+    assert model.schedule is not None
+    return model.schedule.course([c.rate_rps for c in model.classes])
+
+
+class DayRun(NamedTuple):
+    """What a day was like."""
+
+    within: float  # share of the requests whose own times are within the limits
+    gpu_hours: float  # paid for, loading and draining included
+
+
+@dataclass(frozen=True)
+class FleetDay:
+    """A day whose requests are the same for every way to scale."""
+
+    model: ServingModel  # of one replica, with the rates of the whole service and its schedule
+    plan: Plan
+    routing: Routing
+    limits: Mapping[str, float]  # of a request's own times, seconds
+
+    def scenario(self, seed: int) -> Scenario:
+        """Draw the requests of a day.
+
+        Raises
+        ------
+        UsageError
+            They are too many, or users of a closed population.
+        """
+        model, course = self.model, course_of(self.model)
+        end_s = course.period_s
+        expected = model.total_rate_rps * end_s * course.mean
+        if expected > _MOST_REQUESTS:
+            raise UsageError(
+                f"a day of {expected:.3g} requests; {_MOST_REQUESTS:,} is the most that is simulated"
+            )
+        if any(c.sessions is not None and c.sessions.users is not None for c in model.classes):
+            raise UsageError("the day of a closed population of users is not simulated; give --headroom")
+        if any(c.sessions is not None for c in model.classes):
+            steady = replace(model, schedule=None)
+            requests = generate(steady, Load(requests=None, horizon_s=float(course.integral(end_s))), seed)
+            requests = replace(requests, arrival_s=course.inverse(requests.arrival_s))
+        else:
+            requests = generate(model, Load(requests=None, horizon_s=end_s), seed)
+        names = tuple(c.name for c in model.classes)
+        return Scenario(model, self.plan, replace(requests, more_later=False), names, seed)
+
+    def run(self, scenario: Scenario, control: Control, first: int, most: int, load_s: float) -> DayRun:
+        """Simulate it from so many replicas on, where there are never more than `most` beside those that leave."""
+        pods = Pods(control, first, most + _LEAVING, load_s, LOOK_S)
+        model = replace(self.model, fleet=Fleet(replicas=pods.sites, routing=self.routing))
+        run = Job(engine_settings(model), scenario._replace(model=model), pods=pods).run()
+        paid_s = self._paid_s(pods, run)
+        good = within(scenario.requests, run, self.limits) & ~np.isnan(run.finish_s)
+        return DayRun(float(good.mean()), model.replica.gpus * paid_s / 3600)
+
+    def _paid_s(self, pods: Pods, run: Outcome) -> float:
+        assert run.replica_end_s is not None
+        return pods.paid_s(run.replica_end_s, course_of(self.model).period_s)
