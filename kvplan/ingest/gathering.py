@@ -312,7 +312,8 @@ class _Gathering:
         except UsageError:
             if not logs:
                 raise
-        speed = roofline(shape, gpu, parallelism=parallelism, engine=asked.engine, **how)
+        engine = asked.engine or (_ENGINES.get(stated.engine) if stated else None)
+        speed = roofline(shape, gpu, parallelism=parallelism, engine=engine, **how)
         return _Estimate(shape, gpu, parallelism, speed, memory)
 
     @cached_property

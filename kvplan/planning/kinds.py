@@ -28,6 +28,7 @@ class Kind:
     weights: str
     own_weights: bool
     kv_dtype: str = "auto"
+    engine: EngineName = EngineName.VLLM
 
     @property
     def name(self) -> str:
@@ -54,6 +55,7 @@ class Kind:
             parallelism=self.parallelism,
             kv_dtype=self.kv_dtype,
             weight_dtype=None if self.own_weights else self.weights,
+            engine=self.engine,
         )
 
     @property
@@ -61,12 +63,7 @@ class Kind:
         """The engine's own budget of an iteration."""
         return vllm_limits(self.gpu)["max_num_batched_tokens"]
 
-    def toml(
-        self,
-        max_num_seqs: int = _FEW_SEQUENCES,
-        batched_tokens: int | None = None,
-        engine: EngineName = EngineName.VLLM,
-    ) -> str:
+    def toml(self, max_num_seqs: int = _FEW_SEQUENCES, batched_tokens: int | None = None) -> str:
         """The tables [gpu], [timing] and [provenance] of a profile."""
         memory = self.memory
         gpu: dict[str, object] = {"memory_tokens": memory.memory_tokens, "block_tokens": memory.block_tokens}
@@ -83,7 +80,7 @@ class Kind:
                 table_text("provenance", {"gpu": origin, "timing": origin}),
                 table_text("gpu", gpu),
                 timing_text(
-                    self.speed.timing, REQUEST_OVERHEAD_S[engine], MeasuredRange(band=self.speed.band)
+                    self.speed.timing, REQUEST_OVERHEAD_S[self.engine], MeasuredRange(band=self.speed.band)
                 ),
             )
         )
@@ -96,6 +93,7 @@ def kinds(
     parallelism: Sequence[Parallelism] = (),
     weights: Sequence[str] = (),
     kv_dtype: str = "auto",
+    engine: EngineName = EngineName.VLLM,
 ) -> Iterator[Kind]:
     """List the kinds to try; without `weights` the model's own, and fp8 where the GPU computes with it."""
     own = "bf16" if shape.storage == named_storage("bf16") else shape.storage.name
@@ -104,7 +102,7 @@ def kinds(
         for ranks in parallelism or map(Parallelism, TENSOR_PARALLEL):
             for name in types:
                 is_own = name == own or named_storage(name) == shape.storage
-                yield Kind(shape, gpu, ranks, name, is_own, kv_dtype)
+                yield Kind(shape, gpu, ranks, name, is_own, kv_dtype, engine)
 
 
 def fits(kind: Kind) -> str | None:

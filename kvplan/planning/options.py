@@ -198,7 +198,8 @@ def _kinds(model: str, asked: PlanOptions) -> list[Kind]:
     if not types:
         with_weights(shape, None)  # refuses weights that are kept in a way not known
     parallelism = [*starmap(Parallelism, product(*_ranks(asked)))]
-    return list(kinds(shape, found, parallelism=parallelism, weights=types, kv_dtype=asked.kv_dtype))
+    how: dict[str, Any] = {"weights": types, "kv_dtype": asked.kv_dtype, "engine": asked.engine}
+    return list(kinds(shape, found, parallelism=parallelism, **how))
 
 
 def _ranks(asked: PlanOptions) -> Iterator[Sequence[int]]:

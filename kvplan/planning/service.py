@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan.analysis.equilibrium import per_request
-from kvplan.engine import EngineName
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.trace.replay import replaying
 from kvplan.model.fleet import Routing
@@ -51,7 +50,7 @@ def _of_kind(kind: Kind, request: Request, **limits: int) -> Profile:
     assert request.demand is not None
     name = f"{kind.shape.name} on {kind.parallelism.gpus} x {kind.gpu.name}"
     engine = "" if request.engine == "vllm" else f'\n\n[engine]\nname = "{request.engine}"'
-    tables = kind.toml(**limits, engine=EngineName(request.engine))
+    tables = kind.toml(**limits)
     text = f'schema = 1\nname = "{name}"\n\n{tables}{engine}\n\n{request.demand.toml}\n'
     return _replayed(parse_profile(text.encode(), name), request.demand)
 
