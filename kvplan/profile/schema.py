@@ -276,7 +276,7 @@ class Document(Table, title="kvplan profile"):
     name: Name
     """What the report is headed."""
     gpu: tables.Gpu = tables.Gpu(memory_tokens=ranges.MAX_MEMORY_TOKENS)
-    timing: tables.Timing = tables.Timing(d0=1.0)
+    timing: tables.Timing = tables.Timing.model_validate({"d0": "1 s"})
     workload: tables.Workload | None = None
     classes: list[tables.Class] = Field(default=[], max_length=ranges.MOST_CLASSES)
     """The traffic, class by class."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 from datetime import date
 from fractions import Fraction
 from pathlib import Path
@@ -87,7 +88,7 @@ SMALL = """\
 schema = 1
 name = "small"
 gpu.memory_tokens = 100
-timing.d0 = 1
+timing.d0 = "1 s"
 [[classes]]
 name = "a"
 input = 0
@@ -207,6 +208,16 @@ classes = [{ name = "a", input = 900, decode = 100, rate = 1 }]
 
 def ranks(text: str = RANKS) -> Profile:
     return parse_profile(text.encode(), "ranks.toml")
+
+
+@pytest.mark.parametrize("written", ["1", "1.0", "10", "14.5", "3600"])
+def test_an_iteration_of_a_second_or_more_needs_its_unit(written: str):
+    law = RANKS.replace('d0 = "8 ms"', f"d0 = {written}")
+    number = f"{float(written):,g}"
+    with pytest.raises(ProfileError, match=re.escape(f'write "{number} s" or "{number} ms", not {written}')):
+        ranks(law)
+    assert ranks(RANKS.replace('"8 ms"', f'"{written} s"')).model.timing.d0 == float(written)
+    assert ranks(RANKS.replace('"8 ms"', "0.999")).model.timing.d0 == 0.999
 
 
 def test_ranks_are_one_pool_of_whole_pages_and_limits():
