@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from every import every
 
+from kvplan.engine import Engine, EngineName
 from kvplan.errors import ProfileError
 from kvplan.model import (
     Knowledge,
@@ -252,12 +253,24 @@ def test_an_iteration_takes_as_long_as_that_of_ranks_that_do_the_same():
             ("block_tokens", 'prefill = "inline", block_tokens'),
             'prefill: must be "fused" beside [gpu] data_par',
         ),
+        (
+            (
+                '"ranks"',
+                '"ranks"\nengine = { name = "trtllm", batch_wait_iterations = 9, batch_wait_tokens = 9 }',
+            ),
+            "engine.batch_wait_iterations: not modelled beside [gpu] data_parallel, as TensorRT-LLM only balances",
+        ),
     ],
 )
 def test_ranks_that_cannot_be_are_refused(change: tuple[str, str], message: str):
     with pytest.raises(ProfileError) as refused:
         ranks(RANKS.replace(*change))
     assert message in " ".join(map(str, (refused.value, *refused.value.others)))
+
+
+def test_ranks_of_tensorrt_llm_may_wait_for_each_other():
+    text = RANKS.replace('"ranks"', '"ranks"\nengine = { name = "trtllm", balance_iterations = 60 }')
+    assert ranks(text).model.engine == Engine(EngineName.TRTLLM, balance_iterations=60)
 
 
 def test_what_a_rank_was_measured_at_is_of_all_of_them():
