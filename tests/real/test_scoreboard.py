@@ -78,7 +78,8 @@ def by_model(boards: dict[str, Scoreboard]) -> str:
     cells: dict[tuple[str, str, str], dict[tuple[str, str], str]] = {}
     sizes: dict[tuple[str, str, str], int] = {}
     for name, board in boards.items():
-        for one in standings(board._replace(rows=tuple(map(without_gpus, board.rows)))):
+        rows = (without_gpus(row) for row in board.rows if row.configuration.model)
+        for one in standings(board._replace(rows=tuple(rows))):
             group = (one.kind, one.model.rsplit("/", 1)[-1], one.engine)
             factor = one.off is Off.FACTOR
             text = format_number(one.middle, 3) if factor else format_percent(one.middle, 2)

@@ -21,6 +21,7 @@ from scoreboard.record import Configuration, Row, real_run
 
 FILE, SETTINGS = "silicon-sweeps/sweeps.csv", "silicon-sweeps/settings.csv"
 _SAME = ("gpu", "isl", "osl", "concurrency")  # with TTFT and TPOT to 0.1 ms, of one point in both files
+_POOLED = Configuration("points of InferenceMAX", "InferenceMAX")  # all of them as one
 
 Splits = Callable[[Sweep], Iterator[tuple[Sweep, Hidden]]]
 
@@ -133,7 +134,10 @@ def rows(sweep: Sweep, prior: Timing, splits: Splits, kind: str) -> Iterator[Row
             continue
         law = fit_measured([known], prior).law if known.points else Law(prior)
         for point, times in hidden.against(foretold([hidden.loads], law)):
-            yield from _rows_of(of, point, times[Kind.TTFT], times[Kind.TPOT])
+            mine = list(_rows_of(of, point, times[Kind.TTFT], times[Kind.TPOT]))
+            yield from mine
+            if splits is not everything and point.inputs[0] < point.inputs[1]:  # as it draws lengths
+                yield from (row._replace(configuration=_POOLED) for row in mine)
 
 
 def _rows_of(of: Configuration, point: Point, ttft_s: float, tpot_s: float) -> Iterator[Row]:
