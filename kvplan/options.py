@@ -9,6 +9,8 @@ from pathlib import Path
 
 from kvplan.engine import EngineName
 
+RANKS = {"--tp": "tensor", "--dp": "data", "--ep": "expert", "--pp": "pipeline", "--dcp": "context"}
+
 
 class Router(StrEnum):
     """What sends requests to replicas."""
@@ -37,6 +39,26 @@ class TimeUnit(StrEnum):
     US = "us"
     MS = "ms"
     S = "s"
+
+
+class Target(StrEnum):
+    """What a profile is written for: engines, and what operates a service."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    TRTLLM = "trtllm"
+    KEDA = "keda"
+    HPA = "hpa"
+    EPP = "epp"
+    WVA = "wva"
+    PROMETHEUS = "prometheus"
+
+
+class CountedBy(StrEnum):
+    """Whose counters say how many requests arrive."""
+
+    ENGINE = "engine"
+    EPP = "epp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +90,10 @@ class PlanOptions(ModelOptions):
     """What is asked of a plan."""
 
     tp: str | None = None
+    dp: str | None = None
+    ep: str | None = None
+    pp: str | None = None
+    dcp: str | None = None
     engine: EngineName = EngineName.VLLM
     rate: float | None = None
     users: int | None = None
@@ -87,6 +113,11 @@ class PlanOptions(ModelOptions):
     split: bool = False
     schedule: str | None = None
     load_time: str | None = None
+
+    @property
+    def ranks(self) -> tuple[str | None, ...]:
+        """Numbers of each kind of parallelism, in the order of `RANKS`."""
+        return self.tp, self.dp, self.ep, self.pp, self.dcp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +144,10 @@ class ImportOptions(ModelOptions):
     engine: EngineName | None = None
     capacity: int | None = None
     tp: int | None = None
+    dp: int | None = None
+    ep: int | None = None
+    pp: int | None = None
+    dcp: int | None = None
     utilization: float = 0.9
     group: str | None = None
     since: Path | None = None
@@ -120,3 +155,26 @@ class ImportOptions(ModelOptions):
     unit: TimeUnit | None = None
     classes: int | None = None
     name: str | None = None
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Numbers by kind of parallelism, of those that are given."""
+        given = zip(RANKS.values(), (self.tp, self.dp, self.ep, self.pp, self.dcp), strict=True)
+        return {kind: number for kind, number in given if number is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmitOptions:
+    """What a profile is written for, and names of its service."""
+
+    target: Target | None = None
+    engine: EngineName | None = None
+    name: str | None = None
+    namespace: str | None = None
+    selector: str | None = None
+    arrivals: CountedBy = CountedBy.ENGINE
+    pool: str | None = None
+    model: str | None = None
+    prometheus: str | None = None
+    load_time: str | None = None
+    headroom: str = "auto"

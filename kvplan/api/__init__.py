@@ -42,6 +42,10 @@ def plan(
     *,
     gpu: str | Iterable[str] | None = None,
     tp: int | str | Iterable[int] | None = None,
+    dp: int | str | Iterable[int] | None = None,
+    ep: int | str | Iterable[int] | None = None,
+    pp: int | str | Iterable[int] | None = None,
+    dcp: int | str | Iterable[int] | None = None,
     weights: str | Iterable[str] | None = None,
     kv_dtype: str = "auto",
     gpu_memory: str | None = None,
@@ -79,7 +83,9 @@ def plan(
     services
         A model of the catalogue or a config.json, or one or more profiles.
     gpu, tp, weights
-        Of a model: GPUs, GPUs that share it, and types of its weights, to be compared.
+        Of a model: GPUs, GPUs that share its layers, and types of its weights, to be compared.
+    dp, ep, pp, dcp
+        Data-parallel ranks, GPUs that share experts, stages, and GPUs that share the KV cache of a request, likewise.
     gpu_memory, gpu_bandwidth, gpu_flops
         Figures of a GPU that the catalogue does not have, such as ``"96GB"``, ``"4TB/s"`` and ``"148TFLOPS"``.
     loras, lora_rank
@@ -232,6 +238,10 @@ def import_files(
     engine: str | None = None,
     capacity: int | None = None,
     tp: int | None = None,
+    dp: int | None = None,
+    ep: int | None = None,
+    pp: int | None = None,
+    dcp: int | None = None,
     weights: str | None = None,
     kv_dtype: str = "auto",
     gpu_memory: str | None = None,
@@ -284,7 +294,7 @@ def import_files(
     from kvplan.ingest.recognition import named
     from kvplan.options import ImportOptions
 
-    for count in ("capacity", "tp", "classes"):
+    for count in ("capacity", "tp", "dp", "ep", "pp", "dcp", "classes"):
         arguments.check_positive(given[count], count)
     asked = Asked(**vars(arguments.record(ImportOptions, given)), progress=progress)
     kept = None if base is None else arguments.profile(base)

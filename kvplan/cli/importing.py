@@ -29,7 +29,11 @@ _OPTIONS = {
     "capacity": option(
         "--capacity", min=1, metavar="TOKENS", help="KV cache capacity. Default: what the log says."
     ),
-    "tp": option("--tp", min=1, help="GPUs that share the model. Default: what the log says, or 1."),
+    "tp": option("--tp", min=1, help="GPUs that share each layer. Default: what the log says, or 1."),
+    "dp": option("--dp", min=1, help="Data-parallel ranks with --tp GPUs each. Default: like --tp."),
+    "ep": option("--ep", min=1, help="GPUs that experts are spread over. Default: like --tp."),
+    "pp": option("--pp", min=1, help="Pipeline stages with --tp x --dp GPUs each. Default: like --tp."),
+    "dcp": option("--dcp", min=1, help="GPUs of --tp that share a request's KV. Default: like --tp."),
     "weights": option(
         "--weights", metavar="TYPE", help="Type of the weights, such as fp8. Default: the model's."
     ),

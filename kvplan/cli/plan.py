@@ -15,7 +15,11 @@ from kvplan.options import PlanOptions
 
 _OPTIONS = {
     "gpu": option("--gpu", metavar="NAME,...", help="GPUs to compare, such as H100,B200 or H100:3g.40gb."),
-    "tp": option("--tp", metavar="N,...", help="GPUs that share the model. Default: 1,2,4,8."),
+    "tp": option("--tp", metavar="N,...", help="GPUs that share each layer. Default: 1,2,4,8."),
+    "dp": option("--dp", metavar="N,...", help="Data-parallel ranks with --tp GPUs each. Default: 1."),
+    "ep": option("--ep", metavar="N,...", help="GPUs that experts are spread over. Default: 1."),
+    "pp": option("--pp", metavar="N,...", help="Pipeline stages with --tp x --dp GPUs each. Default: 1."),
+    "dcp": option("--dcp", metavar="N,...", help="GPUs of --tp that share a request's KV. Default: 1."),
     "weights": option(
         "--weights",
         metavar="TYPE,...",

@@ -1,4 +1,4 @@
-"""HorizontalPodAutoscaler (`autoscaling/v2`) on external metrics, and the rules by which prometheus-adapter makes them."""
+"""HorizontalPodAutoscaler (`autoscaling/v2`) on external metrics, and the rules of prometheus-adapter for them."""
 
 from typing import Any
 

@@ -29,6 +29,7 @@ from kvplan.ingest.observed import ObservedDrafts, ObservedHits
 from kvplan.ingest.text_file import lines_of
 from kvplan.model import Replica
 from kvplan.model.kv_layout import KvLayout, least_block_tokens
+from kvplan.model.parallelism import ALONE, Parallelism
 from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.units import format_number, format_percent, format_tokens
 
@@ -72,13 +73,18 @@ class EngineLimits:
     notes: tuple[str, ...]
     layout: KvLayout | None = None
     prefix_caching: bool | None = None
-    gpus: int | None = None  # that share the model
+    parallelism: Parallelism | None = None  # of a replica
     max_model_len: int | None = None
     settings: Mapping[str, str] = field(
         default_factory=dict
     )  # in words, by name; "auto" for an engine's default
     absent: tuple[str, ...] = ()  # keys of [gpu] that are the engine's defaults
     service: str = ""
+
+    @property
+    def ranks(self) -> Parallelism | None:
+        """How GPUs share the model, by what is stated or left to the engine."""
+        return self.parallelism or (ALONE if "gpus" in self.absent else None)
 
 
 class NoCapacityError(UsageError):
@@ -196,17 +202,28 @@ class _StartUp:
         return default | {name: self.stated[name] for name in names if name in self.stated}
 
     @property
-    def gpus(self) -> int | None:
-        parallel = self.limit(Setting.TP)
-        return None if parallel is None else parallel * (self.limit(Setting.PP) or 1)
+    def parallelism(self) -> Parallelism | None:
+        """How GPUs share the model; None where nothing says it.
+
+        Where attention has ranks of its own, they are of the GPUs that share the rest: all, if none says how many.
+        """
+        if not any(name in self.stated for name in Setting.RANKS):
+            return None
+        tensor, data, expert, pipeline, context = (self.limit(name) or 1 for name in Setting.RANKS)
+        if (attention := self.stated.get(Setting.ATTENTION)) is not None:
+            data = (self.limit(Setting.DP) or tensor) if attention == "True" else 1
+            tensor = max(tensor // data, 1)
+        if self.stated.get(Setting.ALL_EXPERTS) == "True":
+            expert = tensor * data
+        return Parallelism(tensor, data, expert, pipeline, context)
 
     @property
     def absent(self) -> tuple[str, ...]:
         """Keys of [gpu] that none of all arguments sets."""
         if Setting.ARGUMENTS not in self.stated:
             return ()
-        keys = {Setting.SEQS: Setting.SEQS, Setting.BATCHED: Setting.BATCHED, Setting.TP: "gpus"}
-        return tuple(key for name, key in keys.items() if name not in self.stated)
+        limits = (name for name in (Setting.SEQS, Setting.BATCHED) if name not in self.stated)
+        return (*limits, *(["gpus"] if self.parallelism is None else []))
 
     @property
     def settled_block(self) -> int | None:
@@ -441,7 +458,7 @@ def _limits(reader: _Reader, source: str, base: Replica | None) -> EngineLimits:
         notes=tuple(_notes(reader, used, pools)),
         layout=pool.layout if pool else None,
         prefix_caching=caching if pool is None or pool.caches_states is None else pool.caches_states,
-        gpus=start.gpus,
+        parallelism=start.parallelism,
         max_model_len=start.limit(Setting.LENGTH) or (used.concurrency.tokens if used.concurrency else None),
         settings=start.settings,
         absent=start.absent,

@@ -31,7 +31,7 @@ from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus, vllm_limits
 from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape, with_adapters
-from kvplan.ingest.model.text import estimate_part, roofline_part
+from kvplan.ingest.model.text import estimate_part, roofline_part, together
 from kvplan.ingest.profile_text import (
     TIMES,
     TRAFFIC_TABLES,
@@ -54,6 +54,7 @@ from kvplan.ingest.trace import fit as trace_fit
 from kvplan.ingest.trace.text import hit_note, traffic_part
 from kvplan.ingest.trace.traffic import measure
 from kvplan.model import Knowledge, Origin, Parallelism, Replica, Timing
+from kvplan.model.parallelism import ALONE
 from kvplan.options import ImportOptions
 from kvplan.profile import schema
 from kvplan.profile import tables as profile_tables
@@ -153,14 +154,13 @@ class _Estimate(NamedTuple):
 
     shape: ModelShape
     gpu: Gpu
-    tensor_parallel: int
+    parallelism: Parallelism
     speed: Roofline
     memory: ReplicaEstimate | None
 
     @property
     def name(self) -> str:
-        several = f"{self.tensor_parallel} x " if self.tensor_parallel > 1 else ""
-        return f"{self.shape.name} on {several}{self.gpu.name}"
+        return f"{self.shape.name} on {together(self.gpu, self.parallelism)}"
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,12 @@ class _Gathering:
             with suppress(NoCapacityError):  # it may have statistics
                 stated.append(read_engine_log(log, like, self.asked.group))
         if (
-            len({(some.engine, some.gpus, some.max_num_seqs, some.max_num_batched_tokens) for some in stated})
+            len(
+                {
+                    (some.engine, some.parallelism, some.max_num_seqs, some.max_num_batched_tokens)
+                    for some in stated
+                }
+            )
             > 1
         ):
             names = ", ".join(some.source for some in stated)
@@ -272,7 +277,7 @@ class _Gathering:
         shape = with_adapters(read_model(model), asked.loras, asked.lora_rank)
         shape = replace(shape, drafts=self.tables.get("speculative", {}).get("tokens", 0))
         stated = self._stated(None) if logs else None
-        tensor_parallel = asked.tp or (stated.gpus if stated else None) or 1
+        parallelism = replace((stated and stated.parallelism) or ALONE, **asked.ranks)
         kv_dtype = asked.kv_dtype
         if stated is not None:
             refuse_other_options(stated, asked)
@@ -282,13 +287,14 @@ class _Gathering:
         memory: ReplicaEstimate | None = None
         try:
             memory = estimate_replica(
-                shape, gpu, utilization=asked.utilization, tensor_parallel=tensor_parallel, **how
+                shape, gpu, utilization=asked.utilization, parallelism=parallelism, **how
             )
         except UsageError:
             if not logs:
                 raise
-        speed = roofline(shape, gpu, parallelism=Parallelism(tensor_parallel), engine=asked.engine, **how)
-        return _Estimate(shape, gpu, tensor_parallel, speed, memory)
+        engine = asked.engine or (_ENGINES.get(stated.engine) if stated else None)
+        speed = roofline(shape, gpu, parallelism=parallelism, engine=engine, **how)
+        return _Estimate(shape, gpu, parallelism, speed, memory)
 
     @cached_property
     def replica(self) -> Finding:
@@ -321,8 +327,8 @@ class _Gathering:
         else:
             return Finding()
         table = tomli.loads(part.body)["gpu"]
-        if asked.tp not in (None, 1) and "gpus" not in table:
-            table["gpus"] = asked.tp
+        if asked.ranks and profile_tables.Gpu.model_validate(table).parallelism == ALONE:
+            table |= Parallelism(**asked.ranks).keys
             part = part._replace(body=table_text("gpu", table))
         if absent := [key for key in ("max_num_seqs", "max_num_batched_tokens") if key not in table]:
             unknown = f"{' and '.join(absent)}: not known, and so no limit"
@@ -341,7 +347,7 @@ class _Gathering:
         if estimate is None or "timing" in self.settled:
             return self._of_another_service(measured)
         engine = self.asked.engine or (self.limits and _ENGINES.get(self.limits.engine)) or EngineName.VLLM
-        part = roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.tensor_parallel, engine)
+        part = roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.parallelism, engine)
         low, high = map(format_number, estimate.speed.band)
         figures = f"{_constants(estimate.speed.timing)}; {low} to {high} times that"
         notes = (*measured.notes, *estimate.shape.notes, *estimate.speed.notes)
@@ -402,6 +408,12 @@ class _Gathering:
         return _replica(self.tables if self.replica.part is None else tomli.loads(self.replica.part.body))
 
     def _fitted(self, measured: Sequence[Measured]) -> Finding:
+        ranks = 1 if self._fitted_on is None else self._fitted_on.ranks
+        if ranks > 1 and not all(isinstance(some, Samples) for some in measured):
+            why = "they wait for each other; iterations in the engine's log are"
+            raise UsageError(
+                f"{measured[0].source}: times of {ranks} ranks together are not fitted, for {why}"
+            )
         prior = of_measured(measured)
         if self.estimate is not None:
             prior = Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.name}")

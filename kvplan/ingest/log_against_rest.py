@@ -1,6 +1,7 @@
 """What a log states beside what a profile, options and requests say: the log counts, and contradictions are said."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
 
@@ -9,9 +10,10 @@ from kvplan.ingest.engine_log import EngineLimits
 from kvplan.ingest.engines import Setting, setting, version_of
 from kvplan.ingest.profile_text import Part, kv_tables, replica_part
 from kvplan.model import Knowledge, Origin
-from kvplan.options import ImportOptions
+from kvplan.options import RANKS, ImportOptions
 from kvplan.profile import schema
 from kvplan.profile.reading import Profile
+from kvplan.profile.tables import Gpu
 from kvplan.units import format_percent, format_tokens
 from kvplan.version import __version__
 
@@ -28,8 +30,10 @@ def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, 
             "block_tokens": layout.block_tokens,
             "kv": kv_tables(layout),
         }
-    for name in ("prefix_caching", "max_num_seqs", "max_num_batched_tokens", "gpus"):
+    for name in ("prefix_caching", "max_num_seqs", "max_num_batched_tokens"):
         stated[name] = getattr(limits, name)
+    if limits.parallelism is not None:
+        stated |= limits.parallelism.keys or {"gpus": 1}
     values = {key: value for key, value in stated.items() if value is not None}
     keys = ", ".join(key for key in values if key != "kv")
     where = f"{limits.engine} in {limits.source}, line {limits.line}, as read by kvplan {__version__}."
@@ -68,13 +72,17 @@ def _same_type(one: str, other: str) -> bool:
 
 def refuse_other_options(limits: EngineLimits, asked: ImportOptions) -> None:
     """Refuse options that say otherwise than the log how the model ran."""
-    gpus = limits.gpus or (1 if "gpus" in limits.absent else None)
+    ranks = {} if limits.ranks is None else asdict(limits.ranks)
     kept_in = limits.settings.get(Setting.KV_DTYPE)
     other_type = kept_in and asked.kv_dtype != "auto" and not _same_type(asked.kv_dtype, kept_in)
-    pairs = (
-        ("--tp", asked.tp, asked.tp and gpus != asked.tp and gpus, "GPUs"),
+    pairs = [
+        *(
+            (option, asked.ranks[kind], asked.ranks[kind] != number and number, f"{kind} parallelism")
+            for (kind, number), option in zip(ranks.items(), RANKS, strict=False)
+            if kind in asked.ranks
+        ),
         ("--kv-dtype", asked.kv_dtype, other_type and kept_in, Setting.KV_DTYPE),
-    )
+    ]
     for option, value, stated, what in pairs:
         if stated:
             raise UsageError(
@@ -84,9 +92,14 @@ def refuse_other_options(limits: EngineLimits, asked: ImportOptions) -> None:
 
 def differences(limits: EngineLimits, kept: Profile) -> list[str]:
     """List what a log states and a profile contradicts, on which the time of an iteration hangs."""
-    gpus = limits.gpus or (1 if "gpus" in limits.absent else None)
-    was = kept.tables["gpu"].get("gpus", 1) if "gpu" in kept.tables else None
-    pairs: list[tuple[str, Any, Any]] = [("GPUs", gpus, was)]
+    ranks, was = (
+        limits.ranks,
+        Gpu.model_validate(kept.tables["gpu"]).parallelism if "gpu" in kept.tables else None,
+    )
+    pairs: list[tuple[str, Any, Any]] = [
+        (name, getattr(ranks, key, None), getattr(was, key, None))
+        for name, key in (("GPUs", "gpus"), ("data parallelism", "data"), ("expert parallelism", "expert"))
+    ]
     before = f"{kept.provenance.timing.source} {kept.provenance.gpu.source}"
     for name in Setting.OF_TIMES:
         other = setting(name).search(before)

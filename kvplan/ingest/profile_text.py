@@ -14,6 +14,7 @@ from kvplan.model import Knowledge, MeasuredRange, Origin, RequestClass, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.model.gaps import Quantiles
 from kvplan.model.kv_layout import KvLayout
+from kvplan.model.parallelism import Parallelism
 from kvplan.model.sessions import Reuse, SharedPrompt
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.ranges import LEAST_COST_S, LEAST_WEIGHT, MAX_SOURCE, MOST_WEIGHT
@@ -22,6 +23,7 @@ from kvplan.version import __version__
 TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
 _TABLES = ("gpu", "engine", "timing", "speculative", "fleet", "plan", "slo", "cost", "gate", *TRAFFIC_TABLES)
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token", "kv_blocks", "kv")  # one way excludes the others
+_PARALLEL = ("gpus", *(f"{kind.name}_parallel" for kind in fields(Parallelism)))  # and says all of it
 _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _KNOWN_AS = {"gpu": "gpu", "timing": "timing", "classes": "workload"}  # in [provenance]
@@ -120,6 +122,8 @@ def replica_part(
         # bytes of a token, which memory no longer says
         loads = "offload" in old and "memory_tokens" in values
         old = {k: v for k, v in old.items() if k not in _MEMORY or (loads and k == "kv_bytes_per_token")}
+    if "gpus" in without or any(key in values for key in _PARALLEL):
+        old = {key: value for key, value in old.items() if key not in _PARALLEL}
     old = {key: value for key, value in old.items() if key not in values and key not in without}
     table, rest = {**values, **old}, list(old)
     kept = [f"Kept from {printable(base.source)}: {', '.join(rest)}."] if base and rest else []

@@ -1,6 +1,6 @@
 """How the GPUs of a replica share a model: tensor, data, expert, pipeline and context parallelism."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,31 @@ class Parallelism:
     def group(self) -> int:
         """GPUs of one pipeline stage, over which experts and tables are spread."""
         return self.tensor * self.data
+
+    @property
+    def keys(self) -> dict[str, int]:
+        """What a profile says of it: GPUs, of which nothing else is said where all are tensor-parallel."""
+        if self == Parallelism(self.tensor):
+            return {"gpus": self.tensor} if self.tensor > 1 else {}
+        return {f"{kind}_parallel": number for kind, number in asdict(self).items() if number > 1}
+
+    def __str__(self) -> str:
+        """Short, as tables have it: TP1 DP8 EP8."""
+        names = {"tensor": "TP", "data": "DP", "expert": "EP", "pipeline": "PP", "context": "DCP"}
+        kinds = ((kind, number) for kind, number in asdict(self).items() if number > 1 or kind == "tensor")
+        return " ".join(f"{names[kind]}{number}" for kind, number in kinds)
+
+    @property
+    def misfit(self) -> tuple[str, str] | None:
+        """The kind that does not go with the others, and what it must be; None where all go together."""
+        if self.group % self.expert:
+            return "expert", f"must divide tensor x data parallelism, {self.group}, not {self.expert}"
+        if self.tensor % self.context:
+            return (
+                "context",
+                f"must divide tensor parallelism, {self.tensor}, whose GPUs it uses, not {self.context}",
+            )
+        return None
 
 
 ALONE = Parallelism()  # a GPU

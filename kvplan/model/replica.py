@@ -52,6 +52,14 @@ class Replica:
         """Data-parallel engines that step together."""
         return self.parallelism.data
 
+    def of_rank(self, amount: int | None) -> int | None:
+        """Memory or a limit of one rank, as engines are told."""
+        return amount and amount // self.ranks
+
+    def with_budget(self, batched_tokens: int | None) -> "Replica":
+        """The replica with a token budget of each rank."""
+        return replace(self, max_num_batched_tokens=batched_tokens and self.ranks * batched_tokens)
+
     @property
     def capacity_tokens(self) -> int:
         """Memory in whole pages, b·⌊M/b⌋ tokens."""

@@ -185,7 +185,7 @@ def day(model: ServingModel, plan: Plan, task: Task, setting: Setting, load_s: f
     ways: Mapping[str, Way] = {}
     reason = _why_not(model, load_s)
     if not reason:
-        replica = replace(model.replica, max_num_batched_tokens=setting.batched_tokens)
+        replica = model.replica.with_budget(setting.batched_tokens)
         fleet = Fleet(replicas=setting.replicas, routing=task.router or Routing.RANDOM)
         ways, reason = _simulated(replace(model, replica=replica, fleet=fleet), plan, hours, scaler, load_s)
     return Day(

@@ -14,7 +14,7 @@ from kvplan.ingest.model.weights import named_storage
 from kvplan.ingest.profile_text import kv_tables, table_text, timing_text
 from kvplan.model import MeasuredRange, Parallelism
 
-TENSOR_PARALLEL = (1, 2, 4, 8)  # that are tried where nobody says
+TENSOR_PARALLEL = 1, 2, 4, 8  # that are tried where nobody says
 _FEW_SEQUENCES = 256  # vLLM's default on small GPUs; more have no effect but on large memories
 
 
@@ -24,15 +24,16 @@ class Kind:
 
     shape: ModelShape
     gpu: Gpu
-    tensor_parallel: int
+    parallelism: Parallelism
     weights: str
     own_weights: bool
     kv_dtype: str = "auto"
+    engine: EngineName = EngineName.VLLM
 
     @property
     def name(self) -> str:
         """Short, as tables have it."""
-        return f"{self.gpu.name} TP{self.tensor_parallel} {self.weights}"
+        return f"{self.gpu.name} {self.parallelism} {self.weights}"
 
     @cached_property
     def memory(self) -> ReplicaEstimate:
@@ -40,7 +41,7 @@ class Kind:
         return estimate_replica(
             self.shape,
             self.gpu,
-            tensor_parallel=self.tensor_parallel,
+            parallelism=self.parallelism,
             kv_dtype=self.kv_dtype,
             weight_dtype=None if self.own_weights else self.weights,
         )
@@ -51,9 +52,10 @@ class Kind:
         return roofline(
             self.shape,
             self.gpu,
-            parallelism=Parallelism(self.tensor_parallel),
+            parallelism=self.parallelism,
             kv_dtype=self.kv_dtype,
             weight_dtype=None if self.own_weights else self.weights,
+            engine=self.engine,
         )
 
     @property
@@ -61,19 +63,13 @@ class Kind:
         """The engine's own budget of an iteration."""
         return vllm_limits(self.gpu)["max_num_batched_tokens"]
 
-    def toml(
-        self,
-        max_num_seqs: int = _FEW_SEQUENCES,
-        batched_tokens: int | None = None,
-        engine: EngineName = EngineName.VLLM,
-    ) -> str:
+    def toml(self, max_num_seqs: int = _FEW_SEQUENCES, batched_tokens: int | None = None) -> str:
         """The tables [gpu], [timing] and [provenance] of a profile."""
         memory = self.memory
         gpu: dict[str, object] = {"memory_tokens": memory.memory_tokens, "block_tokens": memory.block_tokens}
         if memory.is_mixed:
             gpu = {"kv_blocks": memory.kv_blocks, "block_tokens": memory.block_tokens}
-        if self.tensor_parallel > 1:
-            gpu["gpus"] = self.tensor_parallel
+        gpu |= self.parallelism.keys
         gpu["max_num_seqs"] = max_num_seqs
         gpu["max_num_batched_tokens"] = batched_tokens or self.batched_tokens
         if memory.is_mixed:
@@ -84,7 +80,7 @@ class Kind:
                 table_text("provenance", {"gpu": origin, "timing": origin}),
                 table_text("gpu", gpu),
                 timing_text(
-                    self.speed.timing, REQUEST_OVERHEAD_S[engine], MeasuredRange(band=self.speed.band)
+                    self.speed.timing, REQUEST_OVERHEAD_S[self.engine], MeasuredRange(band=self.speed.band)
                 ),
             )
         )
@@ -94,18 +90,19 @@ def kinds(
     shape: ModelShape,
     gpus: Sequence[Gpu],
     *,
-    tensor_parallel: Sequence[int] = (),
+    parallelism: Sequence[Parallelism] = (),
     weights: Sequence[str] = (),
     kv_dtype: str = "auto",
+    engine: EngineName = EngineName.VLLM,
 ) -> Iterator[Kind]:
     """List the kinds to try; without `weights` the model's own, and fp8 where the GPU computes with it."""
     own = "bf16" if shape.storage == named_storage("bf16") else shape.storage.name
     for gpu in gpus:
         types = weights or (own, *(["fp8"] if gpu.flops_fp8 is not None and shape.storage.bits > 8 else []))
-        for number in tensor_parallel or TENSOR_PARALLEL:
+        for ranks in parallelism or map(Parallelism, TENSOR_PARALLEL):
             for name in types:
                 is_own = name == own or named_storage(name) == shape.storage
-                yield Kind(shape, gpu, number, name, is_own, kv_dtype)
+                yield Kind(shape, gpu, ranks, name, is_own, kv_dtype, engine)
 
 
 def fits(kind: Kind) -> str | None:

@@ -1,8 +1,9 @@
 """Options of a plan: names, prices, shares and lengths, read into a request."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from io import BytesIO
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from kvplan.ingest.model.shape import kv_layers, with_adapters, with_weights
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.text_file import reference_to
 from kvplan.ingest.trace.replay import read_trace, with_trace
+from kvplan.model import Parallelism
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import Slo, parse_slo
-from kvplan.options import PlanOptions, Router
+from kvplan.options import RANKS, PlanOptions, Router
 from kvplan.planning.day import LOAD_S, schedule_of
 from kvplan.planning.demand import Demand, Replay, parse_length
-from kvplan.planning.kinds import Kind, kinds
+from kvplan.planning.kinds import TENSOR_PARALLEL, Kind, kinds
 from kvplan.planning.result import Request
 from kvplan.planning.service import SETTINGS, with_demand, with_rates
 from kvplan.planning.writing import TRAFFIC
@@ -49,8 +51,10 @@ def request(services: Sequence[str | Profile], asked: PlanOptions, folder: Path 
     if profiles and demand is not None:
         profiles = [with_demand(profile, demand) for profile in profiles]
     if profiles:
-        if asked.gpu or asked.tp or asked.says_how or any(asked.gpu_figures.values()):
-            raise UsageError("--gpu, --tp, --weights, --kv-dtype and --loras go with a model, not profiles")
+        if asked.gpu or any(asked.ranks) or asked.says_how or any(asked.gpu_figures.values()):
+            raise UsageError(
+                "--gpu, --tp and its like, --weights, --kv-dtype and --loras go with a model, not profiles"
+            )
         profiles = [profile.with_slos(slos) for profile in profiles]
         options: Sequence[Kind | Profile] = profiles
         _check_alike(profiles, asked.rate)
@@ -190,18 +194,25 @@ def _kinds(model: str, asked: PlanOptions) -> list[Kind]:
             "--gpu-memory, --gpu-bandwidth and --gpu-flops describe one GPU; name one with --gpu"
         )
     found = [find_gpu(name.strip(), **stated) for name in names]
-    numbers = []
-    for text in (asked.tp or "").split(","):
-        if text.strip():
-            if not text.strip().isdecimal() or not 1 <= int(text) <= 64:
-                raise UsageError(
-                    f"--tp {text.strip()[:40]!r}: whole numbers from 1 to 64, with commas between"
-                )
-            numbers.append(int(text))
     types = [text.strip() for text in (asked.weights or "").split(",") if text.strip()]
     if not types:
         with_weights(shape, None)  # refuses weights that are kept in a way not known
-    return list(kinds(shape, found, tensor_parallel=numbers, weights=types, kv_dtype=asked.kv_dtype))
+    parallelism = [*starmap(Parallelism, product(*_ranks(asked)))]
+    how: dict[str, Any] = {"weights": types, "kv_dtype": asked.kv_dtype, "engine": asked.engine}
+    return list(kinds(shape, found, parallelism=parallelism, **how))
+
+
+def _ranks(asked: PlanOptions) -> Iterator[Sequence[int]]:
+    """Yield the numbers to try of each kind of parallelism."""
+    for option, written in zip(RANKS, asked.ranks, strict=True):
+        numbers = []
+        for text in (written or "").split(","):
+            if text.strip():
+                if not text.strip().isdecimal() or not 1 <= int(text) <= 64:
+                    seen = f"{option} {text.strip()[:40]!r}"
+                    raise UsageError(f"{seen}: whole numbers from 1 to 64, with commas between")
+                numbers.append(int(text))
+        yield numbers or (TENSOR_PARALLEL if option == "--tp" else (1,))
 
 
 def _prices(
@@ -213,7 +224,7 @@ def _prices(
     names = set()
     for one in options:
         if isinstance(one, Kind):
-            name, key, gpus, own = one.gpu.name, one.name, one.tensor_parallel, None
+            name, key, gpus, own = one.gpu.name, one.name, one.parallelism.gpus, None
         else:
             name, key = Path(one.source).name.removesuffix(".toml"), one.source
             gpus, own = one.model.replica.gpus, one.plan.gpu_hour

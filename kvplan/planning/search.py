@@ -124,12 +124,13 @@ class Candidate:
         return min(self.task.bound(tokens) for tokens in self.budgets(1))
 
     def budgets(self, replicas: int) -> list[int | None]:
-        """Token budgets to try: even ones first."""
+        """Token budgets of a rank to try: even ones first."""
         if self.fixed_tokens is not None:
             return [self.fixed_tokens]
-        if self.task.model.replica.max_num_batched_tokens is None or self.task.model.timing.d2 == 0:
-            return [self.task.model.replica.max_num_batched_tokens]
-        least = self.task.model.replica.max_num_seqs or 1
+        replica = self.task.model.replica
+        if replica.max_num_batched_tokens is None or self.task.model.timing.d2 == 0:
+            return [replica.of_rank(replica.max_num_batched_tokens)]
+        least = replica.of_rank(replica.max_num_seqs) or 1
         even = self.task.even_budgets(replicas)
         own = [] if self.engine_tokens is None else [self.engine_tokens]
         return [tokens for tokens in dict.fromkeys([*even, *own, *self.listed]) if tokens >= least]

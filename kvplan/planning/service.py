@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan.analysis.equilibrium import per_request
-from kvplan.engine import EngineName
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.trace.replay import replaying
 from kvplan.model.fleet import Routing
@@ -35,7 +34,10 @@ def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refus
     try:
         profile = _of_kind(option, request)
         held = per_request(profile.model)
-        if profile.model.replica.memory_tokens * held.iterations > 256 * held.held:
+        if (
+            profile.model.replica.memory_tokens * held.iterations
+            > 256 * held.held * profile.model.replica.ranks
+        ):
             profile = _of_kind(option, request, max_num_seqs=_MANY_SEQUENCES)
     except ProfileError as error:
         if "does not fit" not in error.message:
@@ -46,9 +48,9 @@ def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refus
 
 def _of_kind(kind: Kind, request: Request, **limits: int) -> Profile:
     assert request.demand is not None
-    name = f"{kind.shape.name} on {kind.tensor_parallel} x {kind.gpu.name}"
+    name = f"{kind.shape.name} on {kind.parallelism.gpus} x {kind.gpu.name}"
     engine = "" if request.engine == "vllm" else f'\n\n[engine]\nname = "{request.engine}"'
-    tables = kind.toml(**limits, engine=EngineName(request.engine))
+    tables = kind.toml(**limits)
     text = f'schema = 1\nname = "{name}"\n\n{tables}{engine}\n\n{request.demand.toml}\n'
     return _replayed(parse_profile(text.encode(), name), request.demand)
 
@@ -105,7 +107,7 @@ def with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:
         profile = _changed(profile, changes, profile.source)
     except ProfileError as error:
         raise UsageError(f"--settings {(error.key or '').rpartition('.')[2]}: {error.message}") from None
-    tokens, seqs = profile.model.replica.max_num_batched_tokens, profile.model.replica.max_num_seqs
+    tokens, seqs = (profile.tables["gpu"].get(key) for key in ("max_num_batched_tokens", "max_num_seqs"))
     if "max_num_batched_tokens" in settings and tokens is not None and seqs is not None and tokens < seqs:
         raise UsageError(
             f"--settings max_num_batched_tokens={tokens}: engines refuse less than max_num_seqs, here {seqs}"

@@ -125,7 +125,7 @@ class Task:
     def at(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> ServingModel:
         """Return the model that stands for so many replicas."""
         timing = stretched(self.model.timing, self.times * (1 + self.slower * slower))
-        replica = replace(self.model.replica, max_num_batched_tokens=batched_tokens)
+        replica = self.model.replica.with_budget(batched_tokens)
         model = replace(self.model, timing=timing, replica=replica, fleet=None)
         if self.apart is not None:
             return replace(scaled(model, self.rate_rps), fleet=self.apart)
@@ -169,7 +169,7 @@ class Task:
             return []
         state = equilibrium(one_replica(model))
         held, running = state.kv_tokens or 0.0, state.requests_in_flight or 0.0
-        room = (limit - timing(held, 0.0, running)) / timing.d2
+        room = (limit - timing(held, 0.0, running)) / timing.d2 / model.replica.ranks
         return [tokens for share in (0.9, 0.7) if (tokens := int(share * room) // 64 * 64) > 0]
 
     def _is_too_much(self, replicas: int, batched_tokens: int | None) -> bool:

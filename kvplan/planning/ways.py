@@ -78,7 +78,7 @@ def _others(given: Sequence[Kind], candidate_of: Callable[[Kind], Candidate | No
 
 
 def _first(like: Kind, gpu: Gpu, candidate_of: Callable[[Kind], Candidate | None]) -> list[str]:
-    for kind in kinds(like.shape, [gpu], kv_dtype=like.kv_dtype):
+    for kind in kinds(like.shape, [gpu], kv_dtype=like.kv_dtype, engine=like.engine):
         candidate = candidate_of(kind)
         if candidate is not None and candidate.idle_excess <= 1:
             return [kind.name]

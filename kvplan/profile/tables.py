@@ -88,12 +88,8 @@ def _parallelism(gpu: "Gpu") -> Iterator[Problem]:
     if ranks.gpus > ranges.MAX_GPUS:
         limit = f"must be at most {format_tokens(ranges.MAX_GPUS)}"
         yield Problem((), f"tensor x data x pipeline parallelism {limit}, not {format_tokens(ranks.gpus)}")
-    if ranks.group % ranks.expert:
-        limit = f"must divide tensor x data parallelism, {ranks.group}"
-        yield Problem(("expert_parallel",), f"{limit}, not {ranks.expert}")
-    if ranks.tensor % ranks.context:
-        limit = f"must divide tensor_parallel, {ranks.tensor}: it shares its GPUs"
-        yield Problem(("context_parallel",), f"{limit}, not {ranks.context}")
+    if (misfit := ranks.misfit) is not None:
+        yield Problem((f"{misfit[0]}_parallel",), misfit[1])
 
 
 class Gpu(Table, title="Replica"):

@@ -1,7 +1,7 @@
 """A plan: replicas, price, objectives, sizes beside it, alternatives, what to do next; and the JSON document."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from kvplan.emit import engine
 from kvplan.emit.settings import flags_of_profile
@@ -75,7 +75,7 @@ def _replicas(plan: Plan, candidate: Candidate, setting: Setting) -> Json:
         "engine": {
             "name": plan.request.engine,
             "max_num_batched_tokens": setting.batched_tokens,
-            "max_num_seqs": replica.max_num_seqs,
+            "max_num_seqs": replica.of_rank(replica.max_num_seqs),
             "command": command(plan, candidate, setting),
         },
         "cost": dict.fromkeys(Cost._fields) if cost is None else cost._asdict(),
@@ -87,9 +87,8 @@ def _kind(plan: Plan, name: str) -> Json:
     kind = plan.kind(name)
     if kind is None:
         return {"name": name, "gpu": None, "parallelism": None, "weights": None}
-    shared = dict.fromkeys(("data", "expert", "pipeline", "context"), 1)
-    parallelism = {"tensor": kind.tensor_parallel, **shared}
-    return {"name": name, "gpu": kind.gpu.name, "parallelism": parallelism, "weights": kind.weights}
+    shared = asdict(kind.parallelism)
+    return {"name": name, "gpu": kind.gpu.name, "parallelism": shared, "weights": kind.weights}
 
 
 def _around(plan: Plan) -> Json:
@@ -389,9 +388,7 @@ def command(plan: Plan, candidate: Candidate, setting: Setting) -> str:
     kind, replica = plan.kind(candidate.name), candidate.task.model.replica
     if plan.request.engine != "vllm":
         return f"kvplan emit plan.toml writes the settings of {plan.request.engine}."
-    served = replace(
-        candidate.task.model, replica=replace(replica, max_num_batched_tokens=setting.batched_tokens)
-    )
+    served = replace(candidate.task.model, replica=replica.with_budget(setting.batched_tokens))
     words = ["vllm serve", "MODEL" if kind is None else kind.shape.name]
     if kind is not None and not kind.own_weights and kind.weights == "fp8":
         words.append("--quantization fp8")

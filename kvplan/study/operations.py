@@ -5,13 +5,16 @@ Quantiles are over minutes, each of a replica at a time.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fleet import steady_replica
 from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.errors import UsageError
@@ -19,19 +22,19 @@ from kvplan.model import FloatArray, Plan, ServingModel
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import of_requests
 from kvplan.simulation.experiments.load import Load, generate
-from kvplan.simulation.experiments.runner import Job
+from kvplan.simulation.experiments.runner import Job, Progress, at_once
 from kvplan.simulation.fleet.scaling import HorizontalPodAutoscaler, Metric, Pods, Watch
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.parameters import SHED_AFTER
 from kvplan.simulation.policies.protocol import Scenario
-from kvplan.study.fleet_day import LOOK_S, FleetDay, course_of, with_day
+from kvplan.study.fleet_day import LOOK_S, DayRun, FleetDay, course_of, with_day
 from kvplan.study.goodput import goodput
 from kvplan.study.replicas import most_simulated, scaled, stand_in
 from kvplan.study.warm_cache import protection
 from kvplan.study.windows import warm_up_s
 
 LOAD_S = 120.0  # from the start of a replica until it serves, where nobody says
-HEADROOMS = (-0.3, -0.2, -0.1, 0.0, 0.1, 0.25, 0.5)
+HEADROOMS = tuple(thousandths / 1000 for thousandths in range(-300, 525, 25))
 WITHIN = 0.995  # of the requests of a day, in the worst of the days of `SEEDS`
 SEEDS = range(100, 105)  # of the days that the headroom is chosen by
 _MINUTES = 240  # of the run at the goodput
@@ -39,6 +42,8 @@ _LOOKS_A_MINUTE = round(60 / LOOK_S)
 _SPARE = 1.5  # times the replicas of the peak, and the running requests of a replica
 _STABILIZATION_S = 300.0  # at least, before a replica goes
 _OF_SEPARATRIX = 0.75
+_ALIKE = 1.5  # times as many replicas pool little better
+_AT_ONCE = 2  # days, before one that falls short ends a search
 
 
 class Replicas(NamedTuple):
@@ -82,6 +87,9 @@ class Operations(NamedTuple):
     wait_why: str
     load_s: float  # from the start of a replica until it serves
     planned: Planned
+    first: int = 1  # replicas at the beginning of a simulated day
+    # the least share of the requests of a simulated day within the objectives; None where the headroom was given
+    worst_within: float | None = None
 
     @property
     def most_queued(self) -> int | None:
@@ -100,10 +108,14 @@ def derive(
     model: ServingModel,
     plan: Plan,
     *,
-    headroom: float,
+    headroom: float | None = None,
     load_s: float = LOAD_S,
+    progress: Progress | None = None,
 ) -> Operations | None:
     """Derive what a service is operated by from its profile and objectives; None where no rate meets these.
+
+    Without a `headroom` it is the smallest of `HEADROOMS` with which enough requests are within the objectives in the
+    worst of some simulated days, or the largest.
 
     Raises
     ------
@@ -114,7 +126,42 @@ def derive(
     point = _goodput_of(service)
     if point is None:
         return None
-    return _operations(service, point, _seen(service, point.goodput_rps, point.replicas), headroom, load_s)
+    seen = _seen(service, point.goodput_rps, point.replicas)
+    operations, within = _operations(service, point, seen, load_s), None
+    if headroom is None:
+        headroom, within = _searched(service, operations, progress)
+    operations = _with_headroom(operations, service, headroom)._replace(worst_within=within)
+    if headroom > 0:
+        seen = _seen(service, operations.arrivals_rps, point.replicas)
+    at_target = {"kv_usage": float(seen.kv_usage.mean()), "queue_at_target": float(seen.waiting.mean())}
+    return operations._replace(planned=operations.planned._replace(**at_target))
+
+
+def _searched(service: FleetDay, operations: Operations, progress: Progress | None) -> tuple[float, float]:
+    """Return the smallest headroom that is enough, or the largest, and the share within the limits in its worst day."""
+    scenarios = at_once(service.scenario, SEEDS)
+    worst: dict[float, float] = {}
+
+    def enough(place: int) -> bool:
+        headroom = HEADROOMS[place]
+        settings, shares = _with_headroom(operations, service, headroom), [1.0]
+        for j in range(0, len(scenarios), _AT_ONCE):
+            if min(shares) >= WITHIN:
+                runs = at_once(partial(_day, service, settings), scenarios[j : j + _AT_ONCE])
+                shares += [run.within for run in runs]
+        worst[headroom] = min(shares)
+        if progress is not None:
+            progress(len(worst) / len(HEADROOMS).bit_length())
+        return worst[headroom] >= WITHIN
+
+    headroom = HEADROOMS[bisect_left(range(len(HEADROOMS) - 1), True, key=enough)]
+    if headroom not in worst:
+        enough(len(HEADROOMS) - 1)
+    return headroom, worst[headroom]
+
+
+def _day(service: FleetDay, settings: Operations, scenario: Scenario) -> DayRun:
+    return service.run(scenario, settings.control(), settings.first, settings.replicas.most, settings.load_s)
 
 
 def service_of(model: ServingModel, plan: Plan) -> FleetDay:
@@ -144,20 +191,19 @@ class _Point(NamedTuple):
 
 
 def _goodput_of(service: FleetDay) -> _Point | None:
-    """Find the goodput of a fleet for the peak, and of one replica first, by which to guess its size."""
+    """Find the goodput of a replica in a fleet for the peak; once more, where that takes many more than was thought."""
     model, settings = replace(service.model, schedule=None), engine_settings(service.model)
-    alone = goodput(model, service.plan, settings, service.plan.slos)
-    if alone is None or alone.rate_rps == 0:
-        return None
     peak_rps = model.total_rate_rps * course_of(service.model).peak
-    replicas = min(math.ceil(peak_rps / alone.rate_rps), most_simulated(model))
-    if replicas == 1:
-        return _Point(alone.rate_rps, 1)
-    fleet = stand_in(model, model.total_rate_rps, replicas, service.routing)
-    pooled = goodput(fleet, service.plan, settings, service.plan.slos)
-    assert pooled is not None
-    rate = pooled.rate_rps / replicas
-    return _Point(rate, math.ceil(peak_rps / rate))
+    replicas, simulated = math.ceil(peak_rps / sustainable_rate(model)[1]), 0
+    while (now := min(replicas, most_simulated(model))) > _ALIKE * simulated:
+        simulated = now
+        fleet = stand_in(model, model.total_rate_rps, simulated, service.routing)
+        found = goodput(fleet, service.plan, settings, service.plan.slos)
+        if found is None or found.rate_rps == 0:
+            return None
+        rate = found.rate_rps / simulated
+        replicas = math.ceil(peak_rps / rate)
+    return _Point(rate, replicas)
 
 
 @dataclass(frozen=True)
@@ -206,26 +252,18 @@ def _seen(service: FleetDay, rate_rps: float, replicas: int) -> _Seen:
     )
 
 
-def _operations(service: FleetDay, point: _Point, seen: _Seen, headroom: float, load_s: float) -> Operations:
-    """Put together targets, bounds and thresholds."""
-    target_rps = point.goodput_rps / (1 + headroom)
-    course, rate = course_of(service.model), service.model.total_rate_rps
-    peak = math.ceil(rate * course.peak / target_rps)
+def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float) -> Operations:
+    """Put together targets, bounds and thresholds, without headroom."""
     running_p99 = seen.minutes_p99(seen.in_flight - seen.waiting)
     cap, cap_why = _cap(service, point.goodput_rps, running_p99)
     wait_s, wait_why = _wait(service)
-    at_target = seen if headroom <= 0 else _seen(service, target_rps, point.replicas)
     return Operations(
         goodput_rps=point.goodput_rps,
         peak_replicas=point.replicas,
-        headroom=headroom,
-        arrivals_rps=target_rps,
-        in_flight=float(seen.in_flight.mean()) / (1 + headroom),
-        replicas=Replicas(
-            max(math.ceil(rate * course.least / target_rps), 1),
-            math.ceil(_SPARE * rate * course.peak / target_rps),
-            peak,
-        ),
+        headroom=0.0,
+        arrivals_rps=point.goodput_rps,
+        in_flight=float(seen.in_flight.mean()),
+        replicas=_replicas(service, point.goodput_rps),
         scale_down_s=max(_STABILIZATION_S, load_s),
         grace_s=float(np.quantile(seen.e2e_s, 0.999)),
         router_cap=cap,
@@ -240,13 +278,42 @@ def _operations(service: FleetDay, point: _Point, seen: _Seen, headroom: float, 
             in_flight_p99=seen.minutes_p99(seen.in_flight),
             stay_s=float(seen.e2e_s.mean()),
             preemptions_per_s=seen.preemptions_per_s,
-            kv_usage=float(at_target.kv_usage.mean()),
+            kv_usage=float(seen.kv_usage.mean()),
             kv_usage_p99=seen.minutes_p99(seen.kv_usage, np.max),
-            queue_at_target=float(at_target.waiting.mean()),
+            queue_at_target=float(seen.waiting.mean()),
             queue_p99=seen.minutes_p99(seen.waiting, np.max),
             hit_rate=seen.hit_rate,
         ),
+        first=_at_target(
+            service, float(course_of(service.model).integral(LOOK_S)) / LOOK_S, point.goodput_rps
+        ),
     )
+
+
+def _with_headroom(operations: Operations, service: FleetDay, headroom: float) -> Operations:
+    """Return targets that are lower by a headroom, and the replicas for them."""
+    target_rps = operations.goodput_rps / (1 + headroom)
+    factor = float(course_of(service.model).integral(LOOK_S)) / LOOK_S
+    return operations._replace(
+        first=_at_target(service, factor, target_rps),
+        headroom=headroom,
+        arrivals_rps=target_rps,
+        in_flight=operations.planned.in_flight / (1 + headroom),
+        replicas=_replicas(service, target_rps),
+    )
+
+
+def _replicas(service: FleetDay, target_rps: float) -> Replicas:
+    course = course_of(service.model)
+    most = _at_target(service, _SPARE * course.peak, target_rps)
+    return Replicas(
+        _at_target(service, course.least, target_rps), most, _at_target(service, course.peak, target_rps)
+    )
+
+
+def _at_target(service: FleetDay, factor: float, target_rps: float) -> int:
+    """Return the replicas for so many times the rate of the profile, at least one."""
+    return max(math.ceil(factor * service.model.total_rate_rps / target_rps), 1)
 
 
 def _cap(service: FleetDay, rate_rps: float, running_p99: float) -> tuple[int, str]:

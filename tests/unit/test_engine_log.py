@@ -306,6 +306,6 @@ def test_services_of_one_log_are_told_apart_and_one_is_chosen(other: str) -> Non
 def test_settings_are_those_of_the_start() -> None:
     config = "Initializing a V1 LLM engine (v0.11.0) with config: model='/m/c', max_seq_len=16384, kv_cache_dtype=fp8\n"
     found = parsed(SERVER, ARGUMENTS, config, TOKENS)
-    assert (found.max_model_len, found.gpus) == (16_384, None)
+    assert (found.max_model_len, found.parallelism) == (16_384, None)
     words = {"model": "/m/c", "kv_cache_dtype": "fp8", "quantization": "auto", "version": "0.11"}
     assert found.settings == words

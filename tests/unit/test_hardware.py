@@ -8,6 +8,7 @@ from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
 from kvplan.ingest.model.roofline import roofline
+from kvplan.model import Parallelism
 
 
 @every(
@@ -97,7 +98,7 @@ def test_a_slice_shares_no_model_with_another() -> None:
         with pytest.raises(
             UsageError, match=r"parallelism 2: must be 1 on H100 SXM:3g\.40gb: slices of a GPU"
         ):
-            estimate(shape, part, tensor_parallel=2)
+            estimate(shape, part, parallelism=Parallelism(2))
 
 
 @every(

@@ -202,7 +202,7 @@ def test_a_pod_that_comes_late_is_told_apart_too(tmp_path: Path) -> None:
 @every(
     ("option", "refusal"),
     [
-        ({"tp": 4}, "--tp 4, but .*serve.log says GPUs 2"),
+        ({"tp": 4}, "--tp 4, but .*serve.log says tensor parallelism 2"),
         ({"kv_dtype": "bf16"}, "--kv-dtype bf16, but .*serve.log says kv_cache_dtype fp8"),
         ({"tp": 2}, ""),
         ({"kv_dtype": "fp8"}, ""),

@@ -18,6 +18,7 @@ from kvplan.ingest.model.layers import State
 from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, kv_layers, with_adapters, with_weights
 from kvplan.ingest.model.weights import named_storage
 from kvplan.model.kv_layout import Attention
+from kvplan.model.parallelism import ALONE
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",
@@ -529,15 +530,36 @@ def test_sparse_latent_attention_keeps_index_keys() -> None:
     assert eight * 975_424 == pytest.approx(43.67 * 2**30, rel=1e-3)
 
 
+def test_context_parallelism_deals_tokens_out_but_copies_index_keys() -> None:
+    latent = read_model("DeepSeek-V3")
+    halves = kv_bytes_per_token(latent, kv_dtype="fp8", tensor_parallel=8, context_parallel=2)
+    assert halves == kv_bytes_per_token(latent, kv_dtype="fp8") / 2 == 35_136 / 2
+    halves = kv_bytes_per_token(read_model("GLM-5"), tensor_parallel=8, context_parallel=2)
+    assert halves == 78 * (512 + 64 + 128 + 4)  # 1.81 times the tokens of one GPU
+
+
+def test_context_parallelism_uses_the_copies_of_heads() -> None:
+    eight = small(num_attention_heads=16, num_key_value_heads=2)
+    assert kv_bytes_per_token(eight, tensor_parallel=8, context_parallel=4) * 4 == kv_bytes_per_token(
+        eight, tensor_parallel=8
+    )
+    with pytest.raises(UsageError, match="context parallelism 8: must divide the 4 GPUs that keep the same"):
+        kv_bytes_per_token(eight, tensor_parallel=8, context_parallel=8)
+    with pytest.raises(
+        UsageError, match=r"context parallelism 2: must be 1 for .*: not modelled beside windows"
+    ):
+        kv_layers(read_model("gpt-oss-20b"), tensor_parallel=16, context_parallel=2)
+
+
 def test_an_encoder_and_adapters_take_memory() -> None:
     """SigLIP has 0.41·10⁹ parameters; LoRA of rank 16 on Llama-3.1-8B has 41,943,040, as PEFT prints."""
     vision = {"num_hidden_layers": 27, "hidden_size": 1152, "intermediate_size": 4304}
     seeing = small(vision_config=vision)
-    assert seeing.loaded_bytes(1) - small().loaded_bytes(1) == seeing.encoder_bytes == 2 * 411_070_464
+    assert seeing.loaded_bytes(ALONE) - small().loaded_bytes(ALONE) == seeing.encoder_bytes == 2 * 411_070_464
     assert "encoder of images" in seeing.notes[-1]
     assert "take memory besides" in small(vision_config={"architecture": "timm"}).notes[-1]
     llama = read_model("Llama-3.1-8B")
-    assert with_adapters(llama, 2, 16).loaded_bytes(1) - llama.loaded_bytes(1) == 2 * 2 * 41_943_040
+    assert with_adapters(llama, 2, 16).loaded_bytes(ALONE) - llama.loaded_bytes(ALONE) == 2 * 2 * 41_943_040
     assert with_adapters(llama, None, None) is llama
     with pytest.raises(UsageError, match="--lora-rank is missing"):
         with_adapters(llama, 2, None)

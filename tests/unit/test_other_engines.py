@@ -15,7 +15,7 @@ from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.timing.fit import NOTHING, fit_measured
 from kvplan.ingest.timing.samples import Samples
-from kvplan.model import Timing
+from kvplan.model import Parallelism, Timing
 
 
 def parsed(*lines: str) -> EngineLimits:
@@ -338,3 +338,79 @@ def test_a_log_whose_iterations_are_all_left_out_is_refused_with_the_reason(
     path.write_text(f"{line}\n" * 3)
     with pytest.raises(UsageError, match=f"3 rows: .*{reason}"):
         gather({FileKind.LOG: [path]}, Asked())
+
+
+# -- parallelism ------------------------------------------------------------------------------------------------------
+
+VLLM_ARGUMENTS = (
+    "INFO 08-07 21:32:22 [api_utils.py:273] non-default args: {'model': 'm', %s, 'max_num_seqs': 256}"
+)
+VLLM_CONFIG = (
+    "(EngineCore_DP0 pid=7) INFO Initializing a V1 LLM engine (v0.25.0) with config: model='m', max_seq_len=9216, "
+    "tensor_parallel_size=8, pipeline_parallel_size=2, data_parallel_size=1, decode_context_parallel_size=4, seed=0"
+)
+VLLM_CAPACITY = (
+    "(EngineCore_DP%d pid=7) INFO 08-07 21:33:00 [kv_cache_utils.py:524] GPU KV cache size: %s tokens"
+)
+SGLANG_ARGUMENTS = (
+    "[2025-10-02 10:00:00] server_args=ServerArgs(model_path='m', tp_size=8, pp_size=1, dp_size=%d, %s)"
+)
+SGLANG_CAPACITY = (
+    "[2025-10-02 10:02:00 DP0 TP0 EP0] max_total_num_tokens=500000, chunked_prefill_size=1024, "
+    "max_prefill_tokens=16384, max_running_requests=32, context_len=163840"
+)
+TRTLLM_ARGUMENTS = (
+    "[TensorRT-LLM][INFO] args: tensor_parallel_size=8 pipeline_parallel_size=1 %s max_batch_size=64"
+)
+TRTLLM_CAPACITY = (
+    "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 9.5 GiB for max tokens in paged KV cache (8224)."
+)
+
+
+ALL_EXPERTS = "'data_parallel_size': 8, 'enable_expert_parallel': True"
+TWO_OF_FOUR = "'tensor_parallel_size': 4, 'data_parallel_size': 2"
+
+
+@every(
+    ("arguments", "capacity", "ranks"),
+    [
+        # as of a start of DeepSeek-V4-Flash on 8 B200, vLLM issue 51454
+        (VLLM_ARGUMENTS % ALL_EXPERTS, VLLM_CAPACITY % (0, "9"), Parallelism(1, 8, 8)),
+        (VLLM_ARGUMENTS % TWO_OF_FOUR, VLLM_CAPACITY % (0, "9"), Parallelism(4, 2)),
+        (VLLM_CONFIG, VLLM_CAPACITY % (0, "9"), Parallelism(8, pipeline=2, context=4)),
+        (VLLM_ARGUMENTS % "'block_size': 16", VLLM_CAPACITY % (0, "9"), None),
+        (
+            SGLANG_ARGUMENTS % (8, "ep_size=8, enable_dp_attention=True"),
+            SGLANG_CAPACITY,
+            Parallelism(1, 8, 8),
+        ),
+        (SGLANG_ARGUMENTS % (2, "ep_size=1, enable_dp_attention=True"), SGLANG_CAPACITY, Parallelism(4, 2)),
+        # copies of the whole model, which are replicas
+        (
+            SGLANG_ARGUMENTS % (2, "ep_size=4, enable_dp_attention=False"),
+            SGLANG_CAPACITY,
+            Parallelism(8, 1, 4),
+        ),
+        (
+            TRTLLM_ARGUMENTS % "moe_expert_parallel_size=4 enable_attention_dp=True",
+            TRTLLM_CAPACITY,
+            Parallelism(1, 8, 4),
+        ),
+        (TRTLLM_ARGUMENTS % "enable_attention_dp=False", TRTLLM_CAPACITY, Parallelism(8)),
+    ],
+)
+def test_logs_say_how_gpus_share_the_model(arguments: str, capacity: str, ranks: Parallelism | None) -> None:
+    assert parsed(arguments, capacity).parallelism == ranks
+
+
+def test_a_profile_of_ranks_has_the_capacity_of_one(tmp_path: Path) -> None:
+    log = tmp_path / "serve.log"
+    arguments = VLLM_ARGUMENTS % "'data_parallel_size': 2, 'enable_expert_parallel': True"
+    log.write_text("\n".join((arguments, VLLM_CAPACITY % (0, "500,016"), VLLM_CAPACITY % (1, "499,984"), "")))
+    profile = gather({FileKind.LOG: [log]}, Asked()).profile
+    gpu = profile.tables["gpu"]
+    assert {key: gpu[key] for key in ("memory_tokens", "max_num_seqs")} == {
+        "memory_tokens": 499_984,
+        "max_num_seqs": 256,
+    }
+    assert {key: gpu[key] for key in gpu if "parallel" in key} == {"data_parallel": 2, "expert_parallel": 2}

@@ -13,7 +13,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
 from kvplan.ingest.model.roofline import REQUEST_OVERHEAD_S
-from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model import Parallelism, Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import parse_slo
 from kvplan.planning.around import routers
@@ -173,7 +173,7 @@ def test_profiles_written_anew_say_the_same() -> None:
 
 def test_kinds_are_the_model_on_each_gpu_and_type_of_weights() -> None:
     shape = read_model("Llama-3.1-8B")
-    some = list(kinds(shape, [find_gpu("A100 80GB"), find_gpu("H100")], tensor_parallel=[1]))
+    some = list(kinds(shape, [find_gpu("A100 80GB"), find_gpu("H100")], parallelism=[Parallelism(1)]))
     assert [kind.name for kind in some] == ["A100 80GB TP1 bf16", "H100 SXM TP1 bf16", "H100 SXM TP1 fp8"]
     assert [kind.own_weights for kind in some] == [True, True, False]
     assert some[2].memory.memory_tokens > some[1].memory.memory_tokens
@@ -196,7 +196,9 @@ def candidate_of(task: Task) -> Candidate:
 
 def test_what_would_make_a_demand_possible_does() -> None:
     """An idle replica misses it: a first token takes an iteration with the prompt, after what is left of another."""
-    [kind] = kinds(read_model("Llama-3.1-8B"), [find_gpu("RTX 4090")], tensor_parallel=[1], weights=["bf16"])
+    [kind] = kinds(
+        read_model("Llama-3.1-8B"), [find_gpu("RTX 4090")], parallelism=[Parallelism(1)], weights=["bf16"]
+    )
 
     def planned(prompt_tokens: float, limit_s: float) -> Planned:
         demand = Demand(Length(prompt_tokens, 0), Length(50, 0), 0.01)
@@ -224,7 +226,9 @@ def test_what_would_make_a_demand_possible_does() -> None:
 
 def test_near_saturation_a_size_is_not_enough_before_the_queue_was_seen() -> None:
     """At 97 % of what is sustainable the oracle has 9 to 15 % of a million requests wait for longer than a second."""
-    [kind] = kinds(read_model("Llama-3.1-8B"), [find_gpu("H100")], tensor_parallel=[1], weights=["fp8"])
+    [kind] = kinds(
+        read_model("Llama-3.1-8B"), [find_gpu("H100")], parallelism=[Parallelism(1)], weights=["fp8"]
+    )
     demand = Demand(Length(1000), Length(200), 352.0)
     profile = replica_profile(kind, Request([kind], demand, ()))
     assert isinstance(profile, Profile)

@@ -227,7 +227,10 @@ def test_an_iteration_takes_as_long_as_that_of_ranks_that_do_the_same():
         (("decode = 100", "decode = 111"), "does not fit: its longest request holds 1,020 KV tokens"),
         (("tensor_parallel = 2", "gpus = 6"), "gpus: must be tensor x data x pipeline parallelism, 4, not 6"),
         (("tensor_parallel = 2", "expert_parallel = 8"), "expert_parallel: must divide tensor x data"),
-        (("tensor_parallel = 2", "context_parallel = 2"), "context_parallel: must divide tensor_parallel, 1"),
+        (
+            ("tensor_parallel = 2", "context_parallel = 2"),
+            "context_parallel: must divide tensor parallelism, 1",
+        ),
         (("data_parallel = 4", "pipeline_parallel = 6_000"), "must be at most 10,000, not 12,000"),
         (("data_parallel = 4, ", ""), "timing.all_ranks: not allowed without [gpu] data_parallel above 1"),
         (

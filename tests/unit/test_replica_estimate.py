@@ -10,7 +10,8 @@ from kvplan.ingest.model.config import read_model, shape_of
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu
 from kvplan.ingest.model.json_keys import Keys
-from kvplan.ingest.model.shape import ModelShape
+from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token
+from kvplan.model import Parallelism
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 
 GIB = 2**30
@@ -46,14 +47,16 @@ def test_memory_for_kv_is_near_what_engines_reported(
     model: str, gpu: Gpu, utilization: float, tensor_parallel: int, reported: float, source: str
 ) -> None:
     """Within 10 %. The overhead was chosen on these runs: a check that it fits them, not of its foresight."""
-    found = estimate_replica(read_model(model), gpu, utilization=utilization, tensor_parallel=tensor_parallel)
+    found = estimate_replica(
+        read_model(model), gpu, utilization=utilization, parallelism=Parallelism(tensor_parallel)
+    )
     assert found.memory_bytes_for_kv == pytest.approx(reported, rel=0.10), source
 
 
 def test_errors_are_those_the_documentation_states() -> None:
     errors = [
         estimate_replica(
-            read_model(model), gpu, utilization=utilization, tensor_parallel=t
+            read_model(model), gpu, utilization=utilization, parallelism=Parallelism(t)
         ).memory_bytes_for_kv
         / reported
         - 1
@@ -93,7 +96,7 @@ def test_starts_known_to_lie_outside_are_overestimated(
     shape: ModelShape, gpu: Gpu, tensor_parallel: int, reported: float, source: str
 ) -> None:
     """As the documentation says; whoever improves the overhead moves these to the table above."""
-    found = estimate_replica(shape, gpu, tensor_parallel=tensor_parallel)
+    found = estimate_replica(shape, gpu, parallelism=Parallelism(tensor_parallel))
     assert found.memory_bytes_for_kv > 1.5 * reported, source
 
 
@@ -107,7 +110,7 @@ def test_the_capacity_by_hand() -> None:
         memory_bytes_for_kv=left,
         weights_bytes=16_059_990_016,
         overhead_bytes=1_255_012_551,
-        tensor_parallel=1,
+        parallelism=Parallelism(1),
         notes=found.notes,
     )
     assert found.notes == (
@@ -125,13 +128,62 @@ def test_groups_of_layers_share_the_pool() -> None:
     assert found.notes[-1] == "memory of MI325X is the datasheet's, a few per cent off what engines see"
 
 
+TP8, DP8 = Parallelism(8), Parallelism(1, 8, 8)
+
+
+@every(("gpu", "least", "most"), [("H200", 5.0, 6.2), ("B200", 6.2, 7.2)])
+def test_ranks_of_latent_attention_hold_several_times_the_kv(gpu: str, least: float, most: float) -> None:
+    """DeepSeek-V3 in fp8: its latent is on every GPU of eight in tensor parallelism, on one of eight ranks."""
+    whole, rank = (
+        estimate_replica(read_model("DeepSeek-V3"), find_gpu(gpu), kv_dtype="fp8", parallelism=ranks)
+        for ranks in (TP8, DP8)
+    )
+    assert least < 8 * rank.memory_tokens / whole.memory_tokens < most
+
+
+def test_the_latent_of_a_token_is_what_a_log_says() -> None:
+    assert kv_bytes_per_token(read_model("DeepSeek-V3"), kv_dtype="fp8") == pytest.approx(35_144, rel=0.01)
+
+
+def test_ranks_keep_all_but_experts_and_tables_whole() -> None:
+    """GLM-5, and GLM-5.2, in 16 bits: 28.9 GB more in DP8 than in TP8 without index keys; logs say 24 to 27."""
+    hidden, heads, query, latent, rope, nope, value = 6144, 64, 2048, 512, 64, 192, 256
+    attention = query * (hidden + heads * (nope + rope)) + hidden * (latent + rope)
+    attention += latent * heads * (nope + value) + heads * value * hidden
+    indexer = query * 32 * 128 + hidden * (128 + 32)
+    other = 3 * 3 * hidden * 12_288 + 75 * hidden * (3 * 2048 + 256)  # dense layers, shared experts, routers
+    shape = read_model("GLM-5")
+    rank, whole = (shape.loaded_bytes(ranks) for ranks in (DP8, replace(DP8, tensor=8, data=1)))
+    assert rank - whole == 2 * (78 * (attention + indexer) + other) * 7 // 8
+    assert 2 * (78 * attention + other) * 7 / 8 == pytest.approx(28.9e9, rel=2e-3)
+
+
+def test_stages_of_a_pipeline_share_layers() -> None:
+    """Half of the weights and of a token's KV on each GPU, as with tensor parallelism: heads are not copied."""
+    stages, halves = (
+        estimate_replica(read_model("Llama-3.1-70B"), find_gpu("H100"), parallelism=ranks)
+        for ranks in (Parallelism(pipeline=2), Parallelism(2))
+    )
+    assert stages.weights_bytes == halves.weights_bytes
+    assert stages.memory_tokens == pytest.approx(halves.memory_tokens, abs=16)
+
+
+def test_context_parallelism_has_larger_pages_of_more_tokens() -> None:
+    whole, halves = (
+        estimate_replica(read_model("DeepSeek-V3"), find_gpu("H200"), parallelism=ranks)
+        for ranks in (TP8, replace(TP8, context=2))
+    )
+    assert halves.block_tokens == 2 * whole.block_tokens == 32
+    assert halves.memory_tokens == 2 * whole.memory_tokens
+
+
 @pytest.mark.parametrize(("asked", "block"), [(16, 528), (2048, 2048)])
 def test_blocks_grow_to_the_size_of_a_state(asked: int, block: int) -> None:
     """Qwen3.5-397B: (64 · 128 · 128 · 4 + 3 · 12,288 · 2) / 8 bytes of state, 1,024 a token: 521 tokens, 33 · 16."""
     found = estimate_replica(
         read_model("Qwen3.5-397B-A17B"),
         find_gpu("H200"),
-        tensor_parallel=8,
+        parallelism=Parallelism(8),
         block_tokens=asked,
         weight_dtype="fp8",
     )
@@ -151,7 +203,7 @@ def test_blocks_grow_to_the_size_of_a_state(asked: int, block: int) -> None:
         (
             "Llama-3.1-70B",
             "A100 40GB",
-            {"tensor_parallel": 2},
+            {"parallelism": Parallelism(2)},
             "on each of 2 A100 40GB: .* parallelism 4 fits",
         ),
         ("DeepSeek-V3", "T4", {}, "tensor parallelism 64 fits"),
@@ -161,7 +213,32 @@ def test_blocks_grow_to_the_size_of_a_state(asked: int, block: int) -> None:
         ("Llama-3.1-8B", "H100", {"utilization": float("nan")}, "memory utilization nan: must be"),
         ("Llama-3.1-8B", "H100", {"utilization": 90}, "memory utilization 90: must be"),
         ("Llama-3.1-8B", "H100", {"block_tokens": 0}, "block of 0 tokens: must be at least 1"),
-        ("Llama-3.1-8B", "H100", {"tensor_parallel": 3}, "must divide the 32 attention heads"),
+        ("Llama-3.1-8B", "H100", {"parallelism": Parallelism(3)}, "must divide the 32 attention heads"),
+        (
+            "Llama-3.1-8B",
+            "H100",
+            {"parallelism": Parallelism(1, 8)},
+            "data parallelism 8: must be 1 for .*: ranks without experts share nothing, and are replicas",
+        ),
+        (
+            "Llama-3.1-8B",
+            "H100",
+            {"parallelism": Parallelism(2, expert=2)},
+            "expert parallelism 2: .* no exp",
+        ),
+        (
+            "DeepSeek-V3",
+            "H200",
+            {"parallelism": Parallelism(8, expert=16)},
+            "expert parallelism 16: must div",
+        ),
+        (
+            "Llama-3.1-8B",
+            "H100",
+            {"parallelism": Parallelism(pipeline=33)},
+            "pipeline parallelism 33: must be at",
+        ),
+        ("DeepSeek-V3", "H100", {"parallelism": DP8}, "on each of 8 H100 SXM: .*; tensor parallelism 2 fits"),
         ("Llama-3.1-8B", "H100", {"kv_dtype": "int2"}, "'int2' is not a type of KV cache; there are auto"),
         ("Llama-3.1-8B", "H100", {"weight_dtype": "int2"}, "'int2' is not a type of weights"),
     ],

@@ -6,11 +6,12 @@ A module has a record `LOG`, and `METRICS` where kvplan reads them. Nothing else
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvplan.errors import ProfileError
 from kvplan.ingest.reader import collected
+from kvplan.model import Parallelism
 
 if TYPE_CHECKING:
     from kvplan.ingest.timing.collector import Collector
@@ -41,7 +42,9 @@ class Setting:
     """What else a start says; `OF_TIMES` are those on which the time of an iteration hangs."""
 
     BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
-    TP, PP = "tensor_parallel", "pipeline_parallel"
+    RANKS = TP, DP, EP, PP, DCP = tuple(f"{field.name}_parallel" for field in fields(Parallelism))
+    # whether experts are on all GPUs; whether attention has ranks of its own, which share the GPUs that TP counts
+    ALL_EXPERTS, ATTENTION = "enable_expert_parallel", "attention_dp"
     VERSION = "version"
     LENGTH, DRAFTS, CACHING = "max_model_len", "num_speculative_tokens", "enable_prefix_caching"
     MEMORY = "memory"  # for KV cache, GiB
@@ -107,7 +110,8 @@ class EngineLog(NamedTuple):
         """Read on which arguments the time of an iteration hangs; None where a line does not list all of them."""
         if self.arguments is None or not self.arguments.search(line):
             return None
-        names = (Setting.TP, Setting.PP, Setting.DRAFTS, *Setting.OF_TIMES)
+        ranks = (*Setting.RANKS, Setting.ALL_EXPERTS, Setting.ATTENTION)
+        names = (*ranks, Setting.DRAFTS, *Setting.OF_TIMES)
         return {
             name: match[1] for name, form in self.limits if name in names and (match := form.search(line))
         }
@@ -144,13 +148,15 @@ class EngineMetrics(NamedTuple):
     loaded: tuple[str, str] | None = None
     # counters of iterations with drafts, and of those accepted at each position
     drafts: tuple[str, str] | None = None
+    itl: tuple[str, ...] = ()  # histograms of times between two tokens of a request
+    itl_of_tokens: bool = False  # with drafts too; else they are between two iterations
     capacity: str = ""
     capacities: "Callable[[Snapshot], tuple[list[KvCapacity], list[str]]]" = lambda _: ([], [])  # with notes
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Samples by name, of one model; time by their timestamps, seconds since 1970."""
+    """Samples by name, of one model; time by their timestamps, and the start of the server, seconds since 1970."""
 
     source: str
     sha256: str
@@ -159,6 +165,7 @@ class Snapshot:
     samples: Mapping[str, list[tuple[Labels, float]]]
     time_s: float | None
     modified_s: float
+    started_s: float | None = None
     notes: tuple[str, ...] = ()
 
     def series(self, name: str) -> dict[Key, float]:

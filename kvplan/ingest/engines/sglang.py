@@ -130,7 +130,10 @@ LOG = EngineLog(
         # where it is not off, with -1, it is the tighter one
         (Setting.BATCHED, argument("chunked_prefill_size")),
         (Setting.TP, argument("tp_size")),
+        (Setting.DP, argument("dp_size")),
+        (Setting.EP, argument("ep_size")),
         (Setting.PP, argument("pp_size")),
+        (Setting.ATTENTION, setting("enable_dp_attention")),
         (Setting.LENGTH, argument("context_len")),
         (Setting.LENGTH, argument("context_length")),
         (Setting.DRAFTS, argument("speculative_num_draft_tokens")),
@@ -167,6 +170,8 @@ METRICS = EngineMetrics(
     preemptions=("sglang:num_retracted_requests_total", "sglang:num_retracted_reqs_total"),
     hits=(("sglang:cached_tokens_total", "sglang:prompt_tokens_total"),),
     hit_rates=("sglang:cache_hit_rate",),
+    itl=("sglang:inter_token_latency_seconds",),
+    itl_of_tokens=True,
     capacity=_CAPACITY,
     capacities=_capacities,
     without_histograms=(

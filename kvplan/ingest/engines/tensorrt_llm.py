@@ -19,7 +19,9 @@ from kvplan.ingest.engines import (
     EngineLog,
     EngineMetrics,
     Setting,
+    argument,
     blocks_of,
+    setting,
     whole,
 )
 from kvplan.ingest.timing.collector import Collector
@@ -87,6 +89,7 @@ LOG = EngineLog(
         "in paged KV cache",
         "TRTGptModel max",
         "max_num_",
+        "_parallel_size",
         "TensorRT-LLM version",
         "xecutor",
     ),
@@ -96,6 +99,10 @@ LOG = EngineLog(
         (Setting.SEQS, re.compile(r"(?<!\w)max_num_requests=(\d+)")),
         (Setting.SEQS, re.compile(r"(?:TRTGptModel maxBatchSize: |(?<!\w)max_batch_size=)(\d+)")),
         (Setting.BATCHED, re.compile(r"(?:TRTGptModel maxNumTokens: |(?<!\w)max_num_tokens=)(\d+)")),
+        (Setting.TP, argument("tensor_parallel_size")),
+        (Setting.EP, argument("moe_expert_parallel_size")),
+        (Setting.PP, argument("pipeline_parallel_size")),
+        (Setting.ATTENTION, setting("enable_attention_dp")),
     ),
     start="TensorRT-LLM version",
     failures="Failed to initialize executor|Executor worker returned error",

@@ -244,7 +244,13 @@ LOG = EngineLog(
             "Avg prompt throughput",
         ),
         *("max_num_", "max-num-", "block_size", "block-size", "block size to", "Prefix cache hit rate"),
-        *("Hybrid KV cache manager", "SpecDecoding metrics", "tensor_parallel", "tensor-parallel"),
+        *(
+            "Hybrid KV cache manager",
+            "SpecDecoding metrics",
+            "tensor_parallel",
+            "tensor-parallel",
+            "data_parallel",
+        ),
         *("Available KV cache memory", "Error: ", "EngineCore failed", "LLM engine ("),
     ),
     capacities=(_TOKENS, _BLOCKS, _DEVICE_BLOCKS),
@@ -254,7 +260,10 @@ LOG = EngineLog(
         (Setting.SEQS, argument("max_num_seqs")),
         (Setting.BATCHED, argument("max_num_batched_tokens")),
         (Setting.TP, argument("tensor_parallel_size")),
+        (Setting.DP, argument("data_parallel_size")),
         (Setting.PP, argument("pipeline_parallel_size")),
+        (Setting.DCP, argument("decode_context_parallel_size")),
+        (Setting.ALL_EXPERTS, setting("enable_expert_parallel")),
         (Setting.VERSION, _VERSION),
         (Setting.LENGTH, argument("max_seq_len")),
         (Setting.LENGTH, argument("max_model_len")),
@@ -318,6 +327,7 @@ METRICS = EngineMetrics(
     hit_rates=("vllm:gpu_prefix_cache_hit_rate",),  # V0; -1 without a cache
     loaded=("vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_queries_total"),
     drafts=("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total"),
+    itl=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),  # the second before 0.11
     capacity=_CAPACITY,
     capacities=_capacities,
     without_histograms="vLLM exports them unless it runs with --disable-log-stats",

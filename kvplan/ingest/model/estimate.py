@@ -2,10 +2,12 @@
 
 ::
 
-    KV memory = utilization · memory of the GPU - weights / t - overhead
+    KV memory = utilization · memory of the GPU - weights - overhead
+    weights   = (all but experts and tables / t + experts and tables / (t · d)) / p
     overhead  = 0.75 GB + 2 % of the memory of the GPU
 
-for t GPUs in tensor parallelism. Memory and weights are known well; the overhead is an assumption: what an engine
+on each GPU, for t of them in tensor, d in data and p in pipeline parallelism; a data-parallel rank holds what its p
+stages do. Memory and weights are known well; the overhead is an assumption: what an engine
 takes for its CUDA context, graphs, communication and activations. The constant stands for the first three. Activations
 grow with the tokens of a batch, of which engines allow more on larger GPUs: hence a share of the memory.
 
@@ -18,12 +20,13 @@ KV in one report. What an engine logs when it starts always wins over this.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.shape import ModelShape, kv_layers, with_weights
 from kvplan.model.kv_layout import Attention, KvLayout, least_block_tokens
+from kvplan.model.parallelism import ALONE, Parallelism
 from kvplan.units import format_bytes, format_percent
 
 OVERHEAD_BYTES = 750_000_000
@@ -37,14 +40,14 @@ _OFF = {
 
 @dataclass(frozen=True, slots=True)
 class ReplicaEstimate:
-    """What one replica holds, in whole blocks, and what was assumed. Bytes are those of one GPU of its group."""
+    """What one data-parallel rank holds, in whole blocks, and what was assumed. Bytes are those of one GPU."""
 
     memory_tokens: int
     layout: KvLayout
     memory_bytes_for_kv: int
     weights_bytes: int
     overhead_bytes: int
-    tensor_parallel: int
+    parallelism: Parallelism
     notes: tuple[str, ...]
 
     @property
@@ -69,7 +72,7 @@ def estimate_replica(
     *,
     utilization: float = 0.9,
     kv_dtype: str = "auto",
-    tensor_parallel: int = 1,
+    parallelism: Parallelism = ALONE,
     block_tokens: int = 16,
     weight_dtype: str | None = None,
 ) -> ReplicaEstimate:
@@ -101,24 +104,28 @@ def estimate_replica(
     shape = with_weights(shape, weight_dtype)
     overhead = OVERHEAD_BYTES + int(OVERHEAD_SHARE * gpu.memory_bytes)
 
-    def on(gpus: int) -> tuple[int, int, KvLayout]:
+    def on(ranks: Parallelism) -> tuple[int, int, KvLayout]:
         """Bytes of weights, and for KV, on each of so many GPUs, and pages as large as a state, as engines have them.
 
         Norms, and heads that are copied, are on every GPU; both are small and left out.
         """
-        gpu.check_group(gpus)
-        weights = shape.loaded_bytes(gpus)
-        layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=gpus)
-        layout = KvLayout(layers, max(block_tokens, least_block_tokens(layers)))
+        check_parallelism(ranks, shape, gpu)
+        weights = shape.loaded_bytes(ranks)
+        layers = kv_layers(
+            shape, kv_dtype=kv_dtype, tensor_parallel=ranks.tensor, context_parallel=ranks.context
+        )
+        layout = KvLayout(layers, max(block_tokens * ranks.context, least_block_tokens(layers)))
         return weights, int(utilization * gpu.memory_bytes) - weights - overhead, layout
 
-    weights, left, layout = on(tensor_parallel)
-    if left < layout.block_bytes:
-        where = gpu.name if tensor_parallel == 1 else f"each of {tensor_parallel} {gpu.name}"
+    weights, left, layout = on(parallelism)
+    needed = -(-layout.block_bytes // parallelism.pipeline)
+    if left < needed:
+        where = gpu.name if parallelism.gpus == 1 else f"each of {parallelism.gpus} {gpu.name}"
         raise UsageError(
             f"{shape.name} leaves no room for KV on {where}: {format_bytes(weights)} of weights and "
             f"{format_bytes(overhead)} of overhead in {format_percent(utilization)} of "
-            f"{format_bytes(gpu.memory_bytes)}; {format_bytes(layout.block_bytes - left)} are missing; {_what_fits(on)}"
+            f"{format_bytes(gpu.memory_bytes)}; {format_bytes(needed - left)} are missing; "
+            f"{_what_fits(on, parallelism)}"
         )
     notes = [
         f"capacity is an estimate: {format_bytes(overhead)} are assumed for graphs, activations and "
@@ -127,16 +134,32 @@ def estimate_replica(
     ]
     if gpu.memory_from in _OFF:
         notes.append(f"memory of {gpu.name} is {_OFF[gpu.memory_from]} what engines see")
-    tokens = left // layout.block_bytes * layout.block_tokens
-    return ReplicaEstimate(tokens, layout, left, weights, overhead, tensor_parallel, tuple(notes))
+    tokens = parallelism.pipeline * left // layout.block_bytes * layout.block_tokens
+    return ReplicaEstimate(tokens, layout, left, weights, overhead, parallelism, tuple(notes))
 
 
-def _what_fits(on: Callable[[int], tuple[int, int, KvLayout]]) -> str:
-    for gpus in range(1, _MOST_GPUS + 1):
+def check_parallelism(ranks: Parallelism, shape: ModelShape, gpu: Gpu) -> None:
+    """Refuse what a model cannot be shared out by, or GPUs that are not connected."""
+    gpu.check_group(ranks.gpus)
+    kind, must = ranks.misfit or ("", "")
+    if not shape.counts.experts:
+        if ranks.expert > 1:
+            kind, must = "expert", f"must be 1: {shape.name} has no experts"
+        elif ranks.data > 1:
+            why = "ranks without experts share nothing, and are replicas"
+            kind, must = "data", f"must be 1 for {shape.name}: {why}"
+    if ranks.pipeline > shape.layers:
+        kind, must = "pipeline", f"must be at most {shape.layers}, the layers of {shape.name}"
+    if must:
+        raise UsageError(f"{kind} parallelism {getattr(ranks, kind)}: {must}")
+
+
+def _what_fits(on: Callable[[Parallelism], tuple[int, int, KvLayout]], ranks: Parallelism) -> str:
+    for tensor in range(1, _MOST_GPUS + 1):
         try:
-            _, left, layout = on(gpus)
+            _, left, layout = on(replace(ranks, tensor=tensor))
         except UsageError:  # heads cannot be shared out over so many, or slices not connected
             continue
-        if left >= layout.block_bytes:
-            return f"tensor parallelism {gpus} fits"
+        if ranks.pipeline * left >= layout.block_bytes:
+            return f"tensor parallelism {tensor} fits"
     return f"no tensor parallelism up to {_MOST_GPUS} fits"

@@ -7,6 +7,7 @@ MHA, GQA, MQA           2 · max(1, kv_heads / t) · head_dim · bytes: t > kv_h
 MLA                     (kv_lora_rank + qk_rope_head_dim) · bytes on every GPU: the latent is not split
 sparse MLA              beside the latent, an index key of index_head_dim in 8 bits; an 8-bit latent keeps its rope in
                         16 bits; both with a scale of 4 bytes for 128 numbers (vLLM's fp8_ds_mla)
+context parallelism     tokens are dealt out to c of the t GPUs, / c; an index key is on all of them
 window, chunk           as above, but for the last tokens of a request alone
 linear, Mamba, …        none: a state of fixed size, `kvplan.ingest.model.layers`
 ======================  =============================================================================================
@@ -18,6 +19,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.model.layers import State
 from kvplan.ingest.model.weights import ParameterCounts, Storage, named_storage
 from kvplan.model.kv_layout import Attention, Layers
+from kvplan.model.parallelism import Parallelism
 
 _SIXTEEN_BITS = 2  # bytes
 _KV_BYTES = {
@@ -63,11 +65,16 @@ class Heads:
             return (self.kv_lora_rank + self.rope_dim) * number_bytes
         return _scaled(self.kv_lora_rank) + self.rope_dim * _SIXTEEN_BITS
 
-    def token_bytes(self, number_bytes: int, tensor_parallel: int) -> int:
+    def token_bytes(self, number_bytes: int, tensor_parallel: int, context_parallel: int = 1) -> int:
         """Bytes of a token in one layer on one GPU: its share of the heads, or a copy of one."""
         if self.kv_lora_rank is not None:
-            return self.latent_bytes(number_bytes) + self.index_bytes
-        return max(1, self.kv_heads // tensor_parallel) * (self.head_dim + self.value_dim) * number_bytes
+            return -(-self.latent_bytes(number_bytes) // context_parallel) + self.index_bytes
+        heads = max(1, self.kv_heads // tensor_parallel)
+        return -(-heads * (self.head_dim + self.value_dim) * number_bytes // context_parallel)
+
+    def copies(self, tensor_parallel: int) -> int:
+        """GPUs that have the same keys and values, of so many that share a layer."""
+        return tensor_parallel if self.kv_lora_rank is not None else max(1, tensor_parallel // self.kv_heads)
 
     @property
     def index_bytes(self) -> int:
@@ -100,16 +107,19 @@ class ModelShape:
         """Bytes of the weights of the decoder as the configuration keeps them."""
         return self.storage.total_bytes(self.counts)
 
-    def loaded_bytes(self, tensor_parallel: int) -> int:
+    def loaded_bytes(self, ranks: Parallelism) -> int:
         """Bytes on one GPU of all that is loaded: weights, an encoder, room for adapters in 16 bits.
 
+        Experts and tables are spread over all GPUs of a pipeline stage; the rest over those of a data-parallel rank.
         An adapter of rank r has r inputs and r outputs for every matrix of attention and dense MLPs.
         """
         attending = sum(one.count for one in self.kept if one.kind is not Attention.STATE)
         whole, shared = (attending * size for size in self.attention.linear_sizes)
-        sizes = whole + self.counts.mlp_inputs + -(-(shared + self.counts.mlp_widths) // tensor_parallel)
-        weights = -(-(self.weight_bytes + self.encoder_bytes) // tensor_parallel)
-        return weights + _SIXTEEN_BITS * self.adapter_ranks * sizes
+        sizes = whole + self.counts.mlp_inputs + -(-(shared + self.counts.mlp_widths) // ranks.tensor)
+        loaded = self.weight_bytes + self.encoder_bytes
+        of_rank = loaded - int(self.storage.bits / 8 * self.counts.experts) - self.counts.table_bytes
+        weights = -(-(loaded + (ranks.data - 1) * of_rank) // ranks.gpus)
+        return weights + -(-_SIXTEEN_BITS * self.adapter_ranks * sizes // ranks.pipeline)
 
 
 def with_weights(shape: ModelShape, weight_dtype: str | None) -> ModelShape:
@@ -135,12 +145,14 @@ def with_adapters(shape: ModelShape, adapters: int | None, rank: int | None) -> 
     return replace(shape, adapter_ranks=adapters * rank, notes=(*shape.notes, note))
 
 
-def kv_layers(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1) -> tuple[Layers, ...]:
+def kv_layers(
+    shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1, context_parallel: int = 1
+) -> tuple[Layers, ...]:
     """Layers by what they keep, with the bytes on each GPU of a tensor-parallel group.
 
     `kv_dtype` is "auto" for what the checkpoint is made for, mostly 16 bits, or a type by name.
     """
-    per_token = _layer_bytes(shape, kv_dtype, tensor_parallel)
+    per_token = _layer_bytes(shape, kv_dtype, tensor_parallel, context_parallel)
     of_state = shape.state.bytes(tensor_parallel, shape.drafts) if shape.state else 0
     return tuple(
         Layers(one.kind, one.count, of_state if one.kind is Attention.STATE else per_token, one.window)
@@ -148,7 +160,9 @@ def kv_layers(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int
     )
 
 
-def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1) -> int:
+def kv_bytes_per_token(
+    shape: ModelShape, *, kv_dtype: str = "auto", tensor_parallel: int = 1, context_parallel: int = 1
+) -> int:
     """Bytes of KV cache that a long request takes on each GPU for one token more; parameters as for `kv_layers`.
 
     Layers that keep a part of a request are left out, but where no layer keeps all of it.
@@ -160,7 +174,9 @@ def kv_bytes_per_token(shape: ModelShape, *, kv_dtype: str = "auto", tensor_para
     >>> [kv_bytes_per_token(shape, tensor_parallel=t) for t in (1, 4, 8, 16)]
     [327680, 81920, 40960, 40960]
     """
-    layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
+    layers = kv_layers(
+        shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel, context_parallel=context_parallel
+    )
     full = sum(one.count * one.bytes for one in layers if one.kind is Attention.FULL)
     return full or sum(one.count * one.bytes for one in layers if not one.is_state)
 
@@ -173,7 +189,7 @@ def number_bytes(shape: ModelShape, kv_dtype: str) -> int:
     return _KV_BYTES[kind]
 
 
-def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int) -> int:
+def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int, context_parallel: int) -> int:
     """Of one token in one layer on one GPU."""
     width, of, must = number_bytes(shape, kv_dtype), shape.attention, ""
     if tensor_parallel < 1:
@@ -184,7 +200,14 @@ def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int) -> int:
         must = f"must divide the {of.kv_heads} key-value heads of {shape.name} or be a multiple of them"
     if must:
         raise UsageError(f"tensor parallelism {tensor_parallel}: {must}")
-    return of.token_bytes(width, tensor_parallel)
+    copies = of.copies(tensor_parallel)
+    if copies % context_parallel:
+        must = f"must divide the {copies} GPUs that keep the same keys and values of {shape.name}"
+    elif context_parallel > 1 and {one.kind for one in shape.kept} != {Attention.FULL}:
+        must = f"must be 1 for {shape.name}: not modelled beside windows, chunks and states"
+    if must:
+        raise UsageError(f"context parallelism {context_parallel}: {must}")
+    return of.token_bytes(width, tensor_parallel, context_parallel)
 
 
 def _scaled(numbers: int) -> int:

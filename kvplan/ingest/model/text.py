@@ -11,7 +11,9 @@ from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.profile_text import Part, kv_tables, replica_part, timing_text
 from kvplan.model import Knowledge, MeasuredRange, Origin
 from kvplan.model.kv_layout import Attention, KvLayout
+from kvplan.model.parallelism import Parallelism
 from kvplan.profile.reading import Profile
+from kvplan.profile.tables import Gpu as GpuTable
 from kvplan.units import format_bytes
 from kvplan.version import __version__
 
@@ -27,13 +29,14 @@ def estimate_part(
     found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Profile | None, *, limits: Mapping[str, int]
 ) -> Part:
     """The table [gpu] of an estimate; `limits` are the engine's own, which a base may say better."""
-    each = " each" if found.tensor_parallel > 1 else ""
+    ranks = found.parallelism
+    each = " each" if ranks.gpus > 1 else ""
     memory = "kv_blocks" if found.is_mixed else "memory_tokens"
     layout = found.layout
-    per_token = "" if found.is_mixed else f" at {layout.bytes_per_token:,} bytes a token"
+    per_token = "" if found.is_mixed else f" at {layout.bytes_per_token // ranks.pipeline:,} bytes a token"
     about: tuple[str, ...] = (
         f"{memory}: estimated by kvplan {__version__} for {shape.name} ({shape.source}) on "
-        f"{_together(gpu, found.tensor_parallel)} ({gpu.source}); what the engine logs when it starts is better.",
+        f"{together(gpu, ranks)} ({gpu.source}); what the engine logs when it starts is better.",
         f"{format_bytes(found.memory_bytes_for_kv)}{each} for KV{per_token}, beside "
         f"{format_bytes(found.weights_bytes)} of weights and {format_bytes(found.overhead_bytes)} of overhead, an "
         "assumption.",
@@ -45,12 +48,12 @@ def estimate_part(
     if found.is_mixed:
         values["kv"] = kv_tables(layout)
     old = {} if base is None else base.tables.get("gpu", {})
-    if found.tensor_parallel != old.get("gpus", 1):
-        values["gpus"] = found.tensor_parallel
+    if ranks != GpuTable.model_validate(old).parallelism:
+        values |= ranks.keys or {"gpus": 1}
     if limits and not old:
         values |= limits
         about += (f"{' and '.join(limits)}: defaults of vllm serve on such a GPU.",)
-    return replica_part(base, values, about, _origin(shape, gpu, found.tensor_parallel))
+    return replica_part(base, values, about, _origin(shape, gpu, ranks))
 
 
 def layout_lines(layout: KvLayout) -> Iterator[str]:
@@ -84,22 +87,24 @@ def layout_lines(layout: KvLayout) -> Iterator[str]:
 
 
 def roofline_part(
-    found: Roofline, shape: ModelShape, gpu: Gpu, tensor_parallel: int, engine: EngineName
+    found: Roofline, shape: ModelShape, gpu: Gpu, ranks: Parallelism, engine: EngineName
 ) -> Part:
     """The table [timing] to expect, with its band."""
     about = (
         f"Iteration time: an estimate by kvplan {__version__} for {shape.name} ({shape.source}) on "
-        f"{_together(gpu, tensor_parallel)} ({gpu.source}).",
+        f"{together(gpu, ranks)} ({gpu.source}).",
         *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
     )
     body = timing_text(found.timing, REQUEST_OVERHEAD_S[engine], measured=MeasuredRange(band=found.band))
-    return Part("timing", about, body, _origin(shape, gpu, tensor_parallel))
+    return Part("timing", about, body, _origin(shape, gpu, ranks))
 
 
-def _origin(shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> Origin:
-    where = _together(gpu, tensor_parallel)
+def _origin(shape: ModelShape, gpu: Gpu, ranks: Parallelism) -> Origin:
+    where = together(gpu, ranks)
     return Origin(Knowledge.ESTIMATED, f"kvplan {__version__} for {shape.name} on {where}")
 
 
-def _together(gpu: Gpu, tensor_parallel: int) -> str:
-    return gpu.name if tensor_parallel == 1 else f"{tensor_parallel} x {gpu.name}"
+def together(gpu: Gpu, ranks: Parallelism) -> str:
+    """Write GPUs that share a model: 8 x H200 (TP1 DP8 EP8)."""
+    named = f" ({ranks})" if ranks != Parallelism(ranks.tensor) else ""
+    return gpu.name if ranks.gpus == 1 else f"{ranks.gpus} x {gpu.name}{named}"

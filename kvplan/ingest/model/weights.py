@@ -39,6 +39,11 @@ class ParameterCounts:
         return self.embeddings + self.looked_up + self.experts + self.other
 
     @property
+    def table_bytes(self) -> int:
+        """Bytes of embeddings and output table, quantised or not."""
+        return int((self.embeddings + self.looked_up) * _SIXTEEN / 8)
+
+    @property
     def active(self) -> int:
         """Parameters one token meets."""
         return self.total - self.idle_experts
