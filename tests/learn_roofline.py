@@ -19,8 +19,11 @@ from scoreboard.catalogue import folder_beside_checkout
 from scoreboard.learning import Configuration, Learnt, Load, learn, learn_without, loads_of, weights
 from scoreboard.sweeps import FILE, SETTINGS, with_settings
 
+# Recorded over simulated makespan of Llama-3.1-8B on GPUs that the sweeps do not have: tests/real/test_roofline_sweeps.py
+ON_OTHER_GPUS = {"RTX 4090": 0.76, "RTX PRO 6000": 0.93}
 LEAST_CONFIGURATIONS = 4  # for a band of their own
 LEAST_POINTS = 5  # for ratios of their own
+MOST_SPREAD = 3  # of ratios, high over low: beyond, the points are hardly of one deployment
 
 Group = TypeVar("Group", bound=Hashable)
 
@@ -101,8 +104,9 @@ def own(points: Sequence[Load], learnt: Learnt) -> dict[str, dict[str, tuple[flo
         groups[of.model, where].append(ratio)
     found: dict[str, dict[str, tuple[float, float, int]]] = defaultdict(dict)
     for (model, where), members in sorted(groups.items()):
-        if len(members) >= LEAST_POINTS:
-            found[model][where] = *quantiles(members), len(members)
+        low, high = quantiles(members)
+        if len(members) >= LEAST_POINTS and high <= MOST_SPREAD * low:
+            found[model][where] = low, high, len(members)
     return found
 
 
@@ -116,6 +120,9 @@ def document(points: Sequence[Load]) -> str:
     learnt = learn(points)
     models = held_out(points, lambda of: of.model)
     unseen = bands(held_out(points, lambda of: of.gpu), lambda ratio: ratio.kind)
+    dense, others = unseen["dense"], ON_OTHER_GPUS.values()
+    low, high = min(dense.low, *others), max(dense.high, *others)
+    unseen["dense"] = Band(low, high, dense.configurations + len(others))
     lines = [f"gpus = {json.dumps(gpus(points))}", "", "[efficiency]"]
     lines += [f"{name} = {value}" for name, value in asdict(learnt.reached).items()]
     lines += ["", "[request_overhead_s]"]

@@ -11,21 +11,8 @@ from scoreboard.tables import SPLITWISE
 from scoreboard.unmeasured import PARALLELISM, UNMEASURED
 from scoreboard.watermark import WATERMARK
 
-RUNS: dict[str, RealRun] = {
-    run.name: run
-    for run in (
-        HIGH,
-        SHAPE,
-        UNMEASURED,
-        PARALLELISM,
-        RATES,
-        CACHED,
-        RTX4090,
-        RTXPRO6000,
-        SPLITWISE,
-        WATERMARK,
-    )
-}
+_ALL = (HIGH, SHAPE, UNMEASURED, PARALLELISM, RATES, CACHED, RTX4090, RTXPRO6000, SPLITWISE, WATERMARK)
+RUNS: dict[str, RealRun] = {run.name: run for run in _ALL}
 
 
 def folder_beside_checkout() -> Path | None:

@@ -57,7 +57,8 @@ def rows_of(load: Load, learnt: Learnt, groups: Iterable[str]) -> Iterator[Row]:
     of, point = load.configuration, load.point
     text = f"{point.inputs[1]} in, {point.outputs[1]} out, {point.concurrency} at once"
     named = Configuration(" ".join(of), _kind(load), of.model, of.engine)
-    for configuration in (named, *(Configuration(group, group) for group in groups)):
+    together = (Configuration(group, group.partition(":")[0]) for group in groups)
+    for configuration in (named, *together):
         pairs = zip(("TTFT", "TPOT"), load.foretold_s(learnt), load.measured_s, strict=True)
         for quantity, foretold_s, measured_s in pairs:
             if quantity == "TPOT" or load.has_ttft:
@@ -79,10 +80,9 @@ def _rows(folder: Path) -> list[Row]:
             groups = ["InferenceMAX", f"InferenceMAX {kind}", f"InferenceMAX {kind} {engine}"]
             groups += ["InferenceMAX warmed up"] if place not in known.cold else []
         rows += rows_of(load, of_model(load), groups)
-        unseen = Configuration(f"unseen {load.configuration.gpu}", "unseen")
         if load.has_ttft:
-            apart = rows_of(load, of_gpu(load), [unseen.name])
-            rows += [row for row in apart if row.configuration.name == unseen.name]
+            apart = rows_of(load, of_gpu(load), [f"unseen: {load.configuration.gpu}"])
+            rows += [row for row in apart if row.configuration.kind == "unseen"]
     return rows
 
 

@@ -169,10 +169,11 @@ def _bytes_read(shape: ModelShape) -> tuple[float, float, float]:
 
 def _kv_read(shape: ModelShape, kv_dtype: str, ranks: Parallelism) -> tuple[float, float]:
     """Bytes that a GPU reads for each KV token and each sequence."""
-    how = {"kv_dtype": kv_dtype, "tensor_parallel": ranks.tensor}
-    states = 2 * sum(one.count * one.bytes for one in kv_layers(shape, **how) if one.is_state)
+    layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=ranks.tensor)
+    states = 2 * sum(one.count * one.bytes for one in layers if one.is_state)
     if (attention := shape.attention).index_dim is None or not attention.index_topk:
-        return kv_bytes_per_token(shape, **how) / ranks.context, states
+        per_token = kv_bytes_per_token(shape, kv_dtype=kv_dtype, tensor_parallel=ranks.tensor)
+        return per_token / ranks.context, states
     # the latents of so many tokens, and the index keys of all
     latents = shape.layers * attention.index_topk * attention.latent_bytes(number_bytes(shape, kv_dtype))
     return shape.layers * attention.index_bytes, states + latents / ranks.context
