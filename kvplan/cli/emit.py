@@ -48,6 +48,10 @@ _OPTIONS = {
         metavar="auto|SHARE",
         help="What the targets of an autoscaler leave free: by simulated days, or such as 0.1.",
     ),
+    "verify": typer.Option(
+        "--verify",
+        help="Simulate other days with these targets, with guesses that are deployed, and with a fixed fleet.",
+    ),
 }
 
 
@@ -65,9 +69,9 @@ def emit(
     given = loaded.model.engine
     engine = EngineName.VLLM if given is None else given.name
     target = asked.target or Target(engine)
-    if target.value in EngineName:
+    if target.value in _ENGINES:
         if asked != EmitOptions(target=asked.target):
-            operating = [name.value for name in Target if name.value not in EngineName]
+            operating = [name.value for name in Target if name.value not in _ENGINES]
             raise UsageError(
                 f"--target {target} has --slo, --format and -o alone; others are of {', '.join(operating)}"
             )
@@ -106,8 +110,9 @@ def _engine_settings(
 def _manifest(target: Target, loaded: "Profile", asked: EmitOptions, output: Path | None) -> None:
     from kvplan.emit import operating
     from kvplan.emit.service import service
-    from kvplan.show import manifest
+    from kvplan.show import manifest, verification
     from kvplan.study.operations import LOAD_S, derive
+    from kvplan.study.verification import verify
     from kvplan.units import parse_time
 
     assert asked.engine is not None
@@ -129,6 +134,10 @@ def _manifest(target: Target, loaded: "Profile", asked: EmitOptions, output: Pat
         said=manifest.basis(operations, loaded.plan),
     )
     write_result(text, output)
+    if asked.verify:
+        with common.progress_bar() as progress:
+            ways = verify(loaded.model, loaded.plan, operations, progress)
+        common.say_section(verification.section(ways))
 
 
 def _headroom(text: str) -> float | None:

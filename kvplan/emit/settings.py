@@ -98,11 +98,12 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
     """Write what a profile says of its engine."""
     replica, why = model.replica, "the profile's"
     yield from engine.parallel(replica.parallelism)
-    limits = {**dict.fromkeys(SEATS, replica.max_num_seqs), TOKENS: replica.max_num_batched_tokens}
+    told = replica if engine.limits_all_ranks else replica.of_rank()
+    limits = {**dict.fromkeys(SEATS, told.max_num_seqs), TOKENS: told.max_num_batched_tokens}
     for name, value in limits.items():
         if value is not None and name in engine.spellings:
             flag, since = engine.spellings[name]
-            yield Flag(flag, str(value if engine.limits_all_ranks else replica.of_rank(value)), why, since)
+            yield Flag(flag, str(value), why, since)
     if model.engine is not None and model.engine.name == engine.name:
         if model.engine.watermark and WATERMARK in engine.spellings:
             flag, since = engine.spellings[WATERMARK]

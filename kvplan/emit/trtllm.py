@@ -30,7 +30,7 @@ def parallel(ranks: Parallelism) -> Iterator[Flag]:
 
 def batch_wait(engine: Served, replica: Replica) -> Iterator[Flag]:
     """Have prompts wait for others; the engine takes the tokens as a share of its budget."""
-    budget = replica.of_rank(replica.max_num_batched_tokens) or _BUDGET
+    budget = replica.of_rank().max_num_batched_tokens or _BUDGET
     ratio = min(engine.batch_wait_tokens / budget, 1.0)
     iterations = str(engine.batch_wait_iterations)
     yield Flag("batch_wait_timeout_iters", iterations, "batch_wait_iterations of the profile", _WAITS)
