@@ -2,7 +2,8 @@
 
 Each load is played as the engine schedules it (`kvplan.ingest.timing.played`): TTFT and TPOT are sums over iterations,
 and so linear in the constants of the law, which are linear in what is learnt: shares of peaks inverted, and seconds.
-TPOT is learnt from all loads, TTFT from those of InferenceMAX, how whose requests come is known.
+What is learnt is learnt from InferenceMAX's, for how others send their requests is not known. What no load tells (the
+compute of dense models, where the only one is left out) stays what the search begins with.
 
 The constants are the robust least squares of the logarithms of both, every configuration of model, GPU, engine, type
 of weights and parallelism with the same weight.
@@ -27,7 +28,7 @@ from kvplan.ingest.timing.played import Law, foretold
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.model import FloatArray, Timing
 
-BANDWIDTH, NVLINK, PCIE = 0.9, 200e9, 1 / 3.35  # assumptions
+BANDWIDTH, NVLINK, PCIE = 0.85, 200e9, 1 / 3.35  # assumptions
 _TTFT_WEIGHT = 0.3
 _SCALE = 0.01  # of a residual of logarithms from which on it counts in proportion, not squared
 _NOTHING = Efficiency(*[math.inf] * 6, 0.0, 0.0, 0.0)  # all is free
@@ -163,8 +164,8 @@ def learn(loads: Sequence[Load]) -> Learnt:
     """The constants that foretell these loads best."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
+    loads = [load for load in loads if load.has_ttft]
     weight = np.sqrt(weights(loads))
-    waits = [i for i, load in enumerate(loads) if load.has_ttft]
     parts = np.array([load.parts_s for load in loads])
     measured = np.array([load.measured_s for load in loads])
     engines = list(EngineName)
@@ -182,7 +183,7 @@ def learn(loads: Sequence[Load]) -> Learnt:
         times = parts @ u
         times[:, 0] += of_engine @ overhead
         error = np.log(times / measured) * weight[:, None]
-        return np.concatenate([error[:, 1], math.sqrt(_TTFT_WEIGHT) * error[waits, 0]])
+        return np.concatenate([error[:, 1], math.sqrt(_TTFT_WEIGHT) * error[:, 0]])
 
     start = np.log(np.concatenate([known[_LEARNT], [0.03] * len(engines)]))
     result = least_squares(residuals, start, loss="soft_l1", f_scale=_SCALE)
