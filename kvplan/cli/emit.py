@@ -71,10 +71,8 @@ def emit(
     target = asked.target or Target(engine)
     if target.value in _ENGINES:
         if asked != EmitOptions(target=asked.target):
-            operating = [name.value for name in Target if name.value not in _ENGINES]
-            raise UsageError(
-                f"--target {target} has --slo, --format and -o alone; others are of {', '.join(operating)}"
-            )
+            others = ", ".join(name for name in Target if name.value not in _ENGINES)
+            raise UsageError(f"--target {target} has --slo, --format and -o; other options are of {others}")
         _engine_settings(EngineName(target), loaded, format, output)
     elif format is not options.DocumentFormat.TEXT:
         raise UsageError(f"--format {format}: --target {target} is YAML")

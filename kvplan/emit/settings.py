@@ -57,7 +57,7 @@ def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
         model = replace(model, replica=replace(model.replica, offload=None))
     if (what := policy.lacks(model)) is not None:
         raise UsageError(
-            f"--engine {engine.name}: its scheduler is not simulated beside {what}; that of vllm is"
+            f"--target {engine.name}: its scheduler is not simulated beside {what}; that of vllm is"
         )
     return model
 
@@ -98,11 +98,12 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
     """Write what a profile says of its engine."""
     replica, why = model.replica, "the profile's"
     yield from engine.parallel(replica.parallelism)
-    limits = {**dict.fromkeys(SEATS, replica.max_num_seqs), TOKENS: replica.max_num_batched_tokens}
+    told = replica if engine.limits_all_ranks else replica.of_rank()
+    limits = {**dict.fromkeys(SEATS, told.max_num_seqs), TOKENS: told.max_num_batched_tokens}
     for name, value in limits.items():
         if value is not None and name in engine.spellings:
             flag, since = engine.spellings[name]
-            yield Flag(flag, str(value if engine.limits_all_ranks else replica.of_rank(value)), why, since)
+            yield Flag(flag, str(value), why, since)
     if model.engine is not None and model.engine.name == engine.name:
         if model.engine.watermark and WATERMARK in engine.spellings:
             flag, since = engine.spellings[WATERMARK]
@@ -112,7 +113,7 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
         if model.engine.receive_every_steps > 1 and RECEIVE_EVERY in engine.spellings:
             flag, since = engine.spellings[RECEIVE_EVERY]
             yield Flag(flag, str(model.engine.receive_every_steps), why, since)
-        if model.engine.batch_wait_iterations and engine.batch_wait is not None:
+        if engine.batch_wait is not None:
             yield from engine.batch_wait(model.engine, replica)
     if not replica.prefix_caching:
         yield engine.cache_off

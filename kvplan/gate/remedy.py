@@ -268,12 +268,11 @@ def _limit_remedies(profile: Profile, subject: Subject, passes: Passes) -> Itera
 
     As everything here that is written into a profile, of a data-parallel rank.
     """
-    replica, binding = subject.analyses.model.replica, subject.analyses.binding
-    for lever, limit in (
+    replica, binding = subject.analyses.model.replica.of_rank(), subject.analyses.binding
+    for lever, before in (
         (Lever.MAX_NUM_SEQS, replica.max_num_seqs),
         (Lever.MAX_NUM_BATCHED_TOKENS, replica.max_num_batched_tokens),
     ):
-        before = replica.of_rank(limit)
         if before is None:
             continue
         after = _least_limit(subject, lever, before, passes) if lever == binding else None

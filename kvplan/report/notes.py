@@ -212,7 +212,7 @@ def _of_replica(model: ServingModel) -> Iterator[str]:
             "keep a page to itself."
         )
     if model.mix.partial.exist:
-        budget = format_tokens(replica.of_rank(replica.max_num_batched_tokens))
+        budget = format_tokens(replica.of_rank().max_num_batched_tokens)
         yield (
             f"Prompts longer than the token budget of {budget} have a seat and "
             "memory over several iterations, and count so in load (not what a prefix cache finds), equilibrium, "

@@ -25,9 +25,10 @@ def text(title: str, manifest: Manifest, *, name: str, sha256: str, said: Iterab
 
 def basis(operations: Operations, plan: Plan) -> Iterator[str]:
     """Say what all numbers rest on."""
+    yield f"Objectives: {'; '.join(slo.text for slo in plan.slos)}"
     yield (
         f"Goodput: {number(operations.goodput_rps)} requests/s a replica, simulated in a fleet of "
-        f"{operations.peak_replicas} behind its router; objectives: {'; '.join(slo.text for slo in plan.slos)}"
+        f"{operations.peak_replicas} behind its router"
     )
     how = "as asked for"
     if operations.worst_within is not None:

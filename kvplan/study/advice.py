@@ -156,10 +156,10 @@ def _knobs(model: ServingModel, settings: Settings) -> Iterator[tuple[str, list[
         if name in parameters:
             held = admissions_per_iteration(replace(model, replica=replace(model.replica, max_num_seqs=None)))
             held *= model.mix.mean(model.mix.stages)
-            replica = model.replica
-            most = replica.of_rank(replica.max_num_batched_tokens) or math.inf
-            now = replica.of_rank(replica.max_num_seqs)
-            seats = {max(1, round(share * held / replica.ranks)) for share in _SEATS}
+            rank = model.replica.of_rank()
+            most = rank.max_num_batched_tokens or math.inf
+            now = rank.max_num_seqs
+            seats = {max(1, round(share * held / model.replica.ranks)) for share in _SEATS}
             yield name, [float(n) for n in sorted(seats) if n <= most and n != now]
 
 
