@@ -178,3 +178,4 @@ class EmitOptions:
     prometheus: str | None = None
     load_time: str | None = None
     headroom: str = "auto"
+    verify: bool = False

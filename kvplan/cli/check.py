@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from kvplan.gate.check import Baseline, Checked
     from kvplan.gate.requirement import Requirement
+    from kvplan.show.view import View
 
 
 class Part(StrEnum):
@@ -80,6 +81,27 @@ def check(
             "May be repeated.",
         ),
     ] = None,
+    metrics: Annotated[
+        Path | None,
+        option(
+            "--metrics",
+            metavar="FILE",
+            help="Answer of a server's /metrics, or of Prometheus: does the service still do what the profile says? "
+            "Nothing else is judged then.",
+        ),
+    ] = None,
+    since: Annotated[
+        Path | None,
+        option("--since", metavar="FILE", help="An earlier answer; what happened between the two counts."),
+    ] = None,
+    interval: Annotated[
+        str | None,
+        option("--interval", metavar="TIME", help='Time that the metrics cover, such as "10 min".'),
+    ] = None,
+    group: Annotated[
+        str | None,
+        option("--group", metavar="NAME", help="The model, where the metrics are of several."),
+    ] = None,
     remedies: Annotated[
         bool,
         typer.Option(
@@ -99,20 +121,29 @@ def check(
     from kvplan.show.check import view
 
     with _annotated():
-        _refuse_overwriting(profiles, baseline, output, junit)
-        required = checking.requirements(require or [])
-        before = checking.baseline(None if baseline is None else str(baseline), tolerance or [])
-    alone = len(profiles) == 1
-    checked = [
-        _checked(name, required, before, accept or [], alone=alone, changes=remedies) for name in profiles
-    ]
-    for problem in (problem for one in checked for problem in one.problems):
-        common.say(f"error: {problem.message}")
+        read = [file for file in (baseline, metrics, since) if file is not None]
+        _refuse_overwriting(profiles, read, output, junit)
+        if metrics is not None:
+            beside = (require, baseline, tolerance, accept, remedies or None)
+            shown, checked = _of_service(profiles, metrics, since, interval, group, beside)
+        elif since is not None or interval is not None or group is not None:
+            raise UsageError("--since, --interval and --group go with --metrics")
+        else:
+            required = checking.requirements(require or [])
+            before = checking.baseline(None if baseline is None else str(baseline), tolerance or [])
+    if metrics is None:
+        alone = len(profiles) == 1
+        checked = [
+            _checked(name, required, before, accept or [], alone=alone, changes=remedies) for name in profiles
+        ]
+        shown = view(checked)
+        for problem in (problem for one in checked for problem in one.problems):
+            common.say(f"error: {problem.message}")
     code = checking.exit_code(checked)
     # The result first: what cannot be written elsewhere is not to hide it.
-    common.write(view(checked), format, output, full=full or remedies)
+    common.write(shown, format, output, full=full or remedies)
     try:
-        _tell_others(checked, junit)
+        _tell_others(shown, checked, junit)
     except OutputError as error:
         raise OutputError(f"{error}; the gate itself has {_GATES[code]}") from None
     if code is not ExitCode.DONE:
@@ -146,7 +177,7 @@ def _checked(
     from kvplan.errors import ProfileError
     from kvplan.gate import check as checking
 
-    file = name if name != "-" and os.path.lexists(name) else None
+    file = _file_of(name)
     try:
         loaded = common.load(name)
         with common.progress_bar() as progress:
@@ -157,10 +188,38 @@ def _checked(
         return checking.unusable(file, error)
 
 
-def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:
+def _of_service(
+    profiles: "Sequence[str]",
+    metrics: Path,
+    since: Path | None,
+    interval: str | None,
+    group: str | None,
+    beside: "Sequence[object]",
+) -> "tuple[View, list[Checked]]":
+    """Compare the counters of a service with its one profile."""
+    from kvplan.gate.drift import compare
+    from kvplan.ingest.metrics import read_metrics
+    from kvplan.show import drift
+    from kvplan.units import parse_time
+
+    if len(profiles) > 1 or any(given is not None for given in beside):
+        raise UsageError(
+            "--metrics compares a service with one profile; check requirements in a call of their own"
+        )
+    seconds = None if interval is None else parse_time(interval, "--interval")
+    counted = read_metrics(metrics, since, interval_s=seconds, model=group, timed=False)
+    profile = common.load(profiles[0])
+    compared = compare(profile, counted)
+    return drift.view(compared, profile), [drift.checked(compared, profile, _file_of(profiles[0]))]
+
+
+def _file_of(name: str) -> str | None:
+    return name if name != "-" and os.path.lexists(name) else None
+
+
+def _tell_others(shown: "View", checked: "Sequence[Checked]", junit: Path | None) -> None:
     """Write annotations on standard error and the summary of the step, where GitHub runs this; and JUnit."""
     from kvplan.show import ci
-    from kvplan.show.check import view
     from kvplan.show.view import render
 
     if _on_github():
@@ -169,13 +228,13 @@ def _tell_others(checked: "Sequence[Checked]", junit: Path | None) -> None:
     if junit is not None:
         write_result(ci.junit(checked), junit)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        append_result(render(view(checked), "markdown"), Path(summary))
+        append_result(render(shown, "markdown"), Path(summary))
 
 
 def _refuse_overwriting(
-    profiles: "Sequence[str]", baseline: Path | None, output: Path | None, junit: Path | None
+    profiles: "Sequence[str]", others: "Sequence[Path]", output: Path | None, junit: Path | None
 ) -> None:
-    read = [Path(name) for name in profiles if name != "-"] + ([baseline] if baseline is not None else [])
+    read = [*(Path(name) for name in profiles if name != "-"), *others]
     common.refuse_overwriting(output, read)
     common.refuse_overwriting(junit, read, "--junit")
     both = output is not None and junit is not None and os.path.realpath(output) == os.path.realpath(junit)

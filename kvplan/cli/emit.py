@@ -48,6 +48,10 @@ _OPTIONS = {
         metavar="auto|SHARE",
         help="What the targets of an autoscaler leave free: by simulated days, or such as 0.1.",
     ),
+    "verify": typer.Option(
+        "--verify",
+        help="Simulate other days with these targets, with guesses that are deployed, and with a fixed fleet.",
+    ),
 }
 
 
@@ -104,8 +108,9 @@ def _engine_settings(
 def _manifest(target: Target, loaded: "Profile", asked: EmitOptions, output: Path | None) -> None:
     from kvplan.emit import operating
     from kvplan.emit.service import service
-    from kvplan.show import manifest
+    from kvplan.show import manifest, verification
     from kvplan.study.operations import LOAD_S, derive
+    from kvplan.study.verification import verify
     from kvplan.units import parse_time
 
     assert asked.engine is not None
@@ -127,6 +132,10 @@ def _manifest(target: Target, loaded: "Profile", asked: EmitOptions, output: Pat
         said=manifest.basis(operations, loaded.plan),
     )
     write_result(text, output)
+    if asked.verify:
+        with common.progress_bar() as progress:
+            ways = verify(loaded.model, loaded.plan, operations, progress)
+        common.say_section(verification.section(ways))
 
 
 def _headroom(text: str) -> float | None:

@@ -42,6 +42,7 @@ class Origin(StrEnum):
     PROFILE = "profile"
     OPTION = "option"
     BASELINE = "baseline"
+    METRICS = "metrics"
 
 
 @dataclass(frozen=True, slots=True)

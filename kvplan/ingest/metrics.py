@@ -39,6 +39,7 @@ _NAMED, _LONGEST_NAME = 8, 100  # models that a message names
 _MODEL = ("model_name", "model")
 _BEGINNING = 4096  # characters that tell text from JSON
 _EXEMPLAR = re.compile(r" # \{.*")
+_STARTED = "process_start_time_seconds"  # of the server, whatever its engine
 _COUNTERS = ("_total", "_count", "_sum", "_bucket")
 # those of vLLM as NVIDIA NIM exports them
 _UNNAMED = re.compile(
@@ -71,10 +72,22 @@ class ServerMetrics:
     hits: ObservedHits | None
     drafts: ObservedDrafts | None
     notes: tuple[str, ...]
+    engines: int
+    seconds: float | None  # of the rate; None: nothing tells, and `rate_from` says why
+    # by counters of all engines alone
+    hit_ratio: float | None  # 0 where none was looked up, as without a prefix cache
+    decoding_s: float | None  # times between two tokens of a request, their sum and their mean
+    itl_s: float | None
+    itl_of_tokens: bool  # with drafts, too; else they are between two iterations
 
 
 def read_metrics(
-    path: Path, earlier: Path | None = None, *, interval_s: float | None = None, model: str | None = None
+    path: Path,
+    earlier: Path | None = None,
+    *,
+    interval_s: float | None = None,
+    model: str | None = None,
+    timed: bool = True,
 ) -> ServerMetrics:
     """Read a snapshot of metrics, or what happened between an earlier one and it.
 
@@ -87,6 +100,8 @@ def read_metrics(
         timestamps tell; a single one also by the time its counters were created, and when the file was modified.
     model
         The model wanted, where there are several.
+    timed
+        Whether the time that they cover must be known; else there may be no rate and no class.
 
     Raises
     ------
@@ -103,7 +118,10 @@ def read_metrics(
     early = first if earlier is None else _snapshots(earlier, model)[1]
     if early is not None and early.names is not late.names:
         raise UsageError(f"{early.source} is of {early.names.engine}, {late.source} of {late.names.engine}")
-    return _Reader(late, early).metrics(interval_s)
+    if early is not None and early.models and late.models and not {*early.models} & {*late.models}:
+        of = f"{early.source} is of the model {early.models[0]}, {late.source} of {late.models[0]}"
+        raise UsageError(f"{of}; give two snapshots of one server")
+    return _Reader(late, early).metrics(interval_s, timed=timed)
 
 
 def metrics_parts(metrics: ServerMetrics, base: Profile | None) -> list[Part]:
@@ -148,13 +166,16 @@ def _snapshots(path: Path, model: str | None) -> tuple[Snapshot | None, Snapshot
     """Read the metrics of one engine, of the model named where there are several; of a range how it began, too."""
     source = str(path)
     known = {names.prefix: names for names in METRICS}
+    started: list[_Series] = []
     answered = is_json(beginning(path, _BEGINNING))
     with lines_of(path) if answered else lines_of(path, longest=_LONGEST_LINE) as lines:
-        series = [
-            some._replace(name=name)
-            for some in (_of_answer(lines) if answered else _of_text(lines))
-            if (name := _canonical(some.name)).partition(":")[0] in known
-        ]
+        series = []
+        for some in _of_answer(lines) if answered else _of_text(lines):
+            name = _canonical(some.name)
+            if name.partition(":")[0] in known:
+                series.append(some._replace(name=name))
+            elif name == _STARTED:
+                started.append(some)
     prefixes = {some.name.partition(":")[0] for some in series}
     if len(prefixes) != 1:
         raise _not_of_one(
@@ -174,6 +195,7 @@ def _snapshots(path: Path, model: str | None) -> tuple[Snapshot | None, Snapshot
             samples=_of_model(samples, models, model, source),
             time_s=time_s,
             modified_s=path.stat().st_mtime if path.is_file() else time(),
+            started_s=min((some.last[1] for some in started if some.last[1] > 0), default=None),
         )
 
     times = sorted(at for some in series for at, _ in (some.first, some.last) if at is not None)
@@ -304,6 +326,10 @@ def _of_model(
 # -- what it says -----------------------------------------------------------------------------------------------------
 
 
+class _NoTimeError(UsageError):
+    """Nothing tells the time that counters cover."""
+
+
 class _Reader:
     """Reads what counters say since they began, or since an earlier snapshot; collects notes."""
 
@@ -314,17 +340,27 @@ class _Reader:
         self.engines = late.engines()
         self.notes = list(late.notes)
 
-    def metrics(self, interval_s: float | None) -> ServerMetrics:
+    def metrics(self, interval_s: float | None, *, timed: bool) -> ServerMetrics:
         late, names = self.late, self.names
         self.refuse_restart()
         prompts, generations = self.histogram(names.prompt), self.histogram(names.generation)
         # The histogram counts those whose lengths it has.
         requests = generations.count if generations is not None else self.total(late.first(names.requests))
-        seconds, rate_from = self.period(interval_s) if requests else (math.inf, "")
-        rate = requests / seconds / self.engines if requests else None
+        seconds: float | None = None
+        try:
+            seconds, rate_from = self.period(interval_s) if requests else (None, "")
+        except _NoTimeError as unknown:
+            if timed:
+                raise
+            rate_from = str(unknown)
+        rate = requests / seconds / self.engines if seconds else None
         memory, block = self.capacity()
         hits, drafts = self.hits(), self.drafts()
         preemptions = late.first(names.preemptions)
+        itl = late.first(f"{name}_sum" for name in names.itl)
+        decoding, gaps = (
+            (self.total(itl), self.total(itl.removesuffix("sum") + "count")) if itl else (0.0, 0.0)
+        )
         return ServerMetrics(
             source=late.source,
             engine=names.engine,
@@ -342,6 +378,12 @@ class _Reader:
             hits=hits,
             drafts=drafts,
             notes=tuple(self.notes),
+            engines=self.engines,
+            seconds=seconds,
+            hit_ratio=self.hit_ratio(),
+            decoding_s=decoding if gaps else None,
+            itl_s=decoding / gaps if gaps else None,
+            itl_of_tokens=names.itl_of_tokens,
         )
 
     def increase(self, name: str) -> dict[Key, float]:
@@ -377,7 +419,9 @@ class _Reader:
         if self.early is None:
             return
         before = self.created(self.early)
-        if any(value > before.get(key, math.inf) + 1 for key, value in self.created(self.late).items()):
+        started = [math.inf if s.started_s is None else s.started_s for s in (self.early, self.late)]
+        later = any(value > before.get(key, math.inf) + 1 for key, value in self.created(self.late).items())
+        if later or started[0] + 1 < started[1] < math.inf:
             raise UsageError(
                 f"{self.late.source}: its counters were created after those in {self.early.source}; the server was "
                 "restarted in between"
@@ -443,6 +487,13 @@ class _Reader:
             self.notes.append(f"{observed.text}; the classes take none of that into account")
         return observed
 
+    def hit_ratio(self) -> float | None:
+        for counters in self.names.hits:
+            if all(name in self.late.samples for name in counters):
+                found, looked_up = map(self.total, counters)
+                return min(found / looked_up, 1.0) if looked_up else 0.0
+        return None
+
     def drafts(self) -> ObservedDrafts | None:
         """Tell what was accepted of drafts, by position."""
         if self.names.drafts is None:
@@ -471,9 +522,9 @@ class _Reader:
             return seconds, f"two snapshots, {format_number(seconds)} s apart"
         if interval_s is not None:
             return interval_s, f"counters that cover {format_number(interval_s)} s"
-        created = min(self.created(self.late).values(), default=None)
+        created = min(self.created(self.late).values(), default=self.late.started_s)
         if created is None:
-            raise UsageError(
+            raise _NoTimeError(
                 f"{source}: does not tell when its counters were created, so that they give no rate; give an "
                 "earlier snapshot and the seconds between the two, or the seconds that these counters cover"
             )
@@ -494,7 +545,9 @@ class _Reader:
 
     def between(self, early: Snapshot) -> float:
         if self.late.time_s is None or early.time_s is None:
-            raise UsageError(f"{self.late.source}: has no timestamps; give the seconds between the snapshots")
+            raise _NoTimeError(
+                f"{self.late.source}: has no timestamps; give the seconds between the snapshots"
+            )
         if self.late.time_s <= early.time_s:
             raise UsageError(f"{self.late.source}: its timestamps are not after those of {early.source}")
         return self.late.time_s - early.time_s

@@ -15,6 +15,7 @@ _FEW = 8  # profiles; of more, those that pass have a line each
 _MOST_ROWS, _MOST_NOTES = 12, 5  # of a first screen
 _MAX_CHANGES = 8  # of a remedy that are written out
 _DRIFTED = "nothing is offered against a drift; kvplan diff of baseline and profile shows what moved"
+_SERVED = "measure what has changed with kvplan import, or plan for it with kvplan plan"
 _NO_RATE = "no change is tried, for each would take a search; the rate to offer is the goodput itself"
 _NOT_KNOWN = (
     "no change of rates, memory or limits makes an input better known; measure it, and say so in [provenance]"
@@ -201,6 +202,8 @@ def advice_text(result: Result) -> str:
     """Say what to do about a requirement that fails."""
     if result.key.path[0] == "inputs":
         return _NOT_KNOWN
+    if result.origin is Origin.METRICS:
+        return _SERVED
     if result.key == PLAN_HOLDS:
         return _ASK_PLAN
     if is_costly(result.key):

@@ -153,6 +153,7 @@ class OperatingPoint(NamedTuple):
     iteration_s: Estimate | None
     requests: int
     runs: int
+    hit_ratio: Estimate | None = None  # of a prefix cache that runs know
 
     def figures(self) -> Iterator[tuple[str, float | None, tuple[float, float | None] | None]]:
         """Yield keys, values and 95 % intervals of all figures of the whole."""
@@ -205,6 +206,7 @@ def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S)
         sample.iteration_s(),
         sample.work[0],
         len(seen.windows),
+        sample.hit_ratio(),
     )
 
 

@@ -41,6 +41,8 @@ class Window:
     recomputed_tokens: int
     computed_tokens: int
     stuck: bool  # nothing could complete any more
+    # shape (2, n_completed): of each prompt, the tokens that a prefix cache found, and all; None without a cache
+    found: IntArray | None = None
 
     @property
     def batches(self) -> int:
@@ -77,6 +79,7 @@ class Window:
             values={name: values[mine] for name, values in self.values.items()},
             class_index=self.class_index[mine],
             evictions=self.evictions[mine],
+            found=None if self.found is None else self.found[:, mine],
             sums=self.sums[part::parts],
             gaps=self.gaps[part::parts],
         )
@@ -104,6 +107,9 @@ def window(requests: Requests, run: Outcome, spans: Spans) -> Window:
         recomputed_tokens=run.recomputed_tokens,
         computed_tokens=run.computed_tokens,
         stuck=run.ending is Ending.LIVELOCK,
+        found=None
+        if run.found is None
+        else np.stack([run.found.hit_tokens[inside], requests.input_tokens[inside]]),
     )
 
 

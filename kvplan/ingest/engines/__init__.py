@@ -148,13 +148,15 @@ class EngineMetrics(NamedTuple):
     loaded: tuple[str, str] | None = None
     # counters of iterations with drafts, and of those accepted at each position
     drafts: tuple[str, str] | None = None
+    itl: tuple[str, ...] = ()  # histograms of times between two tokens of a request
+    itl_of_tokens: bool = False  # with drafts too; else they are between two iterations
     capacity: str = ""
     capacities: "Callable[[Snapshot], tuple[list[KvCapacity], list[str]]]" = lambda _: ([], [])  # with notes
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Samples by name, of one model; time by their timestamps, seconds since 1970."""
+    """Samples by name, of one model; time by their timestamps, and the start of the server, seconds since 1970."""
 
     source: str
     sha256: str
@@ -163,6 +165,7 @@ class Snapshot:
     samples: Mapping[str, list[tuple[Labels, float]]]
     time_s: float | None
     modified_s: float
+    started_s: float | None = None
     notes: tuple[str, ...] = ()
 
     def series(self, name: str) -> dict[Key, float]:

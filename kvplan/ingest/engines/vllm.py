@@ -327,6 +327,7 @@ METRICS = EngineMetrics(
     hit_rates=("vllm:gpu_prefix_cache_hit_rate",),  # V0; -1 without a cache
     loaded=("vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_queries_total"),
     drafts=("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total"),
+    itl=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),  # the second before 0.11
     capacity=_CAPACITY,
     capacities=_capacities,
     without_histograms="vLLM exports them unless it runs with --disable-log-stats",
