@@ -34,6 +34,8 @@ class Engine:
     batch_wait_iterations, batch_wait_tokens
         While anything decodes, prompts wait in TensorRT-LLM until the iteration would compute so many tokens, but no
         more than so many iterations.
+    balance_iterations
+        Prompts wait in TensorRT-LLM until every data-parallel rank has one, but no more than so many iterations.
     """
 
     name: EngineName = EngineName.VLLM
@@ -42,3 +44,4 @@ class Engine:
     receive_every_steps: int = 1
     batch_wait_iterations: int = 0
     batch_wait_tokens: int = 0
+    balance_iterations: int = 0

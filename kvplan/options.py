@@ -41,6 +41,26 @@ class TimeUnit(StrEnum):
     S = "s"
 
 
+class Target(StrEnum):
+    """What a profile is written for: engines, and what operates a service."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    TRTLLM = "trtllm"
+    KEDA = "keda"
+    HPA = "hpa"
+    EPP = "epp"
+    WVA = "wva"
+    PROMETHEUS = "prometheus"
+
+
+class CountedBy(StrEnum):
+    """Whose counters say how many requests arrive."""
+
+    ENGINE = "engine"
+    EPP = "epp"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """How a model runs, and on what."""
@@ -141,3 +161,21 @@ class ImportOptions(ModelOptions):
         """Numbers by kind of parallelism, of those that are given."""
         given = zip(RANKS.values(), (self.tp, self.dp, self.ep, self.pp, self.dcp), strict=True)
         return {kind: number for kind, number in given if number is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmitOptions:
+    """What a profile is written for, and names of its service."""
+
+    target: Target | None = None
+    engine: EngineName | None = None
+    name: str | None = None
+    namespace: str | None = None
+    selector: str | None = None
+    arrivals: CountedBy = CountedBy.ENGINE
+    pool: str | None = None
+    model: str | None = None
+    prometheus: str | None = None
+    load_time: str | None = None
+    headroom: str = "auto"
+    verify: bool = False

@@ -1,5 +1,6 @@
 """Runs written by hand, or of one server, as the simulator would leave them behind."""
 
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -101,3 +102,15 @@ def one_server(
             time_s, waiting=arrived - begun, running=begun - done, completions=done, kv_tokens=kv
         ),
     )
+
+
+def differing(one: Any, other: Any, path: str = "") -> list[str]:
+    """The fields of two records that differ."""
+    if is_dataclass(one):
+        return [
+            name
+            for f in fields(one)
+            for name in differing(getattr(one, f.name), getattr(other, f.name), f"{path}.{f.name}")
+        ]
+    same = np.array_equal(one, other, equal_nan=True) if isinstance(one, np.ndarray) else one == other
+    return [] if same else [path]

@@ -11,13 +11,14 @@ RESERVED_BLOCKS = 1  # that vLLM keeps of its pool
 
 
 def eviction_free_limit(model: ServingModel) -> int:
-    """Count the longest requests that fit in memory together (new, theory §3)."""
-    return _blocks(model) // longest_blocks(model)
+    """Count the longest requests that fit in memory together (new, theory §3), of each rank and so of all."""
+    return model.replica.ranks * (_blocks(model) // longest_blocks(model))
 
 
 def engine_max_num_seqs(model: ServingModel) -> int:
     """Concurrency at which no engine ever evicts: the same, also in the blocks that vLLM has (new, theory §4)."""
-    return min(eviction_free_limit(model), (_blocks(model) - RESERVED_BLOCKS) // computed_blocks(model))
+    fit = model.replica.ranks * ((_blocks(model) - RESERVED_BLOCKS) // computed_blocks(model))
+    return min(eviction_free_limit(model), fit)
 
 
 def longest_blocks(model: ServingModel) -> int:
@@ -53,7 +54,8 @@ def engine_never_evicts(model: ServingModel) -> bool:
 
 
 def _blocks(model: ServingModel) -> int:
-    return model.replica.memory_tokens // model.replica.block_tokens
+    """Blocks of one rank."""
+    return model.replica.memory_tokens // model.replica.ranks // model.replica.block_tokens
 
 
 def _blocks_held(model: ServingModel, c: RequestClass, last: int) -> int:

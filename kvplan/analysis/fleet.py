@@ -134,7 +134,7 @@ def fleet_figures(
         decode=decode,
         both=both,
         best=best,
-        budget_tokens=None if both.binding != ITL else in_time,
+        budget_tokens=None if both.binding != ITL else in_time / model.replica.ranks,
     )
 
 

@@ -109,7 +109,8 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
     mix, budget = model.mix, model.replica.max_num_batched_tokens or math.inf
     tokens = mix.computed_tokens - mix.stages + 1
     start = mix.held.at_start
-    held: FloatArray = np.maximum(start * np.maximum(1.0, tokens / budget), start + mix.partial.held)
+    parts = tokens * model.replica.ranks / budget
+    held: FloatArray = np.maximum(start * np.maximum(1.0, parts), start + mix.partial.held)
     share = mix.of_classes(mix.share)
     lengths = mix.of_classes(mix.share * mix.prefill_tokens) / share
 

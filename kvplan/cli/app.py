@@ -63,7 +63,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     diff.diff: "kvplan diff before.toml after.toml",
     simulate.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
     sweep.sweep: "kvplan sweep my-service.toml --vary 'gpu.memory_tokens=20k:400k:20' -o results.csv",
-    emit.emit: "kvplan emit tool-calls-h100 --engine vllm",
+    emit.emit: "kvplan emit my-service.toml --target keda --name chat -o keda.yaml",
     mix.mix: "kvplan mix two-tier-100-125 --replicas 2",
     explain.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
     reproduce.reproduce: "kvplan reproduce sic-example-02",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from kvplan.model import Engine as Served
-from kvplan.model import Replica
+from kvplan.model import Parallelism, Replica
 from kvplan.model.replica import Offload
 
 
@@ -26,6 +26,13 @@ class Flag(NamedTuple):
     why: str
     since: str = ""
     section: str = ""
+
+
+def parallel_flags(numbers: Mapping[str, int], since: str = "") -> Iterator[Flag]:
+    """Set numbers of GPUs and ranks by flag, where there are several."""
+    for flag, number in numbers.items():
+        if number > 1:
+            yield Flag(flag, str(number), "the profile's GPUs and ranks", since)
 
 
 class Queue(NamedTuple):
@@ -58,7 +65,9 @@ class Engine(NamedTuple):
     batch_wait
         Has prompts wait for others; None where the engine does not.
     parallel
-        Flag for the GPUs of a replica.
+        Sets how GPUs share the model.
+    limits_all_ranks
+        Whether its limits are of all data-parallel ranks together, and not of each.
     assigns
         Between a flag and its value.
     note
@@ -75,6 +84,7 @@ class Engine(NamedTuple):
     host_tier: Callable[[Offload, Replica], Iterator[Flag]] | None = None
     drafts: Callable[[int], Flag] | None = None
     batch_wait: Callable[[Served, Replica], Iterator[Flag]] | None = None
-    parallel: str = ""
+    parallel: Callable[[Parallelism], Iterator[Flag]] = lambda _: iter(())
+    limits_all_ranks: bool = False
     assigns: str = " "
     note: str = ""

@@ -9,7 +9,6 @@ from kvplan.study.operations import Operations
 _OVER = 1.1  # of the goodput
 _LONGER = 1.5  # of the planned stay
 _PREEMPTIONS, _AT_LEAST = 3, 10
-_WINDOW_S = 300
 
 
 def manifest(operations: Operations, service: Service) -> Manifest:
@@ -64,13 +63,12 @@ def _load(operations: Operations, service: Service) -> Iterator[dict[str, Any]]:
         service=service,
         lasting="10m",
     )
-    length = f"[{_WINDOW_S}s]"
-    usual = planned.preemptions_per_s * _WINDOW_S
+    usual = planned.preemptions_per_s * 300
     yield _alert(
         "KvplanPreemptions",
-        f"sum by (instance) (increase({service.series(service.metrics.preemptions)}{length})) > "
+        f"sum by (instance) (increase({service.series(service.metrics.preemptions)}[5m])) > "
         f"{number(max(_PREEMPTIONS * usual, usual + _AT_LEAST))}",
-        f"in {_WINDOW_S} s; {_PREEMPTIONS} times the {number(usual)} of the plan, and at least {_AT_LEAST} more",
+        f"in 5 min; {_PREEMPTIONS} times the {number(usual)} of the plan, and at least {_AT_LEAST} more",
         "The KV cache is too small for what runs: requests are thrown out and computed again.",
         "Limit running requests (kvplan emit --target vllm), or add replicas.",
         severity="warning",
@@ -86,10 +84,10 @@ def _collapse(operations: Operations, service: Service) -> Iterator[dict[str, An
         f"sum by (instance) (rate({service.series(metric)}[1m]))"
         for metric in (service.metrics.hits, service.metrics.looked_up)
     )
-    waiting = f"sum by (instance) ({service.series(service.metrics.waiting)})"
     yield _alert(
         "KvplanPrefixCacheCollapse",
-        f"{hits} / {looked_up} < {number(planned.hit_rate / 2)} and {waiting} > {number(planned.waiting_p99)}",
+        f"{hits} / {looked_up} < {number(planned.hit_rate / 2)} "
+        f"and {service.queued_for_each()} > {number(planned.waiting_p99)}",
         f"half the hit ratio of the plan, {number(planned.hit_rate)}; waiting requests: 99th percentile over minutes",
         "The prefix cache is lost: prompts are computed that were found before, and the queue keeps it so. KV cache "
         "usage does not show it.",
@@ -97,7 +95,7 @@ def _collapse(operations: Operations, service: Service) -> Iterator[dict[str, An
         "(kvplan emit --target epp), or restart it. Replicas that are added do not bring its cache back.",
         severity="critical",
         service=service,
-        lasting="30s",
+        lasting="90s",
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError, shown
+from kvplan.options import CountedBy, EmitOptions
 from kvplan.study.operations import Operations
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -69,10 +70,10 @@ class Service:
     name: str
     metrics: Metrics
     namespace: str | None = None
-    selector: str = ""
+    selector: str
     pool: str | None = None
     router_counts: bool = False
-    prometheus: str = "http://prometheus-operated.monitoring:9090"
+    prometheus: str
     model: str | None = None
 
     def __post_init__(self) -> None:
@@ -85,7 +86,7 @@ class Service:
                 raise UsageError(
                     f"{option} {shown(label)}: a DNS label is wanted: at most 63 of a-z, 0-9 and '-', no '-' at an end"
                 )
-        if self.selector and not _SELECTOR.fullmatch(self.selector):
+        if not _SELECTOR.fullmatch(self.selector):
             raise UsageError(
                 f'--selector {shown(self.selector)}: matchers are wanted, such as namespace="llm",model_name="chat"'
             )
@@ -124,6 +125,12 @@ class Service:
         """Requests that wait, anywhere."""
         return f"sum({self.series(self.metrics.waiting)}){self._held()}"
 
+    def queued_for_each(self) -> str:
+        """Requests that wait at each replica, and its part of those that the router holds."""
+        waiting = f"sum by (instance) ({self.series(self.metrics.waiting)})"
+        held = self._held().removeprefix(" + ")
+        return waiting + (f" + scalar({held}) / scalar({self.replicas()})" if held else "")
+
     def queue_growth(self, window: str) -> str:
         """By how many requests per second the queues grow."""
         waiting = self.series(self.metrics.waiting)
@@ -148,6 +155,39 @@ class Service:
     def _of_router(self, metric: str, matcher: str) -> str:
         namespace = f'namespace="{self.namespace}",' if self.namespace else ""
         return f"{metric}{{{namespace}{matcher}}}"
+
+
+def service(asked: EmitOptions, engine: EngineName) -> Service:
+    """Name a service as the options do, and by what is usual where they do not.
+
+    Pods of a Deployment have its name in theirs, which the Prometheus operator puts on their series as `pod`.
+
+    Raises
+    ------
+    UsageError
+        An option cannot be what it names, or no metrics of the engine are known.
+
+    Examples
+    --------
+    >>> service(EmitOptions(namespace="llm"), EngineName.SGLANG).selector
+    'namespace="llm",pod=~"sglang-.*"'
+    """
+    if engine not in METRICS:
+        raise UsageError(
+            f"--engine {engine}: its metrics are not known; those of {' and '.join(METRICS)} are"
+        )
+    name = asked.name or engine.value
+    of_pods = f'namespace="{asked.namespace}",' * bool(asked.namespace) + f'pod=~"{name}-.*"'
+    return Service(
+        name=name,
+        metrics=METRICS[engine],
+        namespace=asked.namespace,
+        selector=asked.selector or of_pods,
+        pool=asked.pool,
+        router_counts=asked.arrivals is CountedBy.EPP,
+        prometheus=asked.prometheus or "http://prometheus-operated.monitoring:9090",
+        model=asked.model,
+    )
 
 
 class Noted(NamedTuple):

@@ -57,7 +57,7 @@ def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
         model = replace(model, replica=replace(model.replica, offload=None))
     if (what := policy.lacks(model)) is not None:
         raise UsageError(
-            f"--engine {engine.name}: its scheduler is not simulated beside {what}; that of vllm is"
+            f"--target {engine.name}: its scheduler is not simulated beside {what}; that of vllm is"
         )
     return model
 
@@ -97,9 +97,9 @@ def engine_settings_of(engine: Engine, report: Report, model: ServingModel, plan
 def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
     """Write what a profile says of its engine."""
     replica, why = model.replica, "the profile's"
-    if replica.gpus > 1:
-        yield Flag(engine.parallel, str(replica.gpus), "the profile's gpus")
-    limits = {**dict.fromkeys(SEATS, replica.max_num_seqs), TOKENS: replica.max_num_batched_tokens}
+    yield from engine.parallel(replica.parallelism)
+    told = replica if engine.limits_all_ranks else replica.of_rank()
+    limits = {**dict.fromkeys(SEATS, told.max_num_seqs), TOKENS: told.max_num_batched_tokens}
     for name, value in limits.items():
         if value is not None and name in engine.spellings:
             flag, since = engine.spellings[name]
@@ -113,7 +113,7 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
         if model.engine.receive_every_steps > 1 and RECEIVE_EVERY in engine.spellings:
             flag, since = engine.spellings[RECEIVE_EVERY]
             yield Flag(flag, str(model.engine.receive_every_steps), why, since)
-        if model.engine.batch_wait_iterations and engine.batch_wait is not None:
+        if engine.batch_wait is not None:
             yield from engine.batch_wait(model.engine, replica)
     if not replica.prefix_caching:
         yield engine.cache_off
@@ -125,11 +125,13 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
 
 def _of_advice(engine: Engine, advice: Advice, model: ServingModel, *, recovers: bool) -> Iterator[Flag]:
     """Settings that were tried together; a bound on waiting becomes one on the queue, where there is one."""
-    values = {setting.name: setting.value for setting in advice.settings}
+    ranks = model.replica.ranks
+    values = {s.name: s.value * ranks if s.name in SEATS else s.value for s in advice.settings}
     why = effect(advice, recovers=recovers)
     for name, value in values.items():
         if name in engine.spellings:
             flag, since = engine.spellings[name]
+            value = value / ranks if name in SEATS and not engine.limits_all_ranks else value
             yield Flag(flag, f"{value:g}" if name == WATERMARK else f"{value:.0f}", why, since)
     patience_s, queue = values.get(SHED_AFTER), engine.queue
     if patience_s is None or queue is None:

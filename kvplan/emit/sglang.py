@@ -2,11 +2,23 @@
 
 from collections.abc import Iterator
 
-from kvplan.emit.base import Engine, Flag, Queue, Spelling
-from kvplan.model import Replica
+from kvplan.emit.base import Engine, Flag, Queue, Spelling, parallel_flags
+from kvplan.model import Parallelism, Replica
 from kvplan.model.replica import Offload
 from kvplan.simulation.policies.sglang import RECEIVE_EVERY_STEPS
 from kvplan.units import format_tokens
+
+
+def parallel(ranks: Parallelism) -> Iterator[Flag]:
+    """Set how GPUs share the model: all of a stage in tensor parallelism, which ranks of attention split."""
+    yield from parallel_flags({"--tp-size": ranks.group, "--dp-size": ranks.data})
+    if ranks.data > 1:
+        yield Flag(
+            "--enable-dp-attention", None, "ranks of attention, whose experts are shared; without it, copies"
+        )
+    yield from parallel_flags(
+        {"--ep-size": ranks.expert, "--pp-size": ranks.pipeline, "--dcp-size": ranks.context}
+    )
 
 
 def host_tier(tier: Offload, replica: Replica) -> Iterator[Flag]:
@@ -39,7 +51,8 @@ ENGINE = Engine(
         RECEIVE_EVERY_STEPS: Spelling("--scheduler-recv-interval", "SGLang 0.5 and later."),
     },
     cache_off=Flag("--disable-radix-cache", None, "prefix_caching = false in the profile"),
-    parallel="--tensor-parallel-size",
+    parallel=parallel,
+    limits_all_ranks=True,
     queue=Queue(
         "--max-queued-requests",
         counts_running=False,

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from kvplan.emit.base import Engine, Flag, Queue, Spelling
-from kvplan.model import Replica
+from kvplan.emit.base import Engine, Flag, Queue, Spelling, parallel_flags
+from kvplan.model import Parallelism, Replica
 from kvplan.model.replica import Offload
 
 
@@ -15,6 +15,22 @@ def drafts(tokens: int) -> Flag:
         "the profile's; what makes the drafts, its method and model, belongs in it too",
         "vLLM 0.8.2 and later.",
     )
+
+
+def parallel(ranks: Parallelism) -> Iterator[Flag]:
+    """Set how GPUs share the model; experts are on all of them, or shared out as the rest is."""
+    numbers = {
+        "--tensor-parallel-size": ranks.tensor,
+        "--data-parallel-size": ranks.data,
+        "--pipeline-parallel-size": ranks.pipeline,
+        "--decode-context-parallel-size": ranks.context,
+    }
+    yield from parallel_flags(numbers)
+    if ranks.expert > 1:
+        why = (
+            f"the profile's expert_parallel, {ranks.expert}; vLLM spreads experts over all {ranks.group} GPUs"
+        )
+        yield Flag("--enable-expert-parallel", None, why)
 
 
 def host_tier(tier: Offload, replica: Replica) -> Iterator[Flag]:
@@ -54,7 +70,7 @@ ENGINE = Engine(
         'admission = "first-chunk" in the profile',
         "Since pull request 37307 of March 2026; before it there is no other admission.",
     ),
-    parallel="--tensor-parallel-size",
+    parallel=parallel,
     queue=Queue(
         "--max-num-queued-reqs",
         counts_running=True,

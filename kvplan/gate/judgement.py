@@ -207,7 +207,7 @@ def _of_plan(analyses: Analyses) -> Judgement:
     looks = fleet is not None and fleet.routing not in (Routing.RANDOM, Routing.SESSION)
     router = fleet.routing if fleet is not None and looks else None
     task = Task(planned_for(replace(model, fleet=None)), plan, plan.slower, plan.headroom, router=router)
-    tokens = model.replica.max_num_batched_tokens
+    tokens = model.replica.of_rank().max_num_batched_tokens
     size = 1 if fleet is None else fleet.size
     judged = task.judge(size, tokens)
     said = f"{judged.state}, {size} replica{'s' * (size != 1)}"

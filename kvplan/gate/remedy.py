@@ -162,15 +162,16 @@ def _with_replica(subject: Subject, replica: Replica) -> Subject:
 
 def _with_memory(subject: Subject, more: float) -> Subject:
     replica = subject.analyses.model.replica
-    blocks = math.ceil(replica.memory_tokens * (1 + more) / replica.block_tokens)
-    return _with_replica(subject, replace(replica, memory_tokens=blocks * replica.block_tokens))
+    pages = replica.ranks * replica.block_tokens
+    blocks = math.ceil(replica.memory_tokens * (1 + more) / pages)
+    return _with_replica(subject, replace(replica, memory_tokens=blocks * pages))
 
 
 def _with_limit(subject: Subject, lever: Lever, limit: int) -> Subject:
     replica = subject.analyses.model.replica
     if lever is Lever.MAX_NUM_SEQS:
-        return _with_replica(subject, replace(replica, max_num_seqs=limit))
-    return _with_replica(subject, replace(replica, max_num_batched_tokens=limit))
+        return _with_replica(subject, replace(replica, max_num_seqs=replica.ranks * limit))
+    return _with_replica(subject, replica.with_budget(limit))
 
 
 def _with_model(subject: Subject, model: ServingModel, known: Mapping[str, object] | None = None) -> Subject:
@@ -250,23 +251,27 @@ def _cycle_is_simulated(subject: Subject) -> bool:
 
 
 def _memory_remedies(profile: Profile, subject: Subject, more: float, passes: Passes) -> Iterator[Remedy]:
-    before = subject.analyses.model.replica.memory_tokens
+    replica = subject.analyses.model.replica
+    before = replica.memory_tokens // replica.ranks
     for _ in range(3):
         changes = (_memory(profile, subject, before * (1 + more)),)
         model = _verified(profile, subject, changes, passes)
         if model is not None:
-            after = model.replica.memory_tokens
+            after = model.replica.memory_tokens // model.replica.ranks
             yield Remedy(Lever.MEMORY, after, after / before - 1, changes)
             return
         more += 10.0**-_DIGITS * (1 + more)
 
 
 def _limit_remedies(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Remedy]:
-    """The limit of the engine that binds, raised; or its requests at once, so few that no preemption is possible."""
-    model, binding = subject.analyses.model, subject.analyses.binding
+    """The limit of the engine that binds, raised; or its requests at once, so few that no preemption is possible.
+
+    As everything here that is written into a profile, of a data-parallel rank.
+    """
+    replica, binding = subject.analyses.model.replica.of_rank(), subject.analyses.binding
     for lever, before in (
-        (Lever.MAX_NUM_SEQS, model.replica.max_num_seqs),
-        (Lever.MAX_NUM_BATCHED_TOKENS, model.replica.max_num_batched_tokens),
+        (Lever.MAX_NUM_SEQS, replica.max_num_seqs),
+        (Lever.MAX_NUM_BATCHED_TOKENS, replica.max_num_batched_tokens),
     ):
         if before is None:
             continue
@@ -290,7 +295,8 @@ def _least_limit(subject: Subject, lever: Lever, before: int, passes: Passes) ->
 
 def _eviction_free_limit(subject: Subject, before: int, passes: Passes) -> int | None:
     """The most requests at once that always fit, where fewer than now; not at the price of an overload."""
-    limit = engine_max_num_seqs(subject.analyses.model)
+    model = subject.analyses.model
+    limit = engine_max_num_seqs(model) // model.replica.ranks
     if not 0 < limit < before:
         return None
     changed = _with_limit(subject, Lever.MAX_NUM_SEQS, limit)

@@ -56,7 +56,7 @@ def partial_prompts(replica: Replica, input_tokens: IntArray) -> PartialPrompts:
 
     So many iterations are n + c, and KV token-iterations S + T_b·c(c + 1)/2, in whole pages, of n and S (new).
     """
-    budget, layout = replica.max_num_batched_tokens, replica.layout
+    budget, layout = replica.of_rank().max_num_batched_tokens, replica.layout
     if budget is None or replica.prefill is not Prefill.FUSED:
         return no_partial_prompts(input_tokens)
     iterations = np.maximum(-(-input_tokens // budget) - 1, 0)

@@ -52,9 +52,16 @@ class Replica:
         """Data-parallel engines that step together."""
         return self.parallelism.data
 
-    def of_rank(self, amount: int | None) -> int | None:
-        """Memory or a limit of one rank, as engines are told."""
-        return amount and amount // self.ranks
+    def of_rank(self) -> "Replica":
+        """Return what one of the ranks has, an engine for itself."""
+        ranks = self.ranks
+        return replace(
+            self,
+            memory_tokens=self.memory_tokens // ranks,
+            max_num_seqs=self.max_num_seqs and self.max_num_seqs // ranks,
+            max_num_batched_tokens=self.max_num_batched_tokens and self.max_num_batched_tokens // ranks,
+            parallelism=replace(self.parallelism, data=1),
+        )
 
     def with_budget(self, batched_tokens: int | None) -> "Replica":
         """The replica with a token budget of each rank."""

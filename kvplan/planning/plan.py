@@ -151,7 +151,7 @@ def _candidate(option: Kind | Profile, profile: Profile, request: Request) -> Ca
         return Candidate(
             option.name, task, price, option.batched_tokens, fixed, own_weights=option.own_weights
         )
-    engine_tokens = model.replica.of_rank(model.replica.max_num_batched_tokens)
+    engine_tokens = model.replica.of_rank().max_num_batched_tokens
     return Candidate(profile.name, task, price, engine_tokens, fixed)
 
 

@@ -129,8 +129,8 @@ class Candidate:
             return [self.fixed_tokens]
         replica = self.task.model.replica
         if replica.max_num_batched_tokens is None or self.task.model.timing.d2 == 0:
-            return [replica.of_rank(replica.max_num_batched_tokens)]
-        least = replica.of_rank(replica.max_num_seqs) or 1
+            return [replica.of_rank().max_num_batched_tokens]
+        least = replica.of_rank().max_num_seqs or 1
         even = self.task.even_budgets(replicas)
         own = [] if self.engine_tokens is None else [self.engine_tokens]
         return [tokens for tokens in dict.fromkeys([*even, *own, *self.listed]) if tokens >= least]

@@ -67,7 +67,7 @@ def states(model: ServingModel) -> Iterator[State]:
     yield State("a full replica", most * cost.held, most * cost.prefill_tokens, most * cost.iterations)
     longest = float(model.mix.prefill_tokens.max())
     at_once = model.replica.max_num_batched_tokens or math.inf
-    yield State("the longest prompt", prefill_tokens=min(longest, at_once))
+    yield State("the longest prompt", prefill_tokens=min(model.replica.ranks * longest, at_once))
 
 
 def beyond(measured: MeasuredRange, visited: Sequence[State]) -> list[Beyond]:

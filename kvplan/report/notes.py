@@ -212,8 +212,9 @@ def _of_replica(model: ServingModel) -> Iterator[str]:
             "keep a page to itself."
         )
     if model.mix.partial.exist:
+        budget = format_tokens(replica.of_rank().max_num_batched_tokens)
         yield (
-            f"Prompts longer than the token budget of {format_tokens(replica.max_num_batched_tokens)} have a seat and "
+            f"Prompts longer than the token budget of {budget} have a seat and "
             "memory over several iterations, and count so in load (not what a prefix cache finds), equilibrium, "
             "saturation, rate_cap, wait and safety_buffer; stability, worst_cycle and nested_wait take prompts whole. "
             "Engines compute one prompt at a time: near the limit of the budget memory in use varies less than said."

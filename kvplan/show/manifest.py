@@ -2,34 +2,38 @@
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvplan.emit.service import Embedded, Manifest, Noted, number
+from kvplan.model import Plan
 from kvplan.show import page
+from kvplan.study.operations import Operations
+from kvplan.units import format_percent, format_seconds
 
 _COLUMNS = 110
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*", re.ASCII)
-_WORDS = {
-    "true",
-    "false",
-    "yes",
-    "no",
-    "on",
-    "off",
-    "y",
-    "n",
-    "null",
-    "nan",
-    "inf",
-}  # of YAML 1.1, in any case
+_WORD = re.compile("true|false|yes|no|on|off|y|n|null|nan|inf", re.IGNORECASE)  # of YAML 1.1
 
 
-def text(title: str, manifest: Manifest, *, name: str, sha256: str, said: Sequence[str]) -> str:
+def text(title: str, manifest: Manifest, *, name: str, sha256: str, said: Iterable[str]) -> str:
     """Write documents, after comments that say what they are for and what they rest on."""
     lines = [f"{title} for: {name}", page.origin(sha256), *said, *manifest.notes]
     head = "".join(f"{line}\n" for words in lines for line in _comment(words, ""))
     return head + "---\n".join(write(document) for document in manifest.documents)
+
+
+def basis(operations: Operations, plan: Plan) -> Iterator[str]:
+    """Say what all numbers rest on."""
+    yield f"Objectives: {'; '.join(slo.text for slo in plan.slos)}"
+    yield (
+        f"Goodput: {number(operations.goodput_rps)} requests/s a replica, simulated in a fleet of "
+        f"{operations.peak_replicas} behind its router"
+    )
+    how = "as asked for"
+    if operations.worst_within is not None:
+        how = f"{format_percent(operations.worst_within)} within the objectives in the worst of the simulated days"
+    yield f"Headroom: {operations.headroom:g}, {how}; {format_seconds(operations.load_s)} until a new replica serves"
 
 
 def write(document: dict[str, Any]) -> str:
@@ -89,7 +93,7 @@ def _scalar(value: Any) -> str:
         return number(value)
     if not isinstance(value, str):
         return str(value)
-    if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+    if _PLAIN.fullmatch(value) and not _WORD.fullmatch(value):
         return value
     if value.isprintable():
         return "'" + value.replace("'", "''") + "'"

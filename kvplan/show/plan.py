@@ -75,7 +75,7 @@ def _replicas(plan: Plan, candidate: Candidate, setting: Setting) -> Json:
         "engine": {
             "name": plan.request.engine,
             "max_num_batched_tokens": setting.batched_tokens,
-            "max_num_seqs": replica.of_rank(replica.max_num_seqs),
+            "max_num_seqs": replica.of_rank().max_num_seqs,
             "command": command(plan, candidate, setting),
         },
         "cost": dict.fromkeys(Cost._fields) if cost is None else cost._asdict(),

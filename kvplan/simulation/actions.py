@@ -78,6 +78,32 @@ def context_read(s: State) -> float:
 
 
 @kernel
+def requests_in_batch(s: State) -> int:
+    """Count the requests of the batch."""
+    requests = s.counter[Counter.MORE_REQUESTS]
+    for group in range(s.group.shape[0]):
+        if s.group[group, Group.RUNS]:
+            requests += s.list[group_list(s, group), List.LENGTH]
+    return int(requests)
+
+
+@kernel
+def tokens_in_batch(s: State) -> int:
+    """Count the KV tokens of the batch."""
+    tokens = s.counter[Counter.MORE_TOKENS]
+    for group in range(s.group.shape[0]):
+        if s.group[group, Group.RUNS]:
+            tokens += s.group[group, Group.WEIGHT]
+    return int(tokens)
+
+
+@kernel
+def context_in_batch(s: State) -> float:
+    """Sum the context that the batch reads."""
+    return context_read(s) if layered(s) else float(tokens_in_batch(s))
+
+
+@kernel
 def just_entered(s: State, request: int) -> bool:
     """Tell whether a member came into its group in the iteration being formed."""
     return bool(s.request[request, Request.ENTERED_IN] == s.counter[Counter.ITERATIONS] + 1)

@@ -126,7 +126,7 @@ class Backlog:
         c = self._run.state.counter
         until = int(c[Counter.ITERATIONS]) + iterations
         while int(c[Counter.ITERATIONS]) < until and not self.stuck:
-            code = self._loop(self._run.state, until, self._run.patience)
+            code = self._loop(self._run.states, 0, until, self._run.patience)
             if code == engine.LACKS_ROWS:
                 self._refill()
             self.stuck = code == engine.LIVELOCK
@@ -186,7 +186,7 @@ class Backlog:
             self._pieces += 1
         requests = self._requests = replace(joined(parts), most_waiting=self._most_waiting)
         names = tuple(c.name for c in model.classes)
-        setup, _ = self._policy.prepare(Scenario(model, self._plan, requests, names), self._settings)
+        setup, _ = self._policy.set_up(Scenario(model, self._plan, requests, names), self._settings)
         return requests, setup
 
     def _refill(self) -> None:
@@ -199,7 +199,7 @@ class Backlog:
             more = requests.arrival_s.size - size
             pool.extend(requests, setup)
             if requests.drafted is not None:
-                self._run.state = s._replace(emitted=requests.drafted.emitted)
+                self._run.states = (s._replace(emitted=requests.drafted.emitted),)
             s.counter[Counter.ROWLESS] += more
             s.fixed[Fixed.ALL] += more
             self._own_weights(requests, setup)
@@ -387,7 +387,7 @@ class OpenRun:
 
     def __init__(self, scenario: Scenario, settings: Settings, horizon_s: float) -> None:
         model, policy = scenario.model, POLICIES[settings.policy]
-        setup, _ = policy.prepare(scenario, settings)
+        setup, _ = policy.set_up(scenario, settings)
         self._run = engine.Run(
             scenario.requests, model.timing, model.replica, setup, horizon_s, model.request_overhead_s
         )

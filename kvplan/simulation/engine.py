@@ -19,16 +19,24 @@ from kvplan import compiling
 from kvplan.model import Replica, Timing, iteration_time
 from kvplan.simulation.actions import (
     clear_batch,
-    context_read,
+    context_in_batch,
     finish_iteration,
     give_up_after,
     held_tokens,
     not_drafting,
     outstanding,
+    requests_in_batch,
+)
+from kvplan.simulation.data_parallel import (
+    cached_together,
+    context_together,
+    finish_together,
+    form_together,
+    seconds_together,
 )
 from kvplan.simulation.fast_forward import admits_nobody, coast
 from kvplan.simulation.followups import next_event_s, release
-from kvplan.simulation.initial_state import Setup, Spans, most_stages, new_state
+from kvplan.simulation.initial_state import Setup, Spans, most_stages, new_state, with_ranks
 from kvplan.simulation.outcome import Ending, Outcome, outcome
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.requests import Requests
@@ -41,16 +49,14 @@ from kvplan.simulation.state import (
     Counter,
     Features,
     Fixed,
-    Group,
-    List,
     State,
     extended,
     features,
-    group_list,
     hosted,
     in_fleet,
     kernel,
     layered,
+    parallel,
 )
 from kvplan.simulation.statistics import add_to_span, end_span, note, see_waiting
 
@@ -71,11 +77,12 @@ def form_batch(s: State) -> None:
     raise NotImplementedError
 
 
-def loop(s: State, limit: int, patience: int) -> int:
-    """Run until all is done, the clock is out, nothing moves any more, or `limit` iterations have run in all.
+def loop(states: tuple[State, ...], replica: int, limit: int, patience: int) -> int:
+    """Run a replica until all is done, the clock is out, nothing moves any more, or `limit` iterations have run in all.
 
-    A replica of a fleet also up to its PAUSE, or until it has nothing to do.
+    One of a fleet also up to its PAUSE, or until it has nothing to do.
     """
+    s = states[replica]
     c, clock = s.counter, s.clock
     while c[Counter.ITERATIONS] < limit and clock[Clock.NOW] < clock[Clock.PAUSE]:
         while clock[Clock.NOW] >= clock[Clock.SPAN_END]:
@@ -89,11 +96,8 @@ def loop(s: State, limit: int, patience: int) -> int:
             clock[Clock.NOW] = clock[Clock.HORIZON]
         if clock[Clock.NOW] >= clock[Clock.HORIZON]:
             return OUT_OF_TIME
-        clear_batch(s)
-        if extended(s):
-            give_up_after(s, 0, clock[Clock.SHED_AFTER])
         evictions, admissions, partly = c[Counter.EVICTED], c[Counter.SEQUENCE], c[Counter.PARTLY]
-        form_batch(s)
+        form(states, replica)
         if c[Counter.STUCK] or c[Counter.ITERATIONS] - c[Counter.LAST_COMPLETION] > patience:
             return LIVELOCK
         requests = requests_in_batch(s)
@@ -105,8 +109,8 @@ def loop(s: State, limit: int, patience: int) -> int:
             if code != GOES_ON:
                 return code
             continue
-        context = context_read(s) if layered(s) else float(tokens_in_batch(s))
-        tau = seconds(s, context, requests)
+        context = context_together(states, replica) if parallel(s) else context_in_batch(s)
+        tau = seconds_together(states, replica, context) if parallel(s) else seconds(s, context, requests)
         if clock[Clock.NOW] + tau > clock[Clock.HORIZON]:
             clock[Clock.NOW] = clock[Clock.HORIZON]
             return OUT_OF_TIME
@@ -119,10 +123,13 @@ def loop(s: State, limit: int, patience: int) -> int:
         c[Counter.PROMPTS_PEAK] = max(c[Counter.PROMPTS_PEAK], c[Counter.PROMPTS])
         c[Counter.BATCH_PEAK] = max(c[Counter.BATCH_PEAK], requests)
         held = held_tokens(s)
-        note(s, held, cached_tokens(s))
+        note(s, held, cached_together(states, replica) if parallel(s) else cached_tokens(s))
         add_to_span(s, tau, held, context, requests)
         c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE] = outstanding(s), c[Counter.HELD]
-        finish_iteration(s)
+        if parallel(s):
+            finish_together(states, replica)
+        else:
+            finish_iteration(s)
         if s.fixed[Fixed.COASTS]:
             same = partly == NOBODY and c[Counter.SEQUENCE] == admissions and c[Counter.EVICTED] == evictions
             same = same and c[Counter.LAST_COMPLETION] < c[Counter.ITERATIONS]
@@ -131,30 +138,22 @@ def loop(s: State, limit: int, patience: int) -> int:
     return GOES_ON
 
 
+def form(states: tuple[State, ...], replica: int) -> None:
+    """Form the next batch."""
+    s = states[replica]
+    if parallel(s):
+        form_together(states, replica)
+        return
+    clear_batch(s)
+    if extended(s):
+        give_up_after(s, 0, s.clock[Clock.SHED_AFTER])
+    form_batch(s)
+
+
 @kernel
 def all_are_done(s: State) -> bool:
     """Tell whether every request is done, or never comes."""
     return bool(s.counter[Counter.COMPLETED] + s.counter[Counter.GONE] == s.fixed[Fixed.ALL])
-
-
-@kernel
-def requests_in_batch(s: State) -> int:
-    """Count the requests of the batch."""
-    requests = s.counter[Counter.MORE_REQUESTS]
-    for group in range(s.group.shape[0]):
-        if s.group[group, Group.RUNS]:
-            requests += s.list[group_list(s, group), List.LENGTH]
-    return int(requests)
-
-
-@kernel
-def tokens_in_batch(s: State) -> int:
-    """Count the KV tokens of the batch."""
-    tokens = s.counter[Counter.MORE_TOKENS]
-    for group in range(s.group.shape[0]):
-        if s.group[group, Group.RUNS]:
-            tokens += s.group[group, Group.WEIGHT]
-    return int(tokens)
 
 
 @kernel
@@ -186,7 +185,8 @@ def wait(s: State) -> int:
 @cache
 def bound(policy: FormBatch) -> Loop:
     """Return the loop with a policy in it, as plain Python."""
-    return with_names(loop, form_batch=policy)
+    together = with_names(form_together, form_batch=policy)
+    return with_names(loop, form=with_names(form, form_batch=policy, form_together=together))
 
 
 def with_names(function: Callable[..., Any], **names: Callable[..., Any]) -> Callable[..., Any]:
@@ -289,7 +289,7 @@ def until_it_ends(
             return Ending.INTERRUPTED
 
 
-PROGRAM = Program("loop", bound, (loop,))
+PROGRAM = Program("loop", bound, (loop, form_together))
 
 
 class Run:
@@ -313,15 +313,21 @@ class Run:
     ) -> None:
         self.pool = RowPool(requests, setup, replica, ROWS if at_once is None else at_once)
         rows = self.pool.number.size
-        self.state = new_state(
+        state = new_state(
             requests, timing, replica, setup, horizon_s, request_overhead_s, rows, watch, spans, unseen
         )
+        self.states = with_ranks((state,), requests, setup)
         longest = most_stages(requests, setup, replica.prefill)
         self.patience = PATIENCE * (longest + int(requests.input_tokens.max(initial=1))) + 1000
 
+    @property
+    def state(self) -> State:
+        """That of the replica."""
+        return self.states[0]
+
     def step(self, loop: Loop, iterations: int) -> int:
         """Go on for so many iterations at most; requests that lack rows have them afterwards."""
-        code = loop(self.state, int(self.state.counter[Counter.ITERATIONS]) + iterations, self.patience)
+        code = loop(self.states, 0, int(self.state.counter[Counter.ITERATIONS]) + iterations, self.patience)
         if code == LACKS_ROWS:
             self.refill()
         return code
@@ -329,8 +335,8 @@ class Run:
     def refill(self) -> None:
         """Give rows to the requests that come next."""
         c = self.state.counter
-        (self.state,), c[Counter.JOINED], c[Counter.RELEASED] = self.pool.refilled(
-            (self.state,), int(c[Counter.ROWLESS])
+        self.states, c[Counter.JOINED], c[Counter.RELEASED] = self.pool.refilled(
+            self.states, int(c[Counter.ROWLESS])
         )
         c[Counter.ROWLESS] -= c[Counter.RELEASED] - c[Counter.JOINED]
 

@@ -89,6 +89,7 @@ class Setup(NamedTuple):
     pools: Pools | None = None  # where windows have a pool of their own
     host: Offload | None = None  # the tier of host memory behind a prefix cache of blocks
     counts_queues: bool = False  # the ranks are those of queues, by who waits in each
+    balance_iterations: int = 0  # that prompts wait at most until every data-parallel rank has one
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -252,7 +253,7 @@ def new_state(
         request[:, Request.LEAF], request[:, Request.NODE] = leaf, NOBODY
     blocks, context = _looked_up(requests, replica, setup, unseen[1])
     return State(
-        timing=np.array(timing.constants, dtype=np.float64),
+        timing=np.array([*timing.constants, timing.all_ranks], dtype=np.float64),
         fixed=fixed,
         knobs=np.asarray(setup.knobs, dtype=np.float64),  # of whole numbers too: one compiled loop
         clock=clock,
@@ -277,6 +278,33 @@ def new_state(
     )
 
 
+def common_arrays(requests: Requests, setup: Setup) -> set[str]:
+    """Name the arrays of `State` that replicas, or data-parallel ranks, have in common."""
+    # they count in one histogram, which so stays in the processor's cache
+    common = {"time", "request", "fleet", "link", "histogram", "timing", "blocks", "context", "emitted"}
+    if requests.prefixes is None and setup.prefix_cache != Cache.RADIX_TREE:
+        common.add("stream")  # a stranger leaves its blocks where it has been, and nobody else's
+    return common
+
+
+def like(first: State, common: set[str], records: int) -> State:
+    """Make a state as another one that has not begun, with arrays in common and so many records."""
+    # of large pages little is ever written: a copy of them takes memory, zeros do not before they are written
+    not_copied = {*common, "record", "phase"}
+    own = {name: array.copy() for name, array in first._asdict().items() if name not in not_copied}
+    own["phase"], own["record"] = np.zeros_like(first.phase), np.zeros((records, first.record.shape[1]))
+    return first._replace(**own)
+
+
+def with_ranks(replicas: tuple[State, ...], requests: Requests, setup: Setup) -> tuple[State, ...]:
+    """Put the states of data-parallel ranks behind those of their replicas, where they have some."""
+    common = common_arrays(requests, setup)
+    ranks = [like(s, common, 0) for s in replicas for _ in range(s.fixed[Fixed.PARALLEL])]
+    for s in ranks:
+        s.fixed[Fixed.CLIENTS] *= s.link.shape[0] > 0  # those of a replica alone are served by it
+    return (*replicas, *ranks)
+
+
 def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
     """Fill `State.fixed`."""
     size, block = requests.arrival_s.size, replica.block_tokens
@@ -285,7 +313,9 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
     looked_up = replica.layout is not None or drafted is not None
     fixed = np.zeros(Fixed.WIDTH, dtype=np.int64)
     fixed[Fixed.CAPACITY] = (
-        replica.memory_tokens // block if setup.capacity_blocks is None else setup.capacity_blocks
+        replica.memory_tokens // replica.ranks // block
+        if setup.capacity_blocks is None
+        else setup.capacity_blocks
     )
     fixed[Fixed.BLOCK] = block
     fixed[Fixed.SILENT] = replica.prefill is Prefill.INLINE and not own_convention
@@ -297,7 +327,7 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
     fixed[Fixed.MORE_LATER], fixed[Fixed.ALL] = requests.more_later, size
     fixed[Fixed.SEATS] = max(size, 1) if setup.seats is None else setup.seats
     fixed[Fixed.TURNS], fixed[Fixed.CACHES] = requests.turns is not None, setup.prefix_cache
-    fixed[Fixed.COASTS] = setup.coasts and not looked_up
+    fixed[Fixed.COASTS] = setup.coasts and not looked_up and replica.ranks == 1
     fixed[Fixed.MOST_WAITING] = size + 1 if requests.most_waiting is None else requests.most_waiting
     if drafted is not None:
         fixed[Fixed.SLOTS], fixed[Fixed.DRAFTS] = drafted.drafts.slots, drafted.drafts.tokens
@@ -314,6 +344,8 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
     )
     fixed[Fixed.HOSTED] = setup.host is not None and not looked_up
     fixed[Fixed.LAYERED], fixed[Fixed.POOLED] = looked_up, setup.pools is not None
+    if replica.ranks > 1:
+        fixed[Fixed.PARALLEL], fixed[Fixed.BALANCE] = replica.ranks, setup.balance_iterations
     return fixed
 
 

@@ -14,7 +14,7 @@ from kvplan.model import FloatArray, IntArray
 
 NOBODY = -1
 STANDS_BY = 2  # a value of `Group.RUNS`
-KNEE, CHOSEN = 6, 8  # in `State.timing`
+KNEE, CHOSEN, ALL_RANKS = 6, 8, -1  # in `State.timing`
 GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind those of KV tokens
 GAPS_IN_E = 500  # bins in which a time grows by a factor e: each is 0.2 % wide
 SHORTEST_GAP_S = 1e-9  # what is shorter counts as this; the longest is 1e9 times a second
@@ -56,24 +56,29 @@ class Counter(Columns):
 
     RELEASED: int  # requests that have arrived, or whose arrival is fixed
     JOINED: int  # of these, those that have joined a queue
-    RESIDENT: int
+    RESIDENT: int  # this and what follows to `LOOKED_UP_AGAIN`: of data-parallel ranks the sum
     COMPLETED: int
     EVICTED: int
-    OVERFLOWS: int
-    ITERATIONS: int
     SEQUENCE: int
     HELD: int  # blocks
+    WINDOWED: int  # blocks of the pool of windows
     PROMPTS: int  # tokens of this batch's prefill
+    RECOMPUTED: int
+    COMPUTED: int
+    WAITING: int
+    SHED: int
+    GONE: int  # these, and those that therefore never come
+    LOOKED_UP: int  # tokens of the sequences of first admissions, with a prefix cache
+    LOOKED_UP_AGAIN: int  # of further ones
+    OVERFLOWS: int
+    ITERATIONS: int
     MORE_TOKENS: int  # of this batch, beside whole groups
     MORE_REQUESTS: int
     MORE_SILENT: int  # of these, those that emit nothing
-    RECOMPUTED: int
-    COMPUTED: int
     PEAK: int
     QUEUE_PEAK: int
     PROMPTS_PEAK: int
     BATCH_PEAK: int
-    WAITING: int
     STUCK: int  # why nothing can ever complete, where that is known: see `Stuck`
     LAST_COMPLETION: int  # iteration
     RECORDED: int
@@ -82,17 +87,12 @@ class Counter(Columns):
     PROMISED: int  # sum of what residents are promised
     LACKING: int  # tick at which memory would have lacked for a request that was not admitted
     ROWLESS: int  # requests that come after those that have a row of their own
-    SHED: int
-    GONE: int  # these, and those that therefore never come
     FREE: int  # blocks in the queue of free ones; this and what follows: of a prefix cache
     BLANK: int  # of these, those that hold nothing known
     OLDEST: int  # ends of the queue
     NEWEST: int
-    LOOKED_UP: int  # tokens of the sequences of first admissions
-    LOOKED_UP_AGAIN: int  # of further ones
     ROWS: int  # of a radix tree: those of its nodes that have been used
     SPARE: int  # one that is free again
-    WINDOWED: int  # blocks of the pool of windows
     HOSTED: int  # blocks in the queue of the host tier; this and what follows: of that
     HOST_OLDEST: int  # its ends
     HOST_NEWEST: int
@@ -100,12 +100,21 @@ class Counter(Columns):
     HELD_BEFORE: int  # blocks, before the last iteration ended
     ON_LINKS: int  # requests handed over whose KV has not gone yet
     SPAN: int  # the row of `State.span` that counts now
+    TURN: int  # what data-parallel ranks form now, see `Turn`; this and the next two: of those
+    READY: int  # tokens of prompts that this iteration could compute
+    LEFT: int  # of the budget
 
 
 class Stuck:
     """Why nothing can complete: a request does not fit even alone; the same ones overflow again and again."""
 
     NEVER_FITS, AGAIN = 1, 2
+
+
+class Turn:
+    """What a policy forms of a batch, in `Counter.TURN`: all, decodes alone, or the prompts beside these."""
+
+    ALL, DECODES, PROMPTS = range(3)
 
 
 class Clock(Columns):
@@ -166,10 +175,12 @@ class Fixed(Columns):
     # requests of a fleet that computes prompts apart; behind them, their rows for decode replicas
     HANDED_OVER: int
     MOST_WAITING: int  # beyond so many nobody joins a queue
+    BALANCE: int  # iterations that prompts wait at most until every rank has one
     EXTENDED: int  # this and what follows: `Features`
     HOSTED: int
     LAYERED: int
     POOLED: int
+    PARALLEL: int  # ranks; 0: one engine alone
 
 
 class Cache:
@@ -388,11 +399,12 @@ class Features(NamedTuple):
     # what requests hold and read is looked up: layers keep KV of several kinds, or there are drafts
     layered: bool = False
     pooled: bool = False  # windows have a pool of their own
+    parallel: bool = False  # data-parallel ranks step together, see `kvplan.simulation.data_parallel`
 
 
 def features(s: "State") -> Features:
     """Return the features of a run."""
-    return Features(*map(bool, s.fixed[Fixed.EXTENDED : Fixed.POOLED + 1]))
+    return Features(*map(bool, s.fixed[Fixed.EXTENDED : Fixed.PARALLEL + 1]))
 
 
 def extended(s: "State") -> bool:
@@ -411,13 +423,18 @@ def pooled(s: "State") -> bool:
     return bool(s.fixed[Fixed.POOLED])
 
 
-KNOWN_WHEN_COMPILED = (extended, hosted, layered, pooled)  # in the order of `Features`
+def parallel(s: "State") -> bool:
+    return bool(s.fixed[Fixed.PARALLEL])
+
+
+KNOWN_WHEN_COMPILED = (extended, hosted, layered, pooled, parallel)  # in the order of `Features`
 
 
 class State(NamedTuple):
     """Everything a run reads and writes. Arrays with named columns."""
 
-    timing: FloatArray  # constants of the iteration time, as `kvplan.model.iteration_time` takes them
+    # constants of the iteration time, as `kvplan.model.iteration_time` takes them, and `Timing.all_ranks`
+    timing: FloatArray
     fixed: IntArray  # shape (Fixed.WIDTH,): other constants of the run
     knobs: FloatArray  # parameters of the policy, for its own eyes
     clock: FloatArray  # shape (Clock.LAST_RUN + n_groups,)

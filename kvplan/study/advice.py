@@ -146,7 +146,7 @@ def _advice(
 
 
 def _knobs(model: ServingModel, settings: Settings) -> Iterator[tuple[str, list[float]]]:
-    """Yield parameters that the policy has, and the values to begin with."""
+    """Yield parameters that the policy has, and the values to begin with; of a data-parallel rank."""
     parameters = POLICIES[settings.policy].parameters
     if settings.given.get(ADMISSION, (_WHOLE_PROMPT,))[0] != _WHOLE_PROMPT:
         yield ADMISSION, [_WHOLE_PROMPT]
@@ -156,9 +156,10 @@ def _knobs(model: ServingModel, settings: Settings) -> Iterator[tuple[str, list[
         if name in parameters:
             held = admissions_per_iteration(replace(model, replica=replace(model.replica, max_num_seqs=None)))
             held *= model.mix.mean(model.mix.stages)
-            most = model.replica.max_num_batched_tokens or math.inf
-            now = model.replica.max_num_seqs
-            seats = {max(1, round(share * held)) for share in _SEATS}
+            rank = model.replica.of_rank()
+            most = rank.max_num_batched_tokens or math.inf
+            now = rank.max_num_seqs
+            seats = {max(1, round(share * held / model.replica.ranks)) for share in _SEATS}
             yield name, [float(n) for n in sorted(seats) if n <= most and n != now]
 
 
@@ -166,7 +167,8 @@ def _with(model: ServingModel, settings: Settings, changes: tuple[Setting, ...])
     """Return a replica with other settings; what limits its seats stands in the model, where analyses see it."""
     for name, value in changes:
         if name in SEATS:
-            model = replace(model, replica=replace(model.replica, max_num_seqs=int(value)))
+            seats = model.replica.ranks * int(value)
+            model = replace(model, replica=replace(model.replica, max_num_seqs=seats))
         else:
             settings = Settings(settings.policy, {**settings.given, name: (value,)})
     return model, settings

@@ -114,8 +114,8 @@ def derive(
 ) -> Operations | None:
     """Derive what a service is operated by from its profile and objectives; None where no rate meets these.
 
-    Without a `headroom` it is the smallest of `HEADROOMS` with which enough requests are within the objectives in the
-    worst of some simulated days, or the largest.
+    Without a `headroom` it is found by simulated days, in the worst of which enough requests are within the objectives;
+    the largest of `HEADROOMS` where none is enough.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def derive(
     seen = _seen(service, point.goodput_rps, point.replicas)
     operations, within = _operations(service, point, seen, load_s), None
     if headroom is None:
-        headroom, within = _searched(service, operations, progress)
+        headroom, within, _ = _searched(service, operations, progress)
     operations = _with_headroom(operations, service, headroom)._replace(worst_within=within)
     if headroom > 0:
         seen = _seen(service, operations.arrivals_rps, point.replicas)
@@ -137,27 +137,38 @@ def derive(
     return operations._replace(planned=operations.planned._replace(**at_target))
 
 
-def _searched(service: FleetDay, operations: Operations, progress: Progress | None) -> tuple[float, float]:
-    """Return the smallest headroom that is enough, or the largest, and the share within the limits in its worst day."""
+class _Days(NamedTuple):
+    """Simulated days at a headroom."""
+
+    headroom: float
+    worst: float  # share of the requests of a day within the objectives
+    gpu_hours: float  # of the first day
+
+
+def _searched(service: FleetDay, operations: Operations, progress: Progress | None) -> _Days:
+    """Find the smallest headroom that is enough; of those that were tried and are, the one that costs least.
+
+    Far below it autoscalers wait for queues, and then overshoot. The largest, where none is enough.
+    """
     scenarios = at_once(service.scenario, SEEDS)
-    worst: dict[float, float] = {}
+    tried: list[_Days] = []
 
-    def enough(place: int) -> bool:
-        headroom = HEADROOMS[place]
-        settings, shares = _with_headroom(operations, service, headroom), [1.0]
+    def enough(headroom: float) -> bool:
+        settings, runs = _with_headroom(operations, service, headroom), []
         for j in range(0, len(scenarios), _AT_ONCE):
-            if min(shares) >= WITHIN:
-                runs = at_once(partial(_day, service, settings), scenarios[j : j + _AT_ONCE])
-                shares += [run.within for run in runs]
-        worst[headroom] = min(shares)
+            runs += at_once(partial(_day, service, settings), scenarios[j : j + _AT_ONCE])
+            if min(run.within for run in runs) < WITHIN:
+                break
+        tried.append(_Days(headroom, min(run.within for run in runs), runs[0].gpu_hours))
         if progress is not None:
-            progress(len(worst) / len(HEADROOMS).bit_length())
-        return worst[headroom] >= WITHIN
+            progress(len(tried) / len(HEADROOMS).bit_length())
+        return tried[-1].worst >= WITHIN
 
-    headroom = HEADROOMS[bisect_left(range(len(HEADROOMS) - 1), True, key=enough)]
-    if headroom not in worst:
-        enough(len(HEADROOMS) - 1)
-    return headroom, worst[headroom]
+    bisect_left(HEADROOMS[:-1], True, key=enough)
+    if all(days.worst < WITHIN for days in tried):
+        enough(HEADROOMS[-1])
+        return tried[-1]
+    return min((days for days in tried if days.worst >= WITHIN), key=lambda days: days.gpu_hours)
 
 
 def _day(service: FleetDay, settings: Operations, scenario: Scenario) -> DayRun:

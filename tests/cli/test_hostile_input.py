@@ -42,7 +42,7 @@ def test_no_name_commands_a_terminal_or_a_ci_server(run: Run, tmp_path: Path) ->
             *("analyze --format text", "analyze --format markdown", "analyze --format json"),
             "explain wait.classes[].threshold",
             "explain equilibrium.classes[].in_flight --format markdown",
-            *("simulate --requests 50", "plan", "emit --engine vllm"),
+            *("simulate --requests 50", "plan", "emit --target vllm"),
             "mix --replicas 2",
         ),
         check,

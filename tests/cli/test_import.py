@@ -255,6 +255,51 @@ def test_one_result_of_a_benchmark_determines_nothing_that_loads_multiply(run: R
     assert re.search(r"do not determine [^:]*\bd2 \(all samples have", said)
 
 
+SETTINGS = (
+    "backend,source,concurrency,input,output,ttft_ms,tpot_ms,speculative,warmed_up,receive_every_steps,"
+    "batch_wait_iterations,batch_wait_tokens\n"
+)
+AS_INFERENCEMAX = (
+    "lengths drawn from 0.8 to 1 times those stated, 10 requests of each client, all clients at once"
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "engine", "said"),
+    [
+        (
+            [f"sglang,inferencemax,{c},1000,100,{100 + c},{10 + c / 8},no,yes,30,0,0" for c in (4, 16, 64)],
+            {"name": "sglang", "receive_every_steps": 30},
+            AS_INFERENCEMAX,
+        ),
+        (
+            [f"trtllm,own,{c},1000,100,{100 + c},{10 + c / 8},no,no,1,20,14746" for c in (4, 16, 64)],
+            {"name": "trtllm", "batch_wait_iterations": 20, "batch_wait_tokens": 14746},
+            "all requests of the lengths stated",
+        ),
+        (
+            [f"sglang,own,{c},1000,100,{100 + c},{10 + c / 8},no,yes,{c},0,0" for c in (4, 16, 64)],
+            {"name": "sglang"},
+            "[engine] has no receive_every_steps, in which runs differ",
+        ),
+        (
+            [f"vllm,own,{c},1000,100,{100 + c},{10 + c / 8},no,yes,1,0,0" for c in (4, 16, 64)],
+            None,
+            "10 of each client",
+        ),
+    ],
+)
+def test_what_a_result_table_says_of_the_engine_is_the_profiles(
+    run: Run, tmp_path: Path, rows: list[str], engine: dict[str, object] | None, said: str
+) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text(SETTINGS + "\n".join(rows) + "\n")
+    like = ("--model", "Llama-3.1-8B", "--gpu", "H100")
+    profile, _ = imported(run, table, "--capacity", "400000", *like)
+    assert profile.tables.get("engine") == engine
+    assert said in " ".join(profile.text.replace("\n#", "").split())
+
+
 def test_loads_stand_back_behind_iterations_and_name_their_replica(run: Run, folder: Path) -> None:
     sweep = folder / "sweep.csv"
     sweep.write_text(

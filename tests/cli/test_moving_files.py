@@ -34,7 +34,7 @@ COMMANDS = [
         (["explain", "load.headroom", "PIPE"], PROFILE),
         (["simulate", "PIPE", "--requests", "50"], PROFILE),
         (["simulate", "tool-calls-h100", "--policy", "greedy,vllm", "--trace", "PIPE"], ROWS),
-        (["emit", "PIPE", "--engine", "vllm"], PROFILE),
+        (["emit", "PIPE", "--target", "vllm"], PROFILE),
         (["plan", "PIPE", "--rate", "2"], PROFILE),
         (["mix", "PIPE", "--replicas", "2"], PROFILE),
         (["sweep", "PIPE", "--vary", "timing.d0=1ms,2ms", "-o", "OUTPUT"], PROFILE),
@@ -99,7 +99,7 @@ def test_a_file_that_changes_is_what_was_read_of_it(change: Callable[[Path], obj
 @every(
     "command",
     [
-        *("analyze IT -o IT", "emit IT --engine vllm -o IT", "plan IT -o IT", "explain load IT -o IT"),
+        *("analyze IT -o IT", "emit IT --target vllm -o IT", "plan IT -o IT", "explain load IT -o IT"),
         *("mix IT --replicas 2 -o IT", "diff tool-calls-h100 IT -o IT"),
         *(
             f"simulate IT --trace TRACE {option} {read}"

@@ -67,6 +67,6 @@ def test_a_processor_with_fused_multiply_add_leaves_the_same_bytes() -> None:
     for code in codes:
         setup, _ = Job(Settings("vllm", {}), scenario).prepare()
         state = new_state(scenario.requests, model.timing, model.replica, setup, None)
-        assert native.Loop(code, 2)(state, 10**6, 10**5) == engine.FINISHED
+        assert native.Loop(code, 3)((state,), 0, 10**6, 10**5) == engine.FINISHED
         left.append(b"".join(array.tobytes() for array in state))
     assert left[0] == left[1]

@@ -289,7 +289,7 @@ def test_the_rate_cap_ends_a_collapse(name: str) -> None:
 
     def evictions_until(step: Any, iterations: int) -> int:
         before = state.counter[Counter.EVICTED]
-        step(state, iterations, 10**6)
+        step((state,), 0, iterations, 10**6)
         return int(state.counter[Counter.EVICTED] - before)
 
     worst = worst_cycle(model, stability(model), None)

@@ -1,13 +1,14 @@
 """Fleets in simulation: one replica is what it was, several are what an obvious model of them does."""
 
 import math
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from runs import differing
 from tiers import examples
 
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
@@ -42,18 +43,6 @@ def simulated(
     scenario = Scenario(model, Plan(), requests, tuple(c.name for c in model.classes), seed)
     job = Job(Settings(policy, {k: (v,) for k, v in given.items()}), scenario, load.horizon_s, open_s=open_s)
     return job.run(lambda done: True, None, compile)
-
-
-def differing(one: Any, other: Any, path: str = "") -> list[str]:
-    """The fields of two records that differ."""
-    if is_dataclass(one):
-        return [
-            name
-            for f in fields(one)
-            for name in differing(getattr(one, f.name), getattr(other, f.name), f"{path}.{f.name}")
-        ]
-    same = np.array_equal(one, other, equal_nan=True) if isinstance(one, np.ndarray) else one == other
-    return [] if same else [path]
 
 
 LOADS = [

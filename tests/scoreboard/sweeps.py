@@ -96,7 +96,7 @@ def _as_set(point: Point, row: Mapping[str, str] | None) -> Point | None:
         "sglang",
     ):  # its figures show no interval, whatever the script says
         waits = Waits()
-    return replace(point, waits=waits)
+    return replace(point, waits=waits, max_num_batched_tokens=int(row["max_num_batched_tokens"]))
 
 
 def high_from_low(sweep: Sweep) -> Iterator[tuple[Sweep, Hidden]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every import every
 from measured import UNDRAINED
 from strategies import mix_model
 
@@ -19,6 +20,7 @@ from kvplan.model import (
     Admission,
     Engine,
     EngineName,
+    Parallelism,
     Plan,
     Prefill,
     Replica,
@@ -69,7 +71,11 @@ def limited(**limits: Any) -> ServingModel:
 
 def cached(tier: Offload | None = TIER) -> ServingModel:
     one = RequestClass("a", 3000, (200,), (1.0,), 1.0, reuse=Reuse(3000, 0.8, Exponential(60.0)))
-    return ServingModel((one,), Timing(0.012, 1e-7, 60e-6), Replica(400_000, 16, gpus=2, offload=tier))
+    return ServingModel(
+        (one,),
+        Timing(0.012, 1e-7, 60e-6),
+        Replica(400_000, 16, gpus=2, offload=tier, parallelism=Parallelism(2)),
+    )
 
 
 def test_what_the_profile_says_is_written_in_the_words_of_each_engine() -> None:
@@ -78,6 +84,72 @@ def test_what_the_profile_says_is_written_in_the_words_of_each_engine() -> None:
     assert flags("sglang", both) == {"--max-running-requests": "64", "--chunked-prefill-size": "512"}
     assert flags("trtllm", both) == {"max_batch_size": "64", "max_num_tokens": "512"}
     assert flags("vllm", ONE) == {}
+
+
+@every(
+    ("name", "ranks", "wanted"),
+    [
+        ("vllm", Parallelism(8), {"--tensor-parallel-size": "8"}),
+        ("vllm", Parallelism(1, 8, 8), {"--data-parallel-size": "8", "--enable-expert-parallel": None}),
+        (
+            "vllm",
+            Parallelism(8, pipeline=2, context=4),
+            {
+                "--tensor-parallel-size": "8",
+                "--pipeline-parallel-size": "2",
+                "--decode-context-parallel-size": "4",
+            },
+        ),
+        (
+            "sglang",
+            Parallelism(2, 4, 8, 2, 2),
+            {
+                "--tp-size": "8",
+                "--dp-size": "4",
+                "--enable-dp-attention": None,
+                "--ep-size": "8",
+                "--pp-size": "2",
+                "--dcp-size": "2",
+            },
+        ),
+        (
+            "trtllm",
+            Parallelism(1, 8, 4, 2),
+            {
+                "tensor_parallel_size": "8",
+                "enable_attention_dp": "true",
+                "moe_expert_parallel_size": "4",
+                "pipeline_parallel_size": "2",
+            },
+        ),
+    ],
+)
+def test_engines_are_told_how_gpus_share_the_model(
+    name: str, ranks: Parallelism, wanted: dict[str, str | None]
+) -> None:
+    assert flags(name, limited(parallelism=ranks)) == wanted
+
+
+def test_limits_are_of_a_rank_and_of_all_where_the_engine_divides_them() -> None:
+    """SGLang divides --max-running-requests and --chunked-prefill-size by the ranks of attention."""
+    ranks = limited(max_num_seqs=4 * 64, max_num_batched_tokens=4 * 512, parallelism=Parallelism(1, 4))
+    rank = SEATS._replace(settings=(Setting("max_num_seqs", 50),))
+    running = SEATS._replace(settings=(Setting("max_running_requests", 50),))
+    found = flags("vllm", ranks)
+    assert (found["--max-num-seqs"], found["--max-num-batched-tokens"]) == ("64", "512")
+    assert (
+        flags("vllm", ranks, rank)["--max-num-seqs"] == flags("trtllm", ranks, rank)["max_batch_size"] == "50"
+    )
+    found = flags("sglang", ranks)
+    assert (found["--max-running-requests"], found["--chunked-prefill-size"]) == ("256", "2048")
+    assert flags("sglang", ranks, running)["--max-running-requests"] == "200"
+
+
+def test_tensorrt_llm_has_a_gpu_for_each_rank() -> None:
+    with pytest.raises(
+        UsageError, match="TensorRT-LLM has no TP2 DP4: its data-parallel ranks have a GPU each"
+    ):
+        flags("trtllm", limited(parallelism=Parallelism(2, 4)))
 
 
 def test_how_the_engine_admits_is_written_for_that_engine_alone() -> None:
@@ -98,6 +170,15 @@ def test_how_long_prompts_wait_is_written_for_that_engine_alone() -> None:
         "max_num_tokens": "500",
         "batch_wait_timeout_iters": "20",
         "batch_wait_max_tokens_ratio": "0.8",
+    }
+    balances = Engine(EngineName.TRTLLM, balance_iterations=60)
+    ranks = replace(limited(parallelism=Parallelism(1, 8)), engine=balances)
+    assert flags("trtllm", ranks) == {
+        "tensor_parallel_size": "8",
+        "enable_attention_dp": "true",
+        "enable_balance": "true",
+        "batching_wait_iters": "0",
+        "timeout_iters": "60",
     }
 
 
@@ -135,7 +216,7 @@ def test_limits_that_end_a_collapse_are_a_cap_and_a_bound_on_the_queue() -> None
     }
     seats = BOTH._replace(settings=(Setting("max_running_requests", 50), BOTH.settings[1]))
     assert flags("sglang", model, seats) == {
-        "--tensor-parallel-size": "2",
+        "--tp-size": "2",
         "--max-running-requests": "50",
         "--max-queued-requests": str(waiting),
     }
@@ -155,7 +236,7 @@ def test_vllm_is_told_the_bytes_of_all_ranks() -> None:
 
 def test_sglang_is_told_how_many_times_the_gpu() -> None:
     wanted = {
-        "--tensor-parallel-size": "2",
+        "--tp-size": "2",
         "--enable-hierarchical-cache": None,
         "--hicache-ratio": "2",
         "--hicache-write-policy": "write_through",

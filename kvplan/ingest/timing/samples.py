@@ -1,5 +1,6 @@
 """What files say of iterations: samples of them, loads and what clients measured, requests of a run, averages."""
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
@@ -102,6 +103,7 @@ class Point:
     in_midst: bool = False
     requests: int | None = None  # that were measured
     waits: Waits = AT_ONCE
+    max_num_batched_tokens: int | None = None  # None: what the replica has
     ttft_s: float | None = None
     tpot_s: float | None = None  # (E2E - TTFT) / (generated tokens - 1)
     e2e_s: float | None = None
@@ -136,3 +138,12 @@ class Sweep(FromFile):
 
 
 Measured = Samples | Sweep
+
+
+def settings_of(runs: Sequence[Sweep]) -> tuple[dict[str, int], list[str]]:
+    """Tell how all runs let prompts wait, where not by default, and what is to be said of keys in which they differ."""
+    waits = [point.waits._asdict() for sweep in runs for point in sweep.points]
+    seen = {key: {some[key] for some in waits} for key in Waits._fields if waits}
+    common = {key: min(values) for key, values in seen.items() if len(values) == 1}
+    differing = [f"[engine] has no {key}, in which runs differ" for key in seen.keys() - common.keys()]
+    return {key: value for key, value in common.items() if value != getattr(AT_ONCE, key)}, sorted(differing)

@@ -60,7 +60,7 @@ class Job(NamedTuple):
     def prepare(self) -> tuple[Setup, dict[str, object]]:
         """Return what the engine needs of one replica, and the parameters; refuse what cannot be run."""
         self._check()
-        return self.policy.prepare(self.scenario, self.settings)
+        return self.policy.set_up(self.scenario, self.settings)
 
     def _check(self) -> None:
         model = self.scenario.model

@@ -235,7 +235,7 @@ def run_replica(
     clock[Clock.PAUSE] = until_s
     if s.fixed[Fixed.COASTS] and (calm or admits_nobody(s)):
         coast(s, limit, patience)
-    code = loop(s, limit, patience)
+    code = loop(states, replica, limit, patience)
     s.fleet[row, Site.IDLES], s.fleet[row, Site.ENDS] = code == IDLE, 0
     here, acts_s = outstanding(s), math.inf
     if code == GOES_ON and alone and c[Counter.ITERATIONS] == limit and clock[Clock.NOW] < clock[Clock.PAUSE]:

@@ -13,18 +13,26 @@ from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Replica, Timing
 from kvplan.model.fleet import Routing
 from kvplan.simulation import engine
+from kvplan.simulation.data_parallel import form_together
 from kvplan.simulation.engine import GOES_ON, LACKS_ROWS, LIVELOCK, FormBatch, Loop, Program, until_it_ends
 from kvplan.simulation.fleet import links
 from kvplan.simulation.fleet import loop as fleet_loop
 from kvplan.simulation.fleet.scaling import Pods
-from kvplan.simulation.initial_state import RECORDS, Setup, Spans, new_state
+from kvplan.simulation.initial_state import (
+    RECORDS,
+    Setup,
+    Spans,
+    common_arrays,
+    like,
+    new_state,
+    with_ranks,
+)
 from kvplan.simulation.outcome import Ending, Outcome, outcome
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.requests import Requests, Turns, nothing_follows
 from kvplan.simulation.row_pool import RowPool
 from kvplan.simulation.state import (
     NOBODY,
-    Cache,
     Clock,
     Counter,
     Fixed,
@@ -110,12 +118,15 @@ def run(
         _let_in(states, pods, 0.0, rng)
     elif groups[0].open_s and routing in _RULES:
         _open_and_close(states, groups[0].open_s, 0.0)
+    size = sum(group.replicas for group in groups)  # behind their states are those of ranks
     now = 0.0  # of the last change
     longest = int(requests.iterations().max(initial=1) + requests.input_tokens.max(initial=1))
     patience = engine.PATIENCE * longest + 1000
 
     def goes_on() -> bool:
-        return watch is None or watch(int(sum(s.counter[Counter.COMPLETED] for s in states)) // len(groups))
+        return watch is None or watch(
+            int(sum(s.counter[Counter.COMPLETED] for s in states[:size])) // len(groups)
+        )
 
     def step(loop: Loop, fast: bool) -> Ending | None:
         nonlocal states, now
@@ -136,10 +147,12 @@ def run(
             else:
                 _step(states, pods, now, pristine)
                 _let_in(states, pods, now, rng)
-        return None if code in (GOES_ON, LACKS_ROWS, fleet_loop.CHANGES) else _ending(states, rows, code)
+        return (
+            None if code in (GOES_ON, LACKS_ROWS, fleet_loop.CHANGES) else _ending(states[:size], rows, code)
+        )
 
     ending = until_it_ends(PROGRAM, policy, features(states[0]), step, goes_on, compile, announce)
-    return outcome(states, rows, ending)
+    return outcome(states[:size], rows, ending)
 
 
 @cache
@@ -148,7 +161,7 @@ def _bound(policy: FormBatch) -> Loop:
     return engine.with_names(fleet_loop.serve, run_replica=run_replica)
 
 
-PROGRAM = Program("fleet", _bound, (engine.loop, fleet_loop.serve, links.fetch))
+PROGRAM = Program("fleet", _bound, (engine.loop, form_together, fleet_loop.serve, links.fetch))
 
 
 _RULES = {Routing.LEAST_REQUESTS: Rule.BY_REQUESTS, Routing.LEAST_KV: Rule.BY_KV}
@@ -204,25 +217,28 @@ def _open_and_close(states: Sequence[State], open_s: Sequence[tuple[float, float
 
 
 _SHOWN = [Counter.OUTSTANDING, Counter.WAITING, Counter.HELD_BEFORE]
-# of a prefix cache, all but sums of what was looked up
-_CACHE = [*range(Counter.FREE, Counter.LOOKED_UP), *range(Counter.ROWS, Counter.OUTSTANDING)]
+_CACHE = [*range(Counter.FREE, Counter.OUTSTANDING)]  # of a prefix cache
 
 
 def _step(states: Sequence[State], pods: Pods, now: float, pristine: State) -> None:
     """Show pods their replicas, and empty the prefix caches of those that start."""
-    in_flight, waiting, held = np.array([s.counter[_SHOWN] for s in states]).T
-    done_s = np.array([s.clock[Clock.NOW] for s in states])
-    arrived, usage = int(states[0].fleet[0, Router.SENT]), held / states[0].fixed[Fixed.CAPACITY]
+    size, ranks = states[0].fleet.shape[0] - 1, int(states[0].fixed[Fixed.PARALLEL])
+    in_flight, waiting, held = np.array([s.counter[_SHOWN] for s in states[:size]]).T
+    done_s = np.array([s.clock[Clock.NOW] for s in states[:size]])
+    arrived = int(states[0].fleet[0, Router.SENT])
+    usage = held / (states[0].fixed[Fixed.CAPACITY] * max(ranks, 1))
     for site in pods.step(now, arrived, in_flight, waiting, usage, done_s):
-        states[site].counter[_CACHE] = pristine.counter[_CACHE]
-        if states[0].stream is not states[-1].stream:
-            states[site].stream[:] = pristine.stream
+        begin = size + site * ranks
+        for s in (states[site], *states[begin : begin + ranks]):
+            s.counter[_CACHE] = pristine.counter[_CACHE]
+            if states[0].stream is not states[-1].stream:
+                s.stream[:] = pristine.stream
 
 
 def _let_in(states: Sequence[State], pods: Pods, now: float, rng: np.random.Generator) -> None:
     """Let the router see the pods that are open, or mean all who come next for them."""
     s, here = states[0], pods.open(now)
-    closed = np.ones(len(states), np.int64)
+    closed = np.ones(s.fleet.shape[0] - 1, np.int64)
     closed[here] = 0
     for site in np.flatnonzero(s.fleet[1:, Site.CLOSED] != closed).tolist():
         s.fleet[1 + site, Site.CLOSED] = closed[site]
@@ -284,14 +300,11 @@ def _states(
         lesser = 2 * node + (link[2 * node + 1, : Link.WHOSE] < link[2 * node, : Link.WHOSE])
         link[node, : Link.WHOSE] = link[lesser, _COLUMNS]
         link[node, Link.WHOSE :] = link[lesser, Link.WHOSE + _COLUMNS]
-    # replicas of a group count in one histogram, which so stays in the processor's cache
-    of_group = {"histogram", "timing", "blocks", "context", "emitted"}
-    if requests.prefixes is None and all(g.setup.prefix_cache != Cache.RADIX_TREE for g in groups):
-        of_group.add("stream")  # a stranger leaves its blocks where it has been, and nobody else's
-    shared = {"time": time, "request": request, "fleet": fleet, "link": link}
-    of_all = {*shared, *of_group, "record"}
+    common = common_arrays(requests, groups[0].setup) & common_arrays(requests, groups[-1].setup)
     taken = sum(
-        g.replicas * sum(array.nbytes for name, array in first._asdict().items() if name not in of_all)
+        g.replicas
+        * (1 + int(first.fixed[Fixed.PARALLEL]))
+        * sum(array.nbytes for name, array in first._asdict().items() if name not in {*common, "record"})
         for g, first in zip(groups, firsts, strict=True)
     )
     if taken > _MOST_BYTES:
@@ -304,16 +317,17 @@ def _states(
     for group, first in zip(groups, firsts, strict=True):
         first.counter[[Counter.RELEASED, Counter.JOINED, Counter.ROWLESS]] = 0
         first.fixed[Fixed.ALL], first.fixed[Fixed.HANDED_OVER] = NOBODY, size if split else 0
-        own = first._replace(list=np.concatenate((first.list, np.array([[NOBODY, NOBODY, 0]] * 2))), **shared)
-        # of large pages little is ever written: a copy of them takes memory, zeros do not before they are written
-        not_copied = {*of_all, "phase"}
+        own = first._replace(
+            list=np.concatenate((first.list, np.array([[NOBODY, NOBODY, 0]] * 2))),
+            time=time,
+            request=request,
+            fleet=fleet,
+            link=link,
+        )
         for _ in range(group.replicas):
-            copies = {name: array.copy() for name, array in own._asdict().items() if name not in not_copied}
-            copies["phase"] = np.zeros(own.phase.shape, np.int64)
-            copies["record"] = np.zeros((records, own.record.shape[1]))
-            copies["fixed"][Fixed.SITE_NUMBER] = len(states)
-            states.append(own._replace(**copies))
-    return tuple(states)
+            states.append(like(own, common, records))
+            states[-1].fixed[Fixed.SITE_NUMBER] = len(states) - 1
+    return with_ranks(tuple(states), requests, groups[0].setup)
 
 
 def _tables(firsts: Sequence[State], sites: Sequence[IntArray]) -> tuple[FloatArray, IntArray]:
@@ -361,13 +375,14 @@ def groups(
     assert fleet is not None
     alone = scenario._replace(model=one_replica(model))
     if not fleet.is_split:
-        setup, parameters = policy.prepare(alone, settings)
+        setup, parameters = policy.set_up(alone, settings)
         return [ReplicaGroup(fleet.replicas, model.timing, model.replica, setup, Role.WHOLE)], parameters
     one, other = (alone.model.on(hardware) for hardware in (fleet.prefill_on, fleet.decode_on))
     for what, given in (
         ("layers of several kinds", one.replica.layout or other.replica.layout),
         ("drafts", model.drafts),
         ("a host tier", one.replica.offload or other.replica.offload),
+        ("data-parallel ranks", max(one.replica.ranks, other.replica.ranks) > 1 or None),
     ):
         if given is not None:
             raise UsageError(

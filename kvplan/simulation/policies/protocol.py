@@ -6,6 +6,7 @@ A further policy is a module of this package with a function marked `kernel` tha
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -116,7 +117,19 @@ class Policy(NamedTuple):
             return "layers of several kinds"
         if model.fleet is not None and model.fleet.is_split and not self.fetches:
             return "prefill and decode apart"
+        if model.replica.ranks > 1 and not self.engine:
+            return "data-parallel ranks"
         return "drafts" if model.drafts is not None and not self.drafts else None
+
+    def set_up(self, scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
+        """Prepare a run at one replica: where ranks share it, what each of them needs, and its parameters."""
+        model, replica = scenario.model, scenario.model.replica
+        if replica.ranks > 1:
+            for what, given in (("drafts", model.drafts), ("a host tier", replica.offload)):
+                if given is not None:
+                    raise UsageError(f"data-parallel ranks are not simulated beside {what}")
+            scenario = scenario._replace(model=replace(model, replica=replica.of_rank()))
+        return self.prepare(scenario, settings)
 
 
 def one_queue(requests: Requests) -> Setup:

@@ -15,7 +15,7 @@ whole-prompt admission is nearer. Left out is the reuse of blocks, as in `trtllm
 from kvplan.simulation.actions import blocks_of
 from kvplan.simulation.policies.parameters import LIMITS, PATIENCE
 from kvplan.simulation.policies.protocol import Policy
-from kvplan.simulation.policies.trtllm_no_evict import BATCH_WAIT, WAIT_ITERATIONS, prepared, waits_for_more
+from kvplan.simulation.policies.trtllm_no_evict import BATCH_WAIT, may_wait, prepared, prompts_wait
 from kvplan.simulation.policies.vllm import (
     NO_CAP,
     admit_prompts,
@@ -24,15 +24,17 @@ from kvplan.simulation.policies.vllm import (
     granted_tokens,
     serve_decodes,
 )
-from kvplan.simulation.state import NOBODY, Counter, Fixed, List, Request, State, kernel, sequence
+from kvplan.simulation.state import NOBODY, Counter, Fixed, List, Request, State, Turn, kernel, sequence
 
 
 @kernel
 def form_batch(s: State) -> None:
     """Serve running requests first, then prompts, part by part."""
-    budget = serve_decodes(s)
-    if s.knobs[WAIT_ITERATIONS] > 0 and waits_for_more(s, fitting_tokens(s, budget)):
-        return
+    budget = s.counter[Counter.LEFT]
+    if s.counter[Counter.TURN] != Turn.PROMPTS:
+        budget = s.counter[Counter.LEFT] = serve_decodes(s)
+        if may_wait(s) and prompts_wait(s, fitting_tokens(s, budget)):
+            return
     admit_prompts(s, go_on(s, budget), NO_CAP)
 
 

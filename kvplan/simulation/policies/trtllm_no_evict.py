@@ -32,29 +32,32 @@ from kvplan.simulation.state import (
     List,
     Request,
     State,
+    Turn,
     group_list,
     kernel,
     sequence,
 )
 
 WAIT_ITERATIONS, WAIT_TOKENS, WAITED = range(3, 6)  # of the knobs, behind those of `vllm`
-_ITERATIONS, _TOKENS = "batch_wait_iterations", "batch_wait_tokens"
+_ITERATIONS, _TOKENS, _BALANCE = "batch_wait_iterations", "batch_wait_tokens", "balance_iterations"
 BATCH_WAIT = {
     _ITERATIONS: "iterations that prompts wait at most, while anything decodes, until they and the decodes are tokens "
     "enough, TensorRT-LLM's batch_wait_timeout_iters; the profile's",
     _TOKENS: "so many tokens, its batch_wait_max_tokens_ratio times max_num_tokens; the profile's",
+    _BALANCE: "iterations that prompts wait at most until every data-parallel rank has one, its timeout_iters; the "
+    "profile's",
 }
 
 
 @kernel
 def form_batch(s: State) -> None:
     """Give running requests a token each, go on with the prompt begun before, then admit prompts."""
-    budget = int(s.knobs[MAX_TOKENS])
-    advance(s, 0)
-    budget -= s.list[group_list(s, 0), List.LENGTH]
+    budget = int(s.knobs[MAX_TOKENS]) - s.list[group_list(s, 0), List.LENGTH]
     request = s.counter[Counter.PARTLY]
-    if s.knobs[WAIT_ITERATIONS] > 0 and waits_for_more(s, promised_tokens(s, budget)):
-        return
+    if s.counter[Counter.TURN] != Turn.PROMPTS:
+        advance(s, 0)
+        if may_wait(s) and prompts_wait(s, promised_tokens(s, budget)):
+            return
     if request != NOBODY and budget > 0:
         budget -= compute_prompt(s, request, budget)
     admit_promised(s, budget)
@@ -75,6 +78,19 @@ def promised_tokens(s: State, budget: int) -> int:
         seats -= 1
         request = s.request[request, Request.AFTER]
     return int(budget - left)
+
+
+@kernel
+def may_wait(s: State) -> bool:
+    """Tell whether prompts may have to wait, for more of them or for those of other ranks."""
+    return bool(s.knobs[WAIT_ITERATIONS] > 0 or s.counter[Counter.TURN] == Turn.DECODES)
+
+
+@kernel
+def prompts_wait(s: State, tokens: int) -> bool:
+    """Tell whether prompts wait of which this iteration could compute so many tokens."""
+    s.counter[Counter.READY] = tokens
+    return s.counter[Counter.TURN] == Turn.DECODES or waits_for_more(s, tokens)
 
 
 @kernel
@@ -115,13 +131,16 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 def prepared(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Prepare a queue within limits and a batch wait, both the profile's unless set."""
+    """Prepare a queue within limits, a batch wait and balanced ranks, all the profile's unless set."""
     engine = scenario.model.engine or Engine()
     iterations = whole_number(settings, _ITERATIONS, engine.batch_wait_iterations, 0)
     tokens = whole_number(settings, _TOKENS, engine.batch_wait_tokens, 0)
+    balance = whole_number(settings, _BALANCE, engine.balance_iterations, 0)
     setup, limits = within_limits(scenario, settings, 0, FIRST_PART, iterations, tokens, 0)
     known = {_ITERATIONS: iterations, _TOKENS: tokens} if iterations and tokens else {}
-    return setup._replace(coasts=not known), {**limits, **known}
+    balanced = {_BALANCE: balance} if balance else {}
+    setup = setup._replace(coasts=not known, balance_iterations=balance)
+    return setup, {**limits, **known, **balanced}
 
 
 POLICY = Policy(

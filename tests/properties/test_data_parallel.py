@@ -1,0 +1,198 @@
+"""Data-parallel ranks that step together, against an obvious model of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from runs import differing
+from slow_ranks import Found, step_together
+from tiers import at_night, is_night
+
+from kvplan.errors import UsageError
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model.drafts import Drafts
+from kvplan.model.fleet import Fleet
+from kvplan.model.gaps import Exponential
+from kvplan.model.parallelism import Parallelism
+from kvplan.model.replica import Offload
+from kvplan.model.sessions import Reuse
+from kvplan.options import Arrivals
+from kvplan.simulation import engine, initial_state
+from kvplan.simulation.experiments.load import Load, generate
+from kvplan.simulation.experiments.runner import Job
+from kvplan.simulation.fleet import run as fleet_run
+from kvplan.simulation.outcome import Outcome
+from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.requests import Requests
+from kvplan.simulation.state import Fixed
+
+POLICIES = ("vllm", "sglang", "trtllm-no-evict", "trtllm-max-utilization", "sarathi", "vllm-v0")
+HORIZON_S = 3.0
+
+
+def of_ranks(rank: Replica, ranks: int) -> Replica:
+    """All ranks together."""
+    return replace(
+        rank,
+        memory_tokens=ranks * rank.memory_tokens,
+        max_num_seqs=rank.max_num_seqs and ranks * rank.max_num_seqs,
+        max_num_batched_tokens=rank.max_num_batched_tokens and ranks * rank.max_num_batched_tokens,
+        parallelism=Parallelism(data=ranks),
+    )
+
+
+def simulated(
+    model: ServingModel, requests: Requests, policy: str, given: dict[str, Any], compile: bool
+) -> Outcome:
+    names = tuple(c.name for c in model.classes)
+    settings = Settings(policy, {key: (float(value),) for key, value in given.items()})
+    horizon_s = HORIZON_S if requests.more_later else None
+    return Job(settings, Scenario(model, Plan(), requests, names), horizon_s).run(None, None, compile)
+
+
+def check(seed: int, policies: tuple[str, ...] = POLICIES) -> str:
+    """Compare one random case; returns which policy it has."""
+    rng = np.random.default_rng(seed)
+    policy, ranks, replicas = policies[seed % len(policies)], int(rng.integers(1, 9)), int(rng.integers(1, 4))
+    lengths = tuple(np.unique(rng.integers(1, 40, size=3)).tolist())
+    kinds = tuple(
+        RequestClass(name, int(rng.integers(0, 90)), lengths, (1.0,) * len(lengths), 1.0) for name in "ab"
+    )
+    block = int(rng.choice([1, 4, 16]))
+    longest = max(c.input_tokens for c in kinds) + lengths[-1]
+    rank = Replica(
+        (-(-longest // block) + 2) * block + int(rng.choice([0, 40, 150, 600])),
+        block_tokens=block,
+        max_num_seqs=int(rng.integers(1, 9)) if rng.random() < 0.7 else None,
+        max_num_batched_tokens=int(rng.integers(16, 120)) if rng.random() < 0.7 else None,
+        prefix_caching=False,
+    )
+    d0, d1, d2, d3, each, d4, d5 = rng.random(7) * [0.02, 2e-5, 1e-3, 1e-3, 2e-4, 1e-3, 1e-4]
+    if rng.random() < 0.5:
+        d4 = d5 = 0.0
+    knee, chosen = float(rng.integers(0, 40)), 0.03 * float(rng.random() < 0.5)
+    law = Timing(d0 + 1e-3, d1, d2, d3, d4, d5, knee, experts=0.01, chosen=chosen, all_ranks=each)
+    fleet = None if replicas == 1 and rng.random() < 0.5 else Fleet(replicas=replicas)
+    rate = rng.choice([2.0, 8.0, 30.0]) * ranks * replicas
+    model = ServingModel(
+        tuple(replace(c, rate_rps=rate / 2) for c in kinds),
+        law.of_ranks(ranks),
+        of_ranks(rank, ranks),
+        fleet=fleet,
+    )
+    load = Load(requests=int(rng.integers(1, 60)))
+    if replicas == 1 and rng.random() < 0.5:
+        load = load._replace(kind=Arrivals.CLOSED, concurrency=int(rng.integers(1, 30)))
+    requests = generate(model, load, seed)
+    given: dict[str, Any] = {}
+    known: dict[str, Any] = {"max_new": (lengths[-1],) * 2, "conservativeness": 1.0}
+    if policy.startswith("trtllm"):
+        given["balance_iterations"] = known["balance_iterations"] = int(rng.choice([0, 1, 3, 20]))
+    if ranks == 1:
+        known["balance_iterations"] = 0
+    found = simulated(model, requests, policy, given, compile=False)
+    slow = step_together(policy, requests, law, rank, ranks, replicas, known)
+    agree(found, slow)
+    return policy
+
+
+def agree(found: Outcome, slow: Found) -> None:
+    near = {"rel": 1e-9, "abs": 1e-9, "nan_ok": True}
+    assert found.first_token_s.tolist() == pytest.approx(slow.first_token_s, **near)
+    assert found.finish_s.tolist() == pytest.approx(slow.finish_s, **near)
+    assert found.evictions.tolist() == slow.evictions
+    assert (found.iterations, found.prefill_peak) == (slow.iterations, slow.prefill_peak)
+    assert found.kv_peak == slow.kv_peak
+    assert found.busy_s == pytest.approx(slow.busy_s, **near)
+
+
+def test_ranks_do_what_an_obvious_model_of_them_does() -> None:
+    for seed in range(120 if is_night() else 18):
+        check(seed)
+
+
+CHAT = RequestClass("chat", 300, (40, 90), (0.5, 0.5), 24.0)
+RANK = Replica(2_000, block_tokens=16, max_num_seqs=8, max_num_batched_tokens=400)
+MODEL = ServingModel((CHAT,), Timing(0.02, 1e-6, 1e-4, 1e-5, all_ranks=1e-5).of_ranks(4), of_ranks(RANK, 4))
+LOADS = (
+    Load(requests=60),
+    Load(requests=None, horizon_s=HORIZON_S),
+    Load(Arrivals.CLOSED, 60, concurrency=19),
+)
+
+
+def test_an_engine_alone_is_a_rank_of_one_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = initial_state._fixed
+
+    def ranked(*given: Any) -> Any:
+        made = fixed(*given)
+        made[Fixed.PARALLEL], made[Fixed.COASTS] = 1, 0
+        return made
+
+    model = replace(MODEL, replica=RANK, classes=(replace(CHAT, rate_rps=6.0),))
+    again = replace(model, classes=(replace(CHAT, rate_rps=6.0, reuse=Reuse(0.9, 0.8, Exponential(3.0))),))
+    cases = [(served, load) for served in (model, again) for load in LOADS]
+    for served, load in cases:
+        for fleet in (None, Fleet(replicas=1)):
+            served = replace(served, fleet=fleet)
+            requests = generate(served, load, 1)
+            alone = simulated(served, requests, "vllm", {}, False)
+            with monkeypatch.context() as patch:
+                patch.setattr(initial_state, "_fixed", ranked)
+                assert not differing(alone, simulated(served, requests, "vllm", {}, False)), (load, fleet)
+
+
+@pytest.mark.parametrize("policy", ["vllm", *at_night("sglang", "trtllm-max-utilization"), "trtllm-no-evict"])
+def test_compiled_ranks_leave_the_same_bytes_alone_and_in_fleets(policy: str) -> None:
+    given = {"balance_iterations": 5} if policy.startswith("trtllm") else {}
+    for fleet in (None, Fleet(replicas=3)):
+        for load in LOADS:
+            model = replace(MODEL, fleet=fleet)
+            requests = generate(model, load, 1)
+            one, other = (simulated(model, requests, policy, given, compile) for compile in (False, True))
+            assert np.isfinite(one.finish_s).any()
+            assert not differing(one, other)
+
+
+def test_requests_whose_rows_are_refilled_go_where_they_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Load(requests=300)
+    for fleet in (None, Fleet(replicas=2)):
+        model = replace(MODEL, fleet=fleet)
+        requests = generate(model, load, 1)
+        whole = simulated(model, requests, "vllm", {}, False)
+        with monkeypatch.context() as patch:
+            for module, name in ((engine, "ROWS"), (fleet_run, "_ROWS")):
+                patch.setattr(module, name, 40)
+            assert not differing(whole, simulated(model, requests, "vllm", {}, False))
+
+
+def test_the_busiest_rank_of_eight_has_three_quarters_of_the_prompt_tokens() -> None:
+    """183 of 238 in an iteration of 256 clients, 1k in and out as InferenceMAX draws them, 10 requests a client."""
+    lengths = tuple(range(820, 1025))
+    rank = Replica(10**7, max_num_batched_tokens=8192, prefix_caching=False)
+    answers = RequestClass("1k", 1024, lengths, (1.0,) * len(lengths), 1.0)
+    law = Timing(1.0, d2=1e-6)  # a second, and a microsecond for a prompt token of the busiest
+    model = ServingModel((answers,), law.of_ranks(8), of_ranks(rank, 8))
+    requests = generate(model, Load(Arrivals.CLOSED, 2560, concurrency=256), 1)
+    prompts = np.random.default_rng(1).choice(lengths, size=2560)
+    found = simulated(model, replace(requests, input_tokens=prompts), "vllm", {}, True)
+    busiest = (found.busy_s - found.iterations) / 1e-6 / found.iterations
+    assert busiest == pytest.approx(183, rel=0.06)
+    assert prompts.sum() / found.iterations == pytest.approx(238, rel=0.06)
+
+
+def test_ranks_are_refused_beside_what_they_are_not_simulated_with() -> None:
+    requests = generate(MODEL, LOADS[0], 1)
+    with pytest.raises(UsageError, match="policy greedy: not modelled beside data-parallel ranks; there are"):
+        simulated(MODEL, requests, "greedy", {}, False)
+    offload = replace(MODEL, replica=replace(MODEL.replica, offload=Offload(10_000, 1e-6)))
+    drafts = replace(MODEL, drafts=Drafts(2, (0.6, 0.4), 1e-3, 1e-5))
+    for model, what in ((offload, "a host tier"), (drafts, "drafts")):
+        with pytest.raises(UsageError, match=f"data-parallel ranks are not simulated beside {what}"):
+            simulated(model, requests, "vllm", {}, False)
+    apart = replace(MODEL, fleet=Fleet(1, 1))
+    with pytest.raises(
+        UsageError, match="prefill and decode apart are not modelled beside data-parallel ranks"
+    ):
+        simulated(apart, requests, "vllm", {}, False)

@@ -1,0 +1,160 @@
+"""A slow, obvious model of replicas whose data-parallel ranks step together: an event after the other.
+
+Ranks are the plain engines of `slow_simulator`, which form and execute batches; nothing else of it is used, and no
+kernel. The law is that of a rank, as a profile has it: its time is that of the rank that reads most, and of the one
+that computes longest, and every token of all ranks adds `all_ranks` to it.
+
+A request goes to the replica with the fewest requests, waiting or running, the first of equals, and there to such a
+rank, when it comes; who comes as an iteration ends finds those who leave with it still there. What an answer brings
+comes after the iteration that begins as the answer ends.
+"""
+
+import math
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from slow_simulator import POLICIES, LivelockError, Request, Run, Work
+
+from kvplan.model import Replica, Timing
+from kvplan.simulation.requests import Requests
+
+
+@dataclass
+class Found:
+    """What a run left behind; NaN where something has not happened."""
+
+    first_token_s: list[float]
+    finish_s: list[float]
+    evictions: list[int]
+    iterations: int = 0
+    busy_s: float = 0.0
+    kv_peak: int = 0  # of a replica
+    prefill_peak: int = 0
+
+
+class Site:
+    """A replica."""
+
+    def __init__(self, ranks: list[Any], law: Timing, balance: int) -> None:
+        self.ranks, self.law, self.balance, self.waited = ranks, law, balance, 0
+        self.ends_s = math.inf
+        self.works: list[Work] = []
+
+    def load(self) -> int:
+        return sum(map(load, self.ranks))
+
+    def form(self) -> list[list[Request]]:
+        """Form the batch of each rank."""
+        if not self.balance:
+            return [rank.form(False) for rank in self.ranks]
+        tried = [deepcopy(rank).form(False) for rank in self.ranks]
+        decodes = [sum(request.decodes for request in batch) for batch in tried]
+        prompts = [len(batch) - n for batch, n in zip(tried, decodes, strict=True)]
+        if not any(map(load, self.ranks)):
+            return [[] for _ in self.ranks]
+        ready = all(
+            p > 0 and n < (rank.replica.max_num_seqs or math.inf)
+            for p, n, rank in zip(prompts, decodes, self.ranks, strict=True)
+        )
+        lonely = any(n == 0 and load(rank) > 0 for n, rank in zip(decodes, self.ranks, strict=True))
+        self.waited += 1
+        waits = not (ready or lonely or self.waited >= self.balance)
+        self.waited = self.waited if waits else 0
+        return [rank.form_waiting_or_not(waiting=waits) for rank in self.ranks]
+
+    def begin(self, now: float) -> None:
+        """Let all ranks begin an iteration, if any has a batch."""
+        batches = self.form()
+        if not any(batches):
+            return
+        self.held = sum(rank.kv_held(batch) for rank, batch in zip(self.ranks, batches, strict=True))
+        self.works = [rank.execute(batch) for rank, batch in zip(self.ranks, batches, strict=True)]
+        law, ranks = self.law, len(self.ranks)
+        prompts, requests = (
+            sum(getattr(w, name) for w in self.works) for name in ("prefill_tokens", "sequences")
+        )
+        self.tau = (
+            law.d0
+            + law.d1 * max(work.kv_tokens for work in self.works)
+            + max(law.d2 * work.prefill_tokens + law.d3 * work.sequences for work in self.works)
+            + law.all_ranks * (prompts + requests)
+            + law.d4 * math.sqrt(requests)
+            + law.d5 * max(0.0, (prompts + requests) / ranks - law.knee_tokens)
+            + law.experts * (1 - (1 - law.chosen) ** (prompts + requests))
+        )
+        self.ends_s = now + self.tau
+
+    def end(self, found: Found) -> int:
+        """End the iteration, and count who is done."""
+        found.iterations, found.busy_s = found.iterations + 1, found.busy_s + self.tau
+        found.kv_peak = max(found.kv_peak, self.held)
+        found.prefill_peak = max(found.prefill_peak, sum(work.prefill_tokens for work in self.works))
+        for rank, work in zip(self.ranks, self.works, strict=True):
+            for request in work.emitting:
+                if math.isnan(found.first_token_s[request.index]):
+                    found.first_token_s[request.index] = self.ends_s
+            for request in work.leaving:
+                rank.resident.remove(request)
+                found.finish_s[request.index] = self.ends_s
+        done = sum(len(work.leaving) for work in self.works)
+        self.works, self.ends_s = [], math.inf
+        return done
+
+
+def load(rank: Run) -> int:
+    return len(rank.queue) + len(rank.resident)
+
+
+def step_together(
+    policy: str,
+    requests: Requests,
+    law: Timing,
+    replica: Replica,
+    ranks: int,
+    replicas: int,
+    params: Mapping[str, Any],
+) -> Found:
+    """Run requests on replicas of so many ranks; `law` and `replica` are those of a rank."""
+    kind, size = POLICIES[policy], requests.arrival_s.size
+    sites = [
+        Site(
+            [kind(requests, law, replica, params) for _ in range(ranks)],
+            law,
+            params.get("balance_iterations", 0),
+        )
+        for _ in range(replicas)
+    ]
+    found = Found([math.nan] * size, [math.nan] * size, [0] * size)
+    sent = size if requests.clients is None else min(requests.clients, size)
+    coming = [(float(requests.arrival_s[i]) if requests.clients is None else 0.0, i) for i in range(sent)]
+
+    def hand_out(now: float) -> None:
+        while coming and coming[0][0] <= now:
+            site = min(sites, key=Site.load)
+            rank = min(site.ranks, key=load)
+            rank.queue.append(rank.all[coming.pop(0)[1]])
+
+    def begin(now: float) -> None:
+        for site in sites:
+            if not site.works:
+                site.begin(now)
+
+    try:
+        while coming or any(site.works for site in sites):
+            now = min([site.ends_s for site in sites] + [coming[0][0] if coming else math.inf])
+            hand_out(now)
+            done = sum(site.end(found) for site in sites if site.ends_s <= now)
+            if requests.clients is not None:
+                coming.extend((now, i) for i in range(sent, min(sent + done, size)))
+                sent = min(sent + done, size)
+            begin(now)
+            hand_out(now)
+            begin(now)
+    except LivelockError:
+        pass
+    for rank in (rank for site in sites for rank in site.ranks):
+        for request in rank.all:
+            found.evictions[request.index] += request.evictions
+    return found

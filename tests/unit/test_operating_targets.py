@@ -1,0 +1,227 @@
+"""What operates a service, as YAML: by the schemas of its readers, and with the numbers that were derived."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import promtool
+import pytest
+import yaml
+from every import check_every, every
+from operated import (
+    CHAT,
+    OPERATIONS,
+    PLANNED,
+    TARGETS,
+    check_schema,
+    check_written,
+    documents,
+    generated,
+    queries,
+    written,
+)
+from tiers import is_night
+
+from kvplan.emit import operating
+from kvplan.emit.service import METRICS, Noted, service
+from kvplan.engine import EngineName
+from kvplan.errors import UsageError
+from kvplan.options import CountedBy, EmitOptions
+from kvplan.show import manifest
+
+BEHIND_ROUTER = replace(CHAT, pool="pool", router_counts=True)
+SGLANG = replace(CHAT, metrics=METRICS[EngineName.SGLANG], namespace=None)
+
+
+def comments(text: str) -> dict[str, str]:
+    """What stands beside a line with a value, or right above it, by its key; the last one of each."""
+    found, above = {}, ""
+    for line in text.splitlines():
+        bare = line.strip()
+        if bare.startswith("#"):
+            above += bare.lstrip("# ") + " "
+            continue
+        value, _, beside = bare.partition("  # ")
+        found[value.lstrip("- ").partition(":")[0]] = above + beside
+        above = ""
+    return found
+
+
+@every("target", TARGETS)
+def test_whatever_is_derived_is_written_as_its_reader_expects(target: str) -> None:
+    many = (
+        60 if is_night() or target not in ("hpa", "wva") else 15
+    )  # the schemas of Kubernetes take their time
+    check_every(range(many), lambda seed: check_written(target, generated(seed), CHAT))
+    check_every(range(60, 65), lambda seed: check_written(target, generated(seed), BEHIND_ROUTER))
+
+
+def test_sglang_is_scaled_too() -> None:
+    check_every(["keda", "hpa"], lambda target: check_written(target, OPERATIONS, SGLANG))
+
+
+@every(
+    ("kind", "break_it"),
+    [
+        ("keda", lambda it: it["spec"].update(minReplicas=1)),
+        ("keda", lambda it: it["spec"]["triggers"][0]["metadata"].update(threshold=2.5)),
+        ("keda", lambda it: it["spec"]["triggers"][0]["metadata"].update(metricName="x")),
+        ("prometheus", lambda it: it["spec"]["groups"][0]["rules"][0].update(annotation={})),
+        ("prometheus", lambda it: it["spec"]["groups"][0].update(interval="15 s")),
+        ("epp", lambda it: it["flowControl"].update(defaultRequestTtl="2s")),
+        ("epp", lambda it: it["flowControl"].update(defaultRequestTTL="2")),
+        ("epp", lambda it: it["plugins"][1]["parameters"].update(maxConcurrency="54")),
+    ],
+)
+def test_the_schemas_refuse_what_their_readers_do(kind: str, break_it: Any) -> None:
+    (document,) = documents(kind, OPERATIONS, CHAT)
+    name = document["kind"]
+    check_schema(name, document)
+    break_it(document)
+    with pytest.raises(jsonschema.ValidationError):
+        check_schema(name, document)
+
+
+def test_prometheus_reads_all_queries_and_alerts(tmp_path: Path) -> None:
+    for some in (CHAT, BEHIND_ROUTER, SGLANG):
+        asked = [query for target in ("keda", "hpa") for query in queries(target, OPERATIONS, some)]
+        promtool.check_queries(asked, tmp_path)
+    for some in (CHAT, BEHIND_ROUTER):
+        (rule,) = documents("prometheus", OPERATIONS, some)
+        promtool.check(rule["spec"]["groups"], tmp_path)
+
+
+def test_keda_adds_a_replica_at_the_targets() -> None:
+    (document,) = documents("keda", OPERATIONS, CHAT)
+    spec = document["spec"]
+    assert [trigger["metadata"]["threshold"] for trigger in spec["triggers"]] == ["2.182", "21.36"]
+    assert {trigger["metricType"] for trigger in spec["triggers"]} == {"AverageValue"}
+    assert {trigger["metadata"]["ignoreNullValues"] for trigger in spec["triggers"]} == {"false"}
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 18)
+    assert spec["fallback"] == {"failureThreshold": 4, "replicas": 12}
+    behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 300
+    assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 60}]
+    assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
+    slow = OPERATIONS._replace(load_s=9000.0, scale_down_s=9000.0)
+    (document,) = documents("keda", slow, CHAT)
+    behavior = document["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 3600  # Kubernetes has no longer one
+
+
+def test_hpa_has_the_targets_and_asks_what_keda_asks() -> None:
+    autoscaler, _ = documents("hpa", OPERATIONS, CHAT)
+    targets = [metric["external"]["target"] for metric in autoscaler["spec"]["metrics"]]
+    assert targets == [
+        {"type": "AverageValue", "averageValue": "2.182"},
+        {"type": "AverageValue", "averageValue": "21.36"},
+    ]
+    assert set(queries("keda", OPERATIONS, CHAT)) < set(queries("hpa", OPERATIONS, CHAT))
+
+
+def test_the_router_holds_what_replicas_may_not_have() -> None:
+    (document,) = documents("epp", OPERATIONS, CHAT)
+    detector = document["plugins"][1]["parameters"]
+    assert (detector["maxConcurrency"], detector["headroom"]) == (54, 0)
+    bounds = document["flowControl"]
+    assert float(bounds["defaultRequestTTL"].removesuffix("s")) == 2
+    assert bounds["noEndpointRequestTTL"] == "120s"
+    assert bounds["maxRequests"] == str(round(18 * (2.0 * 2.4 + 54)))
+    assert document["featureGates"] == ["flowControl"]
+    text = written("epp", OPERATIONS._replace(wait_s=None), CHAT)
+    bounds = yaml.safe_load(text)["flowControl"]
+    assert set(bounds) == {"saturationDetector", "noEndpointRequestTTL"}
+    assert "60 s by default" in comments(text)["flowControl"]
+
+
+def test_thresholds_leave_room_for_the_targets() -> None:
+    (document,) = documents("wva", OPERATIONS, CHAT)
+    assert yaml.safe_load(document["data"]["default"]) == {
+        "model_id": "ibm/granite-13b",
+        "namespace": "llm",
+        "kvCacheThreshold": 0.43,
+        "queueLengthThreshold": 3,
+        "kvSpareTrigger": 0.21,
+        "queueSpareTrigger": 2.5,
+    }
+    assert document["metadata"] == {"name": "wva-saturation-scaling-config", "namespace": "llm"}
+    assert "deprecated upstream" in written("wva", OPERATIONS, CHAT)
+
+
+@every("target", TARGETS)
+def test_every_number_has_its_reason(target: str) -> None:
+    text = written(target, OPERATIONS, CHAT)
+    said = comments(text)
+    without = {  # counted in seconds beside a number that is explained, or plain
+        "weight",
+        "periodSeconds",
+        "stabilizationWindowSeconds",
+        "value",
+        "for",
+        "interval",
+    }
+    numbers = {
+        line.strip().lstrip("- ").partition(":")[0]
+        for line in text.splitlines()
+        if line.partition(": ")[2].strip("'")[:1].isdigit() and not line.strip().startswith("#")
+    }
+    assert numbers - without <= {key for key, why in said.items() if why}
+
+
+def test_a_name_stays_in_its_comment() -> None:
+    assert written("keda", OPERATIONS, CHAT).startswith(
+        "# KEDA ScaledObject for: a 'chat' # --- x: y\n# kvplan "
+    )
+
+
+@every(
+    "value",
+    ["no", "1e3", "0x1F", "2026-01-01", "a: b", "# a", "it's", "NaN", "a\x85b\u2028c", '"', "\\", "~", " a "],
+)
+def test_a_text_is_read_as_that_text(value: str) -> None:
+    text = manifest.write({"key": value, "rows": [value], "noted": Noted(value, f"why {value}")})
+    assert yaml.safe_load(text) == {"key": value, "rows": [value], "noted": value}
+
+
+def test_alerts_without_something_to_fire_on_are_left_out() -> None:
+    def names(**changed: Any) -> set[str]:
+        (rule,) = documents("prometheus", OPERATIONS._replace(**changed), CHAT)
+        return {alert["alert"] for group in rule["spec"]["groups"] for alert in group["rules"]}
+
+    every_one = names()
+    assert len(every_one) == 6
+    assert every_one - names(wait_s=None) == {"KvplanQueueGrows"}
+    assert every_one - names(planned=PLANNED._replace(hit_rate=None)) == {"KvplanPrefixCacheCollapse"}
+
+
+@every(
+    ("asked", "words"),
+    [
+        ({"name": "Chat"}, "--name 'Chat': a DNS label is wanted"),
+        ({"name": "chat-"}, "a DNS label"),
+        ({"name": "a" * 64}, "a DNS label"),
+        ({"name": "chat\n"}, "a DNS label"),
+        ({"namespace": "a.b"}, "--namespace 'a.b': a DNS label"),
+        ({"pool": "a b"}, "--pool 'a b': a DNS label"),
+        ({"selector": "job=vllm"}, "--selector 'job=vllm': matchers are wanted"),
+        ({"selector": 'job="a"} or up{a="b"'}, "matchers are wanted"),
+        ({"prometheus": "prometheus:9090"}, "--prometheus 'prometheus:9090': a URL is wanted"),
+        ({"arrivals": CountedBy.EPP}, "--arrivals epp: which InferencePool is unknown; add --pool NAME"),
+        (
+            {"engine": EngineName.TRTLLM},
+            "--engine trtllm: its metrics are not known; those of vllm and sglang are",
+        ),
+    ],
+)
+def test_a_service_that_cannot_be_is_refused(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        service(EmitOptions(**asked), asked.get("engine", EngineName.VLLM))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_target_lacks_is_said() -> None:
+    assert "add --model NAME" in (operating("wva").lacks(replace(CHAT, model=None)) or "")
+    assert "SGLang has none" in (operating("prometheus").lacks(SGLANG) or "")
+    assert all(operating(target).lacks(CHAT) is None for target in TARGETS)
