@@ -104,7 +104,12 @@ def sustains(model: ServingModel, settings: Settings) -> bool:
 
 
 def never_evicts(model: ServingModel, settings: Settings) -> bool:
-    """Return whether formulas say all: the most that run at once fit at their longest, and prompts in an iteration."""
+    """Return whether formulas say all: the most that run at once fit at their longest, and prompts in an iteration.
+
+    They do not where data-parallel ranks wait for the busiest.
+    """
+    if model.replica.ranks > 1:
+        return False
     fits = engine_never_evicts(model) if POLICIES[settings.policy].engine else all_fit(model)
     seats, budget = model.replica.max_num_seqs or 0, model.replica.max_num_batched_tokens
     return fits and (budget is None or seats * max(c.inputs.longest for c in model.classes) <= budget)
