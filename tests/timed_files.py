@@ -7,7 +7,18 @@ from io import StringIO
 from typing import Any, NamedTuple
 
 import numpy as np
-from result_files import FORWARD_PASS, SGLANG, VLLM, aiperf, guidellm, metric, report, summary
+from result_files import (
+    FORWARD_PASS,
+    INFERENCEMAX,
+    SGLANG,
+    VLLM,
+    aiperf,
+    guidellm,
+    metric,
+    report,
+    stage,
+    summary,
+)
 
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.played import Law, foretold
@@ -223,9 +234,18 @@ class Load(NamedTuple):
         return self.users / self.e2e
 
 
-def loads(law: Timing, overhead_s: float, rng: np.random.Generator, noise: float) -> list[Load]:
+def loads(
+    law: Timing, overhead_s: float, rng: np.random.Generator, noise: float, shortest: float = 1.0
+) -> list[Load]:
+    """Loads of lengths that are drawn from the shortest, a share of the longest."""
     points = [
-        Point(line=1, inputs=(i, i), outputs=(o, o), concurrency=users, requests=max(40, 10 * users))
+        Point(
+            line=1,
+            inputs=(round(shortest * i), i),
+            outputs=(round(shortest * o), o),
+            concurrency=users,
+            requests=max(40, 10 * users),
+        )
         for i, o in SHAPES
         for users in CONCURRENCIES
     ]
@@ -237,8 +257,8 @@ def loads(law: Timing, overhead_s: float, rng: np.random.Generator, noise: float
     return [
         Load(
             point.concurrency or 0,
-            point.inputs[0],
-            point.outputs[0],
+            point.inputs[1],
+            point.outputs[1],
             point.requests or 0,
             noisy(seconds[Kind.TTFT] + overhead_s),
             noisy(seconds[Kind.TPOT]),
@@ -374,6 +394,36 @@ def sweep_table(some: Sequence[Load]) -> list[str]:
     return [text.getvalue()]
 
 
+def inference_perf(some: Sequence[Load]) -> list[str]:
+    """Stages of a concurrency each, whose time per output token is half of what it is."""
+    reports = [stage(load.rate, load.rate, load.rate, load.e2e) for load in some]
+    for one, load in zip(reports, some, strict=True):
+        one["load_summary"]["concurrency"] = load.users
+        done = one["successes"]
+        done |= {
+            "count": load.requests,
+            "prompt_len": {"mean": load.inputs},
+            "output_len": {"mean": load.outputs},
+        }
+        done["latency"]["time_to_first_token"] = {"mean": load.ttft}
+        done["latency"]["time_per_output_token"] = {"mean": load.tpot / 2}
+    return [json.dumps(one) for one in reports]
+
+
+def inference_max(some: Sequence[Load]) -> list[str]:
+    """Results that name the longest of lengths."""
+    unknown = {"mean_e2el": None, "median_e2el": None, "output_tput_per_gpu": None}
+    runs = [
+        INFERENCEMAX
+        | unknown
+        | {"conc": load.users, "isl": load.inputs, "osl": load.outputs}
+        | {"mean_ttft": load.ttft, "mean_tpot": load.tpot}
+        for load in some
+    ]
+    return ["".join(f"{json.dumps(one)}\n" for one in runs)]
+
+
 LOADS: tuple[Callable[[Sequence[Load]], list[str]], ...] = (
     *(vllm_bench, guide_llm, printed, ai_perf, llm_perf, genai_perf, sweep_table, sglang_bench),
+    *(inference_perf, inference_max),
 )

@@ -139,7 +139,7 @@ def load(model: ServingModel, *, sensitive: bool = True) -> Load:
     if cached.users is not None:
         factor = population_of(cached).guaranteed / cached.users
     mix = model.mix
-    amounts = mix.read.footprint, mix.prefill_tokens, mix.stages.astype(np.float64)
+    amounts = mix.context, mix.prefill_tokens, mix.iterations.astype(np.float64)
     changes: list[float | None] = [None] * len(Sensitivity._fields)
     if sensitive:
         changes = [rate_with(model, name, _MORE) for name in Sensitivity._fields]

@@ -113,7 +113,7 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
         if model.engine.receive_every_steps > 1 and RECEIVE_EVERY in engine.spellings:
             flag, since = engine.spellings[RECEIVE_EVERY]
             yield Flag(flag, str(model.engine.receive_every_steps), why, since)
-        if model.engine.batch_wait_iterations and engine.batch_wait is not None:
+        if engine.batch_wait is not None:
             yield from engine.batch_wait(model.engine, replica)
     if not replica.prefix_caching:
         yield engine.cache_off

@@ -29,7 +29,14 @@ def parallel(ranks: Parallelism) -> Iterator[Flag]:
 
 
 def batch_wait(engine: Served, replica: Replica) -> Iterator[Flag]:
-    """Have prompts wait for others; the engine takes the tokens as a share of its budget."""
+    """Have prompts wait for others, or for other ranks; the engine takes the tokens as a share of its budget."""
+    if engine.balance_iterations:
+        iterations, why = str(engine.balance_iterations), "balance_iterations of the profile"
+        values = {"enable_balance": "true", "batching_wait_iters": "0", "timeout_iters": iterations}
+        for flag, value in values.items():
+            yield Flag(flag, value, why, _DOCUMENTED, section="attention_dp_config")
+    if not engine.batch_wait_iterations:
+        return
     budget = replica.of_rank().max_num_batched_tokens or _BUDGET
     ratio = min(engine.batch_wait_tokens / budget, 1.0)
     iterations = str(engine.batch_wait_iterations)

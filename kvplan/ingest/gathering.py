@@ -48,7 +48,7 @@ from kvplan.ingest.timing.collector import LeftOutError
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
 from kvplan.ingest.timing.fit import Prior, fit_measured, of_measured
 from kvplan.ingest.timing.reading import listed, read_groups
-from kvplan.ingest.timing.samples import Measured, Samples
+from kvplan.ingest.timing.samples import Measured, Samples, Sweep, settings_of
 from kvplan.ingest.timing.text import accuracy, notes, timing_part
 from kvplan.ingest.trace import fit as trace_fit
 from kvplan.ingest.trace.text import hit_note, traffic_part
@@ -245,6 +245,26 @@ class _Gathering:
         return min(stated, key=lambda some: some.memory_tokens, default=None)
 
     @cached_property
+    def engine(self) -> EngineName | None:
+        """The engine that is asked for, else that of the log, else the one that results name."""
+        if self.asked.engine is not None:
+            return self.asked.engine
+        if self.limits is not None:
+            return _ENGINES.get(self.limits.engine)
+        named = {some.deployment.engine for some in self._runs}
+        fused = self.tables.get("gpu", {}).get("prefill", "fused") == "fused"  # others name no engine
+        return EngineName(*named) if fused and len(named) == 1 and named <= set(EngineName) else None
+
+    @cached_property
+    def _runs(self) -> Sequence[Sweep]:
+        """Loads in results, whatever can be fitted to them."""
+        groups: Iterable[Sequence[Measured]] = ()
+        if results := self._of(FileKind.TIMING):
+            with suppress(UsageError):
+                groups = read_groups(results, group=self.asked.group)
+        return [some for group in groups for some in group if isinstance(some, Sweep)]
+
+    @cached_property
     def metrics(self) -> ServerMetrics | None:
         asked = self.asked
         for path in self._of(FileKind.METRICS):
@@ -303,7 +323,7 @@ class _Gathering:
             *(self.asked, self.kept, self.limits),
             *(self.metrics, self.estimate),
         )
-        engine = asked.engine or (_ENGINES.get(limits.engine) if limits else EngineName.VLLM)
+        engine = self.engine or (None if limits else EngineName.VLLM)
         own = (
             vllm_limits(find_gpu(asked.gpu, **asked.gpu_figures))
             if asked.gpu and engine is EngineName.VLLM
@@ -346,7 +366,7 @@ class _Gathering:
             return measured
         if estimate is None or "timing" in self.settled:
             return self._of_another_service(measured)
-        engine = self.asked.engine or (self.limits and _ENGINES.get(self.limits.engine)) or EngineName.VLLM
+        engine = self.engine or EngineName.VLLM
         part = roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.parallelism, engine)
         low, high = map(format_number, estimate.speed.band)
         figures = f"{_constants(estimate.speed.timing)}; {low} to {high} times that"
@@ -466,19 +486,26 @@ class _Gathering:
 
     def _engine(self) -> Finding:
         """Write the table [engine], where it is another than the base's."""
-        engine = self.asked.engine or (self.limits and _ENGINES.get(self.limits.engine))
+        engine, before = self.engine, self.tables.get("engine", {})
         if engine is None and self.limits is not None:
             name = self.limits.engine
             return Finding(
                 notes=[f"how {name} schedules is not known: as vLLM does, unless --engine names another"]
             )
-        if engine is None or engine == self.tables.get("engine", {}).get("name", EngineName.VLLM):
-            return Finding(
-                notes=notes_by_version(self.limits, self.tables) if engine is EngineName.VLLM else ()
-            )
-        about = ("name: by --engine." if self.asked.engine else "name: whose log was read.",)
-        body = table_text("engine", {"name": str(engine)})
-        return Finding(Part("engine", about, body, Origin(Knowledge.STATED)))
+        same = engine == before.get("name", EngineName.VLLM)
+        settings, said = settings_of([some for some in self._runs if some.deployment.engine == engine])
+        table = {**(before if same else {}), "name": str(engine), **settings}
+        if engine is None or (same and table == {"name": str(engine), **before}):
+            versions = notes_by_version(self.limits, self.tables) if engine is EngineName.VLLM else ()
+            return Finding(notes=(*said, *versions))
+        whose = "whose log was read" if self.limits is not None else "whose runs were measured"
+        about = (
+            f"name: {'by --engine' if self.asked.engine else whose}.",
+            *(f"{key}: of the runs measured." for key in settings),
+            *(f"Note: {note}." for note in said),
+        )
+        part = Part("engine", about, table_text("engine", table), Origin(Knowledge.STATED))
+        return Finding(part, notes=said)
 
     def _traffic(self, parts: Sequence[Part]) -> Finding:
         """Write the tables of classes, and say which requests the engine of the log rejects."""

@@ -1,5 +1,8 @@
 """What requests cost and what they leave in a prefix cache: streams of requests, with exact moments (theory §8).
 
+A prompt longer than the token budget has its parts as if nothing of it were found, so that rates are rather too low
+where much is; of turns of sessions, of which most is found, none are counted.
+
 A cache keeps full pages. A request leaves L = b·⌊(s + d - 1)/b⌋ tokens in it, since the last token that it emits is
 never computed; a look-up finds b·⌊(s - 1)/b⌋ tokens at most, since one token is always computed.
 """
@@ -100,10 +103,10 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
     common = sum(w * own for w, own in parts)
     return Stream(
         rate_rps=float(rate.sum()),
-        stages=mean(mix.stages[rows]),
-        read=mean(mix.read.footprint[rows]),
-        held=mean(mix.held.footprint[rows]),
-        held_squares=mean(mix.held.squares[rows]),
+        stages=mean(mix.iterations[rows]),
+        read=mean(mix.context[rows]),
+        held=mean(mix.footprint[rows]),
+        held_squares=mean((mix.held.squares + mix.partial.held_squares)[rows]),
         prompt=prompt,
         prompt_squares=mean(prompts.astype(np.float64) ** 2),
         prefill=mean(mix.prefill_tokens[rows]),

@@ -248,7 +248,7 @@ def parse_profile(data: bytes, source: str, folder: Path | None = None) -> Profi
     ... schema = 1
     ... name = "slot model"
     ... gpu = { memory_tokens = 100, prefill = "disaggregated" }
-    ... timing = { d0 = 1 }
+    ... timing = { d0 = "1 s" }
     ... classes = [{ name = "a", input = 2, decode = 4, rate = 0.5 }]
     ... ''',
     ...     "example.toml",

@@ -120,12 +120,14 @@ def _layers(document: "Document") -> Iterator[Problem]:
 
 
 def _all_ranks(document: "Document") -> Iterator[Problem]:
-    if document.timing.has("all_ranks") and document.gpu.data_parallel == 1:
-        yield Problem(("timing", "all_ranks"), "not allowed without [gpu] data_parallel above 1")
+    for table, key in (("timing", "all_ranks"), ("engine", "balance_iterations")):
+        given = getattr(document, table)
+        if given is not None and given.has(key) and document.gpu.data_parallel == 1:
+            yield Problem((table, key), "not allowed without [gpu] data_parallel above 1")
 
 
 _SEVERAL_RANKS: JsonDict = {
-    "if": has("timing.all_ranks"),
+    "if": {"anyOf": [has("timing.all_ranks"), has("engine.balance_iterations")]},
     "then": {"allOf": [has("gpu.data_parallel"), only("gpu.data_parallel", {"minimum": 2})]},
 }
 
@@ -244,7 +246,7 @@ class Document(Table, title="kvplan profile"):
         Check(_moved_bytes, "gpu fleet", _MOVED_BYTES),
         Check(_host_tier, "gpu"),
         Check(_layers, "gpu classes sessions prefix"),
-        Check(_all_ranks, "gpu timing", _SEVERAL_RANKS),
+        Check(_all_ranks, "gpu timing engine", _SEVERAL_RANKS),
         Check(_classes, "gpu classes sessions"),
         Check(_room, "gpu classes sessions speculative"),
         Check(_factors, "classes workload"),
@@ -267,6 +269,11 @@ class Document(Table, title="kvplan profile"):
         Beside("gpu.data_parallel", "speculative", "fleet.prefill", above=1),
         Beside("gpu.data_parallel", "gpu.prefill", values=("fused",), above=1),
         Beside(
+            *("gpu.data_parallel", "engine.batch_wait_iterations"),
+            above=1,
+            why=", as TensorRT-LLM only balances those; balance_iterations is its wait",
+        ),
+        Beside(
             "fleet.prefill", "gpu.prefill", values=("fused", "inline"), why=": prompts would be ready-made"
         ),
     )
@@ -276,7 +283,7 @@ class Document(Table, title="kvplan profile"):
     name: Name
     """What the report is headed."""
     gpu: tables.Gpu = tables.Gpu(memory_tokens=ranges.MAX_MEMORY_TOKENS)
-    timing: tables.Timing = tables.Timing(d0=1.0)
+    timing: tables.Timing = tables.Timing.model_validate({"d0": "1 s"})
     workload: tables.Workload | None = None
     classes: list[tables.Class] = Field(default=[], max_length=ranges.MOST_CLASSES)
     """The traffic, class by class."""

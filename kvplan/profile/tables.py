@@ -602,7 +602,7 @@ class Fleet(Table, title="Fleet"):
         )
 
 
-_OF_TRTLLM = "admission? batch_wait_iterations? batch_wait_tokens?"
+_OF_TRTLLM = "admission? batch_wait_iterations? batch_wait_tokens? balance_iterations?"
 
 
 class Engine(Table, title="Engine"):
@@ -628,6 +628,9 @@ class Engine(Table, title="Engine"):
     """Most iterations that prompts of TensorRT-LLM wait for batch_wait_tokens (batch_wait_timeout_iters)."""
     batch_wait_tokens: Annotated[int, Field(ge=0, le=ranges.MAX_MEMORY_TOKENS)] = 0
     """Tokens of prompts and running requests that are enough (batch_wait_max_tokens_ratio times max_num_tokens)."""
+    balance_iterations: Annotated[int, Field(ge=0, le=ranges.MOST_STEPS)] = 0
+    """Most iterations that prompts of TensorRT-LLM wait until every data-parallel rank has one (timeout_iters of its
+    attention_dp_config, with enable_balance and batching_wait_iters of 0)."""
 
     @property
     def engine(self) -> model.Engine:

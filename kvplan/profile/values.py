@@ -66,6 +66,9 @@ class Within:
     most: float
     unit: _Unit = _NUMBER
     or_none: bool = False
+    plain_below: float = (
+        math.inf
+    )  # a number without a unit from here on is refused: milliseconds may be meant
 
     def _checked(self, value: object) -> Any:
         number, unit = value, self.unit
@@ -76,6 +79,9 @@ class Within:
                 raise refusal(str(error)) from None
         elif isinstance(value, bool) or not isinstance(value, int | float) or not unit.plain:
             raise refusal(f"must be {unit.wanted}, not {shown(value)}")
+        elif self.plain_below <= value <= self.most:
+            n = format_number(value)
+            raise refusal(f'seconds or milliseconds? write "{n} s" or "{n} ms", not {shown(value)}')
         assert isinstance(number, int | float)
         if not (self.least <= number <= self.most or (self.or_none and number == 0)):
             least, most = (format_number(end) + unit.unit for end in (self.least, self.most))
@@ -88,6 +94,8 @@ class Within:
 
     def __get_pydantic_json_schema__(self, schema: object, handler: object) -> JsonDict:
         number: JsonDict = {"type": "number", "minimum": self.least, "maximum": self.most}
+        if self.plain_below < self.most:
+            number["exclusiveMaximum"] = self.plain_below
         ways = [number] if self.unit.plain else []
         if self.or_none:
             ways.append({"const": 0})
@@ -96,7 +104,7 @@ class Within:
         return {"anyOf": [*ways]} if len(ways) > 1 else ways[0]
 
 
-Iteration = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_ITERATION_S, _TIME)]
+Iteration = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_ITERATION_S, _TIME, plain_below=1.0)]
 Overhead = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_ITERATION_S, _TIME, or_none=True)]
 Cost = Annotated[float, Within(ranges.LEAST_COST_S, ranges.LONGEST_ITERATION_S, _TIME, or_none=True)]
 Duration = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_S, _TIME)]

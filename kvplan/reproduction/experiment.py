@@ -13,7 +13,7 @@
     [workloads.node]                     # a profile, without schema and name; `like` takes over the tables of another
                                          # one of the file, `shipped` those of a profile that comes with kvplan
     gpu = { memory_tokens = 360, prefill = "disaggregated" }
-    timing = { d0 = 1 }
+    timing = { d0 = "1 s" }
     classes = [{ name = "a", input = 2, decode = 3, rate = 1.0 }]
 
     [[runs]]                             # without `policy`, `fluid` or `gaps`: the report of the workload

@@ -61,7 +61,11 @@ def text(advised: EngineSettings, report: Report, *, width: int = 80) -> str:
     lines += _comment(page.origin(report.profile.sha256), columns)
     for said in _operating_point(report):
         lines += _comment(said, columns)
+    section = ""
     for flag in advised.flags:
+        if flag.section not in ("", section):
+            lines.append(f"{flag.section}:")
+        section = flag.section
         lines += _setting(flag, advised.engine.assigns, columns)
     for said in (*_tried(advised), *advised.notes):
         lines += _comment(said, columns)
@@ -90,8 +94,6 @@ def _tried(advised: EngineSettings) -> Iterator[str]:
 
 def _setting(flag: Flag, assigns: str, columns: int) -> Iterator[str]:
     """Yield the line of a setting, and comments below it."""
-    if flag.section:
-        yield f"{flag.section}:"
     value = "" if flag.value is None else f"{assigns}{flag.value}"
     yield f"{'  ' if flag.section else ''}{flag.flag}{value}"
     for said in filter(None, (flag.why, flag.since)):

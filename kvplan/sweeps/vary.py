@@ -34,7 +34,7 @@ _TOKENS = Quantity(COUNT_UNITS, True)
 _NUMBER = Quantity(COUNT_UNITS, False)
 _BYTES = Quantity(BYTE_UNITS, True, "B")
 _BANDWIDTH = Quantity(BANDWIDTH_UNITS, False, "B/s")
-_SECONDS = Quantity({"": Fraction(1), **TIME_UNITS}, False)
+_SECONDS = Quantity({"": Fraction(1), **TIME_UNITS}, False, "s")
 
 
 class Kind(StrEnum):

@@ -12,7 +12,7 @@ from command import run
 PROFILE = """schema = 1
 name = "{name}"
 gpu = {{ memory_tokens = 60, prefill = "disaggregated" }}
-timing = {{ d0 = 1 }}
+timing = {{ d0 = "1 s" }}
 classes = [{{ name = "a", input = 1, decode = 2, rate = {rate} }}]
 [gate]
 require = ["load.headroom >= 0.25", {more}]

@@ -166,7 +166,7 @@ def test_the_gate_of_a_pipeline_passes_and_fails(rate: float, code: int, tmp_pat
             f"""schema = 1
 name = "{name}"
 gpu = {{ memory_tokens = 60, prefill = "disaggregated" }}
-timing = {{ d0 = 1 }}
+timing = {{ d0 = "1 s" }}
 classes = [{{ name = "a", input = 1, decode = 2, rate = {rate} }}]
 """
         )

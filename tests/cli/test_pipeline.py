@@ -29,7 +29,7 @@ TOOLS = Path(sys.executable).parent
 PROFILE = """schema = 1
 name = "{name}"
 gpu = {{ memory_tokens = {memory}, prefill = "disaggregated" }}
-timing = {{ d0 = 1 }}
+timing = {{ d0 = "1 s" }}
 classes = [{{ name = "a", input = 1, decode = 2, rate = {rate} }}]
 """
 # In place of a download: a Python whose virtual environments have the kvplan under test.

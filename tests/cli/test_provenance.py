@@ -72,7 +72,7 @@ GATED = """\
 schema = 1
 name = "gated"
 gpu = {{ memory_tokens = 60, prefill = "disaggregated" }}
-timing = {{ d0 = 1 }}
+timing = {{ d0 = "1 s" }}
 classes = [{{ name = "a", input = 1, decode = 2, rate = 8 }}]
 provenance = {{ timing = {{ basis = "assumed", source = "another's" }}, workload = "assumed" }}
 gate = {{ require = ["load.headroom >= 0.25"], accept = {accept} }}

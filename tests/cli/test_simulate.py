@@ -199,7 +199,7 @@ def test_a_livelock_is_reported_not_looped_in(tmp_path: Path, capsys: pytest.Cap
     """One block is the engine's own: 4 blocks of 16 do not hold the 65 tokens of this request."""
     profile = tmp_path / "tight.toml"
     profile.write_text(
-        'schema = 1\nname = "tight"\ngpu = { memory_tokens = 80, block_tokens = 16 }\ntiming = { d0 = 1 }\n'
+        'schema = 1\nname = "tight"\ngpu = { memory_tokens = 80, block_tokens = 16 }\ntiming = { d0 = "1 s" }\n'
         'classes = [{ name = "a", input = 60, decode = 10, rate = 0.1 }]\n'
     )
     out = tmp_path / "out.json"

@@ -19,7 +19,7 @@ from kvplan.cli.app import main
 PROFILE = """schema = 1
 name = "Größe – 日本"
 gpu = {{ memory_tokens = 60, prefill = "disaggregated" }}
-timing = {{ d0 = 1 }}
+timing = {{ d0 = "1 s" }}
 classes = [{{ name = "a", input = 1, decode = 2, rate = {} }}]
 gate.require = ["load.headroom >= 0.25"]
 """

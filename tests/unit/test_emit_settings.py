@@ -171,6 +171,15 @@ def test_how_long_prompts_wait_is_written_for_that_engine_alone() -> None:
         "batch_wait_timeout_iters": "20",
         "batch_wait_max_tokens_ratio": "0.8",
     }
+    balances = Engine(EngineName.TRTLLM, balance_iterations=60)
+    ranks = replace(limited(parallelism=Parallelism(1, 8)), engine=balances)
+    assert flags("trtllm", ranks) == {
+        "tensor_parallel_size": "8",
+        "enable_attention_dp": "true",
+        "enable_balance": "true",
+        "batching_wait_iters": "0",
+        "timeout_iters": "60",
+    }
 
 
 def test_no_engine_computes_prompts_apart() -> None:

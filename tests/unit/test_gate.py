@@ -33,7 +33,7 @@ REQUIREMENTS = tomli.loads(Path(__file__).with_name("requirements.toml").read_te
 SMALL = """schema = 1
 name = "small"
 gpu = {{ memory_tokens = 60, prefill = "disaggregated" }}
-timing = {{ d0 = 1 }}
+timing = {{ d0 = "1 s" }}
 [[classes]]
 name = "{name}"
 input = 1
@@ -428,7 +428,7 @@ def test_classes_are_compared_by_their_names() -> None:
 def test_what_was_changed_in_a_profile_is_told_before_what_comes_of_it() -> None:
     before = small("load.headroom > 0").text
     after = before.replace("memory_tokens = 60", "memory_tokens = 90").replace("rate = 8.0", "rate = 8")
-    after = after.replace("d0 = 1", 'd0 = "1000 ms", d1 = "1 us"')
+    after = after.replace('d0 = "1 s"', 'd0 = "1000 ms", d1 = "1 us"')
     found = diff.compare(*(diff.read_side(text.encode(), "a.toml") for text in (before, after)))
     assert [(c.key, c.before, c.after) for c in found.inputs] == [
         ("gpu.memory_tokens", 60, 90),

@@ -131,7 +131,8 @@ PROFILES = {
         "[plan]", '[fleet]\nprefill = 1\ndecode = 2\ntransfer = "20 GB/s"\n[plan]'
     ),
     "numbers with units": GOOD.replace('"14.5 ms"', '" +1.45e1 ms "').replace("2.5e-7", '"0 s"'),
-    "whole seconds": GOOD.replace('"14.5 ms"', "1"),
+    "plain seconds": GOOD.replace('"14.5 ms"', "0.5"),
+    "whole seconds": GOOD.replace('"14.5 ms"', '"1 s"'),
     "automatic segments": GOOD.replace("segments = 2", 'segments = "auto"\nhorizon = 60'),
     "steps": GOOD.replace("[plan]", f"{STEPS}[plan]"),
     "steps of a share": SHARES + STEPS.removeprefix("[workload]\n"),

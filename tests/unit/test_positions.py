@@ -8,7 +8,7 @@ TEXT = '''\
 # [gpu] in a comment
 title = "a = [b] # not a comment" # [x]
 gpu . "block tokens" = 16
-timing.d0 = 1
+timing.d0 = "1 s"
 
 [plan] # the plan
 text = """

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 from datetime import date
 from fractions import Fraction
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from every import every
 
+from kvplan.engine import Engine, EngineName
 from kvplan.errors import ProfileError
 from kvplan.model import (
     Knowledge,
@@ -87,7 +89,7 @@ SMALL = """\
 schema = 1
 name = "small"
 gpu.memory_tokens = 100
-timing.d0 = 1
+timing.d0 = "1 s"
 [[classes]]
 name = "a"
 input = 0
@@ -209,6 +211,16 @@ def ranks(text: str = RANKS) -> Profile:
     return parse_profile(text.encode(), "ranks.toml")
 
 
+@pytest.mark.parametrize("written", ["1", "1.0", "10", "14.5", "3600"])
+def test_an_iteration_of_a_second_or_more_needs_its_unit(written: str):
+    law = RANKS.replace('d0 = "8 ms"', f"d0 = {written}")
+    number = f"{float(written):,g}"
+    with pytest.raises(ProfileError, match=re.escape(f'write "{number} s" or "{number} ms", not {written}')):
+        ranks(law)
+    assert ranks(RANKS.replace('"8 ms"', f'"{written} s"')).model.timing.d0 == float(written)
+    assert ranks(RANKS.replace('"8 ms"', "0.999")).model.timing.d0 == 0.999
+
+
 def test_ranks_are_one_pool_of_whole_pages_and_limits():
     replica = ranks().model.replica
     assert (replica.memory_tokens, replica.max_num_seqs, replica.max_num_batched_tokens) == (4_040, 28, None)
@@ -241,12 +253,24 @@ def test_an_iteration_takes_as_long_as_that_of_ranks_that_do_the_same():
             ("block_tokens", 'prefill = "inline", block_tokens'),
             'prefill: must be "fused" beside [gpu] data_par',
         ),
+        (
+            (
+                '"ranks"',
+                '"ranks"\nengine = { name = "trtllm", batch_wait_iterations = 9, batch_wait_tokens = 9 }',
+            ),
+            "engine.batch_wait_iterations: not modelled beside [gpu] data_parallel, as TensorRT-LLM only balances",
+        ),
     ],
 )
 def test_ranks_that_cannot_be_are_refused(change: tuple[str, str], message: str):
     with pytest.raises(ProfileError) as refused:
         ranks(RANKS.replace(*change))
     assert message in " ".join(map(str, (refused.value, *refused.value.others)))
+
+
+def test_ranks_of_tensorrt_llm_may_wait_for_each_other():
+    text = RANKS.replace('"ranks"', '"ranks"\nengine = { name = "trtllm", balance_iterations = 60 }')
+    assert ranks(text).model.engine == Engine(EngineName.TRTLLM, balance_iterations=60)
 
 
 def test_what_a_rank_was_measured_at_is_of_all_of_them():

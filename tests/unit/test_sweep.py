@@ -162,7 +162,7 @@ def test_a_changed_document_is_checked_as_a_profile_is() -> None:
     changed = schema.replaced(
         document, {("timing", "d0"): 1.0, ("classes", 2, "input"): Lengths.of({5: 1.0})}
     )
-    tables = {**TABLES, "timing": {"d0": 1.0}}
+    tables = {**TABLES, "timing": {"d0": "1 s"}}
     tables["classes"] = [*TABLES["classes"][:2], {**TABLES["classes"][2], "input": 5}]
     assert changed == schema.check(tables)
     with pytest.raises(schema.SchemaError):

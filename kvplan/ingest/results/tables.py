@@ -6,7 +6,8 @@
   hardware and tensor_parallel.
 - A concurrency sweep: concurrency, lengths, and TPOT, TTFT, E2E or requests/s. Columns model, gpu, backend, precision,
   tp and ep tell replicas apart; versions of a backend are taken together. Columns receive_every_steps,
-  batch_wait_iterations and batch_wait_tokens say how the engine let prompts wait, as keys of [engine]; speculative
+  batch_wait_iterations and batch_wait_tokens say how the engine let prompts wait, as keys of [engine], and
+  max_num_batched_tokens its token budget; speculative
   leaves runs with drafts out; of runs that are not warmed_up there is a note. InferenceMAX
   draws lengths from 0.8 to 1
   times those it names; so are rows whose `source` says inferencemax read.
@@ -22,7 +23,7 @@ from typing import Any
 from kvplan.errors import ProfileError
 from kvplan.ingest.cells import Names, Record, names
 from kvplan.ingest.reader import FileKind, Reader
-from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, Adds, Load, at_rate, parallel, spread, table, tpot
+from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, Adds, Load, at_rate, parallelism, spread, table, tpot
 from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
 from kvplan.ingest.timing.samples import Deployment, Point, Range, Waits
@@ -102,6 +103,7 @@ _RATE = names("requestedrps requestedrate requestrate requestratereqs requestrat
 _SENT = names("achievedrps achievedrate")
 _DONE = {**names("donerps completedrps"), **THROUGHPUT}
 _DERIVED_TPOT = {**names("tpotderiveds"), **TPOT}
+_BUDGET = names("maxnumbatchedtokens")
 _NO_UNIT = names("tpot ttft itl e2e e2el latency meantpot meanttft meane2e meane2el")
 _YES, _NO = ("yes", "true", "1"), ("no", "false", "0")
 _EQUAL_LENGTHS = (
@@ -116,9 +118,8 @@ def _deployment(row: Record) -> Deployment:
         model=row.text("model"),
         gpu=row.text("gpu") or row.text("hardware"),
         engine=row.text("backend"),
-        tensor_parallel=parallel(row.text("tp"), row.text("tensorparallel")),
+        parallelism=parallelism(row),
         weight_dtype=row.text("precision"),
-        other=f"EP{row.text('ep')}" if row.text("ep") else "",
     )
 
 
@@ -133,8 +134,12 @@ def _waits(row: Record, collector: Collector) -> Waits:
         value = row.optional(names(key.replace("_", "")))
         waits[key] = default if value is None else max(round(value), default)
         if waits[key] != default:
-            collector.note(f"runs with {key} = {waits[key]} are played so; a profile says it in [engine]")
+            collector.note(f"runs with {key} = {waits[key]} are played so")
     return Waits(**waits)
+
+
+def _budget(row: Record) -> int | None:
+    return row.whole(_BUDGET) if row.optional(_BUDGET) else None
 
 
 def _refuse_times_without_unit(row: Record) -> None:
@@ -183,6 +188,7 @@ def _at_concurrency(row: Record, collector: Collector) -> None:
         concurrency=row.whole(_CONCURRENCY),
         requests=_requests(row),
         waits=_waits(row, collector),
+        max_num_batched_tokens=_budget(row),
         ttft_s=row.optional(TTFT),
         tpot_s=row.optional(TPOT),
         e2e_s=row.optional(E2E),
@@ -211,6 +217,7 @@ def _at_rate(row: Record, collector: Collector) -> None:
         outputs=spread(output),
         requests=requests,
         waits=_waits(row, collector),
+        max_num_batched_tokens=_budget(row),
         ttft_s=ttft,
         tpot_s=between,
         e2e_s=e2e,

@@ -219,10 +219,13 @@ def _loads(
     sweeps: Sequence[Sweep], replica: Replica, change: Callable[[Point], Point] = lambda point: point
 ) -> list[_Load]:
     nobody = RequestClass("", 1, (1,), (1.0,), 0.0)
-    model, loads = ServingModel((nobody,), _UNIT.timing, replica), []
+    loads = []
     for number, sweep in enumerate(sweeps):
         policy = _POLICY.get(sweep.deployment.engine, "vllm")
         for point in map(change, sweep.points):
+            budget = point.max_num_batched_tokens or replica.max_num_batched_tokens
+            on = replace(replica, max_num_batched_tokens=budget)
+            model = ServingModel((nobody,), _UNIT.timing, on)
             waits = {name: (float(value),) for name, value in point.waits._asdict().items()}
             known = POLICIES[policy].parameters.keys()
             settings = Settings(policy, {name: waits[name] for name in waits.keys() & known})

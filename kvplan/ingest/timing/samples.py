@@ -1,9 +1,11 @@
 """What files say of iterations: samples of them, loads and what clients measured, requests of a run, averages."""
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
-from kvplan.model import FloatArray, IntArray
+from kvplan.model import FloatArray, IntArray, Parallelism
+from kvplan.model.parallelism import ALONE
 
 Range = tuple[int, int]  # whole numbers, evenly from the first to the second
 
@@ -102,6 +104,7 @@ class Point:
     in_midst: bool = False
     requests: int | None = None  # that were measured
     waits: Waits = AT_ONCE
+    max_num_batched_tokens: int | None = None  # None: what the replica has
     ttft_s: float | None = None
     tpot_s: float | None = None  # (E2E - TTFT) / (generated tokens - 1)
     e2e_s: float | None = None
@@ -115,14 +118,14 @@ class Deployment:
     model: str = ""
     gpu: str = ""
     engine: str = ""  # "vllm", "sglang" or "trtllm"
-    tensor_parallel: int = 1
+    parallelism: Parallelism = ALONE
     weight_dtype: str = ""
     other: str = ""  # what else tells those of a file apart
 
     @property
     def name(self) -> str:
         """All that is known; empty where nothing is."""
-        shared = f"TP{self.tensor_parallel}" if self.model and self.gpu else ""
+        shared = str(self.parallelism) if self.model and self.gpu else ""
         known = (self.model, self.gpu, self.engine, shared, self.weight_dtype, self.other)
         return ", ".join(part for part in known if part)
 
@@ -136,3 +139,12 @@ class Sweep(FromFile):
 
 
 Measured = Samples | Sweep
+
+
+def settings_of(runs: Sequence[Sweep]) -> tuple[dict[str, int], list[str]]:
+    """Tell how all runs let prompts wait, where not by default, and what is to be said of keys in which they differ."""
+    waits = [point.waits._asdict() for sweep in runs for point in sweep.points]
+    seen = {key: {some[key] for some in waits} for key in Waits._fields if waits}
+    common = {key: min(values) for key, values in seen.items() if len(values) == 1}
+    differing = [f"[engine] has no {key}, in which runs differ" for key in seen.keys() - common.keys()]
+    return {key: value for key, value in common.items() if value != getattr(AT_ONCE, key)}, sorted(differing)
