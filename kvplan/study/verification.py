@@ -43,7 +43,7 @@ def _settings(operations: Operations) -> Iterator[_Setting]:
         yield _Setting(
             f"{usage:.2f}/{queue}", f"KV usage {usage:.0%} (Value), {queue} waiting", control, first
         )
-    by = "KV usage: one more above 55 %, one less below 40 %"
+    by = "peak KV usage of a minute: one more above 55 %, one less below 40 %"
     yield _Setting(".55/.40", by, partial(OneByOne, 0.40, 0.55, least, most, down_s), first)
     yield _Setting("fixed", f"{operations.peak_replicas} replicas", Watch, operations.peak_replicas)
 

@@ -38,7 +38,9 @@ def gauges(loads: Sequence[tuple[int, int]]) -> list[Gauges]:
     """Looks every 15 s at one replica: so many have come since the last, and so many are in flight."""
     arrived = np.cumsum([came for came, _ in loads]).tolist()
     return [
-        Gauges(15.0 * (i + 1), arrived[i], np.array([held]), np.array([0]), np.array([held / 40]))
+        Gauges(
+            15.0 * (i + 1), arrived[i], np.array([held]), np.array([0]), np.array([held / 40]), np.array([0])
+        )
         for i, (_, held) in enumerate(loads)
     ]
 
@@ -81,22 +83,26 @@ def test_the_autoscaler_keeps_the_rules_of_kubernetes(
 def test_a_mean_is_shared_by_those_that_are_loaded() -> None:
     """Of 4 there, 2 are loaded and twice as full as they should be: 4 are wanted, not 8."""
     scaler = HorizontalPodAutoscaler({Metric.KV_USAGE: 0.4}, 1, 9, 300.0)
-    full = Gauges(15.0, 0, np.array([9, 9]), np.array([0, 0]), np.array([0.9, 0.7]))
+    full = Gauges(15.0, 0, np.array([9, 9]), np.array([0, 0]), np.array([0.9, 0.7]), np.array([0, 1]))
     assert scaler.wanted(full, 4, 2) == 4
     assert scaler.wanted(full._replace(time_s=30.0), 4, 4) == 8
 
 
-def test_one_is_added_while_none_loads_and_one_taken_at_last() -> None:
+def test_one_is_added_or_taken_while_none_loads_by_the_peaks_of_a_minute() -> None:
+    """The second replica comes at 45 s and takes over what the first had; that has been at 80 % until then."""
     scaler = OneByOne(0.4, 0.55, 1, 9, 60.0)
 
-    def look(time_s: float, usage: float, there: int, ready: int) -> int:
-        seen = Gauges(time_s, 0, np.array([1]), np.array([0]), np.array([usage]))
-        return scaler.wanted(seen, there, ready)
+    def look(time_s: float, usage: list[float], there: int) -> int:
+        sites = np.array([0, 3])[: len(usage)]
+        seen = Gauges(time_s, 0, np.ones(len(usage), int), np.zeros(len(usage), int), np.array(usage), sites)
+        return scaler.wanted(seen, there, len(usage))
 
-    assert look(15, 0.6, 2, 2) == 3
-    assert look(30, 0.6, 3, 2) == 3
-    assert look(120, 0.5, 3, 3) == 3
-    assert look(300, 0.3, 3, 3) == 2
+    assert look(15, [0.8], 1) == 2
+    assert look(30, [0.8], 2) == 2  # loads
+    assert look(45, [0.4, 0.4], 2) == 3  # (.8 + .4) / 2 > .55
+    assert look(120, [0.4, 0.4], 2) == 2
+    assert look(165, [0.3, 0.3], 2) == 2  # 40 % are 45 s ago
+    assert look(250, [0.3, 0.3], 2) == 1
 
 
 class Script:

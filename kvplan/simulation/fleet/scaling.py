@@ -110,6 +110,7 @@ class Gauges(NamedTuple):
     in_flight: IntArray  # requests that run or wait
     waiting: IntArray
     kv_usage: FloatArray  # share of the memory
+    sites: IntArray  # where they are
 
 
 class Control(Protocol):
@@ -160,8 +161,8 @@ class Pods:
             return []
         self._looks_s += self.every_s
         ready = self.open(now)
-        serving = [*ready, *self._leaving]
-        seen = Gauges(now, arrived, in_flight[serving], waiting[serving], kv_usage[serving])
+        sites = np.array([*ready, *self._leaving])
+        seen = Gauges(now, arrived, in_flight[sites], waiting[sites], kv_usage[sites], sites)
         wanted = self.control.wanted(seen, len(self._lives), len(ready))
         while len(self._lives) > wanted:
             site, life = self._lives.popitem()
@@ -256,9 +257,14 @@ class HorizontalPodAutoscaler:
 
 
 class OneByOne(HorizontalPodAutoscaler):
-    """Adds a replica where the mean KV usage is above a limit and none loads, and takes one where it is below another.
+    """Adds a replica above a limit of the KV usage, and takes one below another; nothing while one loads.
 
-    `triggers` has the upper limit.
+    The usage is the mean over replicas of what each has had at most in the window; `triggers` has the upper limit.
+
+    References
+    ----------
+    llm-d-workload-variant-autoscaler 0.5, `CalculateSaturationTargets` of `internal/saturation/analyzer.go` and
+    `QueryKvCacheUsage` of `internal/collector/registration/saturation.go`.
     """
 
     def __init__(self, below: float, above: float, least: int, most: int, down_s: float) -> None:
@@ -266,7 +272,16 @@ class OneByOne(HorizontalPodAutoscaler):
         self._below = below
 
     def _wish(self, metric: Metric, target: float, there: int, ready: int) -> int:
-        usage = self._measured(metric)
-        if usage > target:
-            return there + (ready == there)
-        return there - (usage < self._below)
+        if ready < there:
+            return there
+        usage = self._peaks().mean()
+        return there + int(usage > target) - int(usage < self._below)
+
+    def _peaks(self) -> FloatArray:
+        """Return the most that each replica of the last look has had."""
+        last = self._window[-1]
+        peaks = np.zeros(int(last.sites.max()) + 1)
+        for seen in self._window:
+            known = seen.sites < peaks.size
+            np.maximum.at(peaks, seen.sites[known], seen.kv_usage[known])
+        return peaks[last.sites]
