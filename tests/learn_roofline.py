@@ -1,142 +1,162 @@
 """Learns kvplan/ingest/model/roofline.toml from public concurrency sweeps; `python tests/learn_roofline.py` prints it.
 
-What is learnt, and how: `scoreboard.learning`. Bands come from models left out one by one, each foretold
-with constants learnt from the others.
+What is learnt, and how: `scoreboard.learning`. Bands come from models left out one by one, each foretold with
+constants learnt from the others; those of unseen GPUs from GPUs left out; ratios are those to what is shipped.
 """
 
+import datetime
+import hashlib
 import json
-import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from sampled import read_samples
-from scoreboard.learning import Configuration, Load, learn, learn_without, loads_of, u_of, weights
+from scoreboard.catalogue import folder_beside_checkout
+from scoreboard.learning import Configuration, Learnt, Load, learn, learn_without, loads_of, weights
+from scoreboard.sweeps import FILE, SETTINGS, with_settings
 
-from kvplan.ingest.timing.samples import Sweep
-
-SWEEPS = Path(__file__).resolve().parents[2] / "shared/data/silicon-sweeps/sweeps.csv"
+# Recorded over simulated makespan of Llama-3.1-8B on GPUs that no sweep is of, in tests/real/test_roofline_sweeps.py
+ON_OTHER_GPUS = {"RTX 4090": 0.77, "RTX PRO 6000": 0.94}
 LEAST_CONFIGURATIONS = 4  # for a band of their own
+LEAST_POINTS = 5  # for ratios of their own
+MOST_SPREAD = 3  # of ratios, high over low: beyond, the points are hardly of one deployment
 
-Group = TypeVar("Group")
+Group = TypeVar("Group", bound=Hashable)
 
 
-def read_points(path: Path = SWEEPS) -> list[Load]:
-    """The loads of a file of sweeps."""
-    return loads_of(some for some in read_samples(path) if isinstance(some, Sweep))
+def read_points(folder: Path) -> list[Load]:
+    """The loads of a folder of sweeps that were not speculative."""
+    return loads_of(with_settings(folder))
 
 
 class Ratio(NamedTuple):
-    """Measured over foretold, of a load whose model was left out."""
+    """Measured over foretold, of a load."""
 
     point: Load
-    tpot: float
     ttft: float
+    tpot: float
+
+    @property
+    def kind(self) -> str:
+        """Of the model."""
+        return "experts" if self.point.shape.counts.experts else "dense"
 
 
-def held_out(points: Sequence[Load]) -> list[Ratio]:
-    """Each model foretold with what is learnt from the others."""
-    models = sorted({point.configuration.model for point in points})
-    return [ratio for model in models for ratio in left_out(points, model)]
+def ratios(points: Iterable[Load], learnt: Learnt) -> list[Ratio]:
+    """Compare what was measured with what is foretold."""
+    return [Ratio(point, *(point.measured_s / point.foretold_s(learnt)).tolist()) for point in points]
 
 
-def left_out(points: Sequence[Load], model: str) -> list[Ratio]:
-    """One model foretold with what is learnt from the others."""
-    u = u_of(learn_without(points, model))
-    ratios = []
-    for point in points:
-        if point.configuration.model == model:
-            tpot, ttft = point.foretold(u)
-            ratios.append(Ratio(point, point.tpot_s / tpot, point.ttft_s / ttft))
-    return ratios
+def held_out(points: Sequence[Load], key: Callable[[Configuration], str]) -> list[Ratio]:
+    """Foretell each model, or each GPU, with what is learnt from the others."""
+
+    def of(name: str) -> list[Ratio]:
+        learnt = learn_without(points, lambda configuration: key(configuration) == name)
+        return ratios((point for point in points if key(point.configuration) == name), learnt)
+
+    return [ratio for name in sorted({key(p.configuration) for p in points}) for ratio in of(name)]
 
 
 class Band(NamedTuple):
-    """From the 10 % quantile of ratios to the 90 % one, every configuration with the same weight."""
+    """From the 10 % quantile of ratios of TPOT to the 90 % one, every configuration with the same weight."""
 
     low: float
     high: float
     configurations: int
 
 
-def bands(ratios: Sequence[Ratio]) -> dict[tuple[str, int], Band]:
-    """By kind of model and tensor parallelism."""
-    groups = defaultdict(list)
-    for ratio in ratios:
-        groups[group_of(ratio.point)].append(ratio)
-    found = {}
-    for group, members in groups.items():
-        points = [ratio.point for ratio in members]
-        order = np.argsort([ratio.tpot for ratio in members])
-        share = np.cumsum(weights(points)[order]) / weights(points).sum()
-        low, high = (members[order[np.searchsorted(share, q)]].tpot for q in (0.1, 0.9))
-        number = len({point.configuration for point in points})
-        if number >= LEAST_CONFIGURATIONS:
-            found[group] = Band(round(low, 2), round(high, 2), number)
+def bands(found: Iterable[Ratio], key: Callable[[Ratio], Group]) -> dict[Group, Band]:
+    """The band of each group that has enough configurations."""
+    groups: dict[Group, list[Ratio]] = defaultdict(list)
+    for ratio in found:
+        groups[key(ratio)].append(ratio)
+    return {
+        group: Band(*quantiles(members), number)
+        for group, members in sorted(groups.items())
+        if (number := len({ratio.point.configuration for ratio in members})) >= LEAST_CONFIGURATIONS
+    }
+
+
+def quantiles(members: Sequence[Ratio]) -> tuple[float, float]:
+    """The 10 % and 90 % quantiles."""
+    order = np.argsort([ratio.tpot for ratio in members])
+    weight = weights([ratio.point for ratio in members])[order]
+    share = np.cumsum(weight) / weight.sum()
+    low, high = (members[order[min(np.searchsorted(share, q), order.size - 1)]].tpot for q in (0.1, 0.9))
+    return round(low, 2), round(high, 2)
+
+
+def by_gpus(ratio: Ratio) -> tuple[str, int]:
+    """What a band is learnt for."""
+    return ratio.kind, ratio.point.gpus
+
+
+def own(points: Sequence[Load], learnt: Learnt) -> dict[str, dict[str, tuple[float, float, int]]]:
+    """The ratios of each model to what is learnt: low, high, points, by GPU, parallelism, engine and weights."""
+    groups: dict[tuple[str, str], list[Ratio]] = defaultdict(list)
+    for ratio in ratios(points, learnt):
+        of = ratio.point.configuration
+        where = f"{of.gpu} {of.parallelism} {of.engine} {ratio.point.shape.storage.name}"
+        groups[of.model, where].append(ratio)
+    found: dict[str, dict[str, tuple[float, float, int]]] = defaultdict(dict)
+    for (model, where), members in sorted(groups.items()):
+        low, high = quantiles(members)
+        if len(members) >= LEAST_POINTS and high <= MOST_SPREAD * low:
+            found[model][where] = low, high, len(members)
     return found
 
 
-def group_of(point: Load) -> tuple[str, int]:
-    """What a band is learnt for."""
-    kind = "experts" if point.shape.counts.experts else "dense"
-    return kind, point.configuration.tensor_parallel
+def gpus(points: Iterable[Load]) -> list[str]:
+    """Those that sweeps are of from which anything is learnt."""
+    return sorted({point.configuration.gpu for point in points if point.has_ttft})
 
 
-def factors(ratios: Sequence[Ratio]) -> dict[tuple[str, int], float]:
-    """How far off TPOT is, either way: the median over configurations of the factor of their median point."""
-    return _factors((group_of(ratio.point), ratio.point.configuration, ratio.tpot) for ratio in ratios)
-
-
-def ttft_factors(ratios: Sequence[Ratio]) -> dict[str, float]:
-    """The same of TTFT with few clients, by kind of model."""
-    return _factors(
-        (group_of(ratio.point)[0], ratio.point.configuration, ratio.ttft)
-        for ratio in ratios
-        if ratio.point.has_ttft
-    )
-
-
-def _factors(ratios: Iterable[tuple[Group, Configuration, float]]) -> dict[Group, float]:
-    by_configuration = defaultdict(list)
-    for group, configuration, ratio in ratios:
-        by_configuration[group, configuration].append(ratio)
-    off = defaultdict(list)
-    for (group, _), values in by_configuration.items():
-        off[group].append(math.exp(abs(math.log(np.median(values)))))
-    return {group: float(np.median(values)) for group, values in off.items()}
-
-
-def document(points: Sequence[Load], ratios: Sequence[Ratio]) -> str:
+def document(points: Sequence[Load]) -> str:
     """The file, but for its comment."""
+    learnt = learn(points)
+    models = held_out(points, lambda of: of.model)
+    unseen = bands(held_out(points, lambda of: of.gpu), lambda ratio: ratio.kind)
+    dense, others = unseen["dense"], ON_OTHER_GPUS.values()
+    low, high = min(dense.low, *others), max(dense.high, *others)
+    unseen["dense"] = Band(low, high, dense.configurations + len(others))
     lines = [f"gpus = {json.dumps(gpus(points))}", "", "[efficiency]"]
-    lines += [f"{name} = {value}" for name, value in asdict(learn(points)).items()]
-    found = sorted(bands(ratios).items())
+    lines += [f"{name} = {value}" for name, value in asdict(learnt.reached).items()]
+    lines += ["", "[request_overhead_s]"]
+    lines += [f"{name} = {value}" for name, value in learnt.overhead_s.items()]
+    by_number = bands(models, by_gpus)
     for kind in ("dense", "experts"):
         lines += ["", f"[bands.{kind}]"]
-        for (of, number), band in found:
-            if of == kind:
-                values = ", ".join(f"{name} = {value}" for name, value in band._asdict().items())
-                lines.append(f"{number} = {{ {values} }}")
+        lines += [f"{number} = {_inline(band)}" for (of, number), band in by_number.items() if of == kind]
+    lines += ["", "[unseen_gpu]", *(f"{kind} = {_inline(band)}" for kind, band in unseen.items())]
+    for model, measured in own(points, learnt).items():
+        lines += [
+            "",
+            f'[ratios."{model}"]',
+            *(f'"{where}" = {json.dumps(of)}' for where, of in measured.items()),
+        ]
     return "\n".join(lines)
 
 
-def gpus(points: Iterable[Load]) -> list[str]:
-    """Those that sweeps are of."""
-    return sorted({point.gpu.name for point in points})
+def _inline(band: Band) -> str:
+    return f"{{ {', '.join(f'{name} = {value}' for name, value in band._asdict().items())} }}"
 
 
 def main() -> None:
-    """Print the file, and how far off the figures are that it was not fitted to."""
-    points = read_points(Path(sys.argv[1]) if len(sys.argv) > 1 else SWEEPS)
-    ratios = held_out(points)
-    print(document(points, ratios))
-    print(f"\n# {len(points)} points of {len({point.configuration for point in points})} configurations")
-    print("# TPOT is off by the factor", {group: round(f, 2) for group, f in sorted(factors(ratios).items())})
-    print("# TTFT is off by the factor", {kind: round(f, 2) for kind, f in ttft_factors(ratios).items()})
+    """Print the file."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else folder_beside_checkout()
+    assert folder is not None
+    points = read_points(folder)
+    for file in (FILE, SETTINGS):
+        print(f"# {file}: sha256 {hashlib.sha256((folder / file).read_bytes()).hexdigest()}")
+    configurations = {point.configuration for point in points}
+    learnt_from = sum(point.has_ttft for point in points)
+    print(f"# {datetime.date.today()}: {len(points)} points of {len(configurations)} configurations")
+    print(f"# learnt from {learnt_from} of InferenceMAX")
+    print(document(points))
 
 
 if __name__ == "__main__":

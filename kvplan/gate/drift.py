@@ -1,8 +1,8 @@
 """Whether a running service still does what its plan says: counters of its requests, each with what the plan allows.
 
-A mean of n requests scatters by σ/√n. It is outside where it is further off than its tolerance and than three standard
-errors. A window is long enough where 95 % of those with a drift Δ are outside: n ≥ ((3σ + 1.645σ')/Δ)² and
-n ≥ (1.645σ'/(Δ - tolerance))², σ' with the drift; 620 cv² requests for lengths that drift by 20 % (new).
+A mean length of n requests scatters by σ/√n. It is outside where it is further off than its tolerance and than three
+standard errors. A window is long enough where 95 % of those with lengths that drift by a share δ are outside:
+n ≥ ((3 + 1.645(1 + δ))cv/δ)², 620 cv² for 20 % (new); and where it is ten times as long as requests stay.
 """
 
 import math
@@ -26,7 +26,8 @@ LEAST_REQUESTS = 100
 DRIFT = 0.2  # relative, of a mean length, that a window must find
 _ERRORS, _POWER, _HALF_WIDTH = 3.0, 1.645, 1.96  # standard errors
 _LENGTH, _ITL, _AT_BATCH = 0.05, 0.15, 0.125  # relative tolerances
-_HITS, _LOST_HITS = 0.1, 0.15  # tolerance, and what a window must find
+_HITS = 0.1
+_STAYS = 10.0  # of requests, end to end: a window counts those that end in it
 _TIMES, _MORE = 3.0, 10.0  # preemptions: so many times as planned, and so many more
 
 
@@ -82,15 +83,16 @@ class Drift(NamedTuple):
     @property
     def is_short(self) -> bool:
         """Whether some figure is open for want of requests."""
-        return any(f.verdict is Verdict.OPEN and f.needed > self.metrics.requests for f in self.figures)
+        open_ = (figure.needed for figure in self.figures if figure.verdict is Verdict.OPEN)
+        return max(open_, default=0) > self.metrics.requests
 
     @property
     def outcome(self) -> Outcome:
-        """Unusable where the window is too short, or no figure is judged; else failed where any is outside."""
+        """Failed where any figure is outside; else unusable where the window is too short, or none is judged."""
         verdicts = {figure.verdict for figure in self.figures}
-        if self.is_short or verdicts == {Verdict.OPEN}:
-            return Outcome.UNUSABLE
-        return Outcome.FAILED if Verdict.OUTSIDE in verdicts else Outcome.PASSED
+        if Verdict.OUTSIDE in verdicts:
+            return Outcome.FAILED
+        return Outcome.UNUSABLE if self.is_short or verdicts == {Verdict.OPEN} else Outcome.PASSED
 
 
 def compare(profile: Profile, metrics: ServerMetrics) -> Drift:
@@ -99,13 +101,15 @@ def compare(profile: Profile, metrics: ServerMetrics) -> Drift:
     Raises
     ------
     UsageError
-        The profile lacks a part, or has prefill and decode apart, which count the same requests twice.
+        No request ended; or prefill and decode are apart, and count the same requests twice.
     """
     model, plan, fleet = replace(profile.model, schedule=None), profile.plan, profile.model.fleet
     if fleet is not None and fleet.is_split:
         raise UsageError(
             f"{profile.source}: prefill and decode apart; --metrics is about replicas that do both"
         )
+    if not metrics.requests:
+        raise UsageError(f"{metrics.source}: no request ended in this time; there is nothing to compare")
     size = 1 if fleet is None else fleet.size
     replicas = metrics.engines / model.replica.ranks
     rate = metrics.requests / metrics.seconds / replicas if metrics.seconds else None
@@ -122,26 +126,8 @@ def _judged(figure: Compared, metrics: ServerMetrics) -> Compared:
         return figure._replace(why=f"{metrics.engine} exports no counter of it here")
     few = metrics.requests < LEAST_REQUESTS or figure.verdict is Verdict.INSIDE
     if metrics.requests < needed and few:
-        return figure._replace(needed=needed, why=figure.why or f"{needed:,} requests are needed")
+        return figure._replace(needed=needed, why=figure.why or "the window is too short")
     return figure
-
-
-class _Scatter(NamedTuple):
-    """Standard deviations of a figure of one request, as planned and with the drift that is to be found."""
-
-    planned: float
-    drifted: float
-    drift: float
-    tolerance: float
-
-    def width(self, requests: float) -> float:
-        """Return how far off a mean of so many requests may be."""
-        return max(self.tolerance, _ERRORS * self.planned / math.sqrt(max(requests, 1.0)))
-
-    @property
-    def needed(self) -> int:
-        apart = (_ERRORS * self.planned + _POWER * self.drifted) / self.drift
-        return math.ceil(max(apart, _POWER * self.drifted / (self.drift - self.tolerance)) ** 2)
 
 
 def _lengths(there: Figures, metrics: ServerMetrics) -> Iterator[Compared]:
@@ -155,10 +141,10 @@ def _lengths(there: Figures, metrics: ServerMetrics) -> Iterator[Compared]:
         ("output_tokens", "Output tokens", metrics.mean_decode, means[1], outputs),
     ):
         cv = math.sqrt(model.class_rates_rps @ squares / model.total_rate_rps) / mean if mean else 0.0
-        scatter = _Scatter(cv, (1 + DRIFT) * cv, DRIFT, _LENGTH)
-        width = scatter.width(metrics.requests)
-        ends = mean * max(1 - width, 0.0), mean * (1 + width)
-        yield Compared(key, label, "tokens", measured, mean, *ends, scatter.needed)
+        width = max(_LENGTH, _ERRORS * cv / math.sqrt(metrics.requests))
+        needed = math.ceil(((_ERRORS + _POWER * (1 + DRIFT)) * cv / DRIFT) ** 2)
+        ends = max(1 - width, 0.0) * mean, (1 + width) * mean
+        yield Compared(key, label, "tokens", measured, mean, *ends, needed)
 
 
 def _square(law: Lengths, mean: float) -> float:
@@ -187,7 +173,7 @@ def _times(there: Figures, metrics: ServerMetrics, rate_rps: float | None) -> It
     batch, times what runs take longer than the law at theirs.
     """
     of_rate = Compared("itl_s", "Time between tokens", "s", metrics.itl_s)
-    of_batch = Compared("itl_at_batch_s", "… in batches as large", "s", metrics.itl_s)
+    of_batch = Compared("itl_at_batch_s", "Iterations at this batch", "s", metrics.itl_s)
     model, itl = there.model, there.latency.itl_s.mean
     if not rate_rps or itl is None or metrics.itl_s is None or metrics.decoding_s is None:
         why = "" if metrics.itl_s is None else _no_figure(there) if rate_rps else "no rate to compare at"
@@ -207,43 +193,44 @@ def _times(there: Figures, metrics: ServerMetrics, rate_rps: float | None) -> It
     found = hits if metrics.hit_ratio is None else metrics.hit_ratio
     decoding = metrics.decoding_s * rate_rps / metrics.requests
     now = law(rate_rps * longer * prompts * (1 - found), decoding, metrics.itl_s * tokens)
-    error = _ERRORS * _error(there, there.latency.ci95.get("itl_s.mean")) / itl / math.sqrt(metrics.requests)
-    for figure, planned, width in ((of_rate, itl, max(_ITL, error)), (of_batch, runs * now, _AT_BATCH)):
+    low, high = there.latency.ci95.get("itl_s.mean", (itl, itl))
+    error = (
+        ((high or low) - low)
+        / 2
+        / _HALF_WIDTH
+        / itl
+        * math.sqrt(there.operating_point.requests / metrics.requests)
+    )
+    needed = math.ceil(
+        _STAYS * metrics.requests / (metrics.seconds or 1.0) * (there.latency.e2e_s.mean or 0.0)
+    )
+    for figure, planned, width in (
+        (of_rate, itl, max(_ITL, _ERRORS * error)),
+        (of_batch, runs * now, _AT_BATCH),
+    ):
         least, most = max(min(1 - width, band[0]), 0.0), max(1 + width, band[1])
         planned /= tokens
-        yield figure._replace(planned=planned, low=least * planned, high=most * planned)
+        yield figure._replace(planned=planned, low=least * planned, high=most * planned, needed=needed)
 
 
 def _no_figure(there: Figures) -> str:
     return there.latency.reason or "the plan has no such figure at this rate"
 
 
-def _error(there: Figures, ends: tuple[float, float | None] | None) -> float:
-    """Return the standard error of a mean of runs, times √n."""
-    if ends is None or ends[1] is None:
-        return 0.0
-    return (ends[1] - ends[0]) / 2 / _HALF_WIDTH * math.sqrt(there.operating_point.requests)
-
-
 def _planned_hits(there: Figures) -> float | None:
     """Return what a warm cache finds; of a fleet, what its router lets it find."""
     of_runs, cache = there.operating_point.hit_ratio, there.prefix_cache
-    if there.whole.fleet is not None and of_runs is not None:
-        return of_runs.value
-    return None if cache is None else cache.hit_ratio
+    return (
+        cache.hit_ratio if cache is not None and (there.whole.fleet is None or of_runs is None) else of_runs
+    )
 
 
 def _hits(there: Figures, metrics: ServerMetrics) -> Iterator[Compared]:
-    if not there.model.finds_prefixes:
-        return
-    planned, of_runs = _planned_hits(there), there.operating_point.hit_ratio
-    figure = Compared("hit_ratio", "Prefix cache hits", "%", metrics.hit_ratio, planned)
-    if planned is None:
-        yield figure._replace(why="no warm cache lasts at this rate")
-        return
-    error = 0.0 if of_runs is None else _error(there, of_runs.interval)
-    scatter = _Scatter(error, error, _LOST_HITS, _HITS)
-    yield figure._replace(low=max(planned - scatter.width(metrics.requests), 0.0), needed=scatter.needed)
+    if there.model.finds_prefixes:
+        planned = _planned_hits(there)
+        least = None if planned is None else max(planned - _HITS, 0.0)
+        why = "no warm cache lasts at this rate" if planned is None else ""
+        yield Compared("hit_ratio", "Prefix cache hits", "%", metrics.hit_ratio, planned, least, why=why)
 
 
 def _preemptions(there: Figures, metrics: ServerMetrics) -> Compared:
@@ -259,7 +246,7 @@ def _rate(steady: Figures, metrics: ServerMetrics, rate_rps: float | None, size:
     figure = Compared("rate_rps", "Requests", "requests/s", rate_rps, steady.model.total_rate_rps)
     if rate_rps is None:
         return figure._replace(why="no time, so no rate")
-    chance = 1 + _ERRORS * steady.whole.arrivals.cv / math.sqrt(max(metrics.requests, 1.0))
+    chance = 1 + _ERRORS * steady.whole.arrivals.cv / math.sqrt(metrics.requests)
     return figure._replace(high=most_rps(steady) / size * chance)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kvplan.gate.check import Checked, Origin, Outcome, Problem, Result
-from kvplan.gate.drift import Compared, Drift, Verdict
+from kvplan.gate.drift import DRIFT, Compared, Drift, Verdict
 from kvplan.gate.judgement import Judgement
 from kvplan.gate.requirement import Key
 from kvplan.profile.reading import Profile
@@ -74,20 +74,22 @@ def _section(drift: Drift, profile: Profile) -> page.Section:
 def _window(drift: Drift) -> str:
     metrics = drift.metrics
     time = "" if metrics.seconds is None else f" in {format_seconds(metrics.seconds)}"
-    of = "" if drift.replicas == 1 else f" of {format_number(drift.replicas)} replicas, whose mean is shown"
+    of = "" if drift.replicas == 1 else f" of {format_number(drift.replicas)} replicas, in the mean"
     return f"{format_tokens(metrics.requests)} requests{time}{of}, by counters of {metrics.engine} in {metrics.source}."
 
 
 def _notes(drift: Drift, profile: Profile) -> Iterator[str]:
-    metrics = drift.metrics
     if drift.is_short:
         time = "" if drift.needed_s is None else f", {format_seconds(drift.needed_s)} at this rate"
-        yield f"The window is too short: a drift of 20% shows in {drift.needed:,} requests{time}."
+        yield f"A drift of {format_percent(DRIFT)} shows in {drift.needed:,} requests{time}."
+    open_: dict[str, list[str]] = {}
     for figure in drift.figures:
         if figure.verdict is Verdict.OPEN:
-            yield f"{figure.label}: not judged, {figure.why}."
-    if metrics.seconds is None:
-        yield f"There is no rate: {metrics.rate_from}; --interval and --since give them."
+            open_.setdefault(figure.why, []).append(figure.label.lower())
+    for why, labels in open_.items():
+        yield f"Not judged, {why}: {', '.join(labels)}."
+    if drift.metrics.seconds is None:
+        yield f"{drift.metrics.rate_from} (--since, --interval)."
     outside = [figure.key for figure in drift.figures if figure.verdict is Verdict.OUTSIDE]
     for key in dict.fromkeys("traffic" if key in _OF_TRAFFIC else key for key in outside):
         yield _NEXT[key].format(profile=profile.source)

@@ -153,7 +153,7 @@ class OperatingPoint(NamedTuple):
     iteration_s: Estimate | None
     requests: int
     runs: int
-    hit_ratio: Estimate | None = None  # of a prefix cache that runs know
+    hit_ratio: float | None = None  # of a prefix cache that runs know
 
     def figures(self) -> Iterator[tuple[str, float | None, tuple[float, float | None] | None]]:
         """Yield keys, values and 95 % intervals of all figures of the whole."""

@@ -223,17 +223,12 @@ class Sample:
         counts = [np.bincount(w.batch, w.evictions, w.batches).astype(np.float64) for w in self.windows]
         return around(ratio(counts, self._done()))
 
-    def hit_ratio(self) -> Estimate | None:
+    def hit_ratio(self) -> float | None:
         """Return the share of the prompt tokens that a prefix cache found; None where none was looked up."""
-        found, looked_up = (
-            [
-                np.bincount(w.batch, w.found[i], w.batches).astype(np.float64)
-                for w in self.windows
-                if w.found is not None
-            ]
-            for i in (0, 1)
+        found, looked_up = np.sum(
+            [w.found.sum(axis=1) for w in self.windows if w.found is not None] or [(0, 0)], axis=0
         )
-        return around(ratio(found, looked_up)) if any(tokens.any() for tokens in looked_up) else None
+        return float(found / looked_up) if looked_up else None
 
     def _recomputed(self) -> Estimate | None:
         """Return the share of computed tokens that were computed before, run by run; None where none was computed."""

@@ -1,9 +1,9 @@
-"""Learns what engines reach of the peaks of GPUs from concurrency sweeps, of all models or of all but one.
+"""Learns what engines reach of the peaks of GPUs from concurrency sweeps, of all models or of all but some.
 
-A sweep gives TTFT and TPOT of C clients that each send their next request when the last one is done. Of those
-C·(1 - TTFT/E2E) are decoding, B; they hold K = B·(input + output/2) KV tokens, and since each of them stands for one
-prompt in `output` iterations, P = B·input/output prefill tokens come with an iteration. TPOT is the mean of the law
-there. TTFT is read where few clients wait for one another.
+Each load is played as the engine schedules it (`kvplan.ingest.timing.played`): TTFT and TPOT are sums over iterations,
+and so linear in the constants of the law, which are linear in what is learnt: shares of peaks inverted, and seconds.
+What is learnt is learnt from InferenceMAX's, for how others send their requests is not known. What no load tells (the
+compute of dense models, where the only one is left out) stays what the search begins with.
 
 The constants are the robust least squares of the logarithms of both, every configuration of model, GPU, engine, type
 of weights and parallelism with the same weight.
@@ -11,31 +11,31 @@ of weights and parallelism with the same weight.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.engine import EngineName
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import Gpu, find_gpu
-from kvplan.ingest.model.roofline import Efficiency, estimated_timing
+from kvplan.ingest.model.roofline import Efficiency, assumed_kv_dtype, estimated_timing
 from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token
 from kvplan.ingest.model.weights import named_storage
+from kvplan.ingest.timing.equations import Kind
+from kvplan.ingest.timing.played import Law, foretold
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep
-from kvplan.model import FloatArray, Parallelism
+from kvplan.model import FloatArray, Timing
 
-BANDWIDTH = (
-    0.85  # an assumption: what kernels that stream weights reach. From 0.75 to 1 nothing held out tells
-)
-REQUEST_OVERHEAD_S = (
-    0.014  # of tokeniser and server, as measured on other sweeps: part of TTFT, not of an iteration
-)
+BANDWIDTH, NVLINK, PCIE = 0.85, 200e9, 1 / 3.35  # assumptions
 _TTFT_WEIGHT = 0.3
-_TTFT_CLIENTS = 8  # at most: beyond, TTFT is mostly waiting
-_SCALE = 0.02  # of a residual of logarithms from which on it counts in proportion, not squared
-_NOTHING = Efficiency(math.inf, math.inf, math.inf, math.inf, 0.0, 0.0)  # all is free
+_SCALE = 0.01  # of a residual of logarithms from which on it counts in proportion, not squared
+_NOTHING = Efficiency(*[math.inf] * 6, 0.0, 0.0, 0.0)  # all is free
+_SHARES = 6  # of peaks: the others are seconds
+_LEARNT = slice(3, None)
+_LAW = ("d0", "d1", "d2", "d3", "experts")  # what times are linear in
+_UNIT = Timing(1.0)
 
 
 class Configuration(NamedTuple):
@@ -45,81 +45,41 @@ class Configuration(NamedTuple):
     gpu: str
     engine: str
     precision: str
-    tensor_parallel: int
-    other: str
+    parallelism: str
+
+
+class Learnt(NamedTuple):
+    """What is reached, and seconds that a request takes outside of each engine."""
+
+    reached: Efficiency
+    overhead_s: dict[EngineName, float]
 
 
 @dataclass(frozen=True)
 class Load:
-    """One concurrency of a sweep; see the module for what the properties stand for."""
+    """One concurrency of a sweep, played: TTFT and TPOT as they were measured, and what each constant adds to them.
+
+    `parts_s` is of shape (2, n_constants), TTFT and TPOT by what `u_of` has.
+    """
 
     configuration: Configuration
+    gpus: int
     shape: ModelShape
-    gpu: Gpu
-    clients: int
-    input_tokens: float
-    output_tokens: float
-    ttft_s: float
-    tpot_s: float
-    all_at_once: bool
+    point: Point
+    has_ttft: bool  # how requests come is known
+    parts_s: FloatArray
 
     @property
-    def decoding(self) -> float:
-        """B."""
-        return self.clients * (1 - self.ttft_s / self.e2e_s)
+    def measured_s(self) -> FloatArray:
+        """TTFT and TPOT."""
+        assert self.point.ttft_s is not None
+        assert self.point.tpot_s is not None
+        return np.array([self.point.ttft_s, self.point.tpot_s])
 
-    @property
-    def e2e_s(self) -> float:
-        """From a request to its last token."""
-        return self.ttft_s + self.tpot_s * (self.output_tokens - 1)
-
-    @property
-    def kv_tokens(self) -> float:
-        """K."""
-        return self.decoding * (self.input_tokens + self.output_tokens / 2)
-
-    @property
-    def prefill_tokens(self) -> float:
-        """P."""
-        return self.decoding * self.input_tokens / self.output_tokens
-
-    @property
-    def has_ttft(self) -> bool:
-        """Whether it tells what TTFT is of: sends of the others are known, and few are waited for."""
-        return self.all_at_once and self.clients <= _TTFT_CLIENTS
-
-    @property
-    def fits(self) -> bool:
-        """Whether weights and KV cache have room, at 8 bits for the cache: else the figures are of something else."""
-        share = self.configuration.tensor_parallel
-        per_token = kv_bytes_per_token(self.shape, kv_dtype="fp8", tensor_parallel=share)
-        return self.shape.weight_bytes / share + per_token * self.kv_tokens < self.gpu.memory_bytes
-
-    @cached_property
-    def parts_s(self) -> FloatArray:
-        """What each of `u_of` adds to an iteration: of shape (6, 2), without and with its prefill tokens."""
-        reached = [replace(_NOTHING, **{name: 1.0}) for name in Efficiency.__dataclass_fields__]
-        laws = [
-            estimated_timing(
-                self.shape, self.gpu, one, parallelism=Parallelism(self.configuration.tensor_parallel)
-            )
-            for one in reached
-        ]
-        return np.array(
-            [[law(self.kv_tokens, p, self.decoding) for p in (0.0, self.prefill_tokens)] for law in laws]
-        )
-
-    def foretold(self, u: FloatArray) -> tuple[float, float]:
-        """TPOT and TTFT; see `u_of`.
-
-        A request waits for the end of an iteration, for the prompts before it, and for its own.
-        """
-        alone, loaded = u @ self.parts_s
-        prompt = (loaded - alone) / self.prefill_tokens * self.input_tokens
-        before = min(1.0, (self.clients - 1) * prompt / self.e2e_s) * prompt / 2
-        if self.all_at_once:  # a tenth of the requests are the first of their clients
-            before += 0.1 * (self.clients - 1) / 2 * prompt
-        return loaded, REQUEST_OVERHEAD_S + alone / 2 + before + alone + prompt
+    def foretold_s(self, learnt: Learnt) -> FloatArray:
+        """TTFT and TPOT."""
+        overhead = learnt.overhead_s[EngineName(self.configuration.engine)]
+        return self.parts_s @ u_of(learnt.reached) + [overhead, 0.0]
 
 
 def loads_of(sweeps: Iterable[Sweep]) -> list[Load]:
@@ -127,41 +87,70 @@ def loads_of(sweeps: Iterable[Sweep]) -> list[Load]:
 
     DeepSeek-R1 and -V3 are one model, and some points stand in a file twice, of two sources or versions.
     """
-    found: dict[tuple[object, ...], Load] = {}
+    loads: dict[tuple[object, ...], Load] = {}
     for sweep in sweeps:
-        configuration, shape, gpu = _read(sweep.deployment)
-        for point in sweep.points:
-            if point.ttft_s is None or point.tpot_s is None or point.concurrency is None:
-                continue
-            times = round(1e3 * point.ttft_s, 1), round(1e3 * point.tpot_s, 1)
-            key = (configuration, point.inputs[1], point.outputs[1], point.concurrency, *times)
-            found[key] = _load(configuration, shape, gpu, point, point.ttft_s, point.tpot_s)
-    return [load for load in found.values() if load.fits]
+        points = tuple(p for p in sweep.points if None not in (p.ttft_s, p.tpot_s, p.concurrency))
+        for load in _played(replace(sweep, points=points)) if points else ():
+            point, times = load.point, (1e3 * load.measured_s).round(1)
+            shape = point.inputs[1], point.outputs[1]
+            key = (load.configuration, *shape, point.concurrency, *times)
+            loads[key] = max(load, loads.get(key, load), key=lambda load: load.has_ttft)
+    return list(loads.values())
 
 
-def _read(deployment: Deployment) -> tuple[Configuration, ModelShape, Gpu]:
+def deployed(deployment: Deployment) -> tuple[Configuration, ModelShape, Gpu]:
+    """What was measured, with its weights as the benchmark names them."""
     shape, precision = read_model(deployment.model), deployment.weight_dtype
     if precision != "int4" and (precision, shape.storage.name) != ("fp4", "mxfp4"):  # else as published
         shape = replace(shape, storage=named_storage(precision))
     gpu = find_gpu(deployment.gpu)
-    of = (deployment.engine, precision, deployment.tensor_parallel, deployment.other)
+    of = (deployment.engine, precision, str(deployment.parallelism))
     return Configuration(shape.name, gpu.name, *of), shape, gpu
 
 
-def _load(
-    configuration: Configuration, shape: ModelShape, gpu: Gpu, point: Point, ttft_s: float, tpot_s: float
-) -> Load:
-    return Load(
-        configuration,
-        shape,
-        gpu,
-        point.concurrency or 0,
-        sum(point.inputs) / 2,
-        sum(point.outputs) / 2,
-        ttft_s,
-        tpot_s,
-        point.inputs[0] < point.inputs[1],  # who draws lengths from a range sends all at once
-    )
+def _played(sweep: Sweep) -> list[Load]:
+    configuration, shape, gpu = deployed(sweep.deployment)
+    engine, ranks = EngineName(configuration.engine), sweep.deployment.parallelism
+    kv_dtype = assumed_kv_dtype(gpu, engine)
+    units = [replace(_NOTHING, **{f.name: 1.0}) for f in fields(Efficiency)]
+    laws = [
+        estimated_timing(shape, gpu, one, parallelism=ranks, kv_dtype=kv_dtype, engine=engine).of_ranks(
+            ranks.data
+        )
+        for one in units
+    ]
+    constants = np.array([[getattr(law, name) for law in laws] for name in _LAW])
+    unit, *more = _amounts(sweep, laws[0].chosen)
+    rows = []
+    for i, point in enumerate(sweep.points):
+        slopes = np.array([one[i] for one in more]).T - unit[i][:, None]
+        rows.append(
+            Load(
+                configuration,
+                ranks.gpus,
+                shape,
+                point,
+                point.inputs[0] < point.inputs[1],  # who draws lengths from a range is InferenceMAX
+                slopes @ constants,
+            )
+        )
+    room = gpu.memory_bytes - shape.weight_bytes / ranks.gpus
+    per_token = kv_bytes_per_token(shape, kv_dtype="fp8", tensor_parallel=ranks.tensor)
+    return [row for row in rows if per_token * _held(row.point) / ranks.data < room]
+
+
+def _held(point: Point) -> float:
+    return (point.concurrency or 0) * (sum(point.inputs) / 2 + sum(point.outputs) / 4)
+
+
+def _amounts(sweep: Sweep, chosen: float) -> list[list[FloatArray]]:
+    """TTFT and TPOT of each point at a law, and with each of its constants one more."""
+    unit = replace(_UNIT, chosen=chosen)
+    laws = [unit, *(replace(unit, **{name: getattr(unit, name) + 1}) for name in _LAW)]
+    return [
+        [np.array([times[Kind.TTFT], times[Kind.TPOT]]) for times in foretold([sweep], Law(law))]
+        for law in laws
+    ]
 
 
 def weights(loads: Iterable[Load]) -> FloatArray:
@@ -171,36 +160,43 @@ def weights(loads: Iterable[Load]) -> FloatArray:
     return np.array([1 / number[one] for one in configurations])
 
 
-def learn(loads: Sequence[Load]) -> Efficiency:
+def learn(loads: Sequence[Load]) -> Learnt:
     """The constants that foretell these loads best."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
+    loads = [load for load in loads if load.has_ttft]
     weight = np.sqrt(weights(loads))
-    waits = [i for i, load in enumerate(loads) if load.has_ttft]
-    measured = np.array([(load.tpot_s, load.ttft_s) for load in loads])
+    parts = np.array([load.parts_s for load in loads])
+    measured = np.array([load.measured_s for load in loads])
+    engines = list(EngineName)
+    of_engine = np.array(
+        [[load.configuration.engine == name for name in engines] for load in loads], dtype=float
+    )
+    known = u_of(Efficiency(BANDWIDTH, NVLINK, PCIE, 0.6, 0.1, 1.0, 65e-6, 30e-6, 30e-6))
+
+    def unpacked(log_u: FloatArray) -> tuple[FloatArray, FloatArray]:
+        values = np.exp(log_u)
+        return np.concatenate([known[: _LEARNT.start], values[: -len(engines)]]), values[-len(engines) :]
 
     def residuals(log_u: FloatArray) -> FloatArray:
-        u = _with_bandwidth(log_u)
-        error = np.log(np.array([load.foretold(u) for load in loads]) / measured) * weight[:, None]
-        return np.concatenate([error[:, 0], math.sqrt(_TTFT_WEIGHT) * error[waits, 1]])
+        u, overhead = unpacked(log_u)
+        times = parts @ u
+        times[:, 0] += of_engine @ overhead
+        error = np.log(times / measured) * weight[:, None]
+        return np.concatenate([error[:, 1], math.sqrt(_TTFT_WEIGHT) * error[:, 0]])
 
-    start = u_of(Efficiency(BANDWIDTH, 0.5, 0.1, 0.3, 60e-6, 30e-6))[1:]
-    least = np.array([1.0] * 3 + [1e-7] * 2)  # no more than the peaks
-    found = least_squares(
-        residuals, np.log(start), bounds=(np.log(least), np.inf), loss="soft_l1", f_scale=_SCALE
+    start = np.log(np.concatenate([known[_LEARNT], [0.03] * len(engines)]))
+    result = least_squares(residuals, start, loss="soft_l1", f_scale=_SCALE)
+    u, overhead = unpacked(result.x)
+    values = [float(f"{value:.3g}") for value in np.concatenate([1 / u[:_SHARES], u[_SHARES:]])]
+    return Learnt(
+        Efficiency(*values), {name: round(float(s), 4) for name, s in zip(engines, overhead, strict=True)}
     )
-    u = _with_bandwidth(found.x)
-    values = np.concatenate([1 / u[:4], u[4:]])
-    return Efficiency(*(float(f"{value:.3g}") for value in values))
 
 
-def learn_without(loads: Iterable[Load], model: str) -> Efficiency:
-    """What is learnt from all other models."""
-    return learn([load for load in loads if load.configuration.model != model])
-
-
-def _with_bandwidth(log_u: FloatArray) -> FloatArray:
-    return np.concatenate([[1 / BANDWIDTH], np.exp(log_u)])
+def learn_without(loads: Iterable[Load], left_out: Callable[[Configuration], bool]) -> Learnt:
+    """What is learnt from the others."""
+    return learn([load for load in loads if not left_out(load.configuration)])
 
 
 def u_of(reached: Efficiency) -> FloatArray:
@@ -208,8 +204,8 @@ def u_of(reached: Efficiency) -> FloatArray:
 
     Examples
     --------
-    >>> u_of(Efficiency(0.5, 0.5, 0.1, 0.25, 1e-5, 2e-5)).round(6).tolist()
-    [2.0, 2.0, 10.0, 4.0, 1e-05, 2e-05]
+    >>> u_of(Efficiency(0.5, 200e9, 0.25, 0.5, 0.1, 1.0, 1e-5, 2e-5, 0.0)).round(6).tolist()
+    [2.0, 0.0, 4.0, 2.0, 10.0, 1.0, 1e-05, 2e-05, 0.0]
     """
     values = np.array(astuple(reached))
-    return np.concatenate([1 / values[:4], values[4:]])
+    return np.concatenate([1 / values[:_SHARES], values[_SHARES:]])

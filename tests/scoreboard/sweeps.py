@@ -1,4 +1,4 @@
-"""Concurrency sweeps foretold: high loads from low ones, one shape of request from the others, and from nothing."""
+"""Concurrency sweeps foretold: high loads from low ones, and one shape of request from the others."""
 
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from sampled import read_samples
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.fit import fit_measured, of_deployment
-from kvplan.ingest.timing.played import Law, foretold
+from kvplan.ingest.timing.played import foretold
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep, Waits
 from kvplan.model import Timing
 from scoreboard.hidden import Hidden, split
@@ -37,7 +37,7 @@ def read(folder: Path) -> Sweeps:
     """The sweeps of a folder of data, and priors that are each learnt from the sweeps of all other models."""
     sweeps = tuple(some for some in with_settings(folder) if some.points)
     loads = loads_of(sweeps)
-    reached = cache(lambda model: learn_without(loads, model))
+    reached = cache(lambda model: learn_without(loads, lambda of: of.model == model).reached)
 
     def prior(deployment: Deployment) -> Timing:
         found = of_deployment(deployment, reached(read_model(deployment.model).name))
@@ -115,23 +115,18 @@ def each_shape(sweep: Sweep) -> Iterator[tuple[Sweep, Hidden]]:
         yield split(sweep, lambda point, shape=shape: _shape(point) == shape)  # type: ignore[misc]
 
 
-def everything(sweep: Sweep) -> Iterator[tuple[Sweep, Hidden]]:
-    """All is held out."""
-    yield split(sweep, lambda point: True)
-
-
 def _shape(point: Point) -> tuple[int, int]:
     return point.inputs[1], point.outputs[1]
 
 
 def rows(sweep: Sweep, prior: Timing, splits: Splits, kind: str) -> Iterator[Row]:
-    """What is held out of a sweep, as foretold by what is fitted to the rest, or by the prior where there is none."""
+    """What is held out of a sweep, as foretold by what is fitted to the rest."""
     deployment = sweep.deployment
     of = Configuration(deployment.name, kind, read_model(deployment.model).name, deployment.engine)
     for known, hidden in splits(sweep):
-        if not hidden.loads.points or (not known.points and splits is not everything):
+        if not hidden.loads.points or not known.points:
             continue
-        law = fit_measured([known], prior).law if known.points else Law(prior)
+        law = fit_measured([known], prior).law
         for point, times in hidden.against(foretold([hidden.loads], law)):
             yield from _rows_of(of, point, times[Kind.TTFT], times[Kind.TPOT])
 
@@ -154,10 +149,6 @@ def _kind(deployment: Deployment) -> str:
     return "MoE" if read_model(deployment.model).counts.experts else "dense"
 
 
-def _kind_and_share(deployment: Deployment) -> str:
-    return f"{_kind(deployment)} TP{deployment.tensor_parallel}"
-
-
 def rows_of(sweeps: Sweeps, splits: Splits, kind: Callable[[Deployment], str] = _kind) -> list[Row]:
     """The rows of several sweeps."""
     return [
@@ -169,6 +160,3 @@ def rows_of(sweeps: Sweeps, splits: Splits, kind: Callable[[Deployment], str] = 
 
 HIGH = real_run("sweeps-high", (FILE,), lambda folder: rows_of(read(folder), high_from_low))
 SHAPE = real_run("sweeps-shape", (FILE,), lambda folder: rows_of(read(folder), each_shape))
-NOTHING = real_run(
-    "sweeps-unmeasured", (FILE,), lambda folder: rows_of(read(folder), everything, _kind_and_share)
-)

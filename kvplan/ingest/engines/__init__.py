@@ -171,9 +171,15 @@ class Snapshot:
     def series(self, name: str) -> dict[Key, float]:
         """Return values by their labels; those that only differ in the rank which says it are one."""
         series: dict[Key, float] = {}
+        read: dict[Key, float] = {}
         for labels, value in self.samples.get(name, ()):
             if not 0 <= value < math.inf:
                 raise ProfileError(self.source, f"{value:g}; must be a number, at least 0", key=name)
+            if read.setdefault(tuple(sorted(labels.items())), value) != value:
+                several = (
+                    "two values for the same labels; a label such as instance tells several servers apart"
+                )
+                raise ProfileError(self.source, several, key=name)
             key = tuple(sorted((k, v) for k, v in labels.items() if k not in _RANK))
             series[key] = max(series.get(key, 0.0), value)
         return series

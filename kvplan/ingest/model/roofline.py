@@ -1,26 +1,30 @@
 """Timing of a replica nobody has measured: peaks of its GPUs, and what engines were seen to reach of them.
 
-Terms of τ = d0 + d1·K + d2·P + d3·B + d4·√B for t GPUs in tensor parallelism. Peaks are those of the catalogue, each
-times a share that was learnt (`Efficiency`):
+Terms of τ = d0 + d1·K + d2·P + d3·B + experts·(1 - (1 - chosen)^(P + B)) on n GPUs: d ranks of attention of t each.
+Peaks are those of the catalogue, each times a share that was learnt (`Efficiency`). Of several ranks it is the law of
+one, whose K, P and B it is for, but for `all_ranks` and `experts`, for which tokens of all count:
 
-==  ================================================================================================================
-d0  bytes of weights on one GPU / bandwidth: every iteration reads them, but for the input embeddings, of which only a
-    row per token is looked up, and for experts that no token chose. And a time for each layer: kernels that are
-    launched, the latency of small all-reduces, whatever the batch
-d1  KV bytes per token on one GPU / bandwidth: attention reads the cache of every sequence in the batch. Layers that
-    keep every token: of windows and chunks K counts what is read, where [[gpu.kv]] lists them
-d2  2 · parameters a prompt token meets / (t · operations per second); neither embeddings nor the output table, which
-    only a prompt's last token needs. For t > 1 also its activations in the two all-reduces of a layer: a ring sends
-    2·(t - 1)/t of them over the link
-d3  the same for a decoded token, which is the ceiling that compute sets to decoding; its states, read and written; and
-    the latents that sparse attention chooses, where d1 is of index keys alone
-d4  weights of the experts that more sequences wake
-==  ================================================================================================================
+=========  =========================================================================================================
+d0         (weights but experts and tables / t + the output table / n) / bandwidth: every iteration reads them; of the
+           input embeddings only a row per token is looked up. And a time for each layer: kernels that are launched,
+           the latency of small all-reduces, whatever the batch
+d1         KV bytes per token on one GPU / bandwidth: attention reads the cache of every sequence in the batch. Layers
+           that keep every token: of windows and chunks K counts what is read, where [[gpu.kv]] lists them
+d2         2 · parameters a prompt token meets / (GPUs · operations per second); neither embeddings nor the output
+           table, which only a prompt's last token needs. Those that are no experts' are shared by t GPUs, the others
+           by n. And what it sends over the link: its activations in the two all-reduces of a layer, of which a ring
+           sends 2·(n - 1)/n; with expert parallelism 3 bytes of each to n - 1 others, 8 at most
+d3         the same for a decoded token, which is the ceiling that compute sets to decoding; its states, read and
+           written; and the latents that sparse attention chooses, where d1 is of index keys alone
+all_ranks  of d > 1 the part of d2 and d3 that all tokens share: experts, and all-reduces over all GPUs
+experts    experts / n / bandwidth, of which an iteration reads those that its tokens choose, each `chosen` at random
+=========  =========================================================================================================
 
-Experts: B tokens that choose k of E each at random wake 1 - (1 - k/E)^B of them. The law has a constant and √B to say
-so: the line a + b·√B closest to it over B = 1, 2, 4, …, 256. For 8 of 256 it reads 0.13, 0.26, 0.64 and 1.2 of the
-experts at 1, 8, 64 and 256 sequences, where it should be 0.03, 0.22, 0.87 and 1. Iterations of sweeps that were held
-out are foretold as well with this line as with the formula; beyond 256 sequences it is too slow.
+Of p pipeline stages each holds 1/p of the layers, and as many batches are under way: K, P and B of an iteration are
+those of all. In the time in which each of them passes all stages every GPU reads its weights p times, all layers of t
+GPUs in the end, and reads and computes for each token 1/p of what t GPUs would. So d1 to d3 are divided by p; of the
+experts a batch wakes what a p-th of the tokens choose. Bubbles are not modelled. Of c context ranks each reads 1/c of
+the cache, but all index keys. Neither was compared with measurements.
 
 What is learnt is in roofline.toml, with how it was and how far to trust it.
 """
@@ -28,9 +32,7 @@ What is learnt is in roofline.toml, with how it was and how far to trust it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from kvplan.engine import EngineName
 from kvplan.ingest.model.hardware import Gpu, tables
@@ -39,13 +41,12 @@ from kvplan.ingest.model.weights import Storage
 from kvplan.model import Parallelism, Timing
 from kvplan.model.parallelism import ALONE
 
-# Of a request outside the engine, where nobody has measured it: of public sweeps, by engine.
-REQUEST_OVERHEAD_S = {EngineName.VLLM: 0.024, EngineName.SGLANG: 0.179, EngineName.TRTLLM: 0.030}
-
 _OPERATIONS = 2  # a multiplication and an addition for each parameter
 _SIXTEEN_BITS = 2  # bytes of an activation, and of a number in an embedding table, quantised or not
 _ALL_REDUCES = 2  # a layer: after attention and after the MLP
-_BATCHES = 2.0 ** np.arange(9)  # 1 to 256 sequences
+_DISPATCHED = 3  # bytes of a number that goes to an expert in 8 bits, and comes back in 16
+_MOST_PEERS = 8  # that a token is sent to: assumed
+_NVLINK = 200e9  # bytes per second of a link from which on it counts as NVLink or its like
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +54,31 @@ class Efficiency:
     """Shares of the peaks that are reached, and seconds that a layer takes besides."""
 
     bandwidth: float  # an assumption, not learnt
+    nvlink_bytes_per_s: float  # reached whatever its generation; an assumption
+    pcie: float  # an assumption
     compute: float  # of dense models
     expert_compute: float  # of mixtures of experts
-    link: float
+    fp4_compute: float  # of what comes on top where weights have 4 bits
     layer_s: float
     expert_layer_s: float  # besides, of mixtures of experts
+    sglang_layer_s: float  # besides, of SGLang
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """An estimated timing, and in the first note how far to trust it."""
+    """An estimated timing, and in the first note how far to trust it.
+
+    Attributes
+    ----------
+    band
+        Measured over estimated iterations: of 8 in 10 points of such a configuration, or of those most like it.
+    configurations
+        That the band comes from.
+    """
 
     timing: Timing
-    band: tuple[
-        float, float
-    ]  # measured over estimated iterations, at 8 of 10 points of models not learnt from
-    configurations: int  # that the band comes from
+    band: tuple[float, float]
+    configurations: int
     notes: tuple[str, ...]
 
 
@@ -88,21 +98,22 @@ def roofline(
     timing = estimated_timing(
         shape, gpu, reached or efficiency(), parallelism=parallelism, kv_dtype=kv_dtype, engine=engine
     )
-    band, configurations, trust = _trust(shape, gpu, parallelism.gpus)
-    notes = [f"{trust}. Import a log as soon as there is one"]
+    trust = _trust(shape, gpu, parallelism, engine)
+    took = f"measured iterations took {trust.low:.2g} to {trust.high:.2g} times as long"
+    notes = [f"estimated: {took} {trust.where}. Import a log as soon as there is one"]
     if weight_dtype is not None:
         notes.append(f"weights are taken to be kept in {shape.storage.name}, whatever the configuration says")
-    if shape.counts.experts:
+    if parallelism.pipeline > 1 or parallelism.context > 1:
         notes.append(
-            "weights of experts are read as batches of up to 256 sequences wake them, in proportion to the root of "
-            "their number; larger batches are faster than this"
+            "times with pipeline or context parallelism were not compared with measurements; stages are taken to be "
+            "always busy"
         )
     if any(one.window for one in shape.kept):
         notes.append(
             "d1 is for the context that layers with full attention read, and windows or chunks in proportion: it goes "
             "with the [[gpu.kv]] of the same model"
         )
-    return Roofline(timing, band, configurations, tuple(notes))
+    return Roofline(timing, (trust.low, trust.high), trust.configurations, tuple(notes))
 
 
 def estimated_timing(
@@ -115,62 +126,78 @@ def estimated_timing(
     engine: EngineName | None = None,
 ) -> Timing:
     """The timing of a model on GPUs of which so much is reached; of several data-parallel ranks, that of one."""
-    tensor_parallel = parallelism.tensor
-    experts, counts = shape.counts.experts, shape.counts
-    per_token = kv_bytes_per_token(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
+    ranks, counts = parallelism, shape.counts
     memory_s = 1 / (reached.bandwidth * gpu.bandwidth_bytes_per_s)
-    always, of_experts = _bytes_read(shape)
-    fixed, per_root = experts_read(1 - counts.idle_experts / experts) if experts else (0.0, 0.0)
-    compute = reached.expert_compute if experts else reached.compute
-    token_s = _OPERATIONS * counts.computing / (tensor_parallel * compute * _flops(shape.storage, gpu))
-    token_s += _sent_per_token(shape, tensor_parallel) / (reached.link * gpu.link_bytes_per_s)
-    layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)
-    once = 2 * sum(one.count * one.bytes for one in layers if one.is_state)
-    if (attention := shape.attention).index_dim is not None and attention.index_topk:
-        # the latents of so many tokens, and the index keys of all
-        latent = attention.latent_bytes(number_bytes(shape, kv_dtype))
-        once += shape.layers * attention.index_topk * latent
-        per_token = shape.layers * attention.index_bytes
+    once = shape.layers * _layer_s(reached, has_experts=counts.experts > 0, engine=engine)
+    table, of_experts, others = _bytes_read(shape)
+    per_token, per_sequence = _kv_read(shape, kv_dtype, ranks)
+    of_rank, of_all = _token_s(shape, gpu, reached, ranks)
+    shared = 0.0 if ranks.data == 1 else of_all
+    chosen = 1 - counts.idle_experts / counts.experts if counts.experts else 0.0
+    each = of_rank + of_all - shared
     return Timing(
-        d0=(always + fixed * of_experts) / tensor_parallel * memory_s
-        + shape.layers * (reached.layer_s + (reached.expert_layer_s if experts else 0.0)),
-        d1=per_token * memory_s,
-        d2=token_s,
-        d3=token_s + once * memory_s,
-        d4=per_root * of_experts / tensor_parallel * memory_s,
+        d0=(others / ranks.tensor + table / ranks.group) * memory_s + once,
+        d1=per_token / ranks.pipeline * memory_s,
+        d2=each,
+        d3=each + per_sequence / ranks.pipeline * memory_s,
+        experts=of_experts / ranks.group * memory_s,
+        chosen=1 - (1 - chosen) ** (1 / ranks.pipeline),
+        all_ranks=shared,
     )
 
 
-def experts_read(chosen: float) -> tuple[float, float]:
-    """A constant and a factor of √B: the share of experts that B sequences wake if each chooses this share.
-
-    Examples
-    --------
-    >>> [round(float(term), 3) for term in experts_read(8 / 256)]
-    [0.057, 0.073]
-    """
-    root, share = np.sqrt(_BATCHES), 1 - (1 - chosen) ** _BATCHES
-    slope, constant = np.polyfit(root, share, 1)
-    if constant < 0:
-        slope, constant = (root @ share) / (root @ root), 0.0
-    return float(constant), float(max(slope, 0.0))
+def assumed_kv_dtype(gpu: Gpu, engine: EngineName | None) -> str:
+    """What public benchmarks are taken to keep the cache in where they do not say; an assumption."""
+    return "fp8" if gpu.flops_fp4 is not None or engine is EngineName.TRTLLM else "auto"
 
 
-def _bytes_read(shape: ModelShape) -> tuple[float, float]:
-    """Weights on all GPUs that every iteration reads, and those of experts.
+def _layer_s(reached: Efficiency, *, has_experts: bool, engine: EngineName | None) -> float:
+    seconds = reached.layer_s + (reached.expert_layer_s if has_experts else 0.0)
+    return seconds + (reached.sglang_layer_s if engine is EngineName.SGLANG else 0.0)
+
+
+def _bytes_read(shape: ModelShape) -> tuple[float, float, float]:
+    """Bytes of the table that is read, on all GPUs, of experts, and of all other weights.
 
     A tied table is read whole, as the output table it also is.
     """
-    looked_up = _SIXTEEN_BITS * shape.counts.embeddings // 2 if shape.counts.tables == 2 else 0
-    looked_up += _SIXTEEN_BITS * shape.counts.looked_up
+    table = _SIXTEEN_BITS * shape.counts.embeddings / shape.counts.tables
     of_experts = shape.storage.bits / 8 * shape.counts.experts
-    return shape.weight_bytes - looked_up - of_experts, of_experts
+    tables = _SIXTEEN_BITS * (shape.counts.embeddings + shape.counts.looked_up)
+    return table, of_experts, shape.weight_bytes - tables - of_experts
 
 
-def _sent_per_token(shape: ModelShape, tensor_parallel: int) -> float:
-    """Bytes that each GPU sends for a token."""
-    ring = 2 * (tensor_parallel - 1) / tensor_parallel
-    return _ALL_REDUCES * shape.layers * shape.hidden_size * _SIXTEEN_BITS * ring
+def _kv_read(shape: ModelShape, kv_dtype: str, ranks: Parallelism) -> tuple[float, float]:
+    """Bytes that a GPU reads for each KV token and each sequence."""
+    layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=ranks.tensor)
+    states = 2 * sum(one.count * one.bytes for one in layers if one.is_state)
+    if (attention := shape.attention).index_dim is None or not attention.index_topk:
+        per_token = kv_bytes_per_token(shape, kv_dtype=kv_dtype, tensor_parallel=ranks.tensor)
+        return per_token / ranks.context, states
+    # the latents of so many tokens, and the index keys of all
+    latents = shape.layers * attention.index_topk * attention.latent_bytes(number_bytes(shape, kv_dtype))
+    return shape.layers * attention.index_bytes, states + latents / ranks.context
+
+
+def _token_s(shape: ModelShape, gpu: Gpu, reached: Efficiency, ranks: Parallelism) -> tuple[float, float]:
+    """Seconds that a token takes of its own rank, and of all."""
+    counts, n = shape.counts, ranks.group
+    share, flops = (reached.expert_compute if counts.experts else reached.compute), _flops(shape.storage, gpu)
+    inverse = 1 / share + (1 / reached.fp4_compute if shape.storage.name in _FOUR_BITS else 0.0)
+    parameter_s = _OPERATIONS * inverse / (flops * ranks.pipeline)
+    active = counts.experts - counts.idle_experts
+    nvlink = gpu.link_bytes_per_s >= _NVLINK
+    link = reached.nvlink_bytes_per_s if nvlink else reached.pcie * gpu.link_bytes_per_s
+    number_s = shape.hidden_size * shape.layers / (link * ranks.pipeline)
+    of_rank, of_all = parameter_s * (counts.computing - active) / ranks.tensor, parameter_s * active / n
+    if ranks.expert > 1:
+        of_rank += _DISPATCHED * min(n - 1, _MOST_PEERS) * number_s / ranks.tensor
+    else:
+        of_all += _ALL_REDUCES * _SIXTEEN_BITS * 2 * (n - 1) / n * number_s
+    return of_rank, of_all
+
+
+_FOUR_BITS = ("nvfp4", "mxfp4")
 
 
 def _flops(storage: Storage, gpu: Gpu) -> float:
@@ -178,9 +205,9 @@ def _flops(storage: Storage, gpu: Gpu) -> float:
 
     Integers of 4 bits are widened to 16 before they multiply.
     """
-    if storage.name in ("nvfp4", "mxfp4") and gpu.flops_fp4 is not None:
+    if storage.name in _FOUR_BITS and gpu.flops_fp4 is not None:
         return gpu.flops_fp4
-    if storage.name in ("nvfp4", "mxfp4", "fp8") and gpu.flops_fp8 is not None:
+    if storage.name in (*_FOUR_BITS, "fp8") and gpu.flops_fp8 is not None:
         return gpu.flops_fp8
     return gpu.flops_bf16
 
@@ -199,17 +226,47 @@ def efficiency() -> Efficiency:
     return Efficiency(**_learnt()["efficiency"])
 
 
-def _trust(shape: ModelShape, gpu: Gpu, tensor_parallel: int) -> tuple[tuple[float, float], int, str]:
-    """The band of an estimate, the configurations it comes from, and both in words."""
+# Of a request outside the engine, where nobody has measured it.
+REQUEST_OVERHEAD_S = {EngineName(name): seconds for name, seconds in _learnt()["request_overhead_s"].items()}
+
+
+class _Trust(NamedTuple):
+    """The band of an estimate, the configurations it comes from, and which they are."""
+
+    low: float
+    high: float
+    configurations: int
+    where: str
+
+
+def _trust(shape: ModelShape, gpu: Gpu, ranks: Parallelism, engine: EngineName | None) -> _Trust:
+    """Trust what was measured of the same configuration, of such models on such GPUs, or of unseen GPUs."""
     kind, title = ("experts", "mixture of experts") if shape.counts.experts else ("dense", "dense model")
-    bands, known = _learnt()["bands"][kind], gpu.name in _learnt()["gpus"]
-    several = "1 GPU" if tensor_parallel == 1 else f"{tensor_parallel} GPUs"
-    if known and str(tensor_parallel) in bands:
-        behind, which = [bands[str(tensor_parallel)]], f"like this, a {title} on {several}"
-    else:
-        unlike = f"too few of them on {several}" if known else f"none of them on {gpu.name}"
-        behind, which = list(bands.values()), f"of a {title}; {unlike}, so that this may be further off"
-    band = min(one["low"] for one in behind), max(one["high"] for one in behind)
-    number = sum(one["configurations"] for one in behind)
-    took = f"measured iterations took {band[0]:.2g} to {band[1]:.2g} times as long"
-    return band, number, f"estimated: {took} in {number} configurations {which}"
+    own = _of_itself(shape, gpu, ranks, engine)
+    if own:
+        points = sum(number for *_, number in own)
+        low, high = min(one[0] for one in own), max(one[1] for one in own)
+        several = f"{ranks} of {gpu.name}" if ranks.gpus > 1 else gpu.name
+        return _Trust(low, high, len(own), f"at {points} points of this model on {several}")
+    if gpu.name not in _learnt()["gpus"]:
+        band = _learnt()["unseen_gpu"][kind]
+        where = f"configurations of a {title} on GPUs that were left out, as {gpu.name} was"
+        return _Trust(**band, where=f"in {band['configurations']} {where}")
+    bands, several = _learnt()["bands"][kind], "1 GPU" if ranks.gpus == 1 else f"{ranks.gpus} GPUs"
+    alike = [bands[str(ranks.gpus)]] if str(ranks.gpus) in bands else list(bands.values())
+    number = sum(one["configurations"] for one in alike)
+    where = f"like this, a {title} on {several}"
+    if len(alike) > 1:
+        where = f"of a {title}; too few of them on {several}, so that this may be further off"
+    low, high = min(one["low"] for one in alike), max(one["high"] for one in alike)
+    return _Trust(low, high, number, f"in {number} configurations {where}")
+
+
+def _of_itself(
+    shape: ModelShape, gpu: Gpu, ranks: Parallelism, engine: EngineName | None
+) -> list[tuple[float, float, int]]:
+    """List the ratios of public sweeps of the same model, GPUs, parallelism and weights."""
+    ratios = _learnt()["ratios"].get(shape.name, {})
+    engines = EngineName if engine is None else (engine,)
+    keys = (f"{gpu.name} {ranks} {name} {shape.storage.name}" for name in engines)
+    return [ratios[key] for key in keys if key in ratios]

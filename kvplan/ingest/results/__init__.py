@@ -13,6 +13,7 @@ from kvplan.ingest.cells import Names, Record
 from kvplan.ingest.reader import Beginning, FileKind, Reader, collected
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Range
+from kvplan.model import Parallelism
 
 Adds = Callable[[Record, Collector], None]
 _KEPT_UP = 0.97  # of what was offered
@@ -102,10 +103,14 @@ def tpot(e2e_s: float, ttft_s: float | None, output: float) -> float | None:
     return None if ttft_s is None or output <= 1 or e2e_s <= ttft_s else (e2e_s - ttft_s) / (output - 1)
 
 
-def parallel(*written: str) -> int:
-    """Read how many GPUs share a model, from the first that says it; 1 where none does."""
-    first = next(filter(None, written), "")
-    return int(first) if first.isdigit() else 1
+def parallelism(row: Record) -> Parallelism:
+    """Read how GPUs share a model, from columns such as tp, dp and ep; 1 of each that none says."""
+
+    def ranks(*columns: str) -> int:
+        first = next(filter(None, map(row.text, columns)), "")
+        return max(int(first), 1) if first.isdigit() else 1
+
+    return Parallelism(ranks("tp", "tensorparallel", "tensorparallelsize"), ranks("dp"), ranks("ep"))
 
 
 INFERENCEMAX_PROTOCOL = (

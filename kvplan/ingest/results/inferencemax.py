@@ -5,7 +5,7 @@ Keys as its utils/process_result.py writes them: times in seconds, tokens per se
 """
 
 from kvplan.ingest.cells import Record, names
-from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, parallel, spread, table
+from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, parallelism, spread, table
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point
 
@@ -36,7 +36,6 @@ def _add(row: Record, collector: Collector) -> None:
     )
     speculative = row.text("specdecoding")
     other = (
-        f"EP{row.text('ep')}" if row.text("ep") not in ("", "1") else "",
         "DP attention" if row.text("dpattention").lower() not in _NO else "",
         speculative if speculative.lower() not in _NO else "",
     )
@@ -44,7 +43,7 @@ def _add(row: Record, collector: Collector) -> None:
         model=row.text("model"),
         gpu=row.text("hw"),
         engine=_ENGINES.get(row.text("framework"), row.text("framework")),
-        tensor_parallel=parallel(row.text("tp")),
+        parallelism=parallelism(row),
         weight_dtype=row.text("precision"),
         other=", ".join(filter(None, other)),
     )

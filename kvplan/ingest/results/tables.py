@@ -23,7 +23,7 @@ from typing import Any
 from kvplan.errors import ProfileError
 from kvplan.ingest.cells import Names, Record, names
 from kvplan.ingest.reader import FileKind, Reader
-from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, Adds, Load, at_rate, parallel, spread, table, tpot
+from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, Adds, Load, at_rate, parallelism, spread, table, tpot
 from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
 from kvplan.ingest.timing.samples import Deployment, Point, Range, Waits
@@ -118,9 +118,8 @@ def _deployment(row: Record) -> Deployment:
         model=row.text("model"),
         gpu=row.text("gpu") or row.text("hardware"),
         engine=row.text("backend"),
-        tensor_parallel=parallel(row.text("tp"), row.text("tensorparallel")),
+        parallelism=parallelism(row),
         weight_dtype=row.text("precision"),
-        other=f"EP{row.text('ep')}" if row.text("ep") else "",
     )
 
 

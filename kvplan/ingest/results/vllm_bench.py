@@ -11,7 +11,7 @@ left out: their times are per token, not per iteration.
 import numpy as np
 
 from kvplan.ingest.cells import Record, names
-from kvplan.ingest.results import Load, at_rate, in_flight, parallel, spread, table
+from kvplan.ingest.results import Load, at_rate, in_flight, parallelism, spread, table
 from kvplan.ingest.results.tables import E2E, THROUGHPUT, TPOT, TTFT
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
@@ -58,7 +58,7 @@ def add_run(row: Record, collector: Collector) -> None:
     deployment = Deployment(
         model=row.text("modelid"),
         engine=_ENGINES.get(row.text("backend").lower().removesuffix("-chat"), ""),
-        tensor_parallel=parallel(row.text("tensorparallelsize"), row.text("tp")),  # of --metadata
+        parallelism=parallelism(row),  # of --metadata
     )
     collector.add_point(point, deployment)
 

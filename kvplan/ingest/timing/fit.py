@@ -16,14 +16,15 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
-from kvplan.ingest.model.roofline import Efficiency, roofline
+from kvplan.ingest.model.roofline import Efficiency, assumed_kv_dtype, roofline
 from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
 from kvplan.ingest.timing.played import UNLIMITED, Law, corrected, play
 from kvplan.ingest.timing.robust import agreeing, constants, stand_ins, standard_errors
 from kvplan.ingest.timing.samples import Deployment, Measured, Samples, Sweep
-from kvplan.model import EngineName, FloatArray, Parallelism, Prefill, Replica, Timing
+from kvplan.model import EngineName, FloatArray, Prefill, Replica, Timing
 from kvplan.simulation.experiments.runner import Announce, Progress
 
+_BATCHES = 2.0 ** np.arange(9)  # 1 to 256 sequences
 _FOLDS = 5
 _FEWEST = 2  # loads, or groups to fit to
 _MOST_OFF = 1.0  # relative error; what is further off counts no more
@@ -63,17 +64,20 @@ def of_deployment(deployment: Deployment, reached: Efficiency | None = None) -> 
         return None
     try:
         shape, gpu = read_model(deployment.model), find_gpu(deployment.gpu)
+        engine = next((name for name in EngineName if name == deployment.engine), None)
         speed = roofline(
             shape,
             gpu,
-            parallelism=Parallelism(deployment.tensor_parallel),
-            engine=EngineName(deployment.engine) if deployment.engine else None,
+            parallelism=deployment.parallelism,
+            kv_dtype=assumed_kv_dtype(gpu, engine),
+            engine=engine,
             weight_dtype=deployment.weight_dtype or None,
             reached=reached,
         )
     except UsageError:
         return None
-    return Prior(speed.timing, f"the estimate for {shape.name} on {gpu.name}")
+    timing = speed.timing.of_ranks(deployment.parallelism.data)
+    return Prior(timing, f"the estimate for {shape.name} on {gpu.name}")
 
 
 def of_measured(measured: Iterable[Measured]) -> Prior:
@@ -190,7 +194,7 @@ def fit_measured(
     UsageError
         Too little was measured, or iterations and loads are mixed.
     """
-    prior = believed or _TIME
+    prior = rooted(believed) if believed else _TIME
     samples = [some for some in measured if isinstance(some, Samples)]
     sweeps = [some for some in measured if isinstance(some, Sweep)]
     if samples and sweeps:
@@ -281,6 +285,33 @@ def _refuse_too_few(equations: Equations, source: str) -> None:
         )
     if np.unique(equations.group).size < _FEWEST:
         raise UsageError(f"{source}: one load alone does not tell what it is made of; give several, {known}")
+
+
+def rooted(timing: Timing) -> Timing:
+    """Put a constant and d4 in place of experts, which a fit has: of B sequences as many wake as a + b·√B says.
+
+    The line is the closest over B = 1, 2, 4, …, 256. Beyond, it is too slow.
+    """
+    if not timing.experts:
+        return timing
+    always, per_root = experts_read(timing.chosen)
+    d0, d4 = timing.d0 + always * timing.experts, timing.d4 + per_root * timing.experts
+    return replace(timing, d0=d0, d4=d4, experts=0.0, chosen=0.0)
+
+
+def experts_read(chosen: float) -> tuple[float, float]:
+    """A constant and a factor of √B: the share of experts that B sequences wake if each chooses this share.
+
+    Examples
+    --------
+    >>> [round(float(term), 3) for term in experts_read(8 / 256)]
+    [0.057, 0.073]
+    """
+    root, share = np.sqrt(_BATCHES), 1 - (1 - chosen) ** _BATCHES
+    slope, constant = np.polyfit(root, share, 1)
+    if constant < 0:
+        slope, constant = (root @ share) / (root @ root), 0.0
+    return float(constant), float(max(slope, 0.0))
 
 
 # -- laws to choose from ----------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
-from kvplan.model import FloatArray, IntArray
+from kvplan.model import FloatArray, IntArray, Parallelism
+from kvplan.model.parallelism import ALONE
 
 Range = tuple[int, int]  # whole numbers, evenly from the first to the second
 
@@ -117,14 +118,14 @@ class Deployment:
     model: str = ""
     gpu: str = ""
     engine: str = ""  # "vllm", "sglang" or "trtllm"
-    tensor_parallel: int = 1
+    parallelism: Parallelism = ALONE
     weight_dtype: str = ""
     other: str = ""  # what else tells those of a file apart
 
     @property
     def name(self) -> str:
         """All that is known; empty where nothing is."""
-        shared = f"TP{self.tensor_parallel}" if self.model and self.gpu else ""
+        shared = str(self.parallelism) if self.model and self.gpu else ""
         known = (self.model, self.gpu, self.engine, shared, self.weight_dtype, self.other)
         return ", ".join(part for part in known if part)
 
