@@ -10,9 +10,10 @@ import kubernetes_validate
 import numpy as np
 import yaml
 
-from kvplan.emit import operating
-from kvplan.emit.service import METRICS, Service
+from kvplan.emit.service import METRICS, Service, lack
 from kvplan.engine import EngineName
+from kvplan.model import Plan
+from kvplan.model.slo import parse_slo
 from kvplan.options import Target
 from kvplan.show import manifest
 from kvplan.study.operations import Operations, Planned, Replicas
@@ -26,6 +27,7 @@ CHAT = Service(
     prometheus="https://prometheus.example:9090",
     model="ibm/granite-13b",
 )
+PLAN = Plan(slos=(parse_slo("ttft-p95=2s"),))
 PLANNED = Planned(
     running_p99=36.0,
     waiting_p99=1.4,
@@ -103,15 +105,9 @@ def generated(seed: int) -> Operations:
 
 def written(target: str, operations: Operations, service: Service) -> str:
     """Write a target as `kvplan emit` does."""
-    record = operating(target)
-    assert record.lacks(service) is None
-    return manifest.text(
-        record.title,
-        record.manifest(operations, service),
-        name="a 'chat' # \n--- x: y",
-        sha256="5e6f" * 16,
-        said=(),
-    )
+    asked = Target(target)
+    assert lack(asked, service) is None
+    return manifest.text(asked, operations, service, PLAN, name="a 'chat' # \n--- x: y", sha256="5e6f" * 16)
 
 
 def documents(target: str, operations: Operations, service: Service) -> list[Any]:

@@ -106,17 +106,16 @@ def _engine_settings(
 
 
 def _manifest(target: Target, loaded: "Profile", asked: EmitOptions, output: Path | None) -> None:
-    from kvplan.emit import operating
-    from kvplan.emit.service import service
+    from kvplan.emit.service import lack, service
     from kvplan.show import manifest, verification
     from kvplan.study.operations import LOAD_S, derive
     from kvplan.study.verification import verify
     from kvplan.units import parse_time
 
     assert asked.engine is not None
-    record, of_service = operating(target), service(asked, asked.engine)
-    if (lack := record.lacks(of_service)) is not None:
-        raise UsageError(f"--target {target}: {lack}")
+    of_service = service(asked, asked.engine)
+    if (lacking := lack(target, of_service)) is not None:
+        raise UsageError(f"--target {target}: {lacking}")
     load_s = LOAD_S if asked.load_time is None else parse_time(asked.load_time, "--load-time")
     headroom = _headroom(asked.headroom)
     with common.progress_bar() as progress:
@@ -124,13 +123,7 @@ def _manifest(target: Target, loaded: "Profile", asked: EmitOptions, output: Pat
     if operations is None:
         common.say("no rate meets the objectives: " + "; ".join(slo.text for slo in loaded.plan.slos))
         raise typer.Exit(ExitCode.GATE_FAILED)
-    text = manifest.text(
-        record.title,
-        record.manifest(operations, of_service),
-        name=loaded.name,
-        sha256=loaded.sha256,
-        said=manifest.basis(operations, loaded.plan),
-    )
+    text = manifest.text(target, operations, of_service, loaded.plan, name=loaded.name, sha256=loaded.sha256)
     write_result(text, output)
     if asked.verify:
         with common.progress_bar() as progress:

@@ -1,17 +1,12 @@
 """A service as its cluster knows it, and queries (PromQL) of what its engines and its router tell."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError, shown
-from kvplan.options import CountedBy, EmitOptions
-from kvplan.study.operations import Operations
+from kvplan.options import CountedBy, EmitOptions, Target
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _MATCHER = r'[a-zA-Z_]\w* *(?:=~|!~|!=|=) *"(?:[^"\\\n]|\\[^\n])*"'
@@ -184,46 +179,13 @@ def service(asked: EmitOptions, engine: EngineName) -> Service:
     )
 
 
-class Noted(NamedTuple):
-    """A value of a manifest, and where it comes from."""
-
-    value: Any
-    why: str
-
-
-class Embedded(NamedTuple):
-    """YAML inside a text of YAML."""
-
-    document: dict[str, Any]
-
-
-class Manifest(NamedTuple):
-    """What a target is given: documents of mappings, lists, `Noted`, `Embedded` and plain values, and what to know."""
-
-    documents: tuple[dict[str, Any], ...]
-    notes: tuple[str, ...] = ()
-
-
-class Target(NamedTuple):
-    """Something that operates a service; `lacks` says what a service has to have for it, and has not."""
-
-    title: str
-    manifest: Callable[[Operations, Service], Manifest]
-    lacks: Callable[[Service], str | None] = lambda _: None
-
-
-def number(value: float) -> str:
-    """Write a number with four digits and without an exponent, as Kubernetes reads a quantity.
-
-    >>> number(2.41372), number(1234567.0), number(0.00012)
-    ('2.414', '1235000', '0.00012')
-    """
-    return np.format_float_positional(value, precision=4, unique=False, fractional=False, trim="-")
-
-
-def grace_note(operations: Operations) -> str:
-    """Say what belongs in the pods of the Deployment."""
-    return (
-        f"In the pods: terminationGracePeriodSeconds: {ceil(operations.grace_s)}, the 99.9th percentile of "
-        "the time of a request; with the default of 30 s a replica that goes cuts off the longer ones."
-    )
+def lack(target: Target, service: Service) -> str | None:
+    """Say what a target needs of a service that it has not."""
+    if target is Target.WVA and not service.model:
+        return "thresholds are a model's; add --model NAME, as clients ask for it"
+    if target is Target.PROMETHEUS and not service.metrics.preemptions:
+        return (
+            f"alerts need counters of prefix cache look-ups and of preemptions, and {service.metrics.title} has none "
+            "that all versions have; there is --engine vllm"
+        )
+    return None

@@ -24,13 +24,11 @@ from operated import (
 )
 from tiers import is_night
 
-from kvplan.emit import operating
-from kvplan.emit.service import METRICS, Noted, service
+from kvplan.emit.service import METRICS, lack, service
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
-from kvplan.options import CountedBy, EmitOptions
+from kvplan.options import CountedBy, EmitOptions, Target
 from kvplan.profile.reading import parse_profile
-from kvplan.show import manifest
 from kvplan.study.operations import derive
 
 BEHIND_ROUTER = replace(CHAT, pool="pool", router_counts=True)
@@ -220,11 +218,36 @@ def test_a_name_stays_in_its_comment() -> None:
 
 @every(
     "value",
-    ["no", "1e3", "0x1F", "2026-01-01", "a: b", "# a", "it's", "NaN", "a\x85b\u2028c", '"', "\\", "~", " a "],
+    [
+        "no",
+        "1e3",
+        "0x1F",
+        "2026-01-01",
+        "a: b",
+        "# a",
+        "it's",
+        "NaN",
+        "a\x85b\u2028c",
+        '"',
+        "\\",
+        "~",
+        " a ",
+        "a\nb: c",
+        "<&>",
+        "{{ 1 }}",
+    ],
 )
 def test_a_text_is_read_as_that_text(value: str) -> None:
-    text = manifest.write({"key": value, "rows": [value], "noted": Noted(value, f"why {value}")})
-    assert yaml.safe_load(text) == {"key": value, "rows": [value], "noted": value}
+    (document,) = documents("wva", OPERATIONS, replace(CHAT, model=value))
+    assert yaml.safe_load(document["data"]["default"])["model_id"] == value
+
+
+def test_a_headroom_that_was_searched_says_what_it_reaches() -> None:
+    searched = written("epp", OPERATIONS._replace(worst_within=0.996), CHAT)
+    assert (
+        "# Headroom: 0.1, 99.6% within the objectives in the worst of the simulated days; 2 min until"
+        in searched
+    )
 
 
 def test_alerts_without_something_to_fire_on_are_left_out() -> None:
@@ -265,6 +288,17 @@ def test_a_service_that_cannot_be_is_refused(asked: dict[str, Any], words: str) 
 
 
 def test_what_a_target_lacks_is_said() -> None:
-    assert "add --model NAME" in (operating("wva").lacks(replace(CHAT, model=None)) or "")
-    assert "SGLang has none" in (operating("prometheus").lacks(SGLANG) or "")
-    assert all(operating(target).lacks(CHAT) is None for target in TARGETS)
+    assert "add --model NAME" in (lack(Target.WVA, replace(CHAT, model=None)) or "")
+    assert "SGLang has none" in (lack(Target.PROMETHEUS, SGLANG) or "")
+    assert all(lack(target, CHAT) is None for target in TARGETS)
+
+
+@every(
+    ("grace_s", "words"),
+    [(41.2, "Seconds: 42,"), (30.01, "Seconds: 31,"), (30.0, "30 s, is enough"), (0.3, "30 s, is enough")],
+)
+def test_pods_are_never_told_to_end_sooner_than_by_default(grace_s: float, words: str) -> None:
+    for target in ("keda", "hpa"):
+        text = written(target, OPERATIONS._replace(grace_s=grace_s), CHAT)
+        assert words in text
+        assert ("cuts off" in text) == (grace_s > 30)
