@@ -73,7 +73,9 @@ def by_model(boards: dict[str, Scoreboard]) -> str:
     cells: dict[tuple[str, str, str], dict[tuple[str, str], str]] = {}
     sizes: dict[tuple[str, str, str], int] = {}
     for name, board in boards.items():
-        for one in standings(board._replace(rows=tuple(row for row in board.rows if row.configuration.model))):
+        for one in standings(
+            board._replace(rows=tuple(row for row in board.rows if row.configuration.model))
+        ):
             group = (one.kind, one.model.rsplit("/", 1)[-1], one.engine)
             factor = one.off is Off.FACTOR
             text = format_number(one.middle, 3) if factor else format_percent(one.middle, 2)
