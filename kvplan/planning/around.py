@@ -1,10 +1,12 @@
 """Look around the winner of a search: sizes, room, costs at other speeds and lengths, routers, the day."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
+from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.fleet import one_replica
 from kvplan.errors import ProfileError
 from kvplan.ingest.model.shape import kv_bytes_per_token
 from kvplan.model import Plan as ServicePlan
@@ -15,7 +17,7 @@ from kvplan.model.slo import Slo
 from kvplan.planning.day import Day, day, heaviest, parts, planned_for
 from kvplan.planning.demand import Demand
 from kvplan.planning.kinds import Kind
-from kvplan.planning.result import Alternative, Next, Objective, Request, Size
+from kvplan.planning.result import Alternative, Next, Objective, Request, Size, Versus
 from kvplan.planning.search import Band, Candidate, Found, Race, Setting, neighbours
 from kvplan.planning.split import Apart, apart
 from kvplan.planning.trial import Missed, Quick
@@ -53,6 +55,27 @@ def alternatives(found: Race, winner: Candidate) -> Iterator[Alternative]:
     for candidate in [*others[:_ALTERNATIVES], *own[:1]]:
         setting = found.sizes[candidate]
         yield Alternative(candidate, setting, band(found, candidate, setting))
+
+
+def versus(
+    kind_of: Callable[[str], Kind | None], winner: Candidate, others: Iterable[Candidate]
+) -> Iterator[Versus]:
+    """Compare replicas that share as many GPUs of the winner's kind otherwise; its limit comes first."""
+
+    def sustained(candidate: Candidate) -> tuple[str, float]:
+        model = candidate.task.at(1, candidate.engine_tokens, slower=False)
+        return sustainable_rate(one_replica(model))
+
+    def shared(kind: Kind | None) -> tuple[object, ...] | None:
+        return None if kind is None else (kind.gpu, kind.weights, kind.parallelism.gpus)
+
+    kind = kind_of(winner.name)
+    memory, (_, rate) = winner.task.model.replica.memory_tokens, sustained(winner)
+    for other in others:
+        if kind is not None and other is not winner and shared(kind_of(other.name)) == shared(kind):
+            limit, other_rate = sustained(other)
+            more = other.task.model.replica.memory_tokens / memory
+            yield Versus(other.name, more, other_rate / rate, limit)
 
 
 def what_next(

@@ -108,6 +108,7 @@ def _around(
         band=band,
         spread=tuple(spread),
         alternatives=tuple(around.alternatives(found, winner)),
+        versus=tuple(around.versus(request.kind, winner, profiles)),
         routers=tuple(around.routers(winner, setting)),
         drain=verdict.drain,
         latency=latency,

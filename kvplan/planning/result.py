@@ -64,6 +64,15 @@ class Alternative(NamedTuple):
     band: Band | None
 
 
+class Versus(NamedTuple):
+    """A replica that shares the winner's GPUs otherwise, with the engine's own token budget: why it costs more."""
+
+    name: str
+    memory: float  # KV tokens, times the winner's
+    rate: float  # sustainable requests/s, likewise
+    limit: str  # what limits it
+
+
 class Refused(NamedTuple):
     """A kind that cannot do it at any number, and why; where it holds the model, what a request sees that is alone."""
 
@@ -126,6 +135,11 @@ class Request:
     prices: Mapping[str, float] | None = None
     router: Routing | None = None
 
+    def kind(self, name: str) -> Kind | None:
+        """The kind of replica that is called so; None: it is a profile."""
+        kinds = (option for option in self.options if isinstance(option, Kind))
+        return next((kind for kind in kinds if kind.name == name), None)
+
     @property
     def priced(self) -> bool:
         """True where cost is money, and not GPUs."""
@@ -147,6 +161,8 @@ class Plan(NamedTuple):
         Share by which the demand may grow at this size, up to half; `room_ends`: the key of what is missed beyond it.
     spread
         Replicas by cv of lengths that are assumed; empty where they are stated.
+    versus
+        Kinds that share the winner's GPUs otherwise, by ranks, experts, stages or contexts.
     apart
         Prefill and decode on replicas of their own, where that was asked for.
     day
@@ -172,6 +188,7 @@ class Plan(NamedTuple):
     band: Band | None = None
     spread: tuple[tuple[float, int], ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    versus: tuple[Versus, ...] = ()
     routers: tuple[tuple[str, int], ...] = ()
     drain: Drain | None = None
     latency: Latency | None = None
@@ -197,8 +214,7 @@ class Plan(NamedTuple):
 
     def kind(self, name: str) -> Kind | None:
         """The kind of replica that is called so; None: it is a profile."""
-        kinds = (option for option in self.request.options if isinstance(option, Kind))
-        return next((kind for kind in kinds if kind.name == name), None)
+        return self.request.kind(name)
 
     @property
     def cost(self) -> Cost | None:

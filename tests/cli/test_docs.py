@@ -231,6 +231,15 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert all(f"({page})" in README for page in PAGES if page != "README.md")
 
 
+def test_every_alert_says_where_to_read_what_to_do() -> None:
+    rules = (ROOT / "kvplan" / "emit" / "prometheus.py").read_text(encoding="utf-8")
+    alerts = set(re.findall(r'"(Kvplan\w+)"', rules))
+    assert alerts
+    assert {alert.lower() for alert in alerts} == {
+        anchor for anchor in anchors(ROOT / "docs" / "operate.md") if anchor.startswith("kvplan")
+    }
+
+
 def test_the_readme_is_short_and_installs_from_the_checkout() -> None:
     assert len(README.splitlines()) <= 180
     assert "pip install kvplan" not in PROSE  # that name on the package index belongs to somebody else
