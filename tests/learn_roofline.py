@@ -153,9 +153,9 @@ def main() -> None:
     for file in (FILE, SETTINGS):
         print(f"# {file}: sha256 {hashlib.sha256((folder / file).read_bytes()).hexdigest()}")
     configurations = {point.configuration for point in points}
-    print(
-        f"# learnt {datetime.date.today()} from {sum(point.has_ttft for point in points)} of {len(points)} points of {len(configurations)} configurations"
-    )
+    learnt_from = sum(point.has_ttft for point in points)
+    print(f"# {datetime.date.today()}: {len(points)} points of {len(configurations)} configurations")
+    print(f"# learnt from {learnt_from} of InferenceMAX")
     print(document(points))
 
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -34,31 +34,38 @@ def check_queries(queries: Sequence[str], folder: Path) -> None:
     check([{"name": "queries", "rules": rules}], folder)
 
 
-def expect(
-    queries: Mapping[str, Mapping[str, float]],
-    series: Mapping[str, Sequence[float] | str],
-    folder: Path,
-    *,
-    groups: Sequence[Mapping[str, Any]] = (),
-    at_s: int,
-) -> None:
-    """Have rules run on series of a sample each `STEP_S`, and compare queries with samples by their labels."""
+class Case(NamedTuple):
+    """Series of a sample each `STEP_S`, and what queries say of them then: samples by their labels."""
+
+    series: Mapping[str, Sequence[float] | str]
+    queries: Mapping[str, Mapping[str, float]]
+    at_s: int
+
+
+def expect(cases: Sequence[Case], folder: Path, *, groups: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Have rules run on the series of each case, and compare."""
     (folder / "rules.json").write_text(json.dumps({"groups": groups}))
+    tests = {
+        "rule_files": ["rules.json"],
+        "evaluation_interval": f"{STEP_S}s",
+        "tests": [_test(case) for case in cases],
+    }
+    path = folder / "test.json"
+    path.write_text(json.dumps(tests))
+    _run("test", "rules", str(path))
+
+
+def _test(case: Case) -> dict[str, Any]:
     inputs = [
         {"series": name, "values": values if isinstance(values, str) else " ".join(map(repr, values))}
-        for name, values in series.items()
+        for name, values in case.series.items()
     ]
     expected = [
         {
             "expr": query,
-            "eval_time": f"{at_s}s",
+            "eval_time": f"{case.at_s}s",
             "exp_samples": [{"labels": labels, "value": value} for labels, value in samples.items()],
         }
-        for query, samples in queries.items()
+        for query, samples in case.queries.items()
     ]
-    test = {"interval": f"{STEP_S}s", "input_series": inputs, "promql_expr_test": expected}
-    path = folder / "test.json"
-    path.write_text(
-        json.dumps({"rule_files": ["rules.json"], "evaluation_interval": f"{STEP_S}s", "tests": [test]})
-    )
-    _run("test", "rules", str(path))
+    return {"interval": f"{STEP_S}s", "input_series": inputs, "promql_expr_test": expected}

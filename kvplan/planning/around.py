@@ -1,10 +1,12 @@
 """Look around the winner of a search: sizes, room, costs at other speeds and lengths, routers, the day."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
+from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.fleet import one_replica
 from kvplan.errors import ProfileError
 from kvplan.ingest.model.shape import kv_bytes_per_token
 from kvplan.model import Plan as ServicePlan
@@ -15,7 +17,7 @@ from kvplan.model.slo import Slo
 from kvplan.planning.day import Day, day, heaviest, parts, planned_for
 from kvplan.planning.demand import Demand
 from kvplan.planning.kinds import Kind
-from kvplan.planning.result import Alternative, Next, Objective, Request, Size
+from kvplan.planning.result import Alternative, Next, Objective, Request, Size, Versus
 from kvplan.planning.search import Band, Candidate, Found, Race, Setting, neighbours
 from kvplan.planning.split import Apart, apart
 from kvplan.planning.trial import Missed, Quick
@@ -53,6 +55,30 @@ def alternatives(found: Race, winner: Candidate) -> Iterator[Alternative]:
     for candidate in [*others[:_ALTERNATIVES], *own[:1]]:
         setting = found.sizes[candidate]
         yield Alternative(candidate, setting, band(found, candidate, setting))
+
+
+def versus(
+    kind_of: Callable[[str], Kind | None], winner: Candidate, setting: Setting, others: Sequence[Alternative]
+) -> Versus | None:
+    """Compare a replica with the cheapest alternative on as many GPUs of its kind, but for tensor parallelism alone."""
+    kind = kind_of(winner.name)
+    for each in others:
+        other = kind_of(each.candidate.name)
+        if kind is None or other is None or kind.parallelism == other.parallelism:
+            continue
+        alike = (kind.gpu, kind.weights, kind.parallelism.gpus) == (
+            other.gpu,
+            other.weights,
+            other.parallelism.gpus,
+        )
+        if alike:
+            (limit, rate), (other_limit, other_rate) = (
+                sustainable_rate(one_replica(c.task.at(1, s.batched_tokens, slower=False)))
+                for c, s in ((winner, setting), (each.candidate, each.setting))
+            )
+            memory = winner.task.model.replica.memory_tokens / each.candidate.task.model.replica.memory_tokens
+            return Versus(other.name, memory, rate / other_rate, (limit, other_limit))
+    return None
 
 
 def what_next(

@@ -94,6 +94,7 @@ def _around(
     room, room_ends = around.room(winner, setting)
     varies = around.varies(service.model, latency)
     mean_rps, worst = around.demand_over_time(service.model)
+    others = tuple(around.alternatives(found, winner))
     return Plan(
         Status.PLANNED,
         demand,
@@ -107,7 +108,8 @@ def _around(
         room_ends=room_ends,
         band=band,
         spread=tuple(spread),
-        alternatives=tuple(around.alternatives(found, winner)),
+        alternatives=others,
+        versus=around.versus(request.kind, winner, setting, others),
         routers=tuple(around.routers(winner, setting)),
         drain=verdict.drain,
         latency=latency,

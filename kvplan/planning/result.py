@@ -64,6 +64,15 @@ class Alternative(NamedTuple):
     band: Band | None
 
 
+class Versus(NamedTuple):
+    """A replica of the winner against one of the same GPUs shared otherwise: why it costs less."""
+
+    name: str  # of the other
+    memory: float  # KV tokens, times the other's
+    rate: float  # sustainable requests/s, likewise
+    limits: tuple[str, str]  # what limits either
+
+
 class Refused(NamedTuple):
     """A kind that cannot do it at any number, and why; where it holds the model, what a request sees that is alone."""
 
@@ -126,6 +135,11 @@ class Request:
     prices: Mapping[str, float] | None = None
     router: Routing | None = None
 
+    def kind(self, name: str) -> Kind | None:
+        """The kind of replica that is called so; None: it is a profile."""
+        kinds = (option for option in self.options if isinstance(option, Kind))
+        return next((kind for kind in kinds if kind.name == name), None)
+
     @property
     def priced(self) -> bool:
         """True where cost is money, and not GPUs."""
@@ -147,6 +161,8 @@ class Plan(NamedTuple):
         Share by which the demand may grow at this size, up to half; `room_ends`: the key of what is missed beyond it.
     spread
         Replicas by cv of lengths that are assumed; empty where they are stated.
+    versus
+        The cheapest alternative that shares the same GPUs otherwise, where ranks, experts, stages or contexts do.
     apart
         Prefill and decode on replicas of their own, where that was asked for.
     day
@@ -172,6 +188,7 @@ class Plan(NamedTuple):
     band: Band | None = None
     spread: tuple[tuple[float, int], ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    versus: Versus | None = None
     routers: tuple[tuple[str, int], ...] = ()
     drain: Drain | None = None
     latency: Latency | None = None
@@ -197,8 +214,7 @@ class Plan(NamedTuple):
 
     def kind(self, name: str) -> Kind | None:
         """The kind of replica that is called so; None: it is a profile."""
-        kinds = (option for option in self.request.options if isinstance(option, Kind))
-        return next((kind for kind in kinds if kind.name == name), None)
+        return self.request.kind(name)
 
     @property
     def cost(self) -> Cost | None:

@@ -40,9 +40,11 @@ def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refus
         ):
             profile = _of_kind(option, request, max_num_seqs=_MANY_SEQUENCES)
     except ProfileError as error:
-        if "does not fit" not in error.message:
+        if "does not fit" in error.message:
+            return Refused(option.name, "the longest request does not fit")
+        if option.parallelism.data == 1:
             raise
-        return Refused(option.name, "the longest request does not fit")
+        return Refused(option.name, error.message)  # as what requests have in common
     return profile
 
 

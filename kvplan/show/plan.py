@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 from kvplan.emit import engine
 from kvplan.emit.settings import flags_of_profile
+from kvplan.model import Parallelism
 from kvplan.model.provenance import Knowledge
 from kvplan.planning.around import MOST_ROOM
 from kvplan.planning.day import Day, Way
@@ -230,6 +231,8 @@ def _headline(plan: Plan) -> str:
     kind = plan.kind(winner.name)
     gpu = "GPU" if kind is None else kind.gpu.name
     weights = "" if kind is None else f", {kind.weights} weights"
+    if kind is not None and kind.parallelism != Parallelism(kind.parallelism.tensor):
+        gpu += f" ({kind.parallelism})"
     replicas = f"{setting.replicas:,} replica{'s' * (setting.replicas != 1)} x {each} {gpu}"
     text = f"{replicas} = {total:,} GPU{'s' * (total != 1)}{weights}"
     if plan.cost is None:
@@ -438,6 +441,14 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         yield f"Rates vary: planned for {rate} requests/s, from {begin} to {end}; figures are those of the worst part."
         if any(o.state is State.MISSES for o in plan.objectives):
             yield "Rates vary within that part, too: it misses an objective; --headroom plans for more."
+    if (than := plan.versus) is not None:
+        limit, other = (name.replace("kv_memory", "KV memory") for name in than.limits)
+        memory, rate = (format_number(times, 3) for times in (than.memory, than.rate))
+        yield (
+            f"Beside a replica of {than.name}, one has {memory} times the KV memory and sustains {rate} times the "
+            f"requests/s: limited by {limit}, "
+            f"{'as that is' if limit == other else f'and that by {other}'}."
+        )
     limited = {slo.key.partition("_s.")[0] for slo in plan.request.slos}
     values = {o.key: o.value for o in plan.objectives}
     for time, slow_s in (("ttft", _LONG_WAIT_S), ("itl", _FEELS_SLOW_S)):

@@ -21,7 +21,7 @@ from kvplan.simulation import engine
 from kvplan.simulation.initial_state import Setup, stage_weights
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.requests import Drafted, Requests, end_to_end, saturated, with_drafts
+from kvplan.simulation.requests import Drafted, Requests, chosen, end_to_end, saturated, with_drafts
 from kvplan.simulation.state import (
     NOBODY,
     Blocks,
@@ -93,6 +93,11 @@ class Backlog:
         residents: Requests | None = None,
         ages: IntArray | None = None,
     ) -> None:
+        if (
+            residents is not None and ages is not None and model.replica.ranks > 1
+        ):  # dealt to one after the other
+            dealt = np.argsort(np.arange(ages.size) % model.replica.ranks, kind="stable")
+            residents, ages = chosen(residents, dealt), ages[dealt]
         self._model, self._plan, self._settings, self._seed = model, plan, settings, seed
         self._policy, self._requests, self._pieces = POLICIES[settings.policy], residents, 0
         self.stuck = False
@@ -110,7 +115,7 @@ class Backlog:
             requests, model.timing, replica, setup, None, at_once=at_once, unseen=(stages, most_tokens)
         )
         if ages is not None:
-            put_residents(self._run.state, ages)
+            _put_residents_in_ranks(self._run.states, ages)
         self._run.patience = engine.PATIENCE * (stages + int(model.mix.input_tokens.max())) + 1000
         self._loop = self._run.loop(self._policy.form_batch)
         self._left = np.zeros(2)  # footprint and tokens of those who are done and have no row any more
@@ -134,7 +139,8 @@ class Backlog:
 
     def seconds(self, sums: FloatArray, timing: Timing) -> FloatArray:
         """Price stretches under a law that bends alike; `sums` has a row of differences of `Mark` for each."""
-        if self._model.drafts is not None:  # whose costs differ from sequence to sequence
+        if self._model.drafts is not None or self._model.replica.ranks > 1:
+            # drafts cost more in some sequences than in others, and all ranks take as long as the busiest
             return np.asarray(sums[:, _BUSY])
         law = np.array([*timing.constants[:6], timing.experts])
         return np.asarray(sums[:, _BUSY + 1 : _BUSY + 8] @ law)
@@ -143,7 +149,7 @@ class Backlog:
         """Return the totals so far."""
         s, sums, c = self._run.state, self._run.state.span[0], self._run.state.counter
         done = self._done()
-        row, emitted = _in_progress(s)
+        row, emitted = _in_progress(self._run.states)
         under_way = footprint(s, s.request[row, Request.FIRST_WEIGHT], emitted)
         fresh = np.count_nonzero((s.request[:, Request.PLACE] == 0) & (s.request[:, Request.EVICTIONS] == 0))
         begun = self._run.pool.requests.arrival_s.size - int(
@@ -266,15 +272,22 @@ def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
     return float(sums @ after - first.weights @ before)
 
 
-def _in_progress(s: State) -> tuple[IntArray, IntArray]:
+def _in_progress(states: tuple[State, ...]) -> tuple[IntArray, IntArray]:
     """Find the rows of requests that have begun and are not done, and the tokens that they have emitted."""
+    s, *ranks = states
     place, group = s.request[:, Request.PLACE], int(s.fixed[Fixed.QUEUES])
     row = np.flatnonzero(
         (place == group) | (place == Place.PARTIAL) | ((place == 0) & (s.request[:, Request.STAGE] > 0))
     )
     stage = s.request[row, Request.STAGE].copy()
     runs = s.request[row, Request.PLACE] == group
-    stage[runs] = s.group[0, Group.TICK] - s.request[row[runs], Request.START] + 1
+    tick = np.full(place.size, s.group[0, Group.TICK])
+    for rank in ranks:
+        member = rank.list[group, List.HEAD]
+        while member != NOBODY:
+            tick[member] = rank.group[0, Group.TICK]
+            member = rank.request[member, Request.AFTER]
+    stage[runs] = tick[row[runs]] - s.request[row[runs], Request.START] + 1
     return row, tokens_emitted(s, row, stage)
 
 
@@ -309,27 +322,38 @@ def blocks_needed(model: ServingModel, requests: Requests, ages: IntArray, *, en
     return np.asarray(-(-(tokens + slots) // replica.block_tokens))
 
 
-def put_residents(s: State, ages: IntArray) -> None:
-    """Make the first requests of a new state members of its one group, in this order, at ages as for `Backlog`."""
-    count, row = ages.size, np.arange(ages.size)
+def _put_residents_in_ranks(states: tuple[State, ...], ages: IntArray) -> None:
+    """Share residents among the data-parallel ranks of a replica, or put them in the one engine that it is."""
+    s, *ranks = states
+    begin = 0
+    for rank, mine in zip(ranks or states, np.array_split(ages, max(len(ranks), 1)), strict=True):
+        put_residents(rank, mine, begin)
+        begin += mine.size
+    s.counter[Counter.JOINED] = ages.size
+
+
+def put_residents(s: State, ages: IntArray, begin: int = 0) -> None:
+    """Make requests of a new state, from one on, members of its one group, in this order, at ages as for `Backlog`."""
+    count, row = ages.size, begin + np.arange(ages.size)
     if count == 0:
         return
     group, where = s.group[0], int(s.fixed[Fixed.QUEUES])
     stage, tick = ages - 1, int(group[Group.RING_SIZE])
-    request, time = s.request[:count], s.time[:count]
+    request, time = s.request[begin : begin + count], s.time[begin : begin + count]
     request[:, Request.START] = request[:, Request.ENTERED_AT] = tick - stage
     request[:, Request.PLACE], request[:, Request.ADMISSION] = where, row
     request[:, Request.BEFORE], request[:, Request.AFTER] = row - 1, row + 1
-    request[-1, Request.AFTER] = NOBODY
-    s.list[where, [List.HEAD, List.TAIL, List.LENGTH]] = 0, count - 1, count
+    request[0, Request.BEFORE] = request[-1, Request.AFTER] = NOBODY
+    s.list[where, [List.HEAD, List.TAIL, List.LENGTH]] = row[0], row[-1], count
     time[:, Time.ARRIVAL] = 0.0
     group[Group.TICK] = tick
     group[Group.WEIGHT] = int((request[:, Request.FIRST_WEIGHT] + stage).sum())
     first = (request[:, Request.FIRST_WEIGHT] - request[:, Request.START]) % s.fixed[Fixed.BLOCK]
     s.phase[0] += np.bincount(first, minlength=int(s.fixed[Fixed.BLOCK]))
-    _schedule(s, count)
+    _schedule(s, row)
     c = s.counter
-    c[Counter.JOINED] = c[Counter.RESIDENT] = c[Counter.SEQUENCE] = count
+    c[Counter.JOINED] = c[Counter.RESIDENT] = c[Counter.OUTSTANDING] = count
+    c[Counter.SEQUENCE] = row[-1] + 1
     c[Counter.PROMISED] = int(request[:, Request.PROMISE].sum())
     c[Counter.HELD] = int(blocks_held(s, row, stage).sum())
     if layered(s):
@@ -352,18 +376,18 @@ def tokens_emitted(s: State, row: IntArray, stage: IntArray) -> IntArray:
     return stage
 
 
-def _schedule(s: State, count: int) -> None:
-    """Note when each leaves, in the ring of the group."""
-    request, group = s.request[:count], s.group[0]
+def _schedule(s: State, row: IntArray) -> None:
+    """Note when each of these requests, one after the other, leaves, in the ring of the group."""
+    request, group = s.request[row[0] : row[-1] + 1], s.group[0]
     last_tick = request[:, Request.START] + request[:, Request.STAGES] - 1
     slot = group[Group.RING_START] + last_tick % group[Group.RING_SIZE]
     order = np.argsort(slot, kind="stable")  # of one slot the last comes first
     same = slot[order][1:] == slot[order][:-1]
     request[:, Request.DUE_BEFORE] = request[:, Request.DUE_AFTER] = NOBODY
-    request[order[1:][same], Request.DUE_AFTER] = order[:-1][same]
-    request[order[:-1][same], Request.DUE_BEFORE] = order[1:][same]
+    request[order[1:][same], Request.DUE_AFTER] = row[order[:-1][same]]
+    request[order[:-1][same], Request.DUE_BEFORE] = row[order[1:][same]]
     last = np.append(~same, True)
-    s.ring[slot[order[last]]] = order[last]
+    s.ring[slot[order[last]]] = row[order[last]]
 
 
 # ------------------------------------------------------------------------------------------------ open arrivals

@@ -104,7 +104,12 @@ def sustains(model: ServingModel, settings: Settings) -> bool:
 
 
 def never_evicts(model: ServingModel, settings: Settings) -> bool:
-    """Return whether formulas say all: the most that run at once fit at their longest, and prompts in an iteration."""
+    """Return whether formulas say all: the most that run at once fit at their longest, and prompts in an iteration.
+
+    They do not where data-parallel ranks wait for the busiest.
+    """
+    if model.replica.ranks > 1:
+        return False
     fits = engine_never_evicts(model) if POLICIES[settings.policy].engine else all_fit(model)
     seats, budget = model.replica.max_num_seqs or 0, model.replica.max_num_batched_tokens
     return fits and (budget is None or seats * max(c.inputs.longest for c in model.classes) <= budget)
@@ -113,12 +118,14 @@ def never_evicts(model: ServingModel, settings: Settings) -> bool:
 def _mix_alone(model: ServingModel) -> ServingModel:
     """Return what the runs of a saturated replica depend on: all but rates, and of timing what bends it.
 
-    With drafts the timing stays, since what they cost differs from sequence to sequence.
+    With drafts the timing stays, since what they cost differs from sequence to sequence; so it does with data-parallel
+    ranks, which wait for the busiest.
     """
     total, timing = model.total_rate_rps, model.timing
+    bends = Timing(1.0, knee_tokens=timing.knee_tokens, chosen=timing.chosen)
     return ServingModel(
         classes=tuple(replace(c, rate_rps=float(f"{c.rate_rps / total:.12g}")) for c in model.classes),
-        timing=timing if model.drafts else Timing(1.0, knee_tokens=timing.knee_tokens, chosen=timing.chosen),
+        timing=timing if model.drafts or model.replica.ranks > 1 else bends,
         replica=model.replica,
         drafts=model.drafts,
     )

@@ -1,6 +1,7 @@
 """`kvplan check` and `kvplan diff` as a pipeline runs them: exit codes, streams, files, GitHub, many profiles."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -190,3 +191,81 @@ def test_a_difference_is_told_and_is_no_failure(good: Path, bad: Path, tmp_path:
     assert moved["load.headroom"] == pytest.approx((12 / 11 - 1) / 0.5 - 1)
     for form in ("text", "markdown"):
         assert "load.headroom" in run("diff", old, bad, "--format", form).stdout
+
+
+# -- a running service: 120 requests of 1 token in and 2 out, in 60 s
+
+METRICS = """vllm:request_prompt_tokens_sum {inputs}
+vllm:request_prompt_tokens_count 120
+vllm:request_prompt_tokens_bucket{{le="+Inf"}} 120
+vllm:request_generation_tokens_sum 240
+vllm:request_generation_tokens_count 120
+vllm:request_generation_tokens_bucket{{le="+Inf"}} 120
+"""
+
+
+def metrics(folder: Path, inputs: float = 120.0) -> Path:
+    path = folder / "now.prom"
+    path.write_text(METRICS.format(inputs=inputs), encoding="utf-8")
+    return path
+
+
+def test_a_service_is_compared_by_its_counters(good: Path, tmp_path: Path) -> None:
+    junit, summary = tmp_path / "junit.xml", tmp_path / "summary.md"
+    service = metrics(tmp_path)
+    result = run("check", good, "--metrics", service, "--interval", "60 s", "--format", "json")
+    assert (result.returncode, result.stderr) == (0, "")
+    document = json.loads(result.stdout)
+    assert document["metrics"]["rate_rps"] == 2.0
+    assert {f["key"]: f["verdict"] for f in document["figures"]} == {
+        **{"input_tokens": "inside", "output_tokens": "inside", "rate_rps": "inside"},
+        **dict.fromkeys(("itl_s", "itl_at_batch_s", "preemptions"), "not judged"),
+    }
+    env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    longer = metrics(tmp_path, inputs=144.0)
+    result = run("check", good, "--metrics", longer, "--interval", "60 s", "--junit", junit, env=env)
+    assert result.returncode == 1
+    assert "Input tokens: wanted 0.95 to 1.05, got 1.2" in result.stderr
+    assert "| FAIL | Input tokens | 1 | 1.2 | 0.95 to 1.05 |" in summary.read_text(encoding="utf-8")
+    assert ElementTree.parse(junit).getroot().attrib["failures"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--since", "now.prom"], "go with --metrics"),
+        (["--metrics", "now.prom", "--require", "load.headroom >= 0"], "calls? of their own"),
+        (["--metrics", "empty.prom"], "empty.prom: empty"),
+        (["--metrics", "nan.prom"], "must be a number, at least 0"),
+        (["--metrics", "twice.prom"], "two values for the same labels"),
+        (["--metrics", "now.prom", "--since", "later.prom"], "went down from 240 in .*later.prom to 120"),
+        (["--metrics", "now.prom", "--since", "now.prom"], "no request ended in this time"),
+        (["--metrics", "now.prom", "--interval", "soon"], "--interval: 'soon' is not a time"),
+        (["--metrics", "good.toml"], "not Prometheus text"),
+    ],
+)
+def test_what_is_no_service_to_compare_is_refused_in_a_line(
+    arguments: list[str], says: str, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = metrics(tmp_path).read_text()
+    for name, written in {
+        **{"empty": "", "nan": text.replace("_sum 240", "_sum NaN"), "later": text.replace("120", "240")},
+        "twice": text + text.replace("_sum 240", "_sum 250"),
+    }.items():
+        (tmp_path / f"{name}.prom").write_text(written, encoding="utf-8")
+    result = run("check", good, *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.search(says, result.stderr)
+    assert result.stderr.count("\n") == 1
+
+
+def test_metrics_without_a_time_or_with_few_requests_say_so(good: Path, tmp_path: Path) -> None:
+    result = run("check", good, "--metrics", metrics(tmp_path))
+    assert result.returncode == 0
+    assert "Not judged, no time, so no rate: requests." in result.stdout
+    few = tmp_path / "few.prom"
+    few.write_text(METRICS.format(inputs=50).replace("120", "50").replace("240", "100"), encoding="utf-8")
+    result = run("check", good, "--metrics", few, "--interval", "10 s")
+    assert result.returncode == 2
+    assert "A drift of 20% shows in 100 requests, 26 s at this rate." in " ".join(result.stdout.split())

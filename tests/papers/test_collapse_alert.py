@@ -128,10 +128,9 @@ def test_it_fires_in_every_collapse_and_in_no_recovery(
     for begin in range(0, len(judged), AT_ONCE):
         some = judged[begin : begin + AT_ONCE]
         in_time = {f'{{instance="{name}"}}': 1.0 for name in some if name in collapses}
-        promtool.expect(
-            {f"{first} - on (instance) begin_s <= bool {WITHIN_S}": in_time},
+        case = promtool.Case(
             series_of({name: replicas[name] for name in some}),
-            tmp_path,
-            groups=rule["spec"]["groups"],
-            at_s=END_S,
+            {f"{first} - on (instance) begin_s <= bool {WITHIN_S}": in_time},
+            END_S,
         )
+        promtool.expect([case], tmp_path, groups=rule["spec"]["groups"])

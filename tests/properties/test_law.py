@@ -297,10 +297,6 @@ UNMOVED = {
     ("plan", "segments", "explain"): "which segments come of it is in the report",
     ("replica", "prefill", "simulate"): "vllm counts as engines do, whatever the convention",
     **{("replica", "gpus", what): "`plan` counts and prices them" for what in EVERYWHERE},
-    **{
-        ("replica", "parallelism", what): "formulas are of all ranks together"
-        for what in ("side by side", "sweep", "explain", "simulate")
-    },
     **{("timing", "all_ranks", what): "a part of d2 and d3, for ranks that differ" for what in EVERYWHERE},
     **{
         ("replica", "prefix_caching", what): "strangers find nothing but what a preempted request left"

@@ -63,14 +63,9 @@ BY_MODEL = {  # columns of the table: run and quantity
     "requests/s": ("sweeps-high", "requests/s"),
     "shape: TPOT": ("sweeps-shape", "TPOT"),
     "TTFT ": ("sweeps-shape", "TTFT"),
-    "no measurement": ("sweeps-unmeasured", "TPOT"),
+    "no measurement: TPOT": ("sweeps-unmeasured", "TPOT"),
+    "TTFT  ": ("sweeps-unmeasured", "TTFT"),
 }
-
-
-def without_gpus(row: Row) -> Row:
-    """The row of a kind such as "dense TP4" as one of "dense"."""
-    of = row.configuration
-    return row._replace(configuration=of._replace(kind=of.kind.split()[0]))
 
 
 def by_model(boards: dict[str, Scoreboard]) -> str:
@@ -78,7 +73,7 @@ def by_model(boards: dict[str, Scoreboard]) -> str:
     cells: dict[tuple[str, str, str], dict[tuple[str, str], str]] = {}
     sizes: dict[tuple[str, str, str], int] = {}
     for name, board in boards.items():
-        for one in standings(board._replace(rows=tuple(map(without_gpus, board.rows)))):
+        for one in standings(board._replace(rows=tuple(row for row in board.rows if row.configuration.model))):
             group = (one.kind, one.model.rsplit("/", 1)[-1], one.engine)
             factor = one.off is Off.FACTOR
             text = format_number(one.middle, 3) if factor else format_percent(one.middle, 2)

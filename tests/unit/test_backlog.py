@@ -13,9 +13,12 @@ from strategies import mix_model
 from tiers import examples
 
 from kvplan.model import FloatArray, Plan, Prefill, ServingModel, Timing
+from kvplan.model.parallelism import Parallelism
 from kvplan.simulation.backlog import Backlog, Mark, blocks_needed, joined
-from kvplan.simulation.policies.protocol import Settings
+from kvplan.simulation.experiments.runner import Job
+from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, chosen, saturated
+from kvplan.study.recovery import recovery
 
 SEED = [7]
 LAW = Timing(0.5, 2e-3, 3e-3, 4e-3, 5e-2, 2e-2, knee_tokens=20.0, experts=0.2, chosen=0.1)
@@ -181,3 +184,35 @@ def test_time_under_another_law_is_that_of_a_run_under_it() -> None:
     found = run.seconds(rows_of(run, 5, 300), other)
     sums = rows_of(known, 5, 300)
     assert found == pytest.approx(sums[:, Mark._fields.index("busy_s")], rel=1e-12)
+
+
+def test_ranks_serve_as_often_what_an_engine_does_and_less_where_they_wait_for_the_busiest() -> None:
+    """A constant time knows no busiest rank; where prompts take it, the most of four is well above their mean."""
+    one = mix_model(
+        (90, (5, 30, 60), 1.0), (20, (40,), 1.0), memory=1500, prefill="fused", timing=Timing(1.0)
+    )
+    four = replace(one, replica=replace(one.replica, memory_tokens=6000, parallelism=Parallelism(data=4)))
+    settings = Settings("vllm", {"prefix_caching": (0.0,)})
+    alone, ranks = (recovery(model, settings) for model in (one, four))
+    assert alone.reason is None
+    assert ranks.served_rps == pytest.approx(4 * alone.served_rps, rel=0.01)
+    law = Timing(0.2, d2=0.01)  # of a rank
+    waits = replace(four, timing=law.of_ranks(4))
+    busy, waiting = (recovery(model, settings).served_rps for model in (replace(one, timing=law), waits))
+    many = saturated(waits, np.random.default_rng(1), requests=6000)
+    whole = Job(settings, Scenario(waits, Plan(), many, ("a", "b"))).run()
+    assert waiting == pytest.approx(6000 / whole.end_s, rel=0.03)
+    assert waiting < 0.8 * 4 * busy
+
+
+def test_residents_are_dealt_to_ranks() -> None:
+    model = mix_model((100, (20, 40), 1.0), memory=4000, prefill="fused")
+    ranks = replace(model, replica=replace(model.replica, parallelism=Parallelism(data=3)))
+    some = chosen(saturated(model, np.random.default_rng(1), requests=26), np.arange(26))
+    ages = np.arange(1, 27)[::-1] % 19 + 1
+    first = Backlog(ranks, Plan(), Settings("vllm", {"prefix_caching": (0.0,)}), SEED, some, ages).on(1)
+    # all fit: each emits a token more, and an iteration reads as much as thrice the rank with most
+    held = 100 + ages
+    assert first.context >= 3 * max(held[rank::3].sum() for rank in range(3))
+    assert first.sequences >= 26
+    assert first.tokens == ages.sum() + first.sequences
