@@ -77,11 +77,8 @@ class Service:
     model: str | None = None
 
     def __post_init__(self) -> None:
-        for option, label in (
-            ("--name", self.name),
-            ("--namespace", self.namespace),
-            ("--pool", self.pool),
-        ):
+        labels = {"--name": self.name, "--namespace": self.namespace, "--pool": self.pool}
+        for option, label in labels.items():
             if label is not None and not _DNS_LABEL.fullmatch(label):
                 raise UsageError(
                     f"{option} {shown(label)}: a DNS label is wanted: at most 63 of a-z, 0-9 and '-', no '-' at an end"
@@ -107,19 +104,12 @@ class Service:
         if self.router_counts:
             requests = self._of_router("llm_d_epp_request_total", f'service="{self.pool}-epp"')
             return f"sum(rate({requests}[{window}]))"
-        running, waiting = self.series(self.metrics.running), self.series(self.metrics.waiting)
-        return (
-            f"sum(rate({self.series(self.metrics.finished)}[{window}])) + sum(deriv({running}[{window}])) "
-            f"+ sum(deriv({waiting}[{window}]))"
-        )
+        finished = f"sum(rate({self.series(self.metrics.finished)}[{window}]))"
+        return f"{finished} + {self._of_both('deriv', window)}"
 
     def in_flight(self, window: str) -> str:
         """Requests that all replicas have, running and waiting, and those that the router holds."""
-        running, waiting = self.series(self.metrics.running), self.series(self.metrics.waiting)
-        return (
-            f"sum(avg_over_time({running}[{window}])) + sum(avg_over_time({waiting}[{window}]))"
-            f"{self._held('avg_over_time', window)}"
-        )
+        return f"{self._of_both('avg_over_time', window)}{self._held('avg_over_time', window)}"
 
     def queued(self) -> str:
         """Requests that wait, anywhere."""
@@ -143,6 +133,10 @@ class Service:
     def series(self, metric: str) -> str:
         """Select a metric of the replicas."""
         return f"{metric}{{{self.selector}}}"
+
+    def _of_both(self, function: str, window: str) -> str:
+        gauges = (self.metrics.running, self.metrics.waiting)
+        return " + ".join(f"sum({function}({self.series(gauge)}[{window}]))" for gauge in gauges)
 
     def _held(self, function: str = "", window: str = "") -> str:
         """Add what the router holds; it has no series until a request queues."""

@@ -1,7 +1,7 @@
 """Look around the winner of a search: sizes, room, costs at other speeds and lengths, routers, the day."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -58,27 +58,24 @@ def alternatives(found: Race, winner: Candidate) -> Iterator[Alternative]:
 
 
 def versus(
-    kind_of: Callable[[str], Kind | None], winner: Candidate, setting: Setting, others: Sequence[Alternative]
-) -> Versus | None:
-    """Compare a replica with the cheapest alternative on as many GPUs of its kind, but for tensor parallelism alone."""
+    kind_of: Callable[[str], Kind | None], winner: Candidate, others: Iterable[Candidate]
+) -> Iterator[Versus]:
+    """Compare replicas that share as many GPUs of the winner's kind otherwise; its limit comes first."""
+
+    def sustained(candidate: Candidate) -> tuple[str, float]:
+        model = candidate.task.at(1, candidate.engine_tokens, slower=False)
+        return sustainable_rate(one_replica(model))
+
+    def shared(kind: Kind | None) -> tuple[object, ...] | None:
+        return None if kind is None else (kind.gpu, kind.weights, kind.parallelism.gpus)
+
     kind = kind_of(winner.name)
-    for each in others:
-        other = kind_of(each.candidate.name)
-        if kind is None or other is None or kind.parallelism == other.parallelism:
-            continue
-        alike = (kind.gpu, kind.weights, kind.parallelism.gpus) == (
-            other.gpu,
-            other.weights,
-            other.parallelism.gpus,
-        )
-        if alike:
-            (limit, rate), (other_limit, other_rate) = (
-                sustainable_rate(one_replica(c.task.at(1, s.batched_tokens, slower=False)))
-                for c, s in ((winner, setting), (each.candidate, each.setting))
-            )
-            memory = winner.task.model.replica.memory_tokens / each.candidate.task.model.replica.memory_tokens
-            return Versus(other.name, memory, rate / other_rate, (limit, other_limit))
-    return None
+    memory, (_, rate) = winner.task.model.replica.memory_tokens, sustained(winner)
+    for other in others:
+        if kind is not None and other is not winner and shared(kind_of(other.name)) == shared(kind):
+            limit, other_rate = sustained(other)
+            more = other.task.model.replica.memory_tokens / memory
+            yield Versus(other.name, more, other_rate / rate, limit)
 
 
 def what_next(

@@ -94,7 +94,6 @@ def _around(
     room, room_ends = around.room(winner, setting)
     varies = around.varies(service.model, latency)
     mean_rps, worst = around.demand_over_time(service.model)
-    others = tuple(around.alternatives(found, winner))
     return Plan(
         Status.PLANNED,
         demand,
@@ -108,8 +107,8 @@ def _around(
         room_ends=room_ends,
         band=band,
         spread=tuple(spread),
-        alternatives=others,
-        versus=around.versus(request.kind, winner, setting, others),
+        alternatives=tuple(around.alternatives(found, winner)),
+        versus=tuple(around.versus(request.kind, winner, profiles)),
         routers=tuple(around.routers(winner, setting)),
         drain=verdict.drain,
         latency=latency,

@@ -65,12 +65,12 @@ class Alternative(NamedTuple):
 
 
 class Versus(NamedTuple):
-    """A replica of the winner against one of the same GPUs shared otherwise: why it costs less."""
+    """A replica that shares the winner's GPUs otherwise, with the engine's own token budget: why it costs more."""
 
-    name: str  # of the other
-    memory: float  # KV tokens, times the other's
+    name: str
+    memory: float  # KV tokens, times the winner's
     rate: float  # sustainable requests/s, likewise
-    limits: tuple[str, str]  # what limits either
+    limit: str  # what limits it
 
 
 class Refused(NamedTuple):
@@ -162,7 +162,7 @@ class Plan(NamedTuple):
     spread
         Replicas by cv of lengths that are assumed; empty where they are stated.
     versus
-        The cheapest alternative that shares the same GPUs otherwise, where ranks, experts, stages or contexts do.
+        Kinds that share the winner's GPUs otherwise, by ranks, experts, stages or contexts.
     apart
         Prefill and decode on replicas of their own, where that was asked for.
     day
@@ -188,7 +188,7 @@ class Plan(NamedTuple):
     band: Band | None = None
     spread: tuple[tuple[float, int], ...] = ()
     alternatives: tuple[Alternative, ...] = ()
-    versus: Versus | None = None
+    versus: tuple[Versus, ...] = ()
     routers: tuple[tuple[str, int], ...] = ()
     drain: Drain | None = None
     latency: Latency | None = None

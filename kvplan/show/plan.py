@@ -441,14 +441,13 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         yield f"Rates vary: planned for {rate} requests/s, from {begin} to {end}; figures are those of the worst part."
         if any(o.state is State.MISSES for o in plan.objectives):
             yield "Rates vary within that part, too: it misses an objective; --headroom plans for more."
-    if (than := plan.versus) is not None:
-        limit, other = (name.replace("kv_memory", "KV memory") for name in than.limits)
-        memory, rate = (format_number(times, 3) for times in (than.memory, than.rate))
-        yield (
-            f"Beside a replica of {than.name}, one has {memory} times the KV memory and sustains {rate} times the "
-            f"requests/s: limited by {limit}, "
-            f"{'as that is' if limit == other else f'and that by {other}'}."
+    if plan.versus:
+        others = (
+            f"{each.name} {format_number(each.memory, 3)} and {format_number(each.rate, 3)} times "
+            f"({each.limit.replace('kv_memory', 'KV memory')})"
+            for each in plan.versus
         )
+        yield f"Of its KV memory and sustainable rate, others on its GPUs have: {'; '.join(others)}."
     limited = {slo.key.partition("_s.")[0] for slo in plan.request.slos}
     values = {o.key: o.value for o in plan.objectives}
     for time, slow_s in (("ttft", _LONG_WAIT_S), ("itl", _FEELS_SLOW_S)):

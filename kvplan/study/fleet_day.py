@@ -78,7 +78,7 @@ class FleetDay:
         expected = model.total_rate_rps * end_s * course.mean
         if expected > _MOST_REQUESTS:
             raise UsageError(
-                f"a day of {expected:.3g} requests; {_MOST_REQUESTS:,} is the most that is simulated"
+                f"a day of {expected:.3g} requests; {_MOST_REQUESTS:,} is the most that is simulated: give --headroom"
             )
         if any(c.sessions is not None and c.sessions.users is not None for c in model.classes):
             raise UsageError("the day of a closed population of users is not simulated; give --headroom")

@@ -37,12 +37,13 @@ LOAD_S = 120.0  # from the start of a replica until it serves, where nobody says
 HEADROOMS = tuple(thousandths / 1000 for thousandths in range(-300, 525, 25))
 WITHIN = 0.995  # of the requests of a day, in the worst of the days of `SEEDS`
 SEEDS = range(100, 105)  # of the days that the headroom is chosen by
-_MINUTES = 240  # of the run at the goodput
+_MINUTES, _REQUESTS = (5, 240), 300_000  # of the run at the goodput: least and most; most beyond the least
 _LOOKS_A_MINUTE = round(60 / LOOK_S)
 _SPARE = 1.5  # times the replicas of the peak, and the running requests of a replica
 _STABILIZATION_S = 300.0  # at least, before a replica goes
 _OF_SEPARATRIX = 0.75
 _ALIKE = 1.5  # times as many replicas pool little better
+_FIRST = 0.2  # of the work: the goodput
 _AT_ONCE = 2  # days, before one that falls short ends a search
 
 
@@ -126,6 +127,8 @@ def derive(
     point = _goodput_of(service)
     if point is None:
         return None
+    if progress is not None:
+        progress(_FIRST)
     seen = _seen(service, point.goodput_rps, point.replicas)
     operations, within = _operations(service, point, seen, load_s), None
     if headroom is None:
@@ -161,7 +164,7 @@ def _searched(service: FleetDay, operations: Operations, progress: Progress | No
                 break
         tried.append(_Days(headroom, min(run.within for run in runs), runs[0].gpu_hours))
         if progress is not None:
-            progress(len(tried) / len(HEADROOMS).bit_length())
+            progress(_FIRST + (1 - _FIRST) * len(tried) / len(HEADROOMS).bit_length())
         return tried[-1].worst >= WITHIN
 
     bisect_left(HEADROOMS[:-1], True, key=enough)
@@ -237,15 +240,18 @@ class _Seen:
 
 def _seen(service: FleetDay, rate_rps: float, replicas: int) -> _Seen:
     """Run replicas of a fleet at a rate each."""
-    replicas = min(replicas, most_simulated(service.model))
-    model = scaled(replace(service.model, schedule=None), rate_rps * replicas)
-    warm_s = math.ceil(warm_up_s(replace(model, classes=scaled(model, rate_rps).classes)) / LOOK_S) * LOOK_S
-    end_s = warm_s + 60.0 * _MINUTES
+    steady = replace(service.model, schedule=None)
+    model = stand_in(steady, rate_rps * replicas, replicas, service.routing)
+    size = 1 if model.fleet is None else model.fleet.size
+    warm_s = math.ceil(warm_up_s(scaled(steady, rate_rps)) / LOOK_S) * LOOK_S
+    least, most = _MINUTES
+    minutes = max(math.ceil(min(most, _REQUESTS / (60 * model.total_rate_rps))), least)
+    end_s = warm_s + 60.0 * minutes
     watch = Watch()
-    requests = generate(model, Load(requests=None, horizon_s=end_s).on(model), SEEDS[0])
-    fleet = replace(model, fleet=Fleet(replicas=replicas, routing=service.routing))
+    requests = generate(model, Load(requests=None, horizon_s=end_s), SEEDS[0])
+    fleet = replace(model, fleet=Fleet(replicas=size, routing=service.routing))
     scenario = Scenario(fleet, service.plan, requests, tuple(c.name for c in model.classes), SEEDS[0])
-    pods = Pods(watch, replicas, replicas, 0.0, LOOK_S)
+    pods = Pods(watch, size, size, 0.0, LOOK_S)
     run = Job(engine_settings(fleet), scenario, horizon_s=end_s, pods=pods).run()
     after = run.arrival_s >= warm_s
     looks = [gauges for gauges in watch.seen if gauges.time_s > warm_s]
@@ -258,7 +264,7 @@ def _seen(service: FleetDay, rate_rps: float, replicas: int) -> _Seen:
         waiting=np.array([g.waiting for g in looks], float),
         kv_usage=np.array([g.kv_usage for g in looks]),
         e2e_s=e2e_s[~np.isnan(e2e_s)],
-        preemptions_per_s=float(run.evictions[after].sum()) / (60 * _MINUTES * replicas),
+        preemptions_per_s=float(run.evictions[after].sum()) / (60 * minutes * size),
         hit_rate=hits,
     )
 
@@ -267,7 +273,7 @@ def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float) ->
     """Put together targets, bounds and thresholds, without headroom."""
     running_p99 = seen.minutes_p99(seen.in_flight - seen.waiting)
     cap, cap_why = _cap(service, point.goodput_rps, running_p99)
-    wait_s, wait_why = _wait(service)
+    wait_s, wait_why = _wait(service, point.goodput_rps)
     return Operations(
         goodput_rps=point.goodput_rps,
         peak_replicas=point.replicas,
@@ -341,11 +347,11 @@ def _cap(service: FleetDay, rate_rps: float, running_p99: float) -> tuple[int, s
     ), f"1.5 times the 99th percentile of running at the goodput, {running_p99:.3g}"
 
 
-def _wait(service: FleetDay) -> tuple[float | None, str]:
+def _wait(service: FleetDay, rate_rps: float) -> tuple[float | None, str]:
     """Return how long a request may wait: no longer than it may take to its first token."""
     if "ttft_s" in service.limits:
         return service.limits["ttft_s"], "the objective on TTFT"
-    ends = protection(service.model, service.plan)
+    ends = protection(scaled(steady_replica(service.model), rate_rps), service.plan)
     for setting in () if ends is None else ends.settings:
         if setting.name == SHED_AFTER:
             return setting.value, "the longest wait at which a collapsed prefix cache was seen to come back"

@@ -26,7 +26,7 @@ BURST_S, END_S = 1800, 5400
 TTFT_S = 2.0
 SIZES = [60, 80, 90, 100, 110, 120, 130, 140, 150, 160, 180, 300, 600]
 WITHIN_S = 300
-AT_ONCE = 80  # replicas, before promtool refuses so many samples
+AT_ONCE = 25  # replicas: promtool loads 10,000 samples at most
 STEPS = np.arange(promtool.STEP_S, END_S + 1, promtool.STEP_S)
 
 
@@ -120,7 +120,7 @@ def test_it_fires_in_every_collapse_and_in_no_recovery(
         {name for name in some if 110 <= int(name.partition("-")[0]) <= 180}
         for some in (collapses, recoveries)
     ]
-    assert min(map(len, near)) >= 5
+    assert min(map(len, near)) >= 3
     (rule,) = documents("prometheus", OPERATIONS._replace(planned=planned()), CHAT)
     fires = 'ALERTS{alertname="KvplanPrefixCacheCollapse",alertstate="firing"}'
     first = f"min by (instance) (min_over_time(timestamp({fires})[{END_S}s:{promtool.STEP_S}s]))"

@@ -1,7 +1,7 @@
 """Simulated days of five workloads: what was derived keeps the objectives, and no guess that does costs less.
 
-Bursts reach 8 times what a replica serves within the objectives, the mean is 3.3 times that; of agents it is that of the
-profile, for a day of theirs has a million turns. No objective had to be widened: an idle replica keeps all.
+Bursts reach 8 times what a replica serves within the objectives, the mean is 3.3 times that. Of agents it is that of
+the profile, for their day has a million turns. No objective had to be widened: an idle replica keeps all.
 """
 
 from pathlib import Path

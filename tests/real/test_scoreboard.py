@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,9 @@ def by_model(boards: dict[str, Scoreboard]) -> str:
     cells: dict[tuple[str, str, str], dict[tuple[str, str], str]] = {}
     sizes: dict[tuple[str, str, str], int] = {}
     for name, board in boards.items():
-        for one in standings(board._replace(rows=tuple(row for row in board.rows if row.configuration.model))):
+        for one in standings(
+            board._replace(rows=tuple(row for row in board.rows if row.configuration.model))
+        ):
             group = (one.kind, one.model.rsplit("/", 1)[-1], one.engine)
             factor = one.off is Off.FACTOR
             text = format_number(one.middle, 3) if factor else format_percent(one.middle, 2)
@@ -164,19 +166,27 @@ def test_a_few_sweeps_are_foretold() -> None:
     """High concurrencies from low ones, so that a change for the worse is seen at once; all of them run at night."""
     every = sweeps.read(DATA)
     rows = sweeps.rows_of(every._replace(every=every.every[SOME]), sweeps.high_from_low)
+    rows = [row for row in rows if row.configuration.model]
     for quantity, most in (("TPOT", 0.08), ("TTFT", 0.45)):
         found = scored(Bound(quantity=quantity, recorded=most), rows)
         assert found.configurations == 5
         assert found.as_recorded, found
 
 
-def with_sweeps(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    path = folder / sweeps.FILE
-    path.parent.mkdir(parents=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+def with_slower(folder: Path, slow: Iterable[dict[str, str]], factor: float, *times: str) -> Path:
+    """Data in which some points take longer, wherever they stand: under another source or model, and in settings."""
+    points = {sweeps.point_of(row) for row in slow}
+    for name in (sweeps.FILE, sweeps.SETTINGS):
+        rows = [
+            row
+            | ({time: factor * float(row[time]) for time in times} if sweeps.point_of(row) in points else {})
+            for row in sweeps.rows_in(DATA / name)
+        ]
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with (folder / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
     return folder
 
 
@@ -184,17 +194,13 @@ def with_sweeps(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize("splits", [sweeps.high_from_low, *at_night(sweeps.each_shape)])
 def test_points_of_a_sweep_that_are_held_out_do_not_matter(splits: sweeps.Splits, tmp_path: Path) -> None:
     """They are a thousand times as slow, which changes nothing but what is measured."""
-    with (DATA / sweeps.FILE).open(newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = sweeps.rows_in(DATA / sweeps.FILE)
     before = sweeps.read(DATA)
     index = next(i for i, sweep in enumerate(before.every) if sweep.deployment.model == "Qwen/Qwen3-32B")
     number, (_, hidden) = list(enumerate(splits(before.every[index])))[-1]
     out = {point.line for point in hidden.loads.points}
-    nonsense = [
-        {**row, **{name: 1e3 * float(row[name]) for name in ("ttft_ms", "tpot_ms")}} if line in out else row
-        for line, row in enumerate(lines, 2)
-    ]
-    after = sweeps.read(with_sweeps(tmp_path, nonsense))
+    hidden_rows = (row for line, row in enumerate(lines, 2) if line in out)
+    after = sweeps.read(with_slower(tmp_path, hidden_rows, 1e3, "ttft_ms", "tpot_ms"))
 
     def only(sweep: Sweep) -> Iterator[tuple[Sweep, Hidden]]:
         yield list(splits(sweep))[number]
@@ -210,18 +216,14 @@ def test_points_of_a_sweep_that_are_held_out_do_not_matter(splits: sweeps.Splits
 @pytest.mark.nightly
 @needs_sweeps
 def test_a_prior_is_not_learnt_from_its_own_model(tmp_path: Path) -> None:
-    with (DATA / sweeps.FILE).open(newline="") as file:
-        lines = list(csv.DictReader(file))
+    lines = sweeps.rows_in(DATA / sweeps.FILE)
     before = sweeps.read(DATA)
     of = next(s.deployment for s in before.every if s.deployment.model.startswith("deepseek-ai/DeepSeek-V3"))
     other = next(s.deployment for s in before.every if s.deployment.model == "openai/gpt-oss-120b")
     mine = {read_model(of.model).name}
-    slower = [
-        {**row, "tpot_ms": 3 * float(row["tpot_ms"])} if read_model(row["model"]).name in mine else row
-        for row in lines
-    ]
+    slow = (row for row in lines if read_model(row["model"]).name in mine)
     known = before.prior(of), before.prior(other)
-    after = sweeps.read(with_sweeps(tmp_path, slower))
+    after = sweeps.read(with_slower(tmp_path, slow, 3.0, "tpot_ms"))
     assert after.prior(of) == known[0]
     assert after.prior(other) != known[1]
 

@@ -21,6 +21,7 @@ from scoreboard.record import Configuration, Row, real_run
 
 FILE, SETTINGS = "silicon-sweeps/sweeps.csv", "silicon-sweeps/settings.csv"
 _SAME = ("gpu", "isl", "osl", "concurrency")  # with TTFT and TPOT to 0.1 ms, of one point in both files
+_POOLED = Configuration("points of InferenceMAX", "InferenceMAX")  # all of them as one
 
 Splits = Callable[[Sweep], Iterator[tuple[Sweep, Hidden]]]
 
@@ -53,10 +54,10 @@ def with_settings(folder: Path) -> Iterator[Sweep]:
     Versions of an engine are apart, and so are runs that were not warmed up: what they had set differs. A run that the
     file has twice, under another source or model, counts once.
     """
-    set_by = {_point(row): row for row in _rows(folder / SETTINGS)}
-    table = dict(enumerate(_rows(folder / FILE), 2))
+    set_by = {point_of(row): row for row in rows_in(folder / SETTINGS)}
+    table = dict(enumerate(rows_in(folder / FILE), 2))
     ordered = sorted(table, key=lambda line: table[line]["source"] != "inferencemax")
-    once = set({(_point(table[line]), table[line]["backend"]): line for line in reversed(ordered)}.values())
+    once = set({(point_of(table[line]), table[line]["backend"]): line for line in reversed(ordered)}.values())
     for some in read_samples(folder / FILE):
         if not isinstance(some, Sweep):
             continue
@@ -65,7 +66,7 @@ def with_settings(folder: Path) -> Iterator[Sweep]:
             row = table[point.line]
             if point.line not in once:
                 continue
-            known = set_by.get(_point(row))
+            known = set_by.get(point_of(row))
             if (played := _as_set(point, known)) is not None:
                 warm = "" if known is None or known["warmed_up"] == "yes" else "cold"
                 apart.setdefault(f"{some.deployment.other} {row['version']} {warm}".strip(), []).append(
@@ -75,12 +76,14 @@ def with_settings(folder: Path) -> Iterator[Sweep]:
             yield replace(some, points=tuple(points), deployment=replace(some.deployment, other=other))
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def rows_in(path: Path) -> list[dict[str, str]]:
+    """The rows of a table, by column."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def _point(row: Mapping[str, str]) -> tuple[object, ...]:
+def point_of(row: Mapping[str, str]) -> tuple[object, ...]:
+    """What a row is recognized by in another table, or under another source or model."""
     times = (round(float(row[name]), 1) for name in ("ttft_ms", "tpot_ms"))
     return *(row[name] for name in _SAME), *times
 
@@ -128,7 +131,10 @@ def rows(sweep: Sweep, prior: Timing, splits: Splits, kind: str) -> Iterator[Row
             continue
         law = fit_measured([known], prior).law
         for point, times in hidden.against(foretold([hidden.loads], law)):
-            yield from _rows_of(of, point, times[Kind.TTFT], times[Kind.TPOT])
+            mine = list(_rows_of(of, point, times[Kind.TTFT], times[Kind.TPOT]))
+            yield from mine
+            if point.inputs[0] < point.inputs[1]:  # as it draws lengths
+                yield from (row._replace(configuration=_POOLED) for row in mine)
 
 
 def _rows_of(of: Configuration, point: Point, ttft_s: float, tpot_s: float) -> Iterator[Row]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import promtool
 import pytest
 import yaml
@@ -28,7 +29,9 @@ from kvplan.emit.service import METRICS, Noted, service
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.options import CountedBy, EmitOptions
+from kvplan.profile.reading import parse_profile
 from kvplan.show import manifest
+from kvplan.study.operations import derive
 
 BEHIND_ROUTER = replace(CHAT, pool="pool", router_counts=True)
 SGLANG = replace(CHAT, metrics=METRICS[EngineName.SGLANG], namespace=None)
@@ -55,6 +58,46 @@ def test_whatever_is_derived_is_written_as_its_reader_expects(target: str) -> No
     )  # the schemas of Kubernetes take their time
     check_every(range(many), lambda seed: check_written(target, generated(seed), CHAT))
     check_every(range(60, 65), lambda seed: check_written(target, generated(seed), BEHIND_ROUTER))
+
+
+def _profile(seed: int) -> str:
+    """Write a service: requests, some that come again, or conversations; on a small or a large replica."""
+    rng = np.random.default_rng(seed)
+    prompt, answer = int(rng.integers(50, 4000)), int(rng.integers(5, 400))
+    rate = float(np.exp(rng.uniform(np.log(0.3), np.log(6.0))))
+    gap = '{ law = "exponential", mean = "30 s" }'
+    reuse = f", reuse = {{ tokens = 0.8, share = 0.7, gap = {gap} }}" if seed % 3 == 1 else ""
+    lengths = f"input = {prompt}, decode = {{ geometric = {answer} }}"
+    traffic = f"classes = [{{ name = 'a', {lengths}, rate = {rate!r}{reuse} }}]"
+    if seed % 3 == 2:
+        turns = "user = 100, decode = { uniform = [5, 100] }, turns = { geometric = 5 }"
+        traffic = (
+            f"sessions = [{{ name = 's', rate = {rate / 5!r}, first = {prompt}, {turns}, think = {gap} }}]"
+        )
+    return f"""
+        schema = 1
+        name = "made up"
+        gpu = {{ memory_tokens = {int(rng.integers(60_000, 600_000))}, block_tokens = 16, max_num_seqs = 256 }}
+        timing = {{ d0 = "{rng.uniform(5, 30):.3g} ms", d1 = "0.05 us", d2 = "{rng.uniform(5, 60):.3g} us" }}
+        {traffic}
+        slo = {{ ttft_s.p95 = "{rng.uniform(1, 8):.3g} s" }}
+    """
+
+
+@pytest.mark.nightly
+def test_generated_profiles_are_derived_and_written() -> None:
+    """Some have no rate that meets their objectives."""
+    derived = []
+
+    def check(seed: int) -> None:
+        given = parse_profile(_profile(seed).encode(), "made-up.toml", Path())
+        operations = derive(given.model, given.plan, headroom=0.1)
+        if operations is not None:
+            derived.append(seed)
+            check_every(TARGETS, lambda target: check_written(target, operations, CHAT))
+
+    check_every(range(60), check)
+    assert len(derived) >= 50
 
 
 def test_sglang_is_scaled_too() -> None:
