@@ -74,8 +74,7 @@ class ServerMetrics:
     notes: tuple[str, ...]
     engines: int
     seconds: float | None  # of the rate; None: nothing tells, and `rate_from` says why
-    # by counters of all engines alone
-    hit_ratio: float | None  # 0 where none was looked up, as without a prefix cache
+    hit_ratio: float | None  # by counters alone; 0 where none was looked up, as without a prefix cache
     decoding_s: float | None  # times between two tokens of a request, their sum and their mean
     itl_s: float | None
     itl_of_tokens: bool  # with drafts, too; else they are between two iterations
@@ -346,13 +345,12 @@ class _Reader:
         prompts, generations = self.histogram(names.prompt), self.histogram(names.generation)
         # The histogram counts those whose lengths it has.
         requests = generations.count if generations is not None else self.total(late.first(names.requests))
-        seconds: float | None = None
         try:
             seconds, rate_from = self.period(interval_s) if requests else (None, "")
         except _NoTimeError as unknown:
             if timed:
                 raise
-            rate_from = str(unknown)
+            seconds, rate_from = None, str(unknown)
         rate = requests / seconds / self.engines if seconds else None
         memory, block = self.capacity()
         hits, drafts = self.hits(), self.drafts()

@@ -293,7 +293,7 @@ def from_tables(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, P
 
     >>> tables = {
     ...     "gpu": {"memory_tokens": 100},
-    ...     "timing": {"d0": 1},
+    ...     "timing": {"d0": "1 s"},
     ...     "classes": [{"name": "a", "input": 2, "decode": 4, "rate": 0.5}],
     ... }
     >>> from_tables("slots", tables)[0].replica.memory_tokens

@@ -355,7 +355,7 @@ def replaced(document: Document, values: Mapping[KeyPath, object]) -> Document:
     The values are as `check_values` gives them: times in seconds, laws of lengths as `Lengths`. None takes a key away.
 
     >>> a = {"name": "a", "input": 9, "decode": 2, "rate": 1}
-    >>> tables = {"schema": 1, "name": "n", "gpu": {"memory_tokens": 50}, "timing": {"d0": 1}, "classes": [a]}
+    >>> tables = {"schema": 1, "name": "n", "gpu": {"memory_tokens": 50}, "timing": {"d0": "1 s"}, "classes": [a]}
     >>> replaced(check(tables), {("gpu", "memory_tokens"): 60, ("classes", 0, "rate"): 2.0}).classes[0].rate
     2.0
     """

@@ -94,7 +94,7 @@ def test_policies_side_by_side() -> None:
     many = "greedy,rate-limited,vllm,sglang,mc,mc-sf,sarathi"
     check_screens(
         *(("simulate", name, "--policy", "vllm", "--requests", "300") for name in LOOKED_AT),
-        *(("simulate", name, "--policy", "greedy,vllm", "--requests", "300") for name in LOOKED_AT),
+        *(("simulate", name, "--policy", "greedy,vllm", "--requests", "300") for name in FEW),
         *(("simulate", name, "--policy", many, "--requests", "300") for name in FEW),
         refused=("not modelled beside",),
     )

@@ -117,7 +117,7 @@ def test_measured_comes_before_a_profile_and_that_before_an_estimate_and_that_be
     assert profile.tables["timing"]["d0"] == "99 ms"
     assert profile.tables["gpu"]["memory_tokens"] == pytest.approx(41_408, rel=0.01)
     profile, _ = imported(run, "--base", own, *model)
-    assert profile.tables["timing"]["d0"] == "19.53 ms"
+    assert profile.tables["timing"]["d0"] == "19.54 ms"
     profile, _ = imported(run, folder / "serve.log", folder / "iterations.csv", *model, "--base", own)
     assert profile.tables["timing"]["d1"] == "1 us"
     assert profile.tables["gpu"]["memory_tokens"] == 60_000

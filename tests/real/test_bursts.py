@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import run
+from tiers import is_night
 
 import kvplan
 from kvplan.ingest.trace.replay import read_trace
@@ -122,7 +123,7 @@ def test_the_busiest_time_of_a_described_client_is_served(tmp_path: Path) -> Non
     model = kvplan.load(profile).model
     _, rates, cvs, _ = _windows(SERVEGEN)
     rng = np.random.default_rng(14)
-    busiest = np.argsort(rates)[-3:]
+    busiest = np.argsort(rates)[-3 if is_night() else -1 :]
     for window in busiest.tolist():
         shape = 1 / cvs[window] ** 2
         times = np.cumsum(rng.gamma(shape, 1 / shape / rates[window], int(rates[window] * 120)))

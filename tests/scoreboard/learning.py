@@ -30,6 +30,7 @@ from kvplan.model import FloatArray, Timing
 
 BANDWIDTH, NVLINK, PCIE = 0.85, 200e9, 1 / 3.35  # assumptions
 _TTFT_WEIGHT = 0.3
+_PULL = 1e-3  # towards what the search begins with
 _SCALE = 0.01  # of a residual of logarithms from which on it counts in proportion, not squared
 _NOTHING = Efficiency(*[math.inf] * 6, 0.0, 0.0, 0.0)  # all is free
 _SHARES = 6  # of peaks: the others are seconds
@@ -183,7 +184,7 @@ def learn(loads: Sequence[Load]) -> Learnt:
         times = parts @ u
         times[:, 0] += of_engine @ overhead
         error = np.log(times / measured) * weight[:, None]
-        return np.concatenate([error[:, 1], math.sqrt(_TTFT_WEIGHT) * error[:, 0]])
+        return np.concatenate([error[:, 1], math.sqrt(_TTFT_WEIGHT) * error[:, 0], _PULL * (log_u - start)])
 
     start = np.log(np.concatenate([known[_LEARNT], [0.03] * len(engines)]))
     result = least_squares(residuals, start, loss="soft_l1", f_scale=_SCALE)

@@ -140,7 +140,7 @@ def test_deployments_of_inferencemax_are_told_apart_and_split_ones_left_out() ->
     found = read(INFERENCEMAX, INFERENCEMAX | spread_out, INFERENCEMAX | {"disagg": True})
     assert [some.group for some in found] == [
         "openai/gpt-oss-120b, b200, vllm, TP4, fp4",
-        "openai/gpt-oss-120b, b200, trtllm, TP4, fp4, EP4, DP attention, mtp",
+        "openai/gpt-oss-120b, b200, trtllm, TP4 EP4, fp4, DP attention, mtp",
     ]
     assert found[0].left_out == (LeftOut("prefill and decode on machines of their own", 1, 3),)
 

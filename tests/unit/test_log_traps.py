@@ -10,6 +10,7 @@ import pytest
 from every import every
 from sampled import parse_samples, read_samples
 
+from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import parse_engine_log, read_engine_log
 from kvplan.ingest.gathering import Asked, gather_files
@@ -221,5 +222,5 @@ def test_options_that_the_log_contradicts_are_refused(
             gather_files([(None, path)], asked, None)
         return
     timing = gather_files([(None, path)], asked, None).profile.tables["timing"]
-    both = Asked(model="llama-3.1-8b", gpu="H100 SXM", tp=2, kv_dtype="fp8")
+    both = Asked(model="llama-3.1-8b", gpu="H100 SXM", engine=EngineName.VLLM, tp=2, kv_dtype="fp8")
     assert timing == gather_files([], both, None).profile.tables["timing"]

@@ -16,9 +16,11 @@ from kvplan.ingest.model.roofline import REQUEST_OVERHEAD_S
 from kvplan.model import Parallelism, Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import parse_slo
+from kvplan.options import PlanOptions
+from kvplan.planning import options
 from kvplan.planning.around import routers
 from kvplan.planning.demand import Demand, Length, parse_length
-from kvplan.planning.kinds import kinds
+from kvplan.planning.kinds import Kind, kinds
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Plan as Planned
 from kvplan.planning.result import Request, Status
@@ -275,3 +277,22 @@ def test_a_service_of_whole_replicas_has_no_link_between_them() -> None:
     """
     found = plan(Request([parse_profile(text.encode(), "apart.toml")], None, ()))
     assert found.profile.model.fleet.size == found.setting.replicas
+
+
+def test_every_combination_of_ranks_is_tried_and_those_that_do_not_go_together_refused() -> None:
+    asked = PlanOptions(gpu="H200", tp="1,8", dp="1,8", ep="8", rate=1.0, input="1000:0", output="100:0")
+    request = options.request(["DeepSeek-V3"], asked)
+    assert [(str(kind.parallelism), kind.name) for kind in request.options if isinstance(kind, Kind)] == [
+        (ranks, f"H200 {ranks} fp8") for ranks in ("TP1 EP8", "TP1 DP8 EP8", "TP8 EP8", "TP8 DP8 EP8")
+    ]
+    alone, ranks, *_ = (replica_profile(option, request) for option in request.options)
+    assert "expert parallelism 8: must divide tensor x data parallelism, 1, not 8" in str(alone)
+    assert isinstance(ranks, Profile)
+    assert ranks.model.replica.parallelism == Parallelism(1, 8, 8)
+    assert ranks.model.replica.max_num_seqs == 8 * ranks.tables["gpu"]["max_num_seqs"]
+    turns = replace(asked, turns=3)
+    assert "not modelled beside [gpu] data_parallel" in str(
+        replica_profile(
+            options.request(["DeepSeek-V3"], turns).options[1], options.request(["DeepSeek-V3"], turns)
+        )
+    )

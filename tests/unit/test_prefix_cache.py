@@ -64,18 +64,17 @@ def test_the_guaranteed_rates_are_those_without_a_cache(
 cached_limits = ("max_num_seqs", "max_num_batched_tokens")
 
 
-def test_parts_of_prompts_are_left_out_of_the_guaranteed_rates() -> None:
-    """1000 tokens by 300 keep a seat for three iterations more than 200: less than 1.5 % for what binds."""
+def test_parts_of_prompts_count_in_the_guaranteed_rates() -> None:
+    """1000 tokens by 300 keep a seat for three iterations more than 200."""
     limits = {"max_num_seqs": 40, "max_num_batched_tokens": 300}
     cached = one_class(5.0, prefill=Prefill.FUSED, **limits)
-    law = cached.timing
+    whole = replace(cached.replica, max_num_batched_tokens=None)
+    classes = (RequestClass("a", 1000, (200,), (1.0,), 5.0),)
     counted, uncounted = (
-        sustainable_rates(ServingModel((RequestClass("a", 1000, (200,), (1.0,), 5.0),), law, replica))
-        for replica in (cached.replica, replace(cached.replica, max_num_batched_tokens=None))
+        sustainable_rates(ServingModel(classes, cached.timing, replica)) for replica in (cached.replica, whole)
     )
-    left_out = guaranteed_rates(cached)
-    assert left_out["max_num_seqs"] == pytest.approx(uncounted["max_num_seqs"], rel=1e-12)
-    assert counted["max_num_seqs"] < left_out["max_num_seqs"] < counted["max_num_seqs"] * 203 / 200
+    assert guaranteed_rates(cached)["max_num_seqs"] == pytest.approx(counted["max_num_seqs"], rel=1e-12)
+    assert counted["max_num_seqs"] < uncounted["max_num_seqs"] < counted["max_num_seqs"] * 203 / 200
 
 
 def test_a_hit_curve_hits_by_memory_alone() -> None:
