@@ -75,7 +75,7 @@ def test_a_run_is_foretold_without_any_measurement(run: str, gpu: str, max_num_s
 @pytest.mark.nightly
 @needs_sweeps
 def test_nothing_is_learnt_from_the_model_that_is_left_out() -> None:
-    points, model = read_points(RUNS), "Qwen/Qwen3-32B"
+    points, model = read_points(RUNS), "MiniMaxAI/MiniMax-M2.5"
     measured = [replace(load.point, tpot_s=3 * load.measured_s[1]) for load in points]
     slower = [
         replace(load, point=point) if load.configuration.model == model else load

@@ -71,7 +71,8 @@ def test_parts_of_prompts_count_in_the_guaranteed_rates() -> None:
     whole = replace(cached.replica, max_num_batched_tokens=None)
     classes = (RequestClass("a", 1000, (200,), (1.0,), 5.0),)
     counted, uncounted = (
-        sustainable_rates(ServingModel(classes, cached.timing, replica)) for replica in (cached.replica, whole)
+        sustainable_rates(ServingModel(classes, cached.timing, replica))
+        for replica in (cached.replica, whole)
     )
     assert guaranteed_rates(cached)["max_num_seqs"] == pytest.approx(counted["max_num_seqs"], rel=1e-12)
     assert counted["max_num_seqs"] < uncounted["max_num_seqs"] < counted["max_num_seqs"] * 203 / 200
