@@ -126,7 +126,8 @@ def derive(
     Raises
     ------
     UsageError
-        There is no objective on a percentile, prefill and decode are apart, or users are a closed population.
+        There is no objective on a percentile, prefill and decode are apart, users are a closed population, or requests
+        take hours.
     """
     service = service_of(model, plan)
     point = _goodput_of(service)
@@ -294,6 +295,8 @@ def _seen(service: FleetDay, rate_rps: float, replicas: int) -> _Seen:
     if run.found is not None and model.finds_prefixes:
         hits = float(run.found.hit_tokens[after].sum() / max(requests.input_tokens[after].sum(), 1))
     done = after & ~np.isnan(run.finish_s)
+    if not done.any():
+        raise UsageError(f"requests take longer than the {minutes} min that are simulated")
     return _Seen(
         in_flight=np.array([g.in_flight for g in looks], float),
         waiting=np.array([g.waiting for g in looks], float),

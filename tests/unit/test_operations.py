@@ -50,6 +50,12 @@ def test_the_goodput_is_a_rate_that_hours_keep() -> None:
     assert found.peak_replicas == found.replicas.fallback
 
 
+def test_requests_of_hours_are_refused() -> None:
+    slow = replace(MODEL, timing=Timing(10_000.0), schedule=None)
+    with pytest.raises(UsageError, match="requests take longer than the 240 min"):
+        derive(slow, Plan(slos=(parse_slo("ttft-p95=100h"),)), headroom=0.0)
+
+
 def test_targets_are_those_at_the_goodput_without_the_headroom() -> None:
     found = operations()
     assert found.arrivals_rps * 1.25 == pytest.approx(found.goodput_rps)
