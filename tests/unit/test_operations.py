@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from shipped import profile
 
 from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, Plan, Prompt, Replica, RequestClass, ServingModel, Timing
@@ -37,6 +38,22 @@ def test_in_flight_is_what_arrives_times_how_long_it_stays() -> None:
     """Little's law, of means over time and over requests of one run."""
     found = operations()
     assert found.planned.in_flight == pytest.approx(found.goodput_rps * found.planned.stay_s, rel=0.03)
+
+
+def test_the_goodput_is_a_rate_that_hours_keep() -> None:
+    """Runs that look for it hold at a rate at which a queue grows late, and then stays."""
+    found = derive(profile("tool-calls-h100").model, Plan(slos=(parse_slo("ttft-p95=3s"),)), headroom=0.0)
+    assert found is not None
+    planned = found.planned
+    assert planned.waiting_p99 / found.goodput_rps < 3.0
+    assert planned.in_flight_p99 < 2 * planned.in_flight
+    assert found.peak_replicas == found.replicas.fallback
+
+
+def test_requests_of_hours_are_refused() -> None:
+    slow = replace(MODEL, timing=Timing(10_000.0), schedule=None)
+    with pytest.raises(UsageError, match="requests take longer than the 240 min"):
+        derive(slow, Plan(slos=(parse_slo("ttft-p95=100h"),)), headroom=0.0)
 
 
 def test_targets_are_those_at_the_goodput_without_the_headroom() -> None:
