@@ -554,7 +554,8 @@ def _notes(reader: _Reader, used: _Statement, pools: Sequence[Pool]) -> Iterator
         yield "a rank states several KV pools; its last one counts"
     replicas = {s.replica for s in telling}
     if len(replicas) > 1:
-        yield f"{len(replicas)} data-parallel engines; this is the capacity of one"
+        stated = start.parallelism.data if start.parallelism else 1
+        yield f"{max(stated, len(replicas))} data-parallel engines; this is the capacity of one"
     for observed in (start.hits, start.drafts):
         if observed is not None:
             yield observed.text

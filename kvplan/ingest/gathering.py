@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import tomli
+from pydantic import ValidationError
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
@@ -146,7 +147,11 @@ def gather(files: Files, asked: Asked, base: Profile | None = None) -> Gathered:
             own = parse_profile(lines.rest().encode(), str(path), path.parent)
     if own is not None and base is not None:
         raise UsageError(f"{own.source}: a profile beside --base; give one of them")
-    return _Gathering(files, asked, own or base, () if own is None else tuple(own.tables)).gathered()
+    try:
+        return _Gathering(files, asked, own or base, () if own is None else tuple(own.tables)).gathered()
+    except ValidationError as error:  # of [gpu], which others rest on
+        wrong = error.errors()[0]
+        raise UsageError(": ".join((".".join(("gpu", *map(str, wrong["loc"]))), wrong["msg"]))) from None
 
 
 class _Estimate(NamedTuple):

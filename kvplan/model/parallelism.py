@@ -32,6 +32,11 @@ class Parallelism:
         return self.tensor * self.data
 
     @property
+    def untested(self) -> bool:
+        """Whether times are computed of what nobody published measurements of."""
+        return self.pipeline > 1 or self.context > 1
+
+    @property
     def keys(self) -> dict[str, int]:
         """What a profile says of it: GPUs, of which nothing else is said where all are tensor-parallel."""
         if self == Parallelism(self.tensor):

@@ -54,6 +54,7 @@ _IN_WORDS = {
     "dict_type": "must be a table, not {value}",
     "model_type": "must be a table, not {value}",
     "date_type": "must be a date such as 2026-11-22, without quotes, not {value}",
+    "greater_than": "must be more than {gt}, not {value}",
     "greater_than_equal": "must be at least {ge}, not {value}",
     "less_than": "must be less than {lt}, not {value}",
     "less_than_equal": "must be at most {le}, not {value}",

@@ -464,6 +464,9 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         f"Known: speed {known.timing.basis}, KV memory ({memory} tokens) {known.gpu.basis}, rates and lengths "
         f"{known.workload.basis}{assumed}."
     )
+    kind = plan.kind(plan.winner.name)
+    if kind is not None and kind.parallelism.untested:
+        yield f"Times of {kind.parallelism} were compared with no measurement; pipeline bubbles are not modelled."
     if plan.next is not None:
         low, high = plan.next.replicas
         most = "no number of" if high is None else f"{high:,}"

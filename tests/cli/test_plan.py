@@ -44,6 +44,16 @@ def test_the_screen_says_how_many_at_what_price_and_why(planned: tuple[str, Path
     assert max(map(len, lines)) <= 80
 
 
+def test_the_screen_says_that_times_of_stages_were_compared_with_nothing(
+    run: Run, planned: tuple[str, Path]
+) -> None:
+    said = "Times of TP1 PP2 were compared with no measurement; pipeline bubbles are not modelled."
+    code, text, _ = run(*SHORT, "--pp", "2", "--headroom", "0")
+    assert code == 0
+    assert said in " ".join(text.split())
+    assert "pipeline" not in planned[0]
+
+
 def test_the_document_and_the_written_profile_agree_with_analyze(run: Run, planned: tuple[str, Path]) -> None:
     code, text, _ = run(*SHORT, "--format", "json")
     document = json.loads(text)

@@ -414,3 +414,17 @@ def test_a_profile_of_ranks_has_the_capacity_of_one(tmp_path: Path) -> None:
         "max_num_seqs": 256,
     }
     assert {key: gpu[key] for key in gpu if "parallel" in key} == {"data_parallel": 2, "expert_parallel": 2}
+
+
+def test_a_log_that_few_ranks_wrote_to_says_how_many_there_are() -> None:
+    lines = (VLLM_ARGUMENTS % ALL_EXPERTS, *(VLLM_CAPACITY % (rank, "500,016") for rank in range(2)))
+    assert "8 data-parallel engines; this is the capacity of one" in parsed(*lines).notes
+
+
+@every("number", [10_001, 999_999])
+def test_ranks_that_no_replica_has_are_refused(tmp_path: Path, number: int) -> None:
+    log = tmp_path / "serve.log"
+    arguments = VLLM_ARGUMENTS % f"'data_parallel_size': {number}"
+    log.write_text(f"{arguments}\n{VLLM_CAPACITY % (0, '500,016')}\n")
+    with pytest.raises(UsageError, match=f"gpu.data_parallel: must be at most 10,000, not {number}"):
+        gather({FileKind.LOG: [log]}, Asked())

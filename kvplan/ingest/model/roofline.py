@@ -103,7 +103,7 @@ def roofline(
     notes = [f"estimated: {took} {trust.where}. Import a log as soon as there is one"]
     if weight_dtype is not None:
         notes.append(f"weights are taken to be kept in {shape.storage.name}, whatever the configuration says")
-    if parallelism.pipeline > 1 or parallelism.context > 1:
+    if parallelism.untested:
         notes.append(
             "times with pipeline or context parallelism were not compared with measurements; stages are taken to be "
             "always busy"
