@@ -22,6 +22,7 @@ DRAFTED = re.compile(
 )
 WITH_DRAFTS = "with drafts"  # begins the note on times that include them
 _LARGEST_BLOCK = 1 << 13  # tokens
+_MOST = 1e18  # of what is counted, tokens or seconds
 _TELLING = 0.05  # requests, of which rounding leaves a tenth open
 # tell engines apart which serve requests of their own; the last ones are Ray's
 _REPLICA = ("engine", "dp_rank", "instance", "pod", "replica", "ReplicaId", "WorkerId")
@@ -175,6 +176,8 @@ class Snapshot:
         for labels, value in self.samples.get(name, ()):
             if not 0 <= value < math.inf:
                 raise ProfileError(self.source, f"{value:g}; must be a number, at least 0", key=name)
+            if value > _MOST:
+                raise ProfileError(self.source, f"{value:g} cannot be", key=name)
             if read.setdefault(tuple(sorted(labels.items())), value) != value:
                 several = (
                     "two values for the same labels; a label such as instance tells several servers apart"
