@@ -58,8 +58,8 @@ from kvplan.model import Knowledge, Origin, Parallelism, Replica, Timing
 from kvplan.model.parallelism import ALONE
 from kvplan.options import ImportOptions
 from kvplan.profile import schema
-from kvplan.profile import tables as profile_tables
 from kvplan.profile.reading import Profile, parse_profile
+from kvplan.profile.replica import Gpu as GpuTable
 from kvplan.simulation.experiments.runner import Announce, Progress
 from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens, parse_time
 
@@ -352,7 +352,7 @@ class _Gathering:
         else:
             return Finding()
         table = tomli.loads(part.body)["gpu"]
-        if asked.ranks and profile_tables.Gpu.model_validate(table).parallelism == ALONE:
+        if asked.ranks and GpuTable.model_validate(table).parallelism == ALONE:
             table |= Parallelism(**asked.ranks).keys
             part = part._replace(body=table_text("gpu", table))
         if absent := [key for key in ("max_num_seqs", "max_num_batched_tokens") if key not in table]:
@@ -566,7 +566,7 @@ class _Gathering:
 
 
 def _replica(tables: Mapping[str, Any]) -> Replica | None:
-    return profile_tables.Gpu.model_validate(tables["gpu"]).replica if "gpu" in tables else None
+    return GpuTable.model_validate(tables["gpu"]).replica if "gpu" in tables else None
 
 
 def _constants(timing: Timing) -> str:

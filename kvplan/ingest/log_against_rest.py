@@ -13,7 +13,7 @@ from kvplan.model import Knowledge, Origin
 from kvplan.options import RANKS, ImportOptions
 from kvplan.profile import schema
 from kvplan.profile.reading import Profile
-from kvplan.profile.tables import Gpu
+from kvplan.profile.replica import Gpu
 from kvplan.units import format_percent, format_tokens
 from kvplan.version import __version__
 

@@ -14,7 +14,7 @@ from kvplan.errors import did_you_mean, shown
 from kvplan.model import Prefill, as_written
 from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention
-from kvplan.profile import tables
+from kvplan.profile import replica, tables
 from kvplan.profile.positions import KeyPath
 from kvplan.profile.relations import Beside, Check, Problem, Table, Ways, has, only, problems
 from kvplan.profile.values import Name, Version
@@ -282,8 +282,8 @@ class Document(Table, title="kvplan profile"):
     """Version of this schema."""
     name: Name
     """What the report is headed."""
-    gpu: tables.Gpu = tables.Gpu(memory_tokens=ranges.MAX_MEMORY_TOKENS)
-    timing: tables.Timing = tables.Timing.model_validate({"d0": "1 s"})
+    gpu: replica.Gpu = replica.Gpu(memory_tokens=ranges.MAX_MEMORY_TOKENS)
+    timing: replica.Timing = replica.Timing.model_validate({"d0": "1 s"})
     workload: tables.Workload | None = None
     classes: list[tables.Class] = Field(default=[], max_length=ranges.MOST_CLASSES)
     """The traffic, class by class."""

@@ -13,7 +13,7 @@ from kvplan.model import Knowledge, MeasuredRange, Origin
 from kvplan.model.kv_layout import Attention, KvLayout
 from kvplan.model.parallelism import Parallelism
 from kvplan.profile.reading import Profile
-from kvplan.profile.tables import Gpu as GpuTable
+from kvplan.profile.replica import Gpu as GpuTable
 from kvplan.units import format_bytes
 from kvplan.version import __version__
 
