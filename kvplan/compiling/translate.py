@@ -225,13 +225,14 @@ class _Body:
         self.b.position_at_end(end)
 
     def do_assign(self, node: ast.Assign) -> None:
+        parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+        values = [self.value(part) for part in parts]  # once, however many are assigned to
         for target in node.targets:
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                values = [self.value(part) for part in node.value.elts]
-                for part, value in zip(target.elts, values, strict=True):
-                    self.assign(part, value)
-            else:
-                self.assign(target, self.value(node.value))
+            if isinstance(target, ast.Tuple) is not isinstance(node.value, ast.Tuple):
+                raise self.refused(target)
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            for name, value in zip(names, values, strict=True):
+                self.assign(name, value)
 
     def do_augassign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):

@@ -106,7 +106,8 @@ def composed(
         return parse_profile(("\n\n".join(text) + "\n").encode(), "<composed>")
     except ProfileError as error:
         rest = "the rest" if base is None else f"the rest of {base.source}"
-        raise ProfileError(source, f"does not go with {rest}: {error.message}") from None
+        what = f"{error.key}: {error.message}" if error.key else error.message
+        raise ProfileError(source, f"does not go with {rest}: {what}") from None
 
 
 def replica_part(

@@ -45,7 +45,14 @@ def numbers(s: Small, a: int, b: int) -> int:
     r[4] = math.nan if r[2] < 0 else math.sqrt(r[2])
     r[5] = 1.0 if math.isnan(r[4]) or math.isnan(r[1]) or r[2] != r[2] else math.log(1 + r[2])
     r[6] = max(r[0], r[1]) + min(r[0], 2) ** a
-    return len_of(s) if known(s) else 7
+    a = w[4] = counted(s)
+    return a + len_of(s) if known(s) else 7
+
+
+def counted(s: Small) -> int:
+    """A kernel that changes something each time it is called."""
+    s.whole[6] += 1
+    return int(s.whole[6])
 
 
 def len_of(s: Small) -> int:

@@ -426,5 +426,10 @@ def test_ranks_that_no_replica_has_are_refused(tmp_path: Path, number: int) -> N
     log = tmp_path / "serve.log"
     arguments = VLLM_ARGUMENTS % f"'data_parallel_size': {number}"
     log.write_text(f"{arguments}\n{VLLM_CAPACITY % (0, '500,016')}\n")
-    with pytest.raises(UsageError, match=f"gpu.data_parallel: must be at most 10,000, not {number}"):
+    with pytest.raises(UsageError, match=rf"gpu[.]data_parallel: must be at most 10,000, not {number}"):
         gather({FileKind.LOG: [log]}, Asked())
+
+
+def test_ranks_that_do_not_go_together_are_refused_by_key() -> None:
+    with pytest.raises(UsageError, match=r"does not go with the rest: gpu[.]expert_parallel: must divide"):
+        gather({}, Asked(capacity=100_000, dp=8, ep=3))
