@@ -213,7 +213,7 @@ def caveat(model: ServingModel) -> str:
         times = f" {format_number(furthest, 3)} times" if 0 < furthest < math.inf else ""
         said.append(f"timing extrapolated{times}")
     if model.replica.ranks > 1:
-        said.append(f"{model.replica.ranks} data-parallel ranks together")
+        said.append(f"computed rates are bounds with {model.replica.ranks} ranks")
     weakest_first = sorted(unsure.values(), key=lambda origin: -list(Knowledge).index(origin.basis))
     sources = dict.fromkeys(origin.source for origin in weakest_first if origin.source)
     return ", ".join(said) + (f" ({'; '.join(sources)})" if sources else "")

@@ -192,7 +192,8 @@ def _of_replica(model: ServingModel) -> Iterator[str]:
     if replica.ranks > 1:
         yield (
             f"Figures are of all {replica.ranks} data-parallel ranks together. Formulas share memory, limits and load "
-            "evenly among them; in simulations each has its own, and in every iteration all wait for the slowest."
+            "evenly among them, so that computed rates are upper bounds; in simulations each has its own, and in every "
+            "iteration all wait for the slowest."
         )
     if model.drafts is not None:
         yield (
