@@ -22,6 +22,7 @@ SOON = (
     "sglang",
     "nested-wait",
     "mc-sf",
+    "trtllm-max-utilization",
 )  # between them they use all that loops are made of
 
 

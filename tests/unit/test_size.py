@@ -7,7 +7,7 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 57_530,  # to become 44,200
+    "kvplan": 57_540,  # to become 44,200
     "kvplan/analysis": 7_000,  # to become 6,300
     "kvplan/ingest": 12_660,  # to become 7,600
     "kvplan/simulation": 10_160,  # to become 7,800
