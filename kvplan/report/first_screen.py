@@ -160,7 +160,7 @@ def _goodput(report: Report) -> Iterator[Row]:
         ends = f", between {format_number(found.low)} and {format_number(found.high)}"
         between = "" if found.high is None else ends
         lasts = report.verdict.recovers_up_to_rps
-        ended = lasts is not None and lasts < found.rate_rps
+        ended = report.fleet is None and lasts is not None and lasts < found.rate_rps
         for_good = f"; above {format_number(lasts)} a burst can end it for good" if ended else ""
         value = f"{rate_text(found.rate_rps)} by {found.binding}{between}{for_good}"
         yield "Goodput", value, report.sources["goodput"].kind
