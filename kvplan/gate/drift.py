@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.gate.check import Outcome
 from kvplan.ingest.metrics import ServerMetrics
@@ -101,12 +102,18 @@ def compare(profile: Profile, metrics: ServerMetrics) -> Drift:
     Raises
     ------
     UsageError
-        No request ended; or prefill and decode are apart, and count the same requests twice.
+        No request ended; the profile names another engine; or prefill and decode are apart, and count the same
+        requests twice.
     """
     model, plan, fleet = replace(profile.model, schedule=None), profile.plan, profile.model.fleet
     if fleet is not None and fleet.is_split:
         raise UsageError(
             f"{profile.source}: prefill and decode apart; --metrics is about replicas that do both"
+        )
+    served = metrics.engine.lower().replace("tensorrt-llm", EngineName.TRTLLM)
+    if model.engine is not None and served in set(EngineName) - {model.engine.name}:
+        raise UsageError(
+            f"{metrics.source}: counters of {metrics.engine}; [engine] of {profile.source} is {model.engine.name}"
         )
     if not metrics.requests:
         raise UsageError(f"{metrics.source}: no request ended in this time; there is nothing to compare")

@@ -200,6 +200,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
         compare(profile(), counted(0.0))
     with pytest.raises(UsageError, match="prefill and decode apart"):
         compare(shipped("prefill-decode"), counted())
+    with pytest.raises(UsageError, match=r"counters of vLLM; \[engine\] of .* is sglang"):
+        compare(profile(CHAT + '\n[engine]\nname = "sglang"\n'), counted())
 
 
 # -- simulated services
