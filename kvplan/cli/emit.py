@@ -106,7 +106,9 @@ def _engine_settings(
 
 
 def _manifest(target: Target, loaded: "Profile", asked: EmitOptions, output: Path | None) -> None:
+    from kvplan.emit import engine as record
     from kvplan.emit.service import lack, service
+    from kvplan.emit.settings import for_engine
     from kvplan.show import manifest, verification
     from kvplan.study.operations import LOAD_S, derive
     from kvplan.study.verification import verify
@@ -116,10 +118,11 @@ def _manifest(target: Target, loaded: "Profile", asked: EmitOptions, output: Pat
     of_service = service(asked, asked.engine)
     if (lacking := lack(target, of_service)) is not None:
         raise UsageError(f"--target {target}: {lacking}")
+    model = for_engine(record(asked.engine), loaded.model)
     load_s = LOAD_S if asked.load_time is None else parse_time(asked.load_time, "--load-time")
     headroom = _headroom(asked.headroom)
     with common.progress_bar() as progress:
-        operations = derive(loaded.model, loaded.plan, headroom=headroom, load_s=load_s, progress=progress)
+        operations = derive(model, loaded.plan, headroom=headroom, load_s=load_s, progress=progress)
     if operations is None:
         common.say("no rate meets the objectives: " + "; ".join(slo.text for slo in loaded.plan.slos))
         raise typer.Exit(ExitCode.GATE_FAILED)
@@ -127,7 +130,7 @@ def _manifest(target: Target, loaded: "Profile", asked: EmitOptions, output: Pat
     write_result(text, output)
     if asked.verify:
         with common.progress_bar() as progress:
-            ways = verify(loaded.model, loaded.plan, operations, progress)
+            ways = verify(model, loaded.plan, operations, progress)
         common.say_section(verification.section(ways))
 
 
