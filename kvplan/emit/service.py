@@ -89,11 +89,6 @@ class Service:
         if self.router_counts and self.pool is None:
             raise UsageError("--arrivals epp: which InferencePool is unknown; add --pool NAME")
 
-    @property
-    def metadata(self) -> dict[str, str]:
-        """Name of an object, and its namespace if that was given."""
-        return {"name": self.name} | ({"namespace": self.namespace} if self.namespace else {})
-
     def arrivals(self, window: str) -> str:
         """Requests per second that arrive at all replicas: those that finish, and by how many more are there."""
         if self.router_counts:
