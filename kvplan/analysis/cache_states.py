@@ -4,7 +4,7 @@ At x admissions an iteration everything else follows. Let T be the time after wh
 is gone (Che's approximation for least recently used), τ the iteration time, λ = x/τ the rate and R = nτ a stay. Then
 
     memory   x·S + Σ_private λ[(L - Lq)·T + Lq·∫₀ᵀ P(gap > g) dg] + Σ_shared c[1 - e^{-λ_g(R + T)} - λ_g·R]  =  M
-    time     τ = law(x·S, x·(s - h), x·n),     h = Lq·F(T) + Σ_shared p·c(1 - e^{-λ_g(R + T)})
+    time     τ = law(x·S, x·(s - h), x·n, x·(pairs of s - of h)),     h = Lq·F(T) + Σ_shared p·c(1 - e^{-λ_g(R + T)})
 
 have exactly one solution: a longer τ means a lower rate, hence a longer T, hence more hits and a *shorter* iteration.
 So the states of a replica lie on one curve λ(x), x from 0 to where requests in flight fill memory (T = 0). What theory
@@ -23,6 +23,7 @@ import numpy as np
 from kvplan.model import FloatArray, Prompts, Replica, ServingModel, Timing
 from kvplan.model.gaps import Gap
 from kvplan.model.streams import Stream, class_streams
+from kvplan.model.timing import attention_pairs
 from kvplan.model.weights import Prefill
 from kvplan.solve import falling_root
 
@@ -90,6 +91,7 @@ class CachedReplica:
     held = _Mean("held")  # memory, KV token-iterations a request
     read = _Mean("read")  # context, KV token-iterations a request
     prefill = _Mean("prefill")  # prompt tokens computed for a request without a cache ...
+    prefill_pairs = _Mean("prefill_pairs")  # ... of these with their context ...
     computed = _Mean("computed")  # ... and all tokens
     left = _Mean("left")  # private tokens that a request leaves
 
@@ -116,7 +118,7 @@ class CachedReplica:
     @cached_property
     def work_s(self) -> float:
         """Seconds that a request adds to iterations in proportion, without a cache."""
-        return float(self.timing.linear(self.read, self.prefill, self.stages))
+        return float(self.timing.linear(self.read, self.prefill, self.stages, self.prefill_pairs))
 
     @cached_property
     def saves(self) -> float:
@@ -156,6 +158,20 @@ class CachedReplica:
             return self.hit_curve[-1][1] * self.mean("prompt")
         share, tokens, _ = self.shared
         return sum(part.reused for part in self.private) + float(share @ tokens)
+
+    @cached_property
+    def _pairs_of_hits(self) -> tuple[list[float], list[float]]:
+        """Tokens found of a request, and their pairs with all before them: shared prompts first, all in the end.
+
+        Between them it is a line, exact where what is shared is always found, or nothing is.
+        """
+        if self.hit_curve:
+            alike = self.hit_curve[-1][1]
+            pairs = (alike**2 * self.mean("prompt_squares") + self.reusable) / 2
+            return [0.0, self.reusable], [0.0, pairs]
+        share, tokens, _ = self.shared
+        common, pairs = float(share @ tokens), float(share @ attention_pairs(tokens))
+        return [0.0, common, self.reusable], [0.0, pairs, pairs + self.mean("reused_pairs")]
 
     @cached_property
     def reach_tokens(self) -> int:
@@ -258,8 +274,8 @@ class CachedReplica:
 
     def seconds(self, x: FloatArray, hits: FloatArray) -> FloatArray:
         """τ of iterations that admit x requests of which so many tokens each are found, and none of them loaded."""
-        saved = self.saves * hits
-        linear = x * (self.work_s - self.timing.d2 * saved)
+        saved, saved_pairs = self.saves * hits, self.saves * np.interp(hits, *self._pairs_of_hits)
+        linear = x * (self.work_s - self.timing.d2 * saved - self.timing.d6 * saved_pairs)
         prefill = self.prompts(x, saved) if self.timing.feels_lumps else x * (self.prefill - saved)
         return np.asarray(linear + self.timing.fixed(prefill, x * self.stages))
 

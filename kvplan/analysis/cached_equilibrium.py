@@ -20,7 +20,7 @@ import numpy as np
 from kvplan.analysis.cache_states import CachedReplica, cached_replica, hit_ratio
 from kvplan.analysis.prefix_cache import full_memory, guaranteed_rates, population_of, prefix_cache
 from kvplan.analysis.records import ClassOccupancy, Equilibrium, Load, Saturation, Sensitivity
-from kvplan.model import Prompt, RequestClass, ServingModel
+from kvplan.model import Prompt, RequestClass, ServingModel, Timing
 from kvplan.model.streams import Stream
 from kvplan.solve import boundary
 
@@ -104,7 +104,7 @@ def sustainable_rates(model: ServingModel) -> dict[str, float]:
     full = full_memory(cached)
     x, hits = float(full.admissions[0]), float(full.hits[0])
     prompts = cached.prompts(x, cached.saves * hits)
-    touching = cached.timing.tangent(x * cached.read, prompts, x * cached.stages)
+    touching = cached.timing.tangent(prompts, x * cached.stages)
     name = "compute" if full.iteration_time_s[0] > 2 * touching.fixed_s else "kv_memory"
     return {name: rates.pop("memory"), **rates}
 
@@ -139,7 +139,7 @@ def load(model: ServingModel, *, sensitive: bool = True) -> Load:
     if cached.users is not None:
         factor = population_of(cached).guaranteed / cached.users
     mix = model.mix
-    amounts = mix.context, mix.prefill_tokens, mix.iterations.astype(np.float64)
+    amounts = mix.context, mix.prefill_tokens, mix.iterations.astype(np.float64), mix.prefill_pairs
     changes: list[float | None] = [None] * len(Sensitivity._fields)
     if sensitive:
         changes = [rate_with(model, name, _MORE) for name in Sensitivity._fields]
@@ -191,16 +191,17 @@ _NOBODY = 1e-12  # share of a class
 def with_cold_cache(model: ServingModel) -> ServingModel:
     """Return the model of requests with nothing in common that costs what a full replica costs; itself if it is one.
 
-    What is always found is taken off the prompts and off memory. That it is read stands in the time per sequence, which
-    is exact in the mean. Hits that a measured curve promises make prefill shorter (new, theory §8: M - c, A - λcn, Λ -
-    d2λc for a prompt that all share).
+    What is always found is taken off the prompts and off memory. That it is read stands in the time per sequence, and
+    its pairs with the rest of a prompt in that per prefill token, which is exact in the mean. Hits that a measured
+    curve promises make prefill shorter, as if sequences were few beside prompt tokens where a law bends (new, theory
+    §8: M - c, A - λcn, Λ - d2λc for a prompt that all share).
     """
     if not model.finds_prefixes:
         return model
     if model.hit_curve:
-        missed = 1 - hit_ratio(model.hit_curve, model.replica.capacity_tokens)
         alone = _strangers(model, [[(1.0, 0)] for _ in model.classes])
-        return replace(alone, timing=replace(model.timing, d2=model.timing.d2 * missed), hit_curve=())
+        missed = 1 - hit_ratio(model.hit_curve, model.replica.capacity_tokens)
+        return replace(alone, timing=_with_shorter_prompts(model.timing, missed), hit_curve=())
     cached = cached_replica(model)
     x = float(full_memory(cached).admissions[0])
     parts = [
@@ -215,8 +216,39 @@ def with_cold_cache(model: ServingModel) -> ServingModel:
         for rate, stream, own in zip(cached.shares, cached.streams, parts, strict=True)
         for share, found in own
     )
+    prefill = cached.prefill - cached.saves * sum(
+        rate * share * found for rate, own in zip(cached.shares, parts, strict=True) for share, found in own
+    )
     timing = cold.timing
-    return replace(cold, timing=replace(timing, d3=timing.d3 + timing.d1 * read / cached.stages))
+    more = cached.saves * _pairs_with_found(model, cached.shares, parts) / prefill if prefill > 0 else 0.0
+    d2, d3 = timing.d2 + timing.d6 * more, timing.d3 + timing.d1 * read / cached.stages
+    return replace(cold, timing=replace(timing, d2=d2, d3=d3))
+
+
+def _with_shorter_prompts(timing: Timing, part: float) -> Timing:
+    """Return the law that prompts follow of whose last tokens so large a part is computed."""
+    if not part:
+        return replace(timing, d2=0.0, d5=0.0, d6=0.0)
+    return replace(
+        timing,
+        d2=timing.d2 * part,
+        d5=timing.d5 * part,
+        knee_tokens=timing.knee_tokens / part,
+        d6=timing.d6 * part * (2 - part),
+        chosen=1 - (1 - timing.chosen) ** part,
+    )
+
+
+def _pairs_with_found(
+    model: ServingModel, shares: tuple[float, ...], parts: list[list[tuple[float, int]]]
+) -> float:
+    """Pairs of the prompt tokens that a request computes with what it always finds before them."""
+    return sum(
+        rate * share * kind.share * found * (kind.tokens - found)
+        for rate, c, own in zip(shares, model.classes, parts, strict=True)
+        for share, found in own
+        for kind in c.kinds
+    )
 
 
 def _parts(c: RequestClass, stream: Stream, admissions: float) -> Iterator[tuple[float, int]]:
@@ -239,7 +271,9 @@ def _strangers(model: ServingModel, parts: list[list[tuple[float, int]]]) -> Ser
 
 def _stranger(c: RequestClass, parts: list[tuple[float, int]]) -> RequestClass:
     prompts = tuple(
-        Prompt(kind.tokens - found, kind.share * share) for share, found in parts for kind in c.kinds
+        Prompt(kind.tokens - found, kind.share * share, kind.variance)
+        for share, found in parts
+        for kind in c.kinds
     )
     mean = round(sum(p.share * p.tokens for p in prompts))
     own = prompts if len(prompts) > 1 else ()

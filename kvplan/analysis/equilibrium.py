@@ -44,6 +44,7 @@ class PerRequest(NamedTuple):
     held: float  # KV token-iterations of memory, in whole pages (A_b over Σλ)
     read: float  # KV token-iterations of context
     prefill_tokens: float  # computed for it; none where prompts arrive ready-made
+    prefill_pairs: float  # of these with their context
     work_s: float  # that it adds to iterations in proportion to what it reads and computes
     steepest_s: float  # that it adds to very large iterations (Λ over Σλ); `work_s` where the law is linear
     iterations: float  # n, those with parts of a prompt longer than the token budget included, as above
@@ -56,9 +57,9 @@ def per_request(model: ServingModel) -> PerRequest:
     return _costs(model.mix, model.timing)
 
 
-def _amounts(mix: Mix) -> tuple[Any, Any, Any]:
-    """KV tokens read, prefill tokens and sequences that each row adds to iterations."""
-    return mix.context, mix.prefill_tokens, mix.sequences
+def _amounts(mix: Mix) -> tuple[Any, Any, Any, Any]:
+    """KV tokens read, prefill tokens, sequences and prefill pairs that each row adds to iterations."""
+    return mix.context, mix.prefill_tokens, mix.sequences, mix.prefill_pairs
 
 
 def _costs(mix: Mix, timing: Timing) -> PerRequest:
@@ -67,6 +68,7 @@ def _costs(mix: Mix, timing: Timing) -> PerRequest:
         held=mix.mean(mix.footprint),
         read=mix.mean(mix.context),
         prefill_tokens=mix.mean(mix.prefill_tokens),
+        prefill_pairs=mix.mean(mix.prefill_pairs),
         work_s=work,
         steepest_s=work if timing.is_linear else mix.mean(timing.work(*_amounts(mix))),
         iterations=mix.mean(mix.iterations),
@@ -327,7 +329,7 @@ def tangent(model: ServingModel) -> Tangent:
 
 def _tangent(model: ServingModel, cost: PerRequest, admissions: float) -> Tangent:
     prompts = prompts_of(model.mix, model.replica, admissions)
-    return model.timing.tangent(admissions * cost.read, prompts, admissions * cost.iterations)
+    return model.timing.tangent(prompts, admissions * cost.iterations)
 
 
 def _iteration_time(model: Model, cost: PerRequest) -> Number:

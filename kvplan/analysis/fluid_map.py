@@ -21,7 +21,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan import compiling
-from kvplan.model import FloatArray, IntArray, Mix, StageWeights, TabledWeights, Weights, sum_by, survival
+from kvplan.model import (
+    FloatArray,
+    IntArray,
+    Mix,
+    StageWeights,
+    TabledWeights,
+    Weights,
+    attention_pairs,
+    sum_by,
+    survival,
+)
 
 _COMPILE_ABOVE = 2_000  # iterations times rows; plain Python takes longer than loading what is compiled
 _LAYERS = 16  # an iteration on average that there is room for at first
@@ -116,6 +126,7 @@ class Run(NamedTuple):
     completed: FloatArray
     evicted: FloatArray
     evicted_prompts: FloatArray
+    evicted_pairs: FloatArray
     in_flight: FloatArray
     held_tokens: FloatArray
     read_tokens: FloatArray
@@ -157,6 +168,7 @@ class _State(NamedTuple):
     start_held: FloatArray
     start_read: FloatArray
     prompt: FloatArray
+    pairs: FloatArray
     page_present: FloatArray
     page_base: FloatArray  # what the last page does not say
     offsets: IntArray  # of kinds
@@ -179,6 +191,7 @@ class _State(NamedTuple):
     completed: FloatArray
     evicted: FloatArray
     evicted_prompts: FloatArray
+    evicted_pairs: FloatArray
     in_flight: FloatArray
     held_tokens: FloatArray
     read_tokens: FloatArray
@@ -286,7 +299,8 @@ def evict(s: _State, now: int) -> None:
     """Evict the least progressed, the latest layers, while memory exceeds the capacity."""
     size, slots, block = s.sizes[_Size.STAGES], s.sizes[_Size.SLOTS], s.sizes[_Size.BLOCK]
     capacity, held, read = s.limits[0], s.levels[_Level.HELD], s.levels[_Level.READ]
-    top, pooled, gone, gone_prompts = s.counts[_Count.TOP], s.counts[_Count.POOLED], 0.0, 0.0
+    top, pooled = s.counts[_Count.TOP], s.counts[_Count.POOLED]
+    gone, gone_prompts, gone_pairs = 0.0, 0.0, 0.0
     while held > capacity + 1e-12 * capacity and top > s.counts[_Count.BOTTOM]:
         if pooled == slots:
             s.counts[_Count.LACKS_ROOM] = 1
@@ -309,6 +323,7 @@ def evict(s: _State, now: int) -> None:
         read -= amount * context_of(s, stage, age)
         gone += amount * s.present[stage]
         gone_prompts += amount * s.prompt[stage]
+        gone_pairs += amount * s.pairs[stage]
         s.pool_scale[pooled], s.pool_outlasts[pooled] = amount, stage
         pooled += 1
         s.counts[_Count.MOVED] += 1
@@ -320,7 +335,7 @@ def evict(s: _State, now: int) -> None:
             top -= 1
     s.levels[_Level.HELD], s.levels[_Level.READ] = held, read
     s.counts[_Count.TOP], s.counts[_Count.POOLED] = top, pooled
-    s.evicted[now], s.evicted_prompts[now] = gone, gone_prompts
+    s.evicted[now], s.evicted_prompts[now], s.evicted_pairs[now] = gone, gone_prompts, gone_pairs
 
 
 def memory_of(s: _State, stage: int, age: int) -> float:
@@ -477,6 +492,7 @@ def _prepared(system: FluidMap, masses: FloatArray, iterations: int, layers: int
         start_held=sums(weights.at_start),
         start_read=sums(read.at_start),
         prompt=sums(system.prompt),
+        pairs=sums(attention_pairs(system.prompt)),
         page_present=page_present,
         page_base=page_base,
         offsets=offsets,
@@ -513,6 +529,7 @@ class Cycle(NamedTuple):
     throughput: float  # completions by their footprint (`Run`): of the mix as offered
     evictions: float
     evicted_prompts: float
+    evicted_pairs: float
     in_flight: float
     read_tokens: float
     period: int | None
@@ -525,9 +542,13 @@ class Cycle(NamedTuple):
         """Prompt tokens computed in an iteration: whatever completes or is evicted is admitted, again."""
         return self.throughput * float(mix.mean(mix.prefill_tokens)) + self.evicted_prompts
 
+    def prefill_pairs(self, mix: Mix) -> float:
+        """Pairs of these with their context."""
+        return self.throughput * float(mix.mean(mix.prefill_pairs)) + self.evicted_pairs
+
     def of_memory(self, tokens: float) -> "Cycle":
         """Scale a cycle without phases to so many times the memory, and as many times the seats."""
-        return self._replace(**{name: getattr(self, name) * tokens for name in self._fields[:5]})
+        return self._replace(**{name: getattr(self, name) * tokens for name in self._fields[:6]})
 
 
 def find_attractor(system: FluidMap, masses: FloatArray, max_steps: int | None = None) -> Cycle:
@@ -572,6 +593,7 @@ def _second_half(system: FluidMap, history: Run) -> Cycle:
         throughput=means["throughput"],
         evictions=means["evicted"],
         evicted_prompts=means["evicted_prompts"],
+        evicted_pairs=means["evicted_pairs"],
         in_flight=means["in_flight"],
         read_tokens=means["read_tokens"],
         period=period,

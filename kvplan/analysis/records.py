@@ -14,6 +14,7 @@ class Sensitivity(NamedTuple):
     d4: float
     d5: float
     knee_tokens: float
+    d6: float
     experts: float
     max_num_seqs: float | None
     max_num_batched_tokens: float | None

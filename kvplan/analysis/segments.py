@@ -112,15 +112,15 @@ def lengths_of(model: ServingModel) -> Lengths:
     prompt = prompt_stages(model.replica.prefill)
     tokens[0] += prompt * tokens_reaching[0]
     stages[0] += prompt * rate[0]
-    prefill = np.zeros(decode.size)
+    prefill, prefill_pairs = np.zeros((2, decode.size))
     if model.replica.prefill is not Prefill.DISAGGREGATED:
-        prefill[0] = tokens_reaching[0]
+        prefill[0], prefill_pairs[0] = tokens_reaching[0], mix.rate_rps @ mix.prefill_pairs
     return Lengths(
         decode=decode,
         rate_from=rate,
         inputs=inputs,
         share_from=reaching / rate[:, None],
-        work_to=np.append(0.0, np.cumsum(timing.linear(tokens, prefill, stages))),
+        work_to=np.append(0.0, np.cumsum(timing.linear(tokens, prefill, stages, prefill_pairs))),
         prompt_stages=prompt,
         block_tokens=model.replica.block_tokens,
         prefill_tokens=float(prefill[0] / rate[0]),

@@ -43,7 +43,8 @@ class Side:
     timing: Timing
     read: float = 0.0  # KV tokens that a request adds to the iterations of such a replica ...
     prefill_tokens: float = 0.0  # ... and prompt tokens ...
-    sequences: float = 0.0  # ... and sequences
+    sequences: float = 0.0  # ... and sequences ...
+    prefill_pairs: float = 0.0  # ... and pairs of prompt tokens with their context
     held: float = 0.0  # KV token-iterations of memory
     waiting: float = 0.0  # KV token-seconds beside its iterations, while its KV goes from side to side
     link_s: float = 0.0  # that its KV takes on the link of the replica, one transfer at a time
@@ -58,7 +59,7 @@ class Side:
     @property
     def work_s(self) -> float:
         """Seconds that a request adds to iterations in proportion."""
-        return self.timing.linear(self.read, self.prefill_tokens, self.sequences)
+        return self.timing.linear(self.read, self.prefill_tokens, self.sequences, self.prefill_pairs)
 
     def iteration_time(self, requests: float) -> float:
         """Seconds of an iteration at so many requests an iteration."""
@@ -122,6 +123,7 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
         read=mix.mean(mix.read.at_start + mix.partial.read),
         prefill_tokens=mix.mean(mix.prefill_tokens),
         sequences=mix.mean(mix.partial.iterations + 1),
+        prefill_pairs=mix.mean(mix.prefill_pairs),
         held=mix.mean(held),
         waiting=_waiting(model, fleet),
         link_s=mix.mean(transfers_s(model, fleet)),
@@ -153,6 +155,7 @@ def together(model: ServingModel) -> Side:
         read=cost.read,
         prefill_tokens=cost.prefill_tokens,
         sequences=cost.iterations,
+        prefill_pairs=cost.prefill_pairs,
         held=cost.held,
         computed_tokens=cost.computed_tokens,
         prompts=lambda requests: prompts_of(model.mix, model.replica, requests),

@@ -112,7 +112,7 @@ def class_means(model: ServingModel) -> ClassMeans:
     """Mean costs of one request of each class (theory §1, §2)."""
     mix, timing, rate = model.mix, model.timing, model.class_rates_rps
     weight = mix.rate_rps / rate[mix.class_index]
-    linear = timing.linear(mix.context, mix.prefill_tokens, mix.sequences)
+    linear = timing.linear(mix.context, mix.prefill_tokens, mix.sequences, mix.prefill_pairs)
     return ClassMeans(
         rate_rps=rate,
         work_s=mix.of_classes(weight * linear),

@@ -20,7 +20,7 @@ from kvplan.analysis.fluid_map import Cycle, collapsed_starts, find_attractor, f
 from kvplan.analysis.records import Saturation
 from kvplan.analysis.roots import MOST, count_outside
 from kvplan.analysis.stability import Stability, nothing_else_attracts, survival_error
-from kvplan.model import FloatArray, Prompts, ServingModel, StageWeights, survival
+from kvplan.model import FloatArray, Prompts, ServingModel, StageWeights, attention_pairs, survival
 
 MOST_STAGES = 1 << 22  # of all classes, whose closed forms look at one after the other: about a second
 _SHARE_DIGITS = 13
@@ -114,6 +114,7 @@ def pulse_cycle(
         throughput=pulse / g,
         evictions=evictions,
         evicted_prompts=evictions * float(share @ prompt),
+        evicted_pairs=evictions * float(share @ attention_pairs(prompt)),
         in_flight=float(in_flight.mean()),
         read_tokens=float(context.mean()),
         period=g,
@@ -141,23 +142,25 @@ def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
 
     A law that is not linear is averaged over the iterations of a pulse cycle, or over prompts that come one by one.
     """
-    timing, tokens = model.timing, cycle.prefill_tokens(model.mix)
+    timing, mix = model.timing, model.mix
+    tokens, prefill_pairs = cycle.prefill_tokens(mix), cycle.prefill_pairs(mix)
     if cycle.phases and not timing.is_linear:
         sequences, context = np.array(cycle.phases).T
         prefill = np.zeros(sequences.size)
         prefill[0] = tokens * sequences.size
-        return cycle.throughput / float(timing(context, prefill, sequences).mean())
-    return cycle.throughput / mean_iteration_time(model, cycle.read_tokens, tokens, cycle.in_flight)
+        return cycle.throughput / float(timing(context, prefill, sequences, prefill_pairs).mean())
+    time = mean_iteration_time(model, cycle.read_tokens, tokens, cycle.in_flight, prefill_pairs)
+    return cycle.throughput / time
 
 
 def mean_iteration_time(
-    model: ServingModel, kv_tokens: float, prefill_tokens: float, sequences: float
+    model: ServingModel, kv_tokens: float, prefill_tokens: float, sequences: float, prefill_pairs: float
 ) -> float:
     """Seconds of an iteration on average whose prefill tokens come as the prompts of the mix, one by one (new)."""
     mix = model.mix
     shares, inputs = mix.of_classes(mix.share), mix.of_classes(mix.share * mix.input_tokens)
     prompts = Prompts(shares * (prefill_tokens / (float(inputs.sum()) or 1.0)), inputs / shares)
-    return model.timing.mean(kv_tokens, prompts, sequences)
+    return model.timing.mean(kv_tokens, prompts, sequences, prefill_pairs)
 
 
 def worst_cycle(model: ServingModel, stability: Stability, recovers_up_to_rps: float | None) -> WorstCycle:

@@ -27,7 +27,18 @@ _PARALLEL = ("gpus", *(f"{kind.name}_parallel" for kind in fields(Parallelism)))
 _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _KNOWN_AS = {"gpu": "gpu", "timing": "timing", "classes": "workload"}  # in [provenance]
-TIMES = ("d0", "d1", "d2", "d3", "d4", "d5", "experts", "all_ranks")  # of a timing, seconds
+TIMES = (
+    "d0",
+    "d1",
+    "d2",
+    "d3",
+    "d4",
+    "d5",
+    "d6",
+    "experts",
+    "all_ranks",
+    "d5_all_ranks",
+)  # of a timing, seconds
 _ALWAYS = ("d0", "d1", "d2", "d3")  # of a timing
 _WIDTH = 118
 _POINTS_IN_LINE = 5  # of a curve

@@ -18,7 +18,7 @@ from kvplan.model.prompts import Prompts
 from kvplan.model.provenance import Knowledge, MeasuredRange, Origin, Provenance
 from kvplan.model.replica import Plan, Replica
 from kvplan.model.serving import ServingModel, SideBySide, side_by_side
-from kvplan.model.timing import Tangent, Timing, iteration_time
+from kvplan.model.timing import Tangent, Timing, attention_pairs, iteration_time
 from kvplan.model.weights import Prefill, StageWeights, TabledWeights, Weights
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "Timing",
     "Weights",
     "as_written",
+    "attention_pairs",
     "iteration_time",
     "side_by_side",
     "sum_by",

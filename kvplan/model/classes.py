@@ -13,10 +13,11 @@ from kvplan.model.weights import StageWeights
 
 
 class Prompt(NamedTuple):
-    """Prompts of one length, which a share of the requests of a class have."""
+    """Prompts of one length, or of about one, which a share of the requests of a class have."""
 
     tokens: int
     share: float
+    variance: float = 0.0  # of the lengths that this one stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class RequestClass:
         """Law that runs draw prompts from."""
         if self.input_law is not None:
             return self.input_law
-        tokens, shares = np.array(sorted(self.kinds)).T
+        tokens, shares, _ = np.array(sorted(self.kinds)).T
         return Lengths(tokens.astype(np.int64), shares)
 
     @property
@@ -87,6 +88,7 @@ class Mix:
     decode_tokens: IntArray | FloatArray  # with drafts the mean of those who stay so long
     stages: IntArray  # iterations n that a request of the row stays, from the one that ends its prompt
     prefill_tokens: FloatArray  # prefill work of a fresh request: s, or 0 where prompts arrive ready-made
+    prefill_pairs: FloatArray  # of its tokens with their context, as attention computes them
     computed_tokens: IntArray  # all that the engine computes for a fresh request
     # iterations as time counts them: all that it stays, but for what drafts cost, which is not in the first
     sequences: FloatArray

@@ -92,6 +92,10 @@ class Lengths:
         return float(self.probabilities @ self.values)
 
     @property
+    def variance(self) -> float:
+        return float(self.probabilities @ (self.values - self.mean) ** 2)
+
+    @property
     def shortest(self) -> int:
         return int(self.values[0])
 

@@ -26,6 +26,7 @@ from kvplan.model.weights import (
     Weights,
     computed_tokens,
     first_tokens,
+    prefill_pairs,
     prefill_work,
     stage_count,
 )
@@ -101,8 +102,9 @@ class ServingModel:
         rate = np.concatenate([c.rate_rps * p.share * w / w.sum() for (_, c, p), w in rates])
         index = np.repeat([i for i, _, _ in kinds], lengths)
         inputs = np.repeat([p.tokens for *_, p in kinds], lengths)
+        variance = np.repeat([p.variance for *_, p in kinds], lengths)
         partial = partial_prompts(self.replica, inputs)
-        return _mix(self.replica, index, inputs, decode, rate, rate / rate.sum(), partial)
+        return _mix(self.replica, index, inputs, variance, decode, rate, rate / rate.sum(), partial)
 
     @cached_property
     def total_rate_rps(self) -> float:
@@ -167,9 +169,9 @@ def side_by_side(models: Sequence[ServingModel]) -> SideBySide:
     rates = in_rows(np.concatenate(rate, axis=1))
     shares = rates / np.array([row.sum() for row in rates])[:, None]
     inputs = np.array([[c.input_tokens for c in m.classes] for m in models], dtype=np.int64)[:, index]
-    whole = no_partial_prompts(inputs)
+    whole, alike = no_partial_prompts(inputs), np.zeros(inputs.shape)
     return SideBySide(
-        mix=_mix(replica, index, inputs, np.concatenate(decode, axis=1), rates, shares, whole),
+        mix=_mix(replica, index, inputs, alike, np.concatenate(decode, axis=1), rates, shares, whole),
         timing=Timing.side_by_side([model.timing for model in models]),
         replica=replica,
         total_rate_rps=np.array([[model.total_rate_rps] for model in models]),
@@ -187,6 +189,7 @@ def _mix(
     replica: Replica,
     index: IntArray,
     inputs: IntArray,
+    input_variance: FloatArray,
     decode: IntArray,
     rate: FloatArray,
     share: FloatArray,
@@ -201,6 +204,7 @@ def _mix(
         decode_tokens=decode,
         stages=stages,
         prefill_tokens=prefill_work(prefill, inputs),
+        prefill_pairs=prefill_pairs(prefill, inputs, input_variance),
         computed_tokens=computed_tokens(prefill, inputs, stages),
         sequences=(stages + partial.iterations).astype(np.float64),
         read=read,
@@ -249,6 +253,7 @@ def _drafting(model: ServingModel, drafts: Drafts) -> Mix:
         decode_tokens=np.concatenate([law.decode_tokens for law in laws]),
         stages=stages,
         prefill_tokens=prefill_work(prefill, inputs),
+        prefill_pairs=prefill_pairs(prefill, inputs, np.array([p.variance for *_, p in kinds])[kind]),
         computed_tokens=computed_tokens(prefill, inputs, stages, drafts.tokens),
         sequences=drafts.verified(stages.astype(np.float64), model.timing) + partial.iterations,
         read=TabledWeights(read, kind, stages),

@@ -49,12 +49,23 @@ class Sessions:
         return self.shared + self.first.longest + added + self.decode.longest
 
     @property
-    def prompts(self) -> tuple[tuple[float, float], ...]:
-        """Share of the turns and mean prompt tokens, of turns that follow each other in groups of about one size."""
+    def prompts(self) -> tuple[tuple[float, float, float], ...]:
+        """Share of the turns, and mean and variance of the prompt tokens, of turns in a row in groups of about a size.
+
+        Examples
+        --------
+        >>> few, many = Lengths.of({10: 1.0}), Lengths.of({20: 1.0, 40: 1.0})
+        >>> Sessions(many, few, few, Lengths.of({2: 1.0}), Gap("fixed", (1.0,))).prompts
+        ((0.5, 30.0, 100.0), (0.5, 50.0, 100.0))
+        """
         share = self.turns.at_least()
-        share = share / share.sum()
-        tokens = self.shared + self.first.mean + np.arange(share.size) * (self.user.mean + self.decode.mean)
+        share, before = share / share.sum(), np.arange(share.size)
+        tokens = self.shared + self.first.mean + before * (self.user.mean + self.decode.mean)
+        squares = tokens**2 + self.first.variance + before * (self.user.variance + self.decode.variance)
         group = np.minimum((np.cumsum(share) - share / 2) * _GROUPS, _GROUPS - 1).astype(np.int64)
         weight = np.bincount(group, share)
-        mean = np.bincount(group, share * tokens) / np.where(weight > 0, weight, 1.0)
-        return tuple((w, t) for w, t in zip(weight.tolist(), mean.tolist(), strict=True) if w > 0)
+        mean, square = (
+            np.bincount(group, share * each) / np.where(weight > 0, weight, 1.0) for each in (tokens, squares)
+        )
+        groups = zip(weight.tolist(), mean.tolist(), (square - mean**2).tolist(), strict=True)
+        return tuple((w, t, v) for w, t, v in groups if w > 0)

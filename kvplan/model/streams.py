@@ -18,6 +18,7 @@ from kvplan.model.gaps import Gap
 from kvplan.model.lengths import Paged
 from kvplan.model.serving import ServingModel
 from kvplan.model.sessions import Sessions, SharedPrompt
+from kvplan.model.timing import attention_pairs
 from kvplan.model.weights import Prefill
 
 
@@ -45,12 +46,14 @@ class Stream:
     prompt: float  # E[s]
     prompt_squares: float
     prefill: float  # prompt tokens computed without a cache: E[s], or 0 where prompts arrive ready-made
+    prefill_pairs: float  # of these with their context
     computed: float  # all tokens computed without a cache
     decode: float  # tokens emitted
     left: float  # L, that a request leaves beyond the prompt it shares
     left_squares: float
     reused: float = 0.0  # of it asked for again: E[L·1{asked for}], q = reused/left
     reused_squares: float = 0.0
+    reused_pairs: float = 0.0  # of it with all before it
     gap: Gap | None = None  # until it is asked for; None where nothing is
     from_arrival: bool = False  # the gap runs from the arrival rather than from the completion
     shared: tuple[SharedPrompt, ...] = ()  # in whole pages
@@ -100,6 +103,7 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
     def private(tokens: FloatArray, power: int) -> float:
         return sum(w * mean(np.maximum(tokens - own, 0.0) ** power) for w, own in parts)
 
+    again_pairs = sum(w * mean(attention_pairs(np.maximum(again, own), own)) for w, own in parts)
     common = sum(w * own for w, own in parts)
     return Stream(
         rate_rps=float(rate.sum()),
@@ -110,12 +114,14 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
         prompt=prompt,
         prompt_squares=mean(prompts.astype(np.float64) ** 2),
         prefill=mean(mix.prefill_tokens[rows]),
+        prefill_pairs=mean(mix.prefill_pairs[rows]),
         computed=mean(mix.computed_tokens[rows]),
         decode=mean(mix.decode_tokens[rows]),
         left=private(left, 1),
         left_squares=private(left, 2),
         reused=asked * private(again, 1),
         reused_squares=asked * private(again, 2),
+        reused_pairs=asked * again_pairs,
         gap=reuse.gap if reuse else None,
         from_arrival=reuse is not None and reuse.from_arrival,
         shared=shared,
@@ -171,12 +177,14 @@ def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_
         prompt=tokens.sum,
         prompt_squares=tokens.squares,
         prefill=0.0 if ready_made else tokens.sum,
+        prefill_pairs=0.0 if ready_made else (tokens.squares + tokens.sum) / 2,
         computed=read.mass + (0.0 if ready_made else tokens.sum - 1),
         decode=sessions.decode.mean,
         left=left.sum - kept,
         left_squares=left.squares - 2 * kept * left.sum + kept**2,
         reused=again,
         reused_squares=reused.squares - 2 * kept * reused.sum + kept**2 * asked,
+        reused_pairs=(reused.squares + reused.sum) / 2 - asked * attention_pairs(kept),
         gap=sessions.think,
         shared=common,
         prompts=(

@@ -23,6 +23,7 @@ from functools import cached_property
 import numpy as np
 
 from kvplan.model.arrays import FloatArray, IntArray, sum_by, survival
+from kvplan.model.timing import attention_pairs
 
 
 class Prefill(StrEnum):
@@ -52,6 +53,12 @@ def prefill_work(prefill: Prefill, input_tokens: IntArray) -> FloatArray:
     """Prompt tokens computed for a fresh request: none where they arrive ready-made."""
     ready_made = prefill is Prefill.DISAGGREGATED
     return np.zeros(input_tokens.shape) if ready_made else input_tokens.astype(np.float64)
+
+
+def prefill_pairs(prefill: Prefill, input_tokens: IntArray, variance: FloatArray) -> FloatArray:
+    """Pairs of prompt tokens with their context, computed for a fresh request; in the mean, where lengths vary."""
+    tokens = prefill_work(prefill, input_tokens)
+    return attention_pairs(tokens) + np.where(tokens > 0, variance, 0.0) / 2
 
 
 def computed_tokens(prefill: Prefill, input_tokens: IntArray, stages: IntArray, drafts: int = 0) -> IntArray:

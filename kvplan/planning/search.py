@@ -128,7 +128,7 @@ class Candidate:
         if self.fixed_tokens is not None:
             return [self.fixed_tokens]
         replica = self.task.model.replica
-        if replica.max_num_batched_tokens is None or self.task.model.timing.d2 == 0:
+        if replica.max_num_batched_tokens is None or not self.task.model.timing.minds_prompts:
             return [replica.of_rank().max_num_batched_tokens]
         least = replica.of_rank().max_num_seqs or 1
         even = self.task.even_budgets(replicas)

@@ -14,8 +14,10 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.split import sides, split_rps
 from kvplan.model import ArrivalProcess, Plan, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
+from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies import engine_settings
+from kvplan.solve import boundary
 from kvplan.study.goodput import at_rate
 from kvplan.study.objectives import LONG, Decision, State, decisions
 from kvplan.study.operating_point import Observation, observe
@@ -27,6 +29,7 @@ _LONG = 15_000  # of conversations, in the runs that decide
 _BUDGET_S = 5.0  # counted work of these: near an objective a fifth of it leaves long answers open that hold
 # Near saturation a queue forgets slowly: nothing holds before so many requests over (1 - load)² were seen.
 _FORGETS = 200
+_CLOSE = 1e-6  # of token budgets, relative
 _IDLE = 0.01  # of what is sustainable
 _SEEN, _JUDGED, _ALONE = 101, 102, 103  # streams of seeds
 
@@ -161,15 +164,25 @@ class Task:
         return Judged(self.keeps(replicas, batched_tokens, slower=False), slow)
 
     def even_budgets(self, replicas: int) -> list[int]:
-        """Token budgets at which every iteration is within the limit on gaps: nine and seven tenths of what fits."""
+        """Token budgets at which every iteration is within the limit on gaps: nine and seven tenths of what fits.
+
+        Attention of a part of a prompt is counted as with half of the longest prompt before it.
+        """
         limit = min((s.bound for s in self.plan.slos if s.key.startswith("itl_s.p")), default=None)
         model = self.at(replicas, None, slower=True)
         timing = model.timing
-        if limit is None or timing.d2 <= 0:
+        if limit is None or not timing.minds_prompts:
             return []
         state = equilibrium(one_replica(model))
         held, running = state.kv_tokens or 0.0, state.requests_in_flight or 0.0
-        room = (limit - timing(held, 0.0, running)) / timing.d2 / model.replica.ranks
+        context = model.mix.prefill_tokens.max() / 2
+
+        def too_long(tokens: float) -> bool:
+            return float(timing(held, tokens, running, tokens * context)) > limit
+
+        if too_long(0.0) or not too_long(MAX_MEMORY_TOKENS):
+            return []
+        room = boundary(too_long, 0.0, MAX_MEMORY_TOKENS, close=_CLOSE)[0] / model.replica.ranks
         return [tokens for share in (0.9, 0.7) if (tokens := int(share * room) // 64 * 64) > 0]
 
     def _is_too_much(self, replicas: int, batched_tokens: int | None) -> bool:
@@ -226,5 +239,5 @@ def stretched(timing: Timing, times: float) -> Timing:
     >>> stretched(Timing(0.01, 1e-6), 2.0)(1000, 0, 1)
     0.022
     """
-    names = ("d0", "d1", "d2", "d3", "d4", "d5", "experts", "all_ranks")
+    names = ("d0", "d1", "d2", "d3", "d4", "d5", "d6", "experts", "all_ranks", "d5_all_ranks")
     return replace(timing, **{name: getattr(timing, name) * times for name in names})

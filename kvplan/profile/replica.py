@@ -227,9 +227,14 @@ class Measured(Table, title="Measured range"):
 
 class Timing(Table, title="Iteration time"):
     """An iteration takes d0 + d1·KV + d2·prefill + d3·sequences + d4·√sequences + d5·(prefill + sequences - knee)⁺ +
-    experts·(1 - (1 - chosen)^(prefill + sequences))."""
+    d6·pairs + experts·(1 - (1 - chosen)^(prefill + sequences))."""
 
-    relations = (Needs("d5", "knee_tokens"), Needs("experts", "chosen"), Needs("chosen", "experts"))
+    relations = (
+        Needs("d5", "knee_tokens"),
+        Needs("d5_all_ranks", "d5"),
+        Needs("experts", "chosen"),
+        Needs("chosen", "experts"),
+    )
 
     d0: values.Iteration
     """Fixed time of an iteration: seconds, or a string such as "14.5 ms"."""
@@ -245,6 +250,8 @@ class Timing(Table, title="Iteration time"):
     """Time per token computed beyond knee_tokens, prefill tokens and sequences together."""
     knee_tokens: Annotated[int, Field(ge=0, le=ranges.MAX_MEMORY_TOKENS)] = 0
     """Tokens computed in an iteration from which on each takes d5 more; needed with d5."""
+    d6: values.PairCost = 0.0
+    """Time per pair of a prefill token and a token of its context, itself included: attention of prompts."""
     experts: values.Cost = 0.0
     """Time to read the weights of all experts, of which an iteration reads those that a token of it chose."""
     chosen: Annotated[float, Field(gt=0, lt=1)] = 0.0
@@ -252,6 +259,8 @@ class Timing(Table, title="Iteration time"):
     all_ranks: values.Cost = 0.0
     """Time per token, prefilled or decoded, of all data-parallel ranks together; the other terms but
     that of experts are of the busiest."""
+    d5_all_ranks: values.Cost = 0.0
+    """Time per token beyond the knee of all data-parallel ranks together; d5 is of the busiest."""
     request_overhead: values.Overhead = 0.0
     """Time of a request outside the engine (tokeniser, HTTP): part of TTFT and E2E, and of no iteration."""
     measured: Measured = Measured()

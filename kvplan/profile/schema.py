@@ -120,14 +120,14 @@ def _layers(document: "Document") -> Iterator[Problem]:
 
 
 def _all_ranks(document: "Document") -> Iterator[Problem]:
-    for table, key in (("timing", "all_ranks"), ("engine", "balance_iterations")):
+    for table, key in (("timing", "all_ranks"), ("timing", "d5_all_ranks"), ("engine", "balance_iterations")):
         given = getattr(document, table)
         if given is not None and given.has(key) and document.gpu.data_parallel == 1:
             yield Problem((table, key), "not allowed without [gpu] data_parallel above 1")
 
 
 _SEVERAL_RANKS: JsonDict = {
-    "if": {"anyOf": [has("timing.all_ranks"), has("engine.balance_iterations")]},
+    "if": {"anyOf": [has("timing.all_ranks"), has("timing.d5_all_ranks"), has("engine.balance_iterations")]},
     "then": {"allOf": [has("gpu.data_parallel"), only("gpu.data_parallel", {"minimum": 2})]},
 }
 
@@ -259,7 +259,6 @@ class Document(Table, title="kvplan profile"):
         ),
         Beside("prefix.hit_curve", *_IN_COMMON[:3], why=", which says already what requests have in common"),
         Beside("speculative", *_IN_COMMON, "gpu.offload"),
-        Beside("speculative", "timing.d5", values=(0,), why="; verify_time is what drafts cost"),
         Beside("speculative", "fleet.prefill", why="; give replicas"),
         Beside("speculative", "gpu.prefill", values=("fused",)),
         Beside("engine", "gpu.prefill", values=("fused",), why=", as engines compute prompts"),

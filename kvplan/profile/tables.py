@@ -131,7 +131,7 @@ class Session(Table, title="Sessions"):
     def request_class(self) -> RequestClass:
         """The class that the turns are; of a closed population the rate follows from the whole model."""
         law, outputs = self.law, self.outputs
-        prompts = tuple(Prompt(round(tokens), share) for share, tokens in law.prompts)
+        prompts = tuple(Prompt(round(tokens), share, variance) for share, tokens, variance in law.prompts)
         return RequestClass(
             name=self.name,
             input_tokens=round(sum(prompt.share * prompt.tokens for prompt in prompts)),

@@ -106,6 +106,7 @@ class Within:
 
 Iteration = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_ITERATION_S, _TIME, plain_below=1.0)]
 Overhead = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_ITERATION_S, _TIME, or_none=True)]
+PairCost = Annotated[float, Within(ranges.LEAST_PAIR_S, ranges.LONGEST_ITERATION_S, _TIME, or_none=True)]
 Cost = Annotated[float, Within(ranges.LEAST_COST_S, ranges.LONGEST_ITERATION_S, _TIME, or_none=True)]
 Duration = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_S, _TIME)]
 Moment = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_S, _TIME, or_none=True)]

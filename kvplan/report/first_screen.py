@@ -22,6 +22,7 @@ _LEVERS = {
     "d3": "d3 (sequences)",
     "d4": "d4 (√sequences)",
     "d5": "d5 (beyond the knee)",
+    "d6": "d6 (attention of prompts)",
     "experts": "reading of experts",
 }
 

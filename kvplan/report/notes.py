@@ -39,7 +39,7 @@ def sources(model: ServingModel, cycle: WorstCycle) -> dict[str, Source]:
     paged = replica.block_tokens > 1
     beyond_papers = timing.goes_beyond_papers or paged or limited or not model.is_plain
     basis = Basis.COMPUTED if beyond_papers else Basis.THEOREM
-    terms = ["d2, d3" if timing.is_linear else "d2 to d5"]
+    terms = ["d2, d3" if timing.is_linear else "d2 to d6"]
     terms += ["drafts"] * (model.drafts is not None) + ["layers of several kinds"] * (
         replica.layout is not None
     )
@@ -220,7 +220,7 @@ def _of_replica(model: ServingModel) -> Iterator[str]:
             "saturation, rate_cap, wait and safety_buffer; stability, worst_cycle and nested_wait take prompts whole. "
             "Engines compute one prompt at a time: near the limit of the budget memory in use varies less than said."
         )
-    if replica.prefill is Prefill.DISAGGREGATED and model.timing.linear(0.0, 1.0, 0.0) > 0:
+    if replica.prefill is Prefill.DISAGGREGATED and model.timing.minds_prompts:
         yield "Prefill is ready-made (disaggregated): d2 counts only for prompts recomputed after a preemption."
     if model.timing.is_convex:
         yield (

@@ -44,6 +44,7 @@ class Given:
             held=warm.held,
             read=warm.read,
             prefill_tokens=warm.prefill,
+            prefill_pairs=warm.prefill_pairs,
             iterations=warm.stages,
             work_s=warm.work_s,
         )
@@ -124,12 +125,15 @@ QUANTITIES: Mapping[str, Quantity] = {
         "S̄", "mean KV token-iterations of a request, as time counts it", lambda g: g.cost.read
     ),
     "prefill": Quantity("s̄", "mean tokens computed for prompts", lambda g: g.cost.prefill_tokens),
+    "pairs": Quantity("q̄", "mean pairs of these with their context", lambda g: g.cost.prefill_pairs),
     "iterations": Quantity("n̄", "mean iterations that a request stays", lambda g: g.cost.iterations),
     "computed": Quantity("t̄", "mean tokens computed for a request", lambda g: g.cost.computed_tokens),
     "input_tokens": Quantity("s̄", "mean input length, tokens", lambda g: g.mix.mean(g.mix.input_tokens)),
     "decode": Quantity("d̄", "mean decode length, tokens", lambda g: g.mix.mean(g.mix.decode_tokens)),
     "work": Quantity(
-        "c̄", "mean time that a request adds to iterations, s: d1·S̄ + d2·s̄ + d3·n̄", lambda g: g.cost.work_s
+        "c̄",
+        "mean time that a request adds to iterations, s: d1·S̄ + d2·s̄ + d3·n̄ + d6·q̄",
+        lambda g: g.cost.work_s,
     ),
     "first": Quantity(
         "ā", "mean KV tokens at the first stage", lambda g: float(g.mix.share @ g.mix.held.at_start)
@@ -193,6 +197,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "d4": _constant("d4", "time per √sequences, s"),
     "d5": _constant("d5", "time per token beyond the knee, s"),
     "knee_tokens": _constant("knee_tokens", "tokens from which d5 counts"),
+    "d6": _constant("d6", "time per pair of a prefill token and its context, s"),
     "experts": _constant("experts", "time to read all experts, s"),
     "chosen": _constant("chosen", "share of the experts that a token chooses"),
     "band": Quantity("band", "times what the timing says, as measured", _band),

@@ -280,6 +280,13 @@ def seat(s: State, request: int) -> None:
 
 
 @kernel
+def count_prompt(s: State, begin: int, end: int) -> None:
+    """Count a prompt from one token to another as computed in this batch, each token with all before it."""
+    s.counter[Counter.PROMPTS] += end - begin
+    s.counter[Counter.PAIRS] += (end - begin) * (begin + end + 1) // 2
+
+
+@kernel
 def admit(s: State, request: int, group: int) -> None:
     """Begin a request from a queue in a running group, at stage 0."""
     seat(s, request)
@@ -288,7 +295,7 @@ def admit(s: State, request: int, group: int) -> None:
     else:
         s.counter[Counter.HELD] += blocks_of(s, s.request[request, Request.FIRST_WEIGHT])
     if not s.fixed[Fixed.READY_MADE] or s.request[request, Request.EVICTIONS] > 0:
-        s.counter[Counter.PROMPTS] += s.request[request, Request.PROMPT]
+        count_prompt(s, 0, s.request[request, Request.PROMPT])
     enter(s, request, group, 0)
 
 
@@ -560,6 +567,7 @@ def clear_batch(s: State) -> None:
     if hosted(s):
         s.clock[Clock.LOADING] = 0.0
     s.counter[Counter.PROMPTS] = 0
+    s.counter[Counter.PAIRS] = 0
     s.counter[Counter.MORE_TOKENS] = 0
     s.counter[Counter.MORE_REQUESTS] = 0
     s.counter[Counter.MORE_SILENT] = 0

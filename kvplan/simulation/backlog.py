@@ -54,7 +54,7 @@ class Mark(NamedTuple):
     tokens: float  # emitted
     prompt_tokens: float  # of requests that were admitted for the first time
     busy_s: float  # time of the iterations under the model's own law
-    # this and the next six: what they were made of, K, P, B, √B, max(0, P + B - knee) and shares of experts, summed
+    # this and the next seven: what they were made of, K, P, B, √B, max(0, P + B - knee), shares of experts, Q, summed
     iterations: float
     context: float
     prefill: float
@@ -62,6 +62,7 @@ class Mark(NamedTuple):
     roots: float
     beyond_knee: float
     woken: float
+    pairs: float
     completed: int
     evicted: int
 
@@ -142,8 +143,8 @@ class Backlog:
         if self._model.drafts is not None or self._model.replica.ranks > 1:
             # drafts cost more in some sequences than in others, and all ranks take as long as the busiest
             return np.asarray(sums[:, _BUSY])
-        law = np.array([*timing.constants[:6], timing.experts])
-        return np.asarray(sums[:, _BUSY + 1 : _BUSY + 8] @ law)
+        law = np.array([*timing.constants[:6], timing.experts, timing.d6])
+        return np.asarray(sums[:, _BUSY + 1 : _BUSY + 9] @ law)
 
     def mark(self) -> Mark:
         """Return the totals so far."""
@@ -167,6 +168,7 @@ class Backlog:
             roots=float(sums[Span.ROOTS]),
             beyond_knee=float(sums[Span.BEYOND_KNEE]),
             woken=float(sums[Span.WOKEN]),
+            pairs=float(sums[Span.PAIRS]),
             completed=int(c[Counter.COMPLETED]),
             evicted=int(c[Counter.EVICTED]),
         )

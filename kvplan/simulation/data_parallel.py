@@ -22,7 +22,10 @@ from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.queues import take_out
 from kvplan.simulation.state import (
     ALL_RANKS,
+    D5_ALL_RANKS,
+    KNEE,
     NOBODY,
+    PER_PAIR,
     Clock,
     Counter,
     Fixed,
@@ -164,15 +167,23 @@ def context_together(states: tuple[State, ...], replica: int) -> float:
 def seconds_together(states: tuple[State, ...], replica: int, context: float) -> float:
     """Return the time of an iteration: the law of all ranks, and what the busiest needs beyond its share of them."""
     s, first = states[replica], first_rank(states[replica], replica)
-    tau = iteration_time(s.timing, context, s.counter[Counter.PROMPTS], s.counter[Counter.MORE_REQUESTS])
-    per_prefill, per_sequence = s.timing[2] - s.timing[ALL_RANKS], s.timing[3] - s.timing[ALL_RANKS]
-    most, total = 0.0, 0.0
-    for rank in range(first, first + s.fixed[Fixed.PARALLEL]):
-        own = per_prefill * states[rank].counter[Counter.PROMPTS] + per_sequence * requests_in_batch(
-            states[rank]
+    c, ranks, timing = s.counter, s.fixed[Fixed.PARALLEL], s.timing
+    prompts, requests = c[Counter.PROMPTS], c[Counter.MORE_REQUESTS]
+    tau = iteration_time(timing, context, prompts, requests, c[Counter.PAIRS])
+    per_prefill, per_sequence = timing[2] - timing[ALL_RANKS], timing[3] - timing[ALL_RANKS]
+    most, total, busiest = 0.0, 0.0, 0
+    for rank in range(first, first + ranks):
+        r = states[rank].counter
+        sequences = requests_in_batch(states[rank])
+        own = (
+            per_prefill * r[Counter.PROMPTS] + per_sequence * sequences + timing[PER_PAIR] * r[Counter.PAIRS]
         )
         most, total = max(most, own), total + own
-    return float(tau + (s.fixed[Fixed.PARALLEL] * most - total))
+        busiest = max(busiest, r[Counter.PROMPTS] + sequences)
+    tokens, knee_s = prompts + requests, timing[5] * timing[KNEE]
+    more_s = (timing[5] - timing[D5_ALL_RANKS]) * (ranks * busiest - tokens)
+    beyond = max(timing[5] * tokens + more_s - knee_s, 0.0) - max(timing[5] * tokens - knee_s, 0.0)
+    return float(tau + (ranks * most - total) + beyond)
 
 
 @kernel

@@ -159,7 +159,8 @@ def all_are_done(s: State) -> bool:
 @kernel
 def seconds(s: State, context: float, requests: int) -> float:
     """Return the time that the batch takes, which reads so much context; tokens of drafts are counted."""
-    tau = iteration_time(s.timing, context, s.counter[Counter.PROMPTS], requests)
+    c = s.counter
+    tau = iteration_time(s.timing, context, c[Counter.PROMPTS], requests, c[Counter.PAIRS])
     if layered(s) and s.fixed[Fixed.DRAFTS] > 0:
         prompts = not_drafting(s)
         tau -= s.clock[Clock.VERIFY] * prompts

@@ -108,6 +108,7 @@ def coast(s: State, limit: int, patience: int) -> None:
     waiting_s = s.span[row, Span.WAITING_S]
     busy_s, context, gaps = s.span[row, Span.BUSY_S], s.span[row, Span.CONTEXT], gaps_of_span(s)
     root, roots = math.sqrt(running), s.span[row, Span.ROOTS]
+    all_pairs = s.span[row, Span.PAIRS]
     beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, Span.BEYOND_KNEE]
     woken, all_woken = 1.0 - (1.0 - s.timing[CHOSEN]) ** (prompts + running), s.span[row, Span.WOKEN]
     capacity, bin_tokens, horizon_s = s.fixed[Fixed.CAPACITY], s.fixed[Fixed.BIN], clock[Clock.HORIZON]
@@ -117,7 +118,8 @@ def coast(s: State, limit: int, patience: int) -> None:
         more = s.phase[0, phase]
         if part > 0:
             more += blocks_of(s, done + part) - blocks_of(s, done)
-        tau = iteration_time(s.timing, weight + members + done + part, prompts, running)
+        pairs = prompts * (2 * done + part + 1) // 2
+        tau = iteration_time(s.timing, weight + members + done + part, prompts, running, pairs)
         if s.ring[slot] != NOBODY or held + more > capacity or now + tau > horizon_s:
             break
         phase = phase - 1 if phase > 0 else block - 1
@@ -130,7 +132,7 @@ def coast(s: State, limit: int, patience: int) -> None:
         kv_sum += held * block
         kv_s, running_s = kv_s + tau * (held * block), running_s + tau * resident
         waiting_s = waiting_s + tau * waiting
-        busy_s, context = busy_s + tau, context + (weight + done)
+        busy_s, context, all_pairs = busy_s + tau, context + (weight + done), all_pairs + pairs
         roots, beyond_knee, all_woken = roots + root, beyond_knee + beyond, all_woken + woken
         cached_sum += cached
         s.histogram[kv_bin] += 1
@@ -160,6 +162,7 @@ def coast(s: State, limit: int, patience: int) -> None:
         beyond_knee,
         all_woken,
     )
+    s.span[row, Span.PAIRS] = all_pairs
     s.span[row, Span.STEPS] += iterations - begun
     s.span[row, Span.PREFILLED] += (iterations - begun) * prompts
     s.span[row, Span.SEQUENCES] += (iterations - begun) * running
@@ -203,5 +206,6 @@ def calm_until_s(s: State) -> float:
         phase = phase - 1 if phase > 0 else block - 1
         count, done = count + 1, done + part
     # iterations grow longer than the first of them
-    tau, now = iteration_time(s.timing, tokens, part if part > 1 else 0, running), s.clock[Clock.NOW]
+    prompts, now = part if part > 1 else 0, s.clock[Clock.NOW]
+    tau = iteration_time(s.timing, tokens, prompts, running, 0)
     return float(min(now + count * _INSIDE * tau, max(now, next_event_s(s))))

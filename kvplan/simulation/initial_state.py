@@ -253,7 +253,7 @@ def new_state(
         request[:, Request.LEAF], request[:, Request.NODE] = leaf, NOBODY
     blocks, context = _looked_up(requests, replica, setup, unseen[1])
     return State(
-        timing=np.array([*timing.constants, timing.all_ranks], dtype=np.float64),
+        timing=np.array([*timing.constants, timing.all_ranks, timing.d5_all_ranks], dtype=np.float64),
         fixed=fixed,
         knobs=np.asarray(setup.knobs, dtype=np.float64),  # of whole numbers too: one compiled loop
         clock=clock,

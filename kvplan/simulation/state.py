@@ -14,7 +14,7 @@ from kvplan.model import FloatArray, IntArray
 
 NOBODY = -1
 STANDS_BY = 2  # a value of `Group.RUNS`
-KNEE, CHOSEN, ALL_RANKS = 6, 8, -1  # in `State.timing`
+KNEE, CHOSEN, PER_PAIR, ALL_RANKS, D5_ALL_RANKS = 6, 8, 9, 10, 11  # in `State.timing`
 GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind those of KV tokens
 GAPS_IN_E = 500  # bins in which a time grows by a factor e: each is 0.2 % wide
 SHORTEST_GAP_S = 1e-9  # what is shorter counts as this; the longest is 1e9 times a second
@@ -63,6 +63,7 @@ class Counter(Columns):
     HELD: int  # blocks
     WINDOWED: int  # blocks of the pool of windows
     PROMPTS: int  # tokens of this batch's prefill
+    PAIRS: int  # of these with their context
     RECOMPUTED: int
     COMPUTED: int
     WAITING: int
@@ -310,8 +311,9 @@ class Span(Columns):
     WAITING_S: int
     BUSY_S: int
     STEPS: int
-    CONTEXT: int  # this and the next five: the amounts that the law of iteration times is made of
+    CONTEXT: int  # this and the next six: the amounts that the law of iteration times is made of
     PREFILLED: int
+    PAIRS: int
     SEQUENCES: int
     ROOTS: int  # of the sequences of each iteration
     BEYOND_KNEE: int

@@ -77,6 +77,7 @@ def add_to_span(s: State, tau: float, held: int, context: float, requests: int) 
     span[row, Span.STEPS] += 1.0
     span[row, Span.CONTEXT] += context
     span[row, Span.PREFILLED] += c[Counter.PROMPTS]
+    span[row, Span.PAIRS] += c[Counter.PAIRS]
     span[row, Span.SEQUENCES] += requests
     span[row, Span.ROOTS] += math.sqrt(requests)
     tokens = c[Counter.PROMPTS] + requests

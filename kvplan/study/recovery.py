@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.concurrency import RESERVED_BLOCKS, all_fit, engine_never_evicts
-from kvplan.analysis.equilibrium import saturation, sustainable_rate
+from kvplan.analysis.equilibrium import saturation, sustainable_rate, tangent
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
 from kvplan.model.weights import stage_count
@@ -276,9 +276,12 @@ def weights_of(model: ServingModel, means: Means) -> Means:
 
     Time goes into prompts by one share, and by the other into what is served while memory, or the seats, are full.
     """
-    full = saturation(model)
-    prompts = full.admissions_per_iteration * model.mix.mean(model.mix.prefill_tokens)
-    share = model.timing.d2 * prompts / full.iteration_time_s if means.prompt_tokens > 0 else 0.0
+    full, mix = saturation(model), model.mix
+    law = tangent(model)
+    prompt_s = mix.mean(law.per_prefill_token_s * mix.prefill_tokens + law.per_pair_s * mix.prefill_pairs)
+    share = 0.0
+    if means.prompt_tokens > 0:
+        share = min(full.admissions_per_iteration * prompt_s / full.iteration_time_s, 1.0)
     of_prompts = share / means.prompt_tokens if share else 0.0
     if sustainable_rate(model)[0] in _MEMORY:
         return Means((1 - share) / means.footprint, 0.0, of_prompts)

@@ -21,6 +21,7 @@ from kvplan.simulation.actions import (
     begin_tick,
     blocks_of,
     compute,
+    count_prompt,
     enter,
     evict,
     members_tokens,
@@ -240,7 +241,7 @@ def compute_prompt(s: State, request: int, budget: int) -> int:
     else:
         s.counter[Counter.HELD] += further_blocks(s, request, budget)
     if granted > 1:
-        s.counter[Counter.PROMPTS] += granted
+        count_prompt(s, done - granted, done)
     if done == whole_tokens(s, request, s.request[request, Request.STAGE]):
         s.counter[Counter.PARTLY] = NOBODY
         enter(s, request, 0, s.request[request, Request.STAGE])
