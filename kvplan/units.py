@@ -13,6 +13,7 @@ from kvplan.ranges import LONGEST_S
 ABSENT = "–"
 
 TIME_UNITS: Mapping[str, Fraction] = {
+    "ns": Fraction(1, 1_000_000_000),
     "us": Fraction(1, 1_000_000),
     "ms": Fraction(1, 1_000),
     "s": Fraction(1),
@@ -173,7 +174,8 @@ def format_seconds(value: float | None, digits: int = 3) -> str:
         return "0 s"
     # Rounded first, so that 59.99 s reads as 1 min and not as 60 s.
     rounded = abs(float(f"{value:.{digits}g}"))
-    unit = max((u for u in TIME_UNITS if rounded >= TIME_UNITS[u]), key=TIME_UNITS.__getitem__, default="us")
+    units = ((size, unit) for unit, size in TIME_UNITS.items() if unit != "ns" and rounded >= size)
+    unit = max(units, default=(None, "us"))[1]
     return f"{format_number(value / float(TIME_UNITS[unit]), digits)} {unit}"
 
 

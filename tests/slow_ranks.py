@@ -71,17 +71,26 @@ class Site:
             return
         self.held = sum(rank.kv_held(batch) for rank, batch in zip(self.ranks, batches, strict=True))
         self.works = [rank.execute(batch) for rank, batch in zip(self.ranks, batches, strict=True)]
-        law, ranks = self.law, len(self.ranks)
+        law, ranks, shared = self.law, len(self.ranks), self.law.d5_all_ranks
+        busiest = max(work.prefill_tokens + work.sequences for work in self.works)
         prompts, requests = (
             sum(getattr(w, name) for w in self.works) for name in ("prefill_tokens", "sequences")
         )
         self.tau = (
             law.d0
             + law.d1 * max(work.kv_tokens for work in self.works)
-            + max(law.d2 * work.prefill_tokens + law.d3 * work.sequences for work in self.works)
+            + max(
+                law.d2 * work.prefill_tokens + law.d3 * work.sequences + law.d6 * work.prefill_pairs
+                for work in self.works
+            )
             + law.all_ranks * (prompts + requests)
             + law.d4 * math.sqrt(requests)
-            + law.d5 * max(0.0, (prompts + requests) / ranks - law.knee_tokens)
+            + max(
+                0.0,
+                law.d5 * busiest
+                + shared * (prompts + requests)
+                - (law.d5 + shared * ranks) * law.knee_tokens,
+            )
             + law.experts * (1 - (1 - law.chosen) ** (prompts + requests))
         )
         self.ends_s = now + self.tau

@@ -9,7 +9,7 @@ The loop
     Arrivals with time <= now join the queue, but whoever an answer brings at the moment at which an iteration ends
     comes while the next one runs, if there is one: it begins before anybody has read the answer. The policy forms
     the batch; the clock advances by
-    τ = d0 + d1·K + d2·P + d3·B + d4·√B + d5·max(0, P + B - knee) + experts·(1 - (1 - chosen)^(P + B));
+    τ = d0 + d1·K + d2·P + d3·B + d4·√B + d5·max(0, P + B - knee) + d6·Q + experts·(1 - (1 - chosen)^(P + B));
     the batch gains its tokens; finished requests leave. Where nothing can run the clock jumps to the next arrival;
     where none is to come either and requests remain, the run ends as a livelock.
     `iterations` counts executed batches only. The clock stops at `horizon_s`: no batch is formed at or after it, one
@@ -248,6 +248,7 @@ class Work:
     kv_tokens: float  # K
     prefill_tokens: int  # P
     sequences: int  # B
+    prefill_pairs: int = 0  # Q: of each prefill token, itself and all before it
     emitting: list[Request] = field(default_factory=list)
     leaving: list[Request] = field(default_factory=list)
 
@@ -365,6 +366,7 @@ class Run:
                 + t.d3 * work.sequences
                 + t.d4 * work.sequences**0.5
                 + t.d5 * max(0.0, work.prefill_tokens + work.sequences - t.knee_tokens)
+                + t.d6 * work.prefill_pairs
                 + t.experts * (1 - (1 - t.chosen) ** (work.prefill_tokens + work.sequences))
                 + self.beside_s()
             )
@@ -490,6 +492,7 @@ class StageRun(Run):
             ready_made = self.replica.prefill is Prefill.DISAGGREGATED and request.evictions == 0
             if first and not ready_made:
                 work.prefill_tokens += request.input_tokens
+                work.prefill_pairs += sum(range(1, request.input_tokens + 1))
             if not (first and self.inline):
                 work.emitting.append(request)
             request.stage += 1
@@ -827,6 +830,11 @@ class Vllm(Run):
             kv_tokens=sum(request.computed for request in batch),
             prefill_tokens=sum(request.granted for request in batch if request.granted > 1),
             sequences=len(batch),
+            prefill_pairs=sum(
+                sum(range(request.computed - request.granted + 1, request.computed + 1))
+                for request in batch
+                if request.granted > 1
+            ),
         )
         for request in batch:
             if request.computed == request.input_tokens + request.generated:

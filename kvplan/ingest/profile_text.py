@@ -17,7 +17,7 @@ from kvplan.model.kv_layout import KvLayout
 from kvplan.model.parallelism import Parallelism
 from kvplan.model.sessions import Reuse, SharedPrompt
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.ranges import LEAST_COST_S, LEAST_WEIGHT, MAX_SOURCE, MOST_WEIGHT
+from kvplan.ranges import LEAST_COST_S, LEAST_PAIR_S, LEAST_WEIGHT, MAX_SOURCE, MOST_WEIGHT
 from kvplan.version import __version__
 
 TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
@@ -27,18 +27,7 @@ _PARALLEL = ("gpus", *(f"{kind.name}_parallel" for kind in fields(Parallelism)))
 _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _KNOWN_AS = {"gpu": "gpu", "timing": "timing", "classes": "workload"}  # in [provenance]
-TIMES = (
-    "d0",
-    "d1",
-    "d2",
-    "d3",
-    "d4",
-    "d5",
-    "d6",
-    "experts",
-    "all_ranks",
-    "d5_all_ranks",
-)  # of a timing, seconds
+TIMES = ("d0", "d1", "d2", "d3", "d4", "d5", "experts", "all_ranks", "d5_all_ranks")  # of a timing, seconds
 _ALWAYS = ("d0", "d1", "d2", "d3")  # of a timing
 _WIDTH = 118
 _POINTS_IN_LINE = 5  # of a curve
@@ -207,6 +196,8 @@ def timing_text(
     """TOML of a timing, four digits each; of what goes beyond d3 only what is not 0."""
     known = {name: _duration(getattr(timing, name)) for name in TIMES}
     table = {name: value for name, value in known.items() if value or name in _ALWAYS}
+    if timing.d6 >= LEAST_PAIR_S:
+        table["d6"] = f"{timing.d6 / 1e-9:.4g} ns"
     if "d5" in table:
         table["knee_tokens"] = round(timing.knee_tokens)
     if "experts" in table:

@@ -54,8 +54,9 @@ class Sessions:
 
         Examples
         --------
+        >>> from kvplan.model.gaps import Exponential
         >>> few, many = Lengths.of({10: 1.0}), Lengths.of({20: 1.0, 40: 1.0})
-        >>> Sessions(many, few, few, Lengths.of({2: 1.0}), Gap("fixed", (1.0,))).prompts
+        >>> Sessions(many, few, few, Lengths.of({2: 1.0}), Exponential(1.0)).prompts
         ((0.5, 30.0, 100.0), (0.5, 50.0, 100.0))
         """
         share = self.turns.at_least()

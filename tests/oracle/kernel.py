@@ -43,6 +43,7 @@ class Law(NamedTuple):
     knee: float
     experts: float
     chosen: float
+    d6: float  # per pair of a prefill token and its context
 
 
 class Ended(NamedTuple):
@@ -237,7 +238,7 @@ def simulate(
         if budget < 0:
             status = OVER_BUDGET
             break
-        prefill, newcomers, goes_on = 0, 0, 0
+        prefill, newcomers, goes_on, pairs = 0, 0, 0, 0
         if partial >= 0 and budget > 0:
             grant = min(tokens[partial] + kept[partial] - computed, budget)
             more = _up(computed + grant, b) - _up(computed, b)
@@ -258,6 +259,7 @@ def simulate(
                 budget -= grant
                 if grant > 1:
                     prefill += grant
+                    pairs += computed * (computed + 1) // 2 - (computed - grant) * (computed - grant + 1) // 2
                 if computed == tokens[partial] + kept[partial]:
                     joined[0], newcomers, partial = partial, 1, -1
                 else:
@@ -295,8 +297,10 @@ def simulate(
             if rules.restart:
                 if not rules.ready_made or lost[s] > 0:
                     prefill += tokens[s] - rules.ready_made
+                    pairs += (tokens[s] - rules.ready_made) * (tokens[s] - rules.ready_made + 1) // 2
             elif grant > 1:
                 prefill += grant
+                pairs += grant * (grant + 1) // 2
             if grant == whole:
                 joined[newcomers] = s
                 newcomers += 1
@@ -325,6 +329,7 @@ def simulate(
             + law.d3 * sequences
             + law.d4 * np.sqrt(sequences)
             + law.d5 * max(0.0, prefill + sequences - law.knee)
+            + law.d6 * pairs
             + law.experts * (1.0 - (1.0 - law.chosen) ** (prefill + sequences))
         )
         overlap = min(now + step, end) - max(now, begin)

@@ -71,7 +71,10 @@ class Means:
         prompt = float(share @ system.prompts)
         read = float(share @ (iterations * tokens + iterations * (iterations - 1) / 2))
         prefill = 0.0 if rules.ready_made else admissions * prompt
-        time = seconds(law, admissions * read, prefill, admissions * stay)
+        pairs = (
+            0.0 if rules.ready_made else admissions * float(share @ (system.prompts**2 + system.prompts)) / 2
+        )
+        time = seconds(law, admissions * read, prefill, admissions * stay) + law.d6 * pairs
         order = np.argsort(system.stay)
         quantile = np.searchsorted(np.cumsum(share[order]), 0.9999)
         return cls(
@@ -81,7 +84,7 @@ class Means:
             admissions=admissions,
             resident=admissions * stay,
             longest=float(system.stay[order][min(quantile, order.size - 1)]),
-            prefill_share=min(law.d2 * prefill / time, 1.0),
+            prefill_share=min((law.d2 * prefill + law.d6 * pairs) / time, 1.0),
             seats_bind=by_seats < by_memory,
         )
 

@@ -68,11 +68,16 @@ def check(seed: int, policies: tuple[str, ...] = POLICIES) -> str:
         max_num_batched_tokens=int(rng.integers(16, 120)) if rng.random() < 0.7 else None,
         prefix_caching=False,
     )
-    d0, d1, d2, d3, each, d4, d5 = rng.random(7) * [0.02, 2e-5, 1e-3, 1e-3, 2e-4, 1e-3, 1e-4]
+    d0, d1, d2, d3, each, d4, d5, d6, shared = rng.random(9) * [
+        *(0.02, 2e-5, 1e-3, 1e-3, 2e-4),
+        *(1e-3, 1e-4, 1e-6, 1e-4),
+    ]
     if rng.random() < 0.5:
-        d4 = d5 = 0.0
+        d4 = d5 = d6 = shared = 0.0
     knee, chosen = float(rng.integers(0, 40)), 0.03 * float(rng.random() < 0.5)
-    law = Timing(d0 + 1e-3, d1, d2, d3, d4, d5, knee, experts=0.01, chosen=chosen, all_ranks=each)
+    experts: dict[str, Any] = {"experts": 0.01, "chosen": chosen}
+    beyond = {"d5": d5, "knee_tokens": knee, "d5_all_ranks": shared}
+    law = Timing(d0 + 1e-3, d1, d2, d3, d4, d6=d6, all_ranks=each, **experts, **beyond)
     fleet = None if replicas == 1 and rng.random() < 0.5 else Fleet(replicas=replicas)
     rate = rng.choice([2.0, 8.0, 30.0]) * ranks * replicas
     model = ServingModel(

@@ -230,10 +230,10 @@ def test_the_first_limit_that_is_met_bounds_admissions() -> None:
 
 
 def test_a_request_alone_takes_the_time_of_its_iterations_and_of_its_work() -> None:
-    """Three iterations of 1.5 s, 10 tokens of prefill, and 11 + 12 + 13 tokens that are read."""
-    law = Timing(1.0, d1=0.01, d2=0.1, d3=0.5)
+    """Three iterations of 1.5 s, 10 tokens of prefill with 1 + … + 10 of context, and 11 + 12 + 13 that are read."""
+    law = Timing(1.0, d1=0.01, d2=0.1, d3=0.5, d6=0.001)
     alone = time_alone(mix_model((10, 3, 1.0), memory=100, prefill="fused", timing=law))
-    assert alone == pytest.approx(3 * 1.5 + 10 * 0.1 + 36 * 0.01)
+    assert alone == pytest.approx(3 * 1.5 + 10 * 0.1 + 36 * 0.01 + 55 * 0.001)
 
 
 @given(models(limits=True), st.floats(1.05, 20.0))
@@ -243,7 +243,7 @@ def test_the_backlog_grows_by_what_the_best_choice_of_requests_leaves_over(
     """Of a linear programme: the most requests of any lengths whose occupancy no limit is exceeded by."""
     model = scaled(model, factor * load(model).load_factor_max)
     mix, timing, replica = model.mix, model.timing, model.replica
-    work = timing.linear(mix.context, mix.prefill_tokens, mix.sequences)
+    work = timing.linear(mix.context, mix.prefill_tokens, mix.sequences, mix.prefill_pairs)
     taken = [timing.d0 * mix.footprint / replica.capacity_tokens + work]
     if replica.max_num_seqs is not None:
         taken.append(timing.d0 * mix.iterations / replica.max_num_seqs + work)

@@ -72,7 +72,9 @@ def test_a_stretch_is_what_its_iterations_are_one_by_one(
     admission: float,
 ) -> None:
     replica = Replica(memory, block_tokens=block, max_num_seqs=seats, max_num_batched_tokens=budget)
-    timing = Timing(0.01, d1=1e-6, d2=8e-5, d4=1e-3, d5=1e-5, knee_tokens=20, experts=2e-3, chosen=0.06)
+    timing = Timing(
+        0.01, d1=1e-6, d2=8e-5, d4=1e-3, d5=1e-5, knee_tokens=20, d6=1e-7, experts=2e-3, chosen=0.06
+    )
     model = ServingModel((RequestClass("a", 100, (2, 150), (1.0, 1.0), rate),), timing, replica)
     rng = np.random.default_rng(seed)
     requests: Requests

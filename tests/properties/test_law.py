@@ -59,53 +59,56 @@ timings = st.builds(
     d4=st.sampled_from([0.0, 1e-4, 1e-2]),
     d5=st.sampled_from([0.0, 1e-6, 1e-4]),
     knee_tokens=st.sampled_from([0, 256, 4096]),
+    d6=st.sampled_from([0.0, 1e-10, 1e-8]),
     experts=st.sampled_from([0.0, 1e-3, 1e-2]),
     chosen=st.sampled_from([1e-3, 8 / 256, 0.5]),
 )
-states = st.tuples(st.integers(0, 10**6), st.integers(0, 20_000), st.integers(1, 2_000))
+states = st.tuples(
+    st.integers(0, 10**6), st.integers(0, 20_000), st.integers(1, 2_000), st.integers(0, 10**9)
+)
 prompts = st.lists(st.tuples(st.floats(1e-3, 20.0), st.integers(1, 4_000)), max_size=4).map(
     lambda rows: Prompts(np.array([c for c, _ in rows]), np.array([float(t) for _, t in rows]))
 )
 
 
-def slowly(t: Timing, kv: int, prefill: int, sequences: int) -> float:
+def slowly(t: Timing, kv: int, prefill: int, sequences: int, pairs: int) -> float:
     """The law as theory §1 prints it."""
     above = max(0, prefill + sequences - t.knee_tokens)
-    linear = t.d0 + t.d1 * kv + t.d2 * prefill + t.d3 * sequences
+    linear = t.d0 + t.d1 * kv + t.d2 * prefill + t.d3 * sequences + t.d6 * pairs
     woken = 1 - math.prod([1 - t.chosen] * (prefill + sequences))
     return linear + t.d4 * math.sqrt(sequences) + t.d5 * above + t.experts * woken
 
 
 @given(timings, states)
-def test_every_form_of_the_law_is_the_law(timing: Timing, state: tuple[int, int, int]) -> None:
-    kv, prefill, sequences = state
-    expected = slowly(timing, kv, prefill, sequences)
-    assert timing(kv, prefill, sequences) == pytest.approx(expected, rel=1e-12)
+def test_every_form_of_the_law_is_the_law(timing: Timing, state: tuple[int, int, int, int]) -> None:
+    kv, prefill, sequences, pairs = state
+    expected = slowly(timing, *state)
+    assert timing(*state) == pytest.approx(expected, rel=1e-12)
     assert iteration_time(np.array(timing.constants), *state) == pytest.approx(expected, rel=1e-12)
     arrays = [np.array([float(x), 0.0]) for x in state]
-    assert timing(*arrays).tolist() == [timing(*state), timing(0, 0, 0)]
-    split = timing.fixed(prefill, sequences) + timing.linear(kv, prefill, sequences)
+    assert timing(*arrays).tolist() == [timing(*state), timing(0, 0, 0, 0)]
+    split = timing.fixed(prefill, sequences) + timing.linear(kv, prefill, sequences, pairs)
     assert split == pytest.approx(expected, rel=1e-12)
 
 
 @given(timings, states, prompts)
 def test_the_tangent_touches_the_mean_law_from_there_on(
-    timing: Timing, state: tuple[int, int, int], law: Prompts
+    timing: Timing, state: tuple[int, int, int, int], law: Prompts
 ) -> None:
     """Equal at the state, and so are its slopes, by differences of the law."""
-    kv, _, sequences = state
-    touching = timing.tangent(kv, law, sequences)
+    kv, _, sequences, pairs = state
+    touching = timing.tangent(law, sequences)
     at = touching.fixed_s + touching.per_kv_token_s * kv + touching.per_prefill_token_s * law.mean
-    at += touching.per_sequence_s * sequences
-    mean = timing.mean(kv, law, sequences)
+    at += touching.per_sequence_s * sequences + touching.per_pair_s * pairs
+    mean = timing.mean(kv, law, sequences, pairs)
     assert at == pytest.approx(mean, rel=1e-9)
     if timing.d4 == 0 and law.mean > 0:
         more = Prompts(law.count * 1.001, law.tokens)
-        slope = (timing.mean(kv, more, sequences) - mean) / (more.mean - law.mean)
+        slope = (timing.mean(kv, more, sequences, pairs) - mean) / (more.mean - law.mean)
         close = 1e-3 * timing.d5 + 1e-7 * timing.experts + 1e-12
         assert slope == pytest.approx(touching.per_prefill_token_s, rel=5e-3, abs=close)
     if timing.d5 == 0:
-        slope = (timing.mean(kv, law, sequences * 1.001) - mean) / (sequences * 0.001)
+        slope = (timing.mean(kv, law, sequences * 1.001, pairs) - mean) / (sequences * 0.001)
         assert slope == pytest.approx(touching.per_sequence_s, rel=1e-2, abs=1e-9)
 
 
@@ -149,6 +152,7 @@ d3 = "20 us"
 d4 = "0.5 ms"
 d5 = "15 us"
 knee_tokens = 256
+d6 = "0.5 ns"
 experts = "4 ms"
 chosen = 0.03125
 [[classes]]
@@ -193,6 +197,7 @@ def test_the_equilibrium_is_where_the_law_meets_the_arrivals(
         arrivals = Prompts(rates * tau, np.array([300.0, 1500.0]))
         level = timing.knee_tokens - sequences
         linear = timing.d0 + timing.d1 * read + timing.d2 * arrivals.mean + timing.d3 * sequences
+        linear += timing.d6 * tau * float(rates @ [sum(range(301)), sum(range(1501))])
         asleep = math.exp(-tau * float(rates @ (1 - (1 - timing.chosen) ** np.array([300.0, 1500.0]))))
         woken = timing.experts * (1 - asleep * (1 - timing.chosen) ** sequences)
         return linear + timing.d4 * math.sqrt(sequences) + timing.d5 * arrivals.excess(level) + woken
@@ -297,7 +302,11 @@ UNMOVED = {
     ("plan", "segments", "explain"): "which segments come of it is in the report",
     ("replica", "prefill", "simulate"): "vllm counts as engines do, whatever the convention",
     **{("replica", "gpus", what): "`plan` counts and prices them" for what in EVERYWHERE},
-    **{("timing", "all_ranks", what): "a part of d2 and d3, for ranks that differ" for what in EVERYWHERE},
+    **{
+        ("timing", name, what): "a part of the others, for ranks that differ"
+        for name in ("all_ranks", "d5_all_ranks")
+        for what in EVERYWHERE
+    },
     **{
         ("replica", "prefix_caching", what): "strangers find nothing but what a preempted request left"
         for what in ("side by side", "sweep", "explain")
