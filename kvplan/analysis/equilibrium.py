@@ -81,9 +81,10 @@ def prompts_of(mix: Mix, replica: Replica, admissions: float) -> Prompts:
     """Prefill tokens of an iteration that admits so many requests on average, each with its own prompt."""
     room = replica.max_num_batched_tokens
     sequences = admissions * float(mix.share @ mix.iterations)
+    share, tokens = mix.prompt_law
     return Prompts(
-        admissions * mix.of_classes(mix.share),
-        mix.of_classes(mix.share * mix.prefill_tokens) / mix.of_classes(mix.share),
+        admissions * share,
+        tokens,
         math.inf if room is None else max(room - sequences, 0.0),
     )
 

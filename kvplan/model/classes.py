@@ -1,6 +1,7 @@
 """Classes of requests, and the traffic that they make up."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,6 +126,12 @@ class Mix:
     def context(self) -> FloatArray:
         """Context that it reads in all of them, KV token-iterations."""
         return self.read.footprint + self.partial.read
+
+    @cached_property
+    def prompt_law(self) -> tuple[FloatArray, FloatArray]:
+        """Shares of the requests, and the prefill tokens of each length; of one model."""
+        tokens, length = np.unique(self.prefill_tokens, return_inverse=True)
+        return sum_by(length, self.share), tokens
 
     def mean(self, amounts: FloatArray | IntArray) -> Any:
         """Mean over the requests: a number, or a column of shape (n_models, 1) for models side by side."""

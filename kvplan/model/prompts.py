@@ -20,11 +20,14 @@ _TO_LEVEL = np.arange(_POINTS - 2, 0, -1.0)  # steps from each point below a lev
 _NEGLIGIBLE = 1e-9  # tokens
 _RARE = 1e-7  # prompts, of which two then never come together
 _FAR = 8.0  # standard deviations, beyond which a cut is not felt
+_FILLED = 2  # iterations that prompts which come together can fill, beside parts of long ones
 
 
 @dataclass(frozen=True)
 class Prompts:
     """Prefill tokens of an iteration; or of one in each of several states, all at once.
+
+    An iteration computes `most` at most, and the rest waits, so that the mean stays.
 
     Examples
     --------
@@ -34,22 +37,40 @@ class Prompts:
     """
 
     count: FloatArray  # (n_lengths,) or (n_states, n_lengths), mean prompts of each length
-    tokens: FloatArray  # (n_lengths,)
-    most: float | FloatArray = (
-        math.inf
-    )  # an iteration computes no more; the rest waits, so that the mean stays
+    tokens: FloatArray  # (n_lengths,); of what is left of prompts (n_states, n_lengths)
+    most: float | FloatArray = math.inf
 
     @cached_property
     def mean(self) -> Any:
         """Mean, tokens; a number, or an array of shape (n_states,), as all that follows."""
-        return _number(self.count @ self.tokens)
+        return _number((self.count * self.tokens).sum(axis=-1))
+
+    @cached_property
+    def _parts(self) -> tuple[Any, "Prompts"]:
+        """Iterations that a part of a long prompt fills, and what is left of prompts: independent of those, nearly."""
+        most = np.maximum(np.asarray(self.most), 1.0)[..., None]
+        if not np.any(self.tokens > most):
+            return np.zeros(np.shape(self.mean)), self
+        parts = np.floor(np.where(np.isinf(most), 0.0, self.tokens / most))
+        rest = self.tokens - np.where(parts > 0, parts * most, 0.0)
+        return (self.count * parts).sum(axis=-1), Prompts(self.count, rest, self.most)
 
     def excess(self, level: float | FloatArray) -> Any:
-        """E[(P - level)⁺], tokens; at least the value at the mean."""
-        deviation = np.sqrt(self.count @ self.tokens**2)
-        felt = self.most < self.mean + _FAR * deviation
-        beyond = self._excess(np.where(felt, self.most, 0.0)) if np.any(felt) else 0.0
-        excess = self._excess(level) - np.where(felt, beyond, 0.0)
+        """E[(P - level)⁺], tokens; at least the value at the mean.
+
+        Of prompts longer than `most` parts of that size have iterations to themselves. What is left of prompts may
+        be too much for an iteration together: then it fills one or two, and the rest comes on its own.
+        """
+        full, rest = self._parts
+        excess = full * np.maximum(self.most - level, 0.0) if np.any(full) else 0.0
+        excess = excess + rest._excess(level)
+        deviation = np.sqrt((rest.count * rest.tokens**2).sum(axis=-1))
+        for filled in range(1, _FILLED + 1):
+            if not np.any(filled * self.most < rest.mean + _FAR * deviation):
+                break
+            beyond = np.where(np.isinf(self.most), 0.0, filled * self.most)
+            more = rest._excess(beyond + level) - rest._excess(beyond)
+            excess = excess + np.where(np.isinf(self.most), 0.0, more)
         return _number(np.maximum(np.maximum(excess, self.mean - level), 0.0))
 
     def power(self, base: float) -> Any:
@@ -72,6 +93,10 @@ class Prompts:
             return 1.0
         if self.mean == 0:
             return 0.0
+        full, rest = self._parts
+        if rest is not self:
+            of_rest = rest.excess_per_token(level) * rest.mean
+            return float(full * max(self.most - level, 0.0) + of_rest) / float(self.mean)
         if self._rare:
             return float(self._excess(level) / self.mean)
         step, mass = _probabilities(self.count, self.tokens, level)
@@ -86,6 +111,9 @@ class Prompts:
             return 1.0
         if level <= _NEGLIGIBLE:
             return -math.expm1(-float(self.count.sum()))
+        full, rest = self._parts
+        if rest is not self:
+            return min(float(full * (self.most > level)) + rest.exceeds(level), 1.0)
         if self._rare:
             return float(self.count @ (self.tokens > level))
         return max(0.0, 1.0 - float(_probabilities(self.count, self.tokens, level)[1][:-1].sum()))

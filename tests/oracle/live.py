@@ -107,7 +107,7 @@ def step_s(system: System, rate: float) -> float:
     stay = float(share @ system.stay)
 
     def at(admissions: float) -> float:
-        return seconds(law, admissions * read, admissions * means.prompt, admissions * stay)
+        return seconds(law, *(admissions * each for each in (read, means.prompt, stay, means.pairs)))
 
     step, full = law.d0, at(means.admissions)
     for _ in range(200):

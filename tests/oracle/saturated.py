@@ -45,6 +45,7 @@ class Means:
     footprint: float  # blocks times iterations, of emitted tokens
     emitted: float
     prompt: float
+    pairs: float
     admissions: float  # an iteration, at most what memory and seats allow
     resident: float
     longest: float  # iterations, the quantile .9999
@@ -71,20 +72,20 @@ class Means:
         prompt = float(share @ system.prompts)
         read = float(share @ (iterations * tokens + iterations * (iterations - 1) / 2))
         prefill = 0.0 if rules.ready_made else admissions * prompt
-        pairs = (
-            0.0 if rules.ready_made else admissions * float(share @ (system.prompts**2 + system.prompts)) / 2
-        )
-        time = seconds(law, admissions * read, prefill, admissions * stay) + law.d6 * pairs
+        pairs = float(share @ (system.prompts**2 + system.prompts)) / 2
+        computed = 0.0 if rules.ready_made else admissions * pairs
+        time = seconds(law, admissions * read, prefill, admissions * stay, computed)
         order = np.argsort(system.stay)
         quantile = np.searchsorted(np.cumsum(share[order]), 0.9999)
         return cls(
             footprint=float(share @ emitting),
             emitted=float(share @ (iterations - skipped)),
             prompt=prompt,
+            pairs=pairs,
             admissions=admissions,
             resident=admissions * stay,
             longest=float(system.stay[order][min(quantile, order.size - 1)]),
-            prefill_share=min((law.d2 * prefill + law.d6 * pairs) / time, 1.0),
+            prefill_share=min((law.d2 * prefill + law.d6 * computed) / time, 1.0),
             seats_bind=by_seats < by_memory,
         )
 
@@ -94,10 +95,10 @@ class Means:
         return max(4_000.0, 20 * self.longest * self.admissions, 4 * self.resident)
 
 
-def seconds(law: Law, read: float, prefill: float, sequences: float) -> float:
+def seconds(law: Law, read: float, prefill: float, sequences: float, pairs: float) -> float:
     """Time of an iteration."""
     beyond = max(0.0, prefill + sequences - law.knee)
-    linear = law.d0 + law.d1 * read + law.d2 * prefill + law.d3 * sequences
+    linear = law.d0 + law.d1 * read + law.d2 * prefill + law.d3 * sequences + law.d6 * pairs
     woken = 1 - (1 - law.chosen) ** (prefill + sequences)
     return linear + law.d4 * math.sqrt(sequences) + law.d5 * beyond + law.experts * woken
 
