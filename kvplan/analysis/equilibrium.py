@@ -13,16 +13,26 @@ numbers, rounded as each of them alone.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from kvplan.analysis import cached_equilibrium
 from kvplan.analysis.records import ClassOccupancy, Equilibrium, Lever, Load, Saturation, Sensitivity
-from kvplan.model import Mix, Prompts, Replica, ServingModel, SideBySide, Tangent, Timing, side_by_side
+from kvplan.model import (
+    FloatArray,
+    Mix,
+    Prompts,
+    Replica,
+    ServingModel,
+    SideBySide,
+    Tangent,
+    Timing,
+    side_by_side,
+)
 from kvplan.solve import boundary, first_of_steps, peak
 
 Number = Any  # a float of one model; of many side by side, an array of shape (n_models, 1)
@@ -33,7 +43,8 @@ _STEPS = 200  # of the equilibrium's iteration from below, which ends at once wh
 _GROWTH = 1.02  # ... and after those a search upwards in such steps
 _LONGEST_S = 1e15
 _MORE, _LESS = 1.1, 0.9  # a tenth more or less of a parameter, for sensitivities and levers
-_PEAK = 1e-9  # relative, of where a rate is highest: beside it the rate itself is lower by the square
+_NEAR = 1.25  # times the least rate, beyond which a tenth of anything but the knee makes no limit bind
+_PEAK = 3e-5  # relative, of where a rate is highest: beside it the rate itself is lower by the square
 # requests in flight, and the factor between those tried, where fewer may be served faster
 _FEWEST, _STEP = 0.1, 1.4
 
@@ -77,16 +88,13 @@ def _costs(mix: Mix, timing: Timing) -> PerRequest:
     )
 
 
-def prompts_of(mix: Mix, replica: Replica, admissions: float) -> Prompts:
+def prompts_of(mix: Mix, replica: Replica, admissions: Any) -> Prompts:
     """Prefill tokens of an iteration that admits so many requests on average, each with its own prompt."""
     room = replica.max_num_batched_tokens
     sequences = admissions * float(mix.share @ mix.iterations)
     share, tokens = mix.prompt_law
-    return Prompts(
-        admissions * share,
-        tokens,
-        math.inf if room is None else max(room - sequences, 0.0),
-    )
+    most = math.inf if room is None else np.maximum(room - sequences, 0.0)
+    return Prompts(np.multiply.outer(admissions, share), tokens, most)
 
 
 def _fixed_time(mix: Mix, timing: Timing, replica: Replica, cost: PerRequest, admissions: Number) -> Number:
@@ -114,16 +122,16 @@ def _fastest(
     if not timing.is_convex:
         return limit
 
-    def rate(used: float) -> float:
-        return float(_rate_using(mix, timing, replica, cost, used, need))
+    def rates(used: FloatArray) -> FloatArray:
+        return np.asarray(_rate_using(mix, timing, replica, cost, used, need))
 
     fewest = _FEWEST / cost.iterations * need
     between = math.ceil(math.log(max(limit / fewest, 1.0)) / math.log(_STEP))
-    tried = [*(fewest * _STEP**k for k in range(between)), limit]
-    best = int(np.argmax([rate(used) for used in tried]))
-    if best == len(tried) - 1:
+    tried = np.append(fewest * _STEP ** np.arange(between), limit)
+    best = int(np.argmax(rates(tried)))
+    if best == between:
         return limit
-    return peak(rate, tried[max(best - 1, 0)], tried[best + 1], close=_PEAK)
+    return peak(rates, float(tried[max(best - 1, 0)]), float(tried[best + 1]), close=_PEAK)
 
 
 def _limits(replica: Replica, cost: PerRequest, memory: float) -> Iterator[tuple[str, Number, Number]]:
@@ -136,11 +144,17 @@ def _limits(replica: Replica, cost: PerRequest, memory: float) -> Iterator[tuple
 
 
 def _rates(
-    mix: Mix, timing: Timing, replica: Replica, cost: PerRequest, memory: float = 1.0
+    mix: Mix,
+    timing: Timing,
+    replica: Replica,
+    cost: PerRequest,
+    memory: float = 1.0,
+    among: Container[str] | None = None,
 ) -> dict[str, Number]:
     return {
         name: _rate_using(mix, timing, replica, cost, _fastest(mix, timing, replica, cost, limit, need), need)
         for name, limit, need in _limits(replica, cost, memory)
+        if among is None or name in among
     }
 
 
@@ -177,12 +191,19 @@ def sustainable_rates(model: ServingModel) -> dict[str, float]:
     """
     if model.finds_prefixes:
         return cached_equilibrium.sustainable_rates(model)
+    return dict(_plain_rates(model) if model.timing.is_linear else _bent_rates(model))
+
+
+def _plain_rates(model: ServingModel) -> dict[str, float]:
     cost = per_request(model)
     rates = _rates(model.mix, model.timing, model.replica, cost)
     full = _saturation(model, cost)
     touching = _tangent(model, cost, full.admissions_per_iteration)
     name = "compute" if full.iteration_time_s > 2 * touching.fixed_s else "kv_memory"
     return {name: rates.pop("memory"), **rates}
+
+
+_bent_rates = lru_cache(maxsize=32)(_plain_rates)
 
 
 def sustainable_rate(model: ServingModel) -> tuple[str, float]:
@@ -235,7 +256,8 @@ def _with_range(load: Load, model: ServingModel) -> Load:
 
 def _load(model: Model, cost: PerRequest) -> Load:
     offered: Any = model.total_rate_rps
-    sustainable = _least(_rates(model.mix, model.timing, model.replica, cost))
+    rates = _rates(model.mix, model.timing, model.replica, cost)
+    sustainable = _least(rates)
     factor = sustainable / offered
     return Load(
         offered_rps=offered,
@@ -245,7 +267,7 @@ def _load(model: Model, cost: PerRequest) -> Load:
         sustainable_rps=sustainable,
         sustainable_rps_range=None,
         sustainable_decode_tokens_per_s=sustainable * cost.decode_tokens,
-        sensitivity=_sensitivity(model, cost, sustainable),
+        sensitivity=_sensitivity(model, cost, rates),
     )
 
 
@@ -257,11 +279,12 @@ def load_times(load: Load, factor: float) -> Load:
     return load._replace(offered_rps=offered, work_rate=work, load_factor_max=most, headroom=most - 1)
 
 
-def _sensitivity(model: Model, cost: PerRequest, base: Number) -> Sensitivity:
+def _sensitivity(model: Model, cost: PerRequest, rates: dict[str, Number]) -> Sensitivity:
+    base = _least(rates)
     changes = {
         name: _where(after == after, lambda after=after: after / base - 1)
         for name in Sensitivity._fields
-        for after in [_rate_with(model, cost, name, _MORE)]
+        for after in [_rate_with(model, cost, rates, name, _MORE)]
     }
     return Sensitivity(**changes)
 
@@ -272,14 +295,15 @@ def strongest_levers(model: ServingModel) -> tuple[Lever, Lever]:
     Of a linear law a tenth less d0 always gains a little more than a tenth more of any limit, so that the limit, which
     is easier to change, would never be named if there were only one (new, from WAIT-s eq. 3-6).
     """
-    cost = per_request(model)
-    base = sustainable_rate(model)[1]
+    cost, rates = per_request(model), sustainable_rates(model)
+    base = min(rates.values())
+    rates = {"memory": rates.get("compute", rates.get("kv_memory", math.inf)), **rates}
 
     def rate(name: str) -> Number:
         factor = _LESS if is_time(name) else _MORE
         if model.finds_prefixes:
             return cached_equilibrium.rate_with(model, name, factor)
-        return _rate_with(model, cost, name, factor)
+        return _rate_with(model, cost, rates, name, factor)
 
     names = [name for name in Sensitivity._fields if getattr(model.replica, name, 0) is not None]
     # gains that differ by rounding are the same: which is named must not depend on the machine
@@ -294,20 +318,23 @@ def is_time(name: str) -> bool:
     return name in Timing.__slots__ and name != "knee_tokens"
 
 
-def _rate_with(model: Model, cost: PerRequest, name: str, factor: float) -> Number:
-    """Return the sustainable rate with a parameter multiplied; NaN where there is no such limit."""
+def _rate_with(model: Model, cost: PerRequest, rates: dict[str, Number], name: str, factor: float) -> Number:
+    """Return the least of `rates` with a parameter multiplied; NaN where there is no such limit."""
     mix, timing, replica = model.mix, model.timing, model.replica
+    base = _least(rates)
+    near = {limit for limit, rate in rates.items() if name == "knee_tokens" or np.any(rate <= _NEAR * base)}
     if name == "memory_tokens":  # as if a tenth more were whole pages: the formulas are continuous in them
-        return _least(_rates(mix, timing, replica, cost, memory=factor))
+        return _least(_rates(mix, timing, replica, cost, factor, near))
     if hasattr(timing, name):
-        if np.any(constant := getattr(timing, name)):
-            timing = replace(timing, **{name: constant * factor})
-            cost = cost._replace(work_s=mix.mean(timing.linear(*_amounts(mix))))
-        return _least(_rates(mix, timing, replica, cost))
+        if not np.any(constant := getattr(timing, name)):
+            return base
+        timing = replace(timing, **{name: constant * factor})
+        cost = cost._replace(work_s=mix.mean(timing.linear(*_amounts(mix))))
+        return _least(_rates(mix, timing, replica, cost, among=near))
     limit = getattr(replica, name)
     if limit is None:
         return math.nan
-    rate = _least(_rates(mix, timing, replace(replica, **{name: limit * factor}), cost))
+    rate = _least(_rates(mix, timing, replace(replica, **{name: limit * factor}), cost, among=near))
     return np.where(np.isnan(limit), np.nan, rate) if isinstance(limit, np.ndarray) else rate
 
 
@@ -317,8 +344,17 @@ def iteration_time(model: ServingModel) -> float | None:
     The least τ = fixed(λτ) + λτ·c, c what a request adds in proportion: d0/(1 - Λ) where the law is linear (WAIT-s
     eq. 3-6; other laws new, theory §1).
     """
+    if model.timing.is_linear:
+        return _least_time(model)
+    return _bent_time(model)
+
+
+def _least_time(model: ServingModel) -> float | None:
     tau: float | None = _single(_iteration_time(model, per_request(model)))
     return tau
+
+
+_bent_time = lru_cache(maxsize=32)(_least_time)  # where a law bends, each is searched for
 
 
 def tangent(model: ServingModel) -> Tangent:

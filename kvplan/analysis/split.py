@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,20 +54,20 @@ class Side:
     max_num_batched_tokens: float = math.inf
     gpus: int = 1
     # law of the prefill tokens at so many requests an iteration, for times that are not linear in them; None: the mean
-    prompts: Callable[[float], Prompts] | None = None
+    prompts: Callable[[Any], Prompts] | None = None
 
     @property
     def work_s(self) -> float:
         """Seconds that a request adds to iterations in proportion."""
         return self.timing.linear(self.read, self.prefill_tokens, self.sequences, self.prefill_pairs)
 
-    def iteration_time(self, requests: float) -> float:
-        """Seconds of an iteration at so many requests an iteration."""
+    def iteration_time(self, requests: Any) -> Any:
+        """Seconds of an iteration at so many requests an iteration; a number or an array."""
         if self.timing.is_linear:
             return self.timing.d0 + requests * self.work_s
         mean = requests * self.prefill_tokens
         prompts = mean if self.prompts is None else self.prompts(requests)
-        return float(self.timing.fixed(prompts, requests * self.sequences)) + requests * self.work_s
+        return self.timing.fixed(prompts, requests * self.sequences) + requests * self.work_s
 
 
 class Served(NamedTuple):
@@ -112,11 +112,10 @@ def prefill_side(model: ServingModel, fleet: Fleet) -> Side:
     start = mix.held.at_start
     parts = tokens * model.replica.ranks / budget
     held: FloatArray = np.maximum(start * np.maximum(1.0, parts), start + mix.partial.held)
-    share = mix.of_classes(mix.share)
-    lengths = mix.of_classes(mix.share * mix.prefill_tokens) / share
+    share, lengths = mix.prompt_law
 
-    def prompts(requests: float) -> Prompts:
-        return Prompts(requests * share, lengths, budget)
+    def prompts(requests: Any) -> Prompts:
+        return Prompts(np.multiply.outer(requests, share), lengths, budget)
 
     return replace(
         _replica(model),
@@ -254,7 +253,7 @@ def _by_link(side: Side) -> float:
         return _over(side.timing.d0, side.link_s - side.work_s)
 
     def excess(requests: float) -> float:
-        return requests * side.link_s - side.iteration_time(requests)
+        return requests * side.link_s - float(side.iteration_time(requests))
 
     if side.link_s <= side.work_s:
         return math.inf
@@ -273,7 +272,7 @@ def _by_time(side: Side, itl_s: float, most: float) -> float:
         return spare / side.work_s if side.work_s > 0 else math.inf
 
     def too_long(requests: float) -> bool:
-        return side.iteration_time(requests) >= itl_s
+        return float(side.iteration_time(requests)) >= itl_s
 
     high = first_of_steps(too_long, 1.0, 2.0, min(most, _ENDLESS))
     if high is None and too_long(most):
@@ -288,8 +287,8 @@ def _root(excess: Callable[[float], float], high: float) -> float:
 def _fastest(side: Side, most: float) -> float:
     """x up to `most` with the largest rate: past the knee of a convex law fewer can be served faster."""
 
-    def rate(log: float) -> float:
-        return math.exp(log) / side.iteration_time(math.exp(log))
+    def rate(log: Any) -> Any:
+        return np.exp(log) / side.iteration_time(np.exp(log))
 
     top = math.log(most)
     best = peak(rate, min(_SELDOM_LOG, top - 1), top, close=1e-9)

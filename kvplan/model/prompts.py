@@ -14,7 +14,7 @@ import numpy as np
 from kvplan.model.arrays import FloatArray
 
 # of the lattice that a level is the last but one of; prompts between two points keep their mean
-_POINTS = 512
+_POINTS = 256
 _DAMPING = 1e-5 ** (np.arange(2 * _POINTS) / _POINTS)  # so that what wraps around the transform weighs 1e-10
 _TO_LEVEL = np.arange(_POINTS - 2, 0, -1.0)  # steps from each point below a level up to it
 _NEGLIGIBLE = 1e-9  # tokens
