@@ -54,6 +54,7 @@ def served(
     timing = Timing(
         draw(st.floats(1e-3, 0.1)),
         *(draw(st.sampled_from([0.0, unit / 10, unit])) for unit in (1e-7, 5e-5, 1e-5, 1e-3)),
+        d6=draw(st.sampled_from([0.0, 2e-9])),
     )
     replica = Replica(
         int(largest * draw(st.floats(4.0, 400.0))),
