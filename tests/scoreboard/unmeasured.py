@@ -13,20 +13,32 @@ from typing import NamedTuple
 from sampled import parse_samples
 
 from kvplan.ingest.timing.samples import Sweep
-from scoreboard.learning import Learnt, Load, learn_without, loads_of
+from scoreboard.learning import Learnt, Load, learn, loads_of
 from scoreboard.record import Configuration, Row, real_run
+from scoreboard.recorded import Run, read_runs
 from scoreboard.sweeps import FILE, SETTINGS, with_settings
 
 PARALLEL = "silicon-parallel/dp.csv"
 
-_Learner = Callable[[Load], Learnt]
+_Learner = Callable[[Load | Run], Learnt]
 
 
 class Known(NamedTuple):
-    """Loads of sweeps, and which of them were not warmed up."""
+    """Loads of sweeps, which of them were not warmed up, and runs."""
 
     loads: tuple[Load, ...]
     cold: frozenset[int]  # by place
+    runs: tuple[Run, ...]
+
+    def without_its_model(self) -> _Learner:
+        """What is learnt from the other models."""
+        learnt = cache(lambda model: learn([*self.loads, *self.runs], lambda of: of.model == model))
+        return lambda one: learnt(one.configuration.model)
+
+    def without_its_gpu(self) -> _Learner:
+        """What is learnt from the other GPUs."""
+        learnt = cache(lambda gpu: learn([*self.loads, *self.runs], lambda of: of.gpu == gpu))
+        return lambda one: learnt(one.configuration.gpu)
 
 
 @lru_cache(maxsize=1)
@@ -37,19 +49,8 @@ def read(folder: Path) -> Known:
         (cold if sweep.deployment.other.endswith("cold") else warm).append(sweep)
     loads = loads_of([*cold, *warm])
     lines = {point.line for sweep in cold for point in sweep.points}
-    return Known(tuple(loads), frozenset(i for i, load in enumerate(loads) if load.point.line in lines))
-
-
-def without_its_model(loads: Sequence[Load]) -> _Learner:
-    """What is learnt from the other models."""
-    learnt = cache(lambda model: learn_without(loads, lambda of: of.model == model))
-    return lambda load: learnt(load.configuration.model)
-
-
-def without_its_gpu(loads: Sequence[Load]) -> _Learner:
-    """What is learnt from the other GPUs."""
-    learnt = cache(lambda gpu: learn_without(loads, lambda of: of.gpu == gpu))
-    return lambda load: learnt(load.configuration.gpu)
+    cold_ones = frozenset(i for i, load in enumerate(loads) if load.point.line in lines)
+    return Known(tuple(loads), cold_ones, read_runs(folder))
 
 
 def rows_of(load: Load, learnt: Learnt, groups: Iterable[str]) -> Iterator[Row]:
@@ -66,12 +67,12 @@ def rows_of(load: Load, learnt: Learnt, groups: Iterable[str]) -> Iterator[Row]:
 
 
 def _kind(load: Load) -> str:
-    return "MoE" if load.shape.counts.experts else "dense"
+    return "MoE" if load.deployed.shape.counts.experts else "dense"
 
 
 def _rows(folder: Path) -> list[Row]:
     known = read(folder)
-    of_model, of_gpu = without_its_model(known.loads), without_its_gpu(known.loads)
+    of_model, of_gpu = known.without_its_model(), known.without_its_gpu()
     rows = []
     for place, load in enumerate(known.loads):
         kind, engine = _kind(load), load.configuration.engine
@@ -102,7 +103,7 @@ def read_parallel(folder: Path) -> list[Sweep]:
 
 
 def _parallel_rows(folder: Path) -> list[Row]:
-    learnt = without_its_model(read(folder).loads)
+    learnt = read(folder).without_its_model()
     rows = []
     for load in loads_of(read_parallel(folder)):
         kind = "DP" if "DP" in load.configuration.parallelism else "EP"
