@@ -57,6 +57,7 @@ _LEARNT = (
 )
 _CLIENT, _SECONDS, _ITERATIONS = 0.017, (0.003, 0.2, 0.032), 1.4  # where the search begins; by engine; of vLLM
 _TTFT_WEIGHT = 0.3
+_RUNS_COUNT = 3  # times as much as sweeps
 _PULL = 0.05  # towards what the search begins with
 _SCALE = 0.01  # of a residual of logarithms from which on it counts in proportion, not squared
 _STEP = 1.05
@@ -78,7 +79,7 @@ class Learnt(NamedTuple):
         return Law(timing, self.answers[of.engine].overhead_s(timing))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Load:
     """One concurrency of a sweep, played: TTFT and TPOT as they were measured, and what each constant adds to them.
 
@@ -192,10 +193,10 @@ def _held(point: Point) -> float:
 
 
 def weights(measured: Iterable[Load | Run]) -> FloatArray:
-    """The same for every configuration, over all of its loads."""
+    """The same for every configuration, over all of its loads; more where these are runs, which are few."""
     configurations = [(one.configuration, isinstance(one, Run)) for one in measured]
     number = Counter(configurations)
-    return np.array([1 / number[one] for one in configurations])
+    return np.array([(_RUNS_COUNT if one[1] else 1) / number[one] for one in configurations])
 
 
 class _Runs(NamedTuple):

@@ -24,21 +24,23 @@ from scoreboard.deployed import Configuration, Deployed
 TRAINING, RESIDENCY, KEPT = (
     f"runs/{name}.csv" for name in ("source1_training", "source2_residency", "source3_sim_to_real")
 )
+_ALL_STAGES = "-1"
 _BLOCK = 16
 _REQUESTS = 3000  # of an open load; of a saturated one as many as were sent, or so many
-_MANY, _WARM = 5000, 1000  # and without the first and last of them
+_MANY = 5000
+_TENTHS = 10  # of which the first and the last do not count
 _CLIENTS = 256  # requests in flight of source 2
 _PATIENCE_S, _TOOK_S = 300.0, 1500.0  # after which source 1's client gives up; how long it took with its drain
 _PROMPTS, _SPREAD = 100, 0.02  # that are sent again and again; their lengths, where not stated
 
 
 class Times(NamedTuple):
-    """Means over requests, seconds, without what is outside the engine; of a saturated run what was done per second."""
+    """Means over requests, seconds, without what is outside the engine, and what was done per second."""
 
     ttft: float
     tpot: float
     e2e: float
-    done_per_s: float | None = None
+    done_per_s: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,18 +85,17 @@ class Run:
         """What the client would have measured."""
         each = [self._of_stage(some, out) for (_, some), out in zip(self.stages, outcomes, strict=True)]
         weights = [weight for weight, _ in self.stages]
-        ttft, tpot, e2e = np.average([one[:3] for one in each], axis=0, weights=weights).tolist()
-        return Times(ttft, tpot, e2e, each[0].done_per_s)
+        return Times(*np.average(each, axis=0, weights=weights).tolist())
 
     def _of_stage(self, requests: Requests, run: Outcome) -> Times:
-        kept, done = np.arange(run.e2e_s.size) >= run.e2e_s.size // 10, None
+        size = run.e2e_s.size
+        kept = np.arange(size) // (size // _TENTHS) % (_TENTHS - 1) > 0
+        ends = np.sort(run.finish_s)
+        first, last = size // _TENTHS, size - size // _TENTHS
+        done = (last - first) / (ends[last] - ends[first])
         if self.gives_up:
             kept = run.e2e_s <= _PATIENCE_S
             done = kept.sum() / _TOOK_S
-        elif self.is_saturated:
-            kept = np.arange(run.e2e_s.size) // _WARM % (_MANY // _WARM - 1) > 0
-            ends = np.sort(run.finish_s)
-            done = (_MANY - 2 * _WARM) / (ends[_MANY - _WARM] - ends[_WARM])
         ttft, e2e = run.ttft_s[kept], run.e2e_s[kept]
         later = requests.decode_tokens[kept] - 1
         return Times(ttft.mean(), ((e2e - ttft) / later).mean(), e2e.mean(), done)
@@ -112,20 +113,15 @@ def played(runs: Iterable[tuple[Run, Law]]) -> list[Times]:
 
 @lru_cache(maxsize=1)
 def read_runs(folder: Path) -> tuple[Run, ...]:
-    """All rows of the sources that a folder has; of source 3 those of all stages together that source 1 has not."""
+    """All rows of the sources that a folder has; of source 3 those of all stages together."""
     found = []
     for source in (TRAINING, RESIDENCY, KEPT):
         if not (folder / source).exists():
             continue
         with (folder / source).open(newline="") as file:
             rows = list(csv.DictReader(file))
-        twice = "_training" in source
-        found += [_run(row, source) for row in rows if twice or source != KEPT or _is_own(row)]
+        found += [_run(row, source) for row in rows if source != KEPT or row["stage"] == _ALL_STAGES]
     return tuple(found)
-
-
-def _is_own(row: dict[str, str]) -> bool:
-    return row["stage"] == "-1" and not row["run"].startswith("2026")
 
 
 def _run(row: dict[str, str], source: str) -> Run:
@@ -141,14 +137,13 @@ def _run(row: dict[str, str], source: str) -> Run:
         prefix_caching=source != RESIDENCY,
     )
     later = int(row["output_asked"]) - 1
+    rates = [float(rate) for rate in row["rate_offered"].split("/")]
     if source == KEPT:
         ttft, e2e = (float(row[f"meas_{name}_mean"]) / 1e3 for name in ("ttft", "e2e"))
-        measured = Times(ttft, (e2e - ttft) / later, e2e)
+        measured = Times(ttft, (e2e - ttft) / later, e2e, float(np.average(rates, weights=rates)))
     else:
-        ttft, tpot, e2e = (float(row[f"{name}_mean_ms"]) / 1e3 for name in ("ttft", "tpot", "e2e"))
-        done = float(row["done_per_s"]) if row["saturated"] == "yes" else None
-        measured = Times(ttft, tpot, e2e, done)
-    rates = [float(rate) for rate in row["rate_offered"].split("/")]
+        times = (float(row[f"{name}_mean_ms"]) / 1e3 for name in ("ttft", "tpot", "e2e"))
+        measured = Times(*times, float(row["done_per_s"]))
     stages = tuple((rate, _load(row, source, rate)) for rate in rates)
     return Run(Deployed(of, shape, gpu, ranks, EngineName.VLLM, "auto"), source, row, stages, replica, measured)
 

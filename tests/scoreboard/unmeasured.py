@@ -5,7 +5,7 @@ up, and those with expert or data parallelism, of files of their own.
 """
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +20,6 @@ from scoreboard.sweeps import FILE, SETTINGS, with_settings
 
 PARALLEL = "silicon-parallel/dp.csv"
 
-_Learner = Callable[[Load | Run], Learnt]
-
 
 class Known(NamedTuple):
     """Loads of sweeps, which of them were not warmed up, and runs."""
@@ -30,15 +28,18 @@ class Known(NamedTuple):
     cold: frozenset[int]  # by place
     runs: tuple[Run, ...]
 
-    def without_its_model(self) -> _Learner:
+    def without_model(self, name: str) -> Learnt:
         """What is learnt from the other models."""
-        learnt = cache(lambda model: learn([*self.loads, *self.runs], lambda of: of.model == model))
-        return lambda one: learnt(one.configuration.model)
+        return _without(self, "model", name)
 
-    def without_its_gpu(self) -> _Learner:
+    def without_gpu(self, name: str) -> Learnt:
         """What is learnt from the other GPUs."""
-        learnt = cache(lambda gpu: learn([*self.loads, *self.runs], lambda of: of.gpu == gpu))
-        return lambda one: learnt(one.configuration.gpu)
+        return _without(self, "gpu", name)
+
+
+@cache
+def _without(known: Known, field: str, name: str) -> Learnt:
+    return learn([*known.loads, *known.runs], lambda of: getattr(of, field) == name)
 
 
 @lru_cache(maxsize=1)
@@ -72,7 +73,6 @@ def _kind(load: Load) -> str:
 
 def _rows(folder: Path) -> list[Row]:
     known = read(folder)
-    of_model, of_gpu = known.without_its_model(), known.without_its_gpu()
     rows = []
     for place, load in enumerate(known.loads):
         kind, engine = _kind(load), load.configuration.engine
@@ -80,9 +80,9 @@ def _rows(folder: Path) -> list[Row]:
         if load.has_ttft:
             groups = ["InferenceMAX", f"InferenceMAX {kind}", f"InferenceMAX {kind} {engine}"]
             groups += ["InferenceMAX warmed up"] if place not in known.cold else []
-        rows += rows_of(load, of_model(load), groups)
+        rows += rows_of(load, known.without_model(load.configuration.model), groups)
         if load.has_ttft:
-            apart = rows_of(load, of_gpu(load), [f"unseen: {load.configuration.gpu}"])
+            apart = rows_of(load, known.without_gpu(load.configuration.gpu), [f"unseen: {load.configuration.gpu}"])
             rows += [row for row in apart if row.configuration.kind == "unseen"]
     return rows
 
@@ -103,13 +103,13 @@ def read_parallel(folder: Path) -> list[Sweep]:
 
 
 def _parallel_rows(folder: Path) -> list[Row]:
-    learnt = read(folder).without_its_model()
+    known = read(folder)
     rows = []
     for load in loads_of(read_parallel(folder)):
         kind = "DP" if "DP" in load.configuration.parallelism else "EP"
         groups = [f"{kind} {load.configuration.engine}"]
         groups += ["EP vllm and sglang"] if groups[0] in ("EP vllm", "EP sglang") else []
-        rows += rows_of(load, learnt(load), groups)
+        rows += rows_of(load, known.without_model(load.configuration.model), groups)
     return rows
 
 
