@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+_PROBES = 32  # points at which shifts of a series are weeded out
 _POINTS = 17  # in which a peak is looked for at once
 _CLOSE = 1e-12
 _STEPS = 100
@@ -119,3 +120,22 @@ def falling_root(f: Callable[[_Floats], _Floats], low: _Floats, high: _Floats) -
         least = np.clip(np.where(np.isfinite(least), least, 0.5), 0.0, 0.5)
         part = np.clip(np.where(safe & np.isfinite(quadratic), quadratic, 0.5), least, 1 - least)
     return best
+
+
+def find_period(series: _Floats, tolerance: float) -> int | None:
+    """Smallest shift under which the last half of a series repeats what came before, or None.
+
+    >>> find_period(np.tile([0.0, 0.0, 2.4], 20), 1e-9)
+    3
+    """
+    half = series.size // 2
+    tail = series[half:]
+    shifts = np.arange(1, half + 1)
+    # Weed out shifts at a few points first: the highest, for series of rare pulses, and some in between.
+    between = np.arange(tail.size - 1, -1, -max(1, half // _PROBES))
+    for probe in half + np.concatenate([np.argsort(tail)[-_PROBES:], between]):
+        shifts = shifts[np.abs(series[probe - shifts] - series[probe]) <= tolerance]
+    for shift in shifts:
+        if np.abs(tail - series[half - shift : series.size - shift]).max() <= tolerance:
+            return int(shift)
+    return None

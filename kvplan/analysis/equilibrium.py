@@ -22,17 +22,8 @@ import numpy as np
 
 from kvplan.analysis import cached_equilibrium
 from kvplan.analysis.records import ClassOccupancy, Equilibrium, Lever, Load, Saturation, Sensitivity
-from kvplan.model import (
-    FloatArray,
-    Mix,
-    Prompts,
-    Replica,
-    ServingModel,
-    SideBySide,
-    Tangent,
-    Timing,
-    side_by_side,
-)
+from kvplan.model import Mix, Prompts, Replica, ServingModel, SideBySide, Tangent, Timing, side_by_side
+from kvplan.model.arrays import FloatArray
 from kvplan.solve import boundary, first_of_steps, peak
 
 Number = Any  # a float of one model; of many side by side, an array of shape (n_models, 1)

@@ -21,21 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan import compiling
-from kvplan.model import (
-    FloatArray,
-    IntArray,
-    Mix,
-    StageWeights,
-    TabledWeights,
-    Weights,
-    attention_pairs,
-    sum_by,
-    survival,
-)
+from kvplan.model import FloatArray, IntArray, Mix, StageWeights, TabledWeights, Weights, sum_by, survival
+from kvplan.model.timing import attention_pairs
+from kvplan.solve import find_period
 
 _COMPILE_ABOVE = 2_000  # iterations times rows; plain Python takes longer than loading what is compiled
 _LAYERS = 16  # an iteration on average that there is room for at first
-_PROBES = 32
 _TABLED_STEPS = 2  # weights of layers that take as long as a row
 _PERIOD_TOLERANCE = 1e-9  # of n*, between one period and the next
 # of n*, between the mean throughputs of two parts of a run that does not repeat itself
@@ -538,13 +529,10 @@ class Cycle(NamedTuple):
     iterations: int | None = None  # that the map ran; None where a formula gives the cycle
     settled: bool = True  # the run came to repeat itself, or its mean throughput came to rest
 
-    def prefill_tokens(self, mix: Mix) -> float:
-        """Prompt tokens computed in an iteration: whatever completes or is evicted is admitted, again."""
-        return self.throughput * float(mix.mean(mix.prefill_tokens)) + self.evicted_prompts
-
-    def prefill_pairs(self, mix: Mix) -> float:
-        """Pairs of these with their context."""
-        return self.throughput * float(mix.mean(mix.prefill_pairs)) + self.evicted_pairs
+    def prefill(self, mix: Mix) -> tuple[float, float]:
+        """Count prompt tokens of an iteration, and their pairs: whatever completes or is evicted is admitted, again."""
+        tokens, pairs = (float(mix.mean(each)) for each in (mix.prefill_tokens, mix.prefill_pairs))
+        return self.throughput * tokens + self.evicted_prompts, self.throughput * pairs + self.evicted_pairs
 
     def of_memory(self, tokens: float) -> "Cycle":
         """Scale a cycle without phases to so many times the memory, and as many times the seats."""
@@ -600,22 +588,3 @@ def _second_half(system: FluidMap, history: Run) -> Cycle:
         iterations=iterations,
         settled=settled,
     )
-
-
-def find_period(series: FloatArray, tolerance: float) -> int | None:
-    """Smallest shift under which the last half of a series repeats what came before, or None.
-
-    >>> find_period(np.tile([0.0, 0.0, 2.4], 20), 1e-9)
-    3
-    """
-    half = series.size // 2
-    tail = series[half:]
-    shifts = np.arange(1, half + 1)
-    # Weed out shifts at a few points first: the highest, for series of rare pulses, and some in between.
-    between = np.arange(tail.size - 1, -1, -max(1, half // _PROBES))
-    for probe in half + np.concatenate([np.argsort(tail)[-_PROBES:], between]):
-        shifts = shifts[np.abs(series[probe - shifts] - series[probe]) <= tolerance]
-    for shift in shifts:
-        if np.abs(tail - series[half - shift : series.size - shift]).max() <= tolerance:
-            return int(shift)
-    return None

@@ -142,8 +142,7 @@ def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
 
     A law that is not linear is averaged over the iterations of a pulse cycle, or over prompts that come one by one.
     """
-    timing, mix = model.timing, model.mix
-    tokens, prefill_pairs = cycle.prefill_tokens(mix), cycle.prefill_pairs(mix)
+    timing, (tokens, prefill_pairs) = model.timing, cycle.prefill(model.mix)
     if cycle.phases and not timing.is_linear:
         sequences, context = np.array(cycle.phases).T
         prefill = np.zeros(sequences.size)
