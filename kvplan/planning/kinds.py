@@ -80,7 +80,9 @@ class Kind:
                 table_text("provenance", {"gpu": origin, "timing": origin}),
                 table_text("gpu", gpu),
                 timing_text(
-                    self.speed.timing, request_overhead_s(self.speed.timing, self.engine), MeasuredRange(band=self.speed.band)
+                    self.speed.timing,
+                    request_overhead_s(self.speed.timing, self.engine),
+                    MeasuredRange(band=self.speed.band),
                 ),
             )
         )

@@ -12,7 +12,19 @@ from scoreboard.tables import SPLITWISE
 from scoreboard.unmeasured import PARALLELISM, UNMEASURED
 from scoreboard.watermark import WATERMARK
 
-_ALL = (PUBLISHED, HIGH, SHAPE, UNMEASURED, PARALLELISM, RATES, CACHED, RTX4090, RTXPRO6000, SPLITWISE, WATERMARK)
+_ALL = (
+    PUBLISHED,
+    HIGH,
+    SHAPE,
+    UNMEASURED,
+    PARALLELISM,
+    RATES,
+    CACHED,
+    RTX4090,
+    RTXPRO6000,
+    SPLITWISE,
+    WATERMARK,
+)
 RUNS: dict[str, RealRun] = {run.name: run for run in _ALL}
 
 

@@ -55,7 +55,11 @@ _LEARNT = (
     "sglang_layer_s",
     "trtllm_saved_s",
 )
-_CLIENT, _SECONDS, _ITERATIONS = 0.017, (0.003, 0.2, 0.032), 1.4  # where the search begins; by engine; of vLLM
+_CLIENT, _SECONDS, _ITERATIONS = (
+    0.017,
+    (0.003, 0.2, 0.032),
+    1.4,
+)  # where the search begins; by engine; of vLLM
 _TTFT_WEIGHT = 0.3
 _RUNS_COUNT = 3  # times as much as sweeps
 _PULL = 0.05  # towards what the search begins with
@@ -131,7 +135,9 @@ class _Loads:
             ]
         )[self.which]
         evenly = [law.of_ranks(of.ranks.data) for of, law in zip(self.deployed, laws, strict=True)]
-        constants = np.array([[getattr(law, name) for name in (*_LAW, "d5", "knee_tokens")] for law in evenly])
+        constants = np.array(
+            [[getattr(law, name) for name in (*_LAW, "d5", "knee_tokens")] for law in evenly]
+        )
         mine = constants[self.which]
         times = np.einsum("nkc,nc->nk", self.amounts, mine[:, :-2])
         times += mine[:, -2, None] * self._beyond(mine[:, -1])
@@ -169,7 +175,8 @@ def _played(sweep: Sweep) -> list[Load]:
     laws = [unit, *(replace(unit, **{name: getattr(unit, name) + 1}) for name in _LAW)]
     laws += [replace(unit, d5=1.0, knee_tokens=knee) for knee in knees]
     first, *more = (
-        np.array([[times[Kind.TTFT], times[Kind.TPOT]] for times in foretold([sweep], Law(law))]) for law in laws
+        np.array([[times[Kind.TTFT], times[Kind.TPOT]] for times in foretold([sweep], Law(law))])
+        for law in laws
     )
     slopes = np.array(more) - first  # of shape (n_laws - 1, n_points, 2)
     loads = [
@@ -217,12 +224,16 @@ def _around(runs: tuple[Run, ...]) -> _Runs:
     return _Runs(times[0], np.moveaxis(times[1:] - times[0], 0, -1) / math.log(_STEP))
 
 
-def learn(measured: Iterable[Load | Run], left_out: Callable[[Configuration], bool] = lambda of: False) -> Learnt:
+def learn(
+    measured: Iterable[Load | Run], left_out: Callable[[Configuration], bool] = lambda of: False
+) -> Learnt:
     """The constants that foretell these best, but for some that are left out."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
     measured = list(measured)
-    loads = [one for one in measured if isinstance(one, Load) and one.has_ttft and not left_out(one.configuration)]
+    loads = [
+        one for one in measured if isinstance(one, Load) and one.has_ttft and not left_out(one.configuration)
+    ]
     every = tuple(one for one in measured if isinstance(one, Run) and one.source != KEPT)
     kept = np.array([not left_out(run.configuration) for run in every], dtype=bool)
     runs = [run for run, is_kept in zip(every, kept, strict=True) if is_kept]

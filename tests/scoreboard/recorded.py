@@ -30,7 +30,10 @@ _REQUESTS = 3000  # of an open load; of a saturated one as many as were sent, or
 _MANY = 5000
 _TENTHS = 10  # of which the first and the last do not count
 _CLIENTS = 256  # requests in flight of source 2
-_PATIENCE_S, _TOOK_S = 300.0, 1500.0  # after which source 1's client gives up; how long it took with its drain
+_PATIENCE_S, _TOOK_S = (
+    300.0,
+    1500.0,
+)  # after which source 1's client gives up; how long it took with its drain
 _PROMPTS, _SPREAD = 100, 0.02  # that are sent again and again; their lengths, where not stated
 
 
@@ -106,9 +109,7 @@ def played(runs: Iterable[tuple[Run, Law]]) -> list[Times]:
     runs = list(runs)
     jobs = [run.at(law) for run, law in runs]
     outcomes = iter(run_to_the_end([[job] for some in jobs for job in some], compile=True))
-    return [
-        run.seen([next(outcomes)[0] for _ in some]) for (run, _), some in zip(runs, jobs, strict=True)
-    ]
+    return [run.seen([next(outcomes)[0] for _ in some]) for (run, _), some in zip(runs, jobs, strict=True)]
 
 
 @lru_cache(maxsize=1)
@@ -145,7 +146,9 @@ def _run(row: dict[str, str], source: str) -> Run:
         times = (float(row[f"{name}_mean_ms"]) / 1e3 for name in ("ttft", "tpot", "e2e"))
         measured = Times(*times, float(row["done_per_s"]))
     stages = tuple((rate, _load(row, source, rate)) for rate in rates)
-    return Run(Deployed(of, shape, gpu, ranks, EngineName.VLLM, "auto"), source, row, stages, replica, measured)
+    return Run(
+        Deployed(of, shape, gpu, ranks, EngineName.VLLM, "auto"), source, row, stages, replica, measured
+    )
 
 
 def _load(row: dict[str, str], source: str, rate_rps: float) -> Requests:
@@ -153,7 +156,10 @@ def _load(row: dict[str, str], source: str, rate_rps: float) -> Requests:
     in_flight = saturated and source == RESIDENCY
     size = _MANY if in_flight else int(row["sent"]) if saturated else _REQUESTS
     mean = float(row["prompt_mean"])
-    low, high = (float(row.get(f"prompt_{end}") or mean * (1 + sign * _SPREAD)) for end, sign in (("min", -1), ("max", 1)))
+    low, high = (
+        float(row.get(f"prompt_{end}") or mean * (1 + sign * _SPREAD))
+        for end, sign in (("min", -1), ("max", 1))
+    )
     if source == RESIDENCY:
         inputs, prefixes = rng.integers(int(low), int(high), size, endpoint=True), None
     else:

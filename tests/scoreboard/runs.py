@@ -23,7 +23,9 @@ OTHERS = (
 )
 # Of a public thread: 32,768 tokens in, 77 out, of which memory holds one at a time; requests/s and TPOT.
 _LONG = Deployment(model="Qwen3-32B", gpu="H100 PCIe", engine="vllm", weight_dtype="bf16")
-_LONG_POINT = Point(line=1, inputs=(32768, 32768), outputs=(77, 77), concurrency=1, max_num_batched_tokens=8192)
+_LONG_POINT = Point(
+    line=1, inputs=(32768, 32768), outputs=(77, 77), concurrency=1, max_num_batched_tokens=8192
+)
 _LONG_RPS, _LONG_TPOT_S = 0.086, 0.0434
 _NAMES = {TRAINING: "prompts recur", RESIDENCY: "prompts are new", KEPT: "kept apart"}
 
@@ -62,7 +64,10 @@ def _rows_of(run: Run, times: Times) -> Iterator[Row]:
 def _long_prompts(known: Known) -> Iterator[Row]:
     of = deployed(_LONG)
     (times,) = foretold([Sweep("", "", _LONG, (_LONG_POINT,))], known.without_model(of.shape.name).law(of))
-    mine, load = Configuration(_LONG.name, "long prompts", of.shape.name, "vllm"), "32768 in, 77 out, one at a time"
+    mine, load = (
+        Configuration(_LONG.name, "long prompts", of.shape.name, "vllm"),
+        "32768 in, 77 out, one at a time",
+    )
     yield Row(mine, load, "requests/s", "1/s", 1 / times[Kind.INTERVAL], _LONG_RPS)
     yield Row(mine, load, "TPOT", "s", times[Kind.TPOT], _LONG_TPOT_S)
 

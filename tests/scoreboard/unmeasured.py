@@ -82,7 +82,9 @@ def _rows(folder: Path) -> list[Row]:
             groups += ["InferenceMAX warmed up"] if place not in known.cold else []
         rows += rows_of(load, known.without_model(load.configuration.model), groups)
         if load.has_ttft:
-            apart = rows_of(load, known.without_gpu(load.configuration.gpu), [f"unseen: {load.configuration.gpu}"])
+            apart = rows_of(
+                load, known.without_gpu(load.configuration.gpu), [f"unseen: {load.configuration.gpu}"]
+            )
             rows += [row for row in apart if row.configuration.kind == "unseen"]
     return rows
 

@@ -282,7 +282,7 @@ class Answer:
     iterations: float = 0.0
 
     def overhead_s(self, timing: Timing) -> float:
-        """Seconds, by iterations of a small batch: a client's first token is late by what one takes, not by its load."""
+        """Seconds, by the time of an iteration of a small batch; a larger one hardly told."""
         return self.seconds + self.iterations * timing(_FEW * _CONTEXT, 0.0, _FEW)
 
 

@@ -95,7 +95,9 @@ def roofline_part(
         f"{together(gpu, ranks)} ({gpu.source}).",
         *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
     )
-    body = timing_text(found.timing, request_overhead_s(found.timing, engine), measured=MeasuredRange(band=found.band))
+    body = timing_text(
+        found.timing, request_overhead_s(found.timing, engine), measured=MeasuredRange(band=found.band)
+    )
     return Part("timing", about, body, _origin(shape, gpu, ranks))
 
 

@@ -30,7 +30,6 @@ _FEWEST = 2  # loads, or groups to fit to
 _MOST_OFF = 1.0  # relative error; what is further off counts no more
 _NO_MATTER = 1e-3  # difference of errors that is not worth a term
 _TTFT_COUNTS = 0.3  # of its error, beside that of TPOT
-_NEAR = (0.7, 1.0, 1.4)  # of the knee that is believed
 _BAND = (0.1, 0.9)  # quantiles of measured over fitted
 _FEWEST_FOR_BAND = 5
 _ROUNDS = 2  # of playing loads at the law that the last round gave
@@ -196,13 +195,14 @@ def fit_measured(
         Too little was measured, or iterations and loads are mixed.
     """
     prior = rooted(believed) if believed else _TIME
+    believed_knees = (prior.knee_tokens,) if prior.d5 > 0 else ()
     samples = [some for some in measured if isinstance(some, Samples)]
     sweeps = [some for some in measured if isinstance(some, Sweep)]
     if samples and sweeps:
         what = f"{samples[0].source} has iterations, {sweeps[0].source} has loads"
         raise UsageError(f"{what}: fit one or the other")
     if samples:
-        equations = of_samples(samples, _knees_near(prior))
+        equations = of_samples(samples, believed_knees)
         if believed is None:
             _refuse_too_few(equations, measured[0].source)
         envelope = any(some.hidden_prefill for some in samples)
@@ -210,7 +210,7 @@ def fit_measured(
     played = replace(replica, prefill=Prefill.FUSED) if replica is not None else UNLIMITED
     if capacity_tokens is not None:
         played = replace(played, memory_tokens=capacity_tokens)
-    knees = _knees_near(prior) or KNEES
+    knees = believed_knees or KNEES
     equations = play(sweeps, played, knees=knees, d6=prior.d6, progress=progress, announce=announce)
     if believed is None:
         _refuse_too_few(equations, measured[0].source)
@@ -330,11 +330,6 @@ def _family(equations: Equations, prior: Timing) -> tuple[Terms, ...]:
     """List laws to try, simple ones first."""
     concave = (True,) if prior.d4 > 0 else (False, True)
     return tuple(Terms(d4, knee) for d4 in concave for knee in (None, *map(float, equations.knees)))
-
-
-def _knees_near(prior: Timing) -> tuple[float, ...]:
-    """List knees to try where one is believed; none where it is not."""
-    return tuple(prior.knee_tokens * part for part in _NEAR) if prior.d5 > 0 else ()
 
 
 def _tried(equations: Equations, among: Sequence[Terms], prior: Timing, envelope: bool) -> list[_Tried]:
