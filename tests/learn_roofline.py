@@ -9,18 +9,20 @@ import hashlib
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scoreboard.catalogue import folder_beside_checkout
-from scoreboard.learning import Configuration, Learnt, Load, learn, learn_without, loads_of, weights
+from scoreboard.deployed import Configuration
+from scoreboard.learning import Learnt, Load, learn, loads_of, weights
+from scoreboard.recorded import RESIDENCY, TRAINING, Run, read_runs
 from scoreboard.sweeps import FILE, SETTINGS, with_settings
 
 # Recorded over simulated makespan of Llama-3.1-8B on GPUs that no sweep is of, in tests/real/test_roofline_sweeps.py
-ON_OTHER_GPUS = {"RTX 4090": 0.77, "RTX PRO 6000": 0.94}
+ON_OTHER_GPUS = {"RTX 4090": 0.93, "RTX PRO 6000": 1.14}
 LEAST_CONFIGURATIONS = 4  # for a band of their own
 LEAST_POINTS = 5  # for ratios of their own
 MOST_SPREAD = 3  # of ratios, high over low: beyond, the points are hardly of one deployment
@@ -28,9 +30,20 @@ MOST_SPREAD = 3  # of ratios, high over low: beyond, the points are hardly of on
 Group = TypeVar("Group", bound=Hashable)
 
 
-def read_points(folder: Path) -> list[Load]:
-    """The loads of a folder of sweeps that were not speculative."""
-    return loads_of(with_settings(folder))
+class Points(NamedTuple):
+    """Loads of sweeps that were not speculative, and runs, from which is learnt too."""
+
+    loads: Sequence[Load]
+    runs: Sequence[Run]
+
+    def learnt(self, left_out: Callable[[Configuration], bool] = lambda of: False) -> Learnt:
+        """What is learnt from all but some."""
+        return learn([*self.loads, *self.runs], left_out)
+
+
+def read_points(folder: Path) -> Points:
+    """What a folder has."""
+    return Points(loads_of(with_settings(folder)), read_runs(folder))
 
 
 class Ratio(NamedTuple):
@@ -43,7 +56,7 @@ class Ratio(NamedTuple):
     @property
     def kind(self) -> str:
         """Of the model."""
-        return "experts" if self.point.shape.counts.experts else "dense"
+        return "experts" if self.point.deployed.shape.counts.experts else "dense"
 
 
 def ratios(points: Iterable[Load], learnt: Learnt) -> list[Ratio]:
@@ -51,14 +64,14 @@ def ratios(points: Iterable[Load], learnt: Learnt) -> list[Ratio]:
     return [Ratio(point, *(point.measured_s / point.foretold_s(learnt)).tolist()) for point in points]
 
 
-def held_out(points: Sequence[Load], key: Callable[[Configuration], str]) -> list[Ratio]:
+def held_out(points: Points, key: Callable[[Configuration], str]) -> list[Ratio]:
     """Foretell each model, or each GPU, with what is learnt from the others."""
 
     def of(name: str) -> list[Ratio]:
-        learnt = learn_without(points, lambda configuration: key(configuration) == name)
-        return ratios((point for point in points if key(point.configuration) == name), learnt)
+        learnt = points.learnt(lambda configuration: key(configuration) == name)
+        return ratios((point for point in points.loads if key(point.configuration) == name), learnt)
 
-    return [ratio for name in sorted({key(p.configuration) for p in points}) for ratio in of(name)]
+    return [ratio for name in sorted({key(p.configuration) for p in points.loads}) for ratio in of(name)]
 
 
 class Band(NamedTuple):
@@ -92,7 +105,7 @@ def quantiles(members: Sequence[Ratio]) -> tuple[float, float]:
 
 def by_gpus(ratio: Ratio) -> tuple[str, int]:
     """What a band is learnt for."""
-    return ratio.kind, ratio.point.gpus
+    return ratio.kind, ratio.point.deployed.ranks.gpus
 
 
 def own(points: Sequence[Load], learnt: Learnt) -> dict[str, dict[str, tuple[float, float, int]]]:
@@ -100,7 +113,7 @@ def own(points: Sequence[Load], learnt: Learnt) -> dict[str, dict[str, tuple[flo
     groups: dict[tuple[str, str], list[Ratio]] = defaultdict(list)
     for ratio in ratios(points, learnt):
         of = ratio.point.configuration
-        where = f"{of.gpu} {of.parallelism} {of.engine} {ratio.point.shape.storage.name}"
+        where = f"{of.gpu} {of.parallelism} {of.engine} {ratio.point.deployed.shape.storage.name}"
         groups[of.model, where].append(ratio)
     found: dict[str, dict[str, tuple[float, float, int]]] = defaultdict(dict)
     for (model, where), members in sorted(groups.items()):
@@ -115,24 +128,26 @@ def gpus(points: Iterable[Load]) -> list[str]:
     return sorted({point.configuration.gpu for point in points if point.has_ttft})
 
 
-def document(points: Sequence[Load]) -> str:
+def document(points: Points) -> str:
     """The file, but for its comment."""
-    learnt = learn(points)
+    learnt = points.learnt()
     models = held_out(points, lambda of: of.model)
     unseen = bands(held_out(points, lambda of: of.gpu), lambda ratio: ratio.kind)
     dense, others = unseen["dense"], ON_OTHER_GPUS.values()
     low, high = min(dense.low, *others), max(dense.high, *others)
     unseen["dense"] = Band(low, high, dense.configurations + len(others))
-    lines = [f"gpus = {json.dumps(gpus(points))}", "", "[efficiency]"]
+    lines = [f"gpus = {json.dumps(gpus(points.loads))}", "", "[efficiency]"]
     lines += [f"{name} = {value}" for name, value in asdict(learnt.reached).items()]
-    lines += ["", "[request_overhead_s]"]
-    lines += [f"{name} = {value}" for name, value in learnt.overhead_s.items()]
+    lines += ["", "[answer]"]
+    lines += [f"{name} = {_inline(asdict(answer))}" for name, answer in learnt.answers.items()]
     by_number = bands(models, by_gpus)
     for kind in ("dense", "experts"):
         lines += ["", f"[bands.{kind}]"]
-        lines += [f"{number} = {_inline(band)}" for (of, number), band in by_number.items() if of == kind]
-    lines += ["", "[unseen_gpu]", *(f"{kind} = {_inline(band)}" for kind, band in unseen.items())]
-    for model, measured in own(points, learnt).items():
+        lines += [
+            f"{number} = {_inline(band._asdict())}" for (of, number), band in by_number.items() if of == kind
+        ]
+    lines += ["", "[unseen_gpu]", *(f"{kind} = {_inline(band._asdict())}" for kind, band in unseen.items())]
+    for model, measured in own(points.loads, learnt).items():
         lines += [
             "",
             f'[ratios."{model}"]',
@@ -141,8 +156,8 @@ def document(points: Sequence[Load]) -> str:
     return "\n".join(lines)
 
 
-def _inline(band: Band) -> str:
-    return f"{{ {', '.join(f'{name} = {value}' for name, value in band._asdict().items())} }}"
+def _inline(values: Mapping[str, float]) -> str:
+    return f"{{ {', '.join(f'{name} = {value}' for name, value in values.items())} }}"
 
 
 def main() -> None:
@@ -150,12 +165,12 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else folder_beside_checkout()
     assert folder is not None
     points = read_points(folder)
-    for file in (FILE, SETTINGS):
+    for file in (FILE, SETTINGS, TRAINING, RESIDENCY):
         print(f"# {file}: sha256 {hashlib.sha256((folder / file).read_bytes()).hexdigest()}")
-    configurations = {point.configuration for point in points}
-    learnt_from = sum(point.has_ttft for point in points)
-    print(f"# {datetime.date.today()}: {len(points)} points of {len(configurations)} configurations")
-    print(f"# learnt from {learnt_from} of InferenceMAX")
+    configurations = {point.configuration for point in points.loads}
+    learnt_from = sum(point.has_ttft for point in points.loads)
+    print(f"# {datetime.date.today()}: {len(points.loads)} points of {len(configurations)} configurations")
+    print(f"# learnt from {learnt_from} of InferenceMAX and {len(points.runs)} runs")
     print(document(points))
 
 

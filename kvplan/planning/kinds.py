@@ -10,7 +10,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.model.engines import default_limits
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu
-from kvplan.ingest.model.roofline import REQUEST_OVERHEAD_S, Roofline, roofline
+from kvplan.ingest.model.roofline import Roofline, request_overhead_s, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.weights import named_storage
 from kvplan.ingest.profile_text import kv_tables, table_text, timing_text
@@ -89,7 +89,9 @@ class Kind:
                 table_text("provenance", {"gpu": origin, "timing": origin}),
                 table_text("gpu", gpu),
                 timing_text(
-                    self.speed.timing, REQUEST_OVERHEAD_S[self.engine], MeasuredRange(band=self.speed.band)
+                    self.speed.timing,
+                    request_overhead_s(self.speed.timing, self.engine),
+                    MeasuredRange(band=self.speed.band),
                 ),
             )
         )

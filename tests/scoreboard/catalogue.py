@@ -6,12 +6,25 @@ from scoreboard.cached import CACHED
 from scoreboard.rates import RATES
 from scoreboard.record import RealRun
 from scoreboard.replays import RTX4090, RTXPRO6000
+from scoreboard.runs import PUBLISHED
 from scoreboard.sweeps import HIGH, SHAPE
 from scoreboard.tables import SPLITWISE
 from scoreboard.unmeasured import PARALLELISM, UNMEASURED
 from scoreboard.watermark import WATERMARK
 
-_ALL = (HIGH, SHAPE, UNMEASURED, PARALLELISM, RATES, CACHED, RTX4090, RTXPRO6000, SPLITWISE, WATERMARK)
+_ALL = (
+    PUBLISHED,
+    HIGH,
+    SHAPE,
+    UNMEASURED,
+    PARALLELISM,
+    RATES,
+    CACHED,
+    RTX4090,
+    RTXPRO6000,
+    SPLITWISE,
+    WATERMARK,
+)
 RUNS: dict[str, RealRun] = {run.name: run for run in _ALL}
 
 

@@ -16,8 +16,9 @@ from kvplan.ingest.timing.played import foretold
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep, Waits
 from kvplan.model import Timing
 from scoreboard.hidden import Hidden, split
-from scoreboard.learning import learn_without, loads_of
+from scoreboard.learning import learn, loads_of
 from scoreboard.record import Configuration, Row, real_run
+from scoreboard.recorded import read_runs
 
 FILE, SETTINGS = "silicon-sweeps/sweeps.csv", "silicon-sweeps/settings.csv"
 _SAME = ("gpu", "isl", "osl", "concurrency")  # with TTFT and TPOT to 0.1 ms, of one point in both files
@@ -37,8 +38,8 @@ class Sweeps(NamedTuple):
 def read(folder: Path) -> Sweeps:
     """The sweeps of a folder of data, and priors that are each learnt from the sweeps of all other models."""
     sweeps = tuple(some for some in with_settings(folder) if some.points)
-    loads = loads_of(sweeps)
-    reached = cache(lambda model: learn_without(loads, lambda of: of.model == model).reached)
+    measured = [*loads_of(sweeps), *read_runs(folder)]
+    reached = cache(lambda model: learn(measured, lambda of: of.model == model).reached)
 
     def prior(deployment: Deployment) -> Timing:
         found = of_deployment(deployment, reached(read_model(deployment.model).name))

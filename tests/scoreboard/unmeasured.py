@@ -5,7 +5,7 @@ up, and those with expert or data parallelism, of files of their own.
 """
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -13,20 +13,33 @@ from typing import NamedTuple
 from sampled import parse_samples
 
 from kvplan.ingest.timing.samples import Sweep
-from scoreboard.learning import Learnt, Load, learn_without, loads_of
+from scoreboard.learning import Learnt, Load, learn, loads_of
 from scoreboard.record import Configuration, Row, real_run
+from scoreboard.recorded import Run, read_runs
 from scoreboard.sweeps import FILE, SETTINGS, with_settings
 
 PARALLEL = "silicon-parallel/dp.csv"
 
-_Learner = Callable[[Load], Learnt]
-
 
 class Known(NamedTuple):
-    """Loads of sweeps, and which of them were not warmed up."""
+    """Loads of sweeps, which of them were not warmed up, and runs."""
 
     loads: tuple[Load, ...]
     cold: frozenset[int]  # by place
+    runs: tuple[Run, ...]
+
+    def without_model(self, name: str) -> Learnt:
+        """What is learnt from the other models."""
+        return _without(self, "model", name)
+
+    def without_gpu(self, name: str) -> Learnt:
+        """What is learnt from the other GPUs."""
+        return _without(self, "gpu", name)
+
+
+@cache
+def _without(known: Known, field: str, name: str) -> Learnt:
+    return learn([*known.loads, *known.runs], lambda of: getattr(of, field) == name)
 
 
 @lru_cache(maxsize=1)
@@ -37,19 +50,8 @@ def read(folder: Path) -> Known:
         (cold if sweep.deployment.other.endswith("cold") else warm).append(sweep)
     loads = loads_of([*cold, *warm])
     lines = {point.line for sweep in cold for point in sweep.points}
-    return Known(tuple(loads), frozenset(i for i, load in enumerate(loads) if load.point.line in lines))
-
-
-def without_its_model(loads: Sequence[Load]) -> _Learner:
-    """What is learnt from the other models."""
-    learnt = cache(lambda model: learn_without(loads, lambda of: of.model == model))
-    return lambda load: learnt(load.configuration.model)
-
-
-def without_its_gpu(loads: Sequence[Load]) -> _Learner:
-    """What is learnt from the other GPUs."""
-    learnt = cache(lambda gpu: learn_without(loads, lambda of: of.gpu == gpu))
-    return lambda load: learnt(load.configuration.gpu)
+    cold_ones = frozenset(i for i, load in enumerate(loads) if load.point.line in lines)
+    return Known(tuple(loads), cold_ones, read_runs(folder))
 
 
 def rows_of(load: Load, learnt: Learnt, groups: Iterable[str]) -> Iterator[Row]:
@@ -66,12 +68,11 @@ def rows_of(load: Load, learnt: Learnt, groups: Iterable[str]) -> Iterator[Row]:
 
 
 def _kind(load: Load) -> str:
-    return "MoE" if load.shape.counts.experts else "dense"
+    return "MoE" if load.deployed.shape.counts.experts else "dense"
 
 
 def _rows(folder: Path) -> list[Row]:
     known = read(folder)
-    of_model, of_gpu = without_its_model(known.loads), without_its_gpu(known.loads)
     rows = []
     for place, load in enumerate(known.loads):
         kind, engine = _kind(load), load.configuration.engine
@@ -79,9 +80,11 @@ def _rows(folder: Path) -> list[Row]:
         if load.has_ttft:
             groups = ["InferenceMAX", f"InferenceMAX {kind}", f"InferenceMAX {kind} {engine}"]
             groups += ["InferenceMAX warmed up"] if place not in known.cold else []
-        rows += rows_of(load, of_model(load), groups)
+        rows += rows_of(load, known.without_model(load.configuration.model), groups)
         if load.has_ttft:
-            apart = rows_of(load, of_gpu(load), [f"unseen: {load.configuration.gpu}"])
+            apart = rows_of(
+                load, known.without_gpu(load.configuration.gpu), [f"unseen: {load.configuration.gpu}"]
+            )
             rows += [row for row in apart if row.configuration.kind == "unseen"]
     return rows
 
@@ -102,13 +105,13 @@ def read_parallel(folder: Path) -> list[Sweep]:
 
 
 def _parallel_rows(folder: Path) -> list[Row]:
-    learnt = without_its_model(read(folder).loads)
+    known = read(folder)
     rows = []
     for load in loads_of(read_parallel(folder)):
         kind = "DP" if "DP" in load.configuration.parallelism else "EP"
         groups = [f"{kind} {load.configuration.engine}"]
         groups += ["EP vllm and sglang"] if groups[0] in ("EP vllm", "EP sglang") else []
-        rows += rows_of(load, learnt(load), groups)
+        rows += rows_of(load, known.without_model(load.configuration.model), groups)
     return rows
 
 

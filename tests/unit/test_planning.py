@@ -12,8 +12,8 @@ from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
-from kvplan.ingest.model.roofline import REQUEST_OVERHEAD_S
-from kvplan.model import Parallelism, Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.ingest.model.roofline import request_overhead_s
+from kvplan.model import Parallelism, Plan, Replica, RequestClass, ServingModel, Timing, attention_pairs
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import parse_slo
 from kvplan.options import PlanOptions
@@ -207,7 +207,9 @@ def test_what_would_make_a_demand_possible_does() -> None:
         return plan(Request([kind], demand, (parse_slo(f"ttft_s.p95 <= {limit_s} s"),)))
 
     def slower_s(prompt_tokens: float) -> float:
-        return 1.05 * kind.speed.timing(prompt_tokens, prompt_tokens, 1) + REQUEST_OVERHEAD_S[EngineName.VLLM]
+        timing = kind.speed.timing
+        computed = timing(prompt_tokens, prompt_tokens, 1, attention_pairs(prompt_tokens))
+        return 1.05 * computed + request_overhead_s(timing, EngineName.VLLM)
 
     other = 1.05 * kind.speed.timing(1500, 0, 1)
 

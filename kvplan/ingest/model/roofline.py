@@ -1,28 +1,33 @@
 """Timing of a replica nobody has measured: peaks of its GPUs, and what engines were seen to reach of them.
 
-Terms of τ = d0 + d1·K + d2·P + d3·B + experts·(1 - (1 - chosen)^(P + B)) on n GPUs: d ranks of attention of t each.
-Peaks are those of the catalogue, each times a share that was learnt (`Efficiency`). Of several ranks it is the law of
-one, whose K, P and B it is for, but for `all_ranks` and `experts`, for which tokens of all count:
+Terms of τ = d0 + d1·K + d2·P + d3·B + experts·(1 - (1 - chosen)^T) + d5·max(0, T - knee) + d6·Q, T = P + B, on n
+GPUs: d ranks of attention of t each. Within a layer matrix products take the larger of reading weights and computing;
+attention is a kernel of its own. Peaks are those of the catalogue, each times a share that was learnt (`Efficiency`).
+Of several ranks it is the law of one, whose K, P, B and Q it is for, but for `all_ranks`, `d5_all_ranks` and `experts`,
+for which tokens of all count:
 
 =========  =========================================================================================================
 d0         (weights but experts and tables / t + the output table / n) / bandwidth: every iteration reads them; of the
            input embeddings only a row per token is looked up. And a time for each layer: kernels that are launched,
-           the latency of small all-reduces, whatever the batch
+           the latency of small all-reduces, whatever the batch; those that quantise inputs come on top
 d1         KV bytes per token on one GPU / bandwidth: attention reads the cache of every sequence in the batch. Layers
            that keep every token: of windows and chunks K counts what is read, where [[gpu.kv]] lists them
-d2         2 · parameters a prompt token meets / (GPUs · operations per second); neither embeddings nor the output
-           table, which only a prompt's last token needs. Those that are no experts' are shared by t GPUs, the others
-           by n. And what it sends over the link: its activations in the two all-reduces of a layer, of which a ring
-           sends 2·(n - 1)/n; with expert parallelism 3 bytes of each to n - 1 others, 8 at most
-d3         the same for a decoded token, which is the ceiling that compute sets to decoding; its states, read and
-           written; and the latents that sparse attention chooses, where d1 is of index keys alone
-all_ranks  of d > 1 the part of d2 and d3 that all tokens share: experts, and all-reduces over all GPUs
+d2         what a prompt token sends over the link: its activations in the two all-reduces of a layer, of which a ring
+           sends 2·(n - 1)/n; with expert parallelism 3 bytes of each to n - 1 others, 8 at most. And its attention to
+           windows, chunks, and tokens that sparse attention chooses, as if as many were there
+d3         the same link for a decoded token; a time for its sequence; its states, read and written; and the latents
+           that sparse attention chooses, where d1 is of index keys alone
+d5         2 · parameters a token meets / (GPUs · operations per second); neither embeddings nor the output table, which
+           only a prompt's last token needs. Those that are no experts' are shared by t GPUs, the others by n
+knee       tokens whose arithmetic takes as long as reading all weights: beyond, it decides
+d6         2 · (key + value width) · heads / t / operations per second in 16 bits, in each layer with full attention
+all_ranks  of d > 1 the part of d2 and d3, and that of d5, that all tokens share: all-reduces over all GPUs; experts
 experts    experts / n / bandwidth, of which an iteration reads those that its tokens choose, each `chosen` at random
 =========  =========================================================================================================
 
 Of p pipeline stages each holds 1/p of the layers, and as many batches are under way: K, P and B of an iteration are
 those of all. In the time in which each of them passes all stages every GPU reads its weights p times, all layers of t
-GPUs in the end, and reads and computes for each token 1/p of what t GPUs would. So d1 to d3 are divided by p; of the
+GPUs in the end, and reads and computes for each token 1/p of what t GPUs would. So d1 to d6 are divided by p; of the
 experts a batch wakes what a p-th of the tokens choose. Bubbles are not modelled. Of c context ranks each reads 1/c of
 the cache, but all index keys. Neither was compared with measurements.
 
@@ -39,6 +44,7 @@ from kvplan.ingest.model.hardware import Gpu, tables
 from kvplan.ingest.model.shape import ModelShape, kv_bytes_per_token, kv_layers, number_bytes, with_weights
 from kvplan.ingest.model.weights import Storage
 from kvplan.model import Parallelism, Timing
+from kvplan.model.kv_layout import Attention
 from kvplan.model.parallelism import ALONE
 
 _OPERATIONS = 2  # a multiplication and an addition for each parameter
@@ -46,6 +52,8 @@ _SIXTEEN_BITS = 2  # bytes of an activation, and of a number in an embedding tab
 _ALL_REDUCES = 2  # a layer: after attention and after the MLP
 _DISPATCHED = 3  # bytes of a number that goes to an expert in 8 bits, and comes back in 16
 _MOST_PEERS = 8  # that a token is sent to: assumed
+_WIDENED = 1.2  # times as long as weights of 16 bits take: what AWQ on an A100 came to
+_FEW, _CONTEXT = 16.0, 1000.0  # a small batch: sequences, and tokens of each
 _NVLINK = 200e9  # bytes per second of a link from which on it counts as NVLink or its like
 
 
@@ -56,12 +64,16 @@ class Efficiency:
     bandwidth: float  # an assumption, not learnt
     nvlink_bytes_per_s: float  # reached whatever its generation; an assumption
     pcie: float  # an assumption
+    attention: float  # of operations in 16 bits; an assumption
+    sequence_s: float  # of each sequence, whatever is computed of it; an assumption
     compute: float  # of dense models
     expert_compute: float  # of mixtures of experts
     fp4_compute: float  # of what comes on top where weights have 4 bits
     layer_s: float
+    quantised_layer_s: float  # besides, where weights are narrow
     expert_layer_s: float  # besides, of mixtures of experts
     sglang_layer_s: float  # besides, of SGLang
+    trtllm_saved_s: float  # less, of TensorRT-LLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +140,28 @@ def estimated_timing(
     """The timing of a model on GPUs of which so much is reached; of several data-parallel ranks, that of one."""
     ranks, counts = parallelism, shape.counts
     memory_s = 1 / (reached.bandwidth * gpu.bandwidth_bytes_per_s)
-    once = shape.layers * _layer_s(reached, has_experts=counts.experts > 0, engine=engine)
     table, of_experts, others = _bytes_read(shape)
+    read_s = (others / ranks.tensor + table / ranks.group) * memory_s
+    experts_s = of_experts / ranks.group * memory_s
     per_token, per_sequence = _kv_read(shape, kv_dtype, ranks)
-    of_rank, of_all = _token_s(shape, gpu, reached, ranks)
-    shared = 0.0 if ranks.data == 1 else of_all
+    sent, sent_to_all = _sent_s(shape, gpu, reached, ranks)
+    computed, computed_by_all = _computed_s(shape, gpu, reached, ranks)
+    pair_s, pairs = _pair_s(shape, gpu, reached, ranks), _pairs(shape)
+    apart = ranks.data > 1
     chosen = 1 - counts.idle_experts / counts.experts if counts.experts else 0.0
-    each = of_rank + of_all - shared
+    link = sent + (0.0 if apart else sent_to_all)
     return Timing(
-        d0=(others / ranks.tensor + table / ranks.group) * memory_s + once,
+        d0=read_s + shape.layers * _layer_s(shape, reached, engine),
         d1=per_token / ranks.pipeline * memory_s,
-        d2=each,
-        d3=each + per_sequence / ranks.pipeline * memory_s,
-        experts=of_experts / ranks.group * memory_s,
+        d2=link + pairs.bounded * pair_s,
+        d3=link + per_sequence / ranks.pipeline * memory_s + reached.sequence_s,
+        d5=computed + (0.0 if apart else computed_by_all),
+        knee_tokens=(read_s + experts_s) / (computed + ranks.data * computed_by_all),
+        experts=experts_s,
         chosen=1 - (1 - chosen) ** (1 / ranks.pipeline),
-        all_ranks=shared,
+        d6=pairs.full * pair_s,
+        all_ranks=sent_to_all if apart else 0.0,
+        d5_all_ranks=computed_by_all if apart else 0.0,
     )
 
 
@@ -151,9 +170,12 @@ def assumed_kv_dtype(gpu: Gpu, engine: EngineName | None) -> str:
     return "fp8" if gpu.flops_fp4 is not None or engine is EngineName.TRTLLM else "auto"
 
 
-def _layer_s(reached: Efficiency, *, has_experts: bool, engine: EngineName | None) -> float:
-    seconds = reached.layer_s + (reached.expert_layer_s if has_experts else 0.0)
-    return seconds + (reached.sglang_layer_s if engine is EngineName.SGLANG else 0.0)
+def _layer_s(shape: ModelShape, reached: Efficiency, engine: EngineName | None) -> float:
+    seconds = reached.layer_s + (reached.expert_layer_s if shape.counts.experts else 0.0)
+    if shape.storage.bits < 8 * _SIXTEEN_BITS and shape.storage.name != "mxfp4":  # which is of experts alone
+        seconds += reached.quantised_layer_s
+    besides = {EngineName.SGLANG: reached.sglang_layer_s, EngineName.TRTLLM: -reached.trtllm_saved_s}
+    return seconds if engine is None else seconds + besides.get(engine, 0.0)
 
 
 def _bytes_read(shape: ModelShape) -> tuple[float, float, float]:
@@ -179,22 +201,48 @@ def _kv_read(shape: ModelShape, kv_dtype: str, ranks: Parallelism) -> tuple[floa
     return shape.layers * attention.index_bytes, states + latents / ranks.context
 
 
-def _token_s(shape: ModelShape, gpu: Gpu, reached: Efficiency, ranks: Parallelism) -> tuple[float, float]:
-    """Seconds that a token takes of its own rank, and of all."""
-    counts, n = shape.counts, ranks.group
-    share, flops = (reached.expert_compute if counts.experts else reached.compute), _flops(shape.storage, gpu)
-    inverse = 1 / share + (1 / reached.fp4_compute if shape.storage.name in _FOUR_BITS else 0.0)
-    parameter_s = _OPERATIONS * inverse / (flops * ranks.pipeline)
-    active = counts.experts - counts.idle_experts
-    nvlink = gpu.link_bytes_per_s >= _NVLINK
+def _sent_s(shape: ModelShape, gpu: Gpu, reached: Efficiency, ranks: Parallelism) -> tuple[float, float]:
+    """Seconds that a token of a rank takes on the link, and one of all ranks."""
+    n, nvlink = ranks.group, gpu.link_bytes_per_s >= _NVLINK
     link = reached.nvlink_bytes_per_s if nvlink else reached.pcie * gpu.link_bytes_per_s
     number_s = shape.hidden_size * shape.layers / (link * ranks.pipeline)
-    of_rank, of_all = parameter_s * (counts.computing - active) / ranks.tensor, parameter_s * active / n
     if ranks.expert > 1:
-        of_rank += _DISPATCHED * min(n - 1, _MOST_PEERS) * number_s / ranks.tensor
-    else:
-        of_all += _ALL_REDUCES * _SIXTEEN_BITS * 2 * (n - 1) / n * number_s
-    return of_rank, of_all
+        return _DISPATCHED * min(n - 1, _MOST_PEERS) * number_s / ranks.tensor, 0.0
+    return 0.0, _ALL_REDUCES * _SIXTEEN_BITS * 2 * (n - 1) / n * number_s
+
+
+def _computed_s(shape: ModelShape, gpu: Gpu, reached: Efficiency, ranks: Parallelism) -> tuple[float, float]:
+    """Seconds of arithmetic that a token of a rank takes, and one of all ranks."""
+    counts, storage, flops = shape.counts, shape.storage, _flops(shape.storage, gpu)
+    inverse = 1 / (reached.expert_compute if counts.experts else reached.compute)
+    if storage.name in _FOUR_BITS:
+        inverse += 1 / reached.fp4_compute
+    if storage.bits < 8 * _SIXTEEN_BITS and flops == gpu.flops_bf16:
+        inverse *= _WIDENED
+    parameter_s = _OPERATIONS * inverse / (flops * ranks.pipeline)
+    active = counts.experts - counts.idle_experts
+    return parameter_s * (counts.computing - active) / ranks.tensor, parameter_s * active / ranks.group
+
+
+def _pair_s(shape: ModelShape, gpu: Gpu, reached: Efficiency, ranks: Parallelism) -> float:
+    """Seconds that a layer takes for a token to attend to another, in 16 bits."""
+    of = shape.attention
+    operations = _OPERATIONS * (of.head_dim + of.value_dim) * of.heads
+    return operations / (ranks.tensor * ranks.pipeline * reached.attention * gpu.flops_bf16)
+
+
+class _Pairs(NamedTuple):
+    """Over all layers, how often a prompt token attends to each token before it, and to so many at most."""
+
+    full: int
+    bounded: int
+
+
+def _pairs(shape: ModelShape) -> _Pairs:
+    full = sum(one.count for one in shape.kept if one.kind is Attention.FULL)
+    bounded = sum(one.count * one.window for one in shape.kept if one.window)
+    chosen = shape.attention.index_topk
+    return _Pairs(0, full * chosen + bounded) if chosen else _Pairs(full, bounded)
 
 
 _FOUR_BITS = ("nvfp4", "mxfp4")
@@ -203,7 +251,7 @@ _FOUR_BITS = ("nvfp4", "mxfp4")
 def _flops(storage: Storage, gpu: Gpu) -> float:
     """Operations per second with inputs as narrow as the weights, or the next wider the GPU has.
 
-    Integers of 4 bits are widened to 16 before they multiply.
+    Others are widened to 16 bits before they multiply.
     """
     if storage.name in _FOUR_BITS and gpu.flops_fp4 is not None:
         return gpu.flops_fp4
@@ -226,8 +274,21 @@ def efficiency() -> Efficiency:
     return Efficiency(**_learnt()["efficiency"])
 
 
-# Of a request outside the engine, where nobody has measured it.
-REQUEST_OVERHEAD_S = {EngineName(name): seconds for name, seconds in _learnt()["request_overhead_s"].items()}
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request takes outside the engine: so long, and as much longer as so many iterations."""
+
+    seconds: float
+    iterations: float = 0.0
+
+    def overhead_s(self, timing: Timing) -> float:
+        """Seconds, by the time of an iteration of a small batch; a larger one hardly told."""
+        return self.seconds + self.iterations * timing(_FEW * _CONTEXT, 0.0, _FEW)
+
+
+def request_overhead_s(timing: Timing, engine: EngineName) -> float:
+    """What a request takes outside an engine, where nobody has measured it."""
+    return Answer(**_learnt()["answer"][engine]).overhead_s(timing)
 
 
 class _Trust(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 from kvplan.engine import EngineName
 from kvplan.ingest.model.estimate import ReplicaEstimate
 from kvplan.ingest.model.hardware import Gpu
-from kvplan.ingest.model.roofline import REQUEST_OVERHEAD_S, Roofline
+from kvplan.ingest.model.roofline import Roofline, request_overhead_s
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.profile_text import Part, kv_tables, replica_part, timing_text
 from kvplan.model import Knowledge, MeasuredRange, Origin
@@ -95,7 +95,9 @@ def roofline_part(
         f"{together(gpu, ranks)} ({gpu.source}).",
         *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
     )
-    body = timing_text(found.timing, REQUEST_OVERHEAD_S[engine], measured=MeasuredRange(band=found.band))
+    body = timing_text(
+        found.timing, request_overhead_s(found.timing, engine), measured=MeasuredRange(band=found.band)
+    )
     return Part("timing", about, body, _origin(shape, gpu, ranks))
 
 

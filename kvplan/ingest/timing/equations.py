@@ -60,6 +60,7 @@ class Equations:
     knees: FloatArray  # tokens, shape (n_knees,)
     has_overhead: bool  # of a request, in some of them
     overlap: float  # equations that are made of the same iterations
+    d6: float  # known beforehand, and in `offset`
     beyond: FloatArray  # of d5 for each knee, shape (n_equations, n_knees)
     overhead: FloatArray  # of the overhead of a request
     offset: FloatArray  # seconds that no constant makes, such as the wait for an iteration under way
@@ -92,18 +93,23 @@ class Equations:
     def part(self, rows: BoolArray | IntArray) -> "Equations":
         """Keep some of them."""
         every = {field.name: getattr(self, field.name) for field in fields(self)}
-        whole = ("knees", "has_overhead", "overlap")
+        whole = ("knees", "has_overhead", "overlap", "d6")
         return Equations(**{name: all if name in whole else all[rows] for name, all in every.items()})
 
     def law(self, terms: Terms, constants: FloatArray) -> tuple[Timing, float]:
         """Return the law that has these constants, in the order of `design`, and the overhead of a request, seconds."""
         named = dict(zip(terms.names, constants.tolist(), strict=False))
         overhead = float(constants[-1]) if self.has_overhead else 0.0
-        return Timing(**named, knee_tokens=terms.knee_tokens or 0.0), overhead
+        return Timing(**named, knee_tokens=terms.knee_tokens or 0.0, d6=self.d6), overhead
 
     def in_order(self, terms: Terms, prior: Timing) -> FloatArray:
-        """Put another law in the order of `design`: no knee and no overhead is known beforehand."""
-        known = [prior.d0, prior.d1, prior.d2, prior.d3, *([prior.d4] if terms.d4 else [])]
+        """Put another law in the order of `design`; no overhead is known beforehand.
+
+        Without a knee arithmetic counts from the first token.
+        """
+        bent = 0.0 if terms.knee_tokens is not None else prior.d5
+        known = [prior.d0, prior.d1, prior.d2 + bent, prior.d3 + bent, *([prior.d4] if terms.d4 else [])]
+        known += [prior.d5] if terms.knee_tokens is not None else []
         return np.pad(known, (0, self.design(terms).shape[1] - len(known)))
 
     @property
@@ -117,21 +123,25 @@ class Equations:
         return bool((self.kind == Kind.ITERATION).all())
 
 
-def of_samples(samples: Sequence[Samples]) -> Equations:
-    """Make an equation of each iteration; iterations alike in all amounts are one group."""
+def of_samples(samples: Sequence[Samples], knees: Sequence[float] = ()) -> Equations:
+    """Make an equation of each iteration; iterations alike in all amounts are one group.
+
+    Knees are those given, or powers of two. Of a prompt's context samples say nothing: its attention is in d2 and d5.
+    """
     kv, prefill, batch, seconds, line = (
         np.concatenate([getattr(s, name) for s in samples])
         for name in ("kv_tokens", "prefill_tokens", "sequences", "seconds", "line")
     )
     amounts = np.column_stack([np.ones_like(kv), kv, prefill, batch, np.sqrt(batch)])
-    knees = knees_of(prefill + batch)
+    several = np.array(knees) if knees else knees_of(prefill + batch)
     averaged = any((some.prefill_tokens % 1 != 0).any() for some in samples)  # over many iterations
     return Equations(
         amounts=amounts,
-        knees=knees,
+        knees=several,
         has_overhead=False,
         overlap=max(some.overlap for some in samples),
-        beyond=np.maximum(prefill[:, None] + batch[:, None] - knees, 0.0),
+        d6=0.0,
+        beyond=np.maximum(prefill[:, None] + batch[:, None] - several, 0.0),
         overhead=np.zeros_like(kv),
         offset=np.zeros_like(kv),
         seconds=seconds,

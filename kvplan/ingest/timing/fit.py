@@ -18,7 +18,7 @@ from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
 from kvplan.ingest.model.roofline import Efficiency, assumed_kv_dtype, roofline
 from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
-from kvplan.ingest.timing.played import UNLIMITED, Law, corrected, play
+from kvplan.ingest.timing.played import KNEES, UNLIMITED, Law, corrected, play
 from kvplan.ingest.timing.robust import agreeing, constants, stand_ins, standard_errors
 from kvplan.ingest.timing.samples import Deployment, Measured, Samples, Sweep
 from kvplan.model import EngineName, FloatArray, Prefill, Replica, Timing
@@ -195,13 +195,14 @@ def fit_measured(
         Too little was measured, or iterations and loads are mixed.
     """
     prior = rooted(believed) if believed else _TIME
+    believed_knees = (prior.knee_tokens,) if prior.d5 > 0 else ()
     samples = [some for some in measured if isinstance(some, Samples)]
     sweeps = [some for some in measured if isinstance(some, Sweep)]
     if samples and sweeps:
         what = f"{samples[0].source} has iterations, {sweeps[0].source} has loads"
         raise UsageError(f"{what}: fit one or the other")
     if samples:
-        equations = of_samples(samples)
+        equations = of_samples(samples, believed_knees)
         if believed is None:
             _refuse_too_few(equations, measured[0].source)
         envelope = any(some.hidden_prefill for some in samples)
@@ -209,7 +210,8 @@ def fit_measured(
     played = replace(replica, prefill=Prefill.FUSED) if replica is not None else UNLIMITED
     if capacity_tokens is not None:
         played = replace(played, memory_tokens=capacity_tokens)
-    equations = play(sweeps, played, progress=progress, announce=announce)
+    knees = believed_knees or KNEES
+    equations = play(sweeps, played, knees=knees, d6=prior.d6, progress=progress, announce=announce)
     if believed is None:
         _refuse_too_few(equations, measured[0].source)
     if any(point.rate_rps is not None for sweep in sweeps for point in sweep.points):

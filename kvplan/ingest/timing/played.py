@@ -38,7 +38,7 @@ class Law(NamedTuple):
 
 UNLIMITED = Replica(2**40, 16, Prefill.FUSED, max_num_batched_tokens=8192)  # vLLM's budget on large GPUs
 
-_KNEES = (64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0)
+KNEES = (64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0)
 _POLICY = {"sglang": "sglang", "trtllm": "trtllm-no-evict"}  # of an engine; others schedule as vLLM does
 _EACH, _LEAST, _MOST = 10, 40, 20_000  # requests for each in flight where a file does not say; of a point
 _LEAST_AT_A_RATE = 3000  # when a request comes within an iteration is chance; many even it out
@@ -50,9 +50,8 @@ _UNIT = Law(Timing(1.0))  # to play closed loops by, where any will do
 _ONE_MORE = [
     *(
         Law(replace(_UNIT.timing, **{d: getattr(_UNIT.timing, d) + 1}))
-        for d in ("d0", "d1", "d2", "d3", "d4")
+        for d in ("d0", "d1", "d2", "d3", "d4", "d6")
     ),
-    *(Law(replace(_UNIT.timing, d5=1.0, knee_tokens=knee)) for knee in _KNEES),
 ]
 
 
@@ -109,23 +108,27 @@ def corrected(
         for kind, _ in _seen(point)
     ]
     waits = np.array(ttft) - equations.design(terms) @ constants
-    return replace(equations, offset=np.where(np.isnan(waits), 0.0, waits))
+    return replace(equations, offset=np.where(np.isnan(waits), equations.offset, waits))
 
 
 def play(
     sweeps: Sequence[Sweep],
     replica: Replica = UNLIMITED,
     *,
+    knees: Sequence[float] = KNEES,
+    d6: float = 0.0,
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Equations:
     """Make the equations of load sweeps, one for each time that was measured, as if no request had to wait.
 
+    The attention of prompts is known beforehand, `d6`.
     E2E says of the time after the first token what TPOT says, and so does the time between completions; of the three
     the first that was measured counts, TPOT before E2E.
     """
     loads = _loads(sweeps, replica, _as_loop)
-    played = _times(loads, [_UNIT, *_ONE_MORE], progress, announce)
+    beyond = [Law(replace(_UNIT.timing, d5=1.0, knee_tokens=knee)) for knee in knees]
+    played = _times(loads, [_UNIT, *_ONE_MORE, *beyond], progress, announce)
     rows = [
         (load, kind, seconds, times)
         for load, times in zip(loads, played, strict=True)
@@ -146,13 +149,14 @@ def play(
         levels = np.unique(lines, axis=0, return_inverse=True)[1].reshape(-1)
     return Equations(
         amounts=amounts[:, :5],
-        knees=np.array(_KNEES),
+        knees=np.array(knees),
         has_overhead=with_ttft,
         overlap=1.0,
-        beyond=amounts[:, 5:],
+        d6=d6,
+        beyond=amounts[:, 6:],
         # Of E2E alone it cannot be told from the time of the tokens.
         overhead=np.array([float(kind in (Kind.TTFT, Kind.E2E) and with_ttft) for _, kind, _, _ in rows]),
-        offset=np.zeros(len(rows)),
+        offset=d6 * amounts[:, 5],
         seconds=np.array([seconds for _, _, seconds, _ in rows]),
         kind=np.array([kind.value for _, kind, _, _ in rows]),
         group=np.unique(levels, return_inverse=True)[1],
