@@ -38,9 +38,9 @@ from kvplan.simulation.state import (
     layered,
 )
 
-_LONG = 1_000_000  # tokens, beyond which lengths are not laid out one by one
+_LONG = 10_000  # tokens, beyond which lengths are laid out one by one only where they have more pairs
 _PIECE = 1 << 12  # requests that are drawn at a time
-_MOST_WAITING = 1 << 17
+_MOST_WAITING = 1 << 14  # of whom, and of as many behind them, each takes half a kilobyte
 
 
 class Mark(NamedTuple):
@@ -261,7 +261,8 @@ def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
 
     The weights of both are probabilities.
     """
-    if max(first.values.size * stages.values.size, _LONG) < first.values.max():  # few pairs of long requests
+    longest = max(first.longest, stages.longest)
+    if max(first.values.size * stages.values.size, _LONG) < longest:  # few pairs of long requests
         pairs = (np.ravel(one) for one in np.meshgrid(first.values, stages.values, indexing="ij"))
         return float(np.outer(first.weights, stages.weights).ravel() @ footprint(s, *pairs))
     one, other = (np.bincount(law.values, law.weights) for law in (first, stages))
