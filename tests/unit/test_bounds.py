@@ -1,13 +1,16 @@
 """What is too much to be laid out is known before: bounds at the largest lengths and with the most classes."""
 
+import os
 import resource
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import run
+from command import ENVIRONMENT, run
 
 from kvplan.analysis import segments
 from kvplan.analysis.nested import nested_wait
@@ -82,17 +85,51 @@ def test_inputs_that_are_too_many_are_rounded_up(
         assert (longer >= exact.share_from[:, exact.inputs >= tokens].sum(axis=1) - 1e-12).all()
 
 
+def written(
+    path: Path, rows: Sequence[tuple[object, object, float]], memory: int = 10**8, more: str = ""
+) -> Path:
+    """A profile with a class of each input, decode and rate."""
+    table = "[[classes]]\nname = '{}'\ninput = {}\ndecode = {}\nrate = {}\n"
+    head = f"schema = 1\nname = 'long'\ngpu = {{ memory_tokens = {memory} }}\ntiming = {{ d0 = 0.01, d2 = 3e-5 }}\n"
+    path.write_text(head + more + "".join(table.format(i, *row) for i, row in enumerate(rows)))
+    return path
+
+
+LONGEST = [(1, MAX_DECODE_TOKENS - i, 1e-7) for i in range(MOST_CLASSES)]
+
+
 def test_classes_of_longest_requests_are_too_many_to_simulate_each_with_its_threshold(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "profile.toml"
-    rows = (
-        f"[[classes]]\nname = '{i}'\ninput = 1\ndecode = {MAX_DECODE_TOKENS - i}\nrate = 1e-7\n"
-        for i in range(17)
-    )
-    head = "schema = 1\nname = 'long'\ngpu = { memory_tokens = 100_000_000 }\ntiming = { d0 = 0.01 }\n"
-    path.write_text(head + "".join(rows))
+    path = written(tmp_path / "profile.toml", LONGEST[:17])
     with at_most(500):
         done = run("simulate", path, "--policy", "wait", "--requests", "20")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "17 groups of requests of up to 1,000,000 iterations" in done.stderr
+
+
+LAW = "{{ lognormal = {{ mean = {}, cv = 0.95 }} }}"
+HOSTILE = {
+    "a model that reasons": ([(LAW.format(1000), LAW.format(6000), 0.4)], 900_000),
+    "bursts of short and longest": (
+        [(1000, MAX_DECODE_TOKENS, 1e-4), (1000, 999, 1)],
+        10**8,
+        "workload = { cv = 20 }\n",
+    ),
+    "most classes": (LONGEST,),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_report_takes_a_gigabyte(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "profile.toml", *HOSTILE[name])
+    started = subprocess.Popen(
+        [sys.executable, "-P", "-m", "kvplan", "analyze", str(path)],
+        stdout=subprocess.DEVNULL,
+        env=ENVIRONMENT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (3 * 10**9, 3 * 10**9)),
+    )
+    _, status, used = os.wait4(started.pid, 0)
+    started.returncode = os.waitstatus_to_exitcode(status)
+    assert (started.returncode, used.ru_maxrss * 1024 < 10**9) == (0, True)
