@@ -213,19 +213,16 @@ def worst_segments(model: ServingModel, lengths: Lengths, ends: list[IntArray]) 
     if not varying:
         worst = segments_of(lengths, ends)
     else:
-        names = ("continuing", "work", "prefill_tokens")
-        largest, parts = np.zeros_like(lengths.share_from), []
+        largest, most = np.zeros_like(lengths.share_from), dict[str, Any]()
         with np.errstate(divide="ignore", invalid="ignore"):  # lengths that a mix does not have cost nothing
-            for mix in map(lengths_of, varying):
-                beyond = np.cumsum(mix.share_from[:, ::-1], axis=1)
-                np.maximum(largest, np.nan_to_num(beyond), out=largest)
+            for mix in map(lengths_of, map(replace, varying)):  # copies, whose rows go with them
+                np.maximum(largest, np.nan_to_num(np.cumsum(mix.share_from[:, ::-1], axis=1)), out=largest)
                 part = segments_of(mix, ends)
-                parts.append([np.nan_to_num(getattr(part, name), posinf=0.0) for name in names])
+                for name in ("continuing", "work", "prefill_tokens"):
+                    amount = np.nan_to_num(getattr(part, name), posinf=0.0)
+                    most[name] = np.maximum(most.get(name, amount), amount)
             share = np.diff(largest, axis=1, prepend=0.0)[:, ::-1]
             worst = segments_of(lengths._replace(share_from=share), ends)
-        most: dict[str, Any] = {
-            name: np.max(each, axis=0) for name, each in zip(names, zip(*parts, strict=True), strict=True)
-        }
         going_on = np.vstack([np.ones(len(ends)), most["continuing"][1:]])
         worst = replace(worst, rate=worst.rate[0] * np.cumprod(going_on, axis=0), **most)
     worst = replace(worst, windows=total_windows(model))
