@@ -13,9 +13,10 @@ layers from one top to the other: of one iteration's admissions the latest go fi
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,8 +30,7 @@ _COMPILE_ABOVE = 2_000  # iterations times rows; plain Python takes longer than 
 _LAYERS = 16  # an iteration on average that there is room for at first
 _TABLED_STEPS = 2  # weights of layers that take as long as a row
 _PERIOD_TOLERANCE = 1e-9  # of n*, between one period and the next
-# of n*, between the mean throughputs of two parts of a run that does not repeat itself
-_REST_TOLERANCE = 2e-3
+_REST_TOLERANCE = 2e-3  # of n*, between two parts of a run that does not repeat itself, in the mean
 _INCOMMENSURABLE = 0.6180339887498949
 _DISTURBANCE = 0.2
 _DOUBLINGS, _LONGER = 5, 1.5  # of a run that has not settled; times, less is not worth another run
@@ -498,8 +498,8 @@ def _prepared(system: FluidMap, masses: FloatArray, iterations: int, layers: int
     return _State._make(map(np.ascontiguousarray, state))
 
 
-def collapsed_starts(system: FluidMap) -> list[FloatArray]:
-    """States from which greedy admission may not recover: masses of cohorts at stage 0, 1, …, each of shape (L,).
+def collapsed_starts(system: FluidMap) -> Iterator[FloatArray]:
+    """Yield states from which greedy admission may not recover: masses of cohorts at stage 0, 1, …, each of shape (L,).
 
     Everything at stage 0; a disturbed equilibrium; pulses at the periods gcd, shortest, mean and half of the longest.
     All fill memory, or the seats (theory §3, "Finite memory").
@@ -510,8 +510,9 @@ def collapsed_starts(system: FluidMap) -> list[FloatArray]:
     disturbed = 1 + _DISTURBANCE * (2 * ((stage + 1) * _INCOMMENSURABLE % 1.0) - 1)
     mean = float(system.share @ stages)
     periods = {int(np.gcd.reduce(stages)), int(stages.min()), round(mean), size // 2} - {0, 1}
-    shapes = [disturbed, *((stage % period == 0).astype(np.float64) for period in sorted(periods | {size}))]
-    return [m * min(system.capacity / float(m @ kv), system.seats / float(m @ present)) for m in shapes]
+    pulses = ((stage % period == 0).astype(np.float64) for period in sorted(periods | {size}))
+    for m in chain([disturbed], pulses):
+        yield m * min(system.capacity / float(m @ kv), system.seats / float(m @ present))
 
 
 class Cycle(NamedTuple):
@@ -525,7 +526,7 @@ class Cycle(NamedTuple):
     read_tokens: float
     period: int | None
     # requests in flight and context read in each iteration of a pulse cycle, whose admissions all come in the first
-    phases: tuple[tuple[float, float], ...] = ()
+    phases: FloatArray | None = None  # of shape (2, period)
     iterations: int | None = None  # that the map ran; None where a formula gives the cycle
     settled: bool = True  # the run came to repeat itself, or its mean throughput came to rest
 

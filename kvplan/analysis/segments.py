@@ -20,6 +20,8 @@ from kvplan.model.weights import Weights, prompt_stages
 _SEGMENTS_TRIED = 24  # each number of segments up to this one, then in steps of a sixth ...
 _MOST_SEGMENTS = 128  # ... up to this
 _AT_ONCE = 1 << 20  # segments times inputs, which take memory
+_MOST_CELLS = 1 << 23  # decode lengths times inputs
+_MOST_PHASES = 1 << 8  # places of a page where inputs end
 HOPELESS = 1e60  # a first threshold: no smaller one keeps up under a law that is not linear
 _LEAST_STEPS = 200  # towards the least first threshold, before settling for any that keeps up
 _TOO_CLOSE = 1e-9  # to a work rate of 1, for a bound that is only there to save steps
@@ -96,10 +98,19 @@ class Segments:
 
 
 def lengths_of(model: ServingModel) -> Lengths:
-    """Merge classes by decode length and add up what the stages between lengths cost."""
+    """Merge classes by decode length and add up what the stages between lengths cost.
+
+    Inputs that are too many, or end in too many places of a page, are rounded up to fewer, and hold a little more.
+    """
     mix, timing = model.mix, model.timing
     distinct, position = np.unique(mix.decode_tokens, return_inverse=True)
     inputs, kind = np.unique(mix.input_tokens, return_inverse=True)
+    most = max(_MOST_CELLS // distinct.size, 1)
+    if np.unique(inputs % model.replica.block_tokens).size > _MOST_PHASES:
+        most = min(most, _MOST_PHASES)
+    if inputs.size > most:  # as many in each group, of which the longest stands for all
+        group = np.arange(inputs.size) * most // inputs.size
+        inputs, kind = inputs[np.flatnonzero(np.diff(group, append=most))], group[kind]
     decode = distinct.astype(np.float64)
     ending = np.zeros((decode.size, inputs.size))
     np.add.at(ending, (position, kind), mix.rate_rps)
@@ -202,17 +213,16 @@ def worst_segments(model: ServingModel, lengths: Lengths, ends: list[IntArray]) 
     if not varying:
         worst = segments_of(lengths, ends)
     else:
+        largest, most = np.zeros_like(lengths.share_from), dict[str, Any]()
         with np.errstate(divide="ignore", invalid="ignore"):  # lengths that a mix does not have cost nothing
-            each = [lengths_of(mix) for mix in varying]
-            beyond = [np.cumsum(mix.share_from[:, ::-1], axis=1) for mix in each]
-            largest = np.max(np.nan_to_num(beyond), axis=0)
+            for mix in map(lengths_of, map(replace, varying)):  # copies, whose rows go with them
+                np.maximum(largest, np.nan_to_num(np.cumsum(mix.share_from[:, ::-1], axis=1)), out=largest)
+                part = segments_of(mix, ends)
+                for name in ("continuing", "work", "prefill_tokens"):
+                    amount = np.nan_to_num(getattr(part, name), posinf=0.0)
+                    most[name] = np.maximum(most.get(name, amount), amount)
             share = np.diff(largest, axis=1, prepend=0.0)[:, ::-1]
             worst = segments_of(lengths._replace(share_from=share), ends)
-            parts = [segments_of(mix, ends) for mix in each]
-        most: dict[str, Any] = {
-            name: np.max([np.nan_to_num(getattr(part, name), posinf=0.0) for part in parts], axis=0)
-            for name in ("continuing", "work", "prefill_tokens")
-        }
         going_on = np.vstack([np.ones(len(ends)), most["continuing"][1:]])
         worst = replace(worst, rate=worst.rate[0] * np.cumprod(going_on, axis=0), **most)
     worst = replace(worst, windows=total_windows(model))

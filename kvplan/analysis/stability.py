@@ -210,7 +210,7 @@ def _asymptotic_min_input(
     anywhere in (0, π]; two lengths give eq. 13. `inline` is the (s-1, d+1) system, hence one token more.
     """
     lengths, position = np.unique(stages, return_inverse=True)
-    turns = (lengths // 2 + 1).sum()
+    turns = sum(d // 2 + 1 for d in lengths.tolist())  # in Python's integers, whose products do not wrap
     if lengths.size == 1 or np.ptp(inputs) > 0 or turns * lengths.size**2 > _MOST_PHASES:
         return None
     p = sum_by(position, share, lengths.size)

@@ -118,7 +118,7 @@ def pulse_cycle(
         in_flight=float(in_flight.mean()),
         read_tokens=float(context.mean()),
         period=g,
-        phases=tuple(zip(in_flight.tolist(), context.tolist(), strict=True)),
+        phases=np.stack([in_flight, context]),
     )
 
 
@@ -143,8 +143,8 @@ def cycle_throughput_rps(model: ServingModel, cycle: Cycle) -> float:
     A law that is not linear is averaged over the iterations of a pulse cycle, or over prompts that come one by one.
     """
     timing, (tokens, prefill_pairs) = model.timing, cycle.prefill(model.mix)
-    if cycle.phases and not timing.is_linear:
-        sequences, context = np.array(cycle.phases).T
+    if cycle.phases is not None and not timing.is_linear:
+        sequences, context = cycle.phases
         prefill = np.zeros(sequences.size)
         prefill[0] = tokens * sequences.size
         return cycle.throughput / float(timing(context, prefill, sequences, prefill_pairs).mean())

@@ -38,9 +38,12 @@ from kvplan.simulation.state import (
     layered,
 )
 
-_LONG = 1_000_000  # tokens, beyond which lengths are not laid out one by one
+_LONG = 10_000  # tokens, beyond which lengths are laid out one by one only where they have more pairs
 _PIECE = 1 << 12  # requests that are drawn at a time
-_MOST_WAITING = 1 << 17
+_MOST_WAITING = 1 << 17  # each, and one behind it, takes half a kilobyte
+_FEWER_WAITING = 1 << 14  # where nobody can tell how many do
+# policies whose state is who is resident, and nothing else: those preempted do not go behind all who wait
+AGED = ("vllm", "greedy", "trtllm-max-utilization")
 
 
 class Mark(NamedTuple):
@@ -100,15 +103,14 @@ class Backlog:
             dealt = np.argsort(np.arange(ages.size) % model.replica.ranks, kind="stable")
             residents, ages = chosen(residents, dealt), ages[dealt]
         self._model, self._plan, self._settings, self._seed = model, plan, settings, seed
-        self._policy, self._requests, self._pieces = POLICIES[settings.policy], residents, 0
+        self._policy, self._pieces, self._forgotten = POLICIES[settings.policy], 0, 0
         self.stuck = False
         replica, shortest = model.replica, min(int(c.inputs.values.min()) for c in model.classes)
-        most = min(
-            replica.memory_tokens // max(shortest, 1), replica.max_num_seqs or _MOST_WAITING, _MOST_WAITING
-        )
+        deepest = _FEWER_WAITING if settings.policy in AGED else _MOST_WAITING
+        most = min(replica.memory_tokens // max(shortest, 1), replica.max_num_seqs or deepest, deepest)
         self._most_waiting = most + 1
         at_once = max(engine.ROWS, 2 * self._most_waiting) + (0 if ages is None else ages.size)
-        requests, setup = self._drawn(2 * at_once)
+        requests, setup = self._drawn(residents, 2 * at_once)
         decode = max(c.outputs.longest for c in model.classes)
         stages = int(stage_count(replica.prefill, np.array([decode]))[0])
         most_tokens = max(c.max_tokens for c in model.classes)
@@ -159,7 +161,7 @@ class Backlog:
         return Mark(
             footprint=float(self._left[0] + self._footprints[done].sum() + under_way.sum()),
             tokens=float(self._left[1] + self._totals[done].sum() + emitted.sum()),
-            prompt_tokens=float(self._prompts[begun]),
+            prompt_tokens=float(self._forgotten + self._prompts[begun]),
             busy_s=float(sums[Span.BUSY_S]),
             iterations=float(sums[Span.STEPS]),
             context=float(sums[Span.CONTEXT]),
@@ -186,13 +188,13 @@ class Backlog:
             found += share * np.array([_mean_footprint(self._run.state, *laws), stages @ chance, inputs.mean])
         return Means(*(found / self._model.total_rate_rps).tolist())
 
-    def _drawn(self, count: int) -> tuple[Requests, Setup]:
-        """Draw so many more behind the residents, the first always the same; and prepare the policy for them."""
-        model, parts = self._model, [] if self._requests is None else [self._requests]
-        while self._pieces * _PIECE < count:
-            parts.append(_piece(model.classes, model.drafts, (*self._seed, self._pieces)))
-            self._pieces += 1
-        requests = self._requests = replace(joined(parts), most_waiting=self._most_waiting)
+    def _drawn(self, before: Requests | None, more: int) -> tuple[Requests, Setup]:
+        """Draw so many more behind others, the first always the same; and prepare the policy for them."""
+        model, parts = self._model, [] if before is None else [before]
+        first, self._pieces = self._pieces, self._pieces + math.ceil(more / _PIECE)
+        seeds = ((*self._seed, piece) for piece in range(first, self._pieces))
+        parts += (_piece(model.classes, model.drafts, seed) for seed in seeds)
+        requests = replace(joined(parts), most_waiting=self._most_waiting)
         names = tuple(c.name for c in model.classes)
         setup, _ = self._policy.set_up(Scenario(model, self._plan, requests, names), self._settings)
         return requests, setup
@@ -200,10 +202,11 @@ class Backlog:
     def _refill(self) -> None:
         """Give rows to those who come next, of whom there are always more."""
         s, pool = self._run.state, self._run.pool
-        if s.counter[Counter.ROWLESS] <= 2 * s.time.shape[0]:
-            # by an eighth where there are many: the old ones are held until the new ones are joined to them
+        if s.counter[Counter.ROWLESS] <= s.time.shape[0]:
+            if pool.requests.drafted is None:  # else rows know places among all tokens drafted
+                self._forget()
             size = pool.requests.arrival_s.size
-            requests, setup = self._drawn(size + max(size // 8, 2 * s.time.shape[0]))
+            requests, setup = self._drawn(pool.requests, max(size // 8, s.time.shape[0]))
             more = requests.arrival_s.size - size
             pool.extend(requests, setup)
             if requests.drafted is not None:
@@ -217,6 +220,14 @@ class Backlog:
         stays[pool.number] = True
         left = done[~stays[done]]
         self._left += self._footprints[left].sum(), self._totals[left].sum()
+
+    def _forget(self) -> None:
+        """Keep nothing of those who have no row any more: of millions that would be hundreds of megabytes."""
+        pool = self._run.pool
+        before, size = pool.requests.input_tokens, pool.requests.arrival_s.size
+        to_come = np.arange(size - int(self._run.state.counter[Counter.ROWLESS]), size)
+        pool.keep_only(np.concatenate([np.sort(pool.number), to_come]))
+        self._forgotten += int(before.sum() - pool.requests.input_tokens.sum())
 
     def _done(self) -> IntArray:
         """Find those who are done and have a row."""
@@ -263,7 +274,8 @@ def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
 
     The weights of both are probabilities.
     """
-    if max(first.values.size * stages.values.size, _LONG) < first.values.max():  # few pairs of long requests
+    longest = max(first.longest, stages.longest)
+    if max(first.values.size * stages.values.size, _LONG) < longest:  # few pairs of long requests
         pairs = (np.ravel(one) for one in np.meshgrid(first.values, stages.values, indexing="ij"))
         return float(np.outer(first.weights, stages.weights).ravel() @ footprint(s, *pairs))
     one, other = (np.bincount(law.values, law.weights) for law in (first, stages))

@@ -36,6 +36,7 @@ from kvplan.simulation.state import (
 
 _NO_END = 1 << 60  # tokens
 _MOST_LOOKED_UP = 1 << 23  # tokens
+_MOST_PLACES = 1 << 24  # of all groups: an iteration of the longest request each, and a place in a page
 _LOOKED_UP_BY = 1 << 12  # at a time, so that runs whose longest request is another one share a table
 _MOST_NODES = 10**7  # of a radix tree; 800 MB, of which only those in use are touched
 RECORDS = 4096  # of the series; when it is full, every second one goes
@@ -229,6 +230,11 @@ def new_state(
     if spans is not None:
         clock[Clock.SPAN_END], clock[Clock.SPAN_WIDTH] = spans.begin_s, spans.width_s
     ring_size = np.minimum(setup.until, longest) + 1
+    if int(ring_size.sum()) + groups * block > _MOST_PLACES:
+        raise UsageError(
+            f"{groups:,} groups of requests of up to {longest:,} iterations, in blocks of {block:,} tokens, are more "
+            "than a simulation has room for"
+        )
     group = np.zeros((groups, Group.WIDTH), dtype=np.int64)
     group[:, Group.UNTIL], group[:, Group.RING_SIZE] = setup.until, ring_size
     group[:, Group.RING_START] = np.cumsum(ring_size) - ring_size

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvplan.model import FloatArray, IntArray, Replica
 from kvplan.simulation.initial_state import Setup, begin_rows, block_streams
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Requests, chosen
 from kvplan.simulation.state import NOBODY, Cache, Counter, Fixed, List, Place, Request, State, Stream, Time
 
 _LINKS = slice(Request.BEFORE, Request.DUE_AFTER + 1)  # columns that name a row
@@ -56,6 +56,14 @@ class RowPool:
             for counts in (self.evictions, self.hit_tokens, self.recovered_tokens)
         )
         self.shed = np.append(self.shed, np.zeros(more, np.bool_))
+
+    def keep_only(self, kept: IntArray) -> None:
+        """Know of these requests alone from now on, ascending, among them all that have a row or come next."""
+        self.requests = chosen(self.requests, kept)
+        self.number = np.searchsorted(kept, self.number)
+        self.first_token_s, self._finish_s = self.first_token_s[kept], self._finish_s[kept]
+        self.evictions, self.hit_tokens = self.evictions[kept], self.hit_tokens[kept]
+        self.recovered_tokens, self.shed = self.recovered_tokens[kept], self.shed[kept]
 
     def keep(self, states: Sequence[State]) -> None:
         """Note what has become of the requests that stand in a row, which replicas share."""

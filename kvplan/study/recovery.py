@@ -18,7 +18,7 @@ from kvplan.analysis.equilibrium import saturation, sustainable_rate, tangent
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
 from kvplan.model.weights import stage_count
-from kvplan.simulation.backlog import Backlog, Mark, Means, blocks_needed
+from kvplan.simulation.backlog import AGED, Backlog, Mark, Means, blocks_needed
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.simulation.intervals import Ratio, ratio
 from kvplan.simulation.policies import POLICIES
@@ -36,15 +36,10 @@ _PRECISE, _STEADY = (
 _AGREE, _ERRORS = 0.015, 4.0  # how near to the least a start has to be to count with it
 _MARGIN, _SURE = 0.005, 3.0  # below what was measured, relative and in standard errors
 _GLANCES = ((1 / 8, 0.1), (1.0, 0.015))  # at parts of the first length: how far the offered rate has to be
-_MOST_HELD = 10_000  # requests in memory: of as many, six starts take 700 MB
+_MOST_HELD = 10_000  # requests in memory: of as many, six starts take 200 MB
 _SAMPLE, _ENOUGH = 1 << 12, 2  # requests from which residents are drawn; times those that memory holds
 _DRAWS = 8  # of ages where there is one length
 _LONGEST = 0.9999  # quantile of the stays that counts as the longest
-_AGED = (
-    "vllm",
-    "greedy",
-    "trtllm-max-utilization",
-)  # policies whose state is who is resident, and nothing else
 _MEMORY = ("kv_memory", "compute")  # what binds where memory is full
 _SEED = (39,)
 
@@ -298,7 +293,7 @@ def uncached(settings: Settings) -> Settings:
 def _starts(model: ServingModel, policy: str) -> Iterator[tuple[str, tuple[Requests, IntArray] | tuple[()]]]:
     """Yield states to begin with, by name: who runs, oldest first, and for how many iterations already."""
     yield "a flood", ()
-    if policy not in _AGED:
+    if policy not in AGED:
         return
     stages = model.mix.stages
     for draw in range(_DRAWS if np.unique(stages).size == 1 and model.drafts is None else 1):

@@ -117,7 +117,7 @@ def test_the_fluid_map_is_fifty_times_faster_than_a_numpy_shift() -> None:
     lone = Weights(np.array([31.0]), np.array([decode]))
     weight = lone.survival(np.ones(1))
     system = fluid_map(lone, np.ones(1), np.array([30.0]), capacity)
-    start = collapsed_starts(system)[0]
+    start = next(collapsed_starts(system))
     many, few = 2_000_000, 2_000
 
     def shift() -> float:

@@ -150,7 +150,7 @@ def test_the_pulse_cycle_is_exactly_a_cycle_of_the_map(case: Pulses, part: Fract
     assert found.evicted_prompts == pytest.approx(float(prompts), rel=1e-10, abs=1e-8)
     assert found.in_flight == pytest.approx(float(sum(n for n, _ in phases) / g), rel=1e-12)
     assert found.read_tokens == pytest.approx(float(sum(k for _, k in phases) / g), rel=1e-12)
-    for mine, theirs in zip(found.phases, phases, strict=True):
+    for mine, theirs in zip(found.phases.T, phases, strict=True):
         assert mine == pytest.approx([float(n) for n in theirs], rel=1e-12)
     history = case.run([float(m) for m in case.state(x)], 2 * g, limit)
     assert history.throughput.mean() == pytest.approx(float(x), rel=1e-9)

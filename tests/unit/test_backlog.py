@@ -15,6 +15,7 @@ from tiers import examples
 from kvplan.model import FloatArray, Plan, Prefill, ServingModel, Timing
 from kvplan.model.parallelism import Parallelism
 from kvplan.simulation.backlog import Backlog, Mark, blocks_needed, joined
+from kvplan.simulation.engine import ROWS
 from kvplan.simulation.experiments.runner import Job
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, chosen, saturated
@@ -154,6 +155,13 @@ def test_what_is_served_by_hand() -> None:
     assert run.on(2)[:4] == (17.0, 2.0, 7.0, 2.0)
     assert run.on(1)[:4] == (17.0 + 8, 3.0, 14.0, 3.0)
     assert run.on(9)[:4] == (6 * 17.0, 12.0, 42.0, 12.0)
+
+
+def test_a_long_run_forgets_who_is_done() -> None:
+    """The same by hand, of 100,000 requests one after the other: those that there are rows for, and as many behind."""
+    run = Backlog(mix_model((7, 2, 0.1), memory=9), Plan(), Settings("greedy", {}), SEED)
+    assert run.on(200_000)[:4] == (1_700_000.0, 200_000.0, 700_000.0, 200_000.0)
+    assert run._run.pool.requests.arrival_s.size <= 8 * ROWS
 
 
 def test_what_is_lost_is_not_served() -> None:
