@@ -9,9 +9,9 @@ from kvplan.show import page
 from kvplan.show.chart import Chart
 from kvplan.show.simulation import replayed
 from kvplan.show.view import Json, View, csv_text, header
+from kvplan.simulation.estimates import FIGURES
 from kvplan.simulation.experiments.load import Load
 from kvplan.study.operating_point import OperatingPoint
-from kvplan.study.sample import FIGURES
 from kvplan.study.windows import LATENCIES
 from kvplan.units import ABSENT, format_number, format_seconds
 

@@ -20,6 +20,7 @@ from kvplan.analysis.wait import Overload
 from kvplan.analysis.worst_window import at_rates
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
+from kvplan.simulation.estimates import FIGURES, QUANTILES, Distribution, Estimate
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, at_once
 from kvplan.simulation.initial_state import Spans
@@ -27,7 +28,7 @@ from kvplan.simulation.intervals import Trend, together, trend
 from kvplan.simulation.metrics import MAY_GROW
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.study.sample import FIGURES, OVER_TIME, QUANTILES, Estimate, Sample
+from kvplan.study.sample import OVER_TIME, Sample
 from kvplan.study.windows import BATCHES, LATENCIES, Window, life_s, typical_iteration_s, warm_up_s, window
 
 BUDGET_S, _WAIT_S = 1.0, 0.1  # counted work of all runs; of those with WAIT thresholds
@@ -74,16 +75,6 @@ class Observation(NamedTuple):
     windows: tuple[Window, ...]
     work_s: float
     is_replay: bool = False  # of a trace: nobody knows how it would have come otherwise
-
-
-class Distribution(NamedTuple):
-    """Seconds; None where there is none."""
-
-    mean: float | None = None
-    p50: float | None = None
-    p90: float | None = None
-    p95: float | None = None
-    p99: float | None = None
 
 
 class ClassLatency(NamedTuple):
@@ -446,8 +437,7 @@ def _latency(seen: Observation, model: ServingModel) -> Latency:
 
 
 def _distribution(sample: Sample, time: str) -> Distribution:
-    found = [sample.estimate(time, figure) for figure in FIGURES]
-    return Distribution(*(None if f is None else f.value for f in found))
+    return Distribution(*map(sample.times(time).value, FIGURES))
 
 
 def _of_class(sample: Sample, name: str) -> ClassLatency:

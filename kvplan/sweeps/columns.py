@@ -6,7 +6,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, get_type_hints
 
@@ -42,7 +42,7 @@ DEFAULT_SIMULATED = (
 def _figures(result: type) -> Iterator[str]:
     """Yield the numbers of a simulated result, those of its parts included."""
     for name, kind in get_type_hints(result).items():
-        if isinstance(kind, type) and is_dataclass(kind):
+        if hasattr(kind, "_fields"):
             yield from (f"{name}.{figure}" for figure in _figures(kind))
         elif kind in (float, float | None):
             yield name

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,9 @@ from every import every
 from runs import NAN, a_run, a_series, counts, one_server
 from tiers import at_night
 
-from kvplan.simulation.metrics import (
-    QUANTILES,
-    ClassResult,
-    PolicyResult,
-    RunStatus,
-    policy_result,
-)
+from kvplan.simulation.estimates import QUANTILES, Distribution
+from kvplan.simulation.experiments.study import plain
+from kvplan.simulation.metrics import ClassResult, KvTokens, PolicyResult, Queue, RunStatus, policy_result
 from kvplan.simulation.outcome import Ending, Found, Outcome
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S
@@ -52,13 +48,12 @@ def by_hand(**changes: Any) -> tuple[Requests, Outcome]:
         "recomputed_tokens": 25,
         "computed_tokens": 100,
         "busy_s": 6.0,
-        "kv_sum": 90.0,
         "kv_peak": 39,
         "queue_peak": 2,
         "request_overhead_s": 0.25,
-        "kv_histogram": counts(1, 1, 1, 1),
+        "kv_histogram": counts(1, 1, 2, 2) * 10**9,
         "bin_tokens": 10,
-        "series": a_series(np.array([2.0, 10.0]), waiting=(2, 1)),
+        "series": a_series(np.array([2.0, 10.0]), waiting=(2, 1), running=(1, 2), kv_tokens=(5, 20)),
     }
     return a_run((0.0, 1.0, 2.0), (3.0, 4.0, 5.0), (3.0, 8.0, NAN), **given | changes)
 
@@ -70,13 +65,13 @@ def test_the_figures_of_three_requests() -> None:
     assert result.iteration_time_s == 1.5
     assert (result.throughput_per_iteration, result.evictions_per_iteration) == (0.5, 0.5)
     assert (result.evictions, result.recomputed_tokens, result.recomputed_share) == (2, 25, 0.25)
-    assert asdict(result.kv_tokens) == {"mean": 22.5, "p99": 39, "peak": 39}
-    assert asdict(result.queue) == {"peak": 2, "end": 1}
-    assert asdict(result.ttft_s) == pytest.approx(dict.fromkeys(("mean", *QUANTILES), 3.25))
-    assert asdict(result.e2e_s) == pytest.approx(
-        {"mean": 5.25, "p50": 5.25, "p90": 6.85, "p95": 7.05, "p99": 7.21}
-    )
-    assert asdict(result.tpot_s) == dict.fromkeys(("mean", *QUANTILES), 1.0)
+    assert result.preemptions_per_request == 1
+    assert (result.running, result.waiting) == (1.8, 1.2)  # for 2 s the first of the pairs, for 8 s the other
+    assert result.kv_tokens == KvTokens(mean=17.0, p99=39, peak=39)
+    assert result.queue == Queue(peak=2, end=1)
+    assert result.ttft_s == pytest.approx(Distribution(*[3.25] * 5))
+    assert result.e2e_s == pytest.approx(Distribution(mean=5.25, p50=5.25, p90=6.85, p95=7.05, p99=7.21))
+    assert result.tpot_s == Distribution(*[1.0] * 5)
     long, short = result.classes
     assert (long.name, long.completed, long.e2e_s.mean, long.tpot_s.mean) == ("long", 1, 7.25, 1.0)
     assert (short.name, short.completed, short.e2e_s.p99, short.tpot_s.mean) == ("short", 1, 3.25, None)
@@ -85,13 +80,14 @@ def test_the_figures_of_three_requests() -> None:
 def test_names_and_order_are_those_of_the_contract() -> None:
     top = (
         "policy parameters completed unfinished makespan_s iterations status throughput_rps"
-        " decode_tokens_per_s throughput_per_iteration evictions evictions_per_iteration recomputed_tokens"
-        " recomputed_share kv_tokens queue shed prefix_cache iteration_time_s ttft_s itl_s tpot_s e2e_s"
+        " decode_tokens_per_s throughput_per_iteration evictions evictions_per_iteration preemptions_per_request"
+        " recomputed_tokens recomputed_share running waiting kv_tokens queue shed prefix_cache iteration_time_s"
+        " ttft_s itl_s tpot_s e2e_s"
         " goodput_rps ci95 classes"
     )
-    assert [field.name for field in fields(PolicyResult)] == top.split()
-    assert [field.name for field in fields(ClassResult)] == ["name", "completed", "ttft_s", "tpot_s", "e2e_s"]
-    numbers = [key for key in top.split()[2:14] if key != "status"]
+    assert list(PolicyResult._fields) == top.split()
+    assert ClassResult._fields == ("name", "completed", "ttft_s", "tpot_s", "e2e_s")
+    numbers = [key for key in top.split()[2:17] if key != "status"]
     memory = ["kv_tokens.mean", "kv_tokens.p99", "kv_tokens.peak", "queue.peak", "queue.end"]
     cache = "hit_rate readmission_hit_rate hit_tokens recovered_tokens cached_tokens_mean host_hit_rate"
     found = [f"prefix_cache.{name}" for name in [*cache.split(), "link_utilization"]]
@@ -133,8 +129,8 @@ def test_goodput_counts_who_was_served_within_all_limits() -> None:
 
 
 def test_what_the_prefix_cache_found_is_of_the_tokens_looked_up() -> None:
-    found = Found(np.array([32, 0, 16]), np.array([0, 48, 0]), 480, 64, 300.0, np.array([100, 200]))
-    run = by_hand(found=found, iterations=2, shed=np.array([False, False, True]))
+    found = Found(np.array([32, 0, 16]), np.array([0, 48, 0]), 480, 64, 900.0, np.array([100, 200]))
+    run = by_hand(found=found, shed=np.array([False, False, True]))
     use = result_of(run).prefix_cache
     assert (use.hit_rate, use.readmission_hit_rate) == (0.1, 0.75)
     assert (use.hit_tokens, use.recovered_tokens, use.cached_tokens_mean) == (48, 48, 150.0)
@@ -178,8 +174,8 @@ def test_a_run_without_a_single_iteration_has_figures_or_none(ending: Ending, n:
     result = result_of(run, run)
     assert (result.completed, result.unfinished, result.throughput_rps) == (0, n, None)
     assert result.throughput_per_iteration is result.kv_tokens.mean is result.kv_tokens.p99 is None
-    assert set(asdict(result.ttft_s).values()) == {None}
-    json.dumps(asdict(result), allow_nan=False)
+    assert set(result.ttft_s) == {None}
+    json.dumps(plain(result), allow_nan=False)
 
 
 def test_figures_are_means_over_seeds_with_a_students_t_interval() -> None:

@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def _figures(model: ServingModel) -> dict[str, float]:
             return seen.figures
     policies = {"engine": engine_settings(model)}
     run = study(model, NoPlan(), Load(requests=REQUESTS), policies, [77]).results[0]
-    times = {time: asdict(getattr(run, time)) for time in ("ttft_s", "itl_s", "tpot_s", "e2e_s")}
+    times = {time: getattr(run, time)._asdict() for time in ("ttft_s", "itl_s", "tpot_s", "e2e_s")}
     return {f"{time}.{name}": value for time, figures in times.items() for name, value in figures.items()}
 
 

@@ -1,7 +1,6 @@
 """A study: policies side by side on the same arrivals, some seeds each, and what they add up to."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -178,8 +177,8 @@ def _comparable(rows: Sequence[Sequence[Outcome | None]]) -> list[int]:
 
 def plain(value: Any) -> Any:
     """Convert results as JSON has them: whole counts whole."""
-    if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "_fields"):  # a NamedTuple
+        return {name: plain(getattr(value, name)) for name in value._fields}
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
