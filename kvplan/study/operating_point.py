@@ -133,11 +133,10 @@ class OperatingPoint(NamedTuple):
     """A profile at its own rates.
 
     `served` is in requests/s, `iteration_s` the mean time of an iteration; `requests` came in all runs together. The
-    policy and its parameters are those of the profile's engine, `arrivals` is the kind of arrivals.
+    policy is that of the profile's engine, `arrivals` is the kind of arrivals.
     """
 
     policy: str
-    parameters: Mapping[str, object]
     arrivals: str
     latency: Latency
     served: Estimate | None
@@ -145,9 +144,10 @@ class OperatingPoint(NamedTuple):
     requests: int
     runs: int
     hit_ratio: float | None = None  # of a prefix cache that runs know
+    replicas: int = 1
 
     def figures(self) -> Iterator[tuple[str, float | None, tuple[float, float | None] | None]]:
-        """Yield keys, values and 95 % intervals of all figures of the whole."""
+        """Yield keys, values and 95 % intervals of all figures of the whole; KV tokens are those of a replica."""
         latency = self.latency
         for key, found in (("throughput_rps", self.served), ("iteration_time_s", self.iteration_s)):
             if found is not None:
@@ -156,8 +156,12 @@ class OperatingPoint(NamedTuple):
             for figure in FIGURES:
                 key = f"{time}.{figure}"
                 yield key, getattr(getattr(latency, time), figure), latency.ci95.get(key)
-        for key in ("preemptions_per_request", "running", "waiting", "kv_tokens_mean"):
+        for key in ("preemptions_per_request", "running", "waiting"):
             yield key, getattr(latency, key), latency.ci95.get(key)
+        if (held := latency.kv_tokens_mean) is not None:
+            low, high = latency.ci95.get("kv_tokens_mean", (None, None))
+            ends = None if low is None else (low / self.replicas, high and high / self.replicas)
+            yield "kv_tokens.mean", held / self.replicas, ends
 
 
 def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S) -> OperatingPoint:
@@ -176,7 +180,6 @@ def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S)
         return seen.trend is Trend.STEADY and not unsettled(seen.sample)
 
     settings, arrivals = engine_settings(model), Load().on(model).name
-    parameters = {name: values[0] if len(values) == 1 else values for name, values in settings.given.items()}
     try:
         seen = observe(model, plan, settings, settled, budget_s=budget_s)
     except UsageError as refused:
@@ -186,11 +189,10 @@ def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S)
             latency = Latency(
                 Status.GROWING, f"the queue grows: {times:.3g} times what is sustainable is offered"
             )
-        return OperatingPoint(settings.policy, parameters, arrivals, latency, None, None, 0, 0)
+        return OperatingPoint(settings.policy, arrivals, latency, None, None, 0, 0)
     sample = seen.sample
     return OperatingPoint(
         settings.policy,
-        parameters,
         arrivals,
         _latency(seen, model),
         sample.rate(),
@@ -198,6 +200,7 @@ def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S)
         sample.work[0],
         len(seen.windows),
         sample.hit_ratio(),
+        1 if model.fleet is None else model.fleet.size,
     )
 
 

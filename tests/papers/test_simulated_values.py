@@ -253,9 +253,7 @@ def test_usage_has_the_tail_of_the_formula(work_rate: float) -> None:
         assert outcome.bin_tokens == 1
         assert outcome.overflows == 0
         # an iteration that holds more takes longer
-        iterations = outcome.kv_histogram / model.timing.seconds(
-            kv_tokens=np.arange(outcome.kv_histogram.size)
-        )
+        iterations = outcome.kv_histogram / model.timing(np.arange(outcome.kv_histogram.size), 0, 0)
         histogram = iterations / iterations.sum()
         tails.append(1 - np.cumsum(histogram))
     tail, error = np.mean(tails, axis=0), np.std(tails, axis=0, ddof=1) / 2
