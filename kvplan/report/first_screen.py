@@ -7,8 +7,7 @@ from kvplan.analysis.records import Lever
 from kvplan.report.assembly import Report
 from kvplan.report.inputs import headroom_range_text
 from kvplan.report.words import Basis
-from kvplan.simulation.estimates import Distribution
-from kvplan.study.operating_point import ClassLatency, Latency, WorstPart
+from kvplan.study.operating_point import ClassLatency, Distribution, Latency, WorstPart
 from kvplan.units import ABSENT, format_number, format_percent, format_rate, format_seconds, format_tokens
 
 Row = tuple[str, str, Basis]

@@ -62,16 +62,16 @@ def needed(study: Study) -> tuple[str, ...]:
                 why = "requests go on preempting each other, or waiting for each other, and none completes"
             said.append(f"{result.policy}: {why}; the run was ended.")
     left = [
-        f"{result.policy} {format_number(result.unfinished)}{_unfinished(study, run)}"
+        f"{result.policy} {format_number(unfinished)}{_unfinished(study, run)}"
         for result, run in zip(study.results, study.first, strict=True)
-        if result.unfinished
+        if (unfinished := result.figures["unfinished"])
     ]
     if left:
         said.append(f"Arrived and not finished at the end; latencies leave them out: {', '.join(left)}.")
     if study.scheduled is False:
         said.append("The schedule of the profile is left out: these arrivals do not follow rates.")
     if study.finds_prefixes:
-        cold = [r.policy for r in study.results if r.prefix_cache.hit_rate is None]
+        cold = [r.policy for r in study.results if r.figures["prefix_cache.hit_rate"] is None]
         if cold:
             said.append(f"No prefix cache: {', '.join(cold)}; to them every prompt is a stranger's.")
     said += extrapolations(study.measured, tuple(_visited(study)))

@@ -31,8 +31,7 @@ from kvplan.show.page import (
     tabulate,
     words,
 )
-from kvplan.simulation.estimates import Distribution
-from kvplan.study.operating_point import Status
+from kvplan.study.operating_point import Distribution, Status
 from kvplan.units import (
     ABSENT,
     format_bytes,

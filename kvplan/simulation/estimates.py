@@ -65,16 +65,6 @@ class Estimate(NamedTuple):
         return max(self.high - self.value, self.value - self.low) / self.value
 
 
-class Distribution(NamedTuple):
-    """Seconds; None where there is none. Percentiles as `numpy.quantile` has them; those of ITL to 0.2 %."""
-
-    mean: float | None = None
-    p50: float | None = None
-    p90: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-
-
 def _rounded(value: float, to: Callable[[float], int]) -> float:
     """To the end of a bin."""
     if value <= 0 or math.isinf(value):

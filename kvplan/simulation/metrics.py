@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.model import FloatArray, IntArray
-from kvplan.simulation.estimates import FIGURES, QUANTILES, Distribution, Gaps, Times
+from kvplan.simulation.estimates import FIGURES, QUANTILES, Gaps, Times
 from kvplan.simulation.intervals import (
     Interval,
     Trend,
@@ -62,6 +62,45 @@ Figures = dict[str, float | None]
 Intervals = dict[str, Interval | None]
 
 
+_FOUND = (
+    "prefix_cache.hit_rate",  # of the tokens of prompts looked up at their first admission
+    "prefix_cache.readmission_hit_rate",  # of what is admitted again after an eviction
+    "prefix_cache.hit_tokens",  # of prompts
+    "prefix_cache.recovered_tokens",  # of what is admitted again
+    "prefix_cache.cached_tokens_mean",  # known though nobody holds it, over busy time
+    "prefix_cache.host_hit_rate",  # the part of the hit rate that was loaded from a host tier; None without one
+    "prefix_cache.link_utilization",  # share of the time in which it loaded
+)
+CLASS_KEYS = ("completed", *(f"{time}.{each}" for time in ("ttft_s", "tpot_s", "e2e_s") for each in FIGURES))
+KEYS = (  # in the order of the contract; None where 0/0, and of the prefix cache without one
+    *("completed", "unfinished", "makespan_s", "iterations"),
+    *("throughput_rps", "decode_tokens_per_s", "throughput_per_iteration"),
+    *(
+        "evictions",
+        "evictions_per_iteration",
+        "preemptions_per_request",
+        "recomputed_tokens",
+        "recomputed_share",
+    ),
+    *(
+        "running",
+        "waiting",
+        "kv_tokens.mean",
+        "kv_tokens.p99",
+        "kv_tokens.peak",
+        "queue.peak",
+        "queue.end",
+        "shed",
+    ),
+    *(
+        *_FOUND,
+        "iteration_time_s",
+        *(f"{time}.{each}" for time in LATENCIES for each in FIGURES),
+        "goodput_rps",
+    ),
+)
+
+
 class RunStatus(StrEnum):
     """How a policy copes; the queue of saturated arrivals is not judged."""
 
@@ -71,77 +110,21 @@ class RunStatus(StrEnum):
     LIVELOCK = "livelock"
 
 
-class KvTokens(NamedTuple):
-    """Memory that a replica holds, tokens: mean and 99th percentile over time, most while an iteration ran."""
-
-    mean: float | None
-    p99: float | None
-    peak: float
-
-
-class Queue(NamedTuple):
-    """Waiting requests: most, and at the end."""
-
-    peak: float
-    end: float
-
-
-class PrefixCacheUse(NamedTuple):
-    """What the prefix cache found; None without one, and rates that are 0/0."""
-
-    hit_rate: float | None  # of the tokens of prompts looked up at their first admission
-    readmission_hit_rate: float | None  # of what is admitted again after an eviction
-    hit_tokens: float | None  # of prompts
-    recovered_tokens: float | None  # of what is admitted again
-    cached_tokens_mean: float | None  # known though nobody holds it, over busy time
-    host_hit_rate: float | None  # the part of the hit rate that was loaded from a host tier; None without one
-    link_utilization: float | None  # share of the time in which it loaded
-
-
 class ClassResult(NamedTuple):
-    """One class of requests under one policy."""
+    """One class of requests under one policy: means over seeds by the names of `CLASS_KEYS`."""
 
     name: str
-    completed: float
-    ttft_s: Distribution
-    tpot_s: Distribution
-    e2e_s: Distribution
+    figures: Figures
 
 
 class PolicyResult(NamedTuple):
-    """One policy: the keys of ``policies[]``, means over seeds. Rates and shares are None where they are 0/0.
-
-    `ci95` maps the dotted name of every figure ("ttft_s.p95") to its 95 % confidence interval, or None.
-    """
+    """One policy: means over seeds by the names of `KEYS`, and their 95 % confidence intervals."""
 
     policy: str
     parameters: dict[str, Any]
-    completed: float
-    unfinished: float
-    makespan_s: float
-    iterations: float
     status: RunStatus
-    throughput_rps: float | None
-    decode_tokens_per_s: float | None
-    throughput_per_iteration: float | None
-    evictions: float
-    evictions_per_iteration: float | None
-    preemptions_per_request: float | None
-    recomputed_tokens: float
-    recomputed_share: float | None
-    running: float | None
-    waiting: float | None
-    kv_tokens: KvTokens
-    queue: Queue
-    shed: float
-    prefix_cache: PrefixCacheUse
-    iteration_time_s: float | None
-    ttft_s: Distribution
-    itl_s: Distribution
-    tpot_s: Distribution
-    e2e_s: Distribution
-    goodput_rps: float | None
-    ci95: dict[str, Interval | None]
+    figures: Figures
+    ci95: Intervals
     classes: tuple[ClassResult, ...]
 
 
@@ -184,17 +167,12 @@ def policy_result(
             intervals = views[0].intervals(figures)
         if saturated:
             intervals |= {key: None for key in intervals if key.startswith(_AS_LONG_AS_THE_RUN)}
-    return PolicyResult(
-        policy=policy,
-        parameters=dict(parameters),
-        **_fields(figures),
-        status=_status([outcome for _, outcome in runs], saturated=saturated),
-        ci95=intervals,
-        classes=tuple(
-            ClassResult(name, **_fields(_mean_over_runs([view.classes[index] for view in views])))
-            for index, name in enumerate(class_names)
-        ),
+    classes = (
+        ClassResult(name, _mean_over_runs([view.classes[index] for view in views]))
+        for index, name in enumerate(class_names)
     )
+    status = _status([outcome for _, outcome in runs], saturated=saturated)
+    return PolicyResult(policy, dict(parameters), status, figures, intervals, tuple(classes))
 
 
 def _known(per_run: Sequence[Figures], key: str) -> list[float]:
@@ -229,26 +207,6 @@ def _trend(outcome: Outcome) -> Trend:
         else:  # no iteration ended: whoever has come and has no token yet
             least.append(int(np.searchsorted(came_s, times_s[1]) - np.searchsorted(begun_s, times_s[1])))
     return trend(np.array(least), came_s.size / _TREND_BATCHES, may_grow=came_s.size >= MAY_GROW)
-
-
-_GROUPS = {
-    "kv_tokens": KvTokens,
-    "queue": Queue,
-    "prefix_cache": PrefixCacheUse,
-    **dict.fromkeys(LATENCIES, Distribution),
-}
-
-
-def _fields(figures: Figures) -> dict[str, Any]:
-    """Nest dotted names into dataclasses."""
-    fields: dict[str, Any] = {}
-    for key, value in figures.items():
-        group, _, name = key.partition(".")
-        if name:
-            fields.setdefault(group, {})[name] = value
-        else:
-            fields[key] = value
-    return {key: _GROUPS[key](**value) if key in _GROUPS else value for key, value in fields.items()}
 
 
 def _ratio(amount: float, size: float) -> float | None:
@@ -306,9 +264,8 @@ def within(requests: Requests, run: Outcome, limits: Mapping[str, float]) -> NDA
 
 def _found(run: Outcome) -> Figures:
     """Return what the prefix cache found by its dotted names."""
-    names = [f"prefix_cache.{name}" for name in PrefixCacheUse._fields]
     if run.found is None:
-        return dict.fromkeys(names)
+        return dict.fromkeys(_FOUND)
     hit, recovered = int(run.found.hit_tokens.sum()), int(run.found.recovered_tokens.sum())
     loaded = run.found.loaded_tokens
     values = (
@@ -320,7 +277,7 @@ def _found(run: Outcome) -> Figures:
         None if loaded is None else _ratio(int(loaded.sum()), run.found.looked_up_tokens),
         None if loaded is None else _ratio(run.found.link_busy_s, run.end_s),
     )
-    return dict(zip(names, values, strict=True))
+    return dict(zip(_FOUND, values, strict=True))
 
 
 def _between_tokens(run: Outcome) -> Figures:

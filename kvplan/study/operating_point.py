@@ -20,7 +20,7 @@ from kvplan.analysis.wait import Overload
 from kvplan.analysis.worst_window import at_rates
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
-from kvplan.simulation.estimates import FIGURES, QUANTILES, Distribution, Estimate
+from kvplan.simulation.estimates import FIGURES, QUANTILES, Estimate
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, at_once
 from kvplan.simulation.initial_state import Spans
@@ -75,6 +75,16 @@ class Observation(NamedTuple):
     windows: tuple[Window, ...]
     work_s: float
     is_replay: bool = False  # of a trace: nobody knows how it would have come otherwise
+
+
+class Distribution(NamedTuple):
+    """Seconds; None where there is none. Percentiles as `numpy.quantile` has them; those of ITL to 0.2 %."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
 
 
 class ClassLatency(NamedTuple):

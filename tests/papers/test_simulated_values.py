@@ -324,9 +324,9 @@ def test_mixing_evicts_less_and_serves_more(
         device, greedy = replace(model, classes=tuple(classes[i] for i in kept)), chosen(["greedy"], [])
         found = study(device, Plan(), Load(Arrivals.SATURATED, requests), greedy, [0])
         (result,), evicted = found.results, found.first[0].series.evictions
-        assert result.throughput_rps is not None
+        assert result.figures["throughput_rps"] is not None
         late = float(evicted[-1] - evicted[evicted.size // 2])
-        devices.append((result.evictions, late, result.throughput_rps))
+        devices.append((result.figures["evictions"], late, result.figures["throughput_rps"]))
     one, other, mixed = devices
     assert mixed[0] < (1 - least_reduction) * (one[0] + other[0]) / 2
     assert mixed[2] > (one[2] + other[2]) / 2  # SegAvg of the paper

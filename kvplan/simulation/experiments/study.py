@@ -175,10 +175,23 @@ def _comparable(rows: Sequence[Sequence[Outcome | None]]) -> list[int]:
     return whole or [0]
 
 
+def record(result: PolicyResult) -> dict[str, Any]:
+    """Return a result as the contract has it, dots of names nested."""
+    classes = [{"name": each.name, **_nested(each.figures)} for each in result.classes]
+    about = {"policy": result.policy, "parameters": result.parameters, "status": result.status}
+    return {**about, **_nested(result.figures), "ci95": result.ci95, "classes": classes}
+
+
+def _nested(figures: Figures) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in figures.items():
+        group, _, name = key.rpartition(".")
+        (found.setdefault(group, {}) if group else found)[name] = value
+    return found
+
+
 def plain(value: Any) -> Any:
     """Convert results as JSON has them: whole counts whole."""
-    if hasattr(value, "_fields"):  # a NamedTuple
-        return {name: plain(getattr(value, name)) for name in value._fields}
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
