@@ -8,8 +8,10 @@ import numpy as np
 from kvplan.model import FloatArray, IntArray
 from kvplan.simulation.outcome import Ending, Outcome, Series
 from kvplan.simulation.requests import Requests
+from kvplan.simulation.state import Span
 
 NAN = float("nan")
+INTEGRALS = {"kv": "kv_tokens", "running": "running", "waiting": "waiting"}  # over time
 
 
 def counts(*values: int) -> IntArray:
@@ -22,7 +24,11 @@ def a_series(time_s: FloatArray, **columns: Any) -> Series:
     zero = np.zeros(len(time_s), dtype=np.int64)
     filled = {name: np.asarray(columns.get(name, zero), dtype=np.int64) for name in names}
     clock = np.asarray(time_s, dtype=np.float64)
-    return Series(1, clock, **filled, busy_s=np.asarray(columns.get("busy_s", clock), dtype=np.float64))
+    took = np.diff(clock, prepend=0.0)
+    held = {f"{short}_s": np.cumsum(filled[name] * took) for short, name in INTEGRALS.items()}
+    return Series(
+        1, clock, **filled, busy_s=np.asarray(columns.get("busy_s", clock), dtype=np.float64), **held
+    )
 
 
 def a_run(
@@ -45,6 +51,10 @@ def a_run(
         np.full(n, 2) if decode is None else np.asarray(decode, dtype=np.int64),
         np.zeros(n, dtype=np.int64) if class_index is None else np.asarray(class_index, dtype=np.int64),
     )
+    series = a_series(np.array([])) if series is None else series
+    totals = np.zeros(Span.WIDTH)
+    if series.time_s.size:
+        totals[: Span.BUSY_S] = series.kv_s[-1], series.running_s[-1], series.waiting_s[-1]
     outcome: dict[str, Any] = {
         "arrival_s": arrival,
         "first_token_s": first,
@@ -56,7 +66,6 @@ def a_run(
         "recomputed_tokens": 0,
         "computed_tokens": 1,
         "busy_s": float(np.nanmax(finish, initial=0.0)),
-        "kv_sum": 0.0,
         "kv_peak": 0,
         "queue_peak": 0,
         "prefill_peak": 0,
@@ -68,7 +77,8 @@ def a_run(
         "gap_histogram": counts(0),
         "gap_sum_s": 0.0,
         "overflows": 0,
-        "series": a_series(np.array([])) if series is None else series,
+        "series": series,
+        "totals": totals,
     }
     return requests, Outcome(**outcome | fields)
 
@@ -94,10 +104,9 @@ def one_server(
         ending=Ending.FINISHED if end_s is None else Ending.HORIZON,
         end_s=float(clock),
         iterations=records,
-        kv_sum=float(kv.sum()),
         resident=int((begun - done)[-1]),
         kv_peak=int(kv.max()),
-        kv_histogram=np.bincount(kv),
+        kv_histogram=(np.bincount(kv) * (clock / records) * 1e9).astype(np.int64),
         series=a_series(
             time_s, waiting=arrived - begun, running=begun - done, completions=done, kv_tokens=kv
         ),

@@ -372,10 +372,10 @@ def simulate(
     Examples
     --------
     >>> study = simulate("tool-calls-h100", "vllm", requests=50)
-    >>> study.results[0].policy, study.results[0].completed
+    >>> study.results[0].policy, study.results[0].figures["completed"]
     ('vllm', 50.0)
     >>> single = simulate("tool-calls-h100", arrivals="closed", concurrency=1, requests=50)
-    >>> single.results[0].queue.peak  # of a single client, which waits for its answer before it asks again
+    >>> single.results[0].figures["queue.peak"]  # of a single client, which waits for its answer before it asks again
     1.0
     """
     given = locals()

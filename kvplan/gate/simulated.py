@@ -10,11 +10,12 @@ from kvplan.gate.requirement import Key, Named
 from kvplan.model import ServingModel
 from kvplan.model.slo import FIGURES, TIMES
 from kvplan.report.assembly import Analyses
+from kvplan.simulation.estimates import QUANTILES
 from kvplan.simulation.policies import engine_settings
 from kvplan.study.goodput import at_rate
 from kvplan.study.objectives import Decision, State, decide, overall
 from kvplan.study.operating_point import Status
-from kvplan.study.sample import OVER_TIME, QUANTILES
+from kvplan.study.sample import OVER_TIME
 from kvplan.units import format_number, format_percent, format_seconds
 
 GOODPUT = ("goodput", "rate_rps")

@@ -258,12 +258,12 @@ class _Period:
             limits=limits,
         )  # fmt: skip
         paid_s = self.paid_s(run)
-        goodput = result.goodput_rps if limits else None
+        goodput = result.figures["goodput_rps"]
         return Way(
             paid_s / self.end_s,
             model.replica.gpus * paid_s / 3600,
             None if goodput is None else goodput * self.end_s / requests.arrival_s.size,
-            result.ttft_s.p95,
+            result.figures["ttft_s.p95"],
             most_waiting(run),
         )
 

@@ -1,5 +1,6 @@
 """Notes on a study: whose its figures are, how sure they are, and which limits its policies keep."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -8,6 +9,7 @@ from kvplan.options import Arrivals
 from kvplan.report.inputs import State, extrapolations
 from kvplan.simulation.experiments.study import Study
 from kvplan.simulation.outcome import Ending, Outcome
+from kvplan.simulation.state import Span
 from kvplan.units import format_number, format_seconds
 
 _OWN = {
@@ -29,8 +31,8 @@ def notes(study: Study) -> tuple[str, ...]:
         )
     if study.fleet is not None and study.fleet.size > 1:
         said.append(
-            "KV tokens, iterations and what is per iteration are those of one replica, in the mean over all; a peak is "
-            "the most of any, that of the queue the most of all together that was recorded."
+            "KV tokens and what is per iteration are those of one replica, in the mean over all; a peak is the most of "
+            "any, that of the queue the most of all together that was recorded. Requests are those of all together."
         )
         if study.fleet.is_split:
             said.append(
@@ -60,16 +62,16 @@ def needed(study: Study) -> tuple[str, ...]:
                 why = "requests go on preempting each other, or waiting for each other, and none completes"
             said.append(f"{result.policy}: {why}; the run was ended.")
     left = [
-        f"{result.policy} {format_number(result.unfinished)}{_unfinished(study, run)}"
+        f"{result.policy} {format_number(unfinished)}{_unfinished(study, run)}"
         for result, run in zip(study.results, study.first, strict=True)
-        if result.unfinished
+        if (unfinished := result.figures["unfinished"])
     ]
     if left:
         said.append(f"Arrived and not finished at the end; latencies leave them out: {', '.join(left)}.")
     if study.scheduled is False:
         said.append("The schedule of the profile is left out: these arrivals do not follow rates.")
     if study.finds_prefixes:
-        cold = [r.policy for r in study.results if r.prefix_cache.hit_rate is None]
+        cold = [r.policy for r in study.results if r.figures["prefix_cache.hit_rate"] is None]
         if cold:
             said.append(f"No prefix cache: {', '.join(cold)}; to them every prompt is a stranger's.")
     said += extrapolations(study.measured, tuple(_visited(study)))
@@ -86,7 +88,10 @@ def _visited(study: Study) -> Iterator[State]:
             max(run.prefill_peak for run in outcomes),
             max(run.batch_peak for run in outcomes),
         )
-        yield State(f"{result.policy} on average", result.kv_tokens.mean)
+        busy_s = math.fsum(run.busy_s for run in outcomes)
+        if busy_s > 0:
+            held = math.fsum(run.totals[Span.KV_S] for run in outcomes) / busy_s
+            yield State(f"{result.policy} on average", held)
 
 
 def _sureness(study: Study) -> tuple[str, ...]:

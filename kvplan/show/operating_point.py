@@ -9,9 +9,11 @@ from kvplan.show import page
 from kvplan.show.chart import Chart
 from kvplan.show.simulation import replayed
 from kvplan.show.view import Json, View, csv_text, header
+from kvplan.simulation.estimates import FIGURES
 from kvplan.simulation.experiments.load import Load
-from kvplan.study.operating_point import OperatingPoint
-from kvplan.study.sample import FIGURES
+from kvplan.simulation.experiments.runner import Job, scenarios
+from kvplan.simulation.policies import engine_settings
+from kvplan.study.operating_point import OperatingPoint, as_run
 from kvplan.study.windows import LATENCIES
 from kvplan.units import ABSENT, format_number, format_seconds
 
@@ -23,7 +25,7 @@ _MEANS = {
     "iteration_time_s": "Iteration",
     "running": "Running",
     "waiting": "Waiting",
-    "kv_tokens_mean": "KV tokens",
+    "kv_tokens.mean": "KV tokens",
     "preemptions_per_request": "Preemptions/request",
 }
 _WIDE = 0.1  # half an interval that is shown, as a share of the value
@@ -47,13 +49,17 @@ def view(point: OperatingPoint, profile: Profile) -> View:
 
 def document(point: OperatingPoint, profile: Profile) -> Json:
     """Return the JSON, the one policy as in that of a study; `runs` were made in all."""
+    latency = plain(point.latency)
+    del latency["kv_tokens_mean"]
+    values = {key: value for key, value, _ in point.figures()}
     intervals = {key: list(interval) for key, _, interval in point.figures() if interval is not None}
     policy = {
         "policy": point.policy,
-        "parameters": dict(point.parameters),
+        "parameters": _parameters(profile) if point.runs else {},
         "throughput_rps": point.served and point.served.value,
         "iteration_time_s": point.iteration_s and point.iteration_s.value,
-        **plain(point.latency),
+        **latency,
+        "kv_tokens": {"mean": values.get("kv_tokens.mean")},
         "ci95": intervals,
     }
     return {
@@ -62,6 +68,13 @@ def document(point: OperatingPoint, profile: Profile) -> Json:
         "runs": point.runs,
         "policies": [policy],
     }
+
+
+def _parameters(profile: Profile) -> dict[str, object]:
+    """Return those of the engine, as they are run, defaults filled in."""
+    model = as_run(profile.model)
+    (scenario,) = scenarios(model, profile.plan, Load(requests=1), [0])
+    return Job(engine_settings(model), scenario).parameters()
 
 
 def _csv(point: OperatingPoint) -> str:

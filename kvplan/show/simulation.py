@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import attrgetter
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from kvplan.simulation.experiments import grid
 from kvplan.simulation.experiments.hindsight_bound import StudyBound, as_engines
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.options import written
-from kvplan.simulation.experiments.study import Study, plain
+from kvplan.simulation.experiments.study import Study, plain, record
 from kvplan.simulation.metrics import MORE_IS_BETTER, PolicyResult, RunStatus
 from kvplan.simulation.outcome import Ending
 from kvplan.simulation.policies import POLICIES
@@ -31,8 +30,11 @@ _FIGURES = (
     ("Requests/s", "throughput_rps", "number"),
     ("Decode tokens/s", "decode_tokens_per_s", "number"),
     ("Preemptions", "evictions", "count"),
+    ("Preemptions/request", "preemptions_per_request", "number"),
     ("Recomputed tokens", "recomputed_tokens", "count"),
     ("Recomputed share", "recomputed_share", "share"),
+    ("Running mean", "running", "number"),
+    ("Waiting mean", "waiting", "number"),
     ("KV tokens mean", "kv_tokens.mean", "count"),
     ("KV tokens p99", "kv_tokens.p99", "count"),
     ("KV tokens peak", "kv_tokens.peak", "count"),
@@ -98,7 +100,10 @@ def document(
     if found is not None:
         written["grid"] = plain(found._asdict())
     commented = study if found is None else grid.leading(study, found.figure)
-    written |= {"policies": [plain(result) for result in study.results], "notes": list(notes(commented))}
+    written |= {
+        "policies": [plain(record(result)) for result in study.results],
+        "notes": list(notes(commented)),
+    }
     if bounds:
         written["hindsight"] = {bound.figure: fields(bound, "bound", "proven", "gap") for bound in bounds}
     return written
@@ -107,7 +112,7 @@ def document(
 def figures_csv(study: Study) -> str:
     """Write a line for each policy and figure: value and 95 % confidence interval, empty where there is none."""
     rows = (
-        (result.policy, key, _value(result, key), *(interval or (None, None)))
+        (result.policy, key, result.figures[key], *(interval or (None, None)))
         for result in study.results
         for key, interval in result.ci95.items()
     )
@@ -158,7 +163,7 @@ def _first(study: Study) -> Iterator[page.Block]:
         alike.append(rows.pop()[1])
     for key in _FIRST:
         label, kind = _KNOWN[key]
-        values = [_value(result, key) for result in results]
+        values = [result.figures[key] for result in results]
         if not any(values):
             continue  # says nothing
         if len(results) > 1 and all(_close(value, values[0]) for value in values):
@@ -189,7 +194,7 @@ def _grid(study: Study, found: grid.Search, most: int | None) -> Iterator[page.B
     if found.best is None:
         return
     marks = {found.best: "* ", **dict.fromkeys(found.alike, "~ ")}
-    others = [key for key in _OF_GRID if key != found.figure and any(_value(r, key) for r in study.results)]
+    others = [key for key in _OF_GRID if key != found.figure and any(r.figures[key] for r in study.results)]
     keys = dict.fromkeys(key for settings in study.settings.values() for key in settings.varied)
     columns: page.Columns[PolicyResult] = {
         page.Column("Policy"): lambda r: f"{marks.get(r.policy, '')}{study.settings[r.policy].policy}",
@@ -215,7 +220,7 @@ def _verdict(study: Study, found: grid.Search) -> str:
     if found.best is None:
         return f"No best: none has {label}.{halted}"
     (result,) = study.only([found.best]).results
-    best = f"{label}: {found.best}, {_written(_value(result, found.figure), kind, 3)}"
+    best = f"{label}: {found.best}, {_written(result.figures[found.figure], kind, 3)}"
     if found.figure == "e2e_s.mean":
         halted = f" All serve as many requests.{halted}"
     if not found.alike:
@@ -243,7 +248,7 @@ def _parameter(study: Study, key: str, result: PolicyResult) -> str:
 def _of_variant(key: str, first: str, result: PolicyResult) -> str:
     if result.status is RunStatus.LIVELOCK:
         return result.status.value
-    value = _value(result, key)
+    value = result.figures[key]
     half = _half(result.ci95.get(key), value, least=0.001) if key == first else ""
     return f"{_written(value, _KNOWN[key][1], 3)}{half}"
 
@@ -367,9 +372,9 @@ def _side_by_side(study: Study) -> page.Table:
     columns = (page.Column("Figure"), *(page.number(result.policy) for result in study.results))
     rows = [("Status", *(result.status.value for result in study.results))]
     for label, key, kind in _FIGURES:
-        if key.startswith(_IF_ANY) and not any(_value(result, key) for result in study.results):
+        if key.startswith(_IF_ANY) and not any(result.figures[key] for result in study.results):
             continue
-        rows.append((label, *(_written(_value(result, key), kind) for result in study.results)))
+        rows.append((label, *(_written(result.figures[key], kind) for result in study.results)))
         intervals = [result.ci95.get(key) for result in study.results]
         if key in _WITH_INTERVAL and any(intervals):
             rows.append(("", *(_interval(interval, kind) for interval in intervals)))
@@ -378,8 +383,8 @@ def _side_by_side(study: Study) -> page.Table:
 
 def _classes(study: Study) -> page.Table:
     def times(result: PolicyResult) -> Callable[[int], str]:
-        return lambda i: (
-            f"{format_seconds(result.classes[i].ttft_s.mean)}, {format_seconds(result.classes[i].e2e_s.mean)}"
+        return lambda i: ", ".join(
+            format_seconds(result.classes[i].figures[key]) for key in ("ttft_s.mean", "e2e_s.mean")
         )
 
     classes = study.results[0].classes
@@ -388,12 +393,6 @@ def _classes(study: Study) -> page.Table:
         **{page.number(result.policy): times(result) for result in study.results},
     }
     return page.tabulate(columns, range(len(classes)))
-
-
-def _value(result: PolicyResult, key: str) -> float | None:
-    """Return a figure by its dotted name."""
-    value: float | None = attrgetter(key)(result)
-    return None if value is None else float(value)
 
 
 def _written(value: float | None, kind: str, digits: int = 4) -> str:
@@ -440,7 +439,7 @@ def _along_grid(study: Study, found: grid.Search) -> Iterator[Chart]:
     for policy, results in grid.by_policy(study).items():
         varied = study.settings[results[0].policy].varied
         results = [
-            r for r in results if r.status is not RunStatus.LIVELOCK and _value(r, found.figure) is not None
+            r for r in results if r.status is not RunStatus.LIVELOCK and r.figures[found.figure] is not None
         ]
         if len(varied) == 1 and len(results) > 1 and varied[0] not in POLICIES[policy].words:
             values = [study.settings[result.policy].given[varied[0]][0] for result in results]
@@ -451,7 +450,7 @@ def _along(
     key: str, values: FloatArray, results: Sequence[PolicyResult], found: grid.Search, caption: str
 ) -> Chart:
     label, kind = _KNOWN[found.figure]
-    figures = np.array([_value(result, found.figure) for result in results], dtype=float)
+    figures = np.array([result.figures[found.figure] for result in results], dtype=float)
     pairs = [result.ci95.get(found.figure) or (math.nan, math.nan) for result in results]
     bars = np.column_stack([np.array(pairs), np.full(len(pairs), np.nan)]).ravel()
     order = np.argsort(values)

@@ -123,8 +123,8 @@ def loop(states: tuple[State, ...], replica: int, limit: int, patience: int) -> 
         c[Counter.PROMPTS_PEAK] = max(c[Counter.PROMPTS_PEAK], c[Counter.PROMPTS])
         c[Counter.BATCH_PEAK] = max(c[Counter.BATCH_PEAK], requests)
         held = held_tokens(s)
-        note(s, held, cached_together(states, replica) if parallel(s) else cached_tokens(s))
         add_to_span(s, tau, held, context, requests)
+        note(s, tau, held, cached_together(states, replica) if parallel(s) else cached_tokens(s))
         c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE] = outstanding(s), c[Counter.HELD]
         if parallel(s):
             finish_together(states, replica)

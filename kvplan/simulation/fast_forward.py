@@ -33,7 +33,7 @@ from kvplan.simulation.state import (
     in_fleet,
     kernel,
 )
-from kvplan.simulation.statistics import gap_position, gaps_of_span, record, see_waiting
+from kvplan.simulation.statistics import gap_position, gaps_of_span, nanoseconds, record, see_waiting
 
 _INSIDE = 1 - 1e-12  # stay further from the end of a bin of gaps than any rounding
 _LOOK_AHEAD = 1_000  # iterations: an arrival makes a replica look again, so further costs more than it saves
@@ -99,8 +99,7 @@ def coast(s: State, limit: int, patience: int) -> None:
     tick, weight, held = s.group[0, Group.TICK], s.group[0, Group.WEIGHT], c[Counter.HELD]
     begun = iterations = c[Counter.ITERATIONS]
     now, busy = clock[Clock.NOW], clock[Clock.BUSY]
-    kv_sum, gap_sum = clock[Clock.KV_SUM], clock[Clock.GAP_SUM]
-    cached, cached_sum = cached_tokens(s), clock[Clock.CACHED_SUM]
+    gap_sum, cached, cached_s = clock[Clock.GAP_SUM], cached_tokens(s), clock[Clock.CACHED_S]
     last_s, recorded = clock[Clock.LAST_RUN], iterations - iterations % c[Counter.STRIDE] + c[Counter.STRIDE]
     slot, phase = tick % size, -tick % block
     row, resident, waiting = c[Counter.SPAN], c[Counter.RESIDENT], c[Counter.WAITING]
@@ -129,13 +128,12 @@ def coast(s: State, limit: int, patience: int) -> None:
             held += more
             c[Counter.HELD] = held
             kv_bin, cached = held * block // bin_tokens, cached_tokens(s)
-        kv_sum += held * block
         kv_s, running_s = kv_s + tau * (held * block), running_s + tau * resident
         waiting_s = waiting_s + tau * waiting
         busy_s, context, all_pairs = busy_s + tau, context + (weight + done), all_pairs + pairs
         roots, beyond_knee, all_woken = roots + root, beyond_knee + beyond, all_woken + woken
-        cached_sum += cached
-        s.histogram[kv_bin] += 1
+        cached_s += tau * cached
+        s.histogram[kv_bin] += nanoseconds(tau)
         gap_s = now - last_s
         if not low_s <= gap_s < high_s:
             position = gap_position(gap_s)
@@ -147,12 +145,14 @@ def coast(s: State, limit: int, patience: int) -> None:
         last_s = now
         if iterations == recorded:
             clock[Clock.NOW], clock[Clock.BUSY], c[Counter.ITERATIONS] = now, busy, iterations
+            s.span[row, Span.KV_S], s.span[row, Span.RUNNING_S] = kv_s, running_s
+            s.span[row, Span.WAITING_S] = waiting_s
             record(s, held * block, cached)
             recorded = iterations - iterations % c[Counter.STRIDE] + c[Counter.STRIDE]
     s.group[0, Group.TICK], s.group[0, Group.WEIGHT] = tick, weight
     clock[Clock.NOW], clock[Clock.BUSY] = now, busy
-    clock[Clock.KV_SUM], clock[Clock.CACHED_SUM] = kv_sum, cached_sum
-    clock[Clock.GAP_SUM], clock[Clock.LAST_RUN], c[Counter.ITERATIONS] = gap_sum, last_s, iterations
+    clock[Clock.CACHED_S], clock[Clock.GAP_SUM], clock[Clock.LAST_RUN] = cached_s, gap_sum, last_s
+    c[Counter.ITERATIONS] = iterations
     c[Counter.COMPUTED] += (iterations - begun) * (members + prompts)
     s.span[row, Span.KV_S], s.span[row, Span.RUNNING_S] = kv_s, running_s
     s.span[row, Span.WAITING_S] = waiting_s

@@ -1,4 +1,4 @@
-"""How sure a simulated figure is: confidence intervals over seeds or from one run, and whether a queue grows.
+"""How sure a simulated figure is, over seeds or by batches of one run, and whether a queue grows.
 
 Over seeds runs are independent, and Student's t applies. Within one run neighbours resemble each other, so
 the run is cut into `BATCHES` contiguous batches (Schmeiser 1982: 10 to 30 whatever the length of the run).
@@ -14,24 +14,19 @@ References
 B. Schmeiser, "Batch size effects in the analysis of simulation output", Operations Research 30 (1982).
 A. Tafazzoli, N. M. Steiger, J. R. Wilson, "N-Skart: a nonsequential skewness- and autoregression-adjusted
 batch-means procedure for simulation analysis", IEEE Transactions on Automatic Control 56 (2011).
-R. S. Woodruff, "Confidence intervals for medians and other position measures", JASA 47 (1952).
-P. Heidelberger, P. A. W. Lewis, "Quantile estimation in dependent sequences", Operations Research 32 (1984).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvplan.model import FloatArray, IntArray
 
 BATCHES = 20
-_MIN_BATCH = 10  # values in a batch, below which its mean says little
 _NO_WIDTH = 1e-9  # over the estimate: rounding
 _SLACK = 2.0  # requests that a queue may be longer in the end
 _SLACK_SHARE = 0.02  # likewise, of the arrivals in a batch
@@ -154,47 +149,6 @@ def batch_edges(n: int) -> IntArray:
     [0, 10, 20, 30]
     """
     return np.arange(BATCHES + 1) * n // BATCHES
-
-
-def _half_width(sums: FloatArray, size: int) -> float:
-    """Return half the interval of the mean of at least `BATCHES` values in order of time, from sums of batches."""
-    return ratio([sums], [np.diff(batch_edges(size)).astype(np.float64)]).half_width
-
-
-def _share_half_width(below: NDArray[np.bool_]) -> float:
-    """Return half the interval of the share of those."""
-    edges = batch_edges(below.size).tolist()
-    sums = [np.count_nonzero(below[start:stop]) for start, stop in pairwise(edges)]
-    return _half_width(np.array(sums, dtype=np.float64), below.size)
-
-
-def mean_half_width(values: FloatArray) -> float | None:
-    """Return half the 95 % interval of the mean of one run's values, in order of time; None for fewer than 200."""
-    if values.size < BATCHES * _MIN_BATCH:
-        return None
-    return _half_width(np.add.reduceat(values, batch_edges(values.size)[:-1]), values.size)
-
-
-def quantile_interval(
-    values: FloatArray | IntArray, share: float, quantile: Callable[[float], float]
-) -> Interval | None:
-    """Return the 95 % interval of a quantile of one run's values, in order of time.
-
-    How far the share of values below the quantile can be off follows from batch means of the indicator, and
-    the quantiles of the shares so far below and above bound the quantile (Woodruff 1952; for dependent values
-    Heidelberger and Lewis 1984). Of the indicators with and without ties the wider counts.
-
-    `share` is 0.99 for the 99th percentile, `quantile` the quantile function of the whole run. None for fewer than 200
-    values, where an end would be beyond the extremes, and where both ends are one value.
-    """
-    if values.size < BATCHES * _MIN_BATCH:
-        return None
-    middle = quantile(share)
-    margin = max(_share_half_width(values < middle), _share_half_width(values <= middle), 1 / values.size)
-    if share - margin < 0 or share + margin > 1:
-        return None
-    low, high = quantile(share - margin), quantile(share + margin)
-    return (low, high) if high - low > _NO_WIDTH * abs(middle) else None
 
 
 class Trend(StrEnum):

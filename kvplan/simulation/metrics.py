@@ -1,14 +1,16 @@
 """What runs left behind → the figures of a simulation report, with confidence intervals.
 
 Figures are means over seeds; a figure that a run does not have (no request completed) is left out of its
-mean, and None where no run has it. Every figure that is not a peak or a snapshot has an interval from one run
-too, where that run is long enough (`kvplan.simulation.intervals`):
+mean, and None where no run has it. Means and percentiles of what a replica holds are over time, idle time included,
+as those of `kvplan.study.operating_point`. Every figure that is not a peak or a snapshot has an interval from one run
+too, where that run is long enough:
 
 ==============================  ==============================================================================
-latencies                       batches of completed requests in order of arrival
-``itl_s.mean``                  ratio of sums over the same: their times from first to last token, and gaps in them
-rates, ``kv_tokens.mean``       ratio of sums over batches of equally many iterations
-``kv_tokens.p99``               batches of recorded iterations
+latencies                       batches of completed requests in order of arrival (`kvplan.simulation.estimates`)
+``itl_s.mean``,                 ratio of sums over the same: their times from first to last token, and gaps in
+``preemptions_per_request``     them; their preemptions, and one each
+rates, means over time          ratio of sums over batches of equally many iterations
+``kv_tokens.p99``               the same of the time above it
 ``completed``, ``makespan_s``,  their rate per completed request where the number of requests was given,
 ``iterations``, ``evictions``   else per second, times the whole run: what was given does not vary, and has none
 ``unfinished``, ``queue.end``   None: a snapshot
@@ -24,35 +26,33 @@ requests the run was given.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.model import FloatArray, IntArray
+from kvplan.simulation.estimates import FIGURES, QUANTILES, Gaps, Times
 from kvplan.simulation.intervals import (
     Interval,
     Trend,
     around,
     batch_edges,
-    mean_half_width,
     over_runs,
-    quantile_interval,
     ratio,
     together,
     trend,
 )
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.requests import Requests
-from kvplan.simulation.state import GAPS_IN_E, SHORTEST_GAP_S
+from kvplan.simulation.state import Span
 
 LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 MORE_IS_BETTER = ("goodput_rps", "throughput_rps", "prefix_cache.hit_rate")  # less of all others is
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _AS_LONG_AS_THE_RUN = ("ttft_s.", "e2e_s.")  # where all requests are there at the start
 _TREND_BATCHES = 16
 MAY_GROW = 10_000  # arrivals in a run, from which its queue may be called growing
@@ -60,6 +60,45 @@ _MIN_RECORDS = 200  # of the series, or completed requests, below which a run is
 
 Figures = dict[str, float | None]
 Intervals = dict[str, Interval | None]
+
+
+_FOUND = (
+    "prefix_cache.hit_rate",  # of the tokens of prompts looked up at their first admission
+    "prefix_cache.readmission_hit_rate",  # of what is admitted again after an eviction
+    "prefix_cache.hit_tokens",  # of prompts
+    "prefix_cache.recovered_tokens",  # of what is admitted again
+    "prefix_cache.cached_tokens_mean",  # known though nobody holds it, over busy time
+    "prefix_cache.host_hit_rate",  # the part of the hit rate that was loaded from a host tier; None without one
+    "prefix_cache.link_utilization",  # share of the time in which it loaded
+)
+CLASS_KEYS = ("completed", *(f"{time}.{each}" for time in ("ttft_s", "tpot_s", "e2e_s") for each in FIGURES))
+KEYS = (  # in the order of the contract; None where 0/0, and of the prefix cache without one
+    *("completed", "unfinished", "makespan_s", "iterations"),
+    *("throughput_rps", "decode_tokens_per_s", "throughput_per_iteration"),
+    *(
+        "evictions",
+        "evictions_per_iteration",
+        "preemptions_per_request",
+        "recomputed_tokens",
+        "recomputed_share",
+    ),
+    *(
+        "running",
+        "waiting",
+        "kv_tokens.mean",
+        "kv_tokens.p99",
+        "kv_tokens.peak",
+        "queue.peak",
+        "queue.end",
+        "shed",
+    ),
+    *(
+        *_FOUND,
+        "iteration_time_s",
+        *(f"{time}.{each}" for time in LATENCIES for each in FIGURES),
+        "goodput_rps",
+    ),
+)
 
 
 class RunStatus(StrEnum):
@@ -71,93 +110,21 @@ class RunStatus(StrEnum):
     LIVELOCK = "livelock"
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Seconds, of completed requests; None where there is none. Percentiles as `numpy.quantile` has them.
-
-    Those of ITL are of all gaps between two tokens, to 0.2 %.
-    """
-
-    mean: float | None
-    p50: float | None
-    p90: float | None
-    p95: float | None
-    p99: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class KvTokens:
-    """Memory held while an iteration ran, tokens: mean, 99th percentile and most, over iterations."""
-
-    mean: float | None
-    p99: float | None
-    peak: float
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """Waiting requests: most, and at the end."""
-
-    peak: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCacheUse:
-    """What the prefix cache found; None without one, and rates that are 0/0."""
-
-    hit_rate: float | None  # of the tokens of prompts looked up at their first admission
-    readmission_hit_rate: float | None  # of what is admitted again after an eviction
-    hit_tokens: float | None  # of prompts
-    recovered_tokens: float | None  # of what is admitted again
-    cached_tokens_mean: float | None  # known though nobody holds it, over iterations
-    host_hit_rate: float | None  # the part of the hit rate that was loaded from a host tier; None without one
-    link_utilization: float | None  # share of the time in which it loaded
-
-
-@dataclass(frozen=True, slots=True)
-class ClassResult:
-    """One class of requests under one policy."""
+class ClassResult(NamedTuple):
+    """One class of requests under one policy: means over seeds by the names of `CLASS_KEYS`."""
 
     name: str
-    completed: float
-    ttft_s: Latency
-    tpot_s: Latency
-    e2e_s: Latency
+    figures: Figures
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyResult:
-    """One policy: the keys of ``policies[]``, means over seeds. Rates and shares are None where they are 0/0.
-
-    `ci95` maps the dotted name of every figure ("ttft_s.p95") to its 95 % confidence interval, or None.
-    """
+class PolicyResult(NamedTuple):
+    """One policy: means over seeds by the names of `KEYS`, and their 95 % confidence intervals."""
 
     policy: str
     parameters: dict[str, Any]
-    completed: float
-    unfinished: float
-    makespan_s: float
-    iterations: float
     status: RunStatus
-    throughput_rps: float | None
-    decode_tokens_per_s: float | None
-    throughput_per_iteration: float | None
-    evictions: float
-    evictions_per_iteration: float | None
-    recomputed_tokens: float
-    recomputed_share: float | None
-    kv_tokens: KvTokens
-    queue: Queue
-    shed: float
-    prefix_cache: PrefixCacheUse
-    iteration_time_s: float | None
-    ttft_s: Latency
-    itl_s: Latency
-    tpot_s: Latency
-    e2e_s: Latency
-    goodput_rps: float | None
-    ci95: dict[str, Interval | None]
+    figures: Figures
+    ci95: Intervals
     classes: tuple[ClassResult, ...]
 
 
@@ -200,17 +167,12 @@ def policy_result(
             intervals = views[0].intervals(figures)
         if saturated:
             intervals |= {key: None for key in intervals if key.startswith(_AS_LONG_AS_THE_RUN)}
-    return PolicyResult(
-        policy=policy,
-        parameters=dict(parameters),
-        **_fields(figures),
-        status=_status([outcome for _, outcome in runs], saturated=saturated),
-        ci95=intervals,
-        classes=tuple(
-            ClassResult(name, **_fields(_mean_over_runs([view.classes[index] for view in views])))
-            for index, name in enumerate(class_names)
-        ),
+    classes = (
+        ClassResult(name, _mean_over_runs([view.classes[index] for view in views]))
+        for index, name in enumerate(class_names)
     )
+    status = _status([outcome for _, outcome in runs], saturated=saturated)
+    return PolicyResult(policy, dict(parameters), status, figures, intervals, tuple(classes))
 
 
 def _known(per_run: Sequence[Figures], key: str) -> list[float]:
@@ -247,55 +209,18 @@ def _trend(outcome: Outcome) -> Trend:
     return trend(np.array(least), came_s.size / _TREND_BATCHES, may_grow=came_s.size >= MAY_GROW)
 
 
-_GROUPS = {
-    "kv_tokens": KvTokens,
-    "queue": Queue,
-    "prefix_cache": PrefixCacheUse,
-    **dict.fromkeys(LATENCIES, Latency),
-}
-
-
-def _fields(figures: Figures) -> dict[str, Any]:
-    """Nest dotted names into dataclasses."""
-    fields: dict[str, Any] = {}
-    for key, value in figures.items():
-        group, _, name = key.partition(".")
-        if name:
-            fields.setdefault(group, {})[name] = value
-        else:
-            fields[key] = value
-    return {key: _GROUPS[key](**value) if key in _GROUPS else value for key, value in fields.items()}
-
-
 def _ratio(amount: float, size: float) -> float | None:
     return amount / size if size > 0 else None
 
 
-class _Sample:
-    """Values in order of time, but for those that are not there (NaN)."""
+def _figures(name: str, times: Times) -> Figures:
+    return {f"{name}.{figure}": times.value(figure) for figure in FIGURES}
 
-    def __init__(self, values: FloatArray) -> None:
-        self.values = values = _some(values, ~np.isnan(values))
-        self._sorted = np.sort(values)
-        self.mean = float(values.mean()) if values.size else None
 
-    def quantile(self, share: float) -> float:
-        """Interpolate linearly between the order statistics on both sides, as `numpy.quantile`."""
-        below, fraction = divmod(share * (self._sorted.size - 1), 1)
-        low = float(self._sorted[int(below)])
-        high = float(self._sorted[min(int(below) + 1, self._sorted.size - 1)])
-        return low + fraction * (high - low)
-
-    def figures(self, name: str) -> Figures:
-        known = self.values.size > 0
-        percentiles = {f"{name}.{key}": self.quantile(p) if known else None for key, p in QUANTILES.items()}
-        return {f"{name}.mean": self.mean, **percentiles}
-
-    def intervals(self, name: str) -> Intervals:
-        percentiles = {
-            f"{name}.{key}": quantile_interval(self.values, p, self.quantile) for key, p in QUANTILES.items()
-        }
-        return {f"{name}.mean": around(self.mean, mean_half_width(self.values)), **percentiles}
+def _times(values: FloatArray) -> Times:
+    """Cut values in order of time into batches, but for those that are not there (NaN)."""
+    values = _some(values, ~np.isnan(values))
+    return Times([values], [batch_edges(values.size)])
 
 
 def _some(values: Any, which: NDArray[np.bool_]) -> Any:
@@ -339,9 +264,8 @@ def within(requests: Requests, run: Outcome, limits: Mapping[str, float]) -> NDA
 
 def _found(run: Outcome) -> Figures:
     """Return what the prefix cache found by its dotted names."""
-    names = [f"prefix_cache.{field.name}" for field in fields(PrefixCacheUse)]
     if run.found is None:
-        return dict.fromkeys(names)
+        return dict.fromkeys(_FOUND)
     hit, recovered = int(run.found.hit_tokens.sum()), int(run.found.recovered_tokens.sum())
     loaded = run.found.loaded_tokens
     values = (
@@ -349,26 +273,18 @@ def _found(run: Outcome) -> Figures:
         _ratio(recovered, run.found.looked_up_again_tokens),
         hit,
         recovered,
-        _ratio(run.found.cached_sum, run.iterations),
+        _ratio(run.found.cached_s, run.busy_s),
         None if loaded is None else _ratio(int(loaded.sum()), run.found.looked_up_tokens),
         None if loaded is None else _ratio(run.found.link_busy_s, run.end_s),
     )
-    return dict(zip(names, values, strict=True))
+    return dict(zip(_FOUND, values, strict=True))
 
 
 def _between_tokens(run: Outcome) -> Figures:
     """Return ITL of all gaps by its dotted names, from their histogram."""
-    counts = np.cumsum(run.gap_histogram)
-    total = int(counts[-1])
-
-    def quantile(share: float) -> float:
-        rank = share * total
-        at = min(int(np.searchsorted(counts, rank)), counts.size - 1)
-        inside = (rank - (counts[at] - run.gap_histogram[at])) / run.gap_histogram[at]
-        return SHORTEST_GAP_S * math.exp((at + float(inside)) / GAPS_IN_E)
-
-    percentiles = {f"itl_s.{key}": quantile(p) if total else None for key, p in QUANTILES.items()}
-    return {"itl_s.mean": _ratio(run.gap_sum_s, total), **percentiles}
+    gaps = Gaps([run.gap_histogram[np.newaxis]])
+    percentiles = {f"itl_s.{figure}": gaps.value(figure) for figure in QUANTILES}
+    return {"itl_s.mean": _ratio(run.gap_sum_s, gaps.total), **percentiles}
 
 
 @dataclass(frozen=True)
@@ -400,14 +316,14 @@ class _Run:
         """Return one of them."""
         values = _PER_REQUEST[name](self.requests, self.outcome)
         # in order of arrival, which turns of sessions do not stand in
-        sample = _Sample(values if self.requests.turns is None else values[self.order])
-        figures, intervals = sample.figures(name), dict[str, Interval | None]()
-        if self.alone and self.outcome.ending is not Ending.LIVELOCK:
-            intervals = sample.intervals(name)
-        del sample  # which holds them twice
+        times = _times(values if self.requests.turns is None else values[self.order])
+        figures, intervals = _figures(name, times), dict[str, Interval | None]()
+        if self.alone and self.outcome.ending is not Ending.LIVELOCK and times.total >= _MIN_RECORDS:
+            intervals = {f"{name}.{each}": of.ends for each in FIGURES if (of := times.estimate(each))}
+        del times  # which holds them twice
         if self.class_count == 1 and self.requests.turns is None:
             return figures, intervals, [figures]
-        classes = [_Sample(values[mine]).figures(name) for mine in self.members()]
+        classes = [_figures(name, _times(values[mine])) for mine in self.members()]
         return figures, intervals, classes
 
     def members(self) -> list[IntArray]:
@@ -463,9 +379,12 @@ class _Run:
             "throughput_per_iteration": _ratio(self.completed, run.iterations),
             "evictions": evictions,
             "evictions_per_iteration": _ratio(evictions, run.iterations),
+            "preemptions_per_request": _ratio(int(_some(run.evictions, self.finished).sum()), self.completed),
             "recomputed_tokens": run.recomputed_tokens,
             "recomputed_share": _ratio(run.recomputed_tokens, run.computed_tokens),
-            "kv_tokens.mean": _ratio(run.kv_sum, run.iterations),
+            "running": _ratio(run.totals[Span.RUNNING_S], self.span_s),
+            "waiting": _ratio(run.totals[Span.WAITING_S], self.span_s),
+            "kv_tokens.mean": _ratio(run.totals[Span.KV_S], self.replicas * self.span_s),
             "kv_tokens.p99": self.kv_quantile(QUANTILES["p99"]) if run.iterations else None,
             "kv_tokens.peak": run.kv_peak,
             "queue.peak": max(run.queue_peak, at_end),
@@ -490,16 +409,22 @@ class _Run:
         """Requests within all limits, a second; None where there are no limits."""
         return _ratio(int(np.count_nonzero(self.good)), self.span_s) if self.limits else None
 
+    @property
+    def replicas(self) -> int:
+        return 1 if self.outcome.replica_end_s is None else self.outcome.replica_end_s.size
+
     @cached_property
-    def kv_counts(self) -> IntArray:
+    def kv_times(self) -> IntArray:
+        """Nanoseconds up to the end of each bin of memory held."""
         return np.cumsum(self.outcome.kv_histogram)
 
     def kv_quantile(self, share: float) -> float:
-        """Find the least memory that a share of the iterations do not exceed, tokens: the top of its bin."""
+        """Find the least memory that a replica does not exceed for a share of the time, tokens: the top of its bin."""
         run = self.outcome
-        rank = math.ceil(share * float(self.kv_counts[-1]))
-        top = (int(np.searchsorted(self.kv_counts, max(rank, 1))) + 1) * run.bin_tokens - 1
-        return float(min(top, run.kv_peak))
+        idle = max(self.replicas * self.span_s - run.busy_s, 0.0) * 1e9
+        rank = share * (float(self.kv_times[-1]) + idle) - idle
+        top = (int(np.searchsorted(self.kv_times, rank)) + 1) * run.bin_tokens - 1
+        return float(min(top, run.kv_peak)) if rank > 0 else 0.0
 
     def intervals(self, figures: Figures) -> Intervals:
         """By batches, for the same keys; what cannot be had is None."""
@@ -508,11 +433,11 @@ class _Run:
             if self.outcome.series.time_s.size >= _MIN_RECORDS:
                 widths = self.half_widths()
                 known |= {key: around(figures[key], width) for key, width in widths.items()}
-                known["kv_tokens.p99"] = quantile_interval(
-                    self.outcome.series.kv_tokens, QUANTILES["p99"], self.kv_quantile
-                )
+                known["kv_tokens.p99"] = self.kv_interval(QUANTILES["p99"])
+            if self.completed >= _MIN_RECORDS:
+                widths = self.half_widths_by_request()
+                known |= {key: around(figures[key], width) for key, width in widths.items()}
             known |= self.latencies[1]
-            known["itl_s.mean"] = around(figures["itl_s.mean"], self.half_width_between_tokens())
         return {key: known.get(key) for key in figures}
 
     def half_widths(self) -> dict[str, float]:
@@ -532,41 +457,60 @@ class _Run:
             "iteration_time_s": ("busy_s", "iterations", 1.0),
             "evictions": ("evictions", clock, whole),
             "evictions_per_iteration": ("evictions", "iterations", 1.0),
-            "kv_tokens.mean": ("kv_tokens", "records", 1.0),
+            "running": ("running_s", "time_s", per_span),
+            "waiting": ("waiting_s", "time_s", per_span),
+            "kv_tokens.mean": ("kv_s", "time_s", per_span / self.replicas),
         }
         return {
             key: times * ratio([batch[amount]], [batch[size]]).half_width
             for key, (amount, size, times) in ratios.items()
         }
 
-    def half_width_between_tokens(self) -> float | None:
-        """Return half the interval of the mean ITL, from the gaps of completed requests in order of arrival."""
-        if self.completed < _MIN_RECORDS:
-            return None
+    def half_widths_by_request(self) -> dict[str, float]:
+        """Return half the interval of what is summed over completed requests, in order of arrival."""
         order = slice(None) if self.requests.turns is None else self.order
         finished = self.finished[order]
-        first = batch_edges(self.completed)[:-1]
-        passed = _some((self.outcome.finish_s - self.outcome.first_token_s)[order], finished)
-        gaps = _some((self.requests.iterations() - 1)[order], finished).astype(np.float64)
-        return ratio([np.add.reduceat(passed, first)], [np.add.reduceat(gaps, first)]).half_width
+        edges = batch_edges(self.completed)
 
-    def batches(self) -> dict[str, FloatArray]:
+        def sums(values: Any) -> FloatArray:
+            return np.add.reduceat(_some(values[order], finished), edges[:-1], dtype=np.float64)
+
+        run = self.outcome
+        gaps, requests = sums(self.requests.iterations() - 1), np.diff(edges).astype(np.float64)
+        return {
+            "itl_s.mean": ratio([sums(run.finish_s - run.first_token_s)], [gaps]).half_width,
+            "preemptions_per_request": ratio([sums(run.evictions)], [requests]).half_width,
+        }
+
+    def kv_interval(self, share: float) -> Interval | None:
+        """Bound a percentile of memory by how far the share of the time above it can be off."""
+        series = self.outcome.series
+        edges = batch_edges(series.time_s.size)
+        above = np.diff(series.busy_s, prepend=0.0) * (series.kv_tokens > self.kv_quantile(share))
+        size = self.replicas * np.diff(series.time_s[edges[1:] - 1], prepend=0.0)
+        margin = ratio([np.add.reduceat(above, edges[:-1])], [size]).half_width
+        if not 0 < margin < 1 - share:
+            return None
+        low, high = self.kv_quantile(share - margin), self.kv_quantile(share + margin)
+        return (low, high) if low < high else None
+
+    def batches(self) -> dict[str, NDArray[Any]]:
         """Return what equally many records add to every counter, each of shape (n_batches,)."""
         series = self.outcome.series
         edges = batch_edges(series.time_s.size)
         last = edges[1:] - 1
-        records = np.diff(edges).astype(np.float64)
         batch_of = np.searchsorted(series.time_s[last], _some(self.outcome.finish_s, self.finished))
         tokens = _some(self.requests.decode_tokens, self.finished)
         good = batch_of[_some(self.good, self.finished)] if self.limits else batch_of[:0]
         return {
-            "records": records,
             "time_s": np.diff(series.time_s[last], prepend=0.0),
-            "iterations": series.stride * records,
+            "iterations": series.stride * np.diff(edges).astype(np.float64),
             "busy_s": np.diff(series.busy_s[last], prepend=0.0),
             "completed": np.diff(series.completions[last], prepend=0).astype(np.float64),
             "good": np.bincount(good, minlength=last.size)[: last.size].astype(np.float64),
             "evictions": np.diff(series.evictions[last], prepend=0).astype(np.float64),
             "decode_tokens": np.bincount(batch_of, weights=tokens, minlength=last.size)[: last.size],
-            "kv_tokens": np.add.reduceat(series.kv_tokens, edges[:-1], dtype=np.float64),
+            "running_s": np.diff(series.running_s[last], prepend=0.0),
+            "waiting_s": np.diff(series.waiting_s[last], prepend=0.0),
+            "kv_s": np.diff(series.kv_s[last], prepend=0.0),
         }

@@ -11,7 +11,7 @@ from kvplan.model import FloatArray, IntArray
 from kvplan.simulation.initial_state import RECORDS
 from kvplan.simulation.prefix_cache import caches
 from kvplan.simulation.row_pool import RowPool
-from kvplan.simulation.state import GAPS, Clock, Counter, Fixed, Span, State, Stuck, Time, hosted
+from kvplan.simulation.state import GAPS, Clock, Counter, Fixed, Record, Span, State, Stuck, Time, hosted
 
 
 class Ending(StrEnum):
@@ -38,6 +38,9 @@ class Series:
     evictions: IntArray  # in all so far
     completions: IntArray
     busy_s: FloatArray  # time of all iterations so far
+    kv_s: FloatArray  # this and the next two: integrals over busy time so far; tokens held
+    running_s: FloatArray
+    waiting_s: FloatArray
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Found:
     recovered_tokens: IntArray  # of prompts and what they had generated, at admissions after an eviction
     looked_up_tokens: int  # of the sequences that were looked up, at first admissions
     looked_up_again_tokens: int  # and at further ones
-    cached_sum: float  # over iterations, of what was known though nobody held it
+    cached_s: float  # integral over busy time of what was known though nobody held it
     cached_tokens: IntArray  # the same of those iterations that the series of the run records
     # of those in `hit_tokens`, what the host tier had; None without one
     loaded_tokens: IntArray | None = None
@@ -79,14 +82,13 @@ class Outcome:
     # KV tokens in all: prompts, unless they arrive ready-made, and generated ones, lost or not
     computed_tokens: int
     busy_s: float  # time of all iterations
-    kv_sum: float  # over iterations, of the memory held while they ran, tokens
     kv_peak: int  # most memory held in a batch, tokens
     queue_peak: int  # most requests waiting when a batch began
     prefill_peak: int  # most prefill tokens computed in a batch
     batch_peak: int  # most requests in one
     resident: int  # requests that hold memory at the end
     stuck: bool  # a livelock because of a request that never fits; else of requests that evict each other
-    # iterations by memory held: bin j has j·bin_tokens up to (j+1)·bin_tokens, exclusive
+    # nanoseconds of iterations by memory held: bin j has j·bin_tokens up to (j+1)·bin_tokens, exclusive
     kv_histogram: IntArray
     bin_tokens: int
     # shape (GAPS,): times between two tokens of a request; what is computed again counts again
@@ -94,6 +96,7 @@ class Outcome:
     gap_sum_s: float  # all of these together
     overflows: int  # iterations that began with more than the memory, so that somebody was evicted
     series: Series
+    totals: FloatArray  # shape (n_columns,): sums over the run and all replicas, see `kvplan.simulation.state.Span`
     spans: SpanSums | None = None  # sums kept apart by time; None: nobody asked
     request_overhead_s: float = 0.0  # what each request took besides, outside the engine
     shed: NDArray[np.bool_] | None = None  # who was given up after waiting too long; None: nobody
@@ -147,7 +150,6 @@ def outcome(states: Sequence[State], rows: RowPool, ending: Ending) -> Outcome:
         iterations=int(counts[Counter.ITERATIONS]),
         recomputed_tokens=int(counts[Counter.RECOMPUTED]),
         computed_tokens=int(counts[Counter.COMPUTED]),
-        kv_sum=float(clocks[Clock.KV_SUM]),
         busy_s=float(clocks[Clock.BUSY]),
         kv_peak=int(most[Counter.PEAK]),
         resident=int(counts[Counter.RESIDENT]),
@@ -169,12 +171,13 @@ def outcome(states: Sequence[State], rows: RowPool, ending: Ending) -> Outcome:
             recovered_tokens=rows.recovered_tokens,
             looked_up_tokens=int(counts[Counter.LOOKED_UP]),
             looked_up_again_tokens=int(counts[Counter.LOOKED_UP_AGAIN]),
-            cached_sum=float(clocks[Clock.CACHED_SUM]),
+            cached_s=float(clocks[Clock.CACHED_S]),
             cached_tokens=cached,
             loaded_tokens=rows.loaded_tokens if hosted(first) else None,
             link_busy_s=float(clocks[Clock.LINK_BUSY]),
         ),
         series=series,
+        totals=np.sum([s.span.sum(axis=0) for s in states], axis=0),
         spans=None if first.span.shape[0] == 1 else _spans(states, gaps),
         replica_end_s=np.array([s.clock[Clock.NOW] for s in states]),
     )
@@ -191,14 +194,28 @@ def _together(states: Sequence[State], end_s: float, iterations: int) -> tuple[S
     """Return the records of all replicas at even times, memory in the mean over them; and what is cached."""
     records = [s.record[: int(s.counter[Counter.RECORDED])] for s in states]
     if len(states) == 1:
-        time_s, total, stride = records[0][:, 0], records[0][:, 1:], int(states[0].counter[Counter.STRIDE])
+        total, stride = records[0], int(states[0].counter[Counter.STRIDE])
     else:
         time_s = np.linspace(0.0, end_s, min(RECORDS, max(map(len, records))) + 1)[1:]
         stride = max(1, round(iterations / max(time_s.size, 1)))
-        total = np.zeros((time_s.size, first_columns := states[0].record.shape[1] - 1))
+        total = np.zeros((time_s.size, Record.WIDTH))
         for record in records:
-            at = np.searchsorted(record[:, 0], time_s, side="right")
-            total += np.vstack((np.zeros(first_columns), record[:, 1:]))[at]
-        total[:, [1, -1]] /= len(states)
-    kv, waiting, running, evictions, completions, cached = total[:, 1:].T.astype(np.int64)
-    return Series(stride, time_s, kv, waiting, running, evictions, completions, total[:, 0]), cached
+            at = np.searchsorted(record[:, Record.NOW], time_s, side="right")
+            total += np.vstack((np.zeros(Record.WIDTH), record))[at]
+        total[:, [Record.HELD, Record.CACHED]] /= len(states)
+        total[:, Record.NOW] = time_s
+    counts = total.astype(np.int64)
+    series = Series(
+        stride=stride,
+        time_s=total[:, Record.NOW],
+        kv_tokens=counts[:, Record.HELD],
+        waiting=counts[:, Record.WAITING],
+        running=counts[:, Record.RESIDENT],
+        evictions=counts[:, Record.EVICTED],
+        completions=counts[:, Record.COMPLETED],
+        busy_s=total[:, Record.BUSY],
+        kv_s=total[:, Record.KV_S],
+        running_s=total[:, Record.RUNNING_S],
+        waiting_s=total[:, Record.WAITING_S],
+    )
+    return series, counts[:, Record.CACHED]

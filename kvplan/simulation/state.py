@@ -124,9 +124,8 @@ class Clock(Columns):
     NOW: int
     HORIZON: int
     BUSY: int  # time of all iterations
-    KV_SUM: int  # tokens
     OVERHEAD: int  # what a request takes outside the engine
-    CACHED_SUM: int  # tokens
+    CACHED_S: int  # tokens that nobody holds, times seconds
     SHED_AFTER: int  # who has waited longer is given up
     GAP_SUM: int  # all times between two tokens of a request
     VERIFY: int  # what drafts of a sequence cost
@@ -331,6 +330,9 @@ class Record(Columns):
     RESIDENT: int
     EVICTED: int
     COMPLETED: int
+    KV_S: int  # this and the next two: as in `Span`, since its span began
+    RUNNING_S: int
+    WAITING_S: int
     CACHED: int  # tokens that nobody holds
 
 
@@ -455,8 +457,8 @@ class State(NamedTuple):
     # shape (2 n_leaves, 2): how many are below each node of a binary tree, and the last of each leaf's pile; see
     # `kvplan.simulation.queues`
     rank: IntArray
-    # shape (Fixed.KV_BINS + n_spans·GAPS,): iterations by KV tokens held; then, span after span, times between
-    # two tokens by their logarithms
+    # shape (Fixed.KV_BINS + n_spans·GAPS,): nanoseconds of iterations by KV tokens held; then, span after span,
+    # times between two tokens by their logarithms
     histogram: IntArray
     # shape (n_spans, n_columns): sums kept apart by time: before the first edge, between any two, and after the
     # last. One row where there are no edges.

@@ -19,15 +19,20 @@ from kvplan.simulation.state import (
 
 
 @kernel
-def note(s: State, held: int, cached: int) -> None:
+def note(s: State, tau: float, held: int, cached: int) -> None:
     """Note the tokens that are held while the batch runs, and those known though nobody holds them."""
     c = s.counter
-    s.clock[Clock.KV_SUM] += held
-    s.histogram[held // s.fixed[Fixed.BIN]] += 1
-    s.clock[Clock.CACHED_SUM] += cached
+    s.histogram[held // s.fixed[Fixed.BIN]] += nanoseconds(tau)
+    s.clock[Clock.CACHED_S] += tau * cached
     if held > c[Counter.PEAK]:
         c[Counter.PEAK] = held
     record(s, held, cached)
+
+
+@kernel
+def nanoseconds(tau: float) -> int:
+    """Round a time of an iteration, to be counted in a histogram."""
+    return int(tau * 1e9 + 0.5)
 
 
 @kernel
@@ -53,6 +58,8 @@ def record(s: State, held: int, cached: int) -> None:
     table[at, Record.RESIDENT] = c[Counter.RESIDENT]
     table[at, Record.EVICTED] = c[Counter.EVICTED]
     table[at, Record.COMPLETED] = c[Counter.COMPLETED]
+    for i in range(3):
+        table[at, Record.KV_S + i] = s.span[c[Counter.SPAN], Span.KV_S + i]
     table[at, Record.CACHED] = cached
     c[Counter.RECORDED] += 1
 

@@ -14,11 +14,12 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fleet import one_replica
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
+from kvplan.simulation.estimates import QUANTILES
 from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.objectives import LONG, Decision, Objective, State, decisions, overall
 from kvplan.study.operating_point import BUDGET_S, Latency, Observation, observe, operating_point
-from kvplan.study.sample import QUANTILES, Cliff
+from kvplan.study.sample import Cliff
 
 _IDLE = 0.01  # of what is sustainable
 _MORE = 1.25  # times the rate, while all holds

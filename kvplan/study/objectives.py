@@ -11,11 +11,12 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from kvplan.model import Plan, ServingModel
+from kvplan.simulation.estimates import QUANTILES, Estimate
 from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.state import GAPS_IN_E
 from kvplan.study.operating_point import BUDGET_S, Observation, observe
-from kvplan.study.sample import ITL, QUANTILES, Estimate, Sample
+from kvplan.study.sample import ITL, Sample
 
 _LOOKS = 1.3  # times as wide, for about ten looks at runs that grow
 _SHORT = 3.0  # times as wide again, of fewer completions than `LONG`

@@ -20,6 +20,7 @@ from kvplan.analysis.wait import Overload
 from kvplan.analysis.worst_window import at_rates
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
+from kvplan.simulation.estimates import FIGURES, QUANTILES, Estimate
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, at_once
 from kvplan.simulation.initial_state import Spans
@@ -27,7 +28,7 @@ from kvplan.simulation.intervals import Trend, together, trend
 from kvplan.simulation.metrics import MAY_GROW
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.study.sample import FIGURES, OVER_TIME, QUANTILES, Estimate, Sample
+from kvplan.study.sample import OVER_TIME, Sample
 from kvplan.study.windows import BATCHES, LATENCIES, Window, life_s, typical_iteration_s, warm_up_s, window
 
 BUDGET_S, _WAIT_S = 1.0, 0.1  # counted work of all runs; of those with WAIT thresholds
@@ -77,7 +78,7 @@ class Observation(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """Seconds; None where there is none."""
+    """Seconds; None where there is none. Percentiles as `numpy.quantile` has them; those of ITL to 0.2 %."""
 
     mean: float | None = None
     p50: float | None = None
@@ -142,11 +143,10 @@ class OperatingPoint(NamedTuple):
     """A profile at its own rates.
 
     `served` is in requests/s, `iteration_s` the mean time of an iteration; `requests` came in all runs together. The
-    policy and its parameters are those of the profile's engine, `arrivals` is the kind of arrivals.
+    policy is that of the profile's engine, `arrivals` is the kind of arrivals.
     """
 
     policy: str
-    parameters: Mapping[str, object]
     arrivals: str
     latency: Latency
     served: Estimate | None
@@ -154,9 +154,10 @@ class OperatingPoint(NamedTuple):
     requests: int
     runs: int
     hit_ratio: float | None = None  # of a prefix cache that runs know
+    replicas: int = 1
 
     def figures(self) -> Iterator[tuple[str, float | None, tuple[float, float | None] | None]]:
-        """Yield keys, values and 95 % intervals of all figures of the whole."""
+        """Yield keys, values and 95 % intervals of all figures of the whole; KV tokens are those of a replica."""
         latency = self.latency
         for key, found in (("throughput_rps", self.served), ("iteration_time_s", self.iteration_s)):
             if found is not None:
@@ -165,8 +166,12 @@ class OperatingPoint(NamedTuple):
             for figure in FIGURES:
                 key = f"{time}.{figure}"
                 yield key, getattr(getattr(latency, time), figure), latency.ci95.get(key)
-        for key in ("preemptions_per_request", "running", "waiting", "kv_tokens_mean"):
+        for key in ("preemptions_per_request", "running", "waiting"):
             yield key, getattr(latency, key), latency.ci95.get(key)
+        if (held := latency.kv_tokens_mean) is not None:
+            low, high = latency.ci95.get("kv_tokens_mean", (None, None))
+            ends = None if low is None else (low / self.replicas, high and high / self.replicas)
+            yield "kv_tokens.mean", held / self.replicas, ends
 
 
 def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S) -> OperatingPoint:
@@ -185,7 +190,6 @@ def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S)
         return seen.trend is Trend.STEADY and not unsettled(seen.sample)
 
     settings, arrivals = engine_settings(model), Load().on(model).name
-    parameters = {name: values[0] if len(values) == 1 else values for name, values in settings.given.items()}
     try:
         seen = observe(model, plan, settings, settled, budget_s=budget_s)
     except UsageError as refused:
@@ -195,11 +199,10 @@ def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S)
             latency = Latency(
                 Status.GROWING, f"the queue grows: {times:.3g} times what is sustainable is offered"
             )
-        return OperatingPoint(settings.policy, parameters, arrivals, latency, None, None, 0, 0)
+        return OperatingPoint(settings.policy, arrivals, latency, None, None, 0, 0)
     sample = seen.sample
     return OperatingPoint(
         settings.policy,
-        parameters,
         arrivals,
         _latency(seen, model),
         sample.rate(),
@@ -207,6 +210,7 @@ def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S)
         sample.work[0],
         len(seen.windows),
         sample.hit_ratio(),
+        1 if model.fleet is None else model.fleet.size,
     )
 
 
@@ -446,8 +450,7 @@ def _latency(seen: Observation, model: ServingModel) -> Latency:
 
 
 def _distribution(sample: Sample, time: str) -> Distribution:
-    found = [sample.estimate(time, figure) for figure in FIGURES]
-    return Distribution(*(None if f is None else f.value for f in found))
+    return Distribution(*map(sample.times(time).value, FIGURES))
 
 
 def _of_class(sample: Sample, name: str) -> ClassLatency:

@@ -21,6 +21,7 @@ from kvplan.errors import UsageError
 from kvplan.model import FloatArray, Plan, ServingModel
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import of_requests
+from kvplan.simulation.estimates import QUANTILES
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, Progress, at_once
 from kvplan.simulation.fleet.scaling import HorizontalPodAutoscaler, Metric, Pods, Watch
@@ -31,7 +32,6 @@ from kvplan.simulation.policies.protocol import Scenario
 from kvplan.study.fleet_day import LOOK_S, DayRun, FleetDay, course_of, with_day
 from kvplan.study.goodput import goodput
 from kvplan.study.replicas import most_simulated, scaled, stand_in
-from kvplan.study.sample import QUANTILES
 from kvplan.study.warm_cache import protection
 from kvplan.study.windows import warm_up_s
 

@@ -14,11 +14,11 @@ from kvplan.analysis.worst_window import at_rates
 from kvplan.model import Plan, ServingModel
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import KEYS
+from kvplan.simulation.estimates import Estimate
 from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.objectives import LONG, Decision, Objective, State, decisions, overall
 from kvplan.study.operating_point import BUDGET_S, RUNS, Observation, observe
-from kvplan.study.sample import Estimate
 
 MOST_SIMULATED = 64  # replicas of a fleet; more of them only even out more of what chance does
 _LEAST_SIMULATED = 16  # fewer would find the prefixes of turns too often

@@ -5,16 +5,16 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, get_type_hints
+from typing import Any
 
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.gate.requirement import Named, named, parse_key
 from kvplan.report.assembly import plain
 from kvplan.report.keys import Kind, gateable
-from kvplan.simulation.metrics import ClassResult, PolicyResult
+from kvplan.simulation.metrics import CLASS_KEYS, KEYS
 
 DEFAULT = (
     "verdict.binding",
@@ -37,19 +37,6 @@ DEFAULT_SIMULATED = (
     "e2e_s.mean",
     "e2e_s.p95",
 )
-
-
-def _figures(result: type) -> Iterator[str]:
-    """Yield the numbers of a simulated result, those of its parts included."""
-    for name, kind in get_type_hints(result).items():
-        if isinstance(kind, type) and is_dataclass(kind):
-            yield from (f"{name}.{figure}" for figure in _figures(kind))
-        elif kind in (float, float | None):
-            yield name
-
-
-_FIGURES = tuple(_figures(PolicyResult))
-_CLASS_FIGURES = tuple(_figures(ClassResult))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +125,9 @@ def _of_simulation(classes: Sequence[str], policies: Sequence[str]) -> Iterable[
     for policy in policies:
         keys = [
             ("status", "status"),
-            *((key, key) for key in _FIGURES),
-            *((f"ci95.{key}[{i}]", f"ci95.{key}[]") for key in _FIGURES for i in range(2)),
-            *(
-                (f"classes{named(name)}.{key}", f"classes[].{key}")
-                for name in classes
-                for key in _CLASS_FIGURES
-            ),
+            *((key, key) for key in KEYS),
+            *((f"ci95.{key}[{i}]", f"ci95.{key}[]") for key in KEYS for i in range(2)),
+            *((f"classes{named(name)}.{key}", f"classes[].{key}") for name in classes for key in CLASS_KEYS),
         ]
         yield from ((f"simulation.{policy}.{key}", f"simulation.{policy}.{general}") for key, general in keys)
 
@@ -176,8 +159,8 @@ def _simulated(name: str, classes: Sequence[str]) -> Column:
     kind = Kind.TEXT if key == "status" else Kind.NUMBER
     if entry := _ENTRY.fullmatch(key):
         which = next(Named(c) for c in classes if named(c) == entry[1])
-        return Column(name, "simulation", policy, ("classes", which, *entry[2].split(".")), kind)
+        return Column(name, "simulation", policy, ("classes", which, "figures", entry[2]), kind)
     if key.startswith("ci95."):
         figure, end = key.removeprefix("ci95.")[:-1].split("[")
         return Column(name, "simulation", policy, ("ci95", figure, int(end)), kind)
-    return Column(name, "simulation", policy, tuple(key.split(".")), kind)
+    return Column(name, "simulation", policy, ("status",) if key == "status" else ("figures", key), kind)

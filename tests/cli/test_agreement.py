@@ -22,6 +22,7 @@ KEYS = (
     "latency.e2e_s.mean",
     "latency.kv_tokens_mean",
 )
+REPLICAS = {"prefill-decode": 8}
 ON_A_COMMIT = ("paper-sic-limit-cycle", "llama-3.1-8b-rtx4090")
 
 
@@ -48,7 +49,9 @@ def test_every_command_says_the_same(name: str, run: Run, tmp_path: Path) -> Non
 
     (simulated,) = document(run, "simulate", name)["policies"]
     latencies = {key: value for key, value in known.items() if key.startswith("latency.")}
+    held = latencies.pop("latency.kv_tokens_mean")  # of the whole fleet
     assert {key: at(simulated, key.removeprefix("latency.")) for key in latencies} == latencies
+    assert at(simulated, "kv_tokens.mean") == (held and held / REPLICAS.get(name, 1))
 
     path = tmp_path / "report.json"
     path.write_text(json.dumps(report))
@@ -70,3 +73,27 @@ def test_every_command_says_the_same(name: str, run: Run, tmp_path: Path) -> Non
     assert {key: float(row[key]) for key in numbers} == numbers
     words = {key: value for key, value in known.items() if key not in numbers}
     assert {key: row[key] or None for key in words} == words
+
+
+MEANS = (
+    "throughput_rps",
+    "iteration_time_s",
+    "running",
+    "waiting",
+    "kv_tokens.mean",
+    "ttft_s.mean",
+    "itl_s.mean",
+)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b-rtx4090", "prefill-decode"])
+def test_policies_side_by_side_have_the_figures_of_the_operating_point(name: str, run: Run) -> None:
+    """Each is off by chance alone, and by the start of an empty replica: at most by both half widths."""
+    (known,) = document(run, "simulate", name)["policies"]
+    (found,) = document(run, "simulate", name, "--policy", "vllm", "--requests", "30000")["policies"]
+    assert known["parameters"].items() <= found["parameters"].items()
+    for key in MEANS:
+        (low, high), (least, most) = known["ci95"][key], found["ci95"][key]
+        assert max(low, least) <= min(high, most), key
+        assert least <= at(found, key) <= most
+        assert low <= at(known, key) <= high

@@ -64,7 +64,7 @@ def test_simulate_replays_the_trace_beside_the_profile(tmp_path: Path) -> None:
     assert found["policies"] == replayed["policies"]
     assert found["policies"][0]["completed"] == 400
     assert simulated(file, "--requests", 30)["policies"][0]["completed"] == 30
-    assert kvplan.simulate(kvplan.load(file), requests=30).results[0].completed == 30
+    assert kvplan.simulate(kvplan.load(file), requests=30).results[0].figures["completed"] == 30
     refused = run("simulate", file, "--seeds", "2")
     assert (refused.returncode, "the trace of the profile has no chance" in refused.stderr) == (2, True)
 

@@ -76,8 +76,10 @@ def off(seed: int) -> Off:
     runs = [simulate(p, "vllm", horizon=REQUESTS / sustainable).results[0] for p in (light, flooded)]
     tau = equilibrium(light.model).iteration_time_s
     assert tau is not None
-    assert runs[0].iteration_time_s is not None
-    return Off(tau / runs[0].iteration_time_s - 1, sustainable / runs[1].throughput_rps - 1)
+    assert runs[0].figures["iteration_time_s"] is not None
+    return Off(
+        tau / runs[0].figures["iteration_time_s"] - 1, sustainable / runs[1].figures["throughput_rps"] - 1
+    )
 
 
 def test_formulas_say_what_runs_do() -> None:

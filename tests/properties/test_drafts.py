@@ -157,7 +157,7 @@ def test_iterations_are_those_simulated(load: float) -> None:
     model = replace(full, classes=(replace(full.classes[0], rate_rps=load * sustainable_rate(full)[1]),))
     runs = study.study(model, Plan(), Load(requests=20_000), options.chosen(["vllm"], []), [0, 1])
     tau = equilibrium(model).iteration_time_s
-    assert np.mean([r.iteration_time_s for r in runs.results]) == pytest.approx(tau, rel=0.015)
+    assert np.mean([r.figures["iteration_time_s"] for r in runs.results]) == pytest.approx(tau, rel=0.015)
 
 
 def test_the_interval_of_itl_counts_iterations() -> None:

@@ -218,4 +218,6 @@ def test_iterations_are_those_simulated(load: float) -> None:
     full = model(WINDOWS, 40_000, 1.0, 60, 150)
     at = replace(full, classes=(replace(full.classes[0], rate_rps=load * saturation(full).throughput_rps),))
     runs = study.study(at, Plan(), Load(requests=20_000), options.chosen(["vllm"], []), [0])
-    assert runs.results[0].iteration_time_s == pytest.approx(equilibrium(at).iteration_time_s, rel=0.01)
+    assert runs.results[0].figures["iteration_time_s"] == pytest.approx(
+        equilibrium(at).iteration_time_s, rel=0.01
+    )

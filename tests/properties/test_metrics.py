@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -16,7 +15,8 @@ from hypothesis import strategies as st
 from runs import NAN, a_run, a_series, one_server
 
 from kvplan.model import FloatArray
-from kvplan.simulation.intervals import Interval, mean_half_width, over_runs, quantile_interval
+from kvplan.simulation.estimates import Times
+from kvplan.simulation.intervals import Interval, batch_edges, over_runs
 from kvplan.simulation.metrics import PolicyResult, policy_result
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.requests import Requests
@@ -83,9 +83,8 @@ def runs(draw: st.DrawFn) -> tuple[Requests, Outcome]:
         ending=ending,
         end_s=float(np.nanmax(np.concatenate((arrival, finish)), initial=records)),
         iterations=records,
-        kv_sum=float(sum(held)),
         kv_peak=max(held, default=0),
-        kv_histogram=np.bincount(np.array(held, dtype=np.int64), minlength=1),
+        kv_histogram=np.bincount(np.array(held, dtype=np.int64), minlength=1) * 10**9,
         series=series,
     )
 
@@ -103,15 +102,14 @@ def test_latencies_are_those_of_a_slow_recomputation(run: tuple[Requests, Outcom
         several = [i for i in done if requests.decode_tokens[i] > 1]
         arrival, first, finish = outcome.arrival_s, outcome.first_token_s, outcome.finish_s
         tpot = [float((finish[i] - first[i]) / (requests.decode_tokens[i] - 1)) for i in several]
-        assert block.completed == len(done)
+        assert block.figures["completed"] == len(done)
         for name, values in (
             ("ttft_s", [float(first[i] - arrival[i]) for i in done]),
             ("tpot_s", tpot),
             ("e2e_s", [float(finish[i] - arrival[i]) for i in done]),
         ):
-            found = asdict(getattr(block, name))
             for key, expected in slow_latency(values).items():
-                assert found[key] == (
+                assert block.figures[f"{name}.{key}"] == (
                     None if expected is None else pytest.approx(expected, rel=1e-9, abs=1e-9)
                 )
 
@@ -152,28 +150,17 @@ def share_covering(found: list[Interval | None], truth: float) -> float:
     return sum(low <= truth <= high for low, high in known) / len(known)
 
 
-CHAINS = pytest.mark.parametrize(("n", "correlation"), [(1000, 0.0), (4000, 0.5), (10_000, 0.9)])
-
-
-@CHAINS
-def test_intervals_of_a_mean_cover_it(n: int, correlation: float) -> None:
+@pytest.mark.parametrize(("n", "correlation"), [(1000, 0.0), (4000, 0.5), (10_000, 0.9)])
+@pytest.mark.parametrize("figure", ["mean", "p50", "p95", "p99"])
+def test_intervals_of_a_mean_and_of_percentiles_cover_them(n: int, correlation: float, figure: str) -> None:
     def interval(random: np.random.Generator) -> Interval | None:
-        values = lognormal_chain(n, correlation, random)
-        half_width = mean_half_width(values)
-        return None if half_width is None else (values.mean() - half_width, values.mean() + half_width)
+        estimate = Times([lognormal_chain(n, correlation, random)], [batch_edges(n)]).estimate(figure)
+        assert estimate is not None
+        return estimate.ends
 
-    assert coverage(interval, math.exp(0.5)) >= COVERED
-
-
-@CHAINS
-@pytest.mark.parametrize("share", [0.5, 0.95, 0.99])
-def test_intervals_of_a_percentile_cover_it(n: int, correlation: float, share: float) -> None:
-    def interval(random: np.random.Generator) -> Interval | None:
-        values = lognormal_chain(n, correlation, random)
-        return quantile_interval(values, share, lambda p: float(np.quantile(values, p)))
-
-    truth = math.exp(statistics.NormalDist().inv_cdf(share))
-    assert coverage(interval, truth) >= COVERED
+    law = statistics.NormalDist()
+    truth = 0.5 if figure == "mean" else law.inv_cdf(float(SHARES[figure]))
+    assert coverage(interval, math.exp(truth)) >= COVERED
 
 
 RATE, SERVICE_S, N, HORIZON_S = 0.6, 1.0, 3000, 5000.0
@@ -229,9 +216,10 @@ def test_the_99th_percentile_of_memory_covers_the_truth() -> None:
             [],
             iterations=held.size,
             kv_peak=int(held.max()),
-            kv_histogram=np.bincount(held // 4),
+            kv_histogram=np.bincount(held // 4) * 10**9,
             bin_tokens=4,
             end_s=float(held.size),
+            busy_s=float(held.size),
             series=a_series(np.arange(1.0, held.size + 1), kv_tokens=held),
         )
         return result_of(run).ci95["kv_tokens.p99"]

@@ -14,6 +14,7 @@ from kvplan.model import Prefill, Replica, Timing
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.requests import Requests
+from kvplan.simulation.state import Span
 
 ENGINES = [p.name for p in POLICIES.values() if p.engine]
 MAY_HANG = [p.name for p in POLICIES.values() if p.may_livelock]
@@ -109,8 +110,11 @@ def fit(name: str, case: Case, outcome: Outcome) -> None:
     assert (held <= blocks * block).all()
     assert (held % block == 0).all()
     assert outcome.kv_peak == held.max(initial=0)
-    assert outcome.kv_sum == held.sum()
-    assert outcome.kv_histogram.sum() == outcome.iterations
+    took = np.diff(outcome.series.busy_s, prepend=0.0)
+    assert outcome.totals[Span.KV_S] == pytest.approx(held @ took, rel=1e-9)
+    assert outcome.totals[Span.RUNNING_S] == pytest.approx(outcome.series.running @ took, rel=1e-9)
+    assert outcome.totals[Span.WAITING_S] == pytest.approx(outcome.series.waiting @ took, rel=1e-9)
+    assert outcome.kv_histogram.sum() == pytest.approx(outcome.busy_s * 1e9, abs=outcome.iterations)
 
 
 def keep_limits(name: str, case: Case, outcome: Outcome) -> None:

@@ -37,8 +37,8 @@ def test_half_a_run_foretells_the_whole(first_half: TimingFit) -> None:
     model = ServingModel((RequestClass("any", 1, (1,), (1.0,), 0.0),), first_half.timing, replica)
     load = Load(trace=read_trace(RUN / "requests.jsonl").requests)
     (result,) = study(model, Plan(), load, chosen(["vllm"], []), [0]).results
-    assert result.makespan_s == pytest.approx(183.5, rel=0.05)
-    assert result.e2e_s.mean == pytest.approx(86.6, rel=0.08)
+    assert result.figures["makespan_s"] == pytest.approx(183.5, rel=0.05)
+    assert result.figures["e2e_s.mean"] == pytest.approx(86.6, rel=0.08)
 
 
 @pytest.fixture(scope="module")

@@ -112,8 +112,8 @@ def test_times_of_a_split_are_those_of_the_simulator() -> None:
     found = timed(fleet(model), model, Plan(), operating_point(model, Plan()).latency).split
     run = study(model, Plan(), Load(requests=16_000), chosen(["vllm"], []), [0]).results[0]
     assert apart.transfer_s(900) == pytest.approx(0.018)
-    assert found.ttft_s == pytest.approx(run.ttft_s.mean, rel=0.03)
-    assert found.itl_s == pytest.approx(run.itl_s.mean, rel=0.01)
+    assert found.ttft_s == pytest.approx(run.figures["ttft_s.mean"], rel=0.03)
+    assert found.itl_s == pytest.approx(run.figures["itl_s.mean"], rel=0.01)
 
 
 def test_together_the_best_split_of_as_many_gpus_stands_beside() -> None:

@@ -105,7 +105,7 @@ def test_a_simulation_is_that_of_the_command(tmp_path: Path) -> None:
         kvplan.load(NAME), "vllm", settings={"vllm.watermark": 0.1}, requests=60, seeds=2, seed=5
     )
     assert found.seeds == (5, 6)
-    assert found.results[0].e2e_s.p95 == written["e2e_s"]["p95"]
+    assert found.results[0].figures["e2e_s.p95"] == written["e2e_s"]["p95"]
     assert found.results[0].parameters["watermark"] == written["parameters"]["watermark"] == 0.1
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,20 +11,12 @@ from every import every
 from runs import NAN, a_run, a_series, counts, one_server
 from tiers import at_night
 
-from kvplan.simulation.metrics import (
-    QUANTILES,
-    ClassResult,
-    PolicyResult,
-    RunStatus,
-    policy_result,
-)
+from kvplan.simulation.estimates import FIGURES
+from kvplan.simulation.experiments.study import record
+from kvplan.simulation.metrics import CLASS_KEYS, KEYS, PolicyResult, RunStatus, policy_result
 from kvplan.simulation.outcome import Ending, Found, Outcome
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S
-
-LATENCIES = [
-    f"{name}.{key}" for name in ("ttft_s", "itl_s", "tpot_s", "e2e_s") for key in ("mean", *QUANTILES)
-]
 
 
 def result_of(
@@ -52,59 +44,54 @@ def by_hand(**changes: Any) -> tuple[Requests, Outcome]:
         "recomputed_tokens": 25,
         "computed_tokens": 100,
         "busy_s": 6.0,
-        "kv_sum": 90.0,
         "kv_peak": 39,
         "queue_peak": 2,
         "request_overhead_s": 0.25,
-        "kv_histogram": counts(1, 1, 1, 1),
+        "kv_histogram": counts(1, 1, 2, 2) * 10**9,
         "bin_tokens": 10,
-        "series": a_series(np.array([2.0, 10.0]), waiting=(2, 1)),
+        "series": a_series(np.array([2.0, 10.0]), waiting=(2, 1), running=(1, 2), kv_tokens=(5, 20)),
     }
     return a_run((0.0, 1.0, 2.0), (3.0, 4.0, 5.0), (3.0, 8.0, NAN), **given | changes)
 
 
+def latency(name: str, *figures: float | None) -> dict[str, float | None]:
+    """Mean, p50, p90, p95, p99; a single number is each of them."""
+    values = figures if len(figures) > 1 else figures * len(FIGURES)
+    return {f"{name}.{figure}": value for figure, value in zip(FIGURES, values, strict=True)}
+
+
 def test_the_figures_of_three_requests() -> None:
+    """KV, running and waiting requests: for 2 s as in the first record, for 8 s as in the second."""
     result = result_of(by_hand(), names=("long", "short"), horizon_s=10.0)
-    assert (result.completed, result.unfinished, result.makespan_s, result.iterations) == (2, 1, 10.0, 4)
-    assert (result.throughput_rps, result.decode_tokens_per_s) == (0.2, 0.6)
-    assert result.iteration_time_s == 1.5
-    assert (result.throughput_per_iteration, result.evictions_per_iteration) == (0.5, 0.5)
-    assert (result.evictions, result.recomputed_tokens, result.recomputed_share) == (2, 25, 0.25)
-    assert asdict(result.kv_tokens) == {"mean": 22.5, "p99": 39, "peak": 39}
-    assert asdict(result.queue) == {"peak": 2, "end": 1}
-    assert asdict(result.ttft_s) == pytest.approx(dict.fromkeys(("mean", *QUANTILES), 3.25))
-    assert asdict(result.e2e_s) == pytest.approx(
-        {"mean": 5.25, "p50": 5.25, "p90": 6.85, "p95": 7.05, "p99": 7.21}
-    )
-    assert asdict(result.tpot_s) == dict.fromkeys(("mean", *QUANTILES), 1.0)
+    expected = {
+        **{"completed": 2, "unfinished": 1, "makespan_s": 10.0, "iterations": 4, "iteration_time_s": 1.5},
+        **{"throughput_rps": 0.2, "decode_tokens_per_s": 0.6, "throughput_per_iteration": 0.5},
+        **{"evictions": 2, "evictions_per_iteration": 0.5, "preemptions_per_request": 1.0},
+        **{"recomputed_tokens": 25, "recomputed_share": 0.25, "running": 1.8, "waiting": 1.2},
+        **{
+            "kv_tokens.mean": 17.0,
+            "kv_tokens.p99": 39,
+            "kv_tokens.peak": 39,
+            "queue.peak": 2,
+            "queue.end": 1,
+        },
+        **latency("ttft_s", 3.25),
+        **latency("e2e_s", 5.25, 5.25, 6.85, 7.05, 7.21),
+        **latency("tpot_s", 1.0),
+    }
+    assert {key: result.figures[key] for key in expected} == pytest.approx(expected)
     long, short = result.classes
-    assert (long.name, long.completed, long.e2e_s.mean, long.tpot_s.mean) == ("long", 1, 7.25, 1.0)
-    assert (short.name, short.completed, short.e2e_s.p99, short.tpot_s.mean) == ("short", 1, 3.25, None)
+    assert (long.name, short.name) == ("long", "short")
+    for each, completed, e2e_s, tpot_s in ((long, 1, 7.25, 1.0), (short, 1, 3.25, None)):
+        own = {"completed": completed, **latency("e2e_s", e2e_s), **latency("tpot_s", tpot_s)}
+        assert {key: each.figures[key] for key in own} == own
 
 
-def test_names_and_order_are_those_of_the_contract() -> None:
-    top = (
-        "policy parameters completed unfinished makespan_s iterations status throughput_rps"
-        " decode_tokens_per_s throughput_per_iteration evictions evictions_per_iteration recomputed_tokens"
-        " recomputed_share kv_tokens queue shed prefix_cache iteration_time_s ttft_s itl_s tpot_s e2e_s"
-        " goodput_rps ci95 classes"
-    )
-    assert [field.name for field in fields(PolicyResult)] == top.split()
-    assert [field.name for field in fields(ClassResult)] == ["name", "completed", "ttft_s", "tpot_s", "e2e_s"]
-    numbers = [key for key in top.split()[2:14] if key != "status"]
-    memory = ["kv_tokens.mean", "kv_tokens.p99", "kv_tokens.peak", "queue.peak", "queue.end"]
-    cache = "hit_rate readmission_hit_rate hit_tokens recovered_tokens cached_tokens_mean host_hit_rate"
-    found = [f"prefix_cache.{name}" for name in [*cache.split(), "link_utilization"]]
+def test_keys_and_their_order_are_those_of_the_contract() -> None:
     for runs in ([by_hand()], [by_hand(), by_hand()]):
-        assert list(result_of(*runs).ci95) == [
-            *numbers,
-            *memory,
-            "shed",
-            *found,
-            "iteration_time_s",
-            *LATENCIES,
-            "goodput_rps",
-        ]
+        result = result_of(*runs)
+        assert tuple(result.figures) == tuple(result.ci95) == KEYS
+        assert [tuple(each.figures) for each in result.classes] == [CLASS_KEYS]
 
 
 def test_gaps_between_tokens_have_percentiles_to_a_thousandth() -> None:
@@ -112,10 +99,12 @@ def test_gaps_between_tokens_have_percentiles_to_a_thousandth() -> None:
     gaps = np.zeros(GAPS, dtype=np.int64)
     for seconds, count in ((0.02, 9), (3.0, 1)):
         gaps[int(math.log(seconds / SHORTEST_GAP_S) * GAPS_IN_E)] += count
-    itl = result_of(by_hand(gap_histogram=gaps, gap_sum_s=3.18)).itl_s
-    assert itl.mean == pytest.approx(0.318)
-    assert (itl.p50, itl.p95, itl.p99) == pytest.approx((0.02, 3.0, 3.0), rel=2e-3)
-    assert result_of(by_hand()).itl_s.p50 is None
+    found = result_of(by_hand(gap_histogram=gaps, gap_sum_s=3.18)).figures
+    assert found["itl_s.mean"] == pytest.approx(0.318)
+    itl = latency("itl_s", 0.318, 0.02, 0.02, 3.0, 3.0)
+    del itl["itl_s.p90"]  # nine in ten: it is either
+    assert {key: found[key] for key in itl} == pytest.approx(itl, rel=2e-3)
+    assert result_of(by_hand()).figures["itl_s.p50"] is None
 
 
 def test_goodput_counts_who_was_served_within_all_limits() -> None:
@@ -129,21 +118,21 @@ def test_goodput_counts_who_was_served_within_all_limits() -> None:
         found = policy_result(
             "vllm", {}, [by_hand()], ("a", "b"), horizon_s=10.0, saturated=False, limits=limits
         )
-        assert found.goodput_rps == good
+        assert found.figures["goodput_rps"] == good
 
 
 def test_what_the_prefix_cache_found_is_of_the_tokens_looked_up() -> None:
-    found = Found(np.array([32, 0, 16]), np.array([0, 48, 0]), 480, 64, 300.0, np.array([100, 200]))
-    run = by_hand(found=found, iterations=2, shed=np.array([False, False, True]))
-    use = result_of(run).prefix_cache
-    assert (use.hit_rate, use.readmission_hit_rate) == (0.1, 0.75)
-    assert (use.hit_tokens, use.recovered_tokens, use.cached_tokens_mean) == (48, 48, 150.0)
-    assert result_of(run).shed == 1
-    assert result_of(by_hand()).prefix_cache.hit_rate is None
-    assert (use.host_hit_rate, use.link_utilization) == (None, None)
+    found = Found(np.array([32, 0, 16]), np.array([0, 48, 0]), 480, 64, 900.0, np.array([100, 200]))
+    run = by_hand(found=found, shed=np.array([False, False, True]))
+
+    def use(run: tuple[Requests, Outcome]) -> list[float | None]:
+        return [value for key, value in result_of(run).figures.items() if key.startswith("prefix_cache.")]
+
+    assert use(run) == [0.1, 0.75, 48, 48, 150.0, None, None]
+    assert result_of(run).figures["shed"] == 1
+    assert set(use(by_hand())) == {None}
     with_host = replace(found, loaded_tokens=np.array([16, 0, 8]), link_busy_s=2.0)
-    use = result_of(by_hand(found=with_host, end_s=8.0)).prefix_cache
-    assert (use.host_hit_rate, use.link_utilization) == (0.05, 0.25)
+    assert use(by_hand(found=with_host, end_s=8.0))[-2:] == [0.05, 0.25]
 
 
 @every(
@@ -158,7 +147,7 @@ def test_what_the_prefix_cache_found_is_of_the_tokens_looked_up() -> None:
 def test_throughput_is_over_the_horizon_else_over_the_makespan(
     ending: Ending, horizon_s: float | None, expected: float
 ) -> None:
-    assert result_of(by_hand(ending=ending), horizon_s=horizon_s).throughput_rps == expected
+    assert result_of(by_hand(ending=ending), horizon_s=horizon_s).figures["throughput_rps"] == expected
 
 
 @every("ending", list(Ending))
@@ -176,16 +165,17 @@ def test_a_run_without_a_single_iteration_has_figures_or_none(ending: Ending, n:
         kv_histogram=counts(0),
     )
     result = result_of(run, run)
-    assert (result.completed, result.unfinished, result.throughput_rps) == (0, n, None)
-    assert result.throughput_per_iteration is result.kv_tokens.mean is result.kv_tokens.p99 is None
-    assert set(asdict(result.ttft_s).values()) == {None}
-    json.dumps(asdict(result), allow_nan=False)
+    counts_of = {"completed": 0, "unfinished": n, "makespan_s": 0.0, "iterations": 0}
+    known = {**counts_of, **dict.fromkeys(("evictions", "recomputed_tokens", "shed"), 0)}
+    known |= dict.fromkeys(("queue.peak", "queue.end"), n) | {"kv_tokens.peak": 0}
+    assert {key: value for key, value in result.figures.items() if value is not None} == known
+    json.dumps(record(result), allow_nan=False)
 
 
 def test_figures_are_means_over_seeds_with_a_students_t_interval() -> None:
     """t of 2 degrees: 4.3027."""
     result = result_of(*(by_hand(recomputed_tokens=tokens) for tokens in (20, 25, 30)))
-    assert result.recomputed_tokens == 25
+    assert result.figures["recomputed_tokens"] == 25
     half_width = 4.302653 * 5 / 3**0.5
     assert result.ci95["recomputed_tokens"] == pytest.approx((25 - half_width, 25 + half_width), abs=1e-5)
     assert result.ci95["completed"] is None  # the same in all runs: no interval

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from runs import a_series
 
 from kvplan.simulation.initial_state import Spans
-from kvplan.simulation.outcome import Ending, Outcome, Series, SpanSums
+from kvplan.simulation.outcome import Ending, Outcome, SpanSums
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S, Span
 from kvplan.study.sample import Sample
@@ -69,7 +70,6 @@ def test_batches_are_merged_in_pairs() -> None:
 
 
 def outcome(first: list[float], finish: list[float], end_s: float, spans: int) -> Outcome:
-    empty, none = np.zeros(0), np.zeros(0, dtype=np.int64)
     arrival = np.arange(float(len(first)))
     sums = SpanSums(np.zeros((spans, COLUMNS)), np.zeros((spans, GAPS), dtype=np.int64))
     names = Outcome.__dataclass_fields__
@@ -82,7 +82,7 @@ def outcome(first: list[float], finish: list[float], end_s: float, spans: int) -
         "iterations": 7,
         "ending": Ending.HORIZON,
         "spans": sums,
-        "series": Series(1, empty, none, none, none, none, none, empty),
+        "series": a_series(np.zeros(0)),
     }
     rest = {name: 0 for name, f in names.items() if name not in given and f.default is not None and f.init}
     return Outcome(**{**rest, **given})  # type: ignore[arg-type]

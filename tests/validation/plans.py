@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from kvplan.planning.result import Plan, Request
 from kvplan.planning.search import Candidate, Setting
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.study import study
+from kvplan.simulation.metrics import LATENCIES
 from kvplan.simulation.policies import engine_settings
 from kvplan.study.objectives import State
 from validation.profiles import Case
@@ -115,8 +116,7 @@ def _figures(model: ServingModel) -> dict[str, float]:
             return seen.figures
     policies = {"engine": engine_settings(model)}
     run = study(model, NoPlan(), Load(requests=REQUESTS), policies, [77]).results[0]
-    times = {time: asdict(getattr(run, time)) for time in ("ttft_s", "itl_s", "tpot_s", "e2e_s")}
-    return {f"{time}.{name}": value for time, figures in times.items() for name, value in figures.items()}
+    return {key: value for key, value in run.figures.items() if key.split(".")[0] in LATENCIES}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """A study: policies side by side on the same arrivals, some seeds each, and what they add up to."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -176,10 +175,23 @@ def _comparable(rows: Sequence[Sequence[Outcome | None]]) -> list[int]:
     return whole or [0]
 
 
+def record(result: PolicyResult) -> dict[str, Any]:
+    """Return a result as the contract has it, dots of names nested."""
+    classes = [{"name": each.name, **_nested(each.figures)} for each in result.classes]
+    about = {"policy": result.policy, "parameters": result.parameters, "status": result.status}
+    return {**about, **_nested(result.figures), "ci95": result.ci95, "classes": classes}
+
+
+def _nested(figures: Figures) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in figures.items():
+        group, _, name = key.rpartition(".")
+        (found.setdefault(group, {}) if group else found)[name] = value
+    return found
+
+
 def plain(value: Any) -> Any:
     """Convert results as JSON has them: whole counts whole."""
-    if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
