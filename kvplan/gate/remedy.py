@@ -374,7 +374,7 @@ def _verified(
     proved. Shares of rates that were rounded differ in the last digit, far below what such a proof leaves.
     """
     try:
-        model = profile.changed({change.path: change.after for change in changes})
+        model = profile.changed({change.path: change.after for change in changes}).model
     except UsageError:
         return None
     local = subject.analyses.__dict__.get("stability")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
@@ -11,7 +12,7 @@ from kvplan.ingest.model.hardware import Gpu, vllm_limits
 from kvplan.ingest.model.roofline import REQUEST_OVERHEAD_S, Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.weights import named_storage
-from kvplan.ingest.profile_text import kv_tables, table_text, timing_text
+from kvplan.ingest.profile_text import kv_tables, timing_table
 from kvplan.model import MeasuredRange, Parallelism
 
 TENSOR_PARALLEL = 1, 2, 4, 8  # that are tried where nobody says
@@ -63,7 +64,7 @@ class Kind:
         """The engine's own budget of an iteration."""
         return vllm_limits(self.gpu)["max_num_batched_tokens"]
 
-    def toml(self, max_num_seqs: int = _FEW_SEQUENCES, batched_tokens: int | None = None) -> str:
+    def tables(self, max_num_seqs: int = _FEW_SEQUENCES) -> dict[str, Any]:
         """The tables [gpu], [timing] and [provenance] of a profile."""
         memory = self.memory
         gpu: dict[str, object] = {"memory_tokens": memory.memory_tokens, "block_tokens": memory.block_tokens}
@@ -71,19 +72,16 @@ class Kind:
             gpu = {"kv_blocks": memory.kv_blocks, "block_tokens": memory.block_tokens}
         gpu |= self.parallelism.keys
         gpu["max_num_seqs"] = max_num_seqs
-        gpu["max_num_batched_tokens"] = batched_tokens or self.batched_tokens
+        gpu["max_num_batched_tokens"] = self.batched_tokens
         if memory.is_mixed:
             gpu["kv"] = kv_tables(memory.layout)
         origin = {"basis": "estimated", "source": f"{self.shape.name} on {self.name}"}
-        return "\n\n".join(
-            (
-                table_text("provenance", {"gpu": origin, "timing": origin}),
-                table_text("gpu", gpu),
-                timing_text(
-                    self.speed.timing, REQUEST_OVERHEAD_S[self.engine], MeasuredRange(band=self.speed.band)
-                ),
-            )
-        )
+        measured = MeasuredRange(band=self.speed.band)
+        return {
+            "provenance": {"gpu": origin, "timing": origin},
+            "gpu": gpu,
+            "timing": timing_table(self.speed.timing, REQUEST_OVERHEAD_S[self.engine], measured),
+        }
 
 
 def kinds(
