@@ -15,7 +15,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/report": 3_020,
     "kvplan/show": 4_400,  # to become 3,600
     "kvplan/planning": 2_620,
-    "kvplan/gate": 1_940,  # to become 1,400
+    "kvplan/gate": 1_925,  # to become 1,400
     "kvplan/emit": 1_100,
     "kvplan/sweeps": 1_300,
     "kvplan/compiling": 800,
