@@ -8,7 +8,7 @@ the profile, and the profile so changed is judged anew. A change that breaks a r
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
 from fractions import Fraction
@@ -24,7 +24,7 @@ from kvplan.analysis.worst_cycle import CycleKind
 from kvplan.errors import UsageError
 from kvplan.gate.judgement import Subject, holds
 from kvplan.gate.requirement import Requirement
-from kvplan.model import Replica, ServingModel, as_written
+from kvplan.model import ServingModel, as_written
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import Analyses
@@ -113,8 +113,7 @@ def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) 
     if excess := _least(lambda x: passes(_with_rate(subject, 1 / (1 + x)))):
         remedies += _rate_remedies(profile, subject, excess, passes)
         remedies += _replica_remedies(profile, subject, excess, passes)
-    if more := _least(lambda x: passes(_with_memory(subject, x))):
-        remedies += _memory_remedies(profile, subject, more, passes)
+    remedies += _memory_remedies(profile, subject, passes)
     remedies += _limit_remedies(profile, subject, passes)
     return tuple(sorted(remedies, key=lambda remedy: remedy.relative))
 
@@ -149,29 +148,6 @@ def _with_rate(subject: Subject, factor: float) -> Subject:
     return _with_model(
         subject, changed, shared | _known(subject, "stability", "saturation", "worst_cycle", "recovery")
     )
-
-
-def _with_replica(subject: Subject, replica: Replica) -> Subject:
-    before = subject.analyses.model
-    model = replace(before, replica=replica)
-    if model.finds_prefixes:
-        return _with_model(subject, model)
-    model.__dict__["mix"] = before.mix  # where it is cached; memory and limits are no part of it
-    return _with_model(subject, model, _known(subject, "stability"))
-
-
-def _with_memory(subject: Subject, more: float) -> Subject:
-    replica = subject.analyses.model.replica
-    pages = replica.ranks * replica.block_tokens
-    blocks = math.ceil(replica.memory_tokens * (1 + more) / pages)
-    return _with_replica(subject, replace(replica, memory_tokens=blocks * pages))
-
-
-def _with_limit(subject: Subject, lever: Lever, limit: int) -> Subject:
-    replica = subject.analyses.model.replica
-    if lever is Lever.MAX_NUM_SEQS:
-        return _with_replica(subject, replace(replica, max_num_seqs=replica.ranks * limit))
-    return _with_replica(subject, replica.with_budget(limit))
 
 
 def _with_model(subject: Subject, model: ServingModel, known: Mapping[str, object] | None = None) -> Subject:
@@ -250,17 +226,18 @@ def _cycle_is_simulated(subject: Subject) -> bool:
     return bool(asked) and subject.analyses.worst_cycle.kind is CycleKind.SIMULATED
 
 
-def _memory_remedies(profile: Profile, subject: Subject, more: float, passes: Passes) -> Iterator[Remedy]:
+def _memory_remedies(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Remedy]:
     replica = subject.analyses.model.replica
     before = replica.memory_tokens // replica.ranks
-    for _ in range(3):
-        changes = (_memory(profile, subject, before * (1 + more)),)
-        model = _verified(profile, subject, changes, passes)
-        if model is not None:
-            after = model.replica.memory_tokens // model.replica.ranks
-            yield Remedy(Lever.MEMORY, after, after / before - 1, changes)
-            return
-        more += 10.0**-_DIGITS * (1 + more)
+
+    def changes(more: float) -> tuple[Change, ...]:
+        return (_memory(profile, subject, before * (1 + more)),)
+
+    more = _least(lambda more: _verified(profile, subject, changes(more), passes) is not None)
+    model = None if more is None else _verified(profile, subject, changes(more), passes)
+    if more is not None and model is not None:
+        after = model.replica.memory_tokens // model.replica.ranks
+        yield Remedy(Lever.MEMORY, after, after / before - 1, changes(more))
 
 
 def _limit_remedies(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Remedy]:
@@ -275,33 +252,39 @@ def _limit_remedies(profile: Profile, subject: Subject, passes: Passes) -> Itera
     ):
         if before is None:
             continue
-        after = _least_limit(subject, lever, before, passes) if lever == binding else None
-        if after is None and lever is Lever.MAX_NUM_SEQS:
-            after = _eviction_free_limit(subject, before, passes)
-        if after is None:
-            continue
-        change = Change(("gpu", lever.value), before, after)
-        if _verified(profile, subject, (change,), passes) is not None:
-            yield Remedy(lever, after, abs(after / before - 1), (change,))
+        limited = partial(_with_limit, profile, subject, lever, before)
+        remedy = _raised(limited, before, passes) if lever == binding else None
+        if remedy is None and lever is Lever.MAX_NUM_SEQS:
+            fewer = engine_max_num_seqs(subject.analyses.model) // subject.analyses.model.replica.ranks
+            if 0 < fewer < before:
+                remedy = limited(fewer, partial(_keeps_up, subject=subject, passes=passes))
+        if remedy is not None:
+            yield remedy
 
 
-def _least_limit(subject: Subject, lever: Lever, before: int, passes: Passes) -> int | None:
-    def raised(limit: float) -> bool:
-        return passes(_with_limit(subject, lever, int(limit)))
-
-    enough = first_of_steps(raised, 2.0 * before, 2.0, MAX_FACTOR * before)
-    return None if enough is None else least_whole(raised, int(enough) // 2, int(enough))
-
-
-def _eviction_free_limit(subject: Subject, before: int, passes: Passes) -> int | None:
-    """The most requests at once that always fit, where fewer than now; not at the price of an overload."""
-    model = subject.analyses.model
-    limit = engine_max_num_seqs(model) // model.replica.ranks
-    if not 0 < limit < before:
+def _with_limit(
+    profile: Profile, subject: Subject, lever: Lever, before: int, limit: int, passes: Passes
+) -> Remedy | None:
+    change = Change(("gpu", lever.value), before, limit)
+    if _verified(profile, subject, (change,), passes) is None:
         return None
-    changed = _with_limit(subject, Lever.MAX_NUM_SEQS, limit)
+    return Remedy(lever, limit, abs(limit / before - 1), (change,))
+
+
+def _raised(limited: Callable[[int, Passes], Remedy | None], before: int, passes: Passes) -> Remedy | None:
+    """The least limit above that of before that passes."""
+
+    def enough(limit: float) -> bool:
+        return limited(int(limit), passes) is not None
+
+    most = first_of_steps(enough, 2.0 * before, 2.0, MAX_FACTOR * before)
+    return None if most is None else limited(least_whole(enough, int(most) // 2, int(most)), passes)
+
+
+def _keeps_up(changed: Subject, subject: Subject, passes: Passes) -> bool:
+    """Whether a change passes, and not at the price of an overload."""
     overloads = changed.analyses.overloaded and not subject.analyses.overloaded
-    return limit if not overloads and passes(changed) else None
+    return not overloads and passes(changed)
 
 
 def _rates(
@@ -370,14 +353,16 @@ def _verified(
 ) -> ServingModel | None:
     """The model of the profile so changed, if it is allowed and passes.
 
-    Nothing is taken over from the search, and of the report only what no lever is part of: stability, if it is
-    proved. Shares of rates that were rounded differ in the last digit, far below what such a proof leaves.
+    Of the report only stability is taken over, which is of rates alone: if it is proved, or they are as they were.
+    Shares of rates that were rounded differ in the last digit, far below what such a proof leaves.
     """
     try:
-        model = profile.changed({change.path: change.after for change in changes})
+        model = profile.changed({change.path: change.after for change in changes}).model
     except UsageError:
         return None
     local = subject.analyses.__dict__.get("stability")
-    known = {"stability": local} if local is not None and local.certified and not model.finds_prefixes else {}
+    same_rates = all(change.path[0] == "gpu" for change in changes)
+    holds = local is not None and (local.certified or same_rates) and not model.finds_prefixes
+    known = {"stability": local} if holds else {}
     changed = Subject(subject.identity, _Searched(model, subject.analyses.plan, known))
     return model if passes(changed) else None

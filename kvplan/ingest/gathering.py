@@ -43,7 +43,6 @@ from kvplan.ingest.profile_text import (
     classes_part,
     composed,
     replica_part,
-    table_text,
 )
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
@@ -63,6 +62,7 @@ from kvplan.options import ImportOptions
 from kvplan.profile import schema
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.profile.replica import Gpu as GpuTable
+from kvplan.profile.writing import table_text
 from kvplan.simulation.experiments.runner import Announce, Progress
 from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens, parse_time
 

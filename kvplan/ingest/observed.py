@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from kvplan.ingest.profile_text import Part, printable, table_text
+from kvplan.ingest.profile_text import Part
 from kvplan.model import Knowledge, Origin
 from kvplan.profile.reading import Profile
+from kvplan.profile.writing import printable, table_text
 from kvplan.units import format_percent
 
 

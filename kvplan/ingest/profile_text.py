@@ -1,7 +1,5 @@
 """A profile written out: some of its tables measured, the others as a base profile has them."""
 
-import datetime
-import json
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -17,6 +15,7 @@ from kvplan.model.kv_layout import KvLayout
 from kvplan.model.parallelism import Parallelism
 from kvplan.model.sessions import Reuse, SharedPrompt
 from kvplan.profile.reading import Profile, parse_profile
+from kvplan.profile.writing import printable, table_text, value_text
 from kvplan.ranges import LEAST_COST_S, LEAST_PAIR_S, LEAST_WEIGHT, MAX_SOURCE, MOST_WEIGHT
 from kvplan.version import __version__
 
@@ -24,7 +23,6 @@ TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
 _TABLES = ("gpu", "engine", "timing", "speculative", "fleet", "plan", "slo", "cost", "gate", *TRAFFIC_TABLES)
 _MEMORY = ("memory_tokens", "memory", "kv_bytes_per_token", "kv_blocks", "kv")  # one way excludes the others
 _PARALLEL = ("gpus", *(f"{kind.name}_parallel" for kind in fields(Parallelism)))  # and says all of it
-_WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _KNOWN_AS = {"gpu": "gpu", "timing": "timing", "classes": "workload"}  # in [provenance]
 TIMES = ("d0", "d1", "d2", "d3", "d4", "d5", "experts", "all_ranks", "d5_all_ranks")  # of a timing, seconds
@@ -98,7 +96,7 @@ def composed(
     own = _name("" if base is None else base.name, replica, traffic)
     text = [
         comment([about]),
-        f"schema = 1\nname = {_value(name or own or 'service')}",
+        f"schema = 1\nname = {value_text(name or own or 'service')}",
         table_text("provenance", _provenance(base, parts)),
         *(tables[name] for name in _TABLES if name in tables),
     ]
@@ -165,7 +163,7 @@ def prefix_text(curve: Sequence[tuple[int, float]]) -> str:
       [1_000_000, 0.054], [3_000_000, 0.139],
     ]
     """
-    points = [_value(list(point)) for point in curve]
+    points = [value_text(list(point)) for point in curve]
     lines = (", ".join(points[i : i + _POINTS_IN_LINE]) for i in range(0, len(points), _POINTS_IN_LINE))
     return "\n".join(["[prefix]", "hit_curve = [", *(f"  {line}," for line in lines), "]"])
 
@@ -180,20 +178,22 @@ def caching_text(shared: Sequence[SharedPrompt], reuse: Reuse | None) -> list[st
     """
     lines = []
     if shared:
-        lines.append(f"shared = {_value([{'tokens': one.tokens, 'weight': one.weight} for one in shared])}")
+        lines.append(
+            f"shared = {value_text([{'tokens': one.tokens, 'weight': one.weight} for one in shared])}"
+        )
     if reuse is not None and isinstance(reuse.gap, Quantiles):
         values = [f"{value:g} s" for value in reuse.gap.values_s]
         gap = {"law": "quantiles", "values": values}
         begins = "arrival" if reuse.from_arrival else "completion"
         table = {"tokens": reuse.tokens, "share": reuse.share, "gap": gap, "from": begins}
-        lines.append(f"reuse = {_value(table)}")
+        lines.append(f"reuse = {value_text(table)}")
     return lines
 
 
-def timing_text(
+def timing_table(
     timing: Timing, request_overhead_s: float = 0.0, measured: MeasuredRange | None = None
-) -> str:
-    """TOML of a timing, four digits each; of what goes beyond d3 only what is not 0."""
+) -> dict[str, Any]:
+    """The table [timing], four digits each; of what goes beyond d3 only what is not 0."""
     known = {name: _duration(getattr(timing, name)) for name in TIMES}
     table = {name: value for name, value in known.items() if value or name in _ALWAYS}
     if timing.d6 >= LEAST_PAIR_S:
@@ -206,7 +206,14 @@ def timing_text(
         table["request_overhead"] = _duration(request_overhead_s)
     if ranges := {f.name: value for f in fields(MeasuredRange) if (value := getattr(measured, f.name, None))}:
         table["measured"] = {name: list(map(_plain, value)) for name, value in ranges.items()}
-    return table_text("timing", table)
+    return table
+
+
+def timing_text(
+    timing: Timing, request_overhead_s: float = 0.0, measured: MeasuredRange | None = None
+) -> str:
+    """TOML of a timing."""
+    return table_text("timing", timing_table(timing, request_overhead_s, measured))
 
 
 def speculative_text(drafts: Drafts) -> str:
@@ -228,7 +235,7 @@ def _with_overhead(base: Profile, part: Part) -> Part:
     if part.table != "timing" or overhead == 0 or "request_overhead" in tomli.loads(part.body)["timing"]:
         return part
     about = f"Kept from {printable(base.source)}: request_overhead."
-    body = f"{part.body}\nrequest_overhead = {_value(overhead)}"
+    body = f"{part.body}\nrequest_overhead = {value_text(overhead)}"
     return part._replace(about=(*part.about, about), body=body, kept=("request_overhead",))
 
 
@@ -236,22 +243,6 @@ def comment(paragraphs: Iterable[str]) -> str:
     """Paragraphs as lines of a comment."""
     lines = (line for text in paragraphs for line in textwrap.wrap(text, _WIDTH - 2, break_on_hyphens=False))
     return "\n".join(f"# {printable(line)}" for line in lines)
-
-
-def printable(text: str) -> str:
-    """Text without what would end a comment, confuse a terminal, or be a command to GitHub's runner."""
-    return "".join(c if c.isprintable() else "?" for c in text).replace("##[", "# #[")
-
-
-def quoted(text: str) -> str:
-    r"""A string of TOML; escaped too is what would confuse a terminal, or be a command to GitHub's runner.
-
-    >>> print(quoted('a "word", \u202e and ##['))
-    "a \"word\", \U0000202e and #\u0023["
-    """
-    written = json.dumps(text, ensure_ascii=False)
-    shown = "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in written)
-    return shown.replace("##[", "#\\u0023[")
 
 
 def _provenance(base: Profile | None, parts: Sequence[Part]) -> dict[str, object]:
@@ -304,9 +295,7 @@ def _class(c: RequestClass) -> str:
         pairs = zip(c.decode_tokens, c.decode_weights, strict=True)
         decode = "{ " + ", ".join(f"{length} = {_weight(weight)}" for length, weight in pairs) + " }"
     rate = float(f"{c.rate_rps:.6g}")
-    return (
-        f"[[classes]]\nname = {_value(c.name)}\ninput = {c.input_tokens}\ndecode = {decode}\nrate = {rate!r}"
-    )
+    return f"[[classes]]\nname = {value_text(c.name)}\ninput = {c.input_tokens}\ndecode = {decode}\nrate = {rate!r}"
 
 
 def _weight(weight: float) -> str:
@@ -353,35 +342,3 @@ def _sections(text: str) -> dict[str, str]:
         else:
             section, remark = [*section, *remark, line], []
     return {name: "\n\n".join(texts) for name, texts in found.items()}
-
-
-def table_text(name: str, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
-    """A table, or each of a list of tables, written anew."""
-    header, tables = (f"[{name}]", [value]) if isinstance(value, Mapping) else (f"[[{name}]]", value)
-    written = []
-    for table in tables:
-        within = {k: v for k, v in table.items() if (name, k) == _WITHIN}
-        lines = [f"{_key(k)} = {_value(v)}" for k, v in table.items() if k not in within]
-        written += ["\n".join([header, *lines]), *(table_text(f"{name}.{k}", v) for k, v in within.items())]
-    return "\n\n".join(written)
-
-
-def _key(key: str) -> str:
-    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _value(key)
-
-
-def _value(value: Any) -> str:
-    """A value in TOML: text, whole and other numbers, lists, and tables in line."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return f"{value:_}"
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, datetime.date):
-        return value.isoformat()
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
-    return quoted(str(value))

@@ -6,7 +6,7 @@ does, whatever the lengths are.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -45,7 +45,7 @@ class Lengths:
     def of(cls, weights: Mapping[int, float]) -> "Lengths":
         """Lengths with weights, which need not sum to 1."""
         values = sorted(weights)
-        return cls(np.array(values, dtype=np.int64), _lowest_terms([weights[v] for v in values]))
+        return cls(np.array(values, dtype=np.int64), _lowest_terms(tuple(weights[v] for v in values)))
 
     @classmethod
     def uniform(cls, low: int, high: int) -> "Lengths":
@@ -162,7 +162,8 @@ def _lognormal(mean: float, sigma: float) -> Lengths:
     return Lengths(values[shortest:], np.diff(reached[shortest:], prepend=0.0))
 
 
-def _lowest_terms(weights: Sequence[float]) -> FloatArray:
+@lru_cache(maxsize=1024)  # profiles with other values, point by point, have the same laws
+def _lowest_terms(weights: tuple[float, ...]) -> FloatArray:
     """Whole numbers in proportion to decimals as written; shares where these are too many digits for floats."""
     exact = [as_written(w) for w in weights]
     scale = math.lcm(*(w.denominator for w in exact))

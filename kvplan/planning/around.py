@@ -21,8 +21,7 @@ from kvplan.planning.result import Alternative, Next, Objective, Request, Size, 
 from kvplan.planning.search import Band, Candidate, Found, Race, Setting, neighbours
 from kvplan.planning.split import Apart, apart
 from kvplan.planning.trial import Missed, Quick
-from kvplan.planning.writing import written
-from kvplan.profile.reading import Profile, parse_profile
+from kvplan.profile.reading import Profile
 from kvplan.solve import least_whole
 from kvplan.study.objectives import State
 from kvplan.study.operating_point import Latency
@@ -180,9 +179,9 @@ def spread(
         return []
     found = []
     for cv in _CVS:
-        tables = {**request.demand.with_cv(cv).tables, "workload": profile.tables.get("workload")}
+        tables = request.demand.with_cv(cv).tables
         try:
-            model = parse_profile(written(profile.tables, tables).encode(), profile.source).model
+            model = profile.changed({(name,): table for name, table in tables.items()}).model
         except ProfileError:  # the longest request does not fit, or is longer than any may be
             continue
         other = winner.varied(setting, replace(winner.task, model=planned_for(model)))

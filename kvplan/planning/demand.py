@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvplan.errors import UsageError
-from kvplan.ingest.profile_text import table_text
 from kvplan.model import Recorded
 from kvplan.ranges import MAX_TOKENS
 
@@ -39,11 +38,6 @@ class Replay:
 
     users = None
     assumes_spread = False
-
-    @property
-    def toml(self) -> str:
-        """The tables as text."""
-        return "\n\n".join(table_text(name, table) for name, table in self.tables.items())
 
 
 def parse_length(text: str, option: str) -> Length:
@@ -135,9 +129,3 @@ class Demand:
             "think": {"law": "exponential", "mean": f"{think:g} s"},
         }
         return {"sessions": [table]}
-
-    @property
-    def toml(self) -> str:
-        """The tables as TOML."""
-        [(name, tables)] = self.tables.items()
-        return table_text(name, tables)

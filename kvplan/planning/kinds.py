@@ -13,7 +13,7 @@ from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.roofline import Roofline, request_overhead_s, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.weights import named_storage
-from kvplan.ingest.profile_text import kv_tables, table_text, timing_text
+from kvplan.ingest.profile_text import kv_tables, timing_table
 from kvplan.model import MeasuredRange, Parallelism
 
 TENSOR_PARALLEL = 1, 2, 4, 8  # that are tried where nobody says
@@ -72,7 +72,7 @@ class Kind:
         own = default_limits(EngineName.VLLM, self.gpu)["max_num_batched_tokens"]
         return self.max_num_batched_tokens or own
 
-    def toml(self) -> str:
+    def tables(self) -> dict[str, Any]:
         """The tables [gpu], [timing] and [provenance] of a profile."""
         memory = self.memory
         gpu: dict[str, object] = {"memory_tokens": memory.memory_tokens, "block_tokens": memory.block_tokens}
@@ -84,17 +84,12 @@ class Kind:
         if memory.is_mixed:
             gpu["kv"] = kv_tables(memory.layout)
         origin = {"basis": "estimated", "source": f"{self.shape.name} on {self.name}"}
-        return "\n\n".join(
-            (
-                table_text("provenance", {"gpu": origin, "timing": origin}),
-                table_text("gpu", gpu),
-                timing_text(
-                    self.speed.timing,
-                    request_overhead_s(self.speed.timing, self.engine),
-                    MeasuredRange(band=self.speed.band),
-                ),
-            )
-        )
+        timing, measured = self.speed.timing, MeasuredRange(band=self.speed.band)
+        return {
+            "provenance": {"gpu": origin, "timing": origin},
+            "gpu": gpu,
+            "timing": timing_table(timing, request_overhead_s(timing, self.engine), measured),
+        }
 
 
 def kinds(

@@ -26,8 +26,7 @@ from kvplan.planning.day import LOAD_S, schedule_of
 from kvplan.planning.demand import Demand, Replay, parse_length
 from kvplan.planning.kinds import TENSOR_PARALLEL, Kind, kinds
 from kvplan.planning.result import Request
-from kvplan.planning.service import SETTINGS, with_demand, with_rates
-from kvplan.planning.writing import TRAFFIC
+from kvplan.planning.service import SETTINGS, TRAFFIC, with_demand, with_rates
 from kvplan.profile.reading import Profile, load_profile, shipped_profiles
 from kvplan.ranges import LEAST_RATE, MAX_TOKENS, MOST_RATE
 from kvplan.units import parse_time

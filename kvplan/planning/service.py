@@ -13,10 +13,11 @@ from kvplan.planning.demand import Demand, Replay
 from kvplan.planning.kinds import Kind, fits
 from kvplan.planning.result import Refused, Request
 from kvplan.planning.search import Candidate, Setting
-from kvplan.planning.writing import TRAFFIC, written
-from kvplan.profile.reading import Profile, parse_profile
+from kvplan.profile.positions import KeyPath
+from kvplan.profile.reading import Profile, from_tables
 from kvplan.ranges import LEAST_RATE
 
+TRAFFIC = ("classes", "sessions", "workload", "prefix")
 _MANY_SEQUENCES = 1_024
 # settings that may be given instead of searched, with the tables of a profile that have them
 SETTINGS = {
@@ -51,11 +52,12 @@ def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refus
 def _of_kind(kind: Kind, request: Request) -> Profile:
     assert request.demand is not None
     name = f"{kind.shape.name} on {kind.parallelism.gpus} x {kind.gpu.name}"
-    engine = "" if kind.engine is EngineName.VLLM else f'name = "{kind.engine}"\n'
-    engine += kind.version and f'version = "{kind.version}"\n'
-    head = f'schema = 1\nname = "{name}"' + (engine and f"\n\n[engine]\n{engine}")
-    text = f"{head}\n\n{kind.toml()}\n\n{request.demand.toml}\n"
-    return _replayed(parse_profile(text.encode(), name), request.demand)
+    engine = {} if kind.engine is EngineName.VLLM else {"name": str(kind.engine)}
+    engine |= {"version": kind.version} if kind.version else {}
+    tables = {"schema": 1, "name": name, "engine": engine, **kind.tables(), **request.demand.tables}
+    return _replayed(
+        from_tables({key: value for key, value in tables.items() if value}, name), request.demand
+    )
 
 
 def _with_demand(profile: Profile, request: Request) -> Profile:
@@ -64,50 +66,31 @@ def _with_demand(profile: Profile, request: Request) -> Profile:
         return with_demand(profile, request.demand)
     if request.rate_rps is None:
         return profile
-    changes = with_rates(profile.tables, request.rate_rps / profile.model.total_rate_rps)
-    return _changed(profile, changes, profile.source)
+    return _with_traffic(profile, with_rates(profile.tables, request.rate_rps / profile.model.total_rate_rps))
+
+
+def _with_traffic(profile: Profile, tables: Mapping[str, Any]) -> Profile:
+    return profile.changed({(name,): tables.get(name) for name in TRAFFIC})
 
 
 def with_demand(profile: Profile, demand: Demand | Replay) -> Profile:
     """Return a profile, which may lack traffic, with that of a demand."""
-    try:
-        return _replayed(_changed(profile, demand.tables, profile.source), demand)
-    except ProfileError as error:  # of lines that are in no file
-        raise ProfileError(profile.source, error.message, key=error.key) from None
+    return _replayed(_with_traffic(profile, demand.tables), demand)
 
 
 def _replayed(profile: Profile, demand: Demand | Replay) -> Profile:
     """A profile with the requests of a trace, where those are the demand."""
     if not isinstance(demand, Replay):
         return profile
-    origin = {
-        **profile.tables.get("provenance", {}),
-        "workload": {"basis": "measured", "source": demand.source},
-    }
-    return replaying(_changed(profile, {"provenance": origin}, profile.source), demand.recorded)
-
-
-def _changed(profile: Profile, changes: Mapping[str, Any], source: str) -> Profile:
-    """A profile with other tables, and the trace that was read for it, if it still has one."""
-    found = parse_profile(written(profile.tables, changes).encode(), source)
-    known = profile.known
-    if known is None or known.arrivals.trace is None or "trace" not in found.tables.get("workload", {}):
-        return found
-    return replace(found, known=replace(found.model, arrivals=known.arrivals))
+    origin = {"basis": "measured", "source": demand.source}
+    return replaying(profile.changed({("provenance", "workload"): origin}), demand.recorded)
 
 
 def with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:
-    changes = {
-        table: {
-            **profile.tables.get(table, {}),
-            **{k: v for k, v in settings.items() if SETTINGS[k] == table},
-        }
-        for table in {SETTINGS[key] for key in settings}
-    }
-    if not changes:
+    if not settings:
         return profile
     try:
-        profile = _changed(profile, changes, profile.source)
+        profile = profile.changed({(SETTINGS[key], key): value for key, value in settings.items()})
     except ProfileError as error:
         raise UsageError(f"--settings {(error.key or '').rpartition('.')[2]}: {error.message}") from None
     tokens, seqs = (profile.tables["gpu"].get(key) for key in ("max_num_batched_tokens", "max_num_seqs"))
@@ -123,7 +106,7 @@ def with_schedule(profile: Profile, request: Request) -> Profile:
     if request.load_s is None:
         return profile
     table = {key: value for key, value in profile.tables.get("workload", {}).items() if key != "trace"}
-    profile = _changed(profile, {"workload": {**table, **(request.schedule or {})}}, profile.source)
+    profile = profile.changed({("workload",): {**table, **(request.schedule or {})} or None})
     if profile.model.schedule is None:
         raise UsageError(
             f"--schedule: {profile.name} has no [[workload.schedule]]; --schedule FILE gives one"
@@ -151,26 +134,21 @@ def with_rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
 def service_profile(profile: Profile, winner: Candidate, setting: Setting, request: Request) -> Profile:
     """The profile of the whole service, with gate and objectives."""
     routing = request.router or (Routing.SESSION if winner.task.model.finds_prefixes else Routing.RANDOM)
-    changes: dict[str, Any] = {"gpu": {**profile.tables["gpu"]}}
-    if setting.batched_tokens is not None:
-        changes["gpu"]["max_num_batched_tokens"] = setting.batched_tokens
-    changes["fleet"] = {"replicas": setting.replicas, "routing": str(routing)}
-    if "memory_tokens" in changes["gpu"] and "offload" not in changes["gpu"]:
-        changes["gpu"].pop("kv_bytes_per_token", None)  # only a link between replicas needs it
-    if request.slos:
-        slos: dict[str, dict[str, str]] = {}
-        for slo in request.slos:
-            time, _, figure = slo.key.partition(".")
-            slos.setdefault(time, {})[figure] = f"{slo.bound:g} s"
-        changes["slo"] = slos
-    if request.priced:
-        changes["cost"] = {"gpu_hour": winner.price / winner.task.model.replica.gpus}
-    changes["plan"] = {
-        **profile.tables.get("plan", {}),
-        "slower": request.slower,
-        "headroom": request.headroom,
-    }
-    gate = profile.tables.get("gate", {})
+    gpu, gate = profile.tables["gpu"], profile.tables.get("gate", {})
     demanded = [text for text in gate.get("require", ()) if text != "plan.holds"]
-    changes["gate"] = {**gate, "require": [*demanded, "plan.holds"]}
-    return _changed(profile, changes, "plan.toml")
+    changes: dict[KeyPath, object] = {
+        ("fleet",): {"replicas": setting.replicas, "routing": str(routing)},
+        ("plan", "slower"): request.slower,
+        ("plan", "headroom"): request.headroom,
+        ("gate", "require"): [*demanded, "plan.holds"],
+    }
+    if setting.batched_tokens is not None:
+        changes["gpu", "max_num_batched_tokens"] = setting.batched_tokens
+    if "memory_tokens" in gpu and "offload" not in gpu:
+        changes["gpu", "kv_bytes_per_token"] = None  # only a link between replicas needs it
+    if request.slos:
+        changes["slo",] = None
+        changes |= {("slo", *slo.key.split(".")): f"{slo.bound:g} s" for slo in request.slos}
+    if request.priced:
+        changes["cost",] = {"gpu_hour": winner.price / winner.task.model.replica.gpus}
+    return replace(profile.changed(changes), source="plan.toml")

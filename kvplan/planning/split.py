@@ -10,8 +10,7 @@ from kvplan.errors import ProfileError
 from kvplan.model.fleet import Fleet
 from kvplan.planning.search import Setting
 from kvplan.planning.trial import Task
-from kvplan.planning.writing import written
-from kvplan.profile.reading import Profile, parse_profile
+from kvplan.profile.reading import Profile
 from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.study.objectives import State
 
@@ -58,7 +57,7 @@ def _one_of_each(profile: Profile, task: Task, transfer: str | None, kv_bytes: i
     if task.router is not None:
         table["routing"] = str(task.router)
     try:
-        model = parse_profile(written(profile.tables, {"gpu": gpu, "fleet": table}).encode(), "split").model
+        model = profile.changed({("gpu",): gpu, ("fleet",): table}).model
     except ProfileError as error:
         return error.message
     return model.fleet or "no fleet"

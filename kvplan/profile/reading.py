@@ -6,9 +6,8 @@ Every refusal is a `ProfileError` with the line and the key path of the first th
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
@@ -20,8 +19,9 @@ from kvplan.errors import ProfileError, did_you_mean, shown
 from kvplan.model import ArrivalProcess, MeasuredRange, Plan, Provenance, ServingModel, Timing
 from kvplan.model.slo import FIGURES, TIMES, Slo
 from kvplan.profile import schema
-from kvplan.profile.positions import line_at, offsets, written
+from kvplan.profile.positions import KeyPath, line_at, offsets, written
 from kvplan.profile.relations import MOST_PROBLEMS, Problem
+from kvplan.profile.writing import document_text
 from kvplan.units import format_seconds
 
 DEFAULT_PROFILE = "llama-3.1-8b-rtx4090"
@@ -42,27 +42,36 @@ class Profile:
     ----------
     source
         Where it came from: file name, ``<stdin>``, or the name of a shipped profile.
+    folder
+        Where the files lie that it refers to.
     sha256, text
-        Of the bytes read; the TOML text, line ends as ``\\n``.
+        Of the bytes read; the TOML text, line ends as ``\\n``. Of one made of tables: as it is written.
+    tables
+        The profile as written: tables, lists, numbers and text; not to be changed.
     requirements, accepted
         ``[gate] require`` as written, and the parts of which the gate may pass assumptions.
     known, missing
         The model, None where a part of it is missing: gpu, timing, classes.
-    trace
-        The file of ``[workload] trace``, which is not read yet.
     """
 
     name: str
     source: str
+    folder: Path
     sha256: str
     text: str
+    tables: Mapping[str, Any]
     plan: Plan
     requirements: tuple[str, ...]
     accepted: tuple[str, ...]
     known: ServingModel | None
     missing: tuple[str, ...]
     provenance: Provenance
-    trace: Path | None = None
+
+    @property
+    def trace(self) -> Path | None:
+        """The file of ``[workload] trace``."""
+        name = self.tables.get("workload", {}).get("trace")
+        return None if name is None else self.folder / name
 
     @property
     def model(self) -> ServingModel:
@@ -91,28 +100,28 @@ class Profile:
         every = {slo.key: slo for slo in (*self.plan.slos, *slos)}
         return replace(self, plan=replace(self.plan, slos=tuple(every.values())))
 
-    @cached_property
-    def tables(self) -> dict[str, Any]:
-        """The profile as written: tables, lists, numbers and text; not to be changed."""
-        return tomli.loads(self.text)
+    def changed(self, values: Mapping[KeyPath, object]) -> "Profile":
+        """Return the profile with other values, as TOML gives them, at these keys; None takes a key away.
 
-    def changed(self, values: Mapping[tuple[str | int, ...], object]) -> ServingModel:
-        """The model with other values, as TOML would give them, at keys that the profile has.
+        A trace that was read for it stays, where it still refers to one.
 
+        Raises
+        ------
+        ProfileError
+            The values are not allowed; without a line, as they are in no file.
+
+        Examples
+        --------
         >>> from io import BytesIO
         >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
-        >>> profile.changed({("classes", 0, "rate"): 40.0}).total_rate_rps
+        >>> profile.changed({("classes", 0, "rate"): 40.0}).model.total_rate_rps
         40.0
         """
-        document = self.tables
-        for path, value in values.items():
-            document = with_value(document, path, value)
-        try:
-            changed = model_of(schema.check(document))
-        except schema.SchemaError as error:
-            path, message, _ = error.problems[0]
-            raise self.error(message, *path) from None
-        return replace(changed, arrivals=replace(changed.arrivals, trace=self.model.arrivals.trace))
+        profile = from_tables(with_values(self.tables, values), self.source, self.folder)
+        if self.known is None or self.known.arrivals.trace is None or profile.trace is None:
+            return profile
+        arrivals = replace(profile.model.arrivals, trace=self.known.arrivals.trace)
+        return replace(profile, known=replace(profile.model, arrivals=arrivals))
 
 
 def supply(part: str) -> str:
@@ -120,16 +129,28 @@ def supply(part: str) -> str:
     return f"no {schema.PARTS[part]}: {_SUPPLIED_BY[part]}"
 
 
-def with_value(table: Any, path: tuple[str | int, ...], value: object) -> Any:
-    """Copy tables, with another value at a path that need not be there; whatever is not on the path is shared.
+def with_values(tables: Mapping[str, Any], values: Mapping[KeyPath, object]) -> dict[str, Any]:
+    """Copy tables, with other values at paths that need not be there; None takes away. What is on no path is shared.
 
-    >>> with_value({"classes": [{"rate": 1}]}, ("classes", 0, "rate"), 2)
+    >>> with_values({"classes": [{"rate": 1}], "cost": {}}, {("classes", 0, "rate"): 2, ("cost",): None})
     {'classes': [{'rate': 2}]}
     """
+    copy = {**tables}
+    for path, value in values.items():
+        copy = _with_value(copy, path, value)
+    return copy
+
+
+def _with_value(table: Any, path: KeyPath, value: object) -> Any:
     first, *rest = path
-    copy = table.copy()
-    inner: Any = table if isinstance(table, list) else {first: {}, **table}
-    copy[first] = with_value(inner[first], tuple(rest), value) if rest else value
+    copy: Any = table.copy()
+    if rest:
+        inner = table.get(first, {}) if isinstance(table, dict) else table[first]
+        copy[first] = _with_value(inner, tuple(rest), value)
+    elif value is None:
+        copy.pop(first, None)
+    else:
+        copy[first] = value
     return copy
 
 
@@ -259,23 +280,52 @@ def parse_profile(data: bytes, source: str, folder: Path | None = None) -> Profi
     text = _decoded(data, source)
     document = _parsed(text, source)
     try:
-        checked = schema.check(document)
+        return _profile(document, source, folder or Path(), text, data)
     except schema.SchemaError as error:
         problems = [*error.problems, *_absent_trace(document, folder)]
         raise _refusal(problems, text, source) from None
-    trace = None if checked.workload is None else checked.workload.trace
+
+
+def from_tables(tables: Mapping[str, Any], source: str, folder: Path = Path()) -> Profile:
+    """Check the tables of a profile as `parse_profile` does, and turn them into a model.
+
+    >>> tables = {
+    ...     "schema": 1,
+    ...     "name": "slots",
+    ...     "gpu": {"memory_tokens": 100},
+    ...     "timing": {"d0": "1 s"},
+    ...     "classes": [{"name": "a", "input": 2, "decode": 4, "rate": 0.5}],
+    ... }
+    >>> from_tables(tables, "slots").model.replica.memory_tokens
+    100
+    """
+    try:
+        return _profile(tables, source, folder)
+    except schema.SchemaError as error:
+        raise _refusal(error.problems, None, source) from None
+
+
+def _profile(
+    tables: Mapping[str, Any], source: str, folder: Path, text: str | None = None, data: bytes = b""
+) -> Profile:
+    """The profile of tables, and of the text and bytes that they were read from, if they were."""
+    checked = schema.check(tables)
+    if text is None:
+        text = document_text(tables)
+        data = text.encode()
     return Profile(
         name=checked.name,
         source=source,
+        folder=folder,
         sha256=sha256(data).hexdigest(),
         text=text,
+        tables=tables,
         plan=plan_of(checked),
         requirements=tuple(checked.gate.require),
         accepted=tuple(checked.gate.accept),
         known=None if checked.missing else model_of(checked),
         missing=checked.missing,
         provenance=Provenance(**dict(checked.provenance)),
-        trace=None if trace is None else (folder or Path()) / trace,
     )
 
 
@@ -286,27 +336,6 @@ def _absent_trace(document: dict[str, Any], folder: Path | None) -> Iterator[Pro
     readable = isinstance(trace, str) and trace.strip() and trace.isprintable()
     if readable and not os.path.exists((folder or Path()) / str(trace)):
         yield Problem(("workload", "trace"), f"{shown(trace)} is not there")
-
-
-def from_tables(source: str, tables: Mapping[str, Any]) -> tuple[ServingModel, Plan]:
-    """A model and plan from tables that have all a profile has but its schema and name.
-
-    >>> tables = {
-    ...     "gpu": {"memory_tokens": 100},
-    ...     "timing": {"d0": "1 s"},
-    ...     "classes": [{"name": "a", "input": 2, "decode": 4, "rate": 0.5}],
-    ... }
-    >>> from_tables("slots", tables)[0].replica.memory_tokens
-    100
-    """
-    try:
-        checked = schema.check({"schema": 1, "name": source, **tables})
-    except schema.SchemaError as error:
-        path, message, _ = error.problems[0]
-        raise ProfileError(source, message, key=written(path)) from None
-    if checked.missing:
-        raise ProfileError(source, supply(checked.missing[0]))
-    return model_of(checked), plan_of(checked)
 
 
 # ------------------------------------------------------------------------------------------ text and errors
@@ -358,14 +387,18 @@ def _first_line_raising(kind: type[Exception], text: str) -> int:
     return bisect_left(ends, True, key=raises) + 1
 
 
-def _refusal(problems: list[Problem], text: str, source: str) -> ProfileError:
-    """All that is wrong, in the order of the file."""
-    placed = sorted(zip(offsets(text, [p.path for p in problems]), problems, strict=True), key=itemgetter(0))
+def _refusal(problems: Sequence[Problem], text: str | None, source: str) -> ProfileError:
+    """All that is wrong, in the order of the file; of tables that are in no file, without lines."""
+    lines: Sequence[int | None] = [None] * len(problems)
+    if text is not None:
+        places = offsets(text, [p.path for p in problems])
+        problems = [problem for _, problem in sorted(zip(places, problems, strict=True), key=itemgetter(0))]
+        lines = [line_at(text, place) for place in sorted(places)[:MOST_PROBLEMS]]
     first, *others = (
-        ProfileError(source, message, key=written(path) or None, line=line_at(text, offset))
-        for offset, (path, message, _) in placed[:MOST_PROBLEMS]
+        ProfileError(source, message, key=written(path) or None, line=line)
+        for line, (path, message, _) in zip(lines, problems[:MOST_PROBLEMS], strict=False)
     )
-    if (left := len(placed) - MOST_PROBLEMS) > 0:
+    if (left := len(problems) - MOST_PROBLEMS) > 0:
         others.append(ProfileError(source, f"{left:,} more of that kind"))
     return first.with_others(others)
 

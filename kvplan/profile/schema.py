@@ -318,7 +318,7 @@ class SchemaError(Exception):
         self.problems = problems
 
 
-def check(document: dict[str, Any]) -> Document:
+def check(document: Mapping[str, Any]) -> Document:
     """Check a parsed profile; or raise a `SchemaError` with all that is wrong.
 
     What relates values is looked at in those tables whose values are right.
@@ -340,41 +340,12 @@ def check(document: dict[str, Any]) -> Document:
     return checked
 
 
-def check_values(document: dict[str, Any]) -> Document:
+def check_values(document: Mapping[str, Any]) -> Document:
     """Check each value for itself, or raise a `SchemaError`: what relates several values is not looked at."""
     try:
         return Document.model_validate(document)
     except ValidationError as error:
         raise SchemaError(_told(error)) from None
-
-
-def replaced(document: Document, values: Mapping[KeyPath, object]) -> Document:
-    """Give a checked document other values, which are right each for itself, and check what relates values.
-
-    The values are as `check_values` gives them: times in seconds, laws of lengths as `Lengths`. None takes a key away.
-
-    >>> a = {"name": "a", "input": 9, "decode": 2, "rate": 1}
-    >>> tables = {"schema": 1, "name": "n", "gpu": {"memory_tokens": 50}, "timing": {"d0": "1 s"}, "classes": [a]}
-    >>> replaced(check(tables), {("gpu", "memory_tokens"): 60, ("classes", 0, "rate"): 2.0}).classes[0].rate
-    2.0
-    """
-    changed: Document = _changed(document, values)
-    if found := [*problems(changed)]:
-        raise SchemaError(found)
-    return changed
-
-
-def _changed(table: Any, values: Mapping[KeyPath, object]) -> Any:
-    """A copy of a table, or of a list of them, with other values at these paths."""
-    update: dict[Any, object] = {path[0]: value for path, value in values.items() if len(path) == 1}
-    within: dict[Any, dict[KeyPath, object]] = {}
-    for (first, *rest), value in values.items():
-        if rest:
-            within.setdefault(first, {})[tuple(rest)] = value
-    if isinstance(table, list):
-        return [_changed(inner, within[i]) if i in within else inner for i, inner in enumerate(table)]
-    inner = {name: _changed(getattr(table, name), mine) for name, mine in within.items()}
-    return table.model_copy(update=update | inner)
 
 
 def _told(error: ValidationError) -> list[Problem]:

@@ -28,8 +28,14 @@ def run_all(experiment: Experiment, announce: Announce | None = None) -> dict[st
     """Make all runs of an experiment; return documents by name, for a simulation one for each of its `seeds`."""
     from kvplan.profile.reading import from_tables
 
-    given = {name: from_tables(name, tables) for name, tables in experiment.workloads.items()}
-    return {run.name: document(run, *given[run.workload], announce) for run in experiment.runs}
+    given = {
+        name: from_tables({"schema": 1, "name": name, **tables}, name)
+        for name, tables in experiment.workloads.items()
+    }
+    return {
+        run.name: document(run, given[run.workload].model, given[run.workload].plan, announce)
+        for run in experiment.runs
+    }
 
 
 def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | None = None) -> Document:

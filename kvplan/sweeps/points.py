@@ -1,6 +1,6 @@
 """Points of a sweep: the profile with other values, checked as a profile is, and the figures that are wanted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -16,10 +16,9 @@ from kvplan.analysis.stability import Stability, stability
 from kvplan.axes import Axis, Number
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, ServingModel, Timing, as_written
-from kvplan.model.lengths import Lengths
 from kvplan.profile import schema
 from kvplan.profile.positions import KeyPath, written
-from kvplan.profile.reading import model_of, plan_of
+from kvplan.profile.reading import model_of, plan_of, with_values
 from kvplan.profile.relations import Problem
 from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
@@ -27,7 +26,7 @@ from kvplan.simulation.metrics import PolicyResult
 from kvplan.study.drain import Drain
 from kvplan.study.recovery import Recovery
 from kvplan.sweeps.definition import Sweep
-from kvplan.sweeps.vary import stretch
+from kvplan.sweeps.vary import as_in_profile, stretch
 from kvplan.version import __version__
 
 Value = int | float | str | bool | None
@@ -46,9 +45,9 @@ def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
         raise UsageError(
             f"a worker has kvplan {__version__}, and this is {sweep.version}; they must be the same"
         )
-    document = _document(sweep.text)
+    tables = _tables(sweep.text)
     values = list(stretch(sweep.axes, sweep.sample, start, stop))
-    points = [_point(document, sweep.axes, mine) for mine in values]
+    points = [_point(tables, sweep.axes, mine) for mine in values]
     good = [point for point in points if isinstance(point, Point)]
     report = any(column.block != "simulation" for column in sweep.columns)
     models = (one_replica(point.model) for point in good) if report else ()
@@ -66,32 +65,30 @@ def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
 
 
 @lru_cache(maxsize=4)
-def _document(text: str) -> schema.Document:
-    return schema.check(tomli.loads(text))
+def _tables(text: str) -> dict[str, Any]:
+    return tomli.loads(text)
 
 
-def _point(document: schema.Document, axes: Sequence[Axis], values: Sequence[Number]) -> Point | str:
+def _point(tables: Mapping[str, Any], axes: Sequence[Axis], values: Sequence[Number]) -> Point | str:
     """The point, or why there is none."""
-    changes: dict[KeyPath, object] = {}
-    for axis, value in zip(axes, values, strict=True):
-        of_class = axis.path[0] == "classes"
-        is_length = of_class and axis.path[-1] in ("input", "decode")
-        changes[axis.path] = Lengths.of({int(value): 1.0}) if is_length else value
+    varied = {axis.path: value for axis, value in zip(axes, values, strict=True)}
+    changes = {path: as_in_profile(path, value) for path, value in varied.items()}
     if ("gpu", "memory_tokens") in changes:  # takes the place of what says the same
         changes |= {("gpu", "memory"): None, ("gpu", "kv_bytes_per_token"): None}
     try:
-        changes |= _other_shares(document, changes)
-        found = schema.replaced(document, changes)
+        changes |= _other_shares(tables, varied)
+        found = schema.check(with_values(tables, changes))
     except schema.SchemaError as error:
         path, message, _ = error.problems[0]
         return f"{written(path)}: {message}"
     return Point(model_of(found), plan_of(found))
 
 
-def _other_shares(document: schema.Document, changes: dict[KeyPath, object]) -> dict[KeyPath, object]:
+def _other_shares(tables: Mapping[str, Any], changes: Mapping[KeyPath, Number]) -> dict[KeyPath, object]:
     """Shares that are not varied divide what is left in the proportions they have."""
-    varied = {int(path[1]): as_written(float(str(v))) for path, v in changes.items() if path[-1] == "share"}
-    others = {i: as_written(c.share) for i, c in enumerate(document.classes) if c.share and i not in varied}
+    varied = {int(path[1]): as_written(value) for path, value in changes.items() if path[-1] == "share"}
+    shares = {i: c["share"] for i, c in enumerate(tables.get("classes", ())) if "share" in c}
+    others = {i: as_written(share) for i, share in shares.items() if share and i not in varied}
     if not varied or not others:
         return {}
     left = (1 - sum(varied.values())) / sum(others.values(), Fraction(0))

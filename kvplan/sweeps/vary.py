@@ -20,7 +20,7 @@ from kvplan.axes import MAX_POINTS, Axis, Number, Quantity, read_axis, read_coun
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, Timing
 from kvplan.profile.positions import KeyPath
-from kvplan.profile.reading import with_value
+from kvplan.profile.reading import with_values
 from kvplan.profile.schema import Document, SchemaError, check_values
 from kvplan.units import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, TIME_UNITS
 
@@ -219,6 +219,12 @@ def _quantity(path: KeyPath) -> Quantity:
     return _QUANTITIES[".".join(part for part in path if isinstance(part, str))]
 
 
+def as_in_profile(path: KeyPath, value: Number) -> object:
+    """Write the value of a key as a profile does, with its unit."""
+    unit = _quantity(path).unit
+    return f"{value} {unit}" if unit else value
+
+
 def _refuse_both_ways(axes: Sequence[Axis]) -> None:
     paths = {axis.path for axis in axes}
     for other in ("memory", "kv_bytes_per_token"):
@@ -229,10 +235,9 @@ def _refuse_both_ways(axes: Sequence[Axis]) -> None:
 def _refuse_wrong_values(axis: Axis, tables: Mapping[str, Any]) -> None:
     """Refuse values out of bounds. Every key may be in an interval, so that the ends of a range speak for all of it."""
     ends = axis.values or tuple(int(value) if axis.whole else float(value) for value in (axis.low, axis.high))
-    unit = _quantity(axis.path).unit
     for value in ends:
         try:
-            check_values(with_value(tables, axis.path, f"{value} {unit}" if unit else value))
+            check_values(with_values(tables, {axis.path: as_in_profile(axis.path, value)}))
         except SchemaError as error:
             raise UsageError(f"--vary {axis.key}: {error.problems[0].message}") from None
 

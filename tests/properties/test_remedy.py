@@ -1,7 +1,9 @@
 """What is said to remedy a requirement does, written into the profile's text; and nothing smaller does."""
 
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 from every import every
@@ -164,6 +166,28 @@ def test_a_limit_is_lowered_where_that_excludes_evictions_and_serves_enough(
     assert amounts.get(Lever.MAX_NUM_SEQS) == limit
 
 
+def test_a_budget_below_the_prompts_is_raised_no_further_than_it_takes() -> None:
+    """Prompts of 20 come in parts of 7 before, and whole afterwards."""
+    text, wanted = (
+        LIMITED.format(key="max_num_batched_tokens", limit=7, rate=37),
+        "load.sustainable_rps >= 500",
+    )
+    (result,) = checking.check(profile(text), None, [parse(wanted)]).results
+    (budget,) = (r.amount for r in result.remedies if r.lever is Lever.MAX_NUM_BATCHED_TOKENS)
+    enough, less = (
+        LIMITED.format(key="max_num_batched_tokens", limit=n, rate=37) for n in (budget, budget - 1)
+    )
+    assert (outcome(enough, wanted), outcome(less, wanted)) == (Outcome.PASSED, Outcome.FAILED)
+
+
+def with_memory(loaded: Profile, subject: Subject, more: float) -> Subject:
+    """With so much more memory, in whole blocks, whatever one would write."""
+    replica = loaded.model.replica
+    blocks = math.ceil(replica.memory_tokens * (1 + more) / replica.block_tokens)
+    larger = replace(replica, memory_tokens=blocks * replica.block_tokens)
+    return Subject(subject.identity, Analyses(replace(loaded.model, replica=larger), loaded.plan))
+
+
 def plainly(change: Callable[[float], Subject], requirement: str) -> float | None:
     """The first of the steps, each four times the one before, after which it holds."""
     steps = (MAX_FACTOR / 4**k for k in reversed(range(12)))
@@ -183,7 +207,7 @@ def test_what_one_of_the_steps_remedies_is_found(text: str, data: st.DataObject)
     found = {remedy.lever: remedy for remedy in searching.remedies(loaded, subject, [parse(requirement)])}
     for lever, change in (
         (Lever.RATE, lambda x: searching._with_rate(subject, 1 / (1 + x))),
-        (Lever.MEMORY, lambda x: searching._with_memory(subject, x)),
+        (Lever.MEMORY, lambda x: with_memory(loaded, subject, x)),
     ):
         step = plainly(change, requirement)
         if step is None:

@@ -27,8 +27,7 @@ from kvplan.planning.result import Request, Status
 from kvplan.planning.search import Candidate, Setting, race
 from kvplan.planning.service import replica_profile
 from kvplan.planning.trial import Judged, Quick, Task
-from kvplan.planning.writing import written
-from kvplan.profile.reading import Profile, parse_profile, shipped_profiles
+from kvplan.profile.reading import Profile, from_tables, parse_profile
 from kvplan.study.objectives import State
 
 
@@ -158,19 +157,11 @@ def test_lengths_that_nobody_means_are_refused(text: str) -> None:
 def test_a_demand_is_a_profile_of_those_means(
     demand: Demand, rate: float, prompt: float, answer: float
 ) -> None:
-    head = 'schema = 1\nname = "a"\ngpu = { memory_tokens = 10_000_000 }\ntiming = { d0 = "10 ms" }\n'
-    model = parse_profile((head + demand.toml).encode(), "a").model
+    replica = {"gpu": {"memory_tokens": 10_000_000}, "timing": {"d0": "10 ms"}}
+    model = from_tables({"schema": 1, "name": "a", **replica, **demand.tables}, "a").model
     assert model.total_rate_rps == pytest.approx(rate)
     assert model.mix.mean(model.mix.input_tokens) == pytest.approx(prompt, rel=2e-3)
     assert model.mix.mean(model.mix.decode_tokens) == pytest.approx(answer, rel=2e-3)
-
-
-def test_profiles_written_anew_say_the_same() -> None:
-    for name, path in shipped_profiles().items():
-        profile = parse_profile(path.read_bytes(), name)
-        again = parse_profile(written(profile.tables, {}).encode(), name)
-        assert again.model == profile.model, name
-        assert again.plan == profile.plan, name
 
 
 def test_kinds_are_the_model_on_each_gpu_and_type_of_weights() -> None:

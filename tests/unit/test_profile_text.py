@@ -8,9 +8,10 @@ from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplan.errors import ProfileError
 from kvplan.ingest.profile_text import Part, classes_part, composed, replica_part, timing_text
 from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, RequestClass, Timing
-from kvplan.profile.reading import Profile, parse_profile
+from kvplan.profile.reading import Profile, parse_profile, shipped_profiles
 
 BASE = """\
 schema = 1
@@ -117,3 +118,31 @@ def test_a_timing_reads_back_as_it_was_written(
 
 
 CLASS = 'classes = [{ name = "a", input = 2, decode = 4, rate = 0.5 }]'
+
+
+def test_profiles_written_anew_say_the_same() -> None:
+    for name, path in shipped_profiles().items():
+        profile = parse_profile(path.read_bytes(), name)
+        again = parse_profile(profile.changed({}).text.encode(), name)
+        assert (again.model, again.plan) == (profile.model, profile.plan), name
+        assert again.tables == profile.tables, name
+
+
+def test_a_changed_profile_is_the_one_that_is_read_from_the_changed_text() -> None:
+    changes = {("classes", 0, "rate"): 2.5, ("timing", "d0"): "20 ms", ("gpu", "max_num_seqs"): None}
+    changed = base().changed(changes | {("slo", "ttft_s", "p95"): "1 s"})
+    text = (
+        BASE.replace("rate = 1", "rate = 2.5").replace("0.01", '"20 ms"').replace("max_num_seqs = 64\n", "")
+    )
+    read = base(text + '[slo]\nttft_s.p95 = "1 s"\n')
+    assert (changed.model, changed.plan, changed.tables) == (read.model, read.plan, read.tables)
+    assert parse_profile(changed.text.encode(), "base.toml").sha256 == changed.sha256
+    assert base().tables["gpu"]["max_num_seqs"] == 64
+
+
+def test_values_that_are_not_allowed_are_refused_with_their_key() -> None:
+    with pytest.raises(ProfileError, match="must be at least 1, not 0") as caught:
+        base().changed({("classes", 0, "rate"): -1, ("gpu", "memory_tokens"): 0})
+    assert str(caught.value) == "base.toml: gpu.memory_tokens: must be at least 1, not 0"
+    (other,) = caught.value.others
+    assert str(other).startswith("base.toml: classes[0].rate: must be")

@@ -9,7 +9,6 @@ from every import every
 
 from kvplan.axes import Number
 from kvplan.errors import UsageError
-from kvplan.model.lengths import Lengths
 from kvplan.profile import schema
 from kvplan.profile.reading import parse_profile
 from kvplan.report import figures
@@ -155,15 +154,3 @@ def test_cells_of_any_name_and_text_can_be_read_back() -> None:
     *_, error = next(csv.reader([bad.decode()]))
     assert error.startswith("classes[1]: class 'b # c' does not fit")
     assert "#" not in bad.decode().split('"')[0]  # or else a reader of comments would end there
-
-
-def test_a_changed_document_is_checked_as_a_profile_is() -> None:
-    document = schema.check(TABLES)
-    changed = schema.replaced(
-        document, {("timing", "d0"): 1.0, ("classes", 2, "input"): Lengths.of({5: 1.0})}
-    )
-    tables = {**TABLES, "timing": {"d0": "1 s"}}
-    tables["classes"] = [*TABLES["classes"][:2], {**TABLES["classes"][2], "input": 5}]
-    assert changed == schema.check(tables)
-    with pytest.raises(schema.SchemaError):
-        schema.replaced(document, {("classes", 0, "share"): 0.9})

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from kvplan.ingest.lengths import BINS, POINTS
-from kvplan.ingest.profile_text import Part, caching_text, classes_text, comment, prefix_text, quoted
+from kvplan.ingest.profile_text import Part, caching_text, classes_text, comment, prefix_text
 from kvplan.ingest.trace.bursts import LEAST, MOST, Bursts
 from kvplan.ingest.trace.fit import SLOTS, Distortion, bursts, describe, moment_errors
 from kvplan.ingest.trace.prefixes import Prefixes
 from kvplan.ingest.trace.traffic import Traffic
 from kvplan.model import Knowledge, Origin, RequestClass, ServingModel
+from kvplan.profile.writing import quoted
 from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
 from kvplan.version import __version__
 
