@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+VERSION = (
+    r"\d+(\.\d+){1,3}([.+]?[a-z][.+a-z0-9]*)?"  # of an engine, with what marks a candidate or a later build
+)
+
 
 class EngineName(StrEnum):
     """Engines whose schedulers are simulated."""
@@ -36,6 +40,10 @@ class Engine:
         more than so many iterations.
     balance_iterations
         Prompts wait in TensorRT-LLM until every data-parallel rank has one, but no more than so many iterations.
+    version
+        As it was told; empty where it is not known.
+    max_model_len
+        Most tokens of a request, prompt and output together, beyond which the engine refuses it.
     """
 
     name: EngineName = EngineName.VLLM
@@ -45,3 +53,5 @@ class Engine:
     batch_wait_iterations: int = 0
     batch_wait_tokens: int = 0
     balance_iterations: int = 0
+    version: str = ""
+    max_model_len: int | None = None

@@ -3,12 +3,15 @@
 Numbers are numbers; all else is text as it is written, with units and commas. None is: not given.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from kvplan.engine import EngineName
+from kvplan.engine import VERSION, EngineName
+from kvplan.errors import UsageError, shown
 
+LIMITS = "max_num_seqs", "max_num_batched_tokens", "max_model_len"
 RANKS = {"--tp": "tensor", "--dp": "data", "--ep": "expert", "--pp": "pipeline", "--dcp": "context"}
 
 
@@ -61,6 +64,15 @@ class CountedBy(StrEnum):
     EPP = "epp"
 
 
+def read_engine(text: str) -> tuple[EngineName, str]:
+    """Read the name of an engine, and its version or nothing: ``vllm==0.15.1``."""
+    name, equals, version = text.partition("==")
+    if name not in set(EngineName) or (equals and not re.fullmatch(VERSION, version)):
+        known = ", ".join(EngineName)
+        raise UsageError(f"--engine {shown(text)}: one of {known}, or with a version, such as vllm==0.15.1")
+    return EngineName(name), version
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """How a model runs, and on what."""
@@ -73,11 +85,28 @@ class ModelOptions:
     kv_dtype: str = "auto"
     loras: int | None = None
     lora_rank: int | None = None
+    engine: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
 
     @property
     def gpu_figures(self) -> dict[str, str | None]:
         """Figures of a GPU beside its name."""
         return {"memory": self.gpu_memory, "bandwidth": self.gpu_bandwidth, "flops": self.gpu_flops}
+
+    def __post_init__(self) -> None:
+        _ = self.engine_named  # refuses what is none
+
+    @property
+    def engine_named(self) -> tuple[EngineName | None, str]:
+        """The engine, and its version or nothing."""
+        return (None, "") if self.engine is None else read_engine(self.engine)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Limits of the engine that are given, by key."""
+        return {key: value for key in LIMITS if (value := getattr(self, key)) is not None}
 
     @property
     def says_how(self) -> bool:
@@ -94,7 +123,7 @@ class PlanOptions(ModelOptions):
     ep: str | None = None
     pp: str | None = None
     dcp: str | None = None
-    engine: EngineName = EngineName.VLLM
+    engine: str = "vllm"
     rate: float | None = None
     users: int | None = None
     think: str | None = None
@@ -141,14 +170,13 @@ class ImportOptions(ModelOptions):
     """What is said beside the files that become a profile."""
 
     model: str | None = None
-    engine: EngineName | None = None
     capacity: int | None = None
     tp: int | None = None
     dp: int | None = None
     ep: int | None = None
     pp: int | None = None
     dcp: int | None = None
-    utilization: float = 0.9
+    utilization: float | None = None
     group: str | None = None
     since: Path | None = None
     interval: str | None = None

@@ -27,7 +27,7 @@ import numpy as np
 from kvplan.analysis.equilibrium import per_request, prompts_of
 from kvplan.model import FloatArray, Prompts, ServingModel, Timing
 from kvplan.model.fleet import Fleet
-from kvplan.solve import boundary, first_of_steps, peak
+from kvplan.solve import boundary, falling_root, first_of_steps, peak
 
 ITL, COMPUTE, LINK = "itl", "compute", "transfer"  # what can bind beside the limits of a replica
 _NEAR, _FAR, _POINTS = 1e-6, 1e4, 96  # where a crossing is looked for, in shortest and longest iterations
@@ -252,12 +252,12 @@ def _by_link(side: Side) -> float:
     if side.timing.is_linear:
         return _over(side.timing.d0, side.link_s - side.work_s)
 
-    def excess(requests: float) -> float:
-        return requests * side.link_s - float(side.iteration_time(requests))
+    def excess(requests: Any) -> Any:
+        return requests * side.link_s - side.iteration_time(requests)
 
     if side.link_s <= side.work_s:
         return math.inf
-    high = first_of_steps(lambda requests: excess(requests) > 0, 1.0, 2.0, _ENDLESS)
+    high = first_of_steps(lambda requests: bool(excess(requests) > 0), 1.0, 2.0, _ENDLESS)
     return math.inf if high is None else _root(excess, high)
 
 
@@ -280,8 +280,8 @@ def _by_time(side: Side, itl_s: float, most: float) -> float:
     return math.inf if high is None else _root(lambda x: side.iteration_time(x) - itl_s, high)
 
 
-def _root(excess: Callable[[float], float], high: float) -> float:
-    return boundary(lambda x: excess(x) > 0, 0.0, high, close=1e-12)[1]
+def _root(excess: Callable[[Any], Any], high: float) -> float:
+    return float(falling_root(lambda x: -excess(x), np.zeros(1), np.array([high]))[0])
 
 
 def _fastest(side: Side, most: float) -> float:
@@ -342,5 +342,5 @@ def crossing(found: Sides, prefill: int, decode: int, gpus: int) -> Crossing | N
     if crossed is None:
         return None
     low, high, before = crossed
-    _, crossed_s = boundary(lambda itl_s: winner(itl_s) != before, low, high)
+    _, crossed_s = boundary(lambda itl_s: winner(itl_s) != before, low, high, close=1e-9)
     return Crossing(crossed_s, before > 0)

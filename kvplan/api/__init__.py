@@ -54,6 +54,9 @@ def plan(
     loras: int | None = None,
     lora_rank: int | None = None,
     engine: str = "vllm",
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    max_model_len: int | None = None,
     rate: float | None = None,
     users: int | None = None,
     think: float | str | None = None,
@@ -90,6 +93,8 @@ def plan(
         Figures of a GPU that the catalogue does not have, such as ``"96GB"``, ``"4TB/s"`` and ``"148TFLOPS"``.
     loras, lora_rank
         LoRA adapters that are loaded at once, and their rank.
+    engine, max_num_seqs, max_num_batched_tokens, max_model_len
+        With its version if that is known, ``"vllm==0.15.1"``, and its limits, which are not searched then.
     rate, users, think
         Requests/s, or users who think for so long between requests; times are numbers of seconds, or have a unit.
     input, output
@@ -125,11 +130,13 @@ def plan(
     given = locals()
     from kvplan import executors
     from kvplan.api import arguments, outcomes
-    from kvplan.options import PlanOptions
+    from kvplan.options import LIMITS, PlanOptions
     from kvplan.planning import options
     from kvplan.planning.plan import plan as search
 
     executors.check(executor, None)
+    for limit in LIMITS:
+        arguments.check_positive(given[limit], limit)
     asked = arguments.record(PlanOptions, given)
     request = options.request(arguments.services(services), asked, arguments.path(folder or "", "folder"))
     with executors.started(executor, None) as place:
@@ -236,6 +243,9 @@ def import_files(
     model: "PathLike | None" = None,
     gpu: str | None = None,
     engine: str | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    max_model_len: int | None = None,
     capacity: int | None = None,
     tp: int | None = None,
     dp: int | None = None,
@@ -249,7 +259,7 @@ def import_files(
     gpu_flops: str | None = None,
     loras: int | None = None,
     lora_rank: int | None = None,
-    utilization: float = 0.9,
+    utilization: float | None = None,
     base: "Service | None" = None,
     told: "Mapping[str, PathLike] | None" = None,
     group: str | None = None,
@@ -292,9 +302,9 @@ def import_files(
     from kvplan.api import arguments, outcomes
     from kvplan.ingest.gathering import Asked, gather_files
     from kvplan.ingest.recognition import named
-    from kvplan.options import ImportOptions
+    from kvplan.options import LIMITS, ImportOptions
 
-    for count in ("capacity", "tp", "dp", "ep", "pp", "dcp", "classes"):
+    for count in ("capacity", "tp", "dp", "ep", "pp", "dcp", "classes", *LIMITS):
         arguments.check_positive(given[count], count)
     asked = Asked(**vars(arguments.record(ImportOptions, given)), progress=progress)
     kept = None if base is None else arguments.profile(base)

@@ -64,6 +64,12 @@ def gpus(incomplete: str) -> list[str]:
     return _beginning((gpu.name.replace(" ", "-") for gpu in hardware.gpus()), incomplete)
 
 
+def engines(incomplete: str) -> list[str]:
+    from kvplan.engine import EngineName
+
+    return _beginning(EngineName, incomplete)
+
+
 def keys_to_explain(incomplete: str) -> list[str]:
     from kvplan.report.keys import BLOCKS, CONTRACT
 

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from kvplan.cli import common, completion, options
 from kvplan.cli.options import argument, option
 from kvplan.cli.output import write_result
@@ -25,7 +23,6 @@ _OPTIONS = {
         "with --gpu-memory, --gpu-bandwidth and --gpu-flops.",
         autocompletion=completion.gpus,
     ),
-    "engine": option("--engine", help="The engine. Default: the one whose log is read, or vllm."),
     "capacity": option(
         "--capacity", min=1, metavar="TOKENS", help="KV cache capacity. Default: what the log says."
     ),
@@ -38,8 +35,9 @@ _OPTIONS = {
         "--weights", metavar="TYPE", help="Type of the weights, such as fp8. Default: the model's."
     ),
     **options.MODEL,
-    "utilization": typer.Option(
-        "--utilization", help="Share of the GPU's memory that the engine may use; 0.9 is 90%."
+    "utilization": option(
+        "--utilization",
+        help="Share of the GPU's memory that the engine may use. Default: its own, such as 0.92.",
     ),
     "group": option("--group", metavar="NAME", help="The replica, or model, where a file has several."),
     "since": option("--since", metavar="FILE", help="Earlier answer of /metrics, to count from there."),

@@ -52,6 +52,19 @@ MODEL = {  # how a model runs, by field
     "kv_dtype": KV_DTYPE,
     "loras": option("--loras", min=1, max=10_000, help="LoRA adapters that are loaded at once."),
     "lora_rank": option("--lora-rank", min=1, max=10_000, help="The largest rank of the adapters."),
+    "engine": option(
+        "--engine",
+        metavar="NAME[==VERSION]",
+        help="The engine, and its version if that is known: vllm==0.15.1. Default: that of a log, or vllm.",
+        autocompletion=completion.engines,
+    ),
+    "max_num_seqs": option("--max-num-seqs", min=1, help="Most requests that the engine runs at once."),
+    "max_num_batched_tokens": option(
+        "--max-num-batched-tokens", min=1, help="Most tokens that the engine computes in an iteration."
+    ),
+    "max_model_len": option(
+        "--max-model-len", min=1, help="Most tokens of a request; the engine refuses longer ones."
+    ),
 }
 SLO = option(
     "--slo",

@@ -26,7 +26,6 @@ _OPTIONS = {
         help="Types of the weights, such as bf16,fp8. Default: the model's own, and fp8 where the GPU has it.",
     ),
     **options.MODEL,
-    "engine": typer.Option("--engine", help="The engine."),
     "rate": option("--rate", help="Requests/s of the whole service; of conversations, turns/s."),
     "users": option("--users", help="Users who ask, read the answer, think, and ask again."),
     "think": option("--think", metavar="TIME", help="From an answer to the next question. Default: 30 s."),

@@ -47,7 +47,7 @@ def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
         )
     served = model.engine or Served()
     if served.name != engine.name:
-        served = Served(EngineName(engine.name))
+        served = Served(EngineName(engine.name), max_model_len=served.max_model_len)
     model = replace(model, engine=served)
     if not engine.finds_prefixes:
         replica = replace(model.replica, prefix_caching=False, offload=None)
@@ -100,6 +100,7 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
     yield from engine.parallel(replica.parallelism)
     told = replica if engine.limits_all_ranks else replica.of_rank()
     limits = {**dict.fromkeys(SEATS, told.max_num_seqs), TOKENS: told.max_num_batched_tokens}
+    limits["max_model_len"] = model.engine and model.engine.max_model_len
     for name, value in limits.items():
         if value is not None and name in engine.spellings:
             flag, since = engine.spellings[name]

@@ -48,6 +48,7 @@ ENGINE = Engine(
         "max_num_batched_tokens": Spelling(
             "--chunked-prefill-size", "Of prompts alone: SGLang computes running requests beside it."
         ),
+        "max_model_len": Spelling("--context-length"),
         RECEIVE_EVERY_STEPS: Spelling("--scheduler-recv-interval", "SGLang 0.5 and later."),
     },
     cache_off=Flag("--disable-radix-cache", None, "prefix_caching = false in the profile"),

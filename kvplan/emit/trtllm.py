@@ -51,6 +51,7 @@ ENGINE = Engine(
     spellings={
         "max_num_seqs": Spelling("max_batch_size", _SINCE),
         "max_num_batched_tokens": Spelling("max_num_tokens", _SINCE),
+        "max_model_len": Spelling("max_seq_len", _SINCE),
     },
     cache_off=Flag(
         "enable_block_reuse",

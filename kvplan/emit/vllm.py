@@ -58,6 +58,7 @@ ENGINE = Engine(
         "max_num_batched_tokens": Spelling(
             "--max-num-batched-tokens", "vLLM refuses less than max_num_seqs."
         ),
+        "max_model_len": Spelling("--max-model-len"),
         "watermark": Spelling(
             "--watermark",
             "Merged into vLLM in June 2026 (pull request 44594), off by default: check your version.",

@@ -25,11 +25,14 @@ from kvplan.ingest.log_against_rest import (
     notes_by_version,
     refuse_other_options,
     rejected,
+    told_limits,
+    told_version,
 )
 from kvplan.ingest.metrics import ServerMetrics, metrics_parts, read_metrics
 from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.engines import default_limits
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
-from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus, vllm_limits
+from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
 from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape, with_adapters
 from kvplan.ingest.model.text import estimate_part, roofline_part, together
@@ -236,15 +239,7 @@ class _Gathering:
         for log in self._of(FileKind.LOG):
             with suppress(NoCapacityError):  # it may have statistics
                 stated.append(read_engine_log(log, like, self.asked.group))
-        if (
-            len(
-                {
-                    (some.engine, some.parallelism, some.max_num_seqs, some.max_num_batched_tokens)
-                    for some in stated
-                }
-            )
-            > 1
-        ):
+        if len({(s.engine, s.parallelism, s.max_num_seqs, s.max_num_batched_tokens) for s in stated}) > 1:
             names = ", ".join(some.source for some in stated)
             raise UsageError(f"{names}: logs of engines with different limits; a profile is of one replica")
         return min(stated, key=lambda some: some.memory_tokens, default=None)
@@ -252,8 +247,8 @@ class _Gathering:
     @cached_property
     def engine(self) -> EngineName | None:
         """The engine that is asked for, else that of the log, else the one that results name."""
-        if self.asked.engine is not None:
-            return self.asked.engine
+        if (asked := self.asked.engine_named[0]) is not None:
+            return asked
         if self.limits is not None:
             return _ENGINES.get(self.limits.engine)
         named = {some.deployment.engine for some in self._runs}
@@ -305,37 +300,39 @@ class _Gathering:
         parallelism = replace((stated and stated.parallelism) or ALONE, **asked.ranks)
         kv_dtype = asked.kv_dtype
         if stated is not None:
-            refuse_other_options(stated, asked)
             kept_in = stated.settings.get(Setting.KV_DTYPE, "auto")
             kv_dtype = "fp8" if kv_dtype == "auto" and kept_in.startswith("fp8") else kv_dtype
         how: dict[str, Any] = {"kv_dtype": kv_dtype, "weight_dtype": asked.weights}
         memory: ReplicaEstimate | None = None
+        engine = asked.engine_named[0] or (_ENGINES.get(stated.engine) if stated else None)
         try:
             memory = estimate_replica(
-                shape, gpu, utilization=asked.utilization, parallelism=parallelism, **how
+                shape,
+                gpu,
+                engine=engine or EngineName.VLLM,
+                version=told_version(engine, asked, stated, self.tables),
+                limits=told_limits(asked, stated, self.tables.get("gpu", {})),
+                utilization=asked.utilization,
+                parallelism=parallelism,
+                **how,
             )
         except UsageError:
             if not logs:
                 raise
-        engine = asked.engine or (_ENGINES.get(stated.engine) if stated else None)
         speed = roofline(shape, gpu, parallelism=parallelism, engine=engine, **how)
         return _Estimate(shape, gpu, parallelism, speed, memory)
 
     @cached_property
     def replica(self) -> Finding:
         """The table [gpu]: logged, exported, stated or estimated."""
-        asked, kept, limits, metrics, estimate = (
-            *(self.asked, self.kept, self.limits),
-            *(self.metrics, self.estimate),
-        )
+        asked, kept, limits = self.asked, self.kept, self.limits
+        metrics, estimate = self.metrics, self.estimate
         engine = self.engine or (None if limits else EngineName.VLLM)
-        own = (
-            vllm_limits(find_gpu(asked.gpu, **asked.gpu_figures))
-            if asked.gpu and engine is EngineName.VLLM
-            else {}
-        )
+        own = default_limits(engine, find_gpu(asked.gpu, **asked.gpu_figures)) if asked.gpu else {}
+        own = {key: value for key, value in own.items() if key not in asked.limits}
         said: tuple[str, ...] = ()
         if limits is not None:
+            refuse_other_options(limits, asked)
             blocks = {"block_tokens": vllm.BLOCK_TOKENS} if engine is EngineName.VLLM else {}
             part, said = log_part(limits, kept, blocks | own), limits.notes
             source, kind = PurePath(limits.source).name, f"{limits.engine}'s log"
@@ -351,9 +348,11 @@ class _Gathering:
             source, kind, said = estimate.name, "estimate", estimate.memory.notes
         else:
             return Finding()
-        table = tomli.loads(part.body)["gpu"]
+        before = tomli.loads(part.body)["gpu"]
+        table = before | told_limits(asked, limits, {})
         if asked.ranks and GpuTable.model_validate(table).parallelism == ALONE:
             table |= Parallelism(**asked.ranks).keys
+        if table != before:
             part = part._replace(body=table_text("gpu", table))
         if absent := [key for key in ("max_num_seqs", "max_num_batched_tokens") if key not in table]:
             unknown = f"{' and '.join(absent)}: not known, and so no limit"
@@ -493,19 +492,22 @@ class _Gathering:
         """Write the table [engine], where it is another than the base's."""
         engine, before = self.engine, self.tables.get("engine", {})
         if engine is None and self.limits is not None:
-            name = self.limits.engine
-            return Finding(
-                notes=[f"how {name} schedules is not known: as vLLM does, unless --engine names another"]
-            )
+            unknown = f"how {self.limits.engine} schedules is not known"
+            return Finding(notes=[f"{unknown}: as vLLM does, unless --engine names another"])
+        if engine is None and self.asked.max_model_len:
+            engine = EngineName(before.get("name", EngineName.VLLM))
         same = engine == before.get("name", EngineName.VLLM)
         settings, said = settings_of([some for some in self._runs if some.deployment.engine == engine])
+        version = told_version(engine, self.asked, self.limits, self.tables)
+        told = {"version": version, "max_model_len": self.asked.max_model_len}
         table = {**(before if same else {}), "name": str(engine), **settings}
+        table |= {key: value for key, value in told.items() if value}
+        said += tuple(notes_by_version(self.limits, self.tables) if engine is EngineName.VLLM else ())
         if engine is None or (same and table == {"name": str(engine), **before}):
-            versions = notes_by_version(self.limits, self.tables) if engine is EngineName.VLLM else ()
-            return Finding(notes=(*said, *versions))
+            return Finding(notes=said)
         whose = "whose log was read" if self.limits is not None else "whose runs were measured"
         about = (
-            f"name: {'by --engine' if self.asked.engine else whose}.",
+            f"name: {'by --engine' if self.asked.engine else whose}." if self.engine else "By options.",
             *(f"{key}: of the runs measured." for key in settings),
             *(f"Note: {note}." for note in said),
         )
@@ -515,7 +517,7 @@ class _Gathering:
     def _traffic(self, parts: Sequence[Part]) -> Finding:
         """Write the tables of classes, and say which requests the engine of the log rejects."""
         finding = self._requests(parts)
-        most = None if self.limits is None else self.limits.max_model_len
+        most = self.asked.max_model_len or (None if self.limits is None else self.limits.max_model_len)
         body = {name: self.tables[name] for name in TRAFFIC_TABLES if name in self.tables}
         if finding.part is not None:
             body = tomli.loads(finding.part.body)

@@ -1,16 +1,19 @@
 """What a log states beside what a profile, options and requests say: the log counts, and contradictions are said."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
 
+from kvplan.engine import VERSION, EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits
 from kvplan.ingest.engines import Setting, setting, version_of
+from kvplan.ingest.model.engines import takes
 from kvplan.ingest.profile_text import Part, kv_tables, replica_part
 from kvplan.model import Knowledge, Origin
-from kvplan.options import RANKS, ImportOptions
+from kvplan.options import LIMITS, RANKS, ImportOptions
 from kvplan.profile import schema
 from kvplan.profile.reading import Profile
 from kvplan.profile.replica import Gpu
@@ -82,12 +85,36 @@ def refuse_other_options(limits: EngineLimits, asked: ImportOptions) -> None:
             if kind in asked.ranks
         ),
         ("--kv-dtype", asked.kv_dtype, other_type and kept_in, Setting.KV_DTYPE),
+        *(
+            (f"--{key.replace('_', '-')}", given, given != (logged := getattr(limits, key)) and logged, key)
+            for key, given in asked.limits.items()
+        ),
     ]
     for option, value, stated, what in pairs:
         if stated:
             raise UsageError(
                 f"{option} {value}, but {limits.source} says {what} {stated}; leave {option} out"
             )
+
+
+def told_version(
+    engine: EngineName | None, asked: ImportOptions, stated: EngineLimits | None, tables: Mapping[str, Any]
+) -> str:
+    """The version of an engine: by --engine, else its log, else the base; empty where none says it."""
+    name, version = asked.engine_named
+    if name is not None:
+        takes(name, version)  # refuses one that is not known
+    logged = "" if stated is None or name not in (None, engine) else stated.settings.get(Setting.VERSION, "")
+    kept = (
+        tables.get("engine", {}) if tables.get("engine", {}).get("name", "vllm") == (engine or "vllm") else {}
+    )
+    return version or (logged if re.fullmatch(VERSION, logged) else "") or str(kept.get("version", ""))
+
+
+def told_limits(asked: ImportOptions, stated: EngineLimits | None, base: Mapping[str, Any]) -> dict[str, int]:
+    """Limits of a rank: by options, else by a log, else of the [gpu] of the base."""
+    told = {**base, **{key: n for key in LIMITS if (n := getattr(stated, key, None))}, **asked.limits}
+    return {key: told[key] for key in LIMITS[:2] if key in told}
 
 
 def differences(limits: EngineLimits, kept: Profile) -> list[str]:

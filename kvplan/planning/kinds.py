@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
+from kvplan.ingest.model.engines import default_limits
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
-from kvplan.ingest.model.hardware import Gpu, vllm_limits
+from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.roofline import Roofline, request_overhead_s, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.weights import named_storage
@@ -29,6 +31,9 @@ class Kind:
     own_weights: bool
     kv_dtype: str = "auto"
     engine: EngineName = EngineName.VLLM
+    version: str = ""
+    max_num_seqs: int = _FEW_SEQUENCES
+    max_num_batched_tokens: int | None = None
 
     @property
     def name(self) -> str:
@@ -41,6 +46,9 @@ class Kind:
         return estimate_replica(
             self.shape,
             self.gpu,
+            engine=self.engine,
+            version=self.version,
+            limits={"max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.batched_tokens},
             parallelism=self.parallelism,
             kv_dtype=self.kv_dtype,
             weight_dtype=None if self.own_weights else self.weights,
@@ -60,18 +68,19 @@ class Kind:
 
     @property
     def batched_tokens(self) -> int:
-        """The engine's own budget of an iteration."""
-        return vllm_limits(self.gpu)["max_num_batched_tokens"]
+        """The budget of an iteration that is given, or vLLM's own."""
+        own = default_limits(EngineName.VLLM, self.gpu)["max_num_batched_tokens"]
+        return self.max_num_batched_tokens or own
 
-    def toml(self, max_num_seqs: int = _FEW_SEQUENCES, batched_tokens: int | None = None) -> str:
+    def toml(self) -> str:
         """The tables [gpu], [timing] and [provenance] of a profile."""
         memory = self.memory
         gpu: dict[str, object] = {"memory_tokens": memory.memory_tokens, "block_tokens": memory.block_tokens}
         if memory.is_mixed:
             gpu = {"kv_blocks": memory.kv_blocks, "block_tokens": memory.block_tokens}
         gpu |= self.parallelism.keys
-        gpu["max_num_seqs"] = max_num_seqs
-        gpu["max_num_batched_tokens"] = batched_tokens or self.batched_tokens
+        gpu["max_num_seqs"] = self.max_num_seqs
+        gpu["max_num_batched_tokens"] = self.batched_tokens
         if memory.is_mixed:
             gpu["kv"] = kv_tables(memory.layout)
         origin = {"basis": "estimated", "source": f"{self.shape.name} on {self.name}"}
@@ -94,8 +103,7 @@ def kinds(
     *,
     parallelism: Sequence[Parallelism] = (),
     weights: Sequence[str] = (),
-    kv_dtype: str = "auto",
-    engine: EngineName = EngineName.VLLM,
+    **how: Any,
 ) -> Iterator[Kind]:
     """List the kinds to try; without `weights` the model's own, and fp8 where the GPU computes with it."""
     own = "bf16" if shape.storage == named_storage("bf16") else shape.storage.name
@@ -104,7 +112,7 @@ def kinds(
         for ranks in parallelism or map(Parallelism, TENSOR_PARALLEL):
             for name in types:
                 is_own = name == own or named_storage(name) == shape.storage
-                yield Kind(shape, gpu, ranks, name, is_own, kv_dtype, engine)
+                yield Kind(shape, gpu, ranks, name, is_own, **how)
 
 
 def fits(kind: Kind) -> str | None:

@@ -1,6 +1,6 @@
 """Options of a plan: names, prices, shares and lengths, read into a request."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import BytesIO
 from itertools import product, starmap
@@ -12,6 +12,7 @@ import tomli
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.engines import takes
 from kvplan.ingest.model.hardware import find_gpu, gpus
 from kvplan.ingest.model.shape import kv_layers, with_adapters, with_weights
 from kvplan.ingest.reader import FileKind
@@ -20,7 +21,7 @@ from kvplan.ingest.trace.replay import read_trace, with_trace
 from kvplan.model import Parallelism
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import Slo, parse_slo
-from kvplan.options import RANKS, PlanOptions, Router
+from kvplan.options import LIMITS, RANKS, PlanOptions, Router, read_engine
 from kvplan.planning.day import LOAD_S, schedule_of
 from kvplan.planning.demand import Demand, Replay, parse_length
 from kvplan.planning.kinds import TENSOR_PARALLEL, Kind, kinds
@@ -42,7 +43,12 @@ def request(services: Sequence[str | Profile], asked: PlanOptions, folder: Path 
     ProfileError
         A profile cannot be read, or lacks what the options do not supply.
     """
-    slos = _slos(asked.slo)
+    slos, settings = _slos(asked.slo), _settings(asked.settings)
+    if twice := [key for key in asked.limits if key in settings]:
+        raise UsageError(f"--settings {twice[0]} and --{twice[0].replace('_', '-')}: one of them")
+    settings |= asked.limits
+    engine, version = read_engine(asked.engine)
+    takes(engine, version)  # refuses one that is not known
     demand: Demand | Replay | None = _demand(asked)
     if asked.trace is not None:
         demand = _replay(asked.trace, reference_to(asked.trace, folder) or str(asked.trace), asked.rate)
@@ -62,7 +68,7 @@ def request(services: Sequence[str | Profile], asked: PlanOptions, folder: Path 
     else:
         if demand is None:
             raise _lacking(str(services[0]), asked.gpu)
-        options = _kinds(str(services[0]), asked)
+        options = _kinds(str(services[0]), asked, settings)
     return Request(
         options,
         demand,
@@ -70,8 +76,8 @@ def request(services: Sequence[str | Profile], asked: PlanOptions, folder: Path 
         rate_rps=asked.rate,
         slower=_share(asked.slower, "--slower", 0.05),
         headroom=_share(asked.headroom, "--headroom", 0.0),
-        engine=asked.engine,
-        settings=_settings(asked.settings),
+        engine=engine,
+        settings=settings,
         schedule=_schedule(asked.schedule),
         load_s=load_s,
         split=asked.split,
@@ -182,7 +188,7 @@ def _profiles(services: Sequence[str | Profile]) -> list[Profile]:
     ]
 
 
-def _kinds(model: str, asked: PlanOptions) -> list[Kind]:
+def _kinds(model: str, asked: PlanOptions, settings: Mapping[str, Any]) -> list[Kind]:
     shape, gpu = with_adapters(read_model(model), asked.loras, asked.lora_rank), asked.gpu
     kv_layers(shape, kv_dtype=asked.kv_dtype)  # refuses a type that there is not
     if gpu is None:
@@ -198,7 +204,9 @@ def _kinds(model: str, asked: PlanOptions) -> list[Kind]:
     if not types:
         with_weights(shape, None)  # refuses weights that are kept in a way not known
     parallelism = [*starmap(Parallelism, product(*_ranks(asked)))]
-    how: dict[str, Any] = {"weights": types, "kv_dtype": asked.kv_dtype, "engine": asked.engine}
+    engine, version = asked.engine_named
+    how: dict[str, Any] = {"weights": types, "kv_dtype": asked.kv_dtype, "engine": engine, "version": version}
+    how |= {key: given for key in LIMITS[:2] if type(given := settings.get(key)) is int and given > 0}
     return list(kinds(shape, found, parallelism=parallelism, **how))
 
 

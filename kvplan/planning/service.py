@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan.analysis.equilibrium import per_request
+from kvplan.engine import EngineName
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.trace.replay import replaying
 from kvplan.model.fleet import Routing
@@ -20,7 +21,7 @@ _MANY_SEQUENCES = 1_024
 # settings that may be given instead of searched, with the tables of a profile that have them
 SETTINGS = {
     **dict.fromkeys(("max_num_batched_tokens", "max_num_seqs", "block_tokens", "prefix_caching"), "gpu"),
-    **dict.fromkeys(("admission", "watermark"), "engine"),
+    **dict.fromkeys(("admission", "watermark", "max_model_len"), "engine"),
 }
 
 
@@ -34,11 +35,10 @@ def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refus
     try:
         profile = _of_kind(option, request)
         held = per_request(profile.model)
-        if (
-            profile.model.replica.memory_tokens * held.iterations
-            > 256 * held.held * profile.model.replica.ranks
-        ):
-            profile = _of_kind(option, request, max_num_seqs=_MANY_SEQUENCES)
+        many, replica = replace(option, max_num_seqs=_MANY_SEQUENCES), profile.model.replica
+        holds = replica.memory_tokens * held.iterations / (held.held * replica.ranks)
+        if holds > option.max_num_seqs and "max_num_seqs" not in request.settings and fits(many) is None:
+            profile = _of_kind(many, request)
     except ProfileError as error:
         if "does not fit" in error.message:
             return Refused(option.name, "the longest request does not fit")
@@ -48,12 +48,13 @@ def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refus
     return profile
 
 
-def _of_kind(kind: Kind, request: Request, **limits: int) -> Profile:
+def _of_kind(kind: Kind, request: Request) -> Profile:
     assert request.demand is not None
     name = f"{kind.shape.name} on {kind.parallelism.gpus} x {kind.gpu.name}"
-    engine = "" if request.engine == "vllm" else f'\n\n[engine]\nname = "{request.engine}"'
-    tables = kind.toml(**limits)
-    text = f'schema = 1\nname = "{name}"\n\n{tables}{engine}\n\n{request.demand.toml}\n'
+    engine = "" if kind.engine is EngineName.VLLM else f'name = "{kind.engine}"\n'
+    engine += kind.version and f'version = "{kind.version}"\n'
+    head = f'schema = 1\nname = "{name}"' + (engine and f"\n\n[engine]\n{engine}")
+    text = f"{head}\n\n{kind.toml()}\n\n{request.demand.toml}\n"
     return _replayed(parse_profile(text.encode(), name), request.demand)
 
 

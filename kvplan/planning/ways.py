@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvplan.ingest.model.hardware import Gpu, gpus
+from kvplan.options import LIMITS
 from kvplan.planning.kinds import Kind, kinds
 from kvplan.planning.search import Candidate
 
@@ -78,7 +79,8 @@ def _others(given: Sequence[Kind], candidate_of: Callable[[Kind], Candidate | No
 
 
 def _first(like: Kind, gpu: Gpu, candidate_of: Callable[[Kind], Candidate | None]) -> list[str]:
-    for kind in kinds(like.shape, [gpu], kv_dtype=like.kv_dtype, engine=like.engine):
+    how = {name: getattr(like, name) for name in ("kv_dtype", "engine", "version", *LIMITS[:2])}
+    for kind in kinds(like.shape, [gpu], **how):
         candidate = candidate_of(kind)
         if candidate is not None and candidate.idle_excess <= 1:
             return [kind.name]

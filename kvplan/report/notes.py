@@ -153,6 +153,10 @@ def _of_profile(figures: Figures) -> Iterator[str]:
     yield from extrapolations(model.measured, tuple(states(model)))
     yield from band_notes(model, figures.load, figures.recovery.rate_rps or 0.0)
     yield from (f"{name} has a rate of 0 and is left out." for name in model.left_out[:3])
+    most = model.engine and model.engine.max_model_len
+    if longer := [c.name for c in model.classes if most and c.max_tokens > most]:
+        refused = f"The engine refuses requests of more than max_model_len, {most:,} tokens, which count here"
+        yield f"{refused}: some of {', '.join(longer[:3])}{', …' * (len(longer) > 3)}."
     yield (
         "Rates, lengths, timing and capacity are taken from the profile as they stand (assumption); the formulas are "
         "fluid limits of greedy admission on one replica."

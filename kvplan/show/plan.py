@@ -460,11 +460,12 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         assumed = f"; spread of lengths assumed: log-normal, cv 0.95 ({sizes})"
     model = plan.winner.task.model
     known, memory = model.provenance, format_number(model.replica.memory_tokens, 6)
-    yield (
-        f"Known: speed {known.timing.basis}, KV memory ({memory} tokens) {known.gpu.basis}, rates and lengths "
-        f"{known.workload.basis}{assumed}."
-    )
     kind = plan.kind(plan.winner.name)
+    version = "" if kind is None else f" for {kind.memory.version}"
+    yield (
+        f"Known: speed {known.timing.basis}, KV memory ({memory} tokens) {known.gpu.basis}{version}, rates and "
+        f"lengths {known.workload.basis}{assumed}."
+    )
     if kind is not None and kind.parallelism.untested:
         yield f"Times of {kind.parallelism} were compared with no measurement; pipeline bubbles are not modelled."
     if plan.next is not None:

@@ -112,10 +112,10 @@ def test_measured_comes_before_a_profile_and_that_before_an_estimate_and_that_be
 ) -> None:
     own = folder / "own.toml"
     own.write_text('schema = 1\nname = "own"\n[timing]\nd0 = "99 ms"\n')
-    model = ("--model", "Llama-3.1-8B", "--gpu", "RTX 4090")
+    model = ("--model", "Llama-3.1-8B", "--gpu", "RTX 4090", "--engine", "vllm==0.19.0")
     profile, _ = imported(run, own, *model)
     assert profile.tables["timing"]["d0"] == "99 ms"
-    assert profile.tables["gpu"]["memory_tokens"] == pytest.approx(41_408, rel=0.01)
+    assert profile.tables["gpu"]["memory_tokens"] == pytest.approx(41_408, rel=0.015)
     profile, _ = imported(run, "--base", own, *model)
     assert profile.tables["timing"]["d0"] == "19.54 ms"
     profile, _ = imported(run, folder / "serve.log", folder / "iterations.csv", *model, "--base", own)
@@ -124,6 +124,30 @@ def test_measured_comes_before_a_profile_and_that_before_an_estimate_and_that_be
     assert profile.tables["gpu"]["max_num_seqs"] == 256  # vLLM's own on such a GPU
     code, _, error = run("import", str(own), "--base", "tool-calls-h100")
     assert (code, "a profile beside --base" in error) == (2, True)
+
+
+def test_engine_version_and_limits_are_told_once_and_kept(run: Run, folder: Path) -> None:
+    """Fewer sequences leave more memory for KV; what is imported on the profile that was written is the same."""
+    on = ("--model", "Qwen3-32B", "--gpu", "H100")
+    told = ("--engine", "vllm==0.11.0", "--max-num-seqs", "64", "--max-num-batched-tokens", "1024")
+    whole, _ = imported(run, *on, "--engine", "vllm==0.11.0")
+    few, said = imported(run, *on, *told, "--max-model-len", "300", folder / "trace.csv")
+    assert few.tables["engine"] == {"name": "vllm", "version": "0.11.0", "max_model_len": 300}
+    assert (few.tables["gpu"]["max_num_seqs"], few.tables["gpu"]["max_num_batched_tokens"]) == (64, 1024)
+    assert few.tables["gpu"]["memory_tokens"] > 2 * whole.tables["gpu"]["memory_tokens"]
+    assert "are longer than max_model_len, 300 tokens: the engine rejects them" in said
+    kept = folder / "kept.toml"
+    kept.write_text(few.text)
+    again, _ = imported(run, *on, "--base", kept)
+    assert [again.tables[name] for name in ("engine", "gpu")] == [
+        few.tables[name] for name in ("engine", "gpu")
+    ]
+    log, _ = imported(run, folder / "serve.log", "--max-num-seqs", "64", "--max-model-len", "4096")
+    assert (log.tables["gpu"]["max_num_seqs"], log.tables["engine"]["max_model_len"]) == (64, 4096)
+    stated = folder / "stated.log"
+    stated.write_text("INFO 02-19 23:56:50 [utils.py:1] non-default args: {'max_num_seqs': 128}\n" + LOG)
+    code, _, error = run("import", str(stated), "--max-num-seqs", "64")
+    assert (code, "says max_num_seqs 128; leave --max-num-seqs out" in error) == (2, True)
 
 
 def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, folder: Path) -> None:
@@ -144,7 +168,8 @@ def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, fold
     assert 15.0e9 / 1.008e12 < timing.d0 < 15.0e9 / 0.756e12 + 32 * 100e-6
     figures = ("--gpu-memory", "96GB", "--gpu-bandwidth", "4TB/s", "--gpu-flops", "148TFLOPs")
     own, _ = imported(run, "--model", "Llama-3.1-8B", "--gpu", "Mine", *figures)
-    left = 0.9 * 96e9 - (750e6 + 0.02 * 96e9) - 2 * 8.03e9  # bytes, of 131,072 a token
+    overhead = 5.55 * 4 * 1024 * 128_256 + 2 * 8192 * 4096 + 0.7 * 2**30  # of 1,024 sequences, vLLM 0.33
+    left = 0.92 * 96e9 - overhead - 2 * 8.03e9  # bytes, of 131,072 a token
     assert own.tables["gpu"]["memory_tokens"] == pytest.approx(left / 131_072, rel=1e-3)
     adapted, _ = imported(
         run, "--model", "Llama-3.1-8B", "--gpu", "Mine", *figures, "--loras", "9", "--lora-rank", "16"

@@ -60,10 +60,9 @@ def test_a_run_is_foretold_without_any_measurement(run: str, gpu: str, max_num_s
     e2e_s = sum(row["last_token_ts"] - row["queued_ts"] for row in rows) / len(rows)
     makespan_s = max(row["last_token_ts"] for row in rows) - min(row["queued_ts"] for row in rows)
     shape, device = read_model("Llama-3.1-8B"), find_gpu(gpu)
-    found, memory = roofline(shape, device), estimate_replica(shape, device)
-    replica = Replica(
-        memory.memory_tokens, 16, Prefill.FUSED, max_num_seqs=max_num_seqs, max_num_batched_tokens=2048
-    )
+    limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 2048}
+    found, memory = roofline(shape, device), estimate_replica(shape, device, version="0.19.0", limits=limits)
+    replica = Replica(memory.memory_tokens, 16, Prefill.FUSED, **limits)
     model = ServingModel((RequestClass("any", 1, (1,), (1.0,), 0.0),), found.timing, replica)
     load = loads.Load(trace=read_trace(Path(file)).requests)
     (result,) = study(model, Plan(), load, chosen(["vllm"], []), [0]).results

@@ -152,6 +152,13 @@ def test_tensorrt_llm_has_a_gpu_for_each_rank() -> None:
         flags("trtllm", limited(parallelism=Parallelism(2, 4)))
 
 
+def test_the_longest_request_is_written_for_every_engine() -> None:
+    model = replace(ONE, engine=Engine(version="0.15.1", max_model_len=4096))
+    assert flags("vllm", model) == {"--max-model-len": "4096"}
+    assert flags("sglang", model) == {"--context-length": "4096"}
+    assert flags("trtllm", model) == {"max_seq_len": "4096"}
+
+
 def test_how_the_engine_admits_is_written_for_that_engine_alone() -> None:
     first = replace(ONE, engine=Engine(EngineName.VLLM, Admission.FIRST_CHUNK, watermark=0.05))
     assert flags("vllm", first) == {"--watermark": "0.05", "--no-scheduler-reserve-full-isl": None}

@@ -182,10 +182,10 @@ def test_a_sweep_is_that_of_the_command(tmp_path: Path) -> None:
         ("plan", ["Llama-3.1-8B"], {"turns": None}, "turns: a value is wanted, not None"),
         ("plan", ["Llama-3.1-8B"], {"gpu_hour": True}, "gpu_hour: a number or a text is wanted, not true"),
         ("plan", [None], {"router": "best"}, "router 'best' does not exist"),
-        ("plan", ["Llama-3.1-8B"], {"engine": "best"}, "engine 'best' does not exist"),
+        ("plan", ["Llama-3.1-8B"], {"engine": "best"}, "--engine 'best': one of vllm, sglang, trtllm"),
         ("import_files", [3], {}, "files: a path is wanted, not 3"),
         ("import_files", [], {}, "a FILE is wanted"),
-        ("import_files", [], {"engine": "best"}, "engine 'best' does not exist"),
+        ("import_files", [], {"engine": "best"}, "--engine 'best': one of vllm, sglang, trtllm"),
         ("check", [None], {"require": 3}, "require: a list of names is wanted"),
         ("check", [None], {"accept": "all"}, "accept 'all' does not exist"),
         (

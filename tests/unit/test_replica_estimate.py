@@ -1,10 +1,15 @@
 """Estimated KV capacity: real starts of vLLM, arithmetic by hand, and what does not fit."""
 
+import csv
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import pytest
 from every import every
 
+from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model, shape_of
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
@@ -15,55 +20,140 @@ from kvplan.model import Parallelism
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 
 GIB = 2**30
-# Not in the catalogue; the total is what the runs below recorded.
-RTX_PRO_6000 = replace(find_gpu("RTX 4090"), name="RTX PRO 6000", memory_bytes=101_976_440_832)
-H100 = replace(find_gpu("H100 SXM"), memory_bytes=int(79.22 * GIB))
+DATA = Path(__file__).resolve().parents[3] / "shared/data"
+# Not in the catalogue with what these runs recorded.
+RTX_PRO_6000 = replace(find_gpu("RTX PRO 6000"), memory_bytes=101_976_440_832)
+H100 = find_gpu("H100 SXM")
 
+PLANNER = "llm-d-planner, docs/empirical-vllm-memory-results.md"
+RESIDENCY = "inference-sim/training, default_args"
 SERVING_SIM = "casys-kaist/LLMServingSim, bench/examples"
 PULLS = "github.com/vllm-project/vllm/pull"
 ISSUES = "github.com/vllm-project/vllm/issues"
 
-# Model, GPU, utilization, tensor parallelism, bytes for KV that one GPU was left with, and where it was reported.
+
+class Start(NamedTuple):
+    """A start of vLLM, the KV memory that it reported on one GPU, and where that is from."""
+
+    model: str
+    version: str
+    gpu: Gpu
+    utilization: float
+    tensor_parallel: int
+    limits: tuple[int, int]  # max_num_seqs, max_num_batched_tokens
+    reported: float
+    source: str
+    weights: str | None = None
+
+    @property
+    def error(self) -> float:
+        """Of the estimate, relative."""
+        limits = dict(zip(("max_num_seqs", "max_num_batched_tokens"), self.limits, strict=True))
+        found = estimate_replica(
+            read_model(self.model),
+            self.gpu,
+            version=self.version,
+            limits=limits,
+            utilization=self.utilization,
+            parallelism=Parallelism(self.tensor_parallel),
+            weight_dtype=self.weights,
+        )
+        return found.memory_bytes_for_kv / self.reported - 1
+
+
+LARGE, SMALL = (1024, 8192), (256, 2048)
 STARTS = [
-    ("Llama-3.1-8B", find_gpu("RTX 4090"), 0.9, 1, 2588 * 16 * 131_072, f"{SERVING_SIM}/RTX4090 (vLLM 0.19)"),
-    ("Llama-3.1-8B", RTX_PRO_6000, 0.92, 1, 35_913 * 16 * 131_072, f"{SERVING_SIM}/RTXPRO6000 (vLLM 0.28)"),
-    ("Qwen3-32B", RTX_PRO_6000, 0.92, 2, 28_884 * 16 * 131_072, f"{SERVING_SIM}/RTXPRO6000 (vLLM 0.28)"),
-    ("Llama-3.1-8B", H100, 0.9, 1, 53.29 * GIB, f"{PULLS}/10511 (Llama-3-8B, the same sizes)"),
-    ("Llama-2-7B", find_gpu("A100 80GB"), 0.9, 1, 7351 * 16 * 524_288, f"{PULLS}/2031"),
-    ("Qwen2.5-14B", find_gpu("RTX 4090"), 0.98, 2, 81_536 * 98_304, f"{ISSUES}/13061 (DeepSeek-R1-Distill)"),
-    (
-        "gpt-oss-20b",
-        find_gpu("A100 80GB"),
-        0.65,
-        1,
-        36.56 * GIB,
-        "myoceane.fr/index.php/ai-vllm-a100-gemma-4",
+    Start("Llama-3.1-8B", "0.11.0", H100, 0.9, 1, LARGE, 51.38 * GIB, PLANNER),
+    Start("Qwen3-0.6B", "0.11.0", H100, 0.9, 1, LARGE, 64.45 * GIB, PLANNER),
+    Start("Qwen3-32B", "0.11.0", H100, 0.9, 1, LARGE, 4.45 * GIB, PLANNER),
+    Start("Qwen3-32B", "0.11.0", H100, 0.9, 2, LARGE, 34.49 * GIB, PLANNER),
+    Start("gpt-oss-20b", "0.11.0", H100, 0.9, 1, LARGE, 50.28 * GIB, PLANNER),
+    # At 0.9 its weights leave nothing: it must have run at 0.95.
+    Start("gpt-oss-120b", "0.11.0", H100, 0.95, 1, LARGE, 3.33 * GIB, PLANNER),
+    Start("Llama-3.3-70B-Instruct", "0.11.0", H100, 0.9, 2, LARGE, 32.0 * GIB, PLANNER, "fp8"),
+    Start(
+        *("Mistral-Small-3.2-24B-Instruct-2506", "0.11.0", H100, 0.95, 1),
+        *((256, 8192), 28.2 * GIB, f"{PLANNER}, whose limits are not stated"),
+    ),
+    Start("Llama-2-7B", "0.15.1", H100, 0.9, 1, (128, 2048), 119_408 * 524_288, RESIDENCY),
+    Start("Mistral-Nemo-Instruct-2407", "0.15.1", H100, 0.9, 1, (128, 2048), 308_016 * 163_840, RESIDENCY),
+    Start("Qwen2.5-7B-Instruct", "0.15.1", H100, 0.9, 1, (128, 2048), 1_045_632 * 57_344, RESIDENCY),
+    Start("Qwen2.5-7B-Instruct", "0.15.1", H100, 0.9, 1, (128, 1024), 1_045_888 * 57_344, RESIDENCY),
+    Start(
+        *("Llama-3.1-8B", "0.19.0", find_gpu("RTX 4090"), 0.9, 1),
+        *(SMALL, 2588 * 16 * 131_072, f"{SERVING_SIM}/RTX4090"),
+    ),
+    Start(
+        *("gpt-oss-20b", "0.19.0", find_gpu("A100 80GB"), 0.65, 1),
+        *(SMALL, 36.56 * GIB, "myoceane.fr/index.php/ai-vllm-a100-gemma-4"),
+    ),
+    Start(
+        "Qwen3-14B", "0.23.0", H100, 0.92, 1, (256, 8192), 288_608 * 163_840, "inference-sim/residency-vllm"
+    ),
+    Start(
+        *("Llama-3.1-8B", "0.28.0", RTX_PRO_6000, 0.92, 1),
+        *((128, 2048), 35_913 * 16 * 131_072, f"{SERVING_SIM}/RTXPRO6000"),
+    ),
+    Start(
+        *("Qwen3-32B", "0.28.0", RTX_PRO_6000, 0.92, 2),
+        *((128, 2048), 28_884 * 16 * 131_072, f"{SERVING_SIM}/RTXPRO6000"),
+    ),
+    Start(
+        *("Llama-3.1-8B", "0.31.0", find_gpu("A100 80GB"), 0.92, 1),
+        *(SMALL, 56.21 * GIB, "a log of 2026-10-06 with the engine's defaults"),
+    ),
+    # V0: its versions are of the dates of the threads, and whole prompts are a batch.
+    Start("Llama-3.1-8B", "0.6.4", H100, 0.9, 1, (256, 8192), 53.29 * GIB, f"{PULLS}/10511 (Llama-3-8B)"),
+    Start(
+        *("Llama-3.1-8B", "0.6.4", find_gpu("RTX 3090"), 0.9, 1),
+        *((256, 29_000), 1478 * 16 * 131_072, f"{ISSUES}/10517"),
+    ),
+    Start(
+        *("Llama-2-7B", "0.2.5", find_gpu("A100 80GB"), 0.9, 1),
+        *((256, 4096), 7351 * 16 * 524_288, f"{PULLS}/2031"),
+    ),
+    Start(
+        *("Qwen2.5-14B", "0.7.2", find_gpu("RTX 4090"), 0.98, 2),
+        *((256, 8192), 81_536 * 98_304, f"{ISSUES}/13061 (DeepSeek-R1-Distill)"),
     ),
 ]
 
 
-@every(("model", "gpu", "utilization", "tensor_parallel", "reported", "source"), STARTS)
-def test_memory_for_kv_is_near_what_engines_reported(
-    model: str, gpu: Gpu, utilization: float, tensor_parallel: int, reported: float, source: str
-) -> None:
-    """Within 10 %. The overhead was chosen on these runs: a check that it fits them, not of its foresight."""
-    found = estimate_replica(
-        read_model(model), gpu, utilization=utilization, parallelism=Parallelism(tensor_parallel)
+def test_memory_for_kv_is_near_what_engines_reported() -> None:
+    """As docs/accuracy.md says: 0.6 % in the median, 4 % at worst. Constants were fitted to some of these starts."""
+    errors = {one: abs(one.error) for one in STARTS}
+    assert median(errors.values()) < 0.0065
+    assert {one: error for one, error in errors.items() if error > 0.037} == {}
+
+
+def test_every_start_of_the_table_of_kv_capacities_is_judged() -> None:
+    """Where the table is there: none of its rows is left out or misquoted."""
+    path = DATA / "runs/kv_capacity.csv"
+    if not path.exists():
+        pytest.skip("no data")
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    judged = sorted(
+        round(one.reported / GIB, 2) for one in STARTS if one.source.startswith((PLANNER, RESIDENCY))
     )
-    assert found.memory_bytes_for_kv == pytest.approx(reported, rel=0.10), source
+    assert judged == sorted(round(float(row["kv_gib"]), 2) for row in rows)
 
 
-def test_errors_are_those_the_documentation_states() -> None:
-    errors = [
-        estimate_replica(
-            read_model(model), gpu, utilization=utilization, parallelism=Parallelism(t)
-        ).memory_bytes_for_kv
-        / reported
-        - 1
-        for model, gpu, utilization, t, reported, _ in STARTS
-    ]
-    assert -0.04 < min(errors) < -0.03
-    assert 0.08 < max(errors) < 0.09
+def test_sglang_takes_a_share_of_what_is_free_before_weights() -> None:
+    """A log of 2025-02, Qwen2.5-7B as DeepSeek-R1-Distill on an RTX 4090: 8.37 - 0.12 * 22.76 = 5.64 GB for KV."""
+    found = estimate_replica(
+        read_model("Qwen2.5-7B-Instruct"), find_gpu("RTX 4090"), engine=EngineName.SGLANG
+    )
+    assert found.memory_bytes_for_kv / GIB == pytest.approx(5.64, rel=0.04)
+
+
+def test_tensorrt_llm_takes_a_share_of_what_weights_leave() -> None:
+    """As its `cal_max_tokens`: 0.9 of memory less the peak, here of weights, forward pass and 0.75 GiB."""
+    shape = read_model("Llama-3.1-8B")
+    found = estimate_replica(shape, H100, engine=EngineName.TRTLLM)
+    forward = 8192 * (3 * 14_336 + 4 * 4096) * 2
+    peak = 16_059_990_016 + forward + 0.75 * GIB
+    assert found.memory_bytes_for_kv == pytest.approx(0.9 * (79.18 * GIB - peak), rel=1e-6)
 
 
 QWEN3_235B_FP8 = {
@@ -83,40 +173,93 @@ QWEN3_235B_FP8 = {
 }
 
 
-@pytest.mark.parametrize(
-    ("shape", "gpu", "tensor_parallel", "reported", "source"),
+@every(
+    ("shape", "version", "gpu", "tensor_parallel", "limits", "reported", "source"),
     [
-        # A large mixture of experts: 8.11 GiB left of four H100.
-        (shape_of(Keys("config.json", QWEN3_235B_FP8), "Qwen3-235B"), H100, 4, 8.11 * GIB, f"{ISSUES}/21348"),
-        # Prompts computed whole, profiled at 16k tokens: 507 blocks on two T4; deepseek-coder-6.7b, as Llama-2-7B.
-        (read_model("Llama-2-7B"), find_gpu("T4"), 2, 507 * 16 * 262_144, f"{ISSUES}/5248"),
+        # Four H100 with LMCache, whose buffers count too: 8.11 GiB left, 10 estimated.
+        (
+            *(shape_of(Keys("config.json", QWEN3_235B_FP8), "Qwen3-235B"), "0.9.2", H100, 4),
+            *({}, 8.11 * GIB, f"{ISSUES}/21348"),
+        ),
+        # Prompts computed whole, before V1: 507 blocks on two T4; deepseek-coder-6.7b, as Llama-2-7B.
+        (
+            *(read_model("Llama-2-7B"), "0.4.3", find_gpu("T4"), 2),
+            *({"max_num_batched_tokens": 16_384}, 507 * 16 * 262_144, f"{ISSUES}/5248"),
+        ),
+        # Experts on ranks, whose all-to-all and graphs take 12.25 GiB of four GB200: 50.62 GiB left.
+        (read_model("GLM-5"), "0.26.0", find_gpu("GB200"), 4, {}, 50.62 * GIB, "a log of 2026-08-20"),
     ],
 )
 def test_starts_known_to_lie_outside_are_overestimated(
-    shape: ModelShape, gpu: Gpu, tensor_parallel: int, reported: float, source: str
+    shape: ModelShape,
+    version: str,
+    gpu: Gpu,
+    tensor_parallel: int,
+    limits: dict[str, int],
+    reported: float,
+    source: str,
 ) -> None:
     """As the documentation says; whoever improves the overhead moves these to the table above."""
-    found = estimate_replica(shape, gpu, parallelism=Parallelism(tensor_parallel))
-    assert found.memory_bytes_for_kv > 1.5 * reported, source
+    weights = "nvfp4" if gpu.name == "GB200" else None
+    ranks = Parallelism(tensor_parallel)
+    found = estimate_replica(
+        shape, gpu, version=version, limits=limits, parallelism=ranks, weight_dtype=weights
+    )
+    assert found.memory_bytes_for_kv > 1.1 * reported, source
 
 
 def test_the_capacity_by_hand() -> None:
-    """0.9 · 25,250,627,584 = 22,725,564,825; weights 2 · 8,029,995,008; overhead 750,000,000 + 505,012,551."""
-    found = estimate_replica(read_model("Llama-3.1-8B"), find_gpu("RTX 4090"))
-    left = 22_725_564_825 - 16_059_990_016 - 1_255_012_551
+    """0.9 · 25,250,627,584 = 22,725,564,825; weights 2 · 8,029,995,008.
+
+    Overhead: 5.55 copies of 256 · 128,256 logits of 4 bytes, 2,048 vectors of 4,096, and 0.52 GiB.
+    """
+    found = estimate_replica(read_model("Llama-3.1-8B"), find_gpu("RTX 4090"), version="0.19.0")
+    overhead = 728_904_499 + 16_777_216 + 558_345_748
+    left = 22_725_564_825 - 16_059_990_016 - overhead
     assert found == ReplicaEstimate(
         memory_tokens=left // (16 * 131_072) * 16,
         layout=KvLayout((Layers(Attention.FULL, 32, 4096),), 16),
         memory_bytes_for_kv=left,
         weights_bytes=16_059_990_016,
-        overhead_bytes=1_255_012_551,
+        overhead_bytes=overhead,
         parallelism=Parallelism(1),
+        version="vLLM 0.19.0",
         notes=found.notes,
     )
     assert found.notes == (
-        "capacity is an estimate: 1.255 GB are assumed for graphs, activations and communication; the engine's own "
-        "figure at start-up wins",
+        "capacity is an estimate for vLLM 0.19.0: 1.304 GB are taken for activations, graphs and communication; the "
+        "engine's own figure at start-up wins",
     )
+
+
+@every(
+    ("version", "problem"),
+    [
+        ("0.0.9", "known are 0.1 to 0.33"),
+        ("0.34.0", "known are 0.1 to 0.33"),
+        ("1.0", "without one 0.33 is taken"),
+    ],
+)
+def test_versions_that_are_not_known_are_refused(version: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=rf"^--engine vllm=={version}: no such version; .*{problem}"):
+        estimate_replica(read_model("Llama-3.1-8B"), H100, version=version)
+
+
+@every(("version", "same"), [("0.11", "0.11.2"), ("0.10.1.post1", "0.10.0"), ("0.33.1rc2.dev3+gabc", "")])
+def test_a_version_has_what_the_last_record_before_it_says(version: str, same: str) -> None:
+    shape = read_model("Qwen3-32B")
+    found, like = (estimate_replica(shape, H100, version=v).memory_bytes_for_kv for v in (version, same))
+    assert found == like
+
+
+def test_without_a_version_the_newest_counts_and_the_spread_is_said() -> None:
+    """Qwen3-32B on an H100, 1,024 sequences: 4.1 GiB with 9.6 copies of the logits at 0.9, 7.8 with 5.55 at 0.92."""
+    found = estimate_replica(read_model("Qwen3-32B"), H100)
+    assert found.version == (
+        "vLLM 0.33 (the newest known; others hold 0.52 to 1 times as much, --engine vllm==VERSION)"
+    )
+    alone = estimate_replica(read_model("Qwen3-32B"), H100, engine=EngineName.SGLANG)
+    assert alone.version == "SGLang 0.5 (the newest known)"
 
 
 def test_groups_of_layers_share_the_pool() -> None:
@@ -197,8 +340,8 @@ def test_blocks_grow_to_the_size_of_a_state(asked: int, block: int) -> None:
             "Llama-3.1-70B",
             "H100 SXM",
             {},
-            r"meta-llama/Llama-3\.1-70B leaves no room for KV on H100 SXM: 141\.1 GB of weights and 2\.449 GB of "
-            r"overhead in 90% of 84\.94 GB; 67\.11 GB are missing; tensor parallelism 2 fits",
+            r"meta-llama/Llama-3\.1-70B leaves no room for KV on H100 SXM: 141\.1 GB of weights and 3\.801 GB of "
+            r"overhead in 78\.22 GB of 85\.02 GB; 66\.69 GB are missing; tensor parallelism 2 fits",
         ),
         (
             "Llama-3.1-70B",

@@ -7,24 +7,24 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 57_560,  # to become 44,200
+    "kvplan": 57_760,  # to become 44,200
     "kvplan/analysis": 7_000,  # to become 6,300
-    "kvplan/ingest": 12_660,  # to become 7,600
+    "kvplan/ingest": 12_790,  # to become 7,600
     "kvplan/simulation": 10_160,  # to become 7,800
     "kvplan/study": 3_170,  # to become 2,200
     "kvplan/report": 3_020,
     "kvplan/show": 4_400,  # to become 3,600
-    "kvplan/planning": 2_680,
+    "kvplan/planning": 2_690,
     "kvplan/gate": 1_940,  # to become 1,400
     "kvplan/emit": 1_100,
     "kvplan/sweeps": 1_300,
     "kvplan/compiling": 800,
     "kvplan/reproduction": 700,
-    "kvplan/cli": 2_060,
+    "kvplan/cli": 2_070,
     "kvplan/api": 880,  # to become 700
     "kvplan/profile": 2_430,  # to become 1,600
     "kvplan/model": 2_830,  # to become 2,300
-    "tests": 43_270,  # to become 30,000
+    "tests": 43_450,  # to become 30,000
     "tests/golden": 3_500,
     "docs": 3_220,
 }

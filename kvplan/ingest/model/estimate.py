@@ -1,37 +1,31 @@
-"""The KV capacity of a replica nobody has started yet, from the sizes of model and GPU.
+"""The KV capacity of a replica nobody has started yet, from the sizes of model and GPU, engine and version.
 
 ::
 
     KV memory = utilization · memory of the GPU - weights - overhead
     weights   = (all but experts and tables / t + experts and tables / (t · d)) / p
-    overhead  = 0.75 GB + 2 % of the memory of the GPU
+    overhead  = max(sampling, forward pass) + fixed
 
 on each GPU, for t of them in tensor, d in data and p in pipeline parallelism; a data-parallel rank holds what its p
-stages do. Memory and weights are known well; the overhead is an assumption: what an engine
-takes for its CUDA context, graphs, communication and activations. The constant stands for the first three. Activations
-grow with the tokens of a batch, of which engines allow more on larger GPUs: hence a share of the memory.
-
-How far to trust it: the two figures were chosen so that seven real starts of vLLM, 0.2 to 0.28, on 24 to 96 GB with
-one or two GPUs, come out between -4 % and +9 % of the KV memory they reported; tests/unit/test_replica_estimate.py
-names each. That is the error of a fit, not of a forecast. Two kinds of start are known to lie outside, and the estimate
-is far too high for them: engines that compute prompts whole (vLLM before chunked prefill) reserve activations for the
-longest context, 5 GB with 16k tokens; and large mixtures of experts, whose kernels took nearly half of the memory for
-KV in one report. What an engine logs when it starts always wins over this.
+stages do. vLLM measures the overhead as it starts, on max_num_seqs sequences and max_num_batched_tokens tokens;
+`kvplan.ingest.model.engines` has it, and how SGLang and TensorRT-LLM differ. docs/accuracy.md says how near it comes.
+What an engine logs when it starts always wins over this.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kvplan.engine import EngineName
 from kvplan.errors import UsageError
+from kvplan.ingest.model.engines import Takes, default_limits, takes
 from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.shape import ModelShape, kv_layers, with_weights
 from kvplan.model.kv_layout import Attention, KvLayout, least_block_tokens
 from kvplan.model.parallelism import ALONE, Parallelism
-from kvplan.units import format_bytes, format_percent
+from kvplan.units import format_bytes, format_number
 
-OVERHEAD_BYTES = 750_000_000
-OVERHEAD_SHARE = 0.02
 _MOST_GPUS = 64  # in one group: eight servers of eight
+_TITLES = {EngineName.VLLM: "vLLM", EngineName.SGLANG: "SGLang", EngineName.TRTLLM: "TensorRT-LLM"}
 _OFF = {
     "driver": "the driver's, up to one per cent above",
     "datasheet": "the datasheet's, a few per cent off",
@@ -40,7 +34,10 @@ _OFF = {
 
 @dataclass(frozen=True, slots=True)
 class ReplicaEstimate:
-    """What one data-parallel rank holds, in whole blocks, and what was assumed. Bytes are those of one GPU."""
+    """What one data-parallel rank holds, in whole blocks, and what was assumed. Bytes are those of one GPU.
+
+    `version` is the engine's, with what others would hold where none was named.
+    """
 
     memory_tokens: int
     layout: KvLayout
@@ -48,6 +45,7 @@ class ReplicaEstimate:
     weights_bytes: int
     overhead_bytes: int
     parallelism: Parallelism
+    version: str
     notes: tuple[str, ...]
 
     @property
@@ -70,7 +68,10 @@ def estimate_replica(
     shape: ModelShape,
     gpu: Gpu,
     *,
-    utilization: float = 0.9,
+    engine: EngineName = EngineName.VLLM,
+    version: str = "",
+    limits: Mapping[str, int] | None = None,
+    utilization: float | None = None,
     kv_dtype: str = "auto",
     parallelism: Parallelism = ALONE,
     block_tokens: int = 16,
@@ -80,8 +81,12 @@ def estimate_replica(
 
     Parameters
     ----------
+    engine, version
+        The newest version known if it is empty.
+    limits
+        max_num_seqs and max_num_batched_tokens, where they are not the engine's own.
     utilization
-        Share of the GPU's memory the engine may take: vLLM's ``gpu_memory_utilization``.
+        Share of the GPU's memory the engine may take, vLLM's ``gpu_memory_utilization``; None: its default.
     kv_dtype, weight_dtype
         As for `kv_layers`; of the weights, in place of the configuration's: fp8, int8, int4, mxfp4, nvfp4, bf16, fp16.
     block_tokens
@@ -89,23 +94,24 @@ def estimate_replica(
 
     Examples
     --------
-    A real start of vLLM reported 41,408 tokens here:
+    A real start of vLLM 0.19 reported 41,408 tokens here:
 
     >>> from kvplan.ingest.model.hardware import find_gpu
     >>> from kvplan.ingest.model.config import read_model
-    >>> found = estimate_replica(read_model("Llama-3.1-8B"), find_gpu("RTX 4090"))
+    >>> found = estimate_replica(read_model("Llama-3.1-8B"), find_gpu("RTX 4090"), version="0.19.0")
     >>> found.memory_tokens, found.layout.bytes_per_token
-    (41264, 131072)
+    (40896, 131072)
     """
-    if not 0 < utilization <= 1:
+    if utilization is not None and not 0 < utilization <= 1:
         raise UsageError(f"memory utilization {utilization}: must be above 0 and at most 1")
     if block_tokens < 1:
         raise UsageError(f"block of {block_tokens} tokens: must be at least 1")
     shape = with_weights(shape, weight_dtype)
-    overhead = OVERHEAD_BYTES + int(OVERHEAD_SHARE * gpu.memory_bytes)
+    versions = takes(engine, version)
+    limits = default_limits(engine, gpu) | dict(limits or {})
 
-    def on(ranks: Parallelism) -> tuple[int, int, KvLayout]:
-        """Bytes of weights, and for KV, on each of so many GPUs, and pages as large as a state, as engines have them.
+    def on(ranks: Parallelism, taken: Takes = versions[0]) -> tuple[int, int, int, KvLayout]:
+        """Bytes of weights, overhead and KV on each of so many GPUs, and pages as large as a state, as engines do.
 
         Norms, and heads that are copied, are on every GPU; both are small and left out.
         """
@@ -115,27 +121,32 @@ def estimate_replica(
             shape, kv_dtype=kv_dtype, tensor_parallel=ranks.tensor, context_parallel=ranks.context
         )
         layout = KvLayout(layers, max(block_tokens * ranks.context, least_block_tokens(layers)))
-        return weights, int(utilization * gpu.memory_bytes) - weights - overhead, layout
+        taken = taken if utilization is None else taken._replace(utilization=utilization)
+        usable, overhead = taken.beside(shape, ranks, gpu.memory_bytes, weights, limits)
+        return weights, overhead, usable - weights - overhead, layout
 
-    weights, left, layout = on(parallelism)
+    weights, overhead, left, layout = on(parallelism)
     needed = -(-layout.block_bytes // parallelism.pipeline)
     if left < needed:
         where = gpu.name if parallelism.gpus == 1 else f"each of {parallelism.gpus} {gpu.name}"
         raise UsageError(
             f"{shape.name} leaves no room for KV on {where}: {format_bytes(weights)} of weights and "
-            f"{format_bytes(overhead)} of overhead in {format_percent(utilization)} of "
+            f"{format_bytes(overhead)} of overhead in {format_bytes(weights + overhead + left)} of "
             f"{format_bytes(gpu.memory_bytes)}; {format_bytes(needed - left)} are missing; "
             f"{_what_fits(on, parallelism)}"
         )
+    named = f"{_TITLES[engine]} {version or versions[0].newest}"
+    if not version:
+        named += _spread([on(parallelism, other)[2] / left for other in versions], engine)
     notes = [
-        f"capacity is an estimate: {format_bytes(overhead)} are assumed for graphs, activations and "
+        f"capacity is an estimate for {named}: {format_bytes(overhead)} are taken for activations, graphs and "
         "communication; the engine's own figure at start-up wins",
         *shape.notes,
     ]
     if gpu.memory_from in _OFF:
         notes.append(f"memory of {gpu.name} is {_OFF[gpu.memory_from]} what engines see")
     tokens = parallelism.pipeline * left // layout.block_bytes * layout.block_tokens
-    return ReplicaEstimate(tokens, layout, left, weights, overhead, parallelism, tuple(notes))
+    return ReplicaEstimate(tokens, layout, left, weights, overhead, parallelism, named, tuple(notes))
 
 
 def check_parallelism(ranks: Parallelism, shape: ModelShape, gpu: Gpu) -> None:
@@ -154,10 +165,17 @@ def check_parallelism(ranks: Parallelism, shape: ModelShape, gpu: Gpu) -> None:
         raise UsageError(f"{kind} parallelism {getattr(ranks, kind)}: {must}")
 
 
-def _what_fits(on: Callable[[Parallelism], tuple[int, int, KvLayout]], ranks: Parallelism) -> str:
+def _spread(times: Sequence[float], engine: EngineName) -> str:
+    """Say that it is the newest version known, and how much KV memory others have, in multiples of its own."""
+    low, high = (format_number(max(0.0, each), digits=2) for each in (min(times), max(times)))
+    others = f"; others hold {low} to {high} times as much, --engine {engine}==VERSION" if low != high else ""
+    return f" (the newest known{others})"
+
+
+def _what_fits(on: Callable[[Parallelism], tuple[int, int, int, KvLayout]], ranks: Parallelism) -> str:
     for tensor in range(1, _MOST_GPUS + 1):
         try:
-            _, left, layout = on(replace(ranks, tensor=tensor))
+            *_, left, layout = on(replace(ranks, tensor=tensor))
         except UsageError:  # heads cannot be shared out over so many, or slices not connected
             continue
         if ranks.pipeline * left >= layout.block_bytes:

@@ -126,12 +126,6 @@ def _slice(gpu: Gpu, profile: str) -> Gpu:
     )
 
 
-def vllm_limits(gpu: Gpu) -> dict[str, int]:
-    """What ``vllm serve`` allows on a GPU where nobody says otherwise: ``EngineArgs.get_batch_defaults``."""
-    large = gpu.memory_bytes >= 70 * 2**30 and "A100" not in gpu.name
-    return {"max_num_seqs": 1024 if large else 256, "max_num_batched_tokens": 8192 if large else 2048}
-
-
 def gpus() -> tuple[Gpu, ...]:
     """All GPUs of the catalogue."""
     return tuple(_catalogue()[0].values())

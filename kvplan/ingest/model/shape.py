@@ -22,6 +22,7 @@ from kvplan.model.kv_layout import Attention, Layers
 from kvplan.model.parallelism import Parallelism
 
 _SIXTEEN_BITS = 2  # bytes
+_MXFP4_BLOCK = 256  # gpt-oss takes 13.47 and 64.38 GiB on an H100, not 12.80 and 60.69
 _KV_BYTES = {
     **dict.fromkeys(("auto", "bf16", "bfloat16", "fp16", "float16", "half"), 2),
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "int8"), 1),
@@ -103,6 +104,11 @@ class ModelShape:
     adapter_ranks: int = 0  # LoRA adapters loaded at once, times their rank
 
     @property
+    def vocabulary(self) -> int:
+        """Tokens there are."""
+        return self.counts.embeddings // (self.counts.tables * self.hidden_size)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights of the decoder as the configuration keeps them."""
         return self.storage.total_bytes(self.counts)
@@ -117,7 +123,10 @@ class ModelShape:
         whole, shared = (attending * size for size in self.attention.linear_sizes)
         sizes = whole + self.counts.mlp_inputs + -(-(shared + self.counts.mlp_widths) // ranks.tensor)
         loaded = self.weight_bytes + self.encoder_bytes
-        of_rank = loaded - int(self.storage.bits / 8 * self.counts.experts) - self.counts.table_bytes
+        experts = int(self.storage.bits / 8 * self.counts.experts)
+        of_rank = loaded - experts - self.counts.table_bytes
+        if self.storage.name == "mxfp4":  # kernels take vectors of whole blocks
+            loaded += experts * (-self.hidden_size % _MXFP4_BLOCK) // self.hidden_size
         weights = -(-(loaded + (ranks.data - 1) * of_rank) // ranks.gpus)
         return weights + -(-_SIXTEEN_BITS * self.adapter_ranks * sizes // ranks.pipeline)
 
