@@ -10,14 +10,14 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan": 57_560,  # to become 44,200
     "kvplan/analysis": 7_000,  # to become 6,300
     "kvplan/ingest": 12_660,  # to become 7,600
-    "kvplan/simulation": 10_160,  # to become 7,800
-    "kvplan/study": 3_170,  # to become 2,200
+    "kvplan/simulation": 10_290,  # to become 7,800
+    "kvplan/study": 3_040,  # to become 2,200
     "kvplan/report": 3_020,
     "kvplan/show": 4_400,  # to become 3,600
     "kvplan/planning": 2_680,
     "kvplan/gate": 1_940,  # to become 1,400
     "kvplan/emit": 1_100,
-    "kvplan/sweeps": 1_300,
+    "kvplan/sweeps": 1_200,
     "kvplan/compiling": 800,
     "kvplan/reproduction": 700,
     "kvplan/cli": 2_060,
