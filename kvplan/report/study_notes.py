@@ -1,6 +1,5 @@
 """Notes on a study: whose its figures are, how sure they are, and which limits its policies keep."""
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -88,10 +87,9 @@ def _visited(study: Study) -> Iterator[State]:
             max(run.prefill_peak for run in outcomes),
             max(run.batch_peak for run in outcomes),
         )
-        busy_s = math.fsum(run.busy_s for run in outcomes)
-        if busy_s > 0:
-            held = math.fsum(run.totals[Span.KV_S] for run in outcomes) / busy_s
-            yield State(f"{result.policy} on average", held)
+        if busy_s := sum(run.busy_s for run in outcomes):
+            held = sum(run.totals[Span.KV_S] for run in outcomes)
+            yield State(f"{result.policy} on average", float(held / busy_s))
 
 
 def _sureness(study: Study) -> tuple[str, ...]:

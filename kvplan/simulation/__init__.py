@@ -7,5 +7,6 @@
 ``engine``     the loop over iterations, plain or compiled
 ``outcome``    what a run leaves behind, per request and over time
 ``metrics``    outcome → figures with confidence intervals
+``estimates``  means, percentiles and shares of values in batches
 ``intervals``  how sure a figure is, and whether a queue grows
 """

@@ -55,6 +55,7 @@ LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 MORE_IS_BETTER = ("goodput_rps", "throughput_rps", "prefix_cache.hit_rate")  # less of all others is
 _AS_LONG_AS_THE_RUN = ("ttft_s.", "e2e_s.")  # where all requests are there at the start
 _TREND_BATCHES = 16
+_COUNTERS = ("time_s", "busy_s", "completions", "evictions", "running_s", "waiting_s", "kv_s")  # of a series
 MAY_GROW = 10_000  # arrivals in a run, from which its queue may be called growing
 _MIN_RECORDS = 200  # of the series, or completed requests, below which a run is too short to cut into batches
 
@@ -361,7 +362,7 @@ class _Run:
         return self.horizon_s
 
     def figures(self) -> Figures:
-        """Every figure by its dotted name, in the order of the contract."""
+        """Every figure by its key."""
         run = self.outcome
         evictions = int(run.evictions.sum())
         shed = 0 if run.shed is None else int(np.count_nonzero(run.shed))
@@ -392,22 +393,16 @@ class _Run:
             "shed": shed,
             **_found(run),
             "iteration_time_s": _ratio(run.busy_s, run.iterations),
+            **self.latencies[0],
+            **_between_tokens(run),
+            "goodput_rps": _ratio(int(np.count_nonzero(self.good)), self.span_s) if self.limits else None,
         }
-        between, latencies = _between_tokens(run), self.latencies[0]
-        for name in LATENCIES:
-            known = between if name == "itl_s" else latencies
-            figures |= {key: value for key, value in known.items() if key.startswith(name)}
-        return {**figures, "goodput_rps": self.goodput_rps}
+        return {key: figures[key] for key in KEYS}
 
     @cached_property
     def good(self) -> NDArray[np.bool_]:
         """Which completed requests were served within all limits; one without a figure does not exceed it."""
         return self.finished & within(self.requests, self.outcome, self.limits)
-
-    @property
-    def goodput_rps(self) -> float | None:
-        """Requests within all limits, a second; None where there are no limits."""
-        return _ratio(int(np.count_nonzero(self.good)), self.span_s) if self.limits else None
 
     @property
     def replicas(self) -> int:
@@ -445,15 +440,15 @@ class _Run:
         batch = self.batches()
         end_s, per_span = self.outcome.end_s, self.outcome.end_s / self.span_s
         requests_given = self.horizon_s is None and self.outcome.ending is Ending.FINISHED
-        clock, whole = ("completed", float(self.completed)) if requests_given else ("time_s", end_s)
+        clock, whole = ("completions", float(self.completed)) if requests_given else ("time_s", end_s)
         ratios = {
-            "completed": ("completed", clock, whole),
+            "completed": ("completions", clock, whole),
             "makespan_s": ("time_s", clock, whole),
             "iterations": ("iterations", clock, whole),
-            "throughput_rps": ("completed", "time_s", per_span),
+            "throughput_rps": ("completions", "time_s", per_span),
             "goodput_rps": ("good", "time_s", per_span),
             "decode_tokens_per_s": ("decode_tokens", "time_s", per_span),
-            "throughput_per_iteration": ("completed", "iterations", 1.0),
+            "throughput_per_iteration": ("completions", "iterations", 1.0),
             "iteration_time_s": ("busy_s", "iterations", 1.0),
             "evictions": ("evictions", clock, whole),
             "evictions_per_iteration": ("evictions", "iterations", 1.0),
@@ -503,14 +498,8 @@ class _Run:
         tokens = _some(self.requests.decode_tokens, self.finished)
         good = batch_of[_some(self.good, self.finished)] if self.limits else batch_of[:0]
         return {
-            "time_s": np.diff(series.time_s[last], prepend=0.0),
+            **{name: np.diff(getattr(series, name)[last], prepend=0) for name in _COUNTERS},
             "iterations": series.stride * np.diff(edges).astype(np.float64),
-            "busy_s": np.diff(series.busy_s[last], prepend=0.0),
-            "completed": np.diff(series.completions[last], prepend=0).astype(np.float64),
             "good": np.bincount(good, minlength=last.size)[: last.size].astype(np.float64),
-            "evictions": np.diff(series.evictions[last], prepend=0).astype(np.float64),
             "decode_tokens": np.bincount(batch_of, weights=tokens, minlength=last.size)[: last.size],
-            "running_s": np.diff(series.running_s[last], prepend=0.0),
-            "waiting_s": np.diff(series.waiting_s[last], prepend=0.0),
-            "kv_s": np.diff(series.kv_s[last], prepend=0.0),
         }

@@ -7,28 +7,28 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 57_760,  # to become 44,200
-    "kvplan/analysis": 7_000,  # to become 6,300
-    "kvplan/ingest": 12_790,  # to become 7,600
-    "kvplan/simulation": 10_160,  # to become 7,800
-    "kvplan/study": 3_170,  # to become 2,200
-    "kvplan/report": 3_020,
+    "kvplan": 58_080,  # to become 44,200
+    "kvplan/analysis": 7_020,  # to become 6,300
+    "kvplan/ingest": 12_810,  # to become 7,600
+    "kvplan/simulation": 10_320,  # to become 7,800
+    "kvplan/study": 3_040,  # to become 2,200
+    "kvplan/report": 3_030,
     "kvplan/show": 4_400,  # to become 3,600
-    "kvplan/planning": 2_690,
-    "kvplan/gate": 1_940,  # to become 1,400
-    "kvplan/emit": 1_100,
-    "kvplan/sweeps": 1_300,
-    "kvplan/compiling": 800,
-    "kvplan/reproduction": 700,
+    "kvplan/planning": 2_640,
+    "kvplan/gate": 1_930,  # to become 1,400
+    "kvplan/emit": 730,
+    "kvplan/sweeps": 1_200,
+    "kvplan/compiling": 790,
+    "kvplan/reproduction": 680,
     "kvplan/cli": 2_070,
     "kvplan/api": 880,  # to become 700
-    "kvplan/profile": 2_500,  # to become 1,600
-    "kvplan/model": 2_830,  # to become 2,300
-    "tests": 43_450,  # to become 30,000
-    "tests/golden": 3_500,
-    "docs": 3_220,
+    "kvplan/profile": 2_510,  # to become 1,600
+    "kvplan/model": 2_930,  # to become 2,300
+    "tests": 44_300,  # to become 30,000
+    "tests/golden": 3_160,
+    "docs": 3_180,
 }
-MODULES, LONGEST = 306, 600  # of the package, to become 260; and lines of one
+MODULES, LONGEST = 307, 600  # of the package, to become 260; and lines of one
 
 
 def lines(path: Path) -> int:
