@@ -148,6 +148,7 @@ TIMINGS = st.builds(
     d1=st.sampled_from([0.0, 0.01]),
     d2=st.sampled_from([0.0, 0.02]),
     d3=st.sampled_from([0.0, 0.03]),
+    d6=st.sampled_from([0.0, 0.001]),
 )
 REPLICAS = st.builds(
     Replica,

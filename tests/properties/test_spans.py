@@ -62,22 +62,22 @@ def expected(name: str, case: Case, spans: Spans, monkeypatch: pytest.MonkeyPatc
         def execute(self, batch: list[Any]) -> Any:
             before = [self.now, self.kv_held(batch), len(self.resident), len(self.queue)]
             work = super().execute(batch)
-            noted.append([*before, work.kv_tokens, work.prefill_tokens, work.sequences])
+            noted.append([*before, work.kv_tokens, work.prefill_tokens, work.prefill_pairs, work.sequences])
             return work
 
     with monkeypatch.context() as patched:
         patched.setitem(slow_simulator.POLICIES, name, Noting)
         executed = case.slow(name).iterations
-    law, sums = case.timing, np.zeros((spans.number, 12))
+    law, sums = case.timing, np.zeros((spans.number, Span.WIDTH))
     sums[:, Span.LEAST_WAITING] = math.inf
     for begin, waiting in idle:
         if 0 <= (span := math.floor((begin - spans.begin_s) / spans.width_s)) < spans.number:
             sums[span, Span.LEAST_WAITING] = min(sums[span, Span.LEAST_WAITING], waiting)
-    for begin, held, running, waiting, context, prompts, sequences in noted[:executed]:
+    for begin, held, running, waiting, context, prompts, pairs, sequences in noted[:executed]:
         span = math.floor((begin - spans.begin_s) / spans.width_s)
         if not 0 <= span < spans.number:
             continue
-        tau = law.d0 + law.d1 * context + law.d2 * prompts + law.d3 * sequences
+        tau = law.d0 + law.d1 * context + law.d2 * prompts + law.d3 * sequences + law.d6 * pairs
         row = sums[span]
         row[[Span.KV_S, Span.RUNNING_S, Span.WAITING_S, Span.BUSY_S]] += (
             tau * held,
@@ -85,10 +85,11 @@ def expected(name: str, case: Case, spans: Spans, monkeypatch: pytest.MonkeyPatc
             tau * waiting,
             tau,
         )
-        row[[Span.STEPS, Span.CONTEXT, Span.PREFILLED, Span.SEQUENCES, Span.ROOTS]] += (
+        row[[Span.STEPS, Span.CONTEXT, Span.PREFILLED, Span.PAIRS, Span.SEQUENCES, Span.ROOTS]] += (
             1,
             context,
             prompts,
+            pairs,
             sequences,
             math.sqrt(sequences),
         )
