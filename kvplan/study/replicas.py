@@ -23,6 +23,7 @@ from kvplan.study.operating_point import BUDGET_S, RUNS, Observation, observe
 MOST_SIMULATED = 64  # replicas of a fleet; more of them only even out more of what chance does
 _LEAST_SIMULATED = 16  # fewer would find the prefixes of turns too often
 _MOST_ITERATIONS = 250_000  # of one request on every simulated replica; of long ones fewer stand for all
+_MOST_PLACES = 1 << 25  # of the longest request on each of them, eight bytes an iteration
 
 
 class Kept(NamedTuple):
@@ -124,4 +125,5 @@ def most_simulated(model: ServingModel) -> int:
     iterations = mix.mean(mix.stages)
     if budget is not None:
         iterations += mix.mean(mix.prefill_tokens) / budget
-    return min(max(int(_MOST_ITERATIONS / (1 + iterations)), _LEAST_SIMULATED), MOST_SIMULATED)
+    most = min(MOST_SIMULATED, _MOST_PLACES // int(mix.stages.max()))
+    return min(max(int(_MOST_ITERATIONS / (1 + iterations)), _LEAST_SIMULATED), most)
