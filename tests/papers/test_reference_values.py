@@ -109,7 +109,7 @@ def test_uniform_lengths_evict_or_recover_as_their_spectrum_says(input_tokens: i
     model = mix_model((input_tokens, tuple(range(20, 41)), 1.0))
     mix = model.mix
     system = fluid_map(mix.held, mix.share, mix.input_tokens.astype(float), 1e6)
-    history = run(system, collapsed_starts(system)[0], 4000)
+    history = run(system, next(collapsed_starts(system)), 4000)
     late = history.evicted[-500:].sum() / system.eviction_free_throughput
     assert (late > 1) == evicts
     assert evicts or late < 1e-9

@@ -124,6 +124,7 @@ def stream(recorded: Recorded, quantiles: int) -> Stream:
         prompt=float(s.mean()),
         prompt_squares=float((s**2).mean()),
         prefill=float(s.mean()),
+        prefill_pairs=float((s**2 + s).mean()) / 2,
         computed=float((s + n - 1).mean()),
         decode=float(n.mean()),
         left=float(left.mean()),

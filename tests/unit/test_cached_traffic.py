@@ -64,7 +64,7 @@ def test_moments_of_sessions_are_those_of_all_their_turns(prefill: Prefill, page
     stream = session_stream(sessions, 2.0, prefill, page)
     expected = counted_out(prefill, page, shared)
     assert sessions.turns.mean == pytest.approx(expected.pop("requests"), rel=1e-12)
-    assert sum(share * tokens for share, tokens in sessions.prompts) == pytest.approx(expected["prompt"])
+    assert sum(share * tokens for share, tokens, _ in sessions.prompts) == pytest.approx(expected["prompt"])
     assert {name: getattr(stream, name) for name in MEANS} == pytest.approx(expected, rel=1e-9)
 
 

@@ -57,8 +57,8 @@ def one(name: str, s: int, decode: dict[int, float], rate: float) -> RequestClas
     return RequestClass(name, s, tuple(decode), tuple(decode.values()), rate)
 
 
-SLOTS = Timing(1.0, 1e-4, 1e-4, 1e-3)
-BENT = Timing(1.0, 1e-4, 1e-4, 1e-3, d4=0.02, d5=1e-3, knee_tokens=30, experts=0.01, chosen=0.06)
+SLOTS = Timing(1.0, 1e-4, 1e-4, 1e-3, d6=1e-6)
+BENT = Timing(1.0, 1e-4, 1e-4, 1e-3, d6=1e-6, d4=0.02, d5=1e-3, knee_tokens=30, experts=0.01, chosen=0.06)
 MODELS = {
     "pulse": ServingModel(
         (one("a", 40, {20: 1.0}, 0.3), one("b", 60, {40: 1.0}, 0.2)),
@@ -196,7 +196,9 @@ def test_every_record_is_complete_and_rests_on_what_exists() -> None:
 def test_every_quantity_is_an_input_of_a_figure_and_every_constant_of_the_law_a_quantity() -> None:
     named = " ".join(f"{r.inputs} {r.warm.inputs if r.warm else ''}" for r in CONTRACT.values()).split()
     assert set(QUANTITIES) == {name for name in named if "." not in name}
-    assert {field.name for field in fields(Timing)} - {"all_ranks"} <= set(QUANTITIES)  # a part of d2 and d3
+    assert {field.name for field in fields(Timing)} - {"all_ranks", "d5_all_ranks"} <= set(
+        QUANTITIES
+    )  # parts of others
 
 
 # -------------------------------------------------------------------------------------------- arithmetic

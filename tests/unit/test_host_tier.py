@@ -31,6 +31,7 @@ def example(rate: float, tier: Offload | None, left: float = 3000.0) -> CachedRe
         prompt=S,
         prompt_squares=S**2,
         prefill=S,
+        prefill_pairs=S * (S + 1) / 2,
         computed=S + N - 1,
         decode=N,
         left=left,
