@@ -26,7 +26,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/model": 2_930,  # to become 2,300
     "tests": 44_310,  # to become 30,000
     "tests/golden": 3_160,
-    "docs": 3_180,
+    "docs": 3_190,
 }
 MODULES, LONGEST = 307, 600  # of the package, to become 260; and lines of one
 
