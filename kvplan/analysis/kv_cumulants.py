@@ -64,7 +64,7 @@ def cluster_grid(model: ServingModel, fineness: int = _FINENESS) -> ClusterGrid:
     stages = mix.iterations.astype(np.float64)
     # with parts of prompts, as if context grew evenly over all iterations
     first = mix.context / stages - (stages - 1) / 2 if mix.partial.exist else first_read(mix.read)
-    prefill_s = law.per_prefill_token_s * mix.prefill_tokens + law.per_pair_s * mix.prefill_pairs
+    prefill_s = law.prefill_s(mix.prefill_tokens, mix.prefill_pairs)
     work_s = token_s * mix.context + law.per_sequence_s * mix.sequences
     slack = 1 - float(rate @ (work_s + prefill_s))
     longest = float(stages.max())

