@@ -10,8 +10,8 @@ from kvplan.engine import VERSION, EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits
 from kvplan.ingest.engines import Setting, setting, version_of
+from kvplan.ingest.facts import Fact, Part, facts, kept_of, kv_tables
 from kvplan.ingest.model.engines import takes
-from kvplan.ingest.profile_text import Part, kv_tables, replica_part
 from kvplan.model import Knowledge, Origin
 from kvplan.options import LIMITS, RANKS, ImportOptions
 from kvplan.profile import schema
@@ -24,8 +24,8 @@ _LISTED = 8  # classes in a note
 _RESERVES_PROMPTS = (0, 18)  # vLLM's version from which on whole prompts have to fit, or the next
 
 
-def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, int] | None = None) -> Part:
-    """Write the table [gpu] with what a log states, and `defaults` of the engine where it says nothing."""
+def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, int]) -> Part:
+    """The table [gpu] by a log, and by `defaults` of the engine where neither it nor the base says anything."""
     stated: dict[str, Any] = {"memory_tokens": limits.memory_tokens, "block_tokens": limits.block_tokens}
     if (layout := limits.layout) is not None:
         stated = {
@@ -33,30 +33,29 @@ def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, 
             "block_tokens": layout.block_tokens,
             "kv": kv_tables(layout),
         }
-    for name in ("prefix_caching", "max_num_seqs", "max_num_batched_tokens"):
-        stated[name] = getattr(limits, name)
+    stated |= {name: getattr(limits, name) for name in ("prefix_caching", *LIMITS[:2])}
     if limits.parallelism is not None:
         stated |= limits.parallelism.keys or {"gpus": 1}
-    values = {key: value for key, value in stated.items() if value is not None}
-    keys = ", ".join(key for key in values if key != "kv")
-    where = f"{limits.engine} in {limits.source}, line {limits.line}, as read by kvplan {__version__}."
-    about = [f"{keys}: stated by {where}", f'"{limits.stated_in}"']
-    about += [f"sha256 {limits.sha256}"] if limits.sha256 else []
-    about += [f"Note: {note}." for note in limits.notes]
-    old = base.tables.get("gpu", {}) if base is not None else {}
-    known = {*values, *(key for key in old if key not in limits.absent)}
-    if taken := {key: value for key, value in (defaults or {}).items() if key not in known}:
-        about.append(f"{', '.join(taken)}: defaults of {limits.engine}.")
-    if gone := [key for key in limits.absent if key in old and key not in taken]:
-        about.append(f"{', '.join(gone)}: not kept, for this start leaves them to {limits.engine}.")
-    name = PurePath(limits.source).name
-    origin = Origin(Knowledge.MEASURED, name)
-    if settled := [key for key in taken if key != Setting.BLOCK]:
-        origin = Origin(
-            Knowledge.ESTIMATED, f"{', '.join(settled)} by default of {limits.engine}; the rest: {name}"
-        )
-    part = replica_part(base, values | taken, about, origin, without=limits.absent)
-    return part._replace(kept=(*part.kept, "kv")) if "kv" in values and "kv" in old else part
+    name, engine = PurePath(limits.source).name, limits.engine
+    measured = Origin(Knowledge.MEASURED, name)
+    where = f"stated by {engine} in {limits.source}, line {limits.line}, as read by kvplan {__version__}"
+    told = facts("gpu", stated, measured, where)
+    old = {} if base is None else base.tables.get("gpu", {})
+    if base is not None and "gpu.kv" in told and "kv" in old:
+        told["gpu.kv"] = told["gpu.kv"]._replace(origin=kept_of(base, "gpu"))
+    known = {*old} - {*limits.absent}
+    by_default = facts(
+        "gpu", {k: n for k, n in defaults.items() if k not in known}, measured, f"defaults of {engine}"
+    )
+    for key in (f"gpu.{limit}" for limit in LIMITS[:2]):
+        if key in by_default:
+            unsure = Origin(Knowledge.ESTIMATED, f"by default of {engine}")
+            by_default[key] = by_default[key]._replace(origin=unsure)
+    left = Fact(None, measured, f"not kept, for this start leaves them to {engine}")
+    rest = {f"gpu.{key}": left for key in limits.absent} | by_default
+    told |= {key: fact for key, fact in rest.items() if key not in told}
+    about = (f'"{limits.stated_in}"', *([f"sha256 {limits.sha256}"] if limits.sha256 else []))
+    return Part("gpu", told, name, f"{engine}'s log", about=about, notes=limits.notes)
 
 
 def notes_by_version(limits: EngineLimits | None, tables: Mapping[str, Any]) -> list[str]:

@@ -19,15 +19,14 @@ import numpy as np
 from kvplan.errors import ProfileError, UsageError, shown
 from kvplan.ingest.cells import Record, is_json, json_records
 from kvplan.ingest.engines import METRICS, Key, Labels, Snapshot
+from kvplan.ingest.facts import Fact, Part, class_tables, facts
 from kvplan.ingest.lengths import LengthHistogram, Lengths, independent_classes, lengths
 from kvplan.ingest.observed import ObservedDrafts, ObservedHits
-from kvplan.ingest.profile_text import Part, classes_part, replica_part
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace.formats import epoch_unit
 from kvplan.model import Knowledge, Origin, RequestClass
-from kvplan.profile.reading import Profile
 from kvplan.ranges import MAX_MEMORY_TOKENS, MAX_TOKENS
-from kvplan.units import format_number, format_percent, format_seconds, format_tokens
+from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
 from kvplan.version import __version__
 
 _OFF = 0.02  # by which two figures of one thing may differ without a word
@@ -123,30 +122,31 @@ def read_metrics(
     return _Reader(late, early).metrics(interval_s, timed=timed)
 
 
-def metrics_parts(metrics: ServerMetrics, base: Profile | None) -> list[Part]:
-    """Write the table [gpu] if the metrics have the capacity, and the classes if they have the lengths."""
+def metrics_parts(metrics: ServerMetrics) -> dict[str, Part]:
+    """The table [gpu] if the metrics have the capacity, and the classes if they have the lengths; by table."""
     where = f"{metrics.source} ({metrics.engine}, {', '.join(metrics.models) or 'no model named'})"
-    digest, notes = f"sha256 {metrics.sha256}", [f"Note: {note}." for note in metrics.notes]
-    origin = Origin(Knowledge.MEASURED, PurePath(metrics.source).name)
-    parts = []
+    name, kind = PurePath(metrics.source).name, f"{metrics.engine}'s metrics"
+    origin, digest = Origin(Knowledge.MEASURED, name), f"sha256 {metrics.sha256}"
+    parts = {}
     if metrics.memory_tokens is not None:
         stated = {"memory_tokens": metrics.memory_tokens, "block_tokens": metrics.block_tokens}
-        values = {key: value for key, value in stated.items() if value is not None}
-        about = f"{', '.join(values)}: exported by {where}, as read by kvplan {__version__}."
-        parts.append(replica_part(base, values, [about, digest], origin))
+        told = facts("gpu", stated, origin, f"exported by {where}, as read by kvplan {__version__}")
+        parts["gpu"] = Part("gpu", told, name, kind, about=(digest,))
     if metrics.classes:
-        requests = f"{format_tokens(metrics.requests)} requests, {metrics.rate_from}"
-        means = format_tokens(metrics.mean_input), format_tokens(metrics.mean_decode)
-        about_classes = [
-            f"Classes and rates: {requests}, counted by {where}, as read by kvplan {__version__}.",
-            f"Lengths: {means[0]} tokens in, {means[1]} out, on average.",
+        means = f"{format_tokens(metrics.mean_input)} tokens in, {format_tokens(metrics.mean_decode)} out"
+        requests = f"{format_tokens(metrics.requests)} requests"
+        about = [
+            f"Classes and rates: {requests}, {metrics.rate_from}, counted by {where}, as read by kvplan {__version__}.",
+            f"Lengths: {means}, on average.",
         ]
         if metrics.preemptions is not None:
-            about_classes.append(f"Preemptions in that time: {format_tokens(metrics.preemptions)}.")
-        parts.append(classes_part(metrics.classes, [*about_classes, digest, *notes], origin))
+            about.append(f"Preemptions in that time: {format_tokens(metrics.preemptions)}.")
+        told = {"classes": Fact(class_tables(metrics.classes), origin)}
+        figures = f"{requests}, {format_rate(metrics.rate_rps)}"
+        parts["classes"] = Part("classes", told, name, kind, figures, (*about, digest))
     if not parts:
         raise UsageError(f"{metrics.source}: neither KV capacity nor finished requests; nothing to import")
-    return parts
+    return {table: part._replace(notes=metrics.notes) for table, part in parts.items()}
 
 
 # -- a snapshot -------------------------------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ from typing import Any
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
+from kvplan.ingest.facts import kv_tables, timing_table
 from kvplan.ingest.model.engines import default_limits
 from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
 from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.roofline import Roofline, request_overhead_s, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.weights import named_storage
-from kvplan.ingest.profile_text import kv_tables, timing_table
 from kvplan.model import MeasuredRange, Parallelism
 
 TENSOR_PARALLEL = 1, 2, 4, 8  # that are tried where nobody says

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError
-from kvplan.ingest.profile_text import Part, classes_part, composed, replica_part, timing_text
+from kvplan.ingest.facts import Fact, Part, class_tables, facts, merged, timing_table
 from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, RequestClass, Timing
 from kvplan.profile.reading import Profile, parse_profile, shipped_profiles
+from kvplan.profile.writing import table_text
 
 BASE = """\
 schema = 1
@@ -33,7 +34,7 @@ workload = "assumed"
 ESTIMATE = Origin(Knowledge.ESTIMATED, "a data sheet", date(2026, 1, 2))
 LOG = Origin(Knowledge.MEASURED, "serve.log", date(2026, 3, 4))
 STATED, ASSUMED = Origin(Knowledge.STATED), Origin(Knowledge.ASSUMED)
-TRAFFIC = classes_part([RequestClass("b", 5, (6,), (1.0,), 2.0)], ["From a trace."], LOG)
+TRAFFIC = Part("classes", {"classes": Fact(class_tables([RequestClass("b", 5, (6,), (1.0,), 2.0)]), LOG)})
 
 
 def base(text: str = BASE) -> Profile:
@@ -41,12 +42,12 @@ def base(text: str = BASE) -> Profile:
 
 
 def origins(kept: Profile, *parts: Part) -> Provenance:
-    return composed(kept, parts, source="x").model.provenance
+    return merged(kept, parts, source="x").model.provenance
 
 
 def test_what_is_kept_of_a_base_is_known_as_it_was() -> None:
     assert origins(base(), TRAFFIC) == Provenance(STATED, ESTIMATE, LOG)
-    timing = Part("timing", ("Measured.",), timing_text(Timing(0.02)), LOG)
+    timing = Part("timing", facts("timing", timing_table(Timing(0.02)), LOG))
     assert origins(base(), timing) == Provenance(STATED, LOG, ASSUMED)
 
 
@@ -64,20 +65,22 @@ def test_of_a_table_that_keeps_keys_of_its_base_the_weakest_counts(
     own: str, of_base: str, expected: str
 ) -> None:
     kept = base(BASE + f'gpu = "{of_base}"\n')
-    part = replica_part(kept, {"memory_tokens": 9000}, ["Found."], Origin(Knowledge(own), "serve.log"))
+    part = Part("gpu", facts("gpu", {"memory_tokens": 9000}, Origin(Knowledge(own), "serve.log")))
     found = origins(kept, part).gpu
     assert found.basis == expected
     weaker = expected != own
     assert found.source == "max_num_seqs kept from base.toml; the rest: " * weaker + "serve.log"
-    whole = replica_part(kept, {"memory_tokens": 9000, "max_num_seqs": 3}, [], Origin(Knowledge(own), "log"))
+    whole = Part(
+        "gpu", facts("gpu", {"memory_tokens": 9000, "max_num_seqs": 3}, Origin(Knowledge(own), "log"))
+    )
     assert origins(kept, whole).gpu == Origin(Knowledge(own), "log")  # nothing is kept
 
 
 def test_a_timing_keeps_the_overhead_of_its_base_unless_it_has_its_own() -> None:
     kept = base(BASE.replace("d0 = 0.01", 'd0 = 0.01\nrequest_overhead = "14 ms"'))
     for overhead, expected, basis in ((0.0, 0.014, "estimated"), (0.02, 0.02, "measured")):
-        timing = Part("timing", ("Measured.",), timing_text(Timing(0.02), overhead), LOG)
-        model = composed(kept, [timing], source="x").model
+        timing = Part("timing", facts("timing", timing_table(Timing(0.02), overhead), LOG))
+        model = merged(kept, [timing], source="x").model
         assert (model.timing.d0, model.request_overhead_s) == (0.02, expected)
         assert model.provenance.timing.basis == basis
 
@@ -99,7 +102,8 @@ def test_a_timing_reads_back_as_it_was_written(
     *terms, overhead = others
     timing = Timing(d0, *terms, knee_tokens=knee, experts=terms[-1] / 2, chosen=0.0078125)
     wide = None if band is None else (band[0] / 1e4 + 0.5, band[1] / 1e4 + 0.5)
-    text = timing_text(timing, overhead, MeasuredRange(kv_tokens=kv_tokens, band=wide))
+    written = timing_table(timing, overhead, MeasuredRange(kv_tokens=kv_tokens, band=wide))
+    text = table_text("timing", written)
     table = tomli.loads(text)["timing"]
     found = parse_profile(
         f'schema = 1\nname = "n"\ngpu.memory_tokens = 99\n{CLASS}\n{text}'.encode(), "t"
