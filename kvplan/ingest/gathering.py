@@ -139,9 +139,9 @@ class _Estimate(NamedTuple):
     speed: Roofline
     memory: ReplicaEstimate | None
 
-    @property
-    def name(self) -> str:
-        return f"{self.shape.name} on {together(self.gpu, self.parallelism)}"
+    def replica(self, base: Profile | None, limits: Mapping[str, int]) -> Part | None:
+        memory = self.memory
+        return None if memory is None else estimate_part(memory, self.shape, self.gpu, base, limits=limits)
 
 
 @dataclass(frozen=True)
@@ -156,14 +156,10 @@ class _Gathering:
 
     def gathered(self) -> Gathered:
         parts = [part for part in (self.replica, self.timing, self._drafts(), self._engine()) if part]
-        if (
-            self._of(FileKind.LOG)
-            and self.limits is None
-            and not any(part.table == "timing" for part in parts)
-        ):
+        for log in () if self.limits or self.timing else self._of(FileKind.LOG):
             for note in self.notes:
                 raise UsageError(note)
-            read_engine_log(self._of(FileKind.LOG)[0])  # which says what was looked for
+            read_engine_log(log)  # which says what was looked for
         parts += self._traffic(parts)
         source = str(next((path for several in self.files.values() for path in several), "--model"))
         profile = merged(self.kept, parts, source=source, name=self.asked.name)
@@ -195,10 +191,8 @@ class _Gathering:
         """What logs state; with layers of several kinds as the model or the base has them."""
         estimate = self.estimate
         like = _replica(self.tables.get("gpu"))
-        if estimate is not None and estimate.memory is not None and estimate.memory.is_mixed:
-            like = _replica(
-                estimate_part(estimate.memory, estimate.shape, estimate.gpu, None, limits={}).values
-            )
+        if estimate and estimate.memory and estimate.memory.is_mixed and (part := estimate.replica(None, {})):
+            like = _replica(part.values)
         return self._stated(like and like.with_states(self.tables.get("speculative", {}).get("tokens", 0)))
 
     def _stated(self, like: Replica | None) -> EngineLimits | None:
@@ -252,9 +246,8 @@ class _Gathering:
         model: str | Path | None = next(iter(self._of(FileKind.MODEL)), asked.model)
         if model is None:
             if (asked.gpu and not logs) or asked.says_how:
-                raise UsageError(
-                    "--gpu, --weights, --kv-dtype and --loras say how a model runs: --model M, or its config.json"
-                )
+                which = "--gpu, --weights, --kv-dtype and --loras say how a model runs"
+                raise UsageError(f"{which}: --model M, or its config.json")
             return None
         if asked.model not in (None, model):
             raise UsageError(f"{model}: a model beside --model {asked.model}; give one of them")
@@ -303,17 +296,12 @@ class _Gathering:
         elif self.metrics is not None and self.metrics.memory_tokens is not None:
             part = metrics_parts(self.metrics)["gpu"]
         elif asked.capacity is not None:
-            said = facts(
-                "gpu",
-                {"memory_tokens": asked.capacity},
-                Origin(Knowledge.STATED, "--capacity"),
-                "by --capacity",
-            )
-            part = Part("gpu", said, "--capacity", "option")
-        elif estimate is not None and estimate.memory is not None and "gpu" not in self.settled:
-            part = estimate_part(estimate.memory, estimate.shape, estimate.gpu, self.kept, limits=own)
-        else:
+            stated = Fact(asked.capacity, Origin(Knowledge.STATED, "--capacity"), "by --capacity")
+            part = Part("gpu", {"gpu.memory_tokens": stated}, "--capacity", "option")
+        elif "gpu" in self.settled or not (estimated := estimate and estimate.replica(self.kept, own)):
             return None
+        else:
+            part = estimated
         part = completed(part, self.kept)
         told: dict[str, int] = told_limits(asked, limits, {})
         if asked.ranks and GpuTable.model_validate(part.values).parallelism == ALONE:
@@ -322,10 +310,8 @@ class _Gathering:
         origin = next(iter(part.facts.values())).origin
         part = part._replace(facts={**part.facts, **facts("gpu", by_options, origin, "by options")})
         if absent := [key for key in LIMITS[:2] if key not in part.values]:
-            unknown = (
-                f"{' and '.join(absent)}: not known, and so no limit; write them into [gpu], or give --gpu"
-            )
-            part = part._replace(notes=(*part.notes, unknown))
+            unknown = f"{' and '.join(absent)}: not known, and so no limit"
+            part = part._replace(notes=(*part.notes, f"{unknown}; write them into [gpu], or give --gpu"))
         return part
 
     # ------------------------------------------------------------------------------------------- timing
@@ -395,13 +381,12 @@ class _Gathering:
     def _fitted(self, measured: Sequence[Measured]) -> Part:
         ranks = 1 if self._fitted_on is None else self._fitted_on.ranks
         if ranks > 1 and not all(isinstance(some, Samples) for some in measured):
-            why = "they wait for each other; iterations in the engine's log are"
-            raise UsageError(
-                f"{measured[0].source}: times of {ranks} ranks together are not fitted, for {why}"
-            )
+            several = f"{measured[0].source}: times of {ranks} ranks together are not fitted"
+            raise UsageError(f"{several}, for they wait for each other; iterations in the engine's log are")
         prior = of_measured(measured)
         if self.estimate is not None:
-            prior = Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.name}")
+            on = together(self.estimate.gpu, self.estimate.parallelism)
+            prior = Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.shape.name} on {on}")
         elif self.kept is not None and "timing" in self.tables:
             law_of = {name: self.tables[name] for name in ("gpu", "timing") if name in self.tables}
             table = schema.check({"schema": 1, "name": "law", **law_of}).timing
