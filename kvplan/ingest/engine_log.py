@@ -138,8 +138,6 @@ def parse_engine_log(
 
 @dataclass(frozen=True, slots=True)
 class _Concurrency:
-    """So many requests of a length fit, says a line."""
-
     tokens: int
     requests: float
     line: int
@@ -167,8 +165,6 @@ class _Statement:
 
 @dataclass(slots=True)
 class _StartUp:
-    """What one start of an engine states."""
-
     log: EngineLog
     statements: list[_Statement] = field(default_factory=list)
     stated: dict[str, str] = field(default_factory=dict)
@@ -219,7 +215,6 @@ class _StartUp:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Keys of [gpu] that none of all arguments sets."""
         if Setting.ARGUMENTS not in self.stated:
             return ()
         limits = (name for name in (Setting.SEQS, Setting.BATCHED) if name not in self.stated)
@@ -253,7 +248,6 @@ class _StartUp:
         return min(reversed(self.telling()), key=self.tokens)
 
     def count(self, number: int, text: str) -> None:
-        """Keep what a line says of the prefix cache, of drafts and of other things."""
         log = self.log
         for form, remark in log.remarks:
             if said := form.search(text):
@@ -274,7 +268,6 @@ class _StartUp:
 
     @property
     def hits(self) -> ObservedHits | None:
-        """What the prefix cache found of the prompt tokens."""
         if self.hit_rate is not None:
             percent, line = self.hit_rate
             return ObservedHits(min(percent / 100, 1.0), f"stated last in line {line:,}")
@@ -285,7 +278,6 @@ class _StartUp:
 
     @property
     def drafts(self) -> ObservedDrafts | None:
-        """What was accepted of drafts, over the whole run."""
         if not self.drafted:
             return None
         stated = f"{format_tokens(self.drafted)} tokens drafted, by its lines of metrics"
@@ -353,7 +345,6 @@ class _Reader:
         self.failure, self._serves = None, False
 
     def _fail(self, number: int, text: str) -> None:
-        """Remember the line that tells best why a start ended, the first of several."""
         match, telling = _FAILURE.search(text), 3
         if match is None:
             match, telling = _ENDED.search(text), 1
@@ -386,7 +377,6 @@ class _Reader:
 
 
 def _settings(number: int, text: str) -> dict[tuple[str, str], str]:
-    """Read the settings that a line states, by engine and name."""
     settings = {
         (log.engine, name): match[1]
         for log in LOGS

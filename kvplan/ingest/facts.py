@@ -204,7 +204,6 @@ def _origin(origin: Origin) -> Any:
 
 
 def _comment(part: Part, base: Profile | None) -> list[str]:
-    """What is said of keys, each with all keys it is said of; then the rest."""
     old = {} if base is None else base.tables.get(part.table, {})
     said: dict[str, list[str]] = {}
     for key, fact in part.facts.items():

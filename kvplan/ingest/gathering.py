@@ -285,7 +285,6 @@ class _Gathering:
 
     @cached_property
     def replica(self) -> Part | None:
-        """The table [gpu]: logged, exported, stated or estimated."""
         asked, limits, estimate = self.asked, self.limits, self.estimate
         engine = self.engine or (None if limits else EngineName.VLLM)
         own = default_limits(engine, find_gpu(asked.gpu, **asked.gpu_figures)) if asked.gpu else {}
@@ -318,7 +317,6 @@ class _Gathering:
 
     @cached_property
     def timing(self) -> Part | None:
-        """The table [timing]: fitted, to iterations before loads, or estimated."""
         measured, estimate = self._measured(), self.estimate
         if measured is not None or estimate is None or "timing" in self.settled:
             return measured or self._of_another_service()
@@ -409,7 +407,6 @@ class _Gathering:
     # ------------------------------------------------------------------------- drafts, engine, traffic
 
     def _drafts(self) -> Part | None:
-        """The table [speculative]: fitted to runs, or with what an engine counted."""
         for path in self._of(FileKind.DRAFTS):
             return drafts_part(fit_drafts(read_drafts(path, self.asked.group)))
         for counted in (self.limits, self.metrics):
@@ -422,7 +419,6 @@ class _Gathering:
         return None
 
     def _engine(self) -> Part | None:
-        """The table [engine], where it is another than the base's."""
         asked, limits, engine = self.asked, self.limits, self.engine
         before = {"name": str(EngineName.VLLM), **self.tables.get("engine", {})}
         if engine is None and limits is not None:
@@ -466,7 +462,6 @@ class _Gathering:
         return [part._replace(facts={**part.facts, "classes": changed}, notes=(*part.notes, *said)), *others]
 
     def _requests(self, parts: Sequence[Part]) -> list[Part]:
-        """The tables of classes: of requests, else of a server's histograms."""
         for path in self._of(FileKind.REQUESTS):
             few, chosen = self.asked.classes, self.asked.group if self._only_requests else None
             traffic = measure(path, self.asked.unit, chosen)
@@ -488,7 +483,6 @@ def _replica(table: Mapping[str, Any] | None) -> Replica | None:
 
 
 def _left_out(paths: Iterable[Path]) -> Iterator[UsageError]:
-    """Yield why iterations in some files give no samples."""
     for path in paths:
         try:
             read_groups([path])

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
 
@@ -67,30 +66,19 @@ def notes_by_version(limits: EngineLimits | None, tables: Mapping[str, Any]) -> 
     return [f'vLLM {version} {rule}: [engine] admission = "first-chunk" says so']
 
 
-def _same_type(one: str, other: str) -> bool:
-    eight = [text.lower().startswith(("fp8", "int8")) for text in (one, other)]
-    return eight[0] == eight[1]
-
-
 def refuse_other_options(limits: EngineLimits, asked: ImportOptions) -> None:
     """Refuse options that say otherwise than the log how the model ran."""
-    ranks = {} if limits.ranks is None else asdict(limits.ranks)
-    kept_in = limits.settings.get(Setting.KV_DTYPE)
-    other_type = kept_in and asked.kv_dtype != "auto" and not _same_type(asked.kv_dtype, kept_in)
-    pairs = [
-        *(
-            (option, asked.ranks[kind], asked.ranks[kind] != number and number, f"{kind} parallelism")
-            for (kind, number), option in zip(ranks.items(), RANKS, strict=False)
-            if kind in asked.ranks
-        ),
-        ("--kv-dtype", asked.kv_dtype, other_type and kept_in, Setting.KV_DTYPE),
-        *(
-            (f"--{key.replace('_', '-')}", given, given != (logged := getattr(limits, key)) and logged, key)
-            for key, given in asked.limits.items()
-        ),
+    told: list[tuple[str, Any, Any, str]] = [
+        (option, asked.ranks[kind], getattr(limits.ranks, kind, None), f"{kind} parallelism")
+        for option, kind in RANKS.items()
+        if kind in asked.ranks
     ]
-    for option, value, stated, what in pairs:
-        if stated:
+    told += [(f"--{k.replace('_', '-')}", value, getattr(limits, k), k) for k, value in asked.limits.items()]
+    types = asked.kv_dtype, limits.settings.get(Setting.KV_DTYPE, "")
+    if len({kind.lower().startswith(("fp8", "int8")) for kind in types}) > 1 and asked.kv_dtype != "auto":
+        told.append(("--kv-dtype", *types, Setting.KV_DTYPE))
+    for option, value, stated, what in told:
+        if stated and stated != value:
             raise UsageError(
                 f"{option} {value}, but {limits.source} says {what} {stated}; leave {option} out"
             )
@@ -103,11 +91,12 @@ def told_version(
     name, version = asked.engine_named
     if name is not None:
         takes(name, version)  # refuses one that is not known
-    logged = "" if stated is None or name not in (None, engine) else stated.settings.get(Setting.VERSION, "")
-    kept = (
-        tables.get("engine", {}) if tables.get("engine", {}).get("name", "vllm") == (engine or "vllm") else {}
+    logged = stated.settings.get(Setting.VERSION, "") if stated and name in (None, engine) else ""
+    kept = {"name": "vllm", "version": "", **tables.get("engine", {})}
+    same = kept["name"] == (engine or "vllm")
+    return (
+        version or (logged if re.fullmatch(VERSION, logged) else "") or (str(kept["version"]) if same else "")
     )
-    return version or (logged if re.fullmatch(VERSION, logged) else "") or str(kept.get("version", ""))
 
 
 def told_limits(asked: ImportOptions, stated: EngineLimits | None, base: Mapping[str, Any]) -> dict[str, int]:
@@ -118,24 +107,17 @@ def told_limits(asked: ImportOptions, stated: EngineLimits | None, base: Mapping
 
 def differences(limits: EngineLimits, kept: Profile) -> list[str]:
     """List what a log states and a profile contradicts, on which the time of an iteration hangs."""
-    ranks, was = (
-        limits.ranks,
-        Gpu.model_validate(kept.tables["gpu"]).parallelism if "gpu" in kept.tables else None,
-    )
+    was = Gpu.model_validate(kept.tables["gpu"]).parallelism if "gpu" in kept.tables else None
     pairs: list[tuple[str, Any, Any]] = [
-        (name, getattr(ranks, key, None), getattr(was, key, None))
+        (name, getattr(limits.ranks, key, None), getattr(was, key, None))
         for name, key in (("GPUs", "gpus"), ("data parallelism", "data"), ("expert parallelism", "expert"))
     ]
     before = f"{kept.provenance.timing.source} {kept.provenance.gpu.source}"
     for name in Setting.OF_TIMES:
         other = setting(name).search(before)
         pairs.append((name, limits.settings.get(name), other and other[1]))
-    source = PurePath(kept.source).name
-    return [
-        f"{name}: {own} in the log, {other} in {source}"
-        for name, own, other in pairs
-        if own and other and own != other
-    ]
+    there = PurePath(kept.source).name
+    return [f"{name}: {a} in the log, {b} in {there}" for name, a, b in pairs if a and b and a != b]
 
 
 def rejected(tables: dict[str, Any], most: int) -> list[str]:

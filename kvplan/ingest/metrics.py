@@ -259,7 +259,6 @@ def _of_answer(lines: Lines) -> Iterator[_Series]:
 
 
 def _points(part: Record) -> list[tuple[float | None, float]]:
-    """Read the times and values of a series."""
     seen = part.at("values") if part.at("value") is None else [part.at("value")]
     try:
         points: list[tuple[float | None, float]] = [(float(at), float(value)) for at, value in seen]
@@ -310,7 +309,6 @@ def _models(labels: Labels) -> list[str]:
 def _of_model(
     samples: dict[str, list[tuple[Labels, float]]], models: Sequence[str], model: str | None, source: str
 ) -> dict[str, list[tuple[Labels, float]]]:
-    """Choose the samples of one model, and those that name none."""
     more = [f"{len(models) - _NAMED} more"] if len(models) > _NAMED else []
     listed = ", ".join([name[:_LONGEST_NAME] for name in models[:_NAMED]] + more)
     if model is None and len(models) > 1:
@@ -385,7 +383,6 @@ class _Reader:
         )
 
     def increase(self, name: str) -> dict[Key, float]:
-        """Tell by how much each series grew."""
         late = self.late.series(name)
         if self.early is None:
             return late
@@ -428,7 +425,6 @@ class _Reader:
             self.notes.append(f"the earlier snapshot is {self.early.source}, sha256 {self.early.sha256}")
 
     def histogram(self, name: str) -> LengthHistogram | None:
-        """Add up the histograms of all engines; None where there is none."""
         series: dict[Key, dict[float, float]] = {}
         for key, value in self.increase(f"{name}_bucket").items():
             edge = self.edge(name, dict(key).get("le", ""))
@@ -493,7 +489,6 @@ class _Reader:
         return None
 
     def drafts(self) -> ObservedDrafts | None:
-        """Tell what was accepted of drafts, by position."""
         if self.names.drafts is None:
             return None
         drafts, accepted = self.names.drafts
@@ -593,7 +588,6 @@ class _Reader:
         return independent_classes(inputs, decode, served)
 
     def kept(self, some: Lengths, what: str) -> float:
-        """Tell the share that has tokens."""
         empty = some.empty / (some.empty + some.weight.sum())
         if empty:
             self.notes.append(f"{format_percent(empty, 2)} of the {what} have no tokens and are left out")

@@ -146,7 +146,6 @@ def carries_times(path: Path) -> bool:
 
 
 def _recognising(start: Beginning) -> Iterator[Reader[Any]]:
-    """Yield the readers that recognise a file."""
     if alone := [reader for reader in _ALONE if reader.recognises(start)]:
         yield from alone
         return

@@ -227,7 +227,6 @@ def _bounded(read: Callable[[int], bytes], stored: _Stored) -> Callable[[int], b
 
 
 def _zstd(packed: BinaryIO) -> Iterator[bytes]:
-    """Yield what zstd frames, one after the other, unpack to."""
     rest = b""
     while piece := rest or packed.read(_PIECE):
         frame = zstandard.ZstdDecompressor().decompressobj()
@@ -240,7 +239,6 @@ def _zstd(packed: BinaryIO) -> Iterator[bytes]:
 
 
 def _of_pieces(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
-    """Read at most so many bytes of some pieces."""
     left = b""
 
     def read(most: int) -> bytes:
@@ -278,7 +276,6 @@ def _buffered(read: Callable[[int], bytes]) -> io.BufferedReader:
 
 
 def _head(binary: Any) -> bytes:
-    """Read the beginning, as far as it goes."""
     head = b""
     while len(head) < _HEAD and (piece := binary.read1(_HEAD)):
         head += piece

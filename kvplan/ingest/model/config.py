@@ -81,7 +81,6 @@ def _catalogued(text: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def _other_names(name: str, config: Mapping[str, Any]) -> list[str]:
-    """The name without its owner, and those the catalogue gives."""
     short = name.partition("/")[2]
     given = [short, *config.get("also", ())]
     return given + [f"{owner}/{other}" for owner in [name.partition("/")[0]] for other in given]

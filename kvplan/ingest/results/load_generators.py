@@ -127,7 +127,6 @@ def _at_rate(run: Run, rate: float, most: int | None = None, **more: Any) -> Loa
 
 
 def _aiperf_model(record: Record) -> str:
-    """Read the first that is named."""
     several: Any = record.at("input_config.models.items")
     named = (
         [model.get("name") for model in several if isinstance(model, dict)]

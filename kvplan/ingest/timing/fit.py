@@ -276,7 +276,6 @@ def fit_timing(
 
 
 def _refuse_too_few(equations: Equations, source: str) -> None:
-    """Refuse what is too little to tell the constants apart, where nothing else is known."""
     varying = [name for name, column in equations.columns.items() if np.ptp(column) > 0]
     wanted = max(1 + len(varying) + equations.has_overhead, _FEWEST)
     known = "or a --base, or --model and --gpu, for what they leave open"
@@ -327,7 +326,6 @@ class _Tried(NamedTuple):
 
 
 def _family(equations: Equations, prior: Timing) -> tuple[Terms, ...]:
-    """List laws to try, simple ones first."""
     concave = (True,) if prior.d4 > 0 else (False, True)
     return tuple(Terms(d4, knee) for d4 in concave for knee in (None, *map(float, equations.knees)))
 

@@ -86,7 +86,6 @@ def _instead(prior: Prior) -> str:
 
 
 def _undetermined(fit: TimingFit, prior: Prior) -> Iterator[str]:
-    """Name the constants that what was measured leaves open, with their standard errors."""
     if not fit.undetermined:
         return
     rested = fit.equations.part(fit.kept)

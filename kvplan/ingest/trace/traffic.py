@@ -141,7 +141,6 @@ def _of_description(path: Path, format: str, described: Description) -> Traffic:
 def _pairs(
     inputs: IntArray, outputs: IntArray, count: FloatArray | None = None
 ) -> tuple[IntArray, IntArray, FloatArray]:
-    """Gather distinct pairs of lengths, with how often each came."""
     keys, place = np.unique((inputs << _OUTPUT_BITS) + outputs, return_inverse=True)
     counts = np.bincount(place, count, keys.size).astype(np.float64)
     return keys >> _OUTPUT_BITS, keys & ((1 << _OUTPUT_BITS) - 1), counts
