@@ -28,6 +28,7 @@ _MEMORY = {"memory_tokens", "memory", "kv_bytes_per_token", "kv_blocks", "kv"}
 _PARALLEL = {"gpus", *(f"{kind.name}_parallel" for kind in fields(Parallelism))}
 _CONVENTIONS = ("block_tokens", "prefill")  # of the engine; no plan hangs on how they are known
 _KNOWN_AS = {"gpu": "gpu", "timing": "timing", "classes": "workload"}  # in [provenance]
+_SURENESS = list(Knowledge)
 _TRAFFIC = ": traffic of "  # between the names of replica and traffic
 _LONGEST_NAME = 200
 _HEADER = re.compile(rf"^(?:[ \t]*#.*\n)*[ \t]*\[+[ \t]*({'|'.join(TABLES)})\b", re.MULTILINE)
@@ -65,6 +66,11 @@ class Part(NamedTuple):
         return {name: value for name, value in every.items() if name and value is not None}
 
     @property
+    def origin(self) -> Origin:
+        """How what it says first is known."""
+        return next(iter(self.facts.values())).origin
+
+    @property
     def row(self) -> dict[str, str]:
         """What the screen says of it; of a replica without `figures` all whole numbers."""
         whole = (f"{k} {format_tokens(v)}" for k, v in self.values.items() if type(v) is int)
@@ -75,6 +81,11 @@ class Part(NamedTuple):
 def facts(table: str, values: Mapping[str, Any], origin: Origin, said: str = "") -> dict[str, Fact]:
     """Say one thing of several keys of a table; values that are None are not known."""
     return {f"{table}.{key}": Fact(value, origin, said) for key, value in values.items() if value is not None}
+
+
+def surest(parts: Iterable[Part | None]) -> Part | None:
+    """Choose what counts of several sources of one table: measured before stated before estimated, else the first."""
+    return min(filter(None, parts), key=lambda part: _SURENESS.index(part.origin.basis), default=None)
 
 
 def nested(known: Facts) -> dict[str, Any]:

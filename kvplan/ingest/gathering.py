@@ -17,7 +17,17 @@ from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits, NoCapacityError, read_engine_log
 from kvplan.ingest.engines import WITH_DRAFTS, Setting, vllm
-from kvplan.ingest.facts import TRAFFIC_TABLES, Fact, Part, class_tables, completed, facts, merged, nested
+from kvplan.ingest.facts import (
+    TRAFFIC_TABLES,
+    Fact,
+    Part,
+    class_tables,
+    completed,
+    facts,
+    merged,
+    nested,
+    surest,
+)
 from kvplan.ingest.log_against_rest import (
     differences,
     log_part,
@@ -285,29 +295,29 @@ class _Gathering:
 
     @cached_property
     def replica(self) -> Part | None:
-        asked, limits, estimate = self.asked, self.limits, self.estimate
+        asked, limits, metrics, estimate = self.asked, self.limits, self.metrics, self.estimate
         engine = self.engine or (None if limits else EngineName.VLLM)
         own = default_limits(engine, find_gpu(asked.gpu, **asked.gpu_figures)) if asked.gpu else {}
+        found: list[Part | None] = []
         if limits is not None:
             refuse_other_options(limits, asked)
             blocks = {"block_tokens": vllm.BLOCK_TOKENS} if engine is EngineName.VLLM else {}
-            part = log_part(limits, self.kept, blocks | own)
-        elif self.metrics is not None and self.metrics.memory_tokens is not None:
-            part = metrics_parts(self.metrics)["gpu"]
-        elif asked.capacity is not None:
+            found.append(log_part(limits, self.kept, blocks | own))
+        if metrics is not None and metrics.memory_tokens is not None:
+            found.append(metrics_parts(metrics)["gpu"])
+        if asked.capacity is not None:
             stated = Fact(asked.capacity, Origin(Knowledge.STATED, "--capacity"), "by --capacity")
-            part = Part("gpu", {"gpu.memory_tokens": stated}, "--capacity", "option")
-        elif "gpu" in self.settled or not (estimated := estimate and estimate.replica(self.kept, own)):
+            found.append(Part("gpu", {"gpu.memory_tokens": stated}, "--capacity", "option"))
+        if estimate is not None and "gpu" not in self.settled:
+            found.append(estimate.replica(self.kept, own))
+        if (part := surest(found)) is None:
             return None
-        else:
-            part = estimated
         part = completed(part, self.kept)
         told: dict[str, int] = told_limits(asked, limits, {})
         if asked.ranks and GpuTable.model_validate(part.values).parallelism == ALONE:
             told |= Parallelism(**asked.ranks).keys
         by_options = {key: n for key, n in told.items() if part.values.get(key) != n}
-        origin = next(iter(part.facts.values())).origin
-        part = part._replace(facts={**part.facts, **facts("gpu", by_options, origin, "by options")})
+        part = part._replace(facts={**part.facts, **facts("gpu", by_options, part.origin, "by options")})
         if absent := [key for key in LIMITS[:2] if key not in part.values]:
             unknown = f"{' and '.join(absent)}: not known, and so no limit"
             part = part._replace(notes=(*part.notes, f"{unknown}; write them into [gpu], or give --gpu"))
@@ -317,11 +327,12 @@ class _Gathering:
 
     @cached_property
     def timing(self) -> Part | None:
-        measured, estimate = self._measured(), self.estimate
-        if measured is not None or estimate is None or "timing" in self.settled:
-            return measured or self._of_another_service()
-        engine = self.engine or EngineName.VLLM
-        return roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.parallelism, engine)
+        found, estimate = [self._measured(), self._of_another_service()], self.estimate
+        if estimate is not None and "timing" not in self.settled:
+            engine = self.engine or EngineName.VLLM
+            on = estimate.shape, estimate.gpu, estimate.parallelism
+            found.append(roofline_part(estimate.speed, *on, engine))
+        return surest(found)
 
     def _of_another_service(self) -> Part | None:
         """Demote the timing of a base whose service is not that of the log."""
