@@ -173,8 +173,11 @@ def merged(base: Profile | None, parts: Sequence[Part], *, source: str, name: st
         if part.table in _KNOWN_AS:
             known[_KNOWN_AS[part.table]] = _weakest(part.facts)
     tables["provenance"] = {of: _origin(known[of]) for of in _known(tables)}
-    comments = {part.table: _comment(part, base) for part in parts}
-    text = document_text(tables, {"": [about], **comments}, written)
+    comments = {
+        "": [about],
+        **{min(nested(part.facts), key=TABLES.index): _comment(part, base) for part in parts},
+    }
+    text = document_text(tables, comments, written)
     try:
         return parse_profile(text.encode(), "<composed>")
     except ProfileError as error:

@@ -1,4 +1,4 @@
-"""Profiles written out say how their tables are known, and read back as what was written."""
+"""Facts merge to profiles that say how their tables are known, and read back as what was written."""
 
 from datetime import date
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError
-from kvplan.ingest.facts import Fact, Part, class_tables, facts, merged, timing_table
+from kvplan.ingest.facts import Fact, Part, class_tables, facts, merged, surest, timing_table
 from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, RequestClass, Timing
 from kvplan.profile.reading import Profile, parse_profile, shipped_profiles
 from kvplan.profile.writing import table_text
@@ -74,6 +74,43 @@ def test_of_a_table_that_keeps_keys_of_its_base_the_weakest_counts(
         "gpu", facts("gpu", {"memory_tokens": 9000, "max_num_seqs": 3}, Origin(Knowledge(own), "log"))
     )
     assert origins(kept, whole).gpu == Origin(Knowledge(own), "log")  # nothing is kept
+
+
+def test_the_surest_source_of_a_table_counts_and_the_first_of_equals() -> None:
+    parts = [
+        Part("gpu", facts("gpu", {"memory_tokens": tokens}, Origin(Knowledge(basis))))
+        for tokens, basis in ((1, "assumed"), (2, "estimated"), (3, "stated"), (4, "stated"))
+    ]
+    assert surest([None, *parts]) is parts[2]
+    assert surest([*parts[:2], None]) is parts[1]
+    assert surest([None]) is None
+
+
+def test_a_key_that_is_not_to_be_set_is_not_kept_either_and_the_comment_says_so() -> None:
+    left = {
+        "gpu.max_num_seqs": Fact(None, LOG, "left to the engine"),
+        "gpu.gpus": Fact(None, LOG, "left too"),
+    }
+    part = Part("gpu", {"gpu.memory_tokens": Fact(9000, LOG, "stated"), **left}, notes=("so much",))
+    profile = merged(base(), [part], source="x")
+    assert profile.tables["gpu"] == {"memory_tokens": 9000}
+    assert (
+        "# memory_tokens: stated.\n# max_num_seqs: left to the engine.\n# Note: so much.\n[gpu]"
+        in profile.text
+    )
+    assert profile.model.provenance.gpu == LOG
+
+
+@every("together", [{"memory_tokens": 5000}, {"gpus": 2}])
+def test_what_one_source_says_alone_is_not_mixed(together: dict[str, int]) -> None:
+    kept = base(
+        BASE.replace(
+            "memory_tokens = 40_000", 'memory = "1 GiB"\nkv_bytes_per_token = 65_536\ntensor_parallel = 4'
+        )
+    )
+    table = merged(kept, [Part("gpu", facts("gpu", together, LOG))], source="x").tables["gpu"]
+    said = {"memory", "kv_bytes_per_token"} if "gpus" in together else {"tensor_parallel"}
+    assert set(table) == {"max_num_seqs", *said, *together}
 
 
 def test_a_timing_keeps_the_overhead_of_its_base_unless_it_has_its_own() -> None:
