@@ -39,8 +39,7 @@ from kvplan.ingest.log_against_rest import (
 )
 from kvplan.ingest.metrics import ServerMetrics, metrics_parts, read_metrics
 from kvplan.ingest.model.config import read_model
-from kvplan.ingest.model.engines import default_limits
-from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
+from kvplan.ingest.model.estimate import ReplicaEstimate, default_limits, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
 from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape, with_adapters

@@ -10,7 +10,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits
 from kvplan.ingest.engines import Setting, setting, version_of
 from kvplan.ingest.facts import Fact, Part, facts, kept_of, kv_tables
-from kvplan.ingest.model.engines import takes
+from kvplan.ingest.model.estimate import takes
 from kvplan.model import Knowledge, Origin
 from kvplan.options import LIMITS, RANKS, ImportOptions
 from kvplan.profile import schema

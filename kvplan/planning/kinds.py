@@ -8,8 +8,7 @@ from typing import Any
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.facts import nested
-from kvplan.ingest.model.engines import default_limits
-from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
+from kvplan.ingest.model.estimate import ReplicaEstimate, default_limits, estimate_replica
 from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape

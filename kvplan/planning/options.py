@@ -12,7 +12,7 @@ import tomli
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.model.config import read_model
-from kvplan.ingest.model.engines import takes
+from kvplan.ingest.model.estimate import takes
 from kvplan.ingest.model.hardware import find_gpu, gpus
 from kvplan.ingest.model.shape import kv_layers, with_adapters, with_weights
 from kvplan.ingest.reader import FileKind

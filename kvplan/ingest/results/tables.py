@@ -27,8 +27,7 @@ from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, Adds, Load, at_rate, pa
 from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
 from kvplan.ingest.timing.samples import Deployment, Point, Range, Waits
-from kvplan.ingest.trace.format import BadRowError
-from kvplan.ingest.trace.formats import Layout, Reading, lists_requests, requests_in
+from kvplan.ingest.trace.formats import BadRowError, Layout, Reading, lists_requests, requests_in
 
 # -- iterations -------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ import tomli
 
 from kvplan.ingest.cells import json_object, names, number_of, plain_name, shown
 from kvplan.ingest.reader import Beginning
-from kvplan.ingest.trace.format import BadRowError
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
 
 UNITS = {
@@ -60,6 +59,17 @@ _DETAILED = ("usagedetails.input", "usagedetails.output")  # Langfuse's, less wh
 _NO_COMPLETIONS = {"invoke_agent", "create_agent", "invoke_workflow", "execute_tool", "embeddings"}
 _FAILED = {"failure", "failed", "error", "cancelled", "true", "status_code_error"}
 _FAILED_SPAN = 2  # code of an OTLP status
+
+
+Request = tuple[float, int, int]  # when it arrived, seconds; tokens in; tokens out
+
+
+class BadRowError(Exception):
+    """A row that cannot be read; `key` names the column."""
+
+    def __init__(self, message: str, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class Place(NamedTuple):

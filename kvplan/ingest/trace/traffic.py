@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.ingest.trace.format import Description
 from kvplan.ingest.trace.prefixes import Prefixes, prefixes_of
 from kvplan.ingest.trace.rows import TraceFile, read_description
+from kvplan.ingest.trace.servegen import Description
 from kvplan.model import FloatArray, IntArray
 
 _MAX_CELLS = 1 << 20
