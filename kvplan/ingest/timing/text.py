@@ -40,7 +40,7 @@ def timing_part(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> P
     paths = list(dict.fromkeys(some.source for some in measured))
     table = timing_table(timing, fit.request_overhead_s, _measured_range(fit))
     origin = Origin(Knowledge.MEASURED, ", ".join(PurePath(path).name for path in paths))
-    if unknown := [name for name in fit.undetermined if name in _PRICED or table.get(name)]:
+    if unknown := [name for name in fit.undetermined if name in _PRICED or getattr(timing, name) > 0]:
         told = f"{origin.source}; not determined: {', '.join(unknown)}{_instead(prior)}"
         origin = Origin(Knowledge.ESTIMATED, told)
     digests = {s.source: f", sha256 {s.sha256}" if s.sha256 else "" for s in measured}
