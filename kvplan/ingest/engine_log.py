@@ -25,7 +25,7 @@ from kvplan.ingest.engines import (
     whole,
 )
 from kvplan.ingest.kv_pool import Pool, find_grown, find_pools, most_blocks, settled
-from kvplan.ingest.observed import ObservedDrafts, ObservedHits
+from kvplan.ingest.observed import ObservedDrafts, of_prefix_cache
 from kvplan.ingest.text_file import lines_of
 from kvplan.model import Replica
 from kvplan.model.kv_layout import KvLayout, least_block_tokens
@@ -68,7 +68,6 @@ class EngineLimits:
     line: int  # of the statement used, counted from 1
     stated_in: str  # that line, shortened
     sha256: str  # of the file; empty for lines from elsewhere
-    hits: ObservedHits | None
     drafts: ObservedDrafts | None
     notes: tuple[str, ...]
     layout: KvLayout | None = None
@@ -261,20 +260,19 @@ class _StartUp:
             drafted, shares = whole(drafts[1]), [float(share) for share in drafts[2].split(", ")]
             if len(shares) != len(
                 self.accepted
-            ):  # of another number of drafts, what came before does not count
+            ):  # of another number of drafts: what came before does not count
                 self.drafted, self.accepted = 0, (0.0,) * len(shares)
             self.drafted += drafted
             self.accepted = tuple(a + drafted * b for a, b in zip(self.accepted, shares, strict=True))
 
     @property
-    def hits(self) -> ObservedHits | None:
+    def hits(self) -> Iterator[str]:
         if self.hit_rate is not None:
             percent, line = self.hit_rate
-            return ObservedHits(min(percent / 100, 1.0), f"stated last in line {line:,}")
-        if total := self.computed + self.cached:
+            yield of_prefix_cache(percent / 100, f"stated last in line {line:,}")
+        elif total := self.computed + self.cached:
             counted = f"{format_tokens(self.cached)} of {format_tokens(total)}"
-            return ObservedHits(self.cached / total, f"{counted}, by its lines of prefill batches")
-        return None
+            yield of_prefix_cache(self.cached / total, f"{counted}, by its lines of prefill batches")
 
     @property
     def drafts(self) -> ObservedDrafts | None:
@@ -443,7 +441,6 @@ def _limits(reader: _Reader, source: str, base: Replica | None) -> EngineLimits:
         line=used.line,
         stated_in=used.text,
         sha256="",
-        hits=start.hits,
         drafts=start.drafts,
         notes=tuple(_notes(reader, used, pools)),
         layout=pool.layout if pool else None,
@@ -546,9 +543,9 @@ def _notes(reader: _Reader, used: _Statement, pools: Sequence[Pool]) -> Iterator
     if len(replicas) > 1:
         stated = start.parallelism.data if start.parallelism else 1
         yield f"{max(stated, len(replicas))} data-parallel engines; this is the capacity of one"
-    for observed in (start.hits, start.drafts):
-        if observed is not None:
-            yield observed.text
+    yield from start.hits
+    if start.drafts is not None:
+        yield start.drafts.text
     if used.concurrency is not None and pool is None:
         yield from _off_concurrency(used.concurrency, start.tokens(used))
 

@@ -21,7 +21,7 @@ from kvplan.ingest.cells import Record, is_json, json_records
 from kvplan.ingest.engines import METRICS, Key, Labels, Snapshot
 from kvplan.ingest.facts import Fact, Part, class_tables, facts
 from kvplan.ingest.lengths import LengthHistogram, Lengths, independent_classes, lengths
-from kvplan.ingest.observed import ObservedDrafts, ObservedHits
+from kvplan.ingest.observed import ObservedDrafts, of_prefix_cache
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace.formats import epoch_unit
 from kvplan.model import Knowledge, Origin, RequestClass
@@ -68,7 +68,6 @@ class ServerMetrics:
     preemptions: float | None  # in the same time
     mean_input: float | None  # tokens, by sum and count of the histograms
     mean_decode: float | None
-    hits: ObservedHits | None
     drafts: ObservedDrafts | None
     notes: tuple[str, ...]
     engines: int
@@ -351,7 +350,8 @@ class _Reader:
             seconds, rate_from = None, str(unknown)
         rate = requests / seconds / self.engines if seconds else None
         memory, block = self.capacity()
-        hits, drafts = self.hits(), self.drafts()
+        self.note_hits()
+        drafts = self.drafts()
         preemptions = late.first(names.preemptions)
         itl = late.first(f"{name}_sum" for name in names.itl)
         decoding, gaps = (
@@ -371,7 +371,6 @@ class _Reader:
             preemptions=self.total(preemptions) if preemptions else None,
             mean_input=prompts.mean if prompts and prompts.count else None,
             mean_decode=generations.mean if generations and generations.count else None,
-            hits=hits,
             drafts=drafts,
             notes=tuple(self.notes),
             engines=self.engines,
@@ -456,20 +455,20 @@ class _Reader:
             raise ProfileError(self.late.source, f"le={shown(text)}; must be a number", key=f"{name}_bucket")
         return edge
 
-    def hits(self) -> ObservedHits | None:
+    def note_hits(self) -> None:
         """Tell what the prefix cache found: by counters, else by a gauge of a moment."""
-        observed = None
+        observed = ""
         for hits, looked_up in self.names.hits:
             if hits in self.late.samples and (of := self.total(looked_up)) > 0:
                 counted = self.total(hits)
                 stated = f"{format_tokens(counted)} of {format_tokens(of)}, by {hits}"
-                observed = ObservedHits(min(counted / of, 1.0), stated)
+                observed = of_prefix_cache(counted / of, stated)
                 break
         else:
             name = self.late.first(self.names.hit_rates)
             rates = [rate for _, rate in self.late.samples.get(name or "", ()) if 0 <= rate <= 1]
             if rates:
-                observed = ObservedHits(math.fsum(rates) / len(rates), f"by {name} at that moment")
+                observed = of_prefix_cache(math.fsum(rates) / len(rates), f"by {name} at that moment")
         by_connector, asked = self.names.loaded or ("", "")
         if (loaded := self.total(by_connector)) > 0 and (of := self.total(asked)) > 0:
             share = f"{format_percent(loaded / of)} of the prompt tokens"
@@ -477,9 +476,8 @@ class _Reader:
                 f"{format_tokens(loaded)} of {format_tokens(of)} that it was asked for, by {by_connector}"
             )
             self.notes.append(f"a KV connector loaded {share} ({of_asked})")
-        if observed is not None:
-            self.notes.append(f"{observed.text}; the classes take none of that into account")
-        return observed
+        if observed:
+            self.notes.append(f"{observed}; the classes take none of that into account")
 
     def hit_ratio(self) -> float | None:
         for counters in self.names.hits:

@@ -10,20 +10,13 @@ from kvplan.profile.reading import Profile
 from kvplan.units import format_percent
 
 
-class ObservedHits(NamedTuple):
-    """The share of the prompt tokens that a prefix cache found, and where the engine says so.
+def of_prefix_cache(ratio: float, stated: str) -> str:
+    """Say what share of the prompt tokens a prefix cache found, and where the engine says so.
 
-    >>> ObservedHits(0.382, "in line 7, of the last requests").text
+    >>> of_prefix_cache(0.382, "in line 7, of the last requests")
     'the prefix cache found 38.2% of the prompt tokens (in line 7, of the last requests)'
     """
-
-    ratio: float
-    stated: str
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        return f"the prefix cache found {format_percent(self.ratio)} of the prompt tokens ({self.stated})"
+    return f"the prefix cache found {format_percent(min(ratio, 1.0))} of the prompt tokens ({stated})"
 
 
 class ObservedDrafts(NamedTuple):

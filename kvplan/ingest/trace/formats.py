@@ -22,9 +22,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tomli
-
 from kvplan.ingest.cells import json_object, names, number_of, plain_name, shown
+from kvplan.ingest.model.hardware import tables
 from kvplan.ingest.reader import Beginning
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
 
@@ -101,7 +100,7 @@ def _format(
     return Format(name, [frozenset(names.split()) for names in tells], {**points, **units}, **how)
 
 
-_TABLES = tomli.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_TABLES = tables(Path(__file__).with_suffix(".toml"))
 _ENDS = ("time", "ts", "times", "at", "timestamp", "")  # of points in time
 _NAMES = {
     role: [
