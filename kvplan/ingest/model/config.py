@@ -138,7 +138,6 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
         attention=heads,
         counts=counts,
         storage=storage,
-        context_tokens=context,
         notes=(),
         kv_dtype=kv_dtype,
         encoder_bytes=_SIXTEEN_BITS * (count_encoder(encoder) if encoder else 0),
