@@ -74,9 +74,8 @@ class EngineLimits:
     prefix_caching: bool | None = None
     parallelism: Parallelism | None = None  # of a replica
     max_model_len: int | None = None
-    settings: Mapping[str, str] = field(
-        default_factory=dict
-    )  # in words, by name; "auto" for an engine's default
+    # in words, by name; "auto" for an engine's default
+    settings: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()  # keys of [gpu] that are the engine's defaults
     service: str = ""
 
@@ -258,9 +257,8 @@ class _StartUp:
             self.cached += whole(batch[2])
         if log.accepted and (drafts := log.accepted.search(text)):
             drafted, shares = whole(drafts[1]), [float(share) for share in drafts[2].split(", ")]
-            if len(shares) != len(
-                self.accepted
-            ):  # of another number of drafts: what came before does not count
+            # of another number of drafts: what came before does not count
+            if len(shares) != len(self.accepted):
                 self.drafted, self.accepted = 0, (0.0,) * len(shares)
             self.drafted += drafted
             self.accepted = tuple(a + drafted * b for a, b in zip(self.accepted, shares, strict=True))
@@ -287,9 +285,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.starts: list[_StartUp] = []
-        self.failure: tuple[int, int, str] | None = (
-            None  # how telling a line is, its number, and why a start ended
-        )
+        # how telling a line is, its number, and why a start ended
+        self.failure: tuple[int, int, str] | None = None
         self.begun = 0  # the line of a start, after the last capacity
         self._start = 0  # that of the last start
         self._serves = False

@@ -475,9 +475,8 @@ class _Gathering:
         for path in self._of(FileKind.REQUESTS):
             few, chosen = self.asked.classes, self.asked.group if self._only_requests else None
             traffic = measure(path, self.asked.unit, chosen)
-            again = (
-                None if self.asked.unit or chosen else self.asked.reference
-            )  # read again it would lack them
+            # read again it would lack them
+            again = None if self.asked.unit or chosen else self.asked.reference
             classes = trace_fit.binned(traffic) if few is None else trace_fit.compact(traffic, few)
             provisional = Part("classes", {"classes": Fact(class_tables(classes))})
             like = merged(self.kept, [*parts, provisional], source=str(path), name="so far").known

@@ -60,9 +60,8 @@ class ServerMetrics:
     memory_tokens: int | None  # KV capacity of one engine
     block_tokens: int | None
     classes: tuple[RequestClass, ...]  # empty where no request finished, or without histograms of lengths
-    rate_rps: (
-        float | None
-    )  # finished per second and engine, those of no length included; None: nothing finished
+    # finished per second and engine, those of no length included; None: nothing finished
+    rate_rps: float | None
     rate_from: str  # "two snapshots, 300 s apart"; empty without a rate
     requests: float  # finished by all engines, in the time of the rate
     preemptions: float | None  # in the same time
@@ -277,9 +276,8 @@ def _canonical(name: str) -> str:
     ['vllm:request_prompt_tokens_sum', 'vllm:request_prompt_tokens_sum', 'up']
     """
     prefixes = "|".join(names.prefix for names in METRICS)
-    current = name.removeprefix("ray_").replace(
-        "nv_llm_http_service_", "dynamo_frontend_"
-    )  # of older versions
+    # of older versions
+    current = name.removeprefix("ray_").replace("nv_llm_http_service_", "dynamo_frontend_")
     name = re.sub(rf"^({prefixes})_", r"\1:", current)
     return f"vllm:{name}" if _UNNAMED.fullmatch(name) else name
 

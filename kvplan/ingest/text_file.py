@@ -35,9 +35,8 @@ _UNPACKED = 1 << 23  # bytes that nobody minds
 _PACKED_TO = 200  # beyond, text of use packs to more than such a part of it
 _HEAD = 1 << 16  # bytes that tell the encoding, and what lines are wrapped in
 _READ = 1 << 18  # bytes at once
-_ESCAPE = re.compile(
-    r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))"
-)  # colours, titles of windows
+# colours, titles of windows
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _NOT_READ = {  # by where a mark stands and what it is: what a file is, and what makes text of it
     (0, b"BZh"): ("packed by bzip2", "bunzip2"),
     (0, b"\xfd7zXZ\0"): ("packed by xz", "unxz"),

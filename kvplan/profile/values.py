@@ -66,9 +66,8 @@ class Within:
     most: float
     unit: _Unit = _NUMBER
     or_none: bool = False
-    plain_below: float = (
-        math.inf
-    )  # a number without a unit from here on is refused: milliseconds may be meant
+    # a number without a unit from here on is refused: milliseconds may be meant
+    plain_below: float = math.inf
 
     def _checked(self, value: object) -> Any:
         number, unit = value, self.unit

@@ -55,9 +55,8 @@ class Takes(NamedTuple):
         share, seqs, tokens = self.utilization, *({**_LIMITS, **limits}[key] for key in _LIMITS)
         fixed = (self.fixed_gib + (self.shared_gib if ranks.gpus > 1 else 0)) * 2**30
         forward = 2 * tokens * (shape.counts.mlp_widths / shape.layers / ranks.tensor + 4 * shape.hidden_size)
-        if (
-            self.engine is EngineName.SGLANG
-        ):  # a share of what is free before weights; activations in the rest
+        # a share of what is free before weights; activations in the rest
+        if self.engine is EngineName.SGLANG:
             return int(share * memory), int(share * fixed)
         if self.engine is EngineName.TRTLLM:  # of what is free beside them
             peak = fixed + forward + weights

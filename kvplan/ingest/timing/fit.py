@@ -110,9 +110,8 @@ class TimingFit:
     equations: Equations
     kept: BoolArray  # what the fit rests on
     fitted_s: FloatArray
-    held_out: (
-        FloatArray | None
-    )  # relative errors of fits without the equation; None: too few to leave any out
+    # relative errors of fits without the equation; None: too few to leave any out
+    held_out: FloatArray | None
     considered: tuple[tuple[Terms, float], ...]  # laws, simple ones first, and their mean held-out error
     envelope: bool  # a lower one
     outliers: tuple[Outlier, ...]  # the furthest off first

@@ -45,9 +45,8 @@ _LOCAL_TIME = "%d/%b/%Y:%H:%M:%S%z"  # of nginx
 
 _POINTS = ("time", "queued", "scheduled", "first", "last")
 _TIMES = (*_POINTS, "ttft", "e2e")
-_TOP = names(
-    "input output prompt decode created time times ts model start end arrival queued"
-)  # of a row itself
+# of a row itself
+_TOP = names("input output prompt decode created time times ts model start end arrival queued")
 _FAILURES = names(
     "error errorcode errormessage wascancelled cancelled level statuscode responsecode status status.code "
     "status.statuscode"
