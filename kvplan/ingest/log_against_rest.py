@@ -11,6 +11,7 @@ from kvplan.ingest.engine_log import EngineLimits
 from kvplan.ingest.engines import Setting, setting, version_of
 from kvplan.ingest.facts import Fact, Part, facts, kept_of, kv_tables
 from kvplan.ingest.model.estimate import takes
+from kvplan.ingest.trace.formats import listed
 from kvplan.model import Knowledge, Origin
 from kvplan.options import LIMITS, RANKS, ImportOptions
 from kvplan.profile import schema
@@ -19,7 +20,6 @@ from kvplan.profile.replica import Gpu
 from kvplan.units import format_percent, format_tokens
 from kvplan.version import __version__
 
-_LISTED = 8  # classes in a note
 _RESERVES_PROMPTS = (0, 18)  # vLLM's version from which on whole prompts have to fit, or the next
 
 
@@ -136,11 +136,8 @@ def rejected(tables: dict[str, Any], most: int) -> list[str]:
     if share <= 0:
         return []
     names = [c.name for c, over in zip(classes, longer, strict=True) if over > 0]
-    said = f"{', '.join(names[:_LISTED])}{', …' if len(names) > _LISTED else ''}"
-    limit = f"max_model_len, {format_tokens(most)} tokens"
-    said = (
-        f"{format_percent(share)} of the requests ({said}) are longer than {limit}: the engine rejects them"
-    )
+    limit = f"max_model_len, {format_tokens(most)} tokens: the engine rejects them"
+    said = f"{format_percent(share)} of the requests ({listed(names)}) are longer than {limit}"
     rejected = [i for i, over in enumerate(longer) if over > 1 - 1e-9]
     if "workload" in tables or not 0 < len(rejected) < len(classes):
         return [f"{said}, and their load should not count; take them out"]
