@@ -51,7 +51,7 @@ _STEPS, _PLAIN_STEPS = 500_000, 1_000  # between two looks at what the caller wa
 _ROWS, _MOST_ROWS = 1 << 9, 1 << 16  # requests that have a row at first, for each replica and in all
 _COLUMNS = np.arange(Link.WHOSE)  # of the trees
 _RECORDS = 1 << 9  # of the series of each replica, of several
-_MOST_BYTES = 1 << 30  # of what replicas have of their own
+_MOST_BYTES = 1 << 29  # of what replicas have of their own
 
 
 class ReplicaGroup(NamedTuple):
