@@ -309,8 +309,8 @@ def _states(
     )
     if taken > _MOST_BYTES:
         raise UsageError(
-            f"the states of {replicas:,} replicas take up to {taken / 2**30:.1f} GiB, and 1 is the most; fewer "
-            "replicas, a smaller block_tokens, or fewer requests where a prefix cache knows them"
+            f"the states of {replicas:,} replicas take up to {taken / 2**30:.1f} GiB, and {_MOST_BYTES / 2**30:g} "
+            "is the most; fewer replicas, a smaller block_tokens, or fewer requests where a prefix cache knows them"
         )
     records = RECORDS if replicas == 1 else _RECORDS
     states: list[State] = []
