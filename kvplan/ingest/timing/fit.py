@@ -211,8 +211,7 @@ def fit_measured(
     if capacity_tokens is not None:
         played = replace(played, memory_tokens=capacity_tokens)
     knees = believed_knees or KNEES
-    computing = prior.d5 or prior.d2
-    attention = prior.d6 / computing if computing else 0.0
+    attention = prior.d6 / prior.d5 if prior.d5 > 0 else 0.0
     equations = play(sweeps, played, knees=knees, attention=attention, progress=progress, announce=announce)
     if believed is None:
         _refuse_too_few(equations, measured[0].source)
