@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from kvplan.show.view import View
 
 
-def read(
-    profile: str | None, output: Path | None, slo: Sequence[str] | None = None
-) -> "profile_file.Profile":
-    """Read the profile that was asked for, with further objectives; say which where none was.
+def read(profile: str | None, output: Path | None) -> "profile_file.Profile":
+    """Read the profile that was asked for; say which where none was.
 
     Refuses to write the result over it.
     """
@@ -31,11 +29,7 @@ def read(
     loaded = load(profile)
     if profile is None:
         say(f"note: no profile given; using the shipped {loaded.source}")
-    if not slo:
-        return loaded
-    from kvplan.model.slo import parse_slo
-
-    return loaded.with_slos(map(parse_slo, slo))
+    return loaded
 
 
 def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str = "-o") -> None:
