@@ -253,6 +253,19 @@ class CheckOptions:
     progress: Progress = field(default=None, compare=False)
 
 
+@dataclass(kw_only=True)
+class MetricsOptions:
+    """Counters of a service that a profile is compared with."""
+
+    metrics: File = File(
+        "Answer of a server's /metrics, or of Prometheus: does the service still do what the profile says? Nothing "
+        "else is judged then."
+    )
+    since: File = File("An earlier answer; what happened between the two counts.")
+    interval: Time = Time('Time that the metrics cover, such as "10 min".')
+    group: Text[str | None] = Text("The model, where the metrics are of several.", metavar="NAME")
+
+
 @dataclass
 class SimulateOptions:
     """Which policies are simulated, on which requests, and how often."""

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplan.arguments import options_of
 from kvplan.cli import common, completion, options
 from kvplan.cli.options import argument, option
 from kvplan.cli.output import append_result, tell, write_result
 from kvplan.errors import ExitCode, OutputError, UsageError
-from kvplan.options import CheckOptions
+from kvplan.options import CheckOptions, MetricsOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvplan.gate.check import Baseline, Checked
-    from kvplan.gate.requirement import Requirement
+    from kvplan.gate.check import Checked, Demands
     from kvplan.show.view import View
 
 
+_OF_METRICS = options_of(MetricsOptions).keys()
 _GATES = {
     ExitCode.DONE: "passed",
     ExitCode.GATE_FAILED: "failed",
@@ -28,7 +29,7 @@ _GATES = {
 }
 
 
-@options.of(CheckOptions)
+@options.of(CheckOptions, MetricsOptions)
 def check(
     profiles: Annotated[
         list[str],
@@ -39,27 +40,6 @@ def check(
         ),
     ],
     asked: options.Asked,
-    metrics: Annotated[
-        Path | None,
-        option(
-            "--metrics",
-            metavar="FILE",
-            help="Answer of a server's /metrics, or of Prometheus: does the service still do what the profile says? "
-            "Nothing else is judged then.",
-        ),
-    ] = None,
-    since: Annotated[
-        Path | None,
-        option("--since", metavar="FILE", help="An earlier answer; what happened between the two counts."),
-    ] = None,
-    interval: Annotated[
-        str | None,
-        option("--interval", metavar="TIME", help='Time that the metrics cover, such as "10 min".'),
-    ] = None,
-    group: Annotated[
-        str | None,
-        option("--group", metavar="NAME", help="The model, where the metrics are of several."),
-    ] = None,
     full: options.Full = False,
     format: options.Format = options.DocumentFormat.TEXT,
     output: options.Output = None,
@@ -73,20 +53,24 @@ def check(
     from kvplan.show.check import view
 
     with _annotated():
-        read = [file for file in (asked.get("baseline"), metrics, since) if file is not None]
-        _refuse_overwriting(profiles, read, output, junit)
-        if metrics is not None:
+        counted = MetricsOptions(**{name: asked.pop(name) for name in _OF_METRICS & asked.keys()})
+        read = [asked.get("baseline"), counted.metrics, counted.since]
+        read += [Path(name) for name in profiles if name != "-"]
+        common.refuse_overwriting(output, read)
+        common.refuse_overwriting(junit, read, "--junit")
+        common.refuse_one_file_for_both(junit, "--junit", output)
+        if counted.metrics is not None:
             if len(profiles) > 1 or asked:
                 raise UsageError(
                     "--metrics compares a service with one profile; check requirements in a call of their own"
                 )
-            shown, checked = _of_service(profiles[0], metrics, since, interval, group)
-        elif since is not None or interval is not None or group is not None:
+            shown, checked = _of_service(profiles[0], counted.metrics, counted)
+        elif counted != MetricsOptions():
             raise UsageError("--since, --interval and --group go with --metrics")
         else:
             wanted = CheckOptions(**asked)
             required = demands(wanted)
-    if metrics is None:
+    if counted.metrics is None:
         checked = [_checked(name, required, wanted, alone=len(profiles) == 1) for name in profiles]
         shown = view(checked)
         for problem in (problem for one in checked for problem in one.problems):
@@ -119,13 +103,7 @@ def _on_github() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def _checked(
-    name: str,
-    demands: "tuple[Sequence[Requirement], Baseline | None]",
-    asked: CheckOptions,
-    *,
-    alone: bool,
-) -> "Checked":
+def _checked(name: str, demands: "Demands", asked: CheckOptions, *, alone: bool) -> "Checked":
     from kvplan.errors import ProfileError
     from kvplan.gate import check as checking
 
@@ -146,17 +124,13 @@ def _checked(
         return checking.unusable(file, error)
 
 
-def _of_service(
-    name: str, metrics: Path, since: Path | None, interval: str | None, group: str | None
-) -> "tuple[View, list[Checked]]":
+def _of_service(name: str, metrics: Path, asked: MetricsOptions) -> "tuple[View, list[Checked]]":
     """Compare the counters of a service with its profile."""
     from kvplan.gate.drift import compare
     from kvplan.ingest.metrics import read_metrics
     from kvplan.show import drift
-    from kvplan.units import parse_time
 
-    seconds = None if interval is None else parse_time(interval, "--interval")
-    counted = read_metrics(metrics, since, interval_s=seconds, model=group, timed=False)
+    counted = read_metrics(metrics, asked.since, interval_s=asked.interval, model=asked.group, timed=False)
     profile = common.load(name)
     compared = compare(profile, counted)
     return drift.view(compared, profile), [drift.checked(compared, profile, _file_of(name))]
@@ -178,14 +152,3 @@ def _tell_others(shown: "View", checked: "Sequence[Checked]", junit: Path | None
         write_result(ci.junit(checked), junit)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         append_result(render(shown, "markdown"), Path(summary))
-
-
-def _refuse_overwriting(
-    profiles: "Sequence[str]", others: "Sequence[Path]", output: Path | None, junit: Path | None
-) -> None:
-    read = [*(Path(name) for name in profiles if name != "-"), *others]
-    common.refuse_overwriting(output, read)
-    common.refuse_overwriting(junit, read, "--junit")
-    both = output is not None and junit is not None and os.path.realpath(output) == os.path.realpath(junit)
-    if both and not (output and output.exists() and not output.is_file()):  # devices take both
-        raise UsageError(f"-o and --junit are the same file, {output}")

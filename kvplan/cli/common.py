@@ -32,16 +32,17 @@ def read(profile: str | None, output: Path | None) -> "profile_file.Profile":
     return loaded
 
 
-def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str = "-o") -> None:
+def refuse_overwriting(output: Path | None, inputs: Sequence[Path | None], option: str = "-o") -> None:
     """Refuse to write a result over what it is made from, unless that is a device or a pipe."""
     for path in inputs:
-        if output is not None and output.is_file() and path.exists() and os.path.samefile(output, path):
+        if output and path and output.is_file() and path.exists() and os.path.samefile(output, path):
             raise UsageError(f"{option} {output}: would overwrite what is read")
 
 
 def refuse_one_file_for_both(file: Path | None, option: str, output: Path | None) -> None:
-    """Refuse to write what an option names where the result goes."""
-    if file is not None and output is not None and os.path.realpath(file) == os.path.realpath(output):
+    """Refuse to write what an option names where the result goes; devices and pipes take both."""
+    both = file is not None and output is not None and os.path.realpath(file) == os.path.realpath(output)
+    if both and not (output and output.exists() and not output.is_file()):
         raise UsageError(f"{option} and -o are both {output}; one would overwrite the other")
 
 
@@ -83,12 +84,7 @@ def write_plot(charts: "Sequence[Chart]", plot: Path) -> None:
 
 
 def write(
-    view: "View",
-    format: str,
-    output: Path | None,
-    *,
-    full: bool = False,
-    plot: Path | None = None,
+    view: "View", format: str, output: Path | None, *, full: bool = False, plot: Path | None = None
 ) -> None:
     """Write a result in a format, and its charts to the file of --plot."""
     from kvplan.show.view import render

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from kvplan.errors import ExitCode, ProfileError, UsageError
 from kvplan.gate.judgement import Judgement, Subject, holds, is_costly, judge, value_of
@@ -68,6 +68,9 @@ class Baseline:
         """The name of the profile that it reports on."""
         profile = self.document.get("profile")
         return profile.get("name") if isinstance(profile, dict) else None
+
+
+Demands: TypeAlias = tuple[Sequence[Requirement], Baseline | None]  # beside what profiles require themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +320,7 @@ def _located(profile: Profile, result: Result) -> Result:
 _DRIFT = Key("the tolerated drift", (), Record("", ""))
 
 
-def demands(asked: CheckOptions) -> tuple[list[Requirement], Baseline | None]:
+def demands(asked: CheckOptions) -> Demands:
     """Read what is required beside what profiles require themselves."""
     return requirements(asked.require), baseline(asked.baseline, asked.tolerance)
 
