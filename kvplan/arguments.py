@@ -407,13 +407,18 @@ def takes(
         def call(*given: _Given.args, **named: _Given.kwargs) -> _Out:
             return function(record(*given, **named))
 
-        options = options_of(cast(type, record))
-        parameters = signature(record).parameters.values()
-        plain = [p.replace(annotation=Parameter.empty) if p.name in options else p for p in parameters]
-        call.__signature__ = signature(record).replace(parameters=plain)  # type: ignore[attr-defined]
+        options, given_by = options_of(cast(type, record)), signature(record)
+        plain = [
+            p.replace(annotation=Parameter.empty) if p.name in options else p
+            for p in given_by.parameters.values()
+        ]
+        returned = signature(function).return_annotation
+        call.__signature__ = given_by.replace(  # type: ignore[attr-defined]
+            parameters=plain, return_annotation=returned
+        )
         listed = "".join(f"    {name} : {o.takes}\n        {o.help}\n" for name, o in options.items())
-        before, returns, after = (function.__doc__ or "").partition("    Raises\n")
-        call.__doc__ = f"{before}    Options\n    -------\n{listed}\n{returns}{after}"
+        before, raises, after = (function.__doc__ or "").partition("    Raises\n")
+        call.__doc__ = f"{before}    Parameters\n    ----------\n{listed}\n{raises}{after}"
         return call
 
     return decorate
