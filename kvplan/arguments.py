@@ -40,13 +40,13 @@ class Option(Generic[_In, _Out]):
     """A field of a record, which reads what the field is set to: `_In` as given, `_Out` as the record has it.
 
     `shell` is what the command line takes for it, None where it has no such option; `repeats` tells whether it may be
-    given several times there; `takes` says in words what a program gives.
+    given several times there; `given` says in words what a program gives.
     """
 
     shell: Any = str
     repeats = False
     metavar: str | None = None
-    takes = "str"
+    given = "str"
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Text(Option[Amount | None, _T]):
 class File(Option[AnyPath | None, Path | None]):
     """A path."""
 
-    shell, metavar, takes = Path, "FILE", "path"
+    shell, metavar, given = Path, "FILE", "path"
 
     def read(self, value: Any) -> Path | None:
         if isinstance(value, str | PathLike):
@@ -135,7 +135,7 @@ class File(Option[AnyPath | None, Path | None]):
 class Flag(Option[bool, bool]):
     """Something to be done, or not."""
 
-    shell, takes = bool, "bool"
+    shell, given = bool, "bool"
 
     def __init__(self, help: str) -> None:
         super().__init__(help, False)
@@ -146,7 +146,7 @@ class Choice(Option[str | None, _Word]):
 
     def __init__(self, words: type[StrEnum], help: str, default: _Word | None = None) -> None:
         super().__init__(help, default)
-        self.shell, self.takes = words, " | ".join(words)
+        self.shell, self.given = words, " | ".join(words)
 
     def read(self, value: Any) -> _Word:
         return cast(_Word, self.shell(self.word(value)))
@@ -155,7 +155,7 @@ class Choice(Option[str | None, _Word]):
 class Number(Option[float | None, _T]):
     """A number."""
 
-    shell, takes = float, "float"
+    shell, given = float, "float"
 
     def read(self, value: Any) -> _T:
         if isinstance(value, Real) and not isinstance(value, bool):
@@ -166,7 +166,7 @@ class Number(Option[float | None, _T]):
 class Whole(Option[int | None, _T]):
     """A whole number, one of NumPy as well, within bounds."""
 
-    shell, takes = int, "int"
+    shell, given = int, "int"
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Whole(Option[int | None, _T]):
 class Time(Option[Amount | None, float | None]):
     """A time in seconds. Text has a unit, or is a plain number where that cannot be mistaken."""
 
-    metavar, takes = "TIME", "seconds, or str with a unit"
+    metavar, given = "TIME", "seconds, or str with a unit"
 
     def __init__(self, help: str, *, plain: bool = True) -> None:
         super().__init__(help)
@@ -209,7 +209,7 @@ class Time(Option[Amount | None, float | None]):
 class Share(Option[Amount | None, _T]):
     """A share or a percentage within bounds; None by the word ``auto``, where that is the default."""
 
-    metavar, takes = "SHARE", "float, or str with %"
+    metavar, given = "SHARE", "float, or str with %"
 
     def __init__(self, help: str, default: Amount, *, low: float = 0, high: float = 1, **how: str) -> None:
         super().__init__(help, default, **how)
@@ -232,7 +232,7 @@ class Share(Option[Amount | None, _T]):
 class Texts(Option[Several | None, tuple[str, ...]]):
     """Texts, of which the command line has one for each time the option is given."""
 
-    repeats, takes = True, "str, or several"
+    repeats, given = True, "str, or several"
 
     def read(self, value: Any) -> tuple[str, ...]:
         return self.listed(value)
@@ -263,7 +263,7 @@ class Keys(Names):
 class Ranks(Option[int | str | Iterable[int] | None, tuple[int, ...]]):
     """Numbers of GPUs to compare, with commas between them or in a list."""
 
-    metavar, takes = "N,...", "int, or several"
+    metavar, given = "N,...", "int, or several"
 
     def read(self, value: Any) -> tuple[int, ...]:
         given = [value] if isinstance(value, Real) else value.split(",") if isinstance(value, str) else value
@@ -281,7 +281,7 @@ class Choices(Texts):
 
     def __init__(self, words: type[StrEnum], help: str, **how: str) -> None:
         super().__init__(help, (), **how)
-        self.shell, self.takes = words, f"{' | '.join(words)}, or several"
+        self.shell, self.given = words, f"{' | '.join(words)}, or several"
 
     def read(self, value: Any) -> tuple[str, ...]:
         return tuple(map(self.word, self.listed(value)))
@@ -295,7 +295,7 @@ class Pairs(Option["Several | Mapping[str, object] | None", tuple[str, ...]]):
     ('gpu.memory_tokens=1000,2000,3000', 'timing.d0=1 ms,2 ms')
     """
 
-    repeats, takes = True, "values by key, such as a dict"
+    repeats, given = True, "values by key, such as a dict"
 
     def read(self, value: Any) -> tuple[str, ...]:
         if isinstance(value, Mapping):
@@ -319,7 +319,7 @@ class Pairs(Option["Several | Mapping[str, object] | None", tuple[str, ...]]):
 class Objectives(Option[Several | None, "tuple[Slo, ...]"]):
     """Objectives of latency."""
 
-    repeats, metavar, takes = True, "KEY<=VALUE", "str, or several"
+    repeats, metavar, given = True, "KEY<=VALUE", "str, or several"
 
     def read(self, value: Any) -> "tuple[Slo, ...]":
         from kvplan.model.slo import parse_slo
@@ -330,7 +330,7 @@ class Objectives(Option[Several | None, "tuple[Slo, ...]"]):
 class Prices(Option["Amount | Mapping[str, float] | None", dict[str, float] | None]):
     """Prices by name, that of all others by the empty one: ``3``, or ``H100=3,B200=5.5``."""
 
-    metavar, takes = "PRICE", "float, or prices by name"
+    metavar, given = "PRICE", "float, or prices by name"
 
     def read(self, value: Any) -> dict[str, float]:
         if isinstance(value, Mapping):
@@ -376,7 +376,7 @@ class Engines(Option[str | None, _T]):
 class Bursts(Option["str | Iterable[float] | None", "tuple[float, float, float, float] | None"]):
     """Factors of the rates during and between bursts, and the seconds of each."""
 
-    metavar, takes = "HIGH,LOW,ON,OFF", "four numbers"
+    metavar, given = "HIGH,LOW,ON,OFF", "four numbers"
 
     def read(self, value: Any) -> tuple[float, float, float, float]:
         text = ",".join(map(str, value)) if isinstance(value, tuple | list) else self.written(value)
@@ -416,7 +416,7 @@ def takes(
         call.__signature__ = given_by.replace(  # type: ignore[attr-defined]
             parameters=plain, return_annotation=returned
         )
-        listed = "".join(f"    {name} : {o.takes}\n        {o.help}\n" for name, o in options.items())
+        listed = "".join(f"    {name} : {o.given}\n        {o.help}\n" for name, o in options.items())
         before, raises, after = (function.__doc__ or "").partition("    Raises\n")
         call.__doc__ = f"{before}    Parameters\n    ----------\n{listed}\n{raises}{after}"
         return call

@@ -1,5 +1,6 @@
 """`import kvplan`: light to import, and the same figures as the command line."""
 
+import inspect
 import json
 import shlex
 from html import escape
@@ -13,6 +14,9 @@ from command import python
 from every import every
 
 import kvplan
+from kvplan import options
+from kvplan.arguments import options_of
+from kvplan.cli import app
 from kvplan.cli.app import main
 from kvplan.errors import UsageError
 from kvplan.report.assembly import analyze, to_document
@@ -212,3 +216,36 @@ def test_wrong_arguments_are_refused_in_one_line(
         getattr(kvplan, name)(*given, **options)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+RECORDS = {
+    "plan": options.PlanOptions,
+    "analyze": options.AnalyzeOptions,
+    "check": options.CheckOptions,
+    "import": options.ImportOptions,
+    "simulate": options.SimulateOptions,
+    "sweep": options.SweepOptions,
+}
+
+
+@every("name", RECORDS)
+def test_a_function_and_its_command_have_the_options_of_one_record(name: str) -> None:
+    function = kvplan.import_files if name == "import" else getattr(kvplan, name)
+    flags = {flag for each in app._command_line().commands[name].params for flag in each.opts}
+    for argument, option in options_of(RECORDS[name]).items():
+        assert argument in inspect.signature(function).parameters
+        assert f"    {argument} : {option.given}\n        {option.help}\n" in function.__doc__
+        assert option.flag is None or option.flag in flags
+
+
+def test_a_record_of_options_stays_as_it_is() -> None:
+    asked = options.PlanOptions(think="2 min", gpu=["H100", "B200"], tp="1,2", headroom="20%", gpu_hour=3)
+    assert (asked.think, asked.gpu, asked.tp, asked.headroom, asked.gpu_hour) == (
+        120.0,
+        ("H100", "B200"),
+        (1, 2),
+        0.2,
+        {"": 3.0},
+    )
+    with pytest.raises(AttributeError, match="think is set"):
+        asked.think = 3
