@@ -80,7 +80,7 @@ def _parameters(options: dict[str, Option[Any, Any]]) -> Iterator[Parameter]:
             complete = getattr(completion, each.complete)
             how["autocompletion"] = completion.listed(complete) if isinstance(each, Names) else complete
         kind: Any = list[each.shell] if each.repeats else each.shell  # type: ignore[name-defined]
-        default = each.default or None if each.shell is not bool else False
+        default = None if each.default == () else each.default
         annotation: Any = Annotated[
             kind if default is not None else kind | None, typer.Option(each.flag, **how)
         ]
