@@ -9,13 +9,7 @@ from kvplan.axes import Axis
 from kvplan.errors import UsageError
 from kvplan.options import SweepOptions
 from kvplan.profile.reading import Profile
-from kvplan.sweeps.columns import (
-    DEFAULT,
-    DEFAULT_BESIDE_SIMULATED,
-    DEFAULT_SIMULATED,
-    Column,
-    expand,
-)
+from kvplan.sweeps.columns import DEFAULT, DEFAULT_BESIDE_SIMULATED, DEFAULT_SIMULATED, Column, expand
 from kvplan.sweeps.vary import Sample, count_points, parse_axes, parse_sample
 from kvplan.version import __version__
 
@@ -80,12 +74,7 @@ class Sweep:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of all columns of the results."""
-        return (
-            "point",
-            *(axis.key for axis in self.axes),
-            *(column.name for column in self.columns),
-            "error",
-        )
+        return ("point", *(axis.key for axis in self.axes), *(c.name for c in self.columns), "error")
 
     def header(self) -> dict[str, Any]:
         """Return what a file of results says of itself; files of the same header have the same rows."""

@@ -197,12 +197,7 @@ def test_a_sweep_is_that_of_the_command(tmp_path: Path) -> None:
         ("import_files", [], {"engine": "best"}, "--engine 'best': one of vllm, sglang, trtllm"),
         ("check", [None], {"require": 3}, "require: a list of names is wanted"),
         ("check", [None], {"accept": "all"}, "accept 'all' does not exist"),
-        (
-            "sweep",
-            [None, {"gpu.memory_tokens": range(1, 10**9)}],
-            {},
-            "more than 50,000 values",
-        ),
+        ("sweep", [None, {"gpu.memory_tokens": range(1, 10**9)}], {}, "more than 50,000 values"),
         ("sweep", [None, {"gpu.memory_tokens": range(10**30)}], {}, "more than 50,000 values"),
         ("sweep", [None, {"gpu.memory_tokens": count(1)}], {}, "more than 50,000 values"),
     ],
