@@ -1,4 +1,4 @@
-"""Profiles that are refused, from `campaign/bad_profiles.toml`, and how the refusal names what is wrong."""
+"""Profiles that are refused, from `tools/campaign/bad_profiles.toml`, and how the refusal names what is wrong."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tomli
 
 _TABLES: dict[str, Any] = tomli.loads(
-    Path(__file__).with_name("campaign").joinpath("bad_profiles.toml").read_text("utf-8")
+    (Path(__file__).parents[1] / "tools/campaign/bad_profiles.toml").read_text("utf-8")
 )
 GOOD, SHARES, DAY = (_TABLES["profiles"][name] for name in ("good", "shares", "day"))
 

@@ -190,9 +190,11 @@ def _times(there: Figures, metrics: ServerMetrics, rate_rps: float | None) -> It
     tokens = drafts.mean if drafts is not None and metrics.itl_of_tokens else 1.0
     context = mix.mean(mix.context) / mix.mean(mix.iterations)
     hits, prompts = _planned_hits(there) or 0.0, mix.mean(mix.prefill_tokens)
+    pairs = mix.mean(mix.prefill_pairs) / max(prompts, 1.0)  # of a prompt's token
 
     def law(prompts_per_s: float, decoding: float, itl_s: float) -> float:
-        return float(model.timing(decoding * context, prompts_per_s * itl_s, decoding))
+        prefill = prompts_per_s * itl_s
+        return float(model.timing(decoding * context, prefill, decoding, prefill * pairs))
 
     rate = model.total_rate_rps
     runs = itl / law(rate * prompts * (1 - hits), rate * mix.mean(mix.stages - 1) * itl, itl)

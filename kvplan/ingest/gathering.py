@@ -62,8 +62,6 @@ from kvplan.options import LIMITS, ImportOptions
 from kvplan.profile import schema
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.profile.replica import Gpu as GpuTable
-from kvplan.simulation.experiments.runner import Announce, Progress
-from kvplan.units import parse_time
 
 _ENGINES = {"vLLM": EngineName.VLLM, "SGLang": EngineName.SGLANG, "TensorRT-LLM": EngineName.TRTLLM}
 _POOLED = (FileKind.LOG, FileKind.TIMING)
@@ -71,18 +69,11 @@ _POOLED = (FileKind.LOG, FileKind.TIMING)
 Files = Mapping[FileKind, Sequence[Path]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Asked(ImportOptions):
     """What is said beside the files; `reference` is how the profile refers to requests that are to be replayed."""
 
     reference: str | None = None
-    progress: Progress | None = None
-    announce: Announce | None = None
-
-    @property
-    def interval_s(self) -> float | None:
-        """The time that /metrics covers."""
-        return None if self.interval is None else parse_time(self.interval, "--interval")
 
 
 class Gathered(NamedTuple):
@@ -240,8 +231,8 @@ class _Gathering:
         asked = self.asked
         for path in self._of(FileKind.METRICS):
             model = None if self._of(FileKind.TIMING) else asked.group
-            return read_metrics(path, asked.since, interval_s=asked.interval_s, model=model)
-        if asked.since is not None or asked.interval_s is not None:
+            return read_metrics(path, asked.since, interval_s=asked.interval, model=model)
+        if asked.since is not None or asked.interval is not None:
             raise UsageError("--since and --interval go with an answer of /metrics")
         return None
 

@@ -144,11 +144,11 @@ def _study(run: Run, model: ServingModel, plan: Plan, announce: Announce | None)
 
 def _load(run: Run, model: ServingModel) -> "Load":
     """The requests of a run, as options of `kvplan simulate` describe them."""
-    from kvplan.options import Arrivals, RunOptions
+    from kvplan.options import SimulateOptions
     from kvplan.simulation.experiments import options
 
-    asked = RunOptions(
-        arrivals=None if run.arrive or run.arrivals is None else Arrivals(run.arrivals),
+    asked = SimulateOptions(
+        arrivals=None if run.arrive else run.arrivals,
         cv=run.cv,
         concurrency=run.concurrency,
         burst=run.burst,

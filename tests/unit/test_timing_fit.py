@@ -104,6 +104,14 @@ def test_what_a_load_found_in_the_cache_is_foretold_as_a_cache_would_have_it() -
     assert without[Kind.TTFT] > 1.3 * times[Kind.TTFT]
 
 
+def test_attention_of_prompts_keeps_its_share_of_an_estimate_that_is_twice_too_slow() -> None:
+    law = Timing(0.01, d1=2e-6, d3=1e-5, d5=1e-4, knee_tokens=256, d6=2e-7)
+    slow = replace(law, d0=2 * law.d0, d5=2 * law.d5, d6=2 * law.d6)
+    timing = fitted(sweep(loads(1, 2, 3, 5, 8, 12, 18), law), slow).timing
+    assert timing.d5 == pytest.approx(law.d5, rel=0.03)
+    assert timing.d6 == pytest.approx(law.d6, rel=0.03)
+
+
 def test_a_load_that_is_far_off_hardly_counts() -> None:
     measured = sweep(loads(1, 2, 4, 8, 16), LAWS["linear"])
     slow = replace(measured.points[3], tpot_s=5 * (measured.points[3].tpot_s or 0), ttft_s=20.0)

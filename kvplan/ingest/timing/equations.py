@@ -60,7 +60,8 @@ class Equations:
     knees: FloatArray  # tokens, shape (n_knees,)
     has_overhead: bool  # of a request, in some of them
     overlap: float  # equations that are made of the same iterations
-    d6: float  # known beforehand, and in `offset`
+    attention: float  # d6 over d5, as the prior has it; of a law without a knee attention is in d2
+    pairs: FloatArray  # amounts of d6
     beyond: FloatArray  # of d5 for each knee, shape (n_equations, n_knees)
     overhead: FloatArray  # of the overhead of a request
     offset: FloatArray  # seconds that no constant makes, such as the wait for an iteration under way
@@ -81,7 +82,8 @@ class Equations:
         """Return the amounts of the terms of a law, then of the overhead; shape (n_equations, n_terms)."""
         columns = [self.amounts[:, : 5 if terms.d4 else 4]]
         if terms.knee_tokens is not None:
-            columns.append(self.beyond[:, self.knees == terms.knee_tokens])
+            beyond = self.beyond[:, self.knees == terms.knee_tokens]
+            columns.append(beyond + self.attention * self.pairs[:, None])
         if self.has_overhead:
             columns.append(self.overhead[:, None])
         return np.column_stack(columns)
@@ -93,14 +95,15 @@ class Equations:
     def part(self, rows: BoolArray | IntArray) -> "Equations":
         """Keep some of them."""
         every = {field.name: getattr(self, field.name) for field in fields(self)}
-        whole = ("knees", "has_overhead", "overlap", "d6")
+        whole = ("knees", "has_overhead", "overlap", "attention")
         return Equations(**{name: all if name in whole else all[rows] for name, all in every.items()})
 
     def law(self, terms: Terms, constants: FloatArray) -> tuple[Timing, float]:
         """Return the law that has these constants, in the order of `design`, and the overhead of a request, seconds."""
         named = dict(zip(terms.names, constants.tolist(), strict=False))
         overhead = float(constants[-1]) if self.has_overhead else 0.0
-        return Timing(**named, knee_tokens=terms.knee_tokens or 0.0, d6=self.d6), overhead
+        d6 = self.attention * named.get("d5", 0.0)
+        return Timing(**named, knee_tokens=terms.knee_tokens or 0.0, d6=d6), overhead
 
     def in_order(self, terms: Terms, prior: Timing) -> FloatArray:
         """Put another law in the order of `design`; no overhead is known beforehand.
@@ -140,7 +143,8 @@ def of_samples(samples: Sequence[Samples], knees: Sequence[float] = ()) -> Equat
         knees=several,
         has_overhead=False,
         overlap=max(some.overlap for some in samples),
-        d6=0.0,
+        attention=0.0,
+        pairs=np.zeros_like(kv),
         beyond=np.maximum(prefill[:, None] + batch[:, None] - several, 0.0),
         overhead=np.zeros_like(kv),
         offset=np.zeros_like(kv),

@@ -210,7 +210,8 @@ def fit_measured(
     if capacity_tokens is not None:
         played = replace(played, memory_tokens=capacity_tokens)
     knees = believed_knees or KNEES
-    equations = play(sweeps, played, knees=knees, d6=prior.d6, progress=progress, announce=announce)
+    attention = prior.d6 / prior.d5 if prior.d5 > 0 else 0.0
+    equations = play(sweeps, played, knees=knees, attention=attention, progress=progress, announce=announce)
     if believed is None:
         _refuse_too_few(equations, measured[0].source)
     if any(point.rate_rps is not None for sweep in sweeps for point in sweep.points):

@@ -116,13 +116,13 @@ def play(
     replica: Replica = UNLIMITED,
     *,
     knees: Sequence[float] = KNEES,
-    d6: float = 0.0,
+    attention: float = 0.0,
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Equations:
     """Make the equations of load sweeps, one for each time that was measured, as if no request had to wait.
 
-    The attention of prompts is known beforehand, `d6`.
+    Lengths of prompts hardly tell their attention from the rest: d6 stays at so much of d5, `attention`.
     E2E says of the time after the first token what TPOT says, and so does the time between completions; of the three
     the first that was measured counts, TPOT before E2E.
     """
@@ -151,11 +151,12 @@ def play(
         knees=np.array(knees),
         has_overhead=with_ttft,
         overlap=1.0,
-        d6=d6,
+        attention=attention,
+        pairs=amounts[:, 5],
         beyond=amounts[:, 6:],
         # Of E2E alone it cannot be told from the time of the tokens.
         overhead=np.array([float(kind in (Kind.TTFT, Kind.E2E) and with_ttft) for _, kind, _, _ in rows]),
-        offset=d6 * amounts[:, 5],
+        offset=np.zeros(len(rows)),
         seconds=np.array([seconds for _, _, seconds, _ in rows]),
         kind=np.array([kind.value for _, kind, _, _ in rows]),
         group=np.unique(levels, return_inverse=True)[1],

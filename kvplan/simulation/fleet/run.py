@@ -51,7 +51,7 @@ _STEPS, _PLAIN_STEPS = 500_000, 1_000  # between two looks at what the caller wa
 _ROWS, _MOST_ROWS = 1 << 9, 1 << 16  # requests that have a row at first, for each replica and in all
 _COLUMNS = np.arange(Link.WHOSE)  # of the trees
 _RECORDS = 1 << 9  # of the series of each replica, of several
-_MOST_BYTES = 1 << 30  # of what replicas have of their own
+_MOST_BYTES = 1 << 29  # of what replicas have of their own
 
 
 class ReplicaGroup(NamedTuple):
@@ -309,8 +309,8 @@ def _states(
     )
     if taken > _MOST_BYTES:
         raise UsageError(
-            f"the states of {replicas:,} replicas take up to {taken / 2**30:.1f} GiB, and 1 is the most; fewer "
-            "replicas, a smaller block_tokens, or fewer requests where a prefix cache knows them"
+            f"the states of {replicas:,} replicas take up to {taken / 2**30:.1f} GiB, and {_MOST_BYTES / 2**30:g} "
+            "is the most; fewer replicas, a smaller block_tokens, or fewer requests where a prefix cache knows them"
         )
     records = RECORDS if replicas == 1 else _RECORDS
     states: list[State] = []

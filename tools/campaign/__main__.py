@@ -41,7 +41,7 @@ def main() -> int:
 
 def _said(failure: Failure) -> str:
     promises = "\n  ".join(failure.promises)
-    again = f"PYTHONPATH=tests python -m campaign --case {failure.case}"
+    again = f"PYTHONPATH=tools:tests python -m campaign --case {failure.case}"
     return f"{failure.case}: {failure.call}\n  {promises}\n  again: {again}\n"
 
 

@@ -82,12 +82,13 @@ def _replica(run: Path, gpu: str) -> Replica:
     meta = json.loads((run / META).read_text("utf-8"))
     engine = meta["engine_kwargs"]
     cache = meta.get("kv_cache") or {}
+    limits = {name: engine[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
+    known = estimate_replica(read_model(MODEL), find_gpu(gpu), version=meta["vllm_version"], limits=limits)
     return Replica(
-        cache.get("num_kv_tokens") or estimate_replica(read_model(MODEL), find_gpu(gpu)).memory_tokens,
+        cache.get("num_kv_tokens") or known.memory_tokens,
         16,
         Prefill.FUSED,
-        max_num_seqs=engine["max_num_seqs"],
-        max_num_batched_tokens=engine["max_num_batched_tokens"],
+        **limits,
         prefix_caching=cache.get("enable_prefix_caching", True),
     )
 

@@ -1,4 +1,4 @@
-"""The command: `PYTHONPATH=tests python -m scoreboard [NAME]...`, the errors of all real runs or of some."""
+"""The command: `PYTHONPATH=tools:tests python -m scoreboard [NAME]...`, the errors of all real runs or of some."""
 
 import argparse
 import json

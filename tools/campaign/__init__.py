@@ -1,6 +1,6 @@
 """Hostile input by the thousand: profiles, damaged files, laws, and faults of the machine, each from its number.
 
-    PYTHONPATH=tests python -m campaign --seconds 60 --seed 7 --processes 2
+    PYTHONPATH=tools:tests python -m campaign --seconds 60 --seed 7 --processes 2
 
 What a case is made of follows from its kind, the seed and its number alone. The command that shows a failing one again
 is printed with it.

@@ -29,7 +29,7 @@ _VARIANTS = {
     "vllm+batch_size": 192,
     "vllm+chunking_and_prefix_caching": 128,
 }  # and their max_num_seqs
-MODEL, _GPU = "Llama-3.1-8B", "H100 SXM"
+MODEL, _GPU, _VERSION = "Llama-3.1-8B", "H100 SXM", "0.11.0"
 STAGES = 7
 _FITTED, _LOW = 4, 2  # stages that are fitted, and those of a low load among them
 SECONDS = 60  # of a stage
@@ -57,8 +57,9 @@ def requested_rps(folder: Path, variant: str, number: int) -> float:
 
 def replica_of(sequences: int) -> Replica:
     """The replica with so many sequences at most; its KV capacity is estimated."""
-    memory = estimate_replica(read_model(MODEL), find_gpu(_GPU)).memory_tokens
-    return Replica(memory, 16, Prefill.FUSED, max_num_seqs=sequences, max_num_batched_tokens=8192)
+    limits = {"max_num_seqs": sequences, "max_num_batched_tokens": 8192}
+    known = estimate_replica(read_model(MODEL), find_gpu(_GPU), version=_VERSION, limits=limits)
+    return Replica(known.memory_tokens, 16, Prefill.FUSED, **limits)
 
 
 def fitted(known: Sequence[Sweep], replica: Replica) -> Law:

@@ -1,4 +1,6 @@
-"""Learns kvplan/ingest/model/roofline.toml from public concurrency sweeps; `python tests/learn_roofline.py` prints it.
+"""Learns kvplan/ingest/model/roofline.toml from public concurrency sweeps and runs, and prints it.
+
+    PYTHONPATH=tools:tests python tools/learn_roofline.py
 
 What is learnt, and how: `scoreboard.learning`. Bands come from models left out one by one, each foretold with
 constants learnt from the others; those of unseen GPUs from GPUs left out; ratios are those to what is shipped.
