@@ -192,10 +192,14 @@ def population_of(cached: CachedReplica, part: float = 1.0) -> Population:
 
 
 def _population(cached: CachedReplica, curve: States, part: float = 1.0) -> Population:
-    users, rates = _users(cached, curve), _served(cached, curve)
+    rates = _served(cached, curve)
+    exists = rates > 0  # beyond the token budget there are no states, but a queue
+    if not exists.any():
+        return Population(0.0, 0.0, 0.0, 0.0)
+    users, rates = _users(cached, curve)[exists], rates[exists]
     falls = np.flatnonzero(np.diff(users) < 0)
     peak = int(falls[0]) if falls.size else users.size - 1
-    least = min(float(users[peak:].min()), _least_waiting_users(cached))
+    least = min(float(users[peak:].min()), _least_waiting_users(cached), _least_users_of_budget(cached))
     good, guaranteed = float(users[peak]), part * least
     upto = rates[: peak + 1]
     safe = upto[users[: peak + 1] <= guaranteed]
@@ -209,6 +213,14 @@ def _least_waiting_users(cached: CachedReplica) -> float:
     running = min(_ends(cached).values()) * cached.stages
     waits: list[float] = np.linspace(0.0, _wait_without_hits_s(cached), _WAITS).tolist()
     return min(running + full_rate(replace(cached, wait_s=w)) * (w + cached.think_s) for w in waits)
+
+
+def _least_users_of_budget(cached: CachedReplica) -> float:
+    """The fewest users who use up the token budget where the cache finds only what is in use."""
+    admissions = _ends(cached).get("max_num_batched_tokens")
+    if admissions is None:
+        return math.inf
+    return float(_users(cached, cached.states(np.array([admissions]), warm=False))[0])
 
 
 def _wait_without_hits_s(cached: CachedReplica) -> float:

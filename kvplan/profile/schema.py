@@ -175,13 +175,13 @@ def _room(document: "Document") -> Iterator[Problem]:
 
 
 def _served(document: "Document") -> Iterator[Problem]:
-    """The engine refuses what is longer than max_model_len: a profile of mostly such requests is a mistake."""
+    """The engine refuses what is longer than max_model_len; a class of nothing else is a mistake."""
     most = document.engine.max_model_len if document.engine is not None else None
     for i, c in enumerate(document.classes):
-        if most is not None and c.input.mean + c.decode.mean > most:
-            mean = f"{format_tokens(c.input.mean + c.decode.mean)} tokens in the mean"
-            why = f"requests of class {shown(c.name)} have {mean}, and the engine refuses more than max_model_len"
-            yield Problem(("classes", i), f"{why}, {format_tokens(most)}")
+        if most is not None and (least := c.input.shortest + c.decode.shortest) > most:
+            why = f"requests of class {shown(c.name)} have at least {format_tokens(least)} tokens"
+            limit = f"the engine refuses more than max_model_len, {format_tokens(most)}"
+            yield Problem(("classes", i), f"{why}, and {limit}")
 
 
 def _factors(document: "Document") -> Iterator[Problem]:
