@@ -287,7 +287,10 @@ class _Gathering:
     def replica(self) -> Part | None:
         asked, limits, metrics, estimate = self.asked, self.limits, self.metrics, self.estimate
         engine = self.engine or (None if limits else EngineName.VLLM)
-        own = default_limits(engine, find_gpu(asked.gpu, **asked.gpu_figures)) if asked.gpu else {}
+        own: dict[str, int] = {}
+        if asked.gpu:
+            gpu = find_gpu(asked.gpu, **asked.gpu_figures)
+            own = default_limits(engine, gpu, told_version(engine, asked, limits, self.tables))
         found: list[Part | None] = []
         if limits is not None:
             refuse_other_options(limits, asked)
@@ -309,8 +312,9 @@ class _Gathering:
         by_options = {key: n for key, n in told.items() if part.values.get(key) != n}
         part = part._replace(facts={**part.facts, **facts("gpu", by_options, part.origin, "by options")})
         if absent := [key for key in LIMITS[:2] if key not in part.values]:
-            unknown = f"{' and '.join(absent)}: not known, and so no limit"
-            part = part._replace(notes=(*part.notes, f"{unknown}; write them into [gpu], or give --gpu"))
+            options = " and ".join(f"--{key.replace('_', '-')}" for key in absent)
+            unknown = f"{' and '.join(absent)}: not known, and so no limit; give {options}"
+            part = part._replace(notes=(*part.notes, unknown))
         return part
 
     # ------------------------------------------------------------------------------------------- timing

@@ -175,13 +175,13 @@ def _room(document: "Document") -> Iterator[Problem]:
 
 
 def _served(document: "Document") -> Iterator[Problem]:
-    """The engine refuses what is longer than max_model_len; a class of nothing else is a mistake."""
+    """The engine refuses what is longer than max_model_len; traffic of nothing else is a mistake."""
     most = document.engine.max_model_len if document.engine is not None else None
-    for i, c in enumerate(document.classes):
-        if most is not None and (least := c.input.shortest + c.decode.shortest) > most:
-            why = f"requests of class {shown(c.name)} have at least {format_tokens(least)} tokens"
-            limit = f"the engine refuses more than max_model_len, {format_tokens(most)}"
-            yield Problem(("classes", i), f"{why}, and {limit}")
+    least = min((c.input.shortest + c.decode.shortest for c in document.classes), default=0)
+    if most is not None and least > most and not document.sessions:
+        why = f"all requests have at least {format_tokens(least)} tokens"
+        limit = f"the engine refuses more than max_model_len, {format_tokens(most)}"
+        yield Problem(("classes",), f"{why}, and {limit}")
 
 
 def _factors(document: "Document") -> Iterator[Problem]:
@@ -259,7 +259,7 @@ class Document(Table, title="kvplan profile"):
         Check(_all_ranks, "gpu timing engine", _SEVERAL_RANKS),
         Check(_classes, "gpu classes sessions"),
         Check(_room, "gpu classes sessions speculative"),
-        Check(_served, "engine classes"),
+        Check(_served, "engine classes sessions"),
         Check(_factors, "classes workload"),
         Check(_lengths, "classes sessions plan"),
         Check(_turns, "sessions gpu"),

@@ -87,11 +87,14 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.split(r"[^\d.]", version)[0].strip(".").split(".")))
 
 
-def default_limits(engine: EngineName | None, gpu: Gpu) -> dict[str, int]:
-    """What ``vllm serve`` allows on a GPU where nobody says otherwise: ``EngineArgs.get_batch_defaults``."""
+def default_limits(engine: EngineName | None, gpu: Gpu, version: str = "") -> dict[str, int]:
+    """What ``vllm serve`` allows on a GPU where nobody says otherwise: ``EngineArgs.get_batch_defaults``.
+
+    Before V1, the default from 0.8 on, it was the same on all GPUs (vLLM pull request 16158).
+    """
     if engine is not EngineName.VLLM:
         return {}
-    large = gpu.memory_bytes >= 70 * 2**30 and "A100" not in gpu.name
+    large = gpu.memory_bytes >= 70 * 2**30 and "A100" not in gpu.name and _numbers(version or "0.8") >= (0, 8)
     return {"max_num_seqs": 1024 if large else 256, "max_num_batched_tokens": 8192 if large else 2048}
 
 
@@ -171,7 +174,7 @@ def estimate_replica(
         raise UsageError(f"block of {block_tokens} tokens: must be at least 1")
     shape = with_weights(shape, weight_dtype)
     versions = takes(engine, version)
-    limits = default_limits(engine, gpu) | dict(limits or {})
+    limits = default_limits(engine, gpu, version) | dict(limits or {})
 
     def on(ranks: Parallelism, taken: Takes = versions[0]) -> tuple[int, int, int, KvLayout]:
         """Bytes of weights, overhead and KV on each of so many GPUs, and pages as large as a state, as engines do.
