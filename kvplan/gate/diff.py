@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from kvplan.errors import UsageError
 from kvplan.gate.check import read_report
-from kvplan.gate.requirement import Key, named, parse_key
+from kvplan.gate.requirement import Key, parse_key
 from kvplan.profile.reading import parse_profile
 from kvplan.report import assembly as report
 from kvplan.report.keys import Kind
+from kvplan.report.ledger import named
 from kvplan.units import parse_bytes, parse_seconds
 
 LEAST_PROBABILITY = 1e-12  # the methods say nothing about less

@@ -8,13 +8,14 @@ from typing import Any
 
 from kvplan.analysis.stability import UNCERTIFIED
 from kvplan.errors import UsageError
-from kvplan.gate.requirement import PLAN_HOLDS, Key, KeyPath, Named, Requirement, Value, quoted
+from kvplan.gate.requirement import PLAN_HOLDS, Key, Requirement, Value, quoted
 from kvplan.gate.simulated import GOODPUT, Standing, standing
 from kvplan.model.fleet import Routing
 from kvplan.planning.day import planned_for
 from kvplan.planning.trial import Task
-from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity, plain
+from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.report.keys import BLOCKS, Kind
+from kvplan.report.ledger import KeyPath, Named, plain
 from kvplan.report.words import Status
 from kvplan.study.objectives import State
 from kvplan.study.operating_point import Status as Growth

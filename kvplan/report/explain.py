@@ -12,8 +12,9 @@ from kvplan.analysis.equilibrium import equilibrium, load, saturation
 from kvplan.analysis.fleet import one_replica
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.model import Plan, ServingModel
-from kvplan.report.assembly import Report, plain, to_document
+from kvplan.report.assembly import Report, to_document
 from kvplan.report.keys import BLOCKS, CONTRACT, Record
+from kvplan.report.ledger import plain
 from kvplan.report.quantities import DIGITS, QUANTITIES, Given, listed
 from kvplan.units import format_number
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kvplan.analysis.equilibrium import iteration_time, most_admissions, per_request
 from kvplan.analysis.records import Load
 from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, ServingModel
+from kvplan.report.keys import FORMATS
 from kvplan.report.words import Status
 from kvplan.units import format_number, format_percent, format_tokens
 
@@ -112,12 +113,12 @@ def sustainable_text(offered: Load, word: str) -> str:
     return f"{format_number(offered.sustainable_rps)} {word}{ends and f'{ends} in the error band of the timing)'}"
 
 
-def headroom_range_text(offered: Load) -> str:
-    """Write the range of the headroom; none where it counts users, who ask for less when iterations take longer."""
+def headroom_range(offered: Load) -> tuple[float, float] | None:
+    """Return the range of the headroom; None where it counts users, who ask for less when iterations take longer."""
     ends, rate = offered.sustainable_rps_range, offered.offered_rps
     if ends is None or not counts_rates(offered):
-        return ""
-    return f" ({' to '.join(format_percent(end / rate - 1, signed=True) for end in ends)})"
+        return None
+    return ends[0] / rate - 1, ends[1] / rate - 1
 
 
 def counts_rates(offered: Load) -> bool:
@@ -154,10 +155,12 @@ def band_notes(model: ServingModel, offered: Load, recovers_up_to_rps: float) ->
     if band is None:
         return
     times = " to ".join(format_number(end, 3) for end in band)
+    headroom = headroom_range(offered)
+    between = "" if headroom is None else f" ({FORMATS['changes'](headroom)})"
     yield (
         f"Error band of the timing: iterations took {times} times as long as it says. Sustainable are then "
         f"{format_number(offered.sustainable_rps)}{range_text(ends)} requests/s, with a headroom of "
-        f"{format_percent(offered.headroom, signed=True)}{headroom_range_text(offered)}; everything "
+        f"{format_percent(offered.headroom, signed=True)}{between}; everything "
         "else is for the timing as it stands."
     )
     if model.finds_prefixes:

@@ -5,7 +5,7 @@ from functools import partial
 
 from kvplan.planning.mixing import MOST_PARTS, Comparison, Figure, Placement, Pool
 from kvplan.profile.reading import Profile
-from kvplan.report.assembly import plain
+from kvplan.report.ledger import plain
 from kvplan.show import page
 from kvplan.show.view import Json, View, fields, header
 from kvplan.study.operating_point import Status

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from kvplan.profile.reading import Profile
-from kvplan.report.assembly import plain
+from kvplan.report.ledger import plain
 from kvplan.report.words import Basis
 from kvplan.show import page
 from kvplan.show.chart import Chart

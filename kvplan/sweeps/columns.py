@@ -8,12 +8,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 from kvplan.errors import UsageError, did_you_mean
-from kvplan.gate.requirement import Named, named, parse_key
-from kvplan.report.assembly import plain
+from kvplan.gate.requirement import parse_key
 from kvplan.report.keys import Kind, gateable
+from kvplan.report.ledger import KeyPath, Named, at, named, plain
 from kvplan.simulation.metrics import CLASS_KEYS, KEYS
 
 DEFAULT = (
@@ -49,21 +48,12 @@ class Column:
     name: str
     block: str
     policy: str
-    path: tuple[str | int | Named, ...]
+    path: KeyPath
     kind: Kind
 
     def of(self, result: object) -> int | float | str | bool | None:
         """Return the figure in a block, or in the result of a policy; None where it does not exist."""
-        found: Any = result
-        for part in self.path:
-            if found is None:
-                return None
-            if isinstance(part, int):
-                found = found[part] if part < len(found) else None
-            elif isinstance(part, Named):  # a class, whose rate may be 0 at some points
-                found = next((one for one in found if one.name == part.name), None)
-            else:
-                found = found[part] if isinstance(found, dict) else getattr(found, part)
+        found = at(result, self.path)
         if type(found) is float:  # most are, and there are many
             return found if math.isfinite(found) else None
         return plain(found)  # type: ignore[no-any-return]

@@ -10,8 +10,8 @@ import jsonschema  # type: ignore[import-untyped]
 from every import check_every, every
 from shipped import LOOKED_AT, report
 
-from kvplan.report.assembly import Report, to_document
-from kvplan.report.keys import BESIDE_CONTRACT, BLOCKS, CONTRACT, SOURCE_KEYS, Kind, Record, gateable
+from kvplan.report.assembly import Report, ledger_of, to_document
+from kvplan.report.keys import BESIDE_CONTRACT, BLOCKS, CONTRACT, RECORDS, SOURCE_KEYS, Kind, Record, gateable
 from kvplan.report.schema import json_schema
 
 
@@ -45,8 +45,16 @@ MAYBE_EMPTY = ("nested_wait.segments", "wait.dial")
 
 def test_every_field_of_the_report_has_a_record_and_every_record_a_field() -> None:
     assert [key for key in FIELDS if key not in BESIDE_CONTRACT] == [*CONTRACT]
-    assert set(FIELDS) >= BESIDE_CONTRACT
+    only_shown = {key for key, record in RECORDS.items() if record.beside}
+    assert set(FIELDS) >= BESIDE_CONTRACT - only_shown
     assert {record.block for record in CONTRACT.values()} == set(BLOCKS)
+
+
+def test_every_figure_that_is_only_shown_is_there() -> None:
+    ledgers = [ledger_of(report(name)) for name in LOOKED_AT]
+    shown = [key.replace("[]", "[0]", 1) for key, record in RECORDS.items() if record.beside]
+    never = [key for key in shown if all(ledger.value(key) is None for ledger in ledgers)]
+    assert never == ["prefix_cache.trial.summary"]  # of runs that somebody asks for
 
 
 def numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
