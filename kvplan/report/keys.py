@@ -328,6 +328,7 @@ def _filled(template: str) -> Format:
 
 _TABLES = tomli.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SCREENS: Mapping[str, Any] = _TABLES.pop("screens")
+QUANTITY_WORDS: Mapping[str, Any] = _TABLES.pop("quantities")  # symbol and meaning
 WORDS: Mapping[str, Any] = _TABLES["words"]
 BLOCKS: Mapping[str, Block] = _read(_TABLES)
 RECORDS: Mapping[str, Record] = {record.key: record for block in BLOCKS.values() for record in block.records}
