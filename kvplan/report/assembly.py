@@ -133,7 +133,7 @@ class Analyses(Figures):
     @cached_property
     def sources(self) -> dict[str, Source]:
         """Where the numbers of each block come from."""
-        return sources(self.whole, self.worst_cycle)
+        return sources(self)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from kvplan.analysis.fleet import FleetFigures, JoinedFleet, SplitFleet, Winner
 from kvplan.analysis.split import COMPUTE, ITL, LINK, Served
-from kvplan.model.fleet import Fleet
 from kvplan.units import format_number, format_rate, format_seconds, format_tokens
 
 _BOUND_BY = {
@@ -109,13 +108,3 @@ def _better(found: FleetFigures) -> str:
     if best is None or split.rate_rps is None or best.rate_rps <= split.rate_rps * (1 + 1e-9):
         return ""
     return f"{best.prefill} + {best.decode} would serve {format_number(best.rate_rps)}."
-
-
-def fleet_notes(fleet: Fleet) -> tuple[str, ...]:
-    """Say what the figures of a fleet are about, and what they assume."""
-    return (
-        f"Every block but latency, goodput, cost and fleet is about one of {fleet.size} replicas that prefill and "
-        "decode, and gets requests at random.",
-        "fleet: rates are fluid limits; memory held for transfers counts in them. Times are simulated behind the "
-        "router of the profile, of the other way on the same GPUs too.",
-    )

@@ -229,9 +229,9 @@ def probability(value: float) -> str:
 class Block(NamedTuple):
     """A block of the report with the records of its keys, in the order of the contract.
 
-    `absent` says why the block as a whole can be null, `nullable` that it can in this version; `has_source`, that
-    `sources` says how its numbers are known. `beside` are keys of the results that are neither shown nor in the
-    contract.
+    `absent` says why the block as a whole can be null, `nullable` that it can in this version; `sources` how its numbers
+    are known, each a basis and a text, of which the first counts that does, unless it has none (`has_source`). `beside`
+    are keys of the results that are neither shown nor in the contract.
     """
 
     name: str
@@ -239,6 +239,7 @@ class Block(NamedTuple):
     records: tuple[Record, ...]
     absent: str = "This version of kvplan does not compute the block."
     has_source: bool = True
+    sources: Sequence[tuple[str, str]] = ()
     nullable: bool = False
     beside: Sequence[str] = ()
 
@@ -262,6 +263,8 @@ FORMATS: Mapping[str, Format] = {
     "distinct": lambda values: _few(list(dict.fromkeys(rounded(value, 2) for value in values))),
     "probability": probability,
     "short": lambda value: format_number(value, 3),
+    "two": lambda value: format_number(value, 2),
+    "time": format_seconds,
     "near_one": near_one,
     "tokens": format_tokens,
     "growth": lambda stable: "stable" if stable else "unstable",
@@ -328,7 +331,7 @@ def _filled(template: str) -> Format:
 
 _TABLES = tomli.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SCREENS: Mapping[str, Any] = _TABLES.pop("screens")
-QUANTITY_WORDS: Mapping[str, Any] = _TABLES.pop("quantities")  # symbol and meaning
+QUANTITY_WORDS: Mapping[str, tuple[str, str]] = _TABLES.pop("quantities")  # symbol and meaning
 WORDS: Mapping[str, Any] = _TABLES["words"]
 BLOCKS: Mapping[str, Block] = _read(_TABLES)
 RECORDS: Mapping[str, Record] = {record.key: record for block in BLOCKS.values() for record in block.records}

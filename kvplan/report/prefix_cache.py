@@ -22,7 +22,6 @@ from kvplan.solve import boundary
 from kvplan.study.warm_cache import Trial
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
-FEW_STREAMS = 100  # in memory, below which near the good rate a warm cache does not last
 _MOST_MEMORY = 64  # times what there is
 
 
@@ -228,46 +227,3 @@ def enough_memory(model: ServingModel) -> int | None:
         return None
     _, times = boundary(is_safe, 1.0, _MOST_MEMORY, close=0.01, geometric=True)
     return math.ceil(model.replica.memory_tokens * times)
-
-
-def cache_notes(cache: CacheBlock, model: ServingModel) -> tuple[str, ...]:
-    """Say what to beware of where a prefix cache finds something."""
-    if cache.reusable_ratio is None:
-        return ()
-    found = [
-        "prefix_cache: load, saturation and the verdict are about the guaranteed rate, equilibrium about the warm "
-        "cache; worst_cycle, stability, rate_cap, wait, nested_wait and safety_buffer are about one that finds only "
-        "what is always in use.",
-        "prefix_cache: a fluid limit (least recently used, whole pages). Not modelled: the memory of chunked prefill, "
-        "waiting before admission, routing. Near the good rate a warm cache has a lifetime: fluctuations "
-        "can end it without a burst.",
-    ]
-    if any(c.sessions is not None for c in model.classes):
-        found.append(
-            "Sessions: prompts count by their exact moments in load, equilibrium and prefix_cache, elsewhere in groups "
-            "of turns at their means."
-        )
-    if model.hit_curve:
-        found.append(
-            "prefix_cache: hits follow the measured curve, as on the trace that it is from; how the cache and the "
-            "iteration time drive each other is left out, so that a collapse cannot show."
-        )
-    if (tier := model.replica.offload) is not None:
-        found.append(
-            "prefix_cache: a host tier raises what a warm cache serves, not the guaranteed rate. Its hits survive a "
-            "GPU full of requests, but not a queue in which turns wait longer than it keeps anything. Writes to the "
-            "host are taken to cost nothing"
-            + (", and what waits for its load to hold no memory." if tier.overlap else ".")
-        )
-        if not tier.overlap and tier.load_s > model.timing.d2 > 0:
-            found.append(
-                "prefix_cache: a token takes longer to load than to compute, so that hits on the host make iterations "
-                "longer."
-            )
-    streams = cache.streams_in_memory
-    if streams is not None and streams < FEW_STREAMS:
-        found.append(
-            f"prefix_cache: memory holds only {format_number(streams, 2)} streams; below {FEW_STREAMS} a warm cache is "
-            "lost by itself from about four fifths of the good rate on: analyze --trial shows how long it lasts."
-        )
-    return tuple(found)

@@ -18,7 +18,6 @@ from kvplan.study.goodput import Goodput
 from kvplan.study.warm_cache import Setting
 from kvplan.units import format_number, format_percent, format_seconds, format_tokens
 
-FEW_REQUESTS = 50  # below so many in memory, whole-request effects dominate the fluid figures (theory §3)
 _SECONDS = "shed_after"  # a setting in seconds
 _NOTHING = "Nothing"  # to be done, begins an action that says so
 

@@ -17,8 +17,8 @@ a blank, but for one before a bracket.
 import re
 from collections.abc import Callable, Sequence
 
-from kvplan.report.keys import FORMATS
-from kvplan.report.ledger import Ledger, record_of
+from kvplan.report.keys import FORMATS, RECORDS
+from kvplan.report.ledger import Ledger, general, record_of
 
 _PART = re.compile(r"\{([^{}]*)\}|\[((?:[^\[\]{}]|\{[^{}]*\})*)\]")
 _BEFORE, _LINE_END = re.compile(r"\n *\["), re.compile(r"\n *")
@@ -89,7 +89,9 @@ def _figure(name: str, ledger: Ledger, row: str) -> str:
         raise _AbsentError
     if form in _OF_FIGURES:
         return _OF_FIGURES[form](key, ledger)
-    return FORMATS[form](value) if form else record_of(key).written(value)
+    if form:
+        return FORMATS[form](value)
+    return record_of(key).written(value) if general(key) in RECORDS else f"{value}"
 
 
 def _holds(condition: str, ledger: Ledger, row: str) -> bool:
