@@ -50,7 +50,7 @@ def check(
         option(
             "--require",
             metavar="REQUIREMENT",
-            help="Requirement on every profile, beside its own, such as 'load.headroom >= 20%'. May be repeated.",
+            help="Requirement on every profile, beside its own, such as 'goodput.rate_rps >= 5'. May be repeated.",
             autocompletion=completion.keys_to_require,
         ),
     ] = None,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kvplan.errors import UsageError
-from kvplan.report.keys import BLOCKS, Kind, Record, gateable
+from kvplan.report.keys import BLOCKS, SCREENS, Kind, Record, gateable
 from kvplan.report.ledger import EVERY, KeyPath, path_of
 from kvplan.units import TIME_UNITS
 
@@ -72,7 +72,7 @@ _OPERATOR = re.compile(r" *(<=|>=|==|!=|<|>) *")
 _NUMBER = re.compile(
     r"([+-]?\d(?:_?\d){0,39}(?:\.\d(?:_?\d){0,39})?(?:[eE][+-]?\d{1,2})?) *(\D.*)?", re.ASCII
 )
-_SHAPE = "KEY OPERATOR VALUE, such as 'load.headroom >= 0.2'"
+_SHAPE = f"KEY OPERATOR VALUE, such as '{SCREENS['usual']} >= 0.2'"
 
 
 def parse(text: str) -> Requirement:
@@ -88,7 +88,7 @@ def parse(text: str) -> Requirement:
     >>> requirement = parse("equilibrium.iteration_time_s <= 50 ms")
     >>> requirement.key.path, requirement.symbol, requirement.wanted
     (('equilibrium', 'iteration_time_s'), '<=', 0.05)
-    >>> parse("load.headroom > 20%").wanted, parse("wait.fits == true").wanted
+    >>> parse("worst_cycle.loss < 20%").wanted, parse("wait.fits == true").wanted
     (0.2, True)
     """
     if not text.isprintable() or len(text) > MAX_LENGTH:
@@ -120,7 +120,7 @@ def parse_key(text: str) -> Key:
     """
     path, end = path_of(text)
     if not path or EVERY in path or end != len(text) or not text.isprintable():
-        raise UsageError(f"{quoted(text)} is not a key of the report, such as load.headroom")
+        raise UsageError(f"{quoted(text)} is not a key of the report, such as {SCREENS['usual']}")
     return _key(text, path)
 
 
@@ -171,7 +171,7 @@ def _refuse_beyond(key: Key, symbol: str, bound: str, wanted: float) -> None:
 def parse_number(key: Key, text: str) -> float:
     """Read a number with a unit that fits the key, in the unit of the report, rounded once from the decimals written.
 
-    >>> parse_number(parse_key("load.headroom"), "20 %"), parse_number(parse_key("wait.kv_tokens"), "41_408")
+    >>> parse_number(parse_key("worst_cycle.loss"), "20 %"), parse_number(parse_key("wait.kv_tokens"), "41_408")
     (0.2, 41408.0)
     """
     found = _NUMBER.fullmatch(text)

@@ -172,8 +172,8 @@ def to_document(report: Report) -> dict[str, Any]:
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
     >>> document = to_document(analyze(ServingModel((one,), Timing(1.0), Replica(60)), name="n", sha256=""))
-    >>> document["stability"]["spectral_radius"], document["wait"]["thresholds"]
-    (0.0, [2])
+    >>> document["stability"]["gcd"], document["wait"]["thresholds"]
+    (1, [2])
     """
     document = plain(report)
     assert isinstance(document, dict)

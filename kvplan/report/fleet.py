@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from kvplan.analysis.fleet import FleetFigures, JoinedFleet, SplitFleet, Winner
 from kvplan.analysis.split import COMPUTE, ITL, LINK, Served
+from kvplan.report.keys import SCREENS
+from kvplan.report.ledger import Ledger
+from kvplan.report.wording import sentence
 from kvplan.units import format_number, format_rate, format_seconds, format_tokens
 
 _BOUND_BY = {
@@ -75,9 +78,7 @@ def _budget(found: FleetFigures) -> str:
 
 def _goodputs(found: FleetFigures) -> str:
     """Say what objectives leave of that."""
-    known = ("split", found.split.goodput_rps), ("together", found.together.goodput_rps)
-    said = [f"{name} {format_rate(value, 'requests')}" for name, value in known if value is not None]
-    return f"Within all objectives: {', '.join(said)}." if said else ""
+    return sentence(SCREENS["fleet_goodputs"], Ledger({"fleet": found})) or ""
 
 
 def _criterion(found: FleetFigures, proved: bool) -> str:

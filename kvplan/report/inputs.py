@@ -128,12 +128,12 @@ def counts_rates(offered: Load) -> bool:
 
 
 def verdicts_in(
-    band: tuple[float, float], offered_rps: float, sustainable_rps: float, recovers_up_to_rps: float
+    band: tuple[float, float], offered_rps: float, sustainable_rps: float, recovery_rps: float
 ) -> list[tuple[Status, float]]:
     """List the verdicts within an error band, each up to so many times the iteration time."""
     low, high = band
     ends = (
-        (Status.STABLE, min(recovers_up_to_rps, sustainable_rps) / offered_rps),
+        (Status.STABLE, min(recovery_rps, sustainable_rps) / offered_rps),
         (Status.NEEDS_CAP, sustainable_rps / offered_rps),
         (Status.OVERLOADED, math.inf),
     )
@@ -146,7 +146,7 @@ def verdicts_in(
     return found
 
 
-def band_notes(model: ServingModel, offered: Load, recovers_up_to_rps: float) -> Iterator[str]:
+def band_notes(model: ServingModel, offered: Load, recovery_rps: float) -> Iterator[str]:
     """Say what the error band of the timing makes of rates and verdict.
 
     Of the verdict with a prefix cache nothing: what it keeps depends on the clock, and does not scale with iterations.
@@ -165,7 +165,7 @@ def band_notes(model: ServingModel, offered: Load, recovers_up_to_rps: float) ->
     )
     if model.finds_prefixes:
         return
-    *before, (last, _) = verdicts_in(band, offered.offered_rps, offered.sustainable_rps, recovers_up_to_rps)
+    *before, (last, _) = verdicts_in(band, offered.offered_rps, offered.sustainable_rps, recovery_rps)
     if before:
         parts = [
             f"{status} up to {format_number(end, 3)} times its iteration times" for status, end in before

@@ -102,6 +102,8 @@ class Record(NamedTuple):
         Shown to people, and not part of the contract.
     between
         Keys of the ends of its interval, or of what holds them.
+    alone
+        Where the figures of a model have it without the rest of its block, which takes longer.
     proof
         Key that says whether the value is proved; a requirement is not met without.
     """
@@ -127,6 +129,7 @@ class Record(NamedTuple):
     rare: bool = False
     beside: bool = False
     between: str = ""
+    alone: str = ""
     proof: str = ""
 
     @property
@@ -182,7 +185,7 @@ def _block_of(key: str) -> str:
 def _unit_of(key: str) -> str:
     """Tell the unit that a key ends in, or the table that it is in.
 
-    >>> _unit_of("wait.kv_tokens"), _unit_of("latency.ttft_s.mean"), _unit_of("load.headroom")
+    >>> _unit_of("wait.kv_tokens"), _unit_of("latency.ttft_s.mean"), _unit_of("load.work_rate")
     ('tokens', 's', '')
     """
     for part in reversed(key.replace("[]", "").split(".")[1:]):
@@ -229,9 +232,9 @@ def probability(value: float) -> str:
 class Block(NamedTuple):
     """A block of the report with the records of its keys, in the order of the contract.
 
-    `absent` says why the block as a whole can be null, `nullable` that it can in this version; `sources` how its numbers
-    are known, each a basis and a text, of which the first counts that does, unless it has none (`has_source`). `beside`
-    are keys of the results that are neither shown nor in the contract.
+    `absent` says why the block as a whole can be null, `nullable` that it can in this version; `sources` how its
+    numbers are known, each a basis and a text, of which the first counts that does; without any, `has_source` is False.
+    `beside` are keys of the results that are neither shown nor in the contract.
     """
 
     name: str

@@ -55,7 +55,7 @@ def _summary(figures: Figures) -> str:
     )
 
 
-def beside_spectrum(status: Status, local: Stability, recovers_up_to_rps: float | None) -> str | None:
+def beside_spectrum(status: Status, local: Stability, recovery_rps: float | None) -> str | None:
     """Say why the status is not what the spectrum says; None where it is, or where too much is offered anyway.
 
     The spectrum is that of the full equilibrium in the fluid model, the status is about the offered rate.
@@ -63,9 +63,9 @@ def beside_spectrum(status: Status, local: Stability, recovers_up_to_rps: float 
     if status is Status.OVERLOADED or (status is Status.STABLE) == local.stable:
         return None
     drains = "is not known to drain"
-    if recovers_up_to_rps is not None:
+    if recovery_rps is not None:
         sure = "drains" if status is Status.STABLE else "is sure to drain only"
-        drains = f"{sure} up to {format_number(recovers_up_to_rps)} requests/s"
+        drains = f"{sure} up to {format_number(recovery_rps)} requests/s"
     return (
         f"The status is {status} all the same: this is about small disturbances of a full replica, the status about "
         f"any backlog at the offered rate, which {drains}."
@@ -141,7 +141,7 @@ def _at_these_rates(figures: Figures, *, tried: bool) -> Iterator[str]:
         yield f"Headroom is only {format_percent(offered.headroom)}: a burst fills memory for long."
 
 
-def _at_peak(varying: Peak, status: Status, recovers_up_to_rps: float) -> str | None:
+def _at_peak(varying: Peak, status: Status, recovery_rps: float) -> str | None:
     """Say what to do about the heaviest load of a schedule; None if nothing beyond what is done anyway."""
     period = format_seconds(varying.period_s)
     rate, limit = format_number(varying.offered_rps), format_number(varying.sustainable_rps)
@@ -152,11 +152,11 @@ def _at_peak(varying: Peak, status: Status, recovers_up_to_rps: float) -> str | 
             f"{format_seconds(varying.overloaded_s)} of every {period} a backlog grows. Serve that with at least "
             f"{replicas} replicas, or let it wait."
         )
-    if status is Status.STABLE and varying.same_mix and varying.most_rps > recovers_up_to_rps:
-        seconds = varying.course.time_above(recovers_up_to_rps / varying.most_rps * varying.course.peak)
+    if status is Status.STABLE and varying.same_mix and varying.most_rps > recovery_rps:
+        seconds = varying.course.time_above(recovery_rps / varying.most_rps * varying.course.peak)
         return (
             f"At its peak the schedule offers {rate} requests/s: for {format_seconds(seconds)} of every {period} more "
-            f"than the {format_number(recovers_up_to_rps)} up to which a backlog is sure to drain."
+            f"than the {format_number(recovery_rps)} up to which a backlog is sure to drain."
         )
     return None
 

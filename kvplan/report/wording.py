@@ -1,8 +1,8 @@
 """Sentences about an answer, from texts of `keys.toml` that name its figures.
 
 ==========================  ========================================================================================
-``{load.headroom}``         the figure as its record writes it
-``{load.headroom:short}``   in another form: one of the record's forms, or of ``FORMS`` here
+``{load.work_rate}``        the figure as its record writes it
+``{load.work_rate:short}``  in another form: one of the record's forms, or of ``FORMS`` here
 ``{.name}``                 the figure of the row that the text is about
 ``{?wait.fits}``            nothing; the text counts only where that is there, true and not 0
 ``{!wait.fits}``            the same where it is not

@@ -14,7 +14,7 @@ from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 _signed = partial(format_percent, signed=True)
 _NAMED, _LINES = 2, 10  # classes in a line, groups of all placements
 _SOURCES = {
-    "served_rps": {"source": "new: saturated runs, as recovers_up_to_rps", "basis": "simulated"},
+    "served_rps": {"source": "new: saturated runs, as of the verdict", "basis": "simulated"},
     "latency": {"source": "new: runs at the offered rate, as latency", "basis": "simulated"},
     "groups": {"source": "traffic splits evenly over a group's replicas", "basis": "assumption"},
 }

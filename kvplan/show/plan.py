@@ -96,7 +96,7 @@ def _around(plan: Plan) -> Json:
     """Return what is known beside how many replicas it takes."""
     assert plan.profile is not None
     drain, fleet = plan.drain, None if plan.apart is None else plan.apart.fleet
-    known, fleet_rps = plan.profile.model.provenance, plan.recovers_up_to_rps
+    known, fleet_rps = plan.profile.model.provenance, plan.recovery_rps
     return {
         "objectives": [objective._asdict() for objective in plan.objectives],
         "sizes": [
@@ -427,8 +427,8 @@ def _after_a_burst(plan: Plan) -> str:
         said = f"After a burst of {burst}: {drain.reason}."
         if drain.seconds is not None:
             said = f"After a burst of {burst}: normal in {format_seconds(drain.seconds)}."
-    if plan.recovers_up_to_rps is not None:
-        rate = plan.recovers_up_to_rps * plan.setting.replicas
+    if plan.recovery_rps is not None:
+        rate = plan.recovery_rps * plan.setting.replicas
         times = rate / (plan.mean_rps if plan.worst is None else plan.winner.task.model.total_rate_rps)
         said += f" Recovers by itself up to {format_number(rate)} requests/s ({times:.2f} times the demand)."
     return said.strip()

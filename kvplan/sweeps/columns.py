@@ -11,31 +11,13 @@ from difflib import get_close_matches
 
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.gate.requirement import parse_key
-from kvplan.report.keys import Kind, gateable
+from kvplan.report.keys import SCREENS, Kind, gateable
 from kvplan.report.ledger import KeyPath, Named, at, named, plain
 from kvplan.simulation.metrics import CLASS_KEYS, KEYS
 
-DEFAULT = (
-    "verdict.binding",
-    "load.offered_rps",
-    "load.sustainable_rps",
-    "load.headroom",
-    "equilibrium.kv_utilization",
-    "equilibrium.iteration_time_s",
-    "worst_cycle.loss",
-    "stability.spectral_radius",
-)
-DEFAULT_BESIDE_SIMULATED = ("load.offered_rps", "load.sustainable_rps", "load.headroom")
-DEFAULT_SIMULATED = (
-    "status",
-    "throughput_rps",
-    "evictions",
-    "ttft_s.mean",
-    "ttft_s.p95",
-    "tpot_s.mean",
-    "e2e_s.mean",
-    "e2e_s.p95",
-)
+DEFAULT = tuple(SCREENS["sweep"].split())
+DEFAULT_BESIDE_SIMULATED = tuple(SCREENS["sweep_beside_simulated"].split())
+DEFAULT_SIMULATED = tuple(SCREENS["sweep_simulated"].split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +55,7 @@ def expand(patterns: Iterable[str], classes: Sequence[str], policies: Sequence[s
         for name in _matching(text.strip(), every, bool(policies)):
             found.setdefault(name, _column(name, classes))
     if not found:
-        raise UsageError("--columns: at least one key of the report, such as load.headroom")
+        raise UsageError(f"--columns: at least one key of the report, such as {SCREENS['usual']}")
     return tuple(found.values())
 
 
