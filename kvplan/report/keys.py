@@ -334,6 +334,7 @@ def _filled(template: str) -> Format:
 
 _TABLES = tomli.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SCREENS: Mapping[str, Any] = _TABLES.pop("screens")
+SIMULATION: Mapping[str, tuple[str, str]] = _TABLES.pop("simulation")  # label and form of figures of policies
 QUANTITY_WORDS: Mapping[str, tuple[str, str]] = _TABLES.pop("quantities")  # symbol and meaning
 WORDS: Mapping[str, Any] = _TABLES["words"]
 BLOCKS: Mapping[str, Block] = _read(_TABLES)

@@ -1,15 +1,18 @@
 """The registry of the report's keys: records and fields match, and the schema has them all."""
 
 import copy
+import re
 import types
 from collections.abc import Iterator
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import jsonschema  # type: ignore[import-untyped]
 from every import check_every, every
 from shipped import LOOKED_AT, report
 
+import kvplan
 from kvplan.report.assembly import Report, ledger_of, to_document
 from kvplan.report.keys import BESIDE_CONTRACT, BLOCKS, CONTRACT, RECORDS, SOURCE_KEYS, Kind, Record, gateable
 from kvplan.report.schema import json_schema
@@ -55,6 +58,30 @@ def test_every_figure_that_is_only_shown_is_there() -> None:
     shown = [key.replace("[]", "[0]", 1) for key, record in RECORDS.items() if record.beside]
     never = [key for key in shown if all(ledger.value(key) is None for ledger in ledgers)]
     assert never == ["prefix_cache.trial.summary"]  # of runs that somebody asks for
+
+
+NAMED = (
+    "load.headroom",
+    "recovers_up_to_rps",
+    "ttft_s.p95",
+    "goodput_rps",
+    "kv_utilization",
+    "spectral_radius",
+    "kv_tokens_mean",
+    "watermark_fraction",
+)
+
+
+@every("key", NAMED)
+def test_a_figure_is_named_where_it_is_computed_and_in_its_record(key: str) -> None:
+    """And in little else: what shows, judges or explains figures takes them from there."""
+    named = re.compile(rf"(?<!\w){re.escape(key)}(?!\w)")
+    texts = [
+        path
+        for path in Path(kvplan.__file__).parent.rglob("*")
+        if path.suffix in (".py", ".toml", ".j2", ".json")
+    ]
+    assert len([path.name for path in texts if named.search(path.read_text("utf-8"))]) <= 4
 
 
 def numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
