@@ -26,7 +26,7 @@ from kvplan.report.ledger import Ledger, plain
 from kvplan.report.notes import Source, notes, sources
 from kvplan.report.prefix_cache import CacheBlock
 from kvplan.report.replica import Cost, LayoutBlock
-from kvplan.report.verdict import actions, beside_spectrum, summary
+from kvplan.report.verdict import actions, summary
 from kvplan.report.wording import interval
 from kvplan.report.words import Basis, Status
 from kvplan.simulation.experiments.runner import Progress
@@ -187,7 +187,7 @@ def ledger_of(report: Report) -> Ledger:
 
 def _beside(report: Report) -> Iterator[tuple[str, Any]]:
     """Yield what follows from figures of several blocks, or is written for people."""
-    lever, latency, buffer, verdict = report.levers[0], report.latency, report.safety_buffer, report.verdict
+    lever, latency, buffer = report.levers[0], report.latency, report.safety_buffer
     yield "load.headroom_range", headroom_range(report.load)
     yield (
         "load.strongest_lever",
@@ -197,10 +197,6 @@ def _beside(report: Report) -> Iterator[tuple[str, Any]]:
     yield "rate_cap.engine_cost", cost
     wide = (f"{key} {interval(*latency.ci95[key], format_seconds)}" for key in latency.unsettled)
     yield "latency.not_settled", "; ".join(wide) or None
-    yield (
-        "stability.beside_status",
-        beside_spectrum(verdict.status, report.stability, verdict.recovers_up_to_rps),
-    )
     free, used = buffer.watermark_fraction, report.equilibrium.kv_utilization or 0.0
     yield "safety_buffer.fits", free is not None and free + used <= 1
     if report.fleet is not None and report.fleet.split.prefill is not None:

@@ -1,7 +1,6 @@
 """The prefix cache in the report: its block, and what the verdict and the actions say of a collapse (theory §8)."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,12 +14,10 @@ from kvplan.analysis.prefix_cache import (
     recovered_share,
     sustainable_rates,
 )
-from kvplan.analysis.records import Load
 from kvplan.model import ServingModel
-from kvplan.report.inputs import sustainable_text
 from kvplan.solve import boundary
 from kvplan.study.warm_cache import Trial
-from kvplan.units import format_number, format_percent, format_seconds, format_tokens
+from kvplan.units import format_number, format_percent, format_seconds
 
 _MOST_MEMORY = 64  # times what there is
 
@@ -162,55 +159,6 @@ def trial_summary(trial: Trial) -> str:
     if not ends:
         return f"{served}, and after a {burst}"
     return f"{served}; one {burst} ends it{f' in {ends} of {runs}' * (ends < runs)}: then {then} are served"
-
-
-def collapse_summary(cache: CacheBlock, offered: Load) -> str:
-    """Say the verdict where a burst can empty the cache for good."""
-    end, tier, danger = cache.collapsed, "", "one burst"
-    if (wait := cache.host.longest_wait_s) is not None:
-        tier, danger = " with its host tier", f"waits longer than {format_seconds(wait)}"
-    warm = f"a warm prefix cache{tier} serves up to {format_number(cache.sustainable_rps.good)}, but {danger}"
-    if end.throughput_rps is None:
-        outcome = ", and leave the replica in a second, slower state."
-    else:
-        outcome = (
-            f": then {format_number(end.throughput_rps)} are served in iterations of "
-            f"{format_seconds(end.iteration_time_s)}, and the queue grows."
-        )
-    return f"{_rates(offered)}: {warm} can empty it for good{outcome}"
-
-
-def _rates(offered: Load) -> str:
-    return (
-        f"{format_number(offered.offered_rps)} requests/s offered, {sustainable_text(offered, 'guaranteed')}"
-    )
-
-
-def overload_summary(cache: CacheBlock, offered: Load) -> str:
-    """Say the verdict where even a warm cache cannot keep up."""
-    if cache.users is not None:
-        good = format_number(cache.good_users)
-        return f"{format_number(cache.users)} users, and a replica for {good}: the others wait."
-    rates = _rates(offered)
-    most = cache.sustainable_rps.good
-    assert most is not None
-    excess = format_percent(offered.offered_rps / most - 1)
-    return f"{rates}: {excess} more than even a warm prefix cache serves, {format_number(most)}."
-
-
-def users_summary(cache: CacheBlock) -> str:
-    """Say the verdict where users nearly fill the replica."""
-    users, good = format_number(cache.users), format_number(cache.good_users)
-    return f"{users} users, and a replica for {good}; so near to that, preemptions can keep it from clearing a backlog."
-
-
-def collapse_actions(model: ServingModel, offered: Load) -> Iterator[str]:
-    """Say what excludes a collapse, beside settings that end one."""
-    replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
-    if replicas > 1:
-        yield f"Serve it with {replicas} replicas, each session on one of them: then it cannot collapse."
-    if (memory := enough_memory(model)) is not None:
-        yield f"Give the KV cache {format_tokens(memory)} tokens: then it cannot collapse."
 
 
 def enough_memory(model: ServingModel) -> int | None:

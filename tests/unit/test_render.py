@@ -18,9 +18,9 @@ from shipped import report as shipped
 
 from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.report.assembly import Report, to_document
-from kvplan.report.keys import near_one
-from kvplan.report.verdict import beside_spectrum
-from kvplan.report.words import Status
+from kvplan.report.keys import SCREENS, near_one
+from kvplan.report.ledger import Ledger
+from kvplan.report.wording import sentence
 from kvplan.show import markdown, terminal
 from kvplan.show.page import Table
 from kvplan.show.report import build
@@ -236,7 +236,9 @@ def test_a_status_that_is_not_what_the_spectrum_says_is_reconciled(name: str) ->
 def test_a_stable_spectrum_does_not_make_a_replica_recover(
     status: str, recovers_up_to_rps: float | None, said: str | None
 ) -> None:
-    found = beside_spectrum(Status(status), _report(NEARLY_CRITICAL).stability, recovers_up_to_rps)
+    verdict = {"status": status, "recovers_up_to_rps": recovers_up_to_rps}
+    answer = {"verdict": verdict, "stability": _report(NEARLY_CRITICAL).stability}
+    found = sentence(SCREENS["sections"]["stability"]["blocks"][-1], Ledger(answer))
     assert found is None if said is None else found is not None and found.endswith(said)
 
 
