@@ -270,6 +270,7 @@ FORMATS: Mapping[str, Format] = {
     "time": format_seconds,
     "near_one": near_one,
     "tokens": format_tokens,
+    "replicas": lambda count: f"{count:,} replica{'s' * (count != 1)}",
     "growth": lambda stable: "stable" if stable else "unstable",
 }
 _WORD = re.compile(r"\{(\w+)\}")

@@ -10,7 +10,7 @@ from kvplan.report.wording import interval
 from kvplan.report.words import Basis
 from kvplan.show import page
 from kvplan.show.chart import Chart
-from kvplan.show.simulation import replayed, written_as
+from kvplan.show.simulation import arrivals, written_as
 from kvplan.show.view import Json, View, csv_text, header
 from kvplan.simulation.estimates import FIGURES
 from kvplan.simulation.experiments.load import Load
@@ -89,13 +89,12 @@ def _section(point: OperatingPoint, profile: Profile, full: bool) -> page.Sectio
 
 def _blocks(point: OperatingPoint, load: Load, full: bool) -> Iterator[page.Block]:
     latency = point.latency
-    came = f"{point.arrivals} arrivals" if load.trace is None else replayed(load)
     if point.runs == 0:
         yield page.Paragraph(f"Nothing was run: {latency.reason}.")
         return
     queue = "steady, but some figures are not settled" if latency.unsettled else latency.status
     yield page.Paragraph(
-        f"Policy {point.policy}, {came}, {format_number(point.requests)} requests in {point.runs} "
+        f"Policy {point.policy}, {arrivals(load)}, {format_number(point.requests)} requests in {point.runs} "
         f"run{'s' * (point.runs != 1)} after a warm-up; the queue is {queue}."
     )
     if latency.reason is not None:

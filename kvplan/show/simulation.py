@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 
 from kvplan.model import FloatArray
-from kvplan.options import Arrivals
 from kvplan.profile.reading import Profile
 from kvplan.report.keys import SCREENS, SIMULATION
+from kvplan.report.ledger import Ledger
 from kvplan.report.study_notes import needed, notes
-from kvplan.report.wording import interval
+from kvplan.report.wording import interval, sentence
 from kvplan.show import page
 from kvplan.show.chart import COLOURS, Axis, Chart, Line, peaks, time_axis
 from kvplan.show.view import Json, View, csv_text, fields, header
@@ -246,52 +246,29 @@ def _half(interval: tuple[float, float] | None, value: float | None, least: floa
 
 def _what(study: Study) -> str:
     seeds = f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"means over {len(study.seeds)} seeds"
-    amount = f"{format_number(study.requests)} requests"
-    load = study.load
-    until = f", {format_seconds(load.horizon_s)}" if load.horizon_s is not None else ""
-    how = replayed(load) if load.trace is not None else f"{_arrivals(load)}, {seeds}"
-    return f"{amount}{until}, {how}{_to(study)}."
+    about = {"about.arrivals": arrivals(study.load)}
+    about |= {} if study.load.trace is not None else {"about.seeds": seeds}
+    return sentence(SCREENS["study"], Ledger(study, about)) or ""
 
 
-def _to(study: Study) -> str:
-    """Say which replicas the requests come to."""
-    fleet = study.fleet
-    if fleet is None:
-        return ""
-    if fleet.is_split:
-        prefill, decode = format_number(fleet.prefill), page.replicas(fleet.decode)
-        return f", to {prefill} prefill and {decode.replace(' ', ' decode ')} by {fleet.routing}"
-    return f", to {page.replicas(fleet.replicas)} by {fleet.routing}"
-
-
-def replayed(load: Load) -> str:
-    """Say how a trace is replayed."""
-    if load.stretch == 1:
-        return "replayed from a trace"
-    return f"replayed from a trace, gaps {format_number(load.stretch, 3)} times as long as recorded"
+def arrivals(load: Load) -> str:
+    """Say how requests arrive."""
+    return (
+        sentence(SCREENS["arrivals"], Ledger({"load": load, "about": {"stretched": load.stretch != 1}})) or ""
+    )
 
 
 _BOUNDED = {
-    "throughput_rps": ("at most {} requests/s", format_number),
-    "decode_tokens_per_s": ("at most {} decode tokens/s", format_number),
-    "e2e_s.mean": ("at least {} mean time end to end", format_seconds),
+    "throughput_rps": "at most {} requests/s",
+    "decode_tokens_per_s": "at most {} decode tokens/s",
+    "e2e_s.mean": "at least {} mean time end to end",
 }
 
 
 def _bound(bound: StudyBound) -> str:
-    words, written = _BOUNDED[bound.figure]
-    return f"Hindsight (FC 4): {words.format(written(bound.bound))} on these requests; computed, {_proof(bound)}."
-
-
-def _proof(bound: StudyBound) -> str:
-    if bound.proven:
-        return "an optimum"
-    gap = (
-        "no schedule was found"
-        if bound.gap is None
-        else f"a schedule was found {format_percent(bound.gap)} off it"
-    )
-    return f"a bound: no schedule is proven to reach it, {gap}"
+    most = _BOUNDED[bound.figure].format(written_as(SIMULATION[bound.figure][1], bound.bound))
+    about = {"about.bound": most, "about.gap": sentence(SCREENS["hindsight_gap"], Ledger(bound))}
+    return sentence(SCREENS["hindsight"], Ledger(bound, about)) or ""
 
 
 def _loosened(study: Study) -> tuple[str, ...]:
@@ -301,30 +278,8 @@ def _loosened(study: Study) -> tuple[str, ...]:
     engines = as_engines(names)
     if not engines or len(engines) == len(names):
         return ()
-    return (
-        f"The bound is to hold for {', '.join(engines)} too, with KV counted as engines do, tokens computed so far: "
-        "for the other policies alone it may be tighter.",
-    )
-
-
-def _arrivals(load: Load) -> str:
-    match load.kind:
-        case Arrivals.GAMMA:
-            return f"gamma arrivals of cv {load.cv:g}"
-        case Arrivals.CLOSED:
-            return f"a closed loop of {load.concurrency:,} clients"
-        case Arrivals.BURST:
-            high, low, on_s, off_s = load.burst
-            return f"bursts ({high:g} times the rate for {on_s:g} s, {low:g} times for {off_s:g} s)"
-        case Arrivals.INTERLEAVED:
-            return "saturated arrivals, interleaved"
-        case _ if load.burst_sessions is not None:
-            burst = load.burst_sessions
-            return (
-                f"poisson arrivals of sessions, and {burst.sessions:,} more at {format_seconds(burst.at_s)}"
-            )
-        case _:
-            return f"{load.kind or Arrivals.POISSON} arrivals"
+    said = sentence(SCREENS["hindsight_loose"], Ledger({"about": {"engines": ", ".join(engines)}}))
+    return () if said is None else (said,)
 
 
 def _figures(study: Study) -> Iterator[page.Block]:
