@@ -14,6 +14,7 @@ from kvplan.planning.result import Alternative, Cost, Objective, Plan, Refused, 
 from kvplan.planning.search import Band, Candidate, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
+from kvplan.report.wording import interval
 from kvplan.show import page
 from kvplan.show.charts import of_plan
 from kvplan.show.view import Json, View, fields, header
@@ -253,12 +254,6 @@ def _in_band(plan: Plan, band: Band) -> str:
     return f" {many} if iterations take {band.low:.2f} to {band.high:.2f} times {known}."
 
 
-def _interval(low: float | None, high: float | None) -> str:
-    if low is None:
-        return ABSENT
-    return f"{format_seconds(low)} to {'more' if high is None else format_seconds(high)}"
-
-
 def _words(key: str) -> str:
     return key.replace("_s.", " ")
 
@@ -271,7 +266,9 @@ def _objectives(plan: Plan) -> page.Table:
         page.Column(""): lambda o: _words(o.key),
         page.number("limit"): lambda o: "none" if o.limit is None else format_seconds(o.limit),
         page.number("expected"): lambda o: format_seconds(o.value),
-        page.number("95 % interval"): lambda o: _interval(o.low, o.high),
+        page.number("95 % interval"): lambda o: (
+            ABSENT if o.low is None else interval(o.low, o.high, format_seconds)
+        ),
         page.number(slower): lambda o: format_seconds(o.slower),
     }
     return page.tabulate(columns, plan.objectives)
