@@ -13,10 +13,10 @@ from kvplan.analysis.worst_cycle import MOST_STAGES
 from kvplan.model import Prefill
 from kvplan.report.figures import Figures
 from kvplan.report.inputs import band_notes, extrapolations, origins_note, states
-from kvplan.report.keys import BLOCKS, SCREENS, Block
+from kvplan.report.keys import BLOCKS, Block
 from kvplan.report.ledger import Ledger
 from kvplan.report.verdict import requests_in_memory
-from kvplan.report.wording import interval, sentence
+from kvplan.report.wording import interval, sentence, sentences
 from kvplan.report.words import Basis
 from kvplan.units import format_seconds
 
@@ -60,8 +60,7 @@ def _source(block: Block, ledger: Ledger) -> Source:
 def notes(figures: Figures) -> tuple[str, ...]:
     """Say what was assumed, what is not modelled, and what to beware of."""
     ledger = Ledger(figures, {f"about.{name}": value for name, value in _about(figures)})
-    said = (sentence(texts, ledger) for texts in SCREENS["notes"])
-    return (*_of_inputs(figures), *(note for note in said if note is not None))
+    return (*_of_inputs(figures), *sentences("notes", ledger))
 
 
 def _of_inputs(figures: Figures) -> Iterator[str]:

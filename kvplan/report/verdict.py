@@ -11,7 +11,7 @@ from kvplan.report.figures import Figures
 from kvplan.report.keys import SCREENS
 from kvplan.report.ledger import Ledger
 from kvplan.report.prefix_cache import enough_memory
-from kvplan.report.wording import sentence
+from kvplan.report.wording import sentence, sentences
 from kvplan.report.words import Status
 from kvplan.study.advice import ADMISSION, Advice
 from kvplan.study.warm_cache import Setting
@@ -51,13 +51,10 @@ def actions(figures: Figures) -> tuple[str, ...]:
     may_collapse = cache is not None and cache.collapse_possible and status is Status.NEEDS_CAP
     ledger = _ledger(figures, _about(figures, may_collapse=bool(may_collapse)))
 
-    def said(name: str, ledger: Ledger = ledger) -> list[str]:
-        return [text for texts in SCREENS[name] if (text := sentence(texts, ledger)) is not None]
-
     tried = [*advice_actions(figures.advice, recovers=status is Status.STABLE)]
-    tried += said("against_collapse") if may_collapse else []
-    first = said("urgent") + tried
-    usual = said(
+    tried += sentences("against_collapse", ledger) if may_collapse else []
+    first = sentences("urgent", ledger) + tried
+    usual = sentences(
         "usual_actions", _ledger(figures, (*_about(figures, may_collapse=False), ("tried", bool(tried))))
     )
     nothing = sentence(SCREENS["nothing_to_do"], ledger) if status is Status.STABLE else None

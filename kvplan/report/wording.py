@@ -17,7 +17,7 @@ a blank, but for one before a bracket.
 import re
 from collections.abc import Callable, Sequence
 
-from kvplan.report.keys import FORMATS, RECORDS
+from kvplan.report.keys import FORMATS, RECORDS, SCREENS
 from kvplan.report.ledger import Ledger, general, record_of
 
 _PART = re.compile(r"\{([^{}]*)\}|\[((?:[^\[\]{}]|\{[^{}]*\})*)\]")
@@ -47,6 +47,11 @@ def sentence(texts: str | Sequence[str], ledger: Ledger, row: str = "") -> str |
         except _AbsentError:
             continue
     return None
+
+
+def sentences(name: str, ledger: Ledger) -> list[str]:
+    """Write those of the texts of a screen that count."""
+    return [said for texts in SCREENS[name] if (said := sentence(texts, ledger)) is not None]
 
 
 def first_key(texts: str | Sequence[str]) -> str:
