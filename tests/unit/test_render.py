@@ -223,12 +223,8 @@ def test_a_status_that_is_not_what_the_spectrum_says_is_reconciled(name: str) ->
 @every(
     ("status", "recovers_up_to_rps", "said"),
     [
-        (
-            "needs_cap",
-            2.5,
-            "any backlog at the offered rate, which is sure to drain only up to 2.5 requests/s.",
-        ),
-        ("needs_cap", None, "any backlog at the offered rate, which is not known to drain."),
+        ("needs_cap", 2.5, "offered rate, which is sure to drain only up to 2.5 requests/s."),
+        ("needs_cap", None, "offered rate, which is not known to drain."),
         ("stable", 2.5, None),
         ("overloaded", 2.5, None),
     ],
