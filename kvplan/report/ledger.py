@@ -18,7 +18,7 @@ from kvplan.report.keys import BESIDE_CONTRACT, RECORDS, Record
 from kvplan.report.words import Basis
 
 _PART = re.compile(
-    r'\.?([A-Za-z_][A-Za-z0-9_]*)|\[ *(?:(\d{1,9})|("(?:[^"\\]|\\.)*")|([^\]" ](?:[^\]"]*[^\]" ])?)|()) *\]',
+    r'\.?([A-Za-z_][A-Za-z0-9_]*)|(\[\])|\[ *(?:(\d{1,9})|("(?:[^"\\]|\\.)*")|([^\]" ](?:[^\]"]*[^\]" ])?)) *\]',
     re.ASCII,
 )
 
@@ -124,7 +124,7 @@ def path_of(text: str) -> tuple[KeyPath, int]:
     path: list[str | int | Named] = []
     end = 0
     while part := _PART.match(text, end):
-        name, index, in_quotes, bare, _ = part.groups()
+        name, _, index, in_quotes, bare = part.groups()
         if name is not None and bool(path) != part[0].startswith("."):
             break  # a dot too many, or one missing
         if name is None and not path:
@@ -146,7 +146,7 @@ def named(name: str) -> str:
     ('[chat]', '["7"]', '["a]b"]')
     """
     bare = _PART.fullmatch(f"[{name}]")
-    return f"[{name}]" if bare and bare[4] == name else f"[{json.dumps(name, ensure_ascii=False)}]"
+    return f"[{name}]" if bare and bare[5] == name else f"[{json.dumps(name, ensure_ascii=False)}]"
 
 
 def at(answer: Any, path: KeyPath) -> Any:
