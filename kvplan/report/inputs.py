@@ -107,12 +107,6 @@ def range_text(ends: tuple[float, float] | None) -> str:
     return "" if ends is None else f" ({' to '.join(map(format_number, ends))})"
 
 
-def sustainable_text(offered: Load, word: str) -> str:
-    """Write what is sustainable for a headline, with its range where it has one."""
-    ends = range_text(offered.sustainable_rps_range).removesuffix(")")
-    return f"{format_number(offered.sustainable_rps)} {word}{ends and f'{ends} in the error band of the timing)'}"
-
-
 def headroom_range(offered: Load) -> tuple[float, float] | None:
     """Return the range of the headroom; None where it counts users, who ask for less when iterations take longer."""
     ends, rate = offered.sustainable_rps_range, offered.offered_rps
