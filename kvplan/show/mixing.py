@@ -5,6 +5,7 @@ from functools import partial
 
 from kvplan.planning.mixing import MOST_PARTS, Comparison, Figure, Placement, Pool
 from kvplan.profile.reading import Profile
+from kvplan.report.keys import FORMATS
 from kvplan.report.ledger import plain
 from kvplan.show import page
 from kvplan.show.view import Json, View, fields, header
@@ -68,9 +69,11 @@ def _groups(placement: Placement, label: str, most: int) -> page.Table:
 
 def _headline(comparison: Comparison) -> str:
     best, apart = comparison.placements["best"], comparison.placements["segregated"]
-    groups = "; ".join(f"{_classes(p, page.MAX_ROWS)} on {page.replicas(p.replicas)}" for p in best.groups)
+    groups = "; ".join(
+        f"{_classes(p, page.MAX_ROWS)} on {FORMATS['replicas'](p.replicas)}" for p in best.groups
+    )
     if best is comparison.placements["mixed"]:
-        groups = f"mixed, all classes on {page.replicas(comparison.replicas)}"
+        groups = f"mixed, all classes on {FORMATS['replicas'](comparison.replicas)}"
     served = "all" if best.headroom.value >= 0 else f"{format_number(best.served_rps)} of"
     other = "" if apart is best else f", segregated {_signed(apart.headroom.value)}"
     return (
