@@ -229,7 +229,7 @@ class CheckOptions:
     profile: "Service | None" = None
     _: KW_ONLY
     require: Texts = Texts(
-        "Requirement on every profile, beside its own, such as 'load.headroom >= 20%'. May be repeated.",
+        "Requirement on every profile, beside its own, such as 'goodput.rate_rps >= 5'. May be repeated.",
         (),
         metavar="REQUIREMENT",
         complete="keys_to_require",

@@ -236,7 +236,7 @@ class HostTier(NamedTuple):
     characteristic_time_s: float | None  # T2; None where everything fits
     link_utilization: float | None  # share of the time in which it loads
     # rate up to which a replica full of requests, with none waiting, gets warm again
-    recovers_up_to_rps: float
+    recovery_rps: float
     # seconds of waiting from which it comes back at the offered rate; None: from any, or from none
     longest_wait_s: float | None
     without: SustainableRates  # that the GPU alone serves
@@ -256,7 +256,7 @@ def host_tier(cached: CachedReplica, warm: CacheState | None) -> HostTier | None
         hit_ratio=warm and warm.host_hit_ratio,
         characteristic_time_s=warm and warm.host_time_s,
         link_utilization=warm and warm.link_utilization,
-        recovers_up_to_rps=full_rate(cached),
+        recovery_rps=full_rate(cached),
         longest_wait_s=_longest_wait_s(cached),
         without=without,
     )

@@ -46,7 +46,7 @@ def _kvplan(
 _EXAMPLES: dict[Callable[..., None], str] = {
     plan.plan: "kvplan plan Llama-3.1-70B --gpu H100 --rate 12 --in 3000 --out 400 --slo ttft-p95=2s",
     analyze.analyze: "kvplan analyze llama-3.1-8b-rtx4090 --format markdown -o capacity.md",
-    check.check: "kvplan check my-service.toml --require 'load.headroom >= 20%'",
+    check.check: "kvplan check my-service.toml --require 'verdict.status == stable'",
     few.diff: "kvplan diff before.toml after.toml",
     simulate.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
     sweep.sweep: "kvplan sweep my-service.toml --vary 'gpu.memory_tokens=20k:400k:20' -o results.csv",

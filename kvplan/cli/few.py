@@ -32,7 +32,7 @@ def explain(
         str,
         argument(
             metavar="KEY",
-            help="Key of the JSON report, such as load.headroom or wait.classes[].threshold, or a block, such as load.",
+            help="Key of the JSON report, such as load.work_rate or wait.classes[].threshold, or a block, as load.",
             autocompletion=completion.keys_to_explain,
         ),
     ],

@@ -174,9 +174,9 @@ def check(
     >>> from io import BytesIO
     >>> from kvplan.profile.reading import load_profile
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
-    >>> check(profile, None, [parse("load.headroom >= 20%")], accepted=["workload"]).outcome
+    >>> check(profile, None, [parse("load.load_factor_max >= 1.2")], accepted=["workload"]).outcome
     <Outcome.PASSED: 'passed'>
-    >>> check(profile, None, [parse("load.headroom >= 20%")]).outcome
+    >>> check(profile, None, [parse("load.load_factor_max >= 1.2")]).outcome
     <Outcome.UNUSABLE: 'unusable'>
     """
     subject = Subject(ProfileIdentity(profile.name, profile.sha256), report_of(profile, progress), tries=True)
@@ -233,7 +233,7 @@ def _notes(profile: Profile, subject: Subject) -> Iterator[str]:
     analyses = subject.analyses
     yield from doubts(analyses.model)
     if profile.model.measured.band is not None:
-        yield from band_notes(analyses.model, analyses.load, analyses.verdict.recovers_up_to_rps or 0.0)
+        yield from band_notes(analyses.model, analyses.load, analyses.recovery.rate_rps or 0.0)
 
 
 def _missed(analyses: Analyses, results: Sequence[Result]) -> Iterator[str]:

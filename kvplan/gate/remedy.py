@@ -100,7 +100,7 @@ def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) 
     >>> from kvplan.report.assembly import ProfileIdentity
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> subject = Subject(ProfileIdentity("tools", ""), Analyses(profile.model, profile.plan))
-    >>> first, *_ = remedies(profile, subject, [parse("load.headroom >= 0.25")])
+    >>> first, *_ = remedies(profile, subject, [parse("load.load_factor_max >= 1.25")])
     >>> first.lever, first.amount, first.changes[0].key
     (<Lever.RATE: 'rate'>, 43.89, 'classes[0].rate')
     """

@@ -246,7 +246,7 @@ class Gate(Table, title="Gate"):
     """What a check of this profile demands."""
 
     require: Annotated[list[str], FailFast()] = Field(default=[])
-    """Conditions on keys of the report, such as "load.headroom >= 0.20"."""
+    """Conditions on keys of the report, such as "verdict.status == stable"."""
     accept: Annotated[list[Literal["gpu", "timing", "workload"]], FailFast()] = Field(default=[])
     """Parts that may be assumed; otherwise nothing passes that an assumed part stands behind."""
 

@@ -60,7 +60,8 @@ class _Reported(Mapping[str, Any]):
         self._analyses = Analyses(model, plan)
 
     def __getitem__(self, block: str) -> Any:
-        from kvplan.report.assembly import Report, plain
+        from kvplan.report.assembly import Report
+        from kvplan.report.ledger import plain
 
         if block not in Report._fields:
             raise KeyError(block)

@@ -142,6 +142,6 @@ def define(
     found = expand(columns or usual, names, policies)
     if runs is not None and all(column.block != "simulation" for column in found):
         raise UsageError(
-            "--columns has no key of the simulation, such as simulation.greedy.ttft_s.p95; or leave out --simulate"
+            "--columns has no key of the simulation, such as simulation.greedy.throughput_rps; or leave out --simulate"
         )
     return Sweep(profile.name, profile.sha256, profile.text, axes, drawn, seed, found, runs)
