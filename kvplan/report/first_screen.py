@@ -14,6 +14,7 @@ Row = tuple[str, str, Basis]
 Time = tuple[str, str, Distribution]
 
 _MOST_LISTED = 8  # thresholds
+_MUCH_MORE = 1.02  # times the goodput
 _LEVERS = {
     "memory_tokens": "KV memory",
     "d0": "d0 (fixed time)",
@@ -158,12 +159,13 @@ def _known(found: Latency, key: str, figure: str) -> str:
 def _goodput(report: Report) -> Iterator[Row]:
     found = report.goodput
     if found is not None:
-        ends = f", between {format_number(found.low)} and {format_number(found.high)}"
-        between = "" if found.high is None else ends
+        is_more = found.crossing_rps >= _MUCH_MORE * found.rate_rps
+        minutes = f"; {format_number(found.crossing_rps)} for minutes" if is_more else ""
+        run = "" if found.run_s is None else f", in runs of {format_seconds(found.run_s)}"
         lasts = report.verdict.recovers_up_to_rps
         ended = report.fleet is None and lasts is not None and lasts < found.rate_rps
         for_good = f"; above {format_number(lasts)} a burst can end it for good" if ended else ""
-        value = f"{rate_text(found.rate_rps)} by {found.binding}{between}{for_good}"
+        value = f"{rate_text(found.rate_rps)} by {found.binding}{run}{minutes}{for_good}"
         yield "Goodput", value, report.sources["goodput"].kind
 
 

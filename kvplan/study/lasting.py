@@ -44,7 +44,7 @@ class Trial(NamedTuple):
     run_s: float
 
 
-class _Course(NamedTuple):
+class Course(NamedTuple):
     """A run: whether its queue grows, how many requests were done, and how each objective stood."""
 
     grows: bool
@@ -65,18 +65,31 @@ def trial(model: ServingModel, plan: Plan, settings: Settings, objectives: Seque
     >>> trial(model, Plan(), Settings("vllm", {}), [parse_slo("itl_s.mean <= 11 ms")])
     Trial(lasts=True, run_s=86400.0)
     """
-    model = as_run(model)
     length, least = _length_s(model, settings)
     for run_s in (max(least, _AT_FIRST * length), length):
-        spans = Spans(max(_LEFT_OUT * run_s, warm_up_s(one_replica(model))), run_s / _BATCHES, _BATCHES)
-        run = partial(_course, model, plan, settings, objectives, spans)
-        seen: list[_Course] = []
+        seen: list[Course] = []
         while len(seen) < _SEEDS:
             first = _STREAM + len(seen)
-            seen += at_once(run, range(first, first + _AT_ONCE))
+            seen += runs(model, plan, settings, objectives, range(first, first + _AT_ONCE), run_s)
             if any(course.grows for course in seen) or (run_s == length and _is_missed(seen)):
                 return Trial(False, length)
     return Trial(True, length)
+
+
+def runs(
+    model: ServingModel,
+    plan: Plan,
+    settings: Settings,
+    objectives: Sequence[Objective],
+    seeds: Sequence[int],
+    run_s: float | None = None,
+) -> list[Course]:
+    """Run the model at its rates with each seed, for as long as that; None: a day, or what is affordable."""
+    model = as_run(model)
+    run_s = run_s or _length_s(model, settings)[0]
+    begin_s = max(_LEFT_OUT * run_s, warm_up_s(one_replica(model)))
+    spans = Spans(begin_s, run_s / _BATCHES, _BATCHES)
+    return at_once(partial(_course, model, plan, settings, objectives, spans), seeds)
 
 
 def _length_s(model: ServingModel, settings: Settings) -> tuple[float, float]:
@@ -99,14 +112,14 @@ def _course(
     objectives: Sequence[Objective],
     spans: Spans,
     seed: int,
-) -> _Course:
+) -> Course:
     seen = run_window(model, plan, settings, spans, seed)
     judged = Trend.GROWING if seen.stuck else trend(seen.least, model.total_rate_rps * spans.width_s)
     observed = Observation(Sample((seen,)), judged, (), 0.0)
-    return _Course(judged is Trend.GROWING, seen.batch.size, decisions(observed, objectives))
+    return Course(judged is Trend.GROWING, seen.batch.size, decisions(observed, objectives))
 
 
-def _is_missed(seen: Sequence[_Course]) -> bool:
+def _is_missed(seen: Sequence[Course]) -> bool:
     """Tell whether an objective is missed over all runs, even if those that are to come had nothing beyond it."""
     completed = sum(course.completed for course in seen) * _SEEDS / len(seen)
     by_objective = zip(*(course.decided for course in seen), strict=True)
