@@ -11,6 +11,7 @@ from kvplan.errors import UsageError
 from kvplan.units import BYTE_UNITS, parse_exact
 
 MAX_POINTS = 10**7
+MAX_LISTED = 50_000  # values in a list
 
 Number = int | float
 

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-VERSION = (
-    r"\d+(\.\d+){1,3}([.+]?[a-z][.+a-z0-9]*)?"  # of an engine, with what marks a candidate or a later build
-)
+VERSION = r"[0-9]+(\.[0-9]+){1,3}([.+]?[a-z][.+a-z0-9]*)?"  # of an engine, with what marks a candidate or a later build
 
 
 class EngineName(StrEnum):

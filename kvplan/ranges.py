@@ -5,7 +5,7 @@ Whoever reads them refuses what lies beyond in one line, so that nothing downstr
 
 LEAST_RATE, MOST_RATE = 1e-9, 1e9  # requests or sessions, per second
 SHORTEST_S, LONGEST_ITERATION_S = 1e-9, 3600.0  # of an iteration, and of what a request spends outside of it
-LEAST_PAIR_S = 1e-15  # of attention, per pair of tokens
+LEAST_PAIR_S, LONGEST_PAIR_S = 1e-15, 1e-4  # of attention, per pair of tokens: some nanoseconds on a GPU
 LEAST_COST_S = 1e-12  # per token: 8 B300 read a token of MLA in fp8, 35 kB, in half a nanosecond
 LONGEST_S = 3.2e8  # ten years: horizons, gaps, schedules
 LATEST_S = 1e12  # of a time stamp: since 1970, in milliseconds too

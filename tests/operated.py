@@ -42,7 +42,7 @@ PLANNED = Planned(
     hit_rate=0.8,
 )
 OPERATIONS = Operations(
-    goodput_rps=2.4,
+    good_rps=2.4,
     peak_replicas=8,
     headroom=0.1,
     arrivals_rps=2.4 / 1.1,
@@ -86,7 +86,7 @@ def generated(seed: int) -> Operations:
     )
     load_s = some(1, 7200)
     return Operations(
-        goodput_rps=goodput,
+        good_rps=goodput,
         peak_replicas=least,
         headroom=headroom,
         arrivals_rps=goodput / (1 + headroom),

@@ -164,8 +164,8 @@ def equilibrium(model: ServingModel) -> Equilibrium:
         return Equilibrium(None, None, None, None, None, None, nobody)
     tau = state.iteration_time_s
     return Equilibrium(
-        kv_tokens=state.kv_unique_tokens,
-        kv_utilization=state.kv_unique_tokens / model.replica.capacity_tokens,
+        state.kv_unique_tokens,
+        state.kv_unique_tokens / model.replica.capacity_tokens,
         iteration_time_s=tau,
         requests_in_flight=offered * cached.stages * tau,
         decode_tokens_per_s=offered * cached.mean("decode"),

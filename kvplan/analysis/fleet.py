@@ -100,7 +100,7 @@ def fleet_figures(
 
     Where replicas do both, the split beside them is the one that serves most, and its transfers take no time. Of the
     objectives on the time between tokens, whatever figure they are about, the tightest limits iterations. `limits` are
-    seconds by figure, such as ``ttft_s.p95``; `gpus` are as many as the fleet takes unless given.
+    seconds by figure, such as ``itl_s.mean``; `gpus` are as many as the fleet takes unless given.
     """
     fleet = model.fleet
     if fleet is None:

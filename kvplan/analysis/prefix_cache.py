@@ -192,10 +192,14 @@ def population_of(cached: CachedReplica, part: float = 1.0) -> Population:
 
 
 def _population(cached: CachedReplica, curve: States, part: float = 1.0) -> Population:
-    users, rates = _users(cached, curve), _served(cached, curve)
+    rates = _served(cached, curve)
+    exists = rates > 0  # beyond the token budget there are no states, but a queue
+    if not exists.any():
+        return Population(0.0, 0.0, 0.0, 0.0)
+    users, rates = _users(cached, curve)[exists], rates[exists]
     falls = np.flatnonzero(np.diff(users) < 0)
     peak = int(falls[0]) if falls.size else users.size - 1
-    least = min(float(users[peak:].min()), _least_waiting_users(cached))
+    least = min(float(users[peak:].min()), _least_waiting_users(cached), _least_users_of_budget(cached))
     good, guaranteed = float(users[peak]), part * least
     upto = rates[: peak + 1]
     safe = upto[users[: peak + 1] <= guaranteed]
@@ -211,6 +215,14 @@ def _least_waiting_users(cached: CachedReplica) -> float:
     return min(running + full_rate(replace(cached, wait_s=w)) * (w + cached.think_s) for w in waits)
 
 
+def _least_users_of_budget(cached: CachedReplica) -> float:
+    """The fewest users who use up the token budget where the cache finds only what is in use."""
+    admissions = _ends(cached).get("max_num_batched_tokens")
+    if admissions is None:
+        return math.inf
+    return float(_users(cached, cached.states(np.array([admissions]), warm=False))[0])
+
+
 def _wait_without_hits_s(cached: CachedReplica) -> float:
     """A wait in the queue of a full replica after which its host tier has nothing left of what it is waited for."""
     forever = replace(cached, wait_s=FOREVER_S)
@@ -224,7 +236,7 @@ class HostTier(NamedTuple):
     characteristic_time_s: float | None  # T2; None where everything fits
     link_utilization: float | None  # share of the time in which it loads
     # rate up to which a replica full of requests, with none waiting, gets warm again
-    recovers_up_to_rps: float
+    recovery_rps: float
     # seconds of waiting from which it comes back at the offered rate; None: from any, or from none
     longest_wait_s: float | None
     without: SustainableRates  # that the GPU alone serves
@@ -244,7 +256,7 @@ def host_tier(cached: CachedReplica, warm: CacheState | None) -> HostTier | None
         hit_ratio=warm and warm.host_hit_ratio,
         characteristic_time_s=warm and warm.host_time_s,
         link_utilization=warm and warm.link_utilization,
-        recovers_up_to_rps=full_rate(cached),
+        recovery_rps=full_rate(cached),
         longest_wait_s=_longest_wait_s(cached),
         without=without,
     )

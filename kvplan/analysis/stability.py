@@ -210,8 +210,10 @@ def _asymptotic_min_input(
     anywhere in (0, π]; two lengths give eq. 13. `inline` is the (s-1, d+1) system, hence one token more.
     """
     lengths, position = np.unique(stages, return_inverse=True)
-    turns = sum(d // 2 + 1 for d in lengths.tolist())  # in Python's integers, whose products do not wrap
-    if lengths.size == 1 or np.ptp(inputs) > 0 or turns * lengths.size**2 > _MOST_PHASES:
+    if lengths.size == 1 or np.ptp(inputs) > 0:
+        return None
+    turns = int((lengths // 2 + 1).sum())  # in Python's integers, whose products do not wrap
+    if turns * lengths.size**2 > _MOST_PHASES:
         return None
     p = sum_by(position, share, lengths.size)
     changes = np.unique(np.concatenate([*((np.arange(d // 2 + 1) + 0.5) / d for d in lengths), [0.5]]))

@@ -162,7 +162,7 @@ def mean_iteration_time(
     return model.timing.mean(kv_tokens, prompts, sequences, prefill_pairs)
 
 
-def worst_cycle(model: ServingModel, stability: Stability, recovers_up_to_rps: float | None) -> WorstCycle:
+def worst_cycle(model: ServingModel, stability: Stability, recovery_rps: float | None) -> WorstCycle:
     """Find the cycle greedy admission can be stuck in, from a closed form where one applies, else from the fluid map.
 
     Above the rate up to which a backlog drains lies the danger zone (`kvplan.study.recovery`).
@@ -177,7 +177,7 @@ def worst_cycle(model: ServingModel, stability: Stability, recovers_up_to_rps: f
         if cycle.throughput > 0:
             rps = cycle_throughput_rps(model, cycle) * (per_iteration / cycle.throughput)
     _, sustainable = sustainable_rate(model)
-    low = recovers_up_to_rps or 0.0
+    low = recovery_rps or 0.0
     return WorstCycle(
         kind=kind,
         throughput_per_iteration=per_iteration,

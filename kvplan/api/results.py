@@ -14,6 +14,7 @@ from kvplan.report import assembly
 from kvplan.show import page
 from kvplan.show.view import Json, View, json_text, render
 from kvplan.simulation.experiments import study
+from kvplan.simulation.experiments.hindsight_bound import StudyBound
 
 _MAX_ROWS = 20
 _FRAME = "border: 0; width: 100%; height: 40rem"  # of a page in a notebook, whose styles stay its own
@@ -66,14 +67,15 @@ class Report(Result, assembly.Report):
 
 
 class Study(Result, study.Study):
-    """Policies side by side. Its columns have a row for each policy."""
+    """Policies side by side, and `bounds` that none can surpass. Its columns have a row for each policy."""
 
     profile: Profile
+    bounds: Sequence[StudyBound]
 
     def _view(self) -> View:
         from kvplan.show.simulation import view
 
-        return view(self, self.profile)
+        return view(self, self.profile, self.bounds)
 
 
 class Sweep(Result, dict[str, NDArray[Any]]):
@@ -116,8 +118,8 @@ def of_report(report: assembly.Report, profile: Profile) -> Report:
     return result
 
 
-def of_study(found: study.Study, profile: Profile) -> Study:
+def of_study(found: study.Study, profile: Profile, bounds: Sequence[StudyBound]) -> Study:
     """Return a study of a profile as a result."""
     result = Study._make(found)
-    result.profile = profile
+    result.profile, result.bounds = profile, bounds
     return result

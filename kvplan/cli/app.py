@@ -10,20 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvplan.cli import (
-    analyze,
-    check,
-    diff,
-    emit,
-    explain,
-    importing,
-    mix,
-    plan,
-    profiles,
-    reproduce,
-    simulate,
-    sweep,
-)
+from kvplan.cli import analyze, check, emit, few, importing, plan, simulate, sweep
 from kvplan.cli.common import say
 from kvplan.cli.output import ClosedPipeError, abandon_standard_output, write_result
 from kvplan.errors import EngineError, ExitCode, UsageError
@@ -59,18 +46,18 @@ def _kvplan(
 _EXAMPLES: dict[Callable[..., None], str] = {
     plan.plan: "kvplan plan Llama-3.1-70B --gpu H100 --rate 12 --in 3000 --out 400 --slo ttft-p95=2s",
     analyze.analyze: "kvplan analyze llama-3.1-8b-rtx4090 --format markdown -o capacity.md",
-    check.check: "kvplan check my-service.toml --require 'load.headroom >= 20%'",
-    diff.diff: "kvplan diff before.toml after.toml",
+    check.check: "kvplan check my-service.toml --require 'verdict.status == stable'",
+    few.diff: "kvplan diff before.toml after.toml",
     simulate.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
     sweep.sweep: "kvplan sweep my-service.toml --vary 'gpu.memory_tokens=20k:400k:20' -o results.csv",
     emit.emit: "kvplan emit my-service.toml --target keda --name chat -o keda.yaml",
-    mix.mix: "kvplan mix two-tier-100-125 --replicas 2",
-    explain.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
-    reproduce.reproduce: "kvplan reproduce sic-example-02",
+    few.mix: "kvplan mix two-tier-100-125 --replicas 2",
+    few.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
+    few.reproduce: "kvplan reproduce sic-example-02",
     importing.importing: "kvplan import serve.log requests.csv -o service.toml",
-    profiles.init: "kvplan init my-service.toml",
-    profiles.profiles: "kvplan profiles tool-calls-h100 > mine.toml",
-    profiles.schema: "kvplan schema -o kvplan.schema.json",
+    few.init: "kvplan init my-service.toml",
+    few.profiles: "kvplan profiles tool-calls-h100 > mine.toml",
+    few.schema: "kvplan schema -o kvplan.schema.json",
 }
 for _command, _example in _EXAMPLES.items():
     named = "import" if _command is importing.importing else None  # a word of Python's own

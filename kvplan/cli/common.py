@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from kvplan.show.view import View
 
 
-def read(
-    profile: str | None, output: Path | None, slo: Sequence[str] | None = None
-) -> "profile_file.Profile":
-    """Read the profile that was asked for, with further objectives; say which where none was.
+def read(profile: str | None, output: Path | None) -> "profile_file.Profile":
+    """Read the profile that was asked for; say which where none was.
 
     Refuses to write the result over it.
     """
@@ -31,23 +29,20 @@ def read(
     loaded = load(profile)
     if profile is None:
         say(f"note: no profile given; using the shipped {loaded.source}")
-    if not slo:
-        return loaded
-    from kvplan.model.slo import parse_slo
-
-    return loaded.with_slos(map(parse_slo, slo))
+    return loaded
 
 
-def refuse_overwriting(output: Path | None, inputs: Sequence[Path], option: str = "-o") -> None:
+def refuse_overwriting(output: Path | None, inputs: Sequence[Path | None], option: str = "-o") -> None:
     """Refuse to write a result over what it is made from, unless that is a device or a pipe."""
     for path in inputs:
-        if output is not None and output.is_file() and path.exists() and os.path.samefile(output, path):
+        if output and path and output.is_file() and path.exists() and os.path.samefile(output, path):
             raise UsageError(f"{option} {output}: would overwrite what is read")
 
 
 def refuse_one_file_for_both(file: Path | None, option: str, output: Path | None) -> None:
-    """Refuse to write what an option names where the result goes."""
-    if file is not None and output is not None and os.path.realpath(file) == os.path.realpath(output):
+    """Refuse to write what an option names where the result goes; devices and pipes take both."""
+    both = file is not None and output is not None and os.path.realpath(file) == os.path.realpath(output)
+    if both and not (output and output.exists() and not output.is_file()):
         raise UsageError(f"{option} and -o are both {output}; one would overwrite the other")
 
 
@@ -89,12 +84,7 @@ def write_plot(charts: "Sequence[Chart]", plot: Path) -> None:
 
 
 def write(
-    view: "View",
-    format: str,
-    output: Path | None,
-    *,
-    full: bool = False,
-    plot: Path | None = None,
+    view: "View", format: str, output: Path | None, *, full: bool = False, plot: Path | None = None
 ) -> None:
     """Write a result in a format, and its charts to the file of --plot."""
     from kvplan.show.view import render

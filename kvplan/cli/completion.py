@@ -90,6 +90,6 @@ def columns(incomplete: str) -> list[str]:
 
 
 def sections(incomplete: str) -> list[str]:
-    from kvplan.show.sections import SECTIONS
+    from kvplan.report.keys import SCREENS
 
-    return _beginning(SECTIONS, incomplete)
+    return _beginning(SCREENS["sections"], incomplete)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.cli import common, completion, options
+from kvplan.cli import common, options
 from kvplan.cli.options import option
 from kvplan.errors import UsageError
+from kvplan.options import SweepOptions
 
 if TYPE_CHECKING:
     from kvplan.profile import reading as profile_file
@@ -17,59 +18,14 @@ if TYPE_CHECKING:
     from kvplan.sweeps.run import Progress
 
 
+@options.of(SweepOptions)
 def sweep(
     profile: options.Profile = None,
-    vary: Annotated[
-        list[str] | None,
-        option(
-            "--vary",
-            metavar="KEY=VALUES",
-            help="Number of the profile to vary, and its values: a list with commas, LOW:HIGH:COUNT, or "
-            "LOW:HIGH:logCOUNT for even ratios. May be repeated.",
-        ),
-    ] = None,
+    *,
+    asked: options.Asked,
     output: Annotated[
         Path | None,
         option("--output", "-o", metavar="FILE", help="File for the results, required: .csv or .jsonl."),
-    ] = None,
-    columns: Annotated[
-        list[str] | None,
-        option(
-            "--columns",
-            metavar="KEY,...",
-            help="Keys of the report to compute and write; * stands for anything. Default: verdict, "
-            "rates, headroom, KV cache usage, iteration time, worst-cycle loss, spectral radius.",
-            autocompletion=completion.listed(completion.columns),
-        ),
-    ] = None,
-    sample: Annotated[
-        str | None,
-        option(
-            "--sample",
-            metavar="random:N|lhs:N",
-            help="Draw N points from ranges LOW:HIGH or LOW:HIGH:log instead of a grid: at random, or as a Latin "
-            "hypercube (lhs).",
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", help="Seed of the sample, and first seed of simulations.")
-    ] = 0,
-    simulate: Annotated[bool, typer.Option("--simulate", help="Simulate every point as well.")] = False,
-    policy: Annotated[
-        str | None,
-        option(
-            "--policy",
-            metavar="NAME,...",
-            help="With --simulate: scheduling policies. Default: greedy,vllm.",
-            autocompletion=completion.listed(completion.policies),
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None, option("--seeds", help="With --simulate: number of seeds at each point. Default: 1.")
-    ] = None,
-    requests: Annotated[
-        int | None,
-        option("--requests", help="With --simulate: number of requests in each run. Default: 1,000."),
     ] = None,
     executor: Annotated[
         str,
@@ -92,7 +48,7 @@ def sweep(
     """Compute figures of the report at many points. A point is the profile with other values of some numbers."""
     from kvplan import executors
     from kvplan.sweeps import store
-    from kvplan.sweeps.definition import define
+    from kvplan.sweeps.definition import asked_for
     from kvplan.sweeps.run import sweep as run
 
     if output is None:
@@ -100,20 +56,16 @@ def sweep(
     store.format_of(output)
     executors.check(executor, workers)
     common.check_plot(plot, [profile], output)
-    runs = _runs(simulate, policy, seeds, requests)
     loaded = common.read(profile, output)
-    keys = [key for text in columns or [] for key in text.split(",") if key.strip()]
-    if columns and not keys:
-        raise UsageError("--columns: at least one key of the report, such as load.headroom")
-    definition = define(loaded, vary or [], sample=sample, seed=seed, columns=keys, runs=runs)
+    definition = asked_for(loaded, SweepOptions(**asked))
     if plot is not None:
         from kvplan.show.sweeps import check_sweep
 
         check_sweep(definition)
-    if runs is not None and definition.compiled and executor in ("serial", "cores", "dask"):
+    if definition.runs is not None and definition.compiled and executor in ("serial", "cores", "dask"):
         if executor == "cores" and (workers or executors.cores()) > 1:
             executors.get_ready()
-        _compile(loaded, runs)
+        _compile(loaded, definition.runs)
     try:
         with _bar(definition.points) as progress:
             found = run(
@@ -139,24 +91,6 @@ def _draw(definition: "Sweep", results: Path, plot: Path) -> None:
     if sweeps.STATUS_KEY not in columns:
         common.say(f"note: --plot has no boundary, since {sweeps.STATUS_KEY} is not among --columns")
     common.write_plot(sweeps.of_sweep(definition, columns), plot)
-
-
-def _runs(simulate: bool, policy: str | None, seeds: int | None, requests: int | None) -> "Runs | None":
-    from kvplan.sweeps.definition import DEFAULT_POLICIES, DEFAULT_REQUESTS, Runs
-
-    given = {"--policy": policy, "--seeds": seeds, "--requests": requests}
-    if not simulate:
-        for name, value in given.items():
-            if value is not None:
-                raise UsageError(f"{name} goes with --simulate only")
-        return None
-    from kvplan.simulation.experiments import options as simulated
-
-    names = [name.strip() for name in (policy or DEFAULT_POLICIES).split(",") if name.strip()]
-    requests = DEFAULT_REQUESTS if requests is None else requests
-    simulated.check_requests(requests)
-    count = len(simulated.seeds(0, 1 if seeds is None else seeds))
-    return Runs(tuple(simulated.chosen(names, [])), requests, count)
 
 
 def _compile(profile: "profile_file.Profile", runs: "Runs") -> None:

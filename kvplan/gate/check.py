@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 from kvplan.errors import ExitCode, ProfileError, UsageError
 from kvplan.gate.judgement import Judgement, Subject, holds, is_costly, judge, value_of
 from kvplan.gate.remedy import Remedy, remedies
 from kvplan.gate.requirement import Key, Requirement, parse, parse_key, parse_number
+from kvplan.options import CheckOptions
 from kvplan.profile.reading import Profile, read_file
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.report.inputs import assumed, band_notes, doubts
@@ -66,6 +68,9 @@ class Baseline:
         """The name of the profile that it reports on."""
         profile = self.document.get("profile")
         return profile.get("name") if isinstance(profile, dict) else None
+
+
+Demands: TypeAlias = tuple[Sequence[Requirement], Baseline | None]  # beside what profiles require themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +174,9 @@ def check(
     >>> from io import BytesIO
     >>> from kvplan.profile.reading import load_profile
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
-    >>> check(profile, None, [parse("load.headroom >= 20%")], accepted=["workload"]).outcome
+    >>> check(profile, None, [parse("load.load_factor_max >= 1.2")], accepted=["workload"]).outcome
     <Outcome.PASSED: 'passed'>
-    >>> check(profile, None, [parse("load.headroom >= 20%")]).outcome
+    >>> check(profile, None, [parse("load.load_factor_max >= 1.2")]).outcome
     <Outcome.UNUSABLE: 'unusable'>
     """
     subject = Subject(ProfileIdentity(profile.name, profile.sha256), report_of(profile, progress), tries=True)
@@ -228,7 +233,7 @@ def _notes(profile: Profile, subject: Subject) -> Iterator[str]:
     analyses = subject.analyses
     yield from doubts(analyses.model)
     if profile.model.measured.band is not None:
-        yield from band_notes(analyses.model, analyses.load, analyses.verdict.recovers_up_to_rps or 0.0)
+        yield from band_notes(analyses.model, analyses.load, analyses.recovery.rate_rps or 0.0)
 
 
 def _missed(analyses: Analyses, results: Sequence[Result]) -> Iterator[str]:
@@ -315,12 +320,17 @@ def _located(profile: Profile, result: Result) -> Result:
 _DRIFT = Key("the tolerated drift", (), Record("", ""))
 
 
+def demands(asked: CheckOptions) -> Demands:
+    """Read what is required beside what profiles require themselves."""
+    return requirements(asked.require), baseline(asked.baseline, asked.tolerance)
+
+
 def requirements(texts: Sequence[str]) -> list[Requirement]:
     """Read requirements beside those of profiles."""
     return [_read("--require", parse, text) for text in texts]
 
 
-def baseline(file: str | None, tolerances: Sequence[str]) -> Baseline | None:
+def baseline(file: Path | None, tolerances: Sequence[str]) -> Baseline | None:
     """Read an earlier report, and how far a profile may drift from it."""
     if file is None:
         if tolerances:
@@ -331,7 +341,7 @@ def baseline(file: str | None, tolerances: Sequence[str]) -> Baseline | None:
     if not tolerances:
         raise UsageError("--baseline is compared with nothing: say what may drift with --tolerance KEY=SHARE")
     found = tuple(_read("--tolerance", read_tolerance, text) for text in tolerances)
-    data, source = read_file(file)
+    data, source = read_file(str(file))
     return Baseline(source, read_report(data, source), found)
 
 

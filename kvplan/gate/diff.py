@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 
 from kvplan.errors import UsageError
 from kvplan.gate.check import read_report
-from kvplan.gate.requirement import Key, named, parse_key
+from kvplan.gate.requirement import Key, parse_key
 from kvplan.profile.reading import parse_profile
 from kvplan.report import assembly as report
-from kvplan.report.keys import Kind
+from kvplan.report.keys import SCREENS, Kind
+from kvplan.report.ledger import named
 from kvplan.units import parse_bytes, parse_seconds
 
 LEAST_PROBABILITY = 1e-12  # the methods say nothing about less
 NOISE = 1e-9  # relative; the last digits of a float differ between processors
 
 Leaf = float | int | str | bool | list[Any] | None
-_ANSWER = ("verdict.status", "verdict.binding", "load.headroom", "load.sustainable_rps", "load.offered_rps")
+_ANSWER = SCREENS["diff"].split()[:5]
 _IDENTITY = frozenset({"schema_version", "kvplan_version", "profile.name", "profile.sha256"})
 
 
@@ -90,10 +91,10 @@ def compare(before: Side, after: Side) -> Comparison:
 
     Examples
     --------
-    >>> old = Side("old", {"load": {"headroom": 0.5, "work_rate": 0.1}, "verdict": {"status": "stable"}})
-    >>> new = Side("new", {"load": {"headroom": 0.4, "work_rate": 0.2}, "verdict": {"status": "stable"}})
+    >>> old = Side("old", {"load": {"offered_rps": 0.5, "work_rate": 0.1}, "verdict": {"status": "stable"}})
+    >>> new = Side("new", {"load": {"offered_rps": 0.4, "work_rate": 0.2}, "verdict": {"status": "stable"}})
     >>> [(change.key, round(change.relative, 3)) for change in compare(old, new).changes]
-    [('load.headroom', -0.2), ('load.work_rate', 1.0)]
+    [('load.offered_rps', -0.2), ('load.work_rate', 1.0)]
     """
     inputs = None
     if before.inputs is not None and after.inputs is not None:

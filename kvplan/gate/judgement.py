@@ -8,13 +8,14 @@ from typing import Any
 
 from kvplan.analysis.stability import UNCERTIFIED
 from kvplan.errors import UsageError
-from kvplan.gate.requirement import PLAN_HOLDS, Key, KeyPath, Named, Requirement, Value, quoted
+from kvplan.gate.requirement import PLAN_HOLDS, Key, Requirement, Value, quoted
 from kvplan.gate.simulated import Standing, standing
 from kvplan.model.fleet import Routing
 from kvplan.planning.day import planned_for
 from kvplan.planning.trial import Task
-from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity, plain
+from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.report.keys import BLOCKS, Kind
+from kvplan.report.ledger import KeyPath, Named, at, parsed, plain
 from kvplan.report.words import Status
 from kvplan.study.objectives import State
 from kvplan.study.operating_point import Status as Growth
@@ -29,8 +30,6 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_RADIUS = frozenset({"spectral_radius", "recovery_iterations"})
-_CERTIFIED = _RADIUS | {"stable", "unstable_modes"}
 _LIMITS = ("<", "<=", ">", ">=")
 _LEAST_DIGITS = 4  # that are shown
 
@@ -77,18 +76,12 @@ class Subject:
 
     def value(self, key: Key) -> Value:
         """Return the value of a key, with no more computed than that takes; a UsageError where it has none."""
-        match key.path:
-            case ("verdict", "status"):
-                return str(self.analyses.status)
-            case ("verdict", "binding"):
-                return self.analyses.binding
-            case (
-                "verdict",
-                "recovers_up_to_rps",
-            ):  # without the drain of a burst, which takes runs of its own
-                return value_of(key, lambda _: {"recovers_up_to_rps": self.analyses.recovery.rate_rps})
-            case ("prefix_cache", "trial", _) if self.tries:
-                return value_of(key, lambda name: plain(self.analyses.tried_prefix_cache, name))
+        if key.record.alone:
+            *_, name = key.path
+            found = plain(at(self.analyses, parsed(key.record.alone)))
+            return value_of(key, lambda _: {name: found})
+        if key.path[:2] == ("prefix_cache", "trial") and self.tries:
+            return value_of(key, lambda name: plain(self.analyses.tried_prefix_cache, name))
         return value_of(key, self.block)
 
     def standing(self, key: Key, limit: float) -> Standing | None:
@@ -99,14 +92,12 @@ class Subject:
 
     def doubt(self, key: Key) -> str:
         """Return why the value of a key proves nothing; empty where it does."""
-        if key.path[0] != "stability" or key.path[-1] not in _CERTIFIED:
+        if not key.record.proof:
             return ""
-        local = self.analyses.stability
-        if not local.certified:
+        if not self.analyses.stability.certified:
             return f"stability is {UNCERTIFIED}"
-        if key.path[-1] in _RADIUS and not local.radius_certified:
-            return "the value of the spectral radius is not certified"
-        return ""
+        proved = at(self.analyses, parsed(key.record.proof))
+        return "" if proved else "the value of the spectral radius is not certified"
 
 
 def is_costly(key: Key) -> bool:
@@ -250,7 +241,7 @@ def telling_digits(requirement: Requirement, got: float) -> int:
     """Return the significant digits at which a number, as shown, is on the side of the bound where it is.
 
     >>> from kvplan.gate.requirement import parse
-    >>> telling_digits(parse("load.headroom >= 0.2"), 0.1999999)
+    >>> telling_digits(parse("worst_cycle.loss >= 0.2"), 0.1999999)
     7
     """
     compare, wanted = _COMPARE[requirement.symbol], requirement.wanted

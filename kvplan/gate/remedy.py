@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import product
 from typing import Any
 
 from kvplan.analysis.cached_equilibrium import users_of, with_part_of_users, with_rates_of_users
@@ -99,7 +100,7 @@ def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) 
     >>> from kvplan.report.assembly import ProfileIdentity
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
     >>> subject = Subject(ProfileIdentity("tools", ""), Analyses(profile.model, profile.plan))
-    >>> first, *_ = remedies(profile, subject, [parse("load.headroom >= 0.25")])
+    >>> first, *_ = remedies(profile, subject, [parse("load.load_factor_max >= 1.25")])
     >>> first.lever, first.amount, first.changes[0].key
     (<Lever.RATE: 'rate'>, 43.89, 'classes[0].rate')
     """
@@ -109,13 +110,7 @@ def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) 
 
     if any(requirement.key.path[0] == "verdict" for requirement in wanted):
         _ = subject.analyses.recovery  # once, for all rates
-    remedies: list[Remedy] = []
-    if excess := _least(lambda x: passes(_with_rate(subject, 1 / (1 + x)))):
-        remedies += _rate_remedies(profile, subject, excess, passes)
-        remedies += _replica_remedies(profile, subject, excess, passes)
-    remedies += _memory_remedies(profile, subject, passes)
-    remedies += _limit_remedies(profile, subject, passes)
-    return tuple(sorted(remedies, key=lambda remedy: remedy.relative))
+    return tuple(sorted(_Search(profile, subject, passes).remedies(), key=lambda remedy: remedy.relative))
 
 
 # --------------------------------------------------------------------------------------------- inverting
@@ -185,184 +180,165 @@ class _Searched(Analyses):
 # ---------------------------------------------------------------------------------- writing into a profile
 
 
-def _rate_remedies(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Remedy]:
-    before = profile.model.total_rate_rps
-    together = _cycle_is_simulated(subject)
-    # The nearest decimal first: the inverse is known to a few digits, and may be a round number.
-    for digits, rounding in ((_DIGITS, ROUND_HALF_EVEN), (_DIGITS, ROUND_FLOOR), (2 * _DIGITS, ROUND_FLOOR)):
-        changes = _rates(
-            profile, 1 / Fraction(1 + excess), partial(_rounded, digits=digits, rounding=rounding), together
-        )
-        model = _verified(profile, subject, changes, passes)
-        if model is not None:
-            after = model.total_rate_rps
-            yield Remedy(Lever.RATE, after, 1 - after / before, changes)
-            return
+@dataclass(frozen=True)
+class _Search:
+    """What is changed, until it passes."""
 
+    profile: Profile
+    subject: Subject
+    passes: Passes
 
-def _replica_remedies(profile: Profile, subject: Subject, excess: float, passes: Passes) -> Iterator[Remedy]:
-    if profile.model.fleet is not None:  # which says already how many there are
-        return
-    least = max(2, math.ceil((1 + excess) * (1 - _PRECISION)))
-    together = _cycle_is_simulated(subject)
-    for replicas in (least, least + 1):
-        for digits in (_DIGITS, 2 * _DIGITS, _ALL_DIGITS):
-            # rounded up: the replicas together serve all of it
-            changes = _rates(
-                profile,
-                Fraction(1, replicas),
-                partial(_rounded, digits=digits, rounding=ROUND_CEILING),
-                together,
-                whole=math.ceil,
-            )
-            if _verified(profile, subject, changes, passes) is not None:
-                yield Remedy(Lever.REPLICAS, replicas, replicas - 1.0, changes)
-                return
+    def remedies(self) -> Iterator[Remedy]:
+        """Yield a remedy for each lever that has one."""
+        excess = _least(lambda x: self.passes(_with_rate(self.subject, 1 / (1 + x))))
+        levers = [self._rate(excess), self._replicas(excess)] if excess else []
+        levers += [self._memory(), *map(self._limit, (Lever.MAX_NUM_SEQS, Lever.MAX_NUM_BATCHED_TOKENS))]
+        yield from filter(None, levers)
 
-
-def _cycle_is_simulated(subject: Subject) -> bool:
-    """Whether a cycle was simulated for a subject: then rates stay in proportion, so that it need not be again."""
-    asked = {"recovery", "worst_cycle"} & subject.analyses.__dict__.keys()
-    return bool(asked) and subject.analyses.worst_cycle.kind is CycleKind.SIMULATED
-
-
-def _memory_remedies(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Remedy]:
-    replica = subject.analyses.model.replica
-    before = replica.memory_tokens // replica.ranks
-
-    def changes(more: float) -> tuple[Change, ...]:
-        return (_memory(profile, subject, before * (1 + more)),)
-
-    more = _least(lambda more: _verified(profile, subject, changes(more), passes) is not None)
-    model = None if more is None else _verified(profile, subject, changes(more), passes)
-    if more is not None and model is not None:
-        after = model.replica.memory_tokens // model.replica.ranks
-        yield Remedy(Lever.MEMORY, after, after / before - 1, changes(more))
-
-
-def _limit_remedies(profile: Profile, subject: Subject, passes: Passes) -> Iterator[Remedy]:
-    """The limit of the engine that binds, raised; or its requests at once, so few that no preemption is possible.
-
-    As everything here that is written into a profile, of a data-parallel rank.
-    """
-    replica, binding = subject.analyses.model.replica.of_rank(), subject.analyses.binding
-    for lever, before in (
-        (Lever.MAX_NUM_SEQS, replica.max_num_seqs),
-        (Lever.MAX_NUM_BATCHED_TOKENS, replica.max_num_batched_tokens),
-    ):
-        if before is None:
-            continue
-        limited = partial(_with_limit, profile, subject, lever, before)
-        remedy = _raised(limited, before, passes) if lever == binding else None
-        if remedy is None and lever is Lever.MAX_NUM_SEQS:
-            fewer = engine_max_num_seqs(subject.analyses.model) // subject.analyses.model.replica.ranks
-            if 0 < fewer < before:
-                remedy = limited(fewer, partial(_keeps_up, subject=subject, passes=passes))
-        if remedy is not None:
-            yield remedy
-
-
-def _with_limit(
-    profile: Profile, subject: Subject, lever: Lever, before: int, limit: int, passes: Passes
-) -> Remedy | None:
-    change = Change(("gpu", lever.value), before, limit)
-    if _verified(profile, subject, (change,), passes) is None:
+    def _rate(self, excess: float) -> Remedy | None:
+        before = self.profile.model.total_rate_rps
+        # The nearest decimal first: the inverse is known to a few digits, and may be a round number.
+        for digits, rounding in (
+            (_DIGITS, ROUND_HALF_EVEN),
+            (_DIGITS, ROUND_FLOOR),
+            (2 * _DIGITS, ROUND_FLOOR),
+        ):
+            changes = self._rates(1 / Fraction(1 + excess), digits, rounding)
+            if (model := self._verified(changes)) is not None:
+                after = model.total_rate_rps
+                return Remedy(Lever.RATE, after, 1 - after / before, changes)
         return None
-    return Remedy(lever, limit, abs(limit / before - 1), (change,))
+
+    def _replicas(self, excess: float) -> Remedy | None:
+        if self.profile.model.fleet is not None:  # which says already how many there are
+            return None
+        least = max(2, math.ceil((1 + excess) * (1 - _PRECISION)))
+        for replicas, digits in product((least, least + 1), (_DIGITS, 2 * _DIGITS, _ALL_DIGITS)):
+            # rounded up: the replicas together serve all of it
+            changes = self._rates(Fraction(1, replicas), digits, ROUND_CEILING, whole=math.ceil)
+            if self._verified(changes) is not None:
+                return Remedy(Lever.REPLICAS, replicas, replicas - 1.0, changes)
+        return None
+
+    def _memory(self) -> Remedy | None:
+        replica = self.subject.analyses.model.replica
+        before = replica.memory_tokens // replica.ranks
+
+        def with_more(more: float) -> ServingModel | None:
+            return self._verified(self._memory_of(before * (1 + more)))
+
+        more = _least(lambda more: with_more(more) is not None)
+        model = None if more is None else with_more(more)
+        if more is None or model is None:
+            return None
+        after = model.replica.memory_tokens // model.replica.ranks
+        return Remedy(Lever.MEMORY, after, after / before - 1, self._memory_of(before * (1 + more)))
+
+    def _limit(self, lever: Lever) -> Remedy | None:
+        """The limit of the engine that binds, raised; or its requests at once, so few that no preemption is possible.
+
+        As everything here that is written into a profile, of a data-parallel rank.
+        """
+        model, replica = self.subject.analyses.model, self.subject.analyses.model.replica.of_rank()
+        before: int | None = getattr(replica, lever)
+        if before is None:
+            return None
+
+        def is_enough(limit: float) -> bool:
+            return self._verified((Change(("gpu", lever.value), before, int(limit)),)) is not None
+
+        limit: int | None = None
+        most = None
+        if lever == self.subject.analyses.binding:
+            most = first_of_steps(is_enough, 2.0 * before, 2.0, MAX_FACTOR * before)
+        if most is not None:
+            limit = least_whole(is_enough, int(most) // 2, int(most))
+        elif lever is Lever.MAX_NUM_SEQS:
+            fewer = engine_max_num_seqs(model) // model.replica.ranks
+            change = Change(("gpu", lever.value), before, fewer)
+            if 0 < fewer < before and self._verified((change,), overloads=False) is not None:
+                limit = fewer
+        if limit is None:
+            return None
+        return Remedy(lever, limit, abs(limit / before - 1), (Change(("gpu", lever.value), before, limit),))
+
+    def _rates(
+        self,
+        factor: Fraction,
+        digits: int,
+        rounding: str,
+        whole: Callable[[Fraction | Decimal], int] = math.floor,
+    ) -> tuple[Change, ...]:
+        """The keys that give rates, each changed by a factor and rounded; users are made whole.
+
+        Where a cycle was simulated the factor is rounded instead: in proportion, rates do not need another.
+        """
+
+        def amount(path: KeyPath, value: Fraction | Decimal) -> float | int:
+            return max(1, whole(value)) if path[-1] == "users" else float(value)
+
+        tables, analyses = self.profile.tables, self.subject.analyses
+        keys: list[tuple[KeyPath, Any]] = [
+            ((kind, i, key), table[key])
+            for kind, key in (("classes", "rate"), ("sessions", "rate"), ("sessions", "users"))
+            for i, table in enumerate(tables.get(kind, ()))
+            if key in table
+        ]
+        if "rate" in tables.get("workload", {}):
+            keys = [(("workload", "rate"), tables["workload"]["rate"]), *keys]
+        asked = {"recovery", "worst_cycle"} & analyses.__dict__.keys()
+        if asked and analyses.worst_cycle.kind is CycleKind.SIMULATED and len(keys) > 1:
+            common = Fraction(_rounded(factor, digits, rounding))
+            return tuple(
+                Change(path, before, amount(path, as_written(before) * common)) for path, before in keys
+            )
+        return tuple(
+            Change(path, before, amount(path, _rounded(as_written(before) * factor, digits, rounding)))
+            for path, before in keys
+        )
+
+    def _memory_of(self, tokens: float) -> tuple[Change, ...]:
+        """Memory for so many tokens, as the profile gives it: whole blocks, or bytes with their unit."""
+        gpu = self.profile.tables["gpu"]
+        block = self.subject.analyses.model.replica.block_tokens
+        if "memory_tokens" in gpu:
+            key = "memory_tokens"
+            step = block * max(1, int(10 ** (math.floor(math.log10(tokens)) + 1 - _DIGITS)) // block)
+            after: int | str = math.ceil(tokens / step) * step
+        elif "kv_blocks" in gpu:
+            key, after = "kv_blocks", math.ceil(tokens / block)
+        else:
+            key, unit = "memory", re.sub(r"[^A-Za-z]*([eE][+-]?\d+)?", "", gpu["memory"], count=1).strip()
+            least = math.ceil(tokens / block) * block * gpu["kv_bytes_per_token"]
+            after = f"{_rounded(Fraction(least) / BYTE_UNITS[unit], _DIGITS, ROUND_CEILING):f} {unit}"
+        return (Change(("gpu", key), gpu[key], after),)
+
+    def _verified(self, changes: Sequence[Change], *, overloads: bool = True) -> ServingModel | None:
+        """The model of the profile so changed, if it is allowed and passes, and `overloads` or keeps up as before.
+
+        Of the report only stability is taken over, which is of rates alone: if it is proved, or they are as they were.
+        Shares of rates that were rounded differ in the last digit, far below what such a proof leaves.
+        """
+        try:
+            model = self.profile.changed({change.path: change.after for change in changes}).model
+        except UsageError:
+            return None
+        analyses = self.subject.analyses
+        local = analyses.__dict__.get("stability")
+        same_rates = all(change.path[0] == "gpu" for change in changes)
+        holds = local is not None and (local.certified or same_rates) and not model.finds_prefixes
+        known = {"stability": local} if holds else {}
+        changed = Subject(self.subject.identity, _Searched(model, analyses.plan, known))
+        if not overloads and changed.analyses.overloaded and not analyses.overloaded:
+            return None
+        return model if self.passes(changed) else None
 
 
-def _raised(limited: Callable[[int, Passes], Remedy | None], before: int, passes: Passes) -> Remedy | None:
-    """The least limit above that of before that passes."""
-
-    def enough(limit: float) -> bool:
-        return limited(int(limit), passes) is not None
-
-    most = first_of_steps(enough, 2.0 * before, 2.0, MAX_FACTOR * before)
-    return None if most is None else limited(least_whole(enough, int(most) // 2, int(most)), passes)
-
-
-def _keeps_up(changed: Subject, subject: Subject, passes: Passes) -> bool:
-    """Whether a change passes, and not at the price of an overload."""
-    overloads = changed.analyses.overloaded and not subject.analyses.overloaded
-    return not overloads and passes(changed)
-
-
-def _rates(
-    profile: Profile,
-    factor: Fraction,
-    rounded: Callable[[Decimal], Decimal],
-    together: bool,
-    whole: Callable[[Fraction | Decimal], int] = math.floor,
-) -> tuple[Change, ...]:
-    """The keys that give rates, each changed by a factor; rounded is each of them, or the factor for all together.
-
-    Users are made whole.
-    """
-
-    def amount(path: KeyPath, value: Fraction | Decimal) -> float | int:
-        return max(1, whole(value)) if path[-1] == "users" else float(value)
-
-    tables = profile.tables
-    keys: list[tuple[KeyPath, Any]] = [
-        ((kind, i, key), table[key])
-        for kind, key in (("classes", "rate"), ("sessions", "rate"), ("sessions", "users"))
-        for i, table in enumerate(tables.get(kind, ()))
-        if key in table
-    ]
-    if "rate" in tables.get("workload", {}):
-        keys = [(("workload", "rate"), tables["workload"]["rate"]), *keys]
-    if together and len(keys) > 1:
-        common = Fraction(rounded(_decimal(factor)))
-        return tuple(Change(path, before, amount(path, as_written(before) * common)) for path, before in keys)
-    return tuple(
-        Change(path, before, amount(path, rounded(_decimal(as_written(before) * factor))))
-        for path, before in keys
-    )
-
-
-def _decimal(value: Fraction) -> Decimal:
-    return Decimal(value.numerator) / Decimal(value.denominator)
-
-
-def _memory(profile: Profile, subject: Subject, tokens: float) -> Change:
-    """Memory for so many tokens, in the way in which the profile gives it: whole blocks, or bytes with their unit."""
-    gpu = profile.tables["gpu"]
-    block = subject.analyses.model.replica.block_tokens
-    if "memory_tokens" in gpu:
-        step = block * max(1, int(10 ** (math.floor(math.log10(tokens)) + 1 - _DIGITS)) // block)
-        return Change(("gpu", "memory_tokens"), gpu["memory_tokens"], math.ceil(tokens / step) * step)
-    if "kv_blocks" in gpu:
-        return Change(("gpu", "kv_blocks"), gpu["kv_blocks"], math.ceil(tokens / block))
-    unit = re.sub(r"[^A-Za-z]*([eE][+-]?\d+)?", "", gpu["memory"], count=1).strip()
-    least = math.ceil(tokens / block) * block * gpu["kv_bytes_per_token"]
-    amount = _rounded(Decimal(least) / Decimal(int(BYTE_UNITS[unit])), _DIGITS, ROUND_CEILING)
-    return Change(("gpu", "memory"), gpu["memory"], f"{amount:f} {unit}")
-
-
-def _rounded(value: Decimal, digits: int, rounding: str) -> Decimal:
+def _rounded(value: Fraction, digits: int, rounding: str) -> Decimal:
     """A decimal of so many significant digits.
 
-    >>> _rounded(Decimal("43.8959"), 4, ROUND_FLOOR), _rounded(Decimal(1234567), 4, ROUND_CEILING)
+    >>> _rounded(Fraction("43.8959"), 4, ROUND_FLOOR), _rounded(Fraction(1234567), 4, ROUND_CEILING)
     (Decimal('43.89'), Decimal('1.235E+6'))
     """
-    return value.quantize(Decimal(1).scaleb(value.adjusted() + 1 - digits), rounding=rounding)
-
-
-def _verified(
-    profile: Profile, subject: Subject, changes: Sequence[Change], passes: Passes
-) -> ServingModel | None:
-    """The model of the profile so changed, if it is allowed and passes.
-
-    Of the report only stability is taken over, which is of rates alone: if it is proved, or they are as they were.
-    Shares of rates that were rounded differ in the last digit, far below what such a proof leaves.
-    """
-    try:
-        model = profile.changed({change.path: change.after for change in changes}).model
-    except UsageError:
-        return None
-    local = subject.analyses.__dict__.get("stability")
-    same_rates = all(change.path[0] == "gpu" for change in changes)
-    holds = local is not None and (local.certified or same_rates) and not model.finds_prefixes
-    known = {"stability": local} if holds else {}
-    changed = Subject(subject.identity, _Searched(model, subject.analyses.plan, known))
-    return model if passes(changed) else None
+    exact = Decimal(value.numerator) / Decimal(value.denominator)
+    return exact.quantize(Decimal(1).scaleb(exact.adjusted() + 1 - digits), rounding=rounding)

@@ -7,29 +7,19 @@ chosen by its number or its name: ``rate_cap.classes[0].integer_budget``, ``rate
 Unknown keys and units that do not fit are refused.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
 from kvplan.errors import UsageError
-from kvplan.report.keys import BLOCKS, Kind, Record, gateable
+from kvplan.report.keys import BLOCKS, SCREENS, Kind, Record, gateable
+from kvplan.report.ledger import EVERY, KeyPath, path_of
 from kvplan.units import TIME_UNITS
 
 MAX_LENGTH = 1000  # of a requirement, characters
 
 Value = float | str | bool
-
-
-class Named(NamedTuple):
-    """The entry of a list that has this name."""
-
-    name: str
-
-
-KeyPath = tuple[str | int | Named, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +68,11 @@ _UNITS: Mapping[str, Mapping[str, Fraction]] = {
     },
 }
 
-_PART = re.compile(
-    r'\.?([A-Za-z_][A-Za-z0-9_]*)|\[ *(?:(\d{1,9})|("(?:[^"\\]|\\.)*")|([^\]" ](?:[^\]"]*[^\]" ])?)) *\]',
-    re.ASCII,
-)
 _OPERATOR = re.compile(r" *(<=|>=|==|!=|<|>) *")
 _NUMBER = re.compile(
     r"([+-]?\d(?:_?\d){0,39}(?:\.\d(?:_?\d){0,39})?(?:[eE][+-]?\d{1,2})?) *(\D.*)?", re.ASCII
 )
-_SHAPE = "KEY OPERATOR VALUE, such as 'load.headroom >= 0.2'"
+_SHAPE = f"KEY OPERATOR VALUE, such as '{SCREENS['usual']} >= 0.2'"
 
 
 def parse(text: str) -> Requirement:
@@ -102,7 +88,7 @@ def parse(text: str) -> Requirement:
     >>> requirement = parse("equilibrium.iteration_time_s <= 50 ms")
     >>> requirement.key.path, requirement.symbol, requirement.wanted
     (('equilibrium', 'iteration_time_s'), '<=', 0.05)
-    >>> parse("load.headroom > 20%").wanted, parse("wait.fits == true").wanted
+    >>> parse("worst_cycle.loss < 20%").wanted, parse("wait.fits == true").wanted
     (0.2, True)
     """
     if not text.isprintable() or len(text) > MAX_LENGTH:
@@ -112,9 +98,9 @@ def parse(text: str) -> Requirement:
     stripped = text.strip()
     if stripped == PLAN_HOLDS.text:
         return Requirement(stripped, PLAN_HOLDS, "==", "true", True)
-    path, end = _path(stripped)
+    path, end = path_of(stripped)
     found = _OPERATOR.match(stripped, end)
-    if not path or found is None or found.end() == len(stripped):
+    if not path or EVERY in path or found is None or found.end() == len(stripped):
         raise UsageError(f"must be {_SHAPE}, with one of < <= == != >= >, not {quoted(text)}")
     key = _key(stripped[:end], path)
     symbol, bound = found[1], stripped[found.end() :]
@@ -126,46 +112,16 @@ def parse(text: str) -> Requirement:
     return Requirement(stripped, key, symbol, bound, wanted)
 
 
-def named(name: str) -> str:
-    """Return how a requirement chooses the entry of a list by its name.
-
-    >>> named("chat"), named("7"), named("a]b")
-    ('[chat]', '["7"]', '["a]b"]')
-    """
-    bare = _PART.fullmatch(f"[{name}]")
-    return f"[{name}]" if bare and bare[4] == name else f"[{json.dumps(name, ensure_ascii=False)}]"
-
-
 def parse_key(text: str) -> Key:
     """Read a key of the report; a UsageError names the nearest where there is none.
 
     >>> parse_key("rate_cap.classes[chat].integer_budget").path
     ('rate_cap', 'classes', Named(name='chat'), 'integer_budget')
     """
-    path, end = _path(text)
-    if not path or end != len(text) or not text.isprintable():
-        raise UsageError(f"{quoted(text)} is not a key of the report, such as load.headroom")
+    path, end = path_of(text)
+    if not path or EVERY in path or end != len(text) or not text.isprintable():
+        raise UsageError(f"{quoted(text)} is not a key of the report, such as {SCREENS['usual']}")
     return _key(text, path)
-
-
-def _path(text: str) -> tuple[KeyPath, int]:
-    """The key that a text begins with, and where it ends."""
-    path: list[str | int | Named] = []
-    end = 0
-    while part := _PART.match(text, end):
-        name, index, in_quotes, bare = part.groups()
-        if name is not None and bool(path) != part[0].startswith("."):
-            break  # a dot too many, or one missing
-        if name is None and not path:
-            break
-        if in_quotes is not None:
-            try:
-                bare = str(json.loads(in_quotes))
-            except ValueError:
-                break
-        path.append(name if name is not None else int(index) if index is not None else Named(bare))
-        end = part.end()
-    return tuple(path), end
 
 
 def _key(text: str, path: KeyPath) -> Key:
@@ -215,7 +171,7 @@ def _refuse_beyond(key: Key, symbol: str, bound: str, wanted: float) -> None:
 def parse_number(key: Key, text: str) -> float:
     """Read a number with a unit that fits the key, in the unit of the report, rounded once from the decimals written.
 
-    >>> parse_number(parse_key("load.headroom"), "20 %"), parse_number(parse_key("wait.kv_tokens"), "41_408")
+    >>> parse_number(parse_key("worst_cycle.loss"), "20 %"), parse_number(parse_key("wait.kv_tokens"), "41_408")
     (0.2, 41408.0)
     """
     found = _NUMBER.fullmatch(text)

@@ -6,10 +6,11 @@ A limit is decided by the share of requests beyond it, a mean by its interval, w
 
 from typing import NamedTuple
 
-from kvplan.gate.requirement import Key, Named
+from kvplan.gate.requirement import Key
 from kvplan.model import ServingModel
 from kvplan.model.slo import FIGURES, TIMES
 from kvplan.report.assembly import Analyses
+from kvplan.report.ledger import Named
 from kvplan.simulation.estimates import QUANTILES
 from kvplan.simulation.policies import engine_settings
 from kvplan.study.objectives import Decision, State, decide

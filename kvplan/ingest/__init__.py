@@ -11,5 +11,5 @@
 ============  ==========================================================================
 
 Every file from outside is read by `text_file`, and every format has a record of `reader`; `recognition` tells what a
-file is, `gathering` makes one profile of all, `profile_text` writes it.
+file is, `gathering` makes one profile of all: `facts` merges what they say.
 """

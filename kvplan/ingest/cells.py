@@ -301,7 +301,6 @@ def _in_text(source: str, line: int, text: str) -> Iterator[Record]:
 
 
 def _joined(source: str, lines: Iterable[str]) -> str:
-    """Join a text, which must not be too long."""
     parts, length = [], 0
     for text in lines:
         parts.append(text)

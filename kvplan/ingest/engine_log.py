@@ -25,7 +25,7 @@ from kvplan.ingest.engines import (
     whole,
 )
 from kvplan.ingest.kv_pool import Pool, find_grown, find_pools, most_blocks, settled
-from kvplan.ingest.observed import ObservedDrafts, ObservedHits
+from kvplan.ingest.observed import ObservedDrafts, of_prefix_cache
 from kvplan.ingest.text_file import lines_of
 from kvplan.model import Replica
 from kvplan.model.kv_layout import KvLayout, least_block_tokens
@@ -68,16 +68,14 @@ class EngineLimits:
     line: int  # of the statement used, counted from 1
     stated_in: str  # that line, shortened
     sha256: str  # of the file; empty for lines from elsewhere
-    hits: ObservedHits | None
     drafts: ObservedDrafts | None
     notes: tuple[str, ...]
     layout: KvLayout | None = None
     prefix_caching: bool | None = None
     parallelism: Parallelism | None = None  # of a replica
     max_model_len: int | None = None
-    settings: Mapping[str, str] = field(
-        default_factory=dict
-    )  # in words, by name; "auto" for an engine's default
+    # in words, by name; "auto" for an engine's default
+    settings: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()  # keys of [gpu] that are the engine's defaults
     service: str = ""
 
@@ -138,8 +136,6 @@ def parse_engine_log(
 
 @dataclass(frozen=True, slots=True)
 class _Concurrency:
-    """So many requests of a length fit, says a line."""
-
     tokens: int
     requests: float
     line: int
@@ -167,8 +163,6 @@ class _Statement:
 
 @dataclass(slots=True)
 class _StartUp:
-    """What one start of an engine states."""
-
     log: EngineLog
     statements: list[_Statement] = field(default_factory=list)
     stated: dict[str, str] = field(default_factory=dict)
@@ -219,7 +213,6 @@ class _StartUp:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Keys of [gpu] that none of all arguments sets."""
         if Setting.ARGUMENTS not in self.stated:
             return ()
         limits = (name for name in (Setting.SEQS, Setting.BATCHED) if name not in self.stated)
@@ -253,7 +246,6 @@ class _StartUp:
         return min(reversed(self.telling()), key=self.tokens)
 
     def count(self, number: int, text: str) -> None:
-        """Keep what a line says of the prefix cache, of drafts and of other things."""
         log = self.log
         for form, remark in log.remarks:
             if said := form.search(text):
@@ -265,27 +257,23 @@ class _StartUp:
             self.cached += whole(batch[2])
         if log.accepted and (drafts := log.accepted.search(text)):
             drafted, shares = whole(drafts[1]), [float(share) for share in drafts[2].split(", ")]
-            if len(shares) != len(
-                self.accepted
-            ):  # of another number of drafts, what came before does not count
+            # of another number of drafts: what came before does not count
+            if len(shares) != len(self.accepted):
                 self.drafted, self.accepted = 0, (0.0,) * len(shares)
             self.drafted += drafted
             self.accepted = tuple(a + drafted * b for a, b in zip(self.accepted, shares, strict=True))
 
     @property
-    def hits(self) -> ObservedHits | None:
-        """What the prefix cache found of the prompt tokens."""
+    def hits(self) -> Iterator[str]:
         if self.hit_rate is not None:
             percent, line = self.hit_rate
-            return ObservedHits(min(percent / 100, 1.0), f"stated last in line {line:,}")
-        if total := self.computed + self.cached:
+            yield of_prefix_cache(percent / 100, f"stated last in line {line:,}")
+        elif total := self.computed + self.cached:
             counted = f"{format_tokens(self.cached)} of {format_tokens(total)}"
-            return ObservedHits(self.cached / total, f"{counted}, by its lines of prefill batches")
-        return None
+            yield of_prefix_cache(self.cached / total, f"{counted}, by its lines of prefill batches")
 
     @property
     def drafts(self) -> ObservedDrafts | None:
-        """What was accepted of drafts, over the whole run."""
         if not self.drafted:
             return None
         stated = f"{format_tokens(self.drafted)} tokens drafted, by its lines of metrics"
@@ -297,9 +285,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.starts: list[_StartUp] = []
-        self.failure: tuple[int, int, str] | None = (
-            None  # how telling a line is, its number, and why a start ended
-        )
+        # how telling a line is, its number, and why a start ended
+        self.failure: tuple[int, int, str] | None = None
         self.begun = 0  # the line of a start, after the last capacity
         self._start = 0  # that of the last start
         self._serves = False
@@ -353,7 +340,6 @@ class _Reader:
         self.failure, self._serves = None, False
 
     def _fail(self, number: int, text: str) -> None:
-        """Remember the line that tells best why a start ended, the first of several."""
         match, telling = _FAILURE.search(text), 3
         if match is None:
             match, telling = _ENDED.search(text), 1
@@ -386,7 +372,6 @@ class _Reader:
 
 
 def _settings(number: int, text: str) -> dict[tuple[str, str], str]:
-    """Read the settings that a line states, by engine and name."""
     settings = {
         (log.engine, name): match[1]
         for log in LOGS
@@ -453,7 +438,6 @@ def _limits(reader: _Reader, source: str, base: Replica | None) -> EngineLimits:
         line=used.line,
         stated_in=used.text,
         sha256="",
-        hits=start.hits,
         drafts=start.drafts,
         notes=tuple(_notes(reader, used, pools)),
         layout=pool.layout if pool else None,
@@ -556,9 +540,9 @@ def _notes(reader: _Reader, used: _Statement, pools: Sequence[Pool]) -> Iterator
     if len(replicas) > 1:
         stated = start.parallelism.data if start.parallelism else 1
         yield f"{max(stated, len(replicas))} data-parallel engines; this is the capacity of one"
-    for observed in (start.hits, start.drafts):
-        if observed is not None:
-            yield observed.text
+    yield from start.hits
+    if start.drafts is not None:
+        yield start.drafts.text
     if used.concurrency is not None and pool is None:
         yield from _off_concurrency(used.concurrency, start.tokens(used))
 

@@ -8,17 +8,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import starmap
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-import tomli
 from pydantic import ValidationError
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits, NoCapacityError, read_engine_log
 from kvplan.ingest.engines import WITH_DRAFTS, Setting, vllm
+from kvplan.ingest.facts import (
+    TRAFFIC_TABLES,
+    Fact,
+    Part,
+    class_tables,
+    completed,
+    facts,
+    merged,
+    nested,
+    surest,
+)
 from kvplan.ingest.log_against_rest import (
     differences,
     log_part,
@@ -30,20 +39,11 @@ from kvplan.ingest.log_against_rest import (
 )
 from kvplan.ingest.metrics import ServerMetrics, metrics_parts, read_metrics
 from kvplan.ingest.model.config import read_model
-from kvplan.ingest.model.engines import default_limits
-from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
+from kvplan.ingest.model.estimate import ReplicaEstimate, default_limits, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
 from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape, with_adapters
 from kvplan.ingest.model.text import estimate_part, roofline_part, together
-from kvplan.ingest.profile_text import (
-    TIMES,
-    TRAFFIC_TABLES,
-    Part,
-    classes_part,
-    composed,
-    replica_part,
-)
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
@@ -52,19 +52,16 @@ from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
 from kvplan.ingest.timing.fit import Prior, fit_measured, of_measured
 from kvplan.ingest.timing.reading import listed, read_groups
 from kvplan.ingest.timing.samples import Measured, Samples, Sweep, settings_of
-from kvplan.ingest.timing.text import accuracy, notes, timing_part
+from kvplan.ingest.timing.text import timing_part
 from kvplan.ingest.trace import fit as trace_fit
-from kvplan.ingest.trace.text import hit_note, traffic_part
+from kvplan.ingest.trace.text import traffic_parts
 from kvplan.ingest.trace.traffic import measure
 from kvplan.model import Knowledge, Origin, Parallelism, Replica, Timing
 from kvplan.model.parallelism import ALONE
-from kvplan.options import ImportOptions
+from kvplan.options import LIMITS, ImportOptions
 from kvplan.profile import schema
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.profile.replica import Gpu as GpuTable
-from kvplan.profile.writing import table_text
-from kvplan.simulation.experiments.runner import Announce, Progress
-from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens, parse_time
 
 _ENGINES = {"vLLM": EngineName.VLLM, "SGLang": EngineName.SGLANG, "TensorRT-LLM": EngineName.TRTLLM}
 _POOLED = (FileKind.LOG, FileKind.TIMING)
@@ -72,42 +69,18 @@ _POOLED = (FileKind.LOG, FileKind.TIMING)
 Files = Mapping[FileKind, Sequence[Path]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Asked(ImportOptions):
     """What is said beside the files; `reference` is how the profile refers to requests that are to be replayed."""
 
     reference: str | None = None
-    progress: Progress | None = None
-    announce: Announce | None = None
-
-    @property
-    def interval_s(self) -> float | None:
-        """The time that /metrics covers."""
-        return None if self.interval is None else parse_time(self.interval, "--interval")
-
-
-class Given(NamedTuple):
-    """A table of the profile, and what it is from."""
-
-    source: str
-    kind: str
-    table: str
-    figures: str
-
-
-class Finding(NamedTuple):
-    """A table that was found, if one was, and what there is to say of it."""
-
-    part: Part | None = None
-    given: Given | None = None
-    notes: Sequence[str] = ()
 
 
 class Gathered(NamedTuple):
     """A profile, what gave what, and what there is to say of it."""
 
     profile: Profile
-    given: tuple[Given, ...]
+    given: tuple[Part, ...]
     notes: tuple[str, ...]
 
 
@@ -151,7 +124,7 @@ def gather(files: Files, asked: Asked, base: Profile | None = None) -> Gathered:
     if own is not None and base is not None:
         raise UsageError(f"{own.source}: a profile beside --base; give one of them")
     try:
-        return _Gathering(files, asked, own or base, () if own is None else tuple(own.tables)).gathered()
+        return _Gathering(files, asked, own or base, () if own is None else tuple(own.tables), []).gathered()
     except ValidationError as error:  # of [gpu], which others rest on
         wrong = error.errors()[0]
         raise UsageError(": ".join((".".join(("gpu", *map(str, wrong["loc"]))), wrong["msg"]))) from None
@@ -166,9 +139,9 @@ class _Estimate(NamedTuple):
     speed: Roofline
     memory: ReplicaEstimate | None
 
-    @property
-    def name(self) -> str:
-        return f"{self.shape.name} on {together(self.gpu, self.parallelism)}"
+    def replica(self, base: Profile | None, limits: Mapping[str, int]) -> Part | None:
+        memory = self.memory
+        return None if memory is None else estimate_part(memory, self.shape, self.gpu, base, limits=limits)
 
 
 @dataclass(frozen=True)
@@ -179,35 +152,25 @@ class _Gathering:
     asked: Asked
     kept: Profile | None
     settled: tuple[str, ...]
+    notes: list[str]  # on what gave no table
 
     def gathered(self) -> Gathered:
-        findings = [self.replica, self.timing, self._drafts(), self._engine()]
-        if self._of(FileKind.LOG) and self.limits is None and self.timing.part is None:
-            for note in self.timing.notes:
+        parts = [part for part in (self.replica, self.timing, self._drafts(), self._engine()) if part]
+        for log in () if self.limits or self.timing else self._of(FileKind.LOG):
+            for note in self.notes:
                 raise UsageError(note)
-            read_engine_log(self._of(FileKind.LOG)[0])  # which says what was looked for
-        findings.append(self._traffic([finding.part for finding in findings if finding.part]))
-        parts = [finding.part for finding in findings if finding.part]
-        given = [finding.given for finding in findings if finding.given]
+            read_engine_log(log)  # which says what was looked for
+        parts += self._traffic(parts)
+        source = str(next((path for several in self.files.values() for path in several), "--model"))
+        profile = merged(self.kept, parts, source=source, name=self.asked.name)
+        given = [part for part in parts if part.kind]
         if self.kept is not None:
-            gone = {*(part.table for part in parts), "schema", "name", "provenance"}
-            gone |= set(TRAFFIC_TABLES) if "classes" in gone else set()
+            gone = {key.partition(".")[0] for part in parts for key in part.facts}
+            gone |= {"schema", "name", "provenance", *(TRAFFIC_TABLES if "classes" in gone else ())}
             rest = ", ".join(f"[{name}]" for name in self.tables if name not in gone)
-            given.append(Given(self.kept.source, "profile", "", f"kept: {rest}"))
-        names = {some.table: some.source for some in given if some.kind != "option"}
-        replica = names.get("gpu") or (names.get("timing") if self.kept is None else None)
-        if replica is not None and not (self.estimate and replica == self.estimate.name):
-            replica = f"replica of {replica}"
-        profile = composed(
-            self.kept,
-            parts,
-            source=str(next((path for several in self.files.values() for path in several), "--model")),
-            replica=replica,
-            traffic=names.get("classes"),
-            name=self.asked.name,
-        )
-        notes = dict.fromkeys(note for finding in findings for note in finding.notes)
-        return Gathered(profile, tuple(given), tuple(notes))
+            given.append(Part("", {}, self.kept.source, "profile", f"kept: {rest}"))
+        said = dict.fromkeys([*(note for part in parts for note in part.notes), *self.notes])
+        return Gathered(profile, tuple(given), tuple(said))
 
     @property
     def tables(self) -> Mapping[str, Any]:
@@ -227,10 +190,9 @@ class _Gathering:
     def limits(self) -> EngineLimits | None:
         """What logs state; with layers of several kinds as the model or the base has them."""
         estimate = self.estimate
-        like = _replica(self.tables)
-        if estimate is not None and estimate.memory is not None and estimate.memory.is_mixed:
-            part = estimate_part(estimate.memory, estimate.shape, estimate.gpu, None, limits={})
-            like = _replica(tomli.loads(part.body))
+        like = _replica(self.tables.get("gpu"))
+        if estimate and estimate.memory and estimate.memory.is_mixed and (part := estimate.replica(None, {})):
+            like = _replica(part.values)
         return self._stated(like and like.with_states(self.tables.get("speculative", {}).get("tokens", 0)))
 
     def _stated(self, like: Replica | None) -> EngineLimits | None:
@@ -269,8 +231,8 @@ class _Gathering:
         asked = self.asked
         for path in self._of(FileKind.METRICS):
             model = None if self._of(FileKind.TIMING) else asked.group
-            return read_metrics(path, asked.since, interval_s=asked.interval_s, model=model)
-        if asked.since is not None or asked.interval_s is not None:
+            return read_metrics(path, asked.since, interval_s=asked.interval, model=model)
+        if asked.since is not None or asked.interval is not None:
             raise UsageError("--since and --interval go with an answer of /metrics")
         return None
 
@@ -284,9 +246,8 @@ class _Gathering:
         model: str | Path | None = next(iter(self._of(FileKind.MODEL)), asked.model)
         if model is None:
             if (asked.gpu and not logs) or asked.says_how:
-                raise UsageError(
-                    "--gpu, --weights, --kv-dtype and --loras say how a model runs: --model M, or its config.json"
-                )
+                which = "--gpu, --weights, --kv-dtype and --loras say how a model runs"
+                raise UsageError(f"{which}: --model M, or its config.json")
             return None
         if asked.model not in (None, model):
             raise UsageError(f"{model}: a model beside --model {asked.model}; give one of them")
@@ -323,81 +284,68 @@ class _Gathering:
         return _Estimate(shape, gpu, parallelism, speed, memory)
 
     @cached_property
-    def replica(self) -> Finding:
-        """The table [gpu]: logged, exported, stated or estimated."""
-        asked, kept, limits = self.asked, self.kept, self.limits
-        metrics, estimate = self.metrics, self.estimate
+    def replica(self) -> Part | None:
+        asked, limits, metrics, estimate = self.asked, self.limits, self.metrics, self.estimate
         engine = self.engine or (None if limits else EngineName.VLLM)
-        own = default_limits(engine, find_gpu(asked.gpu, **asked.gpu_figures)) if asked.gpu else {}
-        own = {key: value for key, value in own.items() if key not in asked.limits}
-        said: tuple[str, ...] = ()
+        own: dict[str, int] = {}
+        if asked.gpu:
+            gpu = find_gpu(asked.gpu, **asked.gpu_figures)
+            own = default_limits(engine, gpu, told_version(engine, asked, limits, self.tables))
+        found: list[Part | None] = []
         if limits is not None:
             refuse_other_options(limits, asked)
             blocks = {"block_tokens": vllm.BLOCK_TOKENS} if engine is EngineName.VLLM else {}
-            part, said = log_part(limits, kept, blocks | own), limits.notes
-            source, kind = PurePath(limits.source).name, f"{limits.engine}'s log"
-        elif metrics is not None and metrics.memory_tokens is not None:
-            part, said = metrics_parts(metrics, kept)[0], metrics.notes
-            source, kind = PurePath(metrics.source).name, f"{metrics.engine}'s metrics"
-        elif asked.capacity is not None:
-            source, kind, origin = "--capacity", "option", Origin(Knowledge.STATED, "--capacity")
-            stated = {"memory_tokens": asked.capacity}
-            part = replica_part(kept, stated, ["memory_tokens: by --capacity."], origin)
-        elif estimate is not None and estimate.memory is not None and "gpu" not in self.settled:
-            part = estimate_part(estimate.memory, estimate.shape, estimate.gpu, kept, limits=own)
-            source, kind, said = estimate.name, "estimate", estimate.memory.notes
-        else:
-            return Finding()
-        before = tomli.loads(part.body)["gpu"]
-        table = before | told_limits(asked, limits, {})
-        if asked.ranks and GpuTable.model_validate(table).parallelism == ALONE:
-            table |= Parallelism(**asked.ranks).keys
-        if table != before:
-            part = part._replace(body=table_text("gpu", table))
-        if absent := [key for key in ("max_num_seqs", "max_num_batched_tokens") if key not in table]:
-            unknown = f"{' and '.join(absent)}: not known, and so no limit"
-            said += (f"{unknown}; write them into [gpu], or give --gpu",)
-        figures = [f"{key} {format_tokens(value)}" for key, value in table.items() if type(value) is int]
-        return Finding(part, Given(source, kind, "gpu", ", ".join(figures)), said)
+            found.append(log_part(limits, self.kept, blocks | own))
+        if metrics is not None and metrics.memory_tokens is not None:
+            found.append(metrics_parts(metrics)["gpu"])
+        if asked.capacity is not None:
+            stated = Fact(asked.capacity, Origin(Knowledge.STATED, "--capacity"), "by --capacity")
+            found.append(Part("gpu", {"gpu.memory_tokens": stated}, "--capacity", "option"))
+        if estimate is not None and "gpu" not in self.settled:
+            found.append(estimate.replica(self.kept, own))
+        if (part := surest(found)) is None:
+            return None
+        part = completed(part, self.kept)
+        told: dict[str, int] = told_limits(asked, limits, {})
+        if asked.ranks and GpuTable.model_validate(part.values).parallelism == ALONE:
+            told |= Parallelism(**asked.ranks).keys
+        by_options = {key: n for key, n in told.items() if part.values.get(key) != n}
+        part = part._replace(facts={**part.facts, **facts("gpu", by_options, part.origin, "by options")})
+        if absent := [key for key in LIMITS[:2] if key not in part.values]:
+            options = " and ".join(f"--{key.replace('_', '-')}" for key in absent)
+            unknown = f"{' and '.join(absent)}: not known, and so no limit; give {options}"
+            part = part._replace(notes=(*part.notes, unknown))
+        return part
 
     # ------------------------------------------------------------------------------------------- timing
 
     @cached_property
-    def timing(self) -> Finding:
-        """The table [timing]: fitted, to iterations before loads, or estimated."""
-        measured, estimate = self._measured(), self.estimate
-        if measured.part is not None:
-            return measured
-        if estimate is None or "timing" in self.settled:
-            return self._of_another_service(measured)
-        engine = self.engine or EngineName.VLLM
-        part = roofline_part(estimate.speed, estimate.shape, estimate.gpu, estimate.parallelism, engine)
-        low, high = map(format_number, estimate.speed.band)
-        figures = f"{_constants(estimate.speed.timing)}; {low} to {high} times that"
-        notes = (*measured.notes, *estimate.shape.notes, *estimate.speed.notes)
-        return Finding(part, Given(estimate.name, "estimate", "timing", figures), notes)
+    def timing(self) -> Part | None:
+        found, estimate = [self._measured(), self._of_another_service()], self.estimate
+        if estimate is not None and "timing" not in self.settled:
+            engine = self.engine or EngineName.VLLM
+            on = estimate.shape, estimate.gpu, estimate.parallelism
+            found.append(roofline_part(estimate.speed, *on, engine))
+        return surest(found)
 
-    def _of_another_service(self, finding: Finding) -> Finding:
+    def _of_another_service(self) -> Part | None:
         """Demote the timing of a base whose service is not that of the log."""
-        limits, kept = self.limits, self.kept
-        if limits is None or kept is None or "timing" not in self.tables:
-            return finding
-        if not (contradicted := differences(limits, kept)):
-            return finding
+        limits, kept, table = self.limits, self.kept, self.tables.get("timing")
+        if limits is None or kept is None or table is None or not (contradicted := differences(limits, kept)):
+            return None
         said = "; ".join(contradicted)
         origin = Origin(Knowledge.ASSUMED, f"{said}; {kept.provenance.timing.source}".removesuffix("; "))
-        about = (f"Kept from {kept.source}, though it is of another service: {said}.",)
-        part = Part("timing", about, table_text("timing", self.tables["timing"]), origin)
+        about = f"kept from {kept.source}, though it is of another service"
         note = f"[timing] is assumed, for it is not of the service of the log: {said}"
-        return finding._replace(part=part, notes=(*finding.notes, note))
+        return Part("timing", facts("timing", table, origin, about), notes=(note,))
 
-    def _measured(self) -> Finding:
+    def _measured(self) -> Part | None:
         results, logs = self._of(FileKind.TIMING), self._of(FileKind.LOG)
         whose = self.asked.group if self._only_requests else None
         timed = [path for path in self._of(FileKind.REQUESTS) if whose is None and carries_times(path)]
         if not (paths := [*results, *logs, *timed]):
-            return Finding()
-        estimated = self.replica.given is not None and self.replica.given.kind == "estimate"
+            return None
+        estimated = self.replica is not None and self.replica.kind == "estimate"
         known = None if estimated else self._fitted_on
         try:
             groups = read_groups(
@@ -411,7 +359,8 @@ class _Gathering:
         except UsageError as error:
             if results or logs:
                 raise
-            return Finding(notes=[f"no timing: {error}"])  # requests are traffic all the same
+            self.notes.append(f"no timing: {error}")  # requests are traffic all the same
+            return None
         refusals: list[UsageError] = [] if groups else list(_left_out([*logs, *timed]))
         for measured in _candidates(groups, paths[0]):
             try:
@@ -425,24 +374,25 @@ class _Gathering:
             return fitted._replace(notes=(*unused, *fitted.notes))
         if results and refusals:
             raise refusals[0]
-        return Finding(notes=[f"no timing: {error}" for error in refusals])
+        self.notes.extend(f"no timing: {error}" for error in refusals)
+        return None
 
     @property
     def _fitted_on(self) -> Replica | None:
-        return _replica(self.tables if self.replica.part is None else tomli.loads(self.replica.part.body))
+        return _replica(self.tables.get("gpu") if self.replica is None else self.replica.values)
 
-    def _fitted(self, measured: Sequence[Measured]) -> Finding:
+    def _fitted(self, measured: Sequence[Measured]) -> Part:
         ranks = 1 if self._fitted_on is None else self._fitted_on.ranks
         if ranks > 1 and not all(isinstance(some, Samples) for some in measured):
-            why = "they wait for each other; iterations in the engine's log are"
-            raise UsageError(
-                f"{measured[0].source}: times of {ranks} ranks together are not fitted, for {why}"
-            )
+            several = f"{measured[0].source}: times of {ranks} ranks together are not fitted"
+            raise UsageError(f"{several}, for they wait for each other; iterations in the engine's log are")
         prior = of_measured(measured)
         if self.estimate is not None:
-            prior = Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.name}")
+            on = together(self.estimate.gpu, self.estimate.parallelism)
+            prior = Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.shape.name} on {on}")
         elif self.kept is not None and "timing" in self.tables:
-            table = schema.check({"schema": 1, "name": "law", "timing": self.tables["timing"]}).timing
+            law_of = {name: self.tables[name] for name in ("gpu", "timing") if name in self.tables}
+            table = schema.check({"schema": 1, "name": "law", **law_of}).timing
             law = Timing(**{name: getattr(table, name) for name in Timing.__slots__})
             prior = Prior(law, self.kept.source)
         fit = fit_measured(
@@ -453,131 +403,90 @@ class _Gathering:
             progress=self.asked.progress,
             announce=self.asked.announce,
         )
-        own = [f"{some.source}: {note}" for some in measured for note in some.notes]
-        said = [accuracy(fit), *own, *notes(fit, measured, prior)]
-        if "speculative" in self.tables and not any(WITH_DRAFTS in note for note in own):
-            said.append("what is measured is taken to be without the drafts of the base")
-        sources = list(dict.fromkeys(some.source for some in measured))
-        for source in sources:  # a note of several files is one
-            said = list(dict.fromkeys(note.removeprefix(f"{source}: ") for note in said))
-        name = PurePath(sources[0]).name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
-        kinds = ", ".join(dict.fromkeys(some.format for some in measured))
-        given = Given(name, kinds, "timing", _constants(fit.timing))
-        return Finding(timing_part(fit, measured, prior), given, said)
+        part = timing_part(fit, measured, prior)
+        if "speculative" in self.tables and not any(WITH_DRAFTS in note for note in part.notes):
+            note = "what is measured is taken to be without the drafts of the base"
+            part = part._replace(notes=(*part.notes, note))
+        return part
 
     # ------------------------------------------------------------------------- drafts, engine, traffic
 
-    def _drafts(self) -> Finding:
-        """Write the table [speculative]: fitted to runs, or with what an engine counted."""
+    def _drafts(self) -> Part | None:
         for path in self._of(FileKind.DRAFTS):
-            fit = fit_drafts(read_drafts(path, self.asked.group))
-            part = drafts_part(fit, lookahead=self.tables.get("speculative", {}).get("lookahead", True))
-            errors = (
-                f"{format_percent(fit.error)}, of runs not fitted to {format_percent(fit.held_out_error)}"
-            )
-            said = f"Mean error of the time between tokens {errors}"
-            figures = f"{fit.drafts.tokens} tokens, {format_seconds(fit.drafts.draft_s)} a draft"
-            return Finding(part, Given(path.name, "drafts", "speculative", figures), (said, *part.about[1:]))
+            return drafts_part(fit_drafts(read_drafts(path, self.asked.group)))
         for counted in (self.limits, self.metrics):
-            if counted is None or counted.drafts is None:
-                continue
-            source = PurePath(counted.source).name
-            if (written := counted.drafts.part(self.kept, source)) is not None:
-                return Finding(written, Given(source, "counters", "speculative", "tokens, accepted"))
-            note = "accepted drafts go into a --base with [speculative], which has their cost"
-            return Finding(notes=[note])
-        return Finding()
+            if counted is not None and counted.drafts is not None:
+                part = counted.drafts.part(self.kept, PurePath(counted.source).name)
+                if part is None:
+                    note = "accepted drafts go into a --base with [speculative], which has their cost"
+                    self.notes.append(note)
+                return part
+        return None
 
-    def _engine(self) -> Finding:
-        """Write the table [engine], where it is another than the base's."""
-        engine, before = self.engine, self.tables.get("engine", {})
-        if engine is None and self.limits is not None:
-            unknown = f"how {self.limits.engine} schedules is not known"
-            return Finding(notes=[f"{unknown}: as vLLM does, unless --engine names another"])
-        if engine is None and self.asked.max_model_len:
-            engine = EngineName(before.get("name", EngineName.VLLM))
-        same = engine == before.get("name", EngineName.VLLM)
-        settings, said = settings_of([some for some in self._runs if some.deployment.engine == engine])
-        version = told_version(engine, self.asked, self.limits, self.tables)
-        told = {"version": version, "max_model_len": self.asked.max_model_len}
-        table = {**(before if same else {}), "name": str(engine), **settings}
-        table |= {key: value for key, value in told.items() if value}
-        said += tuple(notes_by_version(self.limits, self.tables) if engine is EngineName.VLLM else ())
-        if engine is None or (same and table == {"name": str(engine), **before}):
-            return Finding(notes=said)
-        whose = "whose log was read" if self.limits is not None else "whose runs were measured"
-        about = (
-            f"name: {'by --engine' if self.asked.engine else whose}." if self.engine else "By options.",
-            *(f"{key}: of the runs measured." for key in settings),
-            *(f"Note: {note}." for note in said),
-        )
-        part = Part("engine", about, table_text("engine", table), Origin(Knowledge.STATED))
-        return Finding(part, notes=said)
+    def _engine(self) -> Part | None:
+        asked, limits, engine = self.asked, self.limits, self.engine
+        before = {"name": str(EngineName.VLLM), **self.tables.get("engine", {})}
+        if engine is None and limits is not None:
+            unknown = f"how {limits.engine} schedules is not known"
+            self.notes.append(f"{unknown}: as vLLM does, unless --engine names another")
+            return None
+        by = "options" if engine is None or asked.engine else "the log" if limits else "the runs measured"
+        if engine is None and asked.max_model_len:
+            engine = EngineName(before["name"])
+        settings, notes = settings_of([some for some in self._runs if some.deployment.engine == engine])
+        notes += notes_by_version(limits, self.tables) if engine is EngineName.VLLM else []
+        version = told_version(engine, asked, limits, self.tables) or None
+        told = {"name": engine and str(engine), "version": version, "max_model_len": asked.max_model_len}
+        said = facts("engine", told, Origin(), f"by {by}")
+        said |= facts("engine", settings, Origin(), "of the runs measured")
+        if engine is None or before == before | nested(said)["engine"]:
+            self.notes.extend(notes)
+            return None
+        if engine != before["name"]:
+            said |= {key: Fact(None) for key in (f"engine.{name}" for name in before) if key not in said}
+        return Part("engine", said, notes=tuple(notes))
 
-    def _traffic(self, parts: Sequence[Part]) -> Finding:
-        """Write the tables of classes, and say which requests the engine of the log rejects."""
-        finding = self._requests(parts)
+    def _traffic(self, parts: Sequence[Part]) -> list[Part]:
+        """The tables of classes, and which requests the engine of the log rejects."""
+        traffic = self._requests(parts)
         most = self.asked.max_model_len or (None if self.limits is None else self.limits.max_model_len)
-        body = {name: self.tables[name] for name in TRAFFIC_TABLES if name in self.tables}
-        if finding.part is not None:
-            body = tomli.loads(finding.part.body)
-        if most is None or "classes" not in body:
-            return finding
-        before = body["classes"]
-        said = rejected(body, most)
-        if body["classes"] is not before:
-            about, text = [f"{note}." for note in said], "\n\n".join(starmap(table_text, body.items()))
-            part = finding.part or Part(
-                "classes", (), "", self.kept.provenance.workload if self.kept else Origin()
-            )
-            finding = finding._replace(part=part._replace(about=(*part.about, *about), body=text))
-        return finding._replace(notes=(*finding.notes, *said))
+        tables = {name: self.tables[name] for name in TRAFFIC_TABLES if name in self.tables}
+        if traffic:
+            tables = nested(traffic[0].facts)
+        if most is None or "classes" not in tables:
+            return traffic
+        before, said = tables["classes"], rejected(tables, most)
+        if tables["classes"] is before:
+            self.notes.extend(said)
+            return traffic
+        known = self.kept.provenance.workload if self.kept else Origin()
+        part, *others = traffic or [
+            Part("classes", {name: Fact(table, known) for name, table in tables.items()})
+        ]
+        changed = part.facts["classes"]._replace(value=tables["classes"])
+        return [part._replace(facts={**part.facts, "classes": changed}, notes=(*part.notes, *said)), *others]
 
-    def _requests(self, parts: Sequence[Part]) -> Finding:
-        """Write the tables of classes: of requests, else of a server's histograms."""
+    def _requests(self, parts: Sequence[Part]) -> list[Part]:
         for path in self._of(FileKind.REQUESTS):
             few, chosen = self.asked.classes, self.asked.group if self._only_requests else None
             traffic = measure(path, self.asked.unit, chosen)
-            reference = (
-                None if self.asked.unit or chosen else self.asked.reference
-            )  # read again it would lack them
+            # read again it would lack them
+            again = None if self.asked.unit or chosen else self.asked.reference
             classes = trace_fit.binned(traffic) if few is None else trace_fit.compact(traffic, few)
-            provisional = [*parts, classes_part(classes, (), Origin(Knowledge.MEASURED))]
-            like = composed(self.kept, provisional, source=str(path), name="so far").known
+            provisional = Part("classes", {"classes": Fact(class_tables(classes))})
+            like = merged(self.kept, [*parts, provisional], source=str(path), name="so far").known
             change = None if few is None else trace_fit.distortion(traffic, classes, like or trace_fit.SLOTS)
-            part = traffic_part(traffic, classes, like, distortion=change, reference=reference)
-            said = list(traffic.notes)
-            if traffic.prefixes is not None:
-                said.append(hit_note(traffic.prefixes, None if like is None else like.replica.memory_tokens))
-            if change is not None:
-                said.append(trace_fit.describe(change))
-            if like is None and traffic.counts is not None:
-                said.append(
-                    "how arrivals cluster is told once [gpu] and [timing] are known; they are replayed"
-                )
-            means = format_tokens(traffic.mean_input), format_tokens(traffic.mean_decode)
-            rate = f"{format_tokens(traffic.rows)} requests, {format_rate(traffic.rate_rps)}"
-            figures = f"{rate}, {means[0]} tokens in, {means[1]} out"
-            return Finding(part, Given(path.name, traffic.format, "classes", figures), said)
-        metrics = self.metrics
-        if metrics is None or not metrics.classes:
-            return Finding()
-        figures = f"{format_tokens(metrics.requests)} requests, {format_rate(metrics.rate_rps)}"
-        given = Given(PurePath(metrics.source).name, f"{metrics.engine}'s metrics", "classes", figures)
-        return Finding(metrics_parts(metrics, self.kept)[-1], given, metrics.notes)
+            return traffic_parts(traffic, classes, like, distortion=change, reference=again)
+        if self.metrics is None or not self.metrics.classes:
+            return []
+        return [metrics_parts(self.metrics)["classes"]]
 
 
-def _replica(tables: Mapping[str, Any]) -> Replica | None:
-    return GpuTable.model_validate(tables["gpu"]).replica if "gpu" in tables else None
-
-
-def _constants(timing: Timing) -> str:
-    names = [name for name in TIMES if getattr(timing, name) > 0]
-    return ", ".join(f"{name} {format_seconds(getattr(timing, name))}" for name in names)
+def _replica(table: Mapping[str, Any] | None) -> Replica | None:
+    return None if table is None else GpuTable.model_validate(table).replica
 
 
 def _left_out(paths: Iterable[Path]) -> Iterator[UsageError]:
-    """Yield why iterations in some files give no samples."""
     for path in paths:
         try:
             read_groups([path])

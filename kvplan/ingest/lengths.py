@@ -261,9 +261,8 @@ def _rebalanced(tokens: IntArray, weight: FloatArray, total: float) -> FloatArra
     gap = np.diff(tokens).astype(np.float64)
     most = (weight[:-1] if missing > 0 else weight[1:]) / 2
     enough = most * gap >= abs(missing)
-    at = int(
-        np.where(enough, gap, 0.0).argmax() if enough.any() else (most * gap).argmax()
-    )  # the least moved
+    # the least moved
+    at = int(np.where(enough, gap, 0.0).argmax() if enough.any() else (most * gap).argmax())
     moved = math.copysign(min(abs(missing) / gap[at], most[at]), missing)
     weight = weight.copy()
     weight[at] -= moved

@@ -19,15 +19,14 @@ import numpy as np
 from kvplan.errors import ProfileError, UsageError, shown
 from kvplan.ingest.cells import Record, is_json, json_records
 from kvplan.ingest.engines import METRICS, Key, Labels, Snapshot
+from kvplan.ingest.facts import Fact, Part, class_tables, facts
 from kvplan.ingest.lengths import LengthHistogram, Lengths, independent_classes, lengths
-from kvplan.ingest.observed import ObservedDrafts, ObservedHits
-from kvplan.ingest.profile_text import Part, classes_part, replica_part
+from kvplan.ingest.observed import ObservedDrafts, of_prefix_cache
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace.formats import epoch_unit
 from kvplan.model import Knowledge, Origin, RequestClass
-from kvplan.profile.reading import Profile
 from kvplan.ranges import MAX_MEMORY_TOKENS, MAX_TOKENS
-from kvplan.units import format_number, format_percent, format_seconds, format_tokens
+from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
 from kvplan.version import __version__
 
 _OFF = 0.02  # by which two figures of one thing may differ without a word
@@ -61,15 +60,13 @@ class ServerMetrics:
     memory_tokens: int | None  # KV capacity of one engine
     block_tokens: int | None
     classes: tuple[RequestClass, ...]  # empty where no request finished, or without histograms of lengths
-    rate_rps: (
-        float | None
-    )  # finished per second and engine, those of no length included; None: nothing finished
+    # finished per second and engine, those of no length included; None: nothing finished
+    rate_rps: float | None
     rate_from: str  # "two snapshots, 300 s apart"; empty without a rate
     requests: float  # finished by all engines, in the time of the rate
     preemptions: float | None  # in the same time
     mean_input: float | None  # tokens, by sum and count of the histograms
     mean_decode: float | None
-    hits: ObservedHits | None
     drafts: ObservedDrafts | None
     notes: tuple[str, ...]
     engines: int
@@ -123,30 +120,31 @@ def read_metrics(
     return _Reader(late, early).metrics(interval_s, timed=timed)
 
 
-def metrics_parts(metrics: ServerMetrics, base: Profile | None) -> list[Part]:
-    """Write the table [gpu] if the metrics have the capacity, and the classes if they have the lengths."""
+def metrics_parts(metrics: ServerMetrics) -> dict[str, Part]:
+    """The table [gpu] if the metrics have the capacity, and the classes if they have the lengths; by table."""
     where = f"{metrics.source} ({metrics.engine}, {', '.join(metrics.models) or 'no model named'})"
-    digest, notes = f"sha256 {metrics.sha256}", [f"Note: {note}." for note in metrics.notes]
-    origin = Origin(Knowledge.MEASURED, PurePath(metrics.source).name)
-    parts = []
+    name, kind = PurePath(metrics.source).name, f"{metrics.engine}'s metrics"
+    origin, digest = Origin(Knowledge.MEASURED, name), f"sha256 {metrics.sha256}"
+    parts = {}
     if metrics.memory_tokens is not None:
         stated = {"memory_tokens": metrics.memory_tokens, "block_tokens": metrics.block_tokens}
-        values = {key: value for key, value in stated.items() if value is not None}
-        about = f"{', '.join(values)}: exported by {where}, as read by kvplan {__version__}."
-        parts.append(replica_part(base, values, [about, digest], origin))
+        told = facts("gpu", stated, origin, f"exported by {where}, as read by kvplan {__version__}")
+        parts["gpu"] = Part("gpu", told, name, kind, about=(digest,))
     if metrics.classes:
-        requests = f"{format_tokens(metrics.requests)} requests, {metrics.rate_from}"
-        means = format_tokens(metrics.mean_input), format_tokens(metrics.mean_decode)
-        about_classes = [
-            f"Classes and rates: {requests}, counted by {where}, as read by kvplan {__version__}.",
-            f"Lengths: {means[0]} tokens in, {means[1]} out, on average.",
+        means = f"{format_tokens(metrics.mean_input)} tokens in, {format_tokens(metrics.mean_decode)} out"
+        requests = f"{format_tokens(metrics.requests)} requests"
+        about = [
+            f"Classes and rates: {requests}, {metrics.rate_from}, counted by {where}, as read by kvplan {__version__}.",
+            f"Lengths: {means}, on average.",
         ]
         if metrics.preemptions is not None:
-            about_classes.append(f"Preemptions in that time: {format_tokens(metrics.preemptions)}.")
-        parts.append(classes_part(metrics.classes, [*about_classes, digest, *notes], origin))
+            about.append(f"Preemptions in that time: {format_tokens(metrics.preemptions)}.")
+        told = {"classes": Fact(class_tables(metrics.classes), origin)}
+        figures = f"{requests}, {format_rate(metrics.rate_rps)}"
+        parts["classes"] = Part("classes", told, name, kind, figures, (*about, digest))
     if not parts:
         raise UsageError(f"{metrics.source}: neither KV capacity nor finished requests; nothing to import")
-    return parts
+    return {table: part._replace(notes=metrics.notes) for table, part in parts.items()}
 
 
 # -- a snapshot -------------------------------------------------------------------------------------------------------
@@ -259,7 +257,6 @@ def _of_answer(lines: Lines) -> Iterator[_Series]:
 
 
 def _points(part: Record) -> list[tuple[float | None, float]]:
-    """Read the times and values of a series."""
     seen = part.at("values") if part.at("value") is None else [part.at("value")]
     try:
         points: list[tuple[float | None, float]] = [(float(at), float(value)) for at, value in seen]
@@ -279,9 +276,8 @@ def _canonical(name: str) -> str:
     ['vllm:request_prompt_tokens_sum', 'vllm:request_prompt_tokens_sum', 'up']
     """
     prefixes = "|".join(names.prefix for names in METRICS)
-    current = name.removeprefix("ray_").replace(
-        "nv_llm_http_service_", "dynamo_frontend_"
-    )  # of older versions
+    # of older versions
+    current = name.removeprefix("ray_").replace("nv_llm_http_service_", "dynamo_frontend_")
     name = re.sub(rf"^({prefixes})_", r"\1:", current)
     return f"vllm:{name}" if _UNNAMED.fullmatch(name) else name
 
@@ -310,7 +306,6 @@ def _models(labels: Labels) -> list[str]:
 def _of_model(
     samples: dict[str, list[tuple[Labels, float]]], models: Sequence[str], model: str | None, source: str
 ) -> dict[str, list[tuple[Labels, float]]]:
-    """Choose the samples of one model, and those that name none."""
     more = [f"{len(models) - _NAMED} more"] if len(models) > _NAMED else []
     listed = ", ".join([name[:_LONGEST_NAME] for name in models[:_NAMED]] + more)
     if model is None and len(models) > 1:
@@ -353,7 +348,8 @@ class _Reader:
             seconds, rate_from = None, str(unknown)
         rate = requests / seconds / self.engines if seconds else None
         memory, block = self.capacity()
-        hits, drafts = self.hits(), self.drafts()
+        self.note_hits()
+        drafts = self.drafts()
         preemptions = late.first(names.preemptions)
         itl = late.first(f"{name}_sum" for name in names.itl)
         decoding, gaps = (
@@ -373,7 +369,6 @@ class _Reader:
             preemptions=self.total(preemptions) if preemptions else None,
             mean_input=prompts.mean if prompts and prompts.count else None,
             mean_decode=generations.mean if generations and generations.count else None,
-            hits=hits,
             drafts=drafts,
             notes=tuple(self.notes),
             engines=self.engines,
@@ -385,7 +380,6 @@ class _Reader:
         )
 
     def increase(self, name: str) -> dict[Key, float]:
-        """Tell by how much each series grew."""
         late = self.late.series(name)
         if self.early is None:
             return late
@@ -428,7 +422,6 @@ class _Reader:
             self.notes.append(f"the earlier snapshot is {self.early.source}, sha256 {self.early.sha256}")
 
     def histogram(self, name: str) -> LengthHistogram | None:
-        """Add up the histograms of all engines; None where there is none."""
         series: dict[Key, dict[float, float]] = {}
         for key, value in self.increase(f"{name}_bucket").items():
             edge = self.edge(name, dict(key).get("le", ""))
@@ -460,20 +453,20 @@ class _Reader:
             raise ProfileError(self.late.source, f"le={shown(text)}; must be a number", key=f"{name}_bucket")
         return edge
 
-    def hits(self) -> ObservedHits | None:
+    def note_hits(self) -> None:
         """Tell what the prefix cache found: by counters, else by a gauge of a moment."""
-        observed = None
+        observed = ""
         for hits, looked_up in self.names.hits:
             if hits in self.late.samples and (of := self.total(looked_up)) > 0:
                 counted = self.total(hits)
                 stated = f"{format_tokens(counted)} of {format_tokens(of)}, by {hits}"
-                observed = ObservedHits(min(counted / of, 1.0), stated)
+                observed = of_prefix_cache(counted / of, stated)
                 break
         else:
             name = self.late.first(self.names.hit_rates)
             rates = [rate for _, rate in self.late.samples.get(name or "", ()) if 0 <= rate <= 1]
             if rates:
-                observed = ObservedHits(math.fsum(rates) / len(rates), f"by {name} at that moment")
+                observed = of_prefix_cache(math.fsum(rates) / len(rates), f"by {name} at that moment")
         by_connector, asked = self.names.loaded or ("", "")
         if (loaded := self.total(by_connector)) > 0 and (of := self.total(asked)) > 0:
             share = f"{format_percent(loaded / of)} of the prompt tokens"
@@ -481,9 +474,8 @@ class _Reader:
                 f"{format_tokens(loaded)} of {format_tokens(of)} that it was asked for, by {by_connector}"
             )
             self.notes.append(f"a KV connector loaded {share} ({of_asked})")
-        if observed is not None:
-            self.notes.append(f"{observed.text}; the classes take none of that into account")
-        return observed
+        if observed:
+            self.notes.append(f"{observed}; the classes take none of that into account")
 
     def hit_ratio(self) -> float | None:
         for counters in self.names.hits:
@@ -493,7 +485,6 @@ class _Reader:
         return None
 
     def drafts(self) -> ObservedDrafts | None:
-        """Tell what was accepted of drafts, by position."""
         if self.names.drafts is None:
             return None
         drafts, accepted = self.names.drafts
@@ -593,7 +584,6 @@ class _Reader:
         return independent_classes(inputs, decode, served)
 
     def kept(self, some: Lengths, what: str) -> float:
-        """Tell the share that has tokens."""
         empty = some.empty / (some.empty + some.weight.sum())
         if empty:
             self.notes.append(f"{format_percent(empty, 2)} of the {what} have no tokens and are left out")

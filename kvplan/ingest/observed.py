@@ -1,30 +1,22 @@
-"""What an engine says of its prefix cache and its drafts, by its own count; in words, and as a table of a profile."""
+"""What an engine says of its prefix cache and its drafts, by its own count; in words, and as facts."""
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kvplan.ingest.profile_text import Part
+from kvplan.ingest.facts import Part, facts
 from kvplan.model import Knowledge, Origin
 from kvplan.profile.reading import Profile
-from kvplan.profile.writing import printable, table_text
 from kvplan.units import format_percent
 
 
-class ObservedHits(NamedTuple):
-    """The share of the prompt tokens that a prefix cache found, and where the engine says so.
+def of_prefix_cache(ratio: float, stated: str) -> str:
+    """Say what share of the prompt tokens a prefix cache found, and where the engine says so.
 
-    >>> ObservedHits(0.382, "in line 7, of the last requests").text
+    >>> of_prefix_cache(0.382, "in line 7, of the last requests")
     'the prefix cache found 38.2% of the prompt tokens (in line 7, of the last requests)'
     """
-
-    ratio: float
-    stated: str
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        return f"the prefix cache found {format_percent(self.ratio)} of the prompt tokens ({self.stated})"
+    return f"the prefix cache found {format_percent(min(ratio, 1.0))} of the prompt tokens ({stated})"
 
 
 class ObservedDrafts(NamedTuple):
@@ -52,18 +44,12 @@ class ObservedDrafts(NamedTuple):
         return f"of {len(self.accepted)} drafts in an iteration {shares} were accepted, by position ({self.stated})"
 
     def part(self, base: Profile | None, source: str) -> Part | None:
-        """Write [speculative] of `base` with as many drafts, accepted so often; None where it has none.
-
-        What drafts cost no engine states: without a base that says it, there is no table to write.
+        """Tell [speculative] of `base` so many drafts, accepted so often; None where it has none, for what drafts cost
+        no engine states.
         """
-        old: dict[str, Any] | None = None if base is None else base.tables.get("speculative")
-        if base is None or old is None:
+        if base is None or "speculative" not in base.tables:
             return None
         values = {"tokens": len(self.accepted), "accepted": list(self.accepted)}
-        kept = [key for key in old if key not in values]
-        about = (
-            f"tokens, accepted: stated in {source}; {self.text}.",
-            f"Kept from {printable(base.source)}: {', '.join(kept)}.",
-        )
-        body = table_text("speculative", old | values)
-        return Part("speculative", about, body, Origin(Knowledge.MEASURED, source))
+        said = f"stated in {source}; {self.text}"
+        told = facts("speculative", values, Origin(Knowledge.MEASURED, source), said)
+        return Part("speculative", told, source, "counters", "tokens, accepted")

@@ -14,8 +14,8 @@ from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.results import reader_of
-from kvplan.ingest.results.printed import TITLE
 from kvplan.ingest.results.tables import REQUEST_LOG
+from kvplan.ingest.results.vllm_bench import TITLE
 from kvplan.ingest.text_file import STANDARD_INPUT
 from kvplan.ingest.timing.drafts import read_drafts
 from kvplan.ingest.timing.reading import tells_of_drafts
@@ -146,7 +146,6 @@ def carries_times(path: Path) -> bool:
 
 
 def _recognising(start: Beginning) -> Iterator[Reader[Any]]:
-    """Yield the readers that recognise a file."""
     if alone := [reader for reader in _ALONE if reader.recognises(start)]:
         yield from alone
         return

@@ -35,9 +35,8 @@ _UNPACKED = 1 << 23  # bytes that nobody minds
 _PACKED_TO = 200  # beyond, text of use packs to more than such a part of it
 _HEAD = 1 << 16  # bytes that tell the encoding, and what lines are wrapped in
 _READ = 1 << 18  # bytes at once
-_ESCAPE = re.compile(
-    r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))"
-)  # colours, titles of windows
+# colours, titles of windows
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _NOT_READ = {  # by where a mark stands and what it is: what a file is, and what makes text of it
     (0, b"BZh"): ("packed by bzip2", "bunzip2"),
     (0, b"\xfd7zXZ\0"): ("packed by xz", "unxz"),
@@ -227,7 +226,6 @@ def _bounded(read: Callable[[int], bytes], stored: _Stored) -> Callable[[int], b
 
 
 def _zstd(packed: BinaryIO) -> Iterator[bytes]:
-    """Yield what zstd frames, one after the other, unpack to."""
     rest = b""
     while piece := rest or packed.read(_PIECE):
         frame = zstandard.ZstdDecompressor().decompressobj()
@@ -240,7 +238,6 @@ def _zstd(packed: BinaryIO) -> Iterator[bytes]:
 
 
 def _of_pieces(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
-    """Read at most so many bytes of some pieces."""
     left = b""
 
     def read(most: int) -> bytes:
@@ -278,7 +275,6 @@ def _buffered(read: Callable[[int], bytes]) -> io.BufferedReader:
 
 
 def _head(binary: Any) -> bytes:
-    """Read the beginning, as far as it goes."""
     head = b""
     while len(head) < _HEAD and (piece := binary.read1(_HEAD)):
         head += piece

@@ -142,7 +142,6 @@ def _columns(header: str) -> tuple[list[str], str] | None:
 
 
 def _of_csv(lines: Iterator[str], columns: tuple[list[str], str]) -> Iterator[_Entry]:
-    """Yield the texts in the rows of a CSV of lines, without its header."""
     names, text = columns
     for row in csv.reader(lines):
         if row == names:
@@ -211,7 +210,6 @@ def _entries(line: str, deep: int) -> Iterator[_Entry]:
 
 
 def _of_object(values: Mapping[str, Any], deep: int) -> Iterator[_Entry]:
-    """Yield the texts in an object."""
     path = next((path for path in _TEXTS if isinstance(_at(values, path), str)), None)
     if path is None:
         for name in (*_LISTS, *_INNER_LISTS) if deep > 0 else ():

@@ -15,6 +15,7 @@ from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import of_requests
 from kvplan.planning.search import Setting
 from kvplan.planning.trial import Task
+from kvplan.report.keys import SCREENS
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.runner import Job, at_once, scenarios
 from kvplan.simulation.fleet.scaling import Autoscaler, Lifetime, lifetimes
@@ -258,12 +259,12 @@ class _Period:
             limits=limits,
         )  # fmt: skip
         paid_s = self.paid_s(run)
-        goodput = result.figures["goodput_rps"]
+        goodput, wait_s = (result.figures[key] for key in SCREENS["day"].split())
         return Way(
             paid_s / self.end_s,
             model.replica.gpus * paid_s / 3600,
             None if goodput is None else goodput * self.end_s / requests.arrival_s.size,
-            result.figures["ttft_s.p95"],
+            wait_s,
             most_waiting(run),
         )
 

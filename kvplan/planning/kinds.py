@@ -7,14 +7,14 @@ from typing import Any
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
-from kvplan.ingest.model.engines import default_limits
-from kvplan.ingest.model.estimate import ReplicaEstimate, estimate_replica
+from kvplan.ingest.facts import nested
+from kvplan.ingest.model.estimate import ReplicaEstimate, default_limits, estimate_replica
 from kvplan.ingest.model.hardware import Gpu
-from kvplan.ingest.model.roofline import Roofline, request_overhead_s, roofline
+from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape
+from kvplan.ingest.model.text import estimate_part, roofline_part
 from kvplan.ingest.model.weights import named_storage
-from kvplan.ingest.profile_text import kv_tables, timing_table
-from kvplan.model import MeasuredRange, Parallelism
+from kvplan.model import Parallelism
 
 TENSOR_PARALLEL = 1, 2, 4, 8  # that are tried where nobody says
 _FEW_SEQUENCES = 256  # vLLM's default on small GPUs; more have no effect but on large memories
@@ -74,22 +74,12 @@ class Kind:
 
     def tables(self) -> dict[str, Any]:
         """The tables [gpu], [timing] and [provenance] of a profile."""
-        memory = self.memory
-        gpu: dict[str, object] = {"memory_tokens": memory.memory_tokens, "block_tokens": memory.block_tokens}
-        if memory.is_mixed:
-            gpu = {"kv_blocks": memory.kv_blocks, "block_tokens": memory.block_tokens}
-        gpu |= self.parallelism.keys
-        gpu["max_num_seqs"] = self.max_num_seqs
-        gpu["max_num_batched_tokens"] = self.batched_tokens
-        if memory.is_mixed:
-            gpu["kv"] = kv_tables(memory.layout)
+        limits = {"max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.batched_tokens}
+        memory = estimate_part(self.memory, self.shape, self.gpu, None, limits=limits)
+        times = roofline_part(self.speed, self.shape, self.gpu, self.parallelism, self.engine)
         origin = {"basis": "estimated", "source": f"{self.shape.name} on {self.name}"}
-        timing, measured = self.speed.timing, MeasuredRange(band=self.speed.band)
-        return {
-            "provenance": {"gpu": origin, "timing": origin},
-            "gpu": gpu,
-            "timing": timing_table(timing, request_overhead_s(timing, self.engine), measured),
-        }
+        known = {"provenance": {"gpu": origin, "timing": origin}}
+        return {**known, **nested(memory.facts), **nested(times.facts)}
 
 
 def kinds(

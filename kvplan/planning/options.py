@@ -1,6 +1,6 @@
 """Options of a plan: names, prices, shares and lengths, read into a request."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import BytesIO
 from itertools import product, starmap
@@ -12,7 +12,7 @@ import tomli
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.model.config import read_model
-from kvplan.ingest.model.engines import takes
+from kvplan.ingest.model.estimate import takes
 from kvplan.ingest.model.hardware import find_gpu, gpus
 from kvplan.ingest.model.shape import kv_layers, with_adapters, with_weights
 from kvplan.ingest.reader import FileKind
@@ -20,8 +20,7 @@ from kvplan.ingest.text_file import reference_to
 from kvplan.ingest.trace.replay import read_trace, with_trace
 from kvplan.model import Parallelism
 from kvplan.model.fleet import Routing
-from kvplan.model.slo import Slo, parse_slo
-from kvplan.options import LIMITS, RANKS, PlanOptions, Router, read_engine
+from kvplan.options import LIMITS, PlanOptions, Router
 from kvplan.planning.day import LOAD_S, schedule_of
 from kvplan.planning.demand import Demand, Replay, parse_length
 from kvplan.planning.kinds import TENSOR_PARALLEL, Kind, kinds
@@ -29,11 +28,10 @@ from kvplan.planning.result import Request
 from kvplan.planning.service import SETTINGS, TRAFFIC, with_demand, with_rates
 from kvplan.profile.reading import Profile, load_profile, shipped_profiles
 from kvplan.ranges import LEAST_RATE, MAX_TOKENS, MOST_RATE
-from kvplan.units import parse_time
 
 
-def request(services: Sequence[str | Profile], asked: PlanOptions, folder: Path = Path()) -> Request:
-    """Read what is asked of a plan of a model, or of profiles; a trace is referred to from `folder`.
+def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
+    """Put together what is asked of a plan of a model, or of profiles.
 
     Raises
     ------
@@ -42,28 +40,32 @@ def request(services: Sequence[str | Profile], asked: PlanOptions, folder: Path 
     ProfileError
         A profile cannot be read, or lacks what the options do not supply.
     """
-    slos, settings = _slos(asked.slo), _settings(asked.settings)
+    slos, settings = {slo.key: slo for slo in asked.slo}, _settings(asked.settings)
+    if "recomputed_share" in slos:
+        raise UsageError("--slo recomputed_share: a plan holds times, ttft, itl, tpot and e2e")
     if twice := [key for key in asked.limits if key in settings]:
         raise UsageError(f"--settings {twice[0]} and --{twice[0].replace('_', '-')}: one of them")
     settings |= asked.limits
-    engine, version = read_engine(asked.engine)
-    takes(engine, version)  # refuses one that is not known
+    takes(*asked.engine)  # refuses a version that is not known
     demand: Demand | Replay | None = _demand(asked)
     if asked.trace is not None:
-        demand = _replay(asked.trace, reference_to(asked.trace, folder) or str(asked.trace), asked.rate)
-    load_s = _load_s(asked.schedule, asked.load_time)
+        demand = _replay(
+            asked.trace, reference_to(asked.trace, asked.folder or Path()) or str(asked.trace), asked.rate
+        )
+    if asked.load_time is not None and asked.schedule is None:
+        raise UsageError("--load-time goes with --schedule")
     profiles = _profiles(services)
     if profiles and demand is not None:
         profiles = [with_demand(profile, demand) for profile in profiles]
     if profiles:
-        if asked.gpu or any(asked.ranks) or asked.says_how or any(asked.gpu_figures.values()):
+        if any((asked.gpu, *asked.ranks, asked.weights, asked.adapted, *asked.gpu_figures.values())):
             raise UsageError(
                 "--gpu, --tp and its like, --weights, --kv-dtype and --loras go with a model, not profiles"
             )
-        profiles = [profile.with_slos(slos) for profile in profiles]
+        profiles = [profile.with_slos(slos.values()) for profile in profiles]
         options: Sequence[Kind | Profile] = profiles
         _check_alike(profiles, asked.rate)
-        slos = profiles[0].plan.slos
+        slos = {slo.key: slo for slo in profiles[0].plan.slos}
     else:
         if demand is None:
             raise _lacking(str(services[0]), asked.gpu)
@@ -71,16 +73,16 @@ def request(services: Sequence[str | Profile], asked: PlanOptions, folder: Path 
     return Request(
         options,
         demand,
-        tuple(slos),
+        tuple(slos.values()),
         rate_rps=asked.rate,
-        slower=_share(asked.slower, "--slower", 0.05),
-        headroom=_share(asked.headroom, "--headroom", 0.0),
-        engine=engine,
+        slower=asked.slower,
+        headroom=asked.headroom,
+        engine=asked.engine.name,
         settings=settings,
         schedule=_schedule(asked.schedule),
-        load_s=load_s,
+        load_s=None if asked.schedule is None else asked.load_time or LOAD_S,
         split=asked.split,
-        prices=_prices(options, asked.gpu_hour, asked.replica_hour),
+        prices=_prices(options, asked.gpu_hour or {}, asked.replica_hour or {}),
         router=None if asked.router is Router.ANY else Routing(asked.router),
     )
 
@@ -88,11 +90,11 @@ def request(services: Sequence[str | Profile], asked: PlanOptions, folder: Path 
 _NO_GPU = "--gpu is missing: which GPUs? Known are "
 
 
-def _lacking(model: str, gpu: str | None) -> UsageError:
+def _lacking(model: str, gpu: Sequence[str]) -> UsageError:
     """All that a model has to be asked with."""
     read_model(model)
     error = UsageError("a demand is missing: --rate or --users, with --in and --out; or --trace FILE")
-    if gpu is None:
+    if not gpu:
         error.others = (UsageError(_NO_GPU + ", ".join(one.name for one in gpus())),)
     return error
 
@@ -111,13 +113,6 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
         except tomli.TOMLDecodeError:
             found[key] = value  # a word, such as first-chunk
     return found
-
-
-def _slos(texts: Sequence[str]) -> tuple[Slo, ...]:
-    found = {slo.key: slo for slo in map(parse_slo, texts)}
-    if "recomputed_share" in found:
-        raise UsageError("--slo recomputed_share: a plan holds times, ttft, itl, tpot and e2e")
-    return tuple(found.values())
 
 
 def _demand(asked: PlanOptions) -> Demand | None:
@@ -151,7 +146,7 @@ def _demand(asked: PlanOptions) -> Demand | None:
         parse_length(asked.output, "--out"),
         rate,
         users,
-        None if asked.think is None else _time(asked.think, "--think"),
+        asked.think,
         system_prompt,
         turns,
     )
@@ -190,43 +185,32 @@ def _profiles(services: Sequence[str | Profile]) -> list[Profile]:
 def _kinds(model: str, asked: PlanOptions, settings: Mapping[str, Any]) -> list[Kind]:
     shape, gpu = with_adapters(read_model(model), asked.loras, asked.lora_rank), asked.gpu
     kv_layers(shape, kv_dtype=asked.kv_dtype)  # refuses a type that there is not
-    if gpu is None:
+    if not gpu:
         raise UsageError(_NO_GPU + ", ".join(one.name for one in gpus()))
-    stated = {"memory": asked.gpu_memory, "bandwidth": asked.gpu_bandwidth, "flops": asked.gpu_flops}
-    names = gpu.split(",")
-    if len(names) > 1 and any(stated.values()):
+    if len(gpu) > 1 and any(asked.gpu_figures.values()):
         raise UsageError(
             "--gpu-memory, --gpu-bandwidth and --gpu-flops describe one GPU; name one with --gpu"
         )
-    found = [find_gpu(name.strip(), **stated) for name in names]
-    types = [text.strip() for text in (asked.weights or "").split(",") if text.strip()]
-    if not types:
+    found = [find_gpu(name, **asked.gpu_figures) for name in gpu]
+    if not asked.weights:
         with_weights(shape, None)  # refuses weights that are kept in a way not known
-    parallelism = [*starmap(Parallelism, product(*_ranks(asked)))]
-    engine, version = asked.engine_named
-    how: dict[str, Any] = {"weights": types, "kv_dtype": asked.kv_dtype, "engine": engine, "version": version}
+    tensor, *others = asked.ranks
+    ranks = product(tensor or TENSOR_PARALLEL, *(numbers or (1,) for numbers in others))
+    parallelism = [*starmap(Parallelism, ranks)]
+    engine, version = asked.engine
+    how: dict[str, Any] = {"weights": asked.weights, "kv_dtype": asked.kv_dtype}
+    how |= {"engine": engine, "version": version}
     how |= {key: given for key in LIMITS[:2] if type(given := settings.get(key)) is int and given > 0}
     return list(kinds(shape, found, parallelism=parallelism, **how))
 
 
-def _ranks(asked: PlanOptions) -> Iterator[Sequence[int]]:
-    """Yield the numbers to try of each kind of parallelism."""
-    for option, written in zip(RANKS, asked.ranks, strict=True):
-        numbers = []
-        for text in (written or "").split(","):
-            if text.strip():
-                if not text.strip().isdecimal() or not 1 <= int(text) <= 64:
-                    seen = f"{option} {text.strip()[:40]!r}"
-                    raise UsageError(f"{seen}: whole numbers from 1 to 64, with commas between")
-                numbers.append(int(text))
-        yield numbers or (TENSOR_PARALLEL if option == "--tp" else (1,))
-
-
 def _prices(
-    options: Sequence[Kind | Profile], gpu_hour: str | None, replica_hour: str | None
+    options: Sequence[Kind | Profile], gpu_hour: Mapping[str, float], replica_hour: Mapping[str, float]
 ) -> dict[str, float] | None:
     """Price of a replica an hour, by the name of each kind and the source of each profile; None: nobody says."""
-    of_gpu, of_replica = _named_prices(gpu_hour, "--gpu-hour"), _named_prices(replica_hour, "--replica-hour")
+    of_gpu, of_replica = (
+        {_catalogued(name): price for name, price in prices.items()} for prices in (gpu_hour, replica_hour)
+    )
     prices: dict[str, float | None] = {}
     names = set()
     for one in options:
@@ -250,34 +234,12 @@ def _prices(
     return known if known and len(known) == len(prices) else None
 
 
-def _named_prices(text: str | None, option: str) -> dict[str, float]:
-    """Prices by name, of GPUs as the catalogue has them; of all by the empty name."""
-    prices: dict[str, float] = {}
-    for part in () if text is None else text.split(","):
-        name, _, value = part.removeprefix("./").rpartition("=")
-        name = name.removesuffix(".toml")
-        try:
-            price = float(value)
-        except ValueError:
-            price = -1.0
-        if not 0 < price <= 1e6:
-            raise UsageError(
-                f"{option} {part.strip()[:40]!r}: a price above 0, or NAME=PRICE, such as H100=3"
-            )
-        name = name.strip()
-        with suppress(UsageError):
-            name = find_gpu(name).name if name else name
-        prices[name] = price
-    return prices
-
-
-def _load_s(schedule: str | None, load_time: str | None) -> float | None:
-    """Time that a replica takes to start; None where the period of a schedule is not asked for."""
-    if schedule is None:
-        if load_time is not None:
-            raise UsageError("--load-time goes with --schedule")
-        return None
-    return LOAD_S if load_time is None else _time(load_time, "--load-time")
+def _catalogued(name: str) -> str:
+    """The name of a GPU as the catalogue has it, or that of a profile; of all others the empty one."""
+    name = name.removeprefix("./").removesuffix(".toml")
+    with suppress(UsageError):
+        return find_gpu(name).name if name else name
+    return name
 
 
 def _schedule(text: str | None) -> dict[str, Any] | None:
@@ -309,22 +271,3 @@ def _check_alike(profiles: Sequence[Profile], rate: float | None) -> None:
     if len(rates) > 1 and rate is None:
         offered = ", ".join(f"{one:g}" for one in rates)
         raise UsageError(f"the profiles offer {offered} requests/s; compare them at one demand, with --rate")
-
-
-def _time(text: str, option: str) -> float:
-    """Seconds of a time with a unit."""
-    with suppress(ValueError):
-        raise UsageError(f"{option} {text!r}: a unit is missing, such as {float(text):g}s")
-    return parse_time(text, option)
-
-
-def _share(text: str | None, name: str, default: float) -> float:
-    if text is None:
-        return default
-    try:
-        share = float(text.rstrip("% ")) / (100 if text.rstrip().endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise UsageError(f"{name} {text[:40]!r}: a share from 0 to 1, or a percentage, such as 20%")
-    return share

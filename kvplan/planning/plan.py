@@ -113,7 +113,7 @@ def _around(
         drain=verdict.drain,
         latency=latency,
         verdict=verdict.status,
-        recovers_up_to_rps=verdict.recovers_up_to_rps,
+        recovery_rps=analyses.recovery.rate_rps,
         apart=around.split_of(profile, winner, setting, request) if request.split else None,
         day=around.day_of(profile.model, service.plan, winner, setting, request),
         mean_rps=mean_rps,

@@ -193,7 +193,7 @@ class Plan(NamedTuple):
     drain: Drain | None = None
     latency: Latency | None = None
     verdict: str = ""
-    recovers_up_to_rps: float | None = None
+    recovery_rps: float | None = None
     apart: Apart | None = None
     day: Day | None = None
     mean_rps: float = 0.0

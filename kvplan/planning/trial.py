@@ -14,7 +14,7 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.split import sides, split_rps
 from kvplan.model import ArrivalProcess, Plan, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
-from kvplan.ranges import MAX_MEMORY_TOKENS
+from kvplan.ranges import MAX_MEMORY_TOKENS, MOST_REPLICAS
 from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies import engine_settings
 from kvplan.solve import boundary
@@ -142,8 +142,9 @@ class Task:
         return self.sustained[key]
 
     def bound(self, batched_tokens: int | None) -> int:
-        """Replicas that are surely needed."""
-        return max(math.ceil(self.rate_rps / (_MOST_LOAD * self.sustainable_rps(batched_tokens)) - 1e-9), 1)
+        """Replicas that are surely needed; more than there may be, where no rate is sustainable."""
+        served = _MOST_LOAD * self.sustainable_rps(batched_tokens)
+        return max(math.ceil(self.rate_rps / served - 1e-9), 1) if served > 0 else MOST_REPLICAS + 1
 
     def quick(self, replicas: int, batched_tokens: int | None) -> Quick:
         """Look at so many replicas, slower."""

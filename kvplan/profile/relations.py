@@ -70,9 +70,8 @@ _IN_WORDS = {
 class Relation:
     """What keys of a table, or of tables within it, have to do with each other."""
 
-    keys: frozenset[str] = (
-        frozenset()
-    )  # of the table that it rests on, where others can be judged without them
+    # of the table that it rests on, where others can be judged without them
+    keys: frozenset[str] = frozenset()
 
     def problems(self, table: Any) -> Iterator[Problem]:
         """What is wrong, with paths from the table."""

@@ -5,7 +5,7 @@ As in `kvplan.profile.tables`, the text below a key is its description in the JS
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
@@ -18,9 +18,6 @@ from kvplan.model.replica import Offload
 from kvplan.profile import values
 from kvplan.profile.relations import Cases, Check, Needs, Problem, Table, Ways
 from kvplan.units import format_tokens
-
-if TYPE_CHECKING:
-    pass
 
 
 class Kv(Table, title="Layers of one kind"):

@@ -17,7 +17,7 @@ from kvplan.model.kv_layout import Attention
 from kvplan.profile import replica, tables
 from kvplan.profile.positions import KeyPath
 from kvplan.profile.relations import Beside, Check, Problem, Table, Ways, has, only, problems
-from kvplan.profile.values import Name, Version
+from kvplan.profile.values import Name, Version, laws_bounded
 from kvplan.units import format_number, format_tokens
 
 PARTS = {"gpu": "[gpu]", "timing": "[timing]", "classes": "[[classes]]"}  # of a profile; one must be there
@@ -174,6 +174,16 @@ def _room(document: "Document") -> Iterator[Problem]:
             yield Problem(place, fits)
 
 
+def _served(document: "Document") -> Iterator[Problem]:
+    """The engine refuses what is longer than max_model_len; traffic of nothing else is a mistake."""
+    most = document.engine.max_model_len if document.engine is not None else None
+    least = min((c.input.shortest + c.decode.shortest for c in document.classes), default=0)
+    if most is not None and least > most and not document.sessions:
+        why = f"all requests have at least {format_tokens(least)} tokens"
+        limit = f"the engine refuses more than max_model_len, {format_tokens(most)}"
+        yield Problem(("classes",), f"{why}, and {limit}")
+
+
 def _factors(document: "Document") -> Iterator[Problem]:
     schedule = [] if document.workload is None else document.workload.schedule
     names = [c.name for c in document.classes]
@@ -249,6 +259,7 @@ class Document(Table, title="kvplan profile"):
         Check(_all_ranks, "gpu timing engine", _SEVERAL_RANKS),
         Check(_classes, "gpu classes sessions"),
         Check(_room, "gpu classes sessions speculative"),
+        Check(_served, "engine classes sessions"),
         Check(_factors, "classes workload"),
         Check(_lengths, "classes sessions plan"),
         Check(_turns, "sessions gpu"),
@@ -343,7 +354,8 @@ def check(document: Mapping[str, Any]) -> Document:
 def check_values(document: Mapping[str, Any]) -> Document:
     """Check each value for itself, or raise a `SchemaError`: what relates several values is not looked at."""
     try:
-        return Document.model_validate(document)
+        with laws_bounded():
+            return Document.model_validate(document)
     except ValidationError as error:
         raise SchemaError(_told(error)) from None
 

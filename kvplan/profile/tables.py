@@ -11,7 +11,6 @@ from pydantic import FailFast, Field
 from pydantic.config import JsonDict
 
 from kvplan import model, ranges
-from kvplan.engine import VERSION
 from kvplan.model import Admission, EngineName, Origin, Prompt, RequestClass, as_written
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
@@ -247,7 +246,7 @@ class Gate(Table, title="Gate"):
     """What a check of this profile demands."""
 
     require: Annotated[list[str], FailFast()] = Field(default=[])
-    """Conditions on keys of the report, such as "load.headroom >= 0.20"."""
+    """Conditions on keys of the report, such as "verdict.status == stable"."""
     accept: Annotated[list[Literal["gpu", "timing", "workload"]], FailFast()] = Field(default=[])
     """Parts that may be assumed; otherwise nothing passes that an assumed part stands behind."""
 
@@ -378,7 +377,7 @@ class Engine(Table, title="Engine"):
 
     name: Annotated[EngineName, Field(strict=False)] = EngineName.VLLM
     """The engine: vllm, sglang or trtllm."""
-    version: Annotated[str, Field(max_length=40, pattern=f"^{VERSION}$")] = ""
+    version: values.EngineVersion = ""
     """Its version, such as "0.15.1": of the KV capacity that is estimated, and of the limits it has by default."""
     max_model_len: values.MemoryTokens | None = None
     """Most tokens of a request, prompt and output together (--max-model-len): the engine refuses longer ones."""

@@ -2,18 +2,22 @@
 
 import datetime
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdapter, WithJsonSchema
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, core_schema
 
 from kvplan import ranges, units
+from kvplan.engine import VERSION
 from kvplan.errors import UsageError, shown
 from kvplan.model import Knowledge, Origin, gaps
 from kvplan.model.gaps import Gap
@@ -26,6 +30,8 @@ from kvplan.units import format_number, format_tokens
 _MAX_TURNS = 10_000
 _TAIL = 35  # a geometric law is cut at so many times its mean
 _MOST_VALUES = 1000  # of a list
+_LONGEST_VERSION = 40
+_MOST_LENGTHS = 20_000_000  # of all laws of a profile: some 300 MB
 _DIGITS = 12  # of a law's parameters: what is left of either spelling once it is turned into the other
 
 
@@ -66,9 +72,8 @@ class Within:
     most: float
     unit: _Unit = _NUMBER
     or_none: bool = False
-    plain_below: float = (
-        math.inf
-    )  # a number without a unit from here on is refused: milliseconds may be meant
+    # a number without a unit from here on is refused: milliseconds may be meant
+    plain_below: float = math.inf
 
     def _checked(self, value: object) -> Any:
         number, unit = value, self.unit
@@ -106,7 +111,7 @@ class Within:
 
 Iteration = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_ITERATION_S, _TIME, plain_below=1.0)]
 Overhead = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_ITERATION_S, _TIME, or_none=True)]
-PairCost = Annotated[float, Within(ranges.LEAST_PAIR_S, ranges.LONGEST_ITERATION_S, _TIME, or_none=True)]
+PairCost = Annotated[float, Within(ranges.LEAST_PAIR_S, ranges.LONGEST_PAIR_S, _TIME, or_none=True)]
 Cost = Annotated[float, Within(ranges.LEAST_COST_S, ranges.LONGEST_ITERATION_S, _TIME, or_none=True)]
 Duration = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_S, _TIME)]
 Moment = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_S, _TIME, or_none=True)]
@@ -143,6 +148,19 @@ def _printable(most: int, value: str) -> str:
     if not value.strip() or not value.isprintable() or len(value) > most:
         raise refusal(f"must be 1 to {most} printable characters, not {shown(value)}")
     return value
+
+
+def _engine_version(value: str) -> str:
+    if len(value) > _LONGEST_VERSION or not re.fullmatch(VERSION, value):
+        raise refusal(f'must be a version such as "0.15.1", not {shown(value)}')
+    return value
+
+
+EngineVersion = Annotated[
+    str,
+    AfterValidator(_engine_version),
+    WithJsonSchema({"type": "string", "pattern": f"^{VERSION}$", "maxLength": _LONGEST_VERSION}),
+]
 
 
 def _file(value: str) -> str:
@@ -250,9 +268,34 @@ class LengthLaw(Table, title="Law of lengths"):
             if longest > most:
                 limit = f"must be at most {format_tokens(most)}, not {longest:,.0f}"
                 raise refusals([Problem(("lognormal",), f"the longest (its quantile .9999) {limit}")])
+            _take(longest)
             return Lengths.lognormal(*self.lognormal.parameters)
-        return (
-            Lengths.geometric(self.geometric) if self.geometric else Lengths.uniform(*self.uniform or (1, 1))
+        if self.geometric:
+            _take(_TAIL * self.geometric)
+            return Lengths.geometric(self.geometric)
+        low, high = self.uniform or (1, 1)
+        _take(high - low)
+        return Lengths.uniform(low, high)
+
+
+_room: ContextVar[float] = ContextVar("lengths that the laws of a profile may still have", default=math.inf)
+
+
+@contextmanager
+def laws_bounded() -> Iterator[None]:
+    """Let the laws of a profile have so many lengths together that they fit in memory."""
+    outer = _room.set(_MOST_LENGTHS)
+    try:
+        yield
+    finally:
+        _room.reset(outer)
+
+
+def _take(lengths: float) -> None:
+    _room.set(_room.get() - lengths)
+    if _room.get() < 0:
+        raise refusal(
+            f"the laws up to here have more than {_MOST_LENGTHS:,} lengths; wants fewer or shorter laws"
         )
 
 

@@ -2,29 +2,52 @@
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_TABLES = (
+TABLES = (
     "provenance", "gpu", "engine", "timing", "speculative", "fleet", "workload", "classes", "sessions", "prefix",
     "slo", "cost", "plan", "gate",
 )  # fmt: skip
 _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
+_WIDTH = 118
 
 
-def document_text(tables: Mapping[str, Any]) -> str:
+def document_text(
+    tables: Mapping[str, Any],
+    comments: Mapping[str, Iterable[str]] = {},
+    written: Mapping[str, str] = {},
+) -> str:
     """A whole profile.
 
-    >>> print(document_text({"schema": 1, "name": "n", "gpu": {"memory_tokens": 5_000}}), end="")
+    `comments` are paragraphs above tables, those of "" above all; `written` are tables that stay as they stand.
+
+    >>> print(document_text({"schema": 1, "name": "n", "gpu": {"memory_tokens": 5_000}}, {"gpu": ["Mine."]}), end="")
     schema = 1
     name = "n"
     <BLANKLINE>
+    # Mine.
     [gpu]
     memory_tokens = 5_000
     """
-    head = f"schema = {tables['schema']}\nname = {quoted(tables['name'])}"
-    written = [table_text(name, tables[name]) for name in _TABLES if tables.get(name)]
-    return "\n\n".join([head, *written]) + "\n"
+    parts = [comment(comments.get("", ())), f"schema = {tables['schema']}\nname = {quoted(tables['name'])}"]
+    for name in TABLES:
+        if name in written:
+            parts.append(written[name])
+        elif tables.get(name):
+            parts.append(f"{comment(comments.get(name, ()))}\n{table_text(name, tables[name])}".lstrip("\n"))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def comment(paragraphs: Iterable[str]) -> str:
+    """Paragraphs as lines of a comment; an indented one stays as it is."""
+    lines = (
+        line
+        for text in paragraphs
+        for line in ([text] if text[:1] == " " else textwrap.wrap(text, _WIDTH - 2, break_on_hyphens=False))
+    )
+    return "\n".join(f"# {printable(line)}" for line in lines)
 
 
 def table_text(name: str, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
@@ -33,9 +56,22 @@ def table_text(name: str, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     written = []
     for table in tables:
         within = {k: v for k, v in table.items() if (name, k) == _WITHIN}
-        lines = [f"{_key(k)} = {value_text(v)}" for k, v in table.items() if k not in within]
+        lines = [_line(_key(k), v) for k, v in table.items() if k not in within]
         written += ["\n".join([header, *lines]), *(table_text(f"{name}.{k}", v) for k, v in within.items())]
     return "\n\n".join(written)
+
+
+def _line(key: str, value: Any) -> str:
+    """A key and its value, in several lines where that is a long list."""
+    text = f"{key} = {value_text(value)}"
+    if not isinstance(value, list) or len(text) <= _WIDTH:
+        return text
+    lines = [""]
+    for item in map(value_text, value):
+        if len(lines[-1]) + len(item) > _WIDTH:
+            lines.append("")
+        lines[-1] += f" {item},"
+    return "\n".join([f"{key} = [", *(f" {line}" for line in lines), "]"])
 
 
 def _key(key: str) -> str:

@@ -4,12 +4,9 @@
 carry more than the contract names, for text and Markdown only: the blocks of `kvplan.report.keys` say so.
 """
 
-import math
-from enum import StrEnum
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from kvplan.analysis.admission import RateCap
 from kvplan.analysis.equilibrium import backlog_growth
@@ -19,25 +16,29 @@ from kvplan.analysis.records import Equilibrium, Lever, Load, Saturation
 from kvplan.analysis.speculative import Speculative
 from kvplan.analysis.stability import Stability
 from kvplan.analysis.wait import Wait
-from kvplan.analysis.worst_cycle import WorstCycle
+from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
 from kvplan.model import Plan, ServingModel
 from kvplan.report.figures import Figures
 from kvplan.report.fleet import FleetBlock
-from kvplan.report.inputs import Inputs, caveat
-from kvplan.report.keys import BESIDE_CONTRACT
+from kvplan.report.inputs import Inputs, caveat, headroom_range
+from kvplan.report.keys import WORDS
+from kvplan.report.ledger import Ledger, plain
 from kvplan.report.notes import Source, notes, sources
 from kvplan.report.prefix_cache import CacheBlock
 from kvplan.report.replica import Cost, LayoutBlock
 from kvplan.report.verdict import actions, summary
-from kvplan.report.words import Status
+from kvplan.report.wording import interval
+from kvplan.report.words import Basis, Status
 from kvplan.simulation.experiments.runner import Progress
 from kvplan.study.advice import Advice
 from kvplan.study.drain import Drain
 from kvplan.study.goodput import Goodput
 from kvplan.study.operating_point import Latency
+from kvplan.units import format_percent, format_seconds
 from kvplan.version import __version__
 
 SCHEMA_VERSION = 2
+_MUCH_MORE = 1.02  # times the goodput
 
 
 class ProfileIdentity(NamedTuple):
@@ -133,7 +134,7 @@ class Analyses(Figures):
     @cached_property
     def sources(self) -> dict[str, Source]:
         """Where the numbers of each block come from."""
-        return sources(self.whole, self.worst_cycle)
+        return sources(self)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -172,25 +173,39 @@ def to_document(report: Report) -> dict[str, Any]:
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
     >>> document = to_document(analyze(ServingModel((one,), Timing(1.0), Replica(60)), name="n", sha256=""))
-    >>> document["stability"]["spectral_radius"], document["wait"]["thresholds"]
-    (0.0, [2])
+    >>> document["stability"]["gcd"], document["wait"]["thresholds"]
+    (1, [2])
     """
     document = plain(report)
     assert isinstance(document, dict)
     return document
 
 
-def plain(value: Any, path: str = "") -> Any:
-    """Write a result at a path of the report as the contract has it, without what stands beside the contract."""
-    if hasattr(value, "_fields"):  # a NamedTuple
-        paths = ((name, f"{path}.{name}" if path else name) for name in value._fields)
-        return {name: plain(getattr(value, name), p) for name, p in paths if p not in BESIDE_CONTRACT}
-    if isinstance(value, dict):
-        return {key: plain(item, f"{path}.{key}") for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [plain(item, f"{path}[]") for item in value]
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, StrEnum):
-        return str(value)
-    return value
+def ledger_of(report: Report) -> Ledger:
+    """Return the figures of a report by key, with those that only people are shown."""
+    return Ledger(report, dict(_beside(report)))
+
+
+def _beside(report: Report) -> Iterator[tuple[str, Any]]:
+    """Yield what follows from figures of several blocks, or is written for people."""
+    lever, latency, buffer = report.levers[0], report.latency, report.safety_buffer
+    yield "load.headroom_range", headroom_range(report.load)
+    yield (
+        "load.strongest_lever",
+        f"{WORDS['lever'][lever.name]} serves {format_percent(lever.gain, signed=True)}",
+    )
+    cost = report.rate_cap.engine_sustainable_rps / report.load.sustainable_rps - 1
+    yield "rate_cap.engine_cost", cost
+    wide = (f"{key} {interval(*latency.ci95[key], format_seconds)}" for key in latency.unsettled)
+    yield "latency.not_settled", "; ".join(wide) or None
+    good = report.goodput
+    if good is not None and good.crossing_rps >= _MUCH_MORE * good.rate_rps > 0:
+        yield "goodput.for_minutes_rps", good.crossing_rps
+    free, used = buffer.watermark_fraction, report.equilibrium.kv_utilization or 0.0
+    yield "safety_buffer.fits", free is not None and free + used <= 1
+    if report.fleet is not None and report.fleet.split.prefill is not None:
+        yield "fleet.split.replicas", f"{report.fleet.split.prefill} + {report.fleet.split.decode}"
+    for i, cycle in enumerate(report.worst_cycle.classes):
+        if cycle.kind is not None:
+            known = Basis.COMPUTED if cycle.kind is CycleKind.PULSE else report.sources["saturation"].kind
+            yield f"worst_cycle.classes[{i}].basis", str(known)

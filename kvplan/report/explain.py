@@ -12,8 +12,9 @@ from kvplan.analysis.equilibrium import equilibrium, load, saturation
 from kvplan.analysis.fleet import one_replica
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.model import Plan, ServingModel
-from kvplan.report.assembly import Report, plain, to_document
+from kvplan.report.assembly import Report, to_document
 from kvplan.report.keys import BLOCKS, CONTRACT, Record
+from kvplan.report.ledger import Ledger
 from kvplan.report.quantities import DIGITS, QUANTITIES, Given, listed
 from kvplan.units import format_number
 
@@ -81,7 +82,7 @@ class Ground(NamedTuple):
 
     formula: str
     inputs: tuple[str, ...]
-    document: Mapping[str, Any]
+    ledger: Ledger
     given: Given
     remark: str
 
@@ -166,7 +167,8 @@ def explain(
     ('n* = M/Σ p_i·S_i = M/S̄', (Row(name='', value='1 requests'),), [('M', '12'), ('S̄', '12')])
     """
     (record,) = found.records
-    values = list(_values(record, document))
+    ledger = Ledger(document)
+    values = list(_values(record, ledger))
     if found.entry is not None and record.list_key:
         if found.entry >= len(values):
             raise UsageError(
@@ -184,8 +186,8 @@ def explain(
         cut=f"… {format_number(left_out)} more; see {where}" if left_out > 0 else "",
         formula=rests.formula,
         inputs=tuple(_inputs(rests, found.entry)),
-        source=_source(record, document),
-        absent=_why_absent(record, document) if missing else "",
+        source=_source(record, ledger),
+        absent=_why_absent(record, ledger) if missing else "",
     )
 
 
@@ -199,14 +201,14 @@ def ground(record: Record, document: Mapping[str, Any], model: ServingModel, pla
     elif model.finds_prefixes and formula:
         model, remark = with_cold_cache(model), remark + _COLD
         blocks = {"load": load(model), "equilibrium": equilibrium(model), "saturation": saturation(model)}
-        document = {**document, **{name: plain(block, name) for name, block in blocks.items()}}
-    return Ground(formula, tuple(names.split()), document, Given(model, plan), remark)
+        document = {**document, **blocks}
+    return Ground(formula, tuple(names.split()), Ledger(document), Given(model, plan), remark)
 
 
 def values_of(name: str, rests: Ground) -> list[Any]:
     """List all values of an input: one, or one for each entry of a list or class."""
     if name in CONTRACT:
-        return [value for _, value in _values(CONTRACT[name], rests.document)]
+        return [value for _, value in _values(CONTRACT[name], rests.ledger)]
     value = QUANTITIES[name].value(rests.given)
     return list(value) if isinstance(value, tuple) else [value]
 
@@ -226,33 +228,25 @@ def _inputs(rests: Ground, entry: int | None) -> Iterator[Input]:
 
 def summarise(found: Found, document: Mapping[str, Any]) -> Summary:
     """List the keys of a block with their values."""
-    keys = []
+    keys, ledger = [], Ledger(document)
     for record in found.records:
-        values = [_with_unit(value, record.unit) for _, value in _values(record, document)]
+        values = [_with_unit(value, record.unit) for _, value in _values(record, ledger)]
         keys.append((record.key, listed(values) or "null", record.meaning))
     block = BLOCKS.get(found.name)
     return Summary(found.name, block.meaning if block else "", tuple(keys))
 
 
-def _values(record: Record, document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _values(record: Record, ledger: Ledger) -> Iterator[tuple[str, Any]]:
     """Yield one value without a name, or one for each entry of a list with its name."""
     if record.key == "sources":
-        for block, source in document["sources"].items():
+        for block, source in ledger.value("sources").items():
             yield block, f"{source['kind']}: {source['source']}"
     elif not record.list_key:
-        value = _at(document, record.key)
+        value = ledger.value(record.key)
         yield from _leaves(value) if isinstance(value, dict) else [("", value)]
     else:
-        field = record.key.partition("[]")[2].removeprefix(".")
-        for k, entry in enumerate(_at(document, record.list_key) or ()):
-            yield _entry_name(record, document, k, entry), _of_entry(entry, field)
-
-
-def _of_entry(entry: Any, field: str) -> Any:
-    """Take a field of an entry; of a list within it, that of each."""
-    inner, _, rest = field.partition("[].")
-    value = _at(entry, inner) if inner else entry
-    return [_at(item, rest) for item in value] if rest else value
+        for k, row in enumerate(ledger.rows(record.list_key)):
+            yield _entry_name(record, ledger, row, k), ledger.value(record.key.replace("[]", f"[{k}]", 1))
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -263,11 +257,12 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + key, value
 
 
-def _entry_name(record: Record, document: Mapping[str, Any], k: int, entry: Any) -> str:
+def _entry_name(record: Record, ledger: Ledger, row: str, k: int) -> str:
+    entry = ledger.value(row)
     if isinstance(entry, dict):
         one = record.list_key.rpartition(".")[2].removesuffix("s")
         return str(entry.get("name", f"{one} {k + 1}"))
-    return str(document[record.block]["classes"][k]["name"]) if record.is_by_class else ""
+    return str(ledger.value(f"{record.block}.classes[{k}].name")) if record.is_by_class else ""
 
 
 def _with_unit(value: Any, unit: str) -> str:
@@ -282,19 +277,12 @@ def _with_unit(value: Any, unit: str) -> str:
     return f"{text} {unit}" if unit else text
 
 
-def _at(value: Any, path: str) -> Any:
-    """Take what stands at a dotted path; None below None, and for keys that are not there."""
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _source(record: Record, document: Mapping[str, Any]) -> str:
+def _source(record: Record, ledger: Ledger) -> str:
     if not record.source or record.source == _OF_PROFILE:
         return record.source
-    basis = record.basis or _at(document, f"sources.{record.block}.kind")
+    basis = record.basis or ledger.value(f"sources.{record.block}.kind")
     return f"{record.source} ({basis})" if basis else record.source
 
 
-def _why_absent(record: Record, document: Mapping[str, Any]) -> str:
-    return BLOCKS[record.block].absent if document.get(record.block) is None else record.absent
+def _why_absent(record: Record, ledger: Ledger) -> str:
+    return BLOCKS[record.block].absent if ledger.value(record.block) is None else record.absent

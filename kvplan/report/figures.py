@@ -46,8 +46,8 @@ class Figures:
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
-    >>> Figures(ServingModel((one,), Timing(1.0), Replica(60)), Plan()).load.headroom
-    9.0
+    >>> Figures(ServingModel((one,), Timing(1.0), Replica(60)), Plan()).load.load_factor_max
+    10.0
     """
 
     def __init__(

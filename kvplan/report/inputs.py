@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kvplan.analysis.equilibrium import iteration_time, most_admissions, per_request
 from kvplan.analysis.records import Load
 from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, ServingModel
+from kvplan.report.keys import FORMATS
 from kvplan.report.words import Status
 from kvplan.units import format_number, format_percent, format_tokens
 
@@ -106,18 +107,12 @@ def range_text(ends: tuple[float, float] | None) -> str:
     return "" if ends is None else f" ({' to '.join(map(format_number, ends))})"
 
 
-def sustainable_text(offered: Load, word: str) -> str:
-    """Write what is sustainable for a headline, with its range where it has one."""
-    ends = range_text(offered.sustainable_rps_range).removesuffix(")")
-    return f"{format_number(offered.sustainable_rps)} {word}{ends and f'{ends} in the error band of the timing)'}"
-
-
-def headroom_range_text(offered: Load) -> str:
-    """Write the range of the headroom; none where it counts users, who ask for less when iterations take longer."""
+def headroom_range(offered: Load) -> tuple[float, float] | None:
+    """Return the range of the headroom; None where it counts users, who ask for less when iterations take longer."""
     ends, rate = offered.sustainable_rps_range, offered.offered_rps
     if ends is None or not counts_rates(offered):
-        return ""
-    return f" ({' to '.join(format_percent(end / rate - 1, signed=True) for end in ends)})"
+        return None
+    return ends[0] / rate - 1, ends[1] / rate - 1
 
 
 def counts_rates(offered: Load) -> bool:
@@ -127,12 +122,12 @@ def counts_rates(offered: Load) -> bool:
 
 
 def verdicts_in(
-    band: tuple[float, float], offered_rps: float, sustainable_rps: float, recovers_up_to_rps: float
+    band: tuple[float, float], offered_rps: float, sustainable_rps: float, recovery_rps: float
 ) -> list[tuple[Status, float]]:
     """List the verdicts within an error band, each up to so many times the iteration time."""
     low, high = band
     ends = (
-        (Status.STABLE, min(recovers_up_to_rps, sustainable_rps) / offered_rps),
+        (Status.STABLE, min(recovery_rps, sustainable_rps) / offered_rps),
         (Status.NEEDS_CAP, sustainable_rps / offered_rps),
         (Status.OVERLOADED, math.inf),
     )
@@ -145,7 +140,7 @@ def verdicts_in(
     return found
 
 
-def band_notes(model: ServingModel, offered: Load, recovers_up_to_rps: float) -> Iterator[str]:
+def band_notes(model: ServingModel, offered: Load, recovery_rps: float) -> Iterator[str]:
     """Say what the error band of the timing makes of rates and verdict.
 
     Of the verdict with a prefix cache nothing: what it keeps depends on the clock, and does not scale with iterations.
@@ -154,15 +149,17 @@ def band_notes(model: ServingModel, offered: Load, recovers_up_to_rps: float) ->
     if band is None:
         return
     times = " to ".join(format_number(end, 3) for end in band)
+    headroom = headroom_range(offered)
+    between = "" if headroom is None else f" ({FORMATS['changes'](headroom)})"
     yield (
         f"Error band of the timing: iterations took {times} times as long as it says. Sustainable are then "
         f"{format_number(offered.sustainable_rps)}{range_text(ends)} requests/s, with a headroom of "
-        f"{format_percent(offered.headroom, signed=True)}{headroom_range_text(offered)}; everything "
+        f"{format_percent(offered.headroom, signed=True)}{between}; everything "
         "else is for the timing as it stands."
     )
     if model.finds_prefixes:
         return
-    *before, (last, _) = verdicts_in(band, offered.offered_rps, offered.sustainable_rps, recovers_up_to_rps)
+    *before, (last, _) = verdicts_in(band, offered.offered_rps, offered.sustainable_rps, recovery_rps)
     if before:
         parts = [
             f"{status} up to {format_number(end, 3)} times its iteration times" for status, end in before

@@ -23,6 +23,7 @@ from kvplan.units import (
     format_rate,
     format_seconds,
     format_tokens,
+    rounded,
 )
 
 Format = Callable[[Any], str]
@@ -92,6 +93,19 @@ class Record(NamedTuple):
         A list with an entry for each class, in the order of the profile; so is every list called ``classes``.
     warm
         Formula and inputs with a prefix cache that finds something; None: the same.
+    shown
+        In tables, where that is more than the value: texts with keys in braces (`kvplan.report.wording`), of which the
+        first counts that has all it names.
+    rare
+        Left out of tables where there is none, or it is 0.
+    beside
+        Shown to people, and not part of the contract.
+    between
+        Keys of the ends of its interval, or of what holds them.
+    alone
+        Where the figures of a model have it without the rest of its block, which takes longer.
+    proof
+        Key that says whether the value is proved; a requirement is not met without.
     """
 
     key: str
@@ -111,6 +125,12 @@ class Record(NamedTuple):
     basis: str = ""
     by_class: bool = False
     warm: Warm | None = None
+    shown: tuple[str, ...] = ()
+    rare: bool = False
+    beside: bool = False
+    between: str = ""
+    alone: str = ""
+    proof: str = ""
 
     @property
     def block(self) -> str:
@@ -165,7 +185,7 @@ def _block_of(key: str) -> str:
 def _unit_of(key: str) -> str:
     """Tell the unit that a key ends in, or the table that it is in.
 
-    >>> _unit_of("wait.kv_tokens"), _unit_of("latency.ttft_s.mean"), _unit_of("load.headroom")
+    >>> _unit_of("wait.kv_tokens"), _unit_of("latency.ttft_s.mean"), _unit_of("load.work_rate")
     ('tokens', 's', '')
     """
     for part in reversed(key.replace("[]", "").split(".")[1:]):
@@ -186,10 +206,10 @@ _FORMATS: dict[str, Format] = {
 }
 
 
-def spectral_radius(radius: float) -> str:
-    """Write a spectral radius with the digits that tell it from 1: two of the difference, and at least four.
+def near_one(radius: float) -> str:
+    """Write a number with the digits that tell it from 1: two of the difference, and at least four.
 
-    >>> spectral_radius(0.9999634), spectral_radius(1.0), spectral_radius(0.43218), spectral_radius(1.0005834)
+    >>> near_one(0.9999634), near_one(1.0), near_one(0.43218), near_one(1.0005834)
     ('0.999963', '1', '0.4322', '1.00058')
     """
     distance = abs(1 - radius)
@@ -212,9 +232,9 @@ def probability(value: float) -> str:
 class Block(NamedTuple):
     """A block of the report with the records of its keys, in the order of the contract.
 
-    `absent` says why the block as a whole can be null, `nullable` that it can in this version; `has_source`, that
-    `sources` says how its numbers are known. `beside` are keys of the results that stand beside the contract, for text
-    and plots only.
+    `absent` says why the block as a whole can be null, `nullable` that it can in this version; `sources` how its
+    numbers are known, each a basis and a text, of which the first counts that does; without any, `has_source` is False.
+    `beside` are keys of the results that are neither shown nor in the contract.
     """
 
     name: str
@@ -222,26 +242,42 @@ class Block(NamedTuple):
     records: tuple[Record, ...]
     absent: str = "This version of kvplan does not compute the block."
     has_source: bool = True
+    sources: Sequence[tuple[str, str]] = ()
     nullable: bool = False
     beside: Sequence[str] = ()
 
 
 # ------------------------------------------------------------------------------------------------ the records
 
-_NAMED_FORMATS: dict[str, Format] = {
+
+def _few(values: Sequence[float], most: int = 8) -> str:
+    """Write the first of several numbers, and how many more there are."""
+    more = f" and {len(values) - most} more" if len(values) > most else ""
+    return f"{', '.join(map(format_number, values[:most]))}{more}"
+
+
+FORMATS: Mapping[str, Format] = {
     "percent": format_percent,
     "change": lambda value: format_percent(value, signed=True),
+    "changes": lambda ends: " to ".join(format_percent(end, signed=True) for end in ends),
+    "number": format_number,
+    "numbers": lambda ends: " to ".join(map(format_number, ends)),
+    "few": _few,
+    "distinct": lambda values: _few(list(dict.fromkeys(rounded(value, 2) for value in values))),
     "probability": probability,
     "short": lambda value: format_number(value, 3),
-    "spectral_radius": spectral_radius,
+    "two": lambda value: format_number(value, 2),
+    "time": format_seconds,
+    "near_one": near_one,
     "tokens": format_tokens,
+    "replicas": lambda count: f"{count:,} replica{'s' * (count != 1)}",
+    "growth": lambda stable: "stable" if stable else "unstable",
 }
 _WORD = re.compile(r"\{(\w+)\}")
 
 
-def _read() -> dict[str, Block]:
+def _read(tables: dict[str, Any]) -> dict[str, Block]:
     """Read all blocks with their records."""
-    tables = tomli.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     words, blocks = tables.pop("words"), tables.pop("blocks")
     records: dict[str, list[Record]] = {name: [] for name in blocks}
     for pattern, table in tables.items():
@@ -268,11 +304,12 @@ def _record(key: str, table: Mapping[str, Any], words: Mapping[str, Any]) -> Rec
         fields.setdefault("unit", _unit_of(key))
     if "format" in fields:
         template = fields["format"]
-        fields["format"] = _NAMED_FORMATS.get(template) or _filled(template)
+        fields["format"] = FORMATS.get(template) or _filled(template)
     if "warm" in fields:
         fields["warm"] = Warm(**{name: _text(value, words) for name, value in fields["warm"].items()})
-    if "allowed" in fields:
-        fields["allowed"] = tuple(fields["allowed"])
+    for name in ("allowed", "shown"):
+        if name in fields:
+            fields[name] = (fields[name],) if isinstance(fields[name], str) else tuple(fields[name])
     return Record(key, kind=kind, **fields)
 
 
@@ -296,10 +333,20 @@ def _filled(template: str) -> Format:
     return lambda value: template.format(format_number(value))
 
 
-BLOCKS: Mapping[str, Block] = _read()
-CONTRACT: Mapping[str, Record] = {record.key: record for block in BLOCKS.values() for record in block.records}
+_TABLES = tomli.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SCREENS: Mapping[str, Any] = _TABLES.pop("screens")
+SIMULATION: Mapping[str, tuple[str, str]] = _TABLES.pop("simulation")  # label and form of figures of policies
+QUANTITY_WORDS: Mapping[str, tuple[str, str]] = _TABLES.pop("quantities")  # symbol and meaning
+WORDS: Mapping[str, Any] = _TABLES["words"]
+BLOCKS: Mapping[str, Block] = _read(_TABLES)
+RECORDS: Mapping[str, Record] = {record.key: record for block in BLOCKS.values() for record in block.records}
+CONTRACT: Mapping[str, Record] = {key: record for key, record in RECORDS.items() if not record.beside}
 BESIDE_CONTRACT = frozenset(
-    ["levers", "actions", "caveat", *(key for block in BLOCKS.values() for key in block.beside)]
+    [
+        *("levers", "actions", "caveat"),
+        *(key for block in BLOCKS.values() for key in block.beside),
+        *(key for key, record in RECORDS.items() if record.beside),
+    ]
 )
 SOURCE_KEYS: Mapping[str, Record] = {
     record.key: record

@@ -1,7 +1,6 @@
 """The prefix cache in the report: its block, and what the verdict and the actions say of a collapse (theory §8)."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,14 +14,11 @@ from kvplan.analysis.prefix_cache import (
     recovered_share,
     sustainable_rates,
 )
-from kvplan.analysis.records import Load
 from kvplan.model import ServingModel
-from kvplan.report.inputs import sustainable_text
 from kvplan.solve import boundary
 from kvplan.study.warm_cache import Trial
-from kvplan.units import format_number, format_percent, format_seconds, format_tokens
+from kvplan.units import format_number, format_percent, format_seconds
 
-FEW_STREAMS = 100  # in memory, below which near the good rate a warm cache does not last
 _MOST_MEMORY = 64  # times what there is
 
 
@@ -165,55 +161,6 @@ def trial_summary(trial: Trial) -> str:
     return f"{served}; one {burst} ends it{f' in {ends} of {runs}' * (ends < runs)}: then {then} are served"
 
 
-def collapse_summary(cache: CacheBlock, offered: Load) -> str:
-    """Say the verdict where a burst can empty the cache for good."""
-    end, tier, danger = cache.collapsed, "", "one burst"
-    if (wait := cache.host.longest_wait_s) is not None:
-        tier, danger = " with its host tier", f"waits longer than {format_seconds(wait)}"
-    warm = f"a warm prefix cache{tier} serves up to {format_number(cache.sustainable_rps.good)}, but {danger}"
-    if end.throughput_rps is None:
-        outcome = ", and leave the replica in a second, slower state."
-    else:
-        outcome = (
-            f": then {format_number(end.throughput_rps)} are served in iterations of "
-            f"{format_seconds(end.iteration_time_s)}, and the queue grows."
-        )
-    return f"{_rates(offered)}: {warm} can empty it for good{outcome}"
-
-
-def _rates(offered: Load) -> str:
-    return (
-        f"{format_number(offered.offered_rps)} requests/s offered, {sustainable_text(offered, 'guaranteed')}"
-    )
-
-
-def overload_summary(cache: CacheBlock, offered: Load) -> str:
-    """Say the verdict where even a warm cache cannot keep up."""
-    if cache.users is not None:
-        good = format_number(cache.good_users)
-        return f"{format_number(cache.users)} users, and a replica for {good}: the others wait."
-    rates = _rates(offered)
-    most = cache.sustainable_rps.good
-    assert most is not None
-    excess = format_percent(offered.offered_rps / most - 1)
-    return f"{rates}: {excess} more than even a warm prefix cache serves, {format_number(most)}."
-
-
-def users_summary(cache: CacheBlock) -> str:
-    """Say the verdict where users nearly fill the replica."""
-    users, good = format_number(cache.users), format_number(cache.good_users)
-    return f"{users} users, and a replica for {good}; so near to that, preemptions can keep it from clearing a backlog."
-
-
-def collapse_actions(model: ServingModel, offered: Load) -> Iterator[str]:
-    """Say what excludes a collapse, beside settings that end one."""
-    replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
-    if replicas > 1:
-        yield f"Serve it with {replicas} replicas, each session on one of them: then it cannot collapse."
-    if (memory := enough_memory(model)) is not None:
-        yield f"Give the KV cache {format_tokens(memory)} tokens: then it cannot collapse."
-
-
 def enough_memory(model: ServingModel) -> int | None:
     """Least memory in tokens, to one part in a hundred, with which no collapse is possible; None where none is."""
 
@@ -228,46 +175,3 @@ def enough_memory(model: ServingModel) -> int | None:
         return None
     _, times = boundary(is_safe, 1.0, _MOST_MEMORY, close=0.01, geometric=True)
     return math.ceil(model.replica.memory_tokens * times)
-
-
-def cache_notes(cache: CacheBlock, model: ServingModel) -> tuple[str, ...]:
-    """Say what to beware of where a prefix cache finds something."""
-    if cache.reusable_ratio is None:
-        return ()
-    found = [
-        "prefix_cache: load, saturation and the verdict are about the guaranteed rate, equilibrium about the warm "
-        "cache; worst_cycle, stability, rate_cap, wait, nested_wait and safety_buffer are about one that finds only "
-        "what is always in use.",
-        "prefix_cache: a fluid limit (least recently used, whole pages). Not modelled: the memory of chunked prefill, "
-        "waiting before admission, routing. Near the good rate a warm cache has a lifetime: fluctuations "
-        "can end it without a burst.",
-    ]
-    if any(c.sessions is not None for c in model.classes):
-        found.append(
-            "Sessions: prompts count by their exact moments in load, equilibrium and prefix_cache, elsewhere in groups "
-            "of turns at their means."
-        )
-    if model.hit_curve:
-        found.append(
-            "prefix_cache: hits follow the measured curve, as on the trace that it is from; how the cache and the "
-            "iteration time drive each other is left out, so that a collapse cannot show."
-        )
-    if (tier := model.replica.offload) is not None:
-        found.append(
-            "prefix_cache: a host tier raises what a warm cache serves, not the guaranteed rate. Its hits survive a "
-            "GPU full of requests, but not a queue in which turns wait longer than it keeps anything. Writes to the "
-            "host are taken to cost nothing"
-            + (", and what waits for its load to hold no memory." if tier.overlap else ".")
-        )
-        if not tier.overlap and tier.load_s > model.timing.d2 > 0:
-            found.append(
-                "prefix_cache: a token takes longer to load than to compute, so that hits on the host make iterations "
-                "longer."
-            )
-    streams = cache.streams_in_memory
-    if streams is not None and streams < FEW_STREAMS:
-        found.append(
-            f"prefix_cache: memory holds only {format_number(streams, 2)} streams; below {FEW_STREAMS} a warm cache is "
-            "lost by itself from about four fifths of the good rate on: analyze --trial shows how long it lasts."
-        )
-    return tuple(found)

@@ -14,6 +14,7 @@ from kvplan.analysis.equilibrium import PerRequest, per_request, sustainable_rat
 from kvplan.analysis.wait import ClassMeans, class_means
 from kvplan.model import Plan, ServingModel
 from kvplan.report.inputs import source_text
+from kvplan.report.keys import QUANTITY_WORDS
 from kvplan.units import format_number
 
 DIGITS = 6  # enough to follow a calculation
@@ -54,12 +55,15 @@ class Given:
         return class_means(self.model)
 
 
+Measure = Callable[[Given], Value | tuple[Value, ...]]
+
+
 class Quantity(NamedTuple):
     """A number that formulas name; `value` gives one for each class, in a tuple, where it is of classes."""
 
     symbol: str
     meaning: str
-    value: Callable[[Given], Value | tuple[Value, ...]]
+    value: Measure
 
 
 def listed(words: list[str]) -> str:
@@ -67,17 +71,16 @@ def listed(words: list[str]) -> str:
     return ", ".join([*words[:_MOST_LISTED], "…"] if len(words) > _MOST_LISTED else words)
 
 
-def _of_cache(symbol: str, meaning: str, value: Callable[[CachedReplica], Value]) -> Quantity:
-    return Quantity(symbol, meaning, lambda g: None if g.cached is None else value(g.cached))
+def _of_cache(value: Callable[[CachedReplica], Value]) -> Measure:
+    return lambda g: None if g.cached is None else value(g.cached)
 
 
-def _constant(name: str, meaning: str) -> Quantity:
-    return Quantity(name, meaning, lambda g: getattr(g.model.timing, name) or None)
+def _unless_zero(name: str) -> Measure:
+    return lambda g: attrgetter(name)(g.model) or None
 
 
-def _origin(name: str) -> Quantity:
-    value = attrgetter(f"model.provenance.{name}")
-    return Quantity("", f"source of {name}", lambda g: source_text(value(g)) or None)
+def _origin(name: str) -> Measure:
+    return lambda g: source_text(getattr(g.model.provenance, name)) or None
 
 
 def _fixed(g: Given) -> Value:
@@ -96,10 +99,6 @@ def _limits(g: Given) -> Value:
     return ", ".join(f"{k} {format_number(v, DIGITS)}" for k, v in sustainable_rates(g.model).items())
 
 
-def _load_time(g: Given) -> Value:
-    return None if g.replica.offload is None else g.replica.offload.load_s
-
-
 def _band(g: Given) -> Value:
     band = g.model.measured.band
     return band and " to ".join(format_number(end, DIGITS) for end in band)
@@ -114,105 +113,52 @@ def _shared(cached: CachedReplica) -> float:
     return float(share @ tokens)
 
 
-QUANTITIES: Mapping[str, Quantity] = {
-    # traffic
-    "rate": Quantity("Σλ", "arrivals of all classes, requests/s", lambda g: g.model.total_rate_rps),
-    "users": _of_cache("users", "closed population", lambda cached: cached.users),
-    "footprint": Quantity(
-        "S̄", "mean KV token-iterations of a request, in whole pages", lambda g: g.cost.held
+_CONSTANTS = ("d0", "d1", "d2", "d3", "d4", "d5", "knee_tokens", "d6", "experts", "chosen")
+_MEASURES: Mapping[str, Measure] = {
+    "rate": attrgetter("model.total_rate_rps"),
+    "users": _of_cache(attrgetter("users")),
+    "footprint": attrgetter("cost.held"),
+    "context": attrgetter("cost.read"),
+    "prefill": attrgetter("cost.prefill_tokens"),
+    "pairs": attrgetter("cost.prefill_pairs"),
+    "iterations": attrgetter("cost.iterations"),
+    "computed": attrgetter("cost.computed_tokens"),
+    "input_tokens": lambda g: g.mix.mean(g.mix.input_tokens),
+    "decode": lambda g: g.mix.mean(g.mix.decode_tokens),
+    "work": attrgetter("cost.work_s"),
+    "first": lambda g: float(g.mix.share @ g.mix.held.at_start),
+    "longest": lambda g: int(g.mix.stages.max()),
+    "lengths": lambda g: _lengths(g.mix.stages),
+    "class_rate": lambda g: tuple(c.rate_rps for c in g.classes),
+    "class_share": lambda g: tuple(c.rate_rps / g.model.total_rate_rps for c in g.classes),
+    "class_iterations": lambda g: tuple(g.means.iterations.tolist()),
+    "class_footprint": lambda g: tuple(g.means.held.tolist()),
+    "class_work": lambda g: tuple(g.means.work_s.tolist()),
+    "class_lengths": lambda g: tuple(
+        _lengths(g.mix.stages[g.mix.class_index == i]) for i in range(len(g.classes))
     ),
-    "context": Quantity(
-        "S̄", "mean KV token-iterations of a request, as time counts it", lambda g: g.cost.read
-    ),
-    "prefill": Quantity("s̄", "mean tokens computed for prompts", lambda g: g.cost.prefill_tokens),
-    "pairs": Quantity("q̄", "mean pairs of these with their context", lambda g: g.cost.prefill_pairs),
-    "iterations": Quantity("n̄", "mean iterations that a request stays", lambda g: g.cost.iterations),
-    "computed": Quantity("t̄", "mean tokens computed for a request", lambda g: g.cost.computed_tokens),
-    "input_tokens": Quantity("s̄", "mean input length, tokens", lambda g: g.mix.mean(g.mix.input_tokens)),
-    "decode": Quantity("d̄", "mean decode length, tokens", lambda g: g.mix.mean(g.mix.decode_tokens)),
-    "work": Quantity(
-        "c̄",
-        "mean time that a request adds to iterations, s: d1·S̄ + d2·s̄ + d3·n̄ + d6·q̄",
-        lambda g: g.cost.work_s,
-    ),
-    "first": Quantity(
-        "ā", "mean KV tokens at the first stage", lambda g: float(g.mix.share @ g.mix.held.at_start)
-    ),
-    "longest": Quantity("L", "iterations of the longest request", lambda g: int(g.mix.stages.max())),
-    "lengths": Quantity("n_i", "iterations of requests", lambda g: _lengths(g.mix.stages)),
-    # classes
-    "class_rate": Quantity(
-        "λ_i", "arrivals of the class, requests/s", lambda g: tuple(c.rate_rps for c in g.classes)
-    ),
-    "class_share": Quantity(
-        "p_i",
-        "share of the class in all requests",
-        lambda g: tuple(c.rate_rps / g.model.total_rate_rps for c in g.classes),
-    ),
-    "class_iterations": Quantity(
-        "n̄_i", "mean iterations that one of the class stays", lambda g: tuple(g.means.iterations.tolist())
-    ),
-    "class_footprint": Quantity(
-        "S_i", "mean KV token-iterations of the class, in whole pages", lambda g: tuple(g.means.held.tolist())
-    ),
-    "class_work": Quantity(
-        "c_i",
-        "mean time that one of the class adds to iterations, s",
-        lambda g: tuple(g.means.work_s.tolist()),
-    ),
-    "class_lengths": Quantity(
-        "n_i",
-        "iterations of requests of the class",
-        lambda g: tuple(_lengths(g.mix.stages[g.mix.class_index == i]) for i in range(len(g.classes))),
-    ),
-    # replica
-    "memory": Quantity(
-        "M", "KV tokens that memory holds, in whole pages", lambda g: g.replica.capacity_tokens
-    ),
-    "max_num_seqs": Quantity("B_max", "requests that run at once", lambda g: g.replica.max_num_seqs),
-    "max_num_batched_tokens": Quantity(
-        "T_b", "tokens computed in an iteration, at most", lambda g: g.replica.max_num_batched_tokens
-    ),
-    "limits": Quantity("", "largest total rate under each limit, requests/s", _limits),
-    "pages": Quantity(
-        "⌊M/b⌋", "pages of memory", lambda g: g.replica.memory_tokens // g.replica.block_tokens
-    ),
-    "longest_pages": Quantity(
-        "⌈max(s + d)/b⌉", "pages of the longest request", lambda g: longest_blocks(g.model)
-    ),
-    "computed_pages": Quantity(
-        "⌈(max(s + d) − 1)/b⌉", "pages of it that vLLM computes", lambda g: computed_blocks(g.model)
-    ),
-    "overhead": Quantity(
-        "request_overhead", "time outside the engine, s", lambda g: g.model.request_overhead_s or None
-    ),
-    # iteration time
-    "fixed": Quantity(
-        "F", "time beside what adds up over requests, s; B sequences, P prefill tokens", _fixed
-    ),
-    "d0": _constant("d0", "fixed time of an iteration, s"),
-    "d1": _constant("d1", "time per KV token, s"),
-    "d2": _constant("d2", "time per prefill token, s"),
-    "d3": _constant("d3", "time per sequence, s"),
-    "d4": _constant("d4", "time per √sequences, s"),
-    "d5": _constant("d5", "time per token beyond the knee, s"),
-    "knee_tokens": _constant("knee_tokens", "tokens from which d5 counts"),
-    "d6": _constant("d6", "time per pair of a prefill token and its context, s"),
-    "experts": _constant("experts", "time to read all experts, s"),
-    "chosen": _constant("chosen", "share of the experts that a token chooses"),
-    "band": Quantity("band", "times what the timing says, as measured", _band),
-    # prefix cache
-    "prompt": _of_cache("s̄", "mean prompt tokens", lambda cached: cached.mean("prompt")),
-    "left": _of_cache(
-        "L̄", "mean tokens that a request leaves in full pages, no shared prompts", lambda cached: cached.left
-    ),
-    "reuse": _of_cache("q", "share of them asked for again", _reuse),
-    "common": _of_cache("Σ p_g·c_g", "mean tokens of shared prompts", _shared),
-    "reach": _of_cache("M₂", "KV tokens that GPU and host keep", lambda cached: cached.reach_tokens),
-    "load_time": Quantity("dx", "time of the link for a token, s", _load_time),
-    # plan
-    "delta": Quantity("δ", "accepted probability of any overflow in the horizon", lambda g: g.plan.delta),
-    "horizon": Quantity("T", "horizon, s", lambda g: g.plan.horizon_s),
-    "gpu_hour": Quantity("gpu_hour", "price of a GPU for an hour", lambda g: g.plan.gpu_hour),
+    "memory": attrgetter("replica.capacity_tokens"),
+    "max_num_seqs": attrgetter("replica.max_num_seqs"),
+    "max_num_batched_tokens": attrgetter("replica.max_num_batched_tokens"),
+    "limits": _limits,
+    "pages": lambda g: g.replica.memory_tokens // g.replica.block_tokens,
+    "longest_pages": lambda g: longest_blocks(g.model),
+    "computed_pages": lambda g: computed_blocks(g.model),
+    "overhead": _unless_zero("request_overhead_s"),
+    "fixed": _fixed,
+    **{name: _unless_zero(f"timing.{name}") for name in _CONSTANTS},
+    "band": _band,
+    "prompt": _of_cache(lambda cached: cached.mean("prompt")),
+    "left": _of_cache(attrgetter("left")),
+    "reuse": _of_cache(_reuse),
+    "common": _of_cache(_shared),
+    "reach": _of_cache(attrgetter("reach_tokens")),
+    "load_time": lambda g: None if g.replica.offload is None else g.replica.offload.load_s,
+    "delta": attrgetter("plan.delta"),
+    "horizon": attrgetter("plan.horizon_s"),
+    "gpu_hour": attrgetter("plan.gpu_hour"),
     **{f"origin_{name}": _origin(name) for name in ("gpu", "timing", "workload")},
+}
+QUANTITIES: Mapping[str, Quantity] = {
+    name: Quantity(*words, _MEASURES[name]) for name, words in QUANTITY_WORDS.items()
 }

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvplan.options import Arrivals
 from kvplan.report.inputs import State, extrapolations
+from kvplan.report.ledger import Ledger
+from kvplan.report.wording import sentences
 from kvplan.simulation.experiments.study import Study
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.state import Span
@@ -22,33 +23,14 @@ _NAMED = 5  # unfinished requests
 
 def notes(study: Study) -> tuple[str, ...]:
     """Comment on the figures: whose they are, how sure, and which limits policies keep."""
-    said = list(needed(study))
-    if study.scheduled:
-        said.append(
-            "Rates follow the schedule of the profile, from the start of its period on. Intervals from a single seed "
-            "take that for chance and are too wide; several seeds give better ones."
-        )
-    if study.fleet is not None and study.fleet.size > 1:
-        said.append(
-            "KV tokens and what is per iteration are those of one replica, in the mean over all; a peak is the most of "
-            "any, that of the queue the most of all together that was recorded. Requests are those of all together."
-        )
-        if study.fleet.is_split:
-            said.append(
-                "The first token comes with the KV cache at the decode replica, so that TTFT has the transfer in it. "
-                "Prompts are looked up in the prefix caches of prefill replicas; decode replicas keep none."
-            )
-    if study.objectives:
-        within = [f"{_OWN[name]} at most {format_seconds(limit)}" for name, limit in study.objectives.items()]
-        said.append(
-            f"Goodput: completed requests whose own figures are within the objectives, {', '.join(within)}."
-        )
-    if (outside := study.first[0].request_overhead_s) > 0:
-        said.append(
-            f"TTFT and E2E have {format_seconds(outside)} in them that a request takes outside the engine; all other "
-            "times are the engine's."
-        )
-    return (*said, *_sureness(study), *_limits(study, where_all_agree=True))
+    within = (f"{_OWN[name]} at most {format_seconds(limit)}" for name, limit in study.objectives.items())
+    about = {
+        "about.objectives": ", ".join(within) or None,
+        "about.overhead_s": study.first[0].request_overhead_s,
+        "about.one_run": len(study.seeds) == 1,
+    }
+    said = sentences("study_notes", Ledger(study, about))
+    return (*needed(study), *said, *_limits(study, where_all_agree=True))
 
 
 def needed(study: Study) -> tuple[str, ...]:
@@ -60,19 +42,18 @@ def needed(study: Study) -> tuple[str, ...]:
             if not run.stuck:
                 why = "requests go on preempting each other, or waiting for each other, and none completes"
             said.append(f"{result.policy}: {why}; the run was ended.")
-    left = [
+    left = (
         f"{result.policy} {format_number(unfinished)}{_unfinished(study, run)}"
         for result, run in zip(study.results, study.first, strict=True)
         if (unfinished := result.figures["unfinished"])
-    ]
-    if left:
-        said.append(f"Arrived and not finished at the end; latencies leave them out: {', '.join(left)}.")
-    if study.scheduled is False:
-        said.append("The schedule of the profile is left out: these arrivals do not follow rates.")
-    if study.finds_prefixes:
-        cold = [r.policy for r in study.results if r.figures["prefix_cache.hit_rate"] is None]
-        if cold:
-            said.append(f"No prefix cache: {', '.join(cold)}; to them every prompt is a stranger's.")
+    )
+    cold = (r.policy for r in study.results if r.figures["prefix_cache.hit_rate"] is None)
+    about = {
+        "about.unfinished": ", ".join(left) or None,
+        "about.schedule_left_out": study.scheduled is False,
+        "about.cold": ", ".join(cold) or None,
+    }
+    said += sentences("study_needs", Ledger(study, about))
     said += extrapolations(study.measured, tuple(_visited(study)))
     return (*said, *_limits(study, where_all_agree=False))
 
@@ -90,22 +71,6 @@ def _visited(study: Study) -> Iterator[State]:
         if busy_s := sum(run.busy_s for run in outcomes):
             held = sum(run.totals[Span.KV_S] for run in outcomes)
             yield State(f"{result.policy} on average", float(held / busy_s))
-
-
-def _sureness(study: Study) -> tuple[str, ...]:
-    """Say what intervals are worth that are not over independent runs."""
-    if len(study.seeds) > 1:
-        return ()
-    if not study.by_chance:
-        why = "they take turns" if study.load.kind is Arrivals.INTERLEAVED else "all are alike"
-        return (
-            f"No chance in these requests, {why}: every seed gives this run, and no figure has an interval.",
-        )
-    one_path = (
-        "Intervals are from one path, by batch means: they take it for stationary, and say how far its mean can be off "
-        "that of a longer one."
-    )
-    return (one_path if study.load.trace is not None else f"{one_path} --seeds gives intervals over runs.",)
 
 
 def _limits(study: Study, *, where_all_agree: bool) -> Iterator[str]:

@@ -60,7 +60,8 @@ class _Reported(Mapping[str, Any]):
         self._analyses = Analyses(model, plan)
 
     def __getitem__(self, block: str) -> Any:
-        from kvplan.report.assembly import Report, plain
+        from kvplan.report.assembly import Report
+        from kvplan.report.ledger import plain
 
         if block not in Report._fields:
             raise KeyError(block)
@@ -144,11 +145,11 @@ def _study(run: Run, model: ServingModel, plan: Plan, announce: Announce | None)
 
 def _load(run: Run, model: ServingModel) -> "Load":
     """The requests of a run, as options of `kvplan simulate` describe them."""
-    from kvplan.options import Arrivals, RunOptions
+    from kvplan.options import SimulateOptions
     from kvplan.simulation.experiments import options
 
-    asked = RunOptions(
-        arrivals=None if run.arrive or run.arrivals is None else Arrivals(run.arrivals),
+    asked = SimulateOptions(
+        arrivals=None if run.arrive else run.arrivals,
         cv=run.cv,
         concurrency=run.concurrency,
         burst=run.burst,

@@ -5,20 +5,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from kvplan.gate.diff import Change, Comparison, Leaf, Row, Side, folded
+from kvplan.report.keys import SCREENS
 from kvplan.show import page
 from kvplan.show.view import Json, View, fields, header
 from kvplan.units import ABSENT, format_percent
 
 _FEW_ROWS, _MAX_ROWS = 10, 40
 _MAX_TEXT, _MAX_LIST = 20, 28  # characters
-_DECIDES = (  # what an operator looks at, in this order
-    *("verdict.status", "verdict.binding", "load.offered_rps", "load.sustainable_rps", "load.headroom"),
-    *("verdict.recovers_up_to_rps", "goodput.rate_rps", "latency.status"),
-    *(f"latency.{time}.p95" for time in ("ttft_s", "itl_s", "e2e_s")),
-    *("equilibrium.kv_utilization", "latency.preemptions_per_request", "prefix_cache.hit_ratio"),
-    *("worst_cycle.loss", "verdict.drain.seconds", "cost.per_hour", "fleet.winner"),
-    *("cost.offered.per_million_output_tokens", "safety_buffer.required_kv_tokens"),
-)
 
 
 def view(comparison: Comparison) -> View:
@@ -72,7 +65,7 @@ def build(comparison: Comparison, *, full: bool = False) -> page.Section:
 def _deciding(rows: Sequence[Row]) -> list[Row]:
     """Choose what an operator looks at; where hardly any of that differs, the largest effects."""
     by_key = {row.change.key: row for row in rows}
-    decide = [by_key[key] for key in _DECIDES if key in by_key]
+    decide = [by_key[key] for key in SCREENS["diff"].split() if key in by_key]
     return (decide + [row for row in rows if row not in decide])[: max(len(decide), _FEW_ROWS)]
 
 

@@ -1,16 +1,17 @@
 """What files gave to a profile: a row for each table, and the JSON document."""
 
-from kvplan.ingest.gathering import Gathered, Given
+from kvplan.ingest.facts import Part
+from kvplan.ingest.gathering import Gathered
 from kvplan.profile.reading import supply
 from kvplan.show import page
 from kvplan.show.view import Json, View
 
 _MOST_NOTES = 5
-_COLUMNS: page.Columns[Given] = {
-    page.words("From"): lambda given: given.source,
-    page.words("Kind"): lambda given: given.kind,
-    page.words("Table"): lambda given: given.table and f"[{given.table}]",
-    page.words("Figures"): lambda given: given.figures,
+_COLUMNS: page.Columns[Part] = {
+    page.words("From"): lambda part: part.source,
+    page.words("Kind"): lambda part: part.kind,
+    page.words("Table"): lambda part: part.table and f"[{part.table}]",
+    page.words("Figures"): lambda part: part.row["figures"],
 }
 
 
@@ -27,7 +28,7 @@ def document(gathered: Gathered) -> Json:
     """Return the JSON."""
     return {
         "profile": {"name": gathered.profile.name, "sha256": gathered.profile.sha256},
-        "given": [given._asdict() for given in gathered.given],
+        "given": [part.row for part in gathered.given],
         "missing": list(gathered.profile.missing),
         "notes": list(gathered.notes),
     }

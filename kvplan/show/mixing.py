@@ -5,7 +5,8 @@ from functools import partial
 
 from kvplan.planning.mixing import MOST_PARTS, Comparison, Figure, Placement, Pool
 from kvplan.profile.reading import Profile
-from kvplan.report.assembly import plain
+from kvplan.report.keys import FORMATS
+from kvplan.report.ledger import plain
 from kvplan.show import page
 from kvplan.show.view import Json, View, fields, header
 from kvplan.study.operating_point import Status
@@ -14,7 +15,7 @@ from kvplan.units import ABSENT, format_number, format_percent, format_seconds
 _signed = partial(format_percent, signed=True)
 _NAMED, _LINES = 2, 10  # classes in a line, groups of all placements
 _SOURCES = {
-    "served_rps": {"source": "new: saturated runs, as recovers_up_to_rps", "basis": "simulated"},
+    "served_rps": {"source": "new: saturated runs, as of the verdict", "basis": "simulated"},
     "latency": {"source": "new: runs at the offered rate, as latency", "basis": "simulated"},
     "groups": {"source": "traffic splits evenly over a group's replicas", "basis": "assumption"},
 }
@@ -68,9 +69,11 @@ def _groups(placement: Placement, label: str, most: int) -> page.Table:
 
 def _headline(comparison: Comparison) -> str:
     best, apart = comparison.placements["best"], comparison.placements["segregated"]
-    groups = "; ".join(f"{_classes(p, page.MAX_ROWS)} on {page.replicas(p.replicas)}" for p in best.groups)
+    groups = "; ".join(
+        f"{_classes(p, page.MAX_ROWS)} on {FORMATS['replicas'](p.replicas)}" for p in best.groups
+    )
     if best is comparison.placements["mixed"]:
-        groups = f"mixed, all classes on {page.replicas(comparison.replicas)}"
+        groups = f"mixed, all classes on {FORMATS['replicas'](comparison.replicas)}"
     served = "all" if best.headroom.value >= 0 else f"{format_number(best.served_rps)} of"
     other = "" if apart is best else f", segregated {_signed(apart.headroom.value)}"
     return (

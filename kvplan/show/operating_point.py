@@ -1,13 +1,16 @@
 """A profile at its own rates: tables, CSV, and the JSON document."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 from kvplan.profile.reading import Profile
-from kvplan.report.assembly import plain
+from kvplan.report.keys import SCREENS, SIMULATION
+from kvplan.report.ledger import plain
+from kvplan.report.wording import interval
 from kvplan.report.words import Basis
 from kvplan.show import page
 from kvplan.show.chart import Chart
-from kvplan.show.simulation import replayed
+from kvplan.show.simulation import arrivals, written_as
 from kvplan.show.view import Json, View, csv_text, header
 from kvplan.simulation.estimates import FIGURES
 from kvplan.simulation.experiments.load import Load
@@ -20,14 +23,6 @@ from kvplan.units import ABSENT, format_number, format_seconds
 Interval = tuple[float, float | None] | None
 Figures = Mapping[str, tuple[float, Interval]]
 
-_MEANS = {
-    "throughput_rps": "Requests/s",
-    "iteration_time_s": "Iteration",
-    "running": "Running",
-    "waiting": "Waiting",
-    "kv_tokens.mean": "KV tokens",
-    "preemptions_per_request": "Preemptions/request",
-}
 _WIDE = 0.1  # half an interval that is shown, as a share of the value
 
 
@@ -94,13 +89,12 @@ def _section(point: OperatingPoint, profile: Profile, full: bool) -> page.Sectio
 
 def _blocks(point: OperatingPoint, load: Load, full: bool) -> Iterator[page.Block]:
     latency = point.latency
-    came = f"{point.arrivals} arrivals" if load.trace is None else replayed(load)
     if point.runs == 0:
         yield page.Paragraph(f"Nothing was run: {latency.reason}.")
         return
     queue = "steady, but some figures are not settled" if latency.unsettled else latency.status
     yield page.Paragraph(
-        f"Policy {point.policy}, {came}, {format_number(point.requests)} requests in {point.runs} "
+        f"Policy {point.policy}, {arrivals(load)}, {format_number(point.requests)} requests in {point.runs} "
         f"run{'s' * (point.runs != 1)} after a warm-up; the queue is {queue}."
     )
     if latency.reason is not None:
@@ -134,7 +128,8 @@ def _first(figures: Figures, unsettled: Collection[str]) -> Iterator[page.Block]
     ]
     if times:
         yield page.table((page.Column(""), *map(page.number, FIGURES)), times)
-    means = {name: _written(key, figures[key][0], 3) for key, name in _MEANS.items() if key in figures}
+    keys = [key for key in SCREENS["own_rates"].split() if key in figures]
+    means = {SIMULATION[key][0]: _written(key, figures[key][0], 3) for key in keys}
     if means:
         yield page.table(map(page.number, means), [tuple(means.values())])
     wide = [
@@ -149,12 +144,8 @@ def _first(figures: Figures, unsettled: Collection[str]) -> Iterator[page.Block]
 
 
 def _written(key: str, value: float, digits: int = 4) -> str:
-    is_time = "_s." in key or key.endswith("_s")
-    return format_seconds(value) if is_time else format_number(value, digits)
+    return written_as(SIMULATION[key][1], value, digits)
 
 
-def _interval(key: str, interval: Interval) -> str:
-    if interval is None:
-        return ABSENT
-    low, high = interval
-    return f"{_written(key, low)} to {ABSENT if high is None else _written(key, high)}"
+def _interval(key: str, ends: Interval) -> str:
+    return ABSENT if ends is None else interval(*ends, partial(_written, key))

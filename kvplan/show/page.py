@@ -155,16 +155,6 @@ def in_unit(value: float | bool | str, unit: str, digits: int = 4) -> str:
     return format_number(value, digits)
 
 
-def replicas(count: int, gpus: int = 1) -> str:
-    """Write ``1 replica``, ``2,000 replicas``, ``2 replicas (8 GPUs)`` where each has several.
-
-    >>> replicas(1), replicas(2000), replicas(2, gpus=4)
-    ('1 replica', '2,000 replicas', '2 replicas (8 GPUs)')
-    """
-    said = "1 replica" if count == 1 else f"{count:,} replicas"
-    return said if gpus == 1 else f"{said} ({count * gpus:,} GPUs)"
-
-
 def origin(*sha256: str) -> str:
     """Write the last line of whatever is shown: which kvplan made it, of which profiles."""
     hashes = ", ".join(full[:12] for full in sha256)

@@ -14,6 +14,7 @@ from kvplan.planning.result import Alternative, Cost, Objective, Plan, Refused, 
 from kvplan.planning.search import Band, Candidate, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
+from kvplan.report.wording import interval
 from kvplan.show import page
 from kvplan.show.charts import of_plan
 from kvplan.show.view import Json, View, fields, header
@@ -96,7 +97,7 @@ def _around(plan: Plan) -> Json:
     """Return what is known beside how many replicas it takes."""
     assert plan.profile is not None
     drain, fleet = plan.drain, None if plan.apart is None else plan.apart.fleet
-    known, fleet_rps = plan.profile.model.provenance, plan.recovers_up_to_rps
+    known, fleet_rps = plan.profile.model.provenance, plan.recovery_rps
     return {
         "objectives": [objective._asdict() for objective in plan.objectives],
         "sizes": [
@@ -253,12 +254,6 @@ def _in_band(plan: Plan, band: Band) -> str:
     return f" {many} if iterations take {band.low:.2f} to {band.high:.2f} times {known}."
 
 
-def _interval(low: float | None, high: float | None) -> str:
-    if low is None:
-        return ABSENT
-    return f"{format_seconds(low)} to {'more' if high is None else format_seconds(high)}"
-
-
 def _words(key: str) -> str:
     return key.replace("_s.", " ")
 
@@ -271,7 +266,9 @@ def _objectives(plan: Plan) -> page.Table:
         page.Column(""): lambda o: _words(o.key),
         page.number("limit"): lambda o: "none" if o.limit is None else format_seconds(o.limit),
         page.number("expected"): lambda o: format_seconds(o.value),
-        page.number("95 % interval"): lambda o: _interval(o.low, o.high),
+        page.number("95 % interval"): lambda o: (
+            ABSENT if o.low is None else interval(o.low, o.high, format_seconds)
+        ),
         page.number(slower): lambda o: format_seconds(o.slower),
     }
     return page.tabulate(columns, plan.objectives)
@@ -427,8 +424,8 @@ def _after_a_burst(plan: Plan) -> str:
         said = f"After a burst of {burst}: {drain.reason}."
         if drain.seconds is not None:
             said = f"After a burst of {burst}: normal in {format_seconds(drain.seconds)}."
-    if plan.recovers_up_to_rps is not None:
-        rate = plan.recovers_up_to_rps * plan.setting.replicas
+    if plan.recovery_rps is not None:
+        rate = plan.recovery_rps * plan.setting.replicas
         times = rate / (plan.mean_rps if plan.worst is None else plan.winner.task.model.total_rate_rps)
         said += f" Recovers by itself up to {format_number(rate)} requests/s ({times:.2f} times the demand)."
     return said.strip()

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 from kvplan.emit.base import Flag
 from kvplan.emit.settings import EngineSettings, alternatives
-from kvplan.report.assembly import Report, plain
-from kvplan.report.first_screen import latency_rows
+from kvplan.report.assembly import Report, ledger_of
+from kvplan.report.ledger import plain
 from kvplan.show import page
+from kvplan.show.report import first_screen
 from kvplan.show.view import Json, View, header
 from kvplan.units import ABSENT
 
@@ -83,7 +84,7 @@ def build(advised: EngineSettings, report: Report) -> page.Section:
 
 def _operating_point(report: Report) -> Iterator[str]:
     yield f"{report.verdict.status.upper()}: {report.verdict.summary}"
-    yield "; ".join(f"{name}: {value}" for name, value, _ in latency_rows(report))
+    yield "; ".join(f"{name}: {value}" for name, value, _ in first_screen(ledger_of(report), "latency"))
 
 
 def _tried(advised: EngineSettings) -> Iterator[str]:

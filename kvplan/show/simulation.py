@@ -7,9 +7,11 @@ from functools import partial
 import numpy as np
 
 from kvplan.model import FloatArray
-from kvplan.options import Arrivals
 from kvplan.profile.reading import Profile
+from kvplan.report.keys import SCREENS, SIMULATION
+from kvplan.report.ledger import Ledger
 from kvplan.report.study_notes import needed, notes
+from kvplan.report.wording import interval, sentence
 from kvplan.show import page
 from kvplan.show.chart import COLOURS, Axis, Chart, Line, peaks, time_axis
 from kvplan.show.view import Json, View, csv_text, fields, header
@@ -23,51 +25,11 @@ from kvplan.simulation.outcome import Ending
 from kvplan.simulation.policies import POLICIES
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds, format_tokens
 
-_FIGURES = (
-    ("Completed", "completed", "count"),
-    ("Unfinished", "unfinished", "count"),
-    ("Makespan", "makespan_s", "time"),
-    ("Requests/s", "throughput_rps", "number"),
-    ("Decode tokens/s", "decode_tokens_per_s", "number"),
-    ("Preemptions", "evictions", "count"),
-    ("Preemptions/request", "preemptions_per_request", "number"),
-    ("Recomputed tokens", "recomputed_tokens", "count"),
-    ("Recomputed share", "recomputed_share", "share"),
-    ("Running mean", "running", "number"),
-    ("Waiting mean", "waiting", "number"),
-    ("KV tokens mean", "kv_tokens.mean", "count"),
-    ("KV tokens p99", "kv_tokens.p99", "count"),
-    ("KV tokens peak", "kv_tokens.peak", "count"),
-    ("Hit rate", "prefix_cache.hit_rate", "share"),
-    ("Loaded from the host", "prefix_cache.host_hit_rate", "share"),
-    ("Link to the host busy", "prefix_cache.link_utilization", "share"),
-    ("Hit rate of readmissions", "prefix_cache.readmission_hit_rate", "share"),
-    ("Recovered tokens", "prefix_cache.recovered_tokens", "count"),
-    ("Cached tokens mean", "prefix_cache.cached_tokens_mean", "count"),
-    ("Given up", "shed", "count"),
-    ("Queue peak", "queue.peak", "count"),
-    ("Queue end", "queue.end", "count"),
-    ("Goodput, requests/s", "goodput_rps", "number"),
-    *(
-        (f"{time} {figure}", f"{time.lower()}_s.{figure}", "time")
-        for time in ("TTFT", "ITL", "TPOT", "E2E")
-        for figure in ("mean", "p50", "p90", "p95", "p99")
-    ),
-)
-_IF_ANY = ("goodput_rps", "shed", "queue.end", "prefix_cache.")  # left out where no policy has it
-_KNOWN = {key: (label, kind) for label, key, kind in _FIGURES}
-_FIRST = (  # what tells policies apart, the more important first; less of all others is better
-    *("goodput_rps", "throughput_rps", "shed", "prefix_cache.hit_rate", "ttft_s.mean", "ttft_s.p95"),
-    *("ttft_s.p99", "itl_s.mean", "itl_s.p99", "e2e_s.mean", "e2e_s.p95", "evictions", "recomputed_share"),
-    *("unfinished", "queue.peak"),
-)
-_OF_GRID = ("throughput_rps", "ttft_s.mean", "itl_s.mean", "e2e_s.mean", "evictions")
 _MOST_VARIANTS, _NAMED, _FAR = 20, 5, 50.0  # of a first screen, of livelocks; ends of a logarithmic axis
 _STYLES = ("solid", "dashed", "dotted")
 _SERIES = ("time_s", "kv_tokens", "waiting", "running", "evictions", "completions")
 _MOST_ROWS, _MOST_NOTES = 10, 5
 _ALIKE, _WIDE = 0.01, 0.1  # relative: what makes no difference, and half an interval that is shown
-_WITH_INTERVAL = ("throughput_rps", "goodput_rps", "ttft_s.mean", "itl_s.mean", "e2e_s.mean", "e2e_s.p95")
 
 
 def view(study: Study, profile: Profile, bounds: Sequence[StudyBound] = ()) -> View:
@@ -161,13 +123,13 @@ def _first(study: Study) -> Iterator[page.Block]:
     rows, wide = [("Status", *(result.status.value for result in results))], False
     if len(results) > 1 and len({result.status for result in results}) == 1:
         alike.append(rows.pop()[1])
-    for key in _FIRST:
-        label, kind = _KNOWN[key]
+    for key in SCREENS["simulate"].split():
+        label, form = SIMULATION[key]
         values = [result.figures[key] for result in results]
         if not any(values):
             continue  # says nothing
         if len(results) > 1 and all(_close(value, values[0]) for value in values):
-            alike.append(f"{label} {_written(values[0], kind, 3)}")
+            alike.append(f"{label} {written_as(form, values[0], 3)}")
             continue
         best = _best(study, key, values)
         intervals = [
@@ -175,7 +137,7 @@ def _first(study: Study) -> Iterator[page.Block]:
         ]
         wide = wide or any(intervals)
         cells = (
-            f"{'* ' * (best is not None and _close(value, best))}{_written(value, kind, 3)}{interval}"
+            f"{'* ' * (best is not None and _close(value, best))}{written_as(form, value, 3)}{interval}"
             for value, interval in zip(values, intervals, strict=True)
         )
         rows.append((label, *cells))
@@ -194,13 +156,17 @@ def _grid(study: Study, found: grid.Search, most: int | None) -> Iterator[page.B
     if found.best is None:
         return
     marks = {found.best: "* ", **dict.fromkeys(found.alike, "~ ")}
-    others = [key for key in _OF_GRID if key != found.figure and any(r.figures[key] for r in study.results)]
+    others = [
+        key
+        for key in SCREENS["grid"].split()
+        if key != found.figure and any(r.figures[key] for r in study.results)
+    ]
     keys = dict.fromkeys(key for settings in study.settings.values() for key in settings.varied)
     columns: page.Columns[PolicyResult] = {
         page.Column("Policy"): lambda r: f"{marks.get(r.policy, '')}{study.settings[r.policy].policy}",
         **{page.number(key): partial(_parameter, study, key) for key in keys},
         **{
-            page.number(_KNOWN[key][0]): partial(_of_variant, key, found.figure)
+            page.number(SIMULATION[key][0]): partial(_of_variant, key, found.figure)
             for key in (found.figure, *others)
         },
     }
@@ -215,12 +181,12 @@ def _grid(study: Study, found: grid.Search, most: int | None) -> Iterator[page.B
 
 def _verdict(study: Study, found: grid.Search) -> str:
     """Say which variant is best, and whether that is sure."""
-    label, kind = _KNOWN[found.figure]
+    label, form = SIMULATION[found.figure]
     halted = f" Livelock: {_some(found.livelocks)}." if found.livelocks else ""
     if found.best is None:
         return f"No best: none has {label}.{halted}"
     (result,) = study.only([found.best]).results
-    best = f"{label}: {found.best}, {_written(result.figures[found.figure], kind, 3)}"
+    best = f"{label}: {found.best}, {written_as(form, result.figures[found.figure], 3)}"
     if found.figure == "e2e_s.mean":
         halted = f" All serve as many requests.{halted}"
     if not found.alike:
@@ -250,7 +216,7 @@ def _of_variant(key: str, first: str, result: PolicyResult) -> str:
         return result.status.value
     value = result.figures[key]
     half = _half(result.ci95.get(key), value, least=0.001) if key == first else ""
-    return f"{_written(value, _KNOWN[key][1], 3)}{half}"
+    return f"{written_as(SIMULATION[key][1], value, 3)}{half}"
 
 
 def _close(value: float | None, other: float | None) -> bool:
@@ -280,52 +246,29 @@ def _half(interval: tuple[float, float] | None, value: float | None, least: floa
 
 def _what(study: Study) -> str:
     seeds = f"seed {study.seeds[0]}" if len(study.seeds) == 1 else f"means over {len(study.seeds)} seeds"
-    amount = f"{format_number(study.requests)} requests"
-    load = study.load
-    until = f", {format_seconds(load.horizon_s)}" if load.horizon_s is not None else ""
-    how = replayed(load) if load.trace is not None else f"{_arrivals(load)}, {seeds}"
-    return f"{amount}{until}, {how}{_to(study)}."
+    about = {"about.arrivals": arrivals(study.load)}
+    about |= {} if study.load.trace is not None else {"about.seeds": seeds}
+    return sentence(SCREENS["study"], Ledger(study, about)) or ""
 
 
-def _to(study: Study) -> str:
-    """Say which replicas the requests come to."""
-    fleet = study.fleet
-    if fleet is None:
-        return ""
-    if fleet.is_split:
-        prefill, decode = format_number(fleet.prefill), page.replicas(fleet.decode)
-        return f", to {prefill} prefill and {decode.replace(' ', ' decode ')} by {fleet.routing}"
-    return f", to {page.replicas(fleet.replicas)} by {fleet.routing}"
-
-
-def replayed(load: Load) -> str:
-    """Say how a trace is replayed."""
-    if load.stretch == 1:
-        return "replayed from a trace"
-    return f"replayed from a trace, gaps {format_number(load.stretch, 3)} times as long as recorded"
+def arrivals(load: Load) -> str:
+    """Say how requests arrive."""
+    return (
+        sentence(SCREENS["arrivals"], Ledger({"load": load, "about": {"stretched": load.stretch != 1}})) or ""
+    )
 
 
 _BOUNDED = {
-    "throughput_rps": ("at most {} requests/s", format_number),
-    "decode_tokens_per_s": ("at most {} decode tokens/s", format_number),
-    "e2e_s.mean": ("at least {} mean time end to end", format_seconds),
+    "throughput_rps": "at most {} requests/s",
+    "decode_tokens_per_s": "at most {} decode tokens/s",
+    "e2e_s.mean": "at least {} mean time end to end",
 }
 
 
 def _bound(bound: StudyBound) -> str:
-    words, written = _BOUNDED[bound.figure]
-    return f"Hindsight (FC 4): {words.format(written(bound.bound))} on these requests; computed, {_proof(bound)}."
-
-
-def _proof(bound: StudyBound) -> str:
-    if bound.proven:
-        return "an optimum"
-    gap = (
-        "no schedule was found"
-        if bound.gap is None
-        else f"a schedule was found {format_percent(bound.gap)} off it"
-    )
-    return f"a bound: no schedule is proven to reach it, {gap}"
+    most = _BOUNDED[bound.figure].format(written_as(SIMULATION[bound.figure][1], bound.bound))
+    about = {"about.bound": most, "about.gap": sentence(SCREENS["hindsight_gap"], Ledger(bound))}
+    return sentence(SCREENS["hindsight"], Ledger(bound, about)) or ""
 
 
 def _loosened(study: Study) -> tuple[str, ...]:
@@ -335,30 +278,8 @@ def _loosened(study: Study) -> tuple[str, ...]:
     engines = as_engines(names)
     if not engines or len(engines) == len(names):
         return ()
-    return (
-        f"The bound is to hold for {', '.join(engines)} too, with KV counted as engines do, tokens computed so far: "
-        "for the other policies alone it may be tighter.",
-    )
-
-
-def _arrivals(load: Load) -> str:
-    match load.kind:
-        case Arrivals.GAMMA:
-            return f"gamma arrivals of cv {load.cv:g}"
-        case Arrivals.CLOSED:
-            return f"a closed loop of {load.concurrency:,} clients"
-        case Arrivals.BURST:
-            high, low, on_s, off_s = load.burst
-            return f"bursts ({high:g} times the rate for {on_s:g} s, {low:g} times for {off_s:g} s)"
-        case Arrivals.INTERLEAVED:
-            return "saturated arrivals, interleaved"
-        case _ if load.burst_sessions is not None:
-            burst = load.burst_sessions
-            return (
-                f"poisson arrivals of sessions, and {burst.sessions:,} more at {format_seconds(burst.at_s)}"
-            )
-        case _:
-            return f"{load.kind or Arrivals.POISSON} arrivals"
+    said = sentence(SCREENS["hindsight_loose"], Ledger({"about": {"engines": ", ".join(engines)}}))
+    return () if said is None else (said,)
 
 
 def _figures(study: Study) -> Iterator[page.Block]:
@@ -371,13 +292,14 @@ def _figures(study: Study) -> Iterator[page.Block]:
 def _side_by_side(study: Study) -> page.Table:
     columns = (page.Column("Figure"), *(page.number(result.policy) for result in study.results))
     rows = [("Status", *(result.status.value for result in study.results))]
-    for label, key, kind in _FIGURES:
-        if key.startswith(_IF_ANY) and not any(result.figures[key] for result in study.results):
+    if_any = tuple(SCREENS["simulate_if_any"].split())
+    for key, (label, form) in SIMULATION.items():
+        if key.startswith(if_any) and not any(result.figures[key] for result in study.results):
             continue
-        rows.append((label, *(_written(result.figures[key], kind) for result in study.results)))
+        rows.append((label, *(written_as(form, result.figures[key]) for result in study.results)))
         intervals = [result.ci95.get(key) for result in study.results]
-        if key in _WITH_INTERVAL and any(intervals):
-            rows.append(("", *(_interval(interval, kind) for interval in intervals)))
+        if key in SCREENS["simulate_with_interval"].split() and any(intervals):
+            rows.append(("", *(_interval(interval, form) for interval in intervals)))
     return page.table(columns, rows)
 
 
@@ -395,11 +317,12 @@ def _classes(study: Study) -> page.Table:
     return page.tabulate(columns, range(len(classes)))
 
 
-def _written(value: float | None, kind: str, digits: int = 4) -> str:
-    match kind:
+def written_as(form: str, value: float | None, digits: int = 4) -> str:
+    """Write a figure of a policy in its form."""
+    match form:
         case "time":
             return format_seconds(value)
-        case "share":
+        case "percent":
             return format_percent(value)
         case "count" if value is not None and value.is_integer():
             return f"{value:,.0f}"
@@ -407,10 +330,8 @@ def _written(value: float | None, kind: str, digits: int = 4) -> str:
             return format_number(value, digits)
 
 
-def _interval(interval: tuple[float, float] | None, kind: str) -> str:
-    if interval is None:
-        return ABSENT
-    return f"{_written(interval[0], kind)} to {_written(interval[1], kind)}"
+def _interval(ends: tuple[float, float] | None, form: str) -> str:
+    return ABSENT if ends is None else interval(*ends, partial(written_as, form))
 
 
 def charts(study: Study, capacity_tokens: int, found: grid.Search | None = None) -> tuple[Chart, ...]:
@@ -449,7 +370,7 @@ def _along_grid(study: Study, found: grid.Search) -> Iterator[Chart]:
 def _along(
     key: str, values: FloatArray, results: Sequence[PolicyResult], found: grid.Search, caption: str
 ) -> Chart:
-    label, kind = _KNOWN[found.figure]
+    label, form = SIMULATION[found.figure]
     figures = np.array([result.figures[found.figure] for result in results], dtype=float)
     pairs = [result.ci95.get(found.figure) or (math.nan, math.nan) for result in results]
     bars = np.column_stack([np.array(pairs), np.full(len(pairs), np.nan)]).ravel()
@@ -463,7 +384,7 @@ def _along(
         lines.append(Line("best", values[at], figures[at], "orange", "dots"))
     x = Axis(key, float(values.min()), float(values.max()), log=bool(0 < _FAR * values.min() < values.max()))
     y = Axis(
-        label, max(low - room, 0.0), high + room, shown=format_seconds if kind == "time" else format_number
+        label, max(low - room, 0.0), high + room, shown=format_seconds if form == "time" else format_number
     )
     return Chart(f"{label} against {key}", caption, x, y, lines)
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray
-from kvplan.report.keys import Kind
+from kvplan.report.keys import SCREENS, Kind
 from kvplan.report.words import Status
 from kvplan.show.chart import Axis, Chart, Line, Patch
 from kvplan.units import format_number
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 STATUS_KEY = "verdict.status"
 _STATUSES = {Status.STABLE: "green", Status.NEEDS_CAP: "orange", Status.OVERLOADED: "red"}  # from good to bad
 _MOST_POINTS = 40_000
-_USUAL = "load.headroom"
 _SHADES = 6  # of a map
 
 
@@ -43,8 +42,8 @@ def figure_of(sweep: "Sweep") -> str:
     """Return the figure that is drawn: the first simulated number, else headroom, else the first number there is."""
     numbers = [column.name for column in sweep.columns if column.kind is Kind.NUMBER]
     if not numbers:
-        raise UsageError("--plot: a number is wanted among --columns, such as load.headroom")
-    usual = _USUAL if _USUAL in numbers else numbers[0]
+        raise UsageError(f"--plot: a number is wanted among --columns, such as {SCREENS['usual']}")
+    usual = SCREENS["usual"] if SCREENS["usual"] in numbers else numbers[0]
     return next((name for name in numbers if name.startswith("simulation.")), usual)
 
 

@@ -280,7 +280,8 @@ def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
         return float(np.outer(first.weights, stages.weights).ravel() @ footprint(s, *pairs))
     one, other = (np.bincount(law.values, law.weights) for law in (first, stages))
     size = one.size + other.size - 1
-    sums = np.fft.irfft(np.fft.rfft(one, 2 * size) * np.fft.rfft(other, 2 * size))[:size]
+    padded = 2 ** math.ceil(math.log2(size))  # other sizes may have large prime factors, which are slow
+    sums = np.fft.irfft(np.fft.rfft(one, padded) * np.fft.rfft(other, padded))[:size]
     nothing = np.zeros(1, dtype=np.int64)
     after, before = (footprint(s, nothing, tokens) for tokens in (np.arange(size), first.values))
     return float(sums @ after - first.weights @ before)

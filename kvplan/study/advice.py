@@ -140,7 +140,7 @@ def _advice(
         gained.gain,
         gained.sustains,
         since,
-        None if "ttft_s.p95" in point.latency.unsettled else point.latency.ttft_s.p95,
+        point.latency.settled("ttft_s", "p95"),
         None if p95 is None else p95.value,
     )
 

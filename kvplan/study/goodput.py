@@ -161,7 +161,7 @@ def goodput(
     >>> from kvplan.model.slo import parse_slo
     >>> chat = RequestClass("chat", 200, (100,), (1.0,), 5.0)
     >>> model = ServingModel((chat,), Timing(0.01, 1e-7, 5e-5), Replica(100_000))
-    >>> goodput(model, Plan(), Settings("vllm", {}), [parse_slo("ttft_s.p95 <= 1 ms")]).rate_rps
+    >>> goodput(model, Plan(), Settings("vllm", {}), [parse_slo("ttft_s.mean <= 1 ms")]).rate_rps
     0.0
     """
     if not objectives:

@@ -138,6 +138,11 @@ class Latency(NamedTuple):
     waiting: float | None = None
     kv_tokens_mean: float | None = None
 
+    def settled(self, time: str, figure: str) -> float | None:
+        """A figure of a time; None where it is not known well."""
+        found: float | None = getattr(getattr(self, time), figure)
+        return None if f"{time}.{figure}" in self.unsettled else found
+
 
 class OperatingPoint(NamedTuple):
     """A profile at its own rates.
@@ -505,11 +510,11 @@ def timed(
     model: ServingModel,
     plan: Plan,
     own: Latency,
-    goodput_rps: float | None = None,
+    good_rps: float | None = None,
 ) -> FleetFigures | None:
     """Add mean TTFT and ITL at the offered rate, simulated, to both ways of a fleet.
 
-    `own` is what the fleet of the model was seen to do, `goodput_rps` up to which rate it keeps all objectives.
+    `own` is what the fleet of the model was seen to do, `good_rps` up to which rate it keeps all objectives.
     """
     fleet = model.fleet
     if found is None or fleet is None:
@@ -517,13 +522,13 @@ def timed(
     split, joined = found.split, found.together
     if fleet.is_split:
         together = replace(fleet, prefill=0, decode=0, replicas=joined.replicas)
-        joined = _with_times(joined, _simulated(replace(model, fleet=together), plan))
-        split = _with_times(split, own)._replace(goodput_rps=goodput_rps)
+        joined = _with_runs(joined, _simulated(replace(model, fleet=together), plan))
+        split = _with_runs(split, own, good_rps)
     else:
-        joined = _with_times(joined, own)._replace(goodput_rps=goodput_rps)
+        joined = _with_runs(joined, own, good_rps)
         if split.prefill and split.decode:
             apart = replace(fleet, prefill=split.prefill, decode=split.decode, replicas=0)
-            split = _with_times(split, _simulated(replace(model, fleet=apart), plan))
+            split = _with_runs(split, _simulated(replace(model, fleet=apart), plan))
     return found._replace(split=split, together=joined, winner=winner(split, joined))
 
 
@@ -534,10 +539,9 @@ def _simulated(model: ServingModel, plan: Plan) -> Latency | None:
         return None
 
 
-def _with_times(side: _Side, seen: Latency | None) -> _Side:
-    if seen is None:
-        return side
-    return side._replace(ttft_s=seen.ttft_s.mean, itl_s=seen.itl_s.mean)
+def _with_runs(side: _Side, seen: Latency | None, good_rps: float | None = None) -> _Side:
+    ttft, itl = (None, None) if seen is None else (seen.ttft_s.mean, seen.itl_s.mean)
+    return type(side)._make((*side[:-3], good_rps, ttft, itl))
 
 
 def tried(overload: Overload, model: ServingModel, plan: Plan) -> Overload:

@@ -74,7 +74,7 @@ class Planned(NamedTuple):
 class Operations(NamedTuple):
     """Targets, bounds and thresholds, and what they were derived from."""
 
-    goodput_rps: float  # λ*
+    good_rps: float  # λ*
     peak_replicas: int  # of the fleet that λ* was found with
     headroom: float  # h
     arrivals_rps: float  # target: λ*/(1 + h)
@@ -97,7 +97,7 @@ class Operations(NamedTuple):
         """Requests that a router may hold: those that wait at most `wait_s`, and what replicas have in flight."""
         if self.wait_s is None:
             return None
-        return round((self.wait_s * self.goodput_rps + self.router_cap) * self.replicas.most)
+        return round((self.wait_s * self.good_rps + self.router_cap) * self.replicas.most)
 
     def control(self) -> HorizontalPodAutoscaler:
         """Return the autoscaler that keeps these targets."""
@@ -201,7 +201,7 @@ def service_of(model: ServingModel, plan: Plan) -> FleetDay:
 class _Point(NamedTuple):
     """Goodput of a replica in its fleet, and the replicas of the peak."""
 
-    goodput_rps: float
+    good_rps: float
     replicas: int
 
 
@@ -275,15 +275,15 @@ def _seen(service: FleetDay, rate_rps: float, replicas: int) -> _Seen:
 def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float) -> Operations:
     """Put together targets, bounds and thresholds, without headroom."""
     running_p99 = seen.minutes_p99(seen.in_flight - seen.waiting)
-    cap, cap_why = _cap(service, point.goodput_rps, running_p99)
-    wait_s, wait_why = _wait(service, point.goodput_rps)
+    cap, cap_why = _cap(service, point.good_rps, running_p99)
+    wait_s, wait_why = _wait(service, point.good_rps)
     return Operations(
-        goodput_rps=point.goodput_rps,
+        good_rps=point.good_rps,
         peak_replicas=point.replicas,
         headroom=0.0,
-        arrivals_rps=point.goodput_rps,
+        arrivals_rps=point.good_rps,
         in_flight=float(seen.in_flight.mean()),
-        replicas=_replicas(service, point.goodput_rps),
+        replicas=_replicas(service, point.good_rps),
         scale_down_s=max(_STABILIZATION_S, load_s),
         grace_s=float(np.quantile(seen.e2e_s, 0.999)),
         router_cap=cap,
@@ -304,15 +304,13 @@ def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float) ->
             queue_p99=seen.minutes_p99(seen.waiting, np.max),
             hit_rate=seen.hit_rate,
         ),
-        first=_at_target(
-            service, float(course_of(service.model).integral(LOOK_S)) / LOOK_S, point.goodput_rps
-        ),
+        first=_at_target(service, float(course_of(service.model).integral(LOOK_S)) / LOOK_S, point.good_rps),
     )
 
 
 def _with_headroom(operations: Operations, service: FleetDay, headroom: float) -> Operations:
     """Return targets that are lower by a headroom, and the replicas for them."""
-    target_rps = operations.goodput_rps / (1 + headroom)
+    target_rps = operations.good_rps / (1 + headroom)
     factor = float(course_of(service.model).integral(LOOK_S)) / LOOK_S
     return operations._replace(
         first=_at_target(service, factor, target_rps),

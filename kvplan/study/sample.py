@@ -84,7 +84,7 @@ class Sample:
         return found if found is None or figure == "mean" else found.rounded
 
     def figure(self, key: str) -> Estimate | None:
-        """Estimate a figure by its key, such as ``ttft_s.p95`` or ``waiting``; None where there is none."""
+        """Estimate a figure by its key, such as ``itl_s.mean`` or ``waiting``; None where there is none."""
         time, _, figure = key.partition(".")
         if figure:
             return self.estimate(time, figure)

@@ -8,35 +8,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 from kvplan.errors import UsageError, did_you_mean
-from kvplan.gate.requirement import Named, named, parse_key
-from kvplan.report.assembly import plain
-from kvplan.report.keys import Kind, gateable
+from kvplan.gate.requirement import parse_key
+from kvplan.report.keys import SCREENS, Kind, gateable
+from kvplan.report.ledger import KeyPath, Named, at, named, plain
 from kvplan.simulation.metrics import CLASS_KEYS, KEYS
 
-DEFAULT = (
-    "verdict.binding",
-    "load.offered_rps",
-    "load.sustainable_rps",
-    "load.headroom",
-    "equilibrium.kv_utilization",
-    "equilibrium.iteration_time_s",
-    "worst_cycle.loss",
-    "stability.spectral_radius",
-)
-DEFAULT_BESIDE_SIMULATED = ("load.offered_rps", "load.sustainable_rps", "load.headroom")
-DEFAULT_SIMULATED = (
-    "status",
-    "throughput_rps",
-    "evictions",
-    "ttft_s.mean",
-    "ttft_s.p95",
-    "tpot_s.mean",
-    "e2e_s.mean",
-    "e2e_s.p95",
-)
+DEFAULT = tuple(SCREENS["sweep"].split())
+DEFAULT_BESIDE_SIMULATED = tuple(SCREENS["sweep_beside_simulated"].split())
+DEFAULT_SIMULATED = tuple(SCREENS["sweep_simulated"].split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +30,12 @@ class Column:
     name: str
     block: str
     policy: str
-    path: tuple[str | int | Named, ...]
+    path: KeyPath
     kind: Kind
 
     def of(self, result: object) -> int | float | str | bool | None:
         """Return the figure in a block, or in the result of a policy; None where it does not exist."""
-        found: Any = result
-        for part in self.path:
-            if found is None:
-                return None
-            if isinstance(part, int):
-                found = found[part] if part < len(found) else None
-            elif isinstance(part, Named):  # a class, whose rate may be 0 at some points
-                found = next((one for one in found if one.name == part.name), None)
-            else:
-                found = found[part] if isinstance(found, dict) else getattr(found, part)
+        found = at(result, self.path)
         if type(found) is float:  # most are, and there are many
             return found if math.isfinite(found) else None
         return plain(found)  # type: ignore[no-any-return]
@@ -83,7 +55,7 @@ def expand(patterns: Iterable[str], classes: Sequence[str], policies: Sequence[s
         for name in _matching(text.strip(), every, bool(policies)):
             found.setdefault(name, _column(name, classes))
     if not found:
-        raise UsageError("--columns: at least one key of the report, such as load.headroom")
+        raise UsageError(f"--columns: at least one key of the report, such as {SCREENS['usual']}")
     return tuple(found.values())
 
 

@@ -7,19 +7,13 @@ from typing import Any, NamedTuple
 
 from kvplan.axes import Axis
 from kvplan.errors import UsageError
+from kvplan.options import SweepOptions
 from kvplan.profile.reading import Profile
-from kvplan.sweeps.columns import (
-    DEFAULT,
-    DEFAULT_BESIDE_SIMULATED,
-    DEFAULT_SIMULATED,
-    Column,
-    expand,
-)
+from kvplan.sweeps.columns import DEFAULT, DEFAULT_BESIDE_SIMULATED, DEFAULT_SIMULATED, Column, expand
 from kvplan.sweeps.vary import Sample, count_points, parse_axes, parse_sample
 from kvplan.version import __version__
 
-DEFAULT_POLICIES = "greedy,vllm"
-DEFAULT_REQUESTS = 1_000
+_POLICIES, _REQUESTS = ("greedy", "vllm"), 1_000  # of simulations where nothing else is said
 FORMAT = 1  # of the files
 _WORTH_COMPILING = 50_000  # requests: about ten seconds of plain Python
 _SIMULATED_TOGETHER, _COMPILED_TOGETHER = 1_000, 40_000  # requests in a batch: a tenth of a second compiled
@@ -80,12 +74,7 @@ class Sweep:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of all columns of the results."""
-        return (
-            "point",
-            *(axis.key for axis in self.axes),
-            *(column.name for column in self.columns),
-            "error",
-        )
+        return ("point", *(axis.key for axis in self.axes), *(c.name for c in self.columns), "error")
 
     def header(self) -> dict[str, Any]:
         """Return what a file of results says of itself; files of the same header have the same rows."""
@@ -101,6 +90,21 @@ class Sweep:
             "simulate": None if runs is None else runs._asdict() | {"policies": list(runs.policies)},
             "columns": [column.name for column in self.columns],
         }
+
+
+def asked_for(profile: Profile, asked: SweepOptions) -> Sweep:
+    """Define the sweep that options ask for; naming policies asks for simulations, too."""
+    runs = None
+    if asked.simulate or asked.policy:
+        from kvplan.simulation.experiments import options
+
+        requests = _REQUESTS if asked.requests is None else asked.requests
+        options.check_requests(requests)
+        seeds = options.seeds(asked.seed, 1 if asked.seeds is None else asked.seeds)
+        runs = Runs(tuple(options.chosen(asked.policy or _POLICIES, [])), requests, len(seeds))
+    elif (asked.seeds, asked.requests) != (None, None):
+        raise UsageError(f"--{'seeds' if asked.seeds else 'requests'} goes with --simulate only")
+    return define(profile, asked.vary, sample=asked.sample, seed=asked.seed, columns=asked.columns, runs=runs)
 
 
 def define(
@@ -138,6 +142,6 @@ def define(
     found = expand(columns or usual, names, policies)
     if runs is not None and all(column.block != "simulation" for column in found):
         raise UsageError(
-            "--columns has no key of the simulation, such as simulation.greedy.ttft_s.p95; or leave out --simulate"
+            "--columns has no key of the simulation, such as simulation.greedy.throughput_rps; or leave out --simulate"
         )
     return Sweep(profile.name, profile.sha256, profile.text, axes, drawn, seed, found, runs)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.axes import MAX_POINTS, Axis, Number, Quantity, read_axis, read_count
+from kvplan.axes import MAX_LISTED, MAX_POINTS, Axis, Number, Quantity, read_axis, read_count
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, Timing
 from kvplan.profile.positions import KeyPath
@@ -25,8 +25,7 @@ from kvplan.profile.schema import Document, SchemaError, check_values
 from kvplan.units import BANDWIDTH_UNITS, BYTE_UNITS, COUNT_UNITS, TIME_UNITS
 
 MAX_LATIN = 10**6  # held in memory
-_MAX_TEXT = 100_000  # characters of KEY=VALUES
-MAX_LISTED = _MAX_TEXT // 2  # a value and its comma are two characters at least
+_MAX_TEXT = 2 * MAX_LISTED  # characters of KEY=VALUES: a value and its comma are two at least
 _CHUNK = 1024  # points of a sample that are drawn at once; part of what a seed means
 _HOW = "KEY=VALUES, such as classes.chat.rate=0.5,1,2 or gpu.memory_tokens=20k:400k:20"
 

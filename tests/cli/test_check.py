@@ -127,7 +127,10 @@ def test_nothing_that_is_read_is_overwritten(good: Path, bad: Path, tmp_path: Pa
     assert {path: path.read_bytes() for path in contents} == contents
     new = tmp_path / "new"
     result = run("check", good, "-o", new, "--junit", tmp_path / "." / "new")
-    assert (result.returncode, result.stderr) == (2, f"error: -o and --junit are the same file, {new}\n")
+    assert (result.returncode, result.stderr) == (
+        2,
+        f"error: --junit and -o are both {new}; one would overwrite the other\n",
+    )
     assert not new.exists()
 
 

@@ -273,6 +273,16 @@ def test_what_full_batches_leave_open_is_the_bases_and_not_measured(
     assert "a --base" in error or "samples of small batches would tell" in error
 
 
+def test_a_law_of_several_ranks_is_believed_where_a_log_is_measured(run: Run, tmp_path: Path) -> None:
+    base = tmp_path / "base.toml"
+    law = 'timing = { d0 = "15 ms", d1 = "0.005 us", d2 = "20 us", d3 = "10 us", all_ranks = "1 us" }'
+    base.write_text(
+        f'schema = 1\nname = "base"\ngpu = {{ memory_tokens = 40_000, data_parallel = 2 }}\n{law}\n'
+    )
+    profile, _ = imported(run, EXAMPLE / "serve.log", "--base", base)
+    assert f"estimated after {base}" in profile.provenance.timing.source
+
+
 def test_one_result_of_a_benchmark_determines_nothing_that_loads_multiply(run: Run, tmp_path: Path) -> None:
     result = tmp_path / "c32.json"
     result.write_text(json.dumps(VLLM))

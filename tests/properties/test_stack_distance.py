@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.ingest.trace import prefixes
-from kvplan.ingest.trace.format import Identities
-from kvplan.ingest.trace.prefixes import Blocks, blocks_of
+from kvplan.ingest.trace.prefixes import Blocks, Identities, blocks_of
 
 
 class Prompt(NamedTuple):

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples
 
-from kvplan.ingest.profile_text import composed
+from kvplan.ingest.facts import merged
 from kvplan.ingest.trace.fit import binned, compact, moment_errors
-from kvplan.ingest.trace.text import traffic_part
+from kvplan.ingest.trace.text import traffic_parts
 from kvplan.ingest.trace.traffic import Traffic, measure
 from kvplan.model import Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import parse_profile
@@ -139,7 +139,7 @@ require = ["load.headroom >= 0.2"]
         "base.toml",
     )
     classes = binned(traffic)
-    fitted = composed(base, [traffic_part(traffic, classes, base.model)], source="x")
+    fitted = merged(base, traffic_parts(traffic, classes, base.model), source="x")
     assert parse_profile(fitted.text.encode(), "again").model == fitted.model
     assert (fitted.plan, fitted.requirements) == (base.plan, base.requirements)
     assert (fitted.model.replica, fitted.model.timing) == (base.model.replica, base.model.timing)
@@ -151,7 +151,7 @@ require = ["load.headroom >= 0.2"]
         )
         assert written.rate_rps == pytest.approx(c.rate_rps, rel=1e-5)
     assert "yesteryear" not in fitted.text
-    again = composed(fitted, [traffic_part(traffic, classes, fitted.model)], source="x")
+    again = merged(fitted, traffic_parts(traffic, classes, fitted.model), source="x")
     assert (again.name, again.model) == (fitted.name, fitted.model)
     assert max(map(len, fitted.text.partition("schema")[0].splitlines())) <= 120
 
@@ -180,7 +180,7 @@ rate = 1.0
     )
     requests = Requests(np.arange(3.0), np.array([5, 5, 6]), np.array([7, 8, 9]), np.zeros(3, dtype=np.int64))
     traffic = fit_of(requests)
-    text = composed(base, [traffic_part(traffic, binned(traffic), base.model)], source="x").text
+    text = merged(base, traffic_parts(traffic, binned(traffic), base.model), source="x").text
     kept = '# from the log\n[gpu]\nmemory_tokens = 10_000  # 625 blocks\n\n[timing]  # calibrated\nd0 = "10 ms"\n'
     assert kept in text
     assert "yesteryear" not in text

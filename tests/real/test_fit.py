@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.ingest.profile_text import composed
+from kvplan.ingest.facts import merged
 from kvplan.ingest.trace.fit import binned, compact, distortion
 from kvplan.ingest.trace.replay import read_trace
-from kvplan.ingest.trace.text import traffic_part
+from kvplan.ingest.trace.text import traffic_parts
 from kvplan.ingest.trace.traffic import measure
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.profile.reading import load_profile
@@ -94,7 +94,7 @@ def test_the_curve_of_mooncake_is_what_a_replica_finds_that_replays_it(memory_to
 def test_the_written_profile_of_azure_conv_keeps_it_too(like: ServingModel) -> None:
     traffic = measure(AZURE)
     base = load_profile(None, stdin=BytesIO())
-    fitted = composed(base, [traffic_part(traffic, binned(traffic), base.model)], source="x")
+    fitted = merged(base, traffic_parts(traffic, binned(traffic), base.model), source="x")
     kept = distortion(traffic, fitted.model.classes, like)
     assert (kept.stable, kept.trace_stable) == (True, True)
     assert kept.gap == pytest.approx(kept.trace_gap, rel=0.05)

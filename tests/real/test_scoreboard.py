@@ -55,6 +55,10 @@ def test_what_is_asked_for_is_met_but_for_what_the_page_names() -> None:
         ("splitwise-iterations", "iteration"),
         ("prefix-cache-h100", "knee"),
         ("prefix-cache-h100", "knee in closed form"),
+        ("runs", "E2E"),
+        ("runs", "TTFT"),
+        ("sweeps-high", "TTFT"),
+        ("sweeps-shape", "TTFT"),
     }
 
 

@@ -186,12 +186,9 @@ PREFILL = "[2026-04-08 14:05:20 TP0] Prefill batch, #new-seq: 1, #new-token: {},
 
 def test_the_hit_rate_stated_last_is_that_of_the_start() -> None:
     found = parsed(TOKENS, STATS.format("12.0"), STATS.format("38.2"), "chatter\n")
-    assert found.hits is not None
-    assert found.hits.ratio == pytest.approx(0.382)
     assert found.notes == ("the prefix cache found 38.2% of the prompt tokens (stated last in line 3)",)
     older = parsed(BLOCKS, "INFO metrics.py:471] Prefix cache hit rate: GPU: 26.05%, CPU: 99.00%\n")
-    assert older.hits is not None
-    assert older.hits.ratio == pytest.approx(0.2605)
+    assert any(note.startswith("the prefix cache found 26.1% of") for note in older.notes)
 
 
 def test_sglang_counts_the_tokens_of_its_prefill_batches() -> None:
@@ -201,8 +198,6 @@ def test_sglang_counts_the_tokens_of_its_prefill_batches() -> None:
     found = parsed(
         *lines, PREFILL.format(1000, 0), PREFILL.format(2000, 1000), PREFILL.replace(",", ".", 1).format(0, 0)
     )
-    assert found.hits is not None
-    assert found.hits.ratio == 0.25
     assert found.notes[-1].startswith("the prefix cache found 25% of the prompt tokens (1,000 of 4,000")
 
 

@@ -36,6 +36,7 @@ from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 from kvplan.report.assembly import to_document
 from kvplan.report.explain import Explained, Summary, explain, find, ground, summarise, values_of
 from kvplan.report.keys import BLOCKS, CONTRACT, Kind, Record
+from kvplan.report.ledger import Ledger
 from kvplan.report.quantities import QUANTITIES, Given
 from kvplan.show import explanation, markdown, terminal
 from kvplan.show import page as pages
@@ -256,7 +257,7 @@ def calculated(key: str, formula: Formula, case: Case) -> Iterator[tuple[float, 
     """A figure and what the formula makes of its inputs, for each of its values, where all exist."""
     document, model, plan = case
     rests = ground(CONTRACT[key], document, model, plan)
-    figures = values_of(key, rests._replace(document=document))
+    figures = values_of(key, rests._replace(ledger=Ledger(document)))
     inputs = [values_of(name, rests) for name in rests.inputs]
     for i, figure in enumerate(figures):
         given = [values[i] if len(values) == len(figures) else values[0] for values in inputs]

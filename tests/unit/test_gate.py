@@ -19,10 +19,11 @@ from kvplan.gate import check as checking
 from kvplan.gate import diff
 from kvplan.gate.check import Baseline, Outcome, read_report, read_tolerance
 from kvplan.gate.judgement import Subject, judge, telling_digits
-from kvplan.gate.requirement import Named, named, parse, parse_key
+from kvplan.gate.requirement import parse, parse_key
 from kvplan.model import Plan
 from kvplan.profile.reading import parse_profile
 from kvplan.report.assembly import Analyses, ProfileIdentity
+from kvplan.report.ledger import Named, named
 from kvplan.show import check as tables
 from kvplan.show import ci, page, terminal
 from kvplan.show import diff as diff_tables

@@ -6,7 +6,8 @@ import pytest
 
 from kvplan.model import Plan
 from kvplan.profile.reading import parse_profile
-from kvplan.report.assembly import Analyses, plain
+from kvplan.report.assembly import Analyses
+from kvplan.report.ledger import plain
 from kvplan.report.words import Status
 
 PROFILE = """schema = 1

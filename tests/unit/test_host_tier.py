@@ -49,7 +49,7 @@ def test_the_example_of_the_theory_is_what_a_full_replica_serves_while_nobody_wa
     times: int, rate: float
 ) -> None:
     found = host_tier(example(3.0, Offload(times * M, 5e-6, overlap=False)), None)
-    assert found.recovers_up_to_rps == pytest.approx(rate, abs=0.005)
+    assert found.recovery_rps == pytest.approx(rate, abs=0.005)
 
 
 def stock(rate: float, age: float, wait: float = 0.0) -> float:

@@ -15,11 +15,13 @@ ROOT = Path(kvplan.__file__).parent
 # from the lowest up: a room may import what stands before it, and nothing that stands beside or behind it
 LAYERS = (
     {"engine", "errors", "ranges", "solve", "version"},
-    {"units", "compiling", "executors", "options"},
+    {"units", "compiling", "executors"},
     {"axes"},
     {"model"},
     {"analysis"},
     {"profile"},
+    {"arguments"},
+    {"options"},
     {"simulation"},
     {"study"},
     {"report"},

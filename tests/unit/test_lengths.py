@@ -12,7 +12,7 @@ from scipy import integrate, stats  # type: ignore[import-untyped]
 
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
 from kvplan.analysis.stability import stability, survival_weights
-from kvplan.ingest.profile_text import Part, composed, timing_text
+from kvplan.ingest.facts import Part, facts, merged, timing_table
 from kvplan.model import Knowledge, Origin, Prompt, RequestClass, ServingModel, Timing
 from kvplan.model.lengths import Lengths
 from kvplan.model.streams import class_streams
@@ -272,7 +272,7 @@ def test_sessions_draw_the_same_laws() -> None:
 
 def test_a_base_keeps_its_laws_as_they_were_written() -> None:
     base = profile(LOGNORMAL, "{ geometric = 200.5 }")
-    timing = Part("timing", ("Measured.",), timing_text(Timing(0.02)), Origin(Knowledge.STATED))
-    kept = composed(base, [timing], source="x")
+    timing = Part("timing", facts("timing", timing_table(Timing(0.02)), Origin(Knowledge.STATED)))
+    kept = merged(base, [timing], source="x")
     assert kept.model.classes == base.model.classes
     assert "lognormal = { mean = 400, cv = 0.95 }" in kept.text

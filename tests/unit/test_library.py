@@ -1,5 +1,6 @@
 """`import kvplan`: light to import, and the same figures as the command line."""
 
+import inspect
 import json
 import shlex
 from html import escape
@@ -13,6 +14,9 @@ from command import python
 from every import every
 
 import kvplan
+from kvplan import options
+from kvplan.arguments import options_of
+from kvplan.cli import app
 from kvplan.cli.app import main
 from kvplan.errors import UsageError
 from kvplan.report.assembly import analyze, to_document
@@ -166,20 +170,25 @@ def test_a_sweep_is_that_of_the_command(tmp_path: Path) -> None:
         ("simulate", [None, "vllm"], {"requests": 10.5}, "requests: a whole number is wanted, not 10.5"),
         ("simulate", [None, "vllm"], {"seeds": "2"}, "seeds: a whole number is wanted"),
         ("simulate", [None, 3], {}, "policy: a list of names is wanted, not 3"),
-        ("simulate", [None, "vllm"], {"settings": ["vllm.watermark"]}, "settings: values by key are wanted"),
+        (
+            "simulate",
+            [None, "vllm"],
+            {"settings": [3]},
+            "settings: a value by key, such as a dict, is wanted",
+        ),
         ("sweep", [7, {}], {}, "a profile is wanted"),
         ("sweep", [None, {}], {}, "--vary"),
         ("sweep", [None, {"gpu.memory_token": [1, 2]}], {}, "memory_token"),
         ("sweep", [None, {"gpu.memory_tokens": []}], {}, "no values"),
-        ("sweep", [None, "timing.d0=1"], {}, "vary: values by key are wanted"),
-        ("sweep", [None, np.eye(3)], {}, "vary: values by key are wanted"),
+        ("sweep", [None, "timing.d0"], {}, "KEY=VALUES"),
+        ("sweep", [None, np.eye(3)], {}, "vary: a value by key, such as a dict, is wanted"),
         ("sweep", [None, {"timing.d0": [1]}, [3]], {}, "columns: a list of names is wanted"),
-        ("sweep", [None, {"timing.d0": [1]}, ","], {}, "at least one key"),
-        ("sweep", [None, {"timing.d0": [1]}], {"sample": 9}, "sample: 'random:N' or 'lhs:N'"),
-        ("sweep", [None, {"timing.d0": [1]}], {"policy": "vllm", "requests": None}, "requests: a whole"),
+        ("sweep", [None, {"timing.d0": [1]}, ","], {}, "--columns: at least one"),
+        ("sweep", [None, {"timing.d0": [1]}], {"sample": 9}, "--sample '9': random:N or lhs:N"),
+        ("sweep", [None, {"timing.d0": [1]}], {"policy": "vllm", "requests": "9"}, "requests: a whole"),
         ("plan", [[]], {}, "a model is wanted, or profiles, not an empty list"),
         ("plan", ["Llama-3.1-8B"], {"rate": "4"}, "rate: a number is wanted, not '4'"),
-        ("plan", ["Llama-3.1-8B"], {"turns": None}, "turns: a value is wanted, not None"),
+        ("plan", ["Llama-3.1-8B"], {"turns": "2"}, "turns: a number is wanted, not '2'"),
         ("plan", ["Llama-3.1-8B"], {"gpu_hour": True}, "gpu_hour: a number or a text is wanted, not true"),
         ("plan", [None], {"router": "best"}, "router 'best' does not exist"),
         ("plan", ["Llama-3.1-8B"], {"engine": "best"}, "--engine 'best': one of vllm, sglang, trtllm"),
@@ -188,12 +197,7 @@ def test_a_sweep_is_that_of_the_command(tmp_path: Path) -> None:
         ("import_files", [], {"engine": "best"}, "--engine 'best': one of vllm, sglang, trtllm"),
         ("check", [None], {"require": 3}, "require: a list of names is wanted"),
         ("check", [None], {"accept": "all"}, "accept 'all' does not exist"),
-        (
-            "sweep",
-            [None, {"gpu.memory_tokens": range(1, 10**9)}],
-            {},
-            "999,999,999 values; 50,000 is the most",
-        ),
+        ("sweep", [None, {"gpu.memory_tokens": range(1, 10**9)}], {}, "more than 50,000 values"),
         ("sweep", [None, {"gpu.memory_tokens": range(10**30)}], {}, "more than 50,000 values"),
         ("sweep", [None, {"gpu.memory_tokens": count(1)}], {}, "more than 50,000 values"),
     ],
@@ -207,3 +211,21 @@ def test_wrong_arguments_are_refused_in_one_line(
         getattr(kvplan, name)(*given, **options)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@every("name", ["plan", "analyze", "check", "import", "simulate", "sweep"])
+def test_a_function_and_its_command_have_the_options_of_one_record(name: str) -> None:
+    record, function = getattr(options, f"{name.title()}Options"), getattr(kvplan, name, kvplan.import_files)
+    flags = {flag for each in app._command_line().commands[name].params for flag in each.opts}
+    for argument, option in options_of(record).items():
+        assert argument in inspect.signature(function).parameters
+        assert f"    {argument} : {option.given}\n        {option.help}\n" in function.__doc__
+        assert option.flag is None or option.flag in flags
+
+
+def test_a_record_of_options_has_numbers_and_stays_as_it_is() -> None:
+    asked = options.PlanOptions(think="2 min", gpu=["H100", "B200"], tp="1,2", headroom="20%", gpu_hour=3)
+    assert (asked.think, asked.gpu, asked.tp) == (120.0, ("H100", "B200"), (1, 2))
+    assert (asked.headroom, asked.gpu_hour) == (0.2, {"": 3.0})
+    with pytest.raises(AttributeError, match="think is set"):
+        asked.think = 3

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from every import every
 
 from kvplan.errors import UsageError
-from kvplan.gate.requirement import named, parse, parse_key
+from kvplan.gate.requirement import parse, parse_key
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.trace import servegen
 from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import parse_profile
+from kvplan.report.ledger import named
 
 
 def profile(text: str) -> None:

@@ -477,11 +477,10 @@ def test_counters_say_what_the_prefix_cache_found(save: Saved, names: tuple[str,
     lengths_of = SGLANG if names[0].startswith("sglang") else VLLM
     early = traffic(lengths_of) + counters(900, 1000, names)
     late = traffic(lengths_of, times=2) + counters(1000, 2000, names)
-    assert (found := save.read(late).hits)
-    assert found.ratio == 0.5
+    assert any(
+        note.startswith("the prefix cache found 50% of the prompt tokens") for note in save.read(late).notes
+    )
     between = read_metrics(save(late), save(early, "early.prom"), interval_s=10.0)
-    assert between.hits is not None
-    assert between.hits.ratio == 0.1
     assert any(
         note.startswith(f"the prefix cache found 10% of the prompt tokens (100 of 1,000, by {names[0]})")
         for note in between.notes

@@ -37,7 +37,7 @@ def operations() -> Operations:
 def test_in_flight_is_what_arrives_times_how_long_it_stays() -> None:
     """Little's law, of means over time and over requests of one run."""
     found = operations()
-    assert found.planned.in_flight == pytest.approx(found.goodput_rps * found.planned.stay_s, rel=0.03)
+    assert found.planned.in_flight == pytest.approx(found.good_rps * found.planned.stay_s, rel=0.03)
 
 
 def test_the_goodput_is_a_rate_that_hours_keep() -> None:
@@ -45,7 +45,7 @@ def test_the_goodput_is_a_rate_that_hours_keep() -> None:
     found = derive(profile("tool-calls-h100").model, Plan(slos=(parse_slo("ttft-p95=3s"),)), headroom=0.0)
     assert found is not None
     planned = found.planned
-    assert planned.waiting_p99 / found.goodput_rps < 3.0
+    assert planned.waiting_p99 / found.good_rps < 3.0
     assert planned.in_flight_p99 < 2 * planned.in_flight
     assert found.peak_replicas == found.replicas.fallback
 
@@ -58,7 +58,7 @@ def test_requests_of_hours_are_refused() -> None:
 
 def test_targets_are_those_at_the_goodput_without_the_headroom() -> None:
     found = operations()
-    assert found.arrivals_rps * 1.25 == pytest.approx(found.goodput_rps)
+    assert found.arrivals_rps * 1.25 == pytest.approx(found.good_rps)
     assert found.in_flight * 1.25 == pytest.approx(found.planned.in_flight)
     peak, trough = 12.0 / found.arrivals_rps, 3.0 / found.arrivals_rps
     assert found.replicas == (math.ceil(trough), math.ceil(1.5 * peak), math.ceil(peak))
@@ -69,7 +69,7 @@ def test_a_router_holds_no_more_than_waits_and_runs() -> None:
     found = operations()
     assert found.router_cap == math.ceil(1.5 * found.planned.running_p99)
     assert found.wait_s == 2.0
-    queued = (2.0 * found.goodput_rps + found.router_cap) * found.replicas.most
+    queued = (2.0 * found.good_rps + found.router_cap) * found.replicas.most
     assert found.most_queued == round(queued)
 
 

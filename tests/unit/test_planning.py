@@ -28,6 +28,7 @@ from kvplan.planning.search import Candidate, Setting, race
 from kvplan.planning.service import replica_profile
 from kvplan.planning.trial import Judged, Quick, Task
 from kvplan.profile.reading import Profile, from_tables, parse_profile
+from kvplan.ranges import MOST_REPLICAS
 from kvplan.study.objectives import State
 
 
@@ -289,3 +290,16 @@ def test_every_combination_of_ranks_is_tried_and_those_that_do_not_go_together_r
             options.request(["DeepSeek-V3"], turns).options[1], options.request(["DeepSeek-V3"], turns)
         )
     )
+
+
+def test_a_token_budget_with_which_no_rate_is_sustainable_is_none_for_any_demand() -> None:
+    asked = PlanOptions(
+        gpu="H100", tp=1, weights="bf16", users=50, think=60, input=500, output=50, system_prompt=200, turns=3
+    )
+    request = options.request(["Llama-3.1-8B"], asked)
+    (kind,) = request.options
+    profile = replica_profile(kind, request)
+    assert isinstance(profile, Profile)
+    task = Task(profile.model, profile.plan)
+    assert profile.model.replica.max_num_seqs == 1024
+    assert (task.sustainable_rps(1024), task.bound(1024), task.bound(8192)) == (0.0, MOST_REPLICAS + 1, 1)

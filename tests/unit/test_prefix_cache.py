@@ -176,6 +176,16 @@ def test_users_who_think_ask_as_often_as_they_are_answered(users: int) -> None:
         assert split.total_rate_rps == pytest.approx(rate, rel=1e-9)
 
 
+@every("budget", [300, 600, 2000])
+def test_a_token_budget_serves_users_as_fast_as_arrivals_at_a_rate(budget: int) -> None:
+    """Beyond the budget there are no states: users wait, and do not vanish."""
+    asking = asked_by(40)
+    limited = replace(asking, replica=replace(asking.replica, max_num_batched_tokens=budget))
+    open_ = RequestClass("a", 1000, (200,), (1.0,), 1.0)
+    rate = min(sustainable_rates(replace(limited, classes=(open_,))).values())
+    assert min(sustainable_rates(limited).values()) == pytest.approx(rate, rel=0.01)
+
+
 def test_users_who_do_not_fit_beside_others_ask_half_as_often_on_a_clock_twice_as_slow() -> None:
     def rates(clock: float) -> list[float]:
         (users,) = asked_by(1000).classes

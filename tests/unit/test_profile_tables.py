@@ -4,7 +4,7 @@ import pytest
 from every import every
 
 from kvplan.errors import ProfileError
-from kvplan.ingest.profile_text import Part, composed
+from kvplan.ingest.facts import Part, facts, merged
 from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin, ServingModel
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Fleet, Routing
@@ -100,8 +100,8 @@ def test_an_engine_is_run_as_its_version_admits(
 
 def test_an_engine_is_kept_where_a_profile_is_composed() -> None:
     base = profile(more='[engine]\nname = "trtllm"\nadmission = "first-chunk"  # MAX_UTILIZATION\n')
-    timing = Part("timing", ("Measured.",), '[timing]\nd0 = "9 ms"', Origin(Knowledge.MEASURED, "a.csv"))
-    found = composed(base, [timing], source="a.csv")
+    timing = Part("timing", facts("timing", {"d0": "9 ms"}, Origin(Knowledge.MEASURED, "a.csv")))
+    found = merged(base, [timing], source="a.csv")
     assert found.model.engine == base.model.engine
     assert "# MAX_UTILIZATION" in found.text
 

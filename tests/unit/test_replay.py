@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvplan.errors import UsageError
 from kvplan.ingest.trace.replay import Trace, read_trace
-from kvplan.options import RunOptions
+from kvplan.options import SimulateOptions
 from kvplan.simulation.experiments import options
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -142,7 +142,7 @@ def test_hashes_of_blocks_say_which_prompts_begin_alike(tmp_path: Path) -> None:
     shared = found.prefixes.parent[found.prefixes.stream]
     assert shared[0] == shared[1] >= 0
     assert shared[2] == shared[3] == -1
-    first = options.load(RunOptions(requests=2), lambda: found).trace
+    first = options.load(SimulateOptions(requests=2), lambda: found).trace
     assert first is not None
     assert first.prefixes is not None
     assert first.prefixes.stream.tolist() == found.prefixes.stream[:2].tolist()

@@ -1,17 +1,20 @@
 """The registry of the report's keys: records and fields match, and the schema has them all."""
 
 import copy
+import re
 import types
 from collections.abc import Iterator
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import jsonschema  # type: ignore[import-untyped]
 from every import check_every, every
 from shipped import LOOKED_AT, report
 
-from kvplan.report.assembly import Report, to_document
-from kvplan.report.keys import BESIDE_CONTRACT, BLOCKS, CONTRACT, SOURCE_KEYS, Kind, Record, gateable
+import kvplan
+from kvplan.report.assembly import Report, ledger_of, to_document
+from kvplan.report.keys import BESIDE_CONTRACT, BLOCKS, CONTRACT, RECORDS, SOURCE_KEYS, Kind, Record, gateable
 from kvplan.report.schema import json_schema
 
 
@@ -45,8 +48,28 @@ MAYBE_EMPTY = ("nested_wait.segments", "wait.dial")
 
 def test_every_field_of_the_report_has_a_record_and_every_record_a_field() -> None:
     assert [key for key in FIELDS if key not in BESIDE_CONTRACT] == [*CONTRACT]
-    assert set(FIELDS) >= BESIDE_CONTRACT
+    only_shown = {key for key, record in RECORDS.items() if record.beside}
+    assert set(FIELDS) >= BESIDE_CONTRACT - only_shown
     assert {record.block for record in CONTRACT.values()} == set(BLOCKS)
+
+
+def test_every_figure_that_is_only_shown_is_there() -> None:
+    ledgers = [ledger_of(report(name)) for name in LOOKED_AT]
+    shown = [key.replace("[]", "[0]", 1) for key, record in RECORDS.items() if record.beside]
+    never = [key for key in shown if all(ledger.value(key) is None for ledger in ledgers)]
+    assert never == ["prefix_cache.trial.summary"]  # of runs that somebody asks for
+
+
+NAMED = """load.headroom recovers_up_to_rps ttft_s.p95 goodput_rps kv_utilization spectral_radius kv_tokens_mean
+watermark_fraction"""
+
+
+@every("key", NAMED.split())
+def test_a_figure_is_named_where_it_is_computed_and_in_its_record(key: str) -> None:
+    """And in little else: what shows, judges or explains figures takes them from there."""
+    named, kinds = re.compile(rf"(?<!\w){re.escape(key)}(?!\w)"), (".py", ".toml", ".j2", ".json")
+    paths = (path for path in Path(kvplan.__file__).parent.rglob("*") if path.suffix in kinds)
+    assert len([path.name for path in paths if named.search(path.read_text("utf-8"))]) <= 4
 
 
 def numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:

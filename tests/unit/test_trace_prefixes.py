@@ -9,8 +9,9 @@ import pytest
 import tomli
 
 from kvplan.ingest.trace.prefixes import Prefixes
-from kvplan.ingest.trace.text import prefix_table
+from kvplan.ingest.trace.text import prefix_part
 from kvplan.ingest.trace.traffic import measure
+from kvplan.model import Origin
 
 SHARED, TAIL, TURN = 6, 3, 4  # blocks of a system prompt, of a first question, of a turn
 
@@ -135,12 +136,11 @@ def test_the_table_is_the_curve_and_the_comment_the_classes(
     tmp_path: Path, chats: list[dict[str, Any]]
 ) -> None:
     found = known(tmp_path, qwen(chats))
-    text = prefix_table(found)
-    assert tomli.loads(text) == {"prefix": {"hit_curve": [list(point) for point in found.curve]}}
-    instead = "\n".join(line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   "))
-    table = tomli.loads(instead)
+    part = prefix_part(found, Origin())
+    assert part.values == {"hit_curve": [list(point) for point in found.curve]}
+    table = tomli.loads("\n".join(line.strip() for line in part.about if line.startswith("  ")))
     assert [list(one) for one in table["shared"]] == [["tokens", "weight"]] * 2
     assert sum(one["weight"] for one in table["shared"]) <= 1
     assert table["reuse"]["from"] == "arrival"
     assert table["reuse"]["gap"] == {"law": "quantiles", "values": ["60 s"] * 20}
-    assert "hash" in text
+    assert "hash" in part.about[0]

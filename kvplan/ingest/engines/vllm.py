@@ -226,7 +226,6 @@ def _rank(text: str) -> int:
 
 
 def _percent(rate: re.Pattern[str], text: str) -> float:
-    """Read a hit rate that a line states."""
     values = numbers(rate.search(text))
     return values[0] if values else 0.0
 

@@ -81,7 +81,6 @@ def _catalogued(text: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def _other_names(name: str, config: Mapping[str, Any]) -> list[str]:
-    """The name without its owner, and those the catalogue gives."""
     short = name.partition("/")[2]
     given = [short, *config.get("also", ())]
     return given + [f"{owner}/{other}" for owner in [name.partition("/")[0]] for other in given]
@@ -139,7 +138,6 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
         attention=heads,
         counts=counts,
         storage=storage,
-        context_tokens=context,
         notes=(),
         kv_dtype=kv_dtype,
         encoder_bytes=_SIXTEEN_BITS * (count_encoder(encoder) if encoder else 0),

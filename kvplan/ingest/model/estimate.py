@@ -8,28 +8,94 @@
 
 on each GPU, for t of them in tensor, d in data and p in pipeline parallelism; a data-parallel rank holds what its p
 stages do. vLLM measures the overhead as it starts, on max_num_seqs sequences and max_num_batched_tokens tokens;
-`kvplan.ingest.model.engines` has it, and how SGLang and TensorRT-LLM differ. docs/accuracy.md says how near it comes.
+engines.toml has it by version, and how SGLang and TensorRT-LLM differ. docs/accuracy.md says how near it comes.
 What an engine logs when it starts always wins over this.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
-from kvplan.ingest.model.engines import Takes, default_limits, takes
-from kvplan.ingest.model.hardware import Gpu
+from kvplan.ingest.model.hardware import Gpu, tables
 from kvplan.ingest.model.shape import ModelShape, kv_layers, with_weights
 from kvplan.model.kv_layout import Attention, KvLayout, least_block_tokens
 from kvplan.model.parallelism import ALONE, Parallelism
 from kvplan.units import format_bytes, format_number
 
+_LIMITS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}  # where none are known
 _MOST_GPUS = 64  # in one group: eight servers of eight
 _TITLES = {EngineName.VLLM: "vLLM", EngineName.SGLANG: "SGLang", EngineName.TRTLLM: "TensorRT-LLM"}
 _OFF = {
     "driver": "the driver's, up to one per cent above",
     "datasheet": "the datasheet's, a few per cent off",
 }
+
+
+class Takes(NamedTuple):
+    """What an engine takes from one version on, as engines.toml describes it; `limits` are its own or given."""
+
+    engine: EngineName
+    newest: str
+    utilization: float
+    fixed_gib: float
+    shared_gib: float = 0.0
+    logits: float = 0.0
+
+    def beside(
+        self, shape: ModelShape, ranks: Parallelism, memory: int, weights: int, limits: Mapping[str, int]
+    ) -> tuple[int, int]:
+        """Bytes that are shared out on each GPU, and of them those that neither weights nor KV cache take.
+
+        A forward pass takes at most all inner vectors of an MLP and four vectors of each token; workspaces of experts
+        and encoders are left out.
+        """
+        share, seqs, tokens = self.utilization, *({**_LIMITS, **limits}[key] for key in _LIMITS)
+        fixed = (self.fixed_gib + (self.shared_gib if ranks.gpus > 1 else 0)) * 2**30
+        forward = 2 * tokens * (shape.counts.mlp_widths / shape.layers / ranks.tensor + 4 * shape.hidden_size)
+        # a share of what is free before weights; activations in the rest
+        if self.engine is EngineName.SGLANG:
+            return int(share * memory), int(share * fixed)
+        if self.engine is EngineName.TRTLLM:  # of what is free beside them
+            peak = fixed + forward + weights
+            return memory, int(peak - weights + (1 - share) * max(0.0, memory - peak))
+        sampling = 4 * self.logits * min(seqs, tokens) * shape.vocabulary + 2 * tokens * shape.hidden_size
+        return int(share * memory), int(max(forward, sampling) + fixed)
+
+
+def takes(engine: EngineName, version: str = "") -> list[Takes]:
+    """What an engine takes: first at a version, the newest known if that is empty, then at those before it.
+
+    Raises
+    ------
+    UsageError
+        The version is not known.
+    """
+    newest, records = tables("engines.toml")[engine].values()
+    asked, first = _numbers(version or newest), records[0]["since"]
+    if asked < _numbers(first) or asked[:2] > _numbers(newest):
+        known = f"known are {first} to {newest}, and without one {newest} is taken"
+        raise UsageError(f"--engine {engine}=={version}: no such version; {known}")
+    kept = [record for record in reversed(records) if _numbers(record["since"]) <= asked]
+    return [Takes(engine, newest, **{key: r[key] for key in Takes._fields if key in r}) for r in kept]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Numbers of a version, without what marks a candidate or a later build."""
+    return tuple(map(int, re.split(r"[^\d.]", version)[0].strip(".").split(".")))
+
+
+def default_limits(engine: EngineName | None, gpu: Gpu, version: str = "") -> dict[str, int]:
+    """What ``vllm serve`` allows on a GPU where nobody says otherwise: ``EngineArgs.get_batch_defaults``.
+
+    Before V1, the default from 0.8 on, it was the same on all GPUs (vLLM pull request 16158).
+    """
+    if engine is not EngineName.VLLM:
+        return {}
+    large = gpu.memory_bytes >= 70 * 2**30 and "A100" not in gpu.name and _numbers(version or "0.8") >= (0, 8)
+    return {"max_num_seqs": 1024 if large else 256, "max_num_batched_tokens": 8192 if large else 2048}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +174,7 @@ def estimate_replica(
         raise UsageError(f"block of {block_tokens} tokens: must be at least 1")
     shape = with_weights(shape, weight_dtype)
     versions = takes(engine, version)
-    limits = default_limits(engine, gpu) | dict(limits or {})
+    limits = default_limits(engine, gpu, version) | dict(limits or {})
 
     def on(ranks: Parallelism, taken: Takes = versions[0]) -> tuple[int, int, int, KvLayout]:
         """Bytes of weights, overhead and KV on each of so many GPUs, and pages as large as a state, as engines do.

@@ -158,8 +158,8 @@ def _gpu(name: str, table: Mapping[str, Any]) -> Gpu:
 # ----------------------------------------------------------------------------------------------- names
 
 
-def tables(file: str) -> dict[str, Any]:
-    """The tables of a TOML file beside this module."""
+def tables(file: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file of the package, or of that name beside this module."""
     return tomli.loads((Path(__file__).parent / file).read_text("utf-8"))
 
 

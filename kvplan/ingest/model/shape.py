@@ -96,7 +96,6 @@ class ModelShape:
     attention: Heads
     counts: ParameterCounts
     storage: Storage
-    context_tokens: int | None  # of the longest request the model is made for
     notes: tuple[str, ...]  # that a reader of any figure derived from this should know
     kv_dtype: str = "auto"  # of the cache that the checkpoint is made for; 16 bits
     encoder_bytes: int = 0  # weights of an encoder of images

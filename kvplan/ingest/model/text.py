@@ -4,17 +4,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvplan.engine import EngineName
+from kvplan.ingest.facts import Part, constants, facts, kv_tables, timing_table
 from kvplan.ingest.model.estimate import ReplicaEstimate
 from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.roofline import Roofline, request_overhead_s
 from kvplan.ingest.model.shape import ModelShape
-from kvplan.ingest.profile_text import Part, kv_tables, replica_part, timing_text
 from kvplan.model import Knowledge, MeasuredRange, Origin
 from kvplan.model.kv_layout import Attention, KvLayout
 from kvplan.model.parallelism import Parallelism
 from kvplan.profile.reading import Profile
 from kvplan.profile.replica import Gpu as GpuTable
-from kvplan.units import format_bytes
+from kvplan.units import format_bytes, format_number
 from kvplan.version import __version__
 
 _KEPT: Mapping[Attention, str] = {
@@ -29,31 +29,26 @@ def estimate_part(
     found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Profile | None, *, limits: Mapping[str, int]
 ) -> Part:
     """The table [gpu] of an estimate; `limits` are the engine's own, which a base may say better."""
-    ranks = found.parallelism
-    each = " each" if ranks.gpus > 1 else ""
-    memory = "kv_blocks" if found.is_mixed else "memory_tokens"
-    layout = found.layout
+    ranks, layout = found.parallelism, found.layout
+    memory: dict[str, Any] = {"memory_tokens": found.memory_tokens, "block_tokens": found.block_tokens}
+    if found.is_mixed:
+        memory = {"kv_blocks": found.kv_blocks, "block_tokens": found.block_tokens, "kv": kv_tables(layout)}
     per_token = "" if found.is_mixed else f" at {layout.bytes_per_token // ranks.pipeline:,} bytes a token"
-    about: tuple[str, ...] = (
-        f"{memory}: estimated by kvplan {__version__} for {shape.name} ({shape.source}) on "
-        f"{together(gpu, ranks)} ({gpu.source}); what the engine logs when it starts is better.",
-        f"{format_bytes(found.memory_bytes_for_kv)}{each} for KV{per_token}, beside "
+    about = [
+        f"{format_bytes(found.memory_bytes_for_kv)}{' each' if ranks.gpus > 1 else ''} for KV{per_token}, beside "
         f"{format_bytes(found.weights_bytes)} of weights and {format_bytes(found.overhead_bytes)} of overhead, an "
         "assumption.",
         *((f"{line}." for line in layout_lines(layout)) if found.is_mixed else ()),
-        *(f"Note: {note}." for note in found.notes),
-    )
-    values: dict[str, Any] = {memory: found.kv_blocks if found.is_mixed else found.memory_tokens}
-    values["block_tokens"] = found.block_tokens
-    if found.is_mixed:
-        values["kv"] = kv_tables(layout)
+    ]
+    origin, where = _origin(shape, gpu, ranks)
+    said = facts("gpu", memory, origin, f"{where}; what the engine logs when it starts is better")
     old = {} if base is None else base.tables.get("gpu", {})
     if ranks != GpuTable.model_validate(old).parallelism:
-        values |= ranks.keys or {"gpus": 1}
-    if limits and not old:
-        values |= limits
-        about += (f"{' and '.join(limits)}: defaults of vllm serve on such a GPU.",)
-    return replica_part(base, values, about, _origin(shape, gpu, ranks))
+        said |= facts("gpu", ranks.keys or {"gpus": 1}, origin)
+    if not old:
+        said |= facts("gpu", limits, origin, "defaults of vllm serve on such a GPU")
+    name = f"{shape.name} on {together(gpu, ranks)}"
+    return Part("gpu", said, name, "estimate", about=tuple(about), notes=found.notes)
 
 
 def layout_lines(layout: KvLayout) -> Iterator[str]:
@@ -90,20 +85,26 @@ def roofline_part(
     found: Roofline, shape: ModelShape, gpu: Gpu, ranks: Parallelism, engine: EngineName
 ) -> Part:
     """The table [timing] to expect, with its band."""
-    about = (
-        f"Iteration time: an estimate by kvplan {__version__} for {shape.name} ({shape.source}) on "
-        f"{together(gpu, ranks)} ({gpu.source}).",
-        *(f"Note: {note}." for note in (*shape.notes, *found.notes)),
+    table = timing_table(
+        found.timing, request_overhead_s(found.timing, engine), MeasuredRange(band=found.band)
     )
-    body = timing_text(
-        found.timing, request_overhead_s(found.timing, engine), measured=MeasuredRange(band=found.band)
+    origin, where = _origin(shape, gpu, ranks)
+    low, high = map(format_number, found.band)
+    return Part(
+        "timing",
+        facts("timing", table, origin, where),
+        f"{shape.name} on {together(gpu, ranks)}",
+        "estimate",
+        f"{constants(found.timing)}; {low} to {high} times that",
+        notes=(*shape.notes, *found.notes),
     )
-    return Part("timing", about, body, _origin(shape, gpu, ranks))
 
 
-def _origin(shape: ModelShape, gpu: Gpu, ranks: Parallelism) -> Origin:
+def _origin(shape: ModelShape, gpu: Gpu, ranks: Parallelism) -> tuple[Origin, str]:
+    """How an estimate is known, in few words and in more."""
     where = together(gpu, ranks)
-    return Origin(Knowledge.ESTIMATED, f"kvplan {__version__} for {shape.name} on {where}")
+    told = f"estimated by kvplan {__version__} for {shape.name} ({shape.source}) on {where} ({gpu.source})"
+    return Origin(Knowledge.ESTIMATED, f"kvplan {__version__} for {shape.name} on {where}"), told
 
 
 def together(gpu: Gpu, ranks: Parallelism) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kvplan.ingest.cells import Names, Record, names, plain_name
 from kvplan.ingest.reader import Reader
 from kvplan.ingest.results import Adds, Load, at_rate, document, in_flight, spread, table, tpot
+from kvplan.ingest.results.tables import E2E, INPUT, OUTPUT, THROUGHPUT, TPOT, TTFT
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
 
@@ -127,7 +128,6 @@ def _at_rate(run: Run, rate: float, most: int | None = None, **more: Any) -> Loa
 
 
 def _aiperf_model(record: Record) -> str:
-    """Read the first that is named."""
     several: Any = record.at("input_config.models.items")
     named = (
         [model.get("name") for model in several if isinstance(model, dict)]
@@ -292,16 +292,6 @@ _GENERATORS = (
 
 # -- tables of metrics -------------------------------------------------------------------------------------------------
 
-_TTFT, _ITL, _E2E = (
-    {f"{metric}{unit}": seconds for unit, seconds in _UNITS.items()}
-    for metric in ("timetofirsttoken", "intertokenlatency", "requestlatency")
-)
-_INPUT, _OUTPUT = (
-    names(f"{which}sequencelength {which}sequencelengthtokens") for which in ("input", "output")
-)
-_THROUGHPUT = names(
-    "requestthroughputpersec requestthroughputrequestssec requestthroughputrequestspersec requestthroughputreqs"
-)
 _METRIC = names("metric statistic")
 _COUNT = names("requestcountcount requestcountrequests requestcount")
 _IN_FLIGHT = "the file states no load; requests in flight are requests/s times their mean latency"
@@ -315,7 +305,7 @@ def metrics_as_columns(rows: Iterable[Record]) -> Iterator[Record]:
     for row in rows:
         label = row.text(row.name(_METRIC))
         name = plain_name(label)
-        if first is not None and name in _TTFT.keys() | _E2E.keys() and name in values:
+        if first is not None and name in TTFT.keys() | E2E.keys() and name in values:
             yield Record(first.source, first.line, values, written)
             values, written, first = {}, {}, None
         values[name], written[name] = row.text("avg"), label
@@ -325,16 +315,15 @@ def metrics_as_columns(rows: Iterable[Record]) -> Iterator[Record]:
 
 
 def _add_metrics(row: Record, collector: Collector) -> None:
-    e2e, throughput = row.number(_E2E), row.number(_THROUGHPUT)
+    e2e, throughput, count = row.number(E2E), row.number(THROUGHPUT), row.optional(_COUNT)
     collector.note(_IN_FLIGHT)
-    count = row.optional(_COUNT)
     point = Point(
         line=row.line,
-        inputs=spread(row.number(_INPUT)),
-        outputs=spread(row.number(_OUTPUT)),
+        inputs=spread(row.number(INPUT)),
+        outputs=spread(row.number(OUTPUT)),
         requests=None if count is None else round(count),
-        ttft_s=row.optional(_TTFT),
-        tpot_s=row.optional(_ITL),
+        ttft_s=row.optional(TTFT),
+        tpot_s=row.optional(TPOT),
         e2e_s=e2e,
         throughput_rps=throughput,
         **in_flight(throughput, e2e),

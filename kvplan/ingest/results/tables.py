@@ -27,8 +27,7 @@ from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, Adds, Load, at_rate, pa
 from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
 from kvplan.ingest.timing.samples import Deployment, Point, Range, Waits
-from kvplan.ingest.trace.format import BadRowError
-from kvplan.ingest.trace.formats import Layout, Reading, lists_requests, requests_in
+from kvplan.ingest.trace.formats import BadRowError, Layout, Reading, lists_requests, requests_in
 
 # -- iterations -------------------------------------------------------------------------------------------------------
 
@@ -78,7 +77,7 @@ def _times(text: str) -> Names:
     return {
         f"{mean}{name}{unit}": seconds
         for name in text.split()
-        for unit, seconds in {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "µs": 1e-6}.items()
+        for unit, seconds in {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}.items()
         for mean in ("", "mean", "avg", "average")
     }
 
@@ -87,7 +86,8 @@ TPOT = _times("tpot timeperoutputtoken itl intertokenlatency")
 TTFT = _times("ttft timetofirsttoken")
 E2E = _times("e2e e2el e2elatency requestlatency latency")
 THROUGHPUT = names(
-    "requestthroughput requestspersecond rps throughputrps throughputreqs requestthroughputreqs reqs reqtputrps"
+    "requestthroughput requestspersecond rps throughputrps throughputreqs requestthroughputreqs reqs reqtputrps "
+    "requestthroughputpersec requestthroughputrequestssec requestthroughputrequestspersec"
 )
 _OUTPUT_RATE = names(  # tokens per second of all requests together
     "outputthroughput outputtokenthroughput outputthroughputtoks outputtokenthroughputtoks outputtoks "
@@ -96,8 +96,12 @@ _OUTPUT_RATE = names(  # tokens per second of all requests together
 _CONCURRENCY = names(
     "concurrency maxconcurrency concurrentrequests numconcurrentrequests users concurrentusers"
 )
-_INPUT = names("input inputtokens inputlen inputlength isl randominputlen inputsequencelength")
-_OUTPUT = names("output outputtokens outputlen outputlength osl randomoutputlen outputsequencelength")
+INPUT = names(
+    "input inputtokens inputlen inputlength isl randominputlen inputsequencelength inputsequencelengthtokens"
+)
+OUTPUT = names(
+    "output outputtokens outputlen outputlength osl randomoutputlen outputsequencelength outputsequencelengthtokens"
+)
 _REQUESTS = names("requests numrequests numprompts completed")
 _RATE = names("requestedrps requestedrate requestrate requestratereqs requestraterps rate rps qps")
 _SENT = names("achievedrps achievedrate")
@@ -177,7 +181,7 @@ def _at_concurrency(row: Record, collector: Collector) -> None:
     def lengths(column: Names) -> Range:
         return round(shortest * row.number(column)), round(row.number(column))
 
-    inputs, outputs = lengths(_INPUT), lengths(_OUTPUT)
+    inputs, outputs = lengths(INPUT), lengths(OUTPUT)
     throughput, tokens_per_s = row.optional(THROUGHPUT), row.optional(_OUTPUT_RATE)
     if throughput is None and tokens_per_s is not None and outputs[1] > 0:
         throughput = 2 * tokens_per_s / sum(outputs)
@@ -201,7 +205,7 @@ def _at_rate(row: Record, collector: Collector) -> None:
     if _drafted(row, collector):
         return
     _refuse_times_without_unit(row)
-    rate, output = row.positive(_RATE), row.number(_OUTPUT)
+    rate, output = row.positive(_RATE), row.number(OUTPUT)
     ttft, e2e, between = row.optional(TTFT), row.optional(E2E), row.optional(_DERIVED_TPOT)
     if between is None and e2e is not None:
         between = tpot(e2e, ttft, output)
@@ -213,7 +217,7 @@ def _at_rate(row: Record, collector: Collector) -> None:
         load = at_rate(rate, done, e2e, requests=requests, sent_rps=row.optional(_SENT))
     point = Point(
         line=row.line,
-        inputs=spread(row.number(_INPUT)),
+        inputs=spread(row.number(INPUT)),
         outputs=spread(output),
         requests=requests,
         waits=_waits(row, collector),
@@ -287,7 +291,7 @@ READERS = (
     table("table", (_KV, _TAU), _iteration),
     table("per-second series", _PER_SECOND, _second),
     table("splitwise-sim", _SPLITWISE, _splitwise),
-    table("concurrency sweep", (_CONCURRENCY, _INPUT, _OUTPUT), _at_concurrency),
-    table("rate sweep", (_RATE, _INPUT, _OUTPUT), _at_rate),
+    table("concurrency sweep", (_CONCURRENCY, INPUT, OUTPUT), _at_concurrency),
+    table("rate sweep", (_RATE, INPUT, OUTPUT), _at_rate),
     REQUEST_LOG,
 )

@@ -228,7 +228,6 @@ def _too_many_cached(cached: int, prompt: float) -> str:
 
 
 def _columns(rows: Any, *names: str) -> dict[str, Any]:
-    """Arrays of the columns of some rows; of lines, whole numbers."""
     types = (np.int64 if name == "line" else np.float64 for name in names)
     return {
         name: np.array(column, dtype=type)

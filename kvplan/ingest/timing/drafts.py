@@ -7,7 +7,6 @@ that of a run without drafts, of as many requests.
 
 import csv
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -16,14 +15,14 @@ import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.cells import Record, csv_rows, names
-from kvplan.ingest.profile_text import Part, speculative_text
+from kvplan.ingest.facts import Part, duration, facts
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.reading import DRAFTS, EMITTED, listed, tells_of_drafts
 from kvplan.model import FloatArray, Knowledge, Origin
 from kvplan.model.drafts import Drafts
 from kvplan.ranges import MOST_DRAFTS
-from kvplan.units import format_percent
+from kvplan.units import format_percent, format_seconds
 from kvplan.version import __version__
 
 _BETWEEN = {**names("tpotms itlms meantpotms meanitlms", 1e-3), **names("tpots itls")}
@@ -167,21 +166,37 @@ def _accepted(runs: Sequence[DraftRun]) -> tuple[float, ...]:
     return tuple(np.clip(falling, 0.0, 1.0).round(4).tolist())
 
 
-def drafts_part(fit: DraftsFit, *, lookahead: bool) -> Part:
-    """Write the table [speculative] of what was fitted."""
-    measured = fit.measured
+def drafts_part(fit: DraftsFit) -> Part:
+    """The table [speculative] of what was fitted."""
+    measured, drafts = fit.measured, fit.drafts
     name = Path(measured.source).name
     runs = sum(run.drafts > 0 for run in measured.runs)
-    about = [
-        f"Drafts{f' by {measured.method}' if measured.method else ''}: fitted by kvplan {__version__} to "
-        f"{runs} runs of {name} (sha256 {measured.sha256}); mean error of the time between tokens "
-        f"{format_percent(fit.error)}.",
-        "tokens: the number with the least time between tokens of those that were run.",
+    table = {
+        "tokens": drafts.tokens,
+        "accepted": list(drafts.accepted),
+        "draft_time": duration(drafts.draft_s),
+        "verify_time": duration(drafts.verify_s),
+        "overhead": duration(drafts.overhead_s),
+    }
+    errors = f"{format_percent(fit.error)}, of runs not fitted to {format_percent(fit.held_out_error)}"
+    notes = [
+        f"mean error of the time between tokens {errors}",
+        "tokens is the number with the least time between tokens of those that were run",
     ]
     if not fit.tells_verifying:
-        about.append(
-            "All runs have as many requests at a time: what verifying costs is in draft_time, and verify_time is 0, "
-            "which is too little for more requests."
+        notes.append(
+            "all runs have as many requests at a time: what verifying costs is in draft_time, and verify_time is 0, "
+            "which is too little for more requests"
         )
-    body = speculative_text(replace(fit.drafts, lookahead=lookahead))
-    return Part("speculative", tuple(about), body, Origin(Knowledge.MEASURED, name))
+    return Part(
+        "speculative",
+        facts("speculative", table, Origin(Knowledge.MEASURED, name)),
+        name,
+        "drafts",
+        f"{drafts.tokens} tokens, {format_seconds(drafts.draft_s)} a draft",
+        (
+            f"Drafts{f' by {measured.method}' if measured.method else ''}: fitted by kvplan {__version__} to {runs} "
+            f"runs of {name} (sha256 {measured.sha256}).",
+        ),
+        tuple(notes),
+    )

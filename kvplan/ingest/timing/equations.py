@@ -60,7 +60,7 @@ class Equations:
     knees: FloatArray  # tokens, shape (n_knees,)
     has_overhead: bool  # of a request, in some of them
     overlap: float  # equations that are made of the same iterations
-    attention: float  # d6 over d5, or over d2 where there is no knee, as the prior has it
+    attention: float  # d6 over d5, as the prior has it; of a law without a knee attention is in d2
     pairs: FloatArray  # amounts of d6
     beyond: FloatArray  # of d5 for each knee, shape (n_equations, n_knees)
     overhead: FloatArray  # of the overhead of a request
@@ -80,13 +80,12 @@ class Equations:
 
     def design(self, terms: Terms) -> FloatArray:
         """Return the amounts of the terms of a law, then of the overhead; shape (n_equations, n_terms)."""
-        columns = list(self.amounts[:, : 5 if terms.d4 else 4].T)
+        columns = [self.amounts[:, : 5 if terms.d4 else 4]]
         if terms.knee_tokens is not None:
-            columns.append(self.beyond[:, self.knees == terms.knee_tokens][:, 0])
-        computing = PREFILL if terms.knee_tokens is None else -1
-        columns[computing] = columns[computing] + self.attention * self.pairs
+            beyond = self.beyond[:, self.knees == terms.knee_tokens]
+            columns.append(beyond + self.attention * self.pairs[:, None])
         if self.has_overhead:
-            columns.append(self.overhead)
+            columns.append(self.overhead[:, None])
         return np.column_stack(columns)
 
     def times(self, terms: Terms, constants: FloatArray) -> FloatArray:
@@ -103,7 +102,7 @@ class Equations:
         """Return the law that has these constants, in the order of `design`, and the overhead of a request, seconds."""
         named = dict(zip(terms.names, constants.tolist(), strict=False))
         overhead = float(constants[-1]) if self.has_overhead else 0.0
-        d6 = self.attention * named.get("d5", named["d2"])
+        d6 = self.attention * named.get("d5", 0.0)
         return Timing(**named, knee_tokens=terms.knee_tokens or 0.0, d6=d6), overhead
 
     def in_order(self, terms: Terms, prior: Timing) -> FloatArray:

@@ -110,9 +110,8 @@ class TimingFit:
     equations: Equations
     kept: BoolArray  # what the fit rests on
     fitted_s: FloatArray
-    held_out: (
-        FloatArray | None
-    )  # relative errors of fits without the equation; None: too few to leave any out
+    # relative errors of fits without the equation; None: too few to leave any out
+    held_out: FloatArray | None
     considered: tuple[tuple[Terms, float], ...]  # laws, simple ones first, and their mean held-out error
     envelope: bool  # a lower one
     outliers: tuple[Outlier, ...]  # the furthest off first
@@ -211,8 +210,7 @@ def fit_measured(
     if capacity_tokens is not None:
         played = replace(played, memory_tokens=capacity_tokens)
     knees = believed_knees or KNEES
-    computing = prior.d5 or prior.d2
-    attention = prior.d6 / computing if computing else 0.0
+    attention = prior.d6 / prior.d5 if prior.d5 > 0 else 0.0
     equations = play(sweeps, played, knees=knees, attention=attention, progress=progress, announce=announce)
     if believed is None:
         _refuse_too_few(equations, measured[0].source)
@@ -278,7 +276,6 @@ def fit_timing(
 
 
 def _refuse_too_few(equations: Equations, source: str) -> None:
-    """Refuse what is too little to tell the constants apart, where nothing else is known."""
     varying = [name for name, column in equations.columns.items() if np.ptp(column) > 0]
     wanted = max(1 + len(varying) + equations.has_overhead, _FEWEST)
     known = "or a --base, or --model and --gpu, for what they leave open"
@@ -329,7 +326,6 @@ class _Tried(NamedTuple):
 
 
 def _family(equations: Equations, prior: Timing) -> tuple[Terms, ...]:
-    """List laws to try, simple ones first."""
     concave = (True,) if prior.d4 > 0 else (False, True)
     return tuple(Terms(d4, knee) for d4 in concave for knee in (None, *map(float, equations.knees)))
 

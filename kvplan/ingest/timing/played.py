@@ -134,9 +134,8 @@ def play(
         for load, times in zip(loads, played, strict=True)
         for kind, seconds in _seen(load.point)
     ]
-    slopes = np.array(
-        [times[1:] - times[0] for *_, times in rows]
-    )  # by the constants: (n, n_constants, n_kinds + 1)
+    # by the constants: (n, n_constants, n_kinds + 1)
+    slopes = np.array([times[1:] - times[0] for *_, times in rows])
     amounts = np.array(
         [mine[:, _KINDS.index(kind)] for mine, (_, kind, _, _) in zip(slopes, rows, strict=True)]
     )

@@ -12,7 +12,7 @@ from kvplan.ingest.engines import LOGS, StatisticsReader, service_of
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.results import reader_of
 from kvplan.ingest.results.load_generators import METRICS, metrics_as_columns
-from kvplan.ingest.results.printed import PrintedRuns
+from kvplan.ingest.results.vllm_bench import PrintedRuns
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.collector import Collector, Found, NoSamplesError
 from kvplan.ingest.timing.requests import iterations, rebuilt

@@ -97,13 +97,10 @@ class _Path:
         self._integral = self.at.antiderivative()
 
     def mean(self, start: FloatArray, end: FloatArray) -> FloatArray:
-        """Return its mean over intervals."""
         return np.asarray((self._integral(end) - self._integral(start)) / (end - start))
 
 
 class _Batch:
-    """What there was over time."""
-
     def __init__(self, log: RequestLog) -> None:
         start, first, last = log.scheduled_s, log.first_token_s, log.last_token_s
         inputs, outputs = log.input_tokens.astype(np.float64), log.output_tokens.astype(np.float64)
@@ -205,7 +202,6 @@ def _without(reason: str, lines: IntArray) -> tuple[LeftOut, ...]:
 
 
 def _lengths(series: Series) -> FloatArray:
-    """Measure the intervals, seconds; the first is as long as most."""
     gaps = np.diff(series.end_s)
     return np.concatenate([[np.median(gaps) if gaps.size else 1.0], gaps])
 

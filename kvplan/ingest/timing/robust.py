@@ -114,7 +114,6 @@ def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> F
 
 
 def _spreads(equations: Equations, off: FloatArray, least: Mapping[Kind, float]) -> dict[str, float]:
-    """Return the typical relative error of each kind of time."""
     return {
         kind: max(_TO_SIGMA * float(np.median(off[equations.kind == kind])), least[Kind(kind)])
         for kind in np.unique(equations.kind).tolist()
@@ -133,12 +132,12 @@ def standard_errors(equations: Equations, terms: Terms, fitted: FloatArray) -> F
     Errors are taken as they are, but none below the typical one, or what digits in a file hold: an equation that alone
     tells a constant is met exactly. What cannot be told apart may be any constants that are not negative.
     """
-    times = equations.times(terms, fitted)
-    design, off = equations.design(terms) / times[:, None], np.abs(equations.seconds / times - 1)
-    told, free = design.any(axis=0), len(design) - fitted.size
+    times, free = equations.times(terms, fitted), len(equations) - fitted.size
     errors = np.full(fitted.size, math.inf)
-    if free <= 0:
+    if free <= 0 or not times.all():
         return errors
+    design, off = equations.design(terms) / times[:, None], np.abs(equations.seconds / times - 1)
+    told = design.any(axis=0)
     weight = 1 / _deviations(equations, off, _spreads(equations, off, _LEAST_SPREAD))
     least = _spreads(equations, off, dict.fromkeys(Kind, _DIGITS))
     typical = np.array([least[kind] for kind in equations.kind.tolist()])

@@ -1,12 +1,12 @@
 """Where a timing comes from and how far to trust it, in sentences."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.ingest.profile_text import Part, timing_text
+from kvplan.ingest.facts import Part, constants, facts, timing_table
 from kvplan.ingest.timing.equations import AMOUNTS, Kind, Terms
 from kvplan.ingest.timing.fit import Outlier, Prior, TimingFit
 from kvplan.ingest.timing.samples import Measured
@@ -37,9 +37,31 @@ def timing_part(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> P
             raise UsageError(
                 f"{source}: no law of iterations has these times, {off}: do they contradict each other?"
             )
-    about = tuple(_about(fit, measured, prior))
-    body = timing_text(timing, fit.request_overhead_s, _measured_range(fit))
-    return Part("timing", about, body, _origin(fit, measured, prior))
+    paths = list(dict.fromkeys(some.source for some in measured))
+    table = timing_table(timing, fit.request_overhead_s, _measured_range(fit))
+    origin = Origin(Knowledge.MEASURED, ", ".join(PurePath(path).name for path in paths))
+    if unknown := [name for name in fit.undetermined if name in _PRICED or getattr(timing, name) > 0]:
+        told = f"{origin.source}; not determined: {', '.join(unknown)}{_instead(prior)}"
+        origin = Origin(Knowledge.ESTIMATED, told)
+    digests = {s.source: f", sha256 {s.sha256}" if s.sha256 else "" for s in measured}
+    listed = "; ".join(f"{s.source} ({s.format}{digests[s.source]})" for s in measured)
+    group = f" of {measured[0].group}" if measured[0].group else ""
+    about = [f"Iteration time{group}: fitted by kvplan {__version__} to {listed}."]
+    if fit.outliers and not fit.envelope:
+        more = f", and {len(fit.outliers) - _NAMED} more" if len(fit.outliers) > _NAMED else ""
+        about.append(f"Outliers: {'; '.join(map(_outlier_text, fit.outliers[:_NAMED]))}{more}.")
+    said = [accuracy(fit), *notes(fit, measured, prior)]
+    for path in paths:  # a note of several files is one
+        said = [note.removeprefix(f"{path}: ") for note in said]
+    return Part(
+        "timing",
+        facts("timing", table, origin),
+        PurePath(paths[0]).name + (f" and {len(paths) - 1} more" if len(paths) > 1 else ""),
+        ", ".join(dict.fromkeys(some.format for some in measured)),
+        constants(timing),
+        tuple(about),
+        tuple(dict.fromkeys(said)),
+    )
 
 
 def _measured_range(fit: TimingFit) -> MeasuredRange:
@@ -59,20 +81,11 @@ def _measured_range(fit: TimingFit) -> MeasuredRange:
     )
 
 
-def _origin(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Origin:
-    files = ", ".join(dict.fromkeys(PurePath(some.source).name for some in measured))
-    names = [name for name in fit.undetermined if name in _PRICED or getattr(fit.timing, name) > 0]
-    if not names:
-        return Origin(Knowledge.MEASURED, files)
-    return Origin(Knowledge.ESTIMATED, f"{files}; not determined: {', '.join(names)}{_instead(prior)}")
-
-
 def _instead(prior: Prior) -> str:
     return f", estimated after {prior.source}" if prior.timing is not None else ""
 
 
 def _undetermined(fit: TimingFit, prior: Prior) -> Iterator[str]:
-    """Name the constants that what was measured leaves open, with their standard errors."""
     if not fit.undetermined:
         return
     rested = fit.equations.part(fit.kept)
@@ -102,19 +115,6 @@ def _doubts(fit: TimingFit) -> Iterator[str]:
             yield f"{kind.value} is off by {error:.0%} on average where it was not fitted to: {why}"
 
 
-def _about(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> Iterable[str]:
-    group = f" of {measured[0].group}" if measured[0].group else ""
-    digests = {s.source: f", sha256 {s.sha256}" if s.sha256 else "" for s in measured}
-    files = "; ".join(f"{s.source} ({s.format}{digests[s.source]})" for s in measured)
-    yield f"Iteration time{group}: fitted by kvplan {__version__} to {files}."
-    yield accuracy(fit)
-    if fit.outliers and not fit.envelope:
-        more = f", and {len(fit.outliers) - _NAMED} more" if len(fit.outliers) > _NAMED else ""
-        yield f"Outliers: {'; '.join(map(_outlier_text, fit.outliers[:_NAMED]))}{more}."
-    for note in notes(fit, measured, prior):
-        yield f"Note: {note}."
-
-
 def accuracy(fit: TimingFit) -> str:
     """Say how much was measured, how much of it left out, and the errors; `timing_part` has an example."""
     loads = np.unique(np.column_stack([fit.equations.source, fit.equations.line]), axis=0)
@@ -131,7 +131,7 @@ def accuracy(fit: TimingFit) -> str:
         rest = "" if held_out is None else f"; of {what}s not fitted to {_error_text(held_out)}"
         errors.append(f"Mean error{of} {_error_text(fit.error(kind))}{rest}")
     unknown = f"; the error of {what}s not fitted to cannot be told from so few"
-    return f"{_count(number, what)}, {left}. {'. '.join(errors)}{unknown if fit.held_out is None else ''}."
+    return f"{_count(number, what)}, {left}. {'. '.join(errors)}{unknown if fit.held_out is None else ''}"
 
 
 def notes(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> list[str]:

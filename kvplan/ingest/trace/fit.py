@@ -157,9 +157,8 @@ def moment_errors(
     )
     share = traffic.count / traffic.count.sum()
     footprint = float(mix.share @ mix.read.footprint / (share @ read.footprint))
-    squares = float(
-        mix.share @ mix.read.squares / (share @ read.squares)
-    )  # of Poisson arrivals, the variance
+    # of Poisson arrivals, the variance
+    squares = float(mix.share @ mix.read.squares / (share @ read.squares))
     return footprint - 1, squares - 1
 
 

@@ -1,7 +1,6 @@
-"""Lists of requests in CSV and JSON: traces, and logs of gateways, of observability, of clients; as tables of names.
+"""Lists of requests in CSV and JSON: traces, and logs of gateways, of observability, of clients; by formats.toml.
 
-What a value is called tells what it is: names are compared without case and signs, those within objects by the end of
-their path. A `Format` adds what only its documentation says. To read another one is to add its names here.
+What a value is called tells what it is.
 
 The unit of a time comes from its name (``timestamp_ms``), from a ``unit`` beside it, from the size of an epoch (1.7e9
 s, 1.7e12 ms, 1.7e15 us, 1.7e18 ns) or from the documentation of the format, never from the look of the number.
@@ -20,11 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvplan.ingest.cells import json_object, names, number_of, plain_name, shown
+from kvplan.ingest.model.hardware import tables
 from kvplan.ingest.reader import Beginning
-from kvplan.ingest.trace.format import BadRowError
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS
 
 UNITS = {
@@ -43,63 +43,10 @@ _TRIED = 20  # rows by which a file is told
 _LOCAL_TIME = "%d/%b/%Y:%H:%M:%S%z"  # of nginx
 
 
-def _points(*stems: str) -> str:
-    """Name points in time: arrival_time, arrival_ts, arrival_at and so on."""
-    return " ".join(
-        f"{stem}{end}" for stem in stems for end in ("time", "ts", "times", "at", "timestamp", "")
-    )
-
-
-# Usual names by what they stand for; the first that is there counts.
-_NAMES = {
-    "time": f"""
-        requeststart requestreceived {_points("start")} timestamp {_points("arrival", "arrived")} arrivals
-        createdat created timestamps requestcreatedat startedat times time ts msec timeiso8601 timelocal datetime
-    """,
-    "input": """
-        nativetokensprompt tokensprompt genai.usage.inputtokens genai.usage.prompttokens usage.prompttokens
-        usage.inputtokens contexttokens requesttokens inputlength inputtoks inputtokens inputlen inputlens prompttokens
-        promptlength promptlen promptsize promptevalcount numprefilltokens numprompttokens numinputtokens usage.input
-        usagedetails.input inputsequencelength.value inputsequencelength inputtokencount llminputtokens llminputtoken
-        tokensin isl input prompt
-    """,
-    "output": """
-        nativetokenscompletion tokenscompletion genai.usage.outputtokens genai.usage.completiontokens
-        usage.completiontokens usage.outputtokens generatedtokens responsetokens outputlength outputtoks outputtokens
-        outputlen outputlens completiontokens decodetokens decodelength numdecodetokens numcompletiontokens
-        numoutputtokens numgenerationtokens generationtokens usage.output usagedetails.output outputsequencelength.value
-        outputsequencelength outputtokencount llmoutputtokens llmoutputtoken evalcount tokensout osl tokensize output
-        decode
-    """,
-    "cached": """
-        nativetokenscached prompttokensdetails.cachedtokens inputtokensdetails.cachedtokens cachedtokens numcachedtokens
-        cachedprompttokens promptcachedtokens usagedetails.inputcachedtokens genai.usage.cacheread.inputtokens
-        cachereadinputtokens cachereadinputtokencount
-    """,
-    "written": "cachecreationinputtokens cachewriteinputtokencount",
-    "queued": _points("queued"),
-    "scheduled": _points("scheduled", "firstscheduled"),
-    "first": _points("firsttoken", "completionstart"),
-    "last": f"{_points('lasttoken', 'finished', 'finish')} {_points('end', 'requestend', 'completed')}",
-    "ttft": "timetofirsttoken.value timetofirsttoken ttft firstbytelatency",
-    "e2e": """
-        requestlatency.value genai.latency.e2e requestlatency e2elatency e2e invocationlatency latency duration
-        requesttime totalduration totaltime
-    """,
-    "session": "sessionid conversationid chatid",
-    "parent": "parentchatid",
-    "trace": "traceid",
-    "within": "parentspanid parentid",
-    "hashes": "hashids",
-    "model": "genai.request.model model modelid",
-    "phase": "benchmarkphase",
-    "hit": "cachehit",
-    "operation": "genai.operation.name",
-}
-_TIMES = ("time", "queued", "scheduled", "first", "last", "ttft", "e2e")
-_TOP = names(
-    "input output prompt decode created time times ts model start end arrival queued"
-)  # of a row itself
+_POINTS = ("time", "queued", "scheduled", "first", "last")
+_TIMES = (*_POINTS, "ttft", "e2e")
+# of a row itself
+_TOP = names("input output prompt decode created time times ts model start end arrival queued")
 _FAILURES = names(
     "error errorcode errormessage wascancelled cancelled level statuscode responsecode status status.code "
     "status.statuscode"
@@ -112,6 +59,17 @@ _FAILED = {"failure", "failed", "error", "cancelled", "true", "status_code_error
 _FAILED_SPAN = 2  # code of an OTLP status
 
 
+Request = tuple[float, int, int]  # when it arrived, seconds; tokens in; tokens out
+
+
+class BadRowError(Exception):
+    """A row that cannot be read; `key` names the column."""
+
+    def __init__(self, message: str, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+
 class Place(NamedTuple):
     """Where a value is in a row, how it is called there, and its unit in seconds: known, or in another value."""
 
@@ -122,49 +80,34 @@ class Place(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A list of requests, told by plain names that it has; and what only its documentation says."""
+    """A list of requests, as formats.toml describes it."""
 
     name: str
-    tells: tuple[str, ...] = ()
-    units: Mapping[str, float] = {}  # of values whose names have none, seconds
-    whole: bool = False  # they are those of whole numbers alone, where others are open
-    ends: bool = False  # its time is that at which a request ended
-    sparse: bool = True  # some of its rows are no requests
-    pooled: bool = False  # several models are one traffic
-    spans: bool = False  # a client and its server may both tell of a request
+    tells: Sequence[frozenset[str]]
+    units: Mapping[str, float]
+    whole: bool = False
+    ends: bool = False
+    sparse: bool = True
+    pooled: bool = False
+    spans: bool = False
 
 
-_POINTS = dict.fromkeys(("time", "queued", "scheduled", "first", "last"), 1.0)
-_SPANS = {"ttft": 1.0, "e2e": 1.0}
-_MOONCAKE = "timestamp", "inputlength", "outputlength"
-FORMATS = (
-    Format("AIPerf requests", ("requeststartns", "inputsequencelength.value")),
-    Format(
-        "Azure LLM inference CSV", ("timestamp", "contexttokens", "generatedtokens"), _POINTS, sparse=False
-    ),
-    Format(
-        "BurstGPT CSV", ("timestamp", "requesttokens", "responsetokens"), _POINTS, sparse=False, pooled=True
-    ),
-    Format("Qwen-Bailian JSON lines", ("chatid", *_MOONCAKE), _POINTS, sparse=False),
-    Format("vLLM bench JSON", ("starttimes", "inputlens", "outputlens"), _POINTS, sparse=False),
-    Format("Mooncake JSON lines", _MOONCAKE, {"time": 1e-3}, whole=True, sparse=False),
-    Format("Bedrock invocation log", ("schematype", "inputtokencount")),
-    Format("LiteLLM log", ("starttime", "prompttokens", "calltype"), _POINTS),
-    Format("Langfuse observations", ("starttime", "traceid", "type"), _SPANS),
-    Format("OpenRouter generations", ("createdat", "tokensprompt", "tokenscompletion")),
-    *(
-        Format("OpenTelemetry gen_ai", (f"genai.usage.{kind}tokens",), _POINTS | _SPANS, spans=True)
-        for kind in ("input", "prompt")
-    ),
-    *(Format("responses of an API", (f"usage.{kind}tokens",), _POINTS) for kind in ("prompt", "input")),
-    *(
-        Format("nginx access log", (variable, "status"), {"time": 1.0, "e2e": 1.0}, ends=True)
-        for variable in ("msec", "timeiso8601", "timelocal", "requesttime")
-    ),
-    Format("Ollama responses", ("promptevalcount", "evalcount"), {"e2e": 1e-9}, ends=True),
-    Format("Envoy access log", ("starttime", "responsecode"), {"e2e": 1e-3}),
-)
-_CSV, _JSON = (Format(name, (), _POINTS, sparse=False) for name in ("CSV", "JSON lines"))
+def _format(
+    *, name: str, tells: Iterable[str], seconds: bool = False, units: Mapping[str, float] = {}, **how: bool
+) -> Format:
+    points = dict.fromkeys(_POINTS if seconds else (), 1.0)
+    return Format(name, [frozenset(names.split()) for names in tells], {**points, **units}, **how)
+
+
+_TABLES = tables(Path(__file__).with_suffix(".toml"))
+_ENDS = ("time", "ts", "times", "at", "timestamp", "")  # of points in time
+_NAMES = {
+    role: [
+        f"{name.rstrip('*')}{end}" for name in text.split() for end in (_ENDS if name[-1] == "*" else ("",))
+    ]
+    for role, text in _TABLES["names"].items()
+}
+FORMATS = tuple(_format(**table) for table in _TABLES["formats"])
 
 
 class Layout(NamedTuple):
@@ -212,7 +155,7 @@ def layout_of(keys: tuple[str, ...], in_json: bool) -> Layout:
     within |= {plain: index for index, name in enumerate(keys) if (plain := plain_name(name)) not in within}
 
     def place(role: str, format: Format) -> Place | None:
-        for alias in _NAMES[role].split():
+        for alias in _NAMES[role]:
             known = written if alias in _TOP else within
             ends = _UNIT_ENDS if role in _TIMES else ("",)
             for index in (known[alias + end] for end in ends if alias + end in known):
@@ -222,8 +165,7 @@ def layout_of(keys: tuple[str, ...], in_json: bool) -> Layout:
                 return Place(name if in_json else index, name, unit, beside if beside in keys else "")
         return None
 
-    formats = (*FORMATS, _JSON if in_json else _CSV)
-    format = next(format for format in formats if all(tell in within for tell in format.tells))
+    format = next(format for format in FORMATS if any(names <= within.keys() for names in format.tells))
     if not in_json:
         format = format._replace(name=format.name.replace("JSON lines", "CSV"))
     places = {role: found for role in _NAMES if (found := place(role, format)) is not None}
@@ -365,7 +307,11 @@ class Reading:
         if named is not None or self._epoch is None:
             if named is None and layout.format.whole and not _is_whole(value):
                 self.open_time = place.name
-            if named is None and layout.format in (_CSV, _JSON) and plain_name(place.name) in _PLAIN_TIMES:
+            if (
+                named is None
+                and layout.format.tells == [frozenset()]
+                and plain_name(place.name) in _PLAIN_TIMES
+            ):
                 self.plain_time = place.name
             return place.unit
         return self._epoch

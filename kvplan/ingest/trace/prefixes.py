@@ -7,21 +7,24 @@ Journal 9(2), 1970). A tree of sums over the order of use (Fenwick 1994) makes t
 """
 
 import sys
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan import compiling
 from kvplan.analysis.cache_states import hit_ratio
-from kvplan.ingest.trace.format import MOST_HASHES, Identities
+from kvplan.ingest.trace.formats import BadRowError, Request
 from kvplan.model import FloatArray, IntArray
 from kvplan.model.gaps import Quantiles
 from kvplan.model.sessions import Reuse, SharedPrompt
 
+MOST_HASHES = 8_000_000  # remembered; below a gigabyte where they are used
+_MOST_REQUESTS = 1_500_000
 _SIZES = tuple(16 << power for power in range(8))  # of blocks that hashes can be of, tokens
 _FITTING = 0.9  # share of the prompts that must have as many hashes as they have blocks
 _PAGE = 16  # tokens, where conversations and not hashes tell; larger if these make too many
@@ -31,6 +34,48 @@ _MANY, _FEWEST = 0.01, 10  # ways in which prompts go on from what is shared: of
 _PROMPTS, _LEAST = 20, 0.001  # shared ones that are named; share of the prompts, and its last digit
 _STEPS = 20  # of the law of gaps
 _COMPILE_FROM = 20_000  # references; below that compiling takes longer than it saves
+
+
+class Identities:
+    """Requests with tokens and what identifies them, in the order of the file, as far as there is room.
+
+    Of the hashes of the blocks of all prompts each request has `hash_count`; `conversation` is the number of the one
+    that it is a turn of, or -1.
+    """
+
+    def __init__(self) -> None:
+        self.arrival_s = array("d")
+        self.input_tokens, self.output_tokens = array("q"), array("q")
+        self.hashes, self.hash_count = array("q"), array("q")
+        self.conversation = array("q")
+        self.full = False
+        self._known: dict[Hashable, int] = {}
+
+    def add(self, request: Request, hashes: Any, conversation: Any = None, parent: Any = None) -> None:
+        """Remember a request; `parent` is the conversation that this one goes on with, where turns have names."""
+        if not (request[1] and request[2]):
+            return
+        hashes = hashes if isinstance(hashes, list) else []
+        if len(self.hashes) + len(hashes) > MOST_HASHES or len(self.arrival_s) >= _MOST_REQUESTS:
+            self.full = True
+        if self.full:
+            return
+        try:
+            self.hashes.extend(hashes)
+        except (TypeError, OverflowError):
+            raise BadRowError("must be a list of whole numbers", "hash_ids") from None
+        self.hash_count.append(len(hashes))
+        arrival, inputs, outputs = request
+        self.arrival_s.append(arrival)
+        self.input_tokens.append(inputs)
+        self.output_tokens.append(outputs)
+        self.conversation.append(self._number(conversation, parent))
+
+    def _number(self, conversation: Any, parent: Any) -> int:
+        if not isinstance(conversation, str | int) or conversation == "":
+            return -1
+        before = self._known.get(parent) if isinstance(parent, str | int) else None
+        return self._known.setdefault(conversation, len(self._known) if before is None else before)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,19 @@ from kvplan.ingest.cells import Record, is_json, json_records, shown, tables_in
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace import servegen
-from kvplan.ingest.trace.format import BadRowError, Description, Identities, Request
-from kvplan.ingest.trace.formats import UNITS, Layout, Reading, layout_of, listed, requests_in, value_at
+from kvplan.ingest.trace.formats import (
+    UNITS,
+    BadRowError,
+    Layout,
+    Reading,
+    Request,
+    layout_of,
+    listed,
+    requests_in,
+    value_at,
+)
+from kvplan.ingest.trace.prefixes import Identities
+from kvplan.ingest.trace.servegen import Description
 from kvplan.model import FloatArray, IntArray
 from kvplan.units import format_rate
 

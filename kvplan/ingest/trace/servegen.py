@@ -11,13 +11,13 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError, shown
 from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.text_file import lines_of
-from kvplan.ingest.trace.format import Description, Part
 from kvplan.model import FloatArray, IntArray
 from kvplan.ranges import LATEST_S, MAX_DECODE_TOKENS, MAX_TOKENS, MOST_RATE
 
@@ -29,6 +29,35 @@ _NOT_A_DATASET = (
 )
 _SUFFIXES = ("-trace.csv", "-dataset.json")
 _MOST_PAIRS = 1 << 24  # of an input and an output length, at a time
+
+
+class Part(NamedTuple):
+    """Requests expected while one pair of length distributions holds.
+
+    `input_tokens` with `input_share` and `output_tokens` with `output_share` are distributions, independent.
+    """
+
+    requests: float
+    input_tokens: IntArray
+    input_share: FloatArray
+    output_tokens: IntArray
+    output_share: FloatArray
+
+
+class Description(NamedTuple):
+    """Requests that are described and not listed: `windows` of their rate over `span_s` seconds, and their lengths."""
+
+    parts: list[Part]
+    rates_rps: FloatArray
+    span_s: float
+    gap_cv: float | None
+    sha256: str
+    notes: tuple[str, ...]
+
+    @property
+    def windows(self) -> int:
+        """How many, all as long."""
+        return self.rates_rps.size
 
 
 def _sensible(value: float) -> bool:

@@ -2,30 +2,32 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+from kvplan.ingest.facts import Fact, Part, class_tables, facts, numeral
 from kvplan.ingest.lengths import BINS, POINTS
-from kvplan.ingest.profile_text import Part, caching_text, classes_text, comment, prefix_text
 from kvplan.ingest.trace.bursts import LEAST, MOST, Bursts
 from kvplan.ingest.trace.fit import SLOTS, Distortion, bursts, describe, moment_errors
 from kvplan.ingest.trace.prefixes import Prefixes
 from kvplan.ingest.trace.traffic import Traffic
 from kvplan.model import Knowledge, Origin, RequestClass, ServingModel
-from kvplan.profile.writing import quoted
+from kvplan.model.gaps import Quantiles
+from kvplan.profile.writing import value_text
 from kvplan.units import format_number, format_percent, format_rate, format_seconds, format_tokens
 from kvplan.version import __version__
 
 _DATED_S = 1e9  # a clock that shows more than this counts from 1970
 
 
-def traffic_part(
+def traffic_parts(
     traffic: Traffic,
     classes: Sequence[RequestClass],
     like: ServingModel | None,
     *,
     distortion: Distortion | None = None,
     reference: str | None = None,
-) -> Part:
-    """The tables of classes that were fitted to traffic, with [workload] and [prefix]; comments say where from.
+) -> list[Part]:
+    """The classes that were fitted to traffic, with [workload] and [prefix].
 
     Parameters
     ----------
@@ -35,20 +37,39 @@ def traffic_part(
     reference
         How the profile refers to the trace where arrivals have to be replayed; None: it can not.
     """
-    found_bursts = None if like is None else bursts(traffic, tuple(classes), like)
-    about = [*_about(traffic, classes, like, distortion), *arrivals_notes(found_bursts, reference)]
-    unexplained = found_bursts is not None and not found_bursts.enough and reference is None
-    body = classes_text(classes)
-    if found_bursts is not None:
-        table = workload_table(found_bursts, reference)
-    else:
-        replayed = like is None and traffic.counts is not None and reference is not None
-        table = f"[workload]\ntrace = {quoted(reference or '')}" if replayed else ""
-    if table:
-        body = f"{table}\n\n{body}"
-    if (found := traffic.prefixes) is not None and found.curve:
-        body = f"{body}\n\n{prefix_table(found)}"
-    return Part("classes", tuple(about), body, _origin(traffic, unexplained))
+    burst = None if like is None else bursts(traffic, tuple(classes), like)
+    origin = _origin(traffic, burst is not None and not burst.enough and reference is None)
+    notes = list(traffic.notes)
+    if traffic.prefixes is not None:
+        notes.append(hit_note(traffic.prefixes, None if like is None else like.replica.memory_tokens))
+    if distortion is not None:
+        notes.append(describe(distortion))
+    workload: dict[str, Any] = {} if burst is None else workload_table(burst, reference)
+    if like is None and traffic.counts is not None:
+        notes.append("how arrivals cluster is told once [gpu] and [timing] are known; they are replayed")
+        workload = {} if reference is None else {"trace": reference}
+    lengths = f"{format_tokens(traffic.mean_input)} tokens in, {format_tokens(traffic.mean_decode)} out"
+    part = Part(
+        "classes",
+        {"classes": Fact(class_tables(classes), origin)} | facts("workload", workload, origin),
+        traffic.path.name,
+        traffic.format,
+        f"{format_tokens(traffic.rows)} requests, {format_rate(traffic.rate_rps)}, {lengths}",
+        (
+            f"Classes and rates: fitted by kvplan {__version__} to {traffic.path} ({traffic.format}, "
+            f"{format_tokens(traffic.rows)} rows).",
+            f"sha256 {traffic.sha256}",
+            _when(traffic),
+            f"Lengths: {lengths}, on average.",
+            _classes(traffic, classes, like, distortion),
+            *arrivals_notes(burst, reference),
+        ),
+        tuple(notes),
+    )
+    return [
+        part,
+        *([prefix_part(traffic.prefixes, origin)] if traffic.prefixes and traffic.prefixes.curve else []),
+    ]
 
 
 def arrivals_notes(found: Bursts | None, reference: str | None) -> Iterable[str]:
@@ -80,33 +101,27 @@ def arrivals_notes(found: Bursts | None, reference: str | None) -> Iterable[str]
         yield f"That is not enough ({limits}): save the trace, and refer to it by trace in [workload]."
 
 
-def workload_table(found: Bursts, reference: str | None) -> str:
-    """TOML of [workload]: cv, schedule, and the trace where these explain too little; empty for Poisson arrivals.
+def workload_table(found: Bursts, reference: str | None) -> dict[str, Any]:
+    """The table [workload]: cv, schedule, and the trace where these explain too little; empty for Poisson arrivals.
 
     >>> import numpy as np
     >>> from kvplan.model.schedule import StepCourse
     >>> course = StepCourse(20.0, np.array([0.0, 5.0]), np.array([0.4, 1.2]))
-    >>> print(workload_table(Bursts(course, 2.0, 5.0, ()), None))
-    [workload]
-    cv = 2
-    period = 20
-    schedule = [
-      { at = 0, factor = 0.4 },
-      { at = 5, factor = 1.2 },
-    ]
+    >>> workload_table(Bursts(course, 2.0, 5.0, ()), None)
+    {'cv': 2, 'period': 20, 'schedule': [{'at': 0, 'factor': 0.4}, {'at': 5, 'factor': 1.2}]}
     """
-    lines = [] if found.cv == 1 else [f"cv = {found.cv:.4g}"]
+    table: dict[str, Any] = {} if found.cv == 1 else {"cv": numeral(found.cv, 4)}
     if not found.enough and reference is not None:
-        lines.append(f"trace = {quoted(reference)}")
+        table["trace"] = reference
     if (course := found.course).factors.size > 1:
         steps = zip(course.starts_s.tolist(), course.factors.tolist(), strict=True)
-        lines += [f"period = {course.period_s:.12g}", "schedule = ["]
-        lines += [*(f"  {{ at = {at:.12g}, factor = {factor:g} }}," for at, factor in steps), "]"]
-    return "\n".join(["[workload]", *lines]) if lines else ""
+        table["period"] = numeral(course.period_s, 12)
+        table["schedule"] = [{"at": numeral(at, 12), "factor": numeral(factor, 6)} for at, factor in steps]
+    return table
 
 
-def prefix_table(found: Prefixes) -> str:
-    """The table [prefix] with a comment on where its curve comes from, and what to write in place of it."""
+def prefix_part(found: Prefixes, origin: Origin) -> Part:
+    """The table [prefix]: where its curve comes from, and what to write in place of it."""
     whose = "known by hashes" if found.hashed else "known by their conversations"
     about = [
         "hit_curve: share of the prompt tokens that a prefix cache of so many tokens, in use or not, finds. From LRU "
@@ -119,13 +134,26 @@ def prefix_table(found: Prefixes) -> str:
         about.append(
             "Estimated: a turn is taken to repeat all that came before it, wherever its prompt is long enough."
         )
-    instead = caching_text(found.shared, found.reuse)
-    if instead:
+    if instead := caching(found):
         about.append(
             "To tell what other iteration times do, put into each class, in place of this table (of what is shared "
             "what fits into its input; gaps are between arrivals):"
         )
-    return "\n".join([comment(about), *(f"#   {line}" for line in instead), prefix_text(found.curve)])
+        about += [f"  {key} = {value_text(value)}" for key, value in instead.items()]
+    curve = {"hit_curve": [list(point) for point in found.curve]}
+    return Part("prefix", facts("prefix", curve, origin), about=tuple(about))
+
+
+def caching(found: Prefixes) -> dict[str, Any]:
+    """Keys of a class: what its requests share, and what is asked for again after gaps known by quantiles."""
+    keys: dict[str, Any] = {}
+    if found.shared:
+        keys["shared"] = [{"tokens": one.tokens, "weight": one.weight} for one in found.shared]
+    if (reuse := found.reuse) is not None and isinstance(reuse.gap, Quantiles):
+        gap = {"law": "quantiles", "values": [f"{value:g} s" for value in reuse.gap.values_s]}
+        begins = "arrival" if reuse.from_arrival else "completion"
+        keys["reuse"] = {"tokens": reuse.tokens, "share": reuse.share, "gap": gap, "from": begins}
+    return keys
 
 
 def hit_note(found: Prefixes, memory_tokens: int | None) -> str:
@@ -163,39 +191,21 @@ def _begin(traffic: Traffic) -> datetime | None:
     return datetime.fromtimestamp(traffic.start_s, UTC)
 
 
-def _about(
+def _classes(
     traffic: Traffic,
     classes: Sequence[RequestClass],
     like: ServingModel | None,
     distortion: Distortion | None,
-) -> Iterable[str]:
-    yield (
-        f"Classes and rates: fitted by kvplan {__version__} to {traffic.path} ({traffic.format}, "
-        f"{format_tokens(traffic.rows)} rows)."
+) -> str:
+    if distortion is not None:
+        return "Each class: one decode length, the mean of those it stands for."
+    footprint, variance = moment_errors(traffic, tuple(classes), like or SLOTS)
+    ranges = f"{len(classes)} ranges" if len(classes) > 1 else "one range"
+    return (
+        f"Each class: the mean of a range of input lengths ({ranges}, at most {BINS}), and the decode lengths "
+        f"seen with them, gathered into at most {POINTS}. Error of the mean footprint: {_error(footprint)}; of the "
+        f"variance of KV usage: {_error(variance)}."
     )
-    yield f"sha256 {traffic.sha256}"
-    yield _when(traffic)
-    yield (
-        f"Lengths: {format_tokens(traffic.mean_input)} tokens in, {format_tokens(traffic.mean_decode)} out, "
-        "on average."
-    )
-    if traffic.prefixes is not None:
-        yield f"Prefixes: {hit_note(traffic.prefixes, None if like is None else like.replica.memory_tokens)}."
-    for note in traffic.notes:
-        yield f"Note: {note}."
-    if distortion is None:
-        footprint, variance = moment_errors(traffic, tuple(classes), like or SLOTS)
-        ranges = f"{len(classes)} ranges" if len(classes) > 1 else "one range"
-        yield (
-            f"Each class: the mean of a range of input lengths ({ranges}, at most {BINS}), and the decode lengths "
-            f"seen with them, gathered into at most {POINTS}. Error of the mean footprint: {_error(footprint)}; of the "
-            f"variance of KV usage: {_error(variance)}."
-        )
-    else:
-        yield (
-            f"Each class: one decode length, the mean of those it stands for. Beside the trace itself: "
-            f"{describe(distortion)}."
-        )
 
 
 def _error(relative: float) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.ingest.trace.format import Description
 from kvplan.ingest.trace.prefixes import Prefixes, prefixes_of
 from kvplan.ingest.trace.rows import TraceFile, read_description
+from kvplan.ingest.trace.servegen import Description
 from kvplan.model import FloatArray, IntArray
 
 _MAX_CELLS = 1 << 20
@@ -141,7 +141,6 @@ def _of_description(path: Path, format: str, described: Description) -> Traffic:
 def _pairs(
     inputs: IntArray, outputs: IntArray, count: FloatArray | None = None
 ) -> tuple[IntArray, IntArray, FloatArray]:
-    """Gather distinct pairs of lengths, with how often each came."""
     keys, place = np.unique((inputs << _OUTPUT_BITS) + outputs, return_inverse=True)
     counts = np.bincount(place, count, keys.size).astype(np.float64)
     return keys >> _OUTPUT_BITS, keys & ((1 << _OUTPUT_BITS) - 1), counts

@@ -7,7 +7,7 @@ from itertools import product
 from kvplan.axes import Quantity, read_axis
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.model import ServingModel
-from kvplan.options import Arrivals, RunOptions
+from kvplan.options import Arrivals, SimulateOptions
 from kvplan.simulation.experiments.load import (
     DEFAULT_BURST,
     DEFAULT_CLIENTS,
@@ -31,7 +31,7 @@ _DIGITS = 6  # of a value of a grid that tell it from others
 
 
 def load(
-    asked: RunOptions, trace: Callable[[], Requests] | None = None, model: ServingModel | None = None
+    asked: SimulateOptions, trace: Callable[[], Requests] | None = None, model: ServingModel | None = None
 ) -> Load:
     """Read the requests of a study; options that do not go together are refused, before `trace` is read.
 
@@ -39,13 +39,13 @@ def load(
 
     Examples
     --------
-    >>> load(RunOptions(arrivals=Arrivals.GAMMA, horizon="1 min")).cv
+    >>> load(SimulateOptions(arrivals=Arrivals.GAMMA, horizon="1 min")).cv
     3.0
     """
     kind, requests = asked.arrivals, asked.requests
     if requests is not None:
         check_requests(requests)
-    horizon_s = None if asked.horizon is None else parse_time(asked.horizon, "--horizon")
+    horizon_s = asked.horizon
     if trace is not None:
         for option, given in (
             ("--arrivals", kind),
@@ -81,7 +81,7 @@ def load(
         horizon_s=horizon_s,
         cv=DEFAULT_CV if asked.cv is None else asked.cv,
         concurrency=asked.concurrency or DEFAULT_CLIENTS,
-        burst=DEFAULT_BURST if asked.burst is None else _burst(asked.burst),
+        burst=asked.burst or DEFAULT_BURST,
         burst_sessions=None if asked.burst_sessions is None else _burst_sessions(asked.burst_sessions),
     )
 
@@ -93,7 +93,7 @@ def check_requests(requests: int) -> None:
 
 
 def drawn(
-    model: ServingModel, asked: RunOptions, trace: Callable[[], Requests] | None
+    model: ServingModel, asked: SimulateOptions, trace: Callable[[], Requests] | None
 ) -> tuple[Load, list[int]]:
     """Return the requests that come to a model, and the seeds of its runs; `trace` reads what is to be replayed."""
     found = load(asked, trace, model)
@@ -241,18 +241,6 @@ def _values(place: str, policy: str, key: str, text: str) -> tuple[float, ...]:
     if len({f"{value:.{_DIGITS}g}" for value in values}) < len(values):
         raise UsageError(f"{place}: a value is there twice, to {_DIGITS} digits")
     return values
-
-
-def _burst(text: str) -> tuple[float, float, float, float]:
-    try:
-        high, low, on_s, off_s = map(float, text.split(","))
-    except ValueError:
-        high = low = on_s = off_s = float("nan")
-    if not (0 < high <= 1e6 and 0 <= low <= 1e6 and 0 < on_s <= 1e9 and 0 <= off_s <= 1e9):
-        raise UsageError(
-            f"--burst {text!r}: four numbers with commas, HIGH > 0, LOW >= 0, ON > 0 and OFF >= 0 seconds"
-        )
-    return high, low, on_s, off_s
 
 
 def _burst_sessions(text: str) -> Burst:

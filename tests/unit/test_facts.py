@@ -1,4 +1,4 @@
-"""Profiles written out say how their tables are known, and read back as what was written."""
+"""Facts merge to profiles that say how their tables are known, and read back as what was written."""
 
 from datetime import date
 
@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError
-from kvplan.ingest.profile_text import Part, classes_part, composed, replica_part, timing_text
+from kvplan.ingest.facts import Fact, Part, class_tables, facts, merged, surest, timing_table
 from kvplan.model import Knowledge, MeasuredRange, Origin, Provenance, RequestClass, Timing
 from kvplan.profile.reading import Profile, parse_profile, shipped_profiles
+from kvplan.profile.writing import table_text
 
 BASE = """\
 schema = 1
@@ -33,7 +34,7 @@ workload = "assumed"
 ESTIMATE = Origin(Knowledge.ESTIMATED, "a data sheet", date(2026, 1, 2))
 LOG = Origin(Knowledge.MEASURED, "serve.log", date(2026, 3, 4))
 STATED, ASSUMED = Origin(Knowledge.STATED), Origin(Knowledge.ASSUMED)
-TRAFFIC = classes_part([RequestClass("b", 5, (6,), (1.0,), 2.0)], ["From a trace."], LOG)
+TRAFFIC = Part("classes", {"classes": Fact(class_tables([RequestClass("b", 5, (6,), (1.0,), 2.0)]), LOG)})
 
 
 def base(text: str = BASE) -> Profile:
@@ -41,12 +42,12 @@ def base(text: str = BASE) -> Profile:
 
 
 def origins(kept: Profile, *parts: Part) -> Provenance:
-    return composed(kept, parts, source="x").model.provenance
+    return merged(kept, parts, source="x").model.provenance
 
 
 def test_what_is_kept_of_a_base_is_known_as_it_was() -> None:
     assert origins(base(), TRAFFIC) == Provenance(STATED, ESTIMATE, LOG)
-    timing = Part("timing", ("Measured.",), timing_text(Timing(0.02)), LOG)
+    timing = Part("timing", facts("timing", timing_table(Timing(0.02)), LOG))
     assert origins(base(), timing) == Provenance(STATED, LOG, ASSUMED)
 
 
@@ -64,20 +65,59 @@ def test_of_a_table_that_keeps_keys_of_its_base_the_weakest_counts(
     own: str, of_base: str, expected: str
 ) -> None:
     kept = base(BASE + f'gpu = "{of_base}"\n')
-    part = replica_part(kept, {"memory_tokens": 9000}, ["Found."], Origin(Knowledge(own), "serve.log"))
+    part = Part("gpu", facts("gpu", {"memory_tokens": 9000}, Origin(Knowledge(own), "serve.log")))
     found = origins(kept, part).gpu
     assert found.basis == expected
     weaker = expected != own
     assert found.source == "max_num_seqs kept from base.toml; the rest: " * weaker + "serve.log"
-    whole = replica_part(kept, {"memory_tokens": 9000, "max_num_seqs": 3}, [], Origin(Knowledge(own), "log"))
+    whole = Part(
+        "gpu", facts("gpu", {"memory_tokens": 9000, "max_num_seqs": 3}, Origin(Knowledge(own), "log"))
+    )
     assert origins(kept, whole).gpu == Origin(Knowledge(own), "log")  # nothing is kept
+
+
+def test_the_surest_source_of_a_table_counts_and_the_first_of_equals() -> None:
+    parts = [
+        Part("gpu", facts("gpu", {"memory_tokens": tokens}, Origin(Knowledge(basis))))
+        for tokens, basis in ((1, "assumed"), (2, "estimated"), (3, "stated"), (4, "stated"))
+    ]
+    assert surest([None, *parts]) is parts[2]
+    assert surest([*parts[:2], None]) is parts[1]
+    assert surest([None]) is None
+
+
+def test_a_key_that_is_not_to_be_set_is_not_kept_either_and_the_comment_says_so() -> None:
+    left = {
+        "gpu.max_num_seqs": Fact(None, LOG, "left to the engine"),
+        "gpu.gpus": Fact(None, LOG, "left too"),
+    }
+    part = Part("gpu", {"gpu.memory_tokens": Fact(9000, LOG, "stated"), **left}, notes=("so much",))
+    profile = merged(base(), [part], source="x")
+    assert profile.tables["gpu"] == {"memory_tokens": 9000}
+    assert (
+        "# memory_tokens: stated.\n# max_num_seqs: left to the engine.\n# Note: so much.\n[gpu]"
+        in profile.text
+    )
+    assert profile.model.provenance.gpu == LOG
+
+
+@every("together", [{"memory_tokens": 5000}, {"gpus": 2}])
+def test_what_one_source_says_alone_is_not_mixed(together: dict[str, int]) -> None:
+    kept = base(
+        BASE.replace(
+            "memory_tokens = 40_000", 'memory = "1 GiB"\nkv_bytes_per_token = 65_536\ntensor_parallel = 4'
+        )
+    )
+    table = merged(kept, [Part("gpu", facts("gpu", together, LOG))], source="x").tables["gpu"]
+    said = {"memory", "kv_bytes_per_token"} if "gpus" in together else {"tensor_parallel"}
+    assert set(table) == {"max_num_seqs", *said, *together}
 
 
 def test_a_timing_keeps_the_overhead_of_its_base_unless_it_has_its_own() -> None:
     kept = base(BASE.replace("d0 = 0.01", 'd0 = 0.01\nrequest_overhead = "14 ms"'))
     for overhead, expected, basis in ((0.0, 0.014, "estimated"), (0.02, 0.02, "measured")):
-        timing = Part("timing", ("Measured.",), timing_text(Timing(0.02), overhead), LOG)
-        model = composed(kept, [timing], source="x").model
+        timing = Part("timing", facts("timing", timing_table(Timing(0.02), overhead), LOG))
+        model = merged(kept, [timing], source="x").model
         assert (model.timing.d0, model.request_overhead_s) == (0.02, expected)
         assert model.provenance.timing.basis == basis
 
@@ -99,7 +139,8 @@ def test_a_timing_reads_back_as_it_was_written(
     *terms, overhead = others
     timing = Timing(d0, *terms, knee_tokens=knee, experts=terms[-1] / 2, chosen=0.0078125)
     wide = None if band is None else (band[0] / 1e4 + 0.5, band[1] / 1e4 + 0.5)
-    text = timing_text(timing, overhead, MeasuredRange(kv_tokens=kv_tokens, band=wide))
+    written = timing_table(timing, overhead, MeasuredRange(kv_tokens=kv_tokens, band=wide))
+    text = table_text("timing", written)
     table = tomli.loads(text)["timing"]
     found = parse_profile(
         f'schema = 1\nname = "n"\ngpu.memory_tokens = 99\n{CLASS}\n{text}'.encode(), "t"

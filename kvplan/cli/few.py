@@ -1,0 +1,199 @@
+"""Commands with few options: explain, diff, mix, init, profiles, schema, reproduce."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvplan import api
+from kvplan.cli import common, completion, options
+from kvplan.cli.options import argument, option
+from kvplan.cli.output import check_writable, write_result
+from kvplan.errors import ExitCode, UsageError, did_you_mean
+
+
+class PageFormat(StrEnum):
+    """How an explanation is written."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+
+
+class Described(StrEnum):
+    """What a JSON Schema describes."""
+
+    PROFILE = "profile"
+    REPORT = "report"
+
+
+def explain(
+    key: Annotated[
+        str,
+        argument(
+            metavar="KEY",
+            help="Key of the JSON report, such as load.work_rate or wait.classes[].threshold, or a block, as load.",
+            autocompletion=completion.keys_to_explain,
+        ),
+    ],
+    profile: options.Profile = None,
+    full: options.Full = False,
+    format: Annotated[PageFormat, typer.Option("--format", help="Format of the result.")] = PageFormat.TEXT,
+    output: options.Output = None,
+) -> None:
+    """Explain a number of the report: its meaning, formula and source, and the values that it rests on."""
+    from kvplan.report.explain import find, page
+    from kvplan.show.explanation import view
+
+    found = find(key)
+    loaded = common.read(profile, output)
+    full = full or format is PageFormat.MARKDOWN
+    shown = page(found, api.analyze(loaded), loaded.model, loaded.plan, full=full)
+    common.write(view(shown, loaded.sha256, full=full), format, output)
+
+
+_A_SIDE = argument(
+    help="A profile (a TOML file, '-' for standard input, or the name of a shipped profile), "
+    "or a report that kvplan analyze --format json wrote.",
+    autocompletion=completion.profiles,
+)
+
+
+def diff(
+    before: Annotated[str, _A_SIDE],
+    after: Annotated[str, _A_SIDE],
+    full: options.Full = False,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
+) -> None:
+    """Show what differs between two profiles or reports: inputs, then the figures that decide."""
+    from kvplan.gate.diff import compare, read_side
+    from kvplan.profile.reading import read_reference
+    from kvplan.show.diff import view
+
+    common.refuse_overwriting(output, [Path(side) for side in (before, after) if side != "-"])
+    sides = [read_side(*read_reference(side, stdin=common.standard_input())) for side in (before, after)]
+    common.write(view(compare(*sides)), format, output, full=full)
+
+
+def mix(
+    replicas: Annotated[
+        int,
+        option(
+            "--replicas", help="Number of replicas that share the traffic; the profile describes one of them."
+        ),
+    ],
+    profile: options.Profile = None,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
+) -> None:
+    """Choose which classes share a replica: segregated, mixed and the best placement found, by what they serve."""
+    from kvplan.planning.mixing import MAX_REPLICAS, placements_compared
+    from kvplan.show.mixing import view
+
+    if not 1 <= replicas <= MAX_REPLICAS:
+        raise UsageError(f"--replicas {replicas}: 1 to {MAX_REPLICAS:,}")
+    check_writable(output)
+    loaded = common.read(profile, output)
+    compared = placements_compared(loaded.model, loaded.plan, replicas)
+    common.write(view(compared, loaded), format, output)
+
+
+def init(
+    file: Annotated[
+        Path | None, argument(metavar="FILE", help="File to write. Default: standard output.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+) -> None:
+    """Write a commented profile to start from."""
+    from kvplan.profile.reading import starter
+
+    if file is not None and not force and (file.is_file() or file.is_fifo()):
+        raise UsageError(f"{file}: exists already; --force replaces it")
+    write_result(starter(), file)
+
+
+def profiles(
+    name: Annotated[
+        str | None,
+        argument(
+            metavar="NAME",
+            help="Profile to print, to be copied and changed. Without a name the profiles are listed.",
+            autocompletion=completion.profiles,
+        ),
+    ] = None,
+    output: options.Output = None,
+) -> None:
+    """List the shipped profiles, or print one."""
+    from kvplan.profile.reading import listing, shipped_text
+
+    write_result(listing() if name is None else shipped_text(name), output)
+
+
+def schema(
+    of: Annotated[
+        Described,
+        typer.Option("--of", help="What the schema describes: a profile, or the JSON report of analyze."),
+    ] = Described.PROFILE,
+    output: options.Output = None,
+) -> None:
+    """Print the JSON Schema of a profile, for editors, or of the report, for programs that read it."""
+    from kvplan.show.view import json_text
+
+    if of is Described.PROFILE:
+        from kvplan.profile.schema import json_schema
+    else:
+        from kvplan.report.schema import json_schema
+    write_result(json_text(json_schema()), output)
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        argument(
+            metavar="[NAME]...",
+            help="Experiments to show in detail, or the start of their names, such as sic, wait or fc. Without one, or "
+            "with papers, an overview of all.",
+            autocompletion=completion.experiments,
+        ),
+    ] = None,
+    coverage: Annotated[
+        bool,
+        option(
+            "--coverage",
+            help="List what the papers contain, and which experiment covers it, or why none does.",
+        ),
+    ] = False,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
+) -> None:
+    """Compare what papers print with what kvplan computes."""
+    from kvplan.reproduction import experiment
+    from kvplan.reproduction.judge import Reproduction
+    from kvplan.reproduction.judge import reproduction as judged
+    from kvplan.reproduction.runs import run_all
+    from kvplan.show.reproduction import coverage_view, view
+
+    check_writable(output)
+    if coverage:
+        common.write(coverage_view(experiment.coverage()), format, output)
+        return
+    known = sorted(experiment.shipped_experiments())
+    wanted: dict[str, None] = {}
+    for name in names or ["papers"]:
+        meant = [each for each in known if name in ("papers", each) or each.startswith(f"{name}-")]
+        if not meant:
+            raise UsageError(f"no experiment {name!r}; {did_you_mean(name, known, 'there are')}")
+        wanted |= dict.fromkeys(meant)
+    found: list[Reproduction] = []
+    with common.progress_bar() as progress:
+        for name in wanted:
+            loaded = experiment.load_experiment(name)
+            found.append(judged(loaded, run_all(loaded, announce=common.say_compiling)))
+            if progress is not None:
+                progress(len(found) / len(wanted))
+    common.write(view(found, detailed=len(found) == 1 or bool(set(names or ()) & set(known))), format, output)
+    changed = [each.experiment.name for each in found if not all(c.as_recorded for c in each.compared)]
+    if changed:
+        common.say(f"error: other verdicts than on record, please report: {', '.join(changed)}")
+        raise typer.Exit(ExitCode.INTERNAL)
