@@ -154,14 +154,14 @@ def service(asked: EmitOptions, engine: EngineName) -> Service:
     Examples
     --------
     >>> service(EmitOptions(namespace="llm"), EngineName.SGLANG).selector
-    'namespace="llm",pod=~"sglang-.*"'
+    'namespace="llm",pod=~"sglang-[a-z0-9]+-[a-z0-9]{5}"'
     """
     if engine not in METRICS:
         raise UsageError(
             f"--engine {engine}: its metrics are not known; those of {' and '.join(METRICS)} are"
         )
     name = asked.name or engine.value
-    of_pods = f'namespace="{asked.namespace}",' * bool(asked.namespace) + f'pod=~"{name}-.*"'
+    of_pods = f'namespace="{asked.namespace}",' * bool(asked.namespace) + f'pod=~"{name}-[a-z0-9]+-[a-z0-9]{{5}}"'
     return Service(
         name=name,
         metrics=METRICS[engine],

@@ -62,6 +62,9 @@ class Compared(NamedTuple):
         return Verdict.INSIDE if (self.low or 0.0) <= self.measured <= high else Verdict.OUTSIDE
 
 
+_SECONDARY = {"hit_ratio", "preemptions", "rate_rps"}
+
+
 class Drift(NamedTuple):
     """A service beside its plan; figures and rate are those of one of so many replicas."""
 
@@ -89,11 +92,14 @@ class Drift(NamedTuple):
 
     @property
     def outcome(self) -> Outcome:
-        """Failed where any figure is outside; else unusable where the window is too short, or none is judged."""
-        verdicts = {figure.verdict for figure in self.figures}
-        if Verdict.OUTSIDE in verdicts:
+        """Failed where any figure is outside; else unusable where the window is too short, or too little is judged.
+
+        A service whose counters show neither lengths nor times is not compared with its plan by its rate alone.
+        """
+        if any(figure.verdict is Verdict.OUTSIDE for figure in self.figures):
             return Outcome.FAILED
-        return Outcome.UNUSABLE if self.is_short or verdicts == {Verdict.OPEN} else Outcome.PASSED
+        judged = {figure.key for figure in self.figures if figure.verdict is not Verdict.OPEN}
+        return Outcome.UNUSABLE if self.is_short or judged <= _SECONDARY else Outcome.PASSED
 
 
 def compare(profile: Profile, metrics: ServerMetrics) -> Drift:

@@ -9,7 +9,7 @@ from typing import Any
 from kvplan.analysis.stability import UNCERTIFIED
 from kvplan.errors import UsageError
 from kvplan.gate.requirement import PLAN_HOLDS, Key, Requirement, Value, quoted
-from kvplan.gate.simulated import GOODPUT, Standing, standing
+from kvplan.gate.simulated import Standing, standing
 from kvplan.model.fleet import Routing
 from kvplan.planning.day import planned_for
 from kvplan.planning.trial import Task
@@ -102,7 +102,7 @@ class Subject:
 
 def is_costly(key: Key) -> bool:
     """Return whether a key takes so many runs that they are made for itself alone, and not for every remedy."""
-    return key.path[:2] == ("prefix_cache", "trial") or key.path in (GOODPUT, PLAN_HOLDS.path)
+    return key.path[:2] == ("prefix_cache", "trial") or key.path in (("goodput", "rate_rps"), PLAN_HOLDS.path)
 
 
 def value_of(key: Key, block: Callable[[str], Any]) -> Value:

@@ -1,7 +1,7 @@
 """Limits of simulated figures, decided by runs: within, beyond, or open, and how wide that is.
 
 A limit is decided by the share of requests beyond it, a mean by its interval, with more runs until there is an answer
-(`kvplan.study.objectives`). Goodput is at least a rate if all objectives hold there.
+(`kvplan.study.objectives`).
 """
 
 from typing import NamedTuple
@@ -13,13 +13,11 @@ from kvplan.report.assembly import Analyses
 from kvplan.report.ledger import Named
 from kvplan.simulation.estimates import QUANTILES
 from kvplan.simulation.policies import engine_settings
-from kvplan.study.goodput import at_rate
-from kvplan.study.objectives import Decision, State, decide, overall
+from kvplan.study.objectives import Decision, State, decide
 from kvplan.study.operating_point import Status
 from kvplan.study.sample import OVER_TIME
 from kvplan.units import format_number, format_percent, format_seconds
 
-GOODPUT = ("goodput", "rate_rps")
 _MEANS = (*OVER_TIME, "preemptions_per_request")
 
 
@@ -43,8 +41,6 @@ def standing(key: Key, limit: float, analyses: Analyses, *, tries: bool) -> Stan
 
     With `tries` by as many runs as it takes, within the budget; without, by the interval of the report.
     """
-    if key.path == GOODPUT:
-        return _of_goodput(limit, analyses, tries=tries)
     figure = _figure_of(key, analyses.whole)
     latency = analyses.latency if figure is not None else None
     if figure is None or latency is None:
@@ -79,25 +75,6 @@ def _figure_of(key: Key, model: ServingModel) -> tuple[str, int | None] | None:
         case ("latency", "classes", int(which), str(time), str(figure)) if time in TIMES:
             return (f"{time}.{figure}", which) if which < len(model.classes) else None
     return None
-
-
-def _of_goodput(limit: float, analyses: Analyses, *, tries: bool) -> Standing | None:
-    found = analyses.goodput
-    if found is None:
-        return None
-    if limit <= found.low:
-        return Standing(State.MISSES, found.rate_rps)
-    if found.high is not None and found.high <= limit:
-        return Standing(State.HOLDS, found.rate_rps)
-    reversed_ = {State.HOLDS: State.MISSES, State.MISSES: State.HOLDS}
-    if tries:
-        model, settings = at_rate(analyses.whole, limit), engine_settings(analyses.model)
-        state = overall(decide(model, analyses.plan, settings, analyses.objectives))
-        if state in reversed_:
-            return Standing(reversed_[state], limit)
-    most = "more" if found.high is None else format_number(found.high)
-    doubt = f"still open, from {format_number(found.low)} to {most} requests/s"
-    return Standing(State.OPEN, found.rate_rps, doubt)
 
 
 def _open_text(decision: Decision) -> str:

@@ -38,6 +38,7 @@ from kvplan.units import format_percent, format_seconds
 from kvplan.version import __version__
 
 SCHEMA_VERSION = 2
+_MUCH_MORE = 1.02  # times the goodput
 
 
 class ProfileIdentity(NamedTuple):
@@ -197,6 +198,9 @@ def _beside(report: Report) -> Iterator[tuple[str, Any]]:
     yield "rate_cap.engine_cost", cost
     wide = (f"{key} {interval(*latency.ci95[key], format_seconds)}" for key in latency.unsettled)
     yield "latency.not_settled", "; ".join(wide) or None
+    good = report.goodput
+    if good is not None and good.crossing_rps >= _MUCH_MORE * good.rate_rps > 0:
+        yield "goodput.for_minutes_rps", good.crossing_rps
     free, used = buffer.watermark_fraction, report.equilibrium.kv_utilization or 0.0
     yield "safety_buffer.fits", free is not None and free + used <= 1
     if report.fleet is not None and report.fleet.split.prefill is not None:

@@ -1,7 +1,8 @@
-"""Goodput: the largest rate at which all objectives hold, found by runs at one rate after another.
+"""Goodput: the largest rate at which all objectives hold, and go on holding, found by runs at one rate after another.
 
 An idle replica is tried first, then its capacity, then what lies between, by halves. Each rate has seeds of its own, so
-that a rare event in some runs does not decide about all rates.
+that a rare event in some runs does not decide about all rates. From the rate where an objective begins to be missed the
+search goes down until runs of a day last (`kvplan.study.lasting`).
 """
 
 import math
@@ -17,6 +18,7 @@ from kvplan.model import Plan, ServingModel
 from kvplan.simulation.estimates import QUANTILES
 from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies.protocol import Settings
+from kvplan.study.lasting import MARGIN, trial
 from kvplan.study.objectives import LONG, Decision, Objective, State, decisions, overall
 from kvplan.study.operating_point import BUDGET_S, Latency, Observation, observe, operating_point
 from kvplan.study.sample import Cliff
@@ -28,6 +30,7 @@ _PRECISE = 0.01  # relative width of the bracket
 _NEAR = 0.8  # of a rate that misses, from which runs are long before all is said to hold: avalanches are rare
 _AROUND = 4  # more rates on either side of one that stays open
 _PART = 0.3  # of the work of an operating point, for each rate
+_LOWER = (0.99,) * 10 + (0.95,) * 20  # times a rate that does not last
 _CURVE_SHARES = (0.05, 0.2, 0.35, 0.5, 0.65, 0.75, 0.85, 0.9, 0.95, 0.98)  # of what is sustainable
 _CURVE_MORE, _CURVE_MOST = (
     1.1,
@@ -39,7 +42,11 @@ _CURVE_PART = 0.15  # of the work of an operating point, for each rate
 class Goodput(NamedTuple):
     """The largest rate at which all objectives hold, requests/s."""
 
-    rate_rps: float  # interpolated; 0 where even an idle replica misses one; of schedules and traces the mean
+    # held in four runs of `run_s` seconds at 1 % more; 0 where even an idle replica misses an objective; the mean of
+    # schedules and traces
+    rate_rps: float
+    crossing_rps: float  # where short runs, interpolated, begin to miss an objective
+    run_s: float | None  # None where there are none: of a trace, which is replayed as it is, or at no rate
     low: float  # the largest that was seen to hold
     high: float | None  # the least that was seen to miss
     binding: str  # objective that is missed first as the rate rises, or the limit of the sustainable rate
@@ -97,6 +104,21 @@ class _Search:
         probe = _Probe(model.total_rate_rps, decisions(seen, self._objectives), seen)
         self.probes.append(probe)
         return probe
+
+    def lasting(self, rate_rps: float) -> tuple[float, float | None]:
+        """Return the largest rate below this one that lasts, in steps of 1 % at first, and how long runs were."""
+        if self._model.arrivals.trace is not None or rate_rps == 0:
+            return rate_rps, None
+        tried, run_s = None, None
+        for lower in _LOWER:
+            rate_rps *= lower
+            there = at_rate(self._model, MARGIN * rate_rps)
+            if there == tried:  # of few users one less is several per cent
+                continue
+            tried, (lasts, run_s) = there, trial(there, self._plan, self._settings, self._objectives)
+            if lasts:
+                return rate_rps, run_s
+        return 0.0, run_s
 
     @property
     def low(self) -> float:
@@ -200,11 +222,12 @@ def _result(search: _Search, limit: str) -> Goodput:
     last = bracket[-1]
     worst = max(last.decided, key=lambda d: d.excess)
     binding = worst.key if worst.excess > 0 else limit
-    rate = 0.0 if search.probes[0].state is State.MISSES else _crossing(bracket)
-    nearest = min(bracket, key=lambda p: abs(p.rate_rps - rate))
+    crossing = 0.0 if search.probes[0].state is State.MISSES else _crossing(bracket)
+    rate, run_s = search.lasting(crossing)
+    nearest = min(bracket, key=lambda p: abs(p.rate_rps - crossing))
     time, _, figure = binding.partition(".")
     cliff = nearest.seen.sample.cliff(time, figure) if figure in QUANTILES else None
-    return Goodput(rate, low, high, binding, cliff)
+    return Goodput(rate, crossing, run_s, low, high, binding, cliff)
 
 
 def _crossing(bracket: Sequence[_Probe]) -> float:

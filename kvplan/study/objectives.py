@@ -18,7 +18,7 @@ from kvplan.simulation.state import GAPS_IN_E
 from kvplan.study.operating_point import BUDGET_S, Observation, observe
 from kvplan.study.sample import ITL, Sample
 
-_LOOKS = 1.3  # times as wide, for about ten looks at runs that grow
+LOOKS = 1.3  # times as wide, for about ten looks at runs that grow
 _SHORT = 3.0  # times as wide again, of fewer completions than `LONG`
 LONG = 34_000
 _ROUNDING = 1 + 1e-6  # times the limit: what exceeds it by less is the limit, but for the clock's digits
@@ -131,7 +131,7 @@ def _decision(sample: Sample, seen: Observation, key: str, limit: float) -> Deci
     if seen.is_replay:
         width = 0.0
     else:
-        width *= _LOOKS * (_SHORT if sample.times("e2e_s").total < LONG else 1.0)
+        width *= LOOKS * (_SHORT if sample.times("e2e_s").total < LONG else 1.0)
     state = _state(share, width, allowed, seen)
     if seen.trend is Trend.GROWING:
         return Decision(key, limit, state, None, None, None, share, width, allowed)

@@ -240,10 +240,13 @@ def observe(
     if model.arrivals.trace is not None:
         return _replayed(model, plan, settings, 1 if model.arrivals.share == 1 else runs)
     alone, rate = one_replica(model), model.total_rate_rps
-    warm, period, life = warm_up_s(alone), _period_s(model), life_s(alone)
-    heavy, least = _factor(model, settings), max(2 * life, _IN_A_BATCH * BATCHES * typical_iteration_s(alone))
+    warm, period, life = warm_up_s(alone), period_s(model), life_s(alone)
+    heavy, least = (
+        work_factor(model, settings),
+        max(2 * life, _IN_A_BATCH * BATCHES * typical_iteration_s(alone)),
+    )
     length = max((requests or _REQUESTS) / rate, least)
-    if requests is None and heavy * runs * _work_s(alone, rate, warm + length) > budget_s / 8:
+    if requests is None and heavy * runs * counted_work_s(alone, rate, warm + length) > budget_s / 8:
         length = max(_FEW_REQUESTS / rate, least)
     if period is not None:
         length = math.ceil(length / period) * period
@@ -259,7 +262,7 @@ def observe(
         # replicas have arrays of their own: runs of many take their memory one after the other
         threads = 1 if model.fleet is not None and model.fleet.size > _MANY_REPLICAS else None
         made = at_once(
-            partial(_run, model, plan, settings, spans, _hastening(model, life)),
+            partial(run_window, model, plan, settings, spans),
             range(first, first + runs),
             threads,
         )
@@ -280,7 +283,7 @@ def observe(
         length *= 2
 
 
-def _period_s(model: ServingModel) -> float | None:
+def period_s(model: ServingModel) -> float | None:
     """Return what is seen as a whole: a schedule's period, or a part of it if it has too many requests."""
     if model.schedule is None:
         return None
@@ -291,13 +294,13 @@ def _period_s(model: ServingModel) -> float | None:
 
 def _seen_from(model: ServingModel, seed: int) -> ServingModel:
     """Return the model from some time of a schedule that is not run as a whole on: evenly spread over the seeds."""
-    if model.schedule is None or (part := _period_s(model)) is None or part == model.schedule.period_s:
+    if model.schedule is None or (part := period_s(model)) is None or part == model.schedule.period_s:
         return model
     place = int(seed * _GOLDEN % 1 * (model.schedule.period_s / part))
     return replace(model, schedule=model.schedule.later(place * part))
 
 
-def _work_s(one: ServingModel, rate_rps: float, seconds: float) -> float:
+def counted_work_s(one: ServingModel, rate_rps: float, seconds: float) -> float:
     """Return the counted work of a run, about: iterations are those of full replicas, or of requests that are alone."""
     requests = rate_rps * seconds
     replicas = rate_rps / one.total_rate_rps
@@ -305,7 +308,7 @@ def _work_s(one: ServingModel, rate_rps: float, seconds: float) -> float:
     return _REQUEST_S * requests + _ITERATION_S * iterations
 
 
-def _factor(model: ServingModel, settings: Settings) -> float:
+def work_factor(model: ServingModel, settings: Settings) -> float:
     """Return how much more work an iteration takes than of `vllm` with plain requests."""
     if model.drafts is not None:
         return _DRAFTS
@@ -335,10 +338,9 @@ def as_run(model: ServingModel) -> ServingModel:
     return with_cold_cache(model) if model.hit_curve and model.arrivals.trace is None else model
 
 
-def _run(
-    model: ServingModel, plan: Plan, settings: Settings, spans: Spans, faster: float, seed: int
-) -> Window:
-    if faster == 1:
+def run_window(model: ServingModel, plan: Plan, settings: Settings, spans: Spans, seed: int) -> Window:
+    """Run a model as `as_run` gives it, with requests closer together where they never meet."""
+    if (faster := _hastening(model)) == 1:
         return _window(model, plan, settings, spans, seed)
     hastened = at_rates(model, [faster * c.rate_rps for c in model.classes])
     shorter = Spans(spans.begin_s / faster, spans.width_s / faster, spans.number)
@@ -346,7 +348,7 @@ def _run(
     return replace(seen, begin_s=spans.begin_s, width_s=spans.width_s)
 
 
-def _hastening(model: ServingModel, life_s: float) -> float:
+def _hastening(model: ServingModel) -> float:
     """Return the factor of its rate at which a replica that is idle nearly always still serves requests one by one.
 
     At 1e-9 requests/s the clock of a run reaches 1e13 s, of which a float tells milliseconds. Where a request meets
@@ -356,7 +358,9 @@ def _hastening(model: ServingModel, life_s: float) -> float:
     sessions = any(c.sessions is not None and c.sessions.users for c in model.classes)
     if sessions or model.schedule is not None or model.arrivals.trace is not None or model.arrivals.cv > 1:
         return 1.0
-    stay_s = life_s + max((c.reuse.gap.mean_s for c in model.classes if c.reuse), default=0.0)
+    stay_s = life_s(one_replica(model)) + max(
+        (c.reuse.gap.mean_s for c in model.classes if c.reuse), default=0.0
+    )
     return max(_MEETING / (model.total_rate_rps * stay_s), 1.0)
 
 
@@ -480,7 +484,7 @@ def _worst_part(seen: Observation, model: ServingModel) -> WorstPart | None:
     """Return the 24th part with the longest mean TTFT; None where rates do not vary, or by too fast."""
     if model.schedule is None and model.arrivals.trace is None:
         return None
-    period = _period_s(model)
+    period = period_s(model)
     windows = [w for w in seen.windows if period is None or w.width_s < period]
     if not windows:
         return None

@@ -21,11 +21,9 @@ from kvplan.errors import UsageError
 from kvplan.model import FloatArray, Plan, ServingModel
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import of_requests
-from kvplan.simulation.estimates import QUANTILES
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, Progress, at_once
 from kvplan.simulation.fleet.scaling import HorizontalPodAutoscaler, Metric, Pods, Watch
-from kvplan.simulation.metrics import within
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.parameters import SHED_AFTER
 from kvplan.simulation.policies.protocol import Scenario
@@ -41,9 +39,6 @@ WITHIN = 0.995  # of the requests of a day, in the worst of the days of `SEEDS`
 SEEDS = range(100, 105)  # of the days that the headroom is chosen by
 _MINUTES, _REQUESTS = (5, 240), 300_000  # of the run at the goodput: least and most; most beyond the least
 _LOOKS_A_MINUTE = round(60 / LOOK_S)
-_LOWER, _MOST_LOWER = 0.98, 25  # times the goodput, as often, while hours at it do not keep the objectives
-_FAR = 2.0  # times as many requests beyond the limits as may be: more than chance at the goodput
-_GROWN = 0.5  # of the running requests: by how much more wait in the last quarter than in the first
 _SPARE = 1.5  # times the replicas of the peak, and the running requests of a replica
 _STABILIZATION_S = 300.0  # at least, before a replica goes
 _OF_SEPARATRIX = 0.75
@@ -135,7 +130,7 @@ def derive(
         return None
     if progress is not None:
         progress(_FIRST)
-    point, seen = _lasting(service, point)
+    seen = _seen(service, *point)
     operations, worst = _operations(service, point, seen, load_s), None
     if headroom is None:
         headroom, worst, _ = _searched(service, operations, progress)
@@ -226,28 +221,6 @@ def _goodput_of(service: FleetDay) -> _Point | None:
     return _Point(rate, replicas)
 
 
-def _lasting(service: FleetDay, point: _Point) -> tuple[_Point, "_Seen"]:
-    """Lower a goodput to what hours keep, and return what they showed.
-
-    It was found by shorter runs: near what is sustainable a queue may grow late, and then it stays.
-    """
-    peak, seen = course_of(service.model).peak, _seen(service, *point)
-    for _ in range(_MOST_LOWER):
-        if not seen.grows and seen.beyond <= _most_beyond(service.plan):
-            break
-        rate = _LOWER * point.good_rps
-        point = _Point(rate, _at_target(service, peak, rate))
-        seen = _seen(service, *point)
-    return point, seen
-
-
-def _most_beyond(plan: Plan) -> float:
-    """Return the share of requests beyond the objectives' limits that is too much for chance."""
-    parts = [slo.key.partition(".")[2] for slo in plan.slos]
-    allowed = min(sum(1 - QUANTILES[part] for part in parts if part in QUANTILES), 1.0)
-    return min(_FAR * allowed, (1 + allowed) / 2)
-
-
 @dataclass(frozen=True)
 class _Seen:
     """What a fleet showed in a run of some hours; arrays of shape (n_looks, n_replicas)."""
@@ -256,16 +229,8 @@ class _Seen:
     waiting: FloatArray
     kv_usage: FloatArray
     e2e_s: FloatArray  # of the requests that were done
-    beyond: float  # share of them that exceeds a limit
     preemptions_per_s: float
     hit_rate: float | None
-
-    @property
-    def grows(self) -> bool:
-        """Whether the queue grew, by much of what runs."""
-        quarter = len(self.waiting) // 4
-        grown = self.waiting[-quarter:].mean() - self.waiting[:quarter].mean()
-        return bool(grown > _GROWN * (self.in_flight - self.waiting).mean())
 
     def minutes_p99(self, values: FloatArray, of: Callable[..., FloatArray] = np.mean) -> float:
         """Return the 99th percentile over minutes, each by its mean or largest value."""
@@ -302,7 +267,6 @@ def _seen(service: FleetDay, rate_rps: float, replicas: int) -> _Seen:
         waiting=np.array([g.waiting for g in looks], float),
         kv_usage=np.array([g.kv_usage for g in looks]),
         e2e_s=run.e2e_s[done],
-        beyond=1 - float(within(requests, run, service.limits)[done].mean()),
         preemptions_per_s=float(run.evictions[after].sum()) / (60 * minutes * size),
         hit_rate=hits,
     )

@@ -8,6 +8,7 @@ checks that beginning: the header must be the sweep's own, lines must count up; 
 """
 
 import csv
+import errno
 import fcntl
 import json
 import os
@@ -140,7 +141,9 @@ def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise OutputError(f"{path}: its file system cannot lock it: {error.strerror}") from None
             raise UsageError(f"-o {path}: another sweep is writing it") from None
         begin = head(sweep, format)
         done, end = _read(path, begin, sweep, format)

@@ -76,6 +76,13 @@ def outside(drift: Drift) -> set[str]:
     return {figure.key for figure in drift.figures if figure.verdict is Verdict.OUTSIDE}
 
 
+def test_a_page_without_lengths_and_times_is_no_comparison() -> None:
+    bare = replace(counted(40_000, 10_000.0), mean_input=None, mean_decode=None, itl_s=None)
+    drift = compare(profile(), bare)
+    assert figures(drift)["rate_rps"].verdict is Verdict.INSIDE
+    assert drift.outcome is Outcome.UNUSABLE
+
+
 # -- lengths: by hand. Prompts of 100, 300 and 1,000 with 3/8, 3/8, 1/4: mean 400, variance 123,750 - 0 by definition:
 # 3/8·300² + 3/8·100² + 1/4·600² = 127,500. Answers of 50, 150, 100: mean 100, variance 6/8·50² = 1,875.
 

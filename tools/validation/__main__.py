@@ -12,11 +12,11 @@ from typing import Any
 from kvplan.engine import Admission, Engine
 from validation.plans import Search, Size
 from validation.profiles import Case, in_directory, of_engine, random_cases
-from validation.promises import Advice, Goodput, Latency, Verdict
+from validation.promises import Advice, Goodput, Lasting, Latency, Verdict
 from validation.truths import Truths
 
 PROMISES = {
-    **{"verdict": Verdict, "latency": Latency, "goodput": Goodput, "advice": Advice},
+    **{"verdict": Verdict, "latency": Latency, "goodput": Goodput, "lasting": Lasting, "advice": Advice},
     **{"plan": Size, "search": Search},
 }
 

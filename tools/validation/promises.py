@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import median
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import parse_slo
 from kvplan.simulation.policies import engine_settings
-from kvplan.study import advice
+from kvplan.study import advice, lasting
+from kvplan.study import goodput as goodput_module
 from kvplan.study.goodput import goodput
+from kvplan.study.objectives import LOOKS
 from kvplan.study.operating_point import OperatingPoint, Status, operating_point
 from kvplan.study.recovery import recovery
 from validation.profiles import Case
@@ -39,6 +42,8 @@ _BIN = 5e-4  # of the oracle's gaps
 _LONGER, _FEWEST, _MOST = 20, 100_000, 4_000_000  # requests, as many times those that are judged
 
 SEARCHES = 3  # of each profile
+DAYS, MOST_MISSED = 5, 0.05  # at a goodput, and the share of them that may miss
+_MOST_OF_DAY = 2_000_000  # requests
 INSIDE, ERROR = 0.9, 0.01  # the share of brackets that hold the truth, and the median error
 KEYS = (
     "ttft_s.mean", "ttft_s.p90", "ttft_s.p95", "ttft_s.p99", "tpot_s.mean", "tpot_s.p95", "tpot_s.p99",
@@ -250,7 +255,7 @@ class Goodput:
                 objective = f"{known['key']} <= {known['limit_s']!r} s"
                 found = goodput(model, Plan(), engine_settings(model), [parse_slo(objective)])
                 high = math.inf if found.high is None else found.high
-                yield cls(case.name, objective, found.low, found.rate_rps, high, known["rate"])
+                yield cls(case.name, objective, found.low, found.crossing_rps, high, known["rate"])
 
     @property
     def is_inside(self) -> bool:
@@ -303,6 +308,75 @@ def _met(case: Case, search: int, truths: Truths) -> dict[str, Any]:
         return {"key": key, "limit_s": limit, "rate": math.exp(brentq(excess, low, high, xtol=0.002))}
 
     return truths.get(f"goodput:{case.name}:{case.digest}:{search}", compute)
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """A goodput, and days at it on other seeds than the search had: whether queues grow, and objectives are missed."""
+
+    name: str
+    objective: str
+    rate_rps: float
+    below_crossing: float  # relative
+    seconds: float  # of CPU for the search
+    collapsed: int  # days of `DAYS`
+    missed: int  # days that miss beyond their 95 % interval
+
+    @classmethod
+    def rows(cls, cases: Iterable[Case], truths: Truths) -> Iterator["Lasting"]:
+        """Judge a search on each; the objective is what the engine keeps at a part of what it recovers."""
+        for case in cases:
+            rng = np.random.default_rng([int(case.digest, 16), SEARCHES])
+            model, settings = case.model, engine_settings(case.model)
+            near = goodput_module.at_rate(model, float(rng.uniform(0.6, 0.97)) * sustainable_rps(model))
+            key = str(rng.choice([key for key in KEYS if not key.startswith("e2e")]))
+            time, _, figure = key.partition(".")
+            limit = getattr(getattr(operating_point(near, Plan()).latency, time), figure)
+            if limit is None:
+                continue
+            slo = parse_slo(f"{key} <= {limit:.3g} s")
+            began = process_time()
+            found = goodput(model, Plan(), settings, [slo])
+            took = process_time() - began
+            if found is None or found.rate_rps == 0:
+                continue
+            there = goodput_module.at_rate(model, found.rate_rps)
+            day_s = min(86_400.0, _MOST_OF_DAY / found.rate_rps)
+            days = lasting.runs(there, Plan(), settings, [slo], range(900_000, 900_000 + DAYS), day_s)
+            yield cls(
+                case.name,
+                slo.text,
+                found.rate_rps,
+                1 - found.rate_rps / found.crossing_rps,
+                took,
+                sum(day.grows for day in days),
+                sum(d.share - d.width / LOOKS > d.allowed for day in days for d in day.decided),
+            )
+
+    @property
+    def is_off(self) -> bool:
+        """A day was lost."""
+        return self.collapsed > 0 or self.missed > 1
+
+    @staticmethod
+    def summary(judged: list["Lasting"]) -> dict[str, Any]:
+        """Days that were lost, what the search cost, and by how much the goodput is lower than where runs cross."""
+        return {
+            "days": DAYS * len(judged),
+            "collapsed": sum(row.collapsed for row in judged),
+            "missed": sum(row.missed for row in judged),
+            "below the crossing": median(row.below_crossing for row in judged),
+            "CPU, median and most": (
+                median(row.seconds for row in judged),
+                max(row.seconds for row in judged),
+            ),
+        }
+
+    @classmethod
+    def broken(cls, judged: list["Lasting"]) -> bool:
+        """Whether the promise is."""
+        said = cls.summary(judged)
+        return bool(said["collapsed"] > 0 or said["missed"] > MOST_MISSED * said["days"])
 
 
 @dataclass(frozen=True)
