@@ -7,28 +7,29 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 58_090,  # to become 44,200
-    "kvplan/analysis": 7_020,  # to become 6,300
-    "kvplan/ingest": 12_810,  # to become 7,600
-    "kvplan/simulation": 10_320,  # to become 7,800
-    "kvplan/study": 3_040,  # to become 2,200
-    "kvplan/report": 3_030,
-    "kvplan/show": 4_400,  # to become 3,600
-    "kvplan/planning": 2_640,
-    "kvplan/gate": 1_930,  # to become 1,400
+    "kvplan": 56_740,  # to become 50,000
+    "kvplan/analysis": 7_040,  # to become 6,300
+    "kvplan/ingest": 12_570,  # to become 9,300
+    "kvplan/simulation": 10_310,  # to become 8,800
+    "kvplan/study": 3_160,  # to become 2,800
+    "kvplan/report": 2_620,  # to become 2,000
+    "kvplan/show": 3_920,  # to become 2,900
+    "kvplan/planning": 2_570,  # to become 2,400
+    "kvplan/gate": 1_850,  # to become 1,400
     "kvplan/emit": 730,
-    "kvplan/sweeps": 1_200,
+    "kvplan/sweeps": 1_180,
     "kvplan/compiling": 790,
     "kvplan/reproduction": 680,
-    "kvplan/cli": 2_070,
-    "kvplan/api": 880,  # to become 700
-    "kvplan/profile": 2_510,  # to become 1,600
-    "kvplan/model": 2_930,  # to become 2,300
-    "tests": 44_310,  # to become 30,000
-    "tests/golden": 3_160,
-    "docs": 3_190,
+    "kvplan/cli": 1_510,  # to become 1,500
+    "kvplan/api": 480,
+    "kvplan/profile": 2_590,  # to become 2,100
+    "kvplan/model": 2_930,  # to become 2,600
+    "tests": 39_020,  # to become 38,000
+    "tools": 5_550,
+    "tests/golden": 3_150,
+    "docs": 3_180,
 }
-MODULES, LONGEST = 307, 600  # of the package, to become 260; and lines of one
+MODULES, LONGEST = 302, 600  # of the package, to become 260; and lines of one
 
 
 def lines(path: Path) -> int:
