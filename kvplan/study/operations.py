@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.cache_states import cached_replica
-from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.equilibrium import sustainable_rate, time_alone
 from kvplan.analysis.fleet import steady_replica
 from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.errors import UsageError
@@ -125,6 +125,8 @@ def derive(
         take hours.
     """
     service = service_of(model, plan)
+    if time_alone(model) > 60 * _MINUTES[1]:
+        raise _too_long(_MINUTES[1])
     point = _goodput_of(service)
     if point is None:
         return None
@@ -239,6 +241,10 @@ class _Seen:
         return float(np.quantile(minutes, 0.99))
 
 
+def _too_long(minutes: int) -> UsageError:
+    return UsageError(f"requests take longer than the {minutes} min that are simulated")
+
+
 def _seen(service: FleetDay, rate_rps: float, replicas: int) -> _Seen:
     """Run replicas of a fleet at a rate each."""
     steady = replace(service.model, schedule=None)
@@ -261,7 +267,7 @@ def _seen(service: FleetDay, rate_rps: float, replicas: int) -> _Seen:
         hits = float(run.found.hit_tokens[after].sum() / max(requests.input_tokens[after].sum(), 1))
     done = after & ~np.isnan(run.finish_s)
     if not done.any():
-        raise UsageError(f"requests take longer than the {minutes} min that are simulated")
+        raise _too_long(minutes)
     return _Seen(
         in_flight=np.array([g.in_flight for g in looks], float),
         waiting=np.array([g.waiting for g in looks], float),
