@@ -161,7 +161,9 @@ def service(asked: EmitOptions, engine: EngineName) -> Service:
             f"--engine {engine}: its metrics are not known; those of {' and '.join(METRICS)} are"
         )
     name = asked.name or engine.value
-    of_pods = f'namespace="{asked.namespace}",' * bool(asked.namespace) + f'pod=~"{name}-[a-z0-9]+-[a-z0-9]{{5}}"'
+    of_pods = (
+        f'namespace="{asked.namespace}",' * bool(asked.namespace) + f'pod=~"{name}-[a-z0-9]+-[a-z0-9]{{5}}"'
+    )
     return Service(
         name=name,
         metrics=METRICS[engine],

@@ -22,7 +22,18 @@ from kvplan.units import format_seconds, format_tokens
 from kvplan.version import __version__
 
 TRAFFIC_TABLES = ("workload", "classes", "sessions", "prefix")
-TIMES = ("d0", "d1", "d2", "d3", "d4", "d5", "d6", "experts", "all_ranks", "d5_all_ranks")  # of a timing, seconds
+TIMES = (
+    "d0",
+    "d1",
+    "d2",
+    "d3",
+    "d4",
+    "d5",
+    "d6",
+    "experts",
+    "all_ranks",
+    "d5_all_ranks",
+)  # of a timing, seconds
 _ALWAYS = ("d0", "d1", "d2", "d3")  # of a timing
 _MEMORY = {"memory_tokens", "memory", "kv_bytes_per_token", "kv_blocks", "kv"}
 _PARALLEL = {"gpus", *(f"{kind.name}_parallel" for kind in fields(Parallelism))}
