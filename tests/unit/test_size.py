@@ -16,7 +16,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/show": 3_920,  # to become 2,900
     "kvplan/planning": 2_570,  # to become 2,400
     "kvplan/gate": 1_850,  # to become 1,400
-    "kvplan/emit": 740,
+    "kvplan/emit": 730,
     "kvplan/sweeps": 1_180,
     "kvplan/compiling": 790,
     "kvplan/reproduction": 680,
