@@ -69,7 +69,7 @@ class Kind:
     @property
     def batched_tokens(self) -> int:
         """The budget of an iteration that is given, or vLLM's own."""
-        own = default_limits(EngineName.VLLM, self.gpu)["max_num_batched_tokens"]
+        own = default_limits(EngineName.VLLM, self.gpu, self.version)["max_num_batched_tokens"]
         return self.max_num_batched_tokens or own
 
     def tables(self) -> dict[str, Any]:

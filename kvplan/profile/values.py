@@ -295,7 +295,7 @@ def _take(lengths: float) -> None:
     _room.set(_room.get() - lengths)
     if _room.get() < 0:
         raise refusal(
-            f"the laws up to here have more than {_MOST_LENGTHS:,} lengths; wants fewer or shorter laws"
+            f"laws up to this one have more than {_MOST_LENGTHS:,} lengths together; use fewer or shorter ones"
         )
 
 

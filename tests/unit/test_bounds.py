@@ -33,6 +33,18 @@ def at_most(megabytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+def test_laws_that_do_not_fit_in_memory_together_are_refused_at_the_first_too_many() -> None:
+    """Twenty laws of a million lengths each are allowed, and the next is not; all 100 would take 1.6 GB."""
+    law = f"{{ uniform = [1, {MAX_DECODE_TOKENS}] }}"
+    laws = "".join(f'[[classes]]\nname = "{i}"\ninput = 1\ndecode = {law}\nrate = 1\n' for i in range(100))
+    head = 'schema = 1\nname = "a"\ngpu = { memory_tokens = 10_000_000 }\ntiming = { d0 = "1 s" }\n'
+    with at_most(1000):
+        done = run("check", "-", input=head + laws)
+    assert done.returncode == 2
+    assert "classes[20].decode: laws up to this one have more than 20,000,000 lengths" in done.stderr
+    assert "classes[19]" not in done.stderr
+
+
 @pytest.mark.parametrize("longest", [80_000, 120_000, MAX_DECODE_TOKENS + 1])
 def test_phases_of_more_lengths_than_can_be_compared_are_not(longest: int) -> None:
     """About n⁴/4 of n lengths: in 64 bits all of these are negative."""

@@ -12,7 +12,6 @@ import jsonschema  # type: ignore[import-untyped]
 from every import check_every, every
 from shipped import LOOKED_AT, report
 
-import kvplan
 from kvplan.report.assembly import Report, ledger_of, to_document
 from kvplan.report.keys import BESIDE_CONTRACT, BLOCKS, CONTRACT, RECORDS, SOURCE_KEYS, Kind, Record, gateable
 from kvplan.report.schema import json_schema
@@ -68,7 +67,10 @@ watermark_fraction"""
 def test_a_figure_is_named_where_it_is_computed_and_in_its_record(key: str) -> None:
     """And in little else: what shows, judges or explains figures takes them from there."""
     named, kinds = re.compile(rf"(?<!\w){re.escape(key)}(?!\w)"), (".py", ".toml", ".j2", ".json")
-    paths = (path for path in Path(kvplan.__file__).parent.rglob("*") if path.suffix in kinds)
+    package = (
+        Path(__file__).resolve().parents[2] / "kvplan"
+    )  # an installed one has profiles and experiments, too
+    paths = (path for path in package.rglob("*") if path.suffix in kinds)
     assert len([path.name for path in paths if named.search(path.read_text("utf-8"))]) <= 4
 
 

@@ -24,7 +24,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 480,
     "kvplan/profile": 2_590,  # to become 2,100
     "kvplan/model": 2_930,  # to become 2,600
-    "tests": 39_020,  # to become 38,000
+    "tests": 39_040,  # to become 38,000
     "tools": 5_550,
     "tests/golden": 3_150,
     "docs": 3_180,

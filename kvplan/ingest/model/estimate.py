@@ -90,7 +90,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def default_limits(engine: EngineName | None, gpu: Gpu, version: str = "") -> dict[str, int]:
     """What ``vllm serve`` allows on a GPU where nobody says otherwise: ``EngineArgs.get_batch_defaults``.
 
-    Before V1, the default from 0.8 on, it was the same on all GPUs (vLLM pull request 16158).
+    Before 0.8, the first version with V1 as its default, limits were the same on all GPUs (vLLM pull request 16158).
     """
     if engine is not EngineName.VLLM:
         return {}
