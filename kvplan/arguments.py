@@ -4,6 +4,7 @@ A record of options is a dataclass whose fields have an `Option` as their defaul
 once: text as the command line has it; numbers, lists and mappings as programs have them. None is: not given.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
@@ -196,11 +197,13 @@ class Time(Option[Amount | None, float | None]):
 
     metavar, given = "TIME", "seconds, or str with a unit"
 
-    def __init__(self, help: str, *, plain: bool = True) -> None:
+    def __init__(self, help: str, *, plain: bool = True, never: bool = False) -> None:
         super().__init__(help)
-        self.plain = plain
+        self.plain, self.never = plain, never
 
     def read(self, value: Any) -> float:
+        if self.never and value == "never":
+            return math.inf
         if not self.plain and isinstance(value, str) and re.fullmatch(r"[0-9.eE+ -]+", value):
             raise UsageError(f"{self.flag} {value!r}: a unit is missing, such as {value.strip()}s")
         return parse_time(self.written(value), self.flag or self.name)

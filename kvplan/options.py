@@ -178,6 +178,12 @@ class PlanOptions(ModelOptions):
     slower: Share[float] = Share(
         "Objectives must hold with iterations longer by this share, too. Default: 5%.", 0.05
     )
+    recover: Time = Time(
+        "Within which a replica must be normal again after a standard burst, or never: nobody asks. Default: 15min, "
+        "three mean stays or session lives if that is longer; never without objectives.",
+        plain=False,
+        never=True,
+    )
     settings: Pairs = Pairs(
         "A setting of the engine that is given instead of searched, such as max_num_batched_tokens=8192. "
         "May be repeated.",

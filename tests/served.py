@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvplan.model import FloatArray, Plan, ServingModel
-from kvplan.planning.trial import stretched
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario
+from kvplan.study.trial import stretched
 
 _ONE_TWO_FIVE = tuple(float(f"{digit}e{power}") for power in range(6) for digit in (1, 2, 5))
 _SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 1.0, 2.5, 10.0)

@@ -16,6 +16,8 @@ from kvplan.model import FloatArray, ServingModel
 if TYPE_CHECKING:  # profiles without a schedule do without it
     from kvplan.model.schedule import Course
 
+PARTS = 24  # of a period
+
 
 class Windows(NamedTuple):
     """Streams of requests whose rates vary; arrays of shape (n_streams,)."""
@@ -93,6 +95,39 @@ def at_rates(model: ServingModel, rate_rps: Iterable[float]) -> ServingModel:
     return replace(
         model, classes=tuple(replace(c, rate_rps=float(rate)) for c, rate in classes), schedule=None
     )
+
+
+def parts(model: ServingModel) -> list[ServingModel | None]:
+    """Return the parts of a schedule's period at their mean rates; None where nobody arrives."""
+    schedule = model.schedule
+    assert schedule is not None
+    edges = np.linspace(0.0, schedule.period_s, PARTS + 1)
+    courses = [schedule.course(row) for row in np.eye(len(model.classes)).tolist()]
+    means = [np.diff(course.integral(edges)) / (schedule.period_s / PARTS) for course in courses]
+    return [_part(model, factors) for factors in np.round(means, 9).T.tolist()]
+
+
+def _part(model: ServingModel, factors: Sequence[float]) -> ServingModel | None:
+    some = at_factors(model, factors)
+    classes = tuple(c for c in some.classes if c.rate_rps > 0)
+    return replace(some, classes=classes) if classes else None
+
+
+def heaviest(model: ServingModel) -> tuple[int, ServingModel]:
+    """Return the part of a period with the most load, by its number from 0, and what arrives then."""
+    loads = [(load_of(part), -i, part) for i, part in enumerate(parts(model)) if part is not None]
+    _, place, part = max(loads, key=lambda each: each[:2])
+    return -place, part
+
+
+def planned_for(model: ServingModel) -> ServingModel:
+    """Return the model of the heaviest part of a schedule; a trace varies by itself."""
+    return model if model.schedule is None or model.arrivals.trace is not None else heaviest(model)[1]
+
+
+def load_of(part: ServingModel) -> float:
+    """Return what is offered over what a replica sustains."""
+    return part.total_rate_rps / sustainable_rate(replace(part, fleet=None))[1]
 
 
 def _rates(model: ServingModel) -> list[float]:

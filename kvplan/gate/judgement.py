@@ -3,16 +3,13 @@
 import operator
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kvplan.analysis.stability import UNCERTIFIED
 from kvplan.errors import UsageError
 from kvplan.gate.requirement import PLAN_HOLDS, Key, Requirement, Value, quoted
 from kvplan.gate.simulated import Standing, standing
-from kvplan.model.fleet import Routing
-from kvplan.planning.day import planned_for
-from kvplan.planning.trial import Task
 from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
 from kvplan.report.keys import BLOCKS, Kind
 from kvplan.report.ledger import KeyPath, Named, at, parsed, plain
@@ -102,7 +99,11 @@ class Subject:
 
 def is_costly(key: Key) -> bool:
     """Return whether a key takes so many runs that they are made for itself alone, and not for every remedy."""
-    return key.path[:2] == ("prefix_cache", "trial") or key.path in (("goodput", "rate_rps"), PLAN_HOLDS.path)
+    return key.path[:2] == ("prefix_cache", "trial") or key.path in (
+        ("goodput", "rate_rps"),
+        ("headroom", "ratio"),
+        PLAN_HOLDS.path,
+    )
 
 
 def value_of(key: Key, block: Callable[[str], Any]) -> Value:
@@ -191,19 +192,12 @@ def judge(requirement: Requirement, subject: Subject) -> Judgement:
 
 
 def _of_plan(analyses: Analyses) -> Judgement:
-    """Judge whether the replicas are enough: every objective holds, slower and with headroom, by runs that decide."""
-    model, plan, fleet = analyses.whole, analyses.plan, analyses.whole.fleet
-    if fleet is not None and fleet.is_split:
-        raise UsageError("plan.holds is about replicas that prefill and decode; this fleet has them apart")
-    looks = fleet is not None and fleet.routing not in (Routing.RANDOM, Routing.SESSION)
-    router = fleet.routing if fleet is not None and looks else None
-    task = Task(planned_for(replace(model, fleet=None)), plan, plan.slower, plan.headroom, router=router)
-    tokens = model.replica.of_rank().max_num_batched_tokens
-    size = 1 if fleet is None else fleet.size
-    judged = task.judge(size, tokens)
-    said = f"{judged.state}, {size} replica{'s' * (size != 1)}"
+    """Judge whether the replicas are enough, slower and with headroom, and recover from a burst, by long runs."""
+    size, judged = analyses.size, analyses.judged
+    replicas = f"{size.replicas} replica{'s' * (size.replicas != 1)}"
+    said = f"{judged.state}, {replicas}"
     if judged.missed:
-        said = f"misses {', '.join(judged.missed)} with {size} replica{'s' * (size != 1)}"
+        said = f"misses {', '.join(judged.missed)} with {replicas}"
     doubt = "long runs leave it open" if judged.state is State.OPEN else ""
     return Judgement(said, None, judged.state is State.HOLDS, doubt)
 

@@ -18,6 +18,9 @@ class Routing(StrEnum):
     SESSION = "session"
 
 
+AT_RANDOM = (Routing.RANDOM, Routing.SESSION)  # a request, or a conversation, to any replica
+
+
 class Hardware(NamedTuple):
     """Iteration times, memory, limits and GPUs of a replica."""
 

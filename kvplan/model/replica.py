@@ -117,6 +117,9 @@ class Plan:
     gpu_hour: float | None = None  # what a GPU costs in an hour
     slower: float = 0.05  # enough replicas meet objectives with iterations longer by this share ...
     headroom: float = 0.0  # ... and with this added to the demand
+    recover_s: float | None = (
+        None  # ... and are normal again so long after a burst; inf: never; None: as usual
+    )
 
     @property
     def limits(self) -> dict[str, float]:

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fleet import one_replica
+from kvplan.analysis.worst_window import heaviest, parts, planned_for
 from kvplan.errors import ProfileError
 from kvplan.ingest.model.shape import kv_bytes_per_token
 from kvplan.model import Plan as ServicePlan
@@ -14,15 +14,13 @@ from kvplan.model import ServingModel
 from kvplan.model.fleet import Routing
 from kvplan.model.provenance import Knowledge
 from kvplan.model.slo import Slo
-from kvplan.planning.day import Day, day, heaviest, parts, planned_for
+from kvplan.planning.day import Day, day
 from kvplan.planning.demand import Demand
 from kvplan.planning.kinds import Kind
 from kvplan.planning.result import Alternative, Next, Objective, Request, Size, Versus
 from kvplan.planning.search import Band, Candidate, Found, Race, Setting, neighbours
 from kvplan.planning.split import Apart, apart
-from kvplan.planning.trial import Missed, Quick
 from kvplan.profile.reading import Profile
-from kvplan.solve import least_whole
 from kvplan.study.objectives import State
 from kvplan.study.operating_point import Latency
 from kvplan.study.replicas import MOST_SIMULATED
@@ -30,8 +28,6 @@ from kvplan.study.replicas import MOST_SIMULATED
 _SHOWN = tuple(f"{time}.p95" for time in ("ttft_s", "itl_s", "e2e_s"))  # beside the objectives
 _CVS = (0.4, 1.2)  # of lengths that nobody states
 _ALTERNATIVES = 4
-_ROOM = 0.01  # step of the demand
-MOST_ROOM = 0.5
 _BUDGET_S = 1.0  # counted work of a router; what it leaves open takes one more
 _CLEAR = 0.7  # of the shares that are allowed: with less, or the inverse, short runs tell
 _MEASURE = "kvplan import RESULT.json --base plan.toml"  # of a load generator on one replica
@@ -153,22 +149,9 @@ def sizes(winner: Candidate, size: Found) -> list[Size]:
     for one in sorted(every, key=lambda f: f.setting.replicas):
         kept = [k for k in (one.judged.slower, one.judged.expected) if k is not None]
         decided = kept[0].decided if kept else ()
-        found.append(Size(*one.setting, one.judged.state, one.judged.missed, decided))
+        judged = one.judged
+        found.append(Size(*one.setting, judged.state, judged.met, judged.missed, decided, judged.recovery))
     return found
-
-
-def room(winner: Candidate, setting: Setting) -> tuple[float, str]:
-    """Share by which the demand may grow, by short runs, and the key of what it misses then."""
-
-    @cache
-    def look(steps: int) -> Quick:
-        task = replace(winner.task, headroom=(1 + winner.task.headroom) * (1 + _ROOM * steps) - 1)
-        return task.quick(*setting)
-
-    most = round(MOST_ROOM / _ROOM)
-    steps = most - least_whole(lambda less: look(most - less).passes, -1, most)
-    missed = max(look(steps + 1).decided, key=lambda d: d.share / d.allowed, default=None)
-    return steps * _ROOM, Missed.LOAD if missed is None else missed.key
 
 
 def spread(

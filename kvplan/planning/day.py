@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.analysis.worst_window import at_factors
+from kvplan.analysis.worst_window import PARTS, load_of, parts
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, Plan, ServingModel
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import of_requests
 from kvplan.planning.search import Setting
-from kvplan.planning.trial import Task
 from kvplan.report.keys import SCREENS
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.runner import Job, at_once, scenarios
@@ -25,8 +24,8 @@ from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario
 from kvplan.solve import boundary
 from kvplan.study.objectives import State
+from kvplan.study.trial import Task
 
-PARTS = 24  # of a period
 LOAD_S = 120.0  # from the start of a replica until it serves, where nobody says
 WINDOW_S, LOOK_S = 120.0, 15.0  # of the rate that an autoscaler looks at, and between two looks
 # of the rate above which a replica is added: all that the others may carry once one is removed
@@ -102,38 +101,6 @@ class Day(NamedTuple):
         return self.gpus * max(h.replicas for h in self.hours) * self.period_s / 3600
 
 
-def parts(model: ServingModel) -> list[ServingModel | None]:
-    """Return the parts of a schedule's period at their mean rates; None where nobody arrives."""
-    schedule = model.schedule
-    assert schedule is not None
-    edges = np.linspace(0.0, schedule.period_s, PARTS + 1)
-    courses = [schedule.course(row) for row in np.eye(len(model.classes)).tolist()]
-    means = [np.diff(course.integral(edges)) / (schedule.period_s / PARTS) for course in courses]
-    return [_part(model, factors) for factors in np.round(means, 9).T.tolist()]
-
-
-def _part(model: ServingModel, factors: Sequence[float]) -> ServingModel | None:
-    some = at_factors(model, factors)
-    classes = tuple(c for c in some.classes if c.rate_rps > 0)
-    return replace(some, classes=classes) if classes else None
-
-
-def heaviest(model: ServingModel) -> tuple[int, ServingModel]:
-    """The part of a period with the most load, by its number from 0, and what arrives then."""
-    found = [(_load(part), -i, part) for i, part in enumerate(parts(model)) if part is not None]
-    _, place, part = max(found, key=lambda one: one[:2])
-    return -place, part
-
-
-def planned_for(model: ServingModel) -> ServingModel:
-    """Return the model of the heaviest part of a schedule; a trace varies by itself."""
-    return model if model.schedule is None or model.arrivals.trace is not None else heaviest(model)[1]
-
-
-def _load(part: ServingModel) -> float:
-    return part.total_rate_rps / sustainable_rate(replace(part, fleet=None))[1]
-
-
 def schedule_of(arrival_s: FloatArray) -> dict[str, Any]:
     """Return the [workload] table of a trace: how its rate varies over 24 parts from the first arrival to the last."""
     period = float(arrival_s[-1] - arrival_s[0])
@@ -198,7 +165,7 @@ def _needs(part: ServingModel | None, full: float, most: int) -> tuple[float, in
     """Demand of a part and its replicas, each of which may carry so much of what is sustainable for its mix."""
     if part is None:
         return 0.0, 0
-    return part.total_rate_rps, min(math.ceil(_load(part) / full * (1 - _ROUNDING)), most)
+    return part.total_rate_rps, min(math.ceil(load_of(part) / full * (1 - _ROUNDING)), most)
 
 
 def _why_not(model: ServingModel, load_s: float) -> str:

@@ -77,6 +77,7 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         rate_rps=asked.rate,
         slower=asked.slower,
         headroom=asked.headroom,
+        recover_s=asked.recover,
         engine=asked.engine.name,
         settings=settings,
         schedule=_schedule(asked.schedule),

@@ -4,21 +4,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from kvplan.analysis.worst_window import planned_for
 from kvplan.errors import UsageError
 from kvplan.executors import SERIAL, Engine
 from kvplan.model import ServingModel
 from kvplan.planning import around
-from kvplan.planning.day import planned_for
 from kvplan.planning.demand import Demand
 from kvplan.planning.kinds import Kind
 from kvplan.planning.result import Plan, Refused, Request, Status
 from kvplan.planning.search import Candidate, Race, race
 from kvplan.planning.service import replica_profile, service_profile, with_schedule, with_settings
-from kvplan.planning.trial import Task
 from kvplan.planning.ways import Ways, ways
 from kvplan.profile.reading import Profile
 from kvplan.ranges import MOST_REPLICAS
 from kvplan.report.assembly import Analyses
+from kvplan.study.headroom import Size, headroom
+from kvplan.study.trial import Task
 from kvplan.units import format_number
 
 
@@ -91,7 +92,7 @@ def _around(
     latency, verdict = analyses.latency, analyses.verdict
     profile, setting = profiles[winner], size.setting
     band, spread = around.band(found, winner, setting), around.spread(profile, winner, setting, request)
-    room, room_ends = around.room(winner, setting)
+    spare = headroom(Size(winner.task, *setting), lambda: size.judged)
     varies = around.varies(service.model, latency)
     mean_rps, worst = around.demand_over_time(service.model)
     return Plan(
@@ -103,8 +104,7 @@ def _around(
         profile=service,
         objectives=tuple(around.objectives(request.slos, latency, size, varies=varies)),
         sizes=tuple(around.sizes(winner, size)),
-        room=room,
-        room_ends=room_ends,
+        headroom=spare,
         band=band,
         spread=tuple(spread),
         alternatives=tuple(around.alternatives(found, winner)),
@@ -139,7 +139,7 @@ def _candidate(option: Kind | Profile, profile: Profile, request: Request) -> Ca
     slos = request.slos
     task = Task(
         planned_for(model),
-        replace(profile.plan, slos=slos),
+        replace(profile.plan, slos=slos, recover_s=request.recover_s or profile.plan.recover_s),
         request.slower,
         request.headroom,
         router=request.router,

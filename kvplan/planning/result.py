@@ -15,8 +15,10 @@ from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
 from kvplan.profile.reading import Profile
 from kvplan.study.drain import Drain
+from kvplan.study.headroom import Headroom
 from kvplan.study.objectives import Decision, State
 from kvplan.study.operating_point import Latency
+from kvplan.study.trial import Recovers
 
 _HOUR_S = 3600.0
 
@@ -47,13 +49,15 @@ class Objective(NamedTuple):
 
 
 class Size(NamedTuple):
-    """A number of replicas, with its best token budget; `missed` are keys of objectives, "load" or "queue"."""
+    """A number of replicas, with its best token budget; `missed` are keys as of `Judged.missed`."""
 
     replicas: int
     batched_tokens: int | None
     state: State
+    met: State
     missed: tuple[str, ...]
     decided: tuple[Decision, ...]
+    recovery: Recovers | None
 
 
 class Alternative(NamedTuple):
@@ -127,6 +131,7 @@ class Request:
     rate_rps: float | None = None
     slower: float = 0.05
     headroom: float = 0.0
+    recover_s: float | None = None
     engine: str = "vllm"
     settings: Mapping[str, Any] = field(default_factory=dict)
     schedule: Mapping[str, Any] | None = None
@@ -157,8 +162,8 @@ class Plan(NamedTuple):
         Kinds that cannot serve the model, or meet the objectives.
     profile
         The service as planned, which `-o` writes; None where it is impossible.
-    room
-        Share by which the demand may grow at this size, up to half; `room_ends`: the key of what is missed beyond it.
+    headroom
+        By how much the demand may grow at this size.
     spread
         Replicas by cv of lengths that are assumed; empty where they are stated.
     versus
@@ -183,8 +188,7 @@ class Plan(NamedTuple):
     profile: Profile | None = None
     objectives: tuple[Objective, ...] = ()
     sizes: tuple[Size, ...] = ()
-    room: float | None = None
-    room_ends: str = ""
+    headroom: Headroom | None = None
     band: Band | None = None
     spread: tuple[tuple[float, int], ...] = ()
     alternatives: tuple[Alternative, ...] = ()

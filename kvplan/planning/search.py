@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from kvplan.errors import EngineError
 from kvplan.executors import SERIAL, Engine, cores
-from kvplan.planning.trial import Judged, Quick, Task
 from kvplan.ranges import MOST_REPLICAS
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.solve import least_whole
 from kvplan.study.objectives import State
+from kvplan.study.trial import Judged, Quick, Task
 
 BUDGETS = (512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 16_384)
 _CEILING = 1.6  # times the least cost so far, beyond which a kind is not tried

@@ -1,5 +1,6 @@
 """The service that is planned, as profiles: on a replica of a kind, and as a whole."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -142,6 +143,8 @@ def service_profile(profile: Profile, winner: Candidate, setting: Setting, reque
         ("plan", "headroom"): request.headroom,
         ("gate", "require"): [*demanded, "plan.holds"],
     }
+    if request.recover_s is not None:
+        changes["plan", "recover"] = "never" if math.isinf(request.recover_s) else f"{request.recover_s:g} s"
     if setting.batched_tokens is not None:
         changes["gpu", "max_num_batched_tokens"] = setting.batched_tokens
     if "memory_tokens" in gpu and "offload" not in gpu:

@@ -9,10 +9,10 @@ from kvplan.analysis.split import served, sides
 from kvplan.errors import ProfileError
 from kvplan.model.fleet import Fleet
 from kvplan.planning.search import Setting
-from kvplan.planning.trial import Task
 from kvplan.profile.reading import Profile
 from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.study.objectives import State
+from kvplan.study.trial import Task
 
 TRANSFER = "50 GB/s"  # of KV from side to side, where [fleet] does not say
 MOST_APART = 64  # replicas that are simulated, all of them

@@ -413,7 +413,9 @@ def plan_of(document: schema.Document) -> Plan:
     )
     price = None if document.cost is None else document.cost.gpu_hour
     plan = document.plan
-    return Plan(plan.delta, plan.horizon, plan.segments, slos, price, plan.slower, plan.headroom)
+    return Plan(
+        plan.delta, plan.horizon, plan.segments, slos, price, plan.slower, plan.headroom, plan.recover
+    )
 
 
 def model_of(document: schema.Document) -> ServingModel:

@@ -12,7 +12,15 @@ from functools import cache, partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdapter, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, core_schema
 
@@ -180,6 +188,21 @@ Version = Annotated[int, PlainValidator(_version, json_schema_input_type=Literal
 Segments = Annotated[
     int | None,
     PlainValidator(_segments, json_schema_input_type=Literal["auto"] | Annotated[int, Field(ge=1)]),
+]
+_NEVER = "never"
+
+
+def _recover(value: object) -> float:
+    if value == _NEVER:
+        return math.inf
+    try:
+        return TypeAdapter(Duration).validate_python(value)
+    except ValidationError:
+        raise refusal(f'must be a time, such as "15 min", or "{_NEVER}", not {shown(value)}') from None
+
+
+Recover = Annotated[
+    float | None, PlainValidator(_recover, json_schema_input_type=Literal["never"] | Duration)
 ]
 _TEXT: JsonDict = {"minLength": 1, "pattern": r"\S"}
 Name = Annotated[

@@ -26,13 +26,14 @@ from kvplan.report.ledger import Ledger, plain
 from kvplan.report.notes import Source, notes, sources
 from kvplan.report.prefix_cache import CacheBlock
 from kvplan.report.replica import Cost, LayoutBlock
-from kvplan.report.verdict import actions, summary
+from kvplan.report.verdict import actions, headroom_ends, summary
 from kvplan.report.wording import interval
 from kvplan.report.words import Basis, Status
 from kvplan.simulation.experiments.runner import Progress
 from kvplan.study.advice import Advice
 from kvplan.study.drain import Drain
 from kvplan.study.goodput import Goodput
+from kvplan.study.headroom import Headroom
 from kvplan.study.operating_point import Latency
 from kvplan.units import format_percent, format_seconds
 from kvplan.version import __version__
@@ -71,6 +72,7 @@ class Report(NamedTuple):
     profile: ProfileIdentity
     verdict: Verdict
     load: Load
+    headroom: Headroom | None
     levers: tuple[Lever, Lever]
     equilibrium: Equilibrium
     saturation: Saturation
@@ -190,6 +192,7 @@ def _beside(report: Report) -> Iterator[tuple[str, Any]]:
     """Yield what follows from figures of several blocks, or is written for people."""
     lever, latency, buffer = report.levers[0], report.latency, report.safety_buffer
     yield "load.headroom_range", headroom_range(report.load)
+    yield "headroom.ends", headroom_ends(report.headroom)
     yield (
         "load.strongest_lever",
         f"{WORDS['lever'][lever.name]} serves {format_percent(lever.gain, signed=True)}",

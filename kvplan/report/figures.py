@@ -28,10 +28,14 @@ from kvplan.report.words import Status
 from kvplan.simulation.experiments.runner import Progress
 from kvplan.simulation.policies import engine_settings
 from kvplan.study.advice import Advice, advice
-from kvplan.study.drain import Drain, drain
+from kvplan.study.drain import Drain, drain, recover_s
 from kvplan.study.goodput import Goodput, goodput
+from kvplan.study.headroom import Headroom, Size, headroom, size_of
+from kvplan.study.objectives import State
 from kvplan.study.operating_point import Latency, OperatingPoint, operating_point, timed, tried
+from kvplan.study.operating_point import Status as Growth
 from kvplan.study.recovery import Recovery, recovery
+from kvplan.study.trial import Judged, Recovers, recover_within_s
 from kvplan.study.warm_cache import warm_cache
 
 
@@ -74,27 +78,51 @@ class Figures:
 
     @cached_property
     def overloaded(self) -> bool:
-        """More is offered than any policy can sustain, even with a warm prefix cache."""
-        cache = self.prefix_cache
-        if not self.model.finds_prefixes or cache is None:
-            return self.load.offered_rps > self.load.sustainable_rps
-        if cache.users is not None and cache.good_users is not None:
-            return cache.users > cache.good_users
-        good = cache.sustainable_rps.good
-        return good is not None and self.load.offered_rps > good
+        """More is offered than any policy can sustain; with a prefix cache, the queue grows in runs."""
+        if self.model.finds_prefixes:
+            return self.latency.status is Growth.GROWING
+        return self.load.offered_rps > self.load.sustainable_rps
 
     @cached_property
     def status(self) -> Status:
-        """The verdict in a word; what has to be simulated is asked last, and only where it decides."""
+        """The verdict in a word; what has to be simulated is asked last, and only where it decides.
+
+        A burst decides where that is asked, or there is a prefix cache; else any backlog.
+        """
         if self.overloaded:
             return Status.OVERLOADED
-        if self.prefix_cache is not None and self.prefix_cache.collapse_possible:
-            return Status.NEEDS_CAP
-        if self.prefix_cache is not None and self.prefix_cache.users is not None:
-            enough = self.load.load_factor_max * self._recovered_part >= 1
-            return Status.STABLE if enough else Status.NEEDS_CAP
+        if (recovers := self.recovers) is not None and recovers.state is not State.OPEN:
+            return Status.STABLE if recovers.state is State.HOLDS else Status.NEEDS_CAP
         rate = self.recovery.rate_rps
         return Status.STABLE if rate is not None and self.load.offered_rps <= rate else Status.NEEDS_CAP
+
+    @cached_property
+    def recovers(self) -> Recovers | None:
+        """Whether a standard burst is recovered from in time; None where any backlog is asked about instead."""
+        if self.whole.arrivals.trace is not None:
+            return None
+        within_s = recover_within_s(self.model, self.plan)
+        if within_s is None and self.model.finds_prefixes:
+            within_s = recover_s(self.model)
+        return None if within_s is None else Recovers(within_s, self.drain)
+
+    @cached_property
+    def size(self) -> Size:
+        """The replicas as a plan judges them."""
+        return size_of(self.whole, self.plan)
+
+    @cached_property
+    def judged(self) -> Judged:
+        """Whether they meet the demand, slower and with headroom, and recover from a burst."""
+        return self.size.own()
+
+    @cached_property
+    def headroom(self) -> Headroom | None:
+        """By how much the demand can grow until they do not."""
+        try:
+            return headroom(self.size, lambda: self.judged)
+        except UsageError:  # the engine does not run what the profile has
+            return None
 
     @cached_property
     def recovery(self) -> Recovery:

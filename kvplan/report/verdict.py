@@ -8,12 +8,13 @@ from kvplan.analysis.concurrency import engine_never_evicts, never_grows
 from kvplan.analysis.equilibrium import per_request, saturation
 from kvplan.model import ServingModel
 from kvplan.report.figures import Figures
-from kvplan.report.keys import SCREENS
+from kvplan.report.keys import SCREENS, WORDS
 from kvplan.report.ledger import Ledger
 from kvplan.report.prefix_cache import enough_memory
 from kvplan.report.wording import sentence, sentences
 from kvplan.report.words import Status
 from kvplan.study.advice import ADMISSION, Advice
+from kvplan.study.headroom import Headroom
 from kvplan.study.warm_cache import Setting
 from kvplan.units import format_number, format_percent, format_seconds
 
@@ -38,6 +39,16 @@ def _beyond(figures: Figures) -> Iterator[tuple[str, Any]]:
     yield "beyond_sustainable", offered.offered_rps / offered.sustainable_rps - 1
     if cache is not None and cache.sustainable_rps.good is not None:
         yield "beyond_good", offered.offered_rps / cache.sustainable_rps.good - 1
+    if figures.recovers is not None and figures.drain.runs_s:
+        yield "late", len(figures.drain.runs_s) - figures.drain.within(figures.recovers.within_s)
+
+
+def headroom_ends(headroom: Headroom | None) -> str | None:
+    """Say what is missed if the demand grows by more."""
+    if headroom is None or headroom.at_least:
+        return None
+    missed = f"{headroom.limit.replace('_s.', ' ')} is missed"
+    return str(WORDS["limit"].get(headroom.limit, missed))
 
 
 def requests_in_memory(model: ServingModel) -> float:
@@ -63,6 +74,7 @@ def actions(figures: Figures) -> tuple[str, ...]:
 
 def _about(figures: Figures, *, may_collapse: bool) -> Iterator[tuple[str, Any]]:
     """Yield what actions say beside figures."""
+    yield "headroom_ends", headroom_ends(figures.headroom)
     status, offered, varying = figures.status, figures.load, figures.peak
     yield "replicas", math.ceil(1 / (offered.load_factor_max or 1.0))
     if varying is not None:

@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvplan.analysis.worst_window import planned_for
 from kvplan.model import FloatArray, ServingModel
 from kvplan.model import Plan as ServicePlan
-from kvplan.planning.day import Day, planned_for, served_rps
+from kvplan.planning.day import Day, served_rps
 from kvplan.planning.search import Setting
-from kvplan.planning.trial import Task
 from kvplan.report.assembly import Analyses, Report
 from kvplan.report.prefix_cache import CacheBlock
 from kvplan.show.chart import COLOURS, Axis, Chart, Line, Patch, stairs, time_axis
 from kvplan.study.goodput import Goodput, load_curve
+from kvplan.study.trial import Task
 from kvplan.units import format_number, format_seconds
 
 if TYPE_CHECKING:

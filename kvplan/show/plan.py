@@ -1,5 +1,6 @@
 """A plan: replicas, price, objectives, sizes beside it, alternatives, what to do next; and the JSON document."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
@@ -7,18 +8,19 @@ from kvplan.emit import engine
 from kvplan.emit.settings import flags_of_profile
 from kvplan.model import Parallelism
 from kvplan.model.provenance import Knowledge
-from kvplan.planning.around import MOST_ROOM
 from kvplan.planning.day import Day, Way
 from kvplan.planning.kinds import Kind
 from kvplan.planning.result import Alternative, Cost, Objective, Plan, Refused, Size, Status
 from kvplan.planning.search import Band, Candidate, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
+from kvplan.report.verdict import headroom_ends
 from kvplan.report.wording import interval
 from kvplan.show import page
 from kvplan.show.charts import of_plan
 from kvplan.show.view import Json, View, fields, header
 from kvplan.study.objectives import State
+from kvplan.study.trial import Missed, Recovers
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds, format_tokens
 
 _MISSED = {"load": "overloaded: more than is sustainable", "queue": "the queue grows"}
@@ -101,11 +103,12 @@ def _around(plan: Plan) -> Json:
     return {
         "objectives": [objective._asdict() for objective in plan.objectives],
         "sizes": [
-            fields(size, "replicas", "state", "missed")
+            fields(size, "replicas", "state", "missed", "met")
+            | _recovery(size)
             | {"engine": {"max_num_batched_tokens": size.batched_tokens}}
             for size in plan.sizes
         ],
-        "room": plan.room,
+        "headroom": plan.headroom and plan.headroom._asdict(),
         "routers": {name.replace("-", "_"): replicas for name, replicas in plan.routers},
         "split": fleet and fields(fleet, "prefill", "decode"),
         "day": plan.day and _day_document(plan.day),
@@ -126,6 +129,15 @@ def _around(plan: Plan) -> Json:
         "inputs": {name: getattr(known, name).basis for name in ("gpu", "timing", "workload")},
         "next": plan.next and plan.next._asdict(),
         "profile": {"sha256": plan.profile.sha256},
+    }
+
+
+def _recovery(size: Size) -> Json:
+    """Return whether a burst is over in time, and the median time; None where nobody asked."""
+    recovery = size.recovery
+    return {
+        "recovers": recovery and recovery.state,
+        "recovery_s": recovery and recovery.drain.seconds,
     }
 
 
@@ -295,22 +307,36 @@ def _size(plan: Plan, size: Size) -> str:
     if size.state is not State.HOLDS:
         return "; ".join(_missed(size, key) for key in size.missed)
     said = "all met" if plan.request.slos else "the queue is steady"
-    if size.replicas != plan.setting.replicas or plan.room is None:
+    spare = plan.headroom
+    if size.replicas != plan.setting.replicas or spare is None:
         return said
-    if not plan.room:
-        ends = _MISSED.get(plan.room_ends) or f"{_words(plan.room_ends)} is too near its limit"
-        return f"{said}; no room: {ends}"
-    return f"{said}; room for {'at least ' * (plan.room >= MOST_ROOM)}{format_percent(plan.room)} more"
+    if spare.ratio <= 0:
+        return f"{said}; no room: {headroom_ends(spare)}"
+    return f"{said}; room for {'at least ' * spare.at_least}{format_percent(spare.ratio)} more"
 
 
 def _missed(size: Size, key: str) -> str:
     if key in _MISSED:
         return _MISSED[key]
+    if key == Missed.RECOVERY and size.recovery is not None:
+        return f"met; {_not_recovered(size.recovery)}"
     decision = next(d for d in size.decided if d.key == key)
     if key.endswith(".mean") or decision.value is None:
         return f"misses {_words(key)}: {format_seconds(decision.value)}"
     share = format_percent(decision.share)
     return f"misses {_words(key)}: {share} above {format_seconds(decision.limit)}"
+
+
+def _not_recovered(recovery: Recovers) -> str:
+    """Say how a burst goes on."""
+    drain = recovery.drain
+    kind = "sessions" if drain.of_sessions else "requests"
+    after = f"after a burst of {format_number(drain.burst_requests, 3)} {kind}"
+    if all(map(math.isinf, drain.runs_s)):
+        return f"{after} it stays collapsed"
+    late = len(drain.runs_s) - drain.within(recovery.within_s)
+    within = format_seconds(recovery.within_s)
+    return f"{after} not normal within {within} (in {late} of {len(drain.runs_s)} runs)"
 
 
 def _routing(plan: Plan) -> str:
@@ -420,7 +446,8 @@ def _shell(text: str) -> page.Figure:
 def _after_a_burst(plan: Plan) -> str:
     drain, said = plan.drain, ""
     if drain is not None and drain.burst_requests is not None:
-        burst = f"{format_number(drain.burst_requests, 3)} requests a replica"
+        kind = "sessions" if drain.of_sessions else "requests"
+        burst = f"{format_number(drain.burst_requests, 3)} {kind} a replica"
         said = f"After a burst of {burst}: {drain.reason}."
         if drain.seconds is not None:
             said = f"After a burst of {burst}: normal in {format_seconds(drain.seconds)}."

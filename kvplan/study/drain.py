@@ -2,7 +2,7 @@
 
 A standard burst comes upon a replica that serves its offered rate: four times that rate for a minute, or for the mean
 stay in a full replica where that is longer. With sessions three times as many new sessions as come in two minutes begin
-at once. Afterwards requests come at the offered rate again.
+at once; users of a closed population all ask at once. Afterwards requests come at the offered rate again.
 """
 
 import math
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.cached_equilibrium import users_of
 from kvplan.analysis.equilibrium import per_request, saturation, sustainable_rate
 from kvplan.analysis.fleet import steady_replica
 from kvplan.model import Plan, ServingModel
@@ -27,7 +28,11 @@ from kvplan.study.operating_point import as_run
 from kvplan.study.windows import life_s, typical_iteration_s
 
 DAY_S = 86_400.0
-SEEDS = 3
+SEEDS, ENOUGH = 5, 4  # runs, and how many of them have to be back to normal in time
+_RECOVER_S, _RECOVER_STAYS = (
+    900.0,
+    3.0,
+)  # that a burst may be felt, at least; mean stays in a full replica, or lives
 _TIMES, _LEAST_S = 4.0, 60.0  # the offered rate while the burst lasts, and how long at least
 _SESSIONS_S, _SESSIONS_TIMES = 120.0, 3.0  # sessions of so many seconds, so many times, at once
 _MOST_REQUESTS = 1_000_000  # of a run
@@ -44,13 +49,19 @@ _PIECES, _ERRORS = 16, 3.0  # of the time in which it is judged; standard errors
 class Drain(NamedTuple):
     """Time from the end of a standard burst until its queue is gone."""
 
-    burst_requests: float | None  # expected; of sessions with all their turns
+    burst_requests: float | None  # expected, that come in the burst itself: of sessions their first turns
     # the median of the runs, the least and the most of them; None: not within what was simulated
     seconds: float | None
     low: float | None
     high: float | None
     reason: str = ""  # why there is no time
     preempted: int | None = None  # from the burst's begin until it is gone, the median of the runs
+    of_sessions: bool = False  # the requests of the burst begin sessions
+    runs_s: tuple[float, ...] = ()  # of each run, ascending; infinite where it does not end
+
+    def within(self, seconds: float) -> int:
+        """Return the number of runs that were back to normal by then."""
+        return sum(run_s <= seconds for run_s in self.runs_s)
 
 
 class _Course(NamedTuple):
@@ -62,6 +73,7 @@ class _Course(NamedTuple):
     step_s: float
     sessions: int
     fastest_rps: float
+    of_users: bool = False  # all users of a closed population
 
 
 class _Run(NamedTuple):
@@ -76,9 +88,10 @@ class _Run(NamedTuple):
 def drain(model: ServingModel, plan: Plan) -> Drain:
     """Measure the time until the queue of a standard burst stays empty for a mean stay, or for a session's life.
 
-    Of a fleet one replica with its share is looked at; rates are those of the classes, whatever a schedule makes of
-    them; of a trace requests come at random. A queue is empty that somebody finds empty eight times in that time: a
-    request that waits for an iteration, or for the prompt before it, is no queue. Below .9 of what a saturated replica
+    The time is that of the end of the step in which the queue was first seen empty. Of a fleet one replica with its
+    share is looked at; rates are those of the classes, whatever a schedule makes of them; of a trace requests come at
+    random. A queue is empty that somebody finds empty eight times in that time: a request that waits for an iteration,
+    or for the prompt before it, is no queue. Below .9 of what a saturated replica
     serves the time is the queue over the difference of the rates.
     """
     alone = as_run(steady_replica(model))
@@ -95,9 +108,15 @@ def drain(model: ServingModel, plan: Plan) -> Drain:
     times = sorted(run.drained_s for run in runs)
     middle = times[SEEDS // 2]
     seconds, low, high = (None if math.isinf(t) else t for t in (middle, times[0], times[-1]))
+    drained = Drain(burst, seconds, low, high, of_sessions=course.sessions > 0, runs_s=tuple(times))
     if seconds is None:
-        return Drain(burst, seconds, low, high, _reason(runs))
-    return Drain(burst, seconds, low, high, preempted=sorted(run.preempted for run in runs)[SEEDS // 2])
+        return drained._replace(reason=_reason(runs))
+    return drained._replace(preempted=sorted(run.preempted for run in runs)[SEEDS // 2])
+
+
+def recover_s(model: ServingModel) -> float:
+    """Return the time for which a burst may be felt where nobody says: 15 minutes, or three stays, or session lives."""
+    return max(_RECOVER_S, _RECOVER_STAYS * _course(as_run(steady_replica(model))).quiet_s)
 
 
 def _course(model: ServingModel) -> _Course:
@@ -111,18 +130,16 @@ def _course(model: ServingModel) -> _Course:
         )
     turn_s = typical_iteration_s(model) * per_request(model).iterations
     life = max(s.turns.mean * (s.think.mean_s + turn_s) for _, s in kinds)
+    quiet_s, step_s = max(stay_s, life), stay_s / _STEPS
+    if len(kinds) == len(model.classes) and (users := users_of(model)):
+        return _Course(0.0, 0.0, quiet_s, step_s, users, full.throughput_rps, of_users=True)
     rate = sum(c.rate_rps / s.turns.mean for c, s in kinds)
     sessions = round(_SESSIONS_TIMES * _SESSIONS_S * rate)
-    return _Course(begin_s, begin_s, max(stay_s, life), stay_s / _STEPS, sessions, full.throughput_rps)
+    return _Course(begin_s, begin_s, quiet_s, step_s, sessions, full.throughput_rps)
 
 
 def _requests(model: ServingModel, course: _Course) -> float:
-    if not course.sessions:
-        return _TIMES * model.total_rate_rps * (course.end_s - course.begin_s)
-    rates = [
-        (c.rate_rps, c.rate_rps / c.sessions.turns.mean) for c in model.classes if c.sessions is not None
-    ]
-    return course.sessions * sum(turns for turns, _ in rates) / sum(begun for _, begun in rates)
+    return course.sessions or _TIMES * model.total_rate_rps * (course.end_s - course.begin_s)
 
 
 def _reason(runs: list[_Run]) -> str:
@@ -159,6 +176,9 @@ def _first_s(model: ServingModel, course: _Course) -> float:
 def _drawn(model: ServingModel, course: _Course, horizon_s: float, seed: int) -> Requests:
     load = Load(requests=None, horizon_s=horizon_s)
     kinds = [(i, c.sessions) for i, c in enumerate(model.classes) if c.sessions is not None]
+    if course.of_users:
+        drawn = generate(model, load, seed)
+        return replace(drawn, arrival_s=np.where(np.isnan(drawn.arrival_s), math.nan, course.begin_s))
     burst = Burst(course.sessions, course.begin_s)
     if any(s.users is None for _, s in kinds):
         return generate(model, load._replace(burst_sessions=burst), seed)
@@ -180,6 +200,7 @@ def _watched(run: OpenRun, course: _Course, rate: float) -> _Run:
     before_burst = run.on(course.begin_s).preempted
     queue = run.on(course.end_s)
     empty_s: float | None = None  # since when it is
+    first = course.sessions > 0  # step, in which all of them come: the queue was empty before
     times, least = [queue.end_s], [queue.waiting]
     look_s = max(_LOOK_STAYS * _STEPS * course.step_s, _LOOK_QUIET * course.quiet_s, _LOOK_REQUESTS / rate)
     doubts = 0
@@ -187,10 +208,11 @@ def _watched(run: OpenRun, course: _Course, rate: float) -> _Run:
         before = queue
         wide = max(course.step_s, before.waiting / (_STEPS * course.fastest_rps))
         queue = run.on(before.end_s + wide)
-        if queue.least > 0:
+        if queue.least > 0 or (first and queue.waiting > 0):
             empty_s = None
         elif empty_s is None:
-            empty_s = before.end_s if wide == course.step_s else queue.end_s
+            empty_s = queue.end_s
+        first = False
         if empty_s is not None and queue.end_s - empty_s >= course.quiet_s:
             passed, preempted = queue.end_s - course.end_s, queue.preempted - before_burst
             return _Run(max(empty_s - course.end_s, 0.0), passed, False, preempted)

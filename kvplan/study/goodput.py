@@ -15,6 +15,7 @@ from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fleet import one_replica
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
+from kvplan.model.fleet import AT_RANDOM
 from kvplan.simulation.estimates import QUANTILES
 from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies.protocol import Settings
@@ -153,7 +154,8 @@ def goodput(
 
     None where there are none, or the engine does not run what the model has. All rates of the model grow alike. Of
     users there are more or fewer, whole ones, and the rate is what they ask at in equilibrium; a schedule keeps its
-    shape, and a trace is replayed faster or slower.
+    shape, and a trace is replayed faster or slower. Replicas that get requests, or conversations, at random are alike:
+    one of them is run.
 
     Examples
     --------
@@ -166,11 +168,29 @@ def goodput(
     """
     if not objectives:
         return None
+    fleet, times = model.fleet, 1
+    if (
+        fleet is not None
+        and model.arrivals.trace is None
+        and fleet.routing in AT_RANDOM
+        and not fleet.is_split
+    ):
+        model, times = one_replica(model), fleet.size
     search = _Search(model, plan, settings, objectives)
     try:
-        return _searched(search, model)
+        return _times(_searched(search, model), times)
     except UsageError:
         return None
+
+
+def _times(one: Goodput, replicas: int) -> Goodput:
+    high = None if one.high is None else one.high * replicas
+    return one._replace(
+        rate_rps=one.rate_rps * replicas,
+        crossing_rps=one.crossing_rps * replicas,
+        low=one.low * replicas,
+        high=high,
+    )
 
 
 def _searched(search: _Search, model: ServingModel) -> Goodput:

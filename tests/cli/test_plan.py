@@ -13,11 +13,11 @@ from command import run as run_command
 
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Request
-from kvplan.planning.trial import Task
 from kvplan.profile.reading import load_profile
 from kvplan.report.assembly import Analyses
 from kvplan.show.charts import of_plan
 from kvplan.study.operating_point import Latency
+from kvplan.study.trial import Task
 
 COMMAND = ["plan"]
 DEMAND = ("Llama-3.1-8B", "--gpu", "H100", "--tp", "1", "--weights", "fp8", "--rate", "60", "--in", "500:0")

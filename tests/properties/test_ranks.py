@@ -9,9 +9,9 @@ from kvplan.gate import check as checking
 from kvplan.gate.remedy import Lever
 from kvplan.gate.requirement import parse
 from kvplan.model.slo import parse_slo
-from kvplan.planning.trial import Task
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses
+from kvplan.study.trial import Task
 
 RANKS = 4
 # Prompts take four iterations; memory is no whole number of pages.

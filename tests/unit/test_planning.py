@@ -26,10 +26,10 @@ from kvplan.planning.result import Plan as Planned
 from kvplan.planning.result import Request, Status
 from kvplan.planning.search import Candidate, Setting, race
 from kvplan.planning.service import replica_profile
-from kvplan.planning.trial import Judged, Quick, Task
 from kvplan.profile.reading import Profile, from_tables, parse_profile
 from kvplan.ranges import MOST_REPLICAS
 from kvplan.study.objectives import State
+from kvplan.study.trial import Judged, Quick, Task
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplan.analysis.worst_window import PARTS, heaviest, parts
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.schedule import Sinusoid, Steps
 from kvplan.model.slo import parse_slo
 from kvplan.planning import day as planning
-from kvplan.planning.day import PARTS, day, heaviest, parts, schedule_of, served_rps
+from kvplan.planning.day import day, schedule_of, served_rps
 from kvplan.planning.search import Setting
-from kvplan.planning.trial import Judged, Quick, Task
 from kvplan.study.objectives import State
+from kvplan.study.trial import Judged, Quick, Task
 
 CHAT = RequestClass("chat", 90, (10, 30), (0.5, 0.5), 1.0)
 WAVE = Steps(3600.0, (0.0, 900.0, 1800.0, 2700.0), ((0.5,), (2.0,), (0.5,), (1.0,)))

@@ -12,9 +12,9 @@ from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.fleet import Fleet
 from kvplan.planning.search import Setting
 from kvplan.planning.split import apart, fewest_apart
-from kvplan.planning.trial import Judged, Quick, Task
 from kvplan.profile.reading import parse_profile
 from kvplan.study.objectives import State
+from kvplan.study.trial import Judged, Quick, Task
 
 MODEL = ServingModel(
     (RequestClass("a", 2000, (200,), (1.0,), 80.0),),

@@ -1,7 +1,8 @@
 """Trials of a number of replicas: by short runs while many are compared, by long ones in the end.
 
-A size is enough if every objective holds at the timing as it stands and with iterations `slower`, which keeps away from
-cliffs; without objectives, if the queue is steady there and not too near what is sustainable.
+A size is enough if two things hold. It meets the demand: every objective holds at the timing as it stands and with
+iterations `slower`, which keeps away from cliffs; without objectives, the queue is steady there and not too near what
+is sustainable. And it recovers: after a standard burst a replica is back to normal in time, in four of five runs.
 """
 
 import math
@@ -18,6 +19,7 @@ from kvplan.ranges import MAX_MEMORY_TOKENS, MOST_REPLICAS
 from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies import engine_settings
 from kvplan.solve import boundary
+from kvplan.study.drain import ENOUGH, Drain, drain, recover_s
 from kvplan.study.goodput import at_rate
 from kvplan.study.objectives import LONG, Decision, State, decisions
 from kvplan.study.operating_point import Observation, observe
@@ -27,6 +29,7 @@ _MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tr
 _SHORT = 4_000  # requests of each of two runs, while many are compared
 _LONG = 15_000  # of conversations, in the runs that decide
 _BUDGET_S = 5.0  # counted work of these: near an objective a fifth of it leaves long answers open that hold
+_BRIEF_S = 0.5
 # Near saturation a queue forgets slowly: nothing holds before so many requests over (1 - load)² were seen.
 _FORGETS = 200
 _CLOSE = 1e-6  # of token budgets, relative
@@ -39,6 +42,7 @@ class Missed(StrEnum):
 
     LOAD = "load"
     QUEUE = "queue"
+    RECOVERY = "recovery"
 
 
 class Quick(NamedTuple):
@@ -57,14 +61,40 @@ class Quick(NamedTuple):
         return self.excess <= 1
 
 
-class Judged(NamedTuple):
-    """Result of long runs: at the timing as it stands, and slower; None where the load is too much."""
+class Recovers(NamedTuple):
+    """Whether a replica is back to normal after a standard burst within so many seconds."""
 
-    expected: Kept | None
-    slower: Kept | None
+    within_s: float
+    drain: Drain
 
     @property
     def state(self) -> State:
+        """Open where the burst is too large for a run, or the engine does not run what the model has."""
+        drain = self.drain
+        if not drain.runs_s:
+            return State.HOLDS if (drain.burst_requests or math.inf) < 1 else State.OPEN
+        return State.HOLDS if drain.within(self.within_s) >= ENOUGH else State.MISSES
+
+
+class Judged(NamedTuple):
+    """Result of long runs: at the timing as it stands, and slower; None where the load is too much.
+
+    `recovery` is None where it is not asked for, or the demand is not met anyway.
+    """
+
+    expected: Kept | None
+    slower: Kept | None
+    recovery: Recovers | None = None
+
+    @property
+    def state(self) -> State:
+        """State of both: that the demand is met, and that a burst is recovered from."""
+        if self.met is not State.HOLDS or self.recovery is None:
+            return self.met
+        return self.recovery.state
+
+    @property
+    def met(self) -> State:
         """State of all objectives together."""
         if self.expected is None or self.slower is None:
             return State.MISSES
@@ -84,6 +114,8 @@ class Judged(NamedTuple):
         ]
         if Trend.GROWING in (self.expected.trend, self.slower.trend):
             keys.append(Missed.QUEUE)
+        if self.recovery is not None and self.recovery.state is State.MISSES:
+            keys.append(Missed.RECOVERY)
         return tuple(dict.fromkeys(keys))
 
 
@@ -162,7 +194,29 @@ class Task:
         if self._is_too_much(replicas, batched_tokens):
             return Judged(None, None)
         slow = self.keeps(replicas, batched_tokens, slower=True)
-        return Judged(self.keeps(replicas, batched_tokens, slower=False), slow)
+        judged = Judged(self.keeps(replicas, batched_tokens, slower=False), slow)
+        if judged.met is not State.HOLDS:
+            return judged
+        return judged._replace(recovery=self.recovers(replicas, batched_tokens))
+
+    def judge_briefly(self, replicas: int, batched_tokens: int | None) -> Judged:
+        """Decide by a tenth of the runs, all of them slower; what they leave open does not hold."""
+        if self._is_too_much(replicas, batched_tokens):
+            return Judged(None, None)
+        slow = self.keeps(replicas, batched_tokens, slower=True, budget_s=_BRIEF_S)
+        if slow.state is not State.HOLDS:
+            return Judged(slow, slow)
+        return Judged(slow, slow, self.recovers(replicas, batched_tokens))
+
+    def recovers(self, replicas: int, batched_tokens: int | None) -> Recovers | None:
+        """Let a standard burst come upon one of so many replicas; None where nobody asks.
+
+        Of replicas that prefill and others that decode, and of a trace, nobody knows.
+        """
+        if self.apart is not None or self.model.arrivals.trace is not None:
+            return None
+        task = self if self.router is None else replace(self, router=None)
+        return recovers(task.at(replicas, batched_tokens, slower=False), self.plan)
 
     def even_budgets(self, replicas: int) -> list[int]:
         """Token budgets at which every iteration is within the limit on gaps: nine and seven tenths of what fits.
@@ -226,6 +280,29 @@ class Task:
             return LONG
         load = self.rate_rps / (replicas * self.sustainable_rps(batched_tokens, slower=slower))
         return math.ceil(_FORGETS / (1 - load) ** 2)
+
+
+def recovers(model: ServingModel, plan: Plan) -> Recovers | None:
+    """Let a standard burst come upon a replica; None where nobody asks: `recover` is "never", or there is no objective.
+
+    Examples
+    --------
+    >>> from kvplan.model import Replica, RequestClass
+    >>> from kvplan.model.slo import parse_slo
+    >>> model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 10.0),), Timing(0.01), Replica(10_000))
+    >>> seen = recovers(model, Plan(slos=(parse_slo("itl_s.mean <= 11 ms"),)))
+    >>> seen.within_s, seen.state.value
+    (900.0, 'holds')
+    """
+    within_s = recover_within_s(model, plan)
+    return None if within_s is None else Recovers(within_s, drain(model, plan))
+
+
+def recover_within_s(model: ServingModel, plan: Plan) -> float | None:
+    """Return the seconds within which a replica has to recover; None where nobody asks."""
+    if plan.recover_s is None:
+        return recover_s(model) if plan.slos else None
+    return None if math.isinf(plan.recover_s) else plan.recover_s
 
 
 def _one_round(seen: Observation) -> bool:

@@ -1,0 +1,106 @@
+"""Headroom: by how much the demand of a service can grow until its replicas do not meet it, or do not recover."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+from kvplan.analysis.cached_equilibrium import users_of
+from kvplan.analysis.worst_window import planned_for
+from kvplan.model import Plan, ServingModel
+from kvplan.model.fleet import AT_RANDOM
+from kvplan.solve import least_whole
+from kvplan.study.objectives import State
+from kvplan.study.trial import Judged, Missed, Task
+
+MOST = 0.5  # that is looked for
+_STEP = 0.01  # of the demand
+_LEAST, _MOST = -99, 50  # steps
+
+
+class Headroom(NamedTuple):
+    """Share by which the demand as stated can grow, to one part in a hundred; negative where it is too much already."""
+
+    ratio: float
+    limit: str  # what ends it: an objective, "load", "queue" or "recovery"; empty where nothing does
+    at_least: bool  # it was not looked for beyond
+
+
+class Size(NamedTuple):
+    """Replicas, what is asked of them, and the token budget of a rank."""
+
+    task: Task
+    replicas: int
+    batched_tokens: int | None
+
+    def judged(self, steps: int) -> Judged:
+        """Decide about a demand that is so many per cent larger than stated."""
+        return self._at(steps).judge_briefly(self.replicas, self.batched_tokens)
+
+    def own(self) -> Judged:
+        """Decide about the demand with the headroom that was asked for."""
+        return self.task.judge(self.replicas, self.batched_tokens)
+
+    def passes(self, steps: int) -> bool:
+        """Tell what short runs make of it."""
+        return self._at(steps).quick(self.replicas, self.batched_tokens).passes
+
+    def _at(self, steps: int) -> Task:
+        task = replace(self.task, headroom=_STEP * steps)
+        if not users_of(task.model):
+            task.sustained.update(self.task.sustained)  # which no rate changes
+        return task
+
+
+def size_of(model: ServingModel, plan: Plan) -> Size:
+    """Return the replicas of a profile, without a fleet one, as `plan` judges them."""
+    fleet = model.fleet
+    looks = fleet is not None and fleet.routing not in AT_RANDOM
+    task = Task(
+        planned_for(replace(model, fleet=None)),
+        plan,
+        plan.slower,
+        plan.headroom,
+        router=fleet.routing if fleet is not None and looks else None,
+        apart=fleet if fleet is not None and fleet.is_split else None,
+    )
+    return Size(task, 1 if fleet is None else fleet.size, model.replica.of_rank().max_num_batched_tokens)
+
+
+def headroom(size: Size, own: Callable[[], Judged]) -> Headroom:
+    """Find by how much the demand can grow; `own` is asked, where it matters, what is known of it as asked for.
+
+    Short runs say where to look, long ones decide.
+    """
+    judged = cache(size.judged)
+
+    def holds(steps: int) -> bool:
+        return judged(steps).state is State.HOLDS
+
+    guess = _MOST if size.passes(_MOST) else _largest(size.passes, _LEAST, _MOST)
+    steps = _near(holds, guess)
+    if steps == _MOST:
+        return Headroom(MOST, "", at_least=True)
+    missed = judged(steps + 1).missed
+    asked = int(size.task.headroom / _STEP + 1e-9)
+    if steps < asked and own().state is State.HOLDS:  # by longer runs
+        steps = asked
+    return Headroom(round(_STEP * steps, 2), missed[0] if missed else Missed.LOAD, at_least=False)
+
+
+def _largest(holds: Callable[[int], bool], least: int, most: int) -> int:
+    """Return the largest number up to which it holds, `least` where it never does."""
+    return most - least_whole(lambda less: holds(most - less), -1, most - least)
+
+
+def _near(holds: Callable[[int], bool], guess: int) -> int:
+    """Return the largest number at which it holds, looked for from a guess on: first one by one, then farther off."""
+    step = 1
+    if holds(guess):
+        while guess < _MOST and holds(min(guess + step, _MOST)):
+            guess, step = min(guess + step, _MOST), 2 * step
+        return guess if guess == _MOST else _largest(holds, guess, min(guess + step, _MOST) - 1)
+    high = guess
+    while guess > _LEAST and not holds(guess):
+        high, guess, step = guess, max(guess - step, _LEAST), 2 * step
+    return _largest(holds, guess, high - 1)
