@@ -454,7 +454,7 @@ def _after_a_burst(plan: Plan) -> str:
     if plan.recovery_rps is not None:
         rate = plan.recovery_rps * plan.setting.replicas
         times = rate / (plan.mean_rps if plan.worst is None else plan.winner.task.model.total_rate_rps)
-        said += f" Recovers by itself up to {format_number(rate)} requests/s ({times:.2f} times the demand)."
+        said += f" Any backlog is sure to drain up to {format_number(rate)} requests/s, {times:.2f} times the demand."
     return said.strip()
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.equilibrium import equilibrium, sustainable_rate
 from kvplan.analysis.fleet import one_replica
+from kvplan.analysis.prefix_cache import population_of, sustainable_rates
 from kvplan.analysis.split import sides, split_rps
 from kvplan.model import ArrivalProcess, Plan, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
@@ -167,10 +169,10 @@ class Task:
         return stand_in(model, self.rate_rps, replicas, self.router)
 
     def sustainable_rps(self, batched_tokens: int | None, *, slower: bool = True) -> float:
-        """Return the sustainable rate of a replica."""
+        """Return the sustainable rate of a replica, that of a warm prefix cache where it has one."""
         key = batched_tokens, slower
         if key not in self.sustained:
-            self.sustained[key] = sustainable_rate(one_replica(self.at(1, batched_tokens, slower=slower)))[1]
+            self.sustained[key] = _most_rps(one_replica(self.at(1, batched_tokens, slower=slower)))
         return self.sustained[key]
 
     def bound(self, batched_tokens: int | None) -> int:
@@ -303,6 +305,13 @@ def recover_within_s(model: ServingModel, plan: Plan) -> float | None:
     if plan.recover_s is None:
         return recover_s(model) if plan.slos else None
     return None if math.isinf(plan.recover_s) else plan.recover_s
+
+
+def _most_rps(model: ServingModel) -> float:
+    if not model.finds_prefixes:
+        return sustainable_rate(model)[1]
+    cached = cached_replica(model)
+    return sustainable_rates(cached).good if cached.users is None else population_of(cached).good_rps
 
 
 def _one_round(seen: Observation) -> bool:
