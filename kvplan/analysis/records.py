@@ -38,6 +38,25 @@ class Load(NamedTuple):
     sustainable_rps_range: tuple[float, float] | None  # of the timing's error band
     sustainable_decode_tokens_per_s: float
     sensitivity: Sensitivity
+    sustainable_low: float | None = (
+        None  # 95 % interval of what runs served, requests/s; None: it is computed
+    )
+    sustainable_high: float | None = None
+
+    def served(self, rate_rps: float, standard_error_rps: float) -> "Load":
+        """Return the load against a rate that runs under a backlog served."""
+        factor, width = rate_rps / self.offered_rps, 1.96 * standard_error_rps
+        return self._replace(
+            load_factor_max=factor,
+            headroom=factor - 1,
+            sustainable_rps=rate_rps,
+            sustainable_rps_range=None,
+            sustainable_decode_tokens_per_s=self.sustainable_decode_tokens_per_s
+            * rate_rps
+            / self.sustainable_rps,
+            sustainable_low=rate_rps - width,
+            sustainable_high=rate_rps + width,
+        )
 
 
 class ClassOccupancy(NamedTuple):

@@ -78,8 +78,8 @@ class Figures:
 
     @cached_property
     def overloaded(self) -> bool:
-        """More is offered than any policy can sustain; with a prefix cache, the queue grows in runs."""
-        if self.model.finds_prefixes:
+        """More is offered than any policy can sustain; with a prefix cache, or ranks, the queue grows in runs."""
+        if self.model.finds_prefixes or self.model.replica.ranks > 1:
             return self.latency.status is Growth.GROWING
         return self.load.offered_rps > self.load.sustainable_rps
 
@@ -163,7 +163,11 @@ class Figures:
 
     @cached_property
     def load(self) -> Load:
-        return load(self.model)
+        """Offered load against what is sustained; of ranks in lock step, what runs serve under a backlog."""
+        computed = load(self.model)
+        if self.model.replica.ranks == 1 or self.cold_recovery.served_rps is None:
+            return computed
+        return computed.served(self.cold_recovery.served_rps, self.cold_recovery.standard_error_rps)
 
     @cached_property
     def levers(self) -> tuple[Lever, Lever]:

@@ -389,20 +389,22 @@ def side(**blocks: object) -> diff.Side:
 def test_a_difference_is_found_and_ordered_by_its_effect() -> None:
     a = side(
         verdict={"status": "stable", "summary": "It fits."},
-        load={"headroom": 0.5, "work_rate": 0.2, "load_factor_max": 1.5},
+        headroom={"ratio": 0.5},
+        load={"work_rate": 0.2, "load_factor_max": 1.5},
         wait={"thresholds": [3]},
         notes=["one"],
     )
     b = side(
         verdict={"status": "needs_cap", "summary": "It fits, but."},
-        load={"headroom": 0.4, "work_rate": 0.5, "load_factor_max": 1.5},
+        headroom={"ratio": 0.4},
+        load={"work_rate": 0.5, "load_factor_max": 1.5},
         wait={"thresholds": [3, 4]},
         notes=["one", "two"],
     )
     found = diff.compare(a, b).changes
     assert [c.key for c in found] == [
         "verdict.status",
-        "load.headroom",
+        "headroom.ratio",
         "load.work_rate",
         "verdict.summary",
         "notes",
@@ -436,9 +438,9 @@ def test_what_was_changed_in_a_profile_is_told_before_what_comes_of_it() -> None
         ("timing.d1", None, "1 us"),
     ]
     assert found.inputs[0].relative == 0.5
-    assert found.changes[0].key == "load.headroom"
+    assert found.changes[0].key == "headroom.ratio"
     text = terminal.render(page.document([diff_tables.build(found, full=True)]))
-    assert text.index("gpu.memory_tokens") < text.index("load.headroom") < text.index("saturation.")
+    assert text.index("gpu.memory_tokens") < text.index("headroom.ratio") < text.index("saturation.")
     assert diff_tables.document(found)["inputs"][0]["relative_change"] == 0.5
 
 

@@ -1,0 +1,73 @@
+"""Headroom: by arithmetic where iterations take no longer under load, and as plan.holds decides elsewhere."""
+
+from dataclasses import replace
+
+import pytest
+import shipped
+from strategies import one_class
+
+from kvplan.model import ArrivalProcess, Plan, Prefill, Replica, ServingModel, Timing
+from kvplan.model.fleet import Fleet, Routing
+from kvplan.model.slo import parse_slo
+from kvplan.study.headroom import headroom, size_of
+from kvplan.study.objectives import State
+from kvplan.study.trial import Missed
+
+SERVED_RPS = 50.0
+
+
+def clockwork(load: float, plan: Plan, **more: object) -> tuple[ServingModel, Plan]:
+    """One request fits at a time and takes two iterations of 10 ms; they come at all but equal gaps."""
+    replica, arrivals = Replica(9, prefill=Prefill.DISAGGREGATED), ArrivalProcess(cv=0.01)
+    mix = (one_class(7, 2, load * SERVED_RPS),)
+    return ServingModel(mix, Timing(0.01), replica, arrivals=arrivals, **more), plan  # type: ignore[arg-type]
+
+
+def of(model: ServingModel, plan: Plan) -> tuple[float, str, bool]:
+    size = size_of(model, plan)
+    return tuple(headroom(size, size.own))
+
+
+@pytest.mark.parametrize("load", [0.8, 0.7, 1.2])
+def test_without_objectives_the_queue_ends_it(load: float) -> None:
+    """What is served with iterations 5 % longer, less the steps of 1 % and what runs leave open."""
+    ratio, limit, at_least = of(*clockwork(load, Plan()))
+    assert 1 / 1.05 / load - 1 - 0.03 < ratio <= 1 / 1.05 / load - 1
+    assert (limit, at_least) == (Missed.QUEUE, False)
+
+
+def test_beyond_half_as_much_more_nobody_looks() -> None:
+    assert of(*clockwork(0.5, Plan())) == (0.5, "", True)
+
+
+def test_a_burst_ends_it_where_it_has_to_be_over_soon() -> None:
+    """A minute at four times the rate leaves a queue that is served beyond the rate: 60 (4 l - 1)/(1 - l) seconds."""
+    plan = Plan(slos=(parse_slo("ttft_s.p99 <= 60 s"),), recover_s=300.0)
+    ratio, limit, _ = of(*clockwork(0.6, plan))
+    loads = [0.6 * (1 + step / 100) for step in range(50)]
+    largest = max(load for load in loads if load < 1 and 60 * (4 * load - 1) / (1 - load) <= 300)
+    assert ratio == pytest.approx(largest / 0.6 - 1, abs=0.011)
+    assert limit == Missed.RECOVERY
+    never = of(*clockwork(0.6, replace(plan, recover_s=float("inf"))))
+    assert never[0] > ratio + 0.2
+
+
+def test_what_a_plan_holds_with_its_headroom_is_at_least_that() -> None:
+    model, plan = clockwork(0.7, Plan(headroom=0.2, slos=(parse_slo("ttft_s.p95 <= 10 s"),)))
+    size = size_of(model, plan)
+    assert size.own().state is State.HOLDS
+    assert headroom(size, size.own).ratio >= 0.2
+
+
+def test_replicas_that_get_requests_at_random_are_judged_by_one() -> None:
+    alone, plan = clockwork(0.8, Plan())
+    four = clockwork(3.2, plan, fleet=Fleet(replicas=4, routing=Routing.RANDOM))[0]
+    assert of(four, plan)[0] == pytest.approx(of(alone, plan)[0], abs=0.011)
+
+
+def test_the_figure_of_a_shipped_profile_has_the_limit_that_long_runs_name() -> None:
+    profile = shipped.profile("two-tier-99-125")
+    size = size_of(profile.model, profile.plan)
+    spare = headroom(size, size.own)
+    more = replace(size.task, headroom=spare.ratio + 0.02)
+    assert more.judge(size.replicas, size.batched_tokens).state is not State.HOLDS
