@@ -28,7 +28,7 @@ from kvplan.report.words import Status
 from kvplan.simulation.experiments.runner import Progress
 from kvplan.simulation.policies import engine_settings
 from kvplan.study.advice import Advice, advice
-from kvplan.study.drain import Drain, drain, recover_s
+from kvplan.study.drain import Drain, drain
 from kvplan.study.goodput import Goodput, goodput
 from kvplan.study.headroom import Headroom, Size, headroom, size_of
 from kvplan.study.objectives import State
@@ -102,8 +102,6 @@ class Figures:
         if self.whole.arrivals.trace is not None:
             return None
         within_s = recover_within_s(self.model, self.plan)
-        if within_s is None and self.model.finds_prefixes:
-            within_s = recover_s(self.model)
         return None if within_s is None else Recovers(within_s, self.drain)
 
     @cached_property

@@ -285,7 +285,9 @@ class Task:
 
 
 def recovers(model: ServingModel, plan: Plan) -> Recovers | None:
-    """Let a standard burst come upon a replica; None where nobody asks: `recover` is "never", or there is no objective.
+    """Let a standard burst come upon a replica; None where nobody asks.
+
+    That is where `recover` is "never", or where there is neither an objective nor a prefix cache.
 
     Examples
     --------
@@ -303,7 +305,7 @@ def recovers(model: ServingModel, plan: Plan) -> Recovers | None:
 def recover_within_s(model: ServingModel, plan: Plan) -> float | None:
     """Return the seconds within which a replica has to recover; None where nobody asks."""
     if plan.recover_s is None:
-        return recover_s(model) if plan.slos else None
+        return recover_s(model) if plan.slos or model.finds_prefixes else None
     return None if math.isinf(plan.recover_s) else plan.recover_s
 
 

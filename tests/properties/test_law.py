@@ -271,6 +271,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "gpu_hour": 2.5,
         "slower": 0.2,
         "headroom": 0.5,
+        "recover_s": 60.0,
     },
     "model": {
         "request_overhead_s": 0.5,
@@ -327,8 +328,8 @@ UNMOVED = {
         "explain",
     ): "a dispersion is in the report's figures, which are explained all the same",
     **{
-        ("plan", name, what): "a number of replicas alone, of which no report says anything"
-        for name in ("slower", "headroom")
+        ("plan", name, what): "headroom and bursts alone, which are not compared"
+        for name in ("slower", "headroom", "recover_s")
         for what in ("analyze", "sweep", "explain")
     },
     ("plan", "slos", "simulate"): "it counts who was served well, and serves nobody otherwise",
