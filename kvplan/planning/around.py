@@ -1,7 +1,7 @@
 """Look around the winner of a search: sizes, room, costs at other speeds and lengths, routers, the day."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvplan.analysis.equilibrium import sustainable_rate
@@ -114,7 +114,9 @@ def demand_over_time(model: ServingModel) -> tuple[float, tuple[float, float] | 
     return mean, (place * width, (place + 1) * width)
 
 
-def objectives(slos: Sequence[Slo], latency: Latency, size: Found, *, varies: bool) -> list[Objective]:
+def objectives(
+    slos: Sequence[Slo], latency: Latency, size: Found, without: Mapping[str, int], *, varies: bool
+) -> list[Objective]:
     """Figures of the service; of a schedule those of its worst part."""
     limits = {slo.key: slo.bound for slo in slos}
     assert size.judged.slower is not None
@@ -132,9 +134,31 @@ def objectives(slos: Sequence[Slo], latency: Latency, size: Found, *, varies: bo
         if varies and key in limits and (value is None or value > limits[key]):
             state = State.MISSES
         rows.append(
-            Objective(key, limits.get(key), value, low, high, slower.get(key), state, cliffs.get(key))
+            Objective(
+                key,
+                limits.get(key),
+                value,
+                low,
+                high,
+                slower.get(key),
+                state,
+                cliffs.get(key),
+                without.get(key),
+            )
         )
     return rows
+
+
+def without_each(winner: Candidate, setting: Setting) -> dict[str, int]:
+    """Return, by objective, the replicas that the others alone take, by short runs."""
+    every = winner.task.plan.slos
+    fewer: dict[str, int] = {}
+    for left_out in every:
+        plan = replace(winner.task.plan, slos=tuple(slo for slo in every if slo is not left_out))
+        replicas = winner.varied(setting, replace(winner.task, plan=plan)).near(setting.replicas)
+        if replicas is not None:
+            fewer[left_out.key] = min(replicas, setting.replicas)
+    return fewer
 
 
 def varies(model: ServingModel, latency: Latency) -> bool:

@@ -102,7 +102,11 @@ def _around(
         found,
         tuple(refused),
         profile=service,
-        objectives=tuple(around.objectives(request.slos, latency, size, varies=varies)),
+        objectives=tuple(
+            around.objectives(
+                request.slos, latency, size, around.without_each(winner, setting), varies=varies
+            )
+        ),
         sizes=tuple(around.sizes(winner, size)),
         headroom=spare,
         band=band,

@@ -35,7 +35,7 @@ class Objective(NamedTuple):
     """A figure of the fleet, and its limit where it has one; times in seconds.
 
     `low` and `high` are its 95 % interval, `slower` the value with iterations slower, `cliff` the times between which
-    it moves for a per cent of the requests.
+    it moves for a per cent of the requests; `replicas_without` are what the other objectives alone take, by short runs.
     """
 
     key: str
@@ -46,6 +46,7 @@ class Objective(NamedTuple):
     slower: float | None
     state: State
     cliff: tuple[float, float] | None
+    replicas_without: int | None
 
 
 class Size(NamedTuple):

@@ -178,6 +178,8 @@ def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
             yield page.Paragraph(
                 f"{_words(objective.key)} is on a cliff: a per cent of the values decides about {ends}."
             )
+    if costs := "; ".join(_costs(plan)):
+        yield page.Paragraph(f"{costs}.")
     yield _sizes(plan)
     yield page.Paragraph(_routing(plan))
     if plan.apart is not None:
@@ -284,6 +286,17 @@ def _objectives(plan: Plan) -> page.Table:
         page.number(slower): lambda o: format_seconds(o.slower),
     }
     return page.tabulate(columns, plan.objectives)
+
+
+def _costs(plan: Plan) -> Iterator[str]:
+    """Say what each objective costs."""
+    each = plan.winner.task.model.replica.gpus
+    for objective in plan.objectives:
+        fewer = objective.replicas_without
+        if fewer is not None and fewer < plan.setting.replicas:
+            gpus = (plan.setting.replicas - fewer) * each
+            without = f"{fewer:,} replica{'s' * (fewer != 1)} without it"
+            yield f"{_words(objective.key)} costs {gpus:,} GPU{'s' * (gpus != 1)} ({without})"
 
 
 def _sizes(plan: Plan) -> page.Table:
