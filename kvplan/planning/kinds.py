@@ -15,8 +15,10 @@ from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.text import estimate_part, roofline_part
 from kvplan.ingest.model.weights import named_storage
 from kvplan.model import Parallelism
+from kvplan.solve import least_whole
 
 TENSOR_PARALLEL = 1, 2, 4, 8  # that are tried where nobody says
+_ROUND = 1_024  # tokens, of a context that memory limits
 _FEW_SEQUENCES = 256  # vLLM's default on small GPUs; more have no effect but on large memories
 
 
@@ -34,6 +36,8 @@ class Kind:
     version: str = ""
     max_num_seqs: int = _FEW_SEQUENCES
     max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    about: tuple[tuple[str, Any], ...] = ()  # what [model] of a profile says beside weights and GPU
 
     @property
     def name(self) -> str:
@@ -72,14 +76,31 @@ class Kind:
         own = default_limits(EngineName.VLLM, self.gpu, self.version)["max_num_batched_tokens"]
         return self.max_num_batched_tokens or own
 
+    @property
+    def model_table(self) -> dict[str, Any]:
+        """The table [model] of a profile."""
+        named = {"name": self.shape.name, "weights": self.weights, "gpu": self.gpu.name}
+        return named | ({} if self.kv_dtype == "auto" else {"kv_dtype": self.kv_dtype}) | dict(self.about)
+
+    @cached_property
+    def longest(self) -> int | None:
+        """Most tokens of a request: as given or the model's own, and at most what memory holds."""
+        limit = self.max_model_len or self.shape.max_model_len
+        if limit is None or self.memory.holds(limit, self.batched_tokens):
+            return limit
+        held = least_whole(lambda n: not self.memory.holds(n, self.batched_tokens), 0, limit) - 1
+        if self.max_model_len is not None:
+            raise UsageError(f"memory holds a request of {held:,} tokens, less than max_model_len, {limit:,}")
+        return held - held % _ROUND if held > _ROUND else max(held, 1)
+
     def tables(self) -> dict[str, Any]:
-        """The tables [gpu], [timing] and [provenance] of a profile."""
+        """The tables [model], [gpu], [timing] and [provenance] of a profile."""
         limits = {"max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.batched_tokens}
         memory = estimate_part(self.memory, self.shape, self.gpu, None, limits=limits)
         times = roofline_part(self.speed, self.shape, self.gpu, self.parallelism, self.engine)
         origin = {"basis": "estimated", "source": f"{self.shape.name} on {self.name}"}
         known = {"provenance": {"gpu": origin, "timing": origin}}
-        return {**known, **nested(memory.facts), **nested(times.facts)}
+        return {**known, "model": self.model_table, **nested(memory.facts), **nested(times.facts)}
 
 
 def kinds(
@@ -103,7 +124,7 @@ def kinds(
 def fits(kind: Kind) -> str | None:
     """Say why a kind cannot serve its model at all; None where it can."""
     try:
-        kind.memory, kind.speed  # noqa: B018
+        kind.memory, kind.speed, kind.longest  # noqa: B018
     except UsageError as error:
         text = str(error)
         return "weights do not fit" if "leaves no room" in text else text

@@ -85,6 +85,7 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         split=asked.split,
         prices=_prices(options, asked.gpu_hour or {}, asked.replica_hour or {}),
         router=None if asked.router is Router.ANY else Routing(asked.router),
+        folder=asked.folder or Path(),
     )
 
 
@@ -201,7 +202,10 @@ def _kinds(model: str, asked: PlanOptions, settings: Mapping[str, Any]) -> list[
     engine, version = asked.engine
     how: dict[str, Any] = {"weights": asked.weights, "kv_dtype": asked.kv_dtype}
     how |= {"engine": engine, "version": version}
-    how |= {key: given for key in LIMITS[:2] if type(given := settings.get(key)) is int and given > 0}
+    how |= {key: given for key in LIMITS if type(given := settings.get(key)) is int and given > 0}
+    config = None if shape.like else reference_to(Path(shape.source), asked.folder or Path())
+    about = {"config": config, "loras": asked.loras, "lora_rank": asked.lora_rank}
+    how["about"] = tuple((key, value) for key, value in about.items() if value is not None)
     return list(kinds(shape, found, parallelism=parallelism, **how))
 
 

@@ -53,8 +53,9 @@ def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refus
 def _of_kind(kind: Kind, request: Request) -> Profile:
     assert request.demand is not None
     name = f"{kind.shape.name} on {kind.parallelism.gpus} x {kind.gpu.name}"
-    engine = {} if kind.engine is EngineName.VLLM else {"name": str(kind.engine)}
+    engine: dict[str, Any] = {} if kind.engine is EngineName.VLLM else {"name": str(kind.engine)}
     engine |= {"version": kind.version} if kind.version else {}
+    engine |= {} if kind.longest is None else {"max_model_len": kind.longest}
     tables = {"schema": 1, "name": name, "engine": engine, **kind.tables(), **request.demand.tables}
     return _replayed(
         from_tables({key: value for key, value in tables.items() if value}, name), request.demand

@@ -101,6 +101,8 @@ class ModelShape:
     encoder_bytes: int = 0  # weights of an encoder of images
     drafts: int = 0  # tokens drafted at a time, for each of which a state is larger
     adapter_ranks: int = 0  # LoRA adapters loaded at once, times their rank
+    max_model_len: int | None = None  # most tokens of a request
+    like: str = ""  # the entry of the catalogue with its sizes
 
     @property
     def vocabulary(self) -> int:
