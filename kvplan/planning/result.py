@@ -11,6 +11,7 @@ from kvplan.model.slo import Slo
 from kvplan.planning.day import Day
 from kvplan.planning.demand import Demand, Replay
 from kvplan.planning.kinds import Kind
+from kvplan.planning.saved import Stated
 from kvplan.planning.search import Band, Candidate, Race, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
@@ -129,7 +130,7 @@ class Request:
     """
 
     options: Sequence[Kind | Profile]
-    demand: Demand | Replay | None
+    demand: Demand | Replay | Stated | None
     slos: tuple[Slo, ...]
     rate_rps: float | None = None
     slower: float = 0.05

@@ -242,9 +242,9 @@ def _model(plan: Plan) -> str:
 def _headline(plan: Plan) -> str:
     setting, winner = plan.setting, plan.winner
     each, total = winner.task.model.replica.gpus, _gpus(winner, setting)
-    kind = plan.kind(winner.name)
-    gpu = "GPU" if kind is None else kind.gpu.name
-    weights = "" if kind is None else f", {kind.weights} weights"
+    kind, known = plan.kind(winner.name), plan.request.model_table(winner.name) or {}
+    gpu = known.get("gpu", "GPU")
+    weights = f", {known['weights']} weights" if "weights" in known else ""
     if kind is not None and kind.parallelism != Parallelism(kind.parallelism.tensor):
         gpu += f" ({kind.parallelism})"
     replicas = f"{setting.replicas:,} replica{'s' * (setting.replicas != 1)} x {each} {gpu}"

@@ -188,5 +188,6 @@ def _nearest(wanted: str, written: Mapping[str, str], known: Iterable[str]) -> s
     if proper:
         return f"did you mean {' or '.join(proper)}?"
     every = list(known)
-    such_as = f"{len(every)} are known, such as" if len(every) > _LISTED else "known are"
-    return f"{such_as} {', '.join(every[:_LISTED])}"
+    if len(every) > _LISTED:
+        return f"kvplan models lists the {len(every)} that are known"
+    return f"known are {', '.join(every)}"
