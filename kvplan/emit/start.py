@@ -74,7 +74,8 @@ class _Model:
     """The table [model] of a profile, for an engine."""
 
     def __init__(self, engine: Engine, table: Mapping[str, Any], model: ServingModel, folder: Path) -> None:
-        self.engine, self.table, self.version = engine, table, version_of(engine, model)
+        self.engine, self.table, self.model = engine, table, model
+        self.version = version_of(engine, model)
         self.ranks, self.kind = model.replica.parallelism, table.get("kv_dtype", "auto")
         config, self.named, self.shape = table.get("config"), table["name"], None
         with suppress(UsageError):  # a file may be gone: the weights are taken as they are
@@ -129,6 +130,11 @@ class _Model:
         whose = _OF_MODEL if "utilization" in table else f"{self.engine.title}'s own"
         share = format_number(self.utilization)
         yield Flag(spellings["utilization"], share, f"{whose}; the KV capacity rests on it")
+        own = self.shape and self.shape.max_model_len
+        if own and (self.model.engine is None or self.model.engine.max_model_len is None):
+            longest = self.model.replica.longest(own)
+            why = "the model's own" if longest == own else f"what memory holds, of the model's own {own:,}"
+            yield Flag(spellings["max_model_len"], str(longest), why)
         if "loras" in table and "loras" in spellings:
             yield Flag("--enable-lora", None, _OF_MODEL)
             yield from (Flag(spellings[key], str(table[key]), _OF_MODEL) for key in ("loras", "lora_rank"))

@@ -14,11 +14,9 @@ from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.text import estimate_part, roofline_part
 from kvplan.ingest.model.weights import named_storage
-from kvplan.model import Parallelism
-from kvplan.solve import least_whole
+from kvplan.model import Parallelism, Replica
 
 TENSOR_PARALLEL = 1, 2, 4, 8  # that are tried where nobody says
-_ROUND = 1_024  # tokens, of a context that memory limits
 _FEW_SEQUENCES = 256  # vLLM's default on small GPUs; more have no effect but on large memories
 
 
@@ -85,13 +83,20 @@ class Kind:
     @cached_property
     def longest(self) -> int | None:
         """Most tokens of a request: as given or the model's own, and at most what memory holds."""
-        limit = self.max_model_len or self.shape.max_model_len
-        if limit is None or self.memory.holds(limit, self.batched_tokens):
-            return limit
-        held = least_whole(lambda n: not self.memory.holds(n, self.batched_tokens), 0, limit) - 1
-        if self.max_model_len is not None:
-            raise UsageError(f"memory holds a request of {held:,} tokens, less than max_model_len, {limit:,}")
-        return held - held % _ROUND if held > _ROUND else max(held, 1)
+        limit, memory = self.max_model_len or self.shape.max_model_len, self.memory
+        if limit is None:
+            return None
+        layout = memory.layout if memory.is_mixed else None
+        room = Replica(
+            memory.memory_tokens,
+            memory.block_tokens,
+            max_num_batched_tokens=self.batched_tokens,
+            layout=layout,
+        )
+        longest = room.longest(limit)
+        if self.max_model_len is not None and longest < limit:
+            raise UsageError(f"no room for a request of max_model_len, {limit:,} tokens: {longest:,} fit")
+        return longest
 
     def tables(self) -> dict[str, Any]:
         """The tables [model], [gpu], [timing] and [provenance] of a profile."""
@@ -112,7 +117,7 @@ def kinds(
     **how: Any,
 ) -> Iterator[Kind]:
     """List the kinds to try; without `weights` the model's own, and fp8 where the GPU computes with it."""
-    own = "bf16" if shape.storage == named_storage("bf16") else shape.storage.name
+    own = shape.weights
     for gpu in gpus:
         types = weights or (own, *(["fp8"] if gpu.flops_fp8 is not None and shape.storage.bits > 8 else []))
         for ranks in parallelism or map(Parallelism, TENSOR_PARALLEL):

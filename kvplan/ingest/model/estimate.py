@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
-
 from kvplan.engine import EngineName, numbers
 from kvplan.errors import UsageError
 from kvplan.ingest.model.hardware import Gpu, tables
@@ -119,11 +117,6 @@ class ReplicaEstimate:
     def kv_blocks(self) -> int:
         """Pages of the pool."""
         return self.memory_tokens // self.block_tokens
-
-    def holds(self, tokens: int, budget: int) -> bool:
-        """Tell whether a request of so many tokens fits alone, of which an iteration computes `budget` at most."""
-        first, last = np.array([max(0, tokens - budget)]), np.array([tokens])
-        return int(self.layout.pool_tokens(first, last)[0]) <= self.memory_tokens
 
     @property
     def is_mixed(self) -> bool:

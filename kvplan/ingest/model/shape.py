@@ -110,6 +110,11 @@ class ModelShape:
         return self.counts.embeddings // (self.counts.tables * self.hidden_size)
 
     @property
+    def weights(self) -> str:
+        """Type of the weights as the configuration keeps them, by name."""
+        return "bf16" if self.storage.is_16_bit else self.storage.name
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights of the decoder as the configuration keeps them."""
         return self.storage.total_bytes(self.counts)
