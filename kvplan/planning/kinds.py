@@ -17,6 +17,8 @@ from kvplan.ingest.model.weights import named_storage
 from kvplan.model import Parallelism, Replica
 
 TENSOR_PARALLEL = 1, 2, 4, 8  # that are tried where nobody says
+_TWO_SERVERS = Parallelism(16), Parallelism(8, pipeline=2)  # and where weights do not fit on those
+_NO_ROOM = "weights do not fit"
 _FEW_SEQUENCES = 256  # vLLM's default on small GPUs; more have no effect but on large memories
 
 
@@ -120,10 +122,15 @@ def kinds(
     own = shape.weights
     for gpu in gpus:
         types = weights or (own, *(["fp8"] if gpu.flops_fp8 is not None and shape.storage.bits > 8 else []))
-        for ranks in parallelism or map(Parallelism, TENSOR_PARALLEL):
-            for name in types:
-                is_own = name == own or named_storage(name) == shape.storage
-                yield Kind(shape, gpu, ranks, name, is_own, **how)
+        for name in types:
+            is_own = name == own or named_storage(name) == shape.storage
+            tried = [
+                Kind(shape, gpu, ranks, name, is_own, **how)
+                for ranks in parallelism or map(Parallelism, TENSOR_PARALLEL)
+            ]
+            yield from tried
+            if not parallelism and all(fits(kind) == _NO_ROOM for kind in tried):
+                yield from (Kind(shape, gpu, ranks, name, is_own, **how) for ranks in _TWO_SERVERS)
 
 
 def fits(kind: Kind) -> str | None:
@@ -132,5 +139,5 @@ def fits(kind: Kind) -> str | None:
         kind.memory, kind.speed, kind.longest  # noqa: B018
     except UsageError as error:
         text = str(error)
-        return "weights do not fit" if "leaves no room" in text else text
+        return _NO_ROOM if "leaves no room" in text else text
     return None

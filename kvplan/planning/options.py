@@ -222,7 +222,7 @@ def _kinds(model: ModelShape, asked: PlanOptions, settings: Mapping[str, Any]) -
         with_weights(shape, None)  # refuses weights that are kept in a way not known
     tensor, *others = asked.ranks
     ranks = product(tensor or TENSOR_PARALLEL, *(numbers or (1,) for numbers in others))
-    parallelism = [*starmap(Parallelism, ranks)]
+    parallelism = [*starmap(Parallelism, ranks)] if any(asked.ranks) else []
     engine, version = asked.engine
     how: dict[str, Any] = {"weights": asked.weights, "kv_dtype": asked.kv_dtype}
     how |= {"engine": engine, "version": version}

@@ -85,6 +85,7 @@ class Refused(NamedTuple):
     name: str
     why: str
     least: tuple[Decision, ...] = ()
+    unknown: bool = False  # nothing models it
 
 
 class Cost(NamedTuple):

@@ -46,7 +46,7 @@ def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refus
             return Refused(option.name, "the longest request does not fit")
         if option.parallelism.data == 1:
             raise
-        return Refused(option.name, error.message)  # as what requests have in common
+        return Refused(option.name, error.message, unknown=True)  # as what requests have in common
     return profile
 
 

@@ -14,7 +14,7 @@ from kvplan.version import __version__
 MAX_ROWS = 20  # of a table of classes; programs read the JSON, people do not read a thousand rows
 
 _COMMAND = re.compile(r"^(\s*:)(?=:)|(#)(?=#\[)", re.MULTILINE)
-_WIDTH = 76  # of a command, before a backslash
+_WIDTH = 74  # of a command, before a backslash
 _NOTHING = "\u200b"  # a space of no width
 _Row = TypeVar("_Row")
 

@@ -482,6 +482,8 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
     )
     if kind is not None and kind.parallelism.untested:
         yield f"Times of {kind.parallelism} were compared with no measurement; pipeline bubbles are not modelled."
+    taken = dict.fromkeys(o.gpu.assumed for o in plan.request.options if isinstance(o, Kind))
+    yield from (f"{text}." for text in taken if text)
     made = start(plan, plan.winner, plan.setting)
     yield from made.notes
     if made.in_file:

@@ -203,6 +203,7 @@ def estimate_replica(
         "communication; the engine's own figure at start-up wins",
         *shape.notes,
     ]
+    notes += [gpu.assumed] if gpu.assumed else []
     if gpu.memory_from in _OFF:
         notes.append(f"memory of {gpu.name} is {_OFF[gpu.memory_from]} what engines see")
     tokens = parallelism.pipeline * left // layout.block_bytes * layout.block_tokens
