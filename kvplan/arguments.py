@@ -359,8 +359,10 @@ class Objectives(Option[Several | None, "tuple[Slo, ...]"]):
     repeats, metavar, given = True, "KEY<=VALUE", "str, or several"
 
     def read(self, value: Any) -> "tuple[Slo, ...]":
-        from kvplan.model.slo import parse_slo
+        from kvplan.model.slo import Slo, parse_slo
 
+        if isinstance(value, tuple) and all(isinstance(one, Slo) for one in value):
+            return value
         return tuple(map(parse_slo, self.listed(value)))
 
 

@@ -108,6 +108,10 @@ def test_other_gpus_are_estimated_for_the_model_as_it_was() -> None:
     assert [(slo.key, slo.bound) for slo in wanted.slos] == [("ttft_s.p95", 2.0)]
 
 
+def test_an_objective_takes_the_place_of_the_saved_one() -> None:
+    assert [(slo.key, slo.bound) for slo in asked(slo="ttft-p95=1s", rate=9.0).slos] == [("ttft_s.p95", 1.0)]
+
+
 def test_the_price_of_a_gpu_stays_with_it() -> None:
     assert asked(tp=2).prices == {"H100 SXM TP2 fp8": 5.0}
 
