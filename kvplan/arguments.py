@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from enum import StrEnum
+from fractions import Fraction
 from functools import wraps
 from inspect import Parameter, getattr_static, signature
 from itertools import islice
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeAlias
 from kvplan.axes import MAX_LISTED, MAX_POINTS
 from kvplan.engine import VERSION, EngineName
 from kvplan.errors import UsageError, shown
-from kvplan.units import parse_time
+from kvplan.units import COUNT_UNITS, parse_exact, parse_rate, parse_time
 
 if TYPE_CHECKING:
     from kvplan.model.slo import Slo
@@ -167,7 +168,8 @@ class Number(Option[float | None, _T]):
 class Whole(Option[int | None, _T]):
     """A whole number, one of NumPy as well, within bounds."""
 
-    shell, given = int, "int"
+    shell: Any = int
+    given = "int"
 
     def __init__(
         self,
@@ -190,6 +192,38 @@ class Whole(Option[int | None, _T]):
             bounds = f"{self.least} or more" if self.most is None else f"{self.least} to {self.most:,}"
             raise UsageError(f"{self.name} {seen(value)}: {bounds}")
         return cast(_T, number)
+
+
+class Count(Whole[_T]):
+    """A whole number; a text may end in k or M.
+
+    >>> Count("Tokens.").read("1.5M")
+    1500000
+    """
+
+    shell, metavar, given = str, "N", "int, or str such as 3k"
+
+    def read(self, value: Any) -> _T:
+        if isinstance(value, str):
+            try:
+                number = parse_exact(value, COUNT_UNITS)
+            except UsageError:
+                number = Fraction(1, 2)
+            if number.denominator != 1:
+                raise UsageError(
+                    f"{self.flag} {seen(value[:40])}: a whole number is wanted, such as 3000, 3k or 1.5M"
+                )
+            value = int(number)
+        return super().read(value)
+
+
+class Rate(Option[Amount | None, _T]):
+    """A rate per second, or a text with ``/min`` or ``/h``."""
+
+    metavar, given = "RATE", "float, or str such as 60/min"
+
+    def read(self, value: Any) -> _T:
+        return cast(_T, parse_rate(self.written(value), self.flag or self.name))
 
 
 class Time(Option[Amount | None, float | None]):
@@ -325,8 +359,10 @@ class Objectives(Option[Several | None, "tuple[Slo, ...]"]):
     repeats, metavar, given = True, "KEY<=VALUE", "str, or several"
 
     def read(self, value: Any) -> "tuple[Slo, ...]":
-        from kvplan.model.slo import parse_slo
+        from kvplan.model.slo import Slo, parse_slo
 
+        if isinstance(value, tuple) and all(isinstance(one, Slo) for one in value):
+            return value
         return tuple(map(parse_slo, self.listed(value)))
 
 

@@ -1,9 +1,19 @@
 """The engine that serves: whose scheduler it is, and how its version admits requests."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 VERSION = r"[0-9]+(\.[0-9]+){1,3}([.+]?[a-z][.+a-z0-9]*)?"  # of an engine, with what marks a candidate or a later build
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, without what marks a candidate or a later build.
+
+    >>> numbers("0.24.0rc1") < numbers("0.24.1")
+    True
+    """
+    return tuple(map(int, re.split(r"[^\d.]", version)[0].strip(".").split(".")))
 
 
 class EngineName(StrEnum):

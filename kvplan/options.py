@@ -10,6 +10,7 @@ from kvplan.arguments import (
     Bursts,
     Choice,
     Choices,
+    Count,
     Engine,
     Engines,
     File,
@@ -21,6 +22,7 @@ from kvplan.arguments import (
     Pairs,
     Prices,
     Ranks,
+    Rate,
     Share,
     Text,
     Texts,
@@ -117,11 +119,11 @@ class ModelOptions:
     )
     loras: Whole[int | None] = Whole("LoRA adapters that are loaded at once.", least=1, most=10_000)
     lora_rank: Whole[int | None] = Whole("The largest rank of the adapters.", least=1, most=10_000)
-    max_num_seqs: Whole[int | None] = Whole("Most requests that the engine runs at once.", least=1)
-    max_num_batched_tokens: Whole[int | None] = Whole(
+    max_num_seqs: Count[int | None] = Count("Most requests that the engine runs at once.", least=1)
+    max_num_batched_tokens: Count[int | None] = Count(
         "Most tokens that the engine computes in an iteration.", least=1
     )
-    max_model_len: Whole[int | None] = Whole(
+    max_model_len: Count[int | None] = Count(
         "Most tokens of a request; the engine refuses longer ones.", least=1
     )
 
@@ -161,15 +163,17 @@ class PlanOptions(ModelOptions):
     engine: Engines[Engine] = Engines(
         "The engine, and its version if that is known: vllm==0.15.1.", "vllm", complete="engines"
     )
-    rate: Number[float | None] = Number("Requests/s of the whole service; of conversations, turns/s.")
-    users: Whole[int | None] = Whole("Users who ask, read the answer, think, and ask again.")
+    rate: Rate[float | None] = Rate(
+        "Requests/s of the whole service, or such as 60/min; of conversations, turns."
+    )
+    users: Count[int | None] = Count("Users who ask, read the answer, think, and ask again.")
     think: Time = Time("From an answer to the next question. Default: 30 s.", plain=False)
     input: Text[str | None] = Text(
         "Tokens of a prompt, mean and coefficient of variation (0.95).", flag="--in", metavar="N[:CV]"
     )
     output: Text[str | None] = Text("Tokens of an answer; like --in.", flag="--out", metavar="N[:CV]")
     trace: File = File("Requests to replay, instead of --in and --out; faster with --rate.")
-    system_prompt: Whole[int] = Whole("Tokens that all prompts begin with, beside --in.", 0)
+    system_prompt: Count[int] = Count("Tokens that all prompts begin with, beside --in.", 0)
     turns: Number[float] = Number("Turns of a conversation, in the mean; each carries all before it.", 1.0)
     slo: Objectives = _SLO
     gpu_hour: Prices = Prices("Price of a GPU an hour: 3, or H100=3,B200=5.5.")
@@ -314,7 +318,7 @@ class SimulateOptions:
         "1.5,0.5,60,60."
     )
     trace: File = File("Replay the arrival times and lengths of this trace as they are.")
-    requests: Whole[int | None] = Whole(
+    requests: Count[int | None] = Count(
         "Number of requests that arrive. Default: 10,000, or as many as arrive before --horizon; of sessions those of "
         "ten times the longest."
     )
@@ -365,7 +369,7 @@ class SweepOptions:
         "With --simulate: scheduling policies. Default: greedy,vllm.", (), complete="policies"
     )
     seeds: Whole[int | None] = Whole("With --simulate: number of seeds at each point. Default: 1.")
-    requests: Whole[int | None] = Whole("With --simulate: number of requests in each run. Default: 1,000.")
+    requests: Count[int | None] = Count("With --simulate: number of requests in each run. Default: 1,000.")
 
 
 @dataclass
@@ -385,7 +389,7 @@ class ImportOptions(ModelOptions):
         metavar="NAME",
         complete="gpus",
     )
-    capacity: Whole[int | None] = Whole(
+    capacity: Count[int | None] = Count(
         "KV cache capacity. Default: what the log says.", least=1, metavar="TOKENS"
     )
     tp: Whole[int | None] = Whole("GPUs that share each layer. Default: what the log says, or 1.", least=1)

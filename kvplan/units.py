@@ -114,6 +114,21 @@ def parse_exact(text: str, units: Mapping[str, Fraction]) -> Fraction:
     raise UsageError(f"{_quoted(text)} is not a number {'or a number ' * ('' in units)}with one of {named}")
 
 
+def parse_rate(text: str, option: str) -> float:
+    """Return a rate per second; ``/min`` and ``/h`` are others, and numbers may end in k or M.
+
+    >>> parse_rate("12", "--rate"), parse_rate("60/min", "--rate"), parse_rate("3.6k/h", "--rate")
+    (12.0, 1.0, 1.0)
+    """
+    number, slash, per = text.partition("/")
+    try:
+        if not slash or (per := per.strip()) in ("s", "min", "h"):
+            return float(parse_exact(number, COUNT_UNITS) / TIME_UNITS[per or "s"])
+    except UsageError:
+        pass
+    raise UsageError(f"{option} {_quoted(text)}: a rate is wanted, such as 12, 60/min or 2/h")
+
+
 def quantity_pattern(units: Mapping[str, Fraction]) -> str:
     """Return the regular expression of what `parse_seconds` or `parse_bytes` reads, negative amounts left out.
 

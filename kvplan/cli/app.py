@@ -57,6 +57,8 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     importing.importing: "kvplan import serve.log requests.csv -o service.toml",
     few.init: "kvplan init my-service.toml",
     few.profiles: "kvplan profiles tool-calls-h100 > mine.toml",
+    few.models: "kvplan models Llama-3.3",
+    few.gpus: "kvplan gpus H100",
     few.schema: "kvplan schema -o kvplan.schema.json",
 }
 for _command, _example in _EXAMPLES.items():

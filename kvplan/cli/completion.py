@@ -52,9 +52,9 @@ def parameters(incomplete: str) -> list[str]:
 
 def models(incomplete: str) -> list[str]:
     """Complete a model, with its owner or without."""
-    from kvplan.ingest.model.config import catalogue
+    from kvplan.ingest.model.config import models
 
-    return _beginning({*catalogue(), *(name.partition("/")[2] for name in catalogue())}, incomplete)
+    return _beginning({name for names in models().values() for name in names}, incomplete)
 
 
 def gpus(incomplete: str) -> list[str]:

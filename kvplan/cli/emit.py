@@ -59,7 +59,8 @@ def _engine_settings(
             plan=loaded.plan,
             progress=progress,
         )
-    advised = engine_settings_of(target, result, loaded.model, loaded.plan)
+    table = loaded.tables.get("model")
+    advised = engine_settings_of(target, result, loaded.model, loaded.plan, table, loaded.folder)
     if format is options.DocumentFormat.TEXT:
         width, _ = common.terminal(output)
         write_result(settings.text(advised, result, width=width), output)

@@ -1,8 +1,8 @@
-"""Commands with few options: explain, diff, mix, init, profiles, schema, reproduce."""
+"""Commands with few options: explain, diff, mix, init, profiles, models, gpus, schema, reproduce."""
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -128,6 +128,33 @@ def profiles(
     from kvplan.profile.reading import listing, shipped_text
 
     write_result(listing() if name is None else shipped_text(name), output)
+
+
+def _word(complete: completion.Completer) -> Any:
+    help = "Only those with this word in a name. Default: all."
+    return argument(metavar="WORD", help=help, autocompletion=complete)
+
+
+def models(
+    word: Annotated[str, _word(completion.models)] = "",
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
+) -> None:
+    """List the models of the catalogue: sizes, and other names."""
+    from kvplan.show import catalogue
+
+    common.write(catalogue.models(word), format, output)
+
+
+def gpus(
+    word: Annotated[str, _word(completion.gpus)] = "",
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
+) -> None:
+    """List the GPUs of the catalogue: sizes, and other names."""
+    from kvplan.show import catalogue
+
+    common.write(catalogue.gpus_of(word), format, output)
 
 
 def schema(

@@ -74,7 +74,7 @@ def _parameters(options: dict[str, Option[Any, Any]]) -> Iterator[Parameter]:
     for name, each in options.items():
         how: dict[str, Any] = {"metavar": each.metavar, "help": each.help}
         how["show_default"] = not each.repeats and "Default:" not in each.help
-        if isinstance(each, Whole):
+        if isinstance(each, Whole) and each.shell is int:
             how |= {"min": each.least, "max": each.most}
         if each.complete:
             complete = getattr(completion, each.complete)

@@ -4,35 +4,65 @@ A further engine is a module with its record, `ENGINE`, and its name in `kvplan.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from kvplan.engine import numbers
+from kvplan.ingest.model.hardware import tables
 from kvplan.model import Engine as Served
-from kvplan.model import Parallelism, Replica
+from kvplan.model import Parallelism, Replica, ServingModel
 from kvplan.model.replica import Offload
 
 
-class Spelling(NamedTuple):
-    """Name that an engine has for a parameter of its policy; `since` is the version that has it, if that is known."""
-
-    flag: str
-    since: str = ""
-
-
 class Flag(NamedTuple):
-    """A setting to write, in a `section` of the configuration file if it is inside one; None where the flag is all."""
+    """A setting to write; a value of None where the flag is all."""
 
     flag: str
     value: str | None
     why: str
+
+    @property
+    def words(self) -> str:
+        """As a command has them."""
+        return self.flag if self.value is None else f"{self.flag} {self.value}"
+
+
+class Known(NamedTuple):
+    """What flags.toml says of a flag; a `section` of the configuration file if it is inside one."""
+
+    takes: str | Mapping[str, str]
     since: str = ""
+    source: str = ""
+    after: str = ""
     section: str = ""
+    streams: str = ""
+    default: str = ""
+
+    def is_in(self, version: str) -> bool:
+        """Tell whether a version has the flag; one that is not named does."""
+        return not (version and self.since) or numbers(version) >= numbers(self.since)
+
+    def is_default_in(self, version: str) -> bool:
+        """Tell whether a version does so without the flag."""
+        return not version or numbers(version) >= numbers(self.default)
 
 
-def parallel_flags(numbers: Mapping[str, int], since: str = "") -> Iterator[Flag]:
+def version_of(engine: "Engine", model: ServingModel) -> str:
+    """Return the version of an engine; empty where it is not known, or the model's is another engine."""
+    return model.engine.version if model.engine is not None and model.engine.name == engine.name else ""
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    return tables(Path(__file__).with_name("flags.toml"))
+
+
+def parallel_flags(shared: Mapping[str, int]) -> Iterator[Flag]:
     """Set numbers of GPUs and ranks by flag, where there are several."""
-    for flag, number in numbers.items():
+    for flag, number in shared.items():
         if number > 1:
-            yield Flag(flag, str(number), "the profile's GPUs and ranks", since)
+            yield Flag(flag, str(number), "the profile's GPUs and ranks")
 
 
 class Queue(NamedTuple):
@@ -40,7 +70,6 @@ class Queue(NamedTuple):
 
     flag: str
     counts_running: bool
-    since: str
 
 
 class Engine(NamedTuple):
@@ -49,9 +78,11 @@ class Engine(NamedTuple):
     Attributes
     ----------
     spellings
-        By parameter of the engine's policies.
-    cache_off
-        Switches the prefix cache off.
+        Flags by parameter of the engine's policies, and by key of `[model]` of a profile.
+    starts
+        Begins its command; `{}` is the model.
+    cache_off, cache_on
+        Switch the prefix cache off, and on where it is not by default.
     first_chunk
         Makes the engine admit by the first chunk; None where it has a rule of its own.
     queue
@@ -76,8 +107,10 @@ class Engine(NamedTuple):
 
     name: str
     title: str
-    spellings: Mapping[str, Spelling]
+    starts: str
+    spellings: Mapping[str, str]
     cache_off: Flag
+    cache_on: Flag | None = None
     first_chunk: Flag | None = None
     queue: Queue | None = None
     finds_prefixes: bool = True
@@ -88,3 +121,15 @@ class Engine(NamedTuple):
     limits_all_ranks: bool = False
     assigns: str = " "
     note: str = ""
+
+    @property
+    def flags(self) -> Mapping[str, Known]:
+        """All flags that kvplan may write for it."""
+        return {flag: Known(**table) for flag, table in _tables()[self.name].items()}
+
+    def since(self, flag: str) -> str:
+        """Say which versions have a flag, and what there is to know beside it."""
+        known = self.flags[flag]
+        source = f": {known.source}" if known.source else ""
+        versions = f"{self.title} {known.since} and later{source}." if known.since else ""
+        return f"{versions} {known.after}".strip()

@@ -1,13 +1,15 @@
 """A profile as settings of an engine: what it says of the engine, and what was tried on it and gains."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fleet import one_replica
-from kvplan.emit.base import Engine, Flag
+from kvplan.emit.base import Engine, Flag, version_of
+from kvplan.emit.start import Start, started
+from kvplan.engine import numbers
 from kvplan.errors import UsageError
 from kvplan.model import Admission, EngineName, Plan, Prefill, ServingModel
 from kvplan.model import Engine as Served
@@ -25,15 +27,16 @@ from kvplan.units import format_number, format_seconds
 class EngineSettings(NamedTuple):
     """Settings for an engine.
 
-    `flags` have what to set, settings of `advice` in the place of what the profile says; None where nothing gains.
+    `start` has what to set, settings of `advice` in the place of what the profile says; None where nothing gains.
     `others` are the rest of the report's advice, to be set instead.
     """
 
     engine: Engine
-    flags: tuple[Flag, ...]
+    start: Start
     advice: Advice | None
     others: tuple[tuple[Flag, ...], ...]
     notes: tuple[str, ...]
+    version: str = ""
 
 
 def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
@@ -62,8 +65,17 @@ def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
     return model
 
 
-def engine_settings_of(engine: Engine, report: Report, model: ServingModel, plan: Plan) -> EngineSettings:
+def engine_settings_of(
+    engine: Engine,
+    report: Report,
+    model: ServingModel,
+    plan: Plan,
+    table: Mapping[str, Any] | None = None,
+    folder: Path = Path(),
+) -> EngineSettings:
     """Write a profile as settings of an engine; the report is one of the model as the engine serves it (`for_engine`).
+
+    `table` is `[model]` of the profile, which stands in `folder`.
 
     Examples
     --------
@@ -73,7 +85,7 @@ def engine_settings_of(engine: Engine, report: Report, model: ServingModel, plan
     >>> replica = Replica(1025, max_num_seqs=64)
     >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 1.0),), Timing(1.0), replica)
     >>> report = analyze(for_engine(engine("vllm"), model), name="", sha256="")
-    >>> [(f.flag, f.value) for f in engine_settings_of(engine("vllm"), report, model, Plan()).flags]
+    >>> [(f.flag, f.value) for f in engine_settings_of(engine("vllm"), report, model, Plan()).start.flags]
     [('--max-num-seqs', '64')]
     """
     best, *rest = report.advice or (None,)
@@ -87,10 +99,11 @@ def engine_settings_of(engine: Engine, report: Report, model: ServingModel, plan
         flags = {flag.flag: flag for flag in _queue_bound(engine, report, model, plan)} | flags
     return EngineSettings(
         engine=engine,
-        flags=tuple(flags.values()),
+        start=started(engine, flags.values(), model, table, folder),
         advice=best,
         others=tuple(tuple(_of_advice(engine, each, model, recovers=recovers)) for each in rest),
         notes=tuple(_notes(engine, report, model)),
+        version=version_of(engine, model),
     )
 
 
@@ -103,25 +116,31 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
     limits["max_model_len"] = model.engine and model.engine.max_model_len
     for name, value in limits.items():
         if value is not None and name in engine.spellings:
-            flag, since = engine.spellings[name]
-            yield Flag(flag, str(value), why, since)
+            yield Flag(engine.spellings[name], str(value), why)
     if model.engine is not None and model.engine.name == engine.name:
         if model.engine.watermark and WATERMARK in engine.spellings:
-            flag, since = engine.spellings[WATERMARK]
-            yield Flag(flag, format_number(model.engine.watermark), why, since)
+            yield Flag(engine.spellings[WATERMARK], format_number(model.engine.watermark), why)
         if model.engine.admission is Admission.FIRST_CHUNK and engine.first_chunk is not None:
             yield engine.first_chunk
         if model.engine.receive_every_steps > 1 and RECEIVE_EVERY in engine.spellings:
-            flag, since = engine.spellings[RECEIVE_EVERY]
-            yield Flag(flag, str(model.engine.receive_every_steps), why, since)
+            yield Flag(engine.spellings[RECEIVE_EVERY], str(model.engine.receive_every_steps), why)
         if engine.batch_wait is not None:
             yield from engine.batch_wait(model.engine, replica)
-    if not replica.prefix_caching:
-        yield engine.cache_off
+    yield from _prefix_cache(engine, model)
     if replica.offload is not None and engine.host_tier is not None:
         yield from engine.host_tier(replica.offload, replica)
     if model.drafts is not None and engine.drafts is not None:
         yield engine.drafts(model.drafts.tokens)
+
+
+def _prefix_cache(engine: Engine, model: ServingModel) -> Iterator[Flag]:
+    """Set the prefix cache where the engine's default is another, or changes from version to version."""
+    replica, on = model.replica, engine.cache_on
+    by_default = on is None or engine.flags[on.flag].is_default_in(version_of(engine, model))
+    states = replica.layout is not None and any(one.is_state for one in replica.layout.layers)
+    flag = on if replica.prefix_caching else engine.cache_off
+    if flag is not None and (replica.prefix_caching != by_default or (states and on is not None)):
+        yield flag
 
 
 def _of_advice(engine: Engine, advice: Advice, model: ServingModel, *, recovers: bool) -> Iterator[Flag]:
@@ -131,9 +150,8 @@ def _of_advice(engine: Engine, advice: Advice, model: ServingModel, *, recovers:
     why = effect(advice, recovers=recovers)
     for name, value in values.items():
         if name in engine.spellings:
-            flag, since = engine.spellings[name]
             value = value / ranks if name in SEATS and not engine.limits_all_ranks else value
-            yield Flag(flag, f"{value:g}" if name == WATERMARK else f"{value:.0f}", why, since)
+            yield Flag(engine.spellings[name], f"{value:g}" if name == WATERMARK else f"{value:.0f}", why)
     patience_s, queue = values.get(SHED_AFTER), engine.queue
     if patience_s is None or queue is None:
         return
@@ -146,7 +164,6 @@ def _of_advice(engine: Engine, advice: Advice, model: ServingModel, *, recovers:
         str(waiting + cap * queue.counts_running),
         f"with the limit of running requests, and both are needed: {waiting}{beside} are served within "
         f"{format_seconds(patience_s, 2)} at {format_number(served_rps)} requests/s, all that an empty cache leaves",
-        queue.since,
     )
 
 
@@ -168,7 +185,6 @@ def _queue_bound(engine: Engine, report: Report, model: ServingModel, plan: Plan
         str(waiting + running * engine.queue.counts_running),
         "not simulated: the load is more than can be sustained, and the queue would grow without end; so nobody waits "
         f"longer than the plan's horizon of {format_seconds(plan.horizon_s)}. It is the place for a shorter wait",
-        engine.queue.since,
     )
 
 
@@ -202,5 +218,10 @@ def _notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]
 def alternatives(settings: EngineSettings) -> Iterator[str]:
     """Return what of the report's advice could be set instead, a line each."""
     for flags in settings.others:
-        written = " ".join(chain.from_iterable((f.flag, f.value or "") for f in flags)).strip()
-        yield f"Or {written}: {flags[0].why}"
+        since = {
+            settings.engine.flags[f.flag].since
+            for f in flags
+            if not settings.engine.flags[f.flag].is_in(settings.version)
+        }
+        needs = f" (needs {settings.engine.title} {max(since, key=numbers)})" if since else ""
+        yield f"Or {' '.join(f.words for f in flags)}{needs}: {flags[0].why}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvplan.emit.base import Engine, Flag, Queue, Spelling, parallel_flags
+from kvplan.emit.base import Engine, Flag, Queue, parallel_flags
 from kvplan.model import Parallelism, Replica
 from kvplan.model.replica import Offload
 from kvplan.simulation.policies.sglang import RECEIVE_EVERY_STEPS
@@ -26,39 +26,36 @@ def host_tier(tier: Offload, replica: Replica) -> Iterator[Flag]:
     ratio = tier.memory_tokens / replica.memory_tokens
     if ratio <= 1:
         return
-    since = "As SGLang documents HiCache in 2026."
-    yield Flag("--enable-hierarchical-cache", None, "the profile's host tier", since)
+    yield Flag("--enable-hierarchical-cache", None, "the profile's host tier")
     yield Flag(
         "--hicache-ratio",
         f"{ratio:.4g}",
         f"{format_tokens(tier.memory_tokens)} tokens on the host for {format_tokens(replica.memory_tokens)} on the "
-        "GPU; it must be larger than 1",
-        f"{since} Or --hicache-size {tier.memory_bytes // replica.gpus // 10**9}, gigabytes of each rank.",
+        "GPU; it must be larger than 1. Or --hicache-size "
+        f"{tier.memory_bytes // replica.gpus // 10**9}, gigabytes of each rank",
     )
     policy = "write_through" if tier.inclusive else "write_back"
     when = "as they are computed" if tier.inclusive else "when the GPU throws them away"
-    yield Flag("--hicache-write-policy", policy, f"blocks are written to the host {when}", since)
+    yield Flag("--hicache-write-policy", policy, f"blocks are written to the host {when}")
 
 
 ENGINE = Engine(
     name="sglang",
     title="SGLang",
+    starts="python -m sglang.launch_server --model-path {}",
     spellings={
-        "max_running_requests": Spelling("--max-running-requests", "SGLang 0.1.17 and later."),
-        "max_num_batched_tokens": Spelling(
-            "--chunked-prefill-size", "Of prompts alone: SGLang computes running requests beside it."
-        ),
-        "max_model_len": Spelling("--context-length"),
-        RECEIVE_EVERY_STEPS: Spelling("--scheduler-recv-interval", "SGLang 0.5 and later."),
+        "max_running_requests": "--max-running-requests",
+        "max_num_batched_tokens": "--chunked-prefill-size",
+        "max_model_len": "--context-length",
+        RECEIVE_EVERY_STEPS: "--scheduler-recv-interval",
+        "weights": "--quantization",
+        "kv_dtype": "--kv-cache-dtype",
+        "utilization": "--mem-fraction-static",
     },
     cache_off=Flag("--disable-radix-cache", None, "prefix_caching = false in the profile"),
     parallel=parallel,
     limits_all_ranks=True,
-    queue=Queue(
-        "--max-queued-requests",
-        counts_running=False,
-        since="In SGLang's server arguments, without effect in disaggregation: check your version.",
-    ),
+    queue=Queue("--max-queued-requests", counts_running=False),
     note=(
         "SGLang's scheduler keeps room for the longest output that clients ask for, here the longest decode length of "
         "their class."

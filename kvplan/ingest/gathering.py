@@ -155,7 +155,8 @@ class _Gathering:
     notes: list[str]  # on what gave no table
 
     def gathered(self) -> Gathered:
-        parts = [part for part in (self.replica, self.timing, self._drafts(), self._engine()) if part]
+        found = self._model(), self.replica, self.timing, self._drafts(), self._engine()
+        parts = [part for part in found if part]
         for log in () if self.limits or self.timing else self._of(FileKind.LOG):
             for note in self.notes:
                 raise UsageError(note)
@@ -282,6 +283,24 @@ class _Gathering:
                 raise
         speed = roofline(shape, gpu, parallelism=parallelism, engine=engine, **how)
         return _Estimate(shape, gpu, parallelism, speed, memory)
+
+    def _model(self) -> Part | None:
+        """What is served, as far as options or a log name it."""
+        asked, estimate, limits = self.asked, self.estimate, self.limits
+        if estimate is None:
+            name = "" if limits is None else limits.settings.get(Setting.MODEL, "")
+            return Part("model", facts("model", {"name": name}, Origin())) if name else None
+        shape, gpu = estimate.shape, estimate.gpu
+        config = None if shape.like else reference_to(Path(shape.source), asked.folder or Path())
+        named = {
+            "name": shape.name,
+            "config": config,
+            "weights": asked.weights or shape.weights,
+            "gpu": gpu.name,
+        }
+        named["kv_dtype"] = None if asked.kv_dtype == "auto" else asked.kv_dtype
+        said = {key: getattr(asked, key) for key in ("utilization", "loras", "lora_rank")}
+        return Part("model", facts("model", named | said, Origin()))
 
     @cached_property
     def replica(self) -> Part | None:

@@ -9,6 +9,9 @@ from kvplan.model.kv_layout import KvLayout
 from kvplan.model.parallelism import ALONE, Parallelism
 from kvplan.model.slo import Slo
 from kvplan.model.weights import Prefill
+from kvplan.solve import least_whole
+
+_ROUND = 1_024  # tokens, of the longest request where memory limits it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,27 @@ class Replica:
     def capacity_tokens(self) -> int:
         """Memory in whole pages, b·⌊M/b⌋ tokens."""
         return self.memory_tokens - self.memory_tokens % self.block_tokens
+
+    def longest(self, most: int) -> int:
+        """Return the longest request of up to `most` tokens that a rank has room for; rounded down where it is less.
+
+        As vLLM judges when it starts: of a window or chunk an iteration's tokens are there beside.
+
+        >>> Replica(41_408, 16).longest(131_072), Replica(41_408, 16).longest(8_192)
+        (40960, 8192)
+        """
+        rank, budget = self.of_rank(), self.of_rank().max_num_batched_tokens or most
+
+        def is_too_long(tokens: int) -> bool:
+            if rank.layout is None:
+                return tokens > rank.capacity_tokens
+            first, end = np.array([max(0, tokens - budget)]), np.array([tokens])
+            return int(rank.layout.pool_tokens(first, end)[0]) > rank.memory_tokens
+
+        if not is_too_long(most):
+            return most
+        held = least_whole(is_too_long, 0, most) - 1
+        return max(held - held % _ROUND, min(held, _ROUND), 1)
 
     def with_states(self, more: int) -> "Replica":
         """Add so many blocks to each state that a request has: drafts have one each."""

@@ -7,6 +7,7 @@ from typing import Any
 from kvplan.errors import UsageError
 from kvplan.model import Recorded
 from kvplan.ranges import MAX_TOKENS
+from kvplan.units import COUNT_UNITS, parse_exact
 
 DEFAULT_CV = 0.95  # of lengths: of five public traces .15 to 1.31, mostly near 1
 _THINK_S = 30.0  # between turns, where nobody says
@@ -50,12 +51,12 @@ def parse_length(text: str, option: str) -> Length:
     """
     mean, colon, cv = text.partition(":")
     try:
-        found = Length(float(mean), float(cv) if colon else DEFAULT_CV)
-    except ValueError:
+        found = Length(float(parse_exact(mean, COUNT_UNITS)), float(cv) if colon else DEFAULT_CV)
+    except (UsageError, ValueError):
         found = Length(0.0)
     if not (1 <= found.mean <= MAX_TOKENS and (found.cv == 0 or 1e-3 <= found.cv <= 10)):
         raise UsageError(
-            f"{option} {text[:40]!r}: tokens are wanted, or tokens:cv, such as 3000 or 3000:0.8 "
+            f"{option} {text[:40]!r}: tokens are wanted, or tokens:cv, such as 3000, 3k or 3000:0.8 "
             f"(1 to {MAX_TOKENS:,}; cv 0, or 0.001 to 10)"
         )
     return found

@@ -14,9 +14,11 @@ from kvplan.ingest.model.roofline import Roofline, roofline
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.ingest.model.text import estimate_part, roofline_part
 from kvplan.ingest.model.weights import named_storage
-from kvplan.model import Parallelism
+from kvplan.model import Parallelism, Replica
 
 TENSOR_PARALLEL = 1, 2, 4, 8  # that are tried where nobody says
+_TWO_SERVERS = Parallelism(16), Parallelism(8, pipeline=2)  # and where weights do not fit on those
+_NO_ROOM = "weights do not fit"
 _FEW_SEQUENCES = 256  # vLLM's default on small GPUs; more have no effect but on large memories
 
 
@@ -34,6 +36,8 @@ class Kind:
     version: str = ""
     max_num_seqs: int = _FEW_SEQUENCES
     max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    about: tuple[tuple[str, Any], ...] = ()  # what [model] of a profile says beside weights and GPU
 
     @property
     def name(self) -> str:
@@ -72,14 +76,38 @@ class Kind:
         own = default_limits(EngineName.VLLM, self.gpu, self.version)["max_num_batched_tokens"]
         return self.max_num_batched_tokens or own
 
+    @property
+    def model_table(self) -> dict[str, Any]:
+        """The table [model] of a profile."""
+        named = {"name": self.shape.name, "weights": self.weights, "gpu": self.gpu.name}
+        return named | ({} if self.kv_dtype == "auto" else {"kv_dtype": self.kv_dtype}) | dict(self.about)
+
+    @cached_property
+    def longest(self) -> int | None:
+        """Most tokens of a request: as given or the model's own, and at most what memory holds."""
+        limit, memory = self.max_model_len or self.shape.max_model_len, self.memory
+        if limit is None:
+            return None
+        layout = memory.layout if memory.is_mixed else None
+        room = Replica(
+            memory.memory_tokens,
+            memory.block_tokens,
+            max_num_batched_tokens=self.batched_tokens,
+            layout=layout,
+        )
+        longest = room.longest(limit)
+        if self.max_model_len is not None and longest < limit:
+            raise UsageError(f"no room for a request of max_model_len, {limit:,} tokens: {longest:,} fit")
+        return longest
+
     def tables(self) -> dict[str, Any]:
-        """The tables [gpu], [timing] and [provenance] of a profile."""
+        """The tables [model], [gpu], [timing] and [provenance] of a profile."""
         limits = {"max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.batched_tokens}
         memory = estimate_part(self.memory, self.shape, self.gpu, None, limits=limits)
         times = roofline_part(self.speed, self.shape, self.gpu, self.parallelism, self.engine)
         origin = {"basis": "estimated", "source": f"{self.shape.name} on {self.name}"}
         known = {"provenance": {"gpu": origin, "timing": origin}}
-        return {**known, **nested(memory.facts), **nested(times.facts)}
+        return {**known, "model": self.model_table, **nested(memory.facts), **nested(times.facts)}
 
 
 def kinds(
@@ -91,20 +119,25 @@ def kinds(
     **how: Any,
 ) -> Iterator[Kind]:
     """List the kinds to try; without `weights` the model's own, and fp8 where the GPU computes with it."""
-    own = "bf16" if shape.storage == named_storage("bf16") else shape.storage.name
+    own = shape.weights
     for gpu in gpus:
         types = weights or (own, *(["fp8"] if gpu.flops_fp8 is not None and shape.storage.bits > 8 else []))
-        for ranks in parallelism or map(Parallelism, TENSOR_PARALLEL):
-            for name in types:
-                is_own = name == own or named_storage(name) == shape.storage
-                yield Kind(shape, gpu, ranks, name, is_own, **how)
+        for name in types:
+            is_own = name == own or named_storage(name) == shape.storage
+            tried = [
+                Kind(shape, gpu, ranks, name, is_own, **how)
+                for ranks in parallelism or map(Parallelism, TENSOR_PARALLEL)
+            ]
+            yield from tried
+            if not parallelism and all(fits(kind) == _NO_ROOM for kind in tried):
+                yield from (Kind(shape, gpu, ranks, name, is_own, **how) for ranks in _TWO_SERVERS)
 
 
 def fits(kind: Kind) -> str | None:
     """Say why a kind cannot serve its model at all; None where it can."""
     try:
-        kind.memory, kind.speed  # noqa: B018
+        kind.memory, kind.speed, kind.longest  # noqa: B018
     except UsageError as error:
         text = str(error)
-        return "weights do not fit" if "leaves no room" in text else text
+        return _NO_ROOM if "leaves no room" in text else text
     return None

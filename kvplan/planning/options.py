@@ -14,7 +14,7 @@ from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import takes
 from kvplan.ingest.model.hardware import find_gpu, gpus
-from kvplan.ingest.model.shape import kv_layers, with_adapters, with_weights
+from kvplan.ingest.model.shape import ModelShape, kv_layers, with_adapters, with_weights
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.text_file import reference_to
 from kvplan.ingest.trace.replay import read_trace, with_trace
@@ -25,9 +25,10 @@ from kvplan.planning.day import LOAD_S, schedule_of
 from kvplan.planning.demand import Demand, Replay, parse_length
 from kvplan.planning.kinds import TENSOR_PARALLEL, Kind, kinds
 from kvplan.planning.result import Request
-from kvplan.planning.service import SETTINGS, TRAFFIC, with_demand, with_rates
+from kvplan.planning.saved import TRAFFIC, Stated, asked_again, restated, shape_of, traffic_of
+from kvplan.planning.service import SETTINGS, with_demand, with_rates
 from kvplan.profile.reading import Profile, load_profile, shipped_profiles
-from kvplan.ranges import LEAST_RATE, MAX_TOKENS, MOST_RATE
+from kvplan.ranges import LEAST_RATE, MAX_MEMORY_TOKENS, MAX_TOKENS, MOST_RATE
 
 
 def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
@@ -47,34 +48,45 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         raise UsageError(f"--settings {twice[0]} and --{twice[0].replace('_', '-')}: one of them")
     settings |= asked.limits
     takes(*asked.engine)  # refuses a version that is not known
-    demand: Demand | Replay | None = _demand(asked)
-    if asked.trace is not None:
-        demand = _replay(
-            asked.trace, reference_to(asked.trace, asked.folder or Path()) or str(asked.trace), asked.rate
-        )
     if asked.load_time is not None and asked.schedule is None:
         raise UsageError("--load-time goes with --schedule")
-    profiles = _profiles(services)
-    if profiles and demand is not None:
-        profiles = [with_demand(profile, demand) for profile in profiles]
+    profiles, rate = _profiles(services), asked.rate
+    demand: Demand | Replay | Stated | None = None
+    if asked.trace is not None or not profiles or _states_all(asked):
+        demand = _demand(asked)
+    if asked.trace is not None:
+        demand = _replay(
+            asked.trace, reference_to(asked.trace, asked.folder or Path()) or str(asked.trace), rate
+        )
+    estimates = any((asked.gpu, *asked.ranks, asked.weights, asked.adapted, *asked.gpu_figures.values()))
     if profiles:
-        if any((asked.gpu, *asked.ranks, asked.weights, asked.adapted, *asked.gpu_figures.values())):
-            raise UsageError(
-                "--gpu, --tp and its like, --weights, --kv-dtype and --loras go with a model, not profiles"
-            )
+        if demand is not None:
+            profiles = [with_demand(profile, demand) for profile in profiles]
+        else:
+            profiles = [restated(profile, asked, _demand) for profile in profiles]
         profiles = [profile.with_slos(slos.values()) for profile in profiles]
-        options: Sequence[Kind | Profile] = profiles
-        _check_alike(profiles, asked.rate)
+        _check_alike(profiles, rate)
         slos = {slo.key: slo for slo in profiles[0].plan.slos}
-    else:
+        if len(profiles) == 1:
+            asked = asked_again(profiles[0], asked)
+    options: Sequence[Kind | Profile] = profiles
+    if estimates and profiles:
+        if len(profiles) > 1:
+            raise UsageError(
+                "--gpu, --tp and its like, --weights, --kv-dtype and --loras go with a model, or one profile"
+            )
+        (profile,) = profiles
+        options = _kinds(shape_of(profile), asked, settings)
+        demand, rate = traffic_of(_at_rate(profile, rate)), None
+    elif not profiles:
         if demand is None:
             raise _lacking(str(services[0]), asked.gpu)
-        options = _kinds(str(services[0]), asked, settings)
+        options = _kinds(read_model(str(services[0])), asked, settings)
     return Request(
         options,
         demand,
         tuple(slos.values()),
-        rate_rps=asked.rate,
+        rate_rps=rate,
         slower=asked.slower,
         headroom=asked.headroom,
         recover_s=asked.recover,
@@ -85,7 +97,20 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         split=asked.split,
         prices=_prices(options, asked.gpu_hour or {}, asked.replica_hour or {}),
         router=None if asked.router is Router.ANY else Routing(asked.router),
+        folder=asked.folder or Path(),
     )
+
+
+def _states_all(asked: PlanOptions) -> bool:
+    """Tell whether the options state a whole demand."""
+    return None not in (asked.input, asked.output) and (asked.rate, asked.users) != (None, None)
+
+
+def _at_rate(profile: Profile, rate: float | None) -> Profile:
+    if rate is None:
+        return profile
+    tables = with_rates(profile.tables, rate / profile.model.total_rate_rps)
+    return profile.changed({(name,): tables.get(name) for name in TRAFFIC})
 
 
 _NO_GPU = "--gpu is missing: which GPUs? Known are "
@@ -183,8 +208,8 @@ def _profiles(services: Sequence[str | Profile]) -> list[Profile]:
     ]
 
 
-def _kinds(model: str, asked: PlanOptions, settings: Mapping[str, Any]) -> list[Kind]:
-    shape, gpu = with_adapters(read_model(model), asked.loras, asked.lora_rank), asked.gpu
+def _kinds(model: ModelShape, asked: PlanOptions, settings: Mapping[str, Any]) -> list[Kind]:
+    shape, gpu = with_adapters(model, asked.loras, asked.lora_rank), asked.gpu
     kv_layers(shape, kv_dtype=asked.kv_dtype)  # refuses a type that there is not
     if not gpu:
         raise UsageError(_NO_GPU + ", ".join(one.name for one in gpus()))
@@ -197,11 +222,18 @@ def _kinds(model: str, asked: PlanOptions, settings: Mapping[str, Any]) -> list[
         with_weights(shape, None)  # refuses weights that are kept in a way not known
     tensor, *others = asked.ranks
     ranks = product(tensor or TENSOR_PARALLEL, *(numbers or (1,) for numbers in others))
-    parallelism = [*starmap(Parallelism, ranks)]
+    parallelism = [*starmap(Parallelism, ranks)] if any(asked.ranks) else []
     engine, version = asked.engine
     how: dict[str, Any] = {"weights": asked.weights, "kv_dtype": asked.kv_dtype}
     how |= {"engine": engine, "version": version}
-    how |= {key: given for key in LIMITS[:2] if type(given := settings.get(key)) is int and given > 0}
+    how |= {
+        key: given
+        for key in LIMITS
+        if type(given := settings.get(key)) is int and 0 < given <= MAX_MEMORY_TOKENS
+    }
+    config = None if shape.like else reference_to(Path(shape.source), asked.folder or Path())
+    about = {"config": config, "loras": asked.loras, "lora_rank": asked.lora_rank}
+    how["about"] = tuple((key, value) for key, value in about.items() if value is not None)
     return list(kinds(shape, found, parallelism=parallelism, **how))
 
 

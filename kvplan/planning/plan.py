@@ -52,6 +52,8 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
             f"the demand takes {max(least.bound, MOST_REPLICAS + 1):,} replicas or more, of {least.name}, and a plan "
             f"has at most {MOST_REPLICAS:,}; is the rate as meant? If it is, plan a part of it"
         )
+    if found.winner is None and (unknown := [each for each in refused if each.unknown]):
+        raise UsageError(f"{unknown[0].name}: this demand is {unknown[0].why}")
     refused += [Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in found.refused]
     demand = _in_words(next(iter(profiles.values())), request) if profiles else ""
     try:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvplan.model.fleet import Routing
@@ -10,6 +11,7 @@ from kvplan.model.slo import Slo
 from kvplan.planning.day import Day
 from kvplan.planning.demand import Demand, Replay
 from kvplan.planning.kinds import Kind
+from kvplan.planning.saved import Stated
 from kvplan.planning.search import Band, Candidate, Race, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
@@ -84,6 +86,7 @@ class Refused(NamedTuple):
     name: str
     why: str
     least: tuple[Decision, ...] = ()
+    unknown: bool = False  # nothing models it
 
 
 class Cost(NamedTuple):
@@ -124,10 +127,12 @@ class Request:
         Of the engine, by key, that are given and not searched.
     prices
         Of replicas, by the names of kinds and the sources of profiles.
+    folder
+        Where the plan is to stand, which refers to files.
     """
 
     options: Sequence[Kind | Profile]
-    demand: Demand | Replay | None
+    demand: Demand | Replay | Stated | None
     slos: tuple[Slo, ...]
     rate_rps: float | None = None
     slower: float = 0.05
@@ -140,11 +145,21 @@ class Request:
     split: bool = False
     prices: Mapping[str, float] | None = None
     router: Routing | None = None
+    folder: Path = Path()
+
+    def option(self, name: str) -> Kind | Profile:
+        """The kind of replica, or the profile, that is called so."""
+        return next(option for option in self.options if option.name == name)
 
     def kind(self, name: str) -> Kind | None:
         """The kind of replica that is called so; None: it is a profile."""
-        kinds = (option for option in self.options if isinstance(option, Kind))
-        return next((kind for kind in kinds if kind.name == name), None)
+        option = self.option(name)
+        return option if isinstance(option, Kind) else None
+
+    def model_table(self, name: str) -> Mapping[str, Any] | None:
+        """The table [model] of the option that is called so."""
+        option = self.option(name)
+        return option.model_table if isinstance(option, Kind) else option.tables.get("model")
 
     @property
     def priced(self) -> bool:

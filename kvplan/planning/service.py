@@ -13,12 +13,12 @@ from kvplan.model.fleet import Routing
 from kvplan.planning.demand import Demand, Replay
 from kvplan.planning.kinds import Kind, fits
 from kvplan.planning.result import Refused, Request
+from kvplan.planning.saved import TRAFFIC, Stated
 from kvplan.planning.search import Candidate, Setting
 from kvplan.profile.positions import KeyPath
 from kvplan.profile.reading import Profile, from_tables
 from kvplan.ranges import LEAST_RATE
 
-TRAFFIC = ("classes", "sessions", "workload", "prefix")
 _MANY_SEQUENCES = 1_024
 # settings that may be given instead of searched, with the tables of a profile that have them
 SETTINGS = {
@@ -46,15 +46,16 @@ def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refus
             return Refused(option.name, "the longest request does not fit")
         if option.parallelism.data == 1:
             raise
-        return Refused(option.name, error.message)  # as what requests have in common
+        return Refused(option.name, error.message, unknown=True)  # as what requests have in common
     return profile
 
 
 def _of_kind(kind: Kind, request: Request) -> Profile:
     assert request.demand is not None
     name = f"{kind.shape.name} on {kind.parallelism.gpus} x {kind.gpu.name}"
-    engine = {} if kind.engine is EngineName.VLLM else {"name": str(kind.engine)}
+    engine: dict[str, Any] = {} if kind.engine is EngineName.VLLM else {"name": str(kind.engine)}
     engine |= {"version": kind.version} if kind.version else {}
+    engine |= {} if kind.longest is None else {"max_model_len": kind.longest}
     tables = {"schema": 1, "name": name, "engine": engine, **kind.tables(), **request.demand.tables}
     return _replayed(
         from_tables({key: value for key, value in tables.items() if value}, name), request.demand
@@ -74,12 +75,12 @@ def _with_traffic(profile: Profile, tables: Mapping[str, Any]) -> Profile:
     return profile.changed({(name,): tables.get(name) for name in TRAFFIC})
 
 
-def with_demand(profile: Profile, demand: Demand | Replay) -> Profile:
+def with_demand(profile: Profile, demand: Demand | Replay | Stated) -> Profile:
     """Return a profile, which may lack traffic, with that of a demand."""
     return _replayed(_with_traffic(profile, demand.tables), demand)
 
 
-def _replayed(profile: Profile, demand: Demand | Replay) -> Profile:
+def _replayed(profile: Profile, demand: Demand | Replay | Stated) -> Profile:
     """A profile with the requests of a trace, where those are the demand."""
     if not isinstance(demand, Replay):
         return profile

@@ -292,6 +292,7 @@ class Document(Table, title="kvplan profile"):
     """Version of this schema."""
     name: Name
     """What the report is headed."""
+    model: tables.Model | None = None
     gpu: replica.Gpu = replica.Gpu(memory_tokens=ranges.MAX_MEMORY_TOKENS)
     timing: replica.Timing = replica.Timing.model_validate({"d0": "1 s"})
     workload: tables.Workload | None = None

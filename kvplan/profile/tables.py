@@ -369,6 +369,29 @@ class Fleet(Table, title="Fleet"):
 _OF_TRTLLM = "admission? batch_wait_iterations? batch_wait_tokens? balance_iterations?"
 
 
+class Model(Table, title="Model"):
+    """The model that is served, and what its replica was estimated from; commands are written of it."""
+
+    relations = (Needs("loras", "lora_rank"), Needs("lora_rank", "loras"))
+
+    name: values.Name
+    """Its name on Hugging Face, or that of the folder of its config.json."""
+    config: values.File | None = None
+    """Its config.json, beside the profile, where the catalogue does not have it."""
+    weights: values.Name | None = None
+    """Type of its weights, such as "fp8"; the checkpoint's own where nothing is said."""
+    kv_dtype: values.Name | None = None
+    """Type of its KV cache, such as "fp8"."""
+    gpu: values.Name | None = None
+    """GPU of a replica, as --gpu names it."""
+    utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the GPU's memory that the engine may use; its own default where nothing is said."""
+    loras: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """LoRA adapters that are loaded at once."""
+    lora_rank: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """The largest rank of the adapters."""
+
+
 class Engine(Table, title="Engine"):
     """The engine whose scheduler serves, and how its version admits requests."""
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 TABLES = (
-    "provenance", "gpu", "engine", "timing", "speculative", "fleet", "workload", "classes", "sessions", "prefix",
-    "slo", "cost", "plan", "gate",
+    "provenance", "model", "gpu", "engine", "timing", "speculative", "fleet", "workload", "classes", "sessions",
+    "prefix", "slo", "cost", "plan", "gate",
 )  # fmt: skip
 _WITHIN = ("gpu", "kv")  # a list of tables written as such; other lists are in line
 _WIDTH = 118

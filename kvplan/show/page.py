@@ -14,6 +14,7 @@ from kvplan.version import __version__
 MAX_ROWS = 20  # of a table of classes; programs read the JSON, people do not read a thousand rows
 
 _COMMAND = re.compile(r"^(\s*:)(?=:)|(#)(?=#\[)", re.MULTILINE)
+_WIDTH = 74  # of a command, before a backslash
 _NOTHING = "\u200b"  # a space of no width
 _Row = TypeVar("_Row")
 
@@ -177,6 +178,17 @@ def json_without_commands(text: str) -> str:
     "#\u0023[group]"
     """
     return text.replace("##[", "#\\u0023[")
+
+
+def shell(begin: str, flags: Iterable[str]) -> Figure:
+    """Break a command into lines that a shell takes as one."""
+    lines = [begin]
+    for flag in flags:
+        if len(lines[-1]) + len(flag) > _WIDTH:
+            lines.append(f"  {flag}")
+        else:
+            lines[-1] += f" {flag}"
+    return Figure(" \\\n".join(lines))
 
 
 def printable(text: str) -> str:

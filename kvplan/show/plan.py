@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 from kvplan.emit import engine
 from kvplan.emit.settings import flags_of_profile
+from kvplan.emit.start import Start, started
 from kvplan.model import Parallelism
 from kvplan.model.provenance import Knowledge
 from kvplan.planning.day import Day, Way
@@ -14,6 +15,7 @@ from kvplan.planning.result import Alternative, Cost, Objective, Plan, Refused, 
 from kvplan.planning.search import Band, Candidate, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
+from kvplan.profile.reading import Profile
 from kvplan.report.verdict import headroom_ends
 from kvplan.report.wording import interval
 from kvplan.show import page
@@ -26,7 +28,6 @@ from kvplan.units import ABSENT, format_number, format_percent, format_seconds, 
 _MISSED = {"load": "overloaded: more than is sustainable", "queue": "the queue grows"}
 _OF_A_KIND = ("name", "replicas", "gpus", "gpu", "parallelism", "weights", "engine", "cost")
 _NEXT = {"timing": "speed, with vllm bench serve on one replica", "lengths": "lengths"}
-_WIDTH = 73  # of a command, before a flag and a backslash
 _ALTERNATIVES = 3  # that are shown
 _LONG_WAIT_S, _FEELS_SLOW_S = 10.0, 0.1  # p95 of TTFT and ITL, above which it is said where nobody limits it
 _MOST, _MOST_IMPOSSIBLE = 2, 12  # refused kinds that are named, beside a plan and where there is none
@@ -80,7 +81,7 @@ def _replicas(plan: Plan, candidate: Candidate, setting: Setting) -> Json:
             "name": plan.request.engine,
             "max_num_batched_tokens": setting.batched_tokens,
             "max_num_seqs": replica.of_rank().max_num_seqs,
-            "command": command(plan, candidate, setting),
+            "command": start(plan, candidate, setting).command,
         },
         "cost": dict.fromkeys(Cost._fields) if cost is None else cost._asdict(),
     }
@@ -188,7 +189,7 @@ def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
         yield from _day(plan, plan.day)
     if plan.alternatives:
         yield _alternatives(plan, plan.alternatives if full else _few(plan.alternatives))
-    yield _shell(command(plan, plan.winner, plan.setting))
+    yield _command(plan)
     yield page.Paragraph(_after_a_burst(plan))
 
 
@@ -196,7 +197,7 @@ def _interrupted(plan: Plan, full: bool) -> Iterator[page.Block]:
     sure = "by short runs, not confirmed" if plan.race.found is None else "confirmed by long runs"
     yield page.Paragraph(f"Interrupted. The best so far, {sure}:")
     yield page.Paragraph(_headline(plan))
-    yield _shell(command(plan, plan.winner, plan.setting))
+    yield _command(plan)
 
 
 def _impossible(plan: Plan, full: bool) -> Iterator[page.Block]:
@@ -243,9 +244,9 @@ def _model(plan: Plan) -> str:
 def _headline(plan: Plan) -> str:
     setting, winner = plan.setting, plan.winner
     each, total = winner.task.model.replica.gpus, _gpus(winner, setting)
-    kind = plan.kind(winner.name)
-    gpu = "GPU" if kind is None else kind.gpu.name
-    weights = "" if kind is None else f", {kind.weights} weights"
+    kind, known = plan.kind(winner.name), plan.request.model_table(winner.name) or {}
+    gpu = known.get("gpu", "GPU")
+    weights = f", {known['weights']} weights" if "weights" in known else ""
     if kind is not None and kind.parallelism != Parallelism(kind.parallelism.tensor):
         gpu += f" ({kind.parallelism})"
     replicas = f"{setting.replicas:,} replica{'s' * (setting.replicas != 1)} x {each} {gpu}"
@@ -422,19 +423,20 @@ def _alternatives(plan: Plan, shown: Sequence[Alternative]) -> page.Table:
     return page.tabulate(columns, shown)
 
 
-def command(plan: Plan, candidate: Candidate, setting: Setting) -> str:
+def start(plan: Plan, candidate: Candidate, setting: Setting) -> Start:
     """Return what starts the engine of a replica."""
-    kind, replica = plan.kind(candidate.name), candidate.task.model.replica
-    if plan.request.engine != "vllm":
-        return f"kvplan emit plan.toml writes the settings of {plan.request.engine}."
-    served = replace(candidate.task.model, replica=replica.with_budget(setting.batched_tokens))
-    words = ["vllm serve", "MODEL" if kind is None else kind.shape.name]
-    if kind is not None and not kind.own_weights and kind.weights == "fp8":
-        words.append("--quantization fp8")
-    if kind is not None and kind.kv_dtype != "auto":
-        words.append(f"--kv-cache-dtype {kind.kv_dtype}")
-    words += [f"{flag.flag} {flag.value or ''}".strip() for flag in flags_of_profile(engine("vllm"), served)]
-    return " ".join(words)
+    task, option = candidate.task, plan.request.option(candidate.name)
+    model = replace(task.model, replica=task.model.replica.with_budget(setting.batched_tokens))
+    folder = option.folder if isinstance(option, Profile) else plan.request.folder
+    record = engine(plan.request.engine)
+    return started(
+        record, flags_of_profile(record, model), model, plan.request.model_table(candidate.name), folder
+    )
+
+
+def _command(plan: Plan) -> page.Figure:
+    made = start(plan, plan.winner, plan.setting)
+    return page.shell(made.words, made.arguments)
 
 
 def _few(every: Sequence[Alternative]) -> list[Alternative]:
@@ -442,18 +444,6 @@ def _few(every: Sequence[Alternative]) -> list[Alternative]:
     own = [each for each in every if each.candidate.own_weights]
     few = [*every[: _ALTERNATIVES - 1], *own[:1]]
     return few if every[_ALTERNATIVES - 1 :] and own and own[0] not in few[:-1] else [*every[:_ALTERNATIVES]]
-
-
-def _shell(text: str) -> page.Figure:
-    """Break a command into lines that a shell takes as one."""
-    begin, *flags = text.split(" --")
-    lines = [begin]
-    for flag in flags:
-        if len(lines[-1]) + len(flag) > _WIDTH:
-            lines.append("  --" + flag)
-        else:
-            lines[-1] += " --" + flag
-    return page.Figure(" \\\n".join(lines))
 
 
 def _after_a_burst(plan: Plan) -> str:
@@ -505,6 +495,12 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
     )
     if kind is not None and kind.parallelism.untested:
         yield f"Times of {kind.parallelism} were compared with no measurement; pipeline bubbles are not modelled."
+    taken = dict.fromkeys(o.gpu.assumed for o in plan.request.options if isinstance(o, Kind))
+    yield from (f"{text}." for text in taken if text)
+    made = start(plan, plan.winner, plan.setting)
+    yield from made.notes
+    if made.in_file:
+        yield "kvplan emit plan.toml writes its FILE."
     if plan.next is not None:
         low, high = plan.next.replicas
         most = "no number of" if high is None else f"{high:,}"

@@ -18,11 +18,6 @@ from kvplan.units import ABSENT
 
 _HARMFUL = frozenset('`$!\\"|<>#')
 _WIDTHS = (40, 120)
-_COLUMNS: page.Columns[Flag] = {
-    page.Column("Setting"): lambda flag: flag.flag,
-    page.number("Value"): lambda flag: flag.value or ABSENT,
-    page.words("Why"): lambda flag: f"{flag.why}. {flag.since}".strip(),
-}
 
 
 def view(advised: EngineSettings, report: Report) -> View:
@@ -39,10 +34,16 @@ def document(advised: EngineSettings, report: Report) -> Json:
         **header(report.profile),
         "engine": advised.engine.name,
         **{key: plain(getattr(report, key), key) for key in ("verdict", "latency", "advice")},
-        "settings": [flag._asdict() for flag in advised.flags],
-        "others": [[flag._asdict() for flag in flags] for flags in advised.others],
-        "notes": list(advised.notes),
+        "command": advised.start.command,
+        "settings": [_setting(advised, flag) for flag in advised.start.flags],
+        "others": [[_setting(advised, flag) for flag in flags] for flags in advised.others],
+        "notes": [*advised.start.notes, *advised.notes],
     }
+
+
+def _setting(advised: EngineSettings, flag: Flag) -> Json:
+    engine = advised.engine
+    return {**flag._asdict(), "since": engine.since(flag.flag), "section": engine.flags[flag.flag].section}
 
 
 def harmless(text: str) -> str:
@@ -56,30 +57,56 @@ def harmless(text: str) -> str:
 
 
 def text(advised: EngineSettings, report: Report, *, width: int = 80) -> str:
-    """Write lines for a command line, or of a YAML file for TensorRT-LLM; all else is a comment of so many columns."""
+    """Write the command for a shell, or the YAML file of TensorRT-LLM; all else is a comment of so many columns."""
     columns = min(max(width, _WIDTHS[0]), _WIDTHS[1])
-    lines = [*_comment(f"{advised.engine.title} settings for: {report.profile.name}", columns)]
+    engine, start = advised.engine, advised.start
+    lines = [*_comment(f"{engine.title} settings for: {report.profile.name}", columns)]
     lines += _comment(page.origin(report.profile.sha256), columns)
     for said in _operating_point(report):
         lines += _comment(said, columns)
-    section = ""
-    for flag in advised.flags:
-        if flag.section not in ("", section):
-            lines.append(f"{flag.section}:")
-        section = flag.section
-        lines += _setting(flag, advised.engine.assigns, columns)
-    for said in (*_tried(advised), *advised.notes):
+    if start.in_file:
+        lines += [*_comment(f"To start it: {start.words}", columns), *_file(advised, columns)]
+    else:
+        for flag in start.flags:
+            lines += _comment(f"{flag.words}: {_ended(flag.why)} {engine.since(flag.flag)}".strip(), columns)
+    for said in (*_tried(advised), *start.notes, *advised.notes):
         lines += _comment(said, columns)
+    if not start.in_file:
+        lines.append(page.shell(start.words, start.arguments).text)
     return "\n".join(lines) + "\n"
+
+
+def _file(advised: EngineSettings, columns: int) -> Iterator[str]:
+    """Yield the lines of settings in a file, those of a section together, and comments below each."""
+    engine, section = advised.engine, ""
+    for flag in sorted(advised.start.flags, key=lambda flag: engine.flags[flag.flag].section):
+        known = engine.flags[flag.flag]
+        if known.section not in ("", section):
+            yield f"{known.section}:"
+        section = known.section
+        yield f"{'  ' if section else ''}{flag.flag}{engine.assigns}{flag.value}"
+        for said in filter(None, (flag.why, engine.since(flag.flag))):
+            yield from _comment(said, columns, "  ")
 
 
 def build(advised: EngineSettings, report: Report) -> page.Section:
     """Build the part of a document: what to set and why, what that was tried on, what else there is to know."""
     said = [page.Paragraph(line) for line in _operating_point(report)]
-    flags = [page.tabulate(_COLUMNS, advised.flags)] if advised.flags else []
-    notes = page.Bullets((*_tried(advised), *advised.notes))
+    engine, start = advised.engine, advised.start
+    columns: page.Columns[Flag] = {
+        page.Column("Setting"): lambda flag: flag.flag,
+        page.number("Value"): lambda flag: flag.value or ABSENT,
+        page.words("Why"): lambda flag: f"{_ended(flag.why)} {engine.since(flag.flag)}".strip(),
+    }
+    flags: list[page.Block] = [page.tabulate(columns, start.flags)] if start.flags else []
+    flags.append(page.shell(start.words, start.arguments))
+    notes = page.Bullets((*_tried(advised), *start.notes, *advised.notes))
     title = f"{advised.engine.title} settings: {report.profile.name}"
     return page.Section("settings", title, (*said, *flags, *([notes] if notes.items else [])), "simulated")
+
+
+def _ended(sentence: str) -> str:
+    return sentence.removesuffix(".") + "."
 
 
 def _operating_point(report: Report) -> Iterator[str]:
@@ -91,14 +118,6 @@ def _tried(advised: EngineSettings) -> Iterator[str]:
     yield from alternatives(advised)
     if advised.advice is None:
         yield "Nothing else to set: no watermark and no other limit of running requests is known to gain."
-
-
-def _setting(flag: Flag, assigns: str, columns: int) -> Iterator[str]:
-    """Yield the line of a setting, and comments below it."""
-    value = "" if flag.value is None else f"{assigns}{flag.value}"
-    yield f"{'  ' if flag.section else ''}{flag.flag}{value}"
-    for said in filter(None, (flag.why, flag.since)):
-        yield from _comment(said, columns, "  ")
 
 
 def _comment(words: str, columns: int, indent: str = "") -> list[str]:

@@ -28,14 +28,22 @@ def chat(tmp_path: Path) -> str:
     return str(path)
 
 
+def arguments(text: str) -> list[str]:
+    """What a shell gives to vllm that runs a text as its script."""
+    script = f"vllm() {{ printf '%s\\n' \"$@\"; }}\n{text}"
+    return subprocess.run(
+        ["bash"], input=script, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
 def test_a_shell_takes_the_lines_as_the_settings_of_the_document(run: Run, chat: str) -> None:
     code, text, messages = run(chat)
     assert (code, messages) == (0, "")
     assert f"kvplan {__version__}" in text
-    script = "printf '%s\\n' $(sed 's/#.*//')"
-    words = subprocess.run(["bash", "-c", script], input=text, capture_output=True, text=True, check=True)
+    words = arguments(text)
     wanted = document(run, chat)["settings"]
-    assert words.stdout.split() == [word for flag in wanted for word in (flag["flag"], flag["value"])]
+    assert words[:2] == ["serve", "MODEL"]
+    assert words[2:] == [word for flag in wanted for word in (flag["flag"], flag["value"])]
     assert [flag["flag"] for flag in wanted][:1] == ["--max-num-seqs"]
 
 
@@ -60,7 +68,7 @@ def test_names_cannot_leave_a_comment_or_a_cell(run: Run, chat: str) -> None:
     Path(chat).write_text(Path(chat).read_text().replace('name = "chat"', f'name = "{name}"'))
     _, text, _ = run(chat)
     assert not set("`$<>|\x1b") & set(text)
-    assert all(line.startswith(("#", "--max-num-", "--watermark ")) for line in text.splitlines())
+    assert all(line.startswith(("#", "vllm serve MODEL --max-num-", "  --")) for line in text.splitlines())
     _, page, _ = run(chat, "--format", "markdown")
     assert "<script>" not in page
     assert "\x1b" not in page

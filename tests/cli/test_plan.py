@@ -38,7 +38,8 @@ def test_the_screen_says_how_many_at_what_price_and_why(planned: tuple[str, Path
     assert "1 replica x 1 H100 SXM = 1 GPU, fp8 weights, $3.00/h" in text
     assert "ttft p95 300 ms" in text
     assert "* 1 1 $3.00 all met" in text
-    assert "vllm serve meta-llama/Llama-3.1-8B --quantization fp8 --max-num-seqs" in text
+    assert "vllm serve meta-llama/Llama-3.1-8B --quantization fp8 --gpu-memory-utilization 0.92 " in text
+    assert " --max-model-len 131072 " in text
     lines = planned[0].splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80

@@ -70,3 +70,20 @@ def test_the_schema_of_the_report_is_printed(run: Run) -> None:
     code, out, error = run("schema", "--of", "report")
     assert (code, error) == (0, "")
     assert json.loads(out)["title"] == "kvplan report"
+
+
+def test_models_and_gpus_are_listed_by_a_word_of_any_name(run: Run) -> None:
+    """Sizes by hand: 80 layers of 8 heads of 128 numbers, keys and values of 2 bytes."""
+    code, out, _ = run("models", "llama-3.3-70b")
+    row = next(line for line in out.splitlines() if line.startswith("  meta-llama/Llama-3.3-70B-Instruct "))
+    assert (code, row.split()[1:]) == (
+        0,
+        ["70.6", "B", f"{80 * 8 * 128 * 2 * 2 / 1000:.4g}", "kB", "131,072"],
+    )
+    assert "is also Llama-3.3-70B" in out
+    for kind, entry in (("models", "Qwen/Qwen3-8B"), ("gpus", "H100 PCIe")):
+        found = json.loads(run(kind, "--format", "json")[1])[kind]
+        assert entry in [one["name"] for one in found]
+        assert len(found) > len(json.loads(run(kind, entry, "--format", "json")[1])[kind]) == 1
+        assert max(map(len, run(kind)[1].splitlines())) <= 80
+    assert run("models", "no such")[::2] == (2, "error: 'no such' is in no name; kvplan models lists all\n")

@@ -62,7 +62,7 @@ def written(name: str, model: ServingModel, *advice: Advice) -> tuple[EngineSett
 
 def flags(name: str, model: ServingModel, *advice: Advice) -> dict[str, str | None]:
     found, _ = written(name, model, *advice)
-    return {flag.flag: flag.value for flag in found.flags}
+    return {flag.flag: flag.value for flag in found.start.flags}
 
 
 def limited(**limits: Any) -> ServingModel:
@@ -205,7 +205,7 @@ def test_what_gains_most_stands_in_the_place_of_what_the_profile_says() -> None:
     found, report = written("vllm", some, WATERMARK, SEATS)
     text = " ".join(settings.text(found, report).replace("\n#", " ").split())
     assert (
-        "--watermark 0.019 tried, +4.66% under a backlog; the offered rate drains without it; TTFT p95"
+        "--watermark 0.019: tried, +4.66% under a backlog; the offered rate drains without it; TTFT p95"
         in text
     )
     assert "Or --max-num-seqs 46: tried, +3% under a backlog" in text
@@ -228,7 +228,7 @@ def test_limits_that_end_a_collapse_are_a_cap_and_a_bound_on_the_queue() -> None
         "--max-queued-requests": str(waiting),
     }
     found, _ = written("trtllm", ONE, BOTH)
-    assert [flag.flag for flag in found.flags] == ["max_batch_size"]
+    assert [flag.flag for flag in found.start.flags] == ["max_batch_size"]
     assert any("no bound on its queue: have a gateway give up" in note for note in found.notes)
 
 

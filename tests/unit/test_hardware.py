@@ -148,3 +148,24 @@ def test_a_description_that_lacks_a_figure_or_has_an_absurd_one_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         find_gpu("Voodoo 2", **figures)
+
+
+@every(
+    ("name", "said"),
+    [
+        ("H100", "H100 was taken for H100 SXM, not H100 PCIe or H100 NVL"),
+        ("H100 80GB", "H100 80GB was taken for H100 SXM, not H100 PCIe or H100 NVL"),
+        ("A100-80GB", "A100-80GB was taken for A100 80GB SXM, not A100 80GB PCIe"),
+        *(
+            (name, "")
+            for name in ("H100 PCIe", "H100-SXM", "A100-SXM4-80GB", "L40", "A10", "H200", "RTX 4090")
+        ),
+    ],
+)
+def test_a_form_that_was_assumed_is_said(name: str, said: str) -> None:
+    assert find_gpu(name).assumed == said
+
+
+def test_an_a100_has_to_be_named_in_full() -> None:
+    with pytest.raises(UsageError, match="did you mean A100 40GB or A100 80GB or A100 80GB PCIe"):
+        find_gpu("A100")

@@ -426,8 +426,52 @@ def test_a_file_and_its_folder_are_read(tmp_path: Path) -> None:
 
 def test_names_need_no_owner_case_or_punctuation() -> None:
     expected = read_model("meta-llama/Llama-3.1-8B")
-    for name in ("llama 3.1 8b", "Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"):
+    for name in ("llama 3.1 8b", "LLAMA-3.1-8B", "Llama_3.1_8B"):
         assert read_model(name) == expected
+
+
+@every(
+    ("asked", "served", "entry"),
+    [
+        ("Llama-3.3-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.1-70B"),
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.1-70B"),
+        ("Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3"),
+        ("Mistral-Nemo", "mistralai/Mistral-Nemo-Instruct-2407", "mistralai/Mistral-Nemo-Instruct-2407"),
+        ("zhipuai/GLM-5", "zai-org/GLM-5", "zai-org/GLM-5"),
+        ("someone/Qwen3-32B-FP8", "someone/Qwen3-32B-FP8", "Qwen/Qwen3-32B"),
+        ("Qwen3-32B-FP8", "Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B"),
+    ],
+)
+def test_the_model_is_the_one_that_was_asked_for(asked: str, served: str, entry: str) -> None:
+    shape = read_model(asked)
+    assert (shape.name, shape.like) == (served, entry)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+
+@every(
+    ("changed", "longest"),
+    [
+        ({}, 4096),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 8192),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4}}, 16384),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 4096),
+        ({"rope_scaling": {"type": "su", "factor": 32.0}}, 4096),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 32.0}}, 4096),
+        ({"rope_scaling": YARN}, 4096),
+        ({"rope_scaling": YARN | {"original_max_position_embeddings": 2048}}, 8192),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 4096),
+        ({"rope_parameters": {"full_attention": YARN | {"factor": 8}, "sliding_attention": {}}}, 8192),
+        ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 4096),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}, 4096),
+    ],
+)
+def test_the_longest_request_is_as_vllm_derives_it(changed: dict[str, Any], longest: int) -> None:
+    """By hand, after `_get_and_verify_max_len` of vLLM 0.24."""
+    config = {**SMALL, "max_position_embeddings": 4096, **changed}
+    assert shape_of(Keys("config.json", config), "small").max_model_len == longest
 
 
 @pytest.mark.parametrize(
@@ -441,7 +485,7 @@ def test_names_need_no_owner_case_or_punctuation() -> None:
 def test_a_name_may_end_with_the_type_of_weights(name: str, plain: str, storage: str) -> None:
     shape, other = read_model(name), read_model(plain)
     assert shape.storage == named_storage(storage)
-    assert (shape.name, shape.counts) == (other.name, other.counts)
+    assert (shape.like, shape.counts) == (other.like, other.counts)
 
 
 def test_an_unknown_name_brings_the_nearest() -> None:

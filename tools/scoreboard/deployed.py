@@ -47,5 +47,5 @@ def deployed(deployment: Deployment) -> Deployed:
     if precision != "int4" and (precision, shape.storage.name) != ("fp4", "mxfp4"):  # else as published
         shape = replace(shape, storage=named_storage(precision))
     gpu, engine, ranks = find_gpu(deployment.gpu), EngineName(deployment.engine), deployment.parallelism
-    of = Configuration(shape.name, gpu.name, engine, precision, str(ranks))
+    of = Configuration(shape.like or shape.name, gpu.name, engine, precision, str(ranks))
     return Deployed(of, shape, gpu, ranks, engine, assumed_kv_dtype(gpu, engine))

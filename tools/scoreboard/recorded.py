@@ -127,7 +127,7 @@ def read_runs(folder: Path) -> tuple[Run, ...]:
 
 def _run(row: dict[str, str], source: str) -> Run:
     shape, gpu, ranks = read_model(row["model"]), find_gpu(row["gpu"]), Parallelism(int(row["tp"]))
-    of = Configuration(shape.name, gpu.name, "vllm", "bf16", str(ranks))
+    of = Configuration(shape.like or shape.name, gpu.name, "vllm", "bf16", str(ranks))
     told = row.get("kv_tokens")
     replica = Replica(
         int(float(told)) if told else estimate_replica(shape, gpu, parallelism=ranks).memory_tokens,

@@ -63,9 +63,9 @@ def _rows_of(run: Run, times: Times) -> Iterator[Row]:
 
 def _long_prompts(known: Known) -> Iterator[Row]:
     of = deployed(_LONG)
-    (times,) = foretold([Sweep("", "", _LONG, (_LONG_POINT,))], known.without_model(of.shape.name).law(of))
+    (times,) = foretold([Sweep("", "", _LONG, (_LONG_POINT,))], known.without_model(of.shape.like).law(of))
     mine, load = (
-        Configuration(_LONG.name, "long prompts", of.shape.name, "vllm"),
+        Configuration(_LONG.name, "long prompts", of.shape.like, "vllm"),
         "32768 in, 77 out, one at a time",
     )
     yield Row(mine, load, "requests/s", "1/s", 1 / times[Kind.INTERVAL], _LONG_RPS)

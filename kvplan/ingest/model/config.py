@@ -10,7 +10,7 @@ from typing import Any
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.hardware import find, tables
-from kvplan.ingest.model.json_keys import DEFAULTS, FAMILIES, Keys, read_object
+from kvplan.ingest.model.json_keys import DEFAULTS, FAMILIES, LARGEST, Keys, read_object
 from kvplan.ingest.model.layers import Layer, read_layers, read_state, window_of
 from kvplan.ingest.model.shape import Heads, Kept, ModelShape
 from kvplan.ingest.model.weights import count_encoder, count_parameters, read_kv_dtype, read_storage
@@ -22,7 +22,12 @@ _LAYERS = 10_000  # at most; published models have up to 126
 _NOUN = "model in the catalogue nor file"
 _NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 _QUANTISED = {"fp8": {"quant_method": "fp8"}, "nvfp4": _NVFP4, "fp4": _NVFP4}  # ends of names
-_ABOUT = ("also", "source", "total_billion", "active_billion")  # keys of the catalogue
+_ABOUT = ("also", "short", "source", "total_billion", "active_billion")  # keys of the catalogue
+_UNSCALED = (
+    "su",
+    "longrope",
+    "llama3",
+)  # kinds of rope_scaling whose factor vLLM leaves out of the longest context
 
 _REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -54,9 +59,10 @@ def read_model(reference: str | Path) -> ModelShape:
             return shape_of(read_object(path), path.stem)
         name = path.absolute().parent.name or path.stem
         return shape_of(read_object(path), name, _quantization_beside(path))
-    name, quantised = _catalogued(text)
-    config = {key: value for key, value in catalogue()[name].items() if key not in _ABOUT}
-    return shape_of(Keys(f"catalogue: {name}", {**config, **quantised}), name)
+    name, entry, quantised = _catalogued(text)
+    config = {key: value for key, value in catalogue()[entry].items() if key not in _ABOUT}
+    shape = shape_of(Keys(f"catalogue: {entry}", {**config, **quantised}), name)
+    return replace(shape, like=entry)
 
 
 @cache
@@ -65,25 +71,47 @@ def catalogue() -> Mapping[str, Mapping[str, Any]]:
     return tables("models.toml")
 
 
-def _catalogued(text: str) -> tuple[str, Mapping[str, Any]]:
-    """The name in the catalogue, and what a type of weights at the end of `text` changes: nvidia/Qwen3-32B-NVFP4."""
-    known = catalogue()
-    names = {name: name for name in known}
-    aliases = {alias: name for name, config in known.items() for alias in _other_names(name, config)}
+@cache
+def checkpoints() -> Mapping[str, Mapping[str, str]]:
+    """Checkpoints with weights of another type, by the name of the model and the type."""
+    return tables("checkpoints.toml")
+
+
+def models() -> dict[str, dict[str, str]]:
+    """All names of the catalogue: by entry the names that stand for a model of these sizes, with its name in full.
+
+    >>> models()["meta-llama/Llama-3.2-1B"]["Llama-3.2-1B-Instruct"]
+    'meta-llama/Llama-3.2-1B-Instruct'
+    """
+    return {entry: dict(_names(entry, config)) for entry, config in catalogue().items()}
+
+
+def _names(entry: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    owner, _, own = entry.partition("/")
+    real = {name: f"{owner}/{name}" for name in (own, *config.get("also", ()))}
+    for name, full in (
+        *real.items(),
+        *((short, real[one]) for short, one in config.get("short", {}).items()),
+    ):
+        yield from ((name, full), (name if "/" in name else f"{owner}/{name}", full))
+
+
+def _catalogued(text: str) -> tuple[str, str, Mapping[str, Any]]:
+    """A model's name in full, the entry with its sizes, and what a type of weights at the end of `text` changes."""
+    full = {name: one for names in models().values() for name, one in names.items()}
+    entries = {one: entry for entry, names in models().items() for one in names.values()}
+    known = {name: name for name in entries}
     try:
-        return find(text, names, aliases, _NOUN), {}
+        name = find(text, known, full, _NOUN)
     except UsageError:
         stem, _, ending = text.rpartition("-")
         if ending.lower() not in _QUANTISED:
             raise
-    name = find(stem.rpartition("/")[2], names, aliases, _NOUN)
-    return name, {"quantization_config": _QUANTISED[ending.lower()]}
-
-
-def _other_names(name: str, config: Mapping[str, Any]) -> list[str]:
-    short = name.partition("/")[2]
-    given = [short, *config.get("also", ())]
-    return given + [f"{owner}/{other}" for owner in [name.partition("/")[0]] for other in given]
+        name, method = find(stem.rpartition("/")[2], known, full, _NOUN), _QUANTISED[ending.lower()]
+        kind = "fp8" if ending.lower() == "fp8" else "nvfp4"
+        named = text if "/" in text else checkpoints().get(name, {}).get(kind, text)
+        return named, entries[name], {"quantization_config": method}
+    return name, entries[name], {}
 
 
 def _quantization_beside(path: Path) -> Keys | None:
@@ -141,6 +169,7 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
         notes=(),
         kv_dtype=kv_dtype,
         encoder_bytes=_SIXTEEN_BITS * (count_encoder(encoder) if encoder else 0),
+        max_model_len=_longest(keys, context),
     )
     others = keys.has("audio_config") or (not shape.encoder_bytes and (len(parts) > 1 or encoder is not None))
     return replace(shape, notes=tuple(_notes(shape, filled, unread, other_encoders=others)))
@@ -166,6 +195,24 @@ def _filled(keys: Keys) -> dict[str, Any]:
         for key, value in defaults.items()
         if not keys.has(key) and not (listed and key == "sliding_window_pattern")
     }
+
+
+def _longest(keys: Keys, context: int | None) -> int | None:
+    """Most tokens of a request, as vLLM derives them: `_get_and_verify_max_len` of its config/model.py."""
+    table = keys.table("rope_parameters") or keys.table("rope_scaling")
+    if context is None or table is None or "gemma3" in keys.text("model_type"):
+        return context
+    several = [
+        one for name in table.values if isinstance(table.values[name], dict) and (one := table.table(name))
+    ]
+    for one in several or [table]:
+        kind = one.text("rope_type") or one.text("type")
+        factor = one.values.get("factor")
+        if kind in _UNSCALED or isinstance(factor, bool) or not isinstance(factor, int | float):
+            continue
+        trained = one.size("original_max_position_embeddings", default=context) if kind == "yarn" else context
+        return max(1, min(int(trained * factor), LARGEST))
+    return context
 
 
 def _delta_attention(keys: Keys) -> dict[str, Any]:

@@ -12,12 +12,11 @@ engines.toml has it by version, and how SGLang and TensorRT-LLM differ. docs/acc
 What an engine logs when it starts always wins over this.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvplan.engine import EngineName
+from kvplan.engine import EngineName, numbers
 from kvplan.errors import UsageError
 from kvplan.ingest.model.hardware import Gpu, tables
 from kvplan.ingest.model.shape import ModelShape, kv_layers, with_weights
@@ -74,17 +73,12 @@ def takes(engine: EngineName, version: str = "") -> list[Takes]:
         The version is not known.
     """
     newest, records = tables("engines.toml")[engine].values()
-    asked, first = _numbers(version or newest), records[0]["since"]
-    if asked < _numbers(first) or asked[:2] > _numbers(newest):
+    asked, first = numbers(version or newest), records[0]["since"]
+    if asked < numbers(first) or asked[:2] > numbers(newest):
         known = f"known are {first} to {newest}, and without one {newest} is taken"
         raise UsageError(f"--engine {engine}=={version}: no such version; {known}")
-    kept = [record for record in reversed(records) if _numbers(record["since"]) <= asked]
+    kept = [record for record in reversed(records) if numbers(record["since"]) <= asked]
     return [Takes(engine, newest, **{key: r[key] for key in Takes._fields if key in r}) for r in kept]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Numbers of a version, without what marks a candidate or a later build."""
-    return tuple(map(int, re.split(r"[^\d.]", version)[0].strip(".").split(".")))
 
 
 def default_limits(engine: EngineName | None, gpu: Gpu, version: str = "") -> dict[str, int]:
@@ -94,7 +88,7 @@ def default_limits(engine: EngineName | None, gpu: Gpu, version: str = "") -> di
     """
     if engine is not EngineName.VLLM:
         return {}
-    large = gpu.memory_bytes >= 70 * 2**30 and "A100" not in gpu.name and _numbers(version or "0.8") >= (0, 8)
+    large = gpu.memory_bytes >= 70 * 2**30 and "A100" not in gpu.name and numbers(version or "0.8") >= (0, 8)
     return {"max_num_seqs": 1024 if large else 256, "max_num_batched_tokens": 8192 if large else 2048}
 
 
@@ -209,6 +203,7 @@ def estimate_replica(
         "communication; the engine's own figure at start-up wins",
         *shape.notes,
     ]
+    notes += [gpu.assumed] if gpu.assumed else []
     if gpu.memory_from in _OFF:
         notes.append(f"memory of {gpu.name} is {_OFF[gpu.memory_from]} what engines see")
     tokens = parallelism.pipeline * left // layout.block_bytes * layout.block_tokens

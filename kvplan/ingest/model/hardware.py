@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,7 @@ class Gpu:
     source: str
     mig: tuple[str, ...] = ()
     is_slice: bool = False
+    assumed: str = field(default="", compare=False)  # what a name that says less was taken for, in a sentence
 
     def check_group(self, tensor_parallel: int) -> None:
         """Refuse tensor parallelism over MIG slices, which have no connection to others (MIG user guide)."""
@@ -69,6 +70,7 @@ def find_gpu(
     whole, colon, profile = name.partition(":")
     try:
         gpu = find(whole, known, aliases, "GPU in the catalogue")
+        gpu = replace(gpu, assumed=_assumed(whole, gpu, known))
     except UsageError as error:
         missing = [option for option, text in given.items() if text is None]
         if len(missing) == len(given):
@@ -92,6 +94,18 @@ def find_gpu(
         peak = _stated("--gpu-flops", flops.replace("/s", ""), _FLOPS, 1e11, 1e18)
         gpu = replace(gpu, flops_bf16=peak, flops_fp8=None, flops_fp4=None)
     return gpu
+
+
+def _assumed(name: str, gpu: Gpu, known: Iterable[str]) -> str:
+    """Say that a name was taken for one form of a GPU, of several: SXM where nobody said PCIe."""
+    base = gpu.name
+    if plain(name) != plain(base):
+        base = base.partition(" ")[0]
+        if re.sub(r"(?:40|80|94|96|141)gb$", "", plain(name)) != plain(base):
+            return ""
+    others = " or ".join(one for one in known if one != gpu.name and one.startswith(f"{base} "))
+    taken = gpu.name if "SXM" in gpu.name else f"{gpu.name} SXM"
+    return f"{name} was taken for {taken}, not {others}" if others else ""
 
 
 def _stated(option: str, text: str, units: Mapping[str, Fraction], least: float, most: float) -> float:
@@ -129,6 +143,12 @@ def _slice(gpu: Gpu, profile: str) -> Gpu:
 def gpus() -> tuple[Gpu, ...]:
     """All GPUs of the catalogue."""
     return tuple(_catalogue()[0].values())
+
+
+def gpu_names() -> dict[str, list[str]]:
+    """Further names of each GPU of the catalogue."""
+    _, aliases = _catalogue()
+    return {gpu.name: [alias for alias, name in aliases.items() if name == gpu.name] for gpu in gpus()}
 
 
 @cache
@@ -188,5 +208,6 @@ def _nearest(wanted: str, written: Mapping[str, str], known: Iterable[str]) -> s
     if proper:
         return f"did you mean {' or '.join(proper)}?"
     every = list(known)
-    such_as = f"{len(every)} are known, such as" if len(every) > _LISTED else "known are"
-    return f"{such_as} {', '.join(every[:_LISTED])}"
+    if len(every) > _LISTED:
+        return f"kvplan models lists the {len(every)} that are known"
+    return f"known are {', '.join(every)}"

@@ -327,7 +327,7 @@ def _of_itself(
     shape: ModelShape, gpu: Gpu, ranks: Parallelism, engine: EngineName | None
 ) -> list[tuple[float, float, int]]:
     """List the ratios of public sweeps of the same model, GPUs, parallelism and weights."""
-    ratios = _learnt()["ratios"].get(shape.name, {})
+    ratios = _learnt()["ratios"].get(shape.like, {})
     engines = EngineName if engine is None else (engine,)
     keys = (f"{gpu.name} {ranks} {name} {shape.storage.name}" for name in engines)
     return [ratios[key] for key in keys if key in ratios]

@@ -101,11 +101,18 @@ class ModelShape:
     encoder_bytes: int = 0  # weights of an encoder of images
     drafts: int = 0  # tokens drafted at a time, for each of which a state is larger
     adapter_ranks: int = 0  # LoRA adapters loaded at once, times their rank
+    max_model_len: int | None = None  # most tokens of a request
+    like: str = ""  # the entry of the catalogue with its sizes
 
     @property
     def vocabulary(self) -> int:
         """Tokens there are."""
         return self.counts.embeddings // (self.counts.tables * self.hidden_size)
+
+    @property
+    def weights(self) -> str:
+        """Type of the weights as the configuration keeps them, by name."""
+        return "bf16" if self.storage.is_16_bit else self.storage.name
 
     @property
     def weight_bytes(self) -> int:

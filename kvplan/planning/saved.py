@@ -1,0 +1,124 @@
+"""A profile that is planned again: what is asked of it otherwise, the rest as it was."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvplan.errors import UsageError
+from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.shape import ModelShape
+from kvplan.options import PlanOptions, Router
+from kvplan.planning.demand import Demand, Replay
+from kvplan.profile.reading import Profile
+
+TRAFFIC = "classes", "sessions", "workload", "prefix"
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Traffic as a profile states it."""
+
+    tables: dict[str, Any]
+    assumes_spread = False
+
+    @property
+    def users(self) -> int | None:
+        """Of a closed population that is all there is."""
+        every = [*self.tables.get("classes", ()), *self.tables.get("sessions", ())]
+        return every[0].get("users") if len(every) == 1 else None
+
+
+def traffic_of(profile: Profile) -> Stated | Replay:
+    """The demand that a profile states."""
+    tables = {name: profile.tables[name] for name in TRAFFIC if name in profile.tables}
+    recorded = profile.model.arrivals.trace
+    if recorded is None or profile.trace is None:
+        return Stated(tables)
+    return Replay(tables, recorded, profile.trace.name)
+
+
+def asked_again(profile: Profile, asked: PlanOptions) -> PlanOptions:
+    """Options with what a profile says in the place of those that are not given."""
+    table, engine, plan = profile.tables.get("model", {}), profile.tables.get("engine", {}), profile.plan
+    routing = profile.tables.get("fleet", {}).get("routing")
+    known: dict[str, Any] = {
+        "gpu": table.get("gpu"),
+        "weights": table.get("weights"),
+        **{key: table.get(key) for key in ("kv_dtype", "loras", "lora_rank")},
+        "engine": "==".join(filter(None, (engine.get("name", "vllm"), engine.get("version")))),
+        "gpu_hour": None if asked.gpu else plan.gpu_hour,
+        "slower": plan.slower,
+        "headroom": plan.headroom,
+        "router": routing if routing in (Router.ROUND_ROBIN, Router.LEAST_REQUESTS) else None,
+    }
+    plain = PlanOptions(())
+    unset = {key: value for key, value in known.items() if getattr(asked, key) == getattr(plain, key)}
+    return replace(asked, **{key: value for key, value in unset.items() if value is not None})
+
+
+def shape_of(profile: Profile) -> ModelShape:
+    """The model of a profile, whose requests are no longer than they were."""
+    table, most = profile.tables.get("model"), profile.tables.get("engine", {}).get("max_model_len")
+    if table is None:
+        options = "--gpu, --tp and its like, --weights, --kv-dtype and --loras are of a model to estimate"
+        raise UsageError(f"{profile.source}: {options}, and the profile has no [model] with its name")
+    config = table.get("config")
+    shape = read_model(profile.folder / config if config else table["name"])
+    return replace(shape, max_model_len=most or shape.max_model_len)
+
+
+def restated(profile: Profile, asked: PlanOptions, read: Callable[[PlanOptions], Demand | None]) -> Profile:
+    """A profile whose only class, or conversation, is asked for as the options say; `read` makes a demand of them."""
+    given = {
+        "--in": asked.input is not None,
+        "--out": asked.output is not None,
+        "--users": asked.users is not None,
+        "--system-prompt": asked.system_prompt != PlanOptions.system_prompt,
+        "--turns": asked.turns != PlanOptions.turns,
+        "--think": asked.think is not None,
+    }
+    closed = asked.rate is not None and traffic_of(profile).users is not None
+    if not (closed or any(given.values())):
+        return profile
+    every = [*profile.tables.get("classes", ()), *profile.tables.get("sessions", ())]
+    one = dict(every[0]) if every else {}
+    option = next((option for option, is_given in given.items() if is_given), "--rate")
+    if len(every) != 1 or profile.trace is not None:
+        has = "requests of a trace" if profile.trace is not None else f"{len(every)} classes"
+        raise UsageError(
+            f"{option}: {profile.source} has {has}; give --in, --out and --rate or --users, all of it"
+        )
+    full: dict[str, Any] = {"input": asked.input or "1", "output": asked.output or "1", "trace": None}
+    full |= {"rate": 1.0} if asked.users is None else {}
+    made = read(replace(asked, **full, think=None))
+    assert made is not None
+    talks = "first" in one or made.is_conversation or asked.think is not None
+    if talks:  # all that a conversation has, whatever the options say of it
+        (new,) = replace(made, think_s=asked.think, users=made.users or 1).tables["sessions"]
+        one = one if "first" in one else _session(one, new)
+    else:
+        (new,) = made.tables["classes"]
+    keys = {"--in": ("input", "first", "user"), "--out": ("decode",), "--users": ("users",)}
+    keys |= {"--system-prompt": ("shared",), "--turns": ("turns",), "--think": ("think",)}
+    changed = {key: new[key] for option in keys for key in keys[option] if given[option] and key in new}
+    if given["--users"] or closed:
+        one = {key: value for key, value in one.items() if key not in ("rate", "users")}
+        one |= {"rate": 1.0} if closed else {}  # the rate that is asked for takes its place
+    table = {**one, **changed}
+    now = profile.changed(
+        {("classes",): None if talks else [table], ("sessions",): [table] if talks else None}
+    )
+    if not (given["--turns"] and "rate" in table and asked.rate is None):
+        return now
+    share = profile.model.total_rate_rps / now.model.total_rate_rps  # as many turns
+    return now.changed({("sessions", 0, "rate"): table["rate"] * share})
+
+
+def _session(table: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
+    """A class as conversations of one turn."""
+    if more := table.keys() - {"name", "input", "decode", "rate"}:
+        raise UsageError(
+            f"a class with {', '.join(sorted(more))} is not made a conversation; give --in and --out too"
+        )
+    lengths = {"first": table["input"], "user": table["input"], "decode": table["decode"]}
+    return like | lengths | {"name": table["name"], "rate": table["rate"], "shared": 0, "turns": 1}
