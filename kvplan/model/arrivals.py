@@ -25,6 +25,20 @@ class Recorded:
         span = float(self.arrival_s[-1] - self.arrival_s[0])
         return (self.arrival_s.size - 1) / span if span > 0 else None
 
+    def within(self, most: int | None) -> "Recorded":
+        """Leave out requests of more tokens, prompt and answer together."""
+        tokens = self.input_tokens + self.decode_tokens
+        if most is None or tokens.max(initial=0) <= most:
+            return self
+        kept, hashes = (tokens <= most).nonzero()[0], self.block_hashes
+        return replace(
+            self,
+            arrival_s=self.arrival_s[kept] - self.arrival_s[kept[:1]],
+            input_tokens=self.input_tokens[kept],
+            decode_tokens=self.decode_tokens[kept],
+            block_hashes=None if hashes is None else tuple(hashes[i] for i in kept.tolist()),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ArrivalProcess:

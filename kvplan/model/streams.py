@@ -14,12 +14,13 @@ from functools import lru_cache
 import numpy as np
 
 from kvplan.model.arrays import FloatArray
+from kvplan.model.context import sample
 from kvplan.model.gaps import Gap
 from kvplan.model.lengths import Paged
 from kvplan.model.serving import ServingModel
 from kvplan.model.sessions import Sessions, SharedPrompt
 from kvplan.model.timing import attention_pairs
-from kvplan.model.weights import Prefill
+from kvplan.model.weights import Prefill, Weights, computed_tokens, first_tokens, prefill_work, stage_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,10 @@ def class_streams(model: ServingModel) -> tuple[Stream, ...]:
     return tuple(
         _class_stream(model, index)
         if c.sessions is None
-        else replace(_of_sessions(c.sessions, replica.prefill, replica.block_tokens), rate_rps=c.rate_rps)
+        else replace(
+            _of_sessions(replace(c.sessions, users=None), replica.prefill, replica.block_tokens),
+            rate_rps=c.rate_rps,
+        )
         for index, c in enumerate(model.classes)
     )
 
@@ -139,7 +143,12 @@ def _of_sessions(sessions: Sessions, prefill: Prefill, block_tokens: int) -> Str
 
 
 def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_tokens: int) -> Stream:
-    """Return the stream that the turns of sessions make up, so many turns/s, with exact moments (new, theory §8)."""
+    """Return the stream that the turns of sessions make up, so many turns/s, with exact moments (new, theory §8).
+
+    Where a limit binds they are those of a sample.
+    """
+    if sessions.limit is not None:
+        return _of_sample(sessions, rate_rps, prefill, block_tokens)
     b = block_tokens
     going = sessions.turns.at_least()  # P(a session has a turn j), j = 1, 2, …
     mean_turns = float(going.sum())
@@ -191,4 +200,42 @@ def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_
             PromptKind(1 - asked, start, kept),
             PromptKind(asked, later, kept + again / asked if asked else 0.0),
         ),
+    )
+
+
+def _of_sample(sessions: Sessions, rate_rps: float, prefill: Prefill, block_tokens: int) -> Stream:
+    drawn, b = sample(sessions), block_tokens
+    prompt, asked = drawn.input_tokens.astype(np.float64), drawn.asked_for
+    found = ~drawn.fresh  # the same number of turns as are asked for
+    first = first_tokens(prefill, drawn.input_tokens).astype(np.float64)
+    stages = stage_count(prefill, drawn.decode_tokens)
+    held = Weights(first, stages, b)
+    common = shared_pages([SharedPrompt(sessions.shared)], int(drawn.input_tokens.min()), b)
+    kept = common[0].tokens if common else 0
+    left = (prompt + drawn.decode_tokens - 1) // b * b
+    reused = left[asked]
+    share = reused.size / left.size
+    again = float((reused - kept).sum()) / left.size
+    work = float(prefill_work(prefill, drawn.input_tokens).mean())
+    kinds = ((1 - share, ~found, kept), (share, found, kept + again / share if share else 0.0))
+    return Stream(
+        rate_rps=rate_rps,
+        stages=float(stages.mean()),
+        read=float(Weights(first, stages).footprint.mean()),
+        held=float(held.footprint.mean()),
+        held_squares=float(held.squares.mean()),
+        prompt=float(prompt.mean()),
+        prompt_squares=float((prompt**2).mean()),
+        prefill=work,
+        prefill_pairs=float(attention_pairs(prompt).mean()) if work else 0.0,
+        computed=float(computed_tokens(prefill, drawn.input_tokens, stages).mean()),
+        decode=float(drawn.decode_tokens.mean()),
+        left=float((left - kept).mean()),
+        left_squares=float(((left - kept) ** 2).mean()),
+        reused=again,
+        reused_squares=float(((reused - kept) ** 2).sum()) / left.size,
+        reused_pairs=float((attention_pairs(reused) - attention_pairs(kept)).sum()) / left.size,
+        gap=sessions.think,
+        shared=common,
+        prompts=tuple(PromptKind(part, float(prompt[its].mean()), of) for part, its, of in kinds if part),
     )

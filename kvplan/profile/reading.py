@@ -421,13 +421,14 @@ def plan_of(document: schema.Document) -> Plan:
 def model_of(document: schema.Document) -> ServingModel:
     """The model of a checked document that has all parts."""
     gpu, timing, workload, drafts = document.gpu, document.timing, document.workload, document.drafts
-    served = [c for c in document.classes if c.rate != 0]
     rate = None if workload is None else workload.rate
+    asked = [c for c in document.classes if c.rate != 0]
+    served = [c for c in asked if document.most is None or c.shortest <= document.most]
     law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__})
     model = ServingModel(
         classes=(
-            *(c.request_class(rate) for c in served),
-            *(s.request_class() for s in document.sessions),
+            *(c.request_class(rate, document.most) for c in served),
+            *(s.request_class(document.most) for s in document.sessions),
         ),
         timing=(law if drafts is None else drafts.slowed(law)).of_ranks(gpu.data_parallel),
         replica=gpu.with_drafts(drafts),
@@ -441,6 +442,7 @@ def model_of(document: schema.Document) -> ServingModel:
         fleet=None if document.fleet is None else document.fleet.fleet(gpu.token_bytes),
         engine=None if document.engine is None else document.engine.engine,
         left_out=tuple(c.name for c in document.classes if c.rate == 0),
+        rejected_rps=sum(c.rate_rps(rate) for c in asked if c not in served),
     )
     if not any(table.users for table in document.sessions):
         return model

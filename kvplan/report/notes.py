@@ -38,6 +38,7 @@ def sources(figures: Figures) -> dict[str, Source]:
     limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
     terms = "d2, d3" if timing.is_linear else "d2 to d6"
     about = {
+        "about.limited": any(c.sessions is not None and c.sessions.limit is not None for c in model.classes),
         "about.beyond_papers": timing.goes_beyond_papers
         or replica.block_tokens > 1
         or limited
@@ -69,10 +70,6 @@ def _of_inputs(figures: Figures) -> Iterator[str]:
     yield from extrapolations(model.measured, tuple(states(model)))
     yield from band_notes(model, figures.load, figures.recovery.rate_rps or 0.0)
     yield from (f"{name} has a rate of 0 and is left out." for name in model.left_out[:3])
-    most = model.engine and model.engine.max_model_len
-    if longer := [c.name for c in model.classes if most and c.max_tokens > most]:
-        refused = f"The engine refuses requests of more than max_model_len, {most:,} tokens, which count here"
-        yield f"{refused}: some of {', '.join(longer[:3])}{', …' * (len(longer) > 3)}."
 
 
 def _about(figures: Figures) -> Iterator[tuple[str, Any]]:

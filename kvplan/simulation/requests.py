@@ -15,6 +15,7 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Recorded, ServingModel
+from kvplan.model.context import reached
 from kvplan.model.drafts import Drafts
 from kvplan.model.lengths import Lengths
 from kvplan.model.schedule import Course, Steps
@@ -234,10 +235,11 @@ def interleaved(model: ServingModel, *, requests: int) -> Requests:
     inputs = np.empty(requests, dtype=np.int64)
     for index, c in enumerate(model.classes):
         mine = np.flatnonzero(kind == index)
-        weights = np.outer([p.share for p in c.kinds], c.decode_weights)
-        prompt, length = np.unravel_index(_interleaved(weights.ravel().tolist(), mine.size), weights.shape)
-        decode[mine] = np.array(c.decode_tokens)[length]
-        inputs[mine] = np.array([p.tokens for p in c.kinds])[prompt]
+        laws = [c.outputs_of(prompt) for prompt in c.kinds]
+        weights = [p.share * law.weights for p, law in zip(c.kinds, laws, strict=True)]
+        pair = _interleaved(np.concatenate(weights).tolist(), mine.size)
+        decode[mine] = np.concatenate([law.values for law in laws])[pair]
+        inputs[mine] = np.repeat([p.tokens for p in c.kinds], [law.values.size for law in laws])[pair]
     return Requests(np.zeros(requests), inputs, decode, kind)
 
 
@@ -251,16 +253,36 @@ def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator
     return _drawn([c.outputs for c in model.classes], class_index, rng)
 
 
-def prompt_lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:
-    """Draw the prompt length, tokens, of each request; nothing is drawn where those of a class are alike."""
+def prompt_lengths(
+    model: ServingModel, class_index: IntArray, rng: np.random.Generator, decode: IntArray
+) -> IntArray:
+    """Draw the prompt length, tokens, of each request; nothing is drawn where those of a class are alike.
+
+    With the answer, of `decode` tokens, it is no longer than the engine takes.
+    """
     if not any(c.prompts for c in model.classes):
         each = np.array([c.input_tokens for c in model.classes], dtype=np.int64)
         return each.astype(_numbers(class_index.size, each))[class_index]
-    return _drawn([c.inputs for c in model.classes], class_index, rng)
+    laws, limits = [c.inputs for c in model.classes], [c.most for c in model.classes]
+
+    def part(mine: slice) -> FloatArray | float:
+        of, room = np.ones(class_index[mine].size), decode[mine]
+        for index, most in enumerate(limits):
+            if most is not None:
+                its = np.flatnonzero(class_index[mine] == index)
+                of[its] = reached(laws[index], most - room[its])
+        return of
+
+    return _drawn(laws, class_index, rng, part if any(limits) else lambda mine: 1.0)
 
 
-def _drawn(laws: Sequence[Lengths], class_index: IntArray, rng: np.random.Generator) -> IntArray:
-    """Draw a value for each request from the law of its class."""
+def _drawn(
+    laws: Sequence[Lengths],
+    class_index: IntArray,
+    rng: np.random.Generator,
+    part: Callable[[slice], FloatArray | float] = lambda mine: 1.0,
+) -> IntArray:
+    """Draw a value for each request from the law of its class, from the first part of it alone."""
     values = np.concatenate([law.values for law in laws])
     # law by law: a class and a chance are one position on a line, class i from i to i + 1
     ends = np.concatenate([i + _cumulative(law.weights) for i, law in enumerate(laws)])
@@ -268,7 +290,7 @@ def _drawn(laws: Sequence[Lengths], class_index: IntArray, rng: np.random.Genera
 
     def drawn(mine: slice) -> IntArray:
         kind = class_index[mine]
-        row = _after(ends, kind + rng.random(kind.size))
+        row = _after(ends, kind + rng.random(kind.size) * part(mine))
         return np.asarray(values[np.minimum(row, last[kind])])
 
     return _in_pieces(drawn, class_index.size, _numbers(class_index.size, values))
@@ -382,7 +404,7 @@ def _of_any_class(model: ServingModel, rng: np.random.Generator, arrival: FloatA
     small = arrival.size > _MANY and rates.size < 2**15
     kind = _in_pieces(drawn, arrival.size, np.int16 if small else np.int64)
     decode = lengths(model, kind, rng)
-    return Requests(arrival, prompt_lengths(model, kind, rng), decode, kind)
+    return Requests(arrival, prompt_lengths(model, kind, rng, decode), decode, kind)
 
 
 def _by_share_of_step(
@@ -433,6 +455,16 @@ def stretch(recorded: Recorded, rate_rps: float | None) -> float:
 def first(requests: Requests, count: int) -> Requests:
     """Pick the first so many."""
     return chosen(requests, np.arange(min(count, requests.arrival_s.size)))
+
+
+def within(requests: Requests, most: int | None) -> Requests:
+    """Pick those of a trace that an engine takes, of at most so many tokens."""
+    tokens = requests.input_tokens + requests.decode_tokens
+    if most is None or tokens.max() <= most:
+        return requests
+    if tokens.min() > most:
+        raise UsageError(f"all requests of the trace are longer than max_model_len, {most:,} tokens")
+    return chosen(requests, np.flatnonzero(tokens <= most))
 
 
 def thinned(requests: Requests, share: float, rng: np.random.Generator) -> Requests:
