@@ -63,7 +63,8 @@ class ServingModel:
     fleet: Fleet | None = None  # that the rates are of, each replica like `replica`; None: a single one
     engine: Engine | None = None  # as the profile names it
     left_out: tuple[str, ...] = ()  # names of classes that nobody asks for: their rate is 0
-    rejected_rps: float = 0.0  # of classes all of whose requests are longer than the engine takes
+    # requests of classes that are longer than the engine takes, all of them, for each one asked of the others
+    too_long: float = 0.0
 
     @property
     def is_plain(self) -> bool:

@@ -55,10 +55,18 @@ def _of_kind(kind: Kind, request: Request) -> Profile:
     name = f"{kind.shape.name} on {kind.parallelism.gpus} x {kind.gpu.name}"
     engine = {} if kind.engine is EngineName.VLLM else {"name": str(kind.engine)}
     engine |= {"version": kind.version} if kind.version else {}
+    engine |= {key: value for key, value in request.settings.items() if key == "max_model_len"}
     tables = {"schema": 1, "name": name, "engine": engine, **kind.tables(), **request.demand.tables}
-    return _replayed(
-        from_tables({key: value for key, value in tables.items() if value}, name), request.demand
-    )
+    profile = from_tables({key: value for key, value in tables.items() if value}, name)
+    return _replayed(_with_all_turns(profile), request.demand)
+
+
+def _with_all_turns(profile: Profile) -> Profile:
+    """Return a profile whose conversations have as many turns/s as if max_model_len ended none."""
+    sessions = profile.model.classes[0].sessions
+    if sessions is None or sessions.users is not None or sessions.turns.mean == sessions.asked.mean:
+        return profile
+    return _with_traffic(profile, with_rates(profile.tables, sessions.asked.mean / sessions.turns.mean))
 
 
 def _with_demand(profile: Profile, request: Request) -> Profile:

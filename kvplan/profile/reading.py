@@ -424,6 +424,7 @@ def model_of(document: schema.Document) -> ServingModel:
     rate = None if workload is None else workload.rate
     asked = [c for c in document.classes if c.rate != 0]
     served = [c for c in asked if document.most is None or c.shortest <= document.most]
+    rates = [sum(c.rate_rps(rate) for c in some) for some in (asked, served)]
     law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__})
     model = ServingModel(
         classes=(
@@ -442,7 +443,7 @@ def model_of(document: schema.Document) -> ServingModel:
         fleet=None if document.fleet is None else document.fleet.fleet(gpu.token_bytes),
         engine=None if document.engine is None else document.engine.engine,
         left_out=tuple(c.name for c in document.classes if c.rate == 0),
-        rejected_rps=sum(c.rate_rps(rate) for c in asked if c not in served),
+        too_long=rates[0] / rates[1] - 1 if served else 0.0,
     )
     if not any(table.users for table in document.sessions):
         return model

@@ -78,13 +78,14 @@ def context(model: ServingModel) -> Context:
     tokens = sum(one.rate_rps * (one.prompt + one.decode) for one in class_streams(model))
     of_turns = [(c.rate_rps, c.sessions.turns.mean) for c in model.classes if c.sessions is not None]
     begun = sum(rate / mean for rate, mean in of_turns)
-    rejected = model.rejected_rps + sum(c.rejected_rps for c in model.classes)
+    rejected = sum(c.rejected_rps for c in model.classes)
+    asked = (model.total_rate_rps + rejected) * (1 + model.too_long)
     return Context(
         limit=model.max_model_len,
         mean=tokens / model.total_rate_rps,
         largest=max(c.max_tokens for c in model.classes),
         turns=sum(rate for rate, _ in of_turns) / begun if begun else None,
-        rejected_share=rejected / (rejected + model.total_rate_rps),
+        rejected_share=1 - model.total_rate_rps / asked,
     )
 
 

@@ -284,7 +284,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "drafts": Drafts(2, (0.7, 0.4), 1e-3, 1e-5),
         "fleet": Fleet(1, 2),
         "engine": Engine(EngineName.SGLANG),
-        "rejected_rps": 2.0,
+        "too_long": 2.0,
     },
 }
 # The schedule in test_schedule.py; what is left out are names.
@@ -301,7 +301,7 @@ UNMOVED = {
     },
     **{
         (*field, what): "in no rate, and no part in the blocks that are compared"
-        for field in (("class", "rejected"), ("model", "rejected_rps"))
+        for field in (("class", "rejected"), ("model", "too_long"))
         for what in ("side by side", "sweep", "simulate", "explain")
     },
     **{
