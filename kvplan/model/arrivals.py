@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from kvplan.errors import UsageError
+
 if TYPE_CHECKING:
     from kvplan.model.arrays import FloatArray, IntArray
 
@@ -27,17 +29,14 @@ class Recorded:
 
     def within(self, most: int | None) -> "Recorded":
         """Leave out requests of more tokens, prompt and answer together."""
-        tokens = self.input_tokens + self.decode_tokens
-        if most is None or tokens.max(initial=0) <= most:
+        tokens, hashes = self.input_tokens + self.decode_tokens, self.block_hashes
+        if most is None or tokens.max() <= most:
             return self
-        kept, hashes = (tokens <= most).nonzero()[0], self.block_hashes
-        return replace(
-            self,
-            arrival_s=self.arrival_s[kept] - self.arrival_s[kept[:1]],
-            input_tokens=self.input_tokens[kept],
-            decode_tokens=self.decode_tokens[kept],
-            block_hashes=None if hashes is None else tuple(hashes[i] for i in kept.tolist()),
-        )
+        if not (kept := (tokens <= most).nonzero()[0]).size:
+            raise UsageError(f"all requests of the trace are longer than max_model_len, {most:,} tokens")
+        of_kept = None if hashes is None else tuple(hashes[i] for i in kept.tolist())
+        arrival, inputs, decode = self.arrival_s[kept], self.input_tokens[kept], self.decode_tokens[kept]
+        return Recorded(arrival - arrival[0], inputs, decode, of_kept, self.block_tokens)
 
 
 @dataclass(frozen=True, slots=True)

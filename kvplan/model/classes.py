@@ -36,12 +36,8 @@ class RequestClass:
     sessions: Sessions | None = None  # the requests are the turns of these; None: they are strangers
     prompts: tuple[Prompt, ...] = ()  # that differ, in place of `input_tokens` alone
     longest: int = 0  # KV tokens of the longest just before it completes, where prompts are means of several
-    most: int | None = (
-        None  # tokens of the longest, prompt and answer, that the engine takes of those asked for
-    )
-    rejected: float = (
-        0.0  # share that it does not take, of conversations of the first requests; not in the rate
-    )
+    most: int | None = None  # tokens of the longest that the engine takes, where more are asked for
+    rejected: float = 0.0  # requests that it does not take for each that it does; not in the rate
     # that runs draw from, where `prompts` are fewer lengths to count with ...
     input_law: Lengths | None = None
     decode_law: Lengths | None = None  # ... and where `decode_tokens` are
@@ -60,16 +56,13 @@ class RequestClass:
 
     def outputs_of(self, prompt: Prompt) -> Lengths:
         """Decode lengths that formulas count beside a prompt."""
-        return prompt.decode or Lengths(
-            np.array(self.decode_tokens, dtype=np.int64), np.array(self.decode_weights)
-        )
+        own = np.array(self.decode_tokens, dtype=np.int64), np.array(self.decode_weights)
+        return prompt.decode or Lengths(*own)
 
     @property
     def outputs(self) -> Lengths:
         """Law that runs draw decode lengths from."""
-        if self.decode_law is not None:
-            return self.decode_law
-        return self.outputs_of(Prompt(0, 1.0))
+        return self.decode_law or self.outputs_of(Prompt(0, 1.0))
 
     @property
     def laws(self) -> list[tuple[float, Lengths, Lengths]]:
@@ -86,12 +79,6 @@ class RequestClass:
             return self.sessions.longest
         longest = max(self.longest, max(p.tokens for p in self.kinds) + self.decode_tokens[-1])
         return longest if self.most is None else min(longest, self.most)
-
-    @property
-    def rejected_rps(self) -> float:
-        """Requests/s that the engine rejects; those of a conversation that does not begin."""
-        begun = self.rate_rps if self.sessions is None else self.rate_rps / self.sessions.turns.mean
-        return begun * self.rejected / (1 - self.rejected)
 
     @property
     def has_prompt(self) -> bool:

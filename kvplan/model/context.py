@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvplan.model.arrays import FloatArray, IntArray
 from kvplan.model.classes import Prompt
@@ -25,69 +24,44 @@ class Fitting(NamedTuple):
 
 
 def fitting(inputs: Lengths, decode: Lengths, most: int | None) -> Fitting | None:
-    """Return the requests of at most so many tokens, prompt and answer together; None where these are all.
-
-    Examples
-    --------
-    >>> few = Lengths.of({1: 1.0, 3: 1.0})
-    >>> share, inputs, decode, longest = fitting(few, few, 4)
-    >>> share, inputs.probabilities.round(3).tolist(), longest
-    (0.75, [0.667, 0.333], 4)
-    """
+    """Return the requests of at most so many tokens, prompt and answer together; None where these are all."""
     if most is None or inputs.longest + decode.longest <= most:
         return None
     kept = _kept(inputs, decode, most)
     longest = kept.values + decode.values[np.searchsorted(decode.values, most - kept.values, "right") - 1]
-    share = float(inputs.probabilities @ reached(decode, most - inputs.values))
+    share = float(inputs.probabilities @ _upto(decode, most - inputs.values)) / float(decode.weights.sum())
     return Fitting(share, kept, _kept(decode, inputs, most), int(longest.max()))
 
 
 def _kept(law: Lengths, other: Lengths, most: int) -> Lengths:
     """The law of a length where another leaves room for it; weights stay whole."""
-    weights = law.weights * _weight(other, most - law.values)
+    weights = law.weights * _upto(other, most - law.values)
     return Lengths(law.values[weights > 0], weights[weights > 0])
 
 
-def reached(law: Lengths, most: IntArray) -> FloatArray:
-    """P(length ≤ most)."""
-    return np.asarray(_weight(law, most) / law.weights.sum())
-
-
-def _weight(law: Lengths, most: IntArray) -> FloatArray:
-    """Sum of the weights of lengths up to the most."""
+def _upto(law: Lengths, most: IntArray) -> FloatArray:
+    """Weight of all lengths up to the most."""
     sums: FloatArray = np.append(0.0, np.cumsum(law.weights))
     return sums[np.searchsorted(law.values, most, "right")]
 
 
-class Carried(NamedTuple):
-    """Turns of sessions under their limit, one session after the other: arrays of shape (n_turns,)."""
+def carried(
+    limit: Limit, shared: int, first: IntArray, new: IntArray, decode: IntArray
+) -> tuple[Any, Any, Any]:
+    """Return the prompts of turns that add so much, session after session, `first` the places of their first turns.
 
-    input_tokens: IntArray
-    fresh: NDArray[
-        np.bool_
-    ]  # nothing but what all share is found of the prompt: the first, or one that was cut
-    kept: NDArray[np.bool_]  # not beyond the end of its session
-
-
-def carried(limit: Limit, shared: int, first: IntArray, new: IntArray, decode: IntArray) -> Carried:
-    """Make prompts of what turns add, `first` being the place of the first of each session, whose request fits.
-
-    A turn that does not fit even so ends its session.
+    Also, whether nothing is found of a prompt but what all share, and whether a turn comes at all: one that does not
+    fit in spite of the rule ends its session.
     """
     size = new + decode
-    place, before = np.arange(size.size), np.cumsum(size) - size
-    turns = np.diff(first, append=size.size)
+    place, before, turns = np.arange(size.size), np.cumsum(size) - size, np.diff(first, append=size.size)
     begin = np.repeat(first, turns)
-    fresh = place == begin
+    fresh, history = place == begin, before - before[begin]
     if limit.context == "slide":
-        oldest = np.searchsorted(before, before + size + shared - limit.most)
-        oldest = np.clip(oldest, begin, place)
-        fresh |= np.diff(oldest, prepend=-1) > 0
-        history = before - before[oldest]
-    elif limit.context == "end":
-        history = before - before[begin]
-    else:
-        history, have, going = np.zeros_like(size), np.zeros_like(first), np.arange(first.size)
+        oldest = np.searchsorted(before, before + size + shared - limit.most).clip(begin, place)
+        fresh, history = np.diff(oldest, prepend=-1) > 0, before - before[oldest]
+    elif limit.context != "end":
+        have, going = np.zeros_like(first), np.arange(first.size)
         for turn in range(turns.max(initial=0)):
             going = going[turns[going] > turn]
             at = first[going] + turn
@@ -97,37 +71,33 @@ def carried(limit: Limit, shared: int, first: IntArray, new: IntArray, decode: I
             have[going] = history[at] + size[at]
     inputs = shared + history + new
     too_long = np.cumsum(inputs + decode > limit.most)
-    return Carried(inputs, fresh, too_long == np.repeat(too_long[first], turns))
+    return inputs, fresh, too_long == np.repeat(too_long[first], turns)
 
 
-def first_turns(sessions: Sessions, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+def first_turns(
+    sessions: Sessions, limit: Limit, count: int, rng: np.random.Generator
+) -> tuple[IntArray, IntArray]:
     """Draw what first prompts have beyond what all share, and their answers, of sessions whose first request fits."""
-    assert sessions.limit is not None
-    most = sessions.limit.most - sessions.shared
-    fits = fitting(sessions.first, sessions.decode, most)
-    law = sessions.decode if fits is None else fits.decode
-    decode = rng.choice(law.values, count, p=law.probabilities)
-    chance = rng.random(count) * reached(sessions.first, most - decode)
-    ends = np.cumsum(sessions.first.probabilities)
-    row = np.searchsorted(ends, chance, side="right").clip(max=ends.size - 1)
-    return sessions.first.values[row], decode
+    most, law = limit.most - sessions.shared, sessions.first
+    fits = fitting(law, sessions.decode, most)
+    answers = sessions.decode if fits is None else fits.decode
+    decode = rng.choice(answers.values, count, p=answers.probabilities)
+    weight = rng.random(count) * _upto(law, most - decode)
+    return law.values[np.searchsorted(np.cumsum(law.weights), weight, "right")], decode
 
 
 class Sample(NamedTuple):
-    """Turns of sessions drawn under their limit, one session after the other: arrays of shape (n_turns,)."""
+    """Turns of sessions under their limit, one session after the other: arrays of shape (n_turns,)."""
 
     session: IntArray
     input_tokens: IntArray
     decode_tokens: IntArray
-    fresh: NDArray[np.bool_]
-    asked_for: NDArray[np.bool_]  # what a request leaves, by the next turn
-    complete: bool  # no session was ended by the limit
+    fresh: Any  # whether nothing is found of the prompt but what all share
 
 
 def sample(sessions: Sessions) -> Sample:
-    """Draw 20,000 sessions, the same each time; of very long ones fewer."""
-    assert sessions.limit is not None
-    return _sample(replace(sessions, turns=sessions.limit.turns, users=None))
+    """Draw 20,000 sessions, the same each time; fewer of more than a hundred turns."""
+    return _sample(replace(sessions, turns=sessions.asked, users=None))
 
 
 @lru_cache(maxsize=32)
@@ -136,15 +106,11 @@ def _sample(sessions: Sessions) -> Sample:
     assert limit is not None
     count = max(1, min(_SAMPLE, round(_MOST_TURNS / limit.turns.mean)))
     turns = rng.choice(limit.turns.values, count, p=limit.turns.probabilities)
-    first = np.cumsum(turns) - turns
-    new, decode = (
-        rng.choice(law.values, turns.sum(), p=law.probabilities) for law in (sessions.user, sessions.decode)
-    )
-    new[first], decode[first] = first_turns(sessions, count, rng)
+    first, laws = np.cumsum(turns) - turns, (sessions.user, sessions.decode)
+    new, decode = (rng.choice(law.values, turns.sum(), p=law.probabilities) for law in laws)
+    new[first], decode[first] = first_turns(sessions, limit, count, rng)
     inputs, fresh, kept = carried(limit, sessions.shared, first, new, decode)
-    session = np.repeat(np.arange(count), turns)[kept]
-    fresh = fresh[kept]
-    return Sample(session, inputs[kept], decode[kept], fresh, ~np.append(fresh[1:], True), bool(kept.all()))
+    return Sample(np.repeat(np.arange(count), turns)[kept], inputs[kept], decode[kept], fresh[kept])
 
 
 def limited(sessions: Sessions, most: int | None, context: float | str) -> Sessions:
@@ -152,24 +118,18 @@ def limited(sessions: Sessions, most: int | None, context: float | str) -> Sessi
     if most is None or sessions.longest <= most:
         return sessions
     held = replace(sessions, limit=Limit(most, context, sessions.turns))
-    drawn = sample(held)
-    if drawn.complete:
-        return held
-    return replace(held, turns=_law_of(np.bincount(drawn.session)))
+    return replace(held, turns=_law_of(np.bincount(sample(held).session)))
 
 
 def of_sample(sessions: Sessions, prompts: int, outputs: int) -> tuple[Lengths, tuple[Prompt, ...]]:
-    """Return the law of answers, and so many prompts, each with the answers beside it, that stand for sampled turns."""
-    drawn = sample(sessions)
-    assert sessions.limit is not None
+    """Return the law of answers, and so many prompts with the answers beside each, that stand for sampled turns."""
+    _, inputs, decode, _ = sample(sessions)
     kinds = []
-    for turns in np.array_split(np.argsort(drawn.input_tokens, kind="stable"), prompts):
-        if turns.size:
-            tokens, beside = drawn.input_tokens[turns], drawn.decode_tokens[turns]
-            mean = round(float(tokens.mean()))
-            law = _law_of(np.minimum(beside, sessions.limit.most - mean)).at_most(outputs)
-            kinds.append(Prompt(mean, turns.size / drawn.session.size, float(tokens.var()), law))
-    return _law_of(np.minimum(drawn.decode_tokens, sessions.limit.most - kinds[0].tokens)), tuple(kinds)
+    for turns in filter(np.size, np.array_split(np.argsort(inputs, kind="stable"), prompts)):
+        tokens = round(float(inputs[turns].mean()))
+        law = _law_of(np.minimum(decode[turns], sessions.longest - tokens)).at_most(outputs)
+        kinds.append(Prompt(tokens, turns.size / inputs.size, float(inputs[turns].var()), law))
+    return _law_of(np.minimum(decode, sessions.longest - kinds[0].tokens)), tuple(kinds)
 
 
 def _law_of(lengths: IntArray) -> Lengths:

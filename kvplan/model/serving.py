@@ -63,8 +63,6 @@ class ServingModel:
     fleet: Fleet | None = None  # that the rates are of, each replica like `replica`; None: a single one
     engine: Engine | None = None  # as the profile names it
     left_out: tuple[str, ...] = ()  # names of classes that nobody asks for: their rate is 0
-    # requests of classes that are longer than the engine takes, all of them, for each one asked of the others
-    too_long: float = 0.0
 
     @property
     def is_plain(self) -> bool:
@@ -111,7 +109,7 @@ class ServingModel:
         inputs = np.repeat([p.tokens for *_, p in kinds], lengths)
         variance = np.repeat([p.variance for *_, p in kinds], lengths)
         partial = partial_prompts(self.replica, inputs)
-        return _mix(self.replica, index, inputs, variance, decode, rate, rate / rate.sum(), partial)
+        return mix_of(self.replica, index, inputs, variance, decode, rate, rate / rate.sum(), partial)
 
     @cached_property
     def total_rate_rps(self) -> float:
@@ -179,7 +177,7 @@ def side_by_side(models: Sequence[ServingModel]) -> SideBySide:
     inputs = np.array([[c.input_tokens for c in m.classes] for m in models], dtype=np.int64)[:, index]
     whole, alike = no_partial_prompts(inputs), np.zeros(inputs.shape)
     return SideBySide(
-        mix=_mix(replica, index, inputs, alike, np.concatenate(decode, axis=1), rates, shares, whole),
+        mix=mix_of(replica, index, inputs, alike, np.concatenate(decode, axis=1), rates, shares, whole),
         timing=Timing.side_by_side([model.timing for model in models]),
         replica=replica,
         total_rate_rps=np.array([[model.total_rate_rps] for model in models]),
@@ -193,7 +191,7 @@ def _rows(values: Sequence[tuple[float, ...]]) -> FloatArray:
     return np.array(values[:1] if same else values, dtype=np.float64)
 
 
-def _mix(
+def mix_of(
     replica: Replica,
     index: IntArray,
     inputs: IntArray,

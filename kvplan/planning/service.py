@@ -92,7 +92,8 @@ def _replayed(profile: Profile, demand: Demand | Replay) -> Profile:
     if not isinstance(demand, Replay):
         return profile
     origin = {"basis": "measured", "source": demand.source}
-    return replaying(profile.changed({("provenance", "workload"): origin}), demand.recorded)
+    kept = demand.recorded.within(profile.model.max_model_len)
+    return replaying(profile.changed({("provenance", "workload"): origin}), kept)
 
 
 def with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:

@@ -424,11 +424,12 @@ def model_of(document: schema.Document) -> ServingModel:
     rate = None if workload is None else workload.rate
     asked = [c for c in document.classes if c.rate != 0]
     served = [c for c in asked if document.most is None or c.shortest <= document.most]
-    rates = [sum(c.rate_rps(rate) for c in some) for some in (asked, served)]
+    rates = [c.rate_rps(rate) for c in served]
+    more = sum(c.rate_rps(rate) for c in asked) / (sum(rates) or 1)  # with classes that are rejected whole
     law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__})
     model = ServingModel(
         classes=(
-            *(c.request_class(rate, document.most) for c in served),
+            *(c.request_class(own, document.most, more) for c, own in zip(served, rates, strict=True)),
             *(s.request_class(document.most) for s in document.sessions),
         ),
         timing=(law if drafts is None else drafts.slowed(law)).of_ranks(gpu.data_parallel),
@@ -443,7 +444,6 @@ def model_of(document: schema.Document) -> ServingModel:
         fleet=None if document.fleet is None else document.fleet.fleet(gpu.token_bytes),
         engine=None if document.engine is None else document.engine.engine,
         left_out=tuple(c.name for c in document.classes if c.rate == 0),
-        too_long=rates[0] / rates[1] - 1 if served else 0.0,
     )
     if not any(table.users for table in document.sessions):
         return model

@@ -4,7 +4,6 @@ The text below a key is its description in the JSON Schema, which editors show.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +12,7 @@ from pydantic.config import JsonDict
 
 from kvplan import model, ranges
 from kvplan.model import Admission, EngineName, Origin, Prompt, RequestClass, as_written
-from kvplan.model.context import fitting, limited, of_sample
+from kvplan.model.context import Fitting, fitting, limited, of_sample
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
 from kvplan.model.lengths import Lengths
@@ -85,37 +84,37 @@ class Class(Table, title="Class of requests"):
             return float(as_written(self.share) * as_written(total_rate))
         return self.rate or 0.0
 
-    def request_class(self, total_rate: float | None, most: int | None) -> RequestClass:
-        """The class of the model, where `total_rate` is that of all classes if they have shares.
+    def request_class(self, rate: float, most: int | None, asked: float) -> RequestClass:
+        """The class of the model at this rate, of requests of at most so many tokens, prompt and answer together.
 
-        Requests of more than `most` tokens, prompt and answer together, are rejected. Of the rest longer prompts have
-        shorter answers: formulas count some prompts with the answers that they leave room for.
+        Of those longer prompts have shorter answers. `asked` are there for each request of this and other classes that
+        have some.
         """
-        rate = self.rate_rps(total_rate)
-        fits = fitting(self.input, self.decode, most)
-        law, decode = (self.input, self.decode) if fits is None else (fits.inputs, fits.decode)
-        inputs, outputs = law.at_most(_MAX_INPUTS), decode.at_most(_MAX_OUTPUTS)
+        fits = fitting(self.input, self.decode, most) or Fitting(1.0, self.input, self.decode, 0)
+        inputs, outputs, law = (
+            fits.inputs.at_most(_MAX_INPUTS),
+            fits.decode.at_most(_MAX_OUTPUTS),
+            fits.inputs,
+        )
         prompts = [*map(Prompt, inputs.values.tolist(), inputs.probabilities.tolist())]
-        if fits is not None and inputs.values.size > 1 and outputs.values.size > 1:
+        if fits.longest and len(prompts) > 1 and outputs.values.size > 1:
             law = self.input  # of which runs draw a prompt beside its answer
-            beside = [fitting(Lengths.of({p.tokens: 1.0}), self.decode, most) for p in prompts]
-            own = [(self.decode if each is None else each.decode).at_most(_MAX_OUTPUTS) for each in beside]
-            prompts = [p._replace(decode=answers) for p, answers in zip(prompts, own, strict=True)]
-        of_class = RequestClass(
+            beside = (self.decode.upto(fits.longest - p.tokens).at_most(_MAX_OUTPUTS) for p in prompts)
+            prompts = [p._replace(decode=answers) for p, answers in zip(prompts, beside, strict=True)]
+        return RequestClass(
             name=self.name,
             input_tokens=round(inputs.mean),
             decode_tokens=tuple(outputs.values.tolist()),
             decode_weights=tuple(outputs.weights.tolist()),
-            rate_rps=rate,
+            rate_rps=rate * fits.share,
             shared=self.shared or (),
             reuse=self.reuse,
-            prompts=() if inputs.values.size == 1 else tuple(prompts),
+            prompts=tuple(prompts) if len(prompts) > 1 else (),
             input_law=None if inputs is law else law,
-            decode_law=None if outputs is decode else decode,
+            decode_law=None if outputs is fits.decode else fits.decode,
+            most=fits.longest or None,
+            rejected=asked / fits.share - 1,
         )
-        if fits is None:
-            return of_class
-        return replace(of_class, most=fits.longest, rate_rps=rate * fits.share, rejected=1 - fits.share)
 
 
 class Session(Table, title="Sessions"):
@@ -175,7 +174,7 @@ class Session(Table, title="Sessions"):
             prompts=prompts,
             decode_law=None if outputs is decode else decode,
             most=None if law.limit is None else law.limit.most,
-            rejected=1 - share,
+            rejected=(1 / share - 1) / law.turns.mean,
         )
 
 

@@ -66,26 +66,17 @@ class Context(NamedTuple):
 
 
 def context(model: ServingModel) -> Context:
-    """Build the block; shares are of the requests asked for, of conversations of those that begin one.
-
-    Examples
-    --------
-    >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 200, (100,), (1.0,), 3.0, rejected=0.25)
-    >>> context(ServingModel((one,), Timing(0.01), Replica(30_000)))
-    Context(limit=None, mean=300.0, largest=300, turns=None, rejected_share=0.25)
-    """
+    """Build the block; `rejected_share` is of the requests asked for, of conversations of those that begin one."""
     tokens = sum(one.rate_rps * (one.prompt + one.decode) for one in class_streams(model))
     of_turns = [(c.rate_rps, c.sessions.turns.mean) for c in model.classes if c.sessions is not None]
     begun = sum(rate / mean for rate, mean in of_turns)
-    rejected = sum(c.rejected_rps for c in model.classes)
-    asked = (model.total_rate_rps + rejected) * (1 + model.too_long)
+    rejected = sum(c.rate_rps * c.rejected for c in model.classes)
     return Context(
         limit=model.max_model_len,
         mean=tokens / model.total_rate_rps,
         largest=max(c.max_tokens for c in model.classes),
         turns=sum(rate for rate, _ in of_turns) / begun if begun else None,
-        rejected_share=1 - model.total_rate_rps / asked,
+        rejected_share=rejected / (rejected + model.total_rate_rps),
     )
 
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Recorded, ServingModel
-from kvplan.model.context import reached
 from kvplan.model.drafts import Drafts
 from kvplan.model.lengths import Lengths
 from kvplan.model.schedule import Course, Steps
+
+_APART = 1 << 40  # more tokens than any request has
 
 
 @dataclass(frozen=True)
@@ -263,34 +264,28 @@ def prompt_lengths(
     if not any(c.prompts for c in model.classes):
         each = np.array([c.input_tokens for c in model.classes], dtype=np.int64)
         return each.astype(_numbers(class_index.size, each))[class_index]
-    laws, limits = [c.inputs for c in model.classes], [c.most for c in model.classes]
-
-    def part(mine: slice) -> FloatArray | float:
-        of, room = np.ones(class_index[mine].size), decode[mine]
-        for index, most in enumerate(limits):
-            if most is not None:
-                its = np.flatnonzero(class_index[mine] == index)
-                of[its] = reached(laws[index], most - room[its])
-        return of
-
-    return _drawn(laws, class_index, rng, part if any(limits) else lambda mine: 1.0)
+    most = np.array([c.most or _APART for c in model.classes])
+    room = most[class_index] - decode if most.min() < _APART else None
+    return _drawn([c.inputs for c in model.classes], class_index, rng, room)
 
 
 def _drawn(
-    laws: Sequence[Lengths],
-    class_index: IntArray,
-    rng: np.random.Generator,
-    part: Callable[[slice], FloatArray | float] = lambda mine: 1.0,
+    laws: Sequence[Lengths], class_index: IntArray, rng: np.random.Generator, room: IntArray | None = None
 ) -> IntArray:
-    """Draw a value for each request from the law of its class, from the first part of it alone."""
+    """Draw a value for each request from the law of its class, no larger than there is room for."""
     values = np.concatenate([law.values for law in laws])
-    # law by law: a class and a chance are one position on a line, class i from i to i + 1
+    # law by law: a class and a chance are one position on a line, class i from i to i + 1; and a value is on another
     ends = np.concatenate([i + _cumulative(law.weights) for i, law in enumerate(laws)])
     last = np.cumsum([law.values.size for law in laws]) - 1
+    places = values + np.repeat(np.arange(len(laws)) * _APART, [law.values.size for law in laws])
 
     def drawn(mine: slice) -> IntArray:
         kind = class_index[mine]
-        row = _after(ends, kind + rng.random(kind.size) * part(mine))
+        chance = rng.random(kind.size)
+        if room is not None:
+            fits = np.searchsorted(places, kind * _APART + room[mine].clip(0, _APART - 1), side="right")
+            chance *= np.maximum(ends[np.maximum(fits - 1, 0)] - kind, 0.0)
+        row = _after(ends, kind + chance)
         return np.asarray(values[np.minimum(row, last[kind])])
 
     return _in_pieces(drawn, class_index.size, _numbers(class_index.size, values))
@@ -455,16 +450,6 @@ def stretch(recorded: Recorded, rate_rps: float | None) -> float:
 def first(requests: Requests, count: int) -> Requests:
     """Pick the first so many."""
     return chosen(requests, np.arange(min(count, requests.arrival_s.size)))
-
-
-def within(requests: Requests, most: int | None) -> Requests:
-    """Pick those of a trace that an engine takes, of at most so many tokens."""
-    tokens = requests.input_tokens + requests.decode_tokens
-    if most is None or tokens.max() <= most:
-        return requests
-    if tokens.min() > most:
-        raise UsageError(f"all requests of the trace are longer than max_model_len, {most:,} tokens")
-    return chosen(requests, np.flatnonzero(tokens <= most))
 
 
 def thinned(requests: Requests, share: float, rng: np.random.Generator) -> Requests:

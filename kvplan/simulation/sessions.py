@@ -306,7 +306,7 @@ def _with_turns(
         if its.limit is None:
             continue
         mine, begins = np.flatnonzero(of == index), first[kind == index]
-        added[begins], decode[begins] = first_turns(its, begins.size, rng)
+        added[begins], decode[begins] = first_turns(its, its.limit, begins.size, rng)
         begins = np.searchsorted(mine, begins)
         inputs[mine], fresh[mine], kept[mine] = carried(
             its.limit, its.shared, begins, added[mine], decode[mine]

@@ -284,7 +284,6 @@ OTHER: dict[str, dict[str, Any]] = {
         "drafts": Drafts(2, (0.7, 0.4), 1e-3, 1e-5),
         "fleet": Fleet(1, 2),
         "engine": Engine(EngineName.SGLANG),
-        "too_long": 2.0,
     },
 }
 # The schedule in test_schedule.py; what is left out are names.
@@ -300,8 +299,7 @@ UNMOVED = {
         for what in ("analyze", "side by side", "sweep", "simulate")
     },
     **{
-        (*field, what): "in no rate, and no part in the blocks that are compared"
-        for field in (("class", "rejected"), ("model", "too_long"))
+        ("class", "rejected", what): "in no rate, and no part in the blocks that are compared"
         for what in ("side by side", "sweep", "simulate", "explain")
     },
     **{

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.analysis.equilibrium import per_request
-from kvplan.errors import ProfileError
+from kvplan.errors import ProfileError, UsageError
 from kvplan.model import Prefill, Recorded
 from kvplan.model.context import limited
 from kvplan.model.gaps import Exponential
@@ -23,7 +23,6 @@ from kvplan.model.streams import session_stream
 from kvplan.profile.reading import Profile, from_tables
 from kvplan.report.replica import context
 from kvplan.simulation.experiments.load import Load, generate
-from kvplan.simulation.requests import requests_of
 from kvplan.simulation.sessions import population, stream_of_sessions
 
 REPLICA = {"gpu": {"memory_tokens": 100_000, "block_tokens": 4}, "timing": {"d0": "10 ms", "d2": "20 us"}}
@@ -127,8 +126,11 @@ def test_a_replay_leaves_out_what_is_rejected() -> None:
     kept = recorded.within(100)
     assert kept.arrival_s.tolist() == [0.0, 1.0, 2.0]
     assert kept.input_tokens.tolist() == [10, 99, 20]
-    model = profile(100, one(input=60, decode=10)).model
-    assert generate(model, Load(trace=requests_of(recorded)), 0).input_tokens.tolist() == [10, 99, 20]
+    assert recorded.within(180) is recorded
+    with pytest.raises(
+        UsageError, match="all requests of the trace are longer than max_model_len, 10 tokens"
+    ):
+        recorded.within(10)
 
 
 @given(st.integers(1, 400), st.integers(1, 40), st.integers(0, 10**6))
@@ -230,7 +232,8 @@ def test_the_first_request_of_a_conversation_may_be_rejected(rule: float | str) 
     found = profile(90, sessions=[table]).model
     (c,) = found.classes
     assert c.sessions is not None
-    assert c.rejected == pytest.approx(float(rejected), abs=1e-14)
+    shares = rejected, (1 - rejected) * Fraction(c.sessions.turns.mean)  # of sessions, and turns for each
+    assert context(found).rejected_share == pytest.approx(float(shares[0] / sum(shares)), abs=1e-14)
     assert found.total_rate_rps == pytest.approx(2 * float(1 - rejected) * c.sessions.turns.mean, rel=1e-12)
     slow = Slow(CHAT, 90, rule, 5_000)
     assert slow.rejected / (slow.rejected + 5_000) == pytest.approx(float(rejected), abs=0.02)

@@ -79,7 +79,7 @@ def with_trace(profile: "Profile") -> "Profile":
     if profile.trace is None or profile.known is None:
         return profile
     try:
-        recorded = read_trace(profile.trace).recorded
+        recorded = read_trace(profile.trace).recorded.within(profile.model.max_model_len)
     except UsageError as error:
         raise profile.error(str(error), "workload", "trace") from None
     return replaying(profile, recorded)
@@ -88,9 +88,6 @@ def with_trace(profile: "Profile") -> "Profile":
 def replaying(profile: "Profile", recorded: Recorded) -> "Profile":
     """The complete profile with these requests to replay; refused if one never fits, or they have no rate."""
     place = "workload", "trace"
-    recorded = recorded.within(profile.model.max_model_len)
-    if not recorded.arrival_s.size:
-        raise profile.error("all its requests are longer than max_model_len", *place)
     longest, memory = int((recorded.input_tokens + recorded.decode_tokens).max()), profile.model.replica
     if longest > memory.capacity_tokens:
         seen = f"its longest request holds {longest:,} KV tokens, and memory {memory.capacity_tokens:,}"

@@ -22,7 +22,6 @@ from kvplan.simulation.requests import (
     stretch,
     thinned,
     with_drafts,
-    within,
 )
 from kvplan.simulation.sessions import (
     Burst,
@@ -108,8 +107,9 @@ def generate(model: ServingModel, load: Load, seed: int) -> Requests:
 
 def _requests(model: ServingModel, load: Load, seed: int) -> Requests:
     if load.trace is not None:
-        trace = within(load.trace, model.max_model_len)
-        return trace if load.share == 1 else thinned(trace, load.share, np.random.default_rng(seed))
+        if load.share == 1:
+            return load.trace
+        return thinned(load.trace, load.share, np.random.default_rng(seed))
     found = _generated(model, load, np.random.default_rng(seed))
     cut = load.horizon_s is not None and found.arrival_s.size != load.requests
     return replace(found, more_later=cut and load.follows_rates)
