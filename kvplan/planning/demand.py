@@ -11,7 +11,9 @@ from kvplan.ranges import MAX_TOKENS
 
 DEFAULT_CV = 0.95  # of lengths: of five public traces .15 to 1.31, mostly near 1
 _THINK_S = 30.0  # between turns, where nobody says
-_TURNS = re.compile(r"([0-9]{1,9})|([0-9]{1,9}(?:\.[0-9]+)?):geometric|([0-9]{1,9})\.\.([0-9]{1,9}):uniform")
+_TURNS = re.compile(
+    r"(?:([0-9]{1,9})(?:\.\.([0-9]{1,9}):uniform)?|([0-9]{1,9}(?:\.[0-9]{1,9})?):geometric)", re.ASCII
+)
 _MOST_TURNS, _MOST_MEAN = 1000, 100
 
 
@@ -80,19 +82,14 @@ def parse_turns(text: str) -> Turns:
     >>> parse_turns("20"), parse_turns("5..40:uniform")
     (Turns(mean=20.0, law=20), Turns(mean=22.5, law={'uniform': [5, 40]}))
     """
-    if (found := _TURNS.fullmatch(text.strip())) is not None:
-        number, mean, *ends = found.groups()
-        if number is not None and 1 <= int(number) <= _MOST_TURNS:
-            return Turns(float(number), int(number))
-        if mean is not None and 1 <= float(mean) <= _MOST_MEAN:
-            return Turns(float(mean), {"geometric": float(mean)})
-        low, high = (int(end or 0) for end in ends)
-        if 1 <= low <= high <= _MOST_TURNS:
-            return Turns((low + high) / 2, {"uniform": [low, high]})
-    raise UsageError(
-        f"--turns {text[:40]!r}: 1 to {_MOST_TURNS:,}, or a law, such as 8:geometric (mean 1 to {_MOST_MEAN}) or "
-        "5..40:uniform"
-    )
+    if found := _TURNS.fullmatch(text.strip()):
+        low, high = int(found[1] or 0), int(found[2] or found[1] or 0)
+        if found[3] is not None and 1 <= (mean := float(found[3])) <= _MOST_MEAN:
+            return Turns(mean, {"geometric": mean})
+        if found[3] is None and 1 <= low <= high <= _MOST_TURNS:
+            return Turns((low + high) / 2, {"uniform": [low, high]} if found[2] else low)
+    law = f"a law, such as 8:geometric (mean 1 to {_MOST_MEAN}) or 5..40:uniform"
+    raise UsageError(f"--turns {text[:40]!r}: 1 to {_MOST_TURNS:,}, or {law}")
 
 
 @dataclass(frozen=True, slots=True)

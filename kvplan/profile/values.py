@@ -361,7 +361,7 @@ class Compact(Table, title="History cut to a share"):
     """What is left of the history of a session that would pass the limit."""
 
     compact: Annotated[float, Field(gt=0, lt=1)]
-    """The share of its tokens: a summary, which is computed anew."""
+    """Share of its tokens that are left."""
 
 
 def _context(value: object) -> str | float:
