@@ -174,7 +174,12 @@ class PlanOptions(ModelOptions):
     output: Text[str | None] = Text("Tokens of an answer; like --in.", flag="--out", metavar="N[:CV]")
     trace: File = File("Requests to replay, instead of --in and --out; faster with --rate.")
     system_prompt: Count[int] = Count("Tokens that all prompts begin with, beside --in.", 0)
-    turns: Number[float] = Number("Turns of a conversation, in the mean; each carries all before it.", 1.0)
+    turns: Text[str] = Text(
+        "Turns of a conversation, each of which carries all before it: 20, or a law, such as 8:geometric (its mean) or "
+        "5..40:uniform.",
+        "1",
+        metavar="N[:LAW]",
+    )
     slo: Objectives = _SLO
     gpu_hour: Prices = Prices("Price of a GPU an hour: 3, or H100=3,B200=5.5.")
     replica_hour: Prices = Prices("Price of a replica an hour: 12, or NAME=12 by GPU or file name.")

@@ -271,12 +271,12 @@ def _strangers(model: ServingModel, parts: list[list[tuple[float, int]]]) -> Ser
 
 def _stranger(c: RequestClass, parts: list[tuple[float, int]]) -> RequestClass:
     prompts = tuple(
-        Prompt(kind.tokens - found, kind.share * share, kind.variance)
+        Prompt(kind.tokens - found, kind.share * share, kind.variance, kind.decode)
         for share, found in parts
         for kind in c.kinds
     )
     mean = round(sum(p.share * p.tokens for p in prompts))
     own = prompts if len(prompts) > 1 else ()
-    longest = c.max_tokens - min(found for _, found in parts)
-    strange = replace(c, shared=(), reuse=None, sessions=None, input_law=None)
-    return replace(strange, input_tokens=mean, prompts=own, longest=longest)
+    least = min(found for _, found in parts)
+    strange = replace(c, shared=(), reuse=None, sessions=None, input_law=None, most=c.most and c.most - least)
+    return replace(strange, input_tokens=mean, prompts=own, longest=c.max_tokens - least)

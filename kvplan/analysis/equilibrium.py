@@ -456,7 +456,7 @@ def _alike(model: ServingModel) -> bool:
     """Tell whether requests of each class have one prompt, computed whole, and weigh a token more at each stage."""
     most = model.replica.of_rank().max_num_batched_tokens
     whole = most is None or all(c.input_tokens <= most for c in model.classes)
-    return model.is_plain and whole and not any(c.prompts for c in model.classes)
+    return model.is_plain and whole and not any(c.prompts or c.most for c in model.classes)
 
 
 def _where(condition: Any, value: Any) -> Any:

@@ -127,7 +127,8 @@ def survival_error(model: ServingModel) -> float:
 
 def _has_laws(model: ServingModel) -> bool:
     """Tell whether there are more lengths than `mix` has, whose survival weights a formula says."""
-    return model.is_plain and any(c.input_law or c.decode_law for c in model.classes)
+    depend = any(prompt.decode is not None for c in model.classes for prompt in c.kinds)
+    return model.is_plain and not depend and any(c.input_law or c.decode_law for c in model.classes)
 
 
 def survival_weights(model: ServingModel) -> FloatArray:

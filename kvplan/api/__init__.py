@@ -181,7 +181,7 @@ def simulate(asked: SimulateOptions) -> "Study":
     from kvplan.simulation.experiments.hindsight_bound import study_bounds
 
     loaded = services.profile(asked.profile).with_slos(asked.slo)
-    load, seeds = options.drawn(loaded.model, asked, services.recorded(asked))
+    load, seeds = options.drawn(loaded.model, asked, services.recorded(asked, loaded.model.max_model_len))
     names = asked.policy or options.searched(asked.grid) or ["vllm"]
     policies = options.chosen(names, asked.settings, asked.grid)
     if asked.hindsight and loaded.model.fleet is not None:

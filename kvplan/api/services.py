@@ -12,7 +12,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.trace.replay import read_trace, with_trace
 from kvplan.options import SimulateOptions
 from kvplan.profile.reading import Profile, load_profile
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Requests, requests_of
 
 _LARGE, _BYTES_EACH = 2 * 10**7, 60  # requests of all runs, and what each takes
 
@@ -49,17 +49,17 @@ def paths(value: Any, name: str) -> list[str]:
     return [str(Path(path)) for path in given]
 
 
-def recorded(asked: SimulateOptions) -> Callable[[], Requests] | None:
+def recorded(asked: SimulateOptions, most: int | None) -> Callable[[], Requests] | None:
     """Return what reads the requests that are to be replayed, and tells what was left out of them."""
-    return None if asked.trace is None else partial(_replayed, asked, asked.trace)
+    return None if asked.trace is None else partial(_replayed, asked, asked.trace, most)
 
 
-def _replayed(asked: SimulateOptions, trace: Path) -> Requests:
+def _replayed(asked: SimulateOptions, trace: Path, most: int | None) -> Requests:
     found = read_trace(trace)
     if asked.note:
         for note in found.notes:
             asked.note(note)
-    return found.requests
+    return requests_of(found.recorded.within(most))
 
 
 def warn_of_memory(asked: SimulateOptions, requests: int) -> None:

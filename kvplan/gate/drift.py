@@ -18,6 +18,7 @@ from kvplan.errors import UsageError
 from kvplan.gate.check import Outcome
 from kvplan.ingest.metrics import ServerMetrics
 from kvplan.model import RequestClass
+from kvplan.model.context import sample
 from kvplan.model.lengths import Lengths
 from kvplan.profile.reading import Profile
 from kvplan.report.figures import Figures
@@ -171,6 +172,9 @@ def _of_prompts(c: RequestClass, mean: float) -> float:
     """
     if c.sessions is None:
         return _square(c.inputs, mean)
+    if c.sessions.limit is not None:
+        session, inputs, *_ = sample(c.sessions)
+        return float((np.bincount(session, inputs - mean) ** 2).sum()) / inputs.size
     some, turns = c.sessions, c.sessions.turns.values.astype(np.float64)
     first, user, decode = some.first, some.user, some.decode
     sums = turns * (some.shared + first.mean - mean) + turns * (turns - 1) / 2 * (user.mean + decode.mean)

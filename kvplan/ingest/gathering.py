@@ -474,7 +474,7 @@ class _Gathering:
             tables = nested(traffic[0].facts)
         if most is None or "classes" not in tables:
             return traffic
-        before, said = tables["classes"], rejected(tables, most)
+        before, said = tables["classes"], rejected(tables, most, kept=self.asked.max_model_len is not None)
         if tables["classes"] is before:
             self.notes.extend(said)
             return traffic

@@ -120,8 +120,11 @@ def differences(limits: EngineLimits, kept: Profile) -> list[str]:
     return [f"{name}: {a} in the log, {b} in {there}" for name, a, b in pairs if a and b and a != b]
 
 
-def rejected(tables: dict[str, Any], most: int) -> list[str]:
-    """Say which requests an engine rejects that takes up to `most` tokens; classes of such alone get the rate 0."""
+def rejected(tables: dict[str, Any], most: int, *, kept: bool) -> list[str]:
+    """Say which requests an engine rejects that takes up to `most` tokens.
+
+    Classes of such alone get the rate 0, unless the limit is `kept` in the profile, which then says all.
+    """
     classes = schema.check({"schema": 1, "name": "traffic", **tables}).classes or []
     longer = [
         float(
@@ -138,6 +141,8 @@ def rejected(tables: dict[str, Any], most: int) -> list[str]:
     names = [c.name for c, over in zip(classes, longer, strict=True) if over > 0]
     limit = f"max_model_len, {format_tokens(most)} tokens: the engine rejects them"
     said = f"{format_percent(share)} of the requests ({listed(names)}) are longer than {limit}"
+    if kept:
+        return [said]
     rejected = [i for i, over in enumerate(longer) if over > 1 - 1e-9]
     if "workload" in tables or not 0 < len(rejected) < len(classes):
         return [f"{said}, and their load should not count; take them out"]

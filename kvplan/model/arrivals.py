@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from kvplan.errors import UsageError
+
 if TYPE_CHECKING:
     from kvplan.model.arrays import FloatArray, IntArray
 
@@ -24,6 +26,17 @@ class Recorded:
         """Requests/s from the first to the last; None where all came at one time."""
         span = float(self.arrival_s[-1] - self.arrival_s[0])
         return (self.arrival_s.size - 1) / span if span > 0 else None
+
+    def within(self, most: int | None) -> "Recorded":
+        """Leave out requests of more tokens, prompt and answer together."""
+        tokens, hashes = self.input_tokens + self.decode_tokens, self.block_hashes
+        if most is None or tokens.max() <= most:
+            return self
+        if not (kept := (tokens <= most).nonzero()[0]).size:
+            raise UsageError(f"all requests of the trace are longer than max_model_len, {most:,} tokens")
+        of_kept = None if hashes is None else tuple(hashes[i] for i in kept.tolist())
+        arrival, inputs, decode = self.arrival_s[kept], self.input_tokens[kept], self.decode_tokens[kept]
+        return Recorded(arrival - arrival[0], inputs, decode, of_kept, self.block_tokens)
 
 
 @dataclass(frozen=True, slots=True)

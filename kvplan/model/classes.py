@@ -19,6 +19,7 @@ class Prompt(NamedTuple):
     tokens: int
     share: float
     variance: float = 0.0  # of the lengths that this one stands for
+    decode: Lengths | None = None  # of these prompts, where it depends on them
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class RequestClass:
     sessions: Sessions | None = None  # the requests are the turns of these; None: they are strangers
     prompts: tuple[Prompt, ...] = ()  # that differ, in place of `input_tokens` alone
     longest: int = 0  # KV tokens of the longest just before it completes, where prompts are means of several
+    most: int | None = None  # tokens of the longest that the engine takes, where more are asked for
+    rejected: float = 0.0  # requests that it does not take for each that it does; not in the rate
     # that runs draw from, where `prompts` are fewer lengths to count with ...
     input_law: Lengths | None = None
     decode_law: Lengths | None = None  # ... and where `decode_tokens` are
@@ -45,25 +48,37 @@ class RequestClass:
 
     @property
     def inputs(self) -> Lengths:
-        """Law that runs draw prompts from."""
+        """Law that runs draw prompts from, those that leave room for the answer."""
         if self.input_law is not None:
             return self.input_law
-        tokens, shares, _ = np.array(sorted(self.kinds)).T
+        tokens, shares = np.array(sorted((p.tokens, p.share) for p in self.kinds)).T
         return Lengths(tokens.astype(np.int64), shares)
+
+    def outputs_of(self, prompt: Prompt) -> Lengths:
+        """Decode lengths that formulas count beside a prompt."""
+        own = np.array(self.decode_tokens, dtype=np.int64), np.array(self.decode_weights)
+        return prompt.decode or Lengths(*own)
 
     @property
     def outputs(self) -> Lengths:
         """Law that runs draw decode lengths from."""
-        if self.decode_law is not None:
-            return self.decode_law
-        return Lengths(np.array(self.decode_tokens, dtype=np.int64), np.array(self.decode_weights))
+        return self.decode_law or self.outputs_of(Prompt(0, 1.0))
+
+    @property
+    def laws(self) -> list[tuple[float, Lengths, Lengths]]:
+        """Shares of the class, and laws of prompts and answers in them that do not depend on each other."""
+        of_kinds = [
+            (p.share, Lengths.of({p.tokens: 1.0}), p.decode) for p in self.kinds if p.decode is not None
+        ]
+        return of_kinds or [(1.0, self.inputs, self.outputs)]
 
     @property
     def max_tokens(self) -> int:
         """KV tokens of the longest request just before it completes, s + d."""
         if self.sessions is not None:
             return self.sessions.longest
-        return max(self.longest, max(p.tokens for p in self.kinds) + self.decode_tokens[-1])
+        longest = max(self.longest, max(p.tokens for p in self.kinds) + self.decode_tokens[-1])
+        return longest if self.most is None else min(longest, self.most)
 
     @property
     def has_prompt(self) -> bool:

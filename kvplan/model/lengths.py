@@ -137,6 +137,11 @@ class Lengths:
         weights = np.stack([mass * (1 - upper), mass * upper], axis=1).ravel()
         return Lengths(values[weights > 0], weights[weights > 0])
 
+    def upto(self, most: int) -> "Lengths":
+        """Leave out longer ones."""
+        kept = int(np.searchsorted(self.values, most, "right"))
+        return Lengths(self.values[:kept], self.weights[:kept])
+
     def at_least(self) -> FloatArray:
         """P(length ≥ 1), P(length ≥ 2), …; shape (largest value,)."""
         mass = np.bincount(self.values, self.probabilities).astype(np.float64, copy=False)

@@ -70,6 +70,11 @@ class ServingModel:
         return self.replica.layout is None and self.drafts is None
 
     @property
+    def max_model_len(self) -> int | None:
+        """Most tokens of a request that the engine takes."""
+        return None if self.engine is None else self.engine.max_model_len
+
+    @property
     def has_common_prefixes(self) -> bool:
         """Tell whether requests have tokens in common that a prefix cache could find."""
         measured = bool(self.hit_curve) and any(c.has_prompt for c in self.classes)
@@ -95,16 +100,16 @@ class ServingModel:
         if self.drafts is not None:
             return _drafting(self, self.drafts)
         kinds = [(i, c, prompt) for i, c in enumerate(self.classes) for prompt in c.kinds]
-        lengths = [len(c.decode_tokens) for _, c, _ in kinds]
-        decode = np.concatenate([np.array(c.decode_tokens, dtype=np.int64) for _, c, _ in kinds])
-        weights = [np.array(c.decode_weights) for _, c, _ in kinds]
-        rates = zip(kinds, weights, strict=True)
+        laws = [c.outputs_of(prompt) for _, c, prompt in kinds]
+        lengths = [law.values.size for law in laws]
+        decode = np.concatenate([law.values for law in laws])
+        rates = zip(kinds, (law.weights for law in laws), strict=True)
         rate = np.concatenate([c.rate_rps * p.share * w / w.sum() for (_, c, p), w in rates])
         index = np.repeat([i for i, _, _ in kinds], lengths)
         inputs = np.repeat([p.tokens for *_, p in kinds], lengths)
         variance = np.repeat([p.variance for *_, p in kinds], lengths)
         partial = partial_prompts(self.replica, inputs)
-        return _mix(self.replica, index, inputs, variance, decode, rate, rate / rate.sum(), partial)
+        return mix_of(self.replica, index, inputs, variance, decode, rate, rate / rate.sum(), partial)
 
     @cached_property
     def total_rate_rps(self) -> float:
@@ -123,10 +128,11 @@ class ServingModel:
         """
         rates: list[Fraction] = []
         for c in self.classes:
-            weights = [as_written(w) for w in c.decode_weights]
-            prompts = [as_written(p.share) for p in c.kinds]
-            total = sum(weights) * sum(prompts)
-            rates.extend(as_written(c.rate_rps) * p * w / total for p in prompts for w in weights)
+            all_prompts = sum(as_written(p.share) for p in c.kinds)
+            for p in c.kinds:
+                weights = [as_written(w) for w in c.outputs_of(p).weights.tolist()]
+                each = as_written(c.rate_rps) * as_written(p.share) / (all_prompts * sum(weights))
+                rates.extend(each * w for w in weights)
         total_rate = sum(rates)
         return [r / total_rate for r in rates]
 
@@ -171,7 +177,7 @@ def side_by_side(models: Sequence[ServingModel]) -> SideBySide:
     inputs = np.array([[c.input_tokens for c in m.classes] for m in models], dtype=np.int64)[:, index]
     whole, alike = no_partial_prompts(inputs), np.zeros(inputs.shape)
     return SideBySide(
-        mix=_mix(replica, index, inputs, alike, np.concatenate(decode, axis=1), rates, shares, whole),
+        mix=mix_of(replica, index, inputs, alike, np.concatenate(decode, axis=1), rates, shares, whole),
         timing=Timing.side_by_side([model.timing for model in models]),
         replica=replica,
         total_rate_rps=np.array([[model.total_rate_rps] for model in models]),
@@ -185,7 +191,7 @@ def _rows(values: Sequence[tuple[float, ...]]) -> FloatArray:
     return np.array(values[:1] if same else values, dtype=np.float64)
 
 
-def _mix(
+def mix_of(
     replica: Replica,
     index: IntArray,
     inputs: IntArray,
@@ -232,9 +238,10 @@ def _drafting(model: ServingModel, drafts: Drafts) -> Mix:
     """A row for each number of iterations that requests can stay; weights are means over those still there."""
     replica, prefill = model.replica, model.replica.prefill
     kinds = [(i, c, prompt) for i, c in enumerate(model.classes) for prompt in c.kinds]
+    outputs = ((c.outputs_of(p).values.tolist(), c.outputs_of(p).weights.tolist()) for _, c, p in kinds)
     laws = [
-        _stays(replica.layout, replica.block_tokens, p.tokens, drafts, c.decode_tokens, c.decode_weights)
-        for _, c, p in kinds
+        _stays(replica.layout, replica.block_tokens, p.tokens, drafts, tuple(lengths), tuple(weights))
+        for (_, _, p), (lengths, weights) in zip(kinds, outputs, strict=True)
     ]
     kind = np.repeat(np.arange(len(kinds)), [law.stages.size for law in laws])
     index, inputs = (np.array(v)[kind] for v in ([i for i, *_ in kinds], [p.tokens for *_, p in kinds]))

@@ -28,6 +28,17 @@ class Reuse:
     from_arrival: bool = False  # think times run from a completion; gaps between arrivals do not wait for it
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Most tokens of a turn, prompt and answer together, and what becomes of a session that would pass it."""
+
+    most: int
+    context: (
+        float | str
+    )  # "end": it ends; "slide": its oldest turns go; a share: so much of its history is left
+    turns: Lengths  # that it would have without
+
+
 @dataclass(frozen=True)
 class Sessions:
     """Sessions of turns. Turn j has a prompt of all that came before, and what is new."""
@@ -40,10 +51,18 @@ class Sessions:
     shared: int = 0  # leading tokens common to all sessions
     # a closed population: each begins a session think time after the one before; None: sessions come at random
     users: int | None = None
+    limit: Limit | None = None  # where it binds; `turns` are those that there are in spite of it
+
+    @property
+    def asked(self) -> Lengths:
+        """Turns that there would be without a limit."""
+        return self.turns if self.limit is None else self.limit.turns
 
     @property
     def longest(self) -> int:
-        """KV tokens of the longest request just before it completes."""
+        """KV tokens that no request has more of just before it completes."""
+        if self.limit is not None:
+            return self.limit.most
         further = self.turns.longest - 1
         added = (self.user.longest + self.decode.longest) * further
         return self.shared + self.first.longest + added + self.decode.longest

@@ -10,13 +10,18 @@ never computed; a look-up finds b·⌊(s - 1)/b⌋ tokens at most, since one tok
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from kvplan.model.arrays import FloatArray
+from kvplan.model.arrays import FloatArray, IntArray
+from kvplan.model.classes import Mix, Prompt
+from kvplan.model.context import sample
 from kvplan.model.gaps import Gap
 from kvplan.model.lengths import Paged
-from kvplan.model.serving import ServingModel
+from kvplan.model.partial import no_partial_prompts
+from kvplan.model.replica import Replica
+from kvplan.model.serving import ServingModel, mix_of
 from kvplan.model.sessions import Sessions, SharedPrompt
 from kvplan.model.timing import attention_pairs
 from kvplan.model.weights import Prefill
@@ -75,7 +80,10 @@ def class_streams(model: ServingModel) -> tuple[Stream, ...]:
     return tuple(
         _class_stream(model, index)
         if c.sessions is None
-        else replace(_of_sessions(c.sessions, replica.prefill, replica.block_tokens), rate_rps=c.rate_rps)
+        else replace(
+            _of_sessions(replace(c.sessions, users=None), replica.prefill, replica.block_tokens),
+            rate_rps=c.rate_rps,
+        )
         for index, c in enumerate(model.classes)
     )
 
@@ -83,20 +91,41 @@ def class_streams(model: ServingModel) -> tuple[Stream, ...]:
 def _class_stream(model: ServingModel, index: int) -> Stream:
     c = model.classes[index]
     mix, b, reuse = model.mix, model.replica.block_tokens, c.reuse
-    rows = mix.class_index == index
+    rows = np.flatnonzero(mix.class_index == index)
+    prompts = mix.input_tokens[rows]
+    shared = shared_pages(c.shared, int(prompts.min()), b)
+    asked, again = 0.0, np.zeros(rows.size)
+    if reuse is not None:
+        left = _left(mix, rows, b)
+        wanted = left * reuse.tokens if isinstance(reuse.tokens, float) else np.minimum(left, reuse.tokens)
+        asked, again = reuse.share, np.minimum(wanted, prompts - 1) // b * b
+    found = _stream(mix, rows, b, shared, asked, again, c.kinds)
+    return found if reuse is None else replace(found, gap=reuse.gap, from_arrival=reuse.from_arrival)
+
+
+def _left(mix: Mix, rows: IntArray, block_tokens: int) -> Any:
+    """Tokens that requests of these rows leave in full pages."""
+    return (mix.input_tokens[rows] + mix.decode_tokens[rows] - 1) // block_tokens * block_tokens
+
+
+def _stream(
+    mix: Mix,
+    rows: IntArray,
+    block_tokens: int,
+    shared: tuple[SharedPrompt, ...],
+    asked: float,
+    again: FloatArray,
+    kinds: Sequence[Prompt] = (),
+) -> Stream:
+    """Means over rows of a mix, whose requests begin with what is shared, and a share of them is asked for `again`."""
     rate = mix.rate_rps[rows]
 
-    def mean(amounts: FloatArray) -> float:
+    def mean(amounts: FloatArray | IntArray) -> float:
         return float(rate @ amounts) / float(rate.sum())
 
     prompts = mix.input_tokens[rows]
     prompt = mean(prompts)
-    shared = shared_pages(c.shared, int(prompts.min()), b)
-    left = (prompts + mix.decode_tokens[rows] - 1) // b * b
-    asked, again = 0.0, np.zeros(left.size)
-    if reuse is not None:
-        wanted = left * reuse.tokens if isinstance(reuse.tokens, float) else np.minimum(left, reuse.tokens)
-        asked, again = reuse.share, np.minimum(wanted, prompts - 1) // b * b
+    left = _left(mix, rows, block_tokens)
     alone = 1 - sum(p.weight for p in shared)
     parts = [(alone, 0), *((p.weight, p.tokens) for p in shared)]
 
@@ -122,11 +151,9 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
         reused=asked * private(again, 1),
         reused_squares=asked * private(again, 2),
         reused_pairs=asked * again_pairs,
-        gap=reuse.gap if reuse else None,
-        from_arrival=reuse is not None and reuse.from_arrival,
         shared=shared,
         prompts=(
-            *(PromptKind((1 - asked) * kind.share, kind.tokens, common) for kind in c.kinds),
+            *(PromptKind((1 - asked) * kind.share, kind.tokens, common) for kind in kinds),
             PromptKind(asked, prompt, common + private(again, 1)),
         ),
     )
@@ -139,7 +166,12 @@ def _of_sessions(sessions: Sessions, prefill: Prefill, block_tokens: int) -> Str
 
 
 def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_tokens: int) -> Stream:
-    """Return the stream that the turns of sessions make up, so many turns/s, with exact moments (new, theory §8)."""
+    """Return the stream that the turns of sessions make up, so many turns/s, with exact moments (new, theory §8).
+
+    Where a limit binds they are those of a sample.
+    """
+    if sessions.limit is not None:
+        return replace(_of_sample(sessions, prefill, block_tokens), rate_rps=rate_rps)
     b = block_tokens
     going = sessions.turns.at_least()  # P(a session has a turn j), j = 1, 2, …
     mean_turns = float(going.sum())
@@ -192,3 +224,22 @@ def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_
             PromptKind(asked, later, kept + again / asked if asked else 0.0),
         ),
     )
+
+
+def _of_sample(sessions: Sessions, prefill: Prefill, block_tokens: int) -> Stream:
+    """At one turn a second, by the turns of a sample; each finds what it shares, or what the one before has left."""
+    session, inputs, decode, fresh = sample(sessions)
+    rows, share, alike = (
+        np.arange(session.size),
+        np.full(session.size, 1 / session.size),
+        np.zeros(session.size),
+    )
+    whole, replica = no_partial_prompts(inputs), Replica(sessions.longest, block_tokens, prefill=prefill)
+    mix = mix_of(replica, np.zeros_like(rows), inputs, alike, decode, share, share, whole)
+    common = shared_pages([SharedPrompt(sessions.shared)], int(inputs.min()), block_tokens)
+    again = np.where(np.append(fresh[1:], True), 0.0, _left(mix, rows, block_tokens))
+    found = _stream(mix, rows, block_tokens, common, 1.0, again)
+    part, kept = 1 - float(fresh.mean()), sum(prompt.tokens for prompt in common)
+    first, later = (float(inputs[of].mean()) if of.any() else 0.0 for of in (fresh, ~fresh))
+    more = PromptKind(part, later, kept + found.reused / part if part else 0.0)
+    return replace(found, gap=sessions.think, prompts=(PromptKind(1 - part, first, kept), more))

@@ -1,5 +1,6 @@
 """The demand that a service has to meet, and the tables of a profile that state it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,10 @@ from kvplan.units import COUNT_UNITS, parse_exact
 
 DEFAULT_CV = 0.95  # of lengths: of five public traces .15 to 1.31, mostly near 1
 _THINK_S = 30.0  # between turns, where nobody says
+_TURNS = re.compile(
+    r"(?:([0-9]{1,9})(?:\.\.([0-9]{1,9}):uniform)?|([0-9]{1,9}(?:\.[0-9]{1,9})?):geometric)", re.ASCII
+)
+_MOST_TURNS, _MOST_MEAN = 1000, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,14 @@ class Length:
             return round(self.mean)
         mean = round(self.mean) if self.mean == round(self.mean) else self.mean
         return {"lognormal": {"mean": mean, "cv": self.cv}}
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Turns of a conversation: their mean, and the value of a key in a profile."""
+
+    mean: float = 1.0
+    law: object = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,24 @@ def parse_length(text: str, option: str) -> Length:
     return found
 
 
+def parse_turns(text: str) -> Turns:
+    """Read ``20``, ``8:geometric`` or ``5..40:uniform``.
+
+    Examples
+    --------
+    >>> parse_turns("20"), parse_turns("5..40:uniform")
+    (Turns(mean=20.0, law=20), Turns(mean=22.5, law={'uniform': [5, 40]}))
+    """
+    if found := _TURNS.fullmatch(text.strip()):
+        low, high = int(found[1] or 0), int(found[2] or found[1] or 0)
+        if found[3] is not None and 1 <= (mean := float(found[3])) <= _MOST_MEAN:
+            return Turns(mean, {"geometric": mean})
+        if found[3] is None and 1 <= low <= high <= _MOST_TURNS:
+            return Turns((low + high) / 2, {"uniform": [low, high]} if found[2] else low)
+    law = f"a law, such as 8:geometric (mean 1 to {_MOST_MEAN}) or 5..40:uniform"
+    raise UsageError(f"--turns {text[:40]!r}: 1 to {_MOST_TURNS:,}, or {law}")
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Demand on all replicas together.
@@ -77,8 +108,7 @@ class Demand:
     system_prompt
         Tokens that all prompts begin with.
     turns
-        Of a conversation, in the mean; each turn carries all that came before. Taken as uniform from 1 on: the longest
-        conversations of a geometric law fit into no memory.
+        Of a conversation; each carries all that came before.
     """
 
     prompt: Length
@@ -87,12 +117,12 @@ class Demand:
     users: int | None = None
     think_s: float | None = None
     system_prompt: int = 0
-    turns: float = 1.0
+    turns: Turns = Turns()
 
     @property
     def is_conversation(self) -> bool:
         """True where requests have prefixes in common."""
-        return self.turns > 1 or self.system_prompt > 0 or self.users is not None
+        return self.turns.mean > 1 or self.system_prompt > 0 or self.users is not None
 
     @property
     def assumes_spread(self) -> bool:
@@ -117,16 +147,16 @@ class Demand:
         if not self.is_conversation:
             table = {"name": "requests", "input": self.prompt.law, "decode": self.answer.law}
             return {"classes": [{**table, "rate": self.rate_rps}]}
-        asked = {"users": self.users} if self.rate_rps is None else {"rate": self.rate_rps / self.turns}
+        asked = {"users": self.users} if self.rate_rps is None else {"rate": self.rate_rps / self.turns.mean}
         think = _THINK_S if self.think_s is None else self.think_s
         table = {
-            "name": "conversations" if self.turns > 1 else "requests",
+            "name": "conversations" if self.turns.mean > 1 else "requests",
             **asked,
             "shared": self.system_prompt,
             "first": self.prompt.law,
             "user": self.prompt.law,
             "decode": self.answer.law,
-            "turns": {"uniform": [1, round(2 * self.turns) - 1]} if self.turns > 1 else 1,
+            "turns": self.turns.law,
             "think": {"law": "exponential", "mean": f"{think:g} s"},
         }
         return {"sessions": [table]}

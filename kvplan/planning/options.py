@@ -22,7 +22,7 @@ from kvplan.model import Parallelism
 from kvplan.model.fleet import Routing
 from kvplan.options import LIMITS, PlanOptions, Router
 from kvplan.planning.day import LOAD_S, schedule_of
-from kvplan.planning.demand import Demand, Replay, parse_length
+from kvplan.planning.demand import Demand, Replay, parse_length, parse_turns
 from kvplan.planning.kinds import TENSOR_PARALLEL, Kind, kinds
 from kvplan.planning.result import Request
 from kvplan.planning.saved import TRAFFIC, Stated, asked_again, restated, shape_of, traffic_of
@@ -143,7 +143,8 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
 
 def _demand(asked: PlanOptions) -> Demand | None:
     """Return the demand of the options; None where a profile or a trace has to say it."""
-    rate, users, turns, system_prompt = asked.rate, asked.users, asked.turns, asked.system_prompt
+    rate, users, system_prompt = asked.rate, asked.users, asked.system_prompt
+    turns = parse_turns(asked.turns)
     if rate is not None and users is not None:
         raise UsageError("--rate and --users: one of them says how much is asked for")
     if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
@@ -156,16 +157,14 @@ def _demand(asked: PlanOptions) -> Demand | None:
     if asked.trace is not None and not (asked.input is None and users is None):
         raise UsageError("--trace has lengths and arrivals; --in, --out and --users do not go with it")
     if asked.input is None or asked.output is None:
-        if users is not None or turns != 1 or system_prompt:
+        if users is not None or turns.mean > 1 or system_prompt:
             raise UsageError("--users, --turns and --system-prompt go with --in and --out")
         return None
     if rate is None and users is None:
         raise UsageError("--rate R, or --users N, says how much is asked for")
-    if not 1 <= turns <= 1000:
-        raise UsageError(f"--turns {turns:g}: 1 to 1000")
     if not 0 <= system_prompt <= MAX_TOKENS:
         raise UsageError(f"--system-prompt {system_prompt}: 0 to {MAX_TOKENS:,} tokens")
-    if asked.think is not None and users is None and turns == 1:
+    if asked.think is not None and users is None and turns.mean == 1:
         raise UsageError("--think goes with --users or --turns")
     return Demand(
         parse_length(asked.input, "--in"),

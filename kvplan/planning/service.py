@@ -57,9 +57,16 @@ def _of_kind(kind: Kind, request: Request) -> Profile:
     engine |= {"version": kind.version} if kind.version else {}
     engine |= {} if kind.longest is None else {"max_model_len": kind.longest}
     tables = {"schema": 1, "name": name, "engine": engine, **kind.tables(), **request.demand.tables}
-    return _replayed(
-        from_tables({key: value for key, value in tables.items() if value}, name), request.demand
-    )
+    profile = from_tables({key: value for key, value in tables.items() if value}, name)
+    return _replayed(_with_all_turns(profile), request.demand)
+
+
+def _with_all_turns(profile: Profile) -> Profile:
+    """Return a profile whose conversations have as many turns/s as if max_model_len ended none."""
+    sessions = profile.model.classes[0].sessions
+    if sessions is None or sessions.users is not None or sessions.turns.mean == sessions.asked.mean:
+        return profile
+    return _with_traffic(profile, with_rates(profile.tables, sessions.asked.mean / sessions.turns.mean))
 
 
 def _with_demand(profile: Profile, request: Request) -> Profile:
@@ -85,7 +92,8 @@ def _replayed(profile: Profile, demand: Demand | Replay | Stated) -> Profile:
     if not isinstance(demand, Replay):
         return profile
     origin = {"basis": "measured", "source": demand.source}
-    return replaying(profile.changed({("provenance", "workload"): origin}), demand.recorded)
+    kept = demand.recorded.within(profile.model.max_model_len)
+    return replaying(profile.changed({("provenance", "workload"): origin}), kept)
 
 
 def with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:

@@ -421,13 +421,16 @@ def plan_of(document: schema.Document) -> Plan:
 def model_of(document: schema.Document) -> ServingModel:
     """The model of a checked document that has all parts."""
     gpu, timing, workload, drafts = document.gpu, document.timing, document.workload, document.drafts
-    served = [c for c in document.classes if c.rate != 0]
     rate = None if workload is None else workload.rate
+    asked = [c for c in document.classes if c.rate != 0]
+    served = [c for c in asked if document.most is None or c.shortest <= document.most]
+    rates = [c.rate_rps(rate) for c in served]
+    more = sum(c.rate_rps(rate) for c in asked) / (sum(rates) or 1)  # with classes that are rejected whole
     law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__})
     model = ServingModel(
         classes=(
-            *(c.request_class(rate) for c in served),
-            *(s.request_class() for s in document.sessions),
+            *(c.request_class(own, document.most, more) for c, own in zip(served, rates, strict=True)),
+            *(s.request_class(document.most) for s in document.sessions),
         ),
         timing=(law if drafts is None else drafts.slowed(law)).of_ranks(gpu.data_parallel),
         replica=gpu.with_drafts(drafts),

@@ -159,12 +159,15 @@ def _room(document: "Document") -> Iterator[Problem]:
         requests.append((("classes", i), c.name, first, c.input.longest + c.decode.longest, made_of))
     for i, s in enumerate(document.sessions):
         made_of = f"turn {s.turns.longest}, which carries all before it"
-        requests.append((("sessions", i), s.name, s.law.longest, s.law.longest, made_of))
+        tokens = s.law(None).longest
+        requests.append((("sessions", i), s.name, tokens, tokens, made_of))
     try:
         replica = gpu.with_drafts(drafts)
     except ValueError:  # as the table says
         return
     for place, name, first, last, made_of in requests:
+        if document.most is not None and last > document.most:
+            first, last, made_of = min(first, document.most), document.most, "max_model_len"
         held = replica.largest_held(first, last, drafts.slots if drafts else 0)
         if held > usable > 0:
             longest = (
@@ -176,12 +179,17 @@ def _room(document: "Document") -> Iterator[Problem]:
 
 def _served(document: "Document") -> Iterator[Problem]:
     """The engine refuses what is longer than max_model_len; traffic of nothing else is a mistake."""
-    most = document.engine.max_model_len if document.engine is not None else None
-    least = min((c.input.shortest + c.decode.shortest for c in document.classes), default=0)
-    if most is not None and least > most and not document.sessions:
-        why = f"all requests have at least {format_tokens(least)} tokens"
-        limit = f"the engine refuses more than max_model_len, {format_tokens(most)}"
-        yield Problem(("classes",), f"{why}, and {limit}")
+    shortest: list[tuple[KeyPath, int]] = [
+        (("sessions", i), s.shared + s.first.shortest + s.decode.shortest)
+        for i, s in enumerate(document.sessions)
+    ]
+    if document.classes and not document.sessions:
+        shortest = [(("classes",), min(c.shortest for c in document.classes))]
+    for place, least in shortest:
+        if document.most is not None and least > document.most:
+            why = f"all requests have at least {format_tokens(least)} tokens"
+            limit = f"the engine refuses more than max_model_len, {format_tokens(document.most)}"
+            yield Problem(place, f"{why}, and {limit}")
 
 
 def _factors(document: "Document") -> Iterator[Problem]:
@@ -315,6 +323,11 @@ class Document(Table, title="kvplan profile"):
         """Parts that the profile does not say: gpu, timing, classes."""
         absent = [name for name in ("gpu", "timing") if name not in self.model_fields_set]
         return (*absent, *([] if self.classes or self.sessions else ["classes"]))
+
+    @property
+    def most(self) -> int | None:
+        """Most tokens of a request that the engine takes."""
+        return None if self.engine is None else self.engine.max_model_len
 
     @property
     def drafts(self) -> Drafts | None:

@@ -12,6 +12,7 @@ from pydantic.config import JsonDict
 
 from kvplan import model, ranges
 from kvplan.model import Admission, EngineName, Origin, Prompt, RequestClass, as_written
+from kvplan.model.context import Fitting, fitting, limited, of_sample
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
 from kvplan.model.lengths import Lengths
@@ -71,25 +72,48 @@ class Class(Table, title="Class of requests"):
         """Decode lengths that formulas count."""
         return self.decode.at_most(_MAX_OUTPUTS)
 
-    def request_class(self, total_rate: float | None) -> RequestClass:
-        """The class of the model, where `total_rate` is that of all classes if they have shares."""
-        rate = self.rate or 0.0
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest request."""
+        return self.input.shortest + self.decode.shortest
+
+    def rate_rps(self, total_rate: float | None) -> float:
+        """Requests/s, where `total_rate` is that of all classes if they have shares."""
         if total_rate is not None and self.share is not None:
             # In decimals and rounded once, so that as_written() gives back the product of what was written.
-            rate = float(as_written(self.share) * as_written(total_rate))
-        inputs, outputs = self.inputs, self.outputs
-        prompts = zip(inputs.values.tolist(), inputs.probabilities.tolist(), strict=True)
+            return float(as_written(self.share) * as_written(total_rate))
+        return self.rate or 0.0
+
+    def request_class(self, rate: float, most: int | None, asked: float) -> RequestClass:
+        """The class of the model at this rate, of requests of at most so many tokens, prompt and answer together.
+
+        Of those longer prompts have shorter answers. `asked` are there for each request of this and other classes that
+        have some.
+        """
+        fits = fitting(self.input, self.decode, most) or Fitting(1.0, self.input, self.decode, 0)
+        inputs, outputs, law = (
+            fits.inputs.at_most(_MAX_INPUTS),
+            fits.decode.at_most(_MAX_OUTPUTS),
+            fits.inputs,
+        )
+        prompts = [*map(Prompt, inputs.values.tolist(), inputs.probabilities.tolist())]
+        if fits.longest and len(prompts) > 1 and outputs.values.size > 1:
+            law = self.input  # of which runs draw a prompt beside its answer
+            beside = (self.decode.upto(fits.longest - p.tokens).at_most(_MAX_OUTPUTS) for p in prompts)
+            prompts = [p._replace(decode=answers) for p, answers in zip(prompts, beside, strict=True)]
         return RequestClass(
             name=self.name,
             input_tokens=round(inputs.mean),
             decode_tokens=tuple(outputs.values.tolist()),
             decode_weights=tuple(outputs.weights.tolist()),
-            rate_rps=rate,
+            rate_rps=rate * fits.share,
             shared=self.shared or (),
             reuse=self.reuse,
-            prompts=() if inputs.values.size == 1 else tuple(Prompt(*prompt) for prompt in prompts),
-            input_law=None if inputs is self.input else self.input,
-            decode_law=None if outputs is self.decode else self.decode,
+            prompts=tuple(prompts) if len(prompts) > 1 else (),
+            input_law=None if inputs is law else law,
+            decode_law=None if outputs is fits.decode else fits.decode,
+            most=fits.longest or None,
+            rejected=asked / fits.share - 1,
         )
 
 
@@ -117,30 +141,40 @@ class Session(Table, title="Sessions"):
     think: values.GapLaw
     """From an answer to the next turn: a law of times, exponential (mean), lognormal (median, sigma), fixed
     (value) or quantiles (values)."""
+    context: values.Context = "end"
+    """What becomes of a session whose next prompt and answer would pass max_model_len: it ends (end), drops its oldest
+    turns (slide), or goes on with a share of its history, { compact = 0.3 }."""
 
     @property
     def outputs(self) -> Lengths:
         """Decode lengths that formulas count."""
         return self.decode.at_most(_MAX_OUTPUTS)
 
-    @property
-    def law(self) -> Sessions:
-        """The sessions of the model."""
-        return Sessions(self.first, self.user, self.decode, self.turns, self.think, self.shared, self.users)
+    def law(self, most: int | None) -> Sessions:
+        """The sessions of the model, whose turns have at most so many tokens."""
+        laws = self.first, self.user, self.decode, self.turns
+        return limited(Sessions(*laws, self.think, self.shared, self.users), most, self.context)
 
-    def request_class(self) -> RequestClass:
+    def request_class(self, most: int | None) -> RequestClass:
         """The class that the turns are; of a closed population the rate follows from the whole model."""
-        law, outputs = self.law, self.outputs
+        law, decode, begin = self.law(most), self.decode, None
         prompts = tuple(Prompt(round(tokens), share, variance) for share, tokens, variance in law.prompts)
+        if law.limit is not None:
+            begin = fitting(self.first, self.decode, law.limit.most - self.shared)
+            decode, prompts = of_sample(law, _MAX_INPUTS, _MAX_OUTPUTS)
+        outputs = decode.at_most(_MAX_OUTPUTS)
+        share = 1.0 if begin is None else begin.share  # of those that begin
         return RequestClass(
             name=self.name,
             input_tokens=round(sum(prompt.share * prompt.tokens for prompt in prompts)),
             decode_tokens=tuple(outputs.values.tolist()),
             decode_weights=tuple(outputs.weights.tolist()),
-            rate_rps=(self.rate or 1.0) * law.turns.mean,
+            rate_rps=(self.rate or 1.0) * share * law.turns.mean,
             sessions=law,
             prompts=prompts,
-            decode_law=None if outputs is self.decode else self.decode,
+            decode_law=None if outputs is decode else decode,
+            most=None if law.limit is None else law.limit.most,
+            rejected=(1 / share - 1) / law.turns.mean,
         )
 
 

@@ -357,6 +357,26 @@ Input = Annotated[Lengths, _law(Annotated[int, Field(ge=0, le=ranges.MAX_TOKENS)
 Turns = Annotated[Lengths, _law(Annotated[int, Field(ge=1, le=_MAX_TURNS)], _MAX_TURNS, "")]
 
 
+class Compact(Table, title="History cut to a share"):
+    """What is left of the history of a session that would pass the limit."""
+
+    compact: Annotated[float, Field(gt=0, lt=1)]
+    """Share of its tokens that are left."""
+
+
+def _context(value: object) -> str | float:
+    if value in ("end", "slide"):
+        return str(value)
+    if not isinstance(value, dict):
+        raise refusal(f'must be "end", "slide" or such as {{ compact = 0.3 }}, not {shown(value)}')
+    return Compact.model_validate(value).compact
+
+
+Context = Annotated[
+    str | float, PlainValidator(_context, json_schema_input_type=Literal["end", "slide"] | Compact)
+]
+
+
 # --------------------------------------------------------------------- gaps, and what requests have in common
 
 

@@ -25,7 +25,7 @@ from kvplan.report.keys import WORDS
 from kvplan.report.ledger import Ledger, plain
 from kvplan.report.notes import Source, notes, sources
 from kvplan.report.prefix_cache import CacheBlock
-from kvplan.report.replica import Cost, LayoutBlock
+from kvplan.report.replica import Context, Cost, LayoutBlock
 from kvplan.report.verdict import actions, headroom_ends, summary
 from kvplan.report.wording import interval
 from kvplan.report.words import Basis, Status
@@ -89,6 +89,7 @@ class Report(NamedTuple):
     prefix_cache: CacheBlock | None
     speculative: Speculative | None
     kv_layout: LayoutBlock | None
+    context: Context
     fleet: FleetBlock | None
     advice: tuple[Advice, ...]
     sources: dict[str, Source]

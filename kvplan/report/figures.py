@@ -23,7 +23,7 @@ from kvplan.model.slo import TIMES, Slo
 from kvplan.report.fleet import FleetBlock, fleet_block
 from kvplan.report.inputs import Inputs, inputs
 from kvplan.report.prefix_cache import CacheBlock, cache_block, with_trial
-from kvplan.report.replica import Cost, LayoutBlock, cost, layout_block
+from kvplan.report.replica import Context, Cost, LayoutBlock, context, cost, layout_block
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.runner import Progress
 from kvplan.simulation.policies import engine_settings
@@ -239,6 +239,10 @@ class Figures:
     @cached_property
     def speculative(self) -> Speculative | None:
         return speculative(self.model)
+
+    @cached_property
+    def context(self) -> Context:
+        return context(self.whole)
 
     @cached_property
     def kv_layout(self) -> LayoutBlock | None:

@@ -10,7 +10,7 @@ from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.overflow import clusters_held, has_doubtful_tail
 from kvplan.analysis.stability import UNCERTIFIED
 from kvplan.analysis.worst_cycle import MOST_STAGES
-from kvplan.model import Prefill
+from kvplan.model import Prefill, ServingModel
 from kvplan.report.figures import Figures
 from kvplan.report.inputs import band_notes, extrapolations, origins_note, states
 from kvplan.report.keys import BLOCKS, Block
@@ -38,6 +38,7 @@ def sources(figures: Figures) -> dict[str, Source]:
     limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
     terms = "d2, d3" if timing.is_linear else "d2 to d6"
     about = {
+        "about.limited": _limited(model),
         "about.beyond_papers": timing.goes_beyond_papers
         or replica.block_tokens > 1
         or limited
@@ -69,10 +70,6 @@ def _of_inputs(figures: Figures) -> Iterator[str]:
     yield from extrapolations(model.measured, tuple(states(model)))
     yield from band_notes(model, figures.load, figures.recovery.rate_rps or 0.0)
     yield from (f"{name} has a rate of 0 and is left out." for name in model.left_out[:3])
-    most = model.engine and model.engine.max_model_len
-    if longer := [c.name for c in model.classes if most and c.max_tokens > most]:
-        refused = f"The engine refuses requests of more than max_model_len, {most:,} tokens, which count here"
-        yield f"{refused}: some of {', '.join(longer[:3])}{', …' * (len(longer) > 3)}."
 
 
 def _about(figures: Figures) -> Iterator[tuple[str, Any]]:
@@ -80,6 +77,7 @@ def _about(figures: Figures) -> Iterator[tuple[str, Any]]:
     model, cold, tier = figures.model, figures.cold, figures.model.replica.offload
     clusters = cold.arrivals.cv > 1
     yield "has_sessions", any(c.sessions is not None for c in model.classes)
+    yield "limited", _limited(model)
     yield "slow_tier", tier is not None and not tier.overlap and tier.load_s > model.timing.d2 > 0
     yield "iteration_in_runs", _iteration_in_runs(figures)
     yield "requests_in_memory", requests_in_memory(cold)
@@ -103,6 +101,11 @@ def _about(figures: Figures) -> Iterator[tuple[str, Any]]:
         yield "doubtful_tail", has_doubtful_tail(cold) or (clusters and clusters_held(cold) < _FEW_CLUSTERS)
         yield "dispersion", 1 + excess_dispersion(cold) if clusters else None
         yield "stay", stay_s(cold) if clusters else None
+
+
+def _limited(model: ServingModel) -> bool:
+    """Tell whether a limit on the context binds for some sessions."""
+    return any(c.sessions is not None and c.sessions.limit is not None for c in model.classes)
 
 
 def _iteration_in_runs(figures: Figures) -> str | None:

@@ -1,10 +1,11 @@
-"""What a replica costs, and what a request holds in it where layers keep KV of several kinds."""
+"""What a replica costs, how long its requests are, and what they hold where layers keep KV of several kinds."""
 
 from typing import NamedTuple
 
 from kvplan.analysis.records import Load
 from kvplan.model import ServingModel
 from kvplan.model.kv_layout import Attention, KvLayout
+from kvplan.model.streams import class_streams
 
 _MILLION = 1e6
 _HOUR_S = 3600.0
@@ -52,6 +53,31 @@ def cost(model: ServingModel, gpu_hour: float, offered: Load, *, overloaded: boo
 
     now = PerTokens() if overloaded else at(offered.offered_rps)
     return Cost(replica.gpus, per_hour, now, at(offered.sustainable_rps))
+
+
+class Context(NamedTuple):
+    """How many tokens requests have, prompt and answer together; the keys of the report's `context` block."""
+
+    limit: int | None
+    mean: float
+    largest: int
+    turns: float | None
+    rejected_share: float
+
+
+def context(model: ServingModel) -> Context:
+    """Build the block; `rejected_share` is of the requests asked for, of conversations of those that begin one."""
+    tokens = sum(one.rate_rps * (one.prompt + one.decode) for one in class_streams(model))
+    of_turns = [(c.rate_rps, c.sessions.turns.mean) for c in model.classes if c.sessions is not None]
+    begun = sum(rate / mean for rate, mean in of_turns)
+    rejected = sum(c.rate_rps * c.rejected for c in model.classes)
+    return Context(
+        limit=model.max_model_len,
+        mean=tokens / model.total_rate_rps,
+        largest=max(c.max_tokens for c in model.classes),
+        turns=sum(rate for rate, _ in of_turns) / begun if begun else None,
+        rejected_share=rejected / (rejected + model.total_rate_rps),
+    )
 
 
 class GroupOfLayers(NamedTuple):

@@ -16,8 +16,11 @@ from kvplan.planning.search import Band, Candidate, Setting
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
 from kvplan.profile.reading import Profile
+from kvplan.report.figures import Figures
+from kvplan.report.keys import SCREENS
+from kvplan.report.ledger import Ledger
 from kvplan.report.verdict import headroom_ends
-from kvplan.report.wording import interval
+from kvplan.report.wording import interval, sentence
 from kvplan.show import page
 from kvplan.show.charts import of_plan
 from kvplan.show.view import Json, View, fields, header
@@ -468,6 +471,11 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         yield f"Rates vary: planned for {rate} requests/s, from {begin} to {end}; figures are those of the worst part."
         if any(o.state is State.MISSES for o in plan.objectives):
             yield "Rates vary within that part, too: it misses an objective; --headroom plans for more."
+    setting, task = plan.setting, plan.winner.task
+    ledger = Ledger(Figures(task.at(setting.replicas, setting.batched_tokens, slower=False), task.plan))
+    if told := sentence(SCREENS["rows"]["Context"], ledger):
+        hits = sentence("; {prefix_cache.hit_ratio} of prompts found in the prefix cache", ledger)
+        yield f"Context: {told}{hits or ''}."
     if plan.versus:
         others = (
             f"{each.name} {format_number(each.memory, 3)} and {format_number(each.rate, 3)} times "

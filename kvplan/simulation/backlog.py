@@ -179,13 +179,14 @@ class Backlog:
         """Return what `Mark` sums up, of a request of the traffic in the mean over its law."""
         found = np.zeros(3)
         for c, share in zip(self._model.classes, self._model.class_rates_rps, strict=True):
-            inputs, outputs = c.inputs, c.outputs
-            first = first_tokens(self._model.replica.prefill, inputs.values)
-            first = np.maximum(inputs.values, 1) if self._policy.engine else first
-            stages = stage_count(self._model.replica.prefill, outputs.values)
-            chance = outputs.probabilities
-            laws = Lengths(first, inputs.probabilities), Lengths(stages, chance)
-            found += share * np.array([_mean_footprint(self._run.state, *laws), stages @ chance, inputs.mean])
+            for part, inputs, outputs in c.laws:
+                first = first_tokens(self._model.replica.prefill, inputs.values)
+                first = np.maximum(inputs.values, 1) if self._policy.engine else first
+                stages = stage_count(self._model.replica.prefill, outputs.values)
+                chance = outputs.probabilities
+                laws = Lengths(first, inputs.probabilities), Lengths(stages, chance)
+                means = _mean_footprint(self._run.state, *laws), stages @ chance, inputs.mean
+                found += share * part * np.array(means)
         return Means(*(found / self._model.total_rate_rps).tolist())
 
     def _drawn(self, before: Requests | None, more: int) -> tuple[Requests, Setup]:

@@ -19,6 +19,8 @@ from kvplan.model.drafts import Drafts
 from kvplan.model.lengths import Lengths
 from kvplan.model.schedule import Course, Steps
 
+_APART = 1 << 40  # more tokens than any request has
+
 
 @dataclass(frozen=True)
 class Prefixes:
@@ -234,10 +236,11 @@ def interleaved(model: ServingModel, *, requests: int) -> Requests:
     inputs = np.empty(requests, dtype=np.int64)
     for index, c in enumerate(model.classes):
         mine = np.flatnonzero(kind == index)
-        weights = np.outer([p.share for p in c.kinds], c.decode_weights)
-        prompt, length = np.unravel_index(_interleaved(weights.ravel().tolist(), mine.size), weights.shape)
-        decode[mine] = np.array(c.decode_tokens)[length]
-        inputs[mine] = np.array([p.tokens for p in c.kinds])[prompt]
+        laws = [c.outputs_of(prompt) for prompt in c.kinds]
+        weights = [p.share * law.weights for p, law in zip(c.kinds, laws, strict=True)]
+        pair = _interleaved(np.concatenate(weights).tolist(), mine.size)
+        decode[mine] = np.concatenate([law.values for law in laws])[pair]
+        inputs[mine] = np.repeat([p.tokens for p in c.kinds], [law.values.size for law in laws])[pair]
     return Requests(np.zeros(requests), inputs, decode, kind)
 
 
@@ -251,24 +254,38 @@ def lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator
     return _drawn([c.outputs for c in model.classes], class_index, rng)
 
 
-def prompt_lengths(model: ServingModel, class_index: IntArray, rng: np.random.Generator) -> IntArray:
-    """Draw the prompt length, tokens, of each request; nothing is drawn where those of a class are alike."""
+def prompt_lengths(
+    model: ServingModel, class_index: IntArray, rng: np.random.Generator, decode: IntArray
+) -> IntArray:
+    """Draw the prompt length, tokens, of each request; nothing is drawn where those of a class are alike.
+
+    With the answer, of `decode` tokens, it is no longer than the engine takes.
+    """
     if not any(c.prompts for c in model.classes):
         each = np.array([c.input_tokens for c in model.classes], dtype=np.int64)
         return each.astype(_numbers(class_index.size, each))[class_index]
-    return _drawn([c.inputs for c in model.classes], class_index, rng)
+    most = np.array([c.most or _APART for c in model.classes])
+    room = most[class_index] - decode if most.min() < _APART else None
+    return _drawn([c.inputs for c in model.classes], class_index, rng, room)
 
 
-def _drawn(laws: Sequence[Lengths], class_index: IntArray, rng: np.random.Generator) -> IntArray:
-    """Draw a value for each request from the law of its class."""
+def _drawn(
+    laws: Sequence[Lengths], class_index: IntArray, rng: np.random.Generator, room: IntArray | None = None
+) -> IntArray:
+    """Draw a value for each request from the law of its class, no larger than there is room for."""
     values = np.concatenate([law.values for law in laws])
-    # law by law: a class and a chance are one position on a line, class i from i to i + 1
+    # law by law: a class and a chance are one position on a line, class i from i to i + 1; and a value is on another
     ends = np.concatenate([i + _cumulative(law.weights) for i, law in enumerate(laws)])
     last = np.cumsum([law.values.size for law in laws]) - 1
+    places = values + np.repeat(np.arange(len(laws)) * _APART, [law.values.size for law in laws])
 
     def drawn(mine: slice) -> IntArray:
         kind = class_index[mine]
-        row = _after(ends, kind + rng.random(kind.size))
+        chance = rng.random(kind.size)
+        if room is not None:
+            fits = np.searchsorted(places, kind * _APART + room[mine].clip(0, _APART - 1), side="right")
+            chance *= np.maximum(ends[np.maximum(fits - 1, 0)] - kind, 0.0)
+        row = _after(ends, kind + chance)
         return np.asarray(values[np.minimum(row, last[kind])])
 
     return _in_pieces(drawn, class_index.size, _numbers(class_index.size, values))
@@ -382,7 +399,7 @@ def _of_any_class(model: ServingModel, rng: np.random.Generator, arrival: FloatA
     small = arrival.size > _MANY and rates.size < 2**15
     kind = _in_pieces(drawn, arrival.size, np.int16 if small else np.int64)
     decode = lengths(model, kind, rng)
-    return Requests(arrival, prompt_lengths(model, kind, rng), decode, kind)
+    return Requests(arrival, prompt_lengths(model, kind, rng, decode), decode, kind)
 
 
 def _by_share_of_step(

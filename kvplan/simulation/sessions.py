@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, ServingModel
+from kvplan.model.context import carried, first_turns
 from kvplan.model.gaps import Exponential, Gap, Lognormal, Quantiles
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
@@ -63,10 +64,10 @@ def stream_of_sessions(
     extra = 0 if burst is None else burst.sessions
     arrival = np.concatenate([arrival, np.full(extra, 0.0 if burst is None else burst.at_s)])
     kind = rng.choice(rates.size, arrival.size, p=rates / rates.sum())
-    turns = _drawn_by_kind([k.turns for k in kinds], kind, rng)
+    turns = _drawn_by_kind([k.asked for k in kinds], kind, rng)
     own = arrival.size - extra
     if requests is not None:
-        turns[:own] = _cut(turns[:own], requests)
+        turns[:own] = _cut(turns[:own], _before_limits(kinds, requests))
     there = np.flatnonzero(turns > 0)
     order = there[np.argsort(arrival[there], kind="stable")]
     nobody = np.full(order.size, -1)
@@ -83,7 +84,7 @@ def population(
     """
     everybody = np.repeat(np.arange(len(kinds)), users)
     kind = np.resize(everybody, requests)
-    turns = _cut(_drawn_by_kind([k.turns for k in kinds], kind, rng), requests)
+    turns = _cut(_drawn_by_kind([k.asked for k in kinds], kind, rng), _before_limits(kinds, requests))
     kind, turns = kind[turns > 0], turns[turns > 0]
     first = np.sort(_gaps_by_kind([k.think for k in kinds], everybody[: kind.size], rng))
     arrival = np.concatenate([first, np.full(kind.size - first.size, math.nan)])
@@ -173,7 +174,8 @@ def with_reuse(
     come = ~known | (due < end_s)
     chain, begins, of, gap, known, due = (each[come] for each in (chain, begins, of, gap, known, due))
 
-    decode, inputs = lengths(model, of, rng), prompt_lengths(model, of, rng)
+    decode = lengths(model, of, rng)
+    inputs = prompt_lengths(model, of, rng, decode)
     left = (inputs + decode - 1) // model.replica.block_tokens * model.replica.block_tokens
     tokens = np.array([float(one.tokens) for one in reuse])[of]
     part = np.array([isinstance(one.tokens, float) for one in reuse])[of]
@@ -299,7 +301,21 @@ def _with_turns(
     total = np.cumsum(added) + np.cumsum(decode) - decode
     inputs = total - np.repeat(total[first] - added[first], turns)
     think = _gaps_by_kind([k.think for k in kinds], of, rng)
-    end = turn == turns[session] - 1
+    fresh, kept = turn == 0, np.full(turn.size, True)
+    for index, its in enumerate(kinds):
+        if its.limit is None:
+            continue
+        mine, begins = np.flatnonzero(of == index), first[kind == index]
+        added[begins], decode[begins] = first_turns(its, its.limit, begins.size, rng)
+        begins = np.searchsorted(mine, begins)
+        inputs[mine], fresh[mine], kept[mine] = carried(
+            its.limit, its.shared, begins, added[mine], decode[mine]
+        )
+    if not kept.all():
+        inputs, decode, think, of, turn = (each[kept] for each in (inputs, decode, think, of, turn))
+        session, fresh = session[kept], fresh[kept]
+        first = np.flatnonzero(turn == 0)
+    end = np.append(turn[1:], 0) == 0
     following = np.where(end, np.where(then >= 0, first[then], -1)[session], np.arange(session.size) + 1)
     instead = np.where(then >= 0, first[then], -1)[session]
     return _in_order(
@@ -309,9 +325,9 @@ def _with_turns(
             decode,
             of,
             prefixes=Prefixes(
-                stream=len(kinds) + session,
-                parent=np.concatenate([np.full(len(kinds), -1), kind]),
-                end_tokens=np.concatenate([shared, np.zeros(kind.size, dtype=np.int64)]),
+                stream=len(kinds) + np.cumsum(fresh) - 1,
+                parent=np.concatenate([np.full(len(kinds), -1), of[fresh]]),
+                end_tokens=np.concatenate([shared, np.zeros(np.count_nonzero(fresh), dtype=np.int64)]),
             ),
             turns=Turns(following, think, instead),
         )
@@ -327,6 +343,11 @@ def _in_order(requests: Requests) -> Requests:
     if turns is not None:
         turns = Turns(place[turns.following[order]], turns.think_s[order], place[turns.instead[order]])
     return replace(chosen(requests, order), more_later=requests.more_later, turns=turns)
+
+
+def _before_limits(kinds: Sequence[Sessions], requests: int) -> int:
+    """Return how many turns there would be without limits, which end sessions, for so many that there are."""
+    return math.ceil(requests * max(k.asked.mean / k.turns.mean for k in kinds))
 
 
 def _cut(turns: IntArray, requests: int) -> IntArray:

@@ -51,9 +51,8 @@ def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
     good = [point for point in points if isinstance(point, Point)]
     report = any(column.block != "simulation" for column in sweep.columns)
     models = (one_replica(point.model) for point in good) if report else ()
-    alike = groupby(
-        models, key=lambda model: model.left_out
-    )  # those with the same classes are computed together
+    # those with the same classes are computed together
+    alike = groupby(models, key=lambda model: [c.name for c in model.classes])
     shared = (found for _, some in alike for found in equilibrium.blocks(list(some)))
     for index, mine, point in zip(range(start, stop), values, points, strict=True):
         if isinstance(point, Point):

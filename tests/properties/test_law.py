@@ -260,6 +260,8 @@ OTHER: dict[str, dict[str, Any]] = {
         "sessions": Sessions(*[Lengths.uniform(20, 60)] * 3, Lengths.uniform(1, 3), Exponential(2.0)),
         "prompts": (Prompt(300, 0.5), Prompt(900, 0.5)),
         "longest": 9_000,
+        "most": 500,
+        "rejected": 0.2,
         "input_law": Lengths.uniform(300, 900),
         "decode_law": Lengths.uniform(10, 120),
     },
@@ -292,6 +294,14 @@ UNMOVED = {
     ("class", "name", "simulate"): "a name",
     ("class", "name", "explain"): "names are taken from the report",
     ("class", "longest", "simulate"): "requests are as long as their prompts say",
+    **{
+        ("class", "most", what): "prompts of one length are what they are, and another class has longer ones"
+        for what in ("analyze", "side by side", "sweep", "simulate")
+    },
+    **{
+        ("class", "rejected", what): "in no rate, and no part in the blocks that are compared"
+        for what in ("side by side", "sweep", "simulate", "explain")
+    },
     **{
         ("class", "longest", what): "no part in the blocks that are compared"
         for what in ("side by side", "sweep")

@@ -19,7 +19,7 @@ from kvplan.model.slo import parse_slo
 from kvplan.options import PlanOptions
 from kvplan.planning import options
 from kvplan.planning.around import routers
-from kvplan.planning.demand import Demand, Length, parse_length
+from kvplan.planning.demand import Demand, Length, parse_length, parse_turns
 from kvplan.planning.kinds import Kind, kinds
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Plan as Planned
@@ -146,12 +146,16 @@ def test_lengths_that_nobody_means_are_refused(text: str) -> None:
     [
         (Demand(Length(3000), Length(400, 0.5), 12.0), 12.0, 3000, 400),
         (Demand(Length(800, 0), Length(300, 0), 6.0, system_prompt=2000), 6.0, 2800, 300),
-        # turn j of 1 … 5 carries what came before: 2000 + 100 + (j - 1)·(100 + 50), equally often 1 … 5 turns
-        (
-            Demand(Length(100, 0), Length(50, 0), 6.0, system_prompt=2000, turns=3),
-            6.0,
-            2100 + 150 * 4 / 3,
-            50,
+        # turn j carries what came before: 2000 + 100 + (j - 1)·(100 + 50); of 1 … 5 turns, equally often, 15 in all are
+        # 1, 2, 2, 3, 3, 3 … , so that j - 1 is 4/3 in the mean
+        *(
+            (
+                Demand(Length(100, 0), Length(50, 0), 6.0, system_prompt=2000, turns=turns),
+                6.0,
+                2100 + 150 * more,
+                50,
+            )
+            for turns, more in ((parse_turns("3"), 1), (parse_turns("1..5:uniform"), 4 / 3))
         ),
     ],
 )

@@ -85,7 +85,7 @@ def test_what_is_asked_for_changes_and_the_rest_stays(
 
 
 def test_another_number_of_turns_is_as_many_requests() -> None:
-    found = planned(CHATS, turns=2)
+    found = planned(CHATS, turns="2")
     assert found.model.total_rate_rps == pytest.approx(saved(CHATS).model.total_rate_rps, rel=1e-9)
     assert found.tables["sessions"][0]["turns"] != saved(CHATS).tables["sessions"][0]["turns"]
 

@@ -288,6 +288,8 @@ def _engine(rng: np.random.Generator) -> Table:
         one["receive_every_steps"] = int(rng.choice([1, 10, 30]))
     if one["name"] == "trtllm" and rng.random() < 0.5:
         one |= {"batch_wait_iterations": 20, "batch_wait_tokens": int(rng.choice([100, 7000]))}
+    if rng.random() < 0.5:
+        one["max_model_len"] = round(_log_uniform(rng, 100, 1e5))
     return one
 
 
@@ -415,6 +417,11 @@ def _session(rng: np.random.Generator) -> Table:
         "turns": {"geometric": _log_uniform(rng, 1, 50)} if rng.random() < 0.5 else _whole(rng, 100),
         "think": _gap(rng),
     }
+    session |= (
+        {"context": rng.choice(["end", "slide"]).item()}
+        if rng.random() < 0.5
+        else {"context": {"compact": 0.3}}
+    )
     session |= {"users": _whole(rng, 1e6)} if rng.random() < 0.3 else {"rate": _rate(rng)}
     return session
 

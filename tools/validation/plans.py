@@ -42,7 +42,7 @@ MORE_BUDGETS = (
 
 def request(command: str) -> Request:
     """What `kvplan plan` reads of such a line."""
-    read = {"rate": float, "users": int, "system_prompt": int, "turns": float}
+    read = {"rate": float, "users": int, "system_prompt": int, "turns": str}
     service, *words = shlex.split(command)
     given: dict[str, Any] = {"slo": ()}
     for option, value in zip(words[::2], words[1::2], strict=True):

@@ -79,7 +79,7 @@ def with_trace(profile: "Profile") -> "Profile":
     if profile.trace is None or profile.known is None:
         return profile
     try:
-        recorded = read_trace(profile.trace).recorded
+        recorded = read_trace(profile.trace).recorded.within(profile.model.max_model_len)
     except UsageError as error:
         raise profile.error(str(error), "workload", "trace") from None
     return replaying(profile, recorded)
