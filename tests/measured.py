@@ -16,7 +16,7 @@ from kvplan.planning import plan as planning
 from kvplan.report import figures
 from kvplan.report.assembly import Analyses, ProfileIdentity, Report, report_of
 from kvplan.show import charts
-from kvplan.study import operating_point
+from kvplan.study import lasting, operating_point
 from kvplan.study.drain import Drain
 from kvplan.study.operating_point import OperatingPoint
 
@@ -35,7 +35,7 @@ def once(find: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(find)
     def remembered(*given: Any, **named: Any) -> Any:
-        question = _hashable((given, tuple(named.items())))
+        question = _hashable((given, tuple(named.items()), lasting._MOST_REQUESTS))
         if question not in answers:
             answers[question] = _shared(find, question, lambda: find(*given, **named))
         answers.move_to_end(question)
@@ -78,7 +78,7 @@ def _of_request(find: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(find)
     def remembered(request: planning.Request, *how: Any, **named: Any) -> Any:
-        words = repr(request)
+        words = f"{request!r} {lasting._MOST_REQUESTS}"
         if words not in answers:
             answers[words] = _shared(find, words, lambda: find(request, *how, **named))
         return answers[words]
@@ -106,8 +106,16 @@ def leave_out_runs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(planning, "plan", getattr(planning.plan, "__wrapped__", planning.plan))
 
 
+DAYS = {"_MOST_REQUESTS": lasting._MOST_REQUESTS, "_MOST_WORK_S": lasting._MOST_WORK_S}
+
+
 def remember() -> None:
-    """From here on, reports and plans that are made in this process share what is the same in them."""
+    """From here on, reports and plans that are made in this process share what is the same in them.
+
+    That a rate lasts is seen in a thirtieth of a day, but where a test asks for the fixture `days`.
+    """
+    for name, most in DAYS.items():
+        setattr(lasting, name, type(most)(most / 30))
     for name in FOUND:
         setattr(figures, name, once(getattr(figures, name)))
     operating_point.operating_point = figures.operating_point
