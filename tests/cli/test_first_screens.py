@@ -108,7 +108,7 @@ def test_explain() -> None:
 
 @pytest.mark.usefixtures("reports")
 def test_diff() -> None:
-    check_screens(*(("diff", name, "llama-3.1-8b-rtx4090") for name in LOOKED_AT))
+    check_screens(*(("diff", name, "llama-3.1-8b-rtx4090") for name in FEW))
 
 
 def test_mix() -> None:
