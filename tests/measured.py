@@ -4,6 +4,7 @@ import os
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +19,7 @@ from kvplan.report.assembly import Analyses, ProfileIdentity, Report, report_of
 from kvplan.show import charts
 from kvplan.study import lasting, operating_point
 from kvplan.study.drain import Drain
+from kvplan.study.headroom import Size
 from kvplan.study.operating_point import OperatingPoint
 
 FOUND = ("advice", "drain", "goodput", "operating_point", "recovery", "worst_cycle")
@@ -86,12 +88,23 @@ def _of_request(find: Callable[..., Any]) -> Callable[..., Any]:
     return remembered
 
 
+def _of_size(find: Callable[..., Any]) -> Callable[..., Any]:
+    """A search whose answer follows from the size alone, and not from what was found of it before."""
+
+    @wraps(find)
+    def remembered(size: Size, own: Callable[[], Any]) -> Any:
+        question = (replace(size.task), *size[1:])
+        return _shared(find, question, lambda: find(size, own))
+
+    return remembered
+
+
 UNDRAINED = Drain(None, None, None, None, "no burst is looked at")
 
 
 def brief(model: ServingModel, plan: Plan = PLAN) -> Analyses:
-    """Analyses without a burst and advice, which take most of the time, for who looks at other blocks."""
-    return Analyses(model, plan, {"advice": (), "drain": UNDRAINED})
+    """Analyses without a burst, headroom and advice, which take most of the time, for who looks at other blocks."""
+    return Analyses(model, plan, {"advice": (), "drain": UNDRAINED, "headroom": None})
 
 
 def brief_report(model: ServingModel, plan: Plan = PLAN, name: str = "a model") -> Report:
@@ -103,6 +116,7 @@ def leave_out_runs(patch: pytest.MonkeyPatch) -> None:
     """Make all reports as `brief` does; none of them is shared."""
     patch.setattr(figures, "advice", lambda *_: ())
     patch.setattr(figures, "drain", lambda *_: UNDRAINED)
+    patch.setattr(figures, "headroom", lambda *_: None)
     patch.setattr(planning, "plan", getattr(planning.plan, "__wrapped__", planning.plan))
 
 
@@ -118,6 +132,7 @@ def remember() -> None:
         setattr(lasting, name, type(most)(most / 30))
     for name in FOUND:
         setattr(figures, name, once(getattr(figures, name)))
+    figures.headroom = _of_size(figures.headroom)
     operating_point.operating_point = figures.operating_point
     charts.load_curve = once(charts.load_curve)
     planning.plan = _of_request(planning.plan)
