@@ -74,6 +74,15 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_out_runs(monkeypatch)
 
 
+@pytest.fixture
+def days(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates last that do so in runs as long as those of the command."""
+    from measured import DAYS
+
+    for name, most in DAYS.items():
+        monkeypatch.setattr(f"kvplan.study.lasting.{name}", most)
+
+
 @pytest.hookimpl(tryfirst=True)  # before the tests that `-m` does not ask for are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from measured import remember  # where tests run, and not where they are only handed out

@@ -4,6 +4,7 @@ import os
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
@@ -16,8 +17,9 @@ from kvplan.planning import plan as planning
 from kvplan.report import figures
 from kvplan.report.assembly import Analyses, ProfileIdentity, Report, report_of
 from kvplan.show import charts
-from kvplan.study import operating_point
+from kvplan.study import lasting, operating_point
 from kvplan.study.drain import Drain
+from kvplan.study.headroom import Size
 from kvplan.study.operating_point import OperatingPoint
 
 FOUND = ("advice", "drain", "goodput", "operating_point", "recovery", "worst_cycle")
@@ -35,7 +37,7 @@ def once(find: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(find)
     def remembered(*given: Any, **named: Any) -> Any:
-        question = _hashable((given, tuple(named.items())))
+        question = _hashable((given, tuple(named.items()), lasting._MOST_REQUESTS))
         if question not in answers:
             answers[question] = _shared(find, question, lambda: find(*given, **named))
         answers.move_to_end(question)
@@ -78,10 +80,21 @@ def _of_request(find: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(find)
     def remembered(request: planning.Request, *how: Any, **named: Any) -> Any:
-        words = repr(request)
+        words = f"{request!r} {lasting._MOST_REQUESTS}"
         if words not in answers:
             answers[words] = _shared(find, words, lambda: find(request, *how, **named))
         return answers[words]
+
+    return remembered
+
+
+def _of_size(find: Callable[..., Any]) -> Callable[..., Any]:
+    """A search whose answer follows from the size alone, and not from what was found of it before."""
+
+    @wraps(find)
+    def remembered(size: Size, own: Callable[[], Any]) -> Any:
+        question = (replace(size.task), *size[1:])
+        return _shared(find, question, lambda: find(size, own))
 
     return remembered
 
@@ -90,8 +103,8 @@ UNDRAINED = Drain(None, None, None, None, "no burst is looked at")
 
 
 def brief(model: ServingModel, plan: Plan = PLAN) -> Analyses:
-    """Analyses without a burst and advice, which take most of the time, for who looks at other blocks."""
-    return Analyses(model, plan, {"advice": (), "drain": UNDRAINED})
+    """Analyses without a burst, headroom and advice, which take most of the time, for who looks at other blocks."""
+    return Analyses(model, plan, {"advice": (), "drain": UNDRAINED, "headroom": None})
 
 
 def brief_report(model: ServingModel, plan: Plan = PLAN, name: str = "a model") -> Report:
@@ -103,13 +116,23 @@ def leave_out_runs(patch: pytest.MonkeyPatch) -> None:
     """Make all reports as `brief` does; none of them is shared."""
     patch.setattr(figures, "advice", lambda *_: ())
     patch.setattr(figures, "drain", lambda *_: UNDRAINED)
+    patch.setattr(figures, "headroom", lambda *_: None)
     patch.setattr(planning, "plan", getattr(planning.plan, "__wrapped__", planning.plan))
 
 
+DAYS = {"_MOST_REQUESTS": lasting._MOST_REQUESTS, "_MOST_WORK_S": lasting._MOST_WORK_S}
+
+
 def remember() -> None:
-    """From here on, reports and plans that are made in this process share what is the same in them."""
+    """From here on, reports and plans that are made in this process share what is the same in them.
+
+    That a rate lasts is seen in a thirtieth of a day, but where a test asks for the fixture `days`.
+    """
+    for name, most in DAYS.items():
+        setattr(lasting, name, type(most)(most / 30))
     for name in FOUND:
         setattr(figures, name, once(getattr(figures, name)))
+    figures.headroom = _of_size(figures.headroom)
     operating_point.operating_point = figures.operating_point
     charts.load_curve = once(charts.load_curve)
     planning.plan = _of_request(planning.plan)

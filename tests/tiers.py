@@ -7,7 +7,8 @@ import pytest
 import tomli
 from hypothesis import settings
 
-COMMIT, NIGHTLY = 8, 400  # examples of a property that asks for no number of its own
+COMMIT, NIGHTLY = 4, 400  # examples of a property that asks for no number of its own
+_USUAL = 2 * COMMIT  # as many as those who ask for a number compare theirs with
 QUICK = ("cli", "golden", "properties", "unit")  # folders
 _TABLES = tomli.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 SLOW: list[str] = _TABLES["slow"]
@@ -15,8 +16,8 @@ KEPT: dict[str, int] = _TABLES["kept"]
 
 
 def examples(count: int) -> settings:
-    """So many examples of a property on a commit, and at night as many times more as of any other."""
-    return settings(max_examples=count * settings().max_examples // COMMIT)
+    """Half as many examples of a property on a commit, and at night as many times more as of any other."""
+    return settings(max_examples=max(count * settings().max_examples // _USUAL, 1))
 
 
 def is_night() -> bool:

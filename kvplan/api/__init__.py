@@ -51,8 +51,8 @@ def plan(asked: PlanOptions) -> "Plan":
 
     Examples
     --------
-    >>> found = plan("Llama-3.1-8B", gpu="H100", tp=1, weights="bf16", rate=4, input=500, output=50,
-    ...              slo="ttft-p95=2s", gpu_hour=3)
+    >>> found = plan("Llama-3.1-8B", gpu="H100", tp=1, weights="fp8", rate=60, input="500:0", output="20:0",
+    ...              slo="ttft-p95=300ms", gpu_hour=3)
     >>> found.status.value, found.setting.replicas, found.cost.per_hour
     ('planned', 1, 3.0)
     """

@@ -61,7 +61,7 @@ def trial(model: ServingModel, plan: Plan, settings: Settings, objectives: Seque
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> from kvplan.model.slo import parse_slo
-    >>> model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 10.0),), Timing(0.01), Replica(10_000))
+    >>> model = ServingModel((RequestClass("a", 20, (5,), (1.0,), 0.05),), Timing(0.01), Replica(10_000))
     >>> trial(model, Plan(), Settings("vllm", {}), [parse_slo("itl_s.mean <= 11 ms")])
     Trial(lasts=True, run_s=86400.0)
     """

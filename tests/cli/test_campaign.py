@@ -13,15 +13,14 @@ from campaign.profiles import toml
 from campaign.runner import Case, judged
 from command import run
 from every import check_every, every
-from hypothesis import settings
-from tiers import COMMIT, is_night
+from tiers import examples, is_night
 
 CASES = {"profiles": 8, "files": 12, "invariants": 2, "faults": 1}
 
 
 @pytest.mark.parametrize("kind", CASES)
 def test_nothing_breaks(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    for number in range(CASES[kind] * settings().max_examples // COMMIT):
+    for number in range(examples(CASES[kind]).max_examples):
         folder: Path = tmp_path_factory.mktemp("case")
         assert judged(Case(kind, 1, number), folder) is None
 

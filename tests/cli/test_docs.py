@@ -24,6 +24,8 @@ from kvplan.profile.reading import parse_profile
 from kvplan.reproduction.experiment import Verdict, load_experiment, shipped_experiments
 from kvplan.simulation.policies import POLICIES
 
+pytestmark = pytest.mark.usefixtures("days")
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")

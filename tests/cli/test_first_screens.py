@@ -93,7 +93,7 @@ def test_the_operating_point() -> None:
 def test_policies_side_by_side() -> None:
     many = "greedy,rate-limited,vllm,sglang,mc,mc-sf,sarathi"
     check_screens(
-        *(("simulate", name, "--policy", "vllm", "--requests", "300") for name in LOOKED_AT),
+        *(("simulate", name, "--policy", "vllm", "--requests", "300") for name in FEW),
         *(("simulate", name, "--policy", "greedy,vllm", "--requests", "300") for name in FEW),
         *(("simulate", name, "--policy", many, "--requests", "300") for name in FEW),
         refused=("not modelled beside",),
@@ -108,7 +108,7 @@ def test_explain() -> None:
 
 @pytest.mark.usefixtures("reports")
 def test_diff() -> None:
-    check_screens(*(("diff", name, "llama-3.1-8b-rtx4090") for name in LOOKED_AT))
+    check_screens(*(("diff", name, "llama-3.1-8b-rtx4090") for name in FEW))
 
 
 def test_mix() -> None:

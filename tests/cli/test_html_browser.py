@@ -76,7 +76,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.mark.parametrize(
     "name",
-    ["names", "plan", "check", *at_night("policies", "tool-calls-h100", "agents-collapse", "prefill-decode")],
+    ["names", "check", *at_night("plan", "policies", "tool-calls-h100", "agents-collapse", "prefill-decode")],
 )
 def test_a_page_is_silent_fits_and_can_be_read(
     name: str, browser: Browser, page: Callable[[str], Path]

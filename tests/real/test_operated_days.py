@@ -37,6 +37,7 @@ TIE = 0.98  # of the GPU-hours
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("days")
 @pytest.mark.skipif(not CASES.exists(), reason="the shared cases are not here")
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_derived_targets_keep_the_objectives_at_the_least_cost(name: str) -> None:

@@ -38,8 +38,8 @@ SERVICE_S = 0.01
 
 
 @pytest.fixture(autouse=True)
-def short_days(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Days of fewer requests, which tell as much of a queue that forgets within seconds."""
+def longer_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Days of enough requests to tell rates a per cent apart."""
     monkeypatch.setattr("kvplan.study.lasting._MOST_REQUESTS", 100_000)
 
 
@@ -182,10 +182,8 @@ def test_a_rate_lasts_up_to_that_of_pollaczek_and_khinchine(factor: float) -> No
     assert found.lasts is (factor < 1)
 
 
-def test_a_rate_that_looks_steady_for_minutes_and_collapses_within_hours_does_not_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.undo()
+@pytest.mark.usefixtures("days")
+def test_a_rate_that_looks_steady_for_minutes_and_collapses_within_hours_does_not_last() -> None:
     profile = load_profile("tool-calls-h100", stdin=BytesIO())
     there, objective = at_rate(profile.model, 53.7), parse_slo("ttft_s.p95 <= 2 s")
     [seen] = decide(there, profile.plan, VLLM, [objective], stream=3)

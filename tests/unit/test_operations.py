@@ -21,7 +21,7 @@ from kvplan.study.fleet_day import FleetDay, course_of, with_day
 from kvplan.study.operations import Operations, derive, service_of
 from kvplan.study.verification import verify
 
-CHAT = RequestClass("chat", 90, (10, 30), (0.5, 0.5), 6.0)
+CHAT = RequestClass("chat", 90, (10, 30), (0.5, 0.5), 2.0)
 DAY = Steps(7200.0, (0.0, 1800.0, 3600.0, 5400.0), ((0.5,), (1.0,), (2.0,), (1.0,)))
 MODEL = ServingModel((CHAT,), Timing(0.2, 0.0, 1e-3), Replica(3000, block_tokens=16, gpus=2), DAY)
 PLAN = Plan(slos=(parse_slo("ttft-p95=2s"),))
@@ -40,6 +40,7 @@ def test_in_flight_is_what_arrives_times_how_long_it_stays() -> None:
     assert found.planned.in_flight == pytest.approx(found.good_rps * found.planned.stay_s, rel=0.03)
 
 
+@pytest.mark.usefixtures("days")
 def test_the_goodput_is_a_rate_that_hours_keep() -> None:
     """Runs that look for it hold at a rate at which a queue grows late, and then stays."""
     found = derive(profile("tool-calls-h100").model, Plan(slos=(parse_slo("ttft-p95=3s"),)), headroom=0.0)
@@ -60,7 +61,7 @@ def test_targets_are_those_at_the_goodput_without_the_headroom() -> None:
     found = operations()
     assert found.arrivals_rps * 1.25 == pytest.approx(found.good_rps)
     assert found.in_flight * 1.25 == pytest.approx(found.planned.in_flight)
-    peak, trough = 12.0 / found.arrivals_rps, 3.0 / found.arrivals_rps
+    peak, trough = 4.0 / found.arrivals_rps, 1.0 / found.arrivals_rps
     assert found.replicas == (math.ceil(trough), math.ceil(1.5 * peak), math.ceil(peak))
     assert (found.scale_down_s, found.load_s) == (400.0, 400.0)
 
@@ -121,7 +122,7 @@ def test_a_day_swings_about_the_rate_of_the_profile() -> None:
 
 
 def test_a_fixed_fleet_is_paid_for_all_the_time_and_nobody_waits_in_it() -> None:
-    """At a thousandth of its rate each request meets nobody: its TTFT is an iteration and its prompt's 90 ms."""
+    """At 0.3 % of its rate each request meets nobody: its TTFT is an iteration and its prompt's 90 ms."""
     quiet = replace(MODEL, classes=(replace(CHAT, rate_rps=0.006),))
     for limit, within in ((0.2901, 1.0), (0.2899, 0.0)):
         day = FleetDay(quiet, PLAN, Routing.LEAST_REQUESTS, {"ttft_s": limit})
@@ -139,7 +140,9 @@ def test_turns_come_on_the_schedule_of_their_sessions() -> None:
         Lengths.of({3: 1.0}),
         Exponential(5.0),
     )
-    turns = replace(CHAT, sessions=sessions, prompts=tuple(Prompt(20 + 15 * i, 1.0) for i in range(3)))
+    turns = replace(
+        CHAT, rate_rps=6.0, sessions=sessions, prompts=tuple(Prompt(20 + 15 * i, 1.0) for i in range(3))
+    )
     model = replace(MODEL, classes=(turns,), replica=Replica(3000, block_tokens=16))
     day = service_of(model, PLAN)
     assert day.routing is Routing.SESSION

@@ -6,6 +6,8 @@ import pytest
 from validation import plans
 from validation.truths import Truths
 
+pytestmark = pytest.mark.usefixtures("days")
+
 NAME = "measured 8B"
 
 
