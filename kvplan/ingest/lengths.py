@@ -21,6 +21,7 @@ POINTS = 50  # decode lengths of a class, at most
 _MAX_LOG_EXPONENT = 12.0  # e^12: all lengths at the lower end
 _OPEN_TIMES = 2.0  # the open bucket ends at so many times the last edge, unless the mean says otherwise
 _EXACT_BELOW = 200  # tokens; from there on rounding a length changes it by at most 0.25 %
+_SPREAD = 16  # lengths that stand for a mean
 _WHOLE = 1e-6  # tokens; nearer to a whole number a length is one
 _KEPT = 0.005  # relative error of a mean that is not worth a word
 
@@ -123,6 +124,21 @@ def lengths(histogram: LengthHistogram, what: str, limit: int = POINTS) -> Lengt
             f"{format_number(chosen.mean)} is the nearest"
         )
     return chosen._replace(notes=tuple(notes))
+
+
+def spread_around(mean: float, most: int) -> Lengths:
+    """Take lengths of which only the mean is known for exponential ones, cv 1, at most so many tokens.
+
+    >>> some = spread_around(280.0, 1000)
+    >>> round(some.mean, 1), int(some.tokens[0]), int(some.tokens[-1])
+    (280.0, 9, 1000)
+    """
+    quantiles = -np.log1p(-(np.arange(_SPREAD) + 0.5) / _SPREAD)
+    points = np.clip(quantiles * (mean / quantiles.mean()), 1.0, most)
+    for _ in range(_SPREAD):  # what was cut off goes to the others
+        points = np.clip(points * (mean / points.mean()), 1.0, most)
+    tokens, weight = _whole((points, np.ones(_SPREAD)))
+    return Lengths(tokens, weight / weight.sum(), 0.0, ())
 
 
 def independent_classes(

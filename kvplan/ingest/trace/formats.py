@@ -46,7 +46,10 @@ _LOCAL_TIME = "%d/%b/%Y:%H:%M:%S%z"  # of nginx
 _POINTS = ("time", "queued", "scheduled", "first", "last")
 _TIMES = (*_POINTS, "ttft", "e2e")
 # of a row itself
-_TOP = names("input output prompt decode created time times ts model start end arrival queued")
+_TOP = names(
+    "input output prompt decode created time times ts model start end arrival queued id requests invocations count n "
+    "date day hour"
+)
 _FAILURES = names(
     "error errorcode errormessage wascancelled cancelled level statuscode responsecode status status.code "
     "status.statuscode"
@@ -59,6 +62,7 @@ _FAILED = {"failure", "failed", "error", "cancelled", "true", "status_code_error
 _FAILED_SPAN = 2  # code of an OTLP status
 
 
+MOST_REQUESTS = 1_000_000_000  # in a row
 Request = tuple[float, int, int]  # when it arrived, seconds; tokens in; tokens out
 
 
@@ -169,6 +173,8 @@ def layout_of(keys: tuple[str, ...], in_json: bool) -> Layout:
     if not in_json:
         format = format._replace(name=format.name.replace("JSON lines", "CSV"))
     places = {role: found for role in _NAMES if (found := place(role, format)) is not None}
+    if (bucket := places.pop("bucket", None)) and "requests" in places:
+        places.setdefault("time", bucket)
     failures = [within[name] for name in _FAILURES if name in within]
     cached, inputs = (places[role].name if role in places else "" for role in ("cached", "input"))
     return Layout(
@@ -257,11 +263,25 @@ class Reading:
         time, place = self.point(layout, row, "time"), layout.places["input"]
         if layout.format.ends and "e2e" in layout.places:
             time -= self.span(layout, row, "e2e") or 0.0
-        inputs = _tokens(row, place, MAX_TOKENS)
+        count = self.count(layout, row)
+        inputs = _tokens(row, place, MAX_TOKENS * count)
         if layout.exclusive:
             self.beside_input = layout.places["cached"].name
-            inputs += sum(_optional_tokens(row, layout, role) for role in ("cached", "written"))
-        return time, inputs, _tokens(row, layout.places["output"], MAX_DECODE_TOKENS)
+            inputs += sum(_optional_tokens(row, layout, role, count) for role in ("cached", "written"))
+        return time, inputs, _tokens(row, layout.places["output"], MAX_DECODE_TOKENS * count)
+
+    def count(self, layout: Layout, row: Any) -> int:
+        """Read how many requests a row is the sum of; 1 where it does not say."""
+        if not _filled(layout, row, "requests"):
+            return 1
+        number = number_of(value_at(row, layout.places["requests"])) or 0
+        return int(number) if 1 < number <= MOST_REQUESTS else 1
+
+    def response(self, layout: Layout, row: Any, request: Request) -> tuple[str, int] | None:
+        """Tell a response from others, by its name and prompt; None where it has no name, or one that is a number."""
+        name = value_at(row, layout.places.get("id"))
+        named = isinstance(name, str) and name != "-" and not name.strip().isdecimal() and bool(name.strip())
+        return (str(name), request[1]) if named else None
 
     def times(self, layout: Layout, row: Any, arrival_s: float) -> dict[str, float | None]:
         """Read when it was queued and scheduled, and had its first and its last token; None: it does not say."""
@@ -276,7 +296,7 @@ class Reading:
 
     def cached_tokens(self, layout: Layout, row: Any) -> int:
         """Read how many tokens of the prompt a cache had; 0 where it does not say."""
-        return _optional_tokens(row, layout, "cached")
+        return _optional_tokens(row, layout, "cached", self.count(layout, row))
 
     def point(self, layout: Layout, row: Any, role: str) -> float:
         """Read a point in time, seconds since 1970 or since the file began."""
@@ -387,8 +407,8 @@ def _tokens(row: Any, place: Place, most: int) -> int:
     return int(number)
 
 
-def _optional_tokens(row: Any, layout: Layout, role: str) -> int:
-    return _tokens(row, layout.places[role], MAX_TOKENS) if _filled(layout, row, role) else 0
+def _optional_tokens(row: Any, layout: Layout, role: str, count: int) -> int:
+    return _tokens(row, layout.places[role], MAX_TOKENS * count) if _filled(layout, row, role) else 0
 
 
 def _is_failure(name: str, value: Any) -> bool:
@@ -411,8 +431,12 @@ _WRAPPERS = names(
 _BEDROCK_METRICS = "amazon-bedrock-invocationMetrics"
 
 
-def requests_in(document: Mapping[str, Any]) -> Iterator[tuple[Layout, dict[str, Any]]]:
+def requests_in(
+    document: Mapping[str, Any], of_list: Mapping[str, Any] = {}
+) -> Iterator[tuple[Layout, dict[str, Any]]]:
     """Yield the rows of a JSON object, each with its layout: itself, flat, or the objects of the lists in it.
+
+    Those without a time have that of the list, `of_list`.
 
     Examples
     --------
@@ -422,6 +446,9 @@ def requests_in(document: Mapping[str, Any]) -> Iterator[tuple[Layout, dict[str,
     """
     row = flat(document)
     layout = layout_of(tuple(row), in_json=True)
+    if of_list and "time" in layout.missing:
+        row = {**of_list, **row}
+        layout = layout_of(tuple(row), in_json=True)
     parts: list[Any] = []
     if layout.missing:
         lists = (value for key, value in document.items() if plain_name(key) in _WRAPPERS)
@@ -430,8 +457,9 @@ def requests_in(document: Mapping[str, Any]) -> Iterator[tuple[Layout, dict[str,
         ]
     if not parts:
         yield layout, row
+    times = [layout.places[role].name for role in ("time", "last") if role in layout.places] if parts else ()
     for part in parts:
-        yield from requests_in(part)
+        yield from requests_in(part, {name: row[name] for name in times})
 
 
 def flat(document: Mapping[str, Any], within: str = "") -> dict[str, Any]:

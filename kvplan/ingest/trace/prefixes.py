@@ -9,7 +9,7 @@ Journal 9(2), 1970). A tree of sums over the order of use (Fenwick 1994) makes t
 import sys
 from array import array
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -50,10 +50,24 @@ class Identities:
         self.conversation = array("q")
         self.full = False
         self._known: dict[Hashable, int] = {}
+        self._responses: dict[Hashable, int] = {}  # which request has which
 
-    def add(self, request: Request, hashes: Any, conversation: Any = None, parent: Any = None) -> None:
-        """Remember a request; `parent` is the conversation that this one goes on with, where turns have names."""
+    def add(
+        self,
+        request: Request,
+        hashes: Any,
+        conversation: Any = None,
+        parent: Any = None,
+        response: Hashable = None,
+    ) -> None:
+        """Remember a request; `parent` is the conversation that this one goes on with, where turns have names.
+
+        Of several with the same response the last says how long that is.
+        """
         if not (request[1] and request[2]):
+            return
+        if response is not None and response in self._responses:
+            self.output_tokens[self._responses[response]] = request[2]
             return
         hashes = hashes if isinstance(hashes, list) else []
         if len(self.hashes) + len(hashes) > MOST_HASHES or len(self.arrival_s) >= _MOST_REQUESTS:
@@ -64,6 +78,8 @@ class Identities:
             self.hashes.extend(hashes)
         except (TypeError, OverflowError):
             raise BadRowError("must be a list of whole numbers", "hash_ids") from None
+        if response is not None:
+            self._responses[response] = len(self.hash_count)
         self.hash_count.append(len(hashes))
         arrival, inputs, outputs = request
         self.arrival_s.append(arrival)
@@ -137,6 +153,15 @@ class Prefixes:
     def reusable(self) -> float:
         """Share of the prompt tokens that a cache without limit finds."""
         return self.curve[-1][1] if self.curve else 0.0
+
+    def scaled(self, found: float) -> "Prefixes":
+        """With a curve that ends at what was found, where conversations let only guess it."""
+        if not self.curve:
+            return self
+        factor = found / self.reusable
+        return replace(
+            self, curve=tuple((size, min(round(share * factor, 4), _MOST)) for size, share in self.curve)
+        )
 
     def found_by(self, memory_tokens: float) -> float:
         """Share of the prompt tokens that a cache of this size finds.

@@ -53,7 +53,11 @@ def read_trace(path: Path) -> Trace:
     ([374], [44], ('1 of 2 rows left out: nothing generated',))
     """
     file = TraceFile(path)
-    arrival, inputs, decode = file.read()
+    every = file.read()
+    arrival, inputs, decode, _ = every
+    file.refuse_sums(every)
+    if every.are_sums:
+        raise UsageError(f"{path}: rows are sums of several requests, which a replay needs one by one")
     if file.duration_s is not None:
         raise UsageError(f"{path}: {file.format} without arrival times, which a replay needs")
     rows = file.leave_out(decode == 0, "nothing generated")

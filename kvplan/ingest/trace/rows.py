@@ -3,8 +3,8 @@
 import csv
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,19 +30,29 @@ from kvplan.ingest.trace.formats import (
 from kvplan.ingest.trace.prefixes import Identities
 from kvplan.ingest.trace.servegen import Description
 from kvplan.model import FloatArray, IntArray
-from kvplan.units import format_rate
+from kvplan.units import format_number, format_rate
 
 _BEGINNING = 4096  # characters by which a description is told
 _SHOWN = 8  # names in a message
 _MILLISECONDS = 1e-3  # as which times of an open unit are read
+_REMEMBERED = 1_000_000  # responses; repeats stand near each other
+_FIRST_ROWS = 100  # by whose ends sums are told
+_FEWEST_STEPS, _SHORTEST_STEP_S = 3, 60.0  # of sums over time
+_LONGEST_CONTEXT = 1 << 20  # tokens; a mean above is no mean of prompts
 
 
 class Rows(NamedTuple):
     """Rows in the order of the file, shape (n_rows,), zeros included; times from an origin of the file's own."""
 
     time_s: FloatArray
-    input_tokens: IntArray
+    input_tokens: IntArray  # of all requests of the row
     output_tokens: IntArray
+    requests: IntArray  # 1, unless rows are sums
+
+    @property
+    def are_sums(self) -> bool:
+        """Whether a row is more than a request."""
+        return bool((self.requests > 1).any())
 
 
 class TraceFile:
@@ -67,30 +77,47 @@ class TraceFile:
         self.sha256 = ""
         self.cut_off = 0
         self.left_out: Counter[str] = Counter()
+        self.repeats = 0  # rows of a response that one before them told of
+        self.cached_tokens = 0  # that a cache had, of the input of those rows that say so
+        self.cached_of = 0
         self.duration_s: float | None = None  # of a benchmark without arrival times, all of which are 0
         self.identities = Identities()
         self.wrapping_notes: tuple[str, ...] = ()
         self._model = model
         self._reading = Reading(None if unit is None else UNITS[unit], model)
+        self._ends: list[tuple[float, float]] = []  # of the first rows
 
     def read(self) -> Rows:
         """Read the file."""
-        time_s, inputs, outputs = array("d"), array("q"), array("q")
+        time_s, inputs, outputs, requests = array("d"), array("q"), array("q"), array("q")
+        told: dict[Hashable, int] = {}  # where the row of a response is
         with lines_of(self.path) as lines:
             try:
-                for arrival_s, input_tokens, output_tokens in self._requests(lines):
+                for (arrival_s, input_tokens, output_tokens), count, response in self._requests(lines):
+                    if response is not None and (at := told.setdefault(response, len(outputs))) < len(
+                        outputs
+                    ):
+                        self.repeats += 1
+                        outputs[at] = output_tokens
+                        continue
+                    if len(told) > _REMEMBERED:
+                        del told[next(iter(told))]
                     time_s.append(arrival_s)
                     inputs.append(input_tokens)
                     outputs.append(output_tokens)
+                    requests.append(count)
             except csv.Error as error:
                 message = f"not CSV: {error}; is a quote open?"
                 raise ProfileError(lines.source, message, line=lines.number) from None
         self.sha256 = lines.sha256
         self.wrapping_notes = lines.notes
-        return Rows(np.asarray(time_s), np.asarray(inputs), np.asarray(outputs))
+        return Rows(*map(np.asarray, (time_s, inputs, outputs, requests)))
 
-    def _requests(self, lines: Lines) -> Iterator[Request]:
-        """Yield requests. A row that cannot be read is the end of a file that was cut off, or an error."""
+    def _requests(self, lines: Lines) -> Iterator[tuple[Request, int, Hashable]]:
+        """Yield requests, of how many each is the sum, and what tells its response from others, or None.
+
+        A row that cannot be read is the end of a file that was cut off, or an error.
+        """
         line = next((line for line in lines if line.strip()), "")
         if not line:
             raise UsageError(f"{lines.source}: empty; a trace has a row for every request")
@@ -110,15 +137,16 @@ class TraceFile:
                 if reason := self._reading.reason(layout, row):
                     self.left_out[reason] += 1
                     continue
-                request = self._reading.request(layout, row)
-                self._remember(request, layout, row)
+                request, count = self._reading.request(layout, row), self._reading.count(layout, row)
+                response = self._reading.response(layout, row, request)
+                self._remember(request, count, response, layout, row)
             except BadRowError as error:
                 if not (any_before and lines.cut_off):
                     raise ProfileError(lines.source, str(error), key=error.key, line=number) from None
                 self.cut_off = 1
                 break
             any_before = True
-            yield request
+            yield request, count, response
         if usual is None and lacking is not None:
             raise lacking
 
@@ -155,11 +183,47 @@ class TraceFile:
         for values in zip(times, inputs, outputs, strict=True):
             yield layout, dict(zip(names, values, strict=True))
 
-    def _remember(self, request: Request, layout: Layout, row: Any) -> None:
-        """Keep what tells which prompts begin alike."""
-        if "session" in layout.places or "hashes" in layout.places:
-            hashes, session, parent = map(layout.places.get, ("hashes", "session", "parent"))
-            self.identities.add(request, value_at(row, hashes), value_at(row, session), value_at(row, parent))
+    @property
+    def cached_share(self) -> float | None:
+        """Share of the prompt tokens that a cache had, where rows say so."""
+        return self.cached_tokens / self.cached_of if self.cached_of else None
+
+    def _remember(self, request: Request, count: int, response: Hashable, layout: Layout, row: Any) -> None:
+        """Keep what tells which prompts begin alike, what a cache had of them, and when the first rows end."""
+        places = layout.places
+        if count == 1 and ("session" in places or "hashes" in places):
+            hashes, session, parent = (
+                value_at(row, places.get(role)) for role in ("hashes", "session", "parent")
+            )
+            self.identities.add(request, hashes, session, parent, response)
+        if "cached" in places and value_at(row, places["cached"]) not in (None, ""):
+            self.cached_tokens += self._reading.cached_tokens(layout, row)
+            self.cached_of += request[1]
+        if (
+            len(self._ends) < _FIRST_ROWS
+            and "last" in places
+            and value_at(row, places["last"]) not in (None, "")
+        ):
+            self._ends.append((request[0], self._reading.point(layout, row, "last")))
+
+    def refuse_sums(self, rows: Rows) -> None:
+        """Refuse rows that are sums over steps of time, and do not say of how many requests."""
+        starts = np.unique(rows.time_s)
+        if rows.are_sums or starts.size < _FEWEST_STEPS:
+            return
+        steps, ends = np.diff(starts), dict(self._ends)
+        what = ""
+        if float(rows.input_tokens.mean()) > _LONGEST_CONTEXT:
+            what = f"{rows.input_tokens.mean():,.0f} tokens in on average, more than any context"
+        elif np.ptp(steps) == 0 and steps[0] >= _SHORTEST_STEP_S and starts[0] % steps[0] == 0:
+            what = f"a time each {format_number(steps[0])} s to the second"
+        elif len(ends) >= _FEWEST_STEPS and all(later == ends[t] for t, later in pairwise(sorted(ends))):
+            what = "the end of each is the beginning of the next"
+        if what:
+            raise UsageError(
+                f"{self.path}: rows are sums over time and not requests ({what}), and none says of how many; a column "
+                "requests has their number"
+            )
 
     def refuse_what_is_open(self, served: int, span_s: float) -> None:
         """Refuse requests of several models, and times in a unit that nothing tells."""
@@ -182,7 +246,7 @@ class TraceFile:
     def leave_out(self, rows: NDArray[np.bool_], reason: str) -> int:
         """Count rows that were read, and are left out; return how many rows there are, those not read included."""
         self.left_out[reason] += int(rows.sum())
-        return int((~rows).sum()) + self.left_out.total()
+        return int((~rows).sum()) + self.left_out.total() + self.repeats
 
     def notes(self, rows: int, arrival_s: FloatArray) -> Iterator[str]:
         """Say what was left out of so many rows, in which order the others are, and what was taken for what."""
@@ -191,6 +255,8 @@ class TraceFile:
                 yield f"{count:,} of {rows:,} rows left out: {reason}"
         if unsorted := int((arrival_s < np.maximum.accumulate(arrival_s)).sum()):
             yield f"{unsorted:,} arrivals are earlier than one before them in the file; put in order"
+        if self.repeats:
+            yield f"{self.repeats:,} rows repeat a response of an earlier one; the last row of each counts"
         if self.cut_off:
             yield "the file ends within its last row, which is left out"
         if key := self._reading.plain_time:

@@ -53,6 +53,7 @@ class Description(NamedTuple):
     gap_cv: float | None
     sha256: str
     notes: tuple[str, ...]
+    assumed: bool = False  # the spread of lengths
 
     @property
     def windows(self) -> int:

@@ -37,7 +37,8 @@ def traffic_parts(
     reference
         How the profile refers to the trace where arrivals have to be replayed; None: it can not.
     """
-    burst = None if like is None else bursts(traffic, tuple(classes), like)
+    told = like is not None or traffic.start_s is None  # a description needs no replica
+    burst = bursts(traffic, tuple(classes), like or SLOTS) if told else None
     origin = _origin(traffic, burst is not None and not burst.enough and reference is None)
     notes = list(traffic.notes)
     if traffic.prefixes is not None:
@@ -45,7 +46,7 @@ def traffic_parts(
     if distortion is not None:
         notes.append(describe(distortion))
     workload: dict[str, Any] = {} if burst is None else workload_table(burst, reference)
-    if like is None and traffic.counts is not None:
+    if not told:
         notes.append("how arrivals cluster is told once [gpu] and [timing] are known; they are replayed")
         workload = {} if reference is None else {"trace": reference}
     lengths = f"{format_tokens(traffic.mean_input)} tokens in, {format_tokens(traffic.mean_decode)} out"
@@ -54,7 +55,7 @@ def traffic_parts(
         {"classes": Fact(class_tables(classes), origin)} | facts("workload", workload, origin),
         traffic.path.name,
         traffic.format,
-        f"{format_tokens(traffic.rows)} requests, {format_rate(traffic.rate_rps)}, {lengths}",
+        f"{format_tokens(round(traffic.count.sum()))} requests, {format_rate(traffic.rate_rps)}, {lengths}",
         (
             f"Classes and rates: fitted by kvplan {__version__} to {traffic.path} ({traffic.format}, "
             f"{format_tokens(traffic.rows)} rows).",
@@ -177,7 +178,7 @@ def hit_note(found: Prefixes, memory_tokens: int | None) -> str:
 def _origin(traffic: Traffic, unexplained: bool) -> Origin:
     begin = _begin(traffic)
     assumed = traffic.prefixes is not None and traffic.prefixes.curve and not traffic.prefixes.hashed
-    basis = Knowledge.ESTIMATED if assumed or unexplained else Knowledge.MEASURED
+    basis = Knowledge.ESTIMATED if assumed or unexplained or traffic.assumed else Knowledge.MEASURED
     source = (
         f"{traffic.path.name}, more bursts than cv and schedule explain" if unexplained else traffic.path.name
     )

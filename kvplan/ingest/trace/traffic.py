@@ -11,12 +11,17 @@ from pathlib import Path
 import numpy as np
 
 from kvplan.errors import UsageError
+from kvplan.ingest.lengths import spread_around
+from kvplan.ingest.observed import of_prefix_cache
 from kvplan.ingest.trace.prefixes import Prefixes, prefixes_of
-from kvplan.ingest.trace.rows import TraceFile, read_description
-from kvplan.ingest.trace.servegen import Description
+from kvplan.ingest.trace.rows import Rows, TraceFile, read_description
+from kvplan.ingest.trace.servegen import Description, Part
 from kvplan.model import FloatArray, IntArray
+from kvplan.ranges import MAX_DECODE_TOKENS, MAX_TOKENS
+from kvplan.units import format_number
 
 _MAX_CELLS = 1 << 20
+_OFF_GRID = 0.01  # of a step, by which rows that are sums are off
 _OUTPUT_BITS = 20
 
 
@@ -37,6 +42,7 @@ class Traffic:
     gap_cv: float | None  # of the times between arrivals, as a description says
     prefixes: Prefixes | None  # None: nothing tells what prompts have in common
     notes: tuple[str, ...]  # what was left out, and what is not as it seems
+    assumed: bool = False  # the spread of lengths
     counts: FloatArray | None = None  # arrivals in each cell from the first on; None: no arrival times
     cell_s: float = 1.0
 
@@ -70,6 +76,10 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
         return _of_description(path, *described)
     trace = TraceFile(path, unit, model)
     every = trace.read()
+    trace.refuse_sums(every)
+    if every.are_sums:
+        trace.refuse_what_is_open(0, 0.0)
+        return _of_description(path, trace.format, _of_sums(trace, every))
     kept = (every.input_tokens > 0) & (every.output_tokens > 0)
     time_s = every.time_s[kept]
     served, rows = time_s.size, trace.leave_out(~kept, "without tokens")
@@ -82,7 +92,9 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
         what = "1 request" if served == 1 else f"{served:,} requests, all at one time"
         raise UsageError(f"{path}: {what}; a rate needs arrivals at two times at least")
     timed = duration_s is None
-    prefixes = prefixes_of(trace.identities)
+    prefixes, found = prefixes_of(trace.identities), trace.cached_share
+    if prefixes and found and not prefixes.hashed:
+        prefixes = prefixes.scaled(found)
     counts, cell_s = _per_cell(time_s, span) if timed else (None, 1.0)
     return Traffic(
         path,
@@ -104,8 +116,40 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
 def _notes(trace: TraceFile, prefixes: Prefixes | None) -> Iterator[str]:
     if trace.duration_s is not None:
         yield "no arrival times: the rate is that of completions, which can be below what was offered"
+    if found := trace.cached_share:
+        yield of_prefix_cache(found, "stated by the rows")
     if prefixes is None and trace.identities.hashes:
         yield "hash_ids are not as many as the prompts have blocks, of whatever size: they tell nothing"
+
+
+def _of_sums(trace: TraceFile, rows: Rows) -> Description:
+    """Describe requests of which rows are sums over steps of time: rates by step, and mean lengths."""
+    starts = np.unique(rows.time_s)
+    width = float(np.diff(starts).min()) if starts.size > 1 else 0.0
+    place = (rows.time_s - starts[0]) / (width or 1.0)
+    if not width or np.abs(place - np.rint(place)).max() > _OFF_GRID:
+        raise UsageError(
+            f"{trace.path}: rows count several requests, but are no sums over steps of time that are all as long; is "
+            "that the meaning of the column?"
+        )
+    requests = np.bincount(np.rint(place).astype(np.int64), rows.requests)
+    total = float(requests.sum())
+    means = float(rows.input_tokens.sum()) / total, float(rows.output_tokens.sum()) / total
+    inputs = spread_around(means[0], MAX_TOKENS)
+    outputs = spread_around(means[1], MAX_DECODE_TOKENS)
+    note = (
+        f"rows are sums of several requests over {format_number(width)} s: {total:,.0f} requests in {starts.size:,} of "
+        f"{requests.size:,} steps; how lengths and gaps spread is assumed, exponential (cv 1)"
+    )
+    return Description(
+        parts=[Part(total, inputs.tokens, inputs.weight, outputs.tokens, outputs.weight)],
+        rates_rps=requests / width,
+        span_s=requests.size * width,
+        gap_cv=1.0,
+        sha256=trace.sha256,
+        notes=(note, *trace.notes(rows.time_s.size, rows.time_s), *_notes(trace, None)),
+        assumed=True,
+    )
 
 
 def _of_description(path: Path, format: str, described: Description) -> Traffic:
@@ -133,6 +177,7 @@ def _of_description(path: Path, format: str, described: Description) -> Traffic:
         gap_cv=described.gap_cv,
         prefixes=None,
         notes=described.notes,
+        assumed=described.assumed,
         counts=described.rates_rps * cell_s,
         cell_s=cell_s,
     )
