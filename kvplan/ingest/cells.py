@@ -164,8 +164,11 @@ class Record:
 
     def error(self, path: str, message: str) -> ProfileError:
         """Make an error about what stands there."""
-        written = path if self.written is None else self.written.get(path, path)
-        return ProfileError(self.source, message, key=self.within + written, line=self.line)
+        return ProfileError(self.source, message, key=self.within + self.written_as(path), line=self.line)
+
+    def written_as(self, path: str) -> str:
+        """Tell how a name is written in the file."""
+        return path if self.written is None else self.written.get(path, path)
 
     @property
     def as_row(self) -> "Record":

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from command import run
 
+from kvplan.ingest.timing.reading import read_groups
+from kvplan.ingest.timing.samples import Sweep
+
 CASES = Path(__file__).resolve().parents[3] / "shared/cases/inputs3"
 pytestmark = pytest.mark.skipif(not CASES.exists(), reason="the shared cases are not here")
 
@@ -36,6 +39,20 @@ def traffic(profile: dict[str, Any]) -> tuple[float, float, float]:
     return rate, *(total / rate for total in means)
 
 
+def timing(profile: dict[str, Any]) -> dict[str, float]:
+    """Of a law, seconds."""
+    units = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+    texts = {
+        key: str(value).split() for key, value in profile["timing"].items() if not isinstance(value, dict)
+    }
+    return {
+        key: float(text[0]) * units[text[1]] if text[1:] else float(text[0]) for key, text in texts.items()
+    }
+
+
+A100 = ("--model", "Qwen3-14B", "--gpu", "A100 80GB")
+
+
 @pytest.mark.parametrize("file", ["input.csv", "input.json"])
 def test_buckets_of_usage_are_sums(file: str) -> None:
     """12,430 requests in 12 hours, of 1,350 tokens and 280."""
@@ -58,3 +75,37 @@ def test_a_call_in_several_lines_is_one_request() -> None:
     assert traffic(profile) == pytest.approx((0.0417, 62_140, 493), rel=0.005)
     assert re.search("120 rows repeat a response", said)
     assert profile["prefix"]["hit_curve"][-1][1] == pytest.approx(0.975, abs=0.001)
+
+
+def test_what_a_buffering_client_says_of_tokens_gives_way_to_e2e() -> None:
+    """512 clients, 14.14 requests/s of 30.19 s: TPOT is (30.19 - 4.07) / 280.4 = 93.1 ms, not 25.89."""
+    for file, law in (
+        ("input.txt", (30.19 - 4.07264) / 280.412),
+        ("input-generation.txt", (57.43 - 1.91555) / 1999),
+    ):
+        profile, said = imported("10", file, "--model", "Qwen3.5-35B-A3B", "--gpu", "H200")
+        assert "TPOT is taken from E2E" in said
+        assert timing(profile)["d0"] > 1e-3
+        runs = read_groups([next(CASES.glob("10-*")) / file])
+        assert isinstance(runs[0][0], Sweep)
+        assert runs[0][0].points[0].tpot_s == pytest.approx(law, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("file", "groups"),
+    [
+        ("input.md", ("vllm", "sglang", "trtllm")),
+        ("input-types.md", ("14B, vllm", "14B-FP8, vllm", "14B-AWQ, vllm")),
+    ],
+)
+def test_engines_and_weights_on_one_page_are_not_pooled(file: str, groups: tuple[str, ...]) -> None:
+    _, said = imported("13", file, *A100)
+    assert all(group in said for group in ("--group", *groups))
+
+
+def test_all_at_once_is_what_a_peak_of_all_requests_says() -> None:
+    """About 145 us as with the line that says so (case 33); 298 us if 607 were in flight."""
+    profile, _ = imported("13", "input.md", *A100, "--group", "Qwen/Qwen3-14B, vllm")
+    assert timing(profile)["d2"] == pytest.approx(145e-6, rel=0.2)
+    for file in ("input.txt", "input-inf.txt"):
+        assert timing(imported("33", file, *A100)[0])["d2"] == pytest.approx(146e-6, rel=0.05)

@@ -58,7 +58,7 @@ def test_a_result_of_vllm_bench_is_a_point_of_a_closed_loop() -> None:
             requests=100,
             ttft_s=0.25,
             tpot_s=0.02,
-            throughput_rps=2.0,
+            throughput_rps=7.0,
         ),
     )
     assert found.deployment == Deployment(model="meta-llama/Llama-3.1-8B", engine="vllm")
@@ -88,10 +88,10 @@ def test_the_backend_of_a_client_is_an_engine_only_by_an_engines_name() -> None:
 
 
 def test_beyond_what_the_engine_keeps_up_with_requests_in_flight_follow_from_littles_law() -> None:
-    """2 completed per second, 4.23 s each, are 8.46 in flight."""
-    late = VLLM | {"request_rate": 4.0, "max_concurrency": None}
-    assert (point(late).rate_rps, point(late).concurrency) == (None, 8)
-    assert point(late | {"max_concurrency": 5}).concurrency == 5
+    """7 completed per second, 4.23 s each, are 29.6 in flight."""
+    late = VLLM | {"request_rate": 14.0, "max_concurrency": None}
+    assert (point(late).rate_rps, point(late).concurrency) == (None, 30)
+    assert point(late | {"max_concurrency": 25}).concurrency == 25
 
 
 def test_tokens_that_the_cache_had_are_counted_for_each_prompt() -> None:
@@ -388,3 +388,33 @@ def test_results_that_cannot_be_used_are_refused_with_line_and_key(document: Any
 def test_documents_that_are_no_json_are_refused_with_the_line(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}"):
         parse_samples(text.splitlines(keepends=True), "file")
+
+
+# ------------------------------------------------------------------------------------------ contradictions
+
+
+def test_times_of_a_client_that_gets_tokens_in_bursts_give_way_to_e2e() -> None:
+    """.25 s and 199 gaps of 1 ms are .449 s; the requests took 4.25 s, so gaps take 4 / 199 s."""
+    found = sweep(VLLM | {"mean_tpot_ms": 1.0, "mean_e2el_ms": 4250.0})
+    assert found.points[0].tpot_s == pytest.approx(4 / 199)
+    assert found.notes == (
+        "line 1: TTFT and TPOT make a request of 0.449 s, and E2E is 4.25 s; TPOT is taken from E2E",
+    )
+
+
+def test_where_e2e_is_not_stated_requests_in_flight_and_per_second_tell_it() -> None:
+    """32 clients, 7/s: 4.57 s a request; at both ends fewer are in flight, 100/132 of that, 3.463 s."""
+    found = sweep(VLLM | {"mean_tpot_ms": 1.0})
+    assert found.points[0].tpot_s == pytest.approx((32 / 7 * 100 / 132 - 0.25) / 199)
+    assert "32 in flight and 7 requests/s one of 4.57 s" in found.notes[0]
+
+
+def test_what_contradicts_itself_whatever_is_taken_is_left_out() -> None:
+    """The first token alone takes longer than the whole request."""
+    found = sweep(VLLM, VLLM | {"mean_ttft_ms": 9000.0, "mean_e2el_ms": 4250.0})
+    assert len(found.points) == 1
+    assert found.left_out[0].reason == "TTFT and TPOT make a request of 13 s, and E2E is 4.25 s"
+
+
+def test_a_mean_within_a_third_is_none() -> None:
+    assert sweep(VLLM | {"mean_tpot_ms": 25.0, "mean_e2el_ms": 4250.0}).notes == ()

@@ -176,6 +176,58 @@ def test_a_block_without_a_load_has_what_littles_law_says() -> None:
     assert found.notes[0].startswith("a run states neither rate nor concurrency")
 
 
+def test_where_as_many_were_in_flight_as_there_were_all_came_at_once() -> None:
+    """By Little's law 8 would be; a limit that is stated is none the less one."""
+    unsaid = "\n".join(VLLM.format(users=8).splitlines()[4:])
+    for peak, users in ((100, 100), (99, 8)):
+        (point,) = sweep(
+            unsaid.replace("Total input", f"Peak concurrent requests: {peak}.00\nTotal input")
+        ).points
+        assert point.concurrency == users
+    limited = VLLM.format(users=8).replace("Total input", "Peak concurrent requests: 100.00\nTotal input")
+    assert sweep(limited).points[0].concurrency == 8
+
+
+def test_mean_latency_is_that_of_whole_requests() -> None:
+    """A client that gets tokens in bursts: 4.23 s less .25 s are 199 gaps, whatever it says of them."""
+    text = VLLM.format(users=8).replace(
+        "Mean TPOT (ms):                          20.00", "Mean TPOT (ms): 0.11"
+    )
+    (point,) = sweep(
+        text.replace("---------------Time to", "Mean Latency(s): 4.23\n---------------Time to")
+    ).points
+    assert (point.e2e_s, point.tpot_s) == (4.23, pytest.approx((4.23 - 0.25) / 199))
+
+
+SERVED = (
+    "vllm serve org/m", "vllm serve org/m --quantization awq", "python -m sglang.launch_server --model-path org/m",
+          "trtllm-serve serve org/m")  # fmt: skip
+
+
+def test_the_command_before_a_block_says_what_was_served() -> None:
+    """Blocks of one are pooled; those of others never are."""
+    block = "\n".join(VLLM.format(users=8).splitlines()[1:]) + "\n"
+    page = "".join(f"$ `{command}`\n\n{block}{block}" for command in SERVED)
+    found = parse_samples(page.splitlines(keepends=True), "file")
+    assert [(some.group, len(some.points)) for some in found if isinstance(some, Sweep)] == [
+        ("org/m, vllm", 2), ("org/m, vllm, --quantization awq", 2), ("org/m, sglang", 2), ("org/m, trtllm", 2),
+    ]  # fmt: skip
+
+
+def test_words_about_serving_are_no_command() -> None:
+    found = sweep("Here vllm serve - as ever - was fast; we serve 8 users.\n" + VLLM.format(users=8))
+    assert found.deployment.name == "org/model, vllm"
+
+
+def test_a_column_named_as_an_argument_of_the_engine_tells_replicas_apart() -> None:
+    """Where all rows have the same it says nothing."""
+    row = "8,1000,200,250,20,{},128\n"
+    header = "Concurrency,ISL,OSL,TTFT (ms),TPOT (ms),quantization,max_num_seqs\n"
+    found = parse_samples([header, row.format("awq"), row.format("fp8")], "file")
+    assert [some.group for some in found] == ["quantization awq", "quantization fp8"]
+    assert sweep(header + 2 * row.format("awq")).group == ""
+
+
 def test_runs_with_drafts_are_left_out() -> None:
     with pytest.raises(
         UsageError, match=r"1 rows: a run with drafts, which emit several tokens an iteration"

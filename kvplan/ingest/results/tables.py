@@ -107,6 +107,10 @@ _RATE = names("requestedrps requestedrate requestrate requestratereqs requestrat
 _SENT = names("achievedrps achievedrate")
 _DONE = {**names("donerps completedrps"), **THROUGHPUT}
 _DERIVED_TPOT = {**names("tpotderiveds"), **TPOT}
+_ARGUMENTS = names(  # of an engine, which tell replicas apart
+    "quantization dtype kvcachedtype maxnumseqs maxmodellen gpumemoryutilization enableprefixcaching prefixcaching "
+    "enablechunkedprefill chunkedprefillsize attentionbackend enforceeager"
+)
 _BUDGET = names("maxnumbatchedtokens")
 _NO_UNIT = names("tpot ttft itl e2e e2el latency meantpot meanttft meane2e meane2el")
 _YES, _NO = ("yes", "true", "1"), ("no", "false", "0")
@@ -124,6 +128,9 @@ def _deployment(row: Record) -> Deployment:
         engine=row.text("backend"),
         parallelism=parallelism(row),
         weight_dtype=row.text("precision"),
+        arguments=frozenset(
+            f"{row.written_as(name)} {row.text(name)}" for name in _ARGUMENTS if row.text(name)
+        ),
     )
 
 
@@ -149,7 +156,7 @@ def _budget(row: Record) -> int | None:
 def _refuse_times_without_unit(row: Record) -> None:
     for name in _NO_UNIT:
         if row.text(name):
-            written = row.written[name] if row.written else name
+            written = row.written_as(name)
             raise row.error(name, f"names no unit; call it {written}_ms or {written}_s")
 
 

@@ -22,7 +22,7 @@ from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
 from kvplan.model import FloatArray
 
-_ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm", "trt": "trtllm"}
+_ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm", "trt": "trtllm", "trtllm": "trtllm"}
 _UNBOUNDED = ("", "inf", "none", "not")  # "not set"
 _ACCEPTED = names("specdecodeacceptancelength acceptlength")
 
@@ -64,6 +64,7 @@ def add_run(row: Record, collector: Collector) -> None:
         model=row.text("modelid"),
         engine=_ENGINES.get(row.text("backend").lower().removesuffix("-chat"), ""),
         parallelism=parallelism(row),  # of --metadata
+        arguments=frozenset(filter(None, [row.text("arguments")])),
     )
     collector.add_point(point, deployment)
 
@@ -75,6 +76,8 @@ def _load(row: Record, requests: int, output: float, collector: Collector) -> Lo
         return {"concurrency": min(most, requests)}
     if rate in _UNBOUNDED and rate:
         return {"concurrency": requests}  # all at once where nothing holds them back
+    if not rate and (row.optional("peakconcurrentrequests") or 0.0) >= requests:
+        return {"concurrency": requests if most is None else min(most, requests)}
     e2e, throughput = row.optional(E2E), row.optional(THROUGHPUT)
     if e2e is None:
         e2e = row.number(TTFT) + (row.optional(TPOT) or 0.0) * (output - 1)
@@ -133,11 +136,14 @@ _LABELS = {  # columns by what is printed for them
     "Request throughput (req/s)": "requestthroughput",
     "Acceptance length": "acceptlength",
     "Accept length": "acceptlength",
+    "Peak concurrent requests": "peakconcurrentrequests",
+    "Mean Latency(s)": "meanlatencys",
     "Mean E2E Latency (ms)": "meane2elatencyms",
     "Mean E2EL (ms)": "meane2elms",
     "Mean TTFT (ms)": "meanttftms",
     "Mean TPOT (ms)": "meantpotms",
 }
+_DEPLOYED = ("backend", "modelid", "arguments")
 _BEFORE = ("maxconcurrency", "requestrate", "burstiness", "backend")
 _LINE = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, _LABELS))}):[\s|*]*([^\s|*]+)")
 _END = re.compile(r"={20,}\s*$")
@@ -145,8 +151,13 @@ _ARGUMENTS = {
     "modelid": re.compile(r"Namespace\(.*?\bmodel=['\"]([^'\"]+)"),
     "backend": re.compile(r"Namespace\(.*?\bbackend=['\"]([^'\"]+)"),
 }
+# what was served: the engine by its command, the model, the other arguments
+_SERVED = re.compile(
+    r"(?P<engine>vllm serve|trtllm-serve|sglang(?:\.launch_server| serve))"
+    r"(?: serve)?(?: --model(?:-path)?[ =])? *(?P<model>[^\s`-][^\s`]*)(?P<rest>[^`\n]*)"
+)
 _NEEDED = {"completed", "totalinputtokens", "totaloutputtokens"}
-_MEASURED = {"meantpotms", "meane2elatencyms", "meane2elms"}
+_MEASURED = {"meantpotms", "meanlatencys", "meane2elatencyms", "meane2elms"}
 
 
 class PrintedRuns:
@@ -155,6 +166,7 @@ class PrintedRuns:
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
         self._before: dict[str, tuple[str, str]] = {}  # labels and values, by column
+        self._served: dict[str, tuple[str, str]] = {}  # which the blocks that follow are of
         self._block: dict[str, tuple[str, str]] = {}
         self._begin = 0
 
@@ -162,7 +174,7 @@ class PrintedRuns:
         """Take a line."""
         if TITLE in text:
             self.end()
-            self._begin, self._block, self._before = number, self._before, {}
+            self._begin, self._block, self._before = number, self._before | self._served, {}
         elif self._begin and _END.search(text):
             self.end()
         elif match := _LINE.search(text):
@@ -171,6 +183,12 @@ class PrintedRuns:
                 self._block[column] = match[1], value
             elif column in _BEFORE:
                 self._before[column] = match[1], value
+        elif "serve" in text and (served := _SERVED.search(text)):
+            engine = served["engine"].partition(" ")[0].partition(".")[0].partition("-")[0]
+            for column, value in zip(
+                _DEPLOYED, (engine, served["model"], served["rest"].strip()), strict=True
+            ):
+                self._served[column] = column, value
         elif "Namespace(" in text:
             for column, form in _ARGUMENTS.items():
                 if match := form.search(text):

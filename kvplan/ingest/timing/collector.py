@@ -1,6 +1,7 @@
 """Collects what a file says of iterations and of load sweeps, and counts what says nothing."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from kvplan.units import format_percent
 Found = Samples | Sweep | Series | RequestLog
 
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5  # of an iteration
+_OFF, _EACH = 1 / 3, 10  # by which times contradict each other; requests of each client, if not stated
 _LONGEST_TOKENS, _MOST_IN_FLIGHT = 1_000_000, 20_000  # of a request; of a load
 
 
@@ -103,6 +105,12 @@ class Collector:
         for time in (point.ttft_s, point.tpot_s, point.e2e_s):
             if time is not None:
                 self._refuse_time(time, "a time", point.line)
+        point, contradiction = reconciled(point)
+        if contradiction and point.tpot_s is None:
+            self.skip(contradiction, point.line)
+            return
+        if contradiction:
+            self.note(f"line {point.line}: {contradiction}; TPOT is taken from E2E")
         self._sweeps.setdefault((self.format, deployment), []).append(point)
 
     def add_average(
@@ -188,7 +196,11 @@ class Collector:
             collected.append(
                 Samples(self.source, format, group=group, hidden_prefill=hidden, **arrays, **common)
             )
-        for (format, deployment), points in self._sweeps.items():
+        common_to_all = frozenset[str]().union(*(some.arguments for _, some in self._sweeps))
+        for _, some in self._sweeps:
+            common_to_all &= some.arguments
+        for (format, full), points in self._sweeps.items():
+            deployment = replace(full, arguments=full.arguments - common_to_all)
             name = deployment.name
             collected.append(Sweep(self.source, format, deployment, tuple(points), group=name, **common))
         if without_usage:
@@ -209,6 +221,41 @@ class Collector:
 
     def _error(self, message: str, line: int) -> ProfileError:
         return ProfileError(self.source, message, line=line)
+
+
+def reconciled(point: Point) -> tuple[Point, str]:
+    """Check that TTFT and TPOT take as long as a request does; else take TPOT from E2E, or have none.
+
+    E2E is the one stated, else that of a closed loop by Little's law. That law has a band: at both ends of a run of n
+    requests fewer than C are in flight, n/(n + C) of them where all take equally long.
+
+    References
+    ----------
+    Little 1961; a client that gets tokens in bursts, gpustack's performance lab for Qwen3.5-35B-A3B on H200.
+
+    Examples
+    --------
+    >>> point = Point(line=1, inputs=(9, 9), outputs=(101, 101), ttft_s=1.0, tpot_s=0.01, e2e_s=6.0)
+    >>> reconciled(point)[0].tpot_s, reconciled(point)[1]
+    (0.05, 'TTFT and TPOT make a request of 2 s, and E2E is 6 s')
+    """
+    output = sum(point.outputs) / 2
+    if point.tpot_s is None or point.ttft_s is None or output <= 1:
+        return point, ""
+    own, e2e, least = point.ttft_s + point.tpot_s * (output - 1), point.e2e_s, 1.0
+    stated = "E2E is"
+    if e2e is None and point.concurrency and point.throughput_rps:
+        count = point.requests or _EACH * point.concurrency
+        least = count / (count + point.concurrency)
+        e2e = point.concurrency / point.throughput_rps
+        stated = f"{point.concurrency:,} in flight and {point.throughput_rps:.3g} requests/s one of"
+    if e2e is None or (1 - _OFF) * least * e2e <= own <= (1 + _OFF) * e2e:
+        return point, ""
+    between = (least * e2e - point.ttft_s) / (output - 1)
+    taken = between if between > 0 else None
+    return replace(
+        point, tpot_s=taken
+    ), f"TTFT and TPOT make a request of {own:.3g} s, and {stated} {e2e:.3g} s"
 
 
 def _problems(point: Point) -> Iterator[str]:

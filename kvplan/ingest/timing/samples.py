@@ -121,12 +121,21 @@ class Deployment:
     parallelism: Parallelism = ALONE
     weight_dtype: str = ""
     other: str = ""  # what else tells those of a file apart
+    arguments: frozenset[str] = frozenset()  # of the engine
 
     @property
     def name(self) -> str:
         """All that is known; empty where nothing is."""
         shared = str(self.parallelism) if self.model and self.gpu else ""
-        known = (self.model, self.gpu, self.engine, shared, self.weight_dtype, self.other)
+        known = (
+            self.model,
+            self.gpu,
+            self.engine,
+            shared,
+            self.weight_dtype,
+            self.other,
+            *sorted(self.arguments),
+        )
         return ", ".join(part for part in known if part)
 
 
