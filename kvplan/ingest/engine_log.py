@@ -232,6 +232,11 @@ class _StartUp:
         known = self.limit(Setting.BLOCK) or self.settled_block
         return known or (0 if statement.kind.of_any_size else self.log.block_tokens)
 
+    def whole_block(self, memory: int) -> int | None:
+        """Tell the size of blocks that is stated beside a capacity; None where that is no multiple of it."""
+        block = self.limit(Setting.BLOCK)
+        return None if block and self.log.whole_blocks and memory % block else block
+
     def tokens(self, statement: _Statement) -> int:
         return statement.amount * (self.block_tokens(statement) if statement.kind.in_blocks else 1)
 
@@ -301,13 +306,11 @@ class _Reader:
         settings = _settings(number, text)
         statement = _statement(number, text)
         last = self._stated_before(number)
+        self._waiting.update(settings)
         if statement is not None:
-            self._waiting.update(settings)
             self._state(*statement)
-        elif last and last.log.limits_follow and any(engine == last.log.engine for engine, _ in settings):
+        elif last and last.log.limits_follow:
             self._give(last, settings)
-        else:
-            self._waiting.update(settings)
         if self.starts and not self.begun:
             self.starts[-1].count(number, text)
             self._serves |= any(word in text for word in _RUNNING)
@@ -364,7 +367,8 @@ class _Reader:
         self.begun = 0
         self.starts[-1].statements.append(statement)
         self._give(self.starts[-1], self._waiting)
-        self._waiting = {key: value for key, value in self._waiting.items() if key[0] != log.engine}
+        if not log.limits_follow:  # else of a start in two phases the second has them too
+            self._waiting = {key: value for key, value in self._waiting.items() if key[0] != log.engine}
 
     @staticmethod
     def _give(start: _StartUp, settings: dict[tuple[str, str], str]) -> None:
@@ -426,7 +430,7 @@ def _limits(reader: _Reader, source: str, base: Replica | None) -> EngineLimits:
         raise ProfileError(source, message, line=used.line)
     pools = _pools(start, used, source, base)
     pool = pools[0] if pools else None
-    block = start.block_tokens(used) if used.kind.in_blocks else start.limit(Setting.BLOCK)
+    block = start.block_tokens(used) if used.kind.in_blocks else start.whole_block(memory)
     caching = _TRUTH.get(start.stated.get(Setting.CACHING, ""))
     return EngineLimits(
         source=source,
@@ -550,7 +554,12 @@ def _notes(reader: _Reader, used: _Statement, pools: Sequence[Pool]) -> Iterator
 def _notes_on_blocks(start: _StartUp, used: _Statement) -> Iterator[str]:
     if used.cut_off:
         yield f"line {used.line:,}, the last, has no end: its number may be cut off"
-    if used.kind.in_blocks and Setting.BLOCK not in start.stated:
+    stated, memory = start.limit(Setting.BLOCK), start.tokens(used)
+    if not used.kind.in_blocks:
+        if stated and not start.whole_block(memory):
+            made = f"{format_tokens(memory)} tokens are no multiple of that"
+            yield f"blocks of {stated} tokens, as stated, are left out: {made}"
+    elif not stated:
         if start.settled_block:
             yield f"blocks have {start.settled_block} tokens, by the maximum concurrency that the log states"
         else:

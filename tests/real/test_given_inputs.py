@@ -109,3 +109,21 @@ def test_all_at_once_is_what_a_peak_of_all_requests_says() -> None:
     assert timing(profile)["d2"] == pytest.approx(145e-6, rel=0.2)
     for file in ("input.txt", "input-inf.txt"):
         assert timing(imported("33", file, *A100)[0])["d2"] == pytest.approx(146e-6, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("case", "file", "capacity"),
+    [
+        ("40", "input.log", {"memory_tokens": 860_320, "block_tokens": 32, "max_num_seqs": 4096,
+                             "max_num_batched_tokens": 23_552}),
+        ("20", "input.log", {"memory_tokens": 116_617 * 32, "block_tokens": 32}),
+        ("31", "input.log", {"memory_tokens": 375_360}),
+        ("31", "input-total.log", {"memory_tokens": 375_360}),
+        ("34", "input.log", {"memory_tokens": 347_680, "pipeline_parallel": 3}),
+        ("14", "input.log", {"memory_tokens": 655_360, "max_num_seqs": 10}),
+        ("14", "input-older.log", {"memory_tokens": 65_536, "max_num_seqs": 4}),
+    ],
+)  # fmt: skip
+def test_logs_state_capacities(case: str, file: str, capacity: dict[str, int]) -> None:
+    gpu = imported(case, file)[0]["gpu"]
+    assert {key: gpu.get(key) for key in capacity} == capacity

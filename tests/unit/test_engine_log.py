@@ -110,7 +110,28 @@ def test_of_several_starts_the_last_counts_and_that_is_said() -> None:
 
 def test_limits_of_an_earlier_start_are_not_borrowed() -> None:
     assert limits(parsed(SERVER, ARGUMENTS, TOKENS, SERVER, TOKENS)) == (None, None, None)
-    assert limits(parsed(*TENSORRT, TENSORRT[1])) == (None, None, None)
+    assert limits(parsed(*TENSORRT, "[TRT-LLM] TensorRT-LLM version: 1.0\n", TENSORRT[1])) == (
+        None,
+        None,
+        None,
+    )
+
+
+def test_a_start_in_two_phases_has_what_was_stated_between_them() -> None:
+    """TensorRT-LLM measures with a small cache first; limits behind that one are those of the other too."""
+    large = TENSORRT[1].replace("8224", "822432")
+    for lines in ((*TENSORRT, large), (TENSORRT[1], TENSORRT[2], TENSORRT[0], large)):
+        found = parsed(*lines)
+        assert (found.memory_tokens, limits(found)) == (822_432, (32, 48, 8192))
+
+
+def test_a_block_size_that_contradicts_the_capacity_is_left_out() -> None:
+    """8,230 tokens are 257.2 blocks of 32."""
+    found = parsed(TENSORRT[0], TENSORRT[1].replace("8224", "8230"))
+    assert (found.memory_tokens, found.block_tokens) == (8230, None)
+    assert found.notes == (
+        "blocks of 32 tokens, as stated, are left out: 8,230 tokens are no multiple of that",
+    )
 
 
 def test_ranks_that_agree_are_one_start() -> None:

@@ -104,6 +104,7 @@ class EngineLog(NamedTuple):
     accepted: re.Pattern[str] | None = None  # tokens drafted since the last, and shares of drafts by position
     unified: re.Pattern[str] | None = None  # layers of several kinds all get the memory of full attention
     block_tokens: int = 1  # of a block, where the log does not say
+    whole_blocks: bool = True  # a capacity is a multiple of them
     running: tuple[str, ...] = ()  # words of the lines that it logs as it runs, which `statistics` reads
     statistics: "Callable[[Collector], StatisticsReader] | None" = None
 

@@ -150,6 +150,7 @@ LOG = EngineLog(
     ),
     running=("Decode batch", "Prefill batch"),
     statistics=_Statistics,
+    whole_blocks=False,
 )
 
 _CAPACITY = "sglang:max_total_num_tokens"
