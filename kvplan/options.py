@@ -427,6 +427,7 @@ class ImportOptions(ModelOptions):
     classes: Whole[int | None] = Whole(
         "So many classes of one decode length. Default: lengths as recorded.", least=1
     )
+    max_size: Text[str] = Text("Largest file or pipe that is read.", "4 GiB", metavar="SIZE")
     name: Text[str | None] = Text("Name of the profile.", metavar="NAME")
     base: "Service | None" = None
     folder: File = File("Where the profile is to stand, which may refer to requests.", flag=None)

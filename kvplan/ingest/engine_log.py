@@ -15,13 +15,16 @@ from pathlib import Path
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.engines import (
     LOGS,
+    WORDS,
     Capacity,
     EngineLog,
     Ranks,
     Setting,
     ranks_of,
+    running,
     service_of,
     settled_block,
+    telling,
     whole,
 )
 from kvplan.ingest.kv_pool import Pool, find_grown, find_pools, most_blocks, settled
@@ -33,14 +36,11 @@ from kvplan.model.parallelism import ALONE, Parallelism
 from kvplan.ranges import MAX_MEMORY_TOKENS
 from kvplan.units import format_number, format_percent, format_tokens
 
-_WORDS = tuple(dict.fromkeys(word for log in LOGS for word in log.words))
-_SHORTEST = min(map(len, _WORDS))  # what is shorter says nothing, and there can be millions
 _START = re.compile("|".join(log.start for log in LOGS if log.start))
 _FAILURE = re.compile("|".join(log.failures for log in LOGS if log.failures))
 _ENDED = re.compile("|".join(log.ended for log in LOGS if log.ended))
 _ERROR = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception): \S")
 _TRUTH = {"True": True, "False": False}
-_RUNNING = tuple(word for log in LOGS for word in log.running)
 _AFTER = 10  # lines after a capacity that may still tell about it
 _OFF = 0.02  # of the capacity: rounding and half-filled blocks explain less
 _SHOWN, _REASON = 160, 400  # characters of a statement, and of why a start failed
@@ -113,22 +113,25 @@ def parse_engine_log(
 ) -> EngineLimits:
     """Read the last KV capacity in some lines, which messages call `source`; see `read_engine_log`."""
     readers: dict[str, _Reader] = {}
-    number = 1
-    for line in lines:
-        if len(line) > _SHORTEST and any(word in line for word in _WORDS):
-            readers.setdefault(service_of(line), _Reader()).line(number, line)
-        # a lone carriage return, of a progress bar, ends no line of an editor
-        number += not line.endswith("\r")
-    telling = {name: reader for name, reader in readers.items() if reader.starts or reader.failure}
-    if len(telling) > 1 and service not in telling:
-        names = ", ".join(repr(name) if name else "lines without a prefix" for name in telling)
-        raise UsageError(f"{source}: lines of {len(telling)} services; choose one with --group: {names}")
-    if not telling:
+    for number, line in telling(_numbered(lines), WORDS):
+        readers.setdefault(service_of(line), _Reader()).line(number, line)
+    stating = {name: reader for name, reader in readers.items() if reader.starts or reader.failure}
+    if len(stating) > 1 and service not in stating:
+        names = ", ".join(repr(name) if name else "lines without a prefix" for name in stating)
+        raise UsageError(f"{source}: lines of {len(stating)} services; choose one with --group: {names}")
+    if not stating:
         forms = ", ".join(f"{log.engine}'s {log.looked_for}" for log in LOGS)
         raise NoCapacityError(f"{source}: states no KV capacity; looked for {forms}")
-    name = service if service in telling else next(iter(telling))
-    telling[name].refuse_failure(source)
-    return replace(_limits(telling[name], source, base), service=name)
+    name = service if service in stating else next(iter(stating))
+    stating[name].refuse_failure(source)
+    return replace(_limits(stating[name], source, base), service=name)
+
+
+def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    number = 1
+    for line in lines:
+        yield number, line
+        number += not line.endswith("\r")  # of a progress bar: it ends no line of an editor
 
 
 # -- statements, sorted into starts -----------------------------------------------------------------------------------
@@ -298,6 +301,11 @@ class _Reader:
         self._waiting: dict[tuple[str, str], str] = {}  # settings of the start that comes, by engine and name
 
     def line(self, number: int, text: str) -> None:
+        if running(text):
+            if self.starts and not self.begun:
+                self.starts[-1].count(number, text)
+                self._serves = True
+            return
         if _START.search(text):
             if not self.begun or self._waiting or self.failure:  # else it is another line of the same start
                 self.begun = self._start = number
@@ -313,7 +321,6 @@ class _Reader:
             self._give(last, settings)
         if self.starts and not self.begun:
             self.starts[-1].count(number, text)
-            self._serves |= any(word in text for word in _RUNNING)
         if not self._serves:
             self._fail(number, text)
         last = self._stated_before(number)

@@ -62,6 +62,7 @@ from kvplan.options import LIMITS, ImportOptions
 from kvplan.profile import schema
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.profile.replica import Gpu as GpuTable
+from kvplan.units import parse_bytes
 
 _ENGINES = {"vLLM": EngineName.VLLM, "SGLang": EngineName.SGLANG, "TensorRT-LLM": EngineName.TRTLLM}
 _POOLED = (FileKind.LOG, FileKind.TIMING)
@@ -96,7 +97,8 @@ def gather_files(
     """
     if not named and asked.model is None and asked.capacity is None:
         raise UsageError("a FILE is wanted, or --model and --gpu where nothing is measured")
-    with held([path for _, path in named]):
+    others = [path for path in (asked.since,) if path is not None]
+    with held([*(path for _, path in named), *others], parse_bytes(asked.max_size)):
         kinds: dict[FileKind, list[Path]] = {}
         for kind, path in named:
             kinds.setdefault(kind or kind_of(path), []).append(path)

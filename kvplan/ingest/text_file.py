@@ -17,7 +17,6 @@ from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from shutil import copyfileobj
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
@@ -25,6 +24,7 @@ import zstandard
 
 from kvplan.errors import UsageError
 from kvplan.ingest.wrapping import unwrapped
+from kvplan.units import format_bytes
 
 STANDARD_INPUT = Path("<stdin>")  # this very object; a file may have that name
 _HELD: dict[int, BinaryIO] = {}  # of paths, by what they are and not by their names
@@ -120,17 +120,31 @@ def lines_of(path: Path, *, errors: str = "strict", longest: int = _LONGEST_LINE
 
 
 @contextmanager
-def held(paths: Iterable[Path]) -> Iterator[None]:
-    """Keep what standard input and pipes among these paths give, so that each can be read several times."""
+def held(paths: Iterable[Path], most: int) -> Iterator[None]:
+    """Keep what standard input and pipes among these paths give, so that each can be read several times.
+
+    Neither these nor files may have more than `most` bytes.
+    """
     with ExitStack() as stack:
         for path in paths:
+            if path.is_file() and path.stat().st_size > most:
+                raise _too_large(path, most)
             if path is STANDARD_INPUT or (path.exists() and not path.is_file() and not path.is_dir()):
                 with _refusals(path), _opened(path) as pipe:
                     kept: Any = stack.enter_context(TemporaryFile())
-                    copyfileobj(pipe, kept)
+                    while piece := pipe.read(_READ):
+                        kept.write(piece)
+                        if not piece.strip(b"\0"):
+                            raise UsageError(f"{path}: nothing but zero bytes, which are no text")
+                        if kept.tell() > most:
+                            raise _too_large(path, most)
                 _HELD[id(path)] = kept
                 stack.callback(_HELD.pop, id(path))
         yield
+
+
+def _too_large(path: Path, most: int) -> UsageError:
+    return UsageError(f"{path}: more than {format_bytes(most)}; --max-size allows more")
 
 
 def reference_to(path: Path, folder: Path) -> str | None:

@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import os
 import re
+import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -447,3 +450,33 @@ def test_what_is_read_can_come_from_standard_input(folder: Path, monkeypatch: py
     assert process("import", "-", input=LOG).stdout == inside("import", "-", input=LOG).stdout
     made = inside("import", "-", "trace.csv", input=LOG).stdout  # with a comment that quotes the log
     assert "iterations.csv" in inside("import", "-", "iterations.csv", input=made).stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("kvplan import /dev/zero", "/dev/zero: nothing but zero bytes, which are no text"),
+        ("yes 1,2,3 | kvplan import - --max-size 1MB", "<stdin>: more than 1 MB; --max-size allows more"),
+        ("kvplan import requests.csv --max-size 10B", "requests.csv: more than 10 B; --max-size allows more"),
+        (
+            "kvplan import requests.csv --since /dev/zero",
+            "/dev/zero: nothing but zero bytes, which are no text",
+        ),
+    ],
+)
+def test_input_without_end_is_refused_and_leaves_nothing(tmp_path: Path, command: str, said: str) -> None:
+    (tmp_path / "requests.csv").write_text(TRACE)
+    left = tmp_path / "temporary"
+    left.mkdir()
+    told = command.replace("kvplan", f"{sys.executable} -m kvplan")
+    done = subprocess.run(
+        told,
+        shell=True,
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(left)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
+    assert not list(left.iterdir())

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from every import every
 from result_files import (
@@ -418,3 +419,34 @@ def test_what_contradicts_itself_whatever_is_taken_is_left_out() -> None:
 
 def test_a_mean_within_a_third_is_none() -> None:
     assert sweep(VLLM | {"mean_tpot_ms": 25.0, "mean_e2el_ms": 4250.0}).notes == ()
+
+
+# ----------------------------------------------------------------------------------------------- many rows
+
+
+def test_equal_loads_count_once() -> None:
+    found = sweep(VLLM, VLLM, VLLM | {"max_concurrency": 28}, VLLM)
+    assert [(point.line, point.concurrency) for point in found.points] == [(1, 32), (3, 28)]
+    assert found.notes == ("2 rows are equal to one before them, and count once",)
+
+
+def test_of_many_loads_some_are_fitted_to_from_the_lowest_to_the_highest() -> None:
+    rows = "".join(f"{n},1000,200,250,{10 + n / 10}\n" for n in range(100, 0, -1))
+    text = f"concurrency,isl,osl,ttft_ms,tpot_ms\n{rows}"
+    (found,) = parse_samples(text.splitlines(keepends=True), "file")
+    assert isinstance(found, Sweep)
+    users = [point.concurrency for point in found.points]
+    assert (len(users), users[0], users[-1]) == (32, 100, 1)
+    assert "32 of 100 loads are fitted to, from the lowest to the highest" in found.notes
+
+
+def test_of_many_iterations_some_are_fitted_to_evenly_over_the_file() -> None:
+    text = "kv_tokens,prefill_tokens,iteration_ms\n" + "".join(
+        f"{n},0,{10 + n / 1e4}\n" for n in range(20_000)
+    )
+    (found,) = parse_samples(text.splitlines(keepends=True), "file")
+    assert isinstance(found, Samples)
+    assert found.kv_tokens.size == 5000
+    assert (found.kv_tokens[0], found.kv_tokens[-1]) == (0, 19_999)
+    assert abs(np.diff(found.kv_tokens) - 4).max() <= 1
+    assert found.notes == ("5,000 of 20,000 samples are fitted to, evenly over the file",)

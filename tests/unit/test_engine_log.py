@@ -2,9 +2,12 @@
 
 import pytest
 from every import every
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.engine_log import EngineLimits, parse_engine_log
+from kvplan.ingest.engines import telling
 
 BLOCKS = "INFO 01-30 03:19:14 kv_cache_utils.py:395] # GPU blocks: 1381\n"
 TOKENS = "INFO 02-19 23:56:55 kv_cache_utils.py:524] GPU KV cache size: 32,000 tokens\n"
@@ -325,3 +328,12 @@ def test_settings_are_those_of_the_start() -> None:
     assert (found.max_model_len, found.parallelism) == (16_384, None)
     words = {"model": "/m/c", "kv_cache_dtype": "fp8", "quantization": "auto", "version": "0.11"}
     assert found.settings == words
+
+
+@given(
+    st.lists(st.text("abG0 :_\rkv", max_size=12), max_size=20),
+    st.lists(st.text("abG0_", min_size=1), max_size=4),
+)
+def test_lines_that_say_something_are_those_with_a_word(texts: list[str], words: list[str]) -> None:
+    expected = [(number, text) for number, text in enumerate(texts) if any(word in text for word in words)]
+    assert list(telling(enumerate(texts), words)) == expected

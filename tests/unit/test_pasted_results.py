@@ -207,7 +207,8 @@ SERVED = (
 def test_the_command_before_a_block_says_what_was_served() -> None:
     """Blocks of one are pooled; those of others never are."""
     block = "\n".join(VLLM.format(users=8).splitlines()[1:]) + "\n"
-    page = "".join(f"$ `{command}`\n\n{block}{block}" for command in SERVED)
+    other = block.replace("20.00", "20.10")
+    page = "".join(f"$ `{command}`\n\n{block}{other}" for command in SERVED)
     found = parse_samples(page.splitlines(keepends=True), "file")
     assert [(some.group, len(some.points)) for some in found if isinstance(some, Sweep)] == [
         ("org/m, vllm", 2), ("org/m, vllm, --quantization awq", 2), ("org/m, sglang", 2), ("org/m, trtllm", 2),

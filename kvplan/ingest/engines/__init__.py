@@ -5,7 +5,7 @@ A module has a record `LOG`, and `METRICS` where kvplan reads them. Nothing else
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ DRAFTED = re.compile(
     r"\bDrafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
 )
 WITH_DRAFTS = "with drafts"  # begins the note on times that include them
+_SHAPES = 10_000  # of lines that are remembered
 _LARGEST_BLOCK = 1 << 13  # tokens
 _MOST = 1e18  # of what is counted, tokens or seconds
 _TELLING = 0.05  # requests, of which rounding leaves a tenth open
@@ -122,8 +123,37 @@ class EngineLog(NamedTuple):
         """Tell whether a line states a capacity, what ran, or that or why a start begins or fails."""
         if any(word in line for word in self.running):
             return True
+        if not any(word in line for word in self.words):
+            return False
         forms = [kind.form.pattern for kind in self.capacities]
         return any(form and re.search(form, line) for form in (*forms, self.start, self.failures))
+
+
+def telling(numbered: Iterable[tuple[int, str]], words: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield the lines that have any of these words, which are looked for once in all lines of a shape.
+
+    Without digits, and letters of hexadecimal ones, most lines of a log are alike.
+
+    >>> list(telling([(1, "one"), (2, "two"), (3, "three")], ["th", "on", "x"]))
+    [(1, 'one'), (3, 'three')]
+    """
+    shapes = [(word, _shape(word)) for word in words]
+    possible: dict[bytes, list[str]] = {}  # of these words, by shape
+    for number, line in numbered:
+        shape = _shape(line)
+        found = possible.get(shape)
+        if found is None:
+            if len(possible) == _SHAPES:
+                possible.clear()
+            found = possible[shape] = [word for word, part in shapes if part in shape]
+        for word in found:
+            if word in line:
+                yield number, line
+                break
+
+
+def _shape(text: str) -> bytes:
+    return text.encode(errors="replace").translate(None, b"0123456789abcdef")
 
 
 class KvCapacity(NamedTuple):
@@ -298,4 +328,15 @@ def numbers(match: re.Match[str] | None) -> list[float] | None:
 
 
 LOGS: tuple[EngineLog, ...] = collected(__name__, __path__, "LOG")
+_RUNNING = tuple((word, log) for log in LOGS for word in log.running)
+# of lines that say something; those that an engine logs as it runs too
+WORDS = tuple(dict.fromkeys(word for log in LOGS for word in (*log.words, *log.running)))
 METRICS: tuple[EngineMetrics, ...] = collected(__name__, __path__, "METRICS")
+
+
+def running(line: str) -> EngineLog | None:
+    """Tell whose line it is of those that engines log as they run; None of others."""
+    for word, log in _RUNNING:
+        if word in line:
+            return log
+    return None

@@ -60,7 +60,7 @@ class _Statistics:
         self._emitted = self._sequences = 0.0  # of decode batches with drafts
 
     def line(self, number: int, text: str) -> None:
-        if interval := _INTERVAL.search(text):
+        if "decode_log_interval" in text and (interval := _INTERVAL.search(text)):
             self._interval = max(1, int(interval[1]))
         elif match := _BATCH.search(text):
             ranks = ranks_of(text[: match.start()])

@@ -143,15 +143,15 @@ class _Statistics:
         self._drafts: set[int] = set()
 
     def line(self, number: int, text: str) -> None:
-        if self._collector.given_tokens is None:
-            self._state_capacity(text)
-        if values := numbers(_USAGE.search(text)):
+        if "KV cache usage" in text and (values := numbers(_USAGE.search(text))):
             self._usage[_rank(text)] = values[0]
-        if version := _VERSION.search(text):
+        elif self._collector.given_tokens is None:
+            self._state_capacity(text)
+        if ("ersion" in text or "LLM engine" in text) and (version := _VERSION.search(text)):
             self._version = version_of(version[1])
         if ("version" in text or "args: " in text) and _STARTS.search(text):
             self._start += 1
-        if "spec" in text.lower() and _WITH_DRAFTS.search(text):
+        if "pec" in text and _WITH_DRAFTS.search(text):
             self._drafts.add(self._start)
         if "Iteration(" in text:
             self._details.add(self._start)
@@ -222,7 +222,8 @@ class _Statistics:
 
 def _rank(text: str) -> int:
     """Tell the data-parallel rank of a line, 0 where it says none: ``EngineCore_DP1`` or ``Engine 001:``."""
-    return next((int(number[-9:]) for name, number in ranks_of(text) if name in ("DP", "Engine")), 0)
+    ranks = ranks_of(text.partition("Avg prompt")[0])
+    return next((int(number[-9:]) for name, number in ranks if name in ("DP", "Engine")), 0)
 
 
 def _percent(rate: re.Pattern[str], text: str) -> float:
@@ -246,6 +247,9 @@ LOG = EngineLog(
         *(
             "Hybrid KV cache manager",
             "SpecDecoding metrics",
+            "Speculative metrics",
+            "num_spec",
+            "num-spec",
             "tensor_parallel",
             "tensor-parallel",
             "data_parallel",

@@ -156,6 +156,16 @@ _SERVED = re.compile(
     r"(?P<engine>vllm serve|trtllm-serve|sglang(?:\.launch_server| serve))"
     r"(?: serve)?(?: --model(?:-path)?[ =])? *(?P<model>[^\s`-][^\s`]*)(?P<rest>[^`\n]*)"
 )
+# of lines that say something
+PRINTED = (
+    TITLE,
+    "=" * 20,
+    "Namespace(",
+    "vllm serve",
+    "trtllm-serve",
+    "sglang",
+    *(f"{label}:" for label in _LABELS),
+)
 _NEEDED = {"completed", "totalinputtokens", "totaloutputtokens"}
 _MEASURED = {"meantpotms", "meanlatencys", "meane2elatencyms", "meane2elms"}
 

@@ -15,6 +15,8 @@ Found = Samples | Sweep | Series | RequestLog
 
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5  # of an iteration
 _OFF, _EACH = 1 / 3, 10  # by which times contradict each other; requests of each client, if not stated
+_MOST_ROWS = 200_000  # samples that are kept of a group
+_MOST_LOADS = 32  # of a deployment
 _LONGEST_TOKENS, _MOST_IN_FLIGHT = 1_000_000, 20_000  # of a request; of a load
 
 
@@ -51,8 +53,10 @@ class Collector:
         self.given_tokens = given_tokens
         self.capacity_tokens = assumed_tokens if given_tokens is None else given_tokens
         self._samples: dict[tuple[str, str], list[tuple[float, float, float, float, int]]] = {}
+        self._taken: dict[tuple[str, str], tuple[int, int]] = {}  # how many came, and of how many one is kept
         self._hidden: set[str] = set()  # formats that hide recomputed prefill
-        self._sweeps: dict[tuple[str, Deployment], list[Point]] = {}
+        self._sweeps: dict[tuple[str, Deployment], dict[Point, Point]] = {}  # loads, by all but their lines
+        self._repeats = 0  # of loads
         self._seconds: list[Second] = []
         self._requests: list[Request] = []
         self._left_out: dict[str, tuple[int, int]] = {}
@@ -91,7 +95,14 @@ class Collector:
             return
         self._refuse_time(values[3], "an iteration", line)
         name = self.group if group is None else group
-        self._samples.setdefault((self.format, name), []).append((*values, line))
+        rows = self._samples.setdefault((self.format, name), [])
+        count, step = self._taken.get((self.format, name), (0, 1))
+        if count % step == 0:
+            rows.append((*values, line))
+            if len(rows) == _MOST_ROWS:  # of a log without end; what is left is spread evenly over it
+                del rows[1::2]
+                step *= 2
+        self._taken[self.format, name] = count + 1, step
         if hidden_prefill:
             self._hidden.add(self.format)
 
@@ -111,7 +122,9 @@ class Collector:
             return
         if contradiction:
             self.note(f"line {point.line}: {contradiction}; TPOT is taken from E2E")
-        self._sweeps.setdefault((self.format, deployment), []).append(point)
+        loads = self._sweeps.setdefault((self.format, deployment), {})
+        if loads.setdefault(replace(point, line=0), point) is not point:
+            self._repeats += 1
 
     def add_average(
         self,
@@ -185,7 +198,10 @@ class Collector:
                 f"{format_percent(self._found_rate / self._prompt_rate)} of the prompt throughput was found in the "
                 "prefix cache, by the hit rates stated beside it, and is taken off the prefill"
             )
+        if self._repeats:
+            self.note(f"{self._repeats:,} rows are equal to one before them, and count once")
         left_out = tuple(LeftOut(reason, count, line) for reason, (count, line) in self._left_out.items())
+        chosen = {key: self._thinned(list(loads.values())) for key, loads in self._sweeps.items()}
         common: dict[str, Any] = {"left_out": left_out, "notes": tuple(self._notes)}
         collected: list[Found] = []
         for (format, group), rows in self._samples.items():
@@ -199,10 +215,10 @@ class Collector:
         common_to_all = frozenset[str]().union(*(some.arguments for _, some in self._sweeps))
         for _, some in self._sweeps:
             common_to_all &= some.arguments
-        for (format, full), points in self._sweeps.items():
+        for (format, full), points in chosen.items():
             deployment = replace(full, arguments=full.arguments - common_to_all)
             name = deployment.name
-            collected.append(Sweep(self.source, format, deployment, tuple(points), group=name, **common))
+            collected.append(Sweep(self.source, format, deployment, points, group=name, **common))
         if without_usage:
             arrays = _columns(self._seconds, *Second._fields)
             del arrays["usage_percent"]
@@ -213,6 +229,15 @@ class Collector:
             rows_left = (f"{some.count} rows: {some.reason} (first: line {some.line})" for some in left_out)
             raise LeftOutError(self.source, f"no samples of iterations; {'; '.join(rows_left)}")
         return tuple(collected)
+
+    def _thinned(self, points: list[Point]) -> tuple[Point, ...]:
+        """Choose as many loads as can be fitted to in seconds, evenly among them by what was offered."""
+        if len(points) <= _MOST_LOADS:
+            return tuple(points)
+        self.note(f"{_MOST_LOADS} of {len(points):,} loads are fitted to, from the lowest to the highest")
+        points.sort(key=lambda point: (point.concurrency or 0, point.rate_rps or 0.0))
+        taken = np.linspace(0, len(points) - 1, _MOST_LOADS).round().astype(int).tolist()
+        return tuple(sorted((points[place] for place in taken), key=lambda point: point.line))
 
     def _refuse_time(self, seconds: float, what: str, line: int) -> None:
         if not _SHORTEST_S <= seconds <= _LONGEST_S:

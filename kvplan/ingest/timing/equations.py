@@ -9,6 +9,7 @@ is a term too, which iterations do not have.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -120,7 +121,12 @@ class Equations:
         """Mean KV tokens, prefill tokens and sequences, by the constant that multiplies them."""
         return {"d1": self.kv_tokens, "d2": self.prefill_tokens, "d3": self.sequences}
 
-    @property
+    @cached_property
+    def kinds(self) -> dict[str, BoolArray]:
+        """Which are of each kind."""
+        return {kind: self.kind == kind for kind in np.unique(self.kind).tolist()}
+
+    @cached_property
     def of_iterations(self) -> bool:
         """Whether iterations were timed, and not loads."""
         return bool((self.kind == Kind.ITERATION).all())

@@ -5,14 +5,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, names, shown, tables_in
-from kvplan.ingest.engines import LOGS, StatisticsReader, service_of
+from kvplan.ingest.engines import LOGS, WORDS, StatisticsReader, running, service_of, telling
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.results import reader_of
 from kvplan.ingest.results.load_generators import METRICS, metrics_as_columns
-from kvplan.ingest.results.vllm_bench import PrintedRuns
+from kvplan.ingest.results.vllm_bench import PRINTED, PrintedRuns
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.collector import Collector, Found, NoSamplesError
 from kvplan.ingest.timing.requests import iterations, rebuilt
@@ -20,6 +23,7 @@ from kvplan.ingest.timing.samples import Measured, RequestLog, Samples, Series, 
 
 DRAFTS = names("drafts numspeculativetokens")
 EMITTED = names("meanacceptancelength tokensperiteration")
+_MOST_SAMPLES = 5_000
 _HEAD = 1000  # lines in which a table of a Markdown text begins
 _LOGGING = " or ".join(log.engine for log in LOGS if log.statistics is not None)
 _MOST_NAMES, _LONGEST_NAME = 20, 80  # of groups in a message
@@ -74,17 +78,28 @@ def listed(groups: Iterable[str]) -> str:
 
 def measured_of(collected: Sequence[Found]) -> tuple[Measured, ...]:
     """Choose samples and sweeps, and make samples of what is neither."""
-    told = tuple(some for some in collected if isinstance(some, Samples | Sweep))
+    told = tuple(_thinned(some) for some in collected if isinstance(some, Samples | Sweep))
     series = [some for some in collected if isinstance(some, Series)]
     logs = [some for some in collected if isinstance(some, RequestLog)]
     if not series:
-        return told or tuple(map(iterations, logs))
+        return told or tuple(_thinned(iterations(log)) for log in logs)
     if len(logs) != len(series):
         raise UsageError(
             f"{series[0].source}: KV usage is 0 throughout while requests run: it was not recorded; give the requests "
             "of the run too, with their lengths and times (arrival, first_token, last_token), or measure again"
         )
     return (*told, *(rebuilt(one, log) for one, log in zip(series, logs, strict=True)))
+
+
+def _thinned(some: Measured) -> Measured:
+    """Choose as many samples as can be fitted to in seconds, evenly over the file."""
+    if isinstance(some, Sweep) or some.seconds.size <= _MOST_SAMPLES:
+        return some
+    taken = np.linspace(0, some.seconds.size - 1, _MOST_SAMPLES).round().astype(int)
+    columns = ("kv_tokens", "prefill_tokens", "sequences", "seconds", "line")
+    note = f"{_MOST_SAMPLES:,} of {some.seconds.size:,} samples are fitted to, evenly over the file"
+    kept: dict[str, Any] = {name: getattr(some, name)[taken] for name in columns}
+    return replace(some, **kept, notes=(*some.notes, note))
 
 
 def _read(
@@ -175,24 +190,27 @@ def _add_json(records: Iterable[Record], collector: Collector) -> bool:
 
 
 def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:
-    services: dict[str, list[StatisticsReader]] = {}
+    services: dict[str, dict[str, StatisticsReader]] = {}  # by engine
     settings: dict[
         tuple[str, str], tuple[dict[str, str], int]
     ] = {}  # by service and engine, and since which line
-    for number, text in numbered:
-        if text.strip():
-            collector.group = service_of(text)
-            if collector.group not in services:
-                statistics = [log.statistics(collector) for log in LOGS if log.statistics]
-                services[collector.group] = [*statistics, PrintedRuns(collector)]
-            for log in LOGS:
-                ran = settings.get((collector.group, log.engine))
-                if (run := log.settings_of_times(text)) is not None and (ran is None or ran[0] != run):
-                    settings[collector.group, log.engine] = run, number if ran else 0
-            for reader in services[collector.group]:
-                reader.line(number, text)
+    for number, text in telling(numbered, (*WORDS, *PRINTED)):
+        collector.group = service_of(text)
+        if (readers := services.get(collector.group)) is None:
+            readers = {log.engine: log.statistics(collector) for log in LOGS if log.statistics}
+            readers |= {"": PrintedRuns(collector)}
+            services[collector.group] = readers
+        if (log_of := running(text)) is not None:
+            readers[log_of.engine].line(number, text)
+            continue
+        for log in LOGS:
+            ran = settings.get((collector.group, log.engine))
+            if (run := log.settings_of_times(text)) is not None and (ran is None or ran[0] != run):
+                settings[collector.group, log.engine] = run, number if ran else 0
+        for reader in readers.values():
+            reader.line(number, text)
     for collector.group, readers in services.items():
-        for reader in readers:
+        for reader in readers.values():
             reader.end()
         since = max(
             (line for (group, _), (_, line) in settings.items() if group == collector.group), default=0

@@ -97,7 +97,7 @@ def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> F
     # Without a belief, what was measured decides however little it says.
     least = dict.fromkeys(Kind, _LEAST) if not prior[KV:].any() else _LEAST_SPREAD
     # Next to no deviation at first, so that what was measured says what there is before a prior has its say.
-    deviation = _AT_FIRST * np.array([least[Kind(kind)] for kind in equations.kind])
+    deviation = _AT_FIRST * _of_each(equations, least)
     times = seconds
     for _ in range(_STEPS):
         fitted = solve(design, seconds - equations.offset, deviation * times, prior)
@@ -115,15 +115,22 @@ def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> F
 
 def _spreads(equations: Equations, off: FloatArray, least: Mapping[Kind, float]) -> dict[str, float]:
     return {
-        kind: max(_TO_SIGMA * float(np.median(off[equations.kind == kind])), least[Kind(kind)])
-        for kind in np.unique(equations.kind).tolist()
+        kind: max(_TO_SIGMA * float(np.median(off[rows])), least[Kind(kind)])
+        for kind, rows in equations.kinds.items()
     }
 
 
 def _deviations(equations: Equations, off: FloatArray, spread: Mapping[str, float]) -> FloatArray:
     """Return the deviation of each time, by which those that are far off count for less."""
-    width = np.array([spread[kind] for kind in equations.kind.tolist()])
+    width = _of_each(equations, spread)
     return width if equations.of_iterations else width * np.sqrt(np.maximum(off / (_FAR * width), 1.0))
+
+
+def _of_each(equations: Equations, by_kind: Mapping[Any, float]) -> FloatArray:
+    values = np.empty(len(equations))
+    for kind, rows in equations.kinds.items():
+        values[rows] = by_kind[kind]
+    return values
 
 
 def standard_errors(equations: Equations, terms: Terms, fitted: FloatArray) -> FloatArray:
@@ -140,7 +147,7 @@ def standard_errors(equations: Equations, terms: Terms, fitted: FloatArray) -> F
     told = design.any(axis=0)
     weight = 1 / _deviations(equations, off, _spreads(equations, off, _LEAST_SPREAD))
     least = _spreads(equations, off, dict.fromkeys(Kind, _DIGITS))
-    typical = np.array([least[kind] for kind in equations.kind.tolist()])
+    typical = _of_each(equations, least)
     scale = 1 / np.sqrt((design[:, told] ** 2).mean(axis=0))
     left, sizes, axes = np.linalg.svd(design[:, told] * scale * weight[:, None], full_matrices=False)
     apart = sizes > _ALIKE * sizes[0]
