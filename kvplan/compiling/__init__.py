@@ -6,6 +6,7 @@ A file that is damaged, or cannot be written, costs a compilation and a line on 
 import hashlib
 import inspect
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -28,20 +29,41 @@ def folder() -> str | None:
     if not os.path.isabs(caches):
         caches = os.path.join("~", ".cache")
     base = os.environ.get("KVPLAN_CACHE_DIR") or os.path.join(caches, "kvplan")
-    user = os.getuid() if hasattr(os, "getuid") else None
-    whose = f"{__version__}-{sys.implementation.cache_tag}-{user or 0}"
+    whose = f"{__version__}-{sys.implementation.cache_tag}-{os.getuid()}"
     path = os.path.abspath(os.path.join(os.path.expanduser(base), whose))
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
-        found = os.stat(path)
+        open_to = _open_to_others(os.path.realpath(path))
     except OSError as error:
         _say_not_kept(path, error.strerror)
         return None
     # What is read there is run: it has to be ours, and nobody else's to write.
-    if user is None or (found.st_uid == user and not found.st_mode & 0o022):
+    if not open_to:
         return path
-    _say_not_kept(path, "others could write to it")
+    _say_not_kept(
+        path, f"others could write to {'it' if open_to == os.path.realpath(path) else repr(open_to)}"
+    )
     return None
+
+
+def _open_to_others(path: str) -> str:
+    """Return the first of a folder and those around it that others could change, as ssh checks them; empty where none.
+
+    A folder in which all may write, but nobody moves what is another's (``/tmp``), may be around it.
+    """
+    place = path
+    while True:
+        found = os.stat(place)
+        sticky = place != path and found.st_mode & stat.S_ISVTX
+        if not _is_ours(found, root=place != path) and not (sticky and found.st_uid in (0, os.getuid())):
+            return place
+        if (place := os.path.dirname(place)) == os.path.dirname(place):
+            return ""
+
+
+def _is_ours(found: os.stat_result, *, root: bool = False) -> bool:
+    """Tell whether only we can write there, or also `root`."""
+    return found.st_uid in (os.getuid(), *([0] if root else [])) and not found.st_mode & 0o022
 
 
 def lasts() -> bool:
@@ -76,6 +98,9 @@ def compiled(
     from kvplan.compiling import native
 
     code = load(kept)
+    if code is not None and not native.is_object(code):
+        _say_damaged(str(kept))
+        code = None
     if code is None:
         from kvplan.compiling.translate import translated
 
@@ -92,6 +117,9 @@ def load(file: str | None) -> bytes | None:
         return None
     try:
         with open(file, "rb") as stream:
+            if not _is_ours(os.fstat(stream.fileno())):
+                _say_not_kept(os.path.dirname(file), f"others could write to {os.path.basename(file)!r}")
+                return None
             found = stream.read()
     except FileNotFoundError:
         return None
@@ -101,7 +129,7 @@ def load(file: str | None) -> bytes | None:
     size = _DIGEST().digest_size
     if _DIGEST(found[size:]).digest() == found[:size]:
         return found[size:]
-    _say(f"compiled code in {os.path.dirname(file)!r} was damaged, compiling again")
+    _say_damaged(file)
     return None
 
 
@@ -124,6 +152,10 @@ def save(file: str | None, content: bytes) -> None:
 
 def _say_not_kept(folder: str, why: str | None) -> None:
     _say(f"compiled code cannot be kept in {folder!r}, later runs compile again: {why}")
+
+
+def _say_damaged(file: str) -> None:
+    _say(f"compiled code in {os.path.dirname(file)!r} was damaged, compiling again")
 
 
 @cache

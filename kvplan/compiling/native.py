@@ -1,6 +1,7 @@
 """Loops as machine code: made by LLVM, in a process of its own that can be ended, and called on a state."""
 
 import ctypes
+import struct
 import subprocess
 import sys
 import weakref
@@ -12,6 +13,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 _GONE: weakref.ref[Any] = weakref.ref(set[int]())
+_ELF_HEADER = 64  # bytes
 _LOOK_S = 0.05  # between two questions whether to go on
 
 
@@ -74,6 +76,17 @@ def _target(cpu: str, features: str = "") -> Any:
         codemodel="jitdefault",
         jit=True,
     )
+
+
+def is_object(code: bytes) -> bool:
+    """Tell whether bytes can be object code, of which LLVM ends the process where they are not.
+
+    An ELF file ends with the table of its sections; of Mach-O there is the mark alone.
+    """
+    if code[:4] == b"\x7fELF" and len(code) > _ELF_HEADER:
+        (begin,), (size, count) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<HH", code, 0x3A)
+        return begin + size * count == len(code)
+    return code[:4] == b"\xcf\xfa\xed\xfe"
 
 
 class Loop:

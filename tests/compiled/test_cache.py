@@ -72,6 +72,41 @@ def test_code_that_others_could_have_written_is_not_run(tmp_path: Path) -> None:
     assert file.read_bytes() == b"harmful"
 
 
+def test_a_folder_around_it_that_others_could_write_to_is_as_bad(tmp_path: Path) -> None:
+    """They could put another one in its place; not where nobody moves what is another's, as in /tmp."""
+    around = tmp_path / "around"
+    around.mkdir()
+    for mode, said in (
+        (0o777, f"others could write to {str(around)!r}"),
+        (0o1777, ""),
+        (0o775, "others"),
+        (0o755, ""),
+    ):
+        around.chmod(mode)
+        assert said in process(around / "loops").stderr
+        assert bool(said) == bool(process(around / "loops").stderr)
+
+
+def test_a_file_that_others_could_write_to_is_not_run(tmp_path: Path) -> None:
+    process(tmp_path)
+    file = kept(tmp_path)
+    file.chmod(0o666)
+    assert f"others could write to {file.name!r}" in process(tmp_path).stderr
+
+
+def test_junk_with_a_right_digest_is_compiled_anew(tmp_path: Path) -> None:
+    """LLVM would end the process."""
+    first = process(tmp_path)
+    file = kept(tmp_path)
+    whole = file.read_bytes()[32:]
+    for junk in (b"", b"junk" * 500, whole[:300], whole[:64] + b"junk" * 500):
+        file.write_bytes(hashlib.sha256(junk).digest() + junk)
+        done = process(tmp_path)
+        assert done.stdout == first.stdout
+        assert done.stderr == f"note: compiled code in {str(file.parent)!r} was damaged, compiling again\n"
+        assert file.read_bytes()[32:] == whole
+
+
 def test_processes_that_write_at_once_leave_one_whole_file(tmp_path: Path) -> None:
     environment = ENVIRONMENT | {"KVPLAN_CACHE_DIR": str(tmp_path)}
     together = [
