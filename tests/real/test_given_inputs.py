@@ -127,3 +127,19 @@ def test_all_at_once_is_what_a_peak_of_all_requests_says() -> None:
 def test_logs_state_capacities(case: str, file: str, capacity: dict[str, int]) -> None:
     gpu = imported(case, file)[0]["gpu"]
     assert {key: gpu.get(key) for key in capacity} == capacity
+
+
+@pytest.mark.parametrize(
+    ("case", "gpu", "full", "windows"),
+    [
+        ("17", "H100 SXM", (12, 2 * 8 * 128 * 1 // 4), 36),  # fp8: 24,576 B a token on 4 GPUs
+        ("18", "H200", (12, 2 * 8 * 128 * 2 // 4), 33),  # 49,152 B
+    ],
+)
+def test_configurations_say_which_layers_keep_all_tokens(
+    case: str, gpu: str, full: tuple[int, int], windows: int
+) -> None:
+    model = next(CASES.glob(f"{case}-*")) / "input.json"
+    kept = imported(case, "", "--model", str(model), "--gpu", gpu, "--tp", "4")[0]["gpu"]["kv"]
+    assert {one["kind"]: (one["layers"], one["bytes"]) for one in kept}["full"] == full
+    assert {one["kind"]: (one["layers"], one.get("window")) for one in kept}["window"] == (windows, 512)

@@ -313,6 +313,23 @@ DELTA = {
 }
 
 
+def test_query_heads_may_differ_by_layer() -> None:
+    """Half the layers have twice the queries: on average half as much again of queries and output."""
+    alike, other = (
+        small(num_attention_heads=4),
+        small(num_attention_heads=4, num_attention_heads_per_layer=[4, 8]),
+    )
+    width = alike.attention.head_dim
+    assert other.attention.parameters - alike.attention.parameters == 2 * 2 * width * alike.hidden_size
+    assert other.attention.kv_heads == alike.attention.kv_heads
+
+
+@every("scheme", ["FP8", {"num_bits": 8, "type": "float"}])
+def test_a_type_of_cache_is_read_as_a_word_or_a_table(scheme: Any) -> None:
+    quantised = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": scheme}
+    assert small(quantization_config=quantised).kv_dtype == "fp8"
+
+
 def test_a_table_of_delta_attention_counts_layers_from_1() -> None:
     """Kimi Linear: states in 32 bits, 8 heads of 16 by 16, and 3 inputs to queries, keys and values."""
     full, state = kv_layers(small(**LATENT, linear_attn_config=DELTA))
@@ -322,6 +339,11 @@ def test_a_table_of_delta_attention_counts_layers_from_1() -> None:
         UsageError, match="linear_attn_config: full_attn_layers and kda_layers must name each"
     ):
         small(linear_attn_config=DELTA | {"kda_layers": [0, 2]})
+
+
+def test_layers_that_draft_may_be_listed_behind_the_others() -> None:
+    words = ["full_attention"] * 4 + ["sliding_attention"] * 2
+    assert len(kv_layers(small(layer_types=words, num_nextn_predict_layers=2))) == 1
 
 
 def test_layers_are_as_many_as_are_listed() -> None:
@@ -555,6 +577,7 @@ def test_tables_are_tied_where_the_family_does(kind: str, tables: int) -> None:
         ({"moe_layer_freq": [0, 1, 1, 1]}, 3),
         ({"mlp_layer_types": ["dense", "sparse", "dense", "sparse"]}, 2),
         ({"moe_layers": [1, 3]}, 2),
+        ({"moe_layers_enum": "1,2,3,4"}, 3),  # of four layers
         ({"num_dense_layers": 1}, 3),
         ({"moe_layer_start_index": 1, "moe_layer_end_index": 2, "moe_layer_interval": 1}, 2),
         ({"interleave_moe_layer_step": 2}, 2),

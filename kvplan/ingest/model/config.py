@@ -269,9 +269,10 @@ def _heads(keys: Keys) -> Heads:
             raise keys.error("num_attention_heads", f"{heads}; {must}")
         head_dim = hidden // heads
     value_dim = keys.optional_size("v_head_dim") or head_dim
+    each = keys.numbers("num_attention_heads_per_layer") or [heads]
     kind = "MHA" if kv_heads == heads else "MQA" if kv_heads == 1 else "GQA"
     # Queries and keys, values and output; a gate of the output is as large as the queries.
-    matrices, shared = 4, (heads + kv_heads) * (head_dim + value_dim)
+    matrices, shared = 4, round((sum(each) / len(each) + kv_heads) * (head_dim + value_dim))
     if keys.flag("attn_output_gate", default=False):
         matrices, shared = 5, shared + heads * head_dim
     sizes = matrices * hidden, shared

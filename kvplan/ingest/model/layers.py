@@ -115,10 +115,11 @@ def _attending(keys: Keys, count: int) -> set[int] | None:
 
 
 def for_each(keys: Keys, name: str, values: Sequence[Any], count: int) -> Sequence[Any]:
-    """Refuse a list of another length than there are layers."""
-    if len(values) != count:
+    """Refuse a list of another length than there are layers; those that draft tokens may follow."""
+    drafting = keys.size("num_nextn_predict_layers", default=0, least=0)
+    if len(values) not in (count, count + drafting):
         raise keys.error(keys.find(name)[0], f"a list of {len(values)}; num_hidden_layers is {count}")
-    return values
+    return values[:count]
 
 
 def _chunked(keys: Keys, count: int) -> list[Layer]:

@@ -145,6 +145,8 @@ def _sparse(keys: Keys, layers: int) -> set[int]:
         return {
             i for i, word in enumerate(for_each(keys, "mlp_layer_types", words, layers)) if word != "dense"
         }
+    if enumerated := keys.text("moe_layers_enum"):
+        return {int(part) for part in enumerated.split(",") if part.strip().isdecimal()} & set(range(layers))
     if numbers := keys.numbers("moe_layers"):
         return set(numbers) & set(range(layers))
     if isinstance(keys.values.get("moe_layer_freq"), list):
@@ -208,6 +210,8 @@ def read_kv_dtype(table: Keys | None) -> str:
     """The type of KV cache that a quantised checkpoint is made for; "auto" where it does not say."""
     if table is None:
         return "auto"
+    if isinstance(table.values.get("kv_cache_scheme"), str):  # as modelopt writes
+        return "fp8" if "fp8" in table.text("kv_cache_scheme") else "auto"
     scheme = table.table("kv_cache_scheme")
     eight = scheme.optional_size("num_bits") == 8 if scheme else "fp8" in table.text("kv_cache_quant_algo")
     return "fp8" if eight else "auto"
