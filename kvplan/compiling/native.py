@@ -85,7 +85,7 @@ def is_object(code: bytes) -> bool:
     """
     if code[:4] == b"\x7fELF" and len(code) > _ELF_HEADER:
         (begin,), (size, count) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<HH", code, 0x3A)
-        return begin + size * count == len(code)
+        return bool(begin + size * count == len(code))
     return code[:4] == b"\xcf\xfa\xed\xfe"
 
 

@@ -10,10 +10,13 @@ from kvplan.errors import UsageError, shown
 from kvplan.ingest.cells import tables_in
 from kvplan.ingest.engine_log import read_engine_log
 from kvplan.ingest.engines import LOGS, METRICS
+from kvplan.ingest.forms import instead_of
 from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.results import reader_of
+from kvplan.ingest.results.summaries import READERS as SUMMARIES
+from kvplan.ingest.results.summaries import runs_in
 from kvplan.ingest.results.tables import REQUEST_LOG
 from kvplan.ingest.results.vllm_bench import TITLE
 from kvplan.ingest.text_file import STANDARD_INPUT
@@ -59,9 +62,15 @@ def _is_metrics(start: Beginning) -> bool:
 
 
 def _is_printed(start: Beginning) -> bool:
-    return (
-        not start.in_json and any(TITLE in line for line in start.log_lines()) and not _is_of_an_engine(start)
-    )
+    if start.in_json or _is_of_an_engine(start):
+        return False
+    return any(TITLE in line for line in start.log_lines()) or _is_summary(start)
+
+
+def _is_summary(start: Beginning) -> bool:
+    """Tell whether the labels of lines with a figure each are those of a format of results."""
+    runs = runs_in("", enumerate(start.text.splitlines(), 1))
+    return any(reader_of(start._replace(names=tuple(run.values))) in SUMMARIES for run in runs)
 
 
 def _is_a_model(start: Beginning) -> bool:
@@ -122,6 +131,8 @@ def kind_of(path: Path) -> FileKind:
     kinds = _kinds(*headers) or _kinds(start)
     if not kinds and start.in_json and _is_of_an_engine(start):  # a logger's, of a form of its own
         kinds = [FileKind.LOG]
+    if kinds in ([], [FileKind.METRICS]) and (instead := instead_of(start.text)):
+        raise UsageError(f"{path}: {instead}")
     if len(kinds) == 1:
         return kinds[0]
     way_out = "; --as KIND=FILE says what it is"

@@ -9,7 +9,7 @@ import pytest
 from command import run
 
 from kvplan.ingest.timing.reading import read_groups
-from kvplan.ingest.timing.samples import Sweep
+from kvplan.ingest.timing.samples import Point, Samples, Sweep
 
 CASES = Path(__file__).resolve().parents[3] / "shared/cases/inputs3"
 pytestmark = pytest.mark.skipif(not CASES.exists(), reason="the shared cases are not here")
@@ -121,6 +121,7 @@ def test_all_at_once_is_what_a_peak_of_all_requests_says() -> None:
         ("31", "input-total.log", {"memory_tokens": 375_360}),
         ("34", "input.log", {"memory_tokens": 347_680, "pipeline_parallel": 3}),
         ("14", "input.log", {"memory_tokens": 655_360, "max_num_seqs": 10}),
+        ("14", "input-excerpt.log", {"memory_tokens": 655_360, "max_num_seqs": 10}),
         ("14", "input-older.log", {"memory_tokens": 65_536, "max_num_seqs": 4}),
     ],
 )  # fmt: skip
@@ -143,3 +144,80 @@ def test_configurations_say_which_layers_keep_all_tokens(
     kept = imported(case, "", "--model", str(model), "--gpu", gpu, "--tp", "4")[0]["gpu"]["kv"]
     assert {one["kind"]: (one["layers"], one["bytes"]) for one in kept}["full"] == full
     assert {one["kind"]: (one["layers"], one.get("window")) for one in kept}["window"] == (windows, 512)
+
+
+def points(case: str, file: str) -> list[Point]:
+    (runs,) = read_groups([next(CASES.glob(f"{case}-*")) / file])
+    assert isinstance(runs[0], Sweep)
+    return list(runs[0].points)
+
+
+@pytest.mark.parametrize(
+    ("file", "load", "times", "lengths", "tpot"),
+    [
+        ("input.txt", (100, 100), (1.1381, 26.3642, 2.6363), (247.97, 365.61), 69.2e-3),
+        ("input.json", (10, 480), (0.047, 7.823, 1.278), (26.558, 800), 9.73e-3),
+    ],
+)
+def test_evalscope_prints_one_load(
+    file: str, load: tuple[int, int], times: tuple[float, ...], lengths: tuple[float, ...], tpot: float
+) -> None:
+    (point,) = points("04", file)
+    assert (point.concurrency, point.requests) == load
+    assert (point.ttft_s, point.e2e_s, point.throughput_rps) == times
+    assert (sum(point.inputs) / 2, sum(point.outputs) / 2) == pytest.approx(lengths, abs=0.5)
+    assert point.tpot_s == pytest.approx(tpot, rel=0.002)
+    assert imported("04", file, *A100)[0]["timing"]["d0"]
+
+
+def test_iterations_of_one_batch_are_exact() -> None:
+    """8 x 1,024 tokens in .4301 s, then 8.11 ms with 8 sequences and about 8,704 KV tokens."""
+    ((found,),) = read_groups([next(CASES.glob("26-*")) / "input.jsonl"])
+    assert isinstance(found, Samples)
+    rows = zip(found.kv_tokens, found.prefill_tokens, found.sequences, found.seconds, strict=True)
+    assert [row for row in rows if row[2] == 8][:2] == [(8192, 8192, 8, 0.4301), (8704, 0, 8, 0.00811)]
+
+
+@pytest.mark.parametrize(
+    ("case", "file", "said"),
+    [
+        ("07", "input.txt", ("MLPerf", "11.07 requests/s", "TTFT 169 ms", "TPOT 36.8 ms", "114.2 tokens", "prompts")),
+        ("20", "input-primary-pool.log", ("TensorRT-LLM", "primary pool", "tokens_per_block", "--capacity")),
+        ("21", "input.csv", ("03.11.2026 09:00:01", "ISO 8601")),
+        ("21", "input-english.csv", ("11/3/2026", "day or month", "ISO 8601")),
+        ("22", "input.yaml", ("--model meta-llama/Llama-3.1-70B-Instruct --gpu NVIDIA-H100-80GB-HBM3 --tp 4",
+                              "--max-model-len 16384", "--max-num-seqs 128", "--utilization 0.92 --kv-dtype fp8")),
+        ("23", "input.prom", ("llama-server", "without a count of requests", "neither rate nor lengths")),
+        ("27", "input.csv", ("Locust", "no tokens in and out")),
+        ("32", "input.json", ("counters and histograms themselves",)),
+        ("32", "input-named.json", ("counters and histograms themselves",)),
+        ("37", "input.json", ("vllm bench throughput", "vllm bench serve --save-result")),
+        ("37", "input-latency.json", ("vllm bench latency", "vllm bench serve --save-result")),
+    ],
+)  # fmt: skip
+def test_what_lacks_something_is_refused_by_name_and_with_what_is_missing(
+    case: str, file: str, said: tuple[str, ...]
+) -> None:
+    profile, text = imported(case, file)
+    assert not profile
+    assert [part for part in said if part not in text] == []
+
+
+def test_a_panel_of_grafana_is_a_series() -> None:
+    ((found,),) = read_groups([next(CASES.glob("32-*")) / "input-grafana.csv"], capacity_tokens=400_000)
+    assert isinstance(found, Samples)
+    assert found.sequences[0] == 38
+    assert found.seconds[0] == pytest.approx(38 / 843.6)
+    assert found.prefill_tokens[0] == pytest.approx(12_400 * 38 / 843.6)
+    assert found.kv_tokens[0] == pytest.approx(0.885 * 400_000)
+
+
+def test_what_was_right_stays_right() -> None:
+    assert traffic(imported("08", "input.json")[0]) == pytest.approx((2.415, 1689, 210), rel=0.005)
+    assert traffic(imported("19", "input.csv")[0]) == pytest.approx((1.459, 577, 84), rel=0.005)
+    earlier = str(next(CASES.glob("11-*")) / "input-earlier.prom")
+    pods = imported("11", "input.prom", "--since", earlier)[0]
+    assert (pods["gpu"]["memory_tokens"], traffic(pods)[0]) == (446_704, pytest.approx(1.0))
+    assert imported("39", "input.json", "--capacity", "3000000")[0]["gpu"]["memory_tokens"] == 3_000_000
+    fp8 = str(next(CASES.glob("17-*")) / "input-fp8-kv.json")
+    assert "made for a KV cache in fp8" in imported("17", "", "--model", fp8, "--gpu", "H100 SXM")[1]

@@ -7,7 +7,7 @@ from every import every
 from sampled import parse_samples
 
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.samples import LeftOut, Point, Sweep
+from kvplan.ingest.timing.samples import LeftOut, Point, Samples, Sweep
 
 VLLM = """INFO 05-18 02:40:00 [serve.py:1] Namespace(backend='vllm', model='org/model', request_rate=inf)
 Traffic request rate: inf
@@ -263,3 +263,68 @@ def test_a_table_in_markdown_is_read_as_csv_wherever_it_stands() -> None:
 def test_what_cannot_be_used_is_refused_with_line_and_label(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         sweep(text)
+
+
+SUMMARIES = {
+    "evalscope perf": """
+| Number of concurrency             | {users}  |
+| Succeed requests                  | 100      |
+| Request throughput (req/s)        | 2.0      |
+| Average latency (s)               | 4.23     |
+| Average time to first token (s)   | 0.25     |
+| Average time per output token (s) | 0.02     |
+| Average input tokens per request  | 1000.0   |
+| Average output tokens per request | 200.0    |
+""",
+    "trtllm-bench": """
+Number of requests:             100
+Number of concurrent requests:  {users}
+Average Input Length (tokens):  1000.0000
+Average Output Length (tokens): 200.0000
+Request Throughput (req/sec):                     2.0000
+Average request latency (ms):                     4230.0
+Average time-to-first-token [TTFT] (ms):          250.0
+Average time-per-output-token [TPOT] (ms):        20.0
+""",
+}
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_lines_of_a_figure_each_are_a_run_and_one_that_comes_again_another(name: str) -> None:
+    text = f"Benchmarking summary:{SUMMARIES[name].format(users=8)}"
+    found = sweep(text)
+    assert found.format == name
+    assert [(*times(point)[:-1], round(point.tpot_s or 0, 6)) for point in found.points] == [AS_PRINTED]
+    other = SUMMARIES[name].format(users=9).replace("2.0 ", "2.1 ").replace("1000.0", "1001.0")
+    assert [point.concurrency for point in sweep(text + other).points] == [8, 9]
+
+
+def test_a_summary_that_lacks_a_figure_is_left_out_or_refused() -> None:
+    without = SUMMARIES["evalscope perf"].format(users=8)
+    with pytest.raises(UsageError, match="states neither lengths, requests per second nor E2E"):
+        sweep(without.replace("Average latency", "Other latency"))
+    with pytest.raises(UsageError, match="neither lines that"):
+        sweep(without.replace("input tokens", "prompt words"))
+
+
+def test_decoding_of_llama_cpp_is_an_iteration() -> None:
+    """8 sequences of 512 and then 128 tokens in 2.56 s; one behind 4,096 others in 1.28 s."""
+    batched = "|    PP |     TG |    B |   N_KV |   T_PP s |   T_TG s |\n|---|---|---|---|---|---|\n"
+    batched += "|   512 |    128 |    8 |   5120 |    1.000 |    2.560 |\n"
+    swept = "|    PP |     TG |   N_KV |   T_PP s |   T_TG s |\n|---|---|---|---|---|\n"
+    swept += "|   512 |    128 |   4096 |    1.000 |    1.280 |\n"
+    rows = []
+    for text in (batched, swept):
+        (found,) = parse_samples(text.splitlines(keepends=True), "file")
+        assert isinstance(found, Samples)
+        rows.append((found.kv_tokens.tolist(), found.sequences.tolist(), found.seconds.tolist()))
+    assert rows == [([8 * (512 + 64)], [8], [0.02]), ([4096 + 512 + 64], [1], [0.01])]
+
+
+def test_figures_of_a_panel_have_their_scale() -> None:
+    header = "Time,Prompt Throughput,Gen Throughput,Running,KV Cache Pct\n"
+    rows = "2026-11-27 00:00:00,1.2 K,400,8,50%\n2026-11-27 00:01:00,1200,400,8,50\n"
+    (found,) = parse_samples((header + rows).splitlines(keepends=True), "file", capacity_tokens=1000)
+    assert isinstance(found, Samples)
+    assert found.prefill_tokens.tolist() == [pytest.approx(1200 * 0.02)] * 2
+    assert found.kv_tokens.tolist() == [500, 500]

@@ -2,7 +2,8 @@
 
 ``initializing, n_slots = 4, n_ctx_slot = 8192, kv_unified = 'false'``: slots have room of their own; with ``'true'``
 that is the pool of all. Before, and in today's verbose logs, ``llama_context: n_ctx = 32768`` is the room of all slots
-together, in either case. The context of a draft model and that of a slot are smaller: the largest counts. Slots never
+together, in either case; so are the cells of its cache times its streams, the second number of ``10/10 seqs``. The
+context of a draft model and that of a slot are smaller: the largest counts. Slots never
 run out of room of their own, so together they are a memory of as many tokens.
 """
 
@@ -13,11 +14,14 @@ from kvplan.ingest.engines import NUMBER, Capacity, EngineLog, Setting
 _CONTEXT = r"llama_(?:context|new_context_with_model|init_from_model): "
 _SLOTS = r"n_slots = (\d{1,9}), n_ctx_slot = (\d{1,12}), kv_unified = "
 
+_CELLS = r"llama_kv_cache\w*: size = [^(]{1,40}\( *(\d+) cells, +\d+ layers, +"
+
 LOG = EngineLog(
     engine="llama.cpp",
     looked_for="'n_ctx = …' of its context and 'n_slots = …, n_ctx_slot = …'",
     words=(
         "llama_context:",
+        "llama_kv_cache",
         "llama_new_context_with_model:",
         "llama_init_from_model:",
         "n_slots",
@@ -32,6 +36,7 @@ LOG = EngineLog(
             re.compile(rf"n_slots = \d{{1,9}}, n_ctx_slot = {NUMBER}, kv_unified = 'true'"), of_pool=True
         ),
         Capacity(re.compile(rf"{_CONTEXT}n_ctx +[=:] +{NUMBER}"), of_pool=True),
+        Capacity(re.compile(rf"{_CELLS}\d+/ *(\d+) seqs"), of_pool=True),
         Capacity(
             re.compile(rf"new slot\b[^=]{{0,20}}(?:=[^=]{{0,60}}){{0,4}}?\bn_ctx(?:_slot)? ?= ?{NUMBER}"),
             of_pool=True,
@@ -40,6 +45,7 @@ LOG = EngineLog(
     limits=(
         (Setting.SEQS, re.compile(rf"{_CONTEXT}n_seq_max +[=:] +(\d+)")),
         (Setting.SEQS, re.compile(r"\bn_slots ?= ?(\d+)")),
+        (Setting.SEQS, re.compile(r"\d cells, +\d+ layers, +(\d+)/ *\d+ seqs\)")),
         (Setting.LENGTH, re.compile(r"\bn_ctx_(?:per_seq|seq|slot) *[=:] *(\d+)")),
         (Setting.BATCHED, re.compile(rf"{_CONTEXT}n_batch +[=:] +(\d+)")),
     ),

@@ -16,6 +16,7 @@
 - A request log: a request each, its lengths and its times, under the names that `kvplan.ingest.trace.formats` knows.
 """
 
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +28,7 @@ from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, Adds, Load, at_rate, pa
 from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
 from kvplan.ingest.timing.samples import Deployment, Point, Range, Waits
-from kvplan.ingest.trace.formats import BadRowError, Layout, Reading, lists_requests, requests_in
+from kvplan.ingest.trace.formats import BadRowError, Layout, Reading, dated, lists_requests, requests_in
 
 # -- iterations -------------------------------------------------------------------------------------------------------
 
@@ -40,6 +41,11 @@ _TAU = {
 _PROMPT = names("p prefilltokens prompttokens contexttokens")
 _BATCH = names("b sequences batch batchsize running numseqs")
 _PER_SECOND = tuple(map(names, ("promptthroughput", "genthroughput", "running", "kvcachepct")))
+_PANEL, _SCALES = re.compile(r"(\d+(?:\.\d+)?) ?(K|Mil|%)"), {"K": 1e3, "Mil": 1e6, "%": 1.0}
+_ONE_BATCH = tuple(
+    map(names, ("batchsize", "inputlen", "outputlen", "prefilllatency", "mediandecodelatency"))
+)
+_SEQUENCES, _T_TG = names("b pl"), names("ttgs ttg")
 _TIME = names("t time times timestamp elapsed elapseds second seconds")
 _SPLITWISE = (
     *map(names, ("promptsize", "batchsize", "tokensize")),
@@ -54,10 +60,49 @@ def _iteration(row: Record, collector: Collector) -> None:
 
 
 def _second(row: Record, collector: Collector) -> None:
-    end = row.optional(_TIME)
-    prompt, generated, running, usage = map(row.number, _PER_SECOND)
+    end = _time(row)
+    prompt, generated, running, usage = (_of_panel(row, row.name(name)) for name in _PER_SECOND)
     end_s = float(row.line) if end is None else end
     collector.add_second(Second(end_s, prompt, generated, running, usage, row.line))
+
+
+def _time(row: Record) -> float | None:
+    name = row.name(_TIME)
+    try:
+        return dated(row.at(name), name) if ":" in row.text(name) else row.optional(_TIME)
+    except BadRowError as error:
+        raise row.error(name, str(error)) from None
+
+
+def _of_panel(row: Record, name: str) -> float:
+    """Read a number, which Grafana may write as 12.4 K or 88.5%."""
+    if said := _PANEL.fullmatch(row.text(name)):
+        return float(said[1]) * _SCALES[said[2]]
+    return row.number(name)
+
+
+def _one_batch(row: Record, collector: Collector) -> None:
+    """Add an iteration that computes prompts, and one that decodes, in the midst of the answers."""
+    size, inputs, outputs = (row.number(name) for name in ("batchsize", "inputlen", "outputlen"))
+    collector.add((size * inputs, size * inputs, size, row.number("prefilllatency")), row.line)
+    decoding = row.number("mediandecodelatency")
+    collector.add((size * (inputs + outputs / 2), 0.0, size, decoding), row.line)
+
+
+def _llama_bench(row: Record, collector: Collector) -> None:
+    """Add a decoding iteration; how many iterations computed a prompt is not said.
+
+    llama-batched-bench: B sequences of PP and then TG tokens; llama-sweep-bench: one, behind N_KV others.
+    """
+    size = row.number(_SEQUENCES, default=1.0)
+    before = row.number("nkv") if row.at(row.name(_SEQUENCES)) is None else 0.0
+    prompt, generated = row.number("pp"), row.number("tg")
+    if not generated:
+        collector.skip("nothing was generated", row.line)
+        return
+    kv_tokens = size * (before + prompt + generated / 2)
+    collector.add((kv_tokens, 0.0, size, row.number(_T_TG) / generated), row.line)
+    collector.note("llama.cpp's times of prompts are left out: it does not say in how many iterations")
 
 
 def _splitwise(row: Record, collector: Collector) -> None:
@@ -298,6 +343,8 @@ READERS = (
     table("table", (_KV, _TAU), _iteration),
     table("per-second series", _PER_SECOND, _second),
     table("splitwise-sim", _SPLITWISE, _splitwise),
+    table("SGLang bench_one_batch", _ONE_BATCH, _one_batch),
+    table("llama.cpp bench", (*map(names, ("pp", "tg", "nkv")), _T_TG), _llama_bench),
     table("concurrency sweep", (_CONCURRENCY, INPUT, OUTPUT), _at_concurrency),
     table("rate sweep", (_RATE, INPUT, OUTPUT), _at_rate),
     REQUEST_LOG,

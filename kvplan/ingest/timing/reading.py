@@ -15,6 +15,8 @@ from kvplan.ingest.engines import LOGS, WORDS, StatisticsReader, running, servic
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.results import reader_of
 from kvplan.ingest.results.load_generators import METRICS, metrics_as_columns
+from kvplan.ingest.results.summaries import READERS as SUMMARIES
+from kvplan.ingest.results.summaries import runs_in
 from kvplan.ingest.results.vllm_bench import PRINTED, PrintedRuns
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.collector import Collector, Found, NoSamplesError
@@ -134,6 +136,8 @@ def parsed(
         read = _add_json(json_records(source, number, first, (line for _, line in numbered)), collector)
     else:
         read = _add_table(Beginning.of_line(first), numbered, collector)
+    if not read and not is_json(first):
+        read = _add_summaries(head, collector)
     if not read:
         _add_log(chain([(number, first)], numbered), collector)
     if collected := collector.collected():
@@ -171,6 +175,16 @@ def _add_table(start: Beginning, numbered: Iterator[tuple[int, str]], collector:
                 raise
             collector.skip("cut off", row.line)
     return True
+
+
+def _add_summaries(head: Iterable[tuple[int, str]], collector: Collector) -> bool:
+    """Add runs that are printed with a line for each figure; False where there are none."""
+    found = False
+    for run in runs_in(collector.source, head):
+        if (reader := reader_of(Beginning("", False, tuple(run.values), None))) in SUMMARIES:
+            collector.format, found = reader.name, True
+            reader.read(run, collector)
+    return found
 
 
 def _add_json(records: Iterable[Record], collector: Collector) -> bool:

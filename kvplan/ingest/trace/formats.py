@@ -35,6 +35,8 @@ UNITS = {
 }
 _CAPITAL = "|".join(f"{unit.capitalize()}|{unit.upper()}" for unit in UNITS)
 _UNIT = re.compile(rf"(?:[_ (]((?i:{'|'.join(UNITS)}))|(?<=[a-z])({_CAPITAL}))\)?$")  # t_ms, t (ms), tMs
+_OPEN_DATE = re.compile(r"\s*\d{1,2}[./]\d{1,2}[./]\d{2,4}\b")
+_OPEN_NUMBER = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")
 _UNIT_ENDS = ("", *UNITS, "unixnano")
 _EPOCHS = {1e9: 1.0, 1e12: 1e-3, 1e15: 1e-6, 1e18: 1e-9}  # from 2001 to 2286, and their units
 _CALLED = {"time": "timestamp", "input": "input_tokens", "output": "output_tokens"}
@@ -304,7 +306,7 @@ class Reading:
         value = _there(row, place)
         number = number_of(value)
         if number is None:
-            return _dated(value, place.name)
+            return dated(value, place.name)
         epoch, unit = epoch_unit(number), place.unit
         if role == "time":
             unit = self._unit_of_time(layout, place, value, epoch)
@@ -375,7 +377,7 @@ def _is_whole(value: Any) -> bool:
     return type(value) is int or (type(value) is str and value.strip().isdecimal())
 
 
-def _dated(value: Any, name: str) -> float:
+def dated(value: Any, name: str) -> float:
     """Read seconds since 1970 of a date and time; one without a zone is in UTC."""
     text = value.strip().replace(" UTC", "Z").replace(" +", "+") if isinstance(value, str) else ""
     try:
@@ -387,11 +389,13 @@ def _dated(value: Any, name: str) -> float:
 
 def _within(seconds: float, value: Any, name: str) -> float:
     if not abs(seconds) <= LATEST_S:
-        raise BadRowError(
-            f"{shown(value)}; must be a time: a number of seconds, or a date; a column of milliseconds is called "
-            "timestamp_ms",
-            name,
-        )
+        what = f"{shown(value)}; must be a time: a number of seconds, or a date; a column of milliseconds is called "
+        if isinstance(value, str) and _OPEN_DATE.match(value):
+            raise BadRowError(
+                f"{shown(value)}; day or month may come first: must be as in 2026-11-03 09:00:01 (ISO 8601)",
+                name,
+            )
+        raise BadRowError(f"{what}timestamp_ms", name)
     return seconds
 
 
@@ -400,6 +404,10 @@ def _tokens(row: Any, place: Place, most: int) -> int:
     if isinstance(row, dict) and place.name.lower().endswith(_DETAILED):
         value = sum(
             number for key, number in row.items() if key.startswith(place.name) and type(number) is int
+        )
+    if isinstance(value, str) and _OPEN_NUMBER.fullmatch(value.strip()):
+        raise BadRowError(
+            f"{shown(value)}; thousands, or decimals? must be a whole number, as in 1204 or 1,204", place.name
         )
     number = number_of(value) if type(value) is not int else value
     if number is None or not (0 <= number <= most and number == int(number)):

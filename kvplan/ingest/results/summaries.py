@@ -1,0 +1,105 @@
+"""Results with a line for each figure, printed or in JSON, by summaries.toml.
+
+evalscope: ``evalscope perf``'s table and its benchmark_summary.json. MLPerf: mlperf_log_summary.txt of the scenario
+Server. TensorRT-LLM: what ``trtllm-bench throughput`` prints.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvplan.errors import UsageError
+from kvplan.ingest.cells import Names, Record, names, plain_name
+from kvplan.ingest.model.hardware import tables
+from kvplan.ingest.reader import Reader
+from kvplan.ingest.results import Adds, Load, at_rate, in_flight, spread, table, tpot
+from kvplan.ingest.timing.collector import Collector
+from kvplan.ingest.timing.samples import Deployment, Point
+from kvplan.units import format_number, format_seconds
+
+_LINE = re.compile(r"\W*(\w[^|:]*?(?:\([^)|]*\))?)\s*[:|]\s*([^|\s]\S*)")
+_UNITS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9}
+_SUMMARIES = tables(Path(__file__).with_suffix(".toml"))["summaries"]
+_FIGURES = frozenset(
+    name
+    for summary in _SUMMARIES
+    for text in summary.values()
+    if isinstance(text, str)
+    for name in text.split()
+)
+_DERIVED = "TPOT is (E2E - TTFT) / (output tokens - 1)"
+
+
+def _names(summary: Mapping[str, Any], figure: str) -> Names:
+    """What a figure is called, with its unit; nothing where the format does not have it."""
+    found: dict[str, float] = dict(names(summary.get(figure, "")))
+    for unit, seconds in _UNITS.items():
+        found |= names(summary.get(figure + unit, ""), seconds)
+    return found
+
+
+def _add(summary: Mapping[str, Any], row: Record, collector: Collector) -> None:
+    def read(figure: str) -> float | None:
+        return row.optional(known) if (known := _names(summary, figure)) else None
+
+    ttft, e2e, between = read("ttft"), read("e2e"), read("tpot")
+    throughput, rate, users, count = map(read, ("throughput", "rate", "concurrency", "requests"))
+    output, tokens = read("output"), read("output_rate")
+    if output is None and tokens and throughput:
+        output = tokens / throughput
+    if output is None or throughput is None or e2e is None:
+        collector.skip("states neither lengths, requests per second nor E2E", row.line)
+        return
+    if (inputs := read("input")) is None:
+        times = ", ".join(
+            f"{name} {format_seconds(t)}" for name, t in (("TTFT", ttft), ("TPOT", between)) if t
+        )
+        raise UsageError(
+            f"{row.source}: {summary['name']}: {format_number(throughput)} requests/s, {times}, "
+            f"{format_number(output)} tokens out, but no length of prompts: write it beside these into a table with "
+            "requested_rps, done_rps, input_tokens, output_tokens, ttft_ms and tpot_ms"
+        )
+    if summary.get("derived") and (derived := tpot(e2e, ttft, output)) is not None:
+        between = derived
+        collector.note(f"{summary['name']}: {_DERIVED}")
+    requests = None if count is None else round(count)
+    load: Load = {"concurrency": max(1, round(users))} if users else in_flight(throughput, e2e)
+    if rate:
+        load = at_rate(rate, throughput, e2e, requests=requests)
+    point = Point(
+        line=row.line, inputs=spread(inputs), outputs=spread(output), requests=requests, ttft_s=ttft, tpot_s=between,
+        e2e_s=e2e, throughput_rps=throughput, **load,
+    )  # fmt: skip
+    collector.add_point(point, Deployment(model=row.text("model"), engine=row.text("backend")))
+
+
+READERS: tuple[Reader[Adds], ...] = tuple(
+    table(summary["name"], list(map(names, summary["tells"].split())), partial(_add, summary))
+    for summary in _SUMMARIES
+)
+
+
+def runs_in(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Record]:
+    """Yield what lines of a label and a value say; figures that come again, not all as they were, are another run's."""
+    values: dict[str, str] = {}
+    again: dict[str, str] = {}
+    written: dict[str, str] = {}
+    first = began = 0
+    for number, text in numbered:
+        if not (match := _LINE.match(text)):
+            continue
+        label = plain_name(match[1])
+        written[label] = match[1]
+        if label not in values or label not in _FIGURES:
+            first = first if values else number
+            values.setdefault(label, match[2])
+            continue
+        began = began if again else number
+        again[label] = match[2]
+        if values[label] != match[2]:
+            yield Record(source, first, values, written)
+            values, again, first = again, {}, began
+    if values:
+        yield Record(source, first, values, written)
