@@ -164,6 +164,9 @@ class _Gathering:
                 raise UsageError(note)
             read_engine_log(log)  # which says what was looked for
         parts += self._traffic(parts)
+        for path in self._of(FileKind.METRICS):
+            if self.metrics is not None and not any(part.source == path.name for part in parts):
+                self.notes.append(f"nothing is taken of {path.name}: {'; '.join(self.metrics.notes)}")
         source = str(next((path for several in self.files.values() for path in several), "--model"))
         profile = merged(self.kept, parts, source=source, name=self.asked.name)
         given = [part for part in parts if part.kind]

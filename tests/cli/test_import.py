@@ -480,3 +480,27 @@ def test_input_without_end_is_refused_and_leaves_nothing(tmp_path: Path, command
     )
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
     assert not list(left.iterdir())
+
+
+def test_a_file_of_which_nothing_is_taken_is_said(run: Run, folder: Path) -> None:
+    """Blocks of no size, beside a base that has all else."""
+    (folder / "metrics.prom").write_text("trtllm_kv_cache_max_blocks 1000\n")
+    _, said = imported(run, folder / "metrics.prom", "--base", "tool-calls-h100")
+    assert "nothing is taken of metrics.prom: the KV capacity is not exported" in said
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "limits"),
+    [
+        ("trtllm", "H100", (2048, 8192)),  # BuildConfig
+        ("sglang", "RTX 4090", (2048, 2048)),  # ServerArgs: below 35 GiB, 60, 160
+        ("sglang", "A100 40GB", (2048, 4096)),
+        ("sglang", "H100", (2048, 8192)),
+        ("sglang", "B200", (2048, 16_384)),
+    ],
+)
+def test_an_engine_has_its_own_defaults(run: Run, engine: str, gpu: str, limits: tuple[int, int]) -> None:
+    found, said = imported(run, "--model", "Llama-3.2-1B", "--gpu", gpu, "--engine", engine)
+    table = found.tables["gpu"]
+    assert (table["max_num_seqs"], table["max_num_batched_tokens"]) == limits
+    assert "give --" not in said

@@ -210,6 +210,10 @@ def test_metrics_are_known_under_other_names(save: Saved, names: tuple[str, str]
         ),
         ("trtllm_kv_cache_max_blocks 6239\ntrtllm_kv_cache_tokens_per_block 64\n", "TensorRT-LLM"),
         (
+            'trtllm_kv_cache_max_blocks 6239\ntrtllm_cache_config_info{tokens_per_block="64"} 1\n',
+            "TensorRT-LLM",
+        ),
+        (
             "dynamo_frontend_model_total_kv_blocks 6239\ndynamo_frontend_model_kv_cache_block_size 64\n",
             "Dynamo",
         ),

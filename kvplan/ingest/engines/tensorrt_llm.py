@@ -12,17 +12,21 @@ trtllm-serve exports blocks and their size.
 """
 
 import re
+from dataclasses import replace
 
 from kvplan.ingest.engines import (
     NUMBER,
     Capacity,
     EngineLog,
     EngineMetrics,
+    KvCapacity,
     Setting,
+    Snapshot,
     argument,
     blocks_of,
     setting,
     whole,
+    whole_label,
 )
 from kvplan.ingest.timing.collector import Collector
 
@@ -112,6 +116,18 @@ LOG = EngineLog(
 )
 
 _BLOCKS, _SIZE = "trtllm:kv_cache_max_blocks", "trtllm:kv_cache_tokens_per_block"
+
+
+def _capacities(snapshot: Snapshot) -> tuple[list[KvCapacity], list[str]]:
+    """Read blocks, whose size is a number of its own or a label."""
+    labels = [labels for labels, _ in snapshot.samples.get("trtllm:cache_config_info", ())]
+    sizes = [whole_label(some.get(name)) for some in labels for name in ("tokens_per_block", "block_size")]
+    if stated := next(filter(None, sizes), None):
+        samples = {**snapshot.samples, _SIZE: [({}, float(stated))]}
+        snapshot = replace(snapshot, samples=samples)
+    return blocks_of(snapshot, _BLOCKS, _SIZE), []
+
+
 METRICS = EngineMetrics(
     engine="TensorRT-LLM",
     prefix="trtllm",
@@ -120,6 +136,6 @@ METRICS = EngineMetrics(
     requests=("trtllm:request_success_total",),
     hit_rates=("trtllm:kv_cache_hit_rate",),
     capacity=_BLOCKS,
-    capacities=lambda snapshot: (blocks_of(snapshot, _BLOCKS, _SIZE), []),
+    capacities=_capacities,
     without_histograms="trtllm-serve exports none",
 )

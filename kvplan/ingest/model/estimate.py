@@ -81,11 +81,21 @@ def takes(engine: EngineName, version: str = "") -> list[Takes]:
     return [Takes(engine, newest, **{key: r[key] for key in Takes._fields if key in r}) for r in kept]
 
 
-def default_limits(engine: EngineName | None, gpu: Gpu, version: str = "") -> dict[str, int]:
-    """What ``vllm serve`` allows on a GPU where nobody says otherwise: ``EngineArgs.get_batch_defaults``.
+_SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # below so many GiB, tokens
 
-    Before 0.8, the first version with V1 as its default, limits were the same on all GPUs (vLLM pull request 16158).
+
+def default_limits(engine: EngineName | None, gpu: Gpu, version: str = "") -> dict[str, int]:
+    """What an engine allows on a GPU where nobody says otherwise.
+
+    ``vllm serve``: ``EngineArgs.get_batch_defaults``. Before 0.8, the first version with V1 as its default, limits were
+    the same on all GPUs (vLLM pull request 16158). TensorRT-LLM: ``BuildConfig``, on all. SGLang: the chunk of a prompt
+    by the GPU's memory, ``ServerArgs``; and the least of what it allows by KV cache and context length.
     """
+    if engine is EngineName.TRTLLM:
+        return {"max_num_seqs": 2048, "max_num_batched_tokens": 8192}
+    if engine is EngineName.SGLANG:
+        chunks = (chunk for most, chunk in _SGLANG_CHUNKS if gpu.memory_bytes < most * 2**30)
+        return {"max_num_seqs": 2048, "max_num_batched_tokens": next(chunks, 16_384)}
     if engine is not EngineName.VLLM:
         return {}
     large = gpu.memory_bytes >= 70 * 2**30 and "A100" not in gpu.name and numbers(version or "0.8") >= (0, 8)
