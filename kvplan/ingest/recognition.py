@@ -15,8 +15,7 @@ from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.results import reader_of
-from kvplan.ingest.results.summaries import READERS as SUMMARIES
-from kvplan.ingest.results.summaries import runs_in
+from kvplan.ingest.results.summaries import SUMMARIES, runs_in
 from kvplan.ingest.results.tables import REQUEST_LOG
 from kvplan.ingest.results.vllm_bench import TITLE
 from kvplan.ingest.text_file import STANDARD_INPUT

@@ -20,6 +20,7 @@ from kvplan.ingest.engines import (
     EngineLog,
     EngineMetrics,
     KvCapacity,
+    Labels,
     Setting,
     Snapshot,
     argument,
@@ -123,8 +124,8 @@ def _capacities(snapshot: Snapshot) -> tuple[list[KvCapacity], list[str]]:
     labels = [labels for labels, _ in snapshot.samples.get("trtllm:cache_config_info", ())]
     sizes = [whole_label(some.get(name)) for some in labels for name in ("tokens_per_block", "block_size")]
     if stated := next(filter(None, sizes), None):
-        samples = {**snapshot.samples, _SIZE: [({}, float(stated))]}
-        snapshot = replace(snapshot, samples=samples)
+        sizes_of: dict[str, list[tuple[Labels, float]]] = {_SIZE: [({}, float(stated))]}
+        snapshot = replace(snapshot, samples={**snapshot.samples, **sizes_of})
     return blocks_of(snapshot, _BLOCKS, _SIZE), []
 
 

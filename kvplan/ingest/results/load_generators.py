@@ -6,16 +6,13 @@
   `inter_token_latency_ms` is (last - first token) / (tokens - 1).
 - inference-perf's ``stage_N_lifecycle_metrics.json``. Its time per output token counts chunks without a token (of its
   0.1 and 0.2, half of all). Its loads of type "constant" have gaps that are exponentially distributed too.
-- LLMPerf's ``…_summary.json``. Its inter-token latency is E2E over all tokens, with the time of the first in it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from kvplan.ingest.cells import Names, Record, names, plain_name
-from kvplan.ingest.reader import Reader
-from kvplan.ingest.results import Adds, Load, at_rate, document, in_flight, spread, table, tpot
-from kvplan.ingest.results.tables import E2E, INPUT, OUTPUT, THROUGHPUT, TPOT, TTFT
+from kvplan.ingest.cells import Names, Record, names
+from kvplan.ingest.results import Load, at_rate, document, in_flight, spread, tpot
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
 
@@ -231,26 +228,6 @@ def _inference_perf_load(record: Record, run: Run) -> Load:
     )
 
 
-# -- LLMPerf ----------------------------------------------------------------------------------------------------------
-
-
-def _llmperf(record: Record) -> Run:
-    def lengths(what: str) -> Range:
-        mean = record.number(f"results_number_{what}_tokens_mean")
-        return spread(mean, deviation=record.optional(f"results_number_{what}_tokens_stddev"))
-
-    e2e, ttft = record.number("results_end_to_end_latency_s_mean"), record.optional("results_ttft_s_mean")
-    return Run(
-        round(record.number("results_num_completed_requests")),
-        record.number({"results_num_completed_requests_per_min": 1 / 60}),
-        e2e,
-        ttft,
-        tpot(e2e, ttft, record.number("results_number_output_tokens_mean")),
-        lengths("input"),
-        lengths("output"),
-    )
-
-
 _DERIVED = "TPOT is (E2E - TTFT) / (output tokens - 1)"
 _GENERATORS = (
     Generator(
@@ -279,60 +256,6 @@ _GENERATORS = (
         names("successes.count"),
         note=f"inference-perf's time per output token counts empty chunks; {_DERIVED}",
     ),
-    Generator(
-        "LLMPerf",
-        lambda record: record.at("results_ttft_s_mean") is not None,
-        _llmperf,
-        lambda record, run: {"concurrency": record.whole("num_concurrent_requests")},
-        names("results_num_completed_requests"),
-        model=lambda record: record.text("model"),
-        note=f"LLMPerf's inter-token latency has the time of the first token in it; {_DERIVED}",
-    ),
 )
 
-# -- tables of metrics -------------------------------------------------------------------------------------------------
-
-_METRIC = names("metric statistic")
-_COUNT = names("requestcountcount requestcountrequests requestcount")
-_IN_FLIGHT = "the file states no load; requests in flight are requests/s times their mean latency"
-
-
-def metrics_as_columns(rows: Iterable[Record]) -> Iterator[Record]:
-    """Turn tables with a row for each metric into a row each; a metric that comes again is another run's."""
-    values: dict[str, str] = {}
-    written: dict[str, str] = {}
-    first: Record | None = None
-    for row in rows:
-        label = row.text(row.name(_METRIC))
-        name = plain_name(label)
-        if first is not None and name in TTFT.keys() | E2E.keys() and name in values:
-            yield Record(first.source, first.line, values, written)
-            values, written, first = {}, {}, None
-        values[name], written[name] = row.text("avg"), label
-        first = first or row
-    if first is not None:
-        yield Record(first.source, first.line, values, written)
-
-
-def _add_metrics(row: Record, collector: Collector) -> None:
-    e2e, throughput, count = row.number(E2E), row.number(THROUGHPUT), row.optional(_COUNT)
-    collector.note(_IN_FLIGHT)
-    point = Point(
-        line=row.line,
-        inputs=spread(row.number(INPUT)),
-        outputs=spread(row.number(OUTPUT)),
-        requests=None if count is None else round(count),
-        ttft_s=row.optional(TTFT),
-        tpot_s=row.optional(TPOT),
-        e2e_s=e2e,
-        throughput_rps=throughput,
-        **in_flight(throughput, e2e),
-    )
-    collector.add_point(point, Deployment())
-
-
-METRICS: Reader[Adds] = table("GenAI-Perf CSV", [_METRIC, names("avg")], _add_metrics)
-READERS = (
-    *(document(generator.name, generator.recognises, generator.read) for generator in _GENERATORS),
-    METRICS,
-)
+READERS = tuple(document(generator.name, generator.recognises, generator.read) for generator in _GENERATORS)

@@ -1,7 +1,8 @@
 """Results with a line for each figure, printed or in JSON, by summaries.toml.
 
 evalscope: ``evalscope perf``'s table and its benchmark_summary.json. MLPerf: mlperf_log_summary.txt of the scenario
-Server. TensorRT-LLM: what ``trtllm-bench throughput`` prints.
+Server. TensorRT-LLM: what ``trtllm-bench throughput`` prints. LLMPerf: its ``…_summary.json``. GenAI-Perf: its CSV and
+what it prints, a table with the mean of each metric.
 """
 
 import re
@@ -20,7 +21,7 @@ from kvplan.ingest.timing.samples import Deployment, Point
 from kvplan.units import format_number, format_seconds
 
 _LINE = re.compile(r"\W*(\w[^|:]*?(?:\([^)|]*\))?)\s*[:|]\s*([^|\s]\S*)")
-_UNITS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9}
+_UNITS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9, "_per_min": 1 / 60}
 _SUMMARIES = tables(Path(__file__).with_suffix(".toml"))["summaries"]
 _FIGURES = frozenset(
     name
@@ -29,7 +30,6 @@ _FIGURES = frozenset(
     if isinstance(text, str)
     for name in text.split()
 )
-_DERIVED = "TPOT is (E2E - TTFT) / (output tokens - 1)"
 
 
 def _names(summary: Mapping[str, Any], figure: str) -> Names:
@@ -63,22 +63,43 @@ def _add(summary: Mapping[str, Any], row: Record, collector: Collector) -> None:
         )
     if summary.get("derived") and (derived := tpot(e2e, ttft, output)) is not None:
         between = derived
-        collector.note(f"{summary['name']}: {_DERIVED}")
+    if said := summary.get("note"):
+        collector.note(said)
     requests = None if count is None else round(count)
     load: Load = {"concurrency": max(1, round(users))} if users else in_flight(throughput, e2e)
     if rate:
         load = at_rate(rate, throughput, e2e, requests=requests)
     point = Point(
-        line=row.line, inputs=spread(inputs), outputs=spread(output), requests=requests, ttft_s=ttft, tpot_s=between,
-        e2e_s=e2e, throughput_rps=throughput, **load,
-    )  # fmt: skip
+        line=row.line,
+        inputs=spread(inputs, deviation=read("input_deviation")),
+        outputs=spread(output, deviation=read("output_deviation")),
+        requests=requests,
+        ttft_s=ttft,
+        tpot_s=between,
+        e2e_s=e2e,
+        throughput_rps=throughput,
+        **load,
+    )
     collector.add_point(point, Deployment(model=row.text("model"), engine=row.text("backend")))
 
 
-READERS: tuple[Reader[Adds], ...] = tuple(
-    table(summary["name"], list(map(names, summary["tells"].split())), partial(_add, summary))
+SUMMARIES: tuple[Reader[Adds], ...] = tuple(
+    table(
+        summary["name"],
+        [names(each.replace("|", " ")) for each in summary["tells"].split()],
+        partial(_add, summary),
+    )
     for summary in _SUMMARIES
 )
+_METRIC = names("metric statistic")
+METRICS: Reader[Adds] = table("GenAI-Perf CSV", [_METRIC, names("avg")], SUMMARIES[-1].read)
+READERS = (*SUMMARIES, METRICS)
+
+
+def metrics_as_columns(source: str, rows: Iterable[Record]) -> Iterator[Record]:
+    """Turn tables with a row for each metric into a row each."""
+    lines = ((row.line, f"{row.text(row.name(_METRIC))}: {row.text('avg')}") for row in rows)
+    return runs_in(source, lines)
 
 
 def runs_in(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Record]:

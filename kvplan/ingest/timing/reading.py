@@ -14,9 +14,7 @@ from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, names, 
 from kvplan.ingest.engines import LOGS, WORDS, StatisticsReader, running, service_of, telling
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.results import reader_of
-from kvplan.ingest.results.load_generators import METRICS, metrics_as_columns
-from kvplan.ingest.results.summaries import READERS as SUMMARIES
-from kvplan.ingest.results.summaries import runs_in
+from kvplan.ingest.results.summaries import METRICS, SUMMARIES, metrics_as_columns, runs_in
 from kvplan.ingest.results.vllm_bench import PRINTED, PrintedRuns
 from kvplan.ingest.text_file import lines_of
 from kvplan.ingest.timing.collector import Collector, Found, NoSamplesError
@@ -167,7 +165,7 @@ def _add_table(start: Beginning, numbered: Iterator[tuple[int, str]], collector:
         return False
     collector.format = reader.name
     rows = csv_rows(collector.source, start.names, numbered, start.delimiter)
-    for row in metrics_as_columns(rows) if reader is METRICS else rows:
+    for row in metrics_as_columns(collector.source, rows) if reader is METRICS else rows:
         try:
             reader.read(row, collector)
         except ProfileError:
