@@ -129,9 +129,9 @@ def lengths(histogram: LengthHistogram, what: str, limit: int = POINTS) -> Lengt
 def spread_around(mean: float, most: int) -> Lengths:
     """Take lengths of which only the mean is known for exponential ones, cv 1, at most so many tokens.
 
-    >>> some = spread_around(280.0, 1000)
-    >>> round(some.mean, 1), int(some.tokens[0]), int(some.tokens[-1])
-    (280.0, 9, 1000)
+    >>> some = spread_around(280.0, 900)
+    >>> round(some.mean), int(some.tokens[0]), int(some.tokens[-1])
+    (280, 9, 900)
     """
     quantiles = -np.log1p(-(np.arange(_SPREAD) + 0.5) / _SPREAD)
     points = np.clip(quantiles * (mean / quantiles.mean()), 1.0, most)
