@@ -43,9 +43,10 @@ def test_stages_beyond_the_knee_are_closed_loops_of_the_clients_limit(variant: s
 
 @needs_silicon
 def test_every_row_of_the_silicon_sweeps_is_a_point() -> None:
+    """1,559, of which ten have the same figures as another of the same deployment, but for version and date."""
     found = read_samples(SILICON)
     assert all(isinstance(some, Sweep) and not some.left_out for some in found)
-    assert sum(len(some.points) for some in found if isinstance(some, Sweep)) == 1559
+    assert sum(len(some.points) for some in found if isinstance(some, Sweep)) == 1549
 
 
 def without_usage(path: Path) -> str:

@@ -436,8 +436,8 @@ def test_of_many_loads_some_are_fitted_to_from_the_lowest_to_the_highest() -> No
     (found,) = parse_samples(text.splitlines(keepends=True), "file")
     assert isinstance(found, Sweep)
     users = [point.concurrency for point in found.points]
-    assert (len(users), users[0], users[-1]) == (32, 100, 1)
-    assert "32 of 100 loads are fitted to, from the lowest to the highest" in found.notes
+    assert (len(users), users[0], users[-1]) == (64, 100, 1)
+    assert "64 of 100 loads are fitted to, from the lowest to the highest" in found.notes
 
 
 def test_of_many_iterations_some_are_fitted_to_evenly_over_the_file() -> None:

@@ -167,15 +167,14 @@ _INFERENCEMAX = 0.8  # shortest length it draws, over the longest
 
 
 def _deployment(row: Record) -> Deployment:
+    arguments = () if row.text("variant") else filter(row.text, _ARGUMENTS)  # which a variant stands for
     return Deployment(
         model=row.text("model"),
         gpu=row.text("gpu") or row.text("hardware"),
         engine=row.text("backend"),
         parallelism=parallelism(row),
         weight_dtype=row.text("precision"),
-        arguments=frozenset(
-            f"{row.written_as(name)} {row.text(name)}" for name in _ARGUMENTS if row.text(name)
-        ),
+        arguments=frozenset(f"{row.written_as(name)} {row.text(name)}" for name in arguments),
     )
 
 
