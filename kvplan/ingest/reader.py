@@ -18,6 +18,7 @@ from kvplan.ingest.text_file import beginning, lines_of
 
 _CHARACTERS = 1 << 16  # of a beginning
 _MOST_LINES = 100_000  # that are read of a log until it says what it is
+_MOST_COLUMNS = 2_000  # of a table; more are rows without line ends
 _DELIMITERS = ",;\t"
 
 
@@ -51,7 +52,8 @@ class Beginning(NamedTuple):
             values = json_object(line)
             return cls(line, True, list(values or ()), values)
         delimiter = max(_DELIMITERS, key=line.count)
-        return cls(line, False, next(csv.reader([line], delimiter=delimiter), []), None, delimiter)
+        names = next(csv.reader([line], delimiter=delimiter), [])
+        return cls(line, False, names if len(names) <= _MOST_COLUMNS else (), None, delimiter)
 
     @classmethod
     def of_file(cls, path: Path) -> "Beginning":

@@ -110,3 +110,11 @@ def written(folder: Path) -> list[Path]:
             kind_of(path)
             found.append(path)
     return found
+
+
+def test_rows_without_line_ends_are_no_table(tmp_path: Path) -> None:
+    """A header of 120,000 columns would be looked at by every reader for minutes."""
+    path = tmp_path / "file"
+    path.write_text("input_tokens,output_tokens,timestamp " * 40_000)
+    with pytest.raises(UsageError, match="not recognized"):
+        kind_of(path)

@@ -21,6 +21,7 @@ from kvplan.ingest.timing.samples import Deployment, Point
 from kvplan.units import format_number, format_seconds
 
 _LINE = re.compile(r"\W*(\w[^|:]*?(?:\([^)|]*\))?)\s*[:|]\s*([^|\s]\S*)")
+_LONGEST = 300  # characters of a line
 _UNITS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9, "_per_min": 1 / 60}
 _SUMMARIES = tables(Path(__file__).with_suffix(".toml"))["summaries"]
 _FIGURES = frozenset(
@@ -109,7 +110,7 @@ def runs_in(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Record
     written: dict[str, str] = {}
     first = began = 0
     for number, text in numbered:
-        if not (match := _LINE.match(text)):
+        if len(text) > _LONGEST or not (match := _LINE.match(text)):
             continue
         label = plain_name(match[1])
         written[label] = match[1]
