@@ -342,8 +342,8 @@ def test_a_table_of_delta_attention_counts_layers_from_1() -> None:
 
 
 def test_layers_that_draft_may_be_listed_behind_the_others() -> None:
-    words = ["full_attention"] * 4 + ["sliding_attention"] * 2
-    assert len(kv_layers(small(layer_types=words, num_nextn_predict_layers=2))) == 1
+    words = ["full_attention"] * 6
+    assert small(num_hidden_layers=4, layer_types=words, num_nextn_predict_layers=2).layers == 4
 
 
 def test_layers_are_as_many_as_are_listed() -> None:

@@ -88,12 +88,13 @@ def models() -> dict[str, dict[str, str]]:
 
 def _names(entry: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     owner, _, own = entry.partition("/")
-    real = {name: f"{owner}/{name}" for name in (own, *config.get("also", ()))}
+    every = (name if "/" in name else f"{owner}/{name}" for name in (own, *config.get("also", ())))
+    real = {name.rpartition("/")[2]: name for name in every}
     for name, full in (
         *real.items(),
         *((short, real[one]) for short, one in config.get("short", {}).items()),
     ):
-        yield from ((name, full), (name if "/" in name else f"{owner}/{name}", full))
+        yield from ((name, full), (name if "/" in name else f"{full.partition('/')[0]}/{name}", full))
 
 
 def _catalogued(text: str) -> tuple[str, str, Mapping[str, Any]]:
