@@ -16,6 +16,7 @@ from kvplan.study.trial import Judged, Missed, Task
 MOST = 0.5  # that is looked for
 _STEP = 0.01  # of the demand
 _LEAST, _MOST = -99, 50  # steps
+_ABOUT = 3  # how near short runs tell
 
 
 class Headroom(NamedTuple):
@@ -47,8 +48,9 @@ class Size(NamedTuple):
 
     def _at(self, steps: int) -> Task:
         task = replace(self.task, headroom=_STEP * steps)
-        if not users_of(task.model):
-            task.sustained.update(self.task.sustained)  # which no rate changes
+        if not users_of(task.model):  # what is sustained is the same at every rate
+            self.task.sustainable_rps(self.batched_tokens)
+            task.sustained.update(self.task.sustained)
         return task
 
 
@@ -77,8 +79,7 @@ def headroom(size: Size, own: Callable[[], Judged]) -> Headroom:
     def holds(steps: int) -> bool:
         return judged(steps).state is State.HOLDS
 
-    guess = _MOST if size.passes(_MOST) else _largest(size.passes, _LEAST, _MOST)
-    steps = _near(holds, guess)
+    steps = _near(holds, _MOST if size.passes(_MOST) else _guess(size.passes))
     if steps == _MOST:
         return Headroom(MOST, "", at_least=True)
     missed = judged(steps + 1).missed
@@ -91,6 +92,15 @@ def headroom(size: Size, own: Callable[[], Judged]) -> Headroom:
 def _largest(holds: Callable[[int], bool], least: int, most: int) -> int:
     """Return the largest number up to which it holds, `least` where it never does."""
     return most - least_whole(lambda less: holds(most - less), -1, most - least)
+
+
+def _guess(passes: Callable[[int], bool]) -> int:
+    """Return about the largest number at which it passes."""
+    low, high = (0, _MOST) if passes(0) else (_LEAST, 0)
+    while high - low > _ABOUT:
+        middle = (low + high) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle)
+    return low
 
 
 def _near(holds: Callable[[int], bool], guess: int) -> int:

@@ -28,8 +28,8 @@ from kvplan.study.windows import life_s, warm_up_s
 MARGIN = 1.01  # times the rate that is to last
 _DAY_S = 86_400.0
 _SEEDS, _AT_ONCE = 4, 2
-_MOST_REQUESTS, _FEWEST = 1_000_000, 2_500  # of a run
-_MOST_WORK_S = 1.5  # counted, of a run
+_MOST_REQUESTS, _FEWEST = 500_000, 2_500  # of a run
+_MOST_WORK_S = 1.0  # counted, of a run
 _LONG = 4  # times what a request, or a session, stays, at least
 _AT_FIRST = 0.125  # of the length, to see soon what does not last for long
 _LEFT_OUT = 0.05  # of a run, at its start
@@ -55,7 +55,7 @@ class Course(NamedTuple):
 def trial(model: ServingModel, plan: Plan, settings: Settings, objectives: Sequence[Objective]) -> Trial:
     """Run the model at its rates for a day, four times, and tell whether the objectives hold over all runs.
 
-    Runs are shorter where a day has more than a million requests, or more iterations than is affordable.
+    Runs are shorter where a day has more than half a million requests, or more iterations than is affordable.
 
     Examples
     --------
