@@ -15,6 +15,7 @@ KEYS = (
     "verdict.recovers_up_to_rps",
     "load.offered_rps",
     "load.sustainable_rps",
+    "headroom.ratio",
     "latency.status",
     "latency.ttft_s.mean",
     "latency.ttft_s.p95",

@@ -70,6 +70,10 @@ def test_the_document_and_the_written_profile_agree_with_analyze(run: Run, plann
     assert found["burst"]["drain_s"] == report["verdict"]["drain"]["seconds"]
     assert found["profile"]["sha256"] == report["profile"]["sha256"]
     assert found["cost"]["per_hour"] == report["cost"]["per_hour"] == 3.0
+    assert found["headroom"] == report["headroom"]
+    [size] = [size for size in found["sizes"] if size["replicas"] == 1]
+    assert (size["met"], size["recovers"]) == ("holds", "holds")
+    assert size["recovery_s"] == report["verdict"]["drain"]["seconds"]
     assert report["inputs"] == {"gpu": "estimated", "timing": "estimated", "workload": "stated"}
 
 
