@@ -102,7 +102,7 @@ class Figures:
         if self.whole.arrivals.trace is not None:
             return None
         within_s = recover_within_s(self.model, self.plan)
-        return None if within_s is None else Recovers(within_s, self.drain)
+        return None if within_s is None else Recovers(within_s, self.drain, self.model)
 
     @cached_property
     def size(self) -> Size:

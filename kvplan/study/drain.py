@@ -85,7 +85,7 @@ class _Run(NamedTuple):
     preempted: int
 
 
-def drain(model: ServingModel, plan: Plan) -> Drain:
+def drain(model: ServingModel, plan: Plan, first_seed: int = 0) -> Drain:
     """Measure the time until the queue of a standard burst stays empty for a mean stay, or for a session's life.
 
     The time is that of the end of the step in which the queue was first seen empty. Of a fleet one replica with its
@@ -104,7 +104,9 @@ def drain(model: ServingModel, plan: Plan) -> Drain:
             f"{coming:,.0f} requests come until the burst ends, and at most {_MOST_BURST:,} are simulated"
         )
         return Drain(burst, None, None, None, reason)
-    runs = at_once(partial(_drained, alone, plan, engine_settings(model), course), range(SEEDS))
+    runs = at_once(
+        partial(_drained, alone, plan, engine_settings(model), course), range(first_seed, first_seed + SEEDS)
+    )
     times = sorted(run.drained_s for run in runs)
     middle = times[SEEDS // 2]
     seconds, low, high = (None if math.isinf(t) else t for t in (middle, times[0], times[-1]))

@@ -64,10 +64,11 @@ class Quick(NamedTuple):
 
 
 class Recovers(NamedTuple):
-    """Whether a replica is back to normal after a standard burst within so many seconds."""
+    """Whether a replica, alone with its share, is back to normal after a standard burst within so many seconds."""
 
     within_s: float
     drain: Drain
+    model: ServingModel
 
     @property
     def state(self) -> State:
@@ -299,7 +300,7 @@ def recovers(model: ServingModel, plan: Plan) -> Recovers | None:
     (900.0, 'holds')
     """
     within_s = recover_within_s(model, plan)
-    return None if within_s is None else Recovers(within_s, drain(model, plan))
+    return None if within_s is None else Recovers(within_s, drain(model, plan), model)
 
 
 def recover_within_s(model: ServingModel, plan: Plan) -> float | None:

@@ -16,11 +16,13 @@ from kvplan.options import PlanOptions
 from kvplan.planning import options
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Plan, Request
+from kvplan.planning.result import Size as PlannedSize
 from kvplan.planning.search import Candidate, Setting
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.study import study
 from kvplan.simulation.metrics import LATENCIES
 from kvplan.simulation.policies import engine_settings
+from kvplan.study.drain import ENOUGH, drain
 from kvplan.study.objectives import State
 from validation.profiles import Case
 from validation.truths import Truths
@@ -29,6 +31,7 @@ _TABLES = tomli.loads(Path(__file__).with_name("demands.toml").read_text("utf-8"
 DEMANDS: dict[str, str] = _TABLES["judged"]
 SEARCHED: dict[str, str] = DEMANDS | _TABLES["searched"]
 REQUESTS = 200_000
+FRESH = 1_000  # the first seed of bursts that no plan has looked at
 RARE = 1e-3  # evictions of a request, up to which it does not count that the evicted find their blocks again
 MOST_LOAD = 0.985  # of what is sustainable, beyond which a size is not tried
 
@@ -60,6 +63,9 @@ class Size:
     kind: str
     replicas: int
     below: str  # what is said of one less
+    bursts: (
+        int | None
+    )  # of fresh ones, on one less, that are over in time, where that is why it is not enough
     enough: dict[str, float]
     fewer: dict[str, float]  # empty where that is too much load
 
@@ -78,12 +84,14 @@ class Size:
             if few and task.rate_rps <= MOST_LOAD * few * task.sustainable_rps(sizes[few].batched_tokens):
                 fewer = _ratios(name, asked, found, few, truths, slower=True)
             below = str(sizes[few].state) if few in sizes else "none"
-            yield cls(name, found.winner.name, most, below, enough, fewer)
+            bursts = _bursts(sizes[few]) if few in sizes else None
+            yield cls(name, found.winner.name, most, below, bursts, enough, fewer)
 
     @property
     def is_off(self) -> bool:
-        """An objective is missed; or one less keeps all of them, is not open, nor too much."""
-        least = self.below in ("open", "none") or not self.fewer or max(self.fewer.values()) > 1
+        """An objective is missed; or one less keeps all, is not open, nor too much, and recovers from bursts."""
+        least = self.below in ("open", "none") or not self.fewer or max(self.fewer.values(), default=0) > 1
+        least = least or (self.bursts is not None and self.bursts < ENOUGH)
         return max(self.enough.values(), default=0) > 1 or not least
 
     @staticmethod
@@ -95,6 +103,14 @@ class Size:
     def broken(judged: list["Size"]) -> bool:
         """Whether the promise is."""
         return any(row.is_off for row in judged)
+
+
+def _bursts(size: PlannedSize) -> int | None:
+    """Bursts on seeds that nobody has looked at which are over in time; None where they were not why it is refused."""
+    recovery = size.recovery
+    if recovery is None or size.met is not State.HOLDS or recovery.state is not State.MISSES:
+        return None
+    return drain(recovery.model, NoPlan(), FRESH).within(recovery.within_s)
 
 
 def _ratios(
