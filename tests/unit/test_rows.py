@@ -19,7 +19,9 @@ def rows_of(tmp_path: Path, content: str | bytes) -> tuple[TraceFile, list[tuple
     path = tmp_path / "trace"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     trace = TraceFile(path)
-    return trace, list(zip(*(column.tolist() for column in trace.read()), strict=True))
+    *columns, counts = (column.tolist() for column in trace.read())
+    assert set(counts) <= {1}  # no row is a sum
+    return trace, list(zip(*columns, strict=True))
 
 
 def refusal(tmp_path: Path, content: str | bytes) -> str:
