@@ -1,20 +1,24 @@
 """A slow, obvious model of replicas whose data-parallel ranks step together: an event after the other.
 
-Ranks are the plain engines of `slow_simulator`, which form and execute batches; nothing else of it is used, and no
-kernel. The law is that of a rank, as a profile has it: its time is that of the rank that reads most, and of the one
-that computes longest, and every token of all ranks adds `all_ranks` to it.
+Ranks are the plain engines of `slow_simulator`, or those with a prefix cache, which form and execute batches; nothing
+else of it is used, and no kernel. The law is that of a rank, as a profile has it: its time is that of the rank that
+reads most, and of the one that computes longest, and every token of all ranks adds `all_ranks` to it.
 
 A request goes to the replica with the fewest requests, waiting or running, the first of equals, and there to such a
-rank, when it comes; who comes as an iteration ends finds those who leave with it still there. What an answer brings
-comes after the iteration that begins as the answer ends.
+rank, when it comes: with `vllm` who waits counts four times, with `sglang` one rank is taken after the other, and
+where `turns_stay` a turn goes to the rank of the one before it. Who comes as an iteration ends finds those who leave
+with it still there. What an answer brings comes after the iteration that begins as the answer ends.
 """
 
 import math
+from bisect import insort
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from slow_prefix_cache import Cached
+from slow_radix_cache import Radix
 from slow_simulator import POLICIES, LivelockError, Request, Run, Work
 
 from kvplan.model import Replica, Timing
@@ -32,6 +36,7 @@ class Found:
     busy_s: float = 0.0
     kv_peak: int = 0  # of a replica
     prefill_peak: int = 0
+    hit_tokens: list[int] = field(default_factory=list)  # with a prefix cache
 
 
 class Site:
@@ -41,6 +46,7 @@ class Site:
         self.ranks, self.law, self.balance, self.waited = ranks, law, balance, 0
         self.ends_s = math.inf
         self.works: list[Work] = []
+        self.sent = 0
 
     def load(self) -> int:
         return sum(map(load, self.ranks))
@@ -95,8 +101,8 @@ class Site:
         )
         self.ends_s = now + self.tau
 
-    def end(self, found: Found) -> int:
-        """End the iteration, and count who is done."""
+    def end(self, found: Found) -> list[int]:
+        """End the iteration, and tell who is done."""
         found.iterations, found.busy_s = found.iterations + 1, found.busy_s + self.tau
         found.kv_peak = max(found.kv_peak, self.held)
         found.prefill_peak = max(found.prefill_peak, sum(work.prefill_tokens for work in self.works))
@@ -106,8 +112,9 @@ class Site:
                     found.first_token_s[request.index] = self.ends_s
             for request in work.leaving:
                 rank.resident.remove(request)
+                rank.is_answered(request)
                 found.finish_s[request.index] = self.ends_s
-        done = sum(len(work.leaving) for work in self.works)
+        done = [request.index for work in self.works for request in work.leaving]
         self.works, self.ends_s = [], math.inf
         return done
 
@@ -124,9 +131,13 @@ def step_together(
     ranks: int,
     replicas: int,
     params: Mapping[str, Any],
+    turns_stay: bool = False,
 ) -> Found:
     """Run requests on replicas of so many ranks; `law` and `replica` are those of a rank."""
-    kind, size = POLICIES[policy], requests.arrival_s.size
+    kind, size, turns = POLICIES[policy], requests.arrival_s.size, requests.turns
+    if replica.prefix_caching:
+        kind = {"vllm": Cached, "sglang": Radix}[policy]
+    requests = replace(requests, turns=None)
     sites = [
         Site(
             [kind(requests, law, replica, params) for _ in range(ranks)],
@@ -138,12 +149,27 @@ def step_together(
     found = Found([math.nan] * size, [math.nan] * size, [0] * size)
     sent = size if requests.clients is None else min(requests.clients, size)
     coming = [(float(requests.arrival_s[i]) if requests.clients is None else 0.0, i) for i in range(sent)]
+    coming = [each for each in coming if not math.isnan(each[0])]
+    stays: dict[int, int] = {}  # of a turn to come, the rank of the one before it
+
+    def chosen(site: Site, request: int) -> int:
+        if request in stays:
+            return stays[request]
+        if policy == "sglang":
+            site.sent += 1
+            return (site.sent - 1) % ranks
+        weight = 4 if policy == "vllm" else 1
+        loads = [weight * len(rank.queue) + len(rank.resident) for rank in site.ranks]
+        return loads.index(min(loads))
 
     def hand_out(now: float) -> None:
         while coming and coming[0][0] <= now:
-            site = min(sites, key=Site.load)
-            rank = min(site.ranks, key=load)
-            rank.queue.append(rank.all[coming.pop(0)[1]])
+            site, (_, request) = min(sites, key=Site.load), coming.pop(0)
+            number = chosen(site, request)
+            rank = site.ranks[number]
+            rank.queue.append(rank.all[request])
+            if turns_stay and turns is not None:
+                stays[int(turns.following[request])] = number
 
     def begin(now: float) -> None:
         for site in sites:
@@ -154,10 +180,13 @@ def step_together(
         while coming or any(site.works for site in sites):
             now = min([site.ends_s for site in sites] + [coming[0][0] if coming else math.inf])
             hand_out(now)
-            done = sum(site.end(found) for site in sites if site.ends_s <= now)
+            done = [request for site in sites if site.ends_s <= now for request in site.end(found)]
             if requests.clients is not None:
-                coming.extend((now, i) for i in range(sent, min(sent + done, size)))
-                sent = min(sent + done, size)
+                coming.extend((now, i) for i in range(sent, min(sent + len(done), size)))
+                sent = min(sent + len(done), size)
+            for request in done if turns is not None else []:
+                if turns.following[request] >= 0:
+                    insort(coming, (now + float(turns.think_s[request]), int(turns.following[request])))
             begin(now)
             hand_out(now)
             begin(now)
@@ -166,4 +195,7 @@ def step_together(
     for rank in (rank for site in sites for rank in site.ranks):
         for request in rank.all:
             found.evictions[request.index] += request.evictions
+    if replica.prefix_caching:
+        of_ranks = (rank.hits for site in sites for rank in site.ranks)
+        found.hit_tokens = [sum(hits) for hits in zip(*of_ranks, strict=True)]
     return found

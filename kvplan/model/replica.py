@@ -49,6 +49,9 @@ class Replica:
     layout: KvLayout | None = None
     offload: Offload | None = None  # host memory behind the prefix cache
     parallelism: Parallelism = ALONE
+    turns_stay: bool = (
+        False  # at the data-parallel rank of the one before; else they go where the engine sends them
+    )
 
     @property
     def ranks(self) -> int:
