@@ -123,6 +123,48 @@ def load(rank: Run) -> int:
     return len(rank.queue) + len(rank.resident)
 
 
+class Door:
+    """Who comes when, to which replica and rank."""
+
+    def __init__(self, policy: str, requests: Requests, sites: list[Site], turns_stay: bool) -> None:
+        self.policy, self.requests, self.sites, self.turns_stay = policy, requests, sites, turns_stay
+        size = requests.arrival_s.size
+        self.sent = size if requests.clients is None else min(requests.clients, size)
+        times = requests.arrival_s.tolist() if requests.clients is None else [0.0] * self.sent
+        self.coming = [(time, i) for i, time in enumerate(times) if not math.isnan(time)]
+        self.stays: dict[int, int] = {}  # of a turn to come, the rank of the one before it
+
+    def rank_at(self, site: Site, request: int) -> int:
+        if request in self.stays:
+            return self.stays[request]
+        if self.policy == "sglang":
+            site.sent += 1
+            return (site.sent - 1) % len(site.ranks)
+        weight = 4 if self.policy == "vllm" else 1
+        loads = [weight * len(rank.queue) + len(rank.resident) for rank in site.ranks]
+        return loads.index(min(loads))
+
+    def hand_out(self, now: float) -> None:
+        """Send whoever has come by now."""
+        while self.coming and self.coming[0][0] <= now:
+            site, (_, request) = min(self.sites, key=Site.load), self.coming.pop(0)
+            number = self.rank_at(site, request)
+            site.ranks[number].queue.append(site.ranks[number].all[request])
+            if self.turns_stay and self.requests.turns is not None:
+                self.stays[int(self.requests.turns.following[request])] = number
+
+    def bring(self, now: float, done: list[int]) -> None:
+        """Let those come whom answers bring."""
+        if self.requests.clients is not None:
+            upto = min(self.sent + len(done), self.requests.arrival_s.size)
+            self.coming += [(now, i) for i in range(self.sent, upto)]
+            self.sent = upto
+        for request in done if self.requests.turns is not None else []:
+            following = int(self.requests.turns.following[request])
+            if following >= 0:
+                insort(self.coming, (now + float(self.requests.turns.think_s[request]), following))
+
+
 def step_together(
     policy: str,
     requests: Requests,
@@ -131,45 +173,22 @@ def step_together(
     ranks: int,
     replicas: int,
     params: Mapping[str, Any],
+    *,
     turns_stay: bool = False,
 ) -> Found:
     """Run requests on replicas of so many ranks; `law` and `replica` are those of a rank."""
-    kind, size, turns = POLICIES[policy], requests.arrival_s.size, requests.turns
-    if replica.prefix_caching:
-        kind = {"vllm": Cached, "sglang": Radix}[policy]
-    requests = replace(requests, turns=None)
+    size, balance, strangers = (
+        requests.arrival_s.size,
+        params.get("balance_iterations", 0),
+        replace(requests, turns=None),
+    )
+    kind = {"vllm": Cached, "sglang": Radix}[policy] if replica.prefix_caching else POLICIES[policy]
     sites = [
-        Site(
-            [kind(requests, law, replica, params) for _ in range(ranks)],
-            law,
-            params.get("balance_iterations", 0),
-        )
+        Site([kind(strangers, law, replica, params) for _ in range(ranks)], law, balance)
         for _ in range(replicas)
     ]
     found = Found([math.nan] * size, [math.nan] * size, [0] * size)
-    sent = size if requests.clients is None else min(requests.clients, size)
-    coming = [(float(requests.arrival_s[i]) if requests.clients is None else 0.0, i) for i in range(sent)]
-    coming = [each for each in coming if not math.isnan(each[0])]
-    stays: dict[int, int] = {}  # of a turn to come, the rank of the one before it
-
-    def chosen(site: Site, request: int) -> int:
-        if request in stays:
-            return stays[request]
-        if policy == "sglang":
-            site.sent += 1
-            return (site.sent - 1) % ranks
-        weight = 4 if policy == "vllm" else 1
-        loads = [weight * len(rank.queue) + len(rank.resident) for rank in site.ranks]
-        return loads.index(min(loads))
-
-    def hand_out(now: float) -> None:
-        while coming and coming[0][0] <= now:
-            site, (_, request) = min(sites, key=Site.load), coming.pop(0)
-            number = chosen(site, request)
-            rank = site.ranks[number]
-            rank.queue.append(rank.all[request])
-            if turns_stay and turns is not None:
-                stays[int(turns.following[request])] = number
+    door = Door(policy, requests, sites, turns_stay)
 
     def begin(now: float) -> None:
         for site in sites:
@@ -177,18 +196,13 @@ def step_together(
                 site.begin(now)
 
     try:
-        while coming or any(site.works for site in sites):
-            now = min([site.ends_s for site in sites] + [coming[0][0] if coming else math.inf])
-            hand_out(now)
+        while door.coming or any(site.works for site in sites):
+            now = min([site.ends_s for site in sites] + [time for time, _ in door.coming[:1]])
+            door.hand_out(now)
             done = [request for site in sites if site.ends_s <= now for request in site.end(found)]
-            if requests.clients is not None:
-                coming.extend((now, i) for i in range(sent, min(sent + len(done), size)))
-                sent = min(sent + len(done), size)
-            for request in done if turns is not None else []:
-                if turns.following[request] >= 0:
-                    insort(coming, (now + float(turns.think_s[request]), int(turns.following[request])))
+            door.bring(now, done)
             begin(now)
-            hand_out(now)
+            door.hand_out(now)
             begin(now)
     except LivelockError:
         pass

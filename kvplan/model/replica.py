@@ -69,6 +69,11 @@ class Replica:
             parallelism=replace(self.parallelism, data=1),
         )
 
+    @property
+    def meets_itself(self) -> float:
+        """Chance that a turn comes to the rank where the one before it was."""
+        return 1.0 if self.turns_stay else 1 / self.ranks
+
     def with_budget(self, batched_tokens: int | None) -> "Replica":
         """The replica with a token budget of each rank."""
         return replace(self, max_num_batched_tokens=batched_tokens and self.ranks * batched_tokens)

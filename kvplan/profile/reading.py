@@ -17,6 +17,7 @@ import tomli
 
 from kvplan.errors import ProfileError, did_you_mean, shown
 from kvplan.model import ArrivalProcess, MeasuredRange, Plan, Provenance, ServingModel, Timing
+from kvplan.model.fleet import Routing
 from kvplan.model.slo import FIGURES, TIMES, Slo
 from kvplan.profile import schema
 from kvplan.profile.positions import KeyPath, line_at, offsets, written
@@ -427,13 +428,14 @@ def model_of(document: schema.Document) -> ServingModel:
     rates = [c.rate_rps(rate) for c in served]
     more = sum(c.rate_rps(rate) for c in asked) / (sum(rates) or 1)  # with classes that are rejected whole
     law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__})
+    by_session = document.fleet is not None and document.fleet.routing is Routing.SESSION
     model = ServingModel(
         classes=(
             *(c.request_class(own, document.most, more) for c, own in zip(served, rates, strict=True)),
             *(s.request_class(document.most) for s in document.sessions),
         ),
         timing=(law if drafts is None else drafts.slowed(law)).of_ranks(gpu.data_parallel),
-        replica=gpu.with_drafts(drafts),
+        replica=replace(gpu.with_drafts(drafts), turns_stay=by_session and gpu.data_parallel > 1),
         schedule=None if workload is None else workload.rates([c.name for c in served]),
         request_overhead_s=timing.request_overhead,
         measured=MeasuredRange(**dict(timing.measured)).of_ranks(gpu.data_parallel),

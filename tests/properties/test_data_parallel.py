@@ -139,7 +139,7 @@ def check_sessions(seed: int) -> bool:
     requests = stream_of_sessions([talk], [rate], rng, requests=int(rng.integers(2, 100)), horizon_s=None)
     found = simulated(model, requests, policy, {}, compile=False)
     known = {"max_new": (12,), "conservativeness": 1.0}
-    slow = step_together(policy, requests, law, rank, ranks, replicas, known, stay)
+    slow = step_together(policy, requests, law, rank, ranks, replicas, known, turns_stay=stay)
     agree(found, slow)
     assert found.found is not None
     assert found.found.hit_tokens.tolist() == slow.hit_tokens
