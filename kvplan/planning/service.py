@@ -51,9 +51,16 @@ def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refus
 
 
 def _routed(profile: Profile, request: Request) -> Profile:
-    """Return a profile to whose data-parallel ranks turns come as the router of the service sends them."""
+    """Return a profile to whose data-parallel ranks turns come as the router of the service sends them.
+
+    Ranks that are engines of their own are replicas.
+    """
     if profile.model.replica.ranks == 1:
-        return profile
+        if profile.tables["gpu"].get("data_parallel", 1) == 1:
+            return profile
+        tensor = profile.model.replica.parallelism.tensor
+        alone = {"gpus": None, "data_parallel": None, "tensor_parallel": tensor}
+        return profile.changed({("gpu", key): value for key, value in alone.items()} | {("fleet",): None})
     routing = request.router or Routing.SESSION
     return profile.changed({("fleet",): {"replicas": 1, "routing": str(routing)}})
 

@@ -333,6 +333,14 @@ class Document(Table, title="kvplan profile"):
         return None if self.engine is None else self.engine.max_model_len
 
     @property
+    def engines(self) -> int:
+        """Data-parallel ranks that are engines of their own: those of a dense model, of whose times none is of all."""
+        timing = self.timing
+        shared = timing.experts, timing.d4, timing.all_ranks, timing.d5_all_ranks
+        waits = self.engine is not None and self.engine.balance_iterations > 0
+        return 1 if self.gpu.expert_parallel > 1 or waits or any(shared) else self.gpu.data_parallel
+
+    @property
     def drafts(self) -> Drafts | None:
         """Drafts of the model."""
         return None if self.speculative is None else self.speculative.drafts
