@@ -1,20 +1,24 @@
 """A slow, obvious model of replicas whose data-parallel ranks step together: an event after the other.
 
-Ranks are the plain engines of `slow_simulator`, which form and execute batches; nothing else of it is used, and no
-kernel. The law is that of a rank, as a profile has it: its time is that of the rank that reads most, and of the one
-that computes longest, and every token of all ranks adds `all_ranks` to it.
+Ranks are the plain engines of `slow_simulator`, or those with a prefix cache, which form and execute batches; nothing
+else of it is used, and no kernel. The law is that of a rank, as a profile has it: its time is that of the rank that
+reads most, and of the one that computes longest, and every token of all ranks adds `all_ranks` to it.
 
 A request goes to the replica with the fewest requests, waiting or running, the first of equals, and there to such a
-rank, when it comes; who comes as an iteration ends finds those who leave with it still there. What an answer brings
-comes after the iteration that begins as the answer ends.
+rank, when it comes: with `vllm` who waits counts four times, with `sglang` one rank is taken after the other, and
+where `turns_stay` a turn goes to the rank of the one before it. Who comes as an iteration ends finds those who leave
+with it still there. What an answer brings comes after the iteration that begins as the answer ends.
 """
 
 import math
+from bisect import insort
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from slow_prefix_cache import Cached
+from slow_radix_cache import Radix
 from slow_simulator import POLICIES, LivelockError, Request, Run, Work
 
 from kvplan.model import Replica, Timing
@@ -32,6 +36,7 @@ class Found:
     busy_s: float = 0.0
     kv_peak: int = 0  # of a replica
     prefill_peak: int = 0
+    hit_tokens: list[int] = field(default_factory=list)  # with a prefix cache
 
 
 class Site:
@@ -41,6 +46,7 @@ class Site:
         self.ranks, self.law, self.balance, self.waited = ranks, law, balance, 0
         self.ends_s = math.inf
         self.works: list[Work] = []
+        self.sent = 0
 
     def load(self) -> int:
         return sum(map(load, self.ranks))
@@ -95,8 +101,8 @@ class Site:
         )
         self.ends_s = now + self.tau
 
-    def end(self, found: Found) -> int:
-        """End the iteration, and count who is done."""
+    def end(self, found: Found) -> list[int]:
+        """End the iteration, and tell who is done."""
         found.iterations, found.busy_s = found.iterations + 1, found.busy_s + self.tau
         found.kv_peak = max(found.kv_peak, self.held)
         found.prefill_peak = max(found.prefill_peak, sum(work.prefill_tokens for work in self.works))
@@ -106,14 +112,57 @@ class Site:
                     found.first_token_s[request.index] = self.ends_s
             for request in work.leaving:
                 rank.resident.remove(request)
+                rank.is_answered(request)
                 found.finish_s[request.index] = self.ends_s
-        done = sum(len(work.leaving) for work in self.works)
+        done = [request.index for work in self.works for request in work.leaving]
         self.works, self.ends_s = [], math.inf
         return done
 
 
 def load(rank: Run) -> int:
     return len(rank.queue) + len(rank.resident)
+
+
+class Door:
+    """Who comes when, to which replica and rank."""
+
+    def __init__(self, policy: str, requests: Requests, sites: list[Site], turns_stay: bool) -> None:
+        self.policy, self.requests, self.sites, self.turns_stay = policy, requests, sites, turns_stay
+        size = requests.arrival_s.size
+        self.sent = size if requests.clients is None else min(requests.clients, size)
+        times = requests.arrival_s.tolist() if requests.clients is None else [0.0] * self.sent
+        self.coming = [(time, i) for i, time in enumerate(times) if not math.isnan(time)]
+        self.stays: dict[int, int] = {}  # of a turn to come, the rank of the one before it
+
+    def rank_at(self, site: Site, request: int) -> int:
+        if request in self.stays:
+            return self.stays[request]
+        if self.policy == "sglang":
+            site.sent += 1
+            return (site.sent - 1) % len(site.ranks)
+        weight = 4 if self.policy == "vllm" else 1
+        loads = [weight * len(rank.queue) + len(rank.resident) for rank in site.ranks]
+        return loads.index(min(loads))
+
+    def hand_out(self, now: float) -> None:
+        """Send whoever has come by now."""
+        while self.coming and self.coming[0][0] <= now:
+            site, (_, request) = min(self.sites, key=Site.load), self.coming.pop(0)
+            number = self.rank_at(site, request)
+            site.ranks[number].queue.append(site.ranks[number].all[request])
+            if self.turns_stay and self.requests.turns is not None:
+                self.stays[int(self.requests.turns.following[request])] = number
+
+    def bring(self, now: float, done: list[int]) -> None:
+        """Let those come whom answers bring."""
+        if self.requests.clients is not None:
+            upto = min(self.sent + len(done), self.requests.arrival_s.size)
+            self.coming += [(now, i) for i in range(self.sent, upto)]
+            self.sent = upto
+        for request in done if self.requests.turns is not None else []:
+            following = int(self.requests.turns.following[request])
+            if following >= 0:
+                insort(self.coming, (now + float(self.requests.turns.think_s[request]), following))
 
 
 def step_together(
@@ -124,26 +173,22 @@ def step_together(
     ranks: int,
     replicas: int,
     params: Mapping[str, Any],
+    *,
+    turns_stay: bool = False,
 ) -> Found:
     """Run requests on replicas of so many ranks; `law` and `replica` are those of a rank."""
-    kind, size = POLICIES[policy], requests.arrival_s.size
+    size, balance, strangers = (
+        requests.arrival_s.size,
+        params.get("balance_iterations", 0),
+        replace(requests, turns=None),
+    )
+    kind = {"vllm": Cached, "sglang": Radix}[policy] if replica.prefix_caching else POLICIES[policy]
     sites = [
-        Site(
-            [kind(requests, law, replica, params) for _ in range(ranks)],
-            law,
-            params.get("balance_iterations", 0),
-        )
+        Site([kind(strangers, law, replica, params) for _ in range(ranks)], law, balance)
         for _ in range(replicas)
     ]
     found = Found([math.nan] * size, [math.nan] * size, [0] * size)
-    sent = size if requests.clients is None else min(requests.clients, size)
-    coming = [(float(requests.arrival_s[i]) if requests.clients is None else 0.0, i) for i in range(sent)]
-
-    def hand_out(now: float) -> None:
-        while coming and coming[0][0] <= now:
-            site = min(sites, key=Site.load)
-            rank = min(site.ranks, key=load)
-            rank.queue.append(rank.all[coming.pop(0)[1]])
+    door = Door(policy, requests, sites, turns_stay)
 
     def begin(now: float) -> None:
         for site in sites:
@@ -151,19 +196,20 @@ def step_together(
                 site.begin(now)
 
     try:
-        while coming or any(site.works for site in sites):
-            now = min([site.ends_s for site in sites] + [coming[0][0] if coming else math.inf])
-            hand_out(now)
-            done = sum(site.end(found) for site in sites if site.ends_s <= now)
-            if requests.clients is not None:
-                coming.extend((now, i) for i in range(sent, min(sent + done, size)))
-                sent = min(sent + done, size)
+        while door.coming or any(site.works for site in sites):
+            now = min([site.ends_s for site in sites] + [time for time, _ in door.coming[:1]])
+            door.hand_out(now)
+            done = [request for site in sites if site.ends_s <= now for request in site.end(found)]
+            door.bring(now, done)
             begin(now)
-            hand_out(now)
+            door.hand_out(now)
             begin(now)
     except LivelockError:
         pass
     for rank in (rank for site in sites for rank in site.ranks):
         for request in rank.all:
             found.evictions[request.index] += request.evictions
+    if replica.prefix_caching:
+        of_ranks = (rank.hits for site in sites for rank in site.ranks)
+        found.hit_tokens = [sum(hits) for hits in zip(*of_ranks, strict=True)]
     return found

@@ -141,11 +141,16 @@ class CachedReplica:
 
     @cached_property
     def shared(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Of each shared prompt: its share p of all requests, its tokens c, and the stages n of those that have it."""
+        """Of each shared prompt: its share p of all requests, its tokens c, and the stages n of those that have it.
+
+        Each data-parallel rank has one of its own.
+        """
+        ranks = self.replica.ranks
         rows = [
-            (share * p.weight, float(p.tokens), s.stages)
+            (share * p.weight / ranks, float(p.tokens), s.stages)
             for share, s in zip(self.shares, self.streams, strict=True)
             for p in s.shared
+            for _ in range(ranks)
             if not self.hit_curve
         ]
         share, tokens, stages = np.array(rows).reshape(-1, 3).T

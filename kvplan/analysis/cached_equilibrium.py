@@ -205,11 +205,12 @@ def with_cold_cache(model: ServingModel) -> ServingModel:
     cached = cached_replica(model)
     x = float(full_memory(cached).admissions[0])
     parts = [
-        list(_parts(c, stream, x * share))
+        list(_parts(c, stream, x * share / model.replica.ranks))
         for c, stream, share in zip(model.classes, cached.streams, cached.shares, strict=True)
     ]
     cold = _strangers(model, parts)
-    if max(c.max_tokens for c in cold.classes) + cold.replica.block_tokens > cold.replica.capacity_tokens:
+    rank = cold.replica.of_rank()
+    if max(c.max_tokens for c in cold.classes) + rank.block_tokens > rank.capacity_tokens:
         return _strangers(model, [[(1.0, 0)] for _ in parts])
     read = sum(
         rate * stream.stages * share * found
@@ -265,7 +266,8 @@ def _parts(c: RequestClass, stream: Stream, admissions: float) -> Iterator[tuple
 def _strangers(model: ServingModel, parts: list[list[tuple[float, int]]]) -> ServingModel:
     classes = tuple(_stranger(c, own) for c, own in zip(model.classes, parts, strict=True))
     pages = sum(found for own in parts for _, found in own)
-    replica = replace(model.replica, memory_tokens=model.replica.memory_tokens - pages)
+    memory = model.replica.memory_tokens - model.replica.ranks * pages
+    replica = replace(model.replica, memory_tokens=memory)
     return replace(model, classes=classes, replica=replica)
 
 

@@ -128,7 +128,8 @@ def prefix_cache(cached: CachedReplica) -> PrefixCache:
     alone = cached.on_gpu_alone
     end = alone.states(np.array([min(_ends(alone).values())]), warm=False)
     # how many requests' KV memory holds where they are asked for again
-    streams = cached.replica.capacity_tokens / cached.left if cached.private and cached.left else None
+    capacity = cached.replica.of_rank().capacity_tokens
+    streams = capacity / cached.left if cached.private and cached.left else None
     warm = stable[0] if stable else None
     few = warm is not None and streams is not None and streams < FLUCTUATING_STREAMS and cached.users is None
     return PrefixCache(
@@ -392,13 +393,14 @@ def with_fluctuations(cached: CachedReplica) -> CacheState | None:
     None where no state is left (new, theory §8, "Second order"; Var K at a constant iteration time).
     """
     rate, capacity = cached.rate_rps, cached.replica.capacity_tokens
-    before = cached.mean("left_squares") / (2 * cached.left) if cached.left else 0.0
+    ranks = cached.replica.ranks  # whose memories fluctuate each for itself
+    before = ranks * cached.mean("left_squares") / (2 * cached.left) if cached.left else 0.0
 
     def hits(tau: FloatArray, kept: FloatArray, capacity: int) -> FloatArray:
         age = np.minimum(kept, FOREVER_S / _AGES[-1])[:, None] * np.append(0.0, _AGES)
         x, tau = (np.broadcast_to(values[:, None], age.shape) for values in (rate * tau, tau))
         total = cached.memory(x, tau, age)[0]
-        spread = np.sqrt(x * cached.mean("held_squares") + cached.stock_variance(x, tau, age))
+        spread = np.sqrt(ranks * (x * cached.mean("held_squares") + cached.stock_variance(x, tau, age)))
         kept_yet = normal((capacity - before - total) / spread)
         stages = cached.hits(x, tau, age)
         passed = np.diff(stages, axis=1) * (kept_yet[:, 1:] + kept_yet[:, :-1]) / 2

@@ -106,6 +106,17 @@ class Quantiles:
 Gap = Exponential | Lognormal | Quantiles
 
 
+def longer(gap: Gap, factor: float) -> Gap:
+    """Return the law of gaps that are so many times as long."""
+    match gap:
+        case Exponential(mean_s):
+            return Exponential(mean_s * factor)
+        case Lognormal(median_s, sigma):
+            return Lognormal(median_s * factor, sigma)
+        case Quantiles(values_s):
+            return Quantiles(tuple(value * factor for value in values_s))
+
+
 def normal(score: Any) -> Any:
     """P(a standard normal ≤ score); numpy has no error function, and scipy takes long to load."""
     scaled = np.asarray(score / -math.sqrt(2))

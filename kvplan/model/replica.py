@@ -49,6 +49,9 @@ class Replica:
     layout: KvLayout | None = None
     offload: Offload | None = None  # host memory behind the prefix cache
     parallelism: Parallelism = ALONE
+    turns_stay: bool = (
+        False  # at the data-parallel rank of the one before; else they go where the engine sends them
+    )
 
     @property
     def ranks(self) -> int:
@@ -65,6 +68,11 @@ class Replica:
             max_num_batched_tokens=self.max_num_batched_tokens and self.max_num_batched_tokens // ranks,
             parallelism=replace(self.parallelism, data=1),
         )
+
+    @property
+    def meets_itself(self) -> float:
+        """Chance that a turn comes to the rank where the one before it was."""
+        return 1.0 if self.turns_stay else 1 / self.ranks
 
     def with_budget(self, batched_tokens: int | None) -> "Replica":
         """The replica with a token budget of each rank."""

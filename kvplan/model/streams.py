@@ -3,6 +3,10 @@
 A prompt longer than the token budget has its parts as if nothing of it were found, so that rates are rather too low
 where much is; of turns of sessions, of which most is found, none are counted.
 
+Of data-parallel ranks, each with a cache of its own, a turn finds what the last one before it left that came to the
+same rank, by chance: it is later by as many gaps (new; that of all turns is taken for their mean). What is asked for
+again beside sessions is found by the same chance at once, or never, which is too low.
+
 A cache keeps full pages. A request leaves L = b·⌊(s + d - 1)/b⌋ tokens in it, since the last token that it emits is
 never computed; a look-up finds b·⌊(s - 1)/b⌋ tokens at most, since one token is always computed.
 """
@@ -17,7 +21,7 @@ import numpy as np
 from kvplan.model.arrays import FloatArray, IntArray
 from kvplan.model.classes import Mix, Prompt
 from kvplan.model.context import sample
-from kvplan.model.gaps import Gap
+from kvplan.model.gaps import Gap, longer
 from kvplan.model.lengths import Paged
 from kvplan.model.partial import no_partial_prompts
 from kvplan.model.replica import Replica
@@ -81,7 +85,9 @@ def class_streams(model: ServingModel) -> tuple[Stream, ...]:
         _class_stream(model, index)
         if c.sessions is None
         else replace(
-            _of_sessions(replace(c.sessions, users=None), replica.prefill, replica.block_tokens),
+            _of_sessions(
+                replace(c.sessions, users=None), replica.prefill, replica.block_tokens, replica.meets_itself
+            ),
             rate_rps=c.rate_rps,
         )
         for index, c in enumerate(model.classes)
@@ -98,7 +104,8 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
     if reuse is not None:
         left = _left(mix, rows, b)
         wanted = left * reuse.tokens if isinstance(reuse.tokens, float) else np.minimum(left, reuse.tokens)
-        asked, again = reuse.share, np.minimum(wanted, prompts - 1) // b * b
+        asked = reuse.share * model.replica.meets_itself
+        again = np.minimum(wanted, prompts - 1) // b * b
     found = _stream(mix, rows, b, shared, asked, again, c.kinds)
     return found if reuse is None else replace(found, gap=reuse.gap, from_arrival=reuse.from_arrival)
 
@@ -160,18 +167,21 @@ def _stream(
 
 
 @lru_cache(maxsize=64)
-def _of_sessions(sessions: Sessions, prefill: Prefill, block_tokens: int) -> Stream:
+def _of_sessions(sessions: Sessions, prefill: Prefill, block_tokens: int, meets: float) -> Stream:
     """Stream at one turn a second: rates are varied often, and moments take long for large pages."""
-    return session_stream(sessions, 1.0, prefill, block_tokens)
+    return session_stream(sessions, 1.0, prefill, block_tokens, meets)
 
 
-def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_tokens: int) -> Stream:
+def session_stream(
+    sessions: Sessions, rate_rps: float, prefill: Prefill, block_tokens: int, meets: float = 1.0
+) -> Stream:
     """Return the stream that the turns of sessions make up, so many turns/s, with exact moments (new, theory §8).
 
-    Where a limit binds they are those of a sample.
+    `meets` is the chance that a turn comes to the rank of the one before it. Where a limit binds they are those of a
+    sample.
     """
     if sessions.limit is not None:
-        return replace(_of_sample(sessions, prefill, block_tokens), rate_rps=rate_rps)
+        return replace(_of_sample(sessions, prefill, block_tokens, meets), rate_rps=rate_rps)
     b = block_tokens
     going = sessions.turns.at_least()  # P(a session has a turn j), j = 1, 2, …
     mean_turns = float(going.sum())
@@ -182,7 +192,8 @@ def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_
     )  # the last token never is
     grown = decode + Paged.of(sessions.user.values, sessions.user.probabilities, b)
     prompt = first + grown.total(going / mean_turns)
-    continued = first + grown.total(np.append(going[1:], 0.0) / mean_turns)
+    met, turns_apart = _met_again(going, meets)
+    continued = first + grown.total(met / mean_turns)
     tokens = prompt.plain()
 
     inline = prefill is Prefill.INLINE
@@ -195,9 +206,9 @@ def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_
     common = shared_pages([SharedPrompt(sessions.shared)], sessions.shared + int(sessions.first.values[0]), b)
     kept = common[0].tokens if common else 0
     left, reused = (part.down() for part in (prompt + computed, continued + computed))
-    asked = 1 - 1 / mean_turns
+    further, asked = 1 - 1 / mean_turns, float(met.sum()) / mean_turns
     start = sessions.shared + sessions.first.mean
-    later = (tokens.sum - start / mean_turns) / asked if asked else 0.0
+    later = (tokens.sum - start / mean_turns) / further if further else 0.0
     ready_made = prefill is Prefill.DISAGGREGATED
     again = reused.sum - kept * asked
     return Stream(
@@ -217,17 +228,30 @@ def session_stream(sessions: Sessions, rate_rps: float, prefill: Prefill, block_
         reused=again,
         reused_squares=reused.squares - 2 * kept * reused.sum + kept**2 * asked,
         reused_pairs=(reused.squares + reused.sum) / 2 - asked * attention_pairs(kept),
-        gap=sessions.think,
+        gap=longer(sessions.think, turns_apart),
         shared=common,
         prompts=(
-            PromptKind(1 - asked, start, kept),
+            PromptKind(1 - further, start, kept),
+            PromptKind(max(further - asked, 0.0), later, kept),
             PromptKind(asked, later, kept + again / asked if asked else 0.0),
         ),
     )
 
 
-def _of_sample(sessions: Sessions, prefill: Prefill, block_tokens: int) -> Stream:
-    """At one turn a second, by the turns of a sample; each finds what it shares, or what the one before has left."""
+def _met_again(going: FloatArray, meets: float) -> tuple[FloatArray, float]:
+    """Return P(the next turn at the rank of a turn exists), shape (n_turns,), and the turns that it comes later."""
+    met, apart = np.zeros((2, going.size + 1))
+    for turn in reversed(range(going.size - 1)):
+        met[turn] = meets * going[turn + 1] + (1 - meets) * met[turn + 1]
+        apart[turn] = met[turn] + (1 - meets) * apart[turn + 1]
+    return met[:-1], float(apart.sum() / met.sum()) if met.any() else 1.0
+
+
+def _of_sample(sessions: Sessions, prefill: Prefill, block_tokens: int, meets: float) -> Stream:
+    """At one turn a second, by the turns of a sample; each finds what it shares, or what the one before has left.
+
+    That, by chance, where that one was at the same rank, and else nothing, which is too low.
+    """
     session, inputs, decode, fresh = sample(sessions)
     rows, share, alike = (
         np.arange(session.size),
@@ -238,8 +262,9 @@ def _of_sample(sessions: Sessions, prefill: Prefill, block_tokens: int) -> Strea
     mix = mix_of(replica, np.zeros_like(rows), inputs, alike, decode, share, share, whole)
     common = shared_pages([SharedPrompt(sessions.shared)], int(inputs.min()), block_tokens)
     again = np.where(np.append(fresh[1:], True), 0.0, _left(mix, rows, block_tokens))
-    found = _stream(mix, rows, block_tokens, common, 1.0, again)
+    found = _stream(mix, rows, block_tokens, common, meets, again)
     part, kept = 1 - float(fresh.mean()), sum(prompt.tokens for prompt in common)
     first, later = (float(inputs[of].mean()) if of.any() else 0.0 for of in (fresh, ~fresh))
-    more = PromptKind(part, later, kept + found.reused / part if part else 0.0)
-    return replace(found, gap=sessions.think, prompts=(PromptKind(1 - part, first, kept), more))
+    more = PromptKind(part * meets, later, kept + found.reused / (part * meets) if part else 0.0)
+    none = (PromptKind(1 - part, first, kept), PromptKind(part * (1 - meets), later, kept))
+    return replace(found, gap=sessions.think, prompts=(*none, more))

@@ -30,7 +30,7 @@ SETTINGS = {
 def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refused:
     """The service on one replica of a kind; why it cannot be."""
     if isinstance(option, Profile):
-        return _with_demand(option, request)
+        return _routed(_with_demand(option, request), request)
     if (why := fits(option)) is not None:
         return Refused(option.name, why)
     assert request.demand is not None
@@ -46,8 +46,23 @@ def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refus
             return Refused(option.name, "the longest request does not fit")
         if option.parallelism.data == 1:
             raise
-        return Refused(option.name, error.message, unknown=True)  # as what requests have in common
-    return profile
+        return Refused(option.name, error.message, unknown=True)  # as hit curves
+    return _routed(profile, request)
+
+
+def _routed(profile: Profile, request: Request) -> Profile:
+    """Return a profile to whose data-parallel ranks turns come as the router of the service sends them.
+
+    Ranks that are engines of their own are replicas.
+    """
+    if profile.model.replica.ranks == 1:
+        if profile.tables["gpu"].get("data_parallel", 1) == 1:
+            return profile
+        tensor = profile.model.replica.parallelism.tensor
+        alone = {"gpus": None, "data_parallel": None, "tensor_parallel": tensor}
+        return profile.changed({("gpu", key): value for key, value in alone.items()} | {("fleet",): None})
+    routing = request.router or Routing.SESSION
+    return profile.changed({("fleet",): {"replicas": 1, "routing": str(routing)}})
 
 
 def _of_kind(kind: Kind, request: Request) -> Profile:

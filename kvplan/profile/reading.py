@@ -15,8 +15,10 @@ from typing import Any, BinaryIO
 
 import tomli
 
+from kvplan.engine import EngineName
 from kvplan.errors import ProfileError, did_you_mean, shown
 from kvplan.model import ArrivalProcess, MeasuredRange, Plan, Provenance, ServingModel, Timing
+from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import FIGURES, TIMES, Slo
 from kvplan.profile import schema
 from kvplan.profile.positions import KeyPath, line_at, offsets, written
@@ -427,21 +429,31 @@ def model_of(document: schema.Document) -> ServingModel:
     rates = [c.rate_rps(rate) for c in served]
     more = sum(c.rate_rps(rate) for c in asked) / (sum(rates) or 1)  # with classes that are rejected whole
     law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__})
+    engines, replica = document.engines, gpu.with_drafts(drafts)
+    ranks, fleet = gpu.data_parallel // engines, None
+    if document.fleet is not None:
+        fleet = document.fleet.fleet(gpu.token_bytes)
+        replica = replace(replica, turns_stay=ranks > 1 and fleet.routing is Routing.SESSION)
+    if engines > 1:
+        in_turn = document.engine is not None and document.engine.name is EngineName.SGLANG
+        fleet = fleet or Fleet(replicas=1, routing=Routing.ROUND_ROBIN if in_turn else Routing.LEAST_REQUESTS)
+        fleet = replace(fleet, replicas=engines * fleet.replicas)
+        replica = replace(replica.of_rank(), gpus=replica.gpus // engines)
     model = ServingModel(
         classes=(
             *(c.request_class(own, document.most, more) for c, own in zip(served, rates, strict=True)),
             *(s.request_class(document.most) for s in document.sessions),
         ),
-        timing=(law if drafts is None else drafts.slowed(law)).of_ranks(gpu.data_parallel),
-        replica=gpu.with_drafts(drafts),
+        timing=(law if drafts is None else drafts.slowed(law)).of_ranks(ranks),
+        replica=replica,
         schedule=None if workload is None else workload.rates([c.name for c in served]),
         request_overhead_s=timing.request_overhead,
-        measured=MeasuredRange(**dict(timing.measured)).of_ranks(gpu.data_parallel),
+        measured=MeasuredRange(**dict(timing.measured)).of_ranks(ranks),
         provenance=Provenance(**dict(document.provenance)),
         hit_curve=document.prefix.hit_curve or (),
         arrivals=ArrivalProcess() if workload is None else ArrivalProcess(workload.cv),
         drafts=drafts,
-        fleet=None if document.fleet is None else document.fleet.fleet(gpu.token_bytes),
+        fleet=fleet,
         engine=None if document.engine is None else document.engine.engine,
         left_out=tuple(c.name for c in document.classes if c.rate == 0),
     )

@@ -28,7 +28,6 @@ _LONGEST_DRAFTED = 2**18  # tokens, of the longest output of each class, for eac
 _LONGEST_TABLED = 2**17
 _MOST_PAGED = 2 * 10**6  # turns of all sessions times page size: their moments take memory, and half a second
 _IN_COMMON = ("classes[].shared", "classes[].reuse", "sessions[]", "prefix.hit_curve")
-_OF_ONE_RANK = (*_IN_COMMON, "gpu.offload")
 
 
 # ----------------------------------------------------------------------------- relations between tables
@@ -283,7 +282,11 @@ class Document(Table, title="kvplan profile"):
         Beside("engine", "gpu.prefill", values=("fused",), why=", as engines compute prompts"),
         Beside("gpu.offload", "gpu.prefill", values=("fused", "inline"), why=": no prompt is computed"),
         Beside("gpu.offload", "gpu.prefix_caching", values=(True,)),
-        Beside("gpu.data_parallel", *_OF_ONE_RANK, above=1, why=", whose ranks have caches of their own"),
+        Beside(
+            *("gpu.data_parallel", "prefix.hit_curve", "gpu.offload"),
+            above=1,
+            why=", whose ranks have caches of their own",
+        ),
         Beside("gpu.data_parallel", "speculative", "fleet.prefill", above=1),
         Beside("gpu.data_parallel", "gpu.prefill", values=("fused",), above=1),
         Beside(
@@ -328,6 +331,14 @@ class Document(Table, title="kvplan profile"):
     def most(self) -> int | None:
         """Most tokens of a request that the engine takes."""
         return None if self.engine is None else self.engine.max_model_len
+
+    @property
+    def engines(self) -> int:
+        """Data-parallel ranks that are engines of their own: those of a dense model, of whose times none is of all."""
+        timing = self.timing
+        shared = timing.experts, timing.d4, timing.all_ranks, timing.d5_all_ranks
+        waits = self.engine is not None and self.engine.balance_iterations > 0
+        return 1 if self.gpu.expert_parallel > 1 or waits or any(shared) else self.gpu.data_parallel
 
     @property
     def drafts(self) -> Drafts | None:

@@ -1,10 +1,12 @@
 """Data-parallel ranks of a replica: engines with memory, limits and a queue of their own that all step together.
 
 They are states that stand behind those of the replicas. The state of the replica itself has the clock, all that is
-counted, and requests that nobody has handed out yet: each goes to the rank with the fewest requests, as they were
-before the iteration under way ends, and of equals to the first. Ranks form their batches at the same moment, and idle
-ones step along. The iteration takes as long as the busiest rank needs, for what it reads and for its own part of the
-time per token.
+counted, and requests that nobody has handed out yet: each goes where the engine sends it. That is the rank with the
+fewest requests, as they were before the iteration under way ends, and of equals the first; in vLLM's
+`DPLBAsyncMPClient.get_core_engine_for_request` who waits counts four times, and SGLang's `DataParallelController` takes
+one rank after the other. So a rank, which has a prefix cache of its own, knows what a session said before only by
+chance, unless turns stay at a rank. Ranks form their batches at the same moment, and idle ones step along. The
+iteration takes as long as the busiest rank needs, for what it reads and for its own part of the time per token.
 """
 
 from kvplan.model import iteration_time
@@ -13,7 +15,6 @@ from kvplan.simulation.actions import (
     context_in_batch,
     finish_iteration,
     give_up_after,
-    outstanding,
     requests_in_batch,
     tokens_in_batch,
 )
@@ -30,6 +31,7 @@ from kvplan.simulation.state import (
     Counter,
     Fixed,
     List,
+    Request,
     State,
     Time,
     Turn,
@@ -64,7 +66,9 @@ def form_together(states: tuple[State, ...], replica: int) -> None:
             give_up_after(r, 0, r.clock[Clock.SHED_AFTER])
         r.counter[Counter.TURN] = Turn.DECODES if s.fixed[Fixed.BALANCE] > 0 else Turn.ALL
         form_batch(r)
-        r.counter[Counter.OUTSTANDING] = outstanding(r)
+        r.counter[Counter.OUTSTANDING] = (
+            s.fixed[Fixed.WAITING_WEIGHS] * r.counter[Counter.WAITING] + r.counter[Counter.RESIDENT]
+        )
     if s.fixed[Fixed.BALANCE] > 0 and not all_wait(states, replica):
         for rank in range(first, end):
             states[rank].counter[Counter.TURN] = Turn.PROMPTS
@@ -78,19 +82,35 @@ def form_together(states: tuple[State, ...], replica: int) -> None:
 
 @kernel
 def hand_out(states: tuple[State, ...], replica: int) -> None:
-    """Let whoever has come join the queue of the rank with the fewest requests."""
-    s, first = states[replica], first_rank(states[replica], replica)
+    """Let whoever has come join the queue of a rank."""
+    s = states[replica]
     for queue in range(s.fixed[Fixed.QUEUES]):
         request = s.list[queue, List.HEAD]
         while request != NOBODY:
             take_out(s, request)
-            least = first
-            for rank in range(first + 1, first + s.fixed[Fixed.PARALLEL]):
-                if states[rank].counter[Counter.OUTSTANDING] < states[least].counter[Counter.OUTSTANDING]:
-                    least = rank
-            join(states[least], request)
-            states[least].counter[Counter.OUTSTANDING] += 1
+            rank = rank_for(states, replica, request)
+            join(states[rank], request)
+            states[rank].counter[Counter.OUTSTANDING] += s.fixed[Fixed.WAITING_WEIGHS]
             request = s.list[queue, List.HEAD]
+
+
+@kernel
+def rank_for(states: tuple[State, ...], replica: int, request: int) -> int:
+    """Choose the rank that a request goes to: its session's where turns stay, else as the engine does."""
+    s, first = states[replica], first_rank(states[replica], replica)
+    rank, stays = first, extended(s) and s.fixed[Fixed.TURNS_STAY] > 0
+    if stays and s.request[request, Request.RANK] > 0:
+        rank = first - 1 + s.request[request, Request.RANK]
+    elif s.fixed[Fixed.WAITING_WEIGHS] == 0:
+        rank = first + s.counter[Counter.TURN]  # of the replica: which comes next
+        s.counter[Counter.TURN] = (s.counter[Counter.TURN] + 1) % s.fixed[Fixed.PARALLEL]
+    else:
+        for other in range(first + 1, first + s.fixed[Fixed.PARALLEL]):
+            if states[other].counter[Counter.OUTSTANDING] < states[rank].counter[Counter.OUTSTANDING]:
+                rank = other
+    if stays and s.request[request, Request.FOLLOWING] != NOBODY:
+        s.request[s.request[request, Request.FOLLOWING], Request.RANK] = rank - first + 1
+    return int(rank)
 
 
 @kernel

@@ -91,6 +91,9 @@ class Setup(NamedTuple):
     host: Offload | None = None  # the tier of host memory behind a prefix cache of blocks
     counts_queues: bool = False  # the ranks are those of queues, by who waits in each
     balance_iterations: int = 0  # that prompts wait at most until every data-parallel rank has one
+    # where a data-parallel rank is chosen, a request that waits weighs as much as so many that run; 0: one rank after
+    # the other
+    waiting_weighs: int = 1
 
 
 def stage_weights(requests: Requests, prefill: Prefill) -> tuple[IntArray, IntArray]:
@@ -352,6 +355,8 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
     fixed[Fixed.LAYERED], fixed[Fixed.POOLED] = looked_up, setup.pools is not None
     if replica.ranks > 1:
         fixed[Fixed.PARALLEL], fixed[Fixed.BALANCE] = replica.ranks, setup.balance_iterations
+        fixed[Fixed.WAITING_WEIGHS] = setup.waiting_weighs
+        fixed[Fixed.TURNS_STAY] = replica.turns_stay and requests.turns is not None
     return fixed
 
 

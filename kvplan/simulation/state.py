@@ -176,6 +176,8 @@ class Fixed(Columns):
     HANDED_OVER: int
     MOST_WAITING: int  # beyond so many nobody joins a queue
     BALANCE: int  # iterations that prompts wait at most until every rank has one
+    WAITING_WEIGHS: int  # as much as so many that run, where a rank is chosen; 0: one rank after the other
+    TURNS_STAY: int  # whether a turn goes to the rank of the one before it
     EXTENDED: int  # this and what follows: `Features`
     HOSTED: int
     LAYERED: int
@@ -235,6 +237,7 @@ class Request(Columns):
     FOLLOWING: int  # this and the next: as `kvplan.simulation.requests.Turns` has it
     INSTEAD: int
     COMING: int  # who stands at this place of the heap of those to come; no matter of this request
+    RANK: int  # that its session is at, where turns stay, numbered from 1; 0: any
 
     LEAF: int  # stream that it ends in; this and what follows: with a prefix cache
     COPY: int  # stream that stands for a copy which it may make, or NOBODY

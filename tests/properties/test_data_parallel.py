@@ -13,10 +13,11 @@ from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Fleet
-from kvplan.model.gaps import Exponential
+from kvplan.model.gaps import Exponential, Quantiles
+from kvplan.model.lengths import Lengths
 from kvplan.model.parallelism import Parallelism
 from kvplan.model.replica import Offload
-from kvplan.model.sessions import Reuse
+from kvplan.model.sessions import Reuse, Sessions
 from kvplan.options import Arrivals
 from kvplan.simulation import engine, initial_state
 from kvplan.simulation.experiments.load import Load, generate
@@ -25,6 +26,7 @@ from kvplan.simulation.fleet import run as fleet_run
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
+from kvplan.simulation.sessions import stream_of_sessions
 from kvplan.simulation.state import Fixed
 
 POLICIES = ("vllm", "sglang", "trtllm-no-evict", "trtllm-max-utilization", "sarathi", "vllm-v0")
@@ -112,14 +114,52 @@ def agree(found: Outcome, slow: Found) -> None:
     assert found.busy_s == pytest.approx(slow.busy_s, **near)
 
 
+def check_sessions(seed: int) -> bool:
+    """Compare a random case of sessions whose ranks have prefix caches; tells whether anything was found there."""
+    rng = np.random.default_rng([seed, 1])
+    policy, ranks, replicas = ("vllm", "sglang")[seed % 2], int(rng.integers(2, 9)), int(rng.integers(1, 4))
+    some, block = Lengths.uniform(1, 12), int(rng.choice([1, 4, 16]))
+    turns, shared = Lengths.uniform(1, int(rng.integers(2, 7))), int(rng.choice([0, 20, 48]))
+    think = Exponential(0.3) if replicas > 1 or rng.random() < 0.5 else Quantiles((0.0, 0.2))
+    talk = Sessions(Lengths.uniform(1, 60), some, some, turns, think, shared)
+    rank = Replica(
+        (-(-talk.longest // block) + 2) * block + int(rng.choice([0, 100, 600])),
+        block_tokens=block,
+        max_num_seqs=int(rng.integers(1, 9)) if rng.random() < 0.7 else None,
+        max_num_batched_tokens=int(rng.integers(16, 120)) if rng.random() < 0.7 else None,
+    )
+    law = Timing(*(rng.random(4) * [0.02, 2e-5, 1e-3, 1e-3] + [1e-3, 0, 0, 0]), all_ranks=1e-4)
+    stay = bool(rng.random() < 0.4)
+    whole = replace(of_ranks(rank, ranks), turns_stay=stay)
+    answers = RequestClass("talk", 30, (12,), (1.0,), 1.0)
+    model = ServingModel((answers,), law.of_ranks(ranks), whole, fleet=Fleet(replicas=replicas))
+    if replicas == 1 and rng.random() < 0.5:
+        model = replace(model, fleet=None)
+    rate = rng.choice([1.0, 6.0]) * ranks * replicas
+    requests = stream_of_sessions([talk], [rate], rng, requests=int(rng.integers(2, 100)), horizon_s=None)
+    found = simulated(model, requests, policy, {}, compile=False)
+    known = {"max_new": (12,), "conservativeness": 1.0}
+    slow = step_together(policy, requests, law, rank, ranks, replicas, known, turns_stay=stay)
+    agree(found, slow)
+    assert found.found is not None
+    assert found.found.hit_tokens.tolist() == slow.hit_tokens
+    return any(slow.hit_tokens)
+
+
 def test_ranks_do_what_an_obvious_model_of_them_does() -> None:
     for seed in range(120 if is_night() else 6):
         check(seed)
+    assert sum(check_sessions(seed) for seed in range(200 if is_night() else 10)) > 5
 
 
 CHAT = RequestClass("chat", 300, (40, 90), (0.5, 0.5), 24.0)
 RANK = Replica(2_000, block_tokens=16, max_num_seqs=8, max_num_batched_tokens=400)
 MODEL = ServingModel((CHAT,), Timing(0.02, 1e-6, 1e-4, 1e-5, all_ranks=1e-5).of_ranks(4), of_ranks(RANK, 4))
+AGAIN = replace(
+    MODEL,
+    classes=(replace(CHAT, reuse=Reuse(0.9, 0.8, Exponential(3.0))),),
+    replica=replace(MODEL.replica, turns_stay=True),
+)
 LOADS = (
     Load(requests=60),
     Load(requests=None, horizon_s=HORIZON_S),
@@ -152,8 +192,8 @@ def test_an_engine_alone_is_a_rank_of_one_to_the_last_bit(monkeypatch: pytest.Mo
 def test_compiled_ranks_leave_the_same_bytes_alone_and_in_fleets(policy: str) -> None:
     given = {"balance_iterations": 5} if policy.startswith("trtllm") else {}
     for fleet in (None, Fleet(replicas=3)):
-        for load in LOADS:
-            model = replace(MODEL, fleet=fleet)
+        for load, served in [*((load, MODEL) for load in LOADS), (LOADS[1], AGAIN)]:
+            model = replace(served, fleet=fleet)
             requests = generate(model, load, 1)
             one, other = (simulated(model, requests, policy, given, compile) for compile in (False, True))
             assert np.isfinite(one.finish_s).any()

@@ -8,6 +8,7 @@ from kvplan.analysis import equilibrium
 from kvplan.gate import check as checking
 from kvplan.gate.remedy import Lever
 from kvplan.gate.requirement import parse
+from kvplan.model.fleet import Fleet
 from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses
@@ -28,12 +29,34 @@ def profiles(
     rate: float, limits: str = "max_num_seqs = 24, max_num_batched_tokens = 512"
 ) -> tuple[Profile, Profile]:
     """One replica, and one of several ranks with so many times its load."""
-    ranks = f", data_parallel = {RANKS}"
+    ranks = f", data_parallel = {RANKS}, expert_parallel = {RANKS}"
     each, every_rank = (
         ONE.format(limits=limits, more=more, rate=times * rate, law="")
         for more, times in (("", 1), (ranks, RANKS))
     )
     return parse_profile(each.encode(), "one.toml"), parse_profile(every_rank.encode(), "ranks.toml")
+
+
+def test_ranks_of_a_dense_model_are_replicas() -> None:
+    """In lock step they are where experts, or times, are of all of them."""
+    limits, parts = "max_num_seqs = 24", "tensor_parallel = 2"
+    for engine, routing in (("vllm", "least-requests"), ("sglang", "round-robin")):
+        text = ONE.format(limits=limits, more=f", {parts}, data_parallel = 4", rate=3, law="")
+        one = ONE.format(limits=limits, more=f", {parts}", rate=3, law="")
+        said, fleet = (
+            f'engine = {{ name = "{engine}" }}\n',
+            f'fleet = {{ replicas = 4, routing = "{routing}" }}\n',
+        )
+        given, alike = (
+            parse_profile((head + body).encode(), "a.toml").model
+            for head, body in ((said, text), (said + fleet, one))
+        )
+        assert given == replace(alike, replica=replace(alike.replica, memory_tokens=60_000))  # whole pages
+        two = parse_profile((said + "fleet = { replicas = 2 }\n" + text).encode(), "a.toml").model
+        assert two.fleet == Fleet(replicas=8)
+    for more, law in ((", expert_parallel = 2", ""), ("", ', all_ranks = "1 us"')):
+        text = ONE.format(limits=limits, more=f", data_parallel = 4{more}", rate=3, law=law)
+        assert parse_profile(text.encode(), "a.toml").model.replica.ranks == 4
 
 
 @pytest.mark.parametrize("rate", [0.05, 1.0, 2.5])

@@ -288,12 +288,12 @@ def test_every_combination_of_ranks_is_tried_and_those_that_do_not_go_together_r
     assert isinstance(ranks, Profile)
     assert ranks.model.replica.parallelism == Parallelism(1, 8, 8)
     assert ranks.model.replica.max_num_seqs == 8 * ranks.tables["gpu"]["max_num_seqs"]
-    turns = replace(asked, turns=3)
-    assert "not modelled beside [gpu] data_parallel" in str(
-        replica_profile(
-            options.request(["DeepSeek-V3"], turns).options[1], options.request(["DeepSeek-V3"], turns)
-        )
-    )
+    talk = options.request(["DeepSeek-V3"], replace(asked, turns=3, system_prompt=400))
+    routed = replace(talk, router=Routing.LEAST_REQUESTS)
+    alike, spread = (replica_profile(request.options[1], request) for request in (talk, routed))
+    assert isinstance(alike, Profile)
+    assert isinstance(spread, Profile)
+    assert (alike.model.replica.meets_itself, spread.model.replica.meets_itself) == (1.0, 1 / 8)
 
 
 def test_a_token_budget_with_which_no_rate_is_sustainable_is_none_for_any_demand() -> None:

@@ -246,8 +246,8 @@ def test_an_iteration_takes_as_long_as_that_of_ranks_that_do_the_same():
         (("data_parallel = 4", "pipeline_parallel = 6_000"), "must be at most 10,000, not 12,000"),
         (("data_parallel = 4, ", ""), "timing.all_ranks: not allowed without [gpu] data_parallel above 1"),
         (
-            ('"a",', '"a", shared = 9,'),
-            "classes[0].shared: not modelled beside [gpu] data_parallel, whose ranks",
+            ('"ranks"', '"ranks"\nprefix = { hit_curve = [[1000, 0.5]] }'),
+            "prefix.hit_curve: not modelled beside [gpu] data_parallel, whose ranks have caches of their own",
         ),
         (
             ("block_tokens", 'prefill = "inline", block_tokens'),

@@ -344,6 +344,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         prefix_cache=Cache.RADIX_TREE if caching else Cache.NONE,
         capacity_blocks=blocks,
         pools=pools,
+        waiting_weighs=0,
     )
     return setup, {
         "conservativeness": conservativeness,

@@ -270,6 +270,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         coasts=admission == WHOLE_PROMPT or host is None,
         prefix_cache=Cache.BLOCKS if caching else Cache.NONE,
         host=host,
+        waiting_weighs=4,
     )
     rule = {"watermark": watermark, "admission": ADMISSION[admission], "prefix_caching": int(caching)}
     return setup, {**rule, **limits}
