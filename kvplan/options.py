@@ -480,6 +480,7 @@ class EmitOptions:
         high=10,
         metavar="auto|SHARE",
     )
+    day_mean: Flag = Flag("The rate of the profile is the mean of a day, not its peak.")
     verify: Flag = Flag(
         "Simulate other days with these targets, with guesses that are deployed, and with a fixed fleet."
     )

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.runner import Progress, at_once
 from kvplan.simulation.fleet.scaling import Control, HorizontalPodAutoscaler, Metric, OneByOne, Watch
 from kvplan.simulation.policies.protocol import Scenario
 from kvplan.study.fleet_day import DayRun, FleetDay
-from kvplan.study.operations import Operations, service_of
+from kvplan.study.operations import Operations
 
 SEEDS = range(200, 205)  # none that a headroom was chosen by
 
@@ -45,18 +44,16 @@ def _settings(operations: Operations) -> Iterator[_Setting]:
         )
     by = "peak KV usage of a minute: one more above 55 %, one less below 40 %"
     yield _Setting(".55/.40", by, partial(OneByOne, 0.40, 0.55, least, most, down_s), first)
-    yield _Setting("fixed", f"{operations.peak_replicas} replicas", Watch, operations.peak_replicas)
+    fixed = operations.replicas.fallback
+    yield _Setting("fixed", f"{fixed} replicas", Watch, fixed)
 
 
-def verify(
-    model: ServingModel, plan: Plan, operations: Operations, progress: Progress | None = None
-) -> tuple[Way, ...]:
+def verify(service: FleetDay, operations: Operations, progress: Progress | None = None) -> tuple[Way, ...]:
     """Simulate days with derived targets, with guesses that are deployed, and with a fixed fleet for the peak.
 
     All have the same requests, begin with the same replicas and keep the same bounds. Raises UsageError where a day is
     not simulated.
     """
-    service = service_of(model, plan)
     scenarios, settings = at_once(service.scenario, SEEDS), list(_settings(operations))
     requests = [scenario.requests.arrival_s.size for scenario in scenarios]
     ways = []

@@ -29,7 +29,7 @@ from kvplan.engine import EngineName
 from kvplan.errors import UsageError
 from kvplan.options import CountedBy, EmitOptions, Target
 from kvplan.profile.reading import parse_profile
-from kvplan.study.operations import derive
+from kvplan.study.operations import derive, service_of
 
 BEHIND_ROUTER = replace(CHAT, pool="pool", router_counts=True)
 SGLANG = replace(CHAT, metrics=METRICS[EngineName.SGLANG], namespace=None)
@@ -89,7 +89,7 @@ def test_generated_profiles_are_derived_and_written() -> None:
 
     def check(seed: int) -> None:
         given = parse_profile(_profile(seed).encode(), "made-up.toml", Path())
-        operations = derive(given.model, given.plan, headroom=0.1)
+        operations = derive(service_of(given.model, given.plan), headroom=0.1)
         if operations is not None:
             derived.append(seed)
             check_every(TARGETS, lambda target: check_written(target, operations, CHAT))
