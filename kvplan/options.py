@@ -472,6 +472,7 @@ class EmitOptions:
         "Prometheus for keda. Default: http://prometheus-operated.monitoring:9090.", metavar="URL"
     )
     load_time: Time = Time("From the start of a replica until it serves. Default: 2 min.")
+    scrape: Time = Time("Between two looks of Prometheus at a replica. Default: 15s.")
     slo: Objectives = _SLO
     headroom: Share[float | None] = Share(
         "What the targets of an autoscaler leave free: by simulated days, or such as 0.1.",

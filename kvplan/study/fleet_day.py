@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, Plan, ServingModel
 from kvplan.model.fleet import Fleet, Routing
@@ -18,12 +19,14 @@ from kvplan.simulation.metrics import within
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario
+from kvplan.study.goodput import at_rate
 
 LOOK_S = 15.0  # between two looks of an autoscaler
 _DAY_S, _STEP_S = 86_400.0, 600.0
 _TROUGH = 0.4  # of the peak at noon, or of the mean
 _BURSTS, _BURST = (8, 12, 15, 20), 1.5  # hours at which steps have so many times the rate
 _MOST_REQUESTS = 5_000_000
+_IDLE, _ALONE, _MOST_STAGES = 0.01, 20_000, 1e7  # of what is sustainable; requests, and their tokens in all
 _LEAVING = 8  # replicas that may be on their way out while all others are there
 
 
@@ -95,6 +98,15 @@ class FleetDay:
             requests = generate(model, Load(requests=None, horizon_s=end_s), seed)
         names = tuple(c.name for c in model.classes)
         return Scenario(model, self.plan, replace(requests, more_later=False), names, seed)
+
+    def idle(self, seed: int) -> float:
+        """Return the share of requests within the limits while all but nobody asks: no fleet keeps more."""
+        model = replace(self.model, schedule=None, arrivals=ArrivalProcess())
+        model = at_rate(model, _IDLE * sustainable_rate(model)[1])
+        size = math.ceil(min(_ALONE, _MOST_STAGES / model.mix.mean(model.mix.stages)))
+        requests = generate(model, Load(requests=size), seed)
+        scenario = Scenario(model, self.plan, requests, tuple(c.name for c in model.classes), seed)
+        return float(within(requests, Job(engine_settings(model), scenario).run(), self.limits).mean())
 
     def run(self, scenario: Scenario, control: Control, first: int, most: int, load_s: float) -> DayRun:
         """Simulate it from so many replicas on, where there are never more than `most` beside those that leave."""

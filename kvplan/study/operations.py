@@ -23,7 +23,7 @@ from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import of_requests
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, Progress, at_once
-from kvplan.simulation.fleet.scaling import HorizontalPodAutoscaler, Metric, Pods, Watch
+from kvplan.simulation.fleet.scaling import SCRAPE_S, HorizontalPodAutoscaler, Metric, Pods, Watch
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.parameters import SHED_AFTER
 from kvplan.simulation.policies.protocol import Scenario
@@ -35,7 +35,9 @@ from kvplan.study.windows import warm_up_s
 
 LOAD_S = 120.0  # from the start of a replica until it serves, where nobody says
 HEADROOMS = tuple(thousandths / 1000 for thousandths in range(-300, 525, 25))
-WITHIN = 0.995  # of the requests of a day, in the worst of the days of `SEEDS`
+_BELOW_IDLE = (
+    0.005  # the share of a day's requests within the objectives, in the worst of the days of `SEEDS`
+)
 SEEDS = range(100, 105)  # of the days that the headroom is chosen by
 _MINUTES, _REQUESTS = (5, 240), 300_000  # of the run at the goodput: least and most; most beyond the least
 _LOOKS_A_MINUTE = round(60 / LOOK_S)
@@ -88,6 +90,9 @@ class Operations(NamedTuple):
     wait_why: str
     load_s: float  # from the start of a replica until it serves
     planned: Planned
+    routing: Routing  # of the router that all this holds for
+    scrape_s: float  # between two looks of Prometheus
+    aim: float  # share of the requests of a day within the objectives: what an idle fleet reaches, less half a point
     first: int = 1  # replicas at the beginning of a simulated day
     # the least share of the requests of a simulated day within the objectives; None where the headroom was given
     worst_within: float | None = None
@@ -102,7 +107,9 @@ class Operations(NamedTuple):
     def control(self) -> HorizontalPodAutoscaler:
         """Return the autoscaler that keeps these targets."""
         triggers = {Metric.ARRIVALS: self.arrivals_rps, Metric.IN_FLIGHT: self.in_flight}
-        return HorizontalPodAutoscaler(triggers, self.replicas.least, self.replicas.most, self.scale_down_s)
+        return HorizontalPodAutoscaler(
+            triggers, self.replicas.least, self.replicas.most, self.scale_down_s, self.scrape_s
+        )
 
 
 def derive(
@@ -110,6 +117,7 @@ def derive(
     *,
     headroom: float | None = None,
     load_s: float = LOAD_S,
+    scrape_s: float = SCRAPE_S,
     progress: Progress | None = None,
 ) -> Operations | None:
     """Derive what a service is operated by from its day and objectives; None where no rate meets these.
@@ -130,7 +138,7 @@ def derive(
     if progress is not None:
         progress(_FIRST)
     seen = _seen(service, *point)
-    operations, worst = _operations(service, point, seen, load_s), None
+    operations, worst = _operations(service, point, seen, load_s, scrape_s), None
     if headroom is None:
         headroom, worst, _ = _searched(service, operations, progress)
     operations = _with_headroom(operations, service, headroom)._replace(worst_within=worst)
@@ -160,18 +168,18 @@ def _searched(service: FleetDay, operations: Operations, progress: Progress | No
         settings, runs = _with_headroom(operations, service, headroom), []
         for j in range(0, len(scenarios), _AT_ONCE):
             runs += at_once(partial(_day, service, settings), scenarios[j : j + _AT_ONCE])
-            if min(run.within for run in runs) < WITHIN:
+            if min(run.within for run in runs) < operations.aim:
                 break
         tried.append(_Days(headroom, min(run.within for run in runs), runs[0].gpu_hours))
         if progress is not None:
             progress(_FIRST + (1 - _FIRST) * len(tried) / len(HEADROOMS).bit_length())
-        return tried[-1].worst >= WITHIN
+        return tried[-1].worst >= operations.aim
 
     bisect_left(HEADROOMS[:-1], True, key=enough)
-    if all(days.worst < WITHIN for days in tried):
+    if all(days.worst < operations.aim for days in tried):
         enough(HEADROOMS[-1])
         return tried[-1]
-    return min((days for days in tried if days.worst >= WITHIN), key=lambda days: days.gpu_hours)
+    return min((days for days in tried if days.worst >= operations.aim), key=lambda days: days.gpu_hours)
 
 
 def _day(service: FleetDay, settings: Operations, scenario: Scenario) -> DayRun:
@@ -287,7 +295,7 @@ def _seen(service: FleetDay, rate_rps: float, replicas: int) -> _Seen:
     )
 
 
-def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float) -> Operations:
+def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float, scrape_s: float) -> Operations:
     """Put together targets, bounds and thresholds, without headroom."""
     running_p99 = seen.minutes_p99(seen.in_flight - seen.waiting)
     cap, cap_why = _cap(service, point.good_rps, running_p99)
@@ -319,6 +327,9 @@ def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float) ->
             queue_p99=seen.minutes_p99(seen.waiting, np.max),
             hit_rate=seen.hit_rate,
         ),
+        routing=service.routing,
+        scrape_s=scrape_s,
+        aim=service.idle(SEEDS[0]) - _BELOW_IDLE,
         first=_at_target(service, float(course_of(service.model).integral(LOOK_S)) / LOOK_S, point.good_rps),
     )
 

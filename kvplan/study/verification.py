@@ -33,17 +33,17 @@ class _Setting(NamedTuple):
 def _settings(operations: Operations) -> Iterator[_Setting]:
     """Yield what is compared: what was derived first, a fixed fleet for the peak last."""
     least, most, _ = operations.replicas
-    first, down_s = operations.first, operations.scale_down_s
+    first, down_s, scrape_s = operations.first, operations.scale_down_s, operations.scrape_s
     by = f"{operations.arrivals_rps:.3g} requests/s, {operations.in_flight:.3g} in flight"
     yield _Setting("derived", by, operations.control, first)
     for usage, queue in ((0.80, 5), (0.60, 30)):
         triggers = {Metric.KV_USAGE: usage, Metric.WAITING: float(queue)}
-        control = partial(HorizontalPodAutoscaler, triggers, least, most, down_s)
+        control = partial(HorizontalPodAutoscaler, triggers, least, most, down_s, scrape_s)
         yield _Setting(
             f"{usage:.2f}/{queue}", f"KV usage {usage:.0%} (Value), {queue} waiting", control, first
         )
     by = "peak KV usage of a minute: one more above 55 %, one less below 40 %"
-    yield _Setting(".55/.40", by, partial(OneByOne, 0.40, 0.55, least, most, down_s), first)
+    yield _Setting(".55/.40", by, partial(OneByOne, 0.40, 0.55, least, most, down_s, scrape_s), first)
     fixed = operations.replicas.fallback
     yield _Setting("fixed", f"{fixed} replicas", Watch, fixed)
 
