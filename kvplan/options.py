@@ -478,6 +478,7 @@ class EmitOptions:
         "Prometheus for keda. Default: http://prometheus-operated.monitoring:9090.", metavar="URL"
     )
     load_time: Time = Time("From the start of a replica until it serves. Default: 2 min.")
+    scrape: Time = Time("Between two looks of Prometheus at a replica. Default: 15s.")
     slo: Objectives = _SLO
     headroom: Share[float | None] = Share(
         "What the targets of an autoscaler leave free: by simulated days, or such as 0.1.",
@@ -486,6 +487,7 @@ class EmitOptions:
         high=10,
         metavar="auto|SHARE",
     )
+    day_mean: Flag = Flag("The rate of the profile is the mean of a day, not its peak.")
     verify: Flag = Flag(
         "Simulate other days with these targets, with guesses that are deployed, and with a fixed fleet."
     )

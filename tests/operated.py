@@ -13,6 +13,7 @@ import yaml
 from kvplan.emit.service import METRICS, Service, lack
 from kvplan.engine import EngineName
 from kvplan.model import Plan
+from kvplan.model.fleet import Routing
 from kvplan.model.slo import parse_slo
 from kvplan.options import Target
 from kvplan.show import manifest
@@ -56,6 +57,9 @@ OPERATIONS = Operations(
     wait_why="the objective on TTFT",
     load_s=120.0,
     planned=PLANNED,
+    routing=Routing.LEAST_REQUESTS,
+    scrape_s=15.0,
+    aim=0.995,
 )
 
 
@@ -100,6 +104,9 @@ def generated(seed: int) -> Operations:
         wait_why="the objective on TTFT",
         load_s=load_s,
         planned=planned,
+        routing=Routing.SESSION if rng.random() < 0.3 else Routing.LEAST_REQUESTS,
+        scrape_s=some(0.5, 290),
+        aim=0.995,
     )
 
 

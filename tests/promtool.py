@@ -35,11 +35,12 @@ def check_queries(queries: Sequence[str], folder: Path) -> None:
 
 
 class Case(NamedTuple):
-    """Series of a sample each `STEP_S`, and what queries say of them then: samples by their labels."""
+    """Series of a sample each `step_s`, and what queries say of them then: samples by their labels."""
 
     series: Mapping[str, Sequence[float] | str]
     queries: Mapping[str, Mapping[str, float]]
     at_s: int
+    step_s: int = STEP_S
 
 
 def expect(cases: Sequence[Case], folder: Path, *, groups: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -68,4 +69,4 @@ def _test(case: Case) -> dict[str, Any]:
         }
         for query, samples in case.queries.items()
     ]
-    return {"interval": f"{STEP_S}s", "input_series": inputs, "promql_expr_test": expected}
+    return {"interval": f"{case.step_s}s", "input_series": inputs, "promql_expr_test": expected}

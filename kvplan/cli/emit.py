@@ -74,24 +74,35 @@ def _manifest(
     from kvplan.emit import engine as record
     from kvplan.emit.service import lack, service
     from kvplan.emit.settings import for_engine
+    from kvplan.model.fleet import Routing
     from kvplan.show import manifest, verification
-    from kvplan.study.operations import LOAD_S, derive
+    from kvplan.study.operations import LOAD_S, derive, service_of
     from kvplan.study.verification import verify
 
     of_service = service(asked, engine)
     if (lacking := lack(target, of_service)) is not None:
         raise UsageError(f"--target {target}: {lacking}")
     model = for_engine(record(engine), loaded.model)
+    router = Routing.LEAST_REQUESTS if target is Target.EPP else None
+    day = service_of(model, loaded.plan, router=router, day_mean=asked.day_mean)
     with common.progress_bar() as progress:
         operations = derive(
-            model, loaded.plan, headroom=asked.headroom, load_s=asked.load_time or LOAD_S, progress=progress
+            day,
+            headroom=asked.headroom,
+            load_s=asked.load_time or LOAD_S,
+            scrape_s=of_service.scrape_s,
+            progress=progress,
         )
     if operations is None:
         common.say("no rate meets the objectives: " + "; ".join(slo.text for slo in loaded.plan.slos))
         raise typer.Exit(ExitCode.GATE_FAILED)
     text = manifest.text(target, operations, of_service, loaded.plan, name=loaded.name, sha256=loaded.sha256)
+    if (warning := manifest.warning(operations.worst_within, operations.aim)) is not None:
+        common.say(warning)
     write_result(text, output)
     if asked.verify:
         with common.progress_bar() as progress:
-            ways = verify(model, loaded.plan, operations, progress)
+            ways = verify(day, operations, progress)
+        if (warning := manifest.warning(ways[0].worst, operations.aim)) is not None:
+            common.say(warning)
         common.say_section(verification.section(ways))

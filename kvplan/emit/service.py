@@ -1,5 +1,6 @@
 """A service as its cluster knows it, and queries (PromQL) of what its engines and its router tell."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,10 +8,12 @@ from typing import NamedTuple
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError, shown
 from kvplan.options import CountedBy, EmitOptions, Target
+from kvplan.simulation.fleet.scaling import SCRAPE_S, window_s
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _MATCHER = r'[a-zA-Z_]\w* *(?:=~|!~|!=|=) *"(?:[^"\\\n]|\\[^\n])*"'
 _SELECTOR = re.compile(rf"{_MATCHER}( *, *{_MATCHER})*", re.ASCII)
+_FORGETS_S = 300.0
 _URL = re.compile(r"https?://[^\s\"'<>]+")
 
 
@@ -58,6 +61,8 @@ class Service:
         Whether arrivals are counted by the router, which sees them before they queue.
     prometheus
         Address of the server that answers queries.
+    scrape_s
+        Between two looks of Prometheus at a replica.
     model
         As clients ask for it.
     """
@@ -69,6 +74,7 @@ class Service:
     pool: str | None = None
     router_counts: bool = False
     prometheus: str
+    scrape_s: float = SCRAPE_S
     model: str | None = None
 
     def __post_init__(self) -> None:
@@ -86,8 +92,21 @@ class Service:
             raise UsageError(
                 f"--prometheus {shown(self.prometheus)}: a URL is wanted, such as http://prometheus.monitoring:9090"
             )
+        if not 0 < self.scrape_s < _FORGETS_S:
+            raise UsageError(
+                f"--scrape {self.scrape_s:g}s: less than 5 min is wanted, after which Prometheus takes a series as gone"
+            )
         if self.router_counts and self.pool is None:
             raise UsageError("--arrivals epp: which InferencePool is unknown; add --pool NAME")
+
+    def window(self, least_s: int) -> str:
+        """Return a window of a rate, in which there are four scrapes.
+
+        >>> [service(EmitOptions(scrape=each), EngineName.VLLM).window(60) for each in (None, "20.5s", "60s")]
+        ['1m', '82s', '4m']
+        """
+        seconds = math.ceil(window_s(self.scrape_s, least_s))
+        return f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"
 
     def arrivals(self, window: str) -> str:
         """Requests per second that arrive at all replicas: those that finish, and by how many more are there."""
@@ -172,6 +191,7 @@ def service(asked: EmitOptions, engine: EngineName) -> Service:
         pool=asked.pool,
         router_counts=asked.arrivals is CountedBy.EPP,
         prometheus=asked.prometheus or "http://prometheus-operated.monitoring:9090",
+        scrape_s=asked.scrape or SCRAPE_S,
         model=asked.model,
     )
 

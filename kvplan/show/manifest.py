@@ -34,13 +34,25 @@ def text(
         .get_template(f"{target}.yaml.j2")
         .render(
             operations=operations,
+            target=target,
             service=service,
             objectives="; ".join(slo.text for slo in plan.slos),
             name=name,
             origin=page.origin(sha256),
         )
     )
-    return _COMMENT.sub(_wrapped, rendered)
+    found = warning(operations.worst_within, operations.aim)
+    return _COMMENT.sub(_wrapped, rendered if found is None else f"# {found}\n{rendered}")
+
+
+def warning(worst: float | None, aim: float) -> str | None:
+    """Say that a simulated day missed its aim, if it did."""
+    if worst is None or worst >= aim:
+        return None
+    return (
+        f"WARNING: {worst:.2%} of the requests of the worst simulated day are within the objectives; the aim is "
+        f"{aim:.2%}, half a point less than in an idle fleet"
+    )
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.errors import UsageError
 from kvplan.model import ArrivalProcess, Plan, ServingModel
 from kvplan.model.fleet import Fleet, Routing
@@ -18,27 +19,33 @@ from kvplan.simulation.metrics import within
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario
+from kvplan.study.goodput import at_rate
 
 LOOK_S = 15.0  # between two looks of an autoscaler
 _DAY_S, _STEP_S = 86_400.0, 600.0
-_SWING = 0.6  # of the mean, from which the rate rises to its peak at noon
+_TROUGH = 0.4  # of the peak at noon, or of the mean
 _BURSTS, _BURST = (8, 12, 15, 20), 1.5  # hours at which steps have so many times the rate
 _MOST_REQUESTS = 5_000_000
+_IDLE, _ALONE, _MOST_STAGES = 0.01, 20_000, 1e7  # of what is sustainable; requests, and their tokens in all
 _LEAVING = 8  # replicas that may be on their way out while all others are there
 
 
-def with_day(model: ServingModel) -> ServingModel:
-    """Return the service at random on its schedule, or 24 hours of b(1 - .6 cos) with four bursts of ten minutes.
+def with_day(model: ServingModel, *, mean: bool = False) -> ServingModel:
+    """Return the service at random on its schedule, or 24 hours with four bursts of ten minutes, half as much again.
 
-    `b` is the rate of the profile. A burst is half as much again.
+    The rate of the profile is the peak of b(.7 - .3 cos), which no burst exceeds; where it is the `mean` of a day, that
+    is b(1 - .6 cos) and bursts stand on top.
     """
     if model.arrivals.trace is not None:
         model = replace(model, arrivals=ArrivalProcess())
     if model.schedule is not None:
         return model
     starts_s = np.arange(0.0, _DAY_S, _STEP_S)
-    factors = 1 - _SWING * np.cos(2 * math.pi * (starts_s + _STEP_S / 2) / _DAY_S)
+    middle = 1.0 if mean else (1 + _TROUGH) / 2
+    factors = middle - (middle - _TROUGH) * np.cos(2 * math.pi * (starts_s + _STEP_S / 2) / _DAY_S)
     factors[np.searchsorted(starts_s, np.array(_BURSTS) * 3600.0)] *= _BURST
+    if not mean:
+        factors = np.minimum(factors, 1.0)
     rows = tuple((factor,) * len(model.classes) for factor in factors.tolist())
     return replace(model, schedule=Steps(_DAY_S, tuple(starts_s.tolist()), rows))
 
@@ -64,6 +71,7 @@ class FleetDay:
     plan: Plan
     routing: Routing
     limits: Mapping[str, float]  # of a request's own times, seconds
+    planned: int = 1  # replicas of the plan
 
     def scenario(self, seed: int) -> Scenario:
         """Draw the requests of a day.
@@ -90,6 +98,15 @@ class FleetDay:
             requests = generate(model, Load(requests=None, horizon_s=end_s), seed)
         names = tuple(c.name for c in model.classes)
         return Scenario(model, self.plan, replace(requests, more_later=False), names, seed)
+
+    def idle(self, seed: int) -> float:
+        """Return the share of requests within the limits while all but nobody asks: no fleet keeps more."""
+        model = replace(self.model, schedule=None, arrivals=ArrivalProcess())
+        model = at_rate(model, _IDLE * sustainable_rate(model)[1])
+        size = math.ceil(min(_ALONE, _MOST_STAGES / model.mix.mean(model.mix.stages)))
+        requests = generate(model, Load(requests=size), seed)
+        scenario = Scenario(model, self.plan, requests, tuple(c.name for c in model.classes), seed)
+        return float(within(requests, Job(engine_settings(model), scenario).run(), self.limits).mean())
 
     def run(self, scenario: Scenario, control: Control, first: int, most: int, load_s: float) -> DayRun:
         """Simulate it from so many replicas on, where there are never more than `most` beside those that leave."""

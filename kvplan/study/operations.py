@@ -23,7 +23,7 @@ from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import of_requests
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, Progress, at_once
-from kvplan.simulation.fleet.scaling import HorizontalPodAutoscaler, Metric, Pods, Watch
+from kvplan.simulation.fleet.scaling import SCRAPE_S, HorizontalPodAutoscaler, Metric, Pods, Watch
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.parameters import SHED_AFTER
 from kvplan.simulation.policies.protocol import Scenario
@@ -35,11 +35,13 @@ from kvplan.study.windows import warm_up_s
 
 LOAD_S = 120.0  # from the start of a replica until it serves, where nobody says
 HEADROOMS = tuple(thousandths / 1000 for thousandths in range(-300, 525, 25))
-WITHIN = 0.995  # of the requests of a day, in the worst of the days of `SEEDS`
+_BELOW_IDLE = (
+    0.005  # the share of a day's requests within the objectives, in the worst of the days of `SEEDS`
+)
 SEEDS = range(100, 105)  # of the days that the headroom is chosen by
 _MINUTES, _REQUESTS = (5, 240), 300_000  # of the run at the goodput: least and most; most beyond the least
 _LOOKS_A_MINUTE = round(60 / LOOK_S)
-_SPARE = 1.5  # times the replicas of the peak, and the running requests of a replica
+_SPARE, _ROLLOUT = 1.5, 1.25  # times the running requests of a replica, and the replicas of the plan
 _STABILIZATION_S = 300.0  # at least, before a replica goes
 _OF_SEPARATRIX = 0.75
 _ALIKE = 1.5  # times as many replicas pool little better
@@ -51,8 +53,8 @@ class Replicas(NamedTuple):
     """How many replicas an autoscaler may ask for, and what it falls back to where it sees no metrics."""
 
     least: int  # for the trough of the period at the target
-    most: int  # 1.5 times what its peak needs at the target
-    fallback: int  # what its peak needs at the target
+    most: int  # those of the plan and a quarter more, for rollouts
+    fallback: int  # those of the plan, which its peak needs
 
 
 class Planned(NamedTuple):
@@ -88,6 +90,9 @@ class Operations(NamedTuple):
     wait_why: str
     load_s: float  # from the start of a replica until it serves
     planned: Planned
+    routing: Routing  # of the router that all this holds for
+    scrape_s: float  # between two looks of Prometheus
+    aim: float  # share of the requests of a day within the objectives: what an idle fleet reaches, less half a point
     first: int = 1  # replicas at the beginning of a simulated day
     # the least share of the requests of a simulated day within the objectives; None where the headroom was given
     worst_within: float | None = None
@@ -102,18 +107,20 @@ class Operations(NamedTuple):
     def control(self) -> HorizontalPodAutoscaler:
         """Return the autoscaler that keeps these targets."""
         triggers = {Metric.ARRIVALS: self.arrivals_rps, Metric.IN_FLIGHT: self.in_flight}
-        return HorizontalPodAutoscaler(triggers, self.replicas.least, self.replicas.most, self.scale_down_s)
+        return HorizontalPodAutoscaler(
+            triggers, self.replicas.least, self.replicas.most, self.scale_down_s, self.scrape_s
+        )
 
 
 def derive(
-    model: ServingModel,
-    plan: Plan,
+    service: FleetDay,
     *,
     headroom: float | None = None,
     load_s: float = LOAD_S,
+    scrape_s: float = SCRAPE_S,
     progress: Progress | None = None,
 ) -> Operations | None:
-    """Derive what a service is operated by from its profile and objectives; None where no rate meets these.
+    """Derive what a service is operated by from its day and objectives; None where no rate meets these.
 
     Without a `headroom` it is found by simulated days, in the worst of which enough requests are within the objectives;
     the largest of `HEADROOMS` where none is enough.
@@ -121,11 +128,9 @@ def derive(
     Raises
     ------
     UsageError
-        There is no objective on a percentile, prefill and decode are apart, users are a closed population, or requests
-        take hours.
+        Requests take hours.
     """
-    service = service_of(model, plan)
-    if time_alone(model) > 60 * _MINUTES[1]:
+    if time_alone(service.model) > 60 * _MINUTES[1]:
         raise _too_long(_MINUTES[1])
     point = _goodput_of(service)
     if point is None:
@@ -133,7 +138,7 @@ def derive(
     if progress is not None:
         progress(_FIRST)
     seen = _seen(service, *point)
-    operations, worst = _operations(service, point, seen, load_s), None
+    operations, worst = _operations(service, point, seen, load_s, scrape_s), None
     if headroom is None:
         headroom, worst, _ = _searched(service, operations, progress)
     operations = _with_headroom(operations, service, headroom)._replace(worst_within=worst)
@@ -163,29 +168,39 @@ def _searched(service: FleetDay, operations: Operations, progress: Progress | No
         settings, runs = _with_headroom(operations, service, headroom), []
         for j in range(0, len(scenarios), _AT_ONCE):
             runs += at_once(partial(_day, service, settings), scenarios[j : j + _AT_ONCE])
-            if min(run.within for run in runs) < WITHIN:
+            if min(run.within for run in runs) < operations.aim:
                 break
         tried.append(_Days(headroom, min(run.within for run in runs), runs[0].gpu_hours))
         if progress is not None:
             progress(_FIRST + (1 - _FIRST) * len(tried) / len(HEADROOMS).bit_length())
-        return tried[-1].worst >= WITHIN
+        return tried[-1].worst >= operations.aim
 
     bisect_left(HEADROOMS[:-1], True, key=enough)
-    if all(days.worst < WITHIN for days in tried):
+    if all(days.worst < operations.aim for days in tried):
         enough(HEADROOMS[-1])
         return tried[-1]
-    return min((days for days in tried if days.worst >= WITHIN), key=lambda days: days.gpu_hours)
+    return min((days for days in tried if days.worst >= operations.aim), key=lambda days: days.gpu_hours)
 
 
 def _day(service: FleetDay, settings: Operations, scenario: Scenario) -> DayRun:
     return service.run(scenario, settings.control(), settings.first, settings.replicas.most, settings.load_s)
 
 
-def service_of(model: ServingModel, plan: Plan) -> FleetDay:
-    """Return the day of the whole service on replicas of a kind, behind the router of its fleet.
+def service_of(
+    model: ServingModel, plan: Plan, *, router: Routing | None = None, day_mean: bool = False
+) -> FleetDay:
+    """Return the day of the whole service on replicas of a kind, behind a router, or that of its fleet.
 
-    Without a fleet requests go where fewest are, and turns to the replica of the turn before.
+    Without either requests go where fewest are. Turns go to the replica of the turn before.
+
+    Raises
+    ------
+    UsageError
+        There is no objective on a percentile, prefill and decode are apart, users are a closed population, or the mean
+        of a day is that of a schedule.
     """
+    if day_mean and model.schedule is not None:
+        raise UsageError("--day-mean: the profile has a schedule, whose day it is")
     if model.fleet is not None and model.fleet.is_split:
         raise UsageError("prefill and decode apart are not scaled by one target; give [fleet] replicas")
     if any(c.sessions is not None and c.sessions.users is not None for c in model.classes):
@@ -194,10 +209,12 @@ def service_of(model: ServingModel, plan: Plan) -> FleetDay:
     if not limits:
         raise UsageError("an objective on a percentile is wanted, such as --slo ttft-p95=2s")
     follows = any(c.sessions is not None or c.reuse is not None for c in model.classes)
-    routing = Routing.SESSION if follows else Routing.LEAST_REQUESTS
-    if model.fleet is not None and not follows:
-        routing = model.fleet.routing
-    return FleetDay(with_day(replace(model, fleet=None)), plan, routing, limits)
+    if follows:
+        router = Routing.SESSION
+    elif router is None:
+        router = Routing.LEAST_REQUESTS if model.fleet is None else model.fleet.routing
+    planned = 1 if model.fleet is None else model.fleet.replicas
+    return FleetDay(with_day(replace(model, fleet=None), mean=day_mean), plan, router, limits, planned)
 
 
 class _Point(NamedTuple):
@@ -278,7 +295,7 @@ def _seen(service: FleetDay, rate_rps: float, replicas: int) -> _Seen:
     )
 
 
-def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float) -> Operations:
+def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float, scrape_s: float) -> Operations:
     """Put together targets, bounds and thresholds, without headroom."""
     running_p99 = seen.minutes_p99(seen.in_flight - seen.waiting)
     cap, cap_why = _cap(service, point.good_rps, running_p99)
@@ -289,7 +306,7 @@ def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float) ->
         headroom=0.0,
         arrivals_rps=point.good_rps,
         in_flight=float(seen.in_flight.mean()),
-        replicas=_replicas(service, point.good_rps),
+        replicas=_replicas(service, point.good_rps, max(service.planned, point.replicas)),
         scale_down_s=max(_STABILIZATION_S, load_s),
         grace_s=float(np.quantile(seen.e2e_s, 0.999)),
         router_cap=cap,
@@ -310,6 +327,9 @@ def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float) ->
             queue_p99=seen.minutes_p99(seen.waiting, np.max),
             hit_rate=seen.hit_rate,
         ),
+        routing=service.routing,
+        scrape_s=scrape_s,
+        aim=service.idle(SEEDS[0]) - _BELOW_IDLE,
         first=_at_target(service, float(course_of(service.model).integral(LOOK_S)) / LOOK_S, point.good_rps),
     )
 
@@ -319,20 +339,17 @@ def _with_headroom(operations: Operations, service: FleetDay, headroom: float) -
     target_rps = operations.good_rps / (1 + headroom)
     factor = float(course_of(service.model).integral(LOOK_S)) / LOOK_S
     return operations._replace(
-        first=_at_target(service, factor, target_rps),
+        first=min(_at_target(service, factor, target_rps), operations.replicas.most),
         headroom=headroom,
         arrivals_rps=target_rps,
         in_flight=operations.planned.in_flight / (1 + headroom),
-        replicas=_replicas(service, target_rps),
+        replicas=_replicas(service, target_rps, operations.replicas.fallback),
     )
 
 
-def _replicas(service: FleetDay, target_rps: float) -> Replicas:
-    course = course_of(service.model)
-    most = _at_target(service, _SPARE * course.peak, target_rps)
-    return Replicas(
-        _at_target(service, course.least, target_rps), most, _at_target(service, course.peak, target_rps)
-    )
+def _replicas(service: FleetDay, target_rps: float, planned: int) -> Replicas:
+    least = _at_target(service, course_of(service.model).least, target_rps)
+    return Replicas(min(least, planned), math.ceil(_ROLLOUT * planned), planned)
 
 
 def _at_target(service: FleetDay, factor: float, target_rps: float) -> int:

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from kvplan.model import Plan, ServingModel
 from kvplan.simulation.experiments.runner import Progress, at_once
 from kvplan.simulation.fleet.scaling import Control, HorizontalPodAutoscaler, Metric, OneByOne, Watch
 from kvplan.simulation.policies.protocol import Scenario
 from kvplan.study.fleet_day import DayRun, FleetDay
-from kvplan.study.operations import Operations, service_of
+from kvplan.study.operations import Operations
 
 SEEDS = range(200, 205)  # none that a headroom was chosen by
 
@@ -34,29 +33,27 @@ class _Setting(NamedTuple):
 def _settings(operations: Operations) -> Iterator[_Setting]:
     """Yield what is compared: what was derived first, a fixed fleet for the peak last."""
     least, most, _ = operations.replicas
-    first, down_s = operations.first, operations.scale_down_s
+    first, down_s, scrape_s = operations.first, operations.scale_down_s, operations.scrape_s
     by = f"{operations.arrivals_rps:.3g} requests/s, {operations.in_flight:.3g} in flight"
     yield _Setting("derived", by, operations.control, first)
     for usage, queue in ((0.80, 5), (0.60, 30)):
         triggers = {Metric.KV_USAGE: usage, Metric.WAITING: float(queue)}
-        control = partial(HorizontalPodAutoscaler, triggers, least, most, down_s)
+        control = partial(HorizontalPodAutoscaler, triggers, least, most, down_s, scrape_s)
         yield _Setting(
             f"{usage:.2f}/{queue}", f"KV usage {usage:.0%} (Value), {queue} waiting", control, first
         )
     by = "peak KV usage of a minute: one more above 55 %, one less below 40 %"
-    yield _Setting(".55/.40", by, partial(OneByOne, 0.40, 0.55, least, most, down_s), first)
-    yield _Setting("fixed", f"{operations.peak_replicas} replicas", Watch, operations.peak_replicas)
+    yield _Setting(".55/.40", by, partial(OneByOne, 0.40, 0.55, least, most, down_s, scrape_s), first)
+    fixed = operations.replicas.fallback
+    yield _Setting("fixed", f"{fixed} replicas", Watch, fixed)
 
 
-def verify(
-    model: ServingModel, plan: Plan, operations: Operations, progress: Progress | None = None
-) -> tuple[Way, ...]:
+def verify(service: FleetDay, operations: Operations, progress: Progress | None = None) -> tuple[Way, ...]:
     """Simulate days with derived targets, with guesses that are deployed, and with a fixed fleet for the peak.
 
     All have the same requests, begin with the same replicas and keep the same bounds. Raises UsageError where a day is
     not simulated.
     """
-    service = service_of(model, plan)
     scenarios, settings = at_once(service.scenario, SEEDS), list(_settings(operations))
     requests = [scenario.requests.arrival_s.size for scenario in scenarios]
     ways = []

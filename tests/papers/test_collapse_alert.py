@@ -20,7 +20,7 @@ from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import study
 from kvplan.simulation.sessions import Burst
-from kvplan.study.operations import Planned, derive
+from kvplan.study.operations import Planned, derive, service_of
 
 BURST_S, END_S = 1800, 5400
 TTFT_S = 2.0
@@ -83,7 +83,7 @@ def steady() -> Planned:
 
 def at_goodput() -> Planned:
     agents = profile("agents-collapse").with_slos([parse_slo("ttft-p95=2s")])
-    operations = derive(agents.model, agents.plan, headroom=0.0)
+    operations = derive(service_of(agents.model, agents.plan), headroom=0.0)
     assert operations is not None
     return operations.planned
 

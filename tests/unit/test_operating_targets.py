@@ -27,9 +27,10 @@ from tiers import is_night
 from kvplan.emit.service import METRICS, lack, service
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
+from kvplan.model.fleet import Routing
 from kvplan.options import CountedBy, EmitOptions, Target
 from kvplan.profile.reading import parse_profile
-from kvplan.study.operations import derive
+from kvplan.study.operations import derive, service_of
 
 BEHIND_ROUTER = replace(CHAT, pool="pool", router_counts=True)
 SGLANG = replace(CHAT, metrics=METRICS[EngineName.SGLANG], namespace=None)
@@ -89,7 +90,7 @@ def test_generated_profiles_are_derived_and_written() -> None:
 
     def check(seed: int) -> None:
         given = parse_profile(_profile(seed).encode(), "made-up.toml", Path())
-        operations = derive(given.model, given.plan, headroom=0.1)
+        operations = derive(service_of(given.model, given.plan), headroom=0.1)
         if operations is not None:
             derived.append(seed)
             check_every(TARGETS, lambda target: check_written(target, operations, CHAT))
@@ -245,9 +246,39 @@ def test_a_text_is_read_as_that_text(value: str) -> None:
 def test_a_headroom_that_was_searched_says_what_it_reaches() -> None:
     searched = written("epp", OPERATIONS._replace(worst_within=0.996), CHAT)
     assert (
-        "# Headroom: 0.1, 99.6% within the objectives in the worst of the simulated days; 2 min until"
+        "# Headroom: 0.1, 99.6% within the objectives in the worst of the simulated days, 99.5% wanted; "
         in searched
     )
+
+
+def test_a_day_that_misses_its_aim_is_a_warning_on_the_first_line() -> None:
+    """A fleet that is idle keeps 97 %."""
+    missed = OPERATIONS._replace(worst_within=0.962, aim=0.965)
+    for target in TARGETS:
+        assert written(target, missed, CHAT).startswith("# WARNING: 96.20% of the requests")
+        assert "WARNING" not in written(target, missed._replace(worst_within=0.965), CHAT)
+
+
+def test_rates_are_of_four_scrapes_at_least(tmp_path: Path) -> None:
+    """Two samples a minute are seen in no minute; a request a second arrives, five stay."""
+    series: dict[str, str] = {}
+    for name, values in (
+        ("vllm:request_success_total", "0+60x20"),
+        ("vllm:num_requests_running", "5+0x20"),
+        ("vllm:num_requests_waiting", "0+0x20"),
+    ):
+        series[f'{name}{{job="vllm"}}'] = values
+    for scrape_s, found in ((15.0, {}), (60.0, {"{}": 1.0})):
+        query = replace(CHAT, scrape_s=scrape_s).arrivals(replace(CHAT, scrape_s=scrape_s).window(60))
+        promtool.expect([promtool.Case(series, {f"round({query}, 0.001)": found}, 630, 60)], tmp_path)
+    assert "a scrape every 1 min (--scrape)" in written("keda", OPERATIONS._replace(scrape_s=60.0), CHAT)
+
+
+def test_the_router_that_is_assumed_is_said() -> None:
+    session = OPERATIONS._replace(routing=Routing.SESSION)
+    assert "# Router: least-requests, as configured below" in written("epp", OPERATIONS, CHAT)
+    assert "# Router: session, assumed of turns" in written("epp", session, CHAT)
+    assert "# Router: session, assumed: with another" in written("keda", session, CHAT)
 
 
 def test_alerts_without_something_to_fire_on_are_left_out() -> None:

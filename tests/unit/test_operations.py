@@ -25,11 +25,13 @@ CHAT = RequestClass("chat", 90, (10, 30), (0.5, 0.5), 2.0)
 DAY = Steps(7200.0, (0.0, 1800.0, 3600.0, 5400.0), ((0.5,), (1.0,), (2.0,), (1.0,)))
 MODEL = ServingModel((CHAT,), Timing(0.2, 0.0, 1e-3), Replica(3000, block_tokens=16, gpus=2), DAY)
 PLAN = Plan(slos=(parse_slo("ttft-p95=2s"),))
+PLANNED = 3  # replicas
+FLEET = replace(MODEL, fleet=Fleet(replicas=PLANNED))
 
 
 @cache
 def operations() -> Operations:
-    derived = derive(MODEL, PLAN, headroom=0.25, load_s=400.0)
+    derived = derive(service_of(FLEET, PLAN), headroom=0.25, load_s=400.0)
     assert derived is not None
     return derived
 
@@ -43,7 +45,8 @@ def test_in_flight_is_what_arrives_times_how_long_it_stays() -> None:
 @pytest.mark.usefixtures("days")
 def test_the_goodput_is_a_rate_that_hours_keep() -> None:
     """Runs that look for it hold at a rate at which a queue grows late, and then stays."""
-    found = derive(profile("tool-calls-h100").model, Plan(slos=(parse_slo("ttft-p95=3s"),)), headroom=0.0)
+    day = service_of(profile("tool-calls-h100").model, Plan(slos=(parse_slo("ttft-p95=3s"),)))
+    found = derive(day, headroom=0.0)
     assert found is not None
     planned = found.planned
     assert planned.waiting_p99 / found.good_rps < 3.0
@@ -54,7 +57,7 @@ def test_the_goodput_is_a_rate_that_hours_keep() -> None:
 def test_requests_of_hours_are_refused() -> None:
     slow = replace(MODEL, timing=Timing(10_000.0), schedule=None)
     with pytest.raises(UsageError, match="requests take longer than the 240 min"):
-        derive(slow, Plan(slos=(parse_slo("ttft-p95=100h"),)), headroom=0.0)
+        derive(service_of(slow, Plan(slos=(parse_slo("ttft-p95=100h"),))), headroom=0.0)
 
 
 def test_targets_are_those_at_the_goodput_without_the_headroom() -> None:
@@ -62,7 +65,8 @@ def test_targets_are_those_at_the_goodput_without_the_headroom() -> None:
     assert found.arrivals_rps * 1.25 == pytest.approx(found.good_rps)
     assert found.in_flight * 1.25 == pytest.approx(found.planned.in_flight)
     peak, trough = 4.0 / found.arrivals_rps, 1.0 / found.arrivals_rps
-    assert found.replicas == (math.ceil(trough), math.ceil(1.5 * peak), math.ceil(peak))
+    assert found.peak_replicas == math.ceil(peak / 1.25) <= PLANNED  # without the headroom
+    assert found.replicas == (math.ceil(trough), math.ceil(1.25 * PLANNED), PLANNED)
     assert (found.scale_down_s, found.load_s) == (400.0, 400.0)
 
 
@@ -92,7 +96,7 @@ def test_memory_holds_what_is_planned() -> None:
 
 def test_what_no_rate_meets_has_nothing_to_be_operated_by() -> None:
     """An iteration takes 200 ms."""
-    assert derive(MODEL, Plan(slos=(parse_slo("ttft-p95=150ms"),)), headroom=0.0) is None
+    assert derive(service_of(MODEL, Plan(slos=(parse_slo("ttft-p95=150ms"),))), headroom=0.0) is None
 
 
 def test_what_cannot_be_scaled_so_is_refused() -> None:
@@ -101,17 +105,26 @@ def test_what_cannot_be_scaled_so_is_refused() -> None:
     cases = {
         "objective on a percentile": (MODEL, Plan(slos=(parse_slo("ttft-mean=2s"),))),
         "prefill and decode": (replace(MODEL, fleet=Fleet(1, 1)), PLAN),
+        "has a schedule": (MODEL, PLAN),
         "population": (replace(MODEL, classes=(users,), schedule=None), PLAN),
     }
     for words, (model, plan) in cases.items():
         with pytest.raises(UsageError, match=words):
-            derive(model, plan, headroom=0.0)
+            service_of(model, plan, day_mean=words == "has a schedule")
 
 
-def test_a_day_swings_about_the_rate_of_the_profile() -> None:
+def test_a_day_reaches_the_rate_of_the_profile_at_its_top() -> None:
+    """At noon, .7 + .3. A burst on the .85 of eight may not pass it, one on the .55 of twelve hours later cannot."""
+    course = course_of(with_day(replace(MODEL, schedule=None)))
+    assert (course.peak, course.least) == (1.0, pytest.approx(0.4, abs=1e-3))
+    at = [float(course.integral(s + 60) - course.integral(s)) / 60 for s in (8 * 3600, 9 * 3600, 20 * 3600)]
+    assert at == pytest.approx([1.0, 0.7 + 0.3 * math.sin(math.pi / 4), 1.5 * 0.55], rel=0.02)
+
+
+def test_a_day_swings_about_a_mean() -> None:
     """Four bursts of ten minutes half as high again, one of them at the peak; a trace comes at random."""
     plain = replace(MODEL, schedule=None, arrivals=ArrivalProcess(cv=2.0))
-    course = course_of(with_day(plain))
+    course = course_of(with_day(plain, mean=True))
     assert (course.period_s, course.peak) == (86_400.0, pytest.approx(1.6 * 1.5, rel=1e-3))
     assert course.least == pytest.approx(0.4, rel=1e-3)
     steps = np.diff(course.integral(np.arange(0.0, 86_401.0, 600.0))) / 600
@@ -153,10 +166,10 @@ def test_turns_come_on_the_schedule_of_their_sessions() -> None:
 
 
 def test_ways_to_scale_stand_beside_each_other_at_the_same_bounds() -> None:
-    found = verify(MODEL, PLAN, operations()._replace(load_s=30.0, scale_down_s=60.0))
+    found = verify(service_of(MODEL, PLAN), operations()._replace(load_s=30.0, scale_down_s=60.0))
     ways = {way.name: way for way in found}
     assert list(ways) == ["derived", "0.80/5", "0.60/30", ".55/.40", "fixed"]
-    assert ways["fixed"].gpu_hours == pytest.approx(operations().peak_replicas * 2 * 2)
+    assert ways["fixed"].gpu_hours == pytest.approx(operations().replicas.fallback * 2 * 2)
     for way in found:
         assert way.worst <= way.within <= 1
         assert operations().replicas.least * 4 <= way.gpu_hours

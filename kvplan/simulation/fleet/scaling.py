@@ -15,8 +15,9 @@ import numpy as np
 from kvplan.model import FloatArray, IntArray
 
 _ROUNDING = 1e-9  # relative, of a rate that is exactly a threshold
-METRIC_WINDOW_S = 60.0  # over which autoscalers average
+SCRAPE_S = 15.0  # between two looks of what an autoscaler asks, where nobody says
 _TOLERANCE = 0.1  # of the ratio of a metric to its target: `--horizontal-pod-autoscaler-tolerance`
+_LEAST_WINDOW_S, _SCRAPES = 60.0, 4  # over which autoscalers average: at least so long, and so many looks
 _ONE_GOES_S = 60.0  # between two replicas that go
 
 # from when on how many replicas are wanted: ascending, the first from 0 s on
@@ -76,6 +77,15 @@ class Lifetime(NamedTuple):
         if self.closes_s == math.inf:
             return end_s - self.starts_s
         return (max(self.closes_s, done_s) if self.opens else self.closes_s) - self.starts_s
+
+
+def window_s(scrape_s: float, least_s: float = _LEAST_WINDOW_S) -> float:
+    """Return a window of at least so long in which a rate can be seen: of four scrapes.
+
+    >>> window_s(15.0), window_s(60.0)
+    (60.0, 240.0)
+    """
+    return max(least_s, _SCRAPES * scrape_s)
 
 
 def lifetimes(steps: Steps, load_s: float, *, planned: bool) -> list[Lifetime]:
@@ -215,8 +225,16 @@ class HorizontalPodAutoscaler:
     Kubernetes 1.31, `pkg/controller/podautoscaler/replica_calculator.go` and `horizontal.go`.
     """
 
-    def __init__(self, triggers: Mapping[Metric, float], least: int, most: int, down_s: float) -> None:
+    def __init__(
+        self,
+        triggers: Mapping[Metric, float],
+        least: int,
+        most: int,
+        down_s: float,
+        scrape_s: float = SCRAPE_S,
+    ) -> None:
         self.triggers, self.least, self.most, self.down_s = triggers, least, most, down_s
+        self.scrape_s, self.window_s = scrape_s, window_s(scrape_s)
         self._window: deque[Gauges] = deque()
         self._wishes: deque[tuple[float, int]] = deque()
         self._went_s = -math.inf
@@ -224,8 +242,9 @@ class HorizontalPodAutoscaler:
     def wanted(self, seen: Gauges, there: int, ready: int) -> int:
         """Return how many replicas should be there now."""
         now = seen.time_s
-        self._window.append(seen)
-        while self._window[0].time_s < now - METRIC_WINDOW_S:
+        if not self._window or now >= self._window[-1].time_s + self.scrape_s:
+            self._window.append(seen)
+        while self._window[0].time_s < self._window[-1].time_s - self.window_s:
             self._window.popleft()
         wishes = [self._wish(metric, target, there, ready) for metric, target in self.triggers.items()]
         self._wishes.append((now, min(max(self.least, *wishes), self.most)))
@@ -250,8 +269,8 @@ class HorizontalPodAutoscaler:
     def _measured(self, metric: Metric) -> float:
         first, last = self._window[0], self._window[-1]
         if metric is Metric.ARRIVALS:
-            return (last.arrived - first.arrived) / max(last.time_s - first.time_s, METRIC_WINDOW_S / 2)
-        within = [getattr(s, metric) for s in self._window if s.time_s > last.time_s - METRIC_WINDOW_S]
+            return (last.arrived - first.arrived) / max(last.time_s - first.time_s, self.window_s / 2)
+        within = [getattr(s, metric) for s in self._window if s.time_s > last.time_s - self.window_s]
         shown = [values.mean() if metric is Metric.KV_USAGE else values.sum() for values in within]
         return math.fsum(shown) / len(shown)
 
@@ -267,8 +286,10 @@ class OneByOne(HorizontalPodAutoscaler):
     `QueryKvCacheUsage` of `internal/collector/registration/saturation.go`.
     """
 
-    def __init__(self, below: float, above: float, least: int, most: int, down_s: float) -> None:
-        super().__init__({Metric.KV_USAGE: above}, least, most, down_s)
+    def __init__(
+        self, below: float, above: float, least: int, most: int, down_s: float, scrape_s: float = SCRAPE_S
+    ) -> None:
+        super().__init__({Metric.KV_USAGE: above}, least, most, down_s, scrape_s)
         self._below = below
 
     def _wish(self, metric: Metric, target: float, there: int, ready: int) -> int:
