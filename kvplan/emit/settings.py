@@ -14,13 +14,13 @@ from kvplan.errors import UsageError
 from kvplan.model import Admission, EngineName, Plan, Prefill, ServingModel
 from kvplan.model import Engine as Served
 from kvplan.report.assembly import Report
-from kvplan.report.verdict import effect, requests_in_memory
+from kvplan.report.verdict import advice_actions, effect, requests_in_memory
 from kvplan.report.words import Status
 from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.simulation.policies.parameters import SHED_AFTER
 from kvplan.simulation.policies.protocol import SEATS, SEQUENCES, TOKENS
 from kvplan.simulation.policies.sglang import RECEIVE_EVERY_STEPS as RECEIVE_EVERY
-from kvplan.study.advice import ADMISSION, WATERMARK, Advice
+from kvplan.study.advice import ADMISSION, GATEWAY, WATERMARK, Advice
 from kvplan.units import format_number, format_seconds
 
 
@@ -101,7 +101,9 @@ def engine_settings_of(
         engine=engine,
         start=started(engine, flags.values(), model, table, folder),
         advice=best,
-        others=tuple(tuple(_of_advice(engine, each, model, recovers=recovers)) for each in rest),
+        others=tuple(
+            filter(None, (tuple(_of_advice(engine, each, model, recovers=recovers)) for each in rest))
+        ),
         notes=tuple(_notes(engine, report, model)),
         version=version_of(engine, model),
     )
@@ -199,6 +201,8 @@ def _notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]
         if ADMISSION in {setting.name for setting in one.settings}:
             said = effect(one, recovers=report.verdict.status is Status.STABLE)
             yield f"Admission of whole prompts, as vLLM does since March 2026 unless told not to: {said}"
+        if GATEWAY in {setting.name for setting in one.settings}:
+            yield from advice_actions((one,), recovers=report.verdict.status is Status.STABLE)
     replica = model.replica
     if replica.offload is not None:
         if engine.host_tier is None:

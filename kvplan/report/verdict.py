@@ -13,7 +13,7 @@ from kvplan.report.ledger import Ledger
 from kvplan.report.prefix_cache import enough_memory
 from kvplan.report.wording import sentence, sentences
 from kvplan.report.words import Status
-from kvplan.study.advice import ADMISSION, Advice
+from kvplan.study.advice import ADMISSION, BUDGETS, CAP, GATEWAY, THRESHOLDS, Advice
 from kvplan.study.headroom import Headroom
 from kvplan.study.warm_cache import Setting
 from kvplan.units import format_number, format_percent, format_seconds
@@ -105,10 +105,30 @@ def _about(figures: Figures, *, may_collapse: bool) -> Iterator[tuple[str, Any]]
 def advice_actions(tried: tuple[Advice, ...], *, recovers: bool) -> tuple[str, ...]:
     """Write an action for each, best first; `recovers` says that the offered rate drains without any."""
     return tuple(
-        f"{'Or set' if i else 'Set'} {' and '.join(map(_written, advice.settings))}: "
+        f"{_sentence_start(f'or {to_do(advice)}' if i else to_do(advice))}: "
         f"{effect(advice, recovers=recovers)}{f' Needs {advice.needs_version}.' if advice.needs_version else ''}"
         for i, advice in enumerate(tried)
     )
+
+
+def _sentence_start(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def to_do(advice: Advice) -> str:
+    """Say what to set, or at how much to hold requests back before they are admitted."""
+    values = {
+        name: ", ".join(format_number(s.value) for s in advice.settings if s.name == name)
+        for name in (CAP, GATEWAY, THRESHOLDS, BUDGETS)
+    }
+    if values[GATEWAY]:
+        cap = f"{values[CAP]} admissions an iteration ({CAP})" if values[CAP] else "before it has a backlog"
+        return f"cap the gateway at {values[GATEWAY]} requests/s a replica, {cap}"
+    if values[THRESHOLDS]:
+        return f"admit in groups of {values[THRESHOLDS]} ({THRESHOLDS})"
+    if values[BUDGETS]:
+        return f"admit at most {values[BUDGETS]} an iteration, by class ({BUDGETS})"
+    return f"set {' and '.join(map(_written, advice.settings))}"
 
 
 def effect(advice: Advice, *, recovers: bool) -> str:

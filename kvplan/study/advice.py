@@ -3,6 +3,10 @@
 Tried are shares of the memory that admission keeps free, and limits of the requests that run at once, on a replica that
 does not recover at its offered rate, or serves less under a backlog than it could without evictions. What looks best
 is measured once more, on requests that had no part in the choice.
+
+Where a backlog does not drain, requests are also held back before they are admitted: at the gateway of an engine, which
+passes them on evenly; in the papers' conventions by a cap on the admissions of an iteration (SIC 5.1), in groups of
+WAIT's thresholds, within FC's budgets.
 """
 
 import math
@@ -11,15 +15,20 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
+from kvplan.analysis.admission import rate_cap
 from kvplan.analysis.cached_equilibrium import with_cold_cache
-from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.equilibrium import iteration_time, saturation, sustainable_rate
 from kvplan.analysis.fleet import one_replica
-from kvplan.model import Plan, ServingModel
-from kvplan.simulation.backlog import Backlog, Means
+from kvplan.analysis.wait import wait
+from kvplan.model import Plan, Prefill, ServingModel
+from kvplan.simulation.backlog import Backlog, Means, OpenRun
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.simulation.intervals import Ratio, Trend
 from kvplan.simulation.policies import POLICIES, engine_settings
-from kvplan.simulation.policies.protocol import SEATS, Settings
+from kvplan.simulation.policies.protocol import SEATS, Scenario, Settings
+from kvplan.simulation.requests import saturated, with_drafts
 from kvplan.study.operating_point import Observation, OperatingPoint, Status, observe
 from kvplan.study.recovery import (
     BATCHES,
@@ -34,6 +43,12 @@ from kvplan.study.recovery import (
 from kvplan.study.warm_cache import Gained, Setting, protection
 
 WATERMARK, ADMISSION = "watermark", "admission"  # parameters of policies
+CAP, THRESHOLDS, BUDGETS = (
+    "rate-limited.beta",
+    "wait.thresholds",
+    "flow.budgets",
+)  # of others; one for each class
+GATEWAY = "gateway_rps"  # requests/s that are passed on to a replica
 _WHOLE_PROMPT = 0.0
 _WATERMARKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 _SEATS = tuple(n / 10 for n in range(4, 14))  # of the requests that memory holds
@@ -51,7 +66,12 @@ _PAIR, _PAIRS = 80_000, 200_000  # of a run in pairs at first; completions and e
 _MOST_HELD = 5_000  # requests in memory: a score of runs, each with several times as many rows
 _OBSERVE_S = 0.5  # counted work at the offered rate
 _KNOWN, _SHOWN = 0.1, 0.25  # relative width of TTFT p95 at which runs end; beyond which it is not said
-_SEED, _FRESH = (39, 1), (39, 2)
+_SEED, _FRESH, _EVEN = (39, 1), (39, 2), (39, 3)
+_CAPS = (1.0, 0.8, 0.6, 0.4, 0.2)  # of the way from what is offered to what memory sustains
+_GATEWAYS = (0.8, 0.6, 0.4, 0.2)  # the same: in reach of what is sustainable a queue grows unseen
+_PASSED_ON = (4_000, 100_000)  # requests, the second time to make sure
+_MOST_PASSED = 1_000_000  # iterations of a run of them
+_FEW = 0.001  # evictions of a completion that count as none
 
 
 class Advice(NamedTuple):
@@ -81,6 +101,8 @@ def advice(model: ServingModel, plan: Plan, base: Recovery, point: OperatingPoin
     tried = [] if limits is None else [limits]
     if _may_gain(alone, base):
         tried += _tried(alone, settings, base, but_seats=limits is not None)
+        if limits is None and (base.rate_rps or 0.0) < alone.total_rate_rps < sustainable_rate(alone)[1]:
+            tried = _in_order([*_held_back(alone, settings)], tried, engine=POLICIES[settings.policy].engine)
     return tuple(filter(None, (_advice(model, plan, settings, gained, point) for gained in tried)))
 
 
@@ -106,7 +128,7 @@ def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats
         if not values or (but_seats and name in SEATS):
             continue
         best = _best((alone, settings), name, values, weights)
-        gain = _gain((alone, settings), _with(alone, settings, (best,)), weights)
+        gain, _ = _gain((alone, settings), _with(alone, settings, (best,)), weights)
         gains = gain.value > max(_GAIN, _SURE * gain.standard_error)
         could = base.served_rps * (1 + gain.value + _SURE * gain.standard_error) >= offered
         if not gains and (recovers or not could):
@@ -114,7 +136,102 @@ def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats
         drains = could and sustains(*_with(alone, settings, (best,)))
         if gains or drains:
             found.append(Gained((best,), gain.value, drains))
-    return sorted(found, key=lambda one: (one.sustains, one.gain), reverse=True)
+    return sorted(found, key=_worth, reverse=True)
+
+
+def _worth(gained: Gained) -> tuple[bool, float]:
+    return gained.sustains, round(gained.gain, 2)
+
+
+def _in_order(held_back: list[Gained], tried: list[Gained], *, engine: bool) -> list[Gained]:
+    """Put settings of an engine before its gateway, for they also end a collapse, but none that does not sustain."""
+    if engine:
+        return sorted([*tried, *held_back], key=lambda one: one.sustains, reverse=True)
+    return sorted([*held_back, *tried], key=_worth, reverse=True)
+
+
+def _held_back(alone: ServingModel, settings: Settings) -> Iterator[Gained]:
+    """Yield ways to hold requests back before they are admitted, at which a backlog drains; none that serves less.
+
+    Of the papers' ways that of WAIT comes first in its convention, the cap in that of SIC.
+    """
+    weights = weights_of(alone, Backlog(alone, Plan(), uncached(settings), [*_SEED]).means())
+    if POLICIES[settings.policy].engine:
+        yield from _at_gateway(alone, settings, weights)
+        return
+    ways = (_caps(alone), _thresholds(alone), _budgets(alone))
+    for way in (ways[1], ways[0], ways[2]) if alone.replica.prefill is Prefill.INLINE else ways:
+        if (chosen := _without_evictions(alone, settings, way, weights)) is None:
+            continue
+        without, variant = (alone, settings), _with(alone, settings, chosen)
+        gain, served = _gain(without, variant, weights)
+        if gain.value >= 0 and sustains(*variant):
+            passed_on = (Setting(GATEWAY, float(f"{served.value:.4g}")),) if chosen[0].name == CAP else ()
+            yield Gained((*chosen, *passed_on), gain.value, sustains=True)
+
+
+def _caps(alone: ServingModel) -> list[tuple[Setting, ...]]:
+    """Return caps from all that memory allows down to little more than what comes in an iteration."""
+    most, coming = (
+        saturation(alone).admissions_per_iteration,
+        alone.total_rate_rps * (iteration_time(alone) or 0.0),
+    )
+    return [(Setting(CAP, float(f"{coming + part * (most - coming):.4g}")),) for part in _CAPS]
+
+
+def _thresholds(alone: ServingModel) -> list[tuple[Setting, ...]]:
+    found = wait(alone)
+    return [
+        tuple(Setting(THRESHOLDS, n) for n in each)
+        for each in (found.max_thresholds, found.thresholds)
+        if each
+    ]
+
+
+def _budgets(alone: ServingModel) -> list[tuple[Setting, ...]]:
+    found = [c.integer_budget for c in rate_cap(alone).classes]
+    return [tuple(Setting(BUDGETS, b) for b in found if b)] if all(found) else []
+
+
+def _without_evictions(
+    alone: ServingModel, settings: Settings, way: list[tuple[Setting, ...]], weights: Means
+) -> tuple[Setting, ...] | None:
+    """Return the first that serves what is offered from a flood and evicts hardly anybody, else that serves most."""
+    best, most = None, alone.total_rate_rps
+    for chosen in way:
+        flood = _Flood(_with(alone, settings, chosen), _SEED, _SEARCH)
+        served = flood.rate(_SHORT, weights).value
+        if served >= most:
+            best, most = chosen, served
+        end = flood.run.mark()
+        if served >= alone.total_rate_rps and end.evicted <= _FEW * end.completed:
+            return chosen
+    return best
+
+
+def _at_gateway(alone: ServingModel, settings: Settings, weights: Means) -> Iterator[Gained]:
+    """Yield the largest of some rates that the engine serves without evictions when they come evenly."""
+    offered, most = alone.total_rate_rps, sustainable_rate(alone)[1]
+    flooded = _Flood((alone, settings), _FRESH, _PAIR).rate(_SHORT, weights).value
+    for part in _GATEWAYS:
+        rate = float(f"{offered + part * (most - offered):.4g}")
+        if rate >= max(flooded, offered) and all(_is_served(alone, settings, rate, n) for n in _PASSED_ON):
+            yield Gained((Setting(GATEWAY, rate),), rate / flooded - 1, sustains=True)
+            return
+
+
+def _is_served(alone: ServingModel, settings: Settings, rate_rps: float, count: int) -> bool:
+    """Return whether so many requests, at even intervals, leave no queue and hardly anybody evicted."""
+    count = min(count, math.ceil(_MOST_PASSED * rate_rps * (iteration_time(alone) or math.inf)))
+    rng = np.random.default_rng(_EVEN)
+    requests = replace(saturated(alone, rng, requests=count), arrival_s=np.arange(count) / rate_rps)
+    if alone.drafts is not None:
+        requests = with_drafts(requests, alone.drafts, rng)
+    scenario = Scenario(alone, Plan(), requests, tuple(c.name for c in alone.classes))
+    run = OpenRun(scenario, uncached(settings), count / rate_rps)
+    run.on(count / rate_rps / 2)
+    end = run.on(count / rate_rps * 0.99)
+    return end.least == 0 and end.preempted <= _FEW * end.completed
 
 
 def _advice(
@@ -166,10 +283,13 @@ def _knobs(model: ServingModel, settings: Settings) -> Iterator[tuple[str, list[
 def _with(model: ServingModel, settings: Settings, changes: tuple[Setting, ...]) -> _Variant:
     """Return a replica with other settings; what limits its seats stands in the model, where analyses see it."""
     for name, value in changes:
+        policy, _, parameter = name.partition(".")
         if name in SEATS:
             seats = model.replica.ranks * int(value)
             model = replace(model, replica=replace(model.replica, max_num_seqs=seats))
-        else:
+        elif parameter:
+            settings = Settings(policy, {parameter: tuple(s.value for s in changes if s.name == name)})
+        elif name != GATEWAY:
             settings = Settings(settings.policy, {**settings.given, name: (value,)})
     return model, settings
 
@@ -182,7 +302,7 @@ class _Flood:
         admissions = admissions_per_iteration(model)
         width = math.ceil(min(iterations_wanted(model), completions / admissions) / BATCHES / 2**_SHORT)
         self.start = Start("", Backlog(model, Plan(), uncached(settings), [*seed]), width)
-        self._timing = model.timing
+        self.run, self._timing = self.start.run, model.timing
 
     def rate(self, level: int, weights: Means) -> Ratio:
         """Return the requests served in a second, by a run of this level."""
@@ -228,8 +348,8 @@ def _between(values: list[float], best: float, *, whole: bool) -> list[float]:
     return [v for v in rounded if v not in (0.0, *values)]
 
 
-def _gain(without: _Variant, variant: _Variant, weights: Means) -> Ratio:
-    """Return what is served more from a flood, relative, on requests that had no part in the choice."""
+def _gain(without: _Variant, variant: _Variant, weights: Means) -> tuple[Ratio, Ratio]:
+    """Return what is served more from a flood, relative, on requests that had no part in the choice; and what is."""
     runs = [_Flood(each, _FRESH, _PAIR) for each in (without, variant)]
     for level in range(_SHORT, _SHORT + _LONGER + 1):
         before, after = at_once(partial(_Flood.rate, level=level, weights=weights), runs)
@@ -240,4 +360,4 @@ def _gain(without: _Variant, variant: _Variant, weights: Means) -> Ratio:
         spent = sum(run.start.cost(level) for run in runs)
         if abs(value - _GAIN) > _SURE * error or 2 * spent > _PAIRS:
             break
-    return Ratio(value, error, min(before.degrees, after.degrees))
+    return Ratio(value, error, min(before.degrees, after.degrees)), after

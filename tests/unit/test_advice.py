@@ -1,20 +1,27 @@
 """Settings that are advised gain what a second simulator says, and nothing is advised where nothing is lost."""
 
+import math
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import shipped
+import slow_simulator
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import System, Truth, truth
+from oracle.live import replay
 from strategies import mix_model, one_class
 from tiers import at_night, examples
 
+from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.engine import EngineName
 from kvplan.model import Admission, Engine, Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation.policies import engine_settings
-from kvplan.study.advice import Advice, advice
+from kvplan.simulation.requests import saturated
+from kvplan.study.advice import CAP, GATEWAY, THRESHOLDS, Advice, advice
 from kvplan.study.operating_point import operating_point
 from kvplan.study.recovery import recovery
 from kvplan.study.warm_cache import Setting, protection
@@ -137,3 +144,102 @@ def test_a_limit_and_a_bound_on_waiting_end_a_collapse() -> None:
     assert [s.name for s in found.settings] == ["max_num_seqs", "shed_after"]
     assert found.settings[0].value < 195  # beyond so many in flight the warm state is lost
     assert found.gain == pytest.approx(profile.model.total_rate_rps / 12.1 - 1, abs=0.03)
+
+
+# --------------------------------------------------------------------- requests held back before they are admitted
+
+
+def papers_example(prompt: int, decode: int, memory: int, rate: float, prefill: Prefill) -> ServingModel:
+    """One length in slots of a second: SIC Examples 2 and that of d = 4, WAIT Example 2."""
+    replica = Replica(memory, prefill=prefill)
+    return ServingModel((one_class(prompt, decode, rate),), Timing(1.0), replica)
+
+
+def an_hour_after_a_flood(
+    weights: tuple[int, ...], memory: int, rate: float, *, cap: float = math.inf, group: int = 0
+) -> tuple[int, int]:
+    """Serve one length in slots of a second, by what each stage holds, with a queue of a minute to begin with.
+
+    At most ⌊(t + 1)·cap⌋ - ⌊t·cap⌋ are admitted in slot t; with a group all pause until as many wait. Return who
+    waits at the end, and how many were evicted.
+    """
+    rng, stages, evicted = np.random.default_rng(5), [0] * len(weights), 0
+    waiting = round(60 * rate)
+    for slot in range(3600):
+        waiting += int(rng.poisson(rate))
+        if waiting < group:
+            continue
+        stages = [0, *stages[:-1]]
+        while sum(w * n for w, n in zip(weights, stages, strict=True)) > memory:
+            youngest = next(k for k, n in enumerate(stages) if n)
+            stages[youngest], waiting, evicted = stages[youngest] - 1, waiting + 1, evicted + 1
+        room = (memory - sum(w * n for w, n in zip(weights, stages, strict=True))) // weights[0]
+        most = group or (room if cap == math.inf else math.floor((slot + 1) * cap) - math.floor(slot * cap))
+        stages[0] = int(min(room, most, waiting))
+        waiting -= stages[0]
+    return waiting, evicted
+
+
+@every(
+    ("model", "remedy", "value", "weights"),
+    [
+        (papers_example(2, 3, 24, 1.9, Prefill.DISAGGREGATED), CAP, 2.0, (3, 4, 5)),
+        (papers_example(2, 4, 72, 3.5, Prefill.DISAGGREGATED), CAP, 4.0, (3, 4, 5, 6)),
+        (papers_example(1, 1, 12, 3.6, Prefill.INLINE), THRESHOLDS, 4.0, (1, 2)),
+    ],
+)
+def test_the_papers_remedy_comes_first_in_their_examples(
+    model: ServingModel, remedy: str, value: float, weights: tuple[int, ...]
+) -> None:
+    """n* = M/Σ of the weights, 24/12, 72/18, 12/3: no evictions for an hour, the flood is gone; greedy keeps it."""
+    best, rate, memory = advised(model)[0], model.total_rate_rps, model.replica.memory_tokens
+    assert best.settings[0] == Setting(remedy, value)
+    assert best.sustains_offered
+    assert best.gain_backlogged > 0.19
+    if remedy == CAP:
+        assert best.settings[1] == Setting(GATEWAY, pytest.approx(value, rel=0.01))
+    held_back = {CAP: {"cap": value}, THRESHOLDS: {"group": int(value)}}[remedy]
+    waiting, evicted = an_hour_after_a_flood(weights, memory, rate, **held_back)  # type: ignore[arg-type]
+    assert evicted == 0
+    assert waiting < 60 * rate
+    waiting, evicted = an_hour_after_a_flood(weights, memory, rate)
+    assert evicted > 1000
+    assert waiting > 60 * rate
+
+
+def test_a_gateway_is_capped_at_what_an_engine_serves_for_an_hour() -> None:
+    """Above what the engine is sure to recover from, below what memory sustains; a second engine agrees."""
+    model = alike(1.17)
+    [best, *_] = advised(model)
+    [cap] = best.settings
+    assert cap.name == GATEWAY
+    assert 1.17 < cap.value < sustainable_rate(model)[1]
+    assert cap.value > flooded(model)  # no throughput is lost
+    count = round(3600 * cap.value)
+    system = System.of(model)
+    arrivals = np.arange(count) / cap.value
+    ended, _, finish_s, evicted = replay(system, arrivals, np.full(count, 600), np.full(count, 400))
+    stay_s = np.median(finish_s - arrivals)
+    assert ended.completed == count
+    assert evicted.sum() <= 0.001 * count
+    assert np.max(finish_s[-100:] - arrivals[-100:]) < 1.1 * stay_s
+
+
+TWO_CLASSES = mix_model(
+    (154, 46, 70.5), (285, 49, 100.5), memory=28_613, prefill="inline", timing=Timing(0.01, 1e-7)
+)
+
+
+def test_a_cap_on_a_mix_serves_what_is_offered_in_a_second_simulator() -> None:
+    """3,000 requests at once, under the cap: hardly anybody is evicted, and they are done before as many have come."""
+    [best, *_] = advised(TWO_CLASSES)
+    assert [s.name for s in best.settings] == [CAP, GATEWAY]
+    requests = saturated(TWO_CLASSES, np.random.default_rng(8), requests=3000)
+    ran = slow_simulator.simulate(
+        "rate-limited", requests, TWO_CLASSES.timing, TWO_CLASSES.replica, {"beta": best.settings[0].value}
+    )
+    finish_s = np.sort([f for f in ran.finish_s if f is not None])
+    served = 2000 / (finish_s[2499] - finish_s[499])
+    assert sum(ran.evictions) <= 3
+    assert served == pytest.approx(best.settings[1].value, rel=0.02)
+    assert served > TWO_CLASSES.total_rate_rps
