@@ -243,7 +243,7 @@ def test_every_alert_says_where_to_read_what_to_do() -> None:
 
 
 def test_the_readme_is_short_and_installs_from_the_checkout() -> None:
-    assert len(README.splitlines()) <= 180
+    assert len(README.splitlines()) <= 190
     assert "pip install kvplan" not in PROSE  # that name on the package index belongs to somebody else
 
 
