@@ -1,11 +1,11 @@
 """Days that targets of an autoscaler were not chosen by: what they keep and cost, beside guesses and a fixed fleet."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
 from kvplan.simulation.experiments.runner import Progress, at_once
-from kvplan.simulation.fleet.scaling import Control, HorizontalPodAutoscaler, Metric, OneByOne, Watch
+from kvplan.simulation.fleet.scaling import Control, HorizontalPodAutoscaler, LatencyRule, Metric, Watch
 from kvplan.simulation.policies.protocol import Scenario
 from kvplan.study.fleet_day import DayRun, FleetDay
 from kvplan.study.operations import Operations
@@ -30,7 +30,7 @@ class _Setting(NamedTuple):
     first: int  # replicas
 
 
-def _settings(operations: Operations) -> Iterator[_Setting]:
+def _settings(operations: Operations, limits: Mapping[str, float]) -> Iterator[_Setting]:
     """Yield what is compared: what was derived first, a fixed fleet for the peak last."""
     least, most, _ = operations.replicas
     first, down_s, scrape_s = operations.first, operations.scale_down_s, operations.scrape_s
@@ -42,8 +42,10 @@ def _settings(operations: Operations) -> Iterator[_Setting]:
         yield _Setting(
             f"{usage:.2f}/{queue}", f"KV usage {usage:.0%} (Value), {queue} waiting", control, first
         )
-    by = "peak KV usage of a minute: one more above 55 %, one less below 40 %"
-    yield _Setting(".55/.40", by, partial(OneByOne, 0.40, 0.55, least, most, down_s, scrape_s), first)
+    rule = partial(LatencyRule, limits, least, most, scrape_s)
+    if rule().limits:
+        by = f"P90 of latency over its limit: more above {LatencyRule.UP:.2f}, fewer below {LatencyRule.DOWN:.2f}"
+        yield _Setting("latency", by, rule, first)
     fixed = operations.replicas.fallback
     yield _Setting("fixed", f"{fixed} replicas", Watch, fixed)
 
@@ -54,7 +56,7 @@ def verify(service: FleetDay, operations: Operations, progress: Progress | None 
     All have the same requests, begin with the same replicas and keep the same bounds. Raises UsageError where a day is
     not simulated.
     """
-    scenarios, settings = at_once(service.scenario, SEEDS), list(_settings(operations))
+    scenarios, settings = at_once(service.scenario, SEEDS), list(_settings(operations, service.limits))
     requests = [scenario.requests.arrival_s.size for scenario in scenarios]
     ways = []
     for setting in settings:
