@@ -1,6 +1,6 @@
 """Days that targets of an autoscaler were not chosen by: what they keep and cost, beside guesses and a fixed fleet."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ class _Setting(NamedTuple):
     first: int  # replicas
 
 
-def _settings(operations: Operations, limits: Mapping[str, float]) -> Iterator[_Setting]:
+def _settings(operations: Operations) -> Iterator[_Setting]:
     """Yield what is compared: what was derived first, a fixed fleet for the peak last."""
     least, most, _ = operations.replicas
     first, down_s, scrape_s = operations.first, operations.scale_down_s, operations.scrape_s
@@ -42,7 +42,7 @@ def _settings(operations: Operations, limits: Mapping[str, float]) -> Iterator[_
         yield _Setting(
             f"{usage:.2f}/{queue}", f"KV usage {usage:.0%} (Value), {queue} waiting", control, first
         )
-    rule = partial(LatencyRule, limits, least, most, scrape_s)
+    rule = partial(LatencyRule, operations.limits, least, most, scrape_s)
     if rule().limits:
         by = f"P90 of latency over its limit: more above {LatencyRule.UP:.2f}, fewer below {LatencyRule.DOWN:.2f}"
         yield _Setting("latency", by, rule, first)
@@ -56,7 +56,7 @@ def verify(service: FleetDay, operations: Operations, progress: Progress | None 
     All have the same requests, begin with the same replicas and keep the same bounds. Raises UsageError where a day is
     not simulated.
     """
-    scenarios, settings = at_once(service.scenario, SEEDS), list(_settings(operations, service.limits))
+    scenarios, settings = at_once(service.scenario, SEEDS), list(_settings(operations))
     requests = [scenario.requests.arrival_s.size for scenario in scenarios]
     ways = []
     for setting in settings:
