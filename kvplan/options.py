@@ -80,6 +80,7 @@ class Target(StrEnum):
     TRTLLM = "trtllm"
     KEDA = "keda"
     HPA = "hpa"
+    LATENCY = "latency"
     EPP = "epp"
     WVA = "wva"
     PROMETHEUS = "prometheus"

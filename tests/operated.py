@@ -57,6 +57,7 @@ OPERATIONS = Operations(
     wait_why="the objective on TTFT",
     load_s=120.0,
     planned=PLANNED,
+    limits={"ttft_s": 2.0, "tpot_s": 0.05},
     routing=Routing.LEAST_REQUESTS,
     scrape_s=15.0,
     aim=0.995,
@@ -104,6 +105,7 @@ def generated(seed: int) -> Operations:
         wait_why="the objective on TTFT",
         load_s=load_s,
         planned=planned,
+        limits={"ttft_s": some(0.001, 3600)},
         routing=Routing.SESSION if rng.random() < 0.3 else Routing.LEAST_REQUESTS,
         scrape_s=some(0.5, 290),
         aim=0.995,
@@ -139,7 +141,7 @@ def check_kubernetes(document: Any) -> None:
 def queries(target: str, operations: Operations, service: Service) -> list[str]:
     """What a target asks Prometheus for, beside the expressions of alerts."""
     first, *more = documents(target, operations, service)
-    if target == "keda":
+    if target in ("keda", "latency"):
         return [trigger["metadata"]["query"] for trigger in first["spec"]["triggers"]]
     rules = yaml.safe_load(more[0]["data"]["config.yaml"])["externalRules"]
     return [rule[key] for rule in rules for key in ("seriesQuery", "metricsQuery")]
@@ -149,7 +151,7 @@ def check_written(target: str, operations: Operations, service: Service) -> None
     """Validate all documents of a target, those inside others, and what schemas do not say."""
     first, *more = documents(target, operations, service)
     match target:
-        case "keda":
+        case "keda" | "latency":
             check_schema("ScaledObject", first)
             spec = first["spec"]
             assert 1 <= spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]

@@ -85,6 +85,10 @@ def _manifest(
     model = for_engine(record(engine), loaded.model)
     router = Routing.LEAST_REQUESTS if target is Target.EPP else None
     day = service_of(model, loaded.plan, router=router, day_mean=asked.day_mean)
+    if target is Target.LATENCY and not {"ttft_s", "tpot_s"} & day.limits.keys():
+        raise UsageError(
+            "--target latency: an objective on TTFT or TPOT is wanted, such as --slo ttft-p95=2s"
+        )
     with common.progress_bar() as progress:
         operations = derive(
             day,

@@ -2,13 +2,14 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError, shown
 from kvplan.options import CountedBy, EmitOptions, Target
-from kvplan.simulation.fleet.scaling import SCRAPE_S, window_s
+from kvplan.simulation.fleet.scaling import SCRAPE_S, LatencyRule, window_s
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _MATCHER = r'[a-zA-Z_]\w* *(?:=~|!~|!=|=) *"(?:[^"\\\n]|\\[^\n])*"'
@@ -27,6 +28,8 @@ class Metrics(NamedTuple):
     hits: str = ""
     looked_up: str = ""
     preemptions: str = ""
+    ttft: str = ""
+    tpot: str = ""
 
 
 METRICS = {
@@ -38,6 +41,8 @@ METRICS = {
         "vllm:prefix_cache_hits_total",
         "vllm:prefix_cache_queries_total",
         "vllm:num_preemptions_total",
+        "vllm:time_to_first_token_seconds",
+        "vllm:request_time_per_output_token_seconds",
     ),
     EngineName.SGLANG: Metrics(
         "SGLang", "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:num_requests_total"
@@ -111,7 +116,7 @@ class Service:
     def arrivals(self, window: str) -> str:
         """Requests per second that arrive at all replicas: those that finish, and by how many more are there."""
         if self.router_counts:
-            requests = self._of_router("llm_d_epp_request_total", f'service="{self.pool}-epp"')
+            requests = self._named("llm_d_epp_request_total", f'service="{self.pool}-epp"')
             return f"sum(rate({requests}[{window}]))"
         finished = f"sum(rate({self.series(self.metrics.finished)}[{window}]))"
         return f"{finished} + {self._of_both('deriv', window)}"
@@ -119,6 +124,30 @@ class Service:
     def in_flight(self, window: str) -> str:
         """Requests that all replicas have, running and waiting, and those that the router holds."""
         return f"{self._of_both('avg_over_time', window)}{self._held('avg_over_time', window)}"
+
+    def latency_queries(self, limits: Mapping[str, float]) -> dict[str, str]:
+        """Return what llm-d's latency rule looks at: latency over its limits, smoothed; replicas, and those ready."""
+        ratios = []
+        for key, of_engine, of_router in (
+            ("ttft_s", self.metrics.ttft, "ttft"),
+            ("tpot_s", self.metrics.tpot, "streaming_tpot"),
+        ):
+            histograms = [self.series(f"{of_engine}_bucket")]
+            if self.router_counts:
+                matcher, names = f'service="{self.pool}-epp"', (f"predicted_{key[:-2]}", of_router)
+                histograms = [
+                    self._named(f"llm_d_epp_request_{name}_seconds_bucket", matcher) for name in names
+                ]
+            if key in limits:
+                quantile = " >= 0 or ".join(map(self._quantile, histograms))
+                ratios.append(f'label_replace(({quantile}) / {limits[key]:.6g}, "of", "{key}", "", "")')
+        ratio = f"clamp_max(max({' or '.join(ratios)}) >= 0 or vector(0), {LatencyRule.CLAMP:g})"
+        deployment = f'deployment="{self.name}"'
+        return {
+            "saturation": f"avg_over_time(({ratio})[{LatencyRule.SMOOTH_S:g}s:15s])",
+            "replicas": f"sum({self._named('kube_deployment_spec_replicas', deployment)})",
+            "ready": f"sum({self._named('kube_deployment_status_replicas_ready', deployment)})",
+        }
 
     def queued(self) -> str:
         """Requests that wait, anywhere."""
@@ -151,11 +180,15 @@ class Service:
         """Add what the router holds; it has no series until a request queues."""
         if self.pool is None:
             return ""
-        held = self._of_router("llm_d_epp_flow_control_queue_size", f'inference_pool="{self.pool}"')
+        held = self._named("llm_d_epp_flow_control_queue_size", f'inference_pool="{self.pool}"')
         over = f"{function}({held}[{window}])" if function else held
         return f" + (sum({over}) or vector(0))"
 
-    def _of_router(self, metric: str, matcher: str) -> str:
+    def _quantile(self, histogram: str) -> str:
+        rates = f"rate({histogram}[{self.window(60)}])"
+        return f"histogram_quantile({LatencyRule.QUANTILE:g}, sum by (le) ({rates}))"
+
+    def _named(self, metric: str, matcher: str) -> str:
         namespace = f'namespace="{self.namespace}",' if self.namespace else ""
         return f"{metric}{{{namespace}{matcher}}}"
 
@@ -205,4 +238,6 @@ def lack(target: Target, service: Service) -> str | None:
             f"alerts need counters of prefix cache look-ups and of preemptions, and {service.metrics.title} has none "
             "that all versions have; there is --engine vllm"
         )
+    if target is Target.LATENCY and not (service.metrics.ttft or service.router_counts):
+        return f"{service.metrics.title} has no histograms that all versions have; add --arrivals epp"
     return None

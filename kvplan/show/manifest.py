@@ -16,6 +16,7 @@ from kvplan.emit.service import Service
 from kvplan.model import Plan
 from kvplan.options import Target
 from kvplan.show import page
+from kvplan.simulation.fleet.scaling import LatencyRule
 from kvplan.study.operations import Operations
 from kvplan.units import format_percent, format_seconds
 
@@ -35,6 +36,7 @@ def text(
         .render(
             operations=operations,
             target=target,
+            rule=LatencyRule,
             service=service,
             objectives="; ".join(slo.text for slo in plan.slos),
             name=name,

@@ -24,7 +24,7 @@ def section(ways: Sequence[Way]) -> page.Section:
         notes=(
             f"{len(SEEDS)} days that the headroom was not chosen by; requests whose own times are within the "
             "objectives, and GPU-hours of a day, loading and draining included.",
-            "Guesses that are deployed: KV usage as Value, waiting requests as AverageValue; .55/.40 adds or takes "
-            "one replica while none loads. All keep the same bounds of replicas and the same behavior.",
+            "Guesses that are deployed: KV usage as Value, waiting requests as AverageValue; latency is llm-d's "
+            "rule, with its own behavior: predicted latency is simulated. All keep the same bounds of replicas.",
         ),
     )

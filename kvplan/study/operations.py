@@ -6,7 +6,7 @@ Quantiles are over minutes, each of a replica at a time.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -42,7 +42,7 @@ SEEDS = range(100, 105)  # of the days that the headroom is chosen by
 _MINUTES, _REQUESTS = (5, 240), 300_000  # of the run at the goodput: least and most; most beyond the least
 _LOOKS_A_MINUTE = round(60 / LOOK_S)
 _SPARE, _ROLLOUT = 1.5, 1.25  # times the running requests of a replica, and the replicas of the plan
-_STABILIZATION_S = 300.0  # at least, before a replica goes
+_STABILIZATION_S = 180.0  # at least, before a replica goes
 _OF_SEPARATRIX = 0.75
 _ALIKE = 1.5  # times as many replicas pool little better
 _FIRST = 0.2  # of the work: the goodput
@@ -90,6 +90,7 @@ class Operations(NamedTuple):
     wait_why: str
     load_s: float  # from the start of a replica until it serves
     planned: Planned
+    limits: Mapping[str, float]  # of a request's own times, seconds
     routing: Routing  # of the router that all this holds for
     scrape_s: float  # between two looks of Prometheus
     aim: float  # share of the requests of a day within the objectives: what an idle fleet reaches, less half a point
@@ -327,6 +328,7 @@ def _operations(service: FleetDay, point: _Point, seen: _Seen, load_s: float, sc
             queue_p99=seen.minutes_p99(seen.waiting, np.max),
             hit_rate=seen.hit_rate,
         ),
+        limits=service.limits,
         routing=service.routing,
         scrape_s=scrape_s,
         aim=service.idle(SEEDS[0]) - _BELOW_IDLE,

@@ -5,7 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from kvplan.simulation.experiments.runner import Progress, at_once
-from kvplan.simulation.fleet.scaling import Control, HorizontalPodAutoscaler, Metric, OneByOne, Watch
+from kvplan.simulation.fleet.scaling import Control, HorizontalPodAutoscaler, LatencyRule, Metric, Watch
 from kvplan.simulation.policies.protocol import Scenario
 from kvplan.study.fleet_day import DayRun, FleetDay
 from kvplan.study.operations import Operations
@@ -42,8 +42,10 @@ def _settings(operations: Operations) -> Iterator[_Setting]:
         yield _Setting(
             f"{usage:.2f}/{queue}", f"KV usage {usage:.0%} (Value), {queue} waiting", control, first
         )
-    by = "peak KV usage of a minute: one more above 55 %, one less below 40 %"
-    yield _Setting(".55/.40", by, partial(OneByOne, 0.40, 0.55, least, most, down_s, scrape_s), first)
+    rule = partial(LatencyRule, operations.limits, least, most, scrape_s)
+    if rule().limits:
+        by = f"P90 of latency over its limit: more above {LatencyRule.UP:.2f}, fewer below {LatencyRule.DOWN:.2f}"
+        yield _Setting("latency", by, rule, first)
     fixed = operations.replicas.fallback
     yield _Setting("fixed", f"{fixed} replicas", Watch, fixed)
 

@@ -112,7 +112,7 @@ def test_what_is_emitted_stands_beside_guesses_on_standard_error(tmp_path: Path)
     plain, verified = command.run(*asked), command.run(*asked, "--verify")
     assert (verified.returncode, verified.stdout) == (0, plain.stdout)
     rows = {words[0]: words for line in verified.stderr.splitlines() if (words := line.split())}
-    assert {"derived", "0.80/5", "0.60/30", ".55/.40", "fixed"} <= rows.keys()
+    assert {"derived", "0.80/5", "0.60/30", "latency", "fixed"} <= rows.keys()
     assert float(rows["fixed"][-1]) == 4 * int(rows["fixed"][1])
     refused = command.run("emit", str(path), "--target", "vllm", "--verify")
     assert refused.returncode == 2

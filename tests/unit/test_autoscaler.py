@@ -22,8 +22,9 @@ from kvplan.simulation.experiments.runner import Job
 from kvplan.simulation.fleet.scaling import (
     Gauges,
     HorizontalPodAutoscaler,
+    Latencies,
+    LatencyRule,
     Metric,
-    OneByOne,
     Pods,
     Watch,
 )
@@ -88,21 +89,39 @@ def test_a_mean_is_shared_by_those_that_are_loaded() -> None:
     assert scaler.wanted(full._replace(time_s=30.0), 4, 4) == 8
 
 
-def test_one_is_added_or_taken_while_none_loads_by_the_peaks_of_a_minute() -> None:
-    """The second replica comes at 45 s and takes over what the first had; that has been at 80 % until then."""
-    scaler = OneByOne(0.4, 0.55, 1, 9, 60.0)
+def test_latency_over_its_limit_is_kept_between_two_thresholds() -> None:
+    """By hand: s = 1 asks 3 replicas for ceil(3 (1/.55 - 1)) = 3 more, and 6 of which 4 are loaded for 2 more."""
+    rule = LatencyRule({"ttft_s": 2.0, "e2e_s": 9.0}, 3, 8)
+    shown = {"ttft_s": 0.0}
 
-    def look(time_s: float, usage: list[float], there: int) -> int:
-        sites = np.array([0, 3])[: len(usage)]
-        seen = Gauges(time_s, 0, np.ones(len(usage), int), np.zeros(len(usage), int), np.array(usage), sites)
-        return scaler.wanted(seen, there, len(usage))
+    def looks(start_s: int, end_s: int, ttft_s: float, there: int, ready: int) -> list[int]:
+        found = []
+        for now in range(start_s, end_s + 1, 15):
+            shown["ttft_s"] = ttft_s
+            seen = gauges([(0, 0)])[0]._replace(
+                time_s=float(now), latencies=lambda: Latencies(np.full(20, shown["ttft_s"]))
+            )
+            there = rule.wanted(seen, there, ready)
+            found.append(there)
+        return found
 
-    assert look(15, [0.8], 1) == 2
-    assert look(30, [0.8], 2) == 2  # loads
-    assert look(45, [0.4, 0.4], 2) == 3  # (.8 + .4) / 2 > .55
-    assert look(120, [0.4, 0.4], 2) == 2
-    assert look(165, [0.3, 0.3], 2) == 2  # 40 % are 45 s ago
-    assert look(250, [0.3, 0.3], 2) == 1
+    assert looks(15, 60, 1.0, 3, 3) == [3, 3, 3, 3]  # .5: nothing
+    assert looks(135, 150, 2.0, 3, 3) == [6, 6]
+    assert looks(165, 180, 2.0, 6, 4) == [6, 7]  # 8 are wanted for 30 s, four more than a minute ago may be
+    assert looks(300, 300, 90.0, 3, 3) == [
+        7
+    ]  # clamped at 2: 11, of which 8 may be, and four more in a minute
+    assert looks(600, 810, 0.4, 8, 8) == [7, *[7] * 7, *[6] * 7]  # one in two minutes
+
+
+def test_who_waits_counts_as_predicted() -> None:
+    """30 wait where 15 were done in a minute: a request that comes now waits two minutes."""
+    rule = LatencyRule({"ttft_s": 240.0}, 1, 9)
+    seen = gauges([(0, 0)])[0]._replace(
+        waiting=np.array([30]), latencies=lambda: Latencies(np.full(15, 1.0), np.full(15, 0.1))
+    )
+    rule.wanted(seen, 1, 1)
+    assert rule._ratio() == pytest.approx(120 / 240)
 
 
 class Script:

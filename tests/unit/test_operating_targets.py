@@ -1,5 +1,7 @@
 """What operates a service, as YAML: by the schemas of its readers, and with the numbers that were derived."""
 
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,7 +129,8 @@ def test_the_schemas_refuse_what_their_readers_do(kind: str, break_it: Any) -> N
 
 def test_prometheus_reads_all_queries_and_alerts(tmp_path: Path) -> None:
     for some in (CHAT, BEHIND_ROUTER, SGLANG):
-        asked = [query for target in ("keda", "hpa") for query in queries(target, OPERATIONS, some)]
+        targets = [each for each in ("keda", "hpa", "latency") if lack(Target(each), some) is None]
+        asked = [query for target in targets for query in queries(target, OPERATIONS, some)]
         promtool.check_queries(asked, tmp_path)
     for some in (CHAT, BEHIND_ROUTER):
         (rule,) = documents("prometheus", OPERATIONS, some)
@@ -150,6 +153,57 @@ def test_keda_adds_a_replica_at_the_targets() -> None:
     (document,) = documents("keda", slow, CHAT)
     behavior = document["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 3600  # Kubernetes has no longer one
+
+
+def test_the_latency_rule_adds_what_lacks_and_takes_what_is_too_much() -> None:
+    """KEDA's formula in Python, which has the same operators but for the ternary; by hand as in llm-d's guide."""
+    spec = documents("latency", OPERATIONS, CHAT)[0]["spec"]
+    modifiers = spec["advanced"]["scalingModifiers"]
+    assert (modifiers["target"], modifiers["metricType"]) == ("1", "AverageValue")
+    assert [trigger["name"] for trigger in spec["triggers"]] == ["saturation", "replicas", "ready"]
+    up, down, else_ = re.fullmatch(
+        r"saturation > 0.55 \? (.+) : saturation < 0.4 \? (.+) : (.+)", modifiers["formula"]
+    ).groups()
+    loaded = "(ready > 0 && ready < replicas ? ready / replicas : 1)"
+    up = up.replace(loaded, "(ready / replicas if 0 < ready < replicas else 1)")
+    functions = {"ceil": math.ceil, "floor": math.floor}
+    for expression, saturation, replicas, ready, wanted in (
+        (up, 1.0, 3, 3, 6),
+        (up, 1.0, 6, 4, 8),
+        (up, 1.0, 3, 0, 6),
+        (down, 0.2, 8, 8, 4),
+        (else_, 0.5, 5, 5, 5),
+    ):
+        names = {"saturation": saturation, "replicas": replicas, "ready": ready}
+        assert eval(expression, functions, names) == wanted
+
+
+def test_latency_is_measured_against_its_limits(tmp_path: Path) -> None:
+    """All between .5 and 1 s: the 90th percentile is .95 s of 2 s; that of TPOT is 47.5 of 50 ms; nobody: 0."""
+    labels, router = 'job="vllm"', 'namespace="llm",service="pool-epp"'
+    ttft = {"0.5": "0+0x40", "1": "0+15x40", "+Inf": "0+15x40"}
+    tpot = {"0.025": "0+0x40", "0.05": "0+15x40", "+Inf": "0+15x40"}
+    engines = {
+        f'vllm:{name}_seconds_bucket{{{labels},le="{le}"}}': values
+        for name, buckets in (("time_to_first_token", ttft), ("request_time_per_output_token", tpot))
+        for le, values in buckets.items()
+    }
+    picker = {
+        f'llm_d_epp_request_{name}_seconds_bucket{{{router},le="{le}"}}': values
+        for name in ("ttft", "predicted_ttft")
+        for le, values in (ttft if name == "ttft" else {"0.5": "0+0x40", "+Inf": "0+0x40"}).items()
+    }
+    cases = []
+    for some, series, limits, ratio in (
+        (CHAT, engines, {"ttft_s": 2.0, "tpot_s": 0.05}, 0.95),
+        (CHAT, engines, {"ttft_s": 2.0}, 0.475),
+        (CHAT, engines, {"ttft_s": 0.1}, 2),
+        (CHAT, {}, {"ttft_s": 2.0}, 0),
+        (BEHIND_ROUTER, picker, {"ttft_s": 2.0}, 0.475),  # nothing is predicted
+    ):
+        query = some.latency_queries(limits)["saturation"]
+        cases.append(promtool.Case(series, {f"round({query}, 0.001)": {"{}": ratio}}, 600))
+    promtool.expect(cases, tmp_path)
 
 
 def test_hpa_has_the_targets_and_asks_what_keda_asks() -> None:
@@ -320,6 +374,7 @@ def test_a_service_that_cannot_be_is_refused(asked: dict[str, Any], words: str) 
 
 def test_what_a_target_lacks_is_said() -> None:
     assert "add --model NAME" in (lack(Target.WVA, replace(CHAT, model=None)) or "")
+    assert "SGLang has no histograms" in (lack(Target.LATENCY, SGLANG) or "")
     assert "SGLang has none" in (lack(Target.PROMETHEUS, SGLANG) or "")
     assert all(lack(target, CHAT) is None for target in TARGETS)
 

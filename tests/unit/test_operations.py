@@ -168,7 +168,7 @@ def test_turns_come_on_the_schedule_of_their_sessions() -> None:
 def test_ways_to_scale_stand_beside_each_other_at_the_same_bounds() -> None:
     found = verify(service_of(MODEL, PLAN), operations()._replace(load_s=30.0, scale_down_s=60.0))
     ways = {way.name: way for way in found}
-    assert list(ways) == ["derived", "0.80/5", "0.60/30", ".55/.40", "fixed"]
+    assert list(ways) == ["derived", "0.80/5", "0.60/30", "latency", "fixed"]
     assert ways["fixed"].gpu_hours == pytest.approx(operations().replicas.fallback * 2 * 2)
     for way in found:
         assert way.worst <= way.within <= 1

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from kvplan.simulation.data_parallel import form_together
 from kvplan.simulation.engine import GOES_ON, LACKS_ROWS, LIVELOCK, FormBatch, Loop, Program, until_it_ends
 from kvplan.simulation.fleet import links
 from kvplan.simulation.fleet import loop as fleet_loop
-from kvplan.simulation.fleet.scaling import Pods
+from kvplan.simulation.fleet.scaling import Latencies, Pods
 from kvplan.simulation.initial_state import (
     RECORDS,
     Setup,
@@ -227,12 +227,24 @@ def _step(states: Sequence[State], pods: Pods, now: float, pristine: State) -> N
     done_s = np.array([s.clock[Clock.NOW] for s in states[:size]])
     arrived = int(states[0].fleet[0, Router.SENT])
     usage = held / (states[0].fixed[Fixed.CAPACITY] * max(ranks, 1))
-    for site in pods.step(now, arrived, in_flight, waiting, usage, done_s):
+    latencies = partial(_latencies, states[0], now - pods.every_s, now)
+    for site in pods.step(now, arrived, in_flight, waiting, usage, done_s, latencies):
         begin = size + site * ranks
         for s in (states[site], *states[begin : begin + ranks]):
             s.counter[_CACHE] = pristine.counter[_CACHE]
             if states[0].stream is not states[-1].stream:
                 s.stream[:] = pristine.stream
+
+
+def _latencies(s: State, since_s: float, now: float) -> Latencies:
+    """Return TTFT and TPOT of those who came to their first or last token since then, and still have a row."""
+    first_s, finish_s = s.time[:, Time.FIRST_TOKEN], s.time[:, Time.FINISH]
+    begun, done = ((since_s < times) & (times <= now) for times in (first_s, finish_s))
+    gaps = s.request[done, Request.STAGES] - 1
+    return Latencies(
+        first_s[begun] - s.time[begun, Time.ARRIVAL] + s.clock[Clock.OVERHEAD],
+        ((finish_s - first_s)[done] / np.maximum(gaps, 1))[gaps > 0],
+    )
 
 
 def _let_in(states: Sequence[State], pods: Pods, now: float, rng: np.random.Generator) -> None:

@@ -6,9 +6,9 @@ look at replicas while these run: a `Control`, which `Pods` obey.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ SCRAPE_S = 15.0  # between two looks of what an autoscaler asks, where nobody sa
 _TOLERANCE = 0.1  # of the ratio of a metric to its target: `--horizontal-pod-autoscaler-tolerance`
 _LEAST_WINDOW_S, _SCRAPES = 60.0, 4  # over which autoscalers average: at least so long, and so many looks
 _ONE_GOES_S = 60.0  # between two replicas that go
+
+_Seen = TypeVar("_Seen", bound=tuple[Any, ...])
 
 # from when on how many replicas are wanted: ascending, the first from 0 s on
 Steps = Iterable[tuple[float, int]]
@@ -112,6 +114,13 @@ def lifetimes(steps: Steps, load_s: float, *, planned: bool) -> list[Lifetime]:
     return lives
 
 
+class Latencies(NamedTuple):
+    """Of requests that came to their first or last token in some time, seconds."""
+
+    ttft_s: FloatArray = np.empty(0)
+    tpot_s: FloatArray = np.empty(0)
+
+
 class Gauges(NamedTuple):
     """What is seen of replicas at a time; arrays over those that serve, shape (n_replicas,)."""
 
@@ -121,6 +130,7 @@ class Gauges(NamedTuple):
     waiting: IntArray
     kv_usage: FloatArray  # share of the memory
     sites: IntArray  # where they are
+    latencies: Callable[[], Latencies] = Latencies  # since the last look
 
 
 class Control(Protocol):
@@ -160,6 +170,7 @@ class Pods:
         waiting: IntArray,
         kv_usage: FloatArray,
         done_s: FloatArray,
+        latencies: Callable[[], Latencies] = Latencies,
     ) -> list[int]:
         """Do what the control wants, if it is time; return the sites at which replicas start.
 
@@ -172,7 +183,7 @@ class Pods:
         self._looks_s += self.every_s
         ready = self.open(now)
         sites = np.array([*ready, *self._leaving])
-        seen = Gauges(now, arrived, in_flight[sites], waiting[sites], kv_usage[sites], sites)
+        seen = Gauges(now, arrived, in_flight[sites], waiting[sites], kv_usage[sites], sites, latencies)
         wanted = self.control.wanted(seen, len(self._lives), len(ready))
         while len(self._lives) > wanted:
             site, life = self._lives.popitem()
@@ -275,34 +286,74 @@ class HorizontalPodAutoscaler:
         return math.fsum(shown) / len(shown)
 
 
-class OneByOne(HorizontalPodAutoscaler):
-    """Adds a replica above a limit of the KV usage, and takes one below another; nothing while one loads.
+class LatencyRule:
+    """Scales by the 90th percentiles of latency over their limits in the last minute, as llm-d's guide to SLOs does.
 
-    The usage is the mean over replicas of what each has had at most in the window; `triggers` has the upper limit.
+    The larger ratio, at most 2 and smoothed over 45 s, is to be between .40 and .55. Those that load are credited. More
+    are wanted after 30 s, at most as many in a minute as there are or four; fewer after three minutes, one in two. The
+    router predicts what comes: as long as those that wait take at the rate at which requests are done.
 
     References
     ----------
-    llm-d-workload-variant-autoscaler 0.5, `CalculateSaturationTargets` of `internal/saturation/analyzer.go` and
-    `QueryKvCacheUsage` of `internal/collector/registration/saturation.go`.
+    llm-d, "SLO-Aware Autoscaling with KEDA and Predicted Latency" (`guides/workload-autoscaling`), July 2026.
     """
 
+    UP, DOWN, CLAMP, QUANTILE = 0.55, 0.40, 2.0, 0.9
+    SMOOTH_S, UP_S, DOWN_S, ONE_GOES_S = 45.0, 30.0, 180.0, 120.0
+    FOUR, MINUTE_S = 4, 60.0
+
     def __init__(
-        self, below: float, above: float, least: int, most: int, down_s: float, scrape_s: float = SCRAPE_S
+        self, limits: Mapping[str, float], least: int, most: int, scrape_s: float = SCRAPE_S
     ) -> None:
-        super().__init__({Metric.KV_USAGE: above}, least, most, down_s, scrape_s)
-        self._below = below
+        self.limits = {key: limit for key, limit in limits.items() if key in Latencies._fields}
+        self.least, self.most, self.window_s = least, most, window_s(scrape_s)
+        self._window: deque[tuple[float, int, Latencies]] = deque()
+        self._ratios: deque[tuple[float, float]] = deque()
+        self._wishes: deque[tuple[float, int]] = deque()
+        self._there: deque[tuple[float, int]] = deque()
+        self._went_s = -math.inf
 
-    def _wish(self, metric: Metric, target: float, there: int, ready: int) -> int:
-        if ready < there:
+    def wanted(self, seen: Gauges, there: int, ready: int) -> int:
+        """Return how many replicas should be there now."""
+        now = seen.time_s
+        _keep(self._window, (now, int(seen.waiting.sum()), seen.latencies()), self.window_s)
+        _keep(self._ratios, (now, min(self._ratio(), self.CLAMP)), self.SMOOTH_S)
+        _keep(self._wishes, (now, min(max(self._wish(there, ready), self.least), self.most)), self.DOWN_S)
+        _keep(self._there, (now, there), self.MINUTE_S)
+        first = self._there[0][1]
+        least = min(wish for time_s, wish in self._wishes if time_s > now - self.UP_S)
+        if least > there:
+            return max(min(least, max(2 * first, first + self.FOUR)), there)
+        most = max(wish for _, wish in self._wishes)
+        if most >= there or now < self._went_s + self.ONE_GOES_S:
             return there
-        usage = self._peaks().mean()
-        return there + int(usage > target) - int(usage < self._below)
+        self._went_s = now
+        return there - 1
 
-    def _peaks(self) -> FloatArray:
-        """Return the most that each replica of the last look has had."""
-        last = self._window[-1]
-        peaks = np.zeros(int(last.sites.max()) + 1)
-        for seen in self._window:
-            known = seen.sites < peaks.size
-            np.maximum.at(peaks, seen.sites[known], seen.kv_usage[known])
-        return peaks[last.sites]
+    def _ratio(self) -> float:
+        """Return the largest of latencies over their limits; 0 while nobody comes."""
+        ratios = [0.0]
+        for key, limit in self.limits.items():
+            values = np.concatenate([getattr(shown, key) for _, _, shown in self._window])
+            if values.size:
+                ratios.append(float(np.quantile(values, self.QUANTILE)) / limit)
+        done = sum(shown.tpot_s.size for _, _, shown in self._window)
+        if done and "ttft_s" in self.limits:
+            wait_s = max(waiting for _, waiting, _ in self._window) * self.window_s / done
+            ratios.append(wait_s / self.limits["ttft_s"])
+        return max(ratios)
+
+    def _wish(self, there: int, ready: int) -> int:
+        ratio = math.fsum(ratio for _, ratio in self._ratios) / len(self._ratios)
+        if ratio > self.UP:
+            return there + math.ceil(there * (ratio * (min(ready / there, 1) or 1) / self.UP - 1))
+        if ratio < self.DOWN:
+            return there - math.floor(there * (1 - ratio / self.DOWN))
+        return there
+
+
+def _keep(kept: deque[_Seen], seen: _Seen, window_s: float) -> None:
+    """Add what is seen now, and let go of what is older than a window; times are first."""
+    kept.append(seen)
+    while kept[0][0] <= seen[0] - window_s:
+        kept.popleft()
