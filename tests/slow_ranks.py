@@ -149,7 +149,9 @@ class Door:
         while self.coming and self.coming[0][0] <= now:
             site, (_, request) = min(self.sites, key=Site.load), self.coming.pop(0)
             number = self.rank_at(site, request)
-            site.ranks[number].queue.append(site.ranks[number].all[request])
+            there = site.ranks[number].all[request]
+            there.arrival_s = now
+            site.ranks[number].queue.append(there)
             if self.turns_stay and self.requests.turns is not None:
                 self.stays[int(self.requests.turns.following[request])] = number
 

@@ -750,7 +750,7 @@ class Vllm(Run):
     def form(self, drain: bool) -> list[Request]:
         limit = self.replica.max_num_batched_tokens
         self.budget: float = math.inf if limit is None else limit
-        for request in self.all:
+        for request in self.resident:
             request.granted = 0
         preempted = self.walk_the_running_list()
         if not preempted:

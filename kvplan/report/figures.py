@@ -34,7 +34,7 @@ from kvplan.study.headroom import Headroom, Size, headroom, size_of
 from kvplan.study.objectives import State
 from kvplan.study.operating_point import Latency, OperatingPoint, operating_point, timed, tried
 from kvplan.study.operating_point import Status as Growth
-from kvplan.study.recovery import Recovery, recovery
+from kvplan.study.recovery import Recovery, flooded, recovery
 from kvplan.study.trial import Judged, Recovers, recover_within_s
 from kvplan.study.warm_cache import warm_cache
 
@@ -165,7 +165,8 @@ class Figures:
         computed = load(self.model)
         if self.model.replica.ranks == 1 or self.cold_recovery.served_rps is None:
             return computed
-        return computed.served(self.cold_recovery.served_rps, self.cold_recovery.standard_error_rps)
+        found = flooded(self.cold, engine_settings(self.model))
+        return computed.served(found.value, found.standard_error)
 
     @cached_property
     def levers(self) -> tuple[Lever, Lever]:

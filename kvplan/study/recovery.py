@@ -85,6 +85,18 @@ def recovery(model: ServingModel, settings: Settings) -> Recovery:
     return saturated.recovery(model)
 
 
+def flooded(model: ServingModel, settings: Settings) -> Ratio:
+    """Return what a replica serves that always has more to serve; what was preempted finds itself in a prefix cache.
+
+    Not where it goes behind all who wait, for then nothing of it is left.
+    """
+    kept = settings if settings.policy in AGED else uncached(settings)
+    run, most = Backlog(model, Plan(), kept, [*_SEED]), _BUDGET / admissions_per_iteration(model)
+    flood = Start("", run, math.ceil(min(iterations_wanted(model), most, _ITERATIONS) / BATCHES))
+    flood.reach(1)
+    return flood.rate(1, model.timing, weights_of(model, run.means()))
+
+
 def sustains(model: ServingModel, settings: Settings) -> bool:
     """Return whether `recovery` is at least what a model offers, mostly decided by shorter runs."""
     offered = model.total_rate_rps
