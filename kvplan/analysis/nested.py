@@ -32,7 +32,7 @@ from kvplan.analysis.segments import (
 )
 from kvplan.analysis.wait import GUARD, queue_at_start
 from kvplan.analysis.worst_window import at_rates, class_windows
-from kvplan.model import FloatArray, IntArray, ServingModel
+from kvplan.model import FloatArray, IntArray, Prefill, ServingModel
 
 _SEARCHED_TOGETHER = (0, 16, 64, math.inf)  # segmentations with numbers of segments between these, in turn
 # Exponents ln(events/δ) that raised thresholds are made for. None of them depends on δ or the horizon: the least
@@ -75,7 +75,7 @@ class NestedWait(NamedTuple):
 
     feasible: bool = False
     segments: tuple[Segment, ...] = ()
-    # ΣE[W_k]/S, requests per iteration that are not served in the horizon
+    # (ΣE[W_k] + Σn_k·ℓ_k)/S, requests per iteration that are not served in the horizon
     throughput_gap: float | None = None
     base_kv_tokens: float | None = None  # segments filled
     boundary_kv_tokens: float | None = None  # n_k at every boundary
@@ -279,6 +279,10 @@ def nested_wait(
         brought = float(chosen.arrivals(needs.iteration_time_s, np.zeros(1, dtype=np.int64))[0])
         index = max(model.arrivals.cv, 1.0) ** 2
         first = queue_at_start(brought, int(best[0]), alone=False, dispersion=index)
+    stages = np.diff(
+        lengths.decode[chosen.end[:, 0]], prepend=-float(model.replica.prefill is Prefill.INLINE)
+    )
+    in_flight = float(best[:rows] @ stages)  # at most n_k at each stage of segment k
     queues = [first, *mean_queues(best[:rows], chosen.continuing[:, 0]).tolist()]
     return NestedWait(
         feasible=True,
@@ -291,7 +295,7 @@ def nested_wait(
         fits=required <= model.replica.capacity_tokens,
         iteration_time_s=float(needs.iteration_time_s[0]),
         iterations=iterations,
-        throughput_gap=None if first is None else sum(queues) / iterations,
+        throughput_gap=None if first is None else (sum(queues) + in_flight) / iterations,
         smallest_thresholds_kv_tokens=float(least.total[0]),
         printed=printed_memory(lengths.decode[chosen.end[:, 0]], chosen.input_tokens[:, 0], best[:rows]),
     )

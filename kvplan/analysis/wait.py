@@ -66,6 +66,7 @@ class Overload(NamedTuple):
     throughput_rps: float | None = None  # largest total rate that they keep up with
     simulated_rps: float | None = None  # served at the offered rates with whole thresholds, at least 1 ...
     simulated_rps_ci95: tuple[float, float] | None = None
+    simulated_shares: tuple[float, ...] | None = None  # of the classes in that
 
 
 class Wait(NamedTuple):

@@ -23,7 +23,6 @@ from kvplan.units import (
     format_rate,
     format_seconds,
     format_tokens,
-    rounded,
 )
 
 Format = Callable[[Any], str]
@@ -263,7 +262,7 @@ FORMATS: Mapping[str, Format] = {
     "number": format_number,
     "numbers": lambda ends: " to ".join(map(format_number, ends)),
     "few": _few,
-    "distinct": lambda values: _few(list(dict.fromkeys(rounded(value, 2) for value in values))),
+    "shares": lambda values: ", ".join(map(format_percent, values)),
     "probability": probability,
     "short": lambda value: format_number(value, 3),
     "two": lambda value: format_number(value, 2),

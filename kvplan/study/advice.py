@@ -136,18 +136,17 @@ def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats
         drains = could and sustains(*_with(alone, settings, (best,)))
         if gains or drains:
             found.append(Gained((best,), gain.value, drains))
-    return sorted(found, key=_worth, reverse=True)
-
-
-def _worth(gained: Gained) -> tuple[bool, float]:
-    return gained.sustains, round(gained.gain, 2)
+    return sorted(found, key=lambda one: (one.sustains, one.gain), reverse=True)
 
 
 def _in_order(held_back: list[Gained], tried: list[Gained], *, engine: bool) -> list[Gained]:
-    """Put settings of an engine before its gateway, for they also end a collapse, but none that does not sustain."""
+    """Put settings of an engine before its gateway, for they also end a collapse, but none that does not sustain.
+
+    Of the papers' ways that of their convention is first where several gain alike.
+    """
     if engine:
         return sorted([*tried, *held_back], key=lambda one: one.sustains, reverse=True)
-    return sorted([*held_back, *tried], key=_worth, reverse=True)
+    return sorted([*held_back, *tried], key=lambda one: (one.sustains, round(one.gain, 2)), reverse=True)
 
 
 def _held_back(alone: ServingModel, settings: Settings) -> Iterator[Gained]:

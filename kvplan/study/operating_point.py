@@ -13,6 +13,8 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from kvplan.analysis.cached_equilibrium import with_cold_cache
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
 from kvplan.analysis.fleet import FleetFigures, JoinedFleet, SplitFleet, one_replica, winner
@@ -31,7 +33,7 @@ from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.study.sample import OVER_TIME, Sample
 from kvplan.study.windows import BATCHES, LATENCIES, Window, life_s, typical_iteration_s, warm_up_s, window
 
-BUDGET_S, _WAIT_S = 1.0, 0.1  # counted work of all runs; of those with WAIT thresholds
+BUDGET_S, _WAIT_S = 1.0, 0.2  # counted work of all runs; of one with WAIT thresholds
 RUNS = 2  # of a round
 _REQUESTS, _FEW_REQUESTS = 2_500, 300  # in the first round; few where many would take an eighth of the budget
 _CUT = 0.2  # of the window, before it, at least
@@ -44,6 +46,7 @@ _MOST_SPLIT = 400_000  # of a run whose prefill and decode replicas both keep a 
 _MANY_REPLICAS = 32
 _MEETING = 1e-4  # share of requests that meet another, so few that latencies are those of each alone
 _BEYOND = 1 + 1e-6  # a little more than to the last completion
+_AGREE = 0.01  # relative, of rates
 _FAR = 1.5  # of what is sustainable, from which a run is not needed to say that the queue grows
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _REQUEST_S, _ITERATION_S = 1e-6, 20e-9  # counted
@@ -545,13 +548,30 @@ def _with_runs(side: _Side, seen: Latency | None, good_rps: float | None = None)
 
 
 def tried(overload: Overload, model: ServingModel, plan: Plan) -> Overload:
-    """Add what WAIT serves at the offered rates with those thresholds, whole and at least 1."""
+    """Add what WAIT serves at the offered rates with those thresholds, whole and at least 1, and of which classes.
+
+    Runs double until their second halves agree: pausing requests stay long, and short ones are done first.
+    """
     if overload.thresholds is None:
         return overload
     settings = Settings("wait", {"thresholds": tuple(max(1.0, float(int(n))) for n in overload.thresholds)})
+    model, before, settled = as_run(model), math.inf, False
+    length_s = max(4 * warm_up_s(model), _FEW_REQUESTS / model.total_rate_rps)
     try:
-        served = observe(model, plan, settings, lambda _: True, budget_s=_WAIT_S).sample.rate()
+        while not settled:
+            seen = run_window(
+                model, plan, settings, _spans(length_s / 2, length_s / 2 / BATCHES, BATCHES, aligned=False), 0
+            )
+            served = Sample.of([seen], seen.width_s).rate()
+            work = work_factor(model, settings) * (_REQUEST_S * seen.arrived + _ITERATION_S * seen.iterations)
+            agree = abs(served.value / before - 1) < _AGREE and served.relative_width < 2 * _AGREE
+            settled, before = agree or seen.stuck or work > _WAIT_S, served.value
+            length_s *= 2
     except UsageError:  # layers of several kinds, drafts, or a trace of several classes
         return overload
-    between = None if math.isinf(served.high) else (served.low, served.high)
-    return overload._replace(simulated_rps=served.value, simulated_rps_ci95=between)
+    done = np.bincount(seen.class_index, minlength=len(model.classes))
+    return overload._replace(
+        simulated_rps=served.value,
+        simulated_rps_ci95=None if math.isinf(served.high) else (served.low, served.high),
+        simulated_shares=tuple((done / max(done.sum(), 1)).tolist()),
+    )

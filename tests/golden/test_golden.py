@@ -82,7 +82,7 @@ def test_every_shipped_profile_is_rendered_in_every_format() -> None:
 
 SAID = {  # by profiles of which no file is kept
     "azure-conv-overloaded": (
-        "more than compute allows, whatever the policy.",
+        "more of this mix than compute allows.",
         "Bring the load below",
         "or serve it with at least 2 replicas.",
         "the queue grows:",

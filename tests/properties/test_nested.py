@@ -9,11 +9,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
+from strategies import mix_model
+from tiers import at_night
 
 from kvplan.analysis.equilibrium import equilibrium
 from kvplan.analysis.nested import NestedWait, nested_wait, requirement
 from kvplan.analysis.segments import Segments, candidate_ends, decay_rates, lengths_of, segments_of
-from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.model import Plan, Prefill, Replica, RequestClass, ServingModel, Timing
+from kvplan.simulation.backlog import OpenRun
+from kvplan.simulation.experiments.load import Load, generate
+from kvplan.simulation.policies.protocol import Scenario, Settings
 
 Rows = list[tuple[int, list[int], float]]
 
@@ -222,7 +227,43 @@ def test_queues_of_segments_are_within_their_mean_bounds(rate: int) -> None:
         now += time
     bounds = np.array([s.mean_queue_bound for s in segments])
     assert (np.mean(seen, axis=0) <= bounds).all()
-    assert found.throughput_gap == pytest.approx(bounds.sum() / math.ceil(3600.0 / time))
+
+
+GAPS: list[tuple[list[tuple[int, int, float]], float, float]] = [  # input, decode length and rate; d0, d1
+    ([(10, 20, 400.0), (10, 40, 300.0), (10, 80, 200.0), (10, 160, 100.0)], 0.01, 1e-7),  # WAIT 6.2
+    ([(5, 4, 3.0)], 1.0, 0.0),
+    ([(5, 3, 2.0), (5, 9, 2.0)], 1.0, 1e-4),
+    ([(2, 2, 4.0), (2, 4, 3.0), (2, 6, 3.0)], 1.0, 1e-4),
+    ([(30, 10, 5.0), (30, 50, 1.0)], 0.5, 1e-5),
+    ([(100, 20, 1.0), (50, 30, 3.0)], 0.2, 1e-5),
+    ([(8, 5, 20.0), (8, 6, 20.0), (8, 40, 1.0)], 0.1, 1e-6),
+    ([(8, 1, 6.0), (8, 2, 3.0)], 1.0, 1e-4),
+    ([(60, 12, 0.4), (60, 90, 0.3)], 1.0, 1e-5),
+    ([(20, 7, 9.0), (20, 21, 2.0), (20, 35, 5.0)], 0.3, 1e-6),
+]
+
+
+@pytest.mark.parametrize("iterations", [1_000, *at_night(10_000, 100_000)])
+def test_no_more_is_left_than_the_gap_allows(iterations: int) -> None:
+    """Unfinished at the end of simulated horizons, begun empty; in the long run a fifth of the bound at least."""
+    for place in range(len(GAPS)) if iterations > 1_000 else (0, 2, 4):
+        rows, d0, d1 = GAPS[place]
+        prefill = ("inline", "disaggregated")[place % 2]
+        model = mix_model(*rows, memory=10**9, prefill=prefill, timing=Timing(d0, d1))
+        time = nested_wait(model, delta=0.01, horizon_s=1.0, segments=len(rows)).iteration_time_s
+        assert time is not None
+        horizon_s = iterations * time
+        bound = nested_wait(model, delta=0.01, horizon_s=horizon_s, segments=len(rows)).throughput_gap
+        assert bound is not None
+        plan, names, left = Plan(0.01, horizon_s, len(rows)), tuple(c.name for c in model.classes), []
+        for seed in range(12):
+            requests = generate(model, Load(requests=None, horizon_s=horizon_s), seed)
+            scenario = Scenario(model, plan, requests, names)
+            completed = OpenRun(scenario, Settings("nested-wait", {}), horizon_s).on(horizon_s).completed
+            left.append((requests.arrival_s.size - completed) / iterations)
+        assert np.mean(left) - 3 * np.std(left) / math.sqrt(11) <= bound, place
+        if iterations == 100_000:
+            assert bound <= 5 * np.mean(left), place
 
 
 def spread_of_inputs(model: ServingModel, result: NestedWait, delta: float) -> float:
