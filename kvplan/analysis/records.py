@@ -44,16 +44,15 @@ class Load(NamedTuple):
     sustainable_high: float | None = None
 
     def served(self, rate_rps: float, standard_error_rps: float) -> "Load":
-        """Return the load against a rate that runs under a backlog served."""
+        """Return the load against a rate that runs under a backlog served; all scale with iteration times alike."""
         factor, width = rate_rps / self.offered_rps, 1.96 * standard_error_rps
+        times, band = rate_rps / self.sustainable_rps, self.sustainable_rps_range
         return self._replace(
             load_factor_max=factor,
             headroom=factor - 1,
             sustainable_rps=rate_rps,
-            sustainable_rps_range=None,
-            sustainable_decode_tokens_per_s=self.sustainable_decode_tokens_per_s
-            * rate_rps
-            / self.sustainable_rps,
+            sustainable_rps_range=band and (times * band[0], times * band[1]),
+            sustainable_decode_tokens_per_s=times * self.sustainable_decode_tokens_per_s,
             sustainable_low=rate_rps - width,
             sustainable_high=rate_rps + width,
         )

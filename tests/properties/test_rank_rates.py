@@ -1,13 +1,13 @@
 """Rates that data-parallel ranks sustain, against a lock-step model under a backlog that is slow and obvious."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from slow_ranks import step_together
 from tiers import at_night
 
-from kvplan.model import FloatArray, Replica, Timing
+from kvplan.gate.check import check
+from kvplan.gate.requirement import parse
+from kvplan.model import Replica, Timing
 from kvplan.model.gaps import Exponential
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions, SharedPrompt
@@ -110,6 +110,29 @@ def strangers(laws: list[Lengths], shared: int, clients: int, rng: np.random.Gen
         np.zeros(size), prompts + shared, answers, np.zeros(size, dtype=np.int64), clients=clients
     )
     return with_shared_prompts(alone, [[SharedPrompt(shared)] if shared else []], rng)
+
+
+def test_a_gate_on_ranks_fails_by_the_rate_that_they_serve_and_names_it() -> None:
+    """DeepSeek-V3 on 8 H200, 4k/1k: by formula 4.0 requests/s, in an independent simulator a queue from 2.0 on."""
+    text = PROFILE.format(
+        **{"memory": 964_272, "budget": 8_192, "ranks": 8},
+        law="""d0 = "9.355 ms"\nd1 = "0.008612 us"\nd2 = "180 us"\nd3 = "180 us"
+experts = "20.03 ms"\nall_ranks = "22.45 us"\nchosen = 0.03125
+measured = { band = [0.87, 1.39] }""",
+        traffic=CLASS.format(
+            input="{ lognormal = { mean = 4000, cv = 0.95 } }",
+            decode="{ lognormal = { mean = 1000, cv = 0.95 } }",
+        ).replace("rate = 1", "rate = 2.5"),
+    )
+    profile = parse_profile(text.encode(), "gate.toml")
+    wanted = [parse("load.headroom >= 20%"), parse("verdict.status != overloaded")]
+    found = check(profile, None, wanted, changes=False)
+    assert [result.judgement.passed for result in found.results] == [False, False]
+    headroom, status = (result.judgement.got for result in found.results)
+    assert isinstance(headroom, float)
+    assert 1.2 < 2.5 * (1 + headroom) < 2.0
+    assert status == "overloaded"
+    assert any(f"{2.5 * (1 + headroom):.3f} requests/s" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("seed", [4, 6, 9, *at_night(*(n for n in range(20) if n not in (4, 6, 9)))])

@@ -44,7 +44,9 @@ def test_short_runs_say_what_long_ones_do(name: str) -> None:
     overload = wait(model).overload
     assert overload.thresholds is not None
     found = tried(overload, model, Plan())
-    assert found.simulated_rps == pytest.approx(served_for_long(model, overload.thresholds, 400_000), rel=0.02)
+    assert found.simulated_rps == pytest.approx(
+        served_for_long(model, overload.thresholds, 400_000), rel=0.02
+    )
     assert found.simulated_shares is not None
     assert np.sum(found.simulated_shares) == pytest.approx(1)
     served = found.simulated_rps * np.array(found.simulated_shares)
