@@ -13,10 +13,15 @@ from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.study.operating_point import tried
 
 FAST, BOUND = Timing(0.008, 4e-8, 1e-6), Timing(0.02, 1e-7, 2e-4)
+THREE = (4000, 100, 5.0), (4000, 200, 5.0), (4000, 300, 5.0)
+LONG, SHORT = (
+    ((600, 50, 1.0), (600, 150, 1.0), (600, 900, 1.0)),
+    ((10, 20, 4e3), (10, 40, 3e3), (10, 80, 2e3)),
+)
 OVERLOADED = {
-    "three lengths": mix_model((4000, 100, 5.0), (4000, 200, 5.0), (4000, 300, 5.0), memory=100_000, prefill="fused", timing=FAST),
-    "long answers": mix_model((600, 50, 1.0), (600, 150, 1.0), (600, 900, 1.0), memory=12_800, prefill="fused", timing=BOUND),
-    "many short": mix_model((10, 20, 4e3), (10, 40, 3e3), (10, 80, 2e3), memory=60_000, prefill="inline", timing=Timing(0.01, 1e-7)),
+    "three lengths": mix_model(*THREE, memory=100_000, prefill="fused", timing=FAST),
+    "long answers": mix_model(*LONG, memory=12_800, prefill="fused", timing=BOUND),
+    "many short": mix_model(*SHORT, memory=60_000, prefill="inline", timing=Timing(0.01, 1e-7)),
     "one length": mix_model((1000, 200, 30.0), memory=60_000, prefill="fused", timing=FAST),
     "two rates": mix_model((500, 100, 9.0), (500, 100, 2.0), memory=40_000, prefill="fused", timing=FAST),
     "ready-made": mix_model((300, 60, 60.0), (900, 90, 20.0), memory=50_000, timing=FAST),
@@ -24,7 +29,7 @@ OVERLOADED = {
     "far beyond": mix_model((200, 50, 900.0), (100, 200, 900.0), memory=90_000, timing=FAST),
     "few held": mix_model((5000, 40, 8.0), (2000, 80, 8.0), memory=30_000, prefill="fused", timing=FAST),
     "slow prompts": mix_model((2000, 30, 4.0), (100, 300, 4.0), memory=40_000, prefill="fused", timing=BOUND),
-}  # fmt: skip
+}
 
 
 def served_for_long(model: ServingModel, thresholds: tuple[float, ...], requests: int) -> float:
