@@ -49,9 +49,8 @@ class Replica:
     layout: KvLayout | None = None
     offload: Offload | None = None  # host memory behind the prefix cache
     parallelism: Parallelism = ALONE
-    turns_stay: bool = (
-        False  # at the data-parallel rank of the one before; else they go where the engine sends them
-    )
+    # at the data-parallel rank of the one before; else turns go where the engine sends them
+    turns_stay: bool = False
 
     @property
     def ranks(self) -> int:

@@ -123,7 +123,7 @@ def test_the_completion_scripts_are_those_of_the_command(shell: str) -> None:
         ("kvplan sweep --columns load.headroom,saturation.it", ["load.headroom,saturation.iteration_time_s"]),
         ("kvplan simulate --policy trtllm", ["trtllm-max-utilization", "trtllm-no-evict"]),
         ("kvplan simulate agents", ["agents-collapse"]),
-        ("kvplan import --model Llama-3.1-8", ["Llama-3.1-8B"]),
+        ("kvplan import --model Llama-3.1-8", ["Llama-3.1-8B", "Llama-3.1-8B-Instruct"]),
         ("kvplan import --model x --gpu H100-S", ["H100-SXM"]),
         ("kvplan import --base tool", ["tool-calls-h100"]),
         ("kvplan explain load.head", ["load.headroom"]),

@@ -247,6 +247,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "prefix_caching": False,
         "layout": KvLayout((Layers(Attention.WINDOW, 3, 8, 64), Layers(Attention.FULL, 3, 8)), 16),
         "parallelism": Parallelism(data=2),
+        "turns_stay": True,
     },
     "cached replica": {"offload": Offload(100_000, 1e-6)},
     "class": {
@@ -313,6 +314,7 @@ UNMOVED = {
     },
     ("plan", "segments", "explain"): "which segments come of it is in the report",
     ("replica", "prefill", "simulate"): "vllm counts as engines do, whatever the convention",
+    **{("replica", "turns_stay", what): "of ranks with conversations alone" for what in EVERYWHERE},
     **{("replica", "gpus", what): "`plan` counts and prices them" for what in EVERYWHERE},
     **{
         ("timing", name, what): "a part of the others, for ranks that differ"

@@ -132,7 +132,7 @@ measured = { band = [0.87, 1.39] }""",
     assert isinstance(headroom, float)
     assert 1.2 < 2.5 * (1 + headroom) < 2.0
     assert status == "overloaded"
-    assert any(f"{2.5 * (1 + headroom):.3f} requests/s" in note for note in found.notes)
+    assert any(f"Sustainable are then {2.5 * (1 + headroom):.4g} " in note for note in found.notes)
 
 
 @pytest.mark.parametrize("seed", [4, 6, 9, *at_night(*(n for n in range(20) if n not in (4, 6, 9)))])

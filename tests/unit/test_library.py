@@ -188,7 +188,6 @@ def test_a_sweep_is_that_of_the_command(tmp_path: Path) -> None:
         ("sweep", [None, {"timing.d0": [1]}], {"policy": "vllm", "requests": "9"}, "requests: a whole"),
         ("plan", [[]], {}, "a model is wanted, or profiles, not an empty list"),
         ("plan", ["Llama-3.1-8B"], {"rate": "4"}, "rate: a number is wanted, not '4'"),
-        ("plan", ["Llama-3.1-8B"], {"turns": "2"}, "turns: a number is wanted, not '2'"),
         ("plan", ["Llama-3.1-8B"], {"gpu_hour": True}, "gpu_hour: a number or a text is wanted, not true"),
         ("plan", [None], {"router": "best"}, "router 'best' does not exist"),
         ("plan", ["Llama-3.1-8B"], {"engine": "best"}, "--engine 'best': one of vllm, sglang, trtllm"),

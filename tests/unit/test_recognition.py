@@ -70,7 +70,7 @@ def test_no_reader_brings_numbers_of_another_machine(tmp_path: Path, monkeypatch
     for name in ("shipped_profiles", "load_profile", "read_reference"):
         monkeypatch.setattr(f"kvplan.profile.reading.{name}", opened)
     gives = {
-        FileKind.LOG: {"gpu", "timing", "engine"},
+        FileKind.LOG: {"gpu", "timing", "engine", "model"},
         FileKind.TIMING: {"timing"},
         FileKind.REQUESTS: {"classes", "workload", "prefix", "timing"},
         FileKind.METRICS: {"gpu", "classes"},

@@ -26,8 +26,8 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/model": 3_250,  # to become 2,600
     "tests": 41_410,  # to become 38,000
     "tools": 5_580,
-    "tests/golden": 3_280,
-    "docs": 3_280,
+    "tests/golden": 3_290,
+    "docs": 3_270,
 }
 MODULES, LONGEST = 309, 600  # of the package, to become 260; and lines of one
 
