@@ -481,8 +481,10 @@ class _Gathering:
             return traffic
         before, said = tables["classes"], rejected(tables, most, kept=self.asked.max_model_len is not None)
         if tables["classes"] is before:
-            self.notes.extend(said)
-            return traffic
+            if not traffic:
+                self.notes.extend(said)
+                return traffic
+            return [traffic[0]._replace(notes=(*said, *traffic[0].notes)), *traffic[1:]]
         known = self.kept.provenance.workload if self.kept else Origin()
         part, *others = traffic or [
             Part("classes", {name: Fact(table, known) for name, table in tables.items()})

@@ -7,7 +7,7 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 59_540,  # to become 50,000
+    "kvplan": 59_550,  # to become 50,000
     "kvplan/analysis": 7_110,  # to become 6,300
     "kvplan/ingest": 13_290,  # to become 9,300
     "kvplan/simulation": 10_460,  # to become 8,800
@@ -24,9 +24,9 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 480,
     "kvplan/profile": 2_740,  # to become 2,100
     "kvplan/model": 3_250,  # to become 2,600
-    "tests": 41_410,  # to become 38,000
+    "tests": 41_400,  # to become 38,000
     "tools": 5_580,
-    "tests/golden": 3_290,
+    "tests/golden": 3_280,
     "docs": 3_270,
 }
 MODULES, LONGEST = 309, 600  # of the package, to become 260; and lines of one
