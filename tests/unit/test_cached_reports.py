@@ -77,6 +77,7 @@ def test_agents_of_the_theory() -> None:
     assert "branches" not in cache
 
 
+@pytest.mark.nightly
 def test_it_says_what_keeps_agents_from_collapsing() -> None:
     found = Analyses(profile(AGENTS).model, Plan())
     assert found.prefix_cache is not None
@@ -202,6 +203,7 @@ def test_what_can_collapse_is_never_called_stable(
         assert found.recovery.rate_rps <= cache.sustainable_rps.guaranteed
 
 
+@pytest.mark.nightly
 def test_with_a_limit_of_its_own_the_wait_is_what_is_missing() -> None:
     seats = ("block_tokens = 16", "block_tokens = 16, max_num_seqs = 117")
     found = Analyses(profile(AGENTS, seats).model, Plan())

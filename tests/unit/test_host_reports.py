@@ -62,6 +62,7 @@ def test_the_tier_raises_the_good_rate_and_not_the_guaranteed_one() -> None:
     assert found["host"]["characteristic_time_s"] > found["characteristic_time_s"]
 
 
+@pytest.mark.nightly
 def test_between_the_rates_the_wait_that_empties_the_cache_is_said() -> None:
     """Three times a full memory at once does not: no bound on waiting is needed, and none advised."""
     found = report()
