@@ -60,6 +60,10 @@ class Drafts:
         """Seconds that drafting costs an iteration, whatever runs."""
         return self.overhead_s + self.tokens * self.draft_s if self.tokens else 0.0
 
+    def of_ranks(self, ranks: int) -> "Drafts":
+        """Turn the costs of one of several ranks that step together into those of all, as `Timing.of_ranks` does."""
+        return replace(self, verify_s=self.verify_s / ranks)
+
     def slowed(self, timing: Timing) -> Timing:
         """Add what drafts cost to a law; a sequence in the iteration of its prompt has none (`verified`)."""
         return replace(timing, d0=timing.d0 + self.fixed_s, d3=timing.d3 + self.tokens * self.verify_s)

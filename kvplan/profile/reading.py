@@ -428,9 +428,10 @@ def model_of(document: schema.Document) -> ServingModel:
     served = [c for c in asked if document.most is None or c.shortest <= document.most]
     rates = [c.rate_rps(rate) for c in served]
     more = sum(c.rate_rps(rate) for c in asked) / (sum(rates) or 1)  # with classes that are rejected whole
-    law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__})
     engines, replica = document.engines, gpu.with_drafts(drafts)
     ranks, fleet = gpu.data_parallel // engines, None
+    law = Timing(**{name: getattr(timing, name) for name in Timing.__slots__}).of_ranks(ranks)
+    drafts = drafts and drafts.of_ranks(ranks)
     if document.fleet is not None:
         fleet = document.fleet.fleet(gpu.token_bytes)
         replica = replace(replica, turns_stay=ranks > 1 and fleet.routing is Routing.SESSION)
@@ -444,7 +445,7 @@ def model_of(document: schema.Document) -> ServingModel:
             *(c.request_class(own, document.most, more) for c, own in zip(served, rates, strict=True)),
             *(s.request_class(document.most) for s in document.sessions),
         ),
-        timing=(law if drafts is None else drafts.slowed(law)).of_ranks(ranks),
+        timing=law if drafts is None else drafts.slowed(law),
         replica=replica,
         schedule=None if workload is None else workload.rates([c.name for c in served]),
         request_overhead_s=timing.request_overhead,

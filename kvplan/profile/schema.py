@@ -287,7 +287,7 @@ class Document(Table, title="kvplan profile"):
             above=1,
             why=", whose ranks have caches of their own",
         ),
-        Beside("gpu.data_parallel", "speculative", "fleet.prefill", above=1),
+        Beside("gpu.data_parallel", "fleet.prefill", above=1),
         Beside("gpu.data_parallel", "gpu.prefill", values=("fused",), above=1),
         Beside(
             *("gpu.data_parallel", "engine.batch_wait_iterations"),

@@ -162,11 +162,11 @@ class Figures:
     @cached_property
     def load(self) -> Load:
         """Offered load against what is sustained; of ranks in lock step, what runs serve under a backlog."""
-        computed = load(self.model)
-        if self.model.replica.ranks == 1 or self.cold_recovery.served_rps is None:
+        computed, least_rps = load(self.model), self.cold_recovery.served_rps
+        if self.model.replica.ranks == 1 or least_rps is None:
             return computed
         found = flooded(self.cold, engine_settings(self.model))
-        return computed.served(found.value, found.standard_error)
+        return computed.served(max(found.value, least_rps), found.standard_error)
 
     @cached_property
     def levers(self) -> tuple[Lever, Lever]:

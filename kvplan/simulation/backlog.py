@@ -211,7 +211,8 @@ class Backlog:
             more = requests.arrival_s.size - size
             pool.extend(requests, setup)
             if requests.drafted is not None:
-                self._run.states = (s._replace(emitted=requests.drafted.emitted),)
+                emitted = requests.drafted.emitted
+                self._run.states = tuple(one._replace(emitted=emitted) for one in self._run.states)
             s.counter[Counter.ROWLESS] += more
             s.fixed[Fixed.ALL] += more
             self._own_weights(requests, setup)

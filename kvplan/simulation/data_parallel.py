@@ -15,6 +15,7 @@ from kvplan.simulation.actions import (
     context_in_batch,
     finish_iteration,
     give_up_after,
+    not_drafting,
     requests_in_batch,
     tokens_in_batch,
 )
@@ -39,6 +40,7 @@ from kvplan.simulation.state import (
     group_list,
     in_fleet,
     kernel,
+    layered,
 )
 
 
@@ -198,6 +200,11 @@ def seconds_together(states: tuple[State, ...], replica: int, context: float) ->
         own = (
             per_prefill * r[Counter.PROMPTS] + per_sequence * sequences + timing[PER_PAIR] * r[Counter.PAIRS]
         )
+        if layered(s) and s.fixed[Fixed.DRAFTS] > 0:
+            alone = not_drafting(states[rank])
+            own -= s.clock[Clock.VERIFY] * alone
+            tau -= s.clock[Clock.VERIFY] * alone
+            r[Counter.COMPUTED] += s.fixed[Fixed.DRAFTS] * (sequences - alone)
         most, total = max(most, own), total + own
         busiest = max(busiest, r[Counter.PROMPTS] + sequences)
     tokens, knee_s = prompts + requests, timing[5] * timing[KNEE]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import differing
+from runs import counts, differing
 from slow_ranks import Found, step_together
 from tiers import at_night, is_night
 
@@ -25,7 +25,7 @@ from kvplan.simulation.experiments.runner import Job
 from kvplan.simulation.fleet import run as fleet_run
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.simulation.requests import Requests
+from kvplan.simulation.requests import Requests, with_drafts
 from kvplan.simulation.sessions import stream_of_sessions
 from kvplan.simulation.state import Fixed
 
@@ -160,6 +160,7 @@ AGAIN = replace(
     classes=(replace(CHAT, reuse=Reuse(0.9, 0.8, Exponential(3.0))),),
     replica=replace(MODEL.replica, turns_stay=True),
 )
+DRAFTS = Drafts(2, (0.6, 0.4), 1e-3, 1e-5)
 LOADS = (
     Load(requests=60),
     Load(requests=None, horizon_s=HORIZON_S),
@@ -178,6 +179,8 @@ def test_an_engine_alone_is_a_rank_of_one_to_the_last_bit(monkeypatch: pytest.Mo
     model = replace(MODEL, replica=RANK, classes=(replace(CHAT, rate_rps=6.0),))
     again = replace(model, classes=(replace(CHAT, rate_rps=6.0, reuse=Reuse(0.9, 0.8, Exponential(3.0))),))
     cases = [(served, load) for served in (model, again) for load in LOADS]
+    # at a horizon an engine alone has counted the drafts of the iteration that is cut off
+    cases += [(replace(model, drafts=DRAFTS), load) for load in (LOADS[0], LOADS[2])]
     for served, load in cases:
         for fleet in (None, Fleet(replicas=1)):
             served = replace(served, fleet=fleet)
@@ -191,8 +194,11 @@ def test_an_engine_alone_is_a_rank_of_one_to_the_last_bit(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("policy", ["vllm", *at_night("sglang", "trtllm-max-utilization"), "trtllm-no-evict"])
 def test_compiled_ranks_leave_the_same_bytes_alone_and_in_fleets(policy: str) -> None:
     given = {"balance_iterations": 5} if policy.startswith("trtllm") else {}
+    more = [(LOADS[1], AGAIN)]
+    if policy == "vllm" and is_night():
+        more.append((LOADS[1], replace(MODEL, drafts=DRAFTS.of_ranks(4))))
     for fleet in (None, Fleet(replicas=3)):
-        for load, served in [*((load, MODEL) for load in LOADS), (LOADS[1], AGAIN)]:
+        for load, served in [*((load, MODEL) for load in LOADS), *more]:
             model = replace(served, fleet=fleet)
             requests = generate(model, load, 1)
             one, other = (simulated(model, requests, policy, given, compile) for compile in (False, True))
@@ -227,15 +233,26 @@ def test_the_busiest_rank_of_eight_has_three_quarters_of_the_prompt_tokens() -> 
     assert prompts.sum() / found.iterations == pytest.approx(238, rel=0.06)
 
 
+def test_drafts_of_ranks_by_hand() -> None:
+    """Each decode has a draft that is accepted; the iteration of a prompt has none."""
+    drafts, answers = Drafts(1, (1.0,), verify_s=0.2).of_ranks(2), counts(5, 3, 1)
+    law = drafts.slowed(Timing(1.0, d2=0.01, d3=0.1).of_ranks(2))
+    model = ServingModel((CHAT,), law, of_ranks(Replica(1_000), 2), drafts=drafts)
+    arrive = np.array([0.0, 0.0, 1.05])  # the third finds a request at either rank, and goes to the first
+    given = Requests(arrive, counts(10, 10, 10), answers, counts(0, 0, 0))
+    found = simulated(model, with_drafts(given, drafts, np.random.default_rng()), "vllm", {}, False)
+    # 1 + 0.1 + 0.1; the first rank decodes, verifies and computes a prompt, 1 + 0.2 + 0.2 + 0.1; and 1 + 0.1 + 0.2
+    assert found.finish_s.tolist() == pytest.approx([4.0, 2.7, 2.7], rel=1e-12)
+    assert found.computed_tokens == 3 * (10 + 1) + 2 * 2 + 2
+
+
 def test_ranks_are_refused_beside_what_they_are_not_simulated_with() -> None:
     requests = generate(MODEL, LOADS[0], 1)
     with pytest.raises(UsageError, match="policy greedy: not modelled beside data-parallel ranks; there are"):
         simulated(MODEL, requests, "greedy", {}, False)
     offload = replace(MODEL, replica=replace(MODEL.replica, offload=Offload(10_000, 1e-6)))
-    drafts = replace(MODEL, drafts=Drafts(2, (0.6, 0.4), 1e-3, 1e-5))
-    for model, what in ((offload, "a host tier"), (drafts, "drafts")):
-        with pytest.raises(UsageError, match=f"data-parallel ranks are not simulated beside {what}"):
-            simulated(model, requests, "vllm", {}, False)
+    with pytest.raises(UsageError, match="data-parallel ranks are not simulated beside a host tier"):
+        simulated(offload, requests, "vllm", {}, False)
     apart = replace(MODEL, fleet=Fleet(1, 1))
     with pytest.raises(
         UsageError, match="prefill and decode apart are not modelled beside data-parallel ranks"

@@ -5,14 +5,19 @@ import pytest
 from slow_ranks import step_together
 from tiers import at_night
 
+from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.gate.check import check
 from kvplan.gate.requirement import parse
-from kvplan.model import Replica, Timing
+from kvplan.model import Plan, Replica, Timing
 from kvplan.model.gaps import Exponential
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions, SharedPrompt
 from kvplan.profile.reading import parse_profile
 from kvplan.report.figures import Figures
+from kvplan.simulation.experiments.load import Load, generate
+from kvplan.simulation.experiments.runner import Job
+from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
 from kvplan.simulation.sessions import population, with_shared_prompts
 
@@ -139,3 +144,25 @@ measured = { band = [0.87, 1.39] }""",
 def test_ranks_sustain_what_they_serve_in_a_slow_model(seed: int) -> None:
     sustained, served = rates(seed)
     assert sustained == pytest.approx(served, rel=0.03)
+
+
+@pytest.mark.parametrize("routing", ["random", "session"])
+def test_turns_find_what_they_said_at_their_rank_as_formulas_say(routing: str) -> None:
+    """Of prompt tokens, half a minute after the start; above 70% only where turns stay."""
+    own = {"shared": 480, "user": uniform(100, 300), "decode": uniform(50, 150), "first": uniform(400, 1200)}
+    text = PROFILE.format(
+        **{"memory": 60_000, "budget": 2_048, "ranks": 4},
+        law='d0 = "8 ms"\nd1 = "0.02 us"\nd2 = "40 us"\nd3 = "50 us"\nall_ranks = "1 us"',
+        traffic=SESSION.format(**own).replace("2 = 1, 4 = 1", "3 = 1, 9 = 1")
+        + f'\n[fleet]\nreplicas = 1\nrouting = "{routing}"',
+    )
+    model = parse_profile(text.encode(), "turns.toml").model
+    requests = generate(model, Load(requests=None, horizon_s=300.0), 1)
+    run = Job(Settings("vllm", {}), Scenario(model, Plan(), requests, ("a",)), 300.0).run()
+    assert run.found is not None
+    late = run.first_token_s > 30
+    found = run.found.hit_tokens[late].sum() / requests.input_tokens[late].sum()
+    state = prefix_cache(cached_replica(model)).expected
+    assert state is not None
+    assert state.hit_ratio == pytest.approx(found, rel=0.06)
+    assert bool(found > 0.7) == (routing == "session")

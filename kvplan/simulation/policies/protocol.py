@@ -125,9 +125,8 @@ class Policy(NamedTuple):
         """Prepare a run at one replica: where ranks share it, what each of them needs, and its parameters."""
         model, replica = scenario.model, scenario.model.replica
         if replica.ranks > 1:
-            for what, given in (("drafts", model.drafts), ("a host tier", replica.offload)):
-                if given is not None:
-                    raise UsageError(f"data-parallel ranks are not simulated beside {what}")
+            if replica.offload is not None:
+                raise UsageError("data-parallel ranks are not simulated beside a host tier")
             scenario = scenario._replace(model=replace(model, replica=replica.of_rank()))
         return self.prepare(scenario, settings)
 
