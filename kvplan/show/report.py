@@ -97,6 +97,10 @@ def view(
 def first_screen(ledger: Ledger, block: str = "") -> Iterator[_Row]:
     """Yield the rows of the first screen with their basis, or those about a block; none that says nothing."""
     for label, texts in SCREENS["rows"].items():
+        if not texts:  # a heading
+            if not block:
+                yield label, "", ""
+            continue
         key = first_key(texts)
         if key.startswith(block) and (said := sentence(texts, ledger)) is not None:
             yield _row(label, said, ledger.basis(key))
