@@ -97,9 +97,16 @@ def view(
 def first_screen(ledger: Ledger, block: str = "") -> Iterator[_Row]:
     """Yield the rows of the first screen with their basis, or those about a block; none that says nothing."""
     for label, texts in SCREENS["rows"].items():
-        key = first_key(texts)
-        if key.startswith(block) and (said := sentence(texts, ledger)) is not None:
-            yield _row(label, said, ledger.basis(key))
+        if not texts:  # a heading
+            if not block:
+                yield label, "", ""
+            continue
+        if not first_key(texts).startswith(block):
+            continue
+        for text in [texts] if isinstance(texts, str) else texts:
+            if (said := sentence(text, ledger)) is not None:
+                yield _row(label, said, ledger.basis(first_key(text)))
+                break
 
 
 def _section(ledger: Ledger, key: str) -> Section:
