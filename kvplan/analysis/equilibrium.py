@@ -372,13 +372,19 @@ def _iteration_time(model: Model, cost: PerRequest) -> Number:
         fixed = _fixed_time(model.mix, model.timing, model.replica, cost, rate * tau)
         return float(fixed / (1 - work))
 
-    tau = model.timing.d0 / (1 - work)
+    before = model.timing.d0 / (1 - work)
+    tau = next_time(before)
+    now, then = tau, next_time(tau)
     for _ in range(_STEPS):  # from below, and never beyond the least solution
-        before, tau = tau, next_time(tau)
-        if tau <= before * (1 + 1e-15):
-            return tau
-        if tau > _LONGEST_S:
+        if then <= tau * (1 + 1e-15):
+            return then
+        if then > _LONGEST_S:
             return math.nan
+        rise = (then - now) / (tau - before)
+        before, now = tau, then
+        tau = tau + (then - tau) / (1 - rise) if rise < 1 else then  # what a convex law stays above
+        if (then := next_time(tau)) < tau:
+            tau, then = now, next_time(now)
 
     def lasts(tau: float) -> bool:
         return next_time(tau) <= tau

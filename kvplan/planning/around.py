@@ -154,9 +154,12 @@ def without_each(winner: Candidate, setting: Setting) -> dict[str, int]:
     every = winner.task.plan.slos
     fewer: dict[str, int] = {}
     for left_out in every:
-        plan = replace(winner.task.plan, slos=tuple(slo for slo in every if slo is not left_out))
-        replicas = winner.varied(setting, replace(winner.task, plan=plan)).near(setting.replicas)
-        if replicas is not None:
+        others = tuple(slo for slo in every if slo is not left_out)
+        other = winner.varied(setting, replace(winner.task, plan=replace(winner.task.plan, slos=others)))
+        if others:  # runs are the same
+            other.idle.update((tokens, look.without(left_out.key)) for tokens, look in winner.idle.items())
+            other.short.update((size, look.without(left_out.key)) for size, look in winner.short.items())
+        if (replicas := other.near(setting.replicas)) is not None:
             fewer[left_out.key] = min(replicas, setting.replicas)
     return fewer
 
@@ -168,7 +171,7 @@ def varies(model: ServingModel, latency: Latency) -> bool:
 
 def sizes(winner: Candidate, size: Found) -> list[Size]:
     """The planned size between one replica less and one more."""
-    every = [size, *neighbours(winner, size.setting.replicas)]
+    every = [size, *neighbours(winner, size.setting)]
     found = []
     for one in sorted(every, key=lambda f: f.setting.replicas):
         kept = [k for k in (one.judged.slower, one.judged.expected) if k is not None]

@@ -154,7 +154,7 @@ class Candidate:
             return None
         step = 1
         while (enough := self._enough(size)) is None:
-            if ceiling is not None or size > MOST_REPLICAS:
+            if ceiling is not None or size > MOST_REPLICAS or self.idle_excess > 1:
                 return None
             low, size, step = size + 1, size + step, 2 * step
         while size > low and (enough := self._enough(size - 1, enough)) is not None:
@@ -177,7 +177,7 @@ class Candidate:
 
     def near(self, replicas: float) -> int | None:
         """The fewest replicas by short runs, begun at about so many; None: no number is enough."""
-        setting = self.fewest(near=round(replicas)) if self.idle_excess <= 1 else None
+        setting = self.fewest(near=round(replicas))
         return None if setting is None else setting.replicas
 
     def band(self, setting: Setting) -> Band | None:
@@ -228,8 +228,10 @@ class Explored(NamedTuple):
 
 
 def explored(candidate: Candidate, ceiling: int | None) -> Explored:
-    """Look for the least size, up to a ceiling, of a candidate that meets the objectives while idle."""
-    size = candidate.fewest(ceiling) if candidate.idle_excess <= 1 else None
+    """Look for the least size of a candidate, up to a ceiling; where there is none, at an idle replica, too."""
+    size = candidate.fewest(ceiling)
+    if size is None:
+        candidate.idle_look  # noqa: B018
     return Explored(size, candidate.idle, candidate.short)
 
 
@@ -362,8 +364,12 @@ def _step(setting: Setting) -> int:
     return max(1, setting.replicas // 50)
 
 
-def neighbours(candidate: Candidate, replicas: int) -> Sequence[Found]:
-    """One replica less, where there is one, and one more."""
-    sizes = [n for n in (replicas - 1, replicas + 1) if n > 0]
-    settings = [candidate.best(n)[0] for n in sizes]
-    return [Found(setting, candidate.judge(setting)) for setting in settings]
+def neighbours(candidate: Candidate, setting: Setting) -> Iterable[Found]:
+    """One replica less, where there is one, and one more, of which the same budget is nearly always enough."""
+    if setting.replicas > 1:
+        less = candidate.best(setting.replicas - 1)[0]
+        yield Found(less, candidate.judge(less))
+    more = setting._replace(replicas=setting.replicas + 1)
+    if candidate.judge(more).state is not State.HOLDS:
+        more = candidate.best(more.replicas)[0]
+    yield Found(more, candidate.judge(more))

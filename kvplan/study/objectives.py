@@ -106,6 +106,13 @@ def decisions(
     return tuple(_decision(sample, seen, o.key, o.bound) for o in objectives)
 
 
+def at_even_odds(decision: Decision) -> Decision:
+    """Decide by the share beyond the limit what the runs leave open."""
+    if decision.state is not State.OPEN:
+        return decision
+    return decision._replace(state=State.HOLDS if decision.share <= decision.allowed else State.MISSES)
+
+
 def overall(decided: Sequence[Decision]) -> State:
     """Return how several objectives stand together: one that misses is enough to miss."""
     states = {d.state for d in decided}

@@ -17,7 +17,7 @@ from kvplan.model.slo import KEYS
 from kvplan.simulation.estimates import Estimate
 from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies.protocol import Settings
-from kvplan.study.objectives import LONG, Decision, Objective, State, decisions, overall
+from kvplan.study.objectives import LONG, Decision, Objective, State, at_even_odds, decisions, overall
 from kvplan.study.operating_point import BUDGET_S, RUNS, Observation, observe
 
 MOST_SIMULATED = 64  # replicas of a fleet; more of them only even out more of what chance does
@@ -56,23 +56,29 @@ def keeps(
     requests: int | None = None,
     runs: int = RUNS,
     least: int = LONG,
+    doubt: bool = True,
 ) -> Kept:
     """Decide whether replicas keep the objectives, with longer and longer runs.
 
     `model` is what `stand_in` makes of a number of replicas; without objectives the queue alone decides. `requests` are
     those of each run of the first round, at least. Nothing holds before `least` were completed in all runs: short runs,
-    in which a queue has no time to grow and what is rare does not happen, confirm nothing.
+    in which a queue has no time to grow and what is rare does not happen, confirm nothing. Without `doubt` they decide
+    by the figures as they are then.
     """
 
     def is_decided(seen: Observation) -> bool:
         state = _state(seen.trend, decisions(seen, objectives))
-        return state is State.MISSES or (state is State.HOLDS and seen.sample.completed >= least)
+        is_long = seen.sample.completed >= least
+        return state is State.MISSES or (is_long and (state is State.HOLDS or not doubt))
 
     seen = observe(
         model, plan, settings, is_decided, stream=stream, budget_s=budget_s, requests=requests, runs=runs
     )
     suffices = least <= LONG or seen.sample.completed >= least
-    return Kept(seen.trend, decisions(seen, objectives), dict(_figures(seen)), suffices)
+    decided = decisions(seen, objectives)
+    if not doubt:
+        decided = tuple(map(at_even_odds, decided))
+    return Kept(seen.trend, decided, dict(_figures(seen)), suffices)
 
 
 def _state(trend: Trend, decided: Sequence[Decision]) -> State:

@@ -29,6 +29,8 @@ from kvplan.study.replicas import Kept, keeps, scaled, stand_in
 
 _MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tried
 _SHORT = 4_000  # requests of each of two runs, while many are compared
+_FEW = 500  # of a replica that is idle, unless that is near an objective
+_CLEAR = 0.7  # of the shares that are allowed: with less, or the inverse, few requests tell
 _LONG = 15_000  # of conversations, in the runs that decide
 _BUDGET_S = 5.0  # counted work of these: near an objective a fifth of it leaves long answers open that hold
 _BRIEF_S = 0.5
@@ -61,6 +63,12 @@ class Quick(NamedTuple):
     def passes(self) -> bool:
         """True where all is met, as far as short runs tell."""
         return self.excess <= 1
+
+    def without(self, key: str) -> "Quick":
+        """Return what the same runs say of the other objectives, of which there is one at least."""
+        left = tuple(d for d in self.decided if d.key != key)
+        growing = math.isinf(self.excess)
+        return Quick(math.inf if growing else max(d.share / d.allowed for d in left), left)
 
 
 class Recovers(NamedTuple):
@@ -190,7 +198,9 @@ class Task:
     def idle(self, batched_tokens: int | None) -> Quick:
         """Look at a replica that all but nobody asks for anything, slower: one of so many that nothing clusters."""
         model = replace(self.at(1, batched_tokens, slower=True), arrivals=ArrivalProcess())
-        return self._look(at_rate(model, _IDLE * sustainable_rate(one_replica(model))[1]), _ALONE)
+        model = at_rate(model, _IDLE * sustainable_rate(one_replica(model))[1])
+        look = self._look(model, _ALONE, _FEW)
+        return self._look(model, _ALONE) if _CLEAR < look.excess < 1 / _CLEAR else look
 
     def judge(self, replicas: int, batched_tokens: int | None) -> Judged:
         """Decide about so many replicas."""
@@ -203,10 +213,10 @@ class Task:
         return judged._replace(recovery=self.recovers(replicas, batched_tokens))
 
     def judge_briefly(self, replicas: int, batched_tokens: int | None) -> Judged:
-        """Decide by a tenth of the runs, all of them slower; what they leave open does not hold."""
+        """Decide by a tenth of the runs, all of them slower, and what they leave open by the figures as they are."""
         if self._is_too_much(replicas, batched_tokens):
             return Judged(None, None)
-        slow = self.keeps(replicas, batched_tokens, slower=True, budget_s=_BRIEF_S)
+        slow = self.keeps(replicas, batched_tokens, slower=True, budget_s=_BRIEF_S, doubt=False)
         if slow.state is not State.HOLDS:
             return Judged(slow, slow)
         return Judged(slow, slow, self.recovers(replicas, batched_tokens))
@@ -249,10 +259,9 @@ class Task:
             return self.rate_rps > _MOST_LOAD * split_rps(found, self.apart.prefill, self.apart.decode)
         return self.rate_rps > _MOST_LOAD * replicas * self.sustainable_rps(batched_tokens)
 
-    def _look(self, model: ServingModel, stream: int) -> Quick:
-        seen = observe(
-            model, self.plan, engine_settings(model), _one_round, stream=stream, budget_s=0.0, requests=_SHORT
-        )
+    def _look(self, model: ServingModel, stream: int, requests: int = _SHORT) -> Quick:
+        settings = engine_settings(model)
+        seen = observe(model, self.plan, settings, _one_round, stream=stream, budget_s=0.0, requests=requests)
         decided = decisions(seen, self.plan.slos)
         if seen.trend is Trend.GROWING:
             return Quick(math.inf, decided)
@@ -261,7 +270,13 @@ class Task:
         return Quick(max(d.share / d.allowed for d in decided), decided)
 
     def keeps(
-        self, replicas: int, batched_tokens: int | None, *, slower: bool, budget_s: float = _BUDGET_S
+        self,
+        replicas: int,
+        batched_tokens: int | None,
+        *,
+        slower: bool,
+        budget_s: float = _BUDGET_S,
+        doubt: bool = True,
     ) -> Kept:
         """Decide about so many replicas at the timing as it stands, or slower, whatever their load."""
         model = self.at(replicas, batched_tokens, slower=slower)
@@ -275,6 +290,7 @@ class Task:
             budget_s=budget_s,
             requests=requests,
             least=max(LONG, self._seen_with(replicas, batched_tokens, slower=slower)),
+            doubt=doubt,
         )
 
     def _seen_with(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> int:

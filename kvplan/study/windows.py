@@ -6,6 +6,7 @@ steady.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -128,6 +129,7 @@ def warm_up_s(model: ServingModel) -> float:
     return life_s(model) * min(max(typical_iteration_s(model) / alone, 1.0), _SLOWEST)
 
 
+@lru_cache(maxsize=64)
 def life_s(model: ServingModel) -> float:
     """Return W₁: the age beyond which requests, or the turns of sessions, hold little."""
     held = model.mix.held.survival(model.mix.share)
@@ -137,6 +139,7 @@ def life_s(model: ServingModel) -> float:
     return age + max((_turns_s(model, c.sessions, tau) for c in model.classes if c.sessions), default=0.0)
 
 
+@lru_cache(maxsize=64)
 def typical_iteration_s(model: ServingModel) -> float:
     """Return the iteration time of the equilibrium, or of a full memory if that is less or there is no equilibrium."""
     full, usual = saturation(model).iteration_time_s, iteration_time(model)
