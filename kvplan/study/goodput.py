@@ -7,7 +7,7 @@ search goes down until runs of a day last (`kvplan.study.lasting`).
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import NamedTuple
 
 from kvplan.analysis.cached_equilibrium import users_of, with_part_of_users, with_rates_of_users
@@ -28,8 +28,8 @@ _IDLE = 0.01  # of what is sustainable
 _MORE = 1.25  # times the rate, while all holds
 _MOST = 40  # rates that are tried above what is sustainable
 _PRECISE = 0.01  # relative width of the bracket
+_BESIDE = (0.97, 1.04)  # times its lower end, where less is open
 _NEAR = 0.8  # of a rate that misses, from which runs are long before all is said to hold: avalanches are rare
-_AROUND = 4  # more rates on either side of one that stays open
 _PART = 0.3  # of the work of an operating point, for each rate
 _LOWER = (0.99,) * 10 + (0.95,) * 20  # times a rate that does not last
 _CURVE_SHARES = (0.05, 0.2, 0.35, 0.5, 0.65, 0.75, 0.85, 0.9, 0.95, 0.98)  # of what is sustainable
@@ -134,17 +134,15 @@ class _Search:
         return min((p.rate_rps for p in self.probes if p.state is State.MISSES), default=None)
 
     @property
-    def below_high(self) -> float:
-        """The largest rate that does not miss, below those that do."""
-        high = math.inf if self.high is None else self.high
-        return max(p.rate_rps for p in self.probes if p.rate_rps < high)
+    def ends(self) -> "tuple[_Probe, _Probe | None]":
+        """The largest rate without excess, and the least above it with some."""
+        above = min((p for p in self.probes if p.excess > 0), key=_rate, default=None)
+        below = (p for p in self.probes if above is None or p.rate_rps < above.rate_rps)
+        return max(below, key=_rate), above
 
-    def open_between(self) -> list[float]:
-        """Rates between them that stay open, ascending."""
-        high = math.inf if self.high is None else self.high
-        return sorted(
-            p.rate_rps for p in self.probes if self.low < p.rate_rps < high and p.state is State.OPEN
-        )
+
+def _rate(probe: _Probe) -> float:
+    return probe.rate_rps
 
 
 def goodput(
@@ -203,29 +201,27 @@ def _searched(search: _Search, model: ServingModel) -> Goodput:
                 break
             rate *= _MORE
         _narrow(search)
+        below, above = search.ends
+        for times in () if above is None else _BESIDE:
+            search(times * below.rate_rps)
     return _result(search, limit)
 
 
 def _narrow(search: _Search) -> None:
-    """Halve what lies between the largest rate that holds and the least that misses, around what stays open."""
-    tried = 0
-    while search.high is not None and not search.open_between() and tried < len(search.probes):
+    """Close in on the rate where a limit begins to be exceeded: where the excess points, each third time by halves."""
+    for turn in count(1):
+        below, above = search.ends
+        if above is None or above.rate_rps <= (1 + _PRECISE) * below.rate_rps:
+            return
+        rate = (below.rate_rps + above.rate_rps) / 2
+        if turn % 3 and not math.isinf(below.excess) and not math.isinf(above.excess):
+            there = _crossing((below, above))
+            beyond = there * _PRECISE / 2  # so that the other end comes near, too
+            rate = there + max(min(rate - there, beyond), -beyond)
         tried = len(search.probes)
-        _halve(search, search.low, search.high)
-    for _ in range(_AROUND):
-        if open_ := search.open_between():
-            _halve(search, search.low, open_[0])
-    for _ in range(_AROUND if search.open_between() else 0):
-        below = search.below_high
-        if search.high is None:
-            search(_MORE * below)
-        else:
-            _halve(search, below, search.high)
-
-
-def _halve(search: _Search, low: float, high: float) -> None:
-    if high > (1 + _PRECISE) * low:
-        search((low + high) / 2)
+        search(rate)
+        if len(search.probes) == tried:  # there are no users between them
+            return
 
 
 def at_rate(model: ServingModel, rate_rps: float) -> ServingModel:
