@@ -8,16 +8,19 @@ results are the same to the last bit, in a fraction of the time.
 import math
 
 from kvplan.model import iteration_time
-from kvplan.simulation.actions import blocks_of, outstanding, whole_tokens
+from kvplan.simulation.actions import blocks_of, members_tokens, outstanding, whole_tokens
 from kvplan.simulation.followups import next_event_s
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.state import (
+    AHEAD,
     CHOSEN,
     GAPS,
     GAPS_IN_E,
     KNEE,
     MAX_TOKENS,
     NOBODY,
+    Ahead,
+    Blocks,
     Clock,
     Counter,
     Fixed,
@@ -32,6 +35,7 @@ from kvplan.simulation.state import (
     group_list,
     in_fleet,
     kernel,
+    layered,
 )
 from kvplan.simulation.statistics import gap_position, gaps_of_span, nanoseconds, record, see_waiting
 
@@ -79,6 +83,48 @@ def parts_before_last(s: State, part: int) -> int:
 
 
 @kernel
+def look_ahead(s: State) -> int:
+    """Look up what the next iterations read and hold, of layers of several kinds; return how many there are.
+
+    They end where somebody is due, and are few where somebody comes soon.
+    """
+    c, clock, size = s.counter, s.clock, s.group[0, Group.RING_SIZE]
+    members = s.list[group_list(s, 0), List.LENGTH]
+    tau = iteration_time(s.timing, float(s.group[0, Group.WEIGHT]), 0, members, 0)
+    count, most = 0, min(AHEAD, int(min((next_event_s(s) - clock[Clock.NOW]) / tau, AHEAD)) + 1)
+    slot, others = (s.group[0, Group.TICK] + 1) % size, c[Counter.HELD]
+    while count < most and s.ring[slot] == NOBODY:
+        for column in range(Ahead.WIDTH):
+            s.ahead[count, column] = 0
+        slot, count = slot + 1 if slot + 1 < size else 0, count + 1
+    request = s.list[group_list(s, 0), List.HEAD]
+    while request != NOBODY and count > 0:
+        tokens, before = members_tokens(s, request, 0), s.request[request, Request.HOLDS]
+        others -= before
+        for step in range(count):
+            tokens += 1
+            holds = s.blocks[tokens, Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
+            s.ahead[step, Ahead.READS] += s.context[tokens]
+            s.ahead[step, Ahead.HOLDS] += holds
+            s.ahead[step, Ahead.TAKES] += max(holds - before, 0)
+            before = holds
+        request = s.request[request, Request.AFTER]
+    for step in range(count):
+        s.ahead[step, Ahead.HOLDS] += others
+    return count
+
+
+@kernel
+def hold_blocks(s: State) -> None:
+    """Note, of layers of several kinds, what each member holds after such iterations."""
+    request = s.list[group_list(s, 0), List.HEAD]
+    while request != NOBODY:
+        tokens = members_tokens(s, request, 0)
+        s.request[request, Request.HOLDS] = s.blocks[tokens, Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
+        request = s.request[request, Request.AFTER]
+
+
+@kernel
 def coast(s: State, limit: int, patience: int) -> None:
     """Run until somebody arrives, is due or has its load, a prompt ends, memory lacks or the clock or loop looks up.
 
@@ -92,6 +138,10 @@ def coast(s: State, limit: int, patience: int) -> None:
         limit = min(limit, c[Counter.ITERATIONS] + parts_before_last(s, part))
     if running == 0 or not all_emit(s):
         return
+    if layered(s):
+        if part > 0 or c[Counter.PARTLY] != NOBODY:
+            return
+        limit = min(limit, c[Counter.ITERATIONS] + look_ahead(s))
     prompts = part if part > 1 else 0  # engines count a single token as one of a sequence
     event_s = min(next_event_s(s), clock[Clock.PAUSE], clock[Clock.SPAN_END])
     limit = min(limit, c[Counter.LAST_COMPLETION] + patience + 1)
@@ -111,26 +161,34 @@ def coast(s: State, limit: int, patience: int) -> None:
     beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, Span.BEYOND_KNEE]
     woken, all_woken = 1.0 - (1.0 - s.timing[CHOSEN]) ** (prompts + running), s.span[row, Span.WOKEN]
     capacity, bin_tokens, horizon_s = s.fixed[Fixed.CAPACITY], s.fixed[Fixed.BIN], clock[Clock.HORIZON]
+    at_least = held
     kv_bin, place, low_s, high_s = held * block // bin_tokens, 0, math.inf, 0.0
     while iterations < limit and now < event_s:
         slot = slot + 1 if slot + 1 < size else 0
-        more = s.phase[0, phase]
-        if part > 0:
-            more += blocks_of(s, done + part) - blocks_of(s, done)
+        if layered(s):
+            more = int(s.ahead[iterations - begun, Ahead.HOLDS]) - held
+            if waiting > 0 and held + more < at_least:  # there may be room for somebody
+                break
+            takes, reads = int(s.ahead[iterations - begun, Ahead.TAKES]), s.ahead[iterations - begun, Ahead.READS]
+        else:
+            more = s.phase[0, phase]
+            if part > 0:
+                more += blocks_of(s, done + part) - blocks_of(s, done)
+            takes, reads = more, float(weight + members + done + part)
         pairs = prompts * (2 * done + part + 1) // 2
-        tau = iteration_time(s.timing, weight + members + done + part, prompts, running, pairs)
-        if s.ring[slot] != NOBODY or held + more > capacity or now + tau > horizon_s:
+        tau = iteration_time(s.timing, reads, prompts, running, pairs)
+        if s.ring[slot] != NOBODY or held + takes > capacity or now + tau > horizon_s:
             break
         phase = phase - 1 if phase > 0 else block - 1
         iterations, tick, weight, done = iterations + 1, tick + 1, weight + members, done + part
         now, busy = now + tau, busy + tau
-        if more > 0:
+        if more != 0:
             held += more
             c[Counter.HELD] = held
             kv_bin, cached = held * block // bin_tokens, cached_tokens(s)
         kv_s, running_s = kv_s + tau * (held * block), running_s + tau * resident
         waiting_s = waiting_s + tau * waiting
-        busy_s, context, all_pairs = busy_s + tau, context + (weight + done), all_pairs + pairs
+        busy_s, context, all_pairs = busy_s + tau, context + reads, all_pairs + pairs
         roots, beyond_knee, all_woken = roots + root, beyond_knee + beyond, all_woken + woken
         cached_s += tau * cached
         s.histogram[kv_bin] += nanoseconds(tau)
@@ -167,6 +225,8 @@ def coast(s: State, limit: int, patience: int) -> None:
     s.span[row, Span.PREFILLED] += (iterations - begun) * prompts
     s.span[row, Span.SEQUENCES] += (iterations - begun) * running
     if iterations > begun:  # else what is held can be that of a batch that is not run any more
+        if layered(s):
+            hold_blocks(s)
         clock[Clock.ENDED] = now
         see_waiting(s)
         c[Counter.PEAK] = max(c[Counter.PEAK], held * block)

@@ -14,8 +14,10 @@ from kvplan.model.replica import Offload
 from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation.requests import Requests, strangers
 from kvplan.simulation.state import (
+    AHEAD,
     GAPS,
     NOBODY,
+    Ahead,
     Blocks,
     Cache,
     Clock,
@@ -281,6 +283,7 @@ def new_state(
         stream=stream,
         blocks=blocks,
         context=context,
+        ahead=np.zeros((AHEAD if fixed[Fixed.LAYERED] else 0, Ahead.WIDTH)),
         emitted=np.zeros(0, dtype=np.int64) if drafted is None else drafted.emitted,
         fleet=np.zeros((1, Router.WIDTH), dtype=np.int64),
         link=np.zeros((0, 2 * Link.WHOSE)),
@@ -336,7 +339,7 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
     fixed[Fixed.MORE_LATER], fixed[Fixed.ALL] = requests.more_later, size
     fixed[Fixed.SEATS] = max(size, 1) if setup.seats is None else setup.seats
     fixed[Fixed.TURNS], fixed[Fixed.CACHES] = requests.turns is not None, setup.prefix_cache
-    fixed[Fixed.COASTS] = setup.coasts and not looked_up and replica.ranks == 1
+    fixed[Fixed.COASTS] = setup.coasts and drafted is None and setup.pools is None and replica.ranks == 1
     fixed[Fixed.MOST_WAITING] = size + 1 if requests.most_waiting is None else requests.most_waiting
     if drafted is not None:
         fixed[Fixed.SLOTS], fixed[Fixed.DRAFTS] = drafted.drafts.slots, drafted.drafts.tokens

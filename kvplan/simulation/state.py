@@ -18,6 +18,7 @@ KNEE, CHOSEN, PER_PAIR, ALL_RANKS, D5_ALL_RANKS = 6, 8, 9, 10, 11  # in `State.t
 GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind those of KV tokens
 GAPS_IN_E = 500  # bins in which a time grows by a factor e: each is 0.2 % wide
 SHORTEST_GAP_S = 1e-9  # what is shorter counts as this; the longest is 1e9 times a second
+AHEAD = 32  # iterations that are looked up at once, of layers of several kinds
 MAX_TOKENS = 0  # the first of the knobs, where prompts are computed in parts: the budget of an iteration
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -298,6 +299,14 @@ class Blocks(Columns):
     PASSED: int
 
 
+class Ahead(Columns):
+    """Of `State.ahead`."""
+
+    READS: int  # context, in tokens of the layers that keep all
+    HOLDS: int  # blocks in all
+    TAKES: int  # of these, more than before by those who need more, before others free theirs
+
+
 class Rank(Columns):
     """Of `State.rank`."""
 
@@ -475,6 +484,7 @@ class State(NamedTuple):
     # FILLED is held.
     blocks: IntArray
     context: FloatArray  # shape (n_tokens,): there, what a request of so many tokens reads
+    ahead: FloatArray  # shape (AHEAD, 3): there, what the next iterations read and hold
     emitted: IntArray  # with drafts: tokens of a request before each of its iterations, from its PATH on
     # shape (1 + n_replicas, n_columns): `Router`, then a `Site` a row. Shared by all replicas of a fleet; without
     # one a row.

@@ -51,6 +51,7 @@ _FAR = 1.5  # of what is sustainable, from which a run is not needed to say that
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _REQUEST_S, _ITERATION_S = 1e-6, 20e-9  # counted
 _DRAFTS, _LAYERS, _SGLANG = 8.0, 3.0, 3.0  # times as much work
+_LAYERS_TOKENS = 500.0  # of answers, that take a request of layers of several kinds another time as much
 _WIDTH, _TAIL_WIDTH = 0.1, 0.2  # relative, of intervals; of p99
 _OF_E2E = 0.01  # half width of a mean, of the mean E2E
 _SHARES = {
@@ -315,9 +316,10 @@ def work_factor(model: ServingModel, settings: Settings) -> float:
     """Return how much more work an iteration takes than of `vllm` with plain requests."""
     if model.drafts is not None:
         return _DRAFTS
-    return (1.0 if model.replica.layout is None else _LAYERS) * (
-        _SGLANG if settings.policy == "sglang" else 1.0
-    )
+    factor = _SGLANG if settings.policy == "sglang" else 1.0
+    if model.replica.layout is not None:
+        factor *= max(_LAYERS, model.mix.mean(model.mix.decode_tokens) / _LAYERS_TOKENS)
+    return factor
 
 
 def _batches(length_s: float, period_s: float | None) -> tuple[float, int]:
