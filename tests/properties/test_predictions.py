@@ -55,7 +55,7 @@ def served(found: Outcome) -> int:
 
 @every("name", ["wait", "flow", "mc", "mc-sf"])
 def test_right_predictions_are_known_lengths_to_the_unit(name: str) -> None:
-    known, right = (outcome(name, model(accuracy)) for accuracy in (None, 1.0))
+    known, right = (outcome(name, model(accuracy), horizon_s=4.0) for accuracy in (None, 1.0))
     assert known.iterations > 100
     assert bytes_of(known) == bytes_of(right)
 
