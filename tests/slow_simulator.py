@@ -106,6 +106,10 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     As `flow`, with one queue and one budget: iteration t admits at most floor((t+1)·budget) - floor(t·budget), and t
     moves on as in `rate-limited`.
 
+`adaptive` (budget, low, high)
+    As `flow-unknown`, but the budget binds from the iteration in which the residents hold a share `high` of M or more,
+    to the one in which they hold `low` or less; otherwise the queue is admitted until they hold `high`.
+
 `alpha-protection` (alpha)
     All residents run. Where they need more than M all of them are evicted, to the front of the queue in order of
     admission. Then, also in that iteration, the queue is admitted in order as long as memory held stays (1-alpha)M at
@@ -640,6 +644,27 @@ class FlowUnknown(Flow):
     def execute(self, batch: list[Request]) -> Work:
         self.t += 1
         return super().execute(batch)
+
+
+class Adaptive(FlowUnknown):
+    held_back = False
+
+    def form(self, drain: bool) -> list[Request]:
+        high, low = (
+            float(self.params[key]) * (self.replica.memory_tokens // self.block) for key in ("high", "low")
+        )
+        batch = list(self.resident)
+        if self.kv_held(batch) // self.block >= high:
+            self.held_back = True
+        if self.kv_held(batch) // self.block <= low:
+            self.held_back = False
+        if self.held_back:
+            return super().form(drain)
+        if self.evict_until_they_fit(batch):
+            return batch
+        while self.queue and self.kv_held(batch) // self.block < high and self.fits(self.queue[0], batch):
+            self.admit(self.queue[0], batch)
+        return batch
 
 
 class AlphaProtection(StageRun):
@@ -1357,6 +1382,7 @@ POLICIES: dict[str, type[Run]] = {
     "nested-wait": NestedWait,
     "flow": Flow,
     "flow-unknown": FlowUnknown,
+    "adaptive": Adaptive,
     "alpha-protection": AlphaProtection,
     "mc": Mc,
     "mc-sf": McSf,

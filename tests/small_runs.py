@@ -58,6 +58,8 @@ class Case:
             "admission",
             "budget",
             "alpha",
+            "low",
+            "high",
             "shortest",
             "conservativeness",
             "cap",
@@ -202,6 +204,13 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
     "flow": st.fixed_dictionaries({"budgets": THRESHOLDS}),
     "flow-unknown": st.fixed_dictionaries(
         {"budget": st.tuples(st.integers(1, 5) | st.sampled_from([0.001, 0.07, 0.3, 0.5, 1.7]))}
+    ),
+    "adaptive": st.fixed_dictionaries(
+        {
+            "budget": st.tuples(st.integers(1, 3) | st.sampled_from([0.07, 0.5])),
+            "low": st.tuples(st.sampled_from([0.0, 0.3, 0.5])),
+            "high": st.tuples(st.sampled_from([0.6, 0.9, 1.0])),
+        }
     ),
     "alpha-protection": st.fixed_dictionaries(
         {"alpha": st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.7]))}

@@ -38,6 +38,9 @@ class RequestClass:
     longest: int = 0  # KV tokens of the longest just before it completes, where prompts are means of several
     most: int | None = None  # tokens of the longest that the engine takes, where more are asked for
     rejected: float = 0.0  # requests that it does not take for each that it does; not in the rate
+    accuracy: float | None = (
+        None  # share of the requests whose length a predictor has right; None: there is none
+    )
     # that runs draw from, where `prompts` are fewer lengths to count with ...
     input_law: Lengths | None = None
     decode_law: Lengths | None = None  # ... and where `decode_tokens` are

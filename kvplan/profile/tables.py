@@ -39,6 +39,13 @@ def _prompts(table: "Class") -> Iterator[Problem]:
             yield Problem(("shared",), f"{limit}, not {prompt.tokens}{more}")
 
 
+class Prediction(Table, title="Predictions of decode lengths"):
+    """How well lengths are known beforehand, to policies that go by them."""
+
+    accuracy: Annotated[float, Field(ge=0, le=1)]
+    """Share of the requests whose class and decode length are predicted right; of others they are another's."""
+
+
 class Class(Table, title="Class of requests"):
     """Requests whose input and decode lengths have laws of their own, independent of each other."""
 
@@ -61,6 +68,8 @@ class Class(Table, title="Class of requests"):
     reuse: values.Reused | None = None
     """What later requests ask for again: tokens (a share up to 1.0 of what a request leaves, or a number of them),
     share (probability), gap (a law of times), from (completion, or arrival)."""
+    prediction: Prediction | None = None
+    """How well a predictor knows decode lengths; without it policies that need them know them."""
 
     @property
     def inputs(self) -> Lengths:
@@ -114,6 +123,7 @@ class Class(Table, title="Class of requests"):
             decode_law=None if outputs is fits.decode else fits.decode,
             most=fits.longest or None,
             rejected=asked / fits.share - 1,
+            accuracy=None if self.prediction is None else self.prediction.accuracy,
         )
 
 

@@ -49,6 +49,7 @@ class Verdict(StrEnum):
     REPRODUCED = "reproduced"
     SAME_DIRECTION = "same direction"
     REFUTED = "refuted"
+    REFUTED_AS_CHOSEN = "refuted under our choice"
     NOT_DETERMINABLE = "not determinable"
 
 
@@ -158,7 +159,7 @@ class Experiment:
     """A published result.
 
     `assumed` is what the text does not give and had to be chosen. Where not all that decides is `given`, a figure that
-    disagrees is not determinable rather than refuted. `solved`: parameters that were solved from a printed result.
+    disagrees is refuted under our choice, not the paper's. `solved`: parameters that were solved from a printed result.
     """
 
     name: str

@@ -10,7 +10,13 @@ from kvplan.simulation.intervals import t_quantile
 
 _FLOOR = 0.25  # of a printed change: what is less is another effect
 _ROUNDING = 1e-9  # of floating-point sums
-_ORDER = (Verdict.REPRODUCED, Verdict.SAME_DIRECTION, Verdict.NOT_DETERMINABLE, Verdict.REFUTED)
+_ORDER = (
+    Verdict.REPRODUCED,
+    Verdict.SAME_DIRECTION,
+    Verdict.NOT_DETERMINABLE,
+    Verdict.REFUTED_AS_CHOSEN,
+    Verdict.REFUTED,
+)
 
 
 class Measured(NamedTuple):
@@ -66,7 +72,7 @@ def _compared(figure: Figure, documents: Mapping[str, Mapping[str, Any]], given:
     found = measured(of, over)
     verdict = judged(figure, found)
     if verdict is Verdict.REFUTED and not given:
-        verdict = Verdict.NOT_DETERMINABLE
+        verdict = Verdict.REFUTED_AS_CHOSEN
     return Compared(figure, found, verdict)
 
 

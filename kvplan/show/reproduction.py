@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from kvplan.reproduction.experiment import Figure, Item, Verdict
+from kvplan.reproduction.experiment import Experiment, Figure, Item, Verdict
 from kvplan.reproduction.judge import Compared, Reproduction
 from kvplan.show import page
 from kvplan.show.view import Json, View, fields, header
@@ -44,6 +44,7 @@ def _experiment(judged: Reproduction) -> Json:
         **fields(experiment, "name", "source", "title", "claim"),
         "assumed": experiment.assumed or None,
         "solved": experiment.solved or None,
+        "given": experiment.given,
         "covers": experiment.covers,
         "verdict": judged.verdict,
         "workloads": experiment.workloads,
@@ -72,15 +73,22 @@ def _compared(compared: Compared) -> Json:
 
 def _overview(reproductions: Sequence[Reproduction]) -> page.Section:
     rows = [(each.experiment.name, each.experiment.source, _tally(each.compared)) for each in reproductions]
-    for name, solved in (("all", False), ("with parameters solved from the print", True)):
-        judged = [each for each in reproductions if bool(each.experiment.solved) is solved]
-        if judged:
-            rows.append((name, "", _tally([compared for each in judged for compared in each.compared])))
+    groups: dict[str, list[Compared]] = {}
+    for each in reproductions:
+        groups.setdefault(_footing(each.experiment), []).extend(each.compared)
+    rows += [(name, "", _tally(groups[name])) for name in sorted(groups)]
     columns = (page.Column("Experiment"), page.words("Source"), page.words("Verdicts on figures"))
     caption = "What the papers print against what kvplan gets; `kvplan reproduce NAME` shows the figures."
     return page.section(
         "reproduction", "Published results", page.Paragraph(caption), page.table(columns, rows)
     )
+
+
+def _footing(experiment: Experiment) -> str:
+    """Say how far agreement proves anything."""
+    if experiment.solved:
+        return "with parameters solved from the print"
+    return "all" if experiment.given else "with sizes that were chosen"
 
 
 def _tally(compared: Sequence[Compared]) -> str:

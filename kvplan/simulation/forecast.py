@@ -6,7 +6,7 @@ step for each stage expected of the request, whoever else is resident. Where mem
 that is next in line, it mostly lacks in the next iteration too: that tick is looked at first.
 """
 
-from kvplan.simulation.actions import blocks_of, due_slot, fits
+from kvplan.simulation.actions import blocks_of, due_slot, evict, fits
 from kvplan.simulation.state import NOBODY, Counter, Fixed, Group, Request, State, kernel
 
 
@@ -63,6 +63,16 @@ def expect(s: State, request: int, sign: int) -> None:
             spare = block
         spare -= 1
         future[slot] += sign * taken
+
+
+@kernel
+def give_up(s: State, request: int) -> None:
+    """Evict a request; from now on it is expected to be no shorter than it came to be."""
+    expect(s, request, -1)
+    stages = s.group[0, Group.TICK] - s.request[request, Request.START]
+    if stages > s.request[request, Request.EXPECTED]:
+        s.request[request, Request.EXPECTED] = stages
+    evict(s, request)
 
 
 @kernel

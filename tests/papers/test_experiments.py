@@ -34,6 +34,7 @@ LONG = {
         "sic-table-3",
         "wait-6-known",
         "wait-6-nested",
+        "wait-6-nested-unlimited",
         "wait-6-ten-bins",
         "wait-equation-13",
         "wait-proposition-1",
@@ -60,6 +61,25 @@ def test_an_experiment_comes_out_as_recorded(experiment: Experiment) -> None:
     assert {what: verdict for what, (verdict, _) in got.items()} == {
         one.what: one.verdict.value for one in experiment.figures
     }, got
+
+
+def test_a_choice_of_ours_refutes_no_paper() -> None:
+    text = """
+source = ""
+title = ""
+claim = ""
+given = false
+[[figures]]
+what = "x"
+of = "a.x"
+printed = "1"
+verdict = "refuted under our choice"
+reason = "-"
+"""
+    one = reproduction(parse_experiment("x", text), {"a": {"x": 2.0}})
+    assert one.verdict is Verdict.REFUTED_AS_CHOSEN
+    given = reproduction(parse_experiment("x", text.replace("false", "true")), {"a": {"x": 2.0}})
+    assert given.verdict is Verdict.REFUTED
 
 
 def figure(**given: object) -> Figure:
@@ -142,7 +162,14 @@ def test_everything_that_the_papers_contain_is_covered_or_has_a_reason() -> None
     assert all(bool(item.experiments) != bool(item.reason) for item in listed)
     for paper, file in PAPERS.items():
         text = (SHARED / f"{file}.txt").read_text("utf-8")
-        assert {item.name for item in listed if item.paper == paper} == mentioned(text), paper
+        names = {item.name for item in listed if item.paper == paper}
+        assert {name for name in names if re.match(KINDS, name)} == mentioned(text), paper
+
+
+def test_what_the_papers_have_without_a_number_and_kvplan_does_not_has_a_reason() -> None:
+    without = [item for item in coverage() if not re.match(KINDS, item.name)]
+    assert len(without) == 3
+    assert all(item.reason and not item.experiments for item in without)
 
 
 def test_there_are_as_many_experiments_as_promised() -> None:

@@ -1,9 +1,15 @@
-"""Policies that are wrong on purpose: what is reproduced with the right ones is no longer, so the verdicts can fail."""
+"""Formulas and policies that are wrong on purpose: what is reproduced with the right ones no longer is."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+from shutil import copytree, ignore_patterns
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+import tomli
 from tiers import at_night
 
 from kvplan.reproduction.experiment import Verdict, load_experiment
@@ -64,3 +70,30 @@ def test_a_wrong_policy_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -
         if each.figure.verdict is Verdict.REPRODUCED and each.verdict is not Verdict.REPRODUCED
     ]
     assert lost
+
+
+HERE = Path(__file__).parent
+PACKAGE = HERE.parents[1] / "kvplan"
+WRONG = tomli.loads((HERE / "mutants.toml").read_text("utf-8"))["mutants"]
+
+
+def test_mutants_are_many_and_differ_from_the_package() -> None:
+    assert len({each["what"] for each in WRONG}) == len(WRONG) >= 14
+    for each in WRONG:
+        assert (PACKAGE / each["file"]).read_text("utf-8").count(each["right"]) == 1, each["what"]
+
+
+@pytest.mark.parametrize("mutant", [*WRONG[:1], *at_night(*WRONG[1:])], ids=lambda each: each["what"])
+def test_reproduce_alone_notices(mutant: dict[str, str], tmp_path: Path) -> None:
+    copytree(PACKAGE, tmp_path / "kvplan", ignore=ignore_patterns("__pycache__"))
+    (tmp_path / "tests").symlink_to(HERE.parent)
+    file = tmp_path / "kvplan" / mutant["file"]
+    file.write_text(file.read_text("utf-8").replace(mutant["right"], mutant["wrong"]), "utf-8")
+    found = subprocess.run(
+        [sys.executable, "-m", "kvplan", "reproduce", mutant["experiment"]],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert "other verdicts than on record" in found.stderr, found.stdout + found.stderr

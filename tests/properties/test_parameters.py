@@ -19,7 +19,16 @@ from kvplan.simulation.requests import Requests
 from kvplan.simulation.state import Counter
 
 EVERY = [(name, key) for name, policy in POLICIES.items() for key in policy.parameters]
-SHARES = ("alpha", "watermark", "admission", "assume", "prefix_caching", "swa_full_tokens_ratio")  # 1 at most
+SHARES = (
+    "low",
+    "high",
+    "alpha",
+    "watermark",
+    "admission",
+    "assume",
+    "prefix_caching",
+    "swa_full_tokens_ratio",
+)  # 1 at most
 RUBBISH = (1e19, 1e308, -1.0, 0.0, math.nan, math.inf, -math.inf)
 MODEL = ServingModel((RequestClass("a", 5, (7,), (1.0,), 0.01),), Timing(1.0), Replica(60))
 FEW = Requests(np.arange(3.0), np.full(3, 5), np.full(3, 7), np.zeros(3, dtype=np.int64))

@@ -29,6 +29,7 @@ GIVEN = {  # where the default follows from decode lengths or the plan, or keeps
     "rate-limited": {"beta": (3,)},
     "flow": {"budgets": (3,)},
     "flow-unknown": {"budget": (3,)},
+    "adaptive": {"budget": (3,)},
     "wait": {"thresholds": (2,)},
     "nested-wait": {"boundaries": (4, 9), "thresholds": (2, 2)},
 }

@@ -3,11 +3,12 @@
 import numpy as np
 
 from kvplan.model import Prefill
-from kvplan.simulation.actions import admit, advance, due_slot, evict, overflows
-from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
+from kvplan.simulation.actions import admit, advance, due_slot, overflows
+from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end, give_up
 from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies.parameters import MOST_RUNNING, most_running
 from kvplan.simulation.policies.protocol import SEQUENCES, Policy, Scenario, Settings, one_queue
+from kvplan.simulation.predictions import predicted, predicts
 from kvplan.simulation.queues import last_of, lowest, pile, unpile
 from kvplan.simulation.state import NOBODY, Group, List, Request, State, kernel
 
@@ -23,7 +24,9 @@ def form_batch(s: State) -> None:
     advance(s, 0)
     begin_tick(s)
     while overflows(s):
-        give_up(s, last_of(s, lowest(s)))
+        request = last_of(s, lowest(s))
+        unpile(s, s.request[request, Request.EXPECTED], request)
+        give_up(s, request)
     request = s.list[0, List.HEAD]
     while request != NOBODY and fits_to_the_end(s, request):
         admit(s, request, 0)
@@ -37,25 +40,16 @@ def form_batch(s: State) -> None:
         request = s.request[request, Request.DUE_AFTER]
 
 
-@kernel
-def give_up(s: State, request: int) -> None:
-    """Evict a request; from now on it is expected to be no shorter than it came to be."""
-    expect(s, request, -1)
-    unpile(s, s.request[request, Request.EXPECTED], request)
-    stages = s.group[0, Group.TICK] - s.request[request, Request.START]
-    if stages > s.request[request, Request.EXPECTED]:
-        s.request[request, Request.EXPECTED] = stages
-    evict(s, request)
-
-
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Take every request for the shortest of all classes until it is evicted."""
+    """Take every request for the shortest of all classes, or for what is predicted, until it is evicted."""
     given = settings.counts("shortest", 1, "the shortest decode length", LONGEST)
     shortest = shortest_possible(scenario) if given is None else given[0]
     requests = scenario.requests
     inline = scenario.model.replica.prefill is Prefill.INLINE
-    longest = max(int(requests.decode_tokens.max(initial=1)), shortest) + inline
     expected = np.full(requests.decode_tokens.size, shortest + inline, dtype=np.int64)
+    if given is None and predicts(scenario):
+        expected = predicted(scenario).decode_tokens + inline
+    longest = max(int(requests.decode_tokens.max(initial=1)) + inline, int(expected.max(initial=0)))
     seats = most_running(scenario, settings)
     setup = one_queue(requests)._replace(expected=expected, ranks=longest + 1, seats=seats)
     return setup, {"shortest": shortest, SEQUENCES: seats}
@@ -73,7 +67,7 @@ POLICY = Policy(
     prepare=prepare,
     form_batch=form_batch,
     parameters={
-        "shortest": "decode length that all requests are taken for at first; the shortest of all classes",
+        "shortest": "decode length that all are taken for at first; as predicted, or the shortest of all classes",
         **MOST_RUNNING,
     },
 )

@@ -8,6 +8,7 @@ from kvplan.simulation.actions import admit_in_order, advance, evict_until_it_fi
 from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies.parameters import MOST_RUNNING, most_running
 from kvplan.simulation.policies.protocol import SEQUENCES, Policy, Scenario, Settings, one_queue
+from kvplan.simulation.predictions import predicted
 from kvplan.simulation.state import State, kernel
 
 
@@ -33,7 +34,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         found = _planned(scenario)
     seats = most_running(scenario, settings)
     return one_queue(scenario.requests)._replace(
-        queue_of=scenario.requests.class_index,
+        queue_of=predicted(scenario).class_index,
         queues=len(found),
         knobs=np.array(found, dtype=np.float64),
         seats=seats,

@@ -35,7 +35,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     planned = max(1, math.floor(saturation(scenario.model).admissions_per_iteration))
     budget = settings.number("budget", planned)
     if budget < LEAST:
-        raise UsageError(f"flow-unknown.budget = {budget:g}: admissions per iteration, at least 1e-6")
+        raise UsageError(f"{settings.policy}.budget = {budget:g}: admissions per iteration, at least 1e-6")
     seats = most_running(scenario, settings)
     setup = one_queue(scenario.requests)._replace(knobs=np.array(cap_knobs(budget)), seats=seats)
     return setup, {"budget": int(budget) if budget == int(budget) else budget, SEQUENCES: seats}

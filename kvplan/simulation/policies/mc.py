@@ -4,11 +4,12 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import Prefill
-from kvplan.simulation.actions import admit, advance
-from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
+from kvplan.simulation.actions import admit, advance, last_admitted, overflows
+from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end, give_up
 from kvplan.simulation.initial_state import Setup, stage_weights
 from kvplan.simulation.policies.parameters import MOST_RUNNING, most_running
 from kvplan.simulation.policies.protocol import SEQUENCES, Policy, Scenario, Settings, one_queue
+from kvplan.simulation.predictions import predicted
 from kvplan.simulation.state import NOBODY, List, State, kernel
 
 EXACT, MAX = range(2)
@@ -17,9 +18,14 @@ ASSUME = ("exact", "max")
 
 @kernel
 def form_batch(s: State) -> None:
-    """Run everybody; admit in order of arrival while nobody is expected to overflow memory."""
+    """Run everybody; admit in order of arrival while nobody is expected to overflow memory.
+
+    Where predictions were too short, who was admitted last goes.
+    """
     advance(s, 0)
     begin_tick(s)
+    while overflows(s):
+        give_up(s, last_admitted(s))
     request = s.list[0, List.HEAD]
     while request != NOBODY and fits_to_the_end(s, request):
         admit(s, request, 0)
@@ -29,12 +35,12 @@ def form_batch(s: State) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Know decode lengths, or take all for the longest of all classes."""
+    """Know decode lengths, as predicted, or take all for the longest of all classes."""
     requests = scenario.requests
     assume = settings.number("assume", EXACT)
     if assume not in (EXACT, MAX):
         raise UsageError(f"mc.assume = {assume:g}: {EXACT} (exact) or {MAX} (max)")
-    _, stages = stage_weights(requests, scenario.model.replica.prefill)
+    _, stages = stage_weights(predicted(scenario), scenario.model.replica.prefill)
     if assume == MAX:
         inline = scenario.model.replica.prefill is Prefill.INLINE
         stages = np.full_like(stages, longest_possible(scenario) + inline)

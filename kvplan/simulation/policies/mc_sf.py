@@ -2,20 +2,28 @@
 
 import numpy as np
 
-from kvplan.simulation.actions import admit, advance
-from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end
+from kvplan.simulation.actions import admit, advance, last_admitted, overflows
+from kvplan.simulation.forecast import begin_tick, end_tick, expect, fits_to_the_end, give_up
 from kvplan.simulation.initial_state import Setup, stage_weights
 from kvplan.simulation.policies.parameters import MOST_RUNNING, most_running
 from kvplan.simulation.policies.protocol import SEQUENCES, Policy, Scenario, Settings, one_queue
+from kvplan.simulation.predictions import predicted
 from kvplan.simulation.queues import count, lowest
-from kvplan.simulation.state import NOBODY, List, State, kernel
+from kvplan.simulation.state import NOBODY, List, Request, State, kernel
 
 
 @kernel
 def form_batch(s: State) -> None:
-    """Run everybody; admit the shortest, and of equals the first, while nobody is expected to overflow memory."""
+    """Run everybody; admit the shortest, and of equals the first, while nobody is expected to overflow memory.
+
+    Where predictions were too short, who was admitted last goes.
+    """
     advance(s, 0)
     begin_tick(s)
+    while overflows(s):
+        request = last_admitted(s)
+        give_up(s, request)
+        count(s, s.request[request, Request.QUEUE], 1)
     queue = lowest(s)
     while queue != NOBODY and fits_to_the_end(s, s.list[queue, List.HEAD]):
         request = s.list[queue, List.HEAD]
@@ -28,7 +36,7 @@ def form_batch(s: State) -> None:
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Make a queue for each decode length."""
-    _, stages = stage_weights(scenario.requests, scenario.model.replica.prefill)
+    _, stages = stage_weights(predicted(scenario), scenario.model.replica.prefill)
     lengths, queue_of = np.unique(stages, return_inverse=True)
     queues, seats = max(lengths.size, 1), most_running(scenario, settings)
     return one_queue(scenario.requests)._replace(

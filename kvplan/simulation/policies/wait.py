@@ -9,6 +9,7 @@ from kvplan.simulation.actions import admit_in_order, advance, batch_is_empty, e
 from kvplan.simulation.followups import more_to_come
 from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings, one_queue
+from kvplan.simulation.predictions import predicted
 from kvplan.simulation.state import Group, List, State, kernel
 
 
@@ -43,7 +44,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     found = _thresholds(scenario, settings)
     setup = one_queue(scenario.requests)
     return setup._replace(
-        queue_of=scenario.requests.class_index,
+        queue_of=predicted(scenario).class_index,
         queues=len(found),
         until=np.repeat(setup.until, len(found)),
         knobs=np.array(found, dtype=np.float64),

@@ -1,0 +1,43 @@
+"""Lengths as a predictor has them: policies that need one go by it, and requests turn out as they are."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from kvplan.model import sum_by
+from kvplan.simulation.policies.protocol import Scenario
+from kvplan.simulation.requests import Requests
+
+
+def predicts(scenario: Scenario) -> bool:
+    """Tell whether lengths are predicted; those of a trace are not."""
+    classes = scenario.model.classes
+    return scenario.names == tuple(c.name for c in classes) and any(c.accuracy is not None for c in classes)
+
+
+def predicted(scenario: Scenario) -> Requests:
+    """Return the requests as policies take them to be, with the class and the decode length of the prediction.
+
+    With the accuracy of its class a prediction is right, as it is where no class has one; else it is another class and
+    decode length of the traffic, in proportion to rates. Nobody is predicted to outgrow the memory.
+    """
+    requests, model = scenario.requests, scenario.model
+    if not predicts(scenario):
+        return requests
+    mix, chance = model.mix, np.random.default_rng((scenario.seed, 1)).random((2, requests.arrival_s.size))
+    pairs, row = np.unique(np.stack([mix.class_index, mix.decode_tokens]), axis=1, return_inverse=True)
+    ends = np.cumsum(sum_by(row.ravel(), mix.rate_rps))
+    own = (pairs[0] == requests.class_index[:, None]) & (pairs[1] == requests.decode_tokens[:, None])
+    mine = own @ np.diff(ends, prepend=0.0)
+    before = np.where(mine > 0, own @ np.concatenate([[0.0], ends[:-1]]), np.inf)
+    place = chance[1] * (ends[-1] - mine)
+    other = np.searchsorted(ends, np.where(place < before, place, place + mine), side="right")
+    kind, decode = pairs[:, np.minimum(other, ends.size - 1)]
+    accuracy = np.array([1.0 if c.accuracy is None else c.accuracy for c in model.classes])
+    fits = requests.input_tokens + decode + 1 <= model.replica.capacity_tokens
+    wrong = (chance[0] >= accuracy[requests.class_index]) & fits
+    return replace(
+        requests,
+        class_index=np.where(wrong, kind, requests.class_index),
+        decode_tokens=np.where(wrong, decode, requests.decode_tokens),
+    )
