@@ -151,6 +151,7 @@ class Plan:
     recover_s: float | None = (
         None  # ... and are normal again so long after a burst; inf: never; None: as usual
     )
+    watts: float | None = None  # that a GPU draws at load
 
     @property
     def limits(self) -> dict[str, float]:

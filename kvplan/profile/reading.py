@@ -413,10 +413,10 @@ def plan_of(document: schema.Document) -> Plan:
         for figure in FIGURES
         if (bound := getattr(getattr(document.slo, time), figure)) is not None
     )
-    price = None if document.cost is None else document.cost.gpu_hour
+    price, watts = (None, None) if document.cost is None else (document.cost.gpu_hour, document.cost.power)
     plan = document.plan
     return Plan(
-        plan.delta, plan.horizon, plan.segments, slos, price, plan.slower, plan.headroom, plan.recover
+        plan.delta, plan.horizon, plan.segments, slos, price, plan.slower, plan.headroom, plan.recover, watts
     )
 
 

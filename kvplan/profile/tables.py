@@ -321,6 +321,8 @@ class Costs(Table, title="Cost"):
 
     gpu_hour: values.Weight
     """Price of a GPU for an hour, in any currency."""
+    power: values.Power | None = None
+    """What a GPU draws at load, such as "700 W"."""
 
 
 class Prefix(Table, title="Prefix cache"):

@@ -113,6 +113,8 @@ def _around(plan: Plan) -> Json:
             for size in plan.sizes
         ],
         "headroom": plan.headroom and plan.headroom._asdict(),
+        "api": plan.api and plan.api._asdict(),
+        "energy": plan.energy and plan.energy._asdict(),
         "routers": {name.replace("-", "_"): replicas for name, replicas in plan.routers},
         "split": fleet and fields(fleet, "prefill", "decode"),
         "day": plan.day and _day_document(plan.day),
@@ -184,6 +186,8 @@ def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
             )
     if costs := "; ".join(_costs(plan)):
         yield page.Paragraph(f"{costs}.")
+    if beside := " ".join(_beside(plan)):
+        yield page.Paragraph(beside)
     yield _sizes(plan)
     yield page.Paragraph(_routing(plan))
     if plan.apart is not None:
@@ -301,6 +305,19 @@ def _costs(plan: Plan) -> Iterator[str]:
             gpus = (plan.setting.replicas - fewer) * each
             without = f"{fewer:,} replica{'s' * (fewer != 1)} without it"
             yield f"{_words(objective.key)} costs {gpus:,} GPU{'s' * (gpus != 1)} ({without})"
+
+
+def _beside(plan: Plan) -> Iterator[str]:
+    """Say what an API costs, and what GPUs draw."""
+    api, energy = plan.api, plan.energy if plan.request.priced else None
+    if api is not None:
+        yield f"An API at these prices: {_money(api.per_hour)}/h;"
+        share = api.cheaper_from_rps / plan.mean_rps
+        rate = f"{format_number(api.cheaper_from_rps)} requests/s, {format_percent(share)} of the demand."
+        yield f"these replicas cost less from {rate}" if share <= 1 else f"it costs less up to {rate}"
+    if energy is not None:
+        kilowatts, joules = format_number(energy.watts / 1000), format_number(energy.joules_per_output_token)
+        yield f"Power: at most {kilowatts} kW, {joules} J an output token."
 
 
 def _sizes(plan: Plan) -> page.Table:
