@@ -61,6 +61,7 @@ ENGINE = Engine(
     cache_off=Flag("--no-enable-prefix-caching", None, "prefix_caching = false in the profile"),
     cache_on=Flag("--enable-prefix-caching", None, "prefix_caching = true in the profile"),
     first_chunk=Flag("--no-scheduler-reserve-full-isl", None, 'admission = "first-chunk" in the profile'),
+    by_priority=(Flag("--scheduling-policy", "priority", "the profile's classes have priorities"),),
     parallel=parallel,
     queue=Queue("--max-num-queued-reqs", counts_running=True),
     drafts=drafts,

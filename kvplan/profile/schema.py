@@ -11,7 +11,7 @@ from pydantic.config import JsonDict
 
 from kvplan import ranges
 from kvplan.errors import did_you_mean, shown
-from kvplan.model import Prefill, as_written
+from kvplan.model import Prefill, Scheduling, as_written
 from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention
 from kvplan.profile import replica, tables
@@ -116,6 +116,24 @@ def _layers(document: "Document") -> Iterator[Problem]:
     why = "layers of several kinds: of windows, chunks and states a prefix cache keeps too little"
     for problem in beside.problems(document) if layered else ():
         yield problem._replace(message=f"not modelled beside {why}")
+
+
+def _priorities(document: "Document") -> Iterator[Problem]:
+    by_priority = document.engine is not None and document.engine.scheduling is Scheduling.PRIORITY
+    for i, c in enumerate(document.classes):
+        if c.has("priority") and not by_priority:
+            yield Problem(("classes", i, "priority"), 'not allowed without [engine] scheduling = "priority"')
+
+
+_PRIORITIES: JsonDict = {
+    "if": {"required": ["classes"], "properties": {"classes": {"contains": {"required": ["priority"]}}}},
+    "then": {
+        "required": ["engine"],
+        "properties": {
+            "engine": {"required": ["scheduling"], "properties": {"scheduling": {"const": "priority"}}}
+        },
+    },
+}
 
 
 def _all_ranks(document: "Document") -> Iterator[Problem]:
@@ -263,6 +281,7 @@ class Document(Table, title="kvplan profile"):
         Check(_moved_bytes, "gpu fleet", _MOVED_BYTES),
         Check(_host_tier, "gpu"),
         Check(_layers, "gpu classes sessions prefix"),
+        Check(_priorities, "classes engine", _PRIORITIES),
         Check(_all_ranks, "gpu timing engine", _SEVERAL_RANKS),
         Check(_classes, "gpu classes sessions"),
         Check(_room, "gpu classes sessions speculative"),
@@ -287,6 +306,7 @@ class Document(Table, title="kvplan profile"):
             above=1,
             why=", whose ranks have caches of their own",
         ),
+        Beside("engine.scheduling", "gpu.offload", "fleet.prefill", "speculative"),
         Beside("gpu.data_parallel", "fleet.prefill", above=1),
         Beside("gpu.data_parallel", "gpu.prefill", values=("fused",), above=1),
         Beside(

@@ -11,7 +11,7 @@ from pydantic import FailFast, Field
 from pydantic.config import JsonDict
 
 from kvplan import model, ranges
-from kvplan.model import Admission, EngineName, Origin, Prompt, RequestClass, as_written
+from kvplan.model import Admission, EngineName, Origin, Prompt, RequestClass, Scheduling, as_written
 from kvplan.model.context import Fitting, fitting, limited, of_sample
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
@@ -58,6 +58,8 @@ class Class(Table, title="Class of requests"):
     shared: values.Shared | None = None
     """Leading tokens, within input, that all its requests have in common; or a list of { tokens, weight }, of each
     of which a share of them."""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    """Which class goes first with [engine] scheduling = "priority": the one with the lower number."""
     reuse: values.Reused | None = None
     """What later requests ask for again: tokens (a share up to 1.0 of what a request leaves, or a number of them),
     share (probability), gap (a law of times), from (completion, or arrival)."""
@@ -114,6 +116,7 @@ class Class(Table, title="Class of requests"):
             decode_law=None if outputs is fits.decode else fits.decode,
             most=fits.longest or None,
             rejected=asked / fits.share - 1,
+            priority=self.priority,
         )
 
 
@@ -432,7 +435,9 @@ class Engine(Table, title="Engine"):
     """The engine whose scheduler serves, and how its version admits requests."""
 
     relations = (
-        Cases("name", vllm="admission? watermark?", sglang="receive_every_steps?", trtllm=_OF_TRTLLM),
+        Cases(
+            "name", vllm="admission? watermark? scheduling?", sglang="receive_every_steps?", trtllm=_OF_TRTLLM
+        ),
         Needs("batch_wait_iterations", "batch_wait_tokens"),
         Needs("batch_wait_tokens", "batch_wait_iterations"),
     )
@@ -449,6 +454,9 @@ class Engine(Table, title="Engine"):
     MAX_UTILIZATION)."""
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the blocks that vLLM keeps free at admission while anything runs (--watermark)."""
+    scheduling: Annotated[Scheduling, Field(strict=False)] = Scheduling.FCFS
+    """Who goes first: whoever came first (fcfs), or the class with the lower priority (vLLM's --scheduling-policy
+    priority), of which the running request with the highest number that came last gives way first."""
     receive_every_steps: Annotated[int, Field(ge=1, le=ranges.MOST_STEPS)] = 1
     """Steps of decodes after which SGLang looks for new requests (--scheduler-recv-interval)."""
     batch_wait_iterations: Annotated[int, Field(ge=0, le=ranges.MOST_STEPS)] = 0

@@ -32,6 +32,7 @@ from kvplan.simulation.state import (
     group_list,
     in_fleet,
     kernel,
+    parked_list,
 )
 from kvplan.simulation.statistics import gap_position, gaps_of_span, nanoseconds, record, see_waiting
 
@@ -55,8 +56,13 @@ def all_emit(s: State) -> bool:
 
 @kernel
 def admits_nobody(s: State) -> bool:
-    """Tell whether nobody is admitted next, whatever fits: nobody waits, or a prompt takes what is left to others."""
+    """Tell whether nobody is admitted next, whatever fits: nobody waits, or a prompt takes what is left to others.
+
+    With queues by priority nobody may stand by, either.
+    """
     c = s.counter
+    if s.fixed[Fixed.QUEUES] > 1 and s.list[parked_list(s, 0), List.HEAD] != NOBODY:
+        return False
     return bool(
         c[Counter.WAITING] == 0 or (c[Counter.PARTLY] != NOBODY and s.clock[Clock.SHED_AFTER] == math.inf)
     )

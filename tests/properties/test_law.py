@@ -265,6 +265,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "rejected": 0.2,
         "input_law": Lengths.uniform(300, 900),
         "decode_law": Lengths.uniform(10, 120),
+        "priority": 1,
     },
     "plan": {
         "delta": 0.2,
@@ -294,6 +295,7 @@ EVERYWHERE = ("analyze", "side by side", "sweep", "simulate", "explain")
 # What a field does not change, and why.
 UNMOVED = {
     ("class", "name", "simulate"): "a name",
+    **{("class", "priority", what): "first come first served, unless told otherwise" for what in EVERYWHERE},
     ("class", "name", "explain"): "names are taken from the report",
     ("class", "longest", "simulate"): "requests are as long as their prompts say",
     **{
