@@ -5,7 +5,7 @@
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -34,13 +34,18 @@ class Asked:
 
 
 class Scheduler:
-    """One engine; an iteration takes `fixed_s`, and `each_s` for every request in it."""
+    """One engine; an iteration takes what `seconds` says of the requests in it and the tokens granted to each."""
 
     def __init__(
-        self, blocks: int, block: int, seats: int, budget: int, fixed_s: float, each_s: float
+        self,
+        blocks: int,
+        block: int,
+        seats: int,
+        budget: int,
+        seconds: Callable[[Sequence[tuple[Asked, int]]], float],
     ) -> None:
         self.free, self.block, self.seats, self.budget = blocks, block, seats, budget
-        self.fixed_s, self.each_s = fixed_s, each_s
+        self.seconds = seconds
         self.waiting: list[tuple[tuple[int, float, int], Asked]] = []
         self.running: list[Asked] = []
         self.preempted: list[int] = []  # in order
@@ -55,7 +60,7 @@ class Scheduler:
             scheduled = self._schedule()
             if not scheduled:
                 continue
-            now += self.fixed_s + self.each_s * len(scheduled)
+            now += self.seconds(scheduled)
             for request, granted in scheduled:
                 request.computed += granted
                 if request.computed < request.tokens:

@@ -155,5 +155,5 @@ class Plan:
 
     @property
     def limits(self) -> dict[str, float]:
-        """Bounds of the objectives by their figure, such as ``ttft_s.p95``."""
-        return {slo.key: slo.bound for slo in self.slos}
+        """Bounds of the objectives of all requests by their figure, such as ``ttft_s.p95``."""
+        return {slo.key: slo.bound for slo in self.slos if slo.which is None}

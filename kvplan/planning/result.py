@@ -210,6 +210,8 @@ class Plan(NamedTuple):
         Replicas by cv of lengths that are assumed; empty where they are stated.
     versus
         Kinds that share the winner's GPUs otherwise, by ranks, experts, stages or contexts.
+    first_come
+        Replicas without priorities, by short runs; None where there are none, or no number is enough.
     apart
         Prefill and decode on replicas of their own, where that was asked for.
     day
@@ -236,6 +238,7 @@ class Plan(NamedTuple):
     alternatives: tuple[Alternative, ...] = ()
     versus: tuple[Versus, ...] = ()
     routers: tuple[tuple[str, int], ...] = ()
+    first_come: int | None = None
     drain: Drain | None = None
     latency: Latency | None = None
     verdict: str = ""

@@ -145,6 +145,7 @@ def with_rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
     def scaled(table: Mapping[str, Any]) -> dict[str, Any]:
         new = {
             "rate": lambda v: v and max(v * factor, LEAST_RATE),
+            "backlog": lambda v: max(1, round(v * factor)),
             "users": lambda v: max(1, round(v * factor)),
         }
         return {key: new[key](value) if key in new else value for key, value in table.items()}
@@ -173,9 +174,9 @@ def service_profile(profile: Profile, winner: Candidate, setting: Setting, reque
         changes["gpu", "max_num_batched_tokens"] = setting.batched_tokens
     if "memory_tokens" in gpu and "offload" not in gpu:
         changes["gpu", "kv_bytes_per_token"] = None  # only a link between replicas needs it
-    if request.slos:
+    if of_all := [slo for slo in request.slos if slo.which is None]:  # those of classes stand there
         changes["slo",] = None
-        changes |= {("slo", *slo.key.split(".")): f"{slo.bound:g} s" for slo in request.slos}
+        changes |= {("slo", *slo.key.split(".")): f"{slo.bound:g} s" for slo in of_all}
     if request.priced:
         watts = request.watts(winner.name)
         changes["cost",] = {"gpu_hour": winner.price / winner.task.model.replica.gpus}

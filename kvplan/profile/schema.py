@@ -50,7 +50,7 @@ def _rates(document: "Document") -> Iterator[Problem]:
     for i, c in enumerate(classes):
         if c.has(other):
             yield Problem(("classes", i, other), why)
-        if not c.has(here):
+        if not c.has(here) and (here == "share" or not c.has("backlog")):
             yield Problem(("classes", i, here), "required", missing=True)
     if classes and not document.sessions and all(c.rate == 0 for c in classes):
         yield Problem(("classes", 0, "rate"), "must be above 0 in one class at least, not 0 in all")
@@ -66,7 +66,16 @@ def _rates(document: "Document") -> Iterator[Problem]:
 _RATES: JsonDict = {
     "if": {"required": ["workload"], "properties": {"workload": {"required": ["rate"]}}},
     "then": {"properties": {"classes": {"items": {"required": ["share"], "properties": {"rate": False}}}}},
-    "else": {"properties": {"classes": {"items": {"required": ["rate"], "properties": {"share": False}}}}},
+    "else": {
+        "properties": {
+            "classes": {
+                "items": {
+                    "anyOf": [{"required": ["rate"]}, {"required": ["backlog"]}],
+                    "properties": {"share": False},
+                }
+            }
+        }
+    },
 }
 
 
@@ -294,6 +303,8 @@ class Document(Table, title="kvplan profile"):
             *("sessions[]", "workload.schedule", "workload.cv", "workload.trace"),
             why=", whose turns come after answers",
         ),
+        Beside("workload.schedule", "classes[].backlog", why=", as it comes evenly"),
+        Beside("workload.trace", "classes[].slo", why=", whose requests are of one class"),
         Beside("prefix.hit_curve", *_IN_COMMON[:3], why=", which says already what requests have in common"),
         Beside("speculative", *_IN_COMMON, "gpu.offload"),
         Beside("speculative", "fleet.prefill", why="; give replicas"),

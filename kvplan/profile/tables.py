@@ -18,7 +18,7 @@ from kvplan.model.fleet import Routing
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
 from kvplan.profile import values
-from kvplan.profile.relations import Cases, Check, Needs, Problem, Table, Ways
+from kvplan.profile.relations import Beside, Cases, Check, Needs, Problem, Table, Ways
 from kvplan.units import format_number, format_seconds, format_tokens
 
 if TYPE_CHECKING:
@@ -39,10 +39,41 @@ def _prompts(table: "Class") -> Iterator[Problem]:
             yield Problem(("shared",), f"{limit}, not {prompt.tokens}{more}")
 
 
+class Bounds(Table, title="Bounds of a time"):
+    """What mean and percentiles of a time are to stay within."""
+
+    mean: values.Duration | None = None
+    """The mean, at most: seconds, or a string such as "80 ms"."""
+    p50: values.Duration | None = None
+    """The median, at most."""
+    p90: values.Duration | None = None
+    """The 90th percentile, at most."""
+    p95: values.Duration | None = None
+    """The 95th percentile, at most."""
+    p99: values.Duration | None = None
+    """The 99th percentile, at most."""
+
+
+class ClassSlos(Table, title="Objectives of a class"):
+    """Objectives of the requests of a class; gaps are not counted by class, so that there is none on them."""
+
+    ttft_s: Bounds = Bounds()
+    """Time to first token."""
+    tpot_s: Bounds = Bounds()
+    """Mean time between the tokens of a request."""
+    e2e_s: Bounds = Bounds()
+    """Time to the last token."""
+
+
 class Class(Table, title="Class of requests"):
     """Requests whose input and decode lengths have laws of their own, independent of each other."""
 
-    relations = (Check(_prompts),)
+    relations = (
+        Check(_prompts),
+        Needs("backlog", "deadline"),
+        Needs("deadline", "backlog"),
+        Beside("backlog", "rate", "share"),
+    )
 
     name: values.Name
     """What the report calls the class; unique."""
@@ -55,9 +86,16 @@ class Class(Table, title="Class of requests"):
     """Arrivals, requests/s; where no [workload] gives the total. 0 leaves a class out; not all may be 0."""
     share: values.Share | None = None
     """Share of [workload] rate; the shares of all classes sum to 1."""
+    backlog: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    """In place of a rate, requests that are there at the start and have to be done by the deadline: their client sends
+    them evenly until then."""
+    deadline: values.Duration | None = None
+    """When the backlog has to be done, such as "24 h"."""
     shared: values.Shared | None = None
     """Leading tokens, within input, that all its requests have in common; or a list of { tokens, weight }, of each
     of which a share of them."""
+    slo: ClassSlos = ClassSlos()
+    """What its own requests are to stay within, beside [slo]: ttft_s, tpot_s and e2e_s."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     """Which class goes first with [engine] scheduling = "priority": the one with the lower number."""
     reuse: values.Reused | None = None
@@ -84,6 +122,8 @@ class Class(Table, title="Class of requests"):
         if total_rate is not None and self.share is not None:
             # In decimals and rounded once, so that as_written() gives back the product of what was written.
             return float(as_written(self.share) * as_written(total_rate))
+        if self.backlog is not None and self.deadline is not None:
+            return self.backlog / self.deadline
         return self.rate or 0.0
 
     def request_class(self, rate: float, most: int | None, asked: float) -> RequestClass:
@@ -289,21 +329,6 @@ class Gate(Table, title="Gate"):
     """Conditions on keys of the report, such as "verdict.status == stable"."""
     accept: Annotated[list[Literal["gpu", "timing", "workload"]], FailFast()] = Field(default=[])
     """Parts that may be assumed; otherwise nothing passes that an assumed part stands behind."""
-
-
-class Bounds(Table, title="Bounds of a time"):
-    """What mean and percentiles of a time are to stay within."""
-
-    mean: values.Duration | None = None
-    """The mean, at most: seconds, or a string such as "80 ms"."""
-    p50: values.Duration | None = None
-    """The median, at most."""
-    p90: values.Duration | None = None
-    """The 90th percentile, at most."""
-    p95: values.Duration | None = None
-    """The 95th percentile, at most."""
-    p99: values.Duration | None = None
-    """The 99th percentile, at most."""
 
 
 class Slos(Table, title="Service level objectives"):

@@ -116,6 +116,7 @@ def _around(plan: Plan) -> Json:
         "api": plan.api and plan.api._asdict(),
         "energy": plan.energy and plan.energy._asdict(),
         "routers": {name.replace("-", "_"): replicas for name, replicas in plan.routers},
+        "first_come_first_served": plan.first_come,
         "split": fleet and fields(fleet, "prefill", "decode"),
         "day": plan.day and _day_document(plan.day),
         "band": _band(plan, plan.winner, plan.band),
@@ -493,6 +494,13 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
     if told := sentence(SCREENS["rows"]["Context"], ledger):
         hits = sentence("; {prefix_cache.hit_ratio} of prompts found in the prefix cache", ledger)
         yield f"Context: {told}{hits or ''}."
+    if plan.first_come is not None:
+        with_priorities = plan.race.sizes[plan.winner].replicas
+        yield (
+            f"By short runs, bursts left out: {with_priorities:,} replicas by priority, {plan.first_come:,} first "
+            "come first served."
+        )
+    yield from _backlogs(plan)
     if plan.versus:
         others = (
             f"{each.name} {format_number(each.memory, 3)} and {format_number(each.rate, 3)} times "
@@ -540,6 +548,18 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         dearer = f"Cannot: {named}" + (f"; and {more} more. " if more > 0 and not full else ". ") + dearer
     if dearer:
         yield dearer.strip()
+
+
+def _backlogs(plan: Plan) -> Iterator[str]:
+    """Say how fast a client sends what has to be done by a deadline: a queue that is steady is done in time."""
+    for table in () if plan.profile is None else plan.profile.tables.get("classes", ()):
+        if "backlog" in table:
+            (which,) = (c for c in plan.winner.task.model.classes if c.name == table["name"])
+            within, rate = format_seconds(table["backlog"] / which.rate_rps), format_number(which.rate_rps)
+            yield (
+                f"{which.name}: {table['backlog']:,} requests within {within} are {rate} requests/s, as "
+                "their client has to send them; sent all at once they fill every replica's memory."
+            )
 
 
 def _gpus(candidate: Candidate, setting: Setting) -> int:

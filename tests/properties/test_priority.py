@@ -1,5 +1,6 @@
 """Requests served by priority, against a model of vLLM's scheduler that is written request by request."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from kvplan.simulation.policies import POLICIES, vllm
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests
 
+TIMING = Timing(1.0, 0.01, 0.02, 0.125)
 NAMES, PRIORITIES = ("chat", "tools", "batch"), (-1, 0, 5)
 ROW = st.tuples(
     st.integers(1, 12), st.integers(1, 12), st.integers(0, 2), st.sampled_from([0.0, 0.3, 1.0, 4.0])
@@ -52,11 +54,16 @@ def run(
         replace(one_class(1, 1, name=name), priority=priority)
         for name, priority in zip(NAMES, PRIORITIES, strict=True)
     )
-    timing = Timing(1.0, d3=0.125)
-    model = ServingModel(classes, timing, replica, engine=Engine(scheduling=scheduling))
+    model = ServingModel(classes, TIMING, replica, engine=Engine(scheduling=scheduling))
     policy, off = POLICIES["vllm"], Settings("vllm", {"prefix_caching": (0.0,)})
     setup, _ = policy.prepare(Scenario(model, Plan(), requests, NAMES), off)
-    return engine.run(policy.form_batch, requests, timing, replica, setup, compile=compile)
+    return engine.run(policy.form_batch, requests, TIMING, replica, setup, compile=compile)
+
+
+def seconds(scheduled: Sequence[tuple[slow_priority.Asked, int]]) -> float:
+    context = sum(request.computed + granted for request, granted in scheduled)
+    prompts = sum(granted for _, granted in scheduled if granted > 1)
+    return TIMING.d0 + TIMING.d1 * context + TIMING.d2 * prompts + TIMING.d3 * len(scheduled)
 
 
 @given(case=cases())
@@ -77,7 +84,7 @@ def test_the_order_of_preemptions_is_that_of_vllm(case: tuple[Requests, Replica]
     assert replica.max_num_seqs is not None
     assert replica.max_num_batched_tokens is not None
     slow = slow_priority.Scheduler(
-        blocks, replica.block_tokens, replica.max_num_seqs, replica.max_num_batched_tokens, 1.0, 0.125
+        blocks, replica.block_tokens, replica.max_num_seqs, replica.max_num_batched_tokens, seconds
     )
     columns = (requests.arrival_s, requests.input_tokens, requests.decode_tokens, requests.class_index)
     asked = [
