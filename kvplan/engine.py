@@ -50,6 +50,8 @@ class Engine:
         Share of the blocks that vLLM keeps free at admission while anything runs.
     scheduling
         Of vLLM: whether priorities of classes count.
+    prefill_interval
+        vLLM's data-parallel ranks compute prompts in every so many iterations only.
     receive_every_steps
         SGLang looks for new requests after so many steps of decodes; after prompts, and where nothing runs, at once.
     batch_wait_iterations, batch_wait_tokens
@@ -73,3 +75,4 @@ class Engine:
     version: str = ""
     max_model_len: int | None = None
     scheduling: Scheduling = Scheduling.FCFS
+    prefill_interval: int = 1

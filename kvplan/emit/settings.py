@@ -122,6 +122,8 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
     if model.engine is not None and model.engine.name == engine.name:
         if model.engine.watermark and WATERMARK in engine.spellings:
             yield Flag(engine.spellings[WATERMARK], format_number(model.engine.watermark), why)
+        if model.engine.prefill_interval > 1:
+            yield Flag(engine.spellings["prefill_interval"], str(model.engine.prefill_interval), why)
         if model.engine.admission is Admission.FIRST_CHUNK and engine.first_chunk is not None:
             yield engine.first_chunk
         if model.engine.receive_every_steps > 1 and RECEIVE_EVERY in engine.spellings:

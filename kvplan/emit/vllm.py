@@ -52,6 +52,7 @@ ENGINE = Engine(
         "max_num_batched_tokens": "--max-num-batched-tokens",
         "max_model_len": "--max-model-len",
         "watermark": "--watermark",
+        "prefill_interval": "--prefill-schedule-interval",
         "weights": "--quantization",
         "kv_dtype": "--kv-cache-dtype",
         "utilization": "--gpu-memory-utilization",

@@ -23,7 +23,7 @@ _MANY_SEQUENCES = 1_024
 # settings that may be given instead of searched, with the tables of a profile that have them
 SETTINGS = {
     **dict.fromkeys(("max_num_batched_tokens", "max_num_seqs", "block_tokens", "prefix_caching"), "gpu"),
-    **dict.fromkeys(("admission", "watermark", "max_model_len"), "engine"),
+    **dict.fromkeys(("admission", "watermark", "max_model_len", "prefill_interval"), "engine"),
 }
 
 

@@ -145,15 +145,21 @@ _PRIORITIES: JsonDict = {
 }
 
 
+_OF_SEVERAL_RANKS = (
+    *(("timing", "all_ranks"), ("timing", "d5_all_ranks")),
+    *(("engine", "balance_iterations"), ("engine", "prefill_interval")),
+)
+
+
 def _all_ranks(document: "Document") -> Iterator[Problem]:
-    for table, key in (("timing", "all_ranks"), ("timing", "d5_all_ranks"), ("engine", "balance_iterations")):
+    for table, key in _OF_SEVERAL_RANKS:
         given = getattr(document, table)
         if given is not None and given.has(key) and document.gpu.data_parallel == 1:
             yield Problem((table, key), "not allowed without [gpu] data_parallel above 1")
 
 
 _SEVERAL_RANKS: JsonDict = {
-    "if": {"anyOf": [has("timing.all_ranks"), has("timing.d5_all_ranks"), has("engine.balance_iterations")]},
+    "if": {"anyOf": [has(f"{table}.{key}") for table, key in _OF_SEVERAL_RANKS]},
     "then": {"allOf": [has("gpu.data_parallel"), only("gpu.data_parallel", {"minimum": 2})]},
 }
 
@@ -317,6 +323,7 @@ class Document(Table, title="kvplan profile"):
             above=1,
             why=", whose ranks have caches of their own",
         ),
+        Beside("engine.prefill_interval", "engine.scheduling"),
         Beside("engine.scheduling", "gpu.offload", "fleet.prefill", "speculative"),
         Beside("gpu.data_parallel", "fleet.prefill", above=1),
         Beside("gpu.data_parallel", "gpu.prefill", values=("fused",), above=1),
@@ -368,7 +375,8 @@ class Document(Table, title="kvplan profile"):
         """Data-parallel ranks that are engines of their own: those of a dense model, of whose times none is of all."""
         timing = self.timing
         shared = timing.experts, timing.d4, timing.all_ranks, timing.d5_all_ranks
-        waits = self.engine is not None and self.engine.balance_iterations > 0
+        engine = self.engine
+        waits = engine is not None and (engine.balance_iterations > 0 or engine.prefill_interval > 1)
         return 1 if self.gpu.expert_parallel > 1 or waits or any(shared) else self.gpu.data_parallel
 
     @property

@@ -461,7 +461,10 @@ class Engine(Table, title="Engine"):
 
     relations = (
         Cases(
-            "name", vllm="admission? watermark? scheduling?", sglang="receive_every_steps?", trtllm=_OF_TRTLLM
+            "name",
+            vllm="admission? watermark? scheduling? prefill_interval?",
+            sglang="receive_every_steps?",
+            trtllm=_OF_TRTLLM,
         ),
         Needs("batch_wait_iterations", "batch_wait_tokens"),
         Needs("batch_wait_tokens", "batch_wait_iterations"),
@@ -482,6 +485,8 @@ class Engine(Table, title="Engine"):
     scheduling: Annotated[Scheduling, Field(strict=False)] = Scheduling.FCFS
     """Who goes first: whoever came first (fcfs), or the class with the lower priority (vLLM's --scheduling-policy
     priority), of which the running request with the highest number that came last gives way first."""
+    prefill_interval: Annotated[int, Field(ge=1, le=ranges.MOST_STEPS)] = 1
+    """Iterations of which one computes prompts, of all data-parallel ranks of vLLM (--prefill-schedule-interval)."""
     receive_every_steps: Annotated[int, Field(ge=1, le=ranges.MOST_STEPS)] = 1
     """Steps of decodes after which SGLang looks for new requests (--scheduler-recv-interval)."""
     batch_wait_iterations: Annotated[int, Field(ge=0, le=ranges.MOST_STEPS)] = 0

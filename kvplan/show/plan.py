@@ -558,7 +558,7 @@ def _backlogs(plan: Plan) -> Iterator[str]:
             within, rate = format_seconds(table["backlog"] / which.rate_rps), format_number(which.rate_rps)
             yield (
                 f"{which.name}: {table['backlog']:,} requests within {within} are {rate} requests/s, as "
-                "their client has to send them; sent all at once they fill every replica's memory."
+                "their client sends them evenly; sent all at once they are done sooner, and the others wait longer."
             )
 
 

@@ -12,6 +12,10 @@ does. Either way it takes blocks part by part. Where they lack for the next part
 preempts itself. Parts are cut by the budget alone, never by memory, and leave nothing of the budget to others: so at
 most one prompt at a time is computed in part.
 
+With `--prefill-schedule-interval` (pull request 44558 of June 2026) data-parallel ranks compute prompts in every so
+many iterations only, all in the same ones (`_should_throttle_prefills`), and defer them where anything decodes and the
+last iteration that took prompts left none waiting (`prefill_capacity_bound`). Iterations are counted from the start.
+
 By priority, as with `--scheduling-policy priority` (`PriorityRequestQueue` of `vllm/v1/core/sched/request_queue.py`,
 0.19), the waiting queue is in order of (priority, arrival) and the running request that is last in it is preempted, for
 a running one alone. So of a priority all that run came before all that wait, and each has a queue in order of arrival,
@@ -71,7 +75,7 @@ from kvplan.simulation.state import (
     parked_list,
 )
 
-WATERMARK, FIRST_CHUNK = 1, 2  # of the knobs
+WATERMARK, FIRST_CHUNK, INTERVAL, SATURATED = 1, 2, 3, 4  # of the knobs
 WHOLE_PROMPT, FIRST_PART = range(2)
 ADMISSION = tuple(map(str, Admission))
 SCHEDULING, BY_PRIORITY = tuple(map(str, Scheduling)), 1
@@ -84,7 +88,25 @@ def form_batch(s: State) -> None:
     if extended(s):  # of the first queue the engine has done it
         for queue in range(1, s.fixed[Fixed.QUEUES]):
             give_up_after(s, queue, s.clock[Clock.SHED_AFTER])
+    if prompts_wait(s):
+        serve_decodes(s)
+        return
+    evicted = s.counter[Counter.EVICTED]
     admit_prompts(s, serve_running(s), NO_CAP)
+    if s.counter[Counter.EVICTED] == evicted:
+        s.knobs[SATURATED] = s.counter[Counter.WAITING] > 0
+
+
+@kernel
+def prompts_wait(s: State) -> bool:
+    """Tell whether prompts wait for the next iteration of the interval, while anything decodes.
+
+    They do not where the last iteration that took some left others waiting.
+    """
+    interval = int(s.knobs[INTERVAL])
+    if interval == 1 or s.knobs[SATURATED] > 0 or s.list[group_list(s, 0), List.LENGTH] == 0:
+        return False
+    return bool(s.counter[Counter.ITERATIONS] % interval > 0)
 
 
 @kernel
@@ -405,7 +427,9 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     engine = scenario.model.engine or Engine()
     watermark, admission = watermark_share(settings, engine), admission_rule(settings, engine)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
-    setup, limits = within_limits(scenario, settings, int(watermark * blocks), admission)
+    setup, limits = within_limits(
+        scenario, settings, int(watermark * blocks), admission, engine.prefill_interval, 0
+    )
     caching = prefix_caching(scenario, settings)
     host = replica.offload if caching else None
     scheduling = scheduling_rule(settings, engine)
@@ -415,7 +439,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     setup = setup._replace(
         capacity_blocks=blocks,
         # what the host forgets meanwhile is not found, and asks for no room at first
-        coasts=admission == WHOLE_PROMPT or host is None,
+        coasts=(admission == WHOLE_PROMPT or host is None) and engine.prefill_interval == 1,
         prefix_cache=Cache.BLOCKS if caching else Cache.NONE,
         host=host,
         waiting_weighs=4,
@@ -425,6 +449,8 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         if host is not None:
             raise UsageError(f"{settings.policy}.scheduling = priority: not modelled beside a host tier")
         rule["scheduling"] = SCHEDULING[scheduling]
+    if engine.prefill_interval > 1:
+        rule["prefill_interval"] = engine.prefill_interval
     return setup, {**rule, **limits}
 
 
