@@ -401,6 +401,8 @@ class ApiPrices(Option["Amount | Mapping[str, float] | None", ApiPrice | None]):
     metavar, given = "in=PRICE,out=PRICE", "prices by in and out"
 
     def read(self, value: Any) -> ApiPrice:
+        if isinstance(value, ApiPrice):  # read before
+            return value
         if isinstance(value, Mapping):
             value = ",".join(f"{name}={price}" for name, price in value.items())
         written = self.written(value)
