@@ -388,6 +388,35 @@ class Prices(Option["Amount | Mapping[str, float] | None", dict[str, float] | No
         return prices
 
 
+class ApiPrice(NamedTuple):
+    """What an API asks for a million tokens in, and for a million out."""
+
+    per_million_in: float
+    per_million_out: float
+
+
+class ApiPrices(Option["Amount | Mapping[str, float] | None", ApiPrice | None]):
+    """Prices of an API: ``in=0.6,out=2.4``."""
+
+    metavar, given = "in=PRICE,out=PRICE", "prices by in and out"
+
+    def read(self, value: Any) -> ApiPrice:
+        if isinstance(value, ApiPrice):  # read before
+            return value
+        if isinstance(value, Mapping):
+            value = ",".join(f"{name}={price}" for name, price in value.items())
+        written = self.written(value)
+        try:
+            prices = {
+                name.strip(): float(price) for name, price in (p.split("=") for p in written.split(","))
+            }
+        except ValueError:
+            prices = {}
+        if prices.keys() != {"in", "out"} or not all(0 < price <= 1e6 for price in prices.values()):
+            raise UsageError(f"{self.flag} {written[:40]!r}: two prices above 0, such as in=0.6,out=2.4")
+        return ApiPrice(prices["in"], prices["out"])
+
+
 class Engine(NamedTuple):
     """An engine and its version, empty where that is not known."""
 

@@ -31,6 +31,13 @@ class Admission(StrEnum):
     FIRST_CHUNK = "first-chunk"
 
 
+class Scheduling(StrEnum):
+    """Which request goes first: the one that came first, or the one of the lowest priority number."""
+
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """An engine as its version and flags make it.
@@ -41,6 +48,10 @@ class Engine:
         For TensorRT-LLM, `Admission.FIRST_CHUNK` is its MAX_UTILIZATION; SGLang has its own rule.
     watermark
         Share of the blocks that vLLM keeps free at admission while anything runs.
+    scheduling
+        Of vLLM: whether priorities of classes count.
+    prefill_interval
+        vLLM's data-parallel ranks compute prompts in every so many iterations only.
     receive_every_steps
         SGLang looks for new requests after so many steps of decodes; after prompts, and where nothing runs, at once.
     batch_wait_iterations, batch_wait_tokens
@@ -63,3 +74,5 @@ class Engine:
     balance_iterations: int = 0
     version: str = ""
     max_model_len: int | None = None
+    scheduling: Scheduling = Scheduling.FCFS
+    prefill_interval: int = 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kvplan.arguments import (
     AnyPath,
+    ApiPrices,
     Bursts,
     Choice,
     Choices,
@@ -184,6 +185,7 @@ class PlanOptions(ModelOptions):
     slo: Objectives = _SLO
     gpu_hour: Prices = Prices("Price of a GPU an hour: 3, or H100=3,B200=5.5.")
     replica_hour: Prices = Prices("Price of a replica an hour: 12, or NAME=12 by GPU or file name.")
+    api_price: ApiPrices = ApiPrices("What an API asks for a million tokens: in=0.6,out=2.4.")
     headroom: Share[float] = Share("Added to the demand, such as 20%. Default: 0.", 0.0)
     slower: Share[float] = Share(
         "Objectives must hold with iterations longer by this share, too. Default: 5%.", 0.05

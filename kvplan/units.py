@@ -31,6 +31,7 @@ BYTE_UNITS: Mapping[str, Fraction] = {
     "GiB": Fraction(2**30),
     "TiB": Fraction(2**40),
 }
+POWER_UNITS: Mapping[str, Fraction] = {"W": Fraction(1), "kW": Fraction(1000)}
 BANDWIDTH_UNITS: Mapping[str, Fraction] = {f"{unit}/s": size for unit, size in BYTE_UNITS.items()}
 
 # The digits and the exponent are bounded so that exact arithmetic stays cheap whatever is typed.
@@ -82,6 +83,15 @@ def parse_bandwidth(text: str) -> float:
     20000000000.0
     """
     return float(_parse(text, BANDWIDTH_UNITS, "a bandwidth", "20 GB/s"))
+
+
+def parse_power(text: str) -> float:
+    """Return the watts in a power such as ``0.7 kW``.
+
+    >>> parse_power("0.7 kW")
+    700.0
+    """
+    return float(_parse(text, POWER_UNITS, "a power", "700 W"))
 
 
 def _parse(text: str, units: Mapping[str, Fraction], noun: str, example: str) -> Fraction:

@@ -95,6 +95,10 @@ class Engine(NamedTuple):
         Sets the number of drafts in an iteration; None where its policies have none.
     batch_wait
         Has prompts wait for others; None where the engine does not.
+    by_priority
+        Have classes go first by their priority; empty where it does not.
+    priority_step
+        By how much priorities of clients differ from class to class.
     parallel
         Sets how GPUs share the model.
     limits_all_ranks
@@ -117,6 +121,8 @@ class Engine(NamedTuple):
     host_tier: Callable[[Offload, Replica], Iterator[Flag]] | None = None
     drafts: Callable[[int], Flag] | None = None
     batch_wait: Callable[[Served, Replica], Iterator[Flag]] | None = None
+    by_priority: tuple[Flag, ...] = ()
+    priority_step: int = 1
     parallel: Callable[[Parallelism], Iterator[Flag]] = lambda _: iter(())
     limits_all_ranks: bool = False
     assigns: str = " "

@@ -122,17 +122,29 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
     if model.engine is not None and model.engine.name == engine.name:
         if model.engine.watermark and WATERMARK in engine.spellings:
             yield Flag(engine.spellings[WATERMARK], format_number(model.engine.watermark), why)
+        if model.engine.prefill_interval > 1:
+            yield Flag(engine.spellings["prefill_interval"], str(model.engine.prefill_interval), why)
         if model.engine.admission is Admission.FIRST_CHUNK and engine.first_chunk is not None:
             yield engine.first_chunk
         if model.engine.receive_every_steps > 1 and RECEIVE_EVERY in engine.spellings:
             yield Flag(engine.spellings[RECEIVE_EVERY], str(model.engine.receive_every_steps), why)
         if engine.batch_wait is not None:
             yield from engine.batch_wait(model.engine, replica)
+    if priorities_of(engine, model):
+        yield from engine.by_priority
     yield from _prefix_cache(engine, model)
     if replica.offload is not None and engine.host_tier is not None:
         yield from engine.host_tier(replica.offload, replica)
     if model.drafts is not None and engine.drafts is not None:
         yield engine.drafts(model.drafts.tokens)
+
+
+def priorities_of(engine: Engine, model: ServingModel) -> dict[str, int]:
+    """Return what the clients of each class send as `priority`; empty where all go alike, or the engine has none."""
+    every = sorted({c.priority for c in model.classes})
+    if len(every) == 1 or not engine.by_priority:
+        return {}
+    return {c.name: every.index(c.priority) * engine.priority_step for c in model.classes}
 
 
 def _prefix_cache(engine: Engine, model: ServingModel) -> Iterator[Flag]:
@@ -203,6 +215,13 @@ def _notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]
             yield f"Admission of whole prompts, as vLLM does since March 2026 unless told not to: {said}"
         if GATEWAY in {setting.name for setting in one.settings}:
             yield from advice_actions((one,), recovers=report.verdict.status is Status.STABLE)
+    if priorities := priorities_of(engine, model):
+        each = ", ".join(f"{number} ({name})" for name, number in priorities.items())
+        yield f"Clients send the field priority beside model in the body of a request: {each}."
+        if engine.name != EngineName.VLLM:
+            yield "Figures are first come first served: priorities are simulated as vLLM has them."
+    elif len({c.priority for c in model.classes}) > 1:
+        yield f"Priorities of classes are not written for {engine.title}, and figures are without them."
     replica = model.replica
     if replica.offload is not None:
         if engine.host_tier is None:

@@ -53,6 +53,11 @@ ENGINE = Engine(
         "utilization": "--mem-fraction-static",
     },
     cache_off=Flag("--disable-radix-cache", None, "prefix_caching = false in the profile"),
+    by_priority=(
+        Flag("--enable-priority-scheduling", None, "the profile's classes have priorities"),
+        Flag("--schedule-low-priority-values-first", None, "as vLLM does; without it the higher goes first"),
+    ),
+    priority_step=20,  # beyond the 10 from which it preempts (--priority-scheduling-preemption-threshold)
     parallel=parallel,
     limits_all_ranks=True,
     queue=Queue("--max-queued-requests", counts_running=False),

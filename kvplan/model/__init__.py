@@ -9,7 +9,7 @@ lives on, in exact moments; `drafts` speculative decoding; `parallelism` how GPU
 `provenance` how all this is known
 """
 
-from kvplan.engine import Admission, Engine, EngineName
+from kvplan.engine import Admission, Engine, EngineName, Scheduling
 from kvplan.model.arrays import FloatArray, IntArray, as_written, sum_by, survival
 from kvplan.model.arrivals import ArrivalProcess, Recorded
 from kvplan.model.classes import Mix, Prompt, RequestClass
@@ -41,6 +41,7 @@ __all__ = [
     "Recorded",
     "Replica",
     "RequestClass",
+    "Scheduling",
     "ServingModel",
     "SideBySide",
     "StageWeights",

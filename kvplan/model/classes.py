@@ -44,6 +44,7 @@ class RequestClass:
     # that runs draw from, where `prompts` are fewer lengths to count with ...
     input_law: Lengths | None = None
     decode_law: Lengths | None = None  # ... and where `decode_tokens` are
+    priority: int = 0  # where the engine schedules by it: lower goes first
 
     @property
     def kinds(self) -> tuple[Prompt, ...]:

@@ -151,8 +151,9 @@ class Plan:
     recover_s: float | None = (
         None  # ... and are normal again so long after a burst; inf: never; None: as usual
     )
+    watts: float | None = None  # that a GPU draws at load
 
     @property
     def limits(self) -> dict[str, float]:
-        """Bounds of the objectives by their figure, such as ``ttft_s.p95``."""
-        return {slo.key: slo.bound for slo in self.slos}
+        """Bounds of the objectives of all requests by their figure, such as ``ttft_s.p95``."""
+        return {slo.key: slo.bound for slo in self.slos if slo.which is None}

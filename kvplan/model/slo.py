@@ -19,12 +19,21 @@ _NUMBER = re.compile(r"\d{1,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """An objective: an upper bound, in seconds or a share, of a figure of `KEYS`; `strict`: below it."""
+    """An objective: an upper bound, in seconds or a share, of a figure of `KEYS`; `strict`: below it.
+
+    Of one class its key ends in " of " and the name; `which` is the index of the class.
+    """
 
     text: str
     key: str
     strict: bool
     bound: float
+    which: int | None = None
+
+    @property
+    def figure(self) -> str:
+        """Key of the figure, whosever it is."""
+        return self.key.partition(" of ")[0]
 
     def holds(self, value: float) -> bool:
         """Tell whether a value is within the bound."""

@@ -10,7 +10,7 @@ from kvplan.analysis.worst_window import heaviest, parts, planned_for
 from kvplan.errors import ProfileError
 from kvplan.ingest.model.shape import kv_bytes_per_token
 from kvplan.model import Plan as ServicePlan
-from kvplan.model import ServingModel
+from kvplan.model import Scheduling, ServingModel
 from kvplan.model.fleet import Routing
 from kvplan.model.provenance import Knowledge
 from kvplan.model.slo import Slo
@@ -125,8 +125,7 @@ def objectives(
     cliffs = {cliff.key: (cliff.low_s, cliff.high_s) for cliff in latency.cliffs}
     rows = []
     for key in dict.fromkeys((*limits, *_SHOWN)):
-        time, _, figure = key.partition(".")
-        value = getattr(getattr(latency.worst_part if varies else latency, time), figure)
+        value = value_of(latency, key, varies=varies)
         low, high = (None, None) if varies else latency.ci95.get(key, (None, None))
         if value is None and size.judged.expected is not None and key in size.judged.expected.figures:
             value, (low, high) = (of := size.judged.expected.figures[key]).value, of.interval
@@ -149,6 +148,15 @@ def objectives(
     return rows
 
 
+def value_of(latency: Latency, key: str, *, varies: bool = False) -> float | None:
+    """Return a figure by the key of its objective; `varies`: of the worst part, which has none of classes."""
+    of, _, name = key.partition(" of ")
+    time, _, figure = of.partition(".")
+    own = next((one for one in latency.classes if one.name == name), None)
+    there = (None if varies else own) if name else (latency.worst_part if varies else latency)
+    return None if there is None else getattr(getattr(there, time), figure)
+
+
 def without_each(winner: Candidate, setting: Setting) -> dict[str, int]:
     """Return, by objective, the replicas that the others alone take, by short runs."""
     every = winner.task.plan.slos
@@ -162,6 +170,18 @@ def without_each(winner: Candidate, setting: Setting) -> dict[str, int]:
         if (replicas := other.near(setting.replicas)) is not None:
             fewer[left_out.key] = min(replicas, setting.replicas)
     return fewer
+
+
+def first_come(winner: Candidate, setting: Setting) -> int | None:
+    """Return the replicas that the same takes first come first served, by short runs.
+
+    None where priorities are not used, or no number is enough.
+    """
+    model = winner.task.model
+    if model.engine is None or model.engine.scheduling is Scheduling.FCFS:
+        return None
+    other = replace(model, engine=replace(model.engine, scheduling=Scheduling.FCFS))
+    return winner.varied(setting, replace(winner.task, model=other)).near(setting.replicas)
 
 
 def varies(model: ServingModel, latency: Latency) -> bool:

@@ -82,6 +82,9 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         if demand is None:
             raise _lacking(str(services[0]), asked.gpu)
         options = _kinds(read_model(str(services[0])), asked, settings)
+    prices = _prices(options, asked.gpu_hour or {}, asked.replica_hour or {})
+    if asked.api_price is not None and prices is None:
+        raise UsageError("--api-price goes with a price of what is planned: --gpu-hour")
     return Request(
         options,
         demand,
@@ -95,7 +98,8 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         schedule=_schedule(asked.schedule),
         load_s=None if asked.schedule is None else asked.load_time or LOAD_S,
         split=asked.split,
-        prices=_prices(options, asked.gpu_hour or {}, asked.replica_hour or {}),
+        prices=prices,
+        api_price=asked.api_price,
         router=None if asked.router is Router.ANY else Routing(asked.router),
         folder=asked.folder or Path(),
     )

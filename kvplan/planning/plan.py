@@ -116,6 +116,7 @@ def _around(
         alternatives=tuple(around.alternatives(found, winner)),
         versus=tuple(around.versus(request.kind, winner, profiles)),
         routers=tuple(around.routers(winner, setting)),
+        first_come=around.first_come(winner, setting),
         drain=verdict.drain,
         latency=latency,
         verdict=verdict.status,

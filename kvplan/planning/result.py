@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvplan.arguments import ApiPrice
 from kvplan.model.fleet import Routing
 from kvplan.model.slo import Slo
 from kvplan.planning.day import Day
@@ -97,6 +98,23 @@ class Cost(NamedTuple):
     per_million_output_tokens: float
 
 
+class Api(NamedTuple):
+    """An API beside the plan: what an hour of the demand costs there, and the rate from which the plan is cheaper.
+
+    The plan costs the same at any rate up to its demand; of an API a rate has its price.
+    """
+
+    per_hour: float
+    cheaper_from_rps: float
+
+
+class Energy(NamedTuple):
+    """The most that all GPUs draw, and the energy of an output token of the mean demand if they do all the time."""
+
+    watts: float
+    joules_per_output_token: float
+
+
 class Next(NamedTuple):
     """The input on which the number of replicas depends most, from how many to how many, and what measures it."""
 
@@ -127,6 +145,8 @@ class Request:
         Of the engine, by key, that are given and not searched.
     prices
         Of replicas, by the names of kinds and the sources of profiles.
+    api_price
+        Of what is asked for elsewhere.
     folder
         Where the plan is to stand, which refers to files.
     """
@@ -144,6 +164,7 @@ class Request:
     load_s: float | None = None
     split: bool = False
     prices: Mapping[str, float] | None = None
+    api_price: ApiPrice | None = None
     router: Routing | None = None
     folder: Path = Path()
 
@@ -160,6 +181,11 @@ class Request:
         """The table [model] of the option that is called so."""
         option = self.option(name)
         return option.model_table if isinstance(option, Kind) else option.tables.get("model")
+
+    def watts(self, name: str) -> float | None:
+        """What a GPU of the option that is called so draws at load; None: nobody says."""
+        option = self.option(name)
+        return option.gpu.watts if isinstance(option, Kind) else option.plan.watts
 
     @property
     def priced(self) -> bool:
@@ -184,6 +210,8 @@ class Plan(NamedTuple):
         Replicas by cv of lengths that are assumed; empty where they are stated.
     versus
         Kinds that share the winner's GPUs otherwise, by ranks, experts, stages or contexts.
+    first_come
+        Replicas without priorities, by short runs; None where there are none, or no number is enough.
     apart
         Prefill and decode on replicas of their own, where that was asked for.
     day
@@ -210,6 +238,7 @@ class Plan(NamedTuple):
     alternatives: tuple[Alternative, ...] = ()
     versus: tuple[Versus, ...] = ()
     routers: tuple[tuple[str, int], ...] = ()
+    first_come: int | None = None
     drain: Drain | None = None
     latency: Latency | None = None
     verdict: str = ""
@@ -249,3 +278,22 @@ class Plan(NamedTuple):
         out = self.mean_rps * mix.mean(mix.decode_tokens) * _HOUR_S / 1e6
         every = out + self.mean_rps * mix.mean(mix.input_tokens) * _HOUR_S / 1e6
         return Cost(hour, hour / every, hour / out)
+
+    @property
+    def api(self) -> Api | None:
+        """The API beside it; None where one of the prices is not known."""
+        asked, cost, mix = self.request.api_price, self.cost, self.winner.task.model.mix
+        if asked is None or cost is None:
+            return None
+        paid = asked.per_million_in * mix.mean(mix.input_tokens)
+        hour = _HOUR_S / 1e6 * (paid + asked.per_million_out * mix.mean(mix.decode_tokens))
+        return Api(self.mean_rps * hour, cost.per_hour / hour)
+
+    @property
+    def energy(self) -> Energy | None:
+        """What it draws at most; None where nobody says what a GPU does."""
+        each, mix = self.request.watts(self.winner.name), self.winner.task.model.mix
+        if each is None:
+            return None
+        watts = each * self.winner.task.model.replica.gpus * self.setting.replicas
+        return Energy(watts, watts / (self.mean_rps * mix.mean(mix.decode_tokens)))

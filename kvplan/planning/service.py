@@ -23,7 +23,7 @@ _MANY_SEQUENCES = 1_024
 # settings that may be given instead of searched, with the tables of a profile that have them
 SETTINGS = {
     **dict.fromkeys(("max_num_batched_tokens", "max_num_seqs", "block_tokens", "prefix_caching"), "gpu"),
-    **dict.fromkeys(("admission", "watermark", "max_model_len"), "engine"),
+    **dict.fromkeys(("admission", "watermark", "max_model_len", "prefill_interval"), "engine"),
 }
 
 
@@ -145,6 +145,7 @@ def with_rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
     def scaled(table: Mapping[str, Any]) -> dict[str, Any]:
         new = {
             "rate": lambda v: v and max(v * factor, LEAST_RATE),
+            "backlog": lambda v: max(1, round(v * factor)),
             "users": lambda v: max(1, round(v * factor)),
         }
         return {key: new[key](value) if key in new else value for key, value in table.items()}
@@ -173,9 +174,11 @@ def service_profile(profile: Profile, winner: Candidate, setting: Setting, reque
         changes["gpu", "max_num_batched_tokens"] = setting.batched_tokens
     if "memory_tokens" in gpu and "offload" not in gpu:
         changes["gpu", "kv_bytes_per_token"] = None  # only a link between replicas needs it
-    if request.slos:
+    if of_all := [slo for slo in request.slos if slo.which is None]:  # those of classes stand there
         changes["slo",] = None
-        changes |= {("slo", *slo.key.split(".")): f"{slo.bound:g} s" for slo in request.slos}
+        changes |= {("slo", *slo.key.split(".")): f"{slo.bound:g} s" for slo in of_all}
     if request.priced:
+        watts = request.watts(winner.name)
         changes["cost",] = {"gpu_hour": winner.price / winner.task.model.replica.gpus}
+        changes |= {} if watts is None else {("cost", "power"): f"{watts:g} W"}
     return replace(profile.changed(changes), source="plan.toml")

@@ -67,7 +67,7 @@ def fewest_apart(task: Task, most: int, batched_tokens: int | None) -> Fleet | N
     """The least split of at most so many replicas that long runs confirm, from what the formulas ask for on."""
     assert task.apart is not None
     found = sides(task.at(1, batched_tokens, slower=True), task.apart)
-    limit = between_tokens_s({slo.key: slo.bound for slo in task.plan.slos}) or math.inf
+    limit = between_tokens_s(task.plan.limits) or math.inf
     prefill_rps, decode_rps = served(found.prefill).rate_rps, served(found.decode, limit).rate_rps
     if not prefill_rps or not decode_rps:
         return None

@@ -20,7 +20,7 @@ from kvplan.errors import ProfileError, did_you_mean, shown
 from kvplan.model import ArrivalProcess, MeasuredRange, Plan, Provenance, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import FIGURES, TIMES, Slo
-from kvplan.profile import schema
+from kvplan.profile import schema, tables
 from kvplan.profile.positions import KeyPath, line_at, offsets, written
 from kvplan.profile.relations import MOST_PROBLEMS, Problem
 from kvplan.profile.writing import document_text
@@ -405,18 +405,41 @@ def _refusal(problems: Sequence[Problem], text: str | None, source: str) -> Prof
     return first.with_others(others)
 
 
+def _slos(table: tables.Slos | tables.ClassSlos, name: str = "", which: int | None = None) -> Iterator[Slo]:
+    """Objectives of a table, of the class with this name and index."""
+    of = f" of {name}" if name else ""
+    for time in TIMES:
+        for figure in FIGURES:
+            bound = getattr(getattr(table, time, None), figure, None)
+            if bound is not None:
+                key = f"{time}.{figure}{of}"
+                yield Slo(f"{key} <= {format_seconds(bound)}", key, strict=False, bound=bound, which=which)
+
+
+def served(document: schema.Document) -> list[tables.Class]:
+    """Classes that somebody asks for, and of which the engine takes some requests."""
+    return [
+        c for c in document.classes if c.rate != 0 and (document.most is None or c.shortest <= document.most)
+    ]
+
+
 def plan_of(document: schema.Document) -> Plan:
     """The plan of a checked document."""
-    slos = tuple(
-        Slo(f"{time}.{figure} <= {format_seconds(bound)}", f"{time}.{figure}", strict=False, bound=bound)
-        for time in TIMES
-        for figure in FIGURES
-        if (bound := getattr(getattr(document.slo, time), figure)) is not None
-    )
-    price = None if document.cost is None else document.cost.gpu_hour
+    slos = [*_slos(document.slo)]
+    for which, c in enumerate(served(document)):
+        slos += _slos(c.slo, c.name, which)
+    price, watts = (None, None) if document.cost is None else (document.cost.gpu_hour, document.cost.power)
     plan = document.plan
     return Plan(
-        plan.delta, plan.horizon, plan.segments, slos, price, plan.slower, plan.headroom, plan.recover
+        plan.delta,
+        plan.horizon,
+        plan.segments,
+        tuple(slos),
+        price,
+        plan.slower,
+        plan.headroom,
+        plan.recover,
+        watts,
     )
 
 
@@ -425,8 +448,8 @@ def model_of(document: schema.Document) -> ServingModel:
     gpu, timing, workload, drafts = document.gpu, document.timing, document.workload, document.drafts
     rate = None if workload is None else workload.rate
     asked = [c for c in document.classes if c.rate != 0]
-    served = [c for c in asked if document.most is None or c.shortest <= document.most]
-    rates = [c.rate_rps(rate) for c in served]
+    taken = served(document)
+    rates = [c.rate_rps(rate) for c in taken]
     more = sum(c.rate_rps(rate) for c in asked) / (sum(rates) or 1)  # with classes that are rejected whole
     engines, replica = document.engines, gpu.with_drafts(drafts)
     ranks, fleet = gpu.data_parallel // engines, None
@@ -442,12 +465,12 @@ def model_of(document: schema.Document) -> ServingModel:
         replica = replace(replica.of_rank(), gpus=replica.gpus // engines)
     model = ServingModel(
         classes=(
-            *(c.request_class(own, document.most, more) for c, own in zip(served, rates, strict=True)),
+            *(c.request_class(own, document.most, more) for c, own in zip(taken, rates, strict=True)),
             *(s.request_class(document.most) for s in document.sessions),
         ),
         timing=law if drafts is None else drafts.slowed(law),
         replica=replica,
-        schedule=None if workload is None else workload.rates([c.name for c in served]),
+        schedule=None if workload is None else workload.rates([c.name for c in taken]),
         request_overhead_s=timing.request_overhead,
         measured=MeasuredRange(**dict(timing.measured)).of_ranks(ranks),
         provenance=Provenance(**dict(document.provenance)),

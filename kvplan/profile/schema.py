@@ -11,7 +11,7 @@ from pydantic.config import JsonDict
 
 from kvplan import ranges
 from kvplan.errors import did_you_mean, shown
-from kvplan.model import Prefill, as_written
+from kvplan.model import Prefill, Scheduling, as_written
 from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention
 from kvplan.profile import replica, tables
@@ -50,7 +50,7 @@ def _rates(document: "Document") -> Iterator[Problem]:
     for i, c in enumerate(classes):
         if c.has(other):
             yield Problem(("classes", i, other), why)
-        if not c.has(here):
+        if not c.has(here) and (here == "share" or not c.has("backlog")):
             yield Problem(("classes", i, here), "required", missing=True)
     if classes and not document.sessions and all(c.rate == 0 for c in classes):
         yield Problem(("classes", 0, "rate"), "must be above 0 in one class at least, not 0 in all")
@@ -66,7 +66,16 @@ def _rates(document: "Document") -> Iterator[Problem]:
 _RATES: JsonDict = {
     "if": {"required": ["workload"], "properties": {"workload": {"required": ["rate"]}}},
     "then": {"properties": {"classes": {"items": {"required": ["share"], "properties": {"rate": False}}}}},
-    "else": {"properties": {"classes": {"items": {"required": ["rate"], "properties": {"share": False}}}}},
+    "else": {
+        "properties": {
+            "classes": {
+                "items": {
+                    "anyOf": [{"required": ["rate"]}, {"required": ["backlog"]}],
+                    "properties": {"share": False},
+                }
+            }
+        }
+    },
 }
 
 
@@ -118,15 +127,39 @@ def _layers(document: "Document") -> Iterator[Problem]:
         yield problem._replace(message=f"not modelled beside {why}")
 
 
+def _priorities(document: "Document") -> Iterator[Problem]:
+    by_priority = document.engine is not None and document.engine.scheduling is Scheduling.PRIORITY
+    for i, c in enumerate(document.classes):
+        if c.has("priority") and not by_priority:
+            yield Problem(("classes", i, "priority"), 'not allowed without [engine] scheduling = "priority"')
+
+
+_PRIORITIES: JsonDict = {
+    "if": {"required": ["classes"], "properties": {"classes": {"contains": {"required": ["priority"]}}}},
+    "then": {
+        "required": ["engine"],
+        "properties": {
+            "engine": {"required": ["scheduling"], "properties": {"scheduling": {"const": "priority"}}}
+        },
+    },
+}
+
+
+_OF_SEVERAL_RANKS = (
+    *(("timing", "all_ranks"), ("timing", "d5_all_ranks")),
+    *(("engine", "balance_iterations"), ("engine", "prefill_interval")),
+)
+
+
 def _all_ranks(document: "Document") -> Iterator[Problem]:
-    for table, key in (("timing", "all_ranks"), ("timing", "d5_all_ranks"), ("engine", "balance_iterations")):
+    for table, key in _OF_SEVERAL_RANKS:
         given = getattr(document, table)
         if given is not None and given.has(key) and document.gpu.data_parallel == 1:
             yield Problem((table, key), "not allowed without [gpu] data_parallel above 1")
 
 
 _SEVERAL_RANKS: JsonDict = {
-    "if": {"anyOf": [has("timing.all_ranks"), has("timing.d5_all_ranks"), has("engine.balance_iterations")]},
+    "if": {"anyOf": [has(f"{table}.{key}") for table, key in _OF_SEVERAL_RANKS]},
     "then": {"allOf": [has("gpu.data_parallel"), only("gpu.data_parallel", {"minimum": 2})]},
 }
 
@@ -263,6 +296,7 @@ class Document(Table, title="kvplan profile"):
         Check(_moved_bytes, "gpu fleet", _MOVED_BYTES),
         Check(_host_tier, "gpu"),
         Check(_layers, "gpu classes sessions prefix"),
+        Check(_priorities, "classes engine", _PRIORITIES),
         Check(_all_ranks, "gpu timing engine", _SEVERAL_RANKS),
         Check(_classes, "gpu classes sessions"),
         Check(_room, "gpu classes sessions speculative"),
@@ -275,6 +309,8 @@ class Document(Table, title="kvplan profile"):
             *("sessions[]", "workload.schedule", "workload.cv", "workload.trace"),
             why=", whose turns come after answers",
         ),
+        Beside("workload.schedule", "classes[].backlog", why=", as it comes evenly"),
+        Beside("workload.trace", "classes[].slo", why=", whose requests are of one class"),
         Beside("prefix.hit_curve", *_IN_COMMON[:3], why=", which says already what requests have in common"),
         Beside("speculative", *_IN_COMMON, "gpu.offload"),
         Beside("speculative", "fleet.prefill", why="; give replicas"),
@@ -287,6 +323,8 @@ class Document(Table, title="kvplan profile"):
             above=1,
             why=", whose ranks have caches of their own",
         ),
+        Beside("engine.prefill_interval", "engine.scheduling"),
+        Beside("engine.scheduling", "gpu.offload", "fleet.prefill", "speculative"),
         Beside("gpu.data_parallel", "fleet.prefill", above=1),
         Beside("gpu.data_parallel", "gpu.prefill", values=("fused",), above=1),
         Beside(
@@ -337,7 +375,8 @@ class Document(Table, title="kvplan profile"):
         """Data-parallel ranks that are engines of their own: those of a dense model, of whose times none is of all."""
         timing = self.timing
         shared = timing.experts, timing.d4, timing.all_ranks, timing.d5_all_ranks
-        waits = self.engine is not None and self.engine.balance_iterations > 0
+        engine = self.engine
+        waits = engine is not None and (engine.balance_iterations > 0 or engine.prefill_interval > 1)
         return 1 if self.gpu.expert_parallel > 1 or waits or any(shared) else self.gpu.data_parallel
 
     @property

@@ -11,14 +11,14 @@ from pydantic import FailFast, Field
 from pydantic.config import JsonDict
 
 from kvplan import model, ranges
-from kvplan.model import Admission, EngineName, Origin, Prompt, RequestClass, as_written
+from kvplan.model import Admission, EngineName, Origin, Prompt, RequestClass, Scheduling, as_written
 from kvplan.model.context import Fitting, fitting, limited, of_sample
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
 from kvplan.profile import values
-from kvplan.profile.relations import Cases, Check, Needs, Problem, Table, Ways
+from kvplan.profile.relations import Beside, Cases, Check, Needs, Problem, Table, Ways
 from kvplan.units import format_number, format_seconds, format_tokens
 
 if TYPE_CHECKING:
@@ -46,10 +46,41 @@ class Prediction(Table, title="Predictions of decode lengths"):
     """Share of the requests whose class and decode length are predicted right; of others they are another's."""
 
 
+class Bounds(Table, title="Bounds of a time"):
+    """What mean and percentiles of a time are to stay within."""
+
+    mean: values.Duration | None = None
+    """The mean, at most: seconds, or a string such as "80 ms"."""
+    p50: values.Duration | None = None
+    """The median, at most."""
+    p90: values.Duration | None = None
+    """The 90th percentile, at most."""
+    p95: values.Duration | None = None
+    """The 95th percentile, at most."""
+    p99: values.Duration | None = None
+    """The 99th percentile, at most."""
+
+
+class ClassSlos(Table, title="Objectives of a class"):
+    """Objectives of the requests of a class; gaps are not counted by class, so that there is none on them."""
+
+    ttft_s: Bounds = Bounds()
+    """Time to first token."""
+    tpot_s: Bounds = Bounds()
+    """Mean time between the tokens of a request."""
+    e2e_s: Bounds = Bounds()
+    """Time to the last token."""
+
+
 class Class(Table, title="Class of requests"):
     """Requests whose input and decode lengths have laws of their own, independent of each other."""
 
-    relations = (Check(_prompts),)
+    relations = (
+        Check(_prompts),
+        Needs("backlog", "deadline"),
+        Needs("deadline", "backlog"),
+        Beside("backlog", "rate", "share"),
+    )
 
     name: values.Name
     """What the report calls the class; unique."""
@@ -62,9 +93,18 @@ class Class(Table, title="Class of requests"):
     """Arrivals, requests/s; where no [workload] gives the total. 0 leaves a class out; not all may be 0."""
     share: values.Share | None = None
     """Share of [workload] rate; the shares of all classes sum to 1."""
+    backlog: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    """In place of a rate, requests that are there at the start and have to be done by the deadline: their client sends
+    them evenly until then."""
+    deadline: values.Duration | None = None
+    """When the backlog has to be done, such as "24 h"."""
     shared: values.Shared | None = None
     """Leading tokens, within input, that all its requests have in common; or a list of { tokens, weight }, of each
     of which a share of them."""
+    slo: ClassSlos = ClassSlos()
+    """What its own requests are to stay within, beside [slo]: ttft_s, tpot_s and e2e_s."""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    """Which class goes first with [engine] scheduling = "priority": the one with the lower number."""
     reuse: values.Reused | None = None
     """What later requests ask for again: tokens (a share up to 1.0 of what a request leaves, or a number of them),
     share (probability), gap (a law of times), from (completion, or arrival)."""
@@ -91,6 +131,8 @@ class Class(Table, title="Class of requests"):
         if total_rate is not None and self.share is not None:
             # In decimals and rounded once, so that as_written() gives back the product of what was written.
             return float(as_written(self.share) * as_written(total_rate))
+        if self.backlog is not None and self.deadline is not None:
+            return self.backlog / self.deadline
         return self.rate or 0.0
 
     def request_class(self, rate: float, most: int | None, asked: float) -> RequestClass:
@@ -124,6 +166,7 @@ class Class(Table, title="Class of requests"):
             most=fits.longest or None,
             rejected=asked / fits.share - 1,
             accuracy=None if self.prediction is None else self.prediction.accuracy,
+            priority=self.priority,
         )
 
 
@@ -298,21 +341,6 @@ class Gate(Table, title="Gate"):
     """Parts that may be assumed; otherwise nothing passes that an assumed part stands behind."""
 
 
-class Bounds(Table, title="Bounds of a time"):
-    """What mean and percentiles of a time are to stay within."""
-
-    mean: values.Duration | None = None
-    """The mean, at most: seconds, or a string such as "80 ms"."""
-    p50: values.Duration | None = None
-    """The median, at most."""
-    p90: values.Duration | None = None
-    """The 90th percentile, at most."""
-    p95: values.Duration | None = None
-    """The 95th percentile, at most."""
-    p99: values.Duration | None = None
-    """The 99th percentile, at most."""
-
-
 class Slos(Table, title="Service level objectives"):
     """Service level objectives, which goodput and `kvplan plan` hold to."""
 
@@ -331,6 +359,8 @@ class Costs(Table, title="Cost"):
 
     gpu_hour: values.Weight
     """Price of a GPU for an hour, in any currency."""
+    power: values.Power | None = None
+    """What a GPU draws at load, such as "700 W"."""
 
 
 class Prefix(Table, title="Prefix cache"):
@@ -440,7 +470,12 @@ class Engine(Table, title="Engine"):
     """The engine whose scheduler serves, and how its version admits requests."""
 
     relations = (
-        Cases("name", vllm="admission? watermark?", sglang="receive_every_steps?", trtllm=_OF_TRTLLM),
+        Cases(
+            "name",
+            vllm="admission? watermark? scheduling? prefill_interval?",
+            sglang="receive_every_steps?",
+            trtllm=_OF_TRTLLM,
+        ),
         Needs("batch_wait_iterations", "batch_wait_tokens"),
         Needs("batch_wait_tokens", "batch_wait_iterations"),
     )
@@ -457,6 +492,11 @@ class Engine(Table, title="Engine"):
     MAX_UTILIZATION)."""
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the blocks that vLLM keeps free at admission while anything runs (--watermark)."""
+    scheduling: Annotated[Scheduling, Field(strict=False)] = Scheduling.FCFS
+    """Who goes first: whoever came first (fcfs), or the class with the lower priority (vLLM's --scheduling-policy
+    priority), of which the running request with the highest number that came last gives way first."""
+    prefill_interval: Annotated[int, Field(ge=1, le=ranges.MOST_STEPS)] = 1
+    """Iterations of which one computes prompts, of all data-parallel ranks of vLLM (--prefill-schedule-interval)."""
     receive_every_steps: Annotated[int, Field(ge=1, le=ranges.MOST_STEPS)] = 1
     """Steps of decodes after which SGLang looks for new requests (--scheduler-recv-interval)."""
     batch_wait_iterations: Annotated[int, Field(ge=0, le=ranges.MOST_STEPS)] = 0

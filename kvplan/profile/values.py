@@ -72,6 +72,12 @@ _BANDWIDTH = _Unit(
 )
 
 
+_POWER = _Unit(
+    *("a power", " W", 'a string such as "700 W"', False),
+    *(units.parse_power, units.POWER_UNITS),
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Within:
     """A number from the least to the most, perhaps with a unit; or 0, where there may be none."""
@@ -125,6 +131,7 @@ Duration = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_S, _TIME)]
 Moment = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_S, _TIME, or_none=True)]
 Bytes = Annotated[int, Within(1, 10**16, _MEMORY)]
 Bandwidth = Annotated[float, Within(1e3, 1e15, _BANDWIDTH)]
+Power = Annotated[float, Within(1, 1e5, _POWER)]
 ClassRate = Annotated[float, Within(ranges.LEAST_RATE, ranges.MOST_RATE, or_none=True)]
 Factor = Annotated[float, Within(1e-6, 1e6, or_none=True)]  # of a rate
 Rate = Annotated[float, Field(ge=ranges.LEAST_RATE, le=ranges.MOST_RATE)]

@@ -251,8 +251,10 @@ class Figures:
 
     @cached_property
     def cost(self) -> Cost | None:
-        price = self.plan.gpu_hour
-        return None if price is None else cost(self.model, price, self.load, overloaded=self.overloaded)
+        price, watts = self.plan.gpu_hour, self.plan.watts
+        if price is None:
+            return None
+        return cost(self.model, price, self.load, overloaded=self.overloaded, watts=watts)
 
     @cached_property
     def peak(self) -> Peak | None:

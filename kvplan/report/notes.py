@@ -18,7 +18,8 @@ from kvplan.report.ledger import Ledger
 from kvplan.report.verdict import requests_in_memory
 from kvplan.report.wording import interval, sentence, sentences
 from kvplan.report.words import Basis
-from kvplan.units import format_seconds
+from kvplan.study.batch import behind
+from kvplan.units import format_number, format_seconds
 
 _LITTLE = 0.02  # by which a formula may be off runs
 _FEW_CLUSTERS = 2  # in memory at a time; below, the law of their usage was never near that simulated
@@ -69,6 +70,13 @@ def _of_inputs(figures: Figures) -> Iterator[str]:
     yield from origins_note(model.provenance)
     yield from extrapolations(model.measured, tuple(states(model)))
     yield from band_notes(model, figures.load, figures.recovery.rate_rps or 0.0)
+    if (found := behind(model, figures.plan)) is not None:
+        now, most, filled = map(format_number, (found.now_rps, found.most_rps, found.filled_rps))
+        ttft = " to ".join(map(format_seconds, (found.ttft_now_s, found.ttft_filled_s)))
+        yield (
+            f"{most} requests/s of {found.last} fill what goes before them leaves, now {now}; with {filled} ttft p95 "
+            f"of {found.first} goes from {ttft}."
+        )
     yield from (f"{name} has a rate of 0 and is left out." for name in model.left_out[:3])
 
 

@@ -157,6 +157,7 @@ _MEASURES: Mapping[str, Measure] = {
     "delta": attrgetter("plan.delta"),
     "horizon": attrgetter("plan.horizon_s"),
     "gpu_hour": attrgetter("plan.gpu_hour"),
+    "power": attrgetter("plan.watts"),
     **{f"origin_{name}": _origin(name) for name in ("gpu", "timing", "workload")},
 }
 QUANTITIES: Mapping[str, Quantity] = {

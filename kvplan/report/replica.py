@@ -12,10 +12,14 @@ _HOUR_S = 3600.0
 
 
 class PerTokens(NamedTuple):
-    """Cost of a million output tokens, and of a million tokens in and out; None where the rate is not served."""
+    """Cost of a million output tokens, and of a million tokens in and out; None where the rate is not served.
+
+    Beside it the most energy of an output token, where the power of a GPU is known: it draws that all the time.
+    """
 
     per_million_output_tokens: float | None = None
     per_million_tokens: float | None = None
+    joules_per_output_token: float | None = None
 
 
 class Cost(NamedTuple):
@@ -27,7 +31,9 @@ class Cost(NamedTuple):
     sustainable: PerTokens
 
 
-def cost(model: ServingModel, gpu_hour: float, offered: Load, *, overloaded: bool) -> Cost:
+def cost(
+    model: ServingModel, gpu_hour: float, offered: Load, *, overloaded: bool, watts: float | None = None
+) -> Cost:
     """Compute the cost of a replica, paid whether it is busy or not.
 
     Examples
@@ -38,9 +44,11 @@ def cost(model: ServingModel, gpu_hour: float, offered: Load, *, overloaded: boo
     >>> from kvplan.model import Replica, RequestClass, Timing
     >>> one = RequestClass("a", 200, (100,), (1.0,), 1.0)
     >>> model = ServingModel((one,), Timing(0.01), Replica(30_000, gpus=2))
-    >>> found = cost(model, 1.80, load(model), overloaded=False)
+    >>> found = cost(model, 1.80, load(model), overloaded=False, watts=350)
     >>> found.per_hour, round(found.offered.per_million_output_tokens, 9), round(found.offered.per_million_tokens, 9)
     (3.6, 10.0, 3.333333333)
+    >>> found.offered.joules_per_output_token
+    7.0
     """
     mix, replica = model.mix, model.replica
     per_hour = replica.gpus * gpu_hour
@@ -49,7 +57,8 @@ def cost(model: ServingModel, gpu_hour: float, offered: Load, *, overloaded: boo
 
     def at(rate_rps: float) -> PerTokens:
         per_request = per_hour / _HOUR_S / rate_rps * _MILLION
-        return PerTokens(per_request / output, per_request / both)
+        joules = None if watts is None else replica.gpus * watts / (rate_rps * output)
+        return PerTokens(per_request / output, per_request / both, joules)
 
     now = PerTokens() if overloaded else at(offered.offered_rps)
     return Cost(replica.gpus, per_hour, now, at(offered.sustainable_rps))

@@ -80,7 +80,7 @@ def _latency(model: ServingModel, plan: ServicePlan, good: Goodput | None) -> It
     curve = load_curve(model, plan)
     if len(curve.rates_rps) < 2:
         return
-    limits = {slo.key: slo.bound for slo in plan.slos}
+    limits = plan.limits
     rates, offered = np.array(curve.rates_rps), model.total_rate_rps
     marks = [("offered", offered, "ink", "dotted"), ("sustainable", curve.sustainable_rps, "soft", "dashed")]
     if good is not None:

@@ -113,7 +113,10 @@ def _around(plan: Plan) -> Json:
             for size in plan.sizes
         ],
         "headroom": plan.headroom and plan.headroom._asdict(),
+        "api": plan.api and plan.api._asdict(),
+        "energy": plan.energy and plan.energy._asdict(),
         "routers": {name.replace("-", "_"): replicas for name, replicas in plan.routers},
+        "first_come_first_served": plan.first_come,
         "split": fleet and fields(fleet, "prefill", "decode"),
         "day": plan.day and _day_document(plan.day),
         "band": _band(plan, plan.winner, plan.band),
@@ -184,6 +187,8 @@ def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
             )
     if costs := "; ".join(_costs(plan)):
         yield page.Paragraph(f"{costs}.")
+    if beside := " ".join(_beside(plan)):
+        yield page.Paragraph(beside)
     yield _sizes(plan)
     yield page.Paragraph(_routing(plan))
     if plan.apart is not None:
@@ -301,6 +306,19 @@ def _costs(plan: Plan) -> Iterator[str]:
             gpus = (plan.setting.replicas - fewer) * each
             without = f"{fewer:,} replica{'s' * (fewer != 1)} without it"
             yield f"{_words(objective.key)} costs {gpus:,} GPU{'s' * (gpus != 1)} ({without})"
+
+
+def _beside(plan: Plan) -> Iterator[str]:
+    """Say what an API costs, and what GPUs draw."""
+    api, energy = plan.api, plan.energy if plan.request.priced else None
+    if api is not None:
+        yield f"An API at these prices: {_money(api.per_hour)}/h;"
+        share = api.cheaper_from_rps / plan.mean_rps
+        rate = f"{format_number(api.cheaper_from_rps)} requests/s, {format_percent(share)} of the demand."
+        yield f"these replicas cost less from {rate}" if share <= 1 else f"it costs less up to {rate}"
+    if energy is not None:
+        kilowatts, joules = format_number(energy.watts / 1000), format_number(energy.joules_per_output_token)
+        yield f"Power: at most {kilowatts} kW, {joules} J an output token."
 
 
 def _sizes(plan: Plan) -> page.Table:
@@ -476,6 +494,13 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
     if told := sentence(SCREENS["rows"]["Context"], ledger):
         hits = sentence("; {prefix_cache.hit_ratio} of prompts found in the prefix cache", ledger)
         yield f"Context: {told}{hits or ''}."
+    if plan.first_come is not None:
+        with_priorities = plan.race.sizes[plan.winner].replicas
+        yield (
+            f"By short runs, bursts left out: {with_priorities:,} replicas by priority, {plan.first_come:,} first "
+            "come first served."
+        )
+    yield from _backlogs(plan)
     if plan.versus:
         others = (
             f"{each.name} {format_number(each.memory, 3)} and {format_number(each.rate, 3)} times "
@@ -523,6 +548,18 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         dearer = f"Cannot: {named}" + (f"; and {more} more. " if more > 0 and not full else ". ") + dearer
     if dearer:
         yield dearer.strip()
+
+
+def _backlogs(plan: Plan) -> Iterator[str]:
+    """Say how fast a client sends what has to be done by a deadline: a queue that is steady is done in time."""
+    for table in () if plan.profile is None else plan.profile.tables.get("classes", ()):
+        if "backlog" in table:
+            (which,) = (c for c in plan.winner.task.model.classes if c.name == table["name"])
+            within, rate = format_seconds(table["backlog"] / which.rate_rps), format_number(which.rate_rps)
+            yield (
+                f"{which.name}: {table['backlog']:,} requests within {within} are {rate} requests/s, as "
+                "their client sends them evenly; sent all at once they are done sooner, and the others wait longer."
+            )
 
 
 def _gpus(candidate: Candidate, setting: Setting) -> int:

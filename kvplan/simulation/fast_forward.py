@@ -36,6 +36,7 @@ from kvplan.simulation.state import (
     in_fleet,
     kernel,
     layered,
+    parked_list,
 )
 from kvplan.simulation.statistics import gap_position, gaps_of_span, nanoseconds, record, see_waiting
 
@@ -59,8 +60,13 @@ def all_emit(s: State) -> bool:
 
 @kernel
 def admits_nobody(s: State) -> bool:
-    """Tell whether nobody is admitted next, whatever fits: nobody waits, or a prompt takes what is left to others."""
+    """Tell whether nobody is admitted next, whatever fits: nobody waits, or a prompt takes what is left to others.
+
+    With queues by priority nobody may stand by, either.
+    """
     c = s.counter
+    if s.fixed[Fixed.QUEUES] > 1 and s.list[parked_list(s, 0), List.HEAD] != NOBODY:
+        return False
     return bool(
         c[Counter.WAITING] == 0 or (c[Counter.PARTLY] != NOBODY and s.clock[Clock.SHED_AFTER] == math.inf)
     )
@@ -120,7 +126,9 @@ def hold_blocks(s: State) -> None:
     request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY:
         tokens = members_tokens(s, request, 0)
-        s.request[request, Request.HOLDS] = s.blocks[tokens, Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
+        s.request[request, Request.HOLDS] = (
+            s.blocks[tokens, Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
+        )
         request = s.request[request, Request.AFTER]
 
 
@@ -169,7 +177,10 @@ def coast(s: State, limit: int, patience: int) -> None:
             more = int(s.ahead[iterations - begun, Ahead.HOLDS]) - held
             if waiting > 0 and held + more < at_least:  # there may be room for somebody
                 break
-            takes, reads = int(s.ahead[iterations - begun, Ahead.TAKES]), s.ahead[iterations - begun, Ahead.READS]
+            takes, reads = (
+                int(s.ahead[iterations - begun, Ahead.TAKES]),
+                s.ahead[iterations - begun, Ahead.READS],
+            )
         else:
             more = s.phase[0, phase]
             if part > 0:

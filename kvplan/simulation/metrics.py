@@ -72,7 +72,11 @@ _FOUND = (
     "prefix_cache.host_hit_rate",  # the part of the hit rate that was loaded from a host tier; None without one
     "prefix_cache.link_utilization",  # share of the time in which it loaded
 )
-CLASS_KEYS = ("completed", *(f"{time}.{each}" for time in ("ttft_s", "tpot_s", "e2e_s") for each in FIGURES))
+CLASS_KEYS = (
+    "completed",
+    "goodput_rps",
+    *(f"{time}.{each}" for time in ("ttft_s", "tpot_s", "e2e_s") for each in FIGURES),
+)
 KEYS = (  # in the order of the contract; None where 0/0, and of the prefix cache without one
     *("completed", "unfinished", "makespan_s", "iterations"),
     *("throughput_rps", "decode_tokens_per_s", "throughput_per_iteration"),
@@ -139,6 +143,7 @@ def policy_result(
     saturated: bool,
     by_chance: bool = True,
     limits: Mapping[str, float] | None = None,
+    of_classes: Sequence[Mapping[str, float]] = (),
     each: Callable[[Callable[["_Run"], Figures], Sequence["_Run"]], Iterable[Figures]] = map,
 ) -> PolicyResult:
     """Sum up the runs of one policy, one a seed.
@@ -158,7 +163,7 @@ def policy_result(
         How the runs are summed up: `map`, or something like it that works on several at once.
     """
     alone = by_chance and len(runs) == 1
-    views = [_Run(*run, horizon_s, limits or {}, len(class_names), alone) for run in runs]
+    views = [_Run(*run, horizon_s, limits or {}, of_classes, len(class_names), alone) for run in runs]
     per_run = list(each(_Run.figures, views))
     figures = _mean_over_runs(per_run)
     intervals: Intervals = dict.fromkeys(figures)
@@ -255,11 +260,22 @@ _LIMITED: dict[str, Callable[[Requests, Outcome], FloatArray]] = {
 }
 
 
-def within(requests: Requests, run: Outcome, limits: Mapping[str, float]) -> NDArray[np.bool_]:
-    """Tell which requests exceed no limit of their own times, seconds; one without a figure exceeds none."""
+def within(
+    requests: Requests,
+    run: Outcome,
+    limits: Mapping[str, float],
+    of_classes: Sequence[Mapping[str, float]] = (),
+) -> NDArray[np.bool_]:
+    """Tell which requests exceed no limit of their own times, seconds; one without a figure exceeds none.
+
+    `of_classes` are further limits of each class.
+    """
     good = np.ones(requests.arrival_s.size, dtype=np.bool_)
     for name, limit in limits.items():
         good &= ~(_LIMITED[name](requests, run) > limit)
+    for index, own in enumerate(of_classes):
+        for name, limit in own.items():
+            good &= ~((_LIMITED[name](requests, run) > limit) & (requests.class_index == index))
     return good
 
 
@@ -296,6 +312,7 @@ class _Run:
     outcome: Outcome
     horizon_s: float | None
     limits: Mapping[str, float]
+    of_classes: Sequence[Mapping[str, float]]
     class_count: int
     alone: bool  # its intervals are from its own batches
 
@@ -335,10 +352,14 @@ class _Run:
     @cached_property
     def classes(self) -> list[Figures]:
         """Figures of each class."""
-        of = np.bincount(_some(self.requests.class_index, self.finished), minlength=self.class_count)
+        done, good = (
+            np.bincount(_some(self.requests.class_index, some), minlength=self.class_count).tolist()
+            for some in (self.finished, self.good)
+        )
+        within = [_ratio(count, self.span_s) if self.limited else None for count in good]
         return [
-            {"completed": completed, **figures}
-            for completed, figures in zip(of.tolist(), self.latencies[2], strict=False)
+            {"completed": completed, "goodput_rps": rate, **figures}
+            for completed, rate, figures in zip(done, within, self.latencies[2], strict=False)
         ]
 
     @cached_property
@@ -395,14 +416,18 @@ class _Run:
             "iteration_time_s": _ratio(run.busy_s, run.iterations),
             **self.latencies[0],
             **_between_tokens(run),
-            "goodput_rps": _ratio(int(np.count_nonzero(self.good)), self.span_s) if self.limits else None,
+            "goodput_rps": _ratio(int(np.count_nonzero(self.good)), self.span_s) if self.limited else None,
         }
         return {key: figures[key] for key in KEYS}
+
+    @property
+    def limited(self) -> bool:
+        return bool(self.limits) or any(self.of_classes)
 
     @cached_property
     def good(self) -> NDArray[np.bool_]:
         """Which completed requests were served within all limits; one without a figure does not exceed it."""
-        return self.finished & within(self.requests, self.outcome, self.limits)
+        return self.finished & within(self.requests, self.outcome, self.limits, self.of_classes)
 
     @property
     def replicas(self) -> int:
@@ -496,7 +521,7 @@ class _Run:
         last = edges[1:] - 1
         batch_of = np.searchsorted(series.time_s[last], _some(self.outcome.finish_s, self.finished))
         tokens = _some(self.requests.decode_tokens, self.finished)
-        good = batch_of[_some(self.good, self.finished)] if self.limits else batch_of[:0]
+        good = batch_of[_some(self.good, self.finished)] if self.limited else batch_of[:0]
         return {
             **{name: np.diff(getattr(series, name)[last], prepend=0) for name in _COUNTERS},
             "iterations": series.stride * np.diff(edges).astype(np.float64),

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from kvplan.model import Plan, ServingModel
+from kvplan.model.slo import Slo
 from kvplan.simulation.estimates import QUANTILES, Estimate
 from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies.protocol import Settings
@@ -102,8 +103,12 @@ def decisions(
     seen: Observation, objectives: Sequence[Objective], which: int | None = None
 ) -> tuple[Decision, ...]:
     """Decide objectives by these runs."""
-    sample = seen.sample if which is None else seen.sample.of_class(which)
-    return tuple(_decision(sample, seen, o.key, o.bound) for o in objectives)
+
+    def sample(o: Objective) -> Sample:
+        own = o.which if isinstance(o, Slo) and o.which is not None else which
+        return seen.sample if own is None else seen.sample.of_class(own)
+
+    return tuple(_decision(sample(o), seen, o.key, o.bound) for o in objectives)
 
 
 def at_even_odds(decision: Decision) -> Decision:
@@ -120,9 +125,10 @@ def overall(decided: Sequence[Decision]) -> State:
 
 
 def _decision(sample: Sample, seen: Observation, key: str, limit: float) -> Decision:
-    time, _, figure = key.partition(".")
+    of = key.partition(" of ")[0]
+    time, _, figure = of.partition(".")
     allowed = 1 - QUANTILES[figure] if figure in QUANTILES else 1.0
-    shown = sample.figure(key)
+    shown = sample.figure(of)
     if shown is None:
         if seen.trend is Trend.GROWING:
             state = State.MISSES

@@ -121,7 +121,7 @@ gpu = { memory_tokens = 60_000, block_tokens = 16, max_num_batched_tokens = 2048
 timing = { d0 = "14.5 ms", d1 = "0.25 us", d2 = "85 us" }
 classes = [{ name = "chat", input = 800, decode = { 60 = 1, 240 = 1 }, rate = 10 }]
 slo = { ttft_s.p95 = "1 s" }
-cost = { gpu_hour = 2 }
+cost = { gpu_hour = 2, power = "500 W" }
 workload = { period = "1 h", schedule = [{ at = "10 min", factor = 2 }, { at = "20 min", factor = 0.3 }] }
 """
 
@@ -130,7 +130,8 @@ def test_a_day_is_planned_with_replicas_that_come_and_go(run: Run, tmp_path: Pat
     """Of 24 parts of 2.5 min four have 20 requests/s, the others 3; the mean is 5.83."""
     file = tmp_path / "day.toml"
     file.write_text(DAY)
-    code, text, _ = run(str(file), "--schedule", "own", "--load-time", "30 s", "--format", "json")
+    asked = ("--schedule", "own", "--load-time", "30 s", "--api-price", "in=1,out=2")
+    code, text, _ = run(str(file), *asked, "--format", "json")
     found = json.loads(text)["plan"]
     day, most = found["day"], found["replicas"]
     assert (code, [round(hour["demand_rps"], 6) for hour in day["hours"]]) == (
@@ -147,6 +148,10 @@ def test_a_day_is_planned_with_replicas_that_come_and_go(run: Run, tmp_path: Pat
     assert ways["scheduled"]["within"] > ways["autoscaled"]["within"] > 0.5
     output_tokens = 3600 * 140 / 24 * 150
     assert found["cost"]["per_million_output_tokens"] == pytest.approx(2 * most / output_tokens * 1e6)
+    # a request of 800 and 150 tokens is $0.0011 at the API; 21,000 an hour
+    assert found["api"] == pytest.approx({"per_hour": 23.1, "cheaper_from_rps": 2 * most / 3.96})
+    joules = 500 * most * 3600 / output_tokens
+    assert found["energy"] == pytest.approx({"watts": 500 * most, "joules_per_output_token": joules})
 
 
 def test_a_plan_for_a_day_is_one_for_its_worst_part(run: Run, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from runs import counts, differing
 from slow_ranks import Found, step_together
 from tiers import at_night, is_night
 
+from kvplan.engine import Engine
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts
@@ -258,3 +259,26 @@ def test_ranks_are_refused_beside_what_they_are_not_simulated_with() -> None:
         UsageError, match="prefill and decode apart are not modelled beside data-parallel ranks"
     ):
         simulated(apart, requests, "vllm", {}, False)
+
+
+@pytest.mark.parametrize(
+    ("interval", "seats", "expected"),
+    [(1, 8, [1, 2, 3, 3, 3, 3]), (3, 8, [1, 2, 4, 4, 4, 4]), (3, 2, [1, 2, 4, 4, 9, 10])],
+)
+def test_prompts_wait_for_the_iteration_of_the_interval(
+    interval: int, seats: int, expected: list[float]
+) -> None:
+    """Two ranks, iterations of a second. The first two requests find a rank each where nobody decodes: none waits.
+
+    The others come at 1.5 s, two to each rank: they begin in iteration 2, of an interval of three in iteration 3. Where
+    the second finds no seat then, it begins once one is free, in iterations 8 and 9: nobody defers what has waited.
+    """
+    requests = Requests(
+        np.array([0.0, 0.5, 1.5, 1.5, 1.5, 1.5]), counts(*[2] * 6), counts(*[8] * 6), counts(*[0] * 6)
+    )
+    rank = Replica(1_000, 16, max_num_seqs=seats, max_num_batched_tokens=64, prefix_caching=False)
+    one = RequestClass("a", 2, (8,), (1.0,), 1.0)
+    model = ServingModel((one,), Timing(1.0), of_ranks(rank, 2), engine=Engine(prefill_interval=interval))
+    for compile in (False, True):
+        found = simulated(model, requests, "vllm", {}, compile)
+        assert found.first_token_s.tolist() == expected

@@ -266,6 +266,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "accuracy": 0.5,
         "input_law": Lengths.uniform(300, 900),
         "decode_law": Lengths.uniform(10, 120),
+        "priority": 1,
     },
     "plan": {
         "delta": 0.2,
@@ -273,6 +274,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "segments": 3,
         "slos": (parse_slo("e2e_s.p95 <= 1 h"), parse_slo("tpot_s.p99 <= 1 h")),
         "gpu_hour": 2.5,
+        "watts": 700.0,
         "slower": 0.2,
         "headroom": 0.5,
         "recover_s": 60.0,
@@ -294,6 +296,7 @@ EVERYWHERE = ("analyze", "side by side", "sweep", "simulate", "explain")
 # What a field does not change, and why.
 UNMOVED = {
     ("class", "name", "simulate"): "a name",
+    **{("class", "priority", what): "first come first served, unless told otherwise" for what in EVERYWHERE},
     ("class", "name", "explain"): "names are taken from the report",
     ("class", "longest", "simulate"): "requests are as long as their prompts say",
     **{
@@ -335,6 +338,7 @@ UNMOVED = {
         for name in ("slos", "gpu_hour")
         for what in ("sweep", "explain")
     },
+    **{("plan", "watts", what): "draws nothing without a price" for what in ("analyze", "sweep", "explain")},
     ("model", "arrivals", "side by side"): "no part in load, equilibrium and saturation",
     (
         "model",

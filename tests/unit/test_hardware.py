@@ -70,6 +70,7 @@ def test_figures_are_of_the_right_size(gpu: Gpu) -> None:
         assert 1.9 < gpu.flops_fp4 / gpu.flops_fp8 <= 4  # GeForce adds 8-bit products up at half speed
     assert 16e9 <= gpu.link_bytes_per_s < gpu.bandwidth_bytes_per_s / 3
     assert len(gpu.source) > 20
+    assert gpu.watts is None or 0.7e9 < gpu.flops_bf16 / gpu.watts / 1e2 < 50e9
 
 
 @every(

@@ -37,6 +37,7 @@ class Gpu:
     flops_fp4: float | None
     link_bytes_per_s: float
     source: str
+    watts: float | None = None  # the most that the board draws; None: nobody says, as of a slice
     mig: tuple[str, ...] = ()
     is_slice: bool = False
     assumed: str = field(default="", compare=False)  # what a name that says less was taken for, in a sentence
@@ -136,6 +137,7 @@ def _slice(gpu: Gpu, profile: str) -> Gpu:
         flops_fp8=gpu.flops_fp8 and gpu.flops_fp8 * share,
         flops_fp4=gpu.flops_fp4 and gpu.flops_fp4 * share,
         source=f"{gpu.source}; a slice of it by NVIDIA's MIG user guide",
+        watts=None,
         is_slice=True,
     )
 
@@ -171,6 +173,7 @@ def _gpu(name: str, table: Mapping[str, Any]) -> Gpu:
         flops_fp4=four,
         link_bytes_per_s=float(parse_bytes(table["link"])),
         source=table["source"],
+        watts=table.get("watts"),
         mig=tuple(table.get("mig", ())),
     )
 

@@ -98,11 +98,16 @@ def study(
     load = load.on(model)
     seeds = tuple(seeds if load.is_drawn(model) else seeds[:1])
     by_chance = load.trace is not None or load.is_drawn(model)  # what is recorded was chance once
-    objectives = of_requests(plan.slos, drafts=model.drafts is not None)
+    drafts = model.drafts is not None
+    objectives = of_requests([slo for slo in plan.slos if slo.which is None], drafts=drafts)
     drawn = scenarios(model, plan, load, seeds, threads=threads)
     if drawn[0].requests.arrival_s.size == 0:
         end = "" if load.horizon_s is None else f", {format_seconds(load.horizon_s)}"
         raise UsageError(f"no request arrives before the horizon{end}; a longer one is wanted")
+    of_classes = [
+        of_requests([slo for slo in plan.slos if slo.which == i], drafts=drafts)
+        for i in range(len(drawn[0].names))
+    ]
     jobs = {
         name: [Job(settings, scenario, load.horizon_s) for scenario in drawn]
         for name, settings in policies.items()
@@ -133,6 +138,7 @@ def study(
             saturated=load.is_saturated,
             by_chance=by_chance and details,
             limits=objectives,
+            of_classes=of_classes,
             each=each,
         )
         for name, mine in shown.items()

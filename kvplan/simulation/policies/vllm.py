@@ -11,11 +11,24 @@ request 37307 of March 2026), or, as before it and with `--no-scheduler-reserve-
 does. Either way it takes blocks part by part. Where they lack for the next part, the prompt is the last that runs and
 preempts itself. Parts are cut by the budget alone, never by memory, and leave nothing of the budget to others: so at
 most one prompt at a time is computed in part.
+
+With `--prefill-schedule-interval` (pull request 44558 of June 2026) data-parallel ranks compute prompts in every so
+many iterations only, all in the same ones (`_should_throttle_prefills`), and defer them where anything decodes and the
+last iteration that took prompts left none waiting (`prefill_capacity_bound`). Iterations are counted from the start.
+
+By priority, as with `--scheduling-policy priority` (`PriorityRequestQueue` of `vllm/v1/core/sched/request_queue.py`,
+0.19), the waiting queue is in order of (priority, arrival) and the running request that is last in it is preempted, for
+a running one alone. So of a priority all that run came before all that wait, and each has a queue in order of arrival,
+to the front of which the preempted go.
 """
+
+import math
+
+import numpy as np
 
 from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.errors import UsageError
-from kvplan.model import Admission, Engine
+from kvplan.model import Admission, Engine, IntArray, Scheduling
 from kvplan.simulation.actions import (
     advance,
     begin_tick,
@@ -24,10 +37,13 @@ from kvplan.simulation.actions import (
     count_prompt,
     enter,
     evict,
+    give_up_after,
+    leave,
     members_tokens,
     overflows,
     seat,
     seat_is_free,
+    unschedule,
     was_fetched,
     whole_tokens,
 )
@@ -36,12 +52,13 @@ from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies.parameters import LIMITS, PATIENCE, within_limits
 from kvplan.simulation.policies.protocol import Policy, Scenario, Settings
 from kvplan.simulation.prefix_cache import caches, hits, hits_in_queue, hold, settle
-from kvplan.simulation.queues import take_out
+from kvplan.simulation.queues import append, take_out
 from kvplan.simulation.state import (
     MAX_TOKENS,
     NOBODY,
     Blocks,
     Cache,
+    Clock,
     Counter,
     Fixed,
     Group,
@@ -49,22 +66,47 @@ from kvplan.simulation.state import (
     Place,
     Request,
     State,
+    Time,
+    extended,
     group_list,
     hosted,
     kernel,
     layered,
+    parked_list,
 )
 
-WATERMARK, FIRST_CHUNK = 1, 2  # of the knobs
+WATERMARK, FIRST_CHUNK, INTERVAL, SATURATED = 1, 2, 3, 4  # of the knobs
 WHOLE_PROMPT, FIRST_PART = range(2)
 ADMISSION = tuple(map(str, Admission))
+SCHEDULING, BY_PRIORITY = tuple(map(str, Scheduling)), 1
 NO_CAP = 1 << 30  # admissions in an iteration
 
 
 @kernel
 def form_batch(s: State) -> None:
     """Serve running requests first, then prompts."""
+    if extended(s):  # of the first queue the engine has done it
+        for queue in range(1, s.fixed[Fixed.QUEUES]):
+            give_up_after(s, queue, s.clock[Clock.SHED_AFTER])
+    if prompts_wait(s):
+        serve_decodes(s)
+        return
+    evicted = s.counter[Counter.EVICTED]
     admit_prompts(s, serve_running(s), NO_CAP)
+    if s.counter[Counter.EVICTED] == evicted:
+        s.knobs[SATURATED] = s.counter[Counter.WAITING] > 0
+
+
+@kernel
+def prompts_wait(s: State) -> bool:
+    """Tell whether prompts wait for the next iteration of the interval, while anything decodes.
+
+    They do not where the last iteration that took some left others waiting.
+    """
+    interval = int(s.knobs[INTERVAL])
+    if interval == 1 or s.knobs[SATURATED] > 0 or s.list[group_list(s, 0), List.LENGTH] == 0:
+        return False
+    return bool(s.counter[Counter.ITERATIONS] % interval > 0)
 
 
 @kernel
@@ -74,6 +116,8 @@ def serve_running(s: State) -> int:
     Return what is left of the budget: nothing where somebody was preempted, for then nobody is admitted. The first loop
     of `Scheduler.schedule`.
     """
+    if by_priority(s):
+        return serve_by_priority(s)
     return go_on(s, serve_decodes(s))
 
 
@@ -147,6 +191,128 @@ def serve_in_order(s: State) -> bool:
 
 
 @kernel
+def by_priority(s: State) -> bool:
+    """Tell whether requests wait in a queue for each priority, in their order."""
+    return bool(s.fixed[Fixed.QUEUES] > 1)
+
+
+@kernel
+def serve_by_priority(s: State) -> int:
+    """Serve as `serve_running` does, where the worst of all that run gives way.
+
+    With `--scheduling-policy priority`, that is the one of the highest number that came last, wherever it stands.
+    """
+    begin_tick(s, 0)
+    left = NOBODY
+    while left == NOBODY:
+        come_back(s)
+        left = serve_worst_last(s)
+    return left
+
+
+@kernel
+def serve_worst_last(s: State) -> int:
+    """Give running requests a token each in order, and go on with the prompt begun; return what `serve_running` does.
+
+    Whoever is the worst, and has no block for itself, ends the iteration for those after it: they stand by. NOBODY
+    where therefore nobody runs: the engine schedules anew.
+    """
+    preempted, request = False, s.list[group_list(s, 0), List.HEAD]
+    while request != NOBODY:
+        grow(s, request)
+        while overflows(s):
+            worst = worst_running(s)
+            if worst == request:
+                stand_by_from(s, s.request[request, Request.AFTER])
+                preempt(s, request)
+                return 0 if s.list[group_list(s, 0), List.LENGTH] > 0 else NOBODY
+            if s.request[worst, Request.ADMISSION] > s.request[request, Request.ADMISSION]:
+                grow(s, worst)  # for all of it is freed
+            preempt(s, worst)
+            preempted = True
+        request = s.request[request, Request.AFTER]
+    budget = int(s.knobs[MAX_TOKENS]) - s.list[group_list(s, 0), List.LENGTH]
+    request = s.counter[Counter.PARTLY]
+    if request != NOBODY and budget > 0:
+        while s.counter[Counter.HELD] + further_blocks(s, request, budget) > s.fixed[Fixed.CAPACITY]:
+            worst = worst_running(s)
+            preempt(s, worst)
+            preempted = True
+            if worst == request:
+                return 0 if s.list[group_list(s, 0), List.LENGTH] > 0 else NOBODY
+        budget -= compute_prompt(s, request, budget)
+    return 0 if preempted else budget
+
+
+@kernel
+def grow(s: State, request: int) -> None:
+    """Take what a running request needs for its next token; a prompt begun has nothing to take."""
+    if s.request[request, Request.PLACE] == Place.PARTIAL:
+        return
+    tokens = members_tokens(s, request, 0)
+    if layered(s):
+        compute(s, request, tokens - 1, tokens)
+    else:
+        s.counter[Counter.HELD] += blocks_of(s, tokens) - blocks_of(s, tokens - 1)
+
+
+@kernel
+def worst_running(s: State) -> int:
+    """Find who gives way: of all that run the one of the highest number that came last."""
+    worst, request = NOBODY, s.list[group_list(s, 0), List.HEAD]
+    while request != NOBODY:
+        if worst == NOBODY or goes_after(s, request, worst):
+            worst = request
+        request = s.request[request, Request.AFTER]
+    request = s.counter[Counter.PARTLY]
+    if request != NOBODY and (worst == NOBODY or goes_after(s, request, worst)):
+        worst = request
+    return int(worst)
+
+
+@kernel
+def goes_after(s: State, request: int, other: int) -> bool:
+    """Tell whether a request goes after one admitted before it: by priority, then by arrival."""
+    mine, others = s.request[request, Request.QUEUE], s.request[other, Request.QUEUE]
+    if mine != others:
+        return bool(mine > others)
+    return bool(s.time[request, Time.ARRIVAL] >= s.time[other, Time.ARRIVAL])
+
+
+@kernel
+def stand_by_from(s: State, request: int) -> None:
+    """Let a running request and all after it stand by for an iteration, what they hold kept."""
+    while request != NOBODY:
+        following = s.request[request, Request.AFTER]
+        unschedule(s, request, 0)
+        s.request[request, Request.STAGE] = s.group[0, Group.TICK] - s.request[request, Request.START]
+        if not math.isnan(s.time[request, Time.FIRST_TOKEN]) and math.isnan(s.time[request, Time.FINISH]):
+            s.time[request, Time.FINISH] = -s.clock[Clock.LAST_RUN]
+        s.request[request, Request.PARKED] = leave(s, request, 0) - 1
+        append(s, parked_list(s, 0), request)
+        request = following
+
+
+@kernel
+def come_back(s: State) -> None:
+    """Let those who stood by run again, in their order."""
+    request = s.list[parked_list(s, 0), List.HEAD]
+    while request != NOBODY:
+        take_out(s, request)
+        enter(s, request, 0, s.request[request, Request.STAGE])
+        request = s.list[parked_list(s, 0), List.HEAD]
+
+
+@kernel
+def first_waiting(s: State) -> int:
+    """Return who is admitted next: the first of the first queue in which somebody waits; NOBODY if nobody does."""
+    for queue in range(s.fixed[Fixed.QUEUES]):
+        if s.list[queue, List.HEAD] != NOBODY:
+            return int(s.list[queue, List.HEAD])
+    return NOBODY
+
+
+@kernel
 def last_running(s: State) -> int:
     """Find the last that began to run: a prompt computed in part leaves nothing of the budget to others after it."""
     partly = s.counter[Counter.PARTLY]
@@ -182,12 +348,12 @@ def further_blocks(s: State, request: int, budget: int) -> int:
 
 @kernel
 def admit_prompts(s: State, budget: int, most: int) -> None:
-    """Admit in order of arrival, while the next one fits; only the part granted takes blocks.
+    """Admit in order of priority and arrival, while the next one fits; only the part granted takes blocks.
 
     The second loop of `Scheduler.schedule`, with `full_sequence_must_fit` of `allocate_slots`.
     """
     while budget > 0 and most > 0 and seat_is_free(s):
-        request = s.list[0, List.HEAD]
+        request = first_waiting(s)
         if request == NOBODY:
             return
         spared = int(s.knobs[WATERMARK]) if s.counter[Counter.RESIDENT] > 0 else 0
@@ -261,18 +427,30 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     engine = scenario.model.engine or Engine()
     watermark, admission = watermark_share(settings, engine), admission_rule(settings, engine)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
-    setup, limits = within_limits(scenario, settings, int(watermark * blocks), admission)
+    setup, limits = within_limits(
+        scenario, settings, int(watermark * blocks), admission, engine.prefill_interval, 0
+    )
     caching = prefix_caching(scenario, settings)
     host = replica.offload if caching else None
+    scheduling = scheduling_rule(settings, engine)
+    if scheduling == BY_PRIORITY:
+        queue_of, queues = queues_of(scenario)
+        setup = setup._replace(queue_of=queue_of, queues=queues)
     setup = setup._replace(
         capacity_blocks=blocks,
         # what the host forgets meanwhile is not found, and asks for no room at first
-        coasts=admission == WHOLE_PROMPT or host is None,
+        coasts=(admission == WHOLE_PROMPT or host is None) and engine.prefill_interval == 1,
         prefix_cache=Cache.BLOCKS if caching else Cache.NONE,
         host=host,
         waiting_weighs=4,
     )
     rule = {"watermark": watermark, "admission": ADMISSION[admission], "prefix_caching": int(caching)}
+    if scheduling == BY_PRIORITY:
+        if host is not None:
+            raise UsageError(f"{settings.policy}.scheduling = priority: not modelled beside a host tier")
+        rule["scheduling"] = SCHEDULING[scheduling]
+    if engine.prefill_interval > 1:
+        rule["prefill_interval"] = engine.prefill_interval
     return setup, {**rule, **limits}
 
 
@@ -291,6 +469,22 @@ def admission_rule(settings: Settings, engine: Engine) -> int:
         words = f"{WHOLE_PROMPT} ({ADMISSION[WHOLE_PROMPT]}) or {FIRST_PART} ({ADMISSION[FIRST_PART]})"
         raise UsageError(f"{settings.policy}.admission = {rule:g}: {words}")
     return int(rule)
+
+
+def scheduling_rule(settings: Settings, engine: Engine) -> int:
+    """Read who goes first, as a position in `SCHEDULING`; the profile's unless set."""
+    rule = settings.number("scheduling", SCHEDULING.index(engine.scheduling))
+    if rule not in (0, BY_PRIORITY):
+        raise UsageError(f"{settings.policy}.scheduling = {rule:g}: 0 (fcfs) or 1 (priority)")
+    return int(rule)
+
+
+def queues_of(scenario: Scenario) -> tuple[IntArray, int]:
+    """Return the queue of each request, one for each priority in order, and their number; a trace has one class."""
+    priorities = {c.name: c.priority for c in scenario.model.classes}
+    of_class = [priorities.get(name, 0) for name in scenario.names]
+    every, queue = np.unique(of_class, return_inverse=True)
+    return queue[scenario.requests.class_index], every.size
 
 
 def prefix_caching(scenario: Scenario, settings: Settings) -> bool:
@@ -315,13 +509,15 @@ POLICY = Policy(
         "watermark": "share of the blocks kept free at admission while anything runs; 0",
         "admission": "whole-prompt: a prompt begins once all of it fits; first-chunk: once what the iteration computes "
         "of it does, as before vLLM's pull request 37307 of March 2026; whole-prompt",
+        "scheduling": "fcfs: first come first served; priority: by priority of the class, then by arrival; as in "
+        "[engine]",
         "prefix_caching": "1: full blocks stay known until their room is needed, and are not computed again, 0: not; "
         "as in [gpu]",
         **PATIENCE,
         **LIMITS,
     },
     engine=True,
-    words={"admission": ADMISSION},
+    words={"admission": ADMISSION, "scheduling": SCHEDULING},
     layers=True,
     drafts=True,
     fetches=True,

@@ -1,0 +1,78 @@
+"""Classes with promises of their own, and work that has to be done by a deadline."""
+
+import pytest
+
+from kvplan.model import ServingModel
+from kvplan.planning.service import with_rates
+from kvplan.profile.reading import Profile, parse_profile
+from kvplan.simulation.experiments.load import Load
+from kvplan.simulation.experiments.options import chosen
+from kvplan.simulation.experiments.study import study
+from kvplan.simulation.policies import engine_settings
+from kvplan.study.objectives import State, decide
+
+# An iteration takes 10 ms, and 1 ms for each token of a prompt: 0.11 s for a short one alone, 2.01 s for a long one.
+TWO = """\
+schema = 1
+name = "two promises"
+gpu = { memory_tokens = 100_000, max_num_seqs = 64 }
+timing = { d0 = "10 ms", d2 = "1 ms" }
+slo = { ttft_s.p50 = "10 s" }
+
+[[classes]]
+name = "short"
+input = 100
+decode = 2
+rate = 0.002
+slo = { ttft_s.p90 = "0.2 s" }
+
+[[classes]]
+name = "long"
+input = 2000
+decode = 2
+rate = 0.002
+slo = { ttft_s.p90 = "1 s", e2e_s.p50 = "3 s" }
+"""
+
+
+def profile(text: str = TWO) -> Profile:
+    return parse_profile(text.encode(), "two.toml")
+
+
+def test_each_class_is_decided_by_its_own_requests() -> None:
+    found = profile()
+    model: ServingModel = found.model
+    decided = decide(model, found.plan, engine_settings(model), found.plan.slos)
+    assert {d.key: d.state for d in decided} == {
+        "ttft_s.p50": State.HOLDS,
+        "ttft_s.p90 of short": State.HOLDS,
+        "ttft_s.p90 of long": State.MISSES,
+        "e2e_s.p50 of long": State.HOLDS,
+    }
+    values = {d.key: d.value for d in decided}
+    assert values["ttft_s.p90 of short"] == pytest.approx(0.11, rel=0.01)
+    assert values["ttft_s.p90 of long"] == pytest.approx(2.01, rel=0.01)
+
+
+def test_requests_are_good_within_the_promises_of_their_class() -> None:
+    found = profile()
+    run = study(found.model, found.plan, Load(requests=200), chosen(["vllm"], []), [0]).results[0]
+    short, long = (one.figures for one in run.classes)
+    span_s = run.figures["makespan_s"]
+    assert span_s is not None
+    assert short["completed"] is not None
+    assert long["goodput_rps"] == 0
+    # all but those that meet a long prompt, 2 s out of 500
+    assert 0.95 * short["completed"] / span_s < run.figures["goodput_rps"] <= short["completed"] / span_s  # type: ignore[operator]
+    assert short["goodput_rps"] == run.figures["goodput_rps"]
+
+
+def test_a_backlog_is_a_rate_until_its_deadline() -> None:
+    batch = profile(
+        TWO.replace(
+            'rate = 0.002\nslo = { ttft_s.p90 = "1',
+            'backlog = 172_800\ndeadline = "24 h"\nslo = { ttft_s.p90 = "1',
+        )
+    )
+    assert [c.rate_rps for c in batch.model.classes] == [0.002, 2.0]
+    assert with_rates(batch.tables, 0.5)["classes"][1]["backlog"] == 86_400
