@@ -146,8 +146,8 @@ class Flag(Option[bool, bool]):
 class Choice(Option[str | None, _Word]):
     """One of the words of an enumeration, which is that of the default, or is given."""
 
-    def __init__(self, words: type[StrEnum], help: str, default: _Word | None = None) -> None:
-        super().__init__(help, default)
+    def __init__(self, words: type[StrEnum], help: str, default: _Word | None = None, **how: str) -> None:
+        super().__init__(help, default, **how)
         self.shell, self.given = words, " | ".join(words)
 
     def read(self, value: Any) -> _Word:

@@ -94,6 +94,12 @@ class CountedBy(StrEnum):
     EPP = "epp"
 
 
+class Aim(StrEnum):
+    """What is measured beside the speed."""
+
+    MEMORY = "memory"
+
+
 class Part(StrEnum):
     """A part of a profile that `[provenance]` tells of."""
 
@@ -238,6 +244,29 @@ class AnalyzeOptions:
         "Also run the replica where a burst can empty its prefix cache, to see how long that lasts."
     )
     progress: Progress = field(default=None, compare=False)
+
+
+@dataclass
+class MeasureOptions:
+    """What is to be measured, with what, and in how much time."""
+
+    profile: "Service | None" = None
+    _: KW_ONLY
+    tool: Text[str] = Text(
+        "Load generator, and its version if that is known: vllm, sglang, guidellm, aiperf or inference-perf.",
+        "vllm",
+        flag="--with",
+        metavar="TOOL[==VERSION]",
+    )
+    url: Text[str | None] = Text("Where the replica answers. Default: http://localhost:8000.", metavar="URL")
+    minutes: Number[float] = Number("Time that the runs may take.", 20.0)
+    aim: Choice[Aim | None] = Choice(Aim, "Also ask for what has the KV capacity, exactly.", flag="--for")
+    slo: Objectives = _SLO
+
+    @property
+    def memory(self) -> bool:
+        """Tell whether the KV capacity is asked for."""
+        return self.aim is Aim.MEMORY
 
 
 @dataclass

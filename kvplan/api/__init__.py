@@ -7,13 +7,14 @@ from kvplan.options import (
     AnalyzeOptions,
     CheckOptions,
     ImportOptions,
+    MeasureOptions,
     PlanOptions,
     SimulateOptions,
     SweepOptions,
 )
 
 if TYPE_CHECKING:
-    from kvplan.api.outcomes import Checked, Imported, Plan
+    from kvplan.api.outcomes import Checked, Imported, Measured, Plan
     from kvplan.api.results import Report, Study, Sweep
     from kvplan.profile.reading import Profile
 
@@ -65,6 +66,32 @@ def plan(asked: PlanOptions) -> "Plan":
     wanted = request(services.several(asked.services), asked)
     with executors.started(asked.executor, None) as place:
         return outcomes.Plan._make(search(wanted, asked.progress or (lambda _: None), engine=place))
+
+
+@takes(MeasureOptions)
+def measure(asked: MeasureOptions) -> "Measured":
+    """Propose the runs that settle how many replicas a profile takes, as `kvplan measure` does.
+
+    The result has the `runs`, what each is expected to show, and a `script` of them.
+
+    Raises
+    ------
+    kvplan.errors.UsageError
+
+    Examples
+    --------
+    >>> found = measure("two-tier-100-125", slo="tpot-mean=100ms")
+    >>> found.runs[0].concurrency, found.script.splitlines()[0]
+    (1, '#!/usr/bin/env bash')
+    """
+    from kvplan.api import outcomes, services
+    from kvplan.emit.benchmarks import commands_of
+    from kvplan.planning.measuring import measuring
+
+    commands_of(asked.tool)  # before anything is run
+    return outcomes.of_measuring(
+        measuring(services.profile(asked.profile).with_slos(asked.slo), asked.minutes), asked
+    )
 
 
 @takes(AnalyzeOptions)

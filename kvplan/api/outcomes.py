@@ -4,9 +4,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from kvplan.api.results import Result
+from kvplan.emit.benchmarks import script
 from kvplan.errors import UsageError
 from kvplan.gate import check as checking
 from kvplan.ingest import gathering
+from kvplan.options import MeasureOptions
+from kvplan.planning import measuring
 from kvplan.planning import result as planning
 from kvplan.show.view import View
 
@@ -53,6 +56,29 @@ class Imported(Result, gathering.Gathered):
         from kvplan.show.gathered import view
 
         return view(self)
+
+
+class Measured(Result, measuring.Measuring):
+    """Runs that settle a plan. Its columns have a row for each run."""
+
+    asked: MeasureOptions
+
+    @property
+    def script(self) -> str:
+        """The runs as a script of the load generator."""
+        return script(self, self.asked.tool, self.asked.url, memory=self.asked.memory)
+
+    def _view(self) -> View:
+        from kvplan.show.measure import view
+
+        return view(self, self.asked.tool, memory=self.asked.memory)
+
+
+def of_measuring(found: measuring.Measuring, asked: MeasureOptions) -> Measured:
+    """Return proposed runs as a result."""
+    result = Measured._make(found)
+    result.asked = asked
+    return result
 
 
 def of_check(checked: checking.Checked) -> Checked:

@@ -30,7 +30,7 @@ _CVS = (0.4, 1.2)  # of lengths that nobody states
 _ALTERNATIVES = 4
 _BUDGET_S = 1.0  # counted work of a router; what it leaves open takes one more
 _CLEAR = 0.7  # of the shares that are allowed: with less, or the inverse, short runs tell
-_MEASURE = "kvplan import RESULT.json --base plan.toml"  # of a load generator on one replica
+_MEASURE = "kvplan measure plan.toml"
 
 
 def band(found: Race, candidate: Candidate, setting: Setting) -> Band | None:

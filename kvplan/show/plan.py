@@ -30,7 +30,7 @@ from kvplan.units import ABSENT, format_number, format_percent, format_seconds, 
 
 _MISSED = {"load": "overloaded: more than is sustainable", "queue": "the queue grows"}
 _OF_A_KIND = ("name", "replicas", "gpus", "gpu", "parallelism", "weights", "engine", "cost")
-_NEXT = {"timing": "speed, with vllm bench serve on one replica", "lengths": "lengths"}
+_NEXT = {"timing": "speed of one replica", "lengths": "lengths"}
 _ALTERNATIVES = 3  # that are shown
 _LONG_WAIT_S, _FEELS_SLOW_S = 10.0, 0.1  # p95 of TTFT and ITL, above which it is said where nobody limits it
 _MOST, _MOST_IMPOSSIBLE = 2, 12  # refused kinds that are named, beside a plan and where there is none

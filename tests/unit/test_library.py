@@ -54,6 +54,7 @@ def test_every_function_returns_a_result_that_shows_itself() -> None:
         "analyze": kvplan.analyze(profile),
         "check": kvplan.check(profile, require="load.headroom >= 0", accept=["workload"]),
         "import_files": kvplan.import_files(model="Llama-3.1-8B", gpu="H100"),
+        "measure": kvplan.measure("two-tier-100-125", slo="tpot-mean=100ms"),
         "plan": kvplan.plan("Llama-3.1-8B", gpu="H100", **PLAN),
         "simulate": kvplan.simulate(profile, requests=20),
         "sweep": kvplan.sweep(profile, {"gpu.max_num_seqs": [5, 10]}, "load.headroom"),

@@ -1,0 +1,72 @@
+"""The runs that settle a plan: what each is expected to show, and how many replicas are left after it."""
+
+from kvplan.emit.benchmarks import commands_of, next_commands
+from kvplan.planning.measuring import Measuring, Replicas, Run
+from kvplan.show import page
+from kvplan.show.view import Json, View, header
+from kvplan.units import format_number, format_seconds
+
+
+def view(found: Measuring, tool: str, *, memory: bool) -> View:
+    """Show proposed runs, with the commands that follow them."""
+    return View(
+        lambda: _document(found, tool, memory),
+        lambda _: page.document([_section(found, tool, memory)], found.profile.sha256),
+        rows=lambda written: written["runs"],
+    )
+
+
+def _document(found: Measuring, tool: str, memory: bool) -> Json:
+    return {
+        **header(),
+        "profile": {"name": found.profile.name, "sha256": found.profile.sha256},
+        "tool": tool,
+        "binding": found.binding,
+        "demand_rps": found.demand_rps,
+        "rate_rps": found.rate_rps,
+        "interval_rps": list(found.interval_rps),
+        "replicas": list(found.replicas),
+        "runs": [run._asdict() for run in found.runs],
+        "stopped": found.stopped,
+        "next": list(next_commands(found, tool, memory=memory)),
+    }
+
+
+def _section(found: Measuring, tool: str, memory: bool) -> page.Section:
+    low, high = found.interval_rps
+    now = (
+        f"A replica is expected to serve {format_number(found.rate_rps)} requests/s, where {found.binding} ends it; "
+        f"four times in five {format_number(low)} to {format_number(high)}: {_replicas(found.replicas)} replicas."
+    )
+    columns: page.Columns[tuple[int, Run]] = {
+        page.number("run"): lambda row: str(row[0]),
+        page.number("concurrency"): lambda row: f"{row[1].concurrency:,}",
+        page.number("in"): lambda row: f"{row[1].input:,}",
+        page.number("out"): lambda row: f"{row[1].output:,}",
+        page.number("prompts"): lambda row: f"{row[1].prompts:,}",
+        page.number("minutes"): lambda row: f"{row[1].seconds / 60:.1f}",
+        page.number("TTFT, TPOT"): lambda row: (
+            f"{format_seconds(row[1].ttft_s)}, {format_seconds(row[1].tpot_s)}"
+        ),
+        page.number("replicas"): lambda row: _replicas(row[1].replicas),
+    }
+    then, plan = next_commands(found, tool, memory=memory)
+    notes = [
+        "TTFT and TPOT are what is expected, replicas those that four in five such outcomes leave.",
+        f"{found.stopped[0].upper()}{found.stopped[1:]}. A figure that is off by far more than a quarter says that the "
+        "replica is not what the profile takes it for.",
+        f"Then: {then}",
+        f"{plan}; kvplan measure measured.toml proposes the next run.",
+    ]
+    if memory:
+        notes.insert(2, "Keep the engine's start-up log as serve.log: one start has the KV capacity.")
+    if source := commands_of(tool).get("source"):
+        notes.append(f"Commands of {tool}: {source}.")
+    title = f"What to measure of {found.profile.name}"
+    runs = page.tabulate(columns, enumerate(found.runs, 1))
+    return page.section("measure", title, page.Paragraph(now), runs, notes=notes)
+
+
+def _replicas(ends: Replicas) -> str:
+    low, high = ends
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

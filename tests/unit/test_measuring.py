@@ -1,0 +1,111 @@
+"""Which runs settle a plan, what is believed before and after them, and the scripts that run them."""
+
+import math
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from every import every
+
+from kvplan.api import measure
+from kvplan.errors import UsageError
+from kvplan.ingest.timing.belief import posterior
+from kvplan.profile.reading import parse_profile
+
+TOOLS = ("vllm", "vllm==0.15.1", "sglang", "guidellm", "guidellm==0.3.0", "aiperf", "inference-perf")
+PROFILE = """schema = 1
+name = "fixed; $(touch pwned)\\" `id`"
+gpu = {{ memory_tokens = 40_000 }}
+timing = {{ d0 = "20 ms" }}
+provenance = {{ timing = "estimated" }}
+slo = {{ ttft_s = {{ mean = "1 h" }} }}
+classes = [{{ name = "chat", input = 100, decode = 50, rate = {rate} }}]
+"""
+FIXED = parse_profile(PROFILE.format(rate=1000.0).encode(), "fixed.toml")
+Z = 1.2815515655446004  # of the quantile .9 of a normal distribution
+
+
+def test_the_interval_of_a_law_with_one_constant_is_that_of_the_belief() -> None:
+    """Of an iteration of fixed time a rate is in proportion to its inverse, and TPOT and TTFT are all of it."""
+    found = measure(FIXED)
+    low, high = found.interval_rps
+    assert math.log(high / low) == pytest.approx(2 * Z * math.hypot(0.4, 0.116), rel=1e-3)
+    alone, at = found.runs
+    told = 1 / (0.4**-2 + 0.05**-2 + 0.12**-2)  # variance after a run
+    alike = math.exp(-math.log(at.concurrency) / math.log(4))
+    left = math.sqrt(told + 0.116**2 * (1 - alike**2))
+    assert math.log(alone.rate_rps[1] / alone.rate_rps[0]) == pytest.approx(2 * Z * left, rel=1e-3)
+    left = 1 / math.sqrt(0.4**-2 + 2 * (0.05**-2 + 0.12**-2))
+    assert math.log(at.rate_rps[1] / at.rate_rps[0]) == pytest.approx(2 * Z * left, rel=1e-3)
+    assert alone.tpot_s == pytest.approx(0.02)
+    assert at.tpot_s == pytest.approx(0.02, rel=0.02)  # memory is full: some begin again
+    assert alone.seconds == pytest.approx(21 * 50 * 0.02)  # 20 requests and one before, an iteration a token
+
+
+def test_the_run_that_counts_is_at_the_requests_in_flight_where_the_rate_ends() -> None:
+    """By Little's law: a request stays 50 iterations of 20 ms."""
+    found = measure(FIXED)
+    assert found.runs[-1].concurrency == pytest.approx(found.rate_rps * 50 * 0.02, rel=0.02)
+    assert found.replicas[0] == math.ceil(1000 / found.interval_rps[1])
+    assert found.replicas[1] == math.ceil(1000 / found.interval_rps[0])
+
+
+def test_with_little_time_only_the_run_that_counts_is_proposed() -> None:
+    assert [run.concurrency > 1 for run in measure(FIXED, minutes=0.1).runs] == [True]
+
+
+def test_what_a_measured_range_tells_is_not_asked_for_again() -> None:
+    was = measure(FIXED)
+    sequences = f"[1, {was.runs[-1].concurrency}]"
+    text = PROFILE.format(rate=1000.0).replace(
+        '"20 ms" }', f'"20 ms", measured = {{ sequences = {sequences} }} }}'
+    )
+    text = text.replace("rate = 1000.0", "rate = 30000.0")  # so that something is left to settle
+    again = measure(parse_profile(text.encode(), "again.toml"))
+    assert again.interval_rps == pytest.approx(was.runs[-1].rate_rps)
+    assert 1 not in [run.concurrency for run in again.runs]
+
+
+@every("tool", TOOLS)
+def test_a_script_is_one_and_quotes_what_is_not_its_own(tool: str, tmp_path: Path) -> None:
+    url = "http://host:8000/'$(touch pwned)'"
+    found = measure(FIXED, tool=tool, url=url, aim="memory")
+    checked = subprocess.run(["bash", "-n"], input=found.script, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    head = "".join(found.script.partition("mkdir")[:1])
+    shown = subprocess.run(
+        ["bash"], input=head + 'printf %s "$URL"', text=True, capture_output=True, cwd=tmp_path,
+        env={"MODEL": "m", "PATH": "/usr/bin:/bin"}, check=True,
+    )  # fmt: skip
+    assert shown.stdout == url
+    assert [*tmp_path.iterdir()] == []
+    for run in found.runs:
+        assert {str(run.concurrency), "100", "50", str(run.prompts)} <= set(_numbers(found.script))
+
+
+def _numbers(text: str) -> list[str]:
+    return "".join(c if c.isdigit() else " " for c in text).split()
+
+
+def test_the_screen_is_short() -> None:
+    assert str(measure(FIXED)).count("\n") < 40
+
+
+def test_the_posterior_of_two_constants_is_the_minimum_of_what_it_weighs() -> None:
+    """By a grid over both."""
+    parts, seconds = np.array([[1.0, 0.2], [1.0, 2.0]]), np.array([1.3, 2.2])
+    noise, spread = np.array([0.05, 0.12]), np.array([0.4, 0.8])
+    theta = np.stack(np.meshgrid(*(np.linspace(-1, 1, 801),) * 2, indexing="ij"), axis=-1)
+    off = np.log(seconds) - np.log(np.exp(theta) @ parts.T)
+    weighed = ((off / noise) ** 2).sum(-1) + ((theta / spread) ** 2).sum(-1)
+    best = theta[np.unravel_index(weighed.argmin(), weighed.shape)]
+    assert posterior(parts, seconds, noise, spread).mean == pytest.approx(best, abs=0.004)
+
+
+def test_what_cannot_be_settled_is_refused() -> None:
+    few = parse_profile(PROFILE.format(rate=0.01).encode(), "few.toml")
+    with pytest.raises(UsageError, match="nothing to settle: 1 replica"):
+        measure(few)
+    with pytest.raises(UsageError, match=r"idle replica misses ttft_s\.mean"):
+        measure(FIXED, slo="ttft-mean=1ms")
