@@ -92,12 +92,15 @@ def parts_before_last(s: State, part: int) -> int:
 def look_ahead(s: State) -> int:
     """Look up what the next iterations read and hold, of layers of several kinds; return how many there are.
 
-    They end where somebody is due, and are few where somebody comes soon.
+    None while a prompt goes on. They end where somebody is due, memory lacks or there may be room for who waits, and
+    are few where somebody comes soon.
     """
     c, clock, size = s.counter, s.clock, s.group[0, Group.RING_SIZE]
     members = s.list[group_list(s, 0), List.LENGTH]
     tau = iteration_time(s.timing, float(s.group[0, Group.WEIGHT]), 0, members, 0)
     count, most = 0, min(AHEAD, int(min((next_event_s(s) - clock[Clock.NOW]) / tau, AHEAD)) + 1)
+    if c[Counter.PARTLY] != NOBODY:
+        return 0
     slot, others = (s.group[0, Group.TICK] + 1) % size, c[Counter.HELD]
     while count < most and s.ring[slot] == NOBODY:
         for column in range(Ahead.WIDTH):
@@ -115,9 +118,25 @@ def look_ahead(s: State) -> int:
             s.ahead[step, Ahead.TAKES] += max(holds - before, 0)
             before = holds
         request = s.request[request, Request.AFTER]
+    held = c[Counter.HELD]
     for step in range(count):
         s.ahead[step, Ahead.HOLDS] += others
+        lacks = held + s.ahead[step, Ahead.TAKES] > s.fixed[Fixed.CAPACITY]
+        if lacks or (c[Counter.WAITING] > 0 and s.ahead[step, Ahead.HOLDS] < c[Counter.HELD]):
+            return step
+        held = int(s.ahead[step, Ahead.HOLDS])
     return count
+
+
+@kernel
+def further_blocks(s: State, step: int, held: int, phase: int, done: int, part: int) -> int:
+    """Count the blocks that an iteration of a stretch takes, or frees if it is less than none."""
+    if layered(s):
+        return int(s.ahead[step, Ahead.HOLDS]) - held
+    more = s.phase[0, phase]
+    if part > 0:
+        more += blocks_of(s, done + part) - blocks_of(s, done)
+    return int(more)
 
 
 @kernel
@@ -147,8 +166,6 @@ def coast(s: State, limit: int, patience: int) -> None:
     if running == 0 or not all_emit(s):
         return
     if layered(s):
-        if part > 0 or c[Counter.PARTLY] != NOBODY:
-            return
         limit = min(limit, c[Counter.ITERATIONS] + look_ahead(s))
     prompts = part if part > 1 else 0  # engines count a single token as one of a sequence
     event_s = min(next_event_s(s), clock[Clock.PAUSE], clock[Clock.SPAN_END])
@@ -169,26 +186,16 @@ def coast(s: State, limit: int, patience: int) -> None:
     beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, Span.BEYOND_KNEE]
     woken, all_woken = 1.0 - (1.0 - s.timing[CHOSEN]) ** (prompts + running), s.span[row, Span.WOKEN]
     capacity, bin_tokens, horizon_s = s.fixed[Fixed.CAPACITY], s.fixed[Fixed.BIN], clock[Clock.HORIZON]
-    at_least = held
     kv_bin, place, low_s, high_s = held * block // bin_tokens, 0, math.inf, 0.0
     while iterations < limit and now < event_s:
         slot = slot + 1 if slot + 1 < size else 0
-        if layered(s):
-            more = int(s.ahead[iterations - begun, Ahead.HOLDS]) - held
-            if waiting > 0 and held + more < at_least:  # there may be room for somebody
-                break
-            takes, reads = (
-                int(s.ahead[iterations - begun, Ahead.TAKES]),
-                s.ahead[iterations - begun, Ahead.READS],
-            )
-        else:
-            more = s.phase[0, phase]
-            if part > 0:
-                more += blocks_of(s, done + part) - blocks_of(s, done)
-            takes, reads = more, float(weight + members + done + part)
+        more = further_blocks(s, iterations - begun, held, phase, done, part)
+        reads = (
+            s.ahead[iterations - begun, Ahead.READS] if layered(s) else float(weight + members + done + part)
+        )
         pairs = prompts * (2 * done + part + 1) // 2
         tau = iteration_time(s.timing, reads, prompts, running, pairs)
-        if s.ring[slot] != NOBODY or held + takes > capacity or now + tau > horizon_s:
+        if s.ring[slot] != NOBODY or held + more > capacity or now + tau > horizon_s:
             break
         phase = phase - 1 if phase > 0 else block - 1
         iterations, tick, weight, done = iterations + 1, tick + 1, weight + members, done + part
