@@ -155,5 +155,5 @@ class Plan:
 
     @property
     def limits(self) -> dict[str, float]:
-        """Bounds of the objectives of all requests by their figure, such as ``ttft_s.p95``."""
+        """Bounds of the objectives of all requests by their figure."""
         return {slo.key: slo.bound for slo in self.slos if slo.which is None}

@@ -64,12 +64,12 @@ def actions(figures: Figures) -> tuple[str, ...]:
 
     tried = [*advice_actions(figures.advice, recovers=status is Status.STABLE)]
     tried += sentences("against_collapse", ledger) if may_collapse else []
-    first = sentences("urgent", ledger) + tried
+    urgent = sentences("urgent", ledger)
     usual = sentences(
         "usual_actions", _ledger(figures, (*_about(figures, may_collapse=False), ("tried", bool(tried))))
     )
     nothing = sentence(SCREENS["nothing_to_do"], ledger) if status is Status.STABLE else None
-    return (*first, *usual) if first or nothing is None else (nothing, *usual)
+    return (*(urgent if urgent or nothing is None else (nothing,)), *tried, *usual)
 
 
 def _about(figures: Figures, *, may_collapse: bool) -> Iterator[tuple[str, Any]]:

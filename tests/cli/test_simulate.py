@@ -57,7 +57,7 @@ def test_json_has_the_keys_of_the_contract(tmp_path: Path) -> None:
         assert policy["completed"] == 300
         assert policy["unfinished"] == 0
         (one,) = policy["classes"]
-        assert set(one) == {"name", "completed", "ttft_s", "tpot_s", "e2e_s"}
+        assert set(one) == {"name", "completed", "goodput_rps", "ttft_s", "tpot_s", "e2e_s"}
     assert all(math.isfinite(v) for v in leaves(found) if isinstance(v, float))
     assert found["policies"][1]["parameters"]["watermark"] == 0
 

@@ -25,6 +25,7 @@ SHARES = (
     "alpha",
     "watermark",
     "admission",
+    "scheduling",
     "assume",
     "prefix_caching",
     "swa_full_tokens_ratio",
