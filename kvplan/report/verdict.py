@@ -69,7 +69,9 @@ def actions(figures: Figures) -> tuple[str, ...]:
         "usual_actions", _ledger(figures, (*_about(figures, may_collapse=False), ("tried", bool(tried))))
     )
     nothing = sentence(SCREENS["nothing_to_do"], ledger) if status is Status.STABLE else None
-    return (*(urgent if urgent or nothing is None else (nothing,)), *tried, *usual)
+    if nothing is not None and not urgent:  # one setting shows what there is to gain
+        return (nothing, *tried[:1], *usual)
+    return (*urgent, *tried, *usual)
 
 
 def _about(figures: Figures, *, may_collapse: bool) -> Iterator[tuple[str, Any]]:

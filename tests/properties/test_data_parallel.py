@@ -192,7 +192,7 @@ def test_an_engine_alone_is_a_rank_of_one_to_the_last_bit(monkeypatch: pytest.Mo
                 assert not differing(alone, simulated(served, requests, "vllm", {}, False)), (load, fleet)
 
 
-@pytest.mark.parametrize("policy", ["vllm", *at_night("sglang", "trtllm-max-utilization"), "trtllm-no-evict"])
+@pytest.mark.parametrize("policy", [*at_night("vllm", "sglang", "trtllm-max-utilization"), "trtllm-no-evict"])
 def test_compiled_ranks_leave_the_same_bytes_alone_and_in_fleets(policy: str) -> None:
     given = {"balance_iterations": 5} if policy.startswith("trtllm") else {}
     more = [(LOADS[1], AGAIN)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from every import every
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -103,6 +104,7 @@ def outcome(text: str, *requirements: str) -> Outcome:
     return checking.check(profile(text), None, [parse(r) for r in requirements]).outcome
 
 
+@pytest.mark.nightly
 @given(text=profiles(), data=st.data())
 @examples(3)
 def test_a_suggested_remedy_applied_to_the_profile_passes(text: str, data: st.DataObject) -> None:

@@ -24,9 +24,9 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 530,
     "kvplan/profile": 2_860,  # to become 2,100
     "kvplan/model": 3_270,  # to become 2,600
-    "tests": 42_230,  # to become 38,000
+    "tests": 42_240,  # to become 38,000
     "tools": 5_580,
-    "tests/golden": 3_300,
+    "tests/golden": 3_290,
     "docs": 3_440,
 }
 MODULES, LONGEST = 317, 600  # of the package, to become 260; and lines of one
