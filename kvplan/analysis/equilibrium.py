@@ -373,18 +373,19 @@ def _iteration_time(model: Model, cost: PerRequest) -> Number:
         return float(fixed / (1 - work))
 
     before = model.timing.d0 / (1 - work)
-    tau = next_time(before)
-    now, then = tau, next_time(tau)
+    tau = after_before = next_time(before)
+    after = next_time(tau)
     for _ in range(_STEPS):  # from below, and never beyond the least solution
-        if then <= tau * (1 + 1e-15):
-            return then
-        if then > _LONGEST_S:
+        if after <= tau * (1 + 1e-15):
+            return after
+        if after > _LONGEST_S:
             return math.nan
-        rise = (then - now) / (tau - before)
-        before, now = tau, then
-        tau = tau + (then - tau) / (1 - rise) if rise < 1 else then  # what a convex law stays above
-        if (then := next_time(tau)) < tau:
-            tau, then = now, next_time(now)
+        rise = (after - after_before) / (tau - before)
+        before, after_before = tau, after
+        if rise < 1:  # a convex law lies above its secant, and so does its solution
+            tau += (after - tau) / (1 - rise)
+        if rise >= 1 or (after := next_time(tau)) < tau:
+            tau, after = after_before, next_time(after_before)
 
     def lasts(tau: float) -> bool:
         return next_time(tau) <= tau

@@ -1,7 +1,5 @@
 """`kvplan measure`: the cheapest benchmark that settles a plan."""
 
-from pathlib import Path
-
 from kvplan import api
 from kvplan.cli import common, options
 from kvplan.cli.output import check_writable, write_result
@@ -20,9 +18,7 @@ def measure(
 
     check_writable(output)
     found = api.measure(common.read(profile, output), **asked)
-    is_script = output is not None and output.suffix == ".sh"
-    wanted = MeasureOptions(**asked)
-    shown = view(found, wanted.tool, memory=wanted.memory)
-    common.write(shown, format, None if is_script else output)
-    if is_script:
-        write_result(found.script, Path(output) if output else None)
+    script = output if output is not None and output.suffix == ".sh" else None
+    common.write(view(found, found.asked.tool, memory=found.asked.memory), format, None if script else output)
+    if script is not None:
+        write_result(found.script, script)

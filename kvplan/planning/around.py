@@ -17,6 +17,7 @@ from kvplan.model.slo import Slo
 from kvplan.planning.day import Day, day
 from kvplan.planning.demand import Demand
 from kvplan.planning.kinds import Kind
+from kvplan.planning.measuring import lacks
 from kvplan.planning.result import Alternative, Next, Objective, Request, Size, Versus
 from kvplan.planning.search import Band, Candidate, Found, Race, Setting, neighbours
 from kvplan.planning.split import Apart, apart
@@ -29,8 +30,7 @@ _SHOWN = tuple(f"{time}.p95" for time in ("ttft_s", "itl_s", "e2e_s"))  # beside
 _CVS = (0.4, 1.2)  # of lengths that nobody states
 _ALTERNATIVES = 4
 _BUDGET_S = 1.0  # counted work of a router; what it leaves open takes one more
-_CLEAR = 0.7  # of the shares that are allowed: with less, or the inverse, short runs tell
-_MEASURE = "kvplan measure plan.toml"
+_MEASURE, _IMPORT = "kvplan measure plan.toml", "kvplan import RESULT.json --base plan.toml"
 
 
 def band(found: Race, candidate: Candidate, setting: Setting) -> Band | None:
@@ -74,12 +74,13 @@ def versus(
 
 
 def what_next(
-    model: ServingModel, replicas: int, band: Band | None, spread: Sequence[tuple[float, int]]
+    service: Profile, replicas: int, band: Band | None, spread: Sequence[tuple[float, int]]
 ) -> Next | None:
     """Return what to measure: speed that is estimated, or lengths that are assumed; None where neither matters."""
     ways = []
-    if band is not None and model.provenance.timing.basis != Knowledge.MEASURED:
-        ways.append(Next("timing", (band.replicas[0] or 1, band.replicas[1]), _MEASURE))
+    if band is not None and service.model.provenance.timing.basis != Knowledge.MEASURED:
+        command = _IMPORT if lacks(service) else _MEASURE
+        ways.append(Next("timing", (band.replicas[0] or 1, band.replicas[1]), command))
     if spread:
         sizes = [replicas, *(n for _, n in spread)]
         ways.append(Next("lengths", (min(sizes), max(sizes)), "kvplan plan --trace requests.csv"))
@@ -232,7 +233,7 @@ def routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
         task = replace(winner.task, router=routing)
         look = task.quick(*setting)
         enough = look.passes
-        if _CLEAR < look.excess < 1 / _CLEAR:
+        if look.is_near:
             enough = task.keeps(*setting, slower=True, budget_s=_BUDGET_S).state is State.HOLDS
         if not enough:
             found.append((str(routing), setting.replicas + 1))

@@ -139,8 +139,8 @@ class _Design:
     """A replica, the rate at which its objectives end, and what is believed of its constants."""
 
     def __init__(self, profile: Profile) -> None:
-        if lacks := _lacks(profile):
-            raise UsageError(f"{profile.source}: {lacks}")
+        if why := lacks(profile):
+            raise UsageError(f"{profile.source}: {why}")
         self.profile = profile
         self.model = replace(planned_for(profile.model), fleet=None)
         self.demand_rps = self.model.total_rate_rps * (1 + profile.plan.headroom)
@@ -270,10 +270,10 @@ class _Design:
         """Take a run as done: its times tell sums of the constants."""
         here, apart = self.times(concurrency), [self.times(concurrency, name) for name in self.names]
         self.seen.append(math.log(concurrency))
-        for kind in (Kind.TTFT, Kind.TPOT):
+        for kind, noise in NOISE.items():
             if here[kind] > 0:
                 share = np.array([more[kind] / here[kind] - 1 for more in apart])
-                self.precision = self.precision + np.outer(share, share) / NOISE[kind] ** 2
+                self.precision = self.precision + np.outer(share, share) / noise**2
 
     def spread(self) -> float:
         """Return the standard deviation of the logarithm of the rate."""
@@ -291,7 +291,7 @@ class _Design:
         return math.ceil(self.demand_rps / high - 1e-9), math.ceil(self.demand_rps / low - 1e-9)
 
 
-def _lacks(profile: Profile) -> str:
+def lacks(profile: Profile) -> str:
     """Say why nothing can be settled; empty where something may be."""
     model, known = profile.model, profile.model.provenance.timing
     split = model.fleet is not None and model.fleet.is_split

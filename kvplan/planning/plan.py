@@ -125,7 +125,7 @@ def _around(
         day=around.day_of(profile.model, service.plan, winner, setting, request),
         mean_rps=mean_rps,
         worst=worst,
-        next=around.what_next(service.model, setting.replicas, band, spread),
+        next=around.what_next(service, setting.replicas, band, spread),
     )
 
 

@@ -104,14 +104,19 @@ class Candidate:
         return replace(self, task=task, listed=listed)
 
     @property
-    def idle_look(self) -> Quick:
-        """Look at a request that is alone, with the better of two budgets."""
+    def looked_at_idle(self) -> dict[int | None, Quick]:
+        """Look at a request that is alone, with two budgets."""
         if not self.idle:
             budgets = self.budgets(1)
             # an even one keeps gaps short, the largest the wait for the first token
             ends = list(dict.fromkeys((budgets[0], max(budgets, key=lambda b: b or math.inf))))
             self.idle.update(zip(ends, at_once(self.task.idle, ends), strict=True))
-        return min(self.idle.values(), key=lambda look: look.excess)
+        return self.idle
+
+    @property
+    def idle_look(self) -> Quick:
+        """That with the better of the two."""
+        return min(self.looked_at_idle.values(), key=lambda look: look.excess)
 
     @property
     def idle_excess(self) -> float:
@@ -230,9 +235,8 @@ class Explored(NamedTuple):
 def explored(candidate: Candidate, ceiling: int | None) -> Explored:
     """Look for the least size of a candidate, up to a ceiling; where there is none, at an idle replica, too."""
     size = candidate.fewest(ceiling)
-    if size is None:
-        candidate.idle_look  # noqa: B018
-    return Explored(size, candidate.idle, candidate.short)
+    idle = {} if size is not None else candidate.looked_at_idle
+    return Explored(size, idle, candidate.short)
 
 
 def race(

@@ -129,7 +129,7 @@ def look_ahead(s: State) -> int:
 
 
 @kernel
-def further_blocks(s: State, step: int, held: int, phase: int, done: int, part: int) -> int:
+def blocks_taken(s: State, step: int, held: int, phase: int, done: int, part: int) -> int:
     """Count the blocks that an iteration of a stretch takes, or frees if it is less than none."""
     if layered(s):
         return int(s.ahead[step, Ahead.HOLDS]) - held
@@ -189,7 +189,7 @@ def coast(s: State, limit: int, patience: int) -> None:
     kv_bin, place, low_s, high_s = held * block // bin_tokens, 0, math.inf, 0.0
     while iterations < limit and now < event_s:
         slot = slot + 1 if slot + 1 < size else 0
-        more = further_blocks(s, iterations - begun, held, phase, done, part)
+        more = blocks_taken(s, iterations - begun, held, phase, done, part)
         reads = (
             s.ahead[iterations - begun, Ahead.READS] if layered(s) else float(weight + members + done + part)
         )

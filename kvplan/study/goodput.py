@@ -1,8 +1,8 @@
 """Goodput: the largest rate at which all objectives hold, and go on holding, found by runs at one rate after another.
 
-An idle replica is tried first, then its capacity, then what lies between, by halves. Each rate has seeds of its own, so
-that a rare event in some runs does not decide about all rates. From the rate where an objective begins to be missed the
-search goes down until runs of a day last (`kvplan.study.lasting`).
+An idle replica is tried first, then its capacity, then what lies between, where the excess points. Each rate has seeds
+of its own, so that a rare event in some runs does not decide about all rates. From the rate where an objective begins
+to be missed the search goes down until runs of a day last (`kvplan.study.lasting`).
 """
 
 import math

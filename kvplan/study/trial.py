@@ -64,6 +64,11 @@ class Quick(NamedTuple):
         """True where all is met, as far as short runs tell."""
         return self.excess <= 1
 
+    @property
+    def is_near(self) -> bool:
+        """True where so few requests do not tell."""
+        return _CLEAR < self.excess < 1 / _CLEAR
+
     def without(self, key: str) -> "Quick":
         """Return what the same runs say of the other objectives, of which there is one at least."""
         left = tuple(d for d in self.decided if d.key != key)
@@ -200,7 +205,7 @@ class Task:
         model = replace(self.at(1, batched_tokens, slower=True), arrivals=ArrivalProcess())
         model = at_rate(model, _IDLE * sustainable_rate(one_replica(model))[1])
         look = self._look(model, _ALONE, _FEW)
-        return self._look(model, _ALONE) if _CLEAR < look.excess < 1 / _CLEAR else look
+        return self._look(model, _ALONE) if look.is_near else look
 
     def judge(self, replicas: int, batched_tokens: int | None) -> Judged:
         """Decide about so many replicas."""

@@ -4,13 +4,11 @@ import math
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 from every import every
 
 from kvplan.api import measure
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.belief import posterior
 from kvplan.profile.reading import parse_profile
 
 TOOLS = ("vllm", "vllm==0.15.1", "sglang", "guidellm", "guidellm==0.3.0", "aiperf", "inference-perf")
@@ -90,17 +88,6 @@ def _numbers(text: str) -> list[str]:
 
 def test_the_screen_is_short() -> None:
     assert str(measure(FIXED)).count("\n") < 40
-
-
-def test_the_posterior_of_two_constants_is_the_minimum_of_what_it_weighs() -> None:
-    """By a grid over both."""
-    parts, seconds = np.array([[1.0, 0.2], [1.0, 2.0]]), np.array([1.3, 2.2])
-    noise, spread = np.array([0.05, 0.12]), np.array([0.4, 0.8])
-    theta = np.stack(np.meshgrid(*(np.linspace(-1, 1, 801),) * 2, indexing="ij"), axis=-1)
-    off = np.log(seconds) - np.log(np.exp(theta) @ parts.T)
-    weighed = ((off / noise) ** 2).sum(-1) + ((theta / spread) ** 2).sum(-1)
-    best = theta[np.unravel_index(weighed.argmin(), weighed.shape)]
-    assert posterior(parts, seconds, noise, spread).mean == pytest.approx(best, abs=0.004)
 
 
 def test_what_cannot_be_settled_is_refused() -> None:

@@ -7,24 +7,24 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 61_150,  # to become 50,000
-    "kvplan/analysis": 7_110,  # to become 6,300
-    "kvplan/ingest": 13_350,  # to become 9,300
+    "kvplan": 61_120,  # to become 50,000
+    "kvplan/analysis": 7_120,  # to become 6,300
+    "kvplan/ingest": 13_310,  # to become 9,300
     "kvplan/simulation": 10_910,  # to become 8,800
-    "kvplan/study": 3_960,  # to become 2,800
+    "kvplan/study": 3_970,  # to become 2,800
     "kvplan/report": 2_740,  # to become 2,000
     "kvplan/show": 4_220,  # to become 2,900
-    "kvplan/planning": 2_960,  # to become 2,400
+    "kvplan/planning": 2_970,  # to become 2,400
     "kvplan/gate": 1_840,  # to become 1,400
     "kvplan/emit": 1_120,
     "kvplan/sweeps": 1_180,
     "kvplan/compiling": 840,
     "kvplan/reproduction": 690,
-    "kvplan/cli": 1_590,  # to become 1,500
+    "kvplan/cli": 1_580,  # to become 1,500
     "kvplan/api": 530,
     "kvplan/profile": 2_860,  # to become 2,100
     "kvplan/model": 3_270,  # to become 2,600
-    "tests": 42_240,  # to become 38,000
+    "tests": 42_220,  # to become 38,000
     "tools": 5_580,
     "tests/golden": 3_290,
     "docs": 3_440,
