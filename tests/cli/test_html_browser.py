@@ -99,6 +99,7 @@ def test_a_page_is_silent_fits_and_can_be_read(
     assert browser.complaints == []
 
 
+@pytest.mark.nightly
 def test_plots_are_seen_and_have_names(browser: Browser, page: Callable[[str], Path]) -> None:
     browser.open(page("llama-3.1-8b-rtx4090"), width=1280)
     plots = browser.evaluate(

@@ -92,6 +92,7 @@ classes = [{{ name = "a", input = 990, decode = 10, rate = 14.4 }}]
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("prices", "gpus", "cost"),
     [

@@ -248,6 +248,7 @@ def test_two_sweeps_do_not_write_the_same_file(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.nightly
 def test_cores_give_the_bytes_of_one_process(tmp_path: Path) -> None:
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     sweep(a_sweep(), one, executor="serial")

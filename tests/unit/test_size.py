@@ -24,7 +24,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 530,
     "kvplan/profile": 2_860,  # to become 2,100
     "kvplan/model": 3_270,  # to become 2,600
-    "tests": 42_220,  # to become 38,000
+    "tests": 42_230,  # to become 38,000
     "tools": 5_580,
     "tests/golden": 3_290,
     "docs": 3_440,
