@@ -22,7 +22,6 @@ ON_A_COMMIT = (  # of each kind, those whose reports are soonest made, and those
     "paper-fc-budgets",
     "paper-sic-limit-cycle",
     "prefill-decode",
-    "shared-prompt",
 )
 LOOKED_AT = NAMES if is_night() else ON_A_COMMIT  # by tests of all of them
 

@@ -28,7 +28,7 @@ REQUIREMENTS = (
 )
 NO_ENGINE_COMPUTES_SO = "engines compute prompts with prefill"
 NOT_PLACED = ("mix places classes of requests", "mix is for requests without prefixes in common")
-FEW = LOOKED_AT if is_night() else ("paper-fc-budgets", "eagle-3-h100", "shared-prompt")
+FEW = LOOKED_AT if is_night() else ("paper-fc-budgets", "eagle-3-h100", "prefill-decode")
 
 
 def flaws(text: str) -> list[str]:

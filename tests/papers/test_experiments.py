@@ -26,6 +26,7 @@ LONG = {
         "fc-4-1-per-class",
         "fc-4-2",
         "fc-hindsight",
+        "fc-theorem-3-6",
         "fleet-split",
         "prefix-collapse",
         "sic-table-2",
