@@ -63,6 +63,7 @@ _HALVINGS = 3  # of the steps about the best
 _LONGER = 3  # doublings of the runs in pairs
 _SEARCH = 6_000  # completions of a run while the best is looked for, at most
 _PAIR, _PAIRS = 80_000, 200_000  # of a run in pairs at first; completions and evictions of all of those
+_LAYERED = 0.25  # of such runs, where every token of layers of several kinds takes work
 _MOST_HELD = 5_000  # requests in memory: a score of runs, each with several times as many rows
 _OBSERVE_S = 0.5  # counted work at the offered rate
 _KNOWN, _SHOWN = 0.1, 0.25  # relative width of TTFT p95 at which runs end; beyond which it is not said
@@ -298,8 +299,9 @@ class _Flood:
 
     def __init__(self, variant: _Variant, seed: tuple[int, ...], completions: float) -> None:
         model, settings = variant
-        admissions = admissions_per_iteration(model)
-        width = math.ceil(min(iterations_wanted(model), completions / admissions) / BATCHES / 2**_SHORT)
+        part = 1.0 if model.replica.layout is None else _LAYERED
+        wanted = min(iterations_wanted(model), part * completions / admissions_per_iteration(model))
+        width = math.ceil(wanted / BATCHES / 2**_SHORT)
         self.start = Start("", Backlog(model, Plan(), uncached(settings), [*seed]), width)
         self.run, self._timing = self.start.run, model.timing
 

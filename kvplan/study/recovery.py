@@ -29,10 +29,8 @@ _FEWEST, _STAYS, _FILLS = 4_000, 20, 4  # completions, longest stays and filling
 BATCHES = 20  # of a run, of which the first half is dropped
 _BUDGET = 3_000_000  # completions and evictions of all runs
 _ITERATIONS = 20_000_000  # of their first lengths
-_PRECISE, _STEADY = (
-    0.0025,
-    0.003,
-)  # standard error at which a start is settled; how far apart two quarters may be
+_PRECISE, _STEADY = 0.0025, 0.003  # standard error of a settled start; how far apart two quarters may be
+_LAYERED = 2.0, 0.25  # times the standard error, and the first length, where every token of a run takes work
 _AGREE, _ERRORS = 0.015, 4.0  # how near to the least a start has to be to count with it
 _MARGIN, _SURE = 0.005, 3.0  # below what was measured, relative and in standard errors
 _GLANCES = ((1 / 8, 0.1), (1.0, 0.015))  # at parts of the first length: how far the offered rate has to be
@@ -153,7 +151,9 @@ class Saturated:
     """
 
     def __init__(self, model: ServingModel, settings: Settings, part: float = 1.0) -> None:
-        admissions, wanted = admissions_per_iteration(model), part * iterations_wanted(model)
+        coarser, shorter = _LAYERED if model.replica.layout is not None else (1.0, 1.0)
+        self._precise = coarser * _PRECISE
+        admissions, wanted = admissions_per_iteration(model), part * shorter * iterations_wanted(model)
         starts = list(_starts(model, settings.policy))
         most = min(_BUDGET / admissions, _ITERATIONS) / len(starts)
         self._cut = wanted > most
@@ -172,7 +172,9 @@ class Saturated:
             pairs = list(zip(self._starts, levels, strict=True))
             rates = [start.rate(level, timing, weights) for start, level in pairs]
             near = _near_least(rates)
-            unsettled = [i for i in near if not pairs[i][0].is_settled(levels[i], timing, weights)]
+            unsettled = [
+                i for i in near if not pairs[i][0].is_settled(levels[i], timing, weights, self._precise)
+            ]
             spent = sum(start.cost(level) for start, level in pairs)
             doubled = spent + sum(self._starts[i].cost(levels[i]) for i in unsettled)
             if not unsettled or self._cut or doubled > _BUDGET:
@@ -244,14 +246,14 @@ class Start:
         amounts, times = self.batches(level, timing, weights)
         return ratio([amounts], [times])
 
-    def is_settled(self, level: int, timing: Timing, weights: Means) -> bool:
+    def is_settled(self, level: int, timing: Timing, weights: Means, precise: float = _PRECISE) -> bool:
         """Return whether the rate is known well enough, and does not change from one quarter to the next."""
         amounts, times = self.batches(level, timing, weights)
         known = ratio([amounts], [times])
         halves = zip(np.split(amounts, 2), np.split(times, 2), strict=True)
         first, second = (float(a.sum() / t.sum()) for a, t in halves)
         near = max(2 * _SURE * known.standard_error, _STEADY * known.value)
-        return known.standard_error <= _PRECISE * known.value and abs(first - second) <= near
+        return known.standard_error <= precise * known.value and abs(first - second) <= near
 
 
 def _near_least(rates: Sequence[Ratio]) -> list[int]:

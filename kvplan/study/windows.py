@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from kvplan.analysis.equilibrium import iteration_time, per_request, saturation, time_alone
+from kvplan.analysis.equilibrium import iteration_time, per_request, saturation, tangent, time_alone
 from kvplan.model import FloatArray, IntArray, ServingModel
 from kvplan.model.sessions import Sessions
 from kvplan.simulation.initial_state import Spans
@@ -123,9 +123,10 @@ def warm_up_s(model: ServingModel) -> float:
     """Return the seconds after which a replica that began empty looks like one that has long been running.
 
     After W₁ requests that came before the start hold a hundredth of the KV. A replica bound by compute relaxes more
-    slowly, by the factor of its iterations over those of a request that is alone (new).
+    slowly, by the factor of its iterations over the part of them that is fixed: that of a request that is alone, or,
+    where the law bends down as more experts are read, what the tangent at the equilibrium leaves (new).
     """
-    alone = time_alone(model) / per_request(model).iterations
+    alone = max(time_alone(model) / per_request(model).iterations, tangent(model).fixed_s)
     return life_s(model) * min(max(typical_iteration_s(model) / alone, 1.0), _SLOWEST)
 
 
