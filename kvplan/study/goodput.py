@@ -204,6 +204,10 @@ def _searched(search: _Search, model: ServingModel) -> Goodput:
         below, above = search.ends
         for times in () if above is None else _BESIDE:
             search(times * below.rate_rps)
+        rate = max(probe.rate_rps for probe in search.probes)
+        while above is not None and search.high is None and len(search.probes) < _MOST:
+            rate *= _MORE
+            search(rate)
     return _result(search, limit)
 
 
