@@ -14,6 +14,8 @@ from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode
 from kvplan.options import PlanOptions
 
+_SILENT_S = 5.0  # between two lines where nobody watches
+
 
 @options.of(PlanOptions)
 def plan(
@@ -58,12 +60,27 @@ def plan(
 
 @contextmanager
 def _looking() -> Iterator[Callable[[str], None]]:
-    """Show what is being looked at, on standard error if that is a terminal."""
+    """Show what is being looked at, on standard error: on a terminal always, elsewhere a line in five seconds."""
     if not common.watched():
-        yield lambda _: None
+        yield seldom(lambda what: common.say(f"planning: {what}"))
         return
     from rich.console import Console
     from rich.text import Text
 
     with Console(stderr=True).status("") as line:
         yield lambda what: line.update(Text(what))
+
+
+def seldom(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Pass on what is said when nothing was for a while."""
+    from time import monotonic
+
+    last = monotonic()
+
+    def passed(what: str) -> None:
+        nonlocal last
+        if monotonic() - last >= _SILENT_S:
+            last = monotonic()
+            say(what)
+
+    return passed

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 from kvplan.errors import EngineError
-from kvplan.executors import SERIAL, Engine, cores
+from kvplan.executors import SERIAL, Engine
 from kvplan.ranges import MOST_REPLICAS
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.solve import least_whole
@@ -25,6 +25,7 @@ BUDGETS = (512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 16_384)
 _CEILING = 1.6  # times the least cost so far, beyond which a kind is not tried
 _TIE = 1.05  # times the least cost, within which the cost at the slow end of the error band decides
 _NEAR = 0.1  # of the best use of the objectives, within which the engine's own budget is taken
+_HOPELESS = 2.0  # of the share that is allowed, beyond which no other budget is tried
 _MOST_STEPS = 60  # replicas added to a size that long runs refuse
 _LOOK_S = 0.2  # between two looks at work elsewhere
 
@@ -173,10 +174,15 @@ class Candidate:
         """The first setting of so many replicas that is enough, that with the budget of another before all others."""
         settings = [Setting(replicas, tokens) for tokens in self.budgets(replicas)]
         settings.sort(key=lambda setting: like is None or setting.batched_tokens != like.batched_tokens)
-        for first in range(0, len(settings), cores()):
-            together = settings[first : first + cores()]
-            at_once(self.quick, together)
-            if passing := [setting for setting in together if self.quick(setting).passes]:
+        ends = dict.fromkeys((settings[0], max(settings, key=lambda s: s.batched_tokens or math.inf)))
+        looked = at_once(self.quick, list(ends))
+        # what both the first and the largest miss by far, no budget between them keeps
+        if min(look.excess for look in looked) > _HOPELESS and len({look.worst for look in looked}) == 1:
+            return None
+        for first in range(0, len(settings), 2):
+            pair = settings[first : first + 2]
+            at_once(self.quick, pair)
+            if passing := [setting for setting in pair if self.quick(setting).passes]:
                 return passing[0]
         return None
 

@@ -69,6 +69,13 @@ class Quick(NamedTuple):
         """True where so few requests do not tell."""
         return _CLEAR < self.excess < 1 / _CLEAR
 
+    @property
+    def worst(self) -> str:
+        """Key of the objective that is used most; empty where the queue grows, or there are none."""
+        if math.isinf(self.excess) or not self.decided:
+            return ""
+        return max(self.decided, key=lambda d: d.share / d.allowed).key
+
     def without(self, key: str) -> "Quick":
         """Return what the same runs say of the other objectives, of which there is one at least."""
         left = tuple(d for d in self.decided if d.key != key)

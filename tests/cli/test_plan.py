@@ -11,6 +11,7 @@ import pytest
 from command import Run
 from command import run as run_command
 
+from kvplan.cli.plan import seldom
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Request
 from kvplan.profile.reading import load_profile
@@ -43,6 +44,16 @@ def test_the_screen_says_how_many_at_what_price_and_why(planned: tuple[str, Path
     lines = planned[0].splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
+
+
+def test_a_long_search_says_where_it_is_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    clock = iter((0.0, 4.9, 5.1, 5.1, 9.0, 12.0, 12.0))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    progress = seldom(said.append)
+    for what in ("1 of 4", "2 of 4", "3 of 4", "4 of 4"):
+        progress(what)
+    assert said == ["2 of 4", "4 of 4"]
 
 
 def test_the_screen_says_that_times_of_stages_were_compared_with_nothing(
