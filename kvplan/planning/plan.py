@@ -12,7 +12,7 @@ from kvplan.planning import around
 from kvplan.planning.demand import Demand
 from kvplan.planning.kinds import Kind
 from kvplan.planning.result import Plan, Refused, Request, Status
-from kvplan.planning.search import Candidate, Race, race
+from kvplan.planning.search import BUDGETS, FEW_BUDGETS, Candidate, Race, race
 from kvplan.planning.service import replica_profile, service_profile, with_schedule, with_settings
 from kvplan.planning.ways import Ways, ways
 from kvplan.profile.reading import Profile
@@ -155,12 +155,11 @@ def _candidate(option: Kind | Profile, profile: Profile, request: Request) -> Ca
         float(model.replica.gpus) if request.prices is None else request.prices.get(_key(option), math.nan)
     )
     fixed = request.settings.get("max_num_batched_tokens")
+    listed = FEW_BUDGETS if model.finds_prefixes else BUDGETS
     if isinstance(option, Kind):
-        return Candidate(
-            option.name, task, price, option.batched_tokens, fixed, own_weights=option.own_weights
-        )
+        return Candidate(option.name, task, price, option.batched_tokens, fixed, listed, option.own_weights)
     engine_tokens = model.replica.of_rank().max_num_batched_tokens
-    return Candidate(profile.name, task, price, engine_tokens, fixed)
+    return Candidate(profile.name, task, price, engine_tokens, fixed, listed)
 
 
 def _key(option: Kind | Profile) -> str:

@@ -22,6 +22,7 @@ from kvplan.study.objectives import State
 from kvplan.study.trial import Judged, Quick, Task
 
 BUDGETS = (512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 16_384)
+FEW_BUDGETS = (512, 2_048, 8_192, 16_384)  # where prompts are found in caches, and runs are dear
 _CEILING = 1.6  # times the least cost so far, beyond which a kind is not tried
 _TIE = 1.05  # times the least cost, within which the cost at the slow end of the error band decides
 _NEAR = 0.1  # of the best use of the objectives, within which the engine's own budget is taken
