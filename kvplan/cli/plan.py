@@ -45,11 +45,11 @@ def plan(
     wanted = [common.load(service) if service == "-" else service for service in services]
     with _looking() as progress:
         found = api.plan(wanted, **asked, folder=file and file.parent, progress=progress)
-    keeps = file is not None and file.suffix == ".toml"
-    shown = view(found, full=full, kept=keeps)
-    common.write(shown, format, None if keeps else file)
-    if keeps and found.profile is not None:
-        write_result(found.profile.text, file)
+    kept = file if file is not None and file.suffix == ".toml" else None
+    shown = view(found, full=full, kept=None if kept is None else str(kept))
+    common.write(shown, format, None if kept else file)
+    if kept and found.profile is not None:
+        write_result(found.profile.text, kept)
     if plot is not None:
         common.write_plot(shown.charts, plot)
     if found.status is Status.IMPOSSIBLE:

@@ -36,8 +36,8 @@ _LONG_WAIT_S, _FEELS_SLOW_S = 10.0, 0.1  # p95 of TTFT and ITL, above which it i
 _MOST, _MOST_IMPOSSIBLE = 2, 12  # refused kinds that are named, beside a plan and where there is none
 
 
-def view(plan: Plan, *, full: bool = False, kept: bool = False) -> View:
-    """Show a plan; `full`: with every alternative and kind that was refused; `kept`: a profile was written."""
+def view(plan: Plan, *, full: bool = False, kept: str | None = None) -> View:
+    """Show a plan; `full`: with every alternative and kind that was refused; `kept`: the profile that was written."""
     screen = page.document([build(plan, full=full, kept=kept)])
     return View(lambda: document(plan), lambda _: screen, lambda: of_plan(plan), _rows)
 
@@ -165,13 +165,15 @@ def _day_document(day: Day) -> Json:
     }
 
 
-def build(plan: Plan, *, full: bool = False, kept: bool = False) -> page.Section:
-    """Build the screen."""
+def build(plan: Plan, *, full: bool = False, kept: str | None = None) -> page.Section:
+    """Build the screen; `kept` is the file that keeps the plan."""
     screens = {Status.IMPOSSIBLE: _impossible, Status.INTERRUPTED: _interrupted, Status.PLANNED: _planned}
     blocks = [*screens[plan.status](plan, full)]
     if plan.status is Status.PLANNED:
         keep = "Kept" if kept else "-o plan.toml keeps it"
         notes = (*_notes(plan, full), f"{keep}: profile and gate, for check, analyze and emit.")
+        if kept:
+            notes = tuple(note.replace("plan.toml", kept) for note in notes)
         blocks.append(page.Bullets(notes))
     return page.Section("plan", f"{_model(plan)}: {plan.demand}", tuple(blocks))
 
@@ -492,7 +494,9 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
     setting, task = plan.setting, plan.winner.task
     ledger = Ledger(Figures(task.at(setting.replicas, setting.batched_tokens, slower=False), task.plan))
     if told := sentence(SCREENS["rows"]["Context"], ledger):
-        hits = sentence("; {prefix_cache.hit_ratio} of prompts found in the prefix cache", ledger)
+        hits = sentence(
+            "[{?context.turns > 1}; {prefix_cache.hit_ratio} of prompts found in the prefix cache]", ledger
+        )
         yield f"Context: {told}{hits or ''}."
     if plan.first_come is not None:
         with_priorities = plan.race.sizes[plan.winner].replicas

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from kvplan.analysis.cached_equilibrium import users_of
+from kvplan.analysis.cached_equilibrium import users_of, with_rates_of_users
 from kvplan.analysis.worst_window import planned_for
 from kvplan.model import Plan, ServingModel
 from kvplan.model.fleet import AT_RANDOM
@@ -59,7 +59,7 @@ def size_of(model: ServingModel, plan: Plan) -> Size:
     fleet = model.fleet
     looks = fleet is not None and fleet.routing not in AT_RANDOM
     task = Task(
-        planned_for(replace(model, fleet=None)),
+        planned_for(with_rates_of_users(replace(model, fleet=None))),  # users ask one replica less often
         plan,
         plan.slower,
         plan.headroom,

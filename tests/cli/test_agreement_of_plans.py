@@ -32,6 +32,21 @@ DEMANDS = {
         "--slo",
         "ttft-p95=3s",
     ),
+    "users": (
+        *OF_8B,
+        "--users",
+        "300",
+        "--turns",
+        "10",
+        "--in",
+        "900",
+        "--out",
+        "200",
+        "--think",
+        "5s",
+        "--slo",
+        "ttft-p95=2s",
+    ),
     "all replicas are seen": (*CHAT, "--router", "least-requests"),
 }
 
@@ -49,7 +64,9 @@ def test_a_plan_is_the_same_in_every_command(name: str, run: Run, tmp_path: Path
         time, figure = objective["key"].split(".")
         assert objective["value"] == report["latency"][time][figure]
     if plan["cost"]["per_hour"] is not None:
-        assert plan["cost"]["per_hour"] == report["cost"]["per_hour"]
+        assert (
+            plan["cost"]["per_hour"] == plan["replicas"] * report["cost"]["per_hour"]
+        )  # which is of a replica
     [size] = [size for size in plan["sizes"] if size["replicas"] == plan["replicas"]]
     if size["recovers"] is not None:
         assert size["recovery_s"] == report["verdict"]["drain"]["seconds"]

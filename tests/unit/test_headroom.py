@@ -6,8 +6,21 @@ import pytest
 import shipped
 from strategies import one_class
 
-from kvplan.model import ArrivalProcess, Plan, Prefill, Replica, ServingModel, Timing
+from kvplan.analysis.cached_equilibrium import with_rates_of_users
+from kvplan.model import (
+    ArrivalProcess,
+    Plan,
+    Prefill,
+    Prompt,
+    Replica,
+    RequestClass,
+    ServingModel,
+    Timing,
+)
 from kvplan.model.fleet import Fleet, Routing
+from kvplan.model.gaps import Exponential
+from kvplan.model.lengths import Lengths
+from kvplan.model.sessions import Sessions
 from kvplan.model.slo import parse_slo
 from kvplan.study.headroom import headroom, size_of
 from kvplan.study.objectives import State
@@ -71,3 +84,14 @@ def test_the_figure_of_a_shipped_profile_has_the_limit_that_long_runs_name() -> 
     spare = headroom(size, size.own)
     more = replace(size.task, headroom=spare.ratio + 0.02)
     assert more.judge(size.replicas, size.batched_tokens).state is not State.HOLDS
+
+
+def test_a_population_asks_no_more_of_a_plan_that_was_saved() -> None:
+    """What 90 users of three replicas ask is judged as it was planned: from what one replica would make of them."""
+    law = Sessions(*[Lengths.of({20: 1.0})] * 3, Lengths.of({3: 1.0}), Exponential(0.5), users=90)
+    prompts = tuple(Prompt(20 + 40 * turn, 1.0) for turn in range(3))
+    users = RequestClass("turns", 60, (20,), (1.0,), 30.0, sessions=law, prompts=prompts)
+    model = with_rates_of_users(ServingModel((users,), Timing(0.01, d2=1e-4), Replica(6_000)))
+    saved = with_rates_of_users(replace(model, fleet=Fleet(replicas=3)))
+    assert saved.total_rate_rps > 1.01 * model.total_rate_rps  # each has fewer users, whom it answers sooner
+    assert size_of(saved, Plan()).task.rate_rps == pytest.approx(model.total_rate_rps)
