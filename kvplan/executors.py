@@ -9,11 +9,11 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kvplan.errors import EngineError, UsageError
 
@@ -22,7 +22,10 @@ _ADDRESSES = ("tcp://", "tls://", "ucx://", "ws://", "wss://")
 _CONNECT_S = 10.0  # until there are a scheduler and a worker
 _LOST_S = 5.0  # without the scheduler, after which it is gone
 _AHEAD = 4  # pieces for each worker, so that none waits for the first one to be done
+_LOOK_S = 0.2  # between two looks at work elsewhere
 MAX_WORKERS = 1024
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,17 @@ def started(kind: str, workers: int | None) -> Iterator[Engine]:
     else:
         with _dask(kind, workers or cores()) as engine:
             yield engine
+
+
+def results(engine: Engine, done: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
+    """Yield what is done with each of the arguments, in their order; an EngineError where that will never be."""
+    futures = [engine.executor.submit(done, *each) for each in zip(*arguments, strict=True)]
+    for future in futures:
+        while not future.done():
+            wait([future], timeout=_LOOK_S)
+            if (why := engine.failure()) is not None:
+                raise EngineError(why)
+        yield future.result()
 
 
 def cores() -> int:

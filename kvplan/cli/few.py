@@ -1,6 +1,7 @@
 """Commands with few options: explain, diff, mix, init, profiles, models, gpus, schema, reproduce."""
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -195,10 +196,10 @@ def reproduce(
     output: options.Output = None,
 ) -> None:
     """Compare what papers print with what kvplan computes."""
+    from kvplan import executors
     from kvplan.reproduction import experiment
     from kvplan.reproduction.judge import Reproduction
-    from kvplan.reproduction.judge import reproduction as judged
-    from kvplan.reproduction.runs import run_all
+    from kvplan.reproduction.runs import reproduced
     from kvplan.show.reproduction import coverage_view, view
 
     check_writable(output)
@@ -213,10 +214,10 @@ def reproduce(
             raise UsageError(f"no experiment {name!r}; {did_you_mean(name, known, 'there are')}")
         wanted |= dict.fromkeys(meant)
     found: list[Reproduction] = []
-    with common.progress_bar() as progress:
-        for name in wanted:
-            loaded = experiment.load_experiment(name)
-            found.append(judged(loaded, run_all(loaded, announce=common.say_compiling)))
+    where = "cores" if len(wanted) > 1 else "serial"
+    with common.progress_bar() as progress, executors.started(where, None) as engine:
+        for each in executors.results(engine, partial(reproduced, announce=common.say_compiling), wanted):
+            found.append(each)
             if progress is not None:
                 progress(len(found) / len(wanted))
     common.write(view(found, detailed=len(found) == 1 or bool(set(names or ()) & set(known))), format, output)

@@ -7,14 +7,12 @@ to but tried, each of a list.
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import wait
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from kvplan.errors import EngineError
-from kvplan.executors import SERIAL, Engine
+from kvplan.executors import SERIAL, Engine, results
 from kvplan.ranges import MOST_REPLICAS
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.solve import least_whole
@@ -28,7 +26,6 @@ _TIE = 1.05  # times the least cost, within which the cost at the slow end of th
 _NEAR = 0.1  # of the best use of the objectives, within which the engine's own budget is taken
 _HOPELESS = 2.0  # of the share that is allowed, beyond which no other budget is tried
 _MOST_STEPS = 60  # replicas added to a size that long runs refuse
-_LOOK_S = 0.2  # between two looks at work elsewhere
 
 
 class Setting(NamedTuple):
@@ -269,7 +266,9 @@ def race(
             ceilings = {c: None if full else _ceiling(c, sizes) for c in wave}
             wave = [c for c in wave if (ceiling := ceilings[c]) is None or ceiling >= c.bound]
             tell(_progress(total - len(waiting), total, sizes))
-            for candidate, seen in zip(wave, _together(engine, wave, ceilings), strict=True):
+            for candidate, seen in zip(
+                wave, results(engine, explored, wave, map(ceilings.get, wave)), strict=True
+            ):
                 candidate.idle.update(seen.idle)
                 candidate.short.update(seen.short)
                 if seen.size is not None:
@@ -285,18 +284,6 @@ def race(
         winner = min(sizes, key=lambda c: c.cost(sizes[c]))
     simulations = sum(len(c.idle) + len(c.short) + len(c.long) for c in every)
     return Race(winner, found, sizes, tuple(refused), total - len(sizes) - len(refused), bands, simulations)
-
-
-def _together(
-    engine: Engine, wave: Sequence[Candidate], ceilings: Mapping[Candidate, int | None]
-) -> Iterable[Explored]:
-    futures = [engine.executor.submit(explored, candidate, ceilings[candidate]) for candidate in wave]
-    for future in futures:
-        while not future.done():
-            wait([future], timeout=_LOOK_S)
-            if (why := engine.failure()) is not None:
-                raise EngineError(why)
-        yield future.result()
 
 
 def _ceiling(candidate: Candidate, sizes: Mapping[Candidate, Setting]) -> int | None:

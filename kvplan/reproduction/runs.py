@@ -9,7 +9,8 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
-from kvplan.reproduction.experiment import Experiment, Run
+from kvplan.reproduction.experiment import Experiment, Run, load_experiment
+from kvplan.reproduction.judge import Reproduction, reproduction
 
 if TYPE_CHECKING:
     from kvplan.simulation.experiments.load import Load
@@ -22,6 +23,12 @@ Announce = Callable[[str, bool], None]
 
 class LivelockError(UsageError):
     """A policy came to a standstill, so that a run has no figures."""
+
+
+def reproduced(name: str, announce: Announce | None = None) -> Reproduction:
+    """Run a shipped experiment and judge it."""
+    experiment = load_experiment(name)
+    return reproduction(experiment, run_all(experiment, announce))
 
 
 def run_all(experiment: Experiment, announce: Announce | None = None) -> dict[str, Document]:
