@@ -136,7 +136,8 @@ def test_engine_version_and_limits_are_told_once_and_kept(run: Run, folder: Path
     told = ("--engine", "vllm==0.11.0", "--max-num-seqs", "64", "--max-num-batched-tokens", "1024")
     whole, _ = imported(run, *on, "--engine", "vllm==0.11.0")
     few, _ = imported(run, *on, *told, "--max-model-len", "300", folder / "trace.csv")
-    assert few.tables["engine"] == {"name": "vllm", "version": "0.11.0", "max_model_len": 300}
+    told_engine = {"name": "vllm", "version": "0.11.0", "max_model_len": 300, "admission": "first-chunk"}
+    assert few.tables["engine"] == told_engine
     assert (few.tables["gpu"]["max_num_seqs"], few.tables["gpu"]["max_num_batched_tokens"]) == (64, 1024)
     assert few.tables["gpu"]["memory_tokens"] > 2 * whole.tables["gpu"]["memory_tokens"]
     assert "are longer than max_model_len, 300 tokens: the engine rejects them" in " ".join(

@@ -214,7 +214,7 @@ def test_limits_and_versions_that_are_given_are_kept(
     assert "estimated for vLLM 0.15.1, rates" in command
     assert "--max-num-seqs 32 --max-num-batched-tokens 1024 --max-model-len 4096" in command
     tables = load_profile(str(file), stdin=BytesIO()).tables
-    assert tables["engine"] == {"version": "0.15.1", "max_model_len": 4096}
+    assert tables["engine"] == {"version": "0.15.1", "max_model_len": 4096, "admission": "first-chunk"}
     assert (tables["gpu"]["max_num_seqs"], tables["gpu"]["max_num_batched_tokens"]) == (32, 1024)
     assert "estimated for vLLM 0.33 (the newest known; others hold" in " ".join(planned[0].split())
 
