@@ -5,8 +5,10 @@ A module has a record `LOG`, and `METRICS` where kvplan reads them. Nothing else
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvplan.errors import ProfileError
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
 
 NUMBER = r"(-?\d[\d,]*)"
 DRAFTED = re.compile(
-    r"\bDrafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
+    r"Drafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
 )
 WITH_DRAFTS = "with drafts"  # begins the note on times that include them
-_SHAPES = 10_000  # of lines that are remembered
+_AT_ONCE = 1 << 18  # characters of lines
 _LARGEST_BLOCK = 1 << 13  # tokens
 _MOST = 1e18  # of what is counted, tokens or seconds
 _TELLING = 0.05  # requests, of which rounding leaves a tenth open
@@ -130,30 +132,34 @@ class EngineLog(NamedTuple):
 
 
 def telling(numbered: Iterable[tuple[int, str]], words: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines that have any of these words, which are looked for once in all lines of a shape.
-
-    Without digits, and letters of hexadecimal ones, most lines of a log are alike.
+    """Yield the lines that have any of these words, which are looked for in many lines at once.
 
     >>> list(telling([(1, "one"), (2, "two"), (3, "three")], ["th", "on", "x"]))
     [(1, 'one'), (3, 'three')]
     """
-    shapes = [(word, _shape(word)) for word in words]
-    possible: dict[bytes, list[str]] = {}  # of these words, by shape
-    for number, line in numbered:
-        shape = _shape(line)
-        found = possible.get(shape)
-        if found is None:
-            if len(possible) == _SHAPES:
-                possible.clear()
-            found = possible[shape] = [word for word, part in shapes if part in shape]
-        for word in found:
-            if word in line:
-                yield number, line
-                break
+    known = tuple(words)
+    several: list[tuple[int, str]] = []
+    length = 0
+    for each in numbered:
+        several.append(each)
+        length += len(each[1])
+        if length > _AT_ONCE:
+            yield from _with_words(several, known)
+            several, length = [], 0
+    yield from _with_words(several, known)
 
 
-def _shape(text: str) -> bytes:
-    return text.encode(errors="replace").translate(None, b"0123456789abcdef")
+def _with_words(numbered: Sequence[tuple[int, str]], words: Iterable[str]) -> Iterator[tuple[int, str]]:
+    text = "\n".join([line for _, line in numbered])
+    ends = list(accumulate(len(line) + 1 for _, line in numbered))
+    found = set()
+    for word in words:
+        place = text.find(word)
+        while place >= 0:
+            index = bisect_right(ends, place)
+            found.add(index)
+            place = text.find(word, ends[index])
+    return (numbered[index] for index in sorted(found))
 
 
 class KvCapacity(NamedTuple):
