@@ -9,7 +9,7 @@ from typing import Any
 from kvplan.errors import UsageError, shown
 from kvplan.ingest.cells import tables_in
 from kvplan.ingest.engine_log import read_engine_log
-from kvplan.ingest.engines import LOGS, METRICS
+from kvplan.ingest.engines import LOGS, METRICS, WORDS, telling
 from kvplan.ingest.forms import instead_of
 from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.config import read_model
@@ -52,7 +52,8 @@ def _is_a_profile(start: Beginning) -> bool:
 
 
 def _is_of_an_engine(start: Beginning) -> bool:
-    return any(log.says(line) for line in start.log_lines() for log in LOGS)
+    lines = telling(enumerate(start.log_lines()), WORDS)
+    return any(log.says(line) for _, line in lines for log in LOGS)
 
 
 def _is_metrics(start: Beginning) -> bool:

@@ -125,8 +125,6 @@ class EngineLog(NamedTuple):
         """Tell whether a line states a capacity, what ran, or that or why a start begins or fails."""
         if any(word in line for word in self.running):
             return True
-        if not any(word in line for word in self.words):
-            return False
         forms = [kind.form.pattern for kind in self.capacities]
         return any(form and re.search(form, line) for form in (*forms, self.start, self.failures))
 

@@ -145,13 +145,13 @@ class _Statistics:
         self._drafts: set[int] = set()
 
     def line(self, number: int, text: str) -> None:
+        if "KV cache usage" in text and (values := numbers(_USAGE.search(text))):
+            self._usage[_rank(text)] = values[0]
         if "Iteration(" in text:
             self._details.add(self._start)
             self._iteration(number, text)
             return
-        if "KV cache usage" in text and (values := numbers(_USAGE.search(text))):
-            self._usage[_rank(text)] = values[0]
-        elif self._collector.given_tokens is None:
+        if "KV cache usage" not in text and self._collector.given_tokens is None:
             self._state_capacity(text)
         if ("ersion" in text or "LLM engine" in text) and (version := _VERSION.search(text)):
             self._version = version_of(version[1])
