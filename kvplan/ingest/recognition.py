@@ -13,6 +13,7 @@ from kvplan.ingest.engines import LOGS, METRICS, WORDS, telling
 from kvplan.ingest.forms import instead_of
 from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.gguf import is_gguf
 from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.results import reader_of
 from kvplan.ingest.results.summaries import SUMMARIES, runs_in
@@ -123,7 +124,7 @@ def kind_of(path: Path) -> FileKind:
     UsageError
         It cannot be read, or its content is of no kind, or of several.
     """
-    if path.is_dir():
+    if path.is_dir() or is_gguf(path):
         return FileKind.MODEL
     start = Beginning.of_file(path)
     tables = tables_in(enumerate(start.text.splitlines(), 1))

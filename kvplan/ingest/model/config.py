@@ -1,4 +1,4 @@
-"""The shape of a language model, from a Hugging Face config.json or the catalogue."""
+"""The shape of a language model, from a Hugging Face config.json, the header of a GGUF file or the catalogue."""
 
 import os
 from collections import ChainMap
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import UsageError
+from kvplan.ingest.model.gguf import is_gguf, read_gguf
 from kvplan.ingest.model.hardware import find, tables
 from kvplan.ingest.model.json_keys import DEFAULTS, FAMILIES, LARGEST, Keys, read_object
 from kvplan.ingest.model.layers import Layer, read_layers, read_state, window_of
@@ -35,7 +36,7 @@ _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # ends
 
 
 def read_model(reference: str | Path) -> ModelShape:
-    """The shape of a model: of a config.json, a folder with one, or a name in the catalogue.
+    """The shape of a model: of a config.json, a folder with one, a file in GGUF, or a name in the catalogue.
 
     Raises
     ------
@@ -55,6 +56,9 @@ def read_model(reference: str | Path) -> ModelShape:
         return read_model(Path(text) / "config.json")
     if isinstance(reference, Path) or os.path.exists(text) or text.endswith(".json"):
         path = Path(text)
+        if is_gguf(path):
+            keys, storage = read_gguf(path)
+            return replace(shape_of(keys, path.stem), storage=storage)
         if path.name != "config.json":
             return shape_of(read_object(path), path.stem)
         name = path.absolute().parent.name or path.stem

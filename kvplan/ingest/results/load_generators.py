@@ -4,14 +4,16 @@
   TTFT) / (tokens - 1). The load stands in the configuration that the file repeats; their CSV states none.
 - GuideLLM's ``benchmarks.json``, 0.3 to 0.8, several in a file. Its time per output token counts the first one too;
   `inter_token_latency_ms` is (last - first token) / (tokens - 1).
+- llm-d's benchmark report, 0.1 and 0.2, in YAML or JSON: what a load generator measured of a stack.
 - inference-perf's ``stage_N_lifecycle_metrics.json``. Its time per output token counts chunks without a token (of its
   0.1 and 0.2, half of all). Its loads of type "constant" have gaps that are exponentially distributed too.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from kvplan.ingest.cells import Names, Record, names
+from kvplan.ingest.cells import Names, Record, names, number_of
 from kvplan.ingest.results import Load, at_rate, document, in_flight, spread, tpot
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
@@ -46,14 +48,14 @@ class Generator(NamedTuple):
     requests: Names
     model: Callable[[Record], str] = lambda record: ""
     parts: Callable[[Record], Iterable[Record]] = lambda record: [record]
-    unusable: Callable[[Record], bool] = lambda record: False
+    unusable: Callable[[Record], str] = lambda record: ""
     note: str = ""
 
     def read(self, report: Record, collector: Collector) -> None:
         """Add the runs of a report."""
         for record in self.parts(report):
-            if self.unusable(record):
-                collector.skip("a run that was cut short", record.line)
+            if reason := self.unusable(record):
+                collector.skip(reason, record.line)
             elif record.number(self.requests) == 0:
                 collector.skip("nothing was generated", record.line)
             elif (load := self.load(record, run := self.run(record))) is None:
@@ -228,6 +230,94 @@ def _inference_perf_load(record: Record, run: Run) -> Load:
     )
 
 
+# -- llm-d's benchmark report -----------------------------------------------------------------------------------------
+
+_REPORTED = ("results.request_performance.aggregate", "metrics")  # of 0.2, of 0.1
+
+
+def _reported(record: Record) -> str:
+    """Tell where the figures of a report stand; empty where they do not."""
+    return next(
+        (path for path in _REPORTED if record.at(f"{path}.latency") and record.at(f"{path}.requests")), ""
+    )
+
+
+def _llmd(record: Record) -> Run:
+    here = _reported(record)
+
+    def time(metric: str) -> float | None:
+        unit = record.text(f"{here}.latency.{metric}.units").removesuffix("/token") or "s"
+        if unit not in _UNITS:
+            raise record.error(
+                f"{here}.latency.{metric}.units", f"{unit!r}; must be one of {', '.join(_UNITS)}"
+            )
+        return record.optional({f"{here}.latency.{metric}.mean": _UNITS[unit]})
+
+    def lengths(what: str) -> Range:
+        path = f"{here}.requests.{what}_length"
+        return spread(record.number(f"{path}.mean"), deviation=record.optional(f"{path}.stddev"))
+
+    outputs = record.number(f"{here}.requests.output_length.mean")
+    ttft, between, e2e = map(time, ("time_to_first_token", "time_per_output_token", "request_latency"))
+    if e2e is None:
+        e2e = (ttft or 0.0) + (between or 0.0) * max(outputs - 1, 0.0)
+    rate = names(f"{here}.throughput.request_rate.mean {here}.throughput.requests_per_sec")
+    failed = record.optional(f"{here}.requests.failures") or 0.0
+    return Run(
+        max(0, round(record.number(f"{here}.requests.total") - failed)),
+        record.number(rate),
+        e2e,
+        ttft,
+        between if (derived := tpot(e2e, ttft, outputs)) is None else derived,
+        lengths("input"),
+        lengths("output"),
+    )
+
+
+def _llmd_load(record: Record, run: Run) -> Load:
+    stage = record.text("scenario.load.metadata.stage") or "0"
+    stages = _listed(record.at("scenario.load.args.load.stages"))
+    most, rate = (
+        _bounded(
+            next((found for path in paths if (found := record.at(f"scenario.load.{path}")) is not None), None)
+        )
+        for paths in (
+            ("standardized.concurrency", "args.max_concurrency"),
+            ("standardized.rate_qps", "args.request_rate"),
+        )
+    )
+    if not rate and stage.isdigit() and int(stage) < len(stages):
+        rate = _bounded(stages[int(stage)].get("rate"))
+    if rate:
+        return _at_rate(run, rate, None if most is None else max(1, round(most)))
+    return in_flight(run.throughput_rps, run.e2e_s) if most is None else {"concurrency": max(1, round(most))}
+
+
+def _bounded(seen: Any) -> float | None:
+    """Read a load; None of nothing, and of one without bounds."""
+    number = number_of(seen)
+    return number if number is not None and 0 < number < math.inf else None
+
+
+def _listed(seen: Any) -> list[dict[str, Any]]:
+    """List objects, which YAML has by their number."""
+    several = seen.values() if isinstance(seen, dict) else seen if isinstance(seen, list) else ()
+    return [one for one in several if isinstance(one, dict)]
+
+
+def _llmd_stack(record: Record) -> list[Record]:
+    stack = (Record(record.source, record.line, part) for part in _listed(record.at("scenario.stack")))
+    return [part for part in stack if part.text("standardized.kind") == "inference_engine"]
+
+
+def _llmd_replicas(record: Record) -> str:
+    """Say why a run is not of one replica."""
+    hosts = record.at("scenario.host.type")
+    replicas = sum(part.optional("standardized.replicas") or 1 for part in _llmd_stack(record))
+    replicas = replicas or (len(hosts) if isinstance(hosts, list | dict) else 1)
+    return f"a run of {replicas:g} replicas together" if replicas > 1 else ""
+
+
 _DERIVED = "TPOT is (E2E - TTFT) / (output tokens - 1)"
 _GENERATORS = (
     Generator(
@@ -237,7 +327,11 @@ _GENERATORS = (
         _aiperf_load,
         names("request_count.avg"),
         model=_aiperf_model,
-        unusable=lambda record: record.at("is_complete") is False or record.at("was_cancelled") is True,
+        unusable=lambda record: (
+            "a run that was cut short"
+            if record.at("is_complete") is False or record.at("was_cancelled") is True
+            else ""
+        ),
     ),
     Generator(
         "GuideLLM",
@@ -255,6 +349,19 @@ _GENERATORS = (
         _inference_perf_load,
         names("successes.count"),
         note=f"inference-perf's time per output token counts empty chunks; {_DERIVED}",
+    ),
+    Generator(
+        "llm-d benchmark report",
+        lambda record: bool(_reported(record)),
+        _llmd,
+        _llmd_load,
+        names(" ".join(f"{path}.requests.total" for path in _REPORTED)),
+        model=lambda record: next(
+            (part.text("standardized.model.name") for part in _llmd_stack(record)),
+            record.text("scenario.model.name"),
+        ),
+        unusable=_llmd_replicas,
+        note=f"llm-d benchmark report: {_DERIVED}",
     ),
 )
 
