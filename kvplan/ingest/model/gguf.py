@@ -7,6 +7,8 @@ under a name of `[gguf]` in keys.toml is judged as a key of a config.json is.
 import math
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,12 +54,12 @@ class _Header:
             return self.text()
         if kind == _LIST:
             inner, count = self.number("<I"), self.number()
-            items: Iterator[Any] = (self.value(inner) for _ in range(count))
-            if inner in (_TEXT, _LIST) or count <= _KEPT:
-                several = [item for place, item in enumerate(items) if place < _KEPT]
-                return several if count <= _KEPT else count
-            self.take(count * struct.calcsize(self._format(inner)))
-            return count
+            if inner != _TEXT and count > _KEPT:
+                self.take(count * struct.calcsize(self._format(inner)))
+                return count
+            item = self.text if inner == _TEXT else partial(self.number, self._format(inner))
+            kept = [value for place in range(count) if (value := item()) is not None and place < _KEPT]
+            return kept if count <= _KEPT else count
         return self.number(self._format(kind))
 
     def _format(self, kind: int) -> str:
@@ -68,10 +70,11 @@ class _Header:
 
 def is_gguf(path: Path) -> bool:
     """Tell whether a file begins as GGUF does."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+    return False
 
 
 def read_gguf(path: Path) -> tuple[Keys, Storage]:
