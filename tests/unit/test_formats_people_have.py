@@ -254,3 +254,31 @@ def test_lines_of_one_length_are_not_joined(tmp_path: Path) -> None:
     lines = [line.ljust(130, ".") for line in START]
     assert imported(tmp_path, "\n".join(lines) + "\n")["gpu"]["memory_tokens"] == 446_320
     assert "not recognized" in refused(tmp_path, ("x" * 80 + "\n") * 50)
+
+
+# -- what results are not ----------------------------------------------------------------------------------------------
+
+LOAD = {"completed": 100, "total_input_tokens": 50_000, "total_output_tokens": 10_000, "duration": 10.0,
+        "request_throughput": 10.0, "request_rate": 10.0, "max_concurrency": None, "mean_ttft_ms": 100.0,
+        "mean_tpot_ms": 10.0, "mean_e2el_ms": 1090.0}  # fmt: skip
+
+
+def test_what_results_are_not_is_said(tmp_path: Path) -> None:
+    """100 requests of 100 tokens: .1 s and 99 x .01 s are 1.09 s; 20/s of 10 is no chance."""
+    for changed, said, expected in (
+        ({}, "", (10.0, 0.1, 0.01)),
+        ({"mean_ttft_ms": 1085.0, "mean_tpot_ms": 0.05}, "not streamed", (10.0, None, None)),
+        ({"mean_ttft_ms": None, "mean_tpot_ms": None}, "not streamed", (10.0, None, None)),
+        ({"request_throughput": 20.0}, "served faster than offered, 20 requests/s of 10", (20.0, 0.1, 0.01)),
+        ({"request_throughput": 12.0}, "", (10.0, 0.1, 0.01)),
+        ({"p99_ttft_ms": 900.0}, "percentiles of times are left out", (10.0, 0.1, 0.01)),
+    ):
+        path = tmp_path / "load.json"
+        path.write_text(json.dumps(LOAD | changed) + "\n")
+        ((found,),) = read_groups([path])
+        assert isinstance(found, Sweep)
+        (point,) = found.points
+        assert (point.rate_rps, point.ttft_s, point.tpot_s) == expected, changed
+        notes = [note for note in found.notes if "streamed" in note or "faster" in note or "percent" in note]
+        assert len(notes) == bool(said), changed
+        assert all(said in note for note in notes)

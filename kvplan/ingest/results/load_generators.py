@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from kvplan.ingest.cells import Names, Record, names, number_of
-from kvplan.ingest.results import Load, at_rate, document, in_flight, spread, tpot
+from kvplan.ingest.results import Load, add_load, at_rate, document, in_flight, spread, tpot
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
 
@@ -64,7 +64,7 @@ class Generator(NamedTuple):
                 if self.note:
                     collector.note(self.note)
                 point = Point(line=record.line, **run._asdict(), **load)
-                collector.add_point(point, Deployment(model=self.model(record)))
+                add_load(record, point, Deployment(model=self.model(record)), collector)
 
 
 def _objects(*keys: str) -> Callable[[Record], bool]:

@@ -15,7 +15,7 @@ from kvplan.errors import UsageError
 from kvplan.ingest.cells import Names, Record, names, plain_name
 from kvplan.ingest.model.hardware import tables
 from kvplan.ingest.reader import Reader
-from kvplan.ingest.results import Adds, Load, at_rate, in_flight, spread, table, tpot
+from kvplan.ingest.results import Adds, Load, add_load, at_rate, in_flight, spread, table, tpot
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point
 from kvplan.units import format_number, format_seconds
@@ -84,7 +84,7 @@ def _add(summary: Mapping[str, Any], row: Record, collector: Collector) -> None:
         throughput_rps=throughput,
         **load,
     )
-    collector.add_point(point, Deployment(model=row.text("model"), engine=row.text("backend")))
+    add_load(row, point, Deployment(model=row.text("model"), engine=row.text("backend")), collector)
 
 
 SUMMARIES: tuple[Reader[Adds], ...] = tuple(
