@@ -23,7 +23,7 @@ _LAYERS = 10_000  # at most; published models have up to 126
 _NOUN = "model in the catalogue nor file"
 _NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 _QUANTISED = {"fp8": {"quant_method": "fp8"}, "nvfp4": _NVFP4, "fp4": _NVFP4}  # ends of names
-_ABOUT = ("also", "short", "source", "total_billion", "active_billion")  # keys of the catalogue
+_ABOUT = ("also", "longest", "short", "source", "total_billion", "active_billion")  # keys of the catalogue
 _UNSCALED = (
     "su",
     "longrope",
@@ -64,8 +64,11 @@ def read_model(reference: str | Path) -> ModelShape:
         name = path.absolute().parent.name or path.stem
         return shape_of(read_object(path), name, _quantization_beside(path))
     name, entry, quantised = _catalogued(text)
-    config = {key: value for key, value in catalogue()[entry].items() if key not in _ABOUT}
-    shape = shape_of(Keys(f"catalogue: {entry}", {**config, **quantised}), name)
+    known = catalogue()[entry]
+    config = {key: value for key, value in known.items() if key not in _ABOUT} | dict(quantised)
+    if longest := known.get("longest", {}).get(name.rpartition("/")[2]):
+        config["max_position_embeddings"] = longest
+    shape = shape_of(Keys(f"catalogue: {entry}", config), name)
     return replace(shape, like=entry)
 
 
