@@ -21,6 +21,7 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _TEXT, _LIST = 8, 9
 _FORMATS = dict(enumerate(("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", "", "", "<Q", "<q", "<d")))
+_BITS = 1, 33  # of a weight, with scales
 _MOST = 1 << 27  # bytes of a header; those of vocabularies are some 10 MB
 _KEPT = 10_000  # items of a list; of longer ones, as of a vocabulary, the number counts
 _NAMES = tables("keys.toml")["gguf"]
@@ -78,13 +79,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> tuple[Keys, Storage]:
-    """Read the sizes of a model as a config.json has them, and how its weights are kept.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, or is damaged, or of an architecture whose sizes are not known.
-    """
+    """Read the sizes of a model as a config.json has them, and how its weights are kept; refuse what is not known."""
     with path.open("rb") as file:
         header = _Header(file, str(path))
         header.take(len(MAGIC))
@@ -108,12 +103,10 @@ def read_gguf(path: Path) -> tuple[Keys, Storage]:
     words = values.get("tokenizer.ggml.tokens")
     config.setdefault("vocab_size", len(words) if isinstance(words, list) else words)
     config["tie_word_embeddings"] = bool(sizes) and "output.weight" not in sizes
-    elements = sum(sizes.values())
-    if values.get("split.count", 1) != 1 or not elements:
-        return Keys(str(path), config), Storage(
-            "GGUF", problem=f"{path}: a part of a model in GGUF; give --weights"
-        )
-    return Keys(str(path), config), Storage("GGUF", 8 * weights / elements, embeddings=True)
+    bits = 8 * weights / max(1, sum(sizes.values()))
+    whole = values.get("split.count", 1) == 1 and _BITS[0] <= bits <= _BITS[1]
+    problem = "" if whole else f"{path}: a part of a model in GGUF; give --weights"
+    return Keys(str(path), config), Storage("GGUF", bits, problem=problem, embeddings=True)
 
 
 def _tensors(header: _Header, count: int) -> Iterator[tuple[str, int]]:

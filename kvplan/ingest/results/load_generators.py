@@ -67,6 +67,16 @@ class Generator(NamedTuple):
                 add_load(record, point, Deployment(model=self.model(record)), collector)
 
 
+def _seconds(record: Record, value: str, unit: str) -> float | None:
+    """Read a time whose unit stands beside it, perhaps per token; None where it is not there."""
+    if record.at(value) is None:
+        return None
+    named = record.text(unit).removesuffix("/token")
+    if named not in _UNITS:
+        raise record.error(unit, f"{named!r}; must be one of {', '.join(_UNITS)}")
+    return record.number({value: _UNITS[named]})
+
+
 def _objects(*keys: str) -> Callable[[Record], bool]:
     return lambda record: all(isinstance(record.at(key), dict) for key in keys)
 
@@ -79,12 +89,7 @@ _PHASES = "input_config.phases"
 
 def _aiperf(record: Record) -> Run:
     def time(metric: str) -> float | None:
-        if record.at(f"{metric}.avg") is None:
-            return None
-        unit = record.text(f"{metric}.unit")
-        if unit not in _UNITS:
-            raise record.error(f"{metric}.unit", f"{unit!r}; must be one of {', '.join(_UNITS)}")
-        return record.number({f"{metric}.avg": _UNITS[unit]})
+        return _seconds(record, f"{metric}.avg", f"{metric}.unit")
 
     def lengths(metric: str) -> Range:
         return spread(record.number(f"{metric}.avg"), deviation=record.optional(f"{metric}.std"))
@@ -233,6 +238,10 @@ def _inference_perf_load(record: Record, run: Run) -> Load:
 # -- llm-d's benchmark report -----------------------------------------------------------------------------------------
 
 _REPORTED = ("results.request_performance.aggregate", "metrics")  # of 0.2, of 0.1
+_OFFERED = (
+    ("standardized.rate_qps", "args.request_rate"),
+    ("standardized.concurrency", "args.max_concurrency"),
+)
 
 
 def _reported(record: Record) -> str:
@@ -244,53 +253,48 @@ def _reported(record: Record) -> str:
 
 def _llmd(record: Record) -> Run:
     here = _reported(record)
-
-    def time(metric: str) -> float | None:
-        unit = record.text(f"{here}.latency.{metric}.units").removesuffix("/token") or "s"
-        if unit not in _UNITS:
-            raise record.error(
-                f"{here}.latency.{metric}.units", f"{unit!r}; must be one of {', '.join(_UNITS)}"
-            )
-        return record.optional({f"{here}.latency.{metric}.mean": _UNITS[unit]})
-
-    def lengths(what: str) -> Range:
-        path = f"{here}.requests.{what}_length"
-        return spread(record.number(f"{path}.mean"), deviation=record.optional(f"{path}.stddev"))
-
-    outputs = record.number(f"{here}.requests.output_length.mean")
-    ttft, between, e2e = map(time, ("time_to_first_token", "time_per_output_token", "request_latency"))
+    counted, measured = f"{here}.requests", f"{here}.latency"
+    ttft, between, e2e = (
+        _seconds(record, f"{measured}.{metric}.mean", f"{measured}.{metric}.units")
+        for metric in ("time_to_first_token", "time_per_output_token", "request_latency")
+    )
+    inputs, outputs = (
+        spread(record.number(f"{path}.mean"), deviation=record.optional(f"{path}.stddev"))
+        for path in (f"{counted}.input_length", f"{counted}.output_length")
+    )
+    output = record.number(f"{counted}.output_length.mean")
     if e2e is None:
-        e2e = (ttft or 0.0) + (between or 0.0) * max(outputs - 1, 0.0)
+        e2e = (ttft or 0.0) + (between or 0.0) * max(output - 1, 0.0)
+    failed = record.optional(f"{counted}.failures") or 0.0
     rate = names(f"{here}.throughput.request_rate.mean {here}.throughput.requests_per_sec")
-    failed = record.optional(f"{here}.requests.failures") or 0.0
+    derived = tpot(e2e, ttft, output)
     return Run(
-        max(0, round(record.number(f"{here}.requests.total") - failed)),
+        max(0, round(record.number(f"{counted}.total") - failed)),
         record.number(rate),
         e2e,
         ttft,
-        between if (derived := tpot(e2e, ttft, outputs)) is None else derived,
-        lengths("input"),
-        lengths("output"),
+        between if derived is None else derived,
+        inputs,
+        outputs,
     )
 
 
 def _llmd_load(record: Record, run: Run) -> Load:
-    stage = record.text("scenario.load.metadata.stage") or "0"
-    stages = _listed(record.at("scenario.load.args.load.stages"))
-    most, rate = (
-        _bounded(
-            next((found for path in paths if (found := record.at(f"scenario.load.{path}")) is not None), None)
-        )
-        for paths in (
-            ("standardized.concurrency", "args.max_concurrency"),
-            ("standardized.rate_qps", "args.request_rate"),
-        )
+    rate, most = (
+        _bounded(record.at(f"scenario.load.{a}") or record.at(f"scenario.load.{b}")) for a, b in _OFFERED
     )
-    if not rate and stage.isdigit() and int(stage) < len(stages):
-        rate = _bounded(stages[int(stage)].get("rate"))
-    if rate:
-        return _at_rate(run, rate, None if most is None else max(1, round(most)))
-    return in_flight(run.throughput_rps, run.e2e_s) if most is None else {"concurrency": max(1, round(most))}
+    stages, stage = (
+        _listed(record.at("scenario.load.args.load.stages")),
+        record.at("scenario.load.metadata.stage"),
+    )
+    if rate is None and stages:
+        rate = _bounded(
+            stages[stage if isinstance(stage, int) and 0 < stage < len(stages) else 0].get("rate")
+        )
+    clients = None if most is None else max(1, round(most))
+    if rate is not None:
+        return _at_rate(run, rate, clients)
+    return in_flight(run.throughput_rps, run.e2e_s) if clients is None else {"concurrency": clients}
 
 
 def _bounded(seen: Any) -> float | None:
@@ -305,7 +309,7 @@ def _listed(seen: Any) -> list[dict[str, Any]]:
     return [one for one in several if isinstance(one, dict)]
 
 
-def _llmd_stack(record: Record) -> list[Record]:
+def _llmd_engines(record: Record) -> list[Record]:
     stack = (Record(record.source, record.line, part) for part in _listed(record.at("scenario.stack")))
     return [part for part in stack if part.text("standardized.kind") == "inference_engine"]
 
@@ -313,7 +317,7 @@ def _llmd_stack(record: Record) -> list[Record]:
 def _llmd_replicas(record: Record) -> str:
     """Say why a run is not of one replica."""
     hosts = record.at("scenario.host.type")
-    replicas = sum(part.optional("standardized.replicas") or 1 for part in _llmd_stack(record))
+    replicas = sum(part.optional("standardized.replicas") or 1 for part in _llmd_engines(record))
     replicas = replicas or (len(hosts) if isinstance(hosts, list | dict) else 1)
     return f"a run of {replicas:g} replicas together" if replicas > 1 else ""
 
@@ -357,7 +361,7 @@ _GENERATORS = (
         _llmd_load,
         names(" ".join(f"{path}.requests.total" for path in _REPORTED)),
         model=lambda record: next(
-            (part.text("standardized.model.name") for part in _llmd_stack(record)),
+            (part.text("standardized.model.name") for part in _llmd_engines(record)),
             record.text("scenario.model.name"),
         ),
         unusable=_llmd_replicas,
