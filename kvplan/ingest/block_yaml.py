@@ -4,18 +4,16 @@ Items of a list are a mapping by their number. What has another form is passed o
 and never another one.
 """
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 _DEEPEST = 50
-_WORDS = {"null": None, "~": None, "true": True, "false": False, "{}": None, "[]": None}
 
 
 def mapping(lines: Iterable[str]) -> dict[str, Any]:
     """Read a document.
 
-    Examples
-    --------
     >>> mapping(["load:", "  rate: 2.5", "stack:", "- role: decode", "  tp: 8", "- role: prefill", "x: 'a: b'"])
     {'load': {'rate': 2.5}, 'stack': {'0': {'role': 'decode', 'tp': 8}, '1': {'role': 'prefill'}}, 'x': 'a: b'}
     """
@@ -49,13 +47,8 @@ def _block_at(blocks: list[tuple[int, dict[str, Any]]], indent: int) -> dict[str
 
 
 def _scalar(text: str) -> Any:
-    if text[0] in "'\"":
-        return text.strip(text[0])
-    if text in _WORDS:
-        return _WORDS[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text.removeprefix(".") if text in (".inf", ".nan") else text
+    """Read a number or a word as JSON has them; else it is text."""
+    try:
+        return text.strip(text[0]) if text[0] in "'\"" else json.loads(text)
+    except (ValueError, RecursionError):
+        return text

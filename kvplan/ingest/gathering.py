@@ -458,11 +458,8 @@ class _Gathering:
             engine = EngineName(before["name"])
         settings, notes = settings_of([some for some in self._runs if some.deployment.engine == engine])
         version = told_version(engine, asked, limits, self.tables)
-        told = {
-            "name": engine and str(engine),
-            "version": version or None,
-            "max_model_len": asked.max_model_len,
-        }
+        named = {"name": engine and str(engine), "version": version or None}
+        told: dict[str, Any] = {**named, "max_model_len": asked.max_model_len}
         if engine is EngineName.VLLM and "admission" not in before and (older := admission_before(version)):
             told["admission"] = str(older)
             notes.append(

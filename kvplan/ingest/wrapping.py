@@ -60,16 +60,13 @@ _BEGUN = re.compile(
     r"|\[\d\d/\d\d/\d{4}-|time=\d{4}-|\[TensorRT-LLM\]|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )"
 )
 _WIDTHS = 60, 300  # columns of a terminal
-_TELLING_BREAKS = 2
 _TELLING_TIMES = 3  # different ones that only go back are an order; threads may mix two
 _BEFORE_JSON = re.compile(
     r"(?:\(\w{1,40} pid=\d{1,9}\)|\[pod/([^\]\s]{1,300})\]|([\w.-]{1,100}) {1,40}\|"
     r"|\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?)\s{1,40}(?=[\[{])"
 )
 # llm-d's benchmark report, 0.1 and 0.2
-_REPORT = re.compile(
-    r"(?:metrics|results):\s*\n +\w+:(?=.*(?:request_performance|time_to_first_token):)", re.DOTALL
-)
+_REPORT = re.compile(r"(?s)(?:metrics|results):\s*\n +\w+:(?=.*(?:request_performance|time_to_first_token):)")
 _LONGEST = 64_000_000  # characters of a document
 _SHORTEST = 8  # characters of a line that can be an entry; there can be millions of blank ones
 _DEEP = 3  # wrappings within each other
@@ -159,7 +156,7 @@ def _broken_at(rows: Sequence[str]) -> int:
     width = max(lengths, default=0)
     begun = [_BEGUN.match(row) is not None for row in rows]
     broken = sum(length == width and not after for length, after in zip(lengths, begun[1:], strict=False))
-    return width if _WIDTHS[0] <= width <= _WIDTHS[1] and min(broken, sum(begun)) >= _TELLING_BREAKS else 0
+    return width if _WIDTHS[0] <= width <= _WIDTHS[1] and min(broken, sum(begun)) >= 2 else 0
 
 
 def _rejoined(lines: Iterable[str], width: int) -> Iterator[str]:
@@ -167,16 +164,16 @@ def _rejoined(lines: Iterable[str], width: int) -> Iterator[str]:
     before = ""
     for line in lines:
         text = line.rstrip("\r\n")
-        if before and _BEGUN.match(text):
+        if before:
+            begins = _BEGUN.match(text)
+            yield f"{before}\n" if begins else "\n"
+            before = "" if begins else before
+        before += text
+        if len(text) < width - 1 or len(before) > _DOCKERS_PART:
             yield f"{before}\n"
             before = ""
-        elif before:
-            yield "\n"
-        whole = before + text
-        full = len(text) >= width - 1 and len(whole) < _DOCKERS_PART
-        before = whole + " " * (width - len(text)) if full else ""
-        if not full:
-            yield f"{whole}\n"
+        else:
+            before += " " * (width - len(text))
     if before:
         yield f"{before}\n"
 

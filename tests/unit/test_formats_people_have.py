@@ -103,6 +103,18 @@ def test_a_report_of_llm_d_is_one_load(tmp_path: Path) -> None:
     assert (point.ttft_s, point.tpot_s) == pytest.approx((0.02, 0.005))
 
 
+def test_a_stage_of_a_report_has_the_rate_that_was_asked_for(tmp_path: Path) -> None:
+    """Answers of 11 tokens, .02 + 10 x .005 s each; 50 of 50 requests/s, in the second stage."""
+    stages = {"load": {"stages": [{"rate": 2.0}, {"rate": 50.0}]}}
+    for stage, rate in ((1, 50.0), (1.0, 50.0), ("x", None), (7, None)):
+        asked = {"args": stages, "metadata": {"stage": stage}}
+        (point,) = points(tmp_path, json.dumps(FIRST | {"scenario": {"load": asked}}))
+        assert rate is None or point.rate_rps == rate
+        assert (point.rate_rps is None) == (point.concurrency is not None)
+    (point,) = points(tmp_path, json.dumps(FIRST | {"scenario": "of mine"}))
+    assert point.concurrency == round(50 * (0.02 + 10 * 0.005))
+
+
 def test_a_report_of_several_replicas_or_in_no_unit_of_time_is_refused(tmp_path: Path) -> None:
     assert "2 replicas together" in refused(tmp_path, REPORT.replace("replicas: 1", "replicas: 2"))
     assert "'moons'" in refused(tmp_path, REPORT.replace("units: ms", "units: moons"))

@@ -5,6 +5,7 @@ under a name of `[gguf]` in keys.toml is judged as a key of a config.json is.
 """
 
 import math
+import os
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
@@ -71,10 +72,8 @@ class _Header:
 
 def is_gguf(path: Path) -> bool:
     """Tell whether a file begins as GGUF does."""
-    with suppress(OSError):
-        if path.is_file():
-            with path.open("rb") as file:
-                return file.read(len(MAGIC)) == MAGIC
+    with suppress(OSError), open(path if path.is_file() else os.devnull, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
     return False
 
 

@@ -238,17 +238,12 @@ def _inference_perf_load(record: Record, run: Run) -> Load:
 # -- llm-d's benchmark report -----------------------------------------------------------------------------------------
 
 _REPORTED = ("results.request_performance.aggregate", "metrics")  # of 0.2, of 0.1
-_OFFERED = (
-    ("standardized.rate_qps", "args.request_rate"),
-    ("standardized.concurrency", "args.max_concurrency"),
-)
 
 
 def _reported(record: Record) -> str:
     """Tell where the figures of a report stand; empty where they do not."""
-    return next(
-        (path for path in _REPORTED if record.at(f"{path}.latency") and record.at(f"{path}.requests")), ""
-    )
+    there = (path for path in _REPORTED if record.at(f"{path}.latency") and record.at(f"{path}.requests"))
+    return next(there, "")
 
 
 def _llmd(record: Record) -> Run:
@@ -267,40 +262,33 @@ def _llmd(record: Record) -> Run:
         e2e = (ttft or 0.0) + (between or 0.0) * max(output - 1, 0.0)
     failed = record.optional(f"{counted}.failures") or 0.0
     rate = names(f"{here}.throughput.request_rate.mean {here}.throughput.requests_per_sec")
-    derived = tpot(e2e, ttft, output)
     return Run(
         max(0, round(record.number(f"{counted}.total") - failed)),
         record.number(rate),
         e2e,
         ttft,
-        between if derived is None else derived,
+        tpot(e2e, ttft, output) or between,
         inputs,
         outputs,
     )
 
 
 def _llmd_load(record: Record, run: Run) -> Load:
-    rate, most = (
-        _bounded(record.at(f"scenario.load.{a}") or record.at(f"scenario.load.{b}")) for a, b in _OFFERED
-    )
-    stages, stage = (
-        _listed(record.at("scenario.load.args.load.stages")),
-        record.at("scenario.load.metadata.stage"),
-    )
-    if rate is None and stages:
-        rate = _bounded(
-            stages[stage if isinstance(stage, int) and 0 < stage < len(stages) else 0].get("rate")
-        )
+    load = Record(record.source, record.line, record.at("scenario.load") or {})
+    stages, stage = _listed(load.at("args.load.stages")), load.at("metadata.stage")
+    asked = stages[int(stage) if stage in range(len(stages)) else 0].get("rate") if stages else None
+    rate = _bounded(load.at("standardized.rate_qps"), load.at("args.request_rate"), asked)
+    most = _bounded(load.at("standardized.concurrency"), load.at("args.max_concurrency"))
     clients = None if most is None else max(1, round(most))
     if rate is not None:
         return _at_rate(run, rate, clients)
     return in_flight(run.throughput_rps, run.e2e_s) if clients is None else {"concurrency": clients}
 
 
-def _bounded(seen: Any) -> float | None:
-    """Read a load; None of nothing, and of one without bounds."""
-    number = number_of(seen)
-    return number if number is not None and 0 < number < math.inf else None
+def _bounded(*seen: Any) -> float | None:
+    """Read the first load that is there and has a bound; None where none has."""
+    known = (number for one in seen if (number := number_of(one)) is not None)
+    return next((number for number in known if 0 < number < math.inf), None)
 
 
 def _listed(seen: Any) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ def _add(summary: Mapping[str, Any], row: Record, collector: Collector) -> None:
     output, tokens, sent = map(read, ("output", "output_rate", "output_sent"))
     if output is None and tokens and throughput:
         output = tokens / throughput
-    if output is None and sent and rate:
+    elif output is None and sent and rate:
         output = sent / rate
     if output is None or throughput is None or e2e is None:
         collector.skip("states neither lengths, requests per second nor E2E", row.line)
