@@ -329,6 +329,11 @@ class _Gathering:
         if (part := surest(found)) is None:
             return None
         part = completed(part, self.kept)
+        unsaid = {key: n for key, n in own.items() if key not in part.values}
+        default = facts(
+            "gpu", unsaid, Origin(Knowledge.ESTIMATED, f"by default of {engine}"), f"defaults of {engine}"
+        )
+        part = part._replace(facts={**part.facts, **default})
         told: dict[str, int] = told_limits(asked, limits, {})
         if asked.ranks and GpuTable.model_validate(part.values).parallelism == ALONE:
             told |= Parallelism(**asked.ranks).keys

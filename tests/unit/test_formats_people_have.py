@@ -294,3 +294,34 @@ def test_what_results_are_not_is_said(tmp_path: Path) -> None:
         notes = [note for note in found.notes if "streamed" in note or "faster" in note or "percent" in note]
         assert len(notes) == bool(said), changed
         assert all(said in note for note in notes)
+
+
+# -- engines' own defaults, and files of which nothing is taken --------------------------------------------------------
+
+SWEEP = "concurrency,input_tokens,output_tokens,ttft_ms,tpot_ms\n1,1000,100,50,10\n16,1000,100,210,20\n"
+
+
+@pytest.mark.parametrize(("engine", "tokens"), [("trtllm", 8192), ("sglang", 8192), ("vllm", 8192)])
+def test_an_engine_that_is_named_has_its_own_limits(tmp_path: Path, engine: str, tokens: int) -> None:
+    told = {"model": "Qwen3-14B", "gpu": "H100 SXM", "engine": engine, "capacity": 200_000}
+    tables = imported(tmp_path, SWEEP, **told)
+    assert tables["gpu"]["max_num_batched_tokens"] == tokens
+    assert tables.get("engine", {}).get("name", "vllm") == engine
+
+
+def test_an_engine_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "given"
+    path.write_text(SWEEP)
+    with pytest.raises(UsageError, match="one of vllm, sglang, trtllm"):
+        gather_files([(None, path)], Asked(engine="trtllm; rm", gpu="H100 SXM", model="Qwen3-14B"), None)
+
+
+def test_blocks_of_trtllm_serve_have_a_size_of_their_own_or_in_a_label(tmp_path: Path) -> None:
+    blocks = "trtllm_kv_cache_max_blocks 1000\n"
+    for size in (
+        'trtllm_cache_config_info{tokens_per_block="32"} 1\n',
+        "trtllm_kv_cache_tokens_per_block 32\n",
+    ):
+        assert imported(tmp_path, blocks + size)["gpu"]["memory_tokens"] == 32_000
+    lies = blocks + 'trtllm_cache_config_info{tokens_per_block="-32"} 1\n'
+    assert "nothing" in refused(tmp_path, lies) or "not" in refused(tmp_path, lies)
