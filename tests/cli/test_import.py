@@ -338,7 +338,7 @@ def test_what_a_result_table_says_of_the_engine_is_the_profiles(
 ) -> None:
     table = tmp_path / "runs.csv"
     table.write_text(SETTINGS + "\n".join(rows) + "\n")
-    like = ("--model", "Llama-3.1-8B", "--gpu", "H100")
+    like = ("--model", "Llama-3.1-8B", "--gpu", "H100", "--max-num-batched-tokens", "100000")
     profile, _ = imported(run, table, "--capacity", "400000", *like)
     assert profile.tables.get("engine") == engine
     assert said in " ".join(profile.text.replace("\n#", "").split())

@@ -24,6 +24,7 @@ DRAFTED = re.compile(
 )
 WITH_DRAFTS = "with drafts"  # begins the note on times that include them
 _AT_ONCE = 1 << 18  # characters of lines
+_LONGEST, _BEFORE = 200_000, 1_000  # of a line, and of these before its first word
 _LARGEST_BLOCK = 1 << 13  # tokens
 _MOST = 1e18  # of what is counted, tokens or seconds
 _TELLING = 0.05  # requests, of which rounding leaves a tenth open
@@ -150,14 +151,17 @@ def telling(numbered: Iterable[tuple[int, str]], words: Iterable[str]) -> Iterat
 def _with_words(numbered: Sequence[tuple[int, str]], words: Iterable[str]) -> Iterator[tuple[int, str]]:
     text = "\n".join([line for _, line in numbered])
     ends = list(accumulate(len(line) + 1 for _, line in numbered))
-    found = set()
+    found: dict[int, int] = {}  # where the first of them stands, by line
     for word in words:
         place = text.find(word)
         while place >= 0:
             index = bisect_right(ends, place)
-            found.add(index)
+            found[index] = min(place, found.get(index, place))
             place = text.find(word, ends[index])
-    return (numbered[index] for index in sorted(found))
+    for index, place in sorted(found.items()):
+        number, line = numbered[index]
+        at = place - ends[index] + len(line) + 1 if len(line) > _LONGEST else 0
+        yield number, line[max(0, at - _BEFORE) :][:_LONGEST]  # nobody writes more than that
 
 
 class KvCapacity(NamedTuple):

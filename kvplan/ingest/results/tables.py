@@ -324,7 +324,10 @@ def _request(reading: Reading, layout: Layout, row: Any, line: int, collector: C
         elif first_s is None:
             reason = "without the time of its first token"
         elif last_s is None and not layout.format.sparse:
-            raise BadRowError("missing", layout.places[min({"last", "e2e"} & layout.places.keys())].name)
+            where = next(
+                (layout.places[name].name for name in ("e2e", "last") if name in layout.places), "last"
+            )
+            raise BadRowError("missing", where)
         elif last_s is None:
             reason = "without the time of its end"
         elif layout.format.sparse and first_s >= last_s and output_tokens > 1:
