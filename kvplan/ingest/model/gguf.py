@@ -5,10 +5,8 @@ under a name of `[gguf]` in keys.toml is judged as a key of a config.json is.
 """
 
 import math
-import os
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +15,7 @@ from kvplan.errors import UsageError, shown
 from kvplan.ingest.model.hardware import tables
 from kvplan.ingest.model.json_keys import Keys
 from kvplan.ingest.model.weights import Storage
+from kvplan.ingest.text_file import stored
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -72,14 +71,15 @@ class _Header:
 
 def is_gguf(path: Path) -> bool:
     """Tell whether a file begins as GGUF does."""
-    with suppress(OSError), open(path if path.is_file() else os.devnull, "rb") as file:
+    if not path.is_file():
+        return False
+    with stored(path) as file:
         return file.read(len(MAGIC)) == MAGIC
-    return False
 
 
 def read_gguf(path: Path) -> tuple[Keys, Storage]:
     """Read the sizes of a model as a config.json has them, and how its weights are kept; refuse what is not known."""
-    with path.open("rb") as file:
+    with stored(path) as file:
         header = _Header(file, str(path))
         header.take(len(MAGIC))
         if (version := header.number("<I")) not in _VERSIONS:
