@@ -166,7 +166,7 @@ def test_a_header_that_is_cut_off_or_lies_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="cut off"):
             read_model(path)
     for damaged, why in (
-        (whole.replace(struct.pack("<IIQ", 9, 5, 10), struct.pack("<IIQ", 9, 5, 1 << 60)), "damaged"),
+        (whole.replace(struct.pack("<IIQ", 9, 5, 10), struct.pack("<IIQ", 9, 5, 1 << 60)), "cut off"),
         (whole.replace(struct.pack("<IIQ", 9, 5, 10), struct.pack("<IIQ", 77, 5, 10)), "type 77"),
         (whole.replace(struct.pack("<IIQ", 9, 5, 10), struct.pack("<IIQ", 9, 9, 1) * 9999), "type 9"),
         (whole.replace(struct.pack("<I", 3), struct.pack("<I", 1), 1), "version 1"),

@@ -6,7 +6,6 @@ under a name of `[gguf]` in keys.toml is judged as a key of a config.json is.
 
 import math
 import struct
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +22,7 @@ _TEXT, _LIST = 8, 9
 _FORMATS = dict(enumerate(("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", "", "", "<Q", "<q", "<d")))
 _BITS = 1, 33  # of a weight, with scales
 _MOST = 1 << 27  # bytes of a header; those of vocabularies are some 10 MB
-_KEPT = 10_000  # items of a list; of longer ones, as of a vocabulary, the number counts
+_ITEMS = 2_000_000  # of a list, more than any vocabulary has
 _NAMES = tables("keys.toml")["gguf"]
 
 
@@ -50,18 +49,21 @@ class _Header:
         return self.take(self.number()).decode(errors="replace")
 
     def value(self, kind: int) -> Any:
-        """Read a value of a type; of a long list its length alone."""
+        """Read a value of a type."""
         if kind == _TEXT:
             return self.text()
-        if kind == _LIST:
-            inner, count = self.number("<I"), self.number()
-            if inner != _TEXT and count > _KEPT:
-                self.take(count * struct.calcsize(self._format(inner)))
-                return count
-            item = self.text if inner == _TEXT else partial(self.number, self._format(inner))
-            kept = [value for place in range(count) if (value := item()) is not None and place < _KEPT]
-            return kept if count <= _KEPT else count
-        return self.number(self._format(kind))
+        if kind != _LIST:
+            return self.number(self._format(kind))
+        inner, count = self.number("<I"), self.number()
+        item = self.text if inner == _TEXT else partial(self.number, self._format(inner))
+        return [item() for _ in range(min(count, _ITEMS))]
+
+    def tensor(self) -> tuple[str, int]:
+        """Read the name of a tensor, and how many elements it has; its type and place are passed over."""
+        name, count = self.text(), self.number("<I")
+        elements = math.prod(self.number() for _ in range(min(count, 8)))
+        self.take(12)
+        return name, elements
 
     def _format(self, kind: int) -> str:
         if not (known := _FORMATS.get(kind)):
@@ -86,7 +88,7 @@ def read_gguf(path: Path) -> tuple[Keys, Storage]:
             raise UsageError(f"{path}: GGUF of version {version}; known are 2 and 3")
         tensors, count = header.number(), header.number()
         values = {header.text(): header.value(header.number("<I")) for _ in range(count)}
-        sizes = dict(_tensors(header, tensors))
+        sizes = dict(header.tensor() for _ in range(tensors))
         weights = path.stat().st_size - file.tell()
     kind = str(values.get("general.architecture"))
     if kind not in _NAMES["types"]:
@@ -100,18 +102,9 @@ def read_gguf(path: Path) -> tuple[Keys, Storage]:
             own = key.removeprefix(f"{kind}.")
             config[_NAMES["keys"].get(own, own.replace(".", "_"))] = value
     words = values.get("tokenizer.ggml.tokens")
-    config.setdefault("vocab_size", len(words) if isinstance(words, list) else words)
+    config.setdefault("vocab_size", len(words) if isinstance(words, list) else None)
     config["tie_word_embeddings"] = bool(sizes) and "output.weight" not in sizes
     bits = 8 * weights / max(1, sum(sizes.values()))
     whole = values.get("split.count", 1) == 1 and _BITS[0] <= bits <= _BITS[1]
     problem = "" if whole else f"{path}: a part of a model in GGUF; give --weights"
     return Keys(str(path), config), Storage("GGUF", bits, problem=problem, embeddings=True)
-
-
-def _tensors(header: _Header, count: int) -> Iterator[tuple[str, int]]:
-    """Yield the tensors, and how many elements each has; their types and places are passed over."""
-    for _ in range(count):
-        name = header.text()
-        dimensions = [header.number() for _ in range(min(header.number("<I"), 8))]
-        header.take(12)
-        yield name, math.prod(dimensions)
