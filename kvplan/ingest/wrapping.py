@@ -56,8 +56,8 @@ _STAMP = re.compile(
 )
 # how a line of an engine's log begins
 _BEGUN = re.compile(
-    r"(?:\(\w{1,40} pid=\d{1,9}\) )?(?:(?:INFO|WARNING|ERROR|DEBUG) \d\d-\d\d |\[?\d{4}[-/]\d\d[-/]\d\d[ T]"
-    r"|\[\d\d/\d\d/\d{4}-|time=\d{4}-|\[TensorRT-LLM\]|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )"
+    r"\(\w{1,40} pid=\d{1,9}\) |(?:INFO|WARNING|ERROR|DEBUG)(?:: | \d\d-\d\d )|\[?\d{4}[-/]\d\d[-/]\d\d[ T]"
+    r"|\[\d\d/\d\d/\d{4}-|time=\d{4}-|\[TensorRT-LLM\]|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d "
 )
 _WIDTHS = 60, 300  # columns of a terminal
 _TELLING_TIMES = 3  # different ones that only go back are an order; threads may mix two
@@ -151,12 +151,16 @@ def _in_order(texts: Iterator[str], known: list[_Entry], name: str) -> tuple[Ite
 
 
 def _broken_at(rows: Sequence[str]) -> int:
-    """Tell the width of a terminal that broke the lines of a log, of which none is longer; 0 where none did."""
+    """Tell the width of a terminal that broke the lines of a log, of which none is longer; 0 where none did.
+
+    Where it did, many lines are as wide, and what follows each is no line of its own.
+    """
     lengths = [len(row.rstrip("\r\n")) for row in rows]
     width = max(lengths, default=0)
     begun = [_BEGUN.match(row) is not None for row in rows]
-    broken = sum(length == width and not after for length, after in zip(lengths, begun[1:], strict=False))
-    return width if _WIDTHS[0] <= width <= _WIDTHS[1] and min(broken, sum(begun)) >= 2 else 0
+    after = [begun[place + 1] for place, length in enumerate(lengths[:-1]) if length == width]
+    enough = len(after) >= max(2, len(rows) / 10) and sum(begun) >= 2
+    return width if _WIDTHS[0] <= width <= _WIDTHS[1] and enough and 2 * sum(after) <= len(after) else 0
 
 
 def _rejoined(lines: Iterable[str], width: int) -> Iterator[str]:

@@ -17,9 +17,13 @@ from kvplan.ingest.timing.samples import Point, Sweep
 
 def imported(folder: Path, text: str, **asked: Any) -> dict[str, Any]:
     """The tables of a profile."""
+    return dict(gather_files([(None, written(folder, text))], Asked(**asked), None).profile.tables)
+
+
+def written(folder: Path, text: str) -> Path:
     path = folder / "given"
     path.write_text(text)
-    return dict(gather_files([(None, path)], Asked(**asked), None).profile.tables)
+    return path
 
 
 def refused(folder: Path, text: str) -> str:
@@ -30,9 +34,7 @@ def refused(folder: Path, text: str) -> str:
 
 
 def points(folder: Path, text: str) -> tuple[Point, ...]:
-    path = folder / "given"
-    path.write_text(text)
-    ((found,),) = read_groups([path])
+    ((found,),) = read_groups([written(folder, text)])
     assert isinstance(found, Sweep)
     return found.points
 
@@ -266,6 +268,9 @@ def test_lines_of_one_length_are_not_joined(tmp_path: Path) -> None:
     lines = [line.ljust(130, ".") for line in START]
     assert imported(tmp_path, "\n".join(lines) + "\n")["gpu"]["memory_tokens"] == 446_320
     assert "not recognized" in refused(tmp_path, ("x" * 80 + "\n") * 50)
+    served = [f"INFO:     10.0.0.1:{port} - POST /v1/completions 200 OK" for port in range(10_000, 10_008)]
+    whole = "\n".join([*START, *served, START[0], *served, START[0], *served]) + "\n"
+    assert "terminal" not in gather_files([(None, written(tmp_path, whole))], Asked(), None).profile.text
 
 
 # -- what results are not ----------------------------------------------------------------------------------------------
