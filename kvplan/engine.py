@@ -6,6 +6,8 @@ from enum import StrEnum
 
 VERSION = r"[0-9]+(\.[0-9]+){1,3}([.+]?[a-z][.+a-z0-9]*)?"  # of an engine, with what marks a candidate or a later build
 
+_RESERVES_PROMPTS = (0, 18)  # vLLM's version from which on whole prompts have to fit, or the next
+
 
 def numbers(version: str) -> tuple[int, ...]:
     """Return the numbers of a version, without what marks a candidate or a later build.
@@ -29,6 +31,15 @@ class Admission(StrEnum):
 
     WHOLE_PROMPT = "whole-prompt"
     FIRST_CHUNK = "first-chunk"
+
+
+def admission_before(version: str) -> Admission | None:
+    """Say how a version of vLLM admits that is older than pull request 37307; None of later ones, and of none.
+
+    >>> [admission_before(version) for version in ("0.11.2", "0.18", "")]
+    [<Admission.FIRST_CHUNK: 'first-chunk'>, None, None]
+    """
+    return Admission.FIRST_CHUNK if version and numbers(version) < _RESERVES_PROMPTS else None
 
 
 class Scheduling(StrEnum):

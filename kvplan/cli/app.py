@@ -62,9 +62,20 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     few.gpus: "kvplan gpus H100",
     few.schema: "kvplan schema -o kvplan.schema.json",
 }
+_FAILS = {
+    plan.plan: "1 no number of replicas meets the demand",
+    check.check: "1 a requirement is not met",
+    emit.emit: "1 no rate meets the objectives, or figures differ (--verify)",
+}
 for _command, _example in _EXAMPLES.items():
     named = "import" if _command is importing.importing else None  # a word of Python's own
-    app.command(named, epilog=f"Example: {_example}")(_command)
+    _codes = "; ".join(
+        filter(
+            None,
+            ("0 done", _FAILS.get(_command), "2 bad usage or input", "3 kvplan failed", "130 interrupted"),
+        )
+    )
+    app.command(named, epilog=f"Example: {_example}\n\nExit codes: {_codes}.")(_command)
 
 
 @cache
@@ -101,8 +112,9 @@ def main(argv: list[str] | None = None) -> int:
     # A tenth of what a start takes: the search for plugins that nobody has, and that for garbage where all is new.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     gc.set_threshold(100_000)
+    given = sys.argv[1:] if argv is None else argv
     try:
-        _refuse_repeated(sys.argv[1:] if argv is None else argv)
+        _refuse_repeated(given)
         result = _command_line().main(args=argv, prog_name="kvplan", standalone_mode=False)
         return result if isinstance(result, int) else ExitCode.DONE  # an int is what typer.Exit carried
     except ClosedPipeError:
@@ -117,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         return _CLOSED_PIPE if closed else int(stop.code or 0)
     except UsageError as error:
         for one in (error, *error.others):
-            say(f"error: {one}")
+            say(f"error: {one}", given)
         return ExitCode.USAGE
     except EngineError as error:
         say(f"error: {error}")
@@ -134,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
             abandon_standard_output()
             say(f"error: standard output: cannot be written: {error.strerror}")
         else:
-            say(f"error: {error.filename or 'kvplan cannot go on'}: {error.strerror}")
+            say(f"error: {error.filename or 'kvplan cannot go on'}: {error.strerror}", given)
         return ExitCode.USAGE
     except Exception as error:
         return _explain(error)

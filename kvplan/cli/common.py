@@ -2,9 +2,10 @@
 
 import io
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from kvplan.show.chart import Chart
     from kvplan.show.page import Section
     from kvplan.show.view import View
+
+_LONGEST, _END = 200, 50  # characters of what is quoted, and of its end that are left
+_LONG = re.compile(rf"(?<=[ (:=])(['\"])(?:(?!\1).){{{_LONGEST - 1},}}\1(?=[ .,;:)]|$)|\S{{{_LONGEST + 1},}}")
 
 
 def read(profile: str | None, output: Path | None) -> "profile_file.Profile":
@@ -132,8 +136,17 @@ def say_compiling(policy: str, kept: bool) -> None:
         say(f"note: compiling the loop for {policy}; {later}")
 
 
-def say(message: str) -> None:
-    tell(_harmless(" ".join(message.splitlines())))
+def say(message: str, given: Iterable[str] = ()) -> None:
+    """Say something in one line, in which no word, nothing quoted and nothing `given` is longer than one reads."""
+    line = " ".join(message.splitlines())
+    for words in (part for word in given for part in (word, word.partition("=")[2]) if len(part) > _LONGEST):
+        line = line.replace(words, shortened(words))
+    tell(_harmless(_LONG.sub(lambda match: shortened(match[0]), line)))
+
+
+def shortened(text: str) -> str:
+    """Leave the beginning and the end of a text that is long."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - _END - 1]}…{text[-_END:]}"
 
 
 def _harmless(line: str) -> str:

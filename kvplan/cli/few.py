@@ -26,6 +26,10 @@ class Described(StrEnum):
 
     PROFILE = "profile"
     REPORT = "report"
+    SIMULATE = "simulate"
+    PLAN = "plan"
+    CHECK = "check"
+    MIX = "mix"
 
 
 def explain(
@@ -161,18 +165,22 @@ def gpus(
 def schema(
     of: Annotated[
         Described,
-        typer.Option("--of", help="What the schema describes: a profile, or the JSON report of analyze."),
+        typer.Option(
+            "--of",
+            help="What the schema describes: a profile, the JSON report of analyze, or what another command writes "
+            "as JSON.",
+        ),
     ] = Described.PROFILE,
     output: options.Output = None,
 ) -> None:
-    """Print the JSON Schema of a profile, for editors, or of the report, for programs that read it."""
+    """Print the JSON Schema of a profile, for editors, or of what a command writes, for programs that read it."""
+    from kvplan.profile.schema import json_schema as of_profile
+    from kvplan.report.schema import json_schema as of_report
+    from kvplan.show import schemas
     from kvplan.show.view import json_text
 
-    if of is Described.PROFILE:
-        from kvplan.profile.schema import json_schema
-    else:
-        from kvplan.report.schema import json_schema
-    write_result(json_text(json_schema()), output)
+    known = {Described.PROFILE: of_profile, Described.REPORT: of_report}
+    write_result(json_text(known[of]() if of in known else schemas.json_schema(of)), output)
 
 
 def reproduce(

@@ -124,8 +124,10 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
             yield Flag(engine.spellings[WATERMARK], format_number(model.engine.watermark), why)
         if model.engine.prefill_interval > 1:
             yield Flag(engine.spellings["prefill_interval"], str(model.engine.prefill_interval), why)
-        if model.engine.admission is Admission.FIRST_CHUNK and engine.first_chunk is not None:
-            yield engine.first_chunk
+        chunk = engine.first_chunk if model.engine.admission is Admission.FIRST_CHUNK else None
+        # versions that lack the flag admit in no other way
+        if chunk is not None and engine.flags[chunk.flag].is_in(version_of(engine, model)):
+            yield chunk
         if model.engine.receive_every_steps > 1 and RECEIVE_EVERY in engine.spellings:
             yield Flag(engine.spellings[RECEIVE_EVERY], str(model.engine.receive_every_steps), why)
         if engine.batch_wait is not None:

@@ -132,6 +132,8 @@ class Record:
     def optional(self, value: Names | str) -> float | None:
         """Read a number under the first name that is filled; None where none is."""
         known = {value: 1.0} if isinstance(value, str) else value
+        if self.written is not None and self.values.keys().isdisjoint(known.keys()):
+            return None  # of the hundred names of a time, with a table's few columns
         filled = next((name for name in known if self.at(name) not in (None, "")), None)
         return None if filled is None else self.number({filled: known[filled]})
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from kvplan.engine import EngineName
+from kvplan.engine import EngineName, admission_before
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits, NoCapacityError, read_engine_log
 from kvplan.ingest.engines import WITH_DRAFTS, Setting, vllm
@@ -31,7 +31,6 @@ from kvplan.ingest.facts import (
 from kvplan.ingest.log_against_rest import (
     differences,
     log_part,
-    notes_by_version,
     refuse_other_options,
     rejected,
     told_limits,
@@ -330,6 +329,11 @@ class _Gathering:
         if (part := surest(found)) is None:
             return None
         part = completed(part, self.kept)
+        unsaid = {key: n for key, n in own.items() if key not in part.values}
+        default = facts(
+            "gpu", unsaid, Origin(Knowledge.ESTIMATED, f"by default of {engine}"), f"defaults of {engine}"
+        )
+        part = part._replace(facts={**part.facts, **default})
         told: dict[str, int] = told_limits(asked, limits, {})
         if asked.ranks and GpuTable.model_validate(part.values).parallelism == ALONE:
             told |= Parallelism(**asked.ranks).keys
@@ -458,9 +462,14 @@ class _Gathering:
         if engine is None and asked.max_model_len:
             engine = EngineName(before["name"])
         settings, notes = settings_of([some for some in self._runs if some.deployment.engine == engine])
-        notes += notes_by_version(limits, self.tables) if engine is EngineName.VLLM else []
-        version = told_version(engine, asked, limits, self.tables) or None
-        told = {"name": engine and str(engine), "version": version, "max_model_len": asked.max_model_len}
+        version = told_version(engine, asked, limits, self.tables)
+        named = {"name": engine and str(engine), "version": version or None}
+        told: dict[str, Any] = {**named, "max_model_len": asked.max_model_len}
+        if engine is EngineName.VLLM and "admission" not in before and (older := admission_before(version)):
+            told["admission"] = str(older)
+            notes.append(
+                f"vLLM {version} admits a prompt once its first chunk fits (before pull request 37307 of March 2026)"
+            )
         said = facts("engine", told, Origin(), f"by {by}")
         said |= facts("engine", settings, Origin(), "of the runs measured")
         if engine is None or before == before | nested(said)["engine"]:

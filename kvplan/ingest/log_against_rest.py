@@ -8,7 +8,7 @@ from typing import Any
 from kvplan.engine import VERSION, EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits
-from kvplan.ingest.engines import Setting, setting, version_of
+from kvplan.ingest.engines import Setting, setting
 from kvplan.ingest.facts import Fact, Part, facts, kept_of, kv_tables
 from kvplan.ingest.model.estimate import takes
 from kvplan.ingest.trace.formats import listed
@@ -19,8 +19,6 @@ from kvplan.profile.reading import Profile
 from kvplan.profile.replica import Gpu
 from kvplan.units import format_percent, format_tokens
 from kvplan.version import __version__
-
-_RESERVES_PROMPTS = (0, 18)  # vLLM's version from which on whole prompts have to fit, or the next
 
 
 def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, int]) -> Part:
@@ -55,15 +53,6 @@ def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, 
     told |= {key: fact for key, fact in rest.items() if key not in told}
     about = (f'"{limits.stated_in}"', *([f"sha256 {limits.sha256}"] if limits.sha256 else []))
     return Part("gpu", told, name, f"{engine}'s log", about=about, notes=limits.notes)
-
-
-def notes_by_version(limits: EngineLimits | None, tables: Mapping[str, Any]) -> list[str]:
-    """Say which admission a version of vLLM has, where the profile says no other than the newest."""
-    version = "" if limits is None else limits.settings.get(Setting.VERSION, "")
-    if not version or version_of(version) >= _RESERVES_PROMPTS or "admission" in tables.get("engine", {}):
-        return []
-    rule = "admits a prompt once its first chunk fits (before pull request 37307 of March 2026)"
-    return [f'vLLM {version} {rule}: [engine] admission = "first-chunk" says so']
 
 
 def refuse_other_options(limits: EngineLimits, asked: ImportOptions) -> None:

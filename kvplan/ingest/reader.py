@@ -7,6 +7,7 @@ need know of it. Formats are told apart by content, never by name.
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ from kvplan.ingest.text_file import beginning, lines_of
 _CHARACTERS = 1 << 16  # of a beginning
 _MOST_LINES = 100_000  # that are read of a log until it says what it is
 _MOST_COLUMNS = 2_000  # of a table; more are rows without line ends
+_LONGEST_NAME = 1_000  # characters that tell what a column is
 _DELIMITERS = ",;\t"
 
 
@@ -77,7 +79,7 @@ class Beginning(NamedTuple):
     @property
     def plain_names(self) -> frozenset[str]:
         """The names without case, spaces and signs."""
-        return frozenset(map(plain_name, self.names))
+        return _plain(tuple(self.names))
 
     def log_lines(self) -> Iterator[str]:
         """Yield the lines of a file, as many as a log may take to say what it is."""
@@ -85,6 +87,11 @@ class Beginning(NamedTuple):
             return
         with lines_of(self.path, errors="replace") as lines:
             yield from islice(lines, _MOST_LINES)
+
+
+@lru_cache(8)  # every reader asks
+def _plain(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(plain_name(name[:_LONGEST_NAME]) for name in names)
 
 
 Reads = TypeVar("Reads")

@@ -9,10 +9,11 @@ from typing import Any
 from kvplan.errors import UsageError, shown
 from kvplan.ingest.cells import tables_in
 from kvplan.ingest.engine_log import read_engine_log
-from kvplan.ingest.engines import LOGS, METRICS
+from kvplan.ingest.engines import LOGS, METRICS, WORDS, telling
 from kvplan.ingest.forms import instead_of
 from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.gguf import is_gguf
 from kvplan.ingest.reader import Beginning, FileKind, Reader
 from kvplan.ingest.results import reader_of
 from kvplan.ingest.results.summaries import SUMMARIES, runs_in
@@ -52,7 +53,8 @@ def _is_a_profile(start: Beginning) -> bool:
 
 
 def _is_of_an_engine(start: Beginning) -> bool:
-    return any(log.says(line) for line in start.log_lines() for log in LOGS)
+    lines = telling(enumerate(start.log_lines()), WORDS)
+    return any(log.says(line) for _, line in lines for log in LOGS)
 
 
 def _is_metrics(start: Beginning) -> bool:
@@ -122,7 +124,7 @@ def kind_of(path: Path) -> FileKind:
     UsageError
         It cannot be read, or its content is of no kind, or of several.
     """
-    if path.is_dir():
+    if path.is_dir() or is_gguf(path):
         return FileKind.MODEL
     start = Beginning.of_file(path)
     tables = tables_in(enumerate(start.text.splitlines(), 1))

@@ -160,6 +160,13 @@ def beginning(path: Path, characters: int, errors: str = "strict") -> str:
         return text.read(characters)
 
 
+@contextmanager
+def stored(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that is no text, as it is stored."""
+    with _refusals(path), _opened(path) as file:
+        yield file
+
+
 def _opened(path: Path) -> AbstractContextManager[BinaryIO]:
     if (kept := _HELD.get(id(path))) is not None:
         kept.seek(0)

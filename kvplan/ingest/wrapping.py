@@ -6,12 +6,14 @@ beside its text is no wrapping, but a record. A line of another form stays as it
 """
 
 import csv
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from kvplan.errors import UsageError
+from kvplan.ingest.block_yaml import mapping
 from kvplan.ingest.cells import is_json, json_object, json_records
 
 # where the text stands, by whom it is written like that; the first that is there counts
@@ -52,11 +54,19 @@ _STAMP = re.compile(
     r"(?:INFO|WARNING|ERROR|DEBUG) (\d\d-\d\d \d\d:\d\d:\d\d)|\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)"
     r"|\[(\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d)\]"
 )
+# how a line of an engine's log begins
+_BEGUN = re.compile(
+    r"\(\w{1,40} pid=\d{1,9}\) |(?:INFO|WARNING|ERROR|DEBUG)(?:: | \d\d-\d\d )|\[?\d{4}[-/]\d\d[-/]\d\d[ T]"
+    r"|\[\d\d/\d\d/\d{4}-|time=\d{4}-|\[TensorRT-LLM\]|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d "
+)
+_WIDTHS = 60, 300  # columns of a terminal
 _TELLING_TIMES = 3  # different ones that only go back are an order; threads may mix two
 _BEFORE_JSON = re.compile(
     r"(?:\(\w{1,40} pid=\d{1,9}\)|\[pod/([^\]\s]{1,300})\]|([\w.-]{1,100}) {1,40}\|"
     r"|\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?)\s{1,40}(?=[\[{])"
 )
+# llm-d's benchmark report, 0.1 and 0.2
+_REPORT = re.compile(r"(?s)(?:metrics|results):\s*\n +\w+:(?=.*(?:request_performance|time_to_first_token):)")
 _LONGEST = 64_000_000  # characters of a document
 _SHORTEST = 8  # characters of a line that can be an entry; there can be millions of blank ones
 _DEEP = 3  # wrappings within each other
@@ -93,20 +103,22 @@ def unwrapped(head: str, lines: Iterator[str]) -> tuple[Iterator[str], str] | No
         return _in_order(_joined(map(_of_line, lines), _several(known)), known, known[0].name)
     if json_object(plain) is not None:
         return (_joined(map(_of_line, lines)), "lines with a prefix") if plain != rows[0] else None
+    if _REPORT.match(head.lstrip("\ufeff")):
+        stored, whole = _stored(lines)
+        return (iter([json.dumps(mapping(stored)) + "\n"]), "YAML") if whole else (chain(stored, lines), "")
     if is_json(plain):
         return _of_document(lines) if _SAYS_TEXT.search(head) else None
+    if width := _broken_at(rows[:-1]):
+        return _rejoined(lines, width), f"a text that a terminal broke at {width} columns"
     texts, name = _in_order(lines, [_Entry(row, "") for row in rows[:-1]], "")
     return (texts, f"a text{name}") if name else None
 
 
 def _of_document(lines: Iterator[str]) -> tuple[Iterator[str], str]:
     """Take out the entries of JSON over many lines; one without any stays as it is, and is nobody's."""
-    stored, length = [], 0
-    for line in lines:
-        stored.append(line)
-        length += len(line)
-        if length > _LONGEST:
-            return chain(stored, lines), ""
+    stored, whole = _stored(lines)
+    if not whole:
+        return chain(stored, lines), ""
     try:
         records = json_records("", 1, stored[0], iter(stored[1:]))
         known = [entry for record in records for entry in _of_object(record.values, _DEEP)]
@@ -119,12 +131,55 @@ def _of_document(lines: Iterator[str]) -> tuple[Iterator[str], str]:
     return _in_order(_joined(([entry] for entry in known), _several(known)), known, known[0].name)
 
 
+def _stored(lines: Iterator[str]) -> tuple[list[str], bool]:
+    """Take the lines of a document, and tell whether that is all of it; it may be too long."""
+    stored, length = [], 0
+    for line in lines:
+        stored.append(line)
+        length += len(line)
+        if length > _LONGEST:
+            return stored, False
+    return stored, True
+
+
 def _in_order(texts: Iterator[str], known: list[_Entry], name: str) -> tuple[Iterator[str], str]:
     """Put texts into the order of time, where their entries begin with the newest."""
     for times in ([entry.time for entry in known], _stamps(known)):
         if times and all(times) and times[0] > times[-1] and times == sorted(times, reverse=True):
             return iter(list(texts)[::-1]), f"{name}, the newest first, which are put in the order of time"
     return texts, name
+
+
+def _broken_at(rows: Sequence[str]) -> int:
+    """Tell the width of a terminal that broke the lines of a log, of which none is longer; 0 where none did.
+
+    Where it did, many lines are as wide, and what follows each is no line of its own.
+    """
+    lengths = [len(row.rstrip("\r\n")) for row in rows]
+    width = max(lengths, default=0)
+    begun = [_BEGUN.match(row) is not None for row in rows]
+    after = [begun[place + 1] for place, length in enumerate(lengths[:-1]) if length == width]
+    enough = len(after) >= max(2, len(rows) / 10) and sum(begun) >= 2
+    return width if _WIDTHS[0] <= width <= _WIDTHS[1] and enough and 2 * sum(after) <= len(after) else 0
+
+
+def _rejoined(lines: Iterable[str], width: int) -> Iterator[str]:
+    """Join the parts of lines that were broken, an empty line for each but the last, so that they are counted."""
+    before = ""
+    for line in lines:
+        text = line.rstrip("\r\n")
+        if before:
+            begins = _BEGUN.match(text)
+            yield f"{before}\n" if begins else "\n"
+            before = "" if begins else before
+        before += text
+        if len(text) < width - 1 or len(before) > _DOCKERS_PART:
+            yield f"{before}\n"
+            before = ""
+        else:
+            before += " " * (width - len(text))
+    if before:
+        yield f"{before}\n"
 
 
 def _stamps(entries: Iterable[_Entry]) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan.analysis.equilibrium import per_request
-from kvplan.engine import EngineName
+from kvplan.engine import EngineName, admission_before
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.trace.replay import replaying
 from kvplan.model.fleet import Routing
@@ -70,6 +70,8 @@ def _of_kind(kind: Kind, request: Request) -> Profile:
     name = f"{kind.shape.name} on {kind.parallelism.gpus} x {kind.gpu.name}"
     engine: dict[str, Any] = {} if kind.engine is EngineName.VLLM else {"name": str(kind.engine)}
     engine |= {"version": kind.version} if kind.version else {}
+    if kind.engine is EngineName.VLLM and (older := admission_before(kind.version)):
+        engine["admission"] = str(older)
     engine |= {} if kind.longest is None else {"max_model_len": kind.longest}
     tables = {"schema": 1, "name": name, "engine": engine, **kind.tables(), **request.demand.tables}
     profile = from_tables({key: value for key, value in tables.items() if value}, name)

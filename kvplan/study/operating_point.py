@@ -568,7 +568,8 @@ def tried(overload: Overload, model: ServingModel, plan: Plan) -> Overload:
             )
             served = Sample.of([seen], seen.width_s).rate()
             work = work_factor(model, settings) * (_REQUEST_S * seen.arrived + _ITERATION_S * seen.iterations)
-            agree = abs(served.value / before - 1) < _AGREE and served.relative_width < 2 * _AGREE
+            alike = before > 0 and abs(served.value / before - 1) < _AGREE
+            agree = alike and served.relative_width < 2 * _AGREE
             settled, before = agree or seen.stuck or work > _WAIT_S, served.value
             length_s *= 2
     except UsageError:  # layers of several kinds, drafts, or a trace of several classes

@@ -92,6 +92,10 @@ def test_help_is_plain_and_has_an_example(command: str) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.isascii()
     assert f"Example: kvplan {command}" in result.stdout
+    codes = " ".join(result.stdout.partition("Exit codes: ")[2].split())
+    assert codes.startswith("0 done; ")
+    assert codes.endswith("2 bad usage or input; 3 kvplan failed; 130 interrupted.")
+    assert ("; 1 " in codes) == (command in ("plan", "check", "emit"))
     if command == "analyze":
         assert f"Default: the shipped {DEFAULT_PROFILE}." in " ".join(result.stdout.split())
 

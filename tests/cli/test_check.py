@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import documents
 import pytest
 from command import run
 
@@ -70,7 +71,10 @@ def test_a_profile_that_cannot_be_judged_is_exit_code_two_and_passes_nowhere(
 def test_a_profile_that_cannot_be_read_does_not_hide_the_others(empty: str, good: Path) -> None:
     result = run("check", good, empty, "--format", "json")
     assert result.returncode == 2
-    assert [p["outcome"] for p in json.loads(result.stdout)["profiles"]] == ["passed", "unusable"]
+    assert [p["outcome"] for p in documents.read("check", result.stdout)["profiles"]] == [
+        "passed",
+        "unusable",
+    ]
 
 
 def test_drift_from_a_baseline(good: Path, tmp_path: Path) -> None:
@@ -82,7 +86,7 @@ def test_drift_from_a_baseline(good: Path, tmp_path: Path) -> None:
     smaller.write_text(good.read_text().replace("memory_tokens = 60", "memory_tokens = 58"))
     result = run("check", smaller, *arguments, "--format", "json")
     assert result.returncode == 1  # 58/60 is 3.3 % less
-    own, drift = json.loads(result.stdout)["profiles"][0]["requirements"]
+    own, drift = documents.read("check", result.stdout)["profiles"][0]["requirements"]
     assert (own["passed"], drift["passed"], drift["origin"], drift["wanted"]) == (
         True,
         False,

@@ -136,7 +136,8 @@ def test_engine_version_and_limits_are_told_once_and_kept(run: Run, folder: Path
     told = ("--engine", "vllm==0.11.0", "--max-num-seqs", "64", "--max-num-batched-tokens", "1024")
     whole, _ = imported(run, *on, "--engine", "vllm==0.11.0")
     few, _ = imported(run, *on, *told, "--max-model-len", "300", folder / "trace.csv")
-    assert few.tables["engine"] == {"name": "vllm", "version": "0.11.0", "max_model_len": 300}
+    told_engine = {"name": "vllm", "version": "0.11.0", "max_model_len": 300, "admission": "first-chunk"}
+    assert few.tables["engine"] == told_engine
     assert (few.tables["gpu"]["max_num_seqs"], few.tables["gpu"]["max_num_batched_tokens"]) == (64, 1024)
     assert few.tables["gpu"]["memory_tokens"] > 2 * whole.tables["gpu"]["memory_tokens"]
     assert "are longer than max_model_len, 300 tokens: the engine rejects them" in " ".join(
@@ -337,7 +338,7 @@ def test_what_a_result_table_says_of_the_engine_is_the_profiles(
 ) -> None:
     table = tmp_path / "runs.csv"
     table.write_text(SETTINGS + "\n".join(rows) + "\n")
-    like = ("--model", "Llama-3.1-8B", "--gpu", "H100")
+    like = ("--model", "Llama-3.1-8B", "--gpu", "H100", "--max-num-batched-tokens", "100000")
     profile, _ = imported(run, table, "--capacity", "400000", *like)
     assert profile.tables.get("engine") == engine
     assert said in " ".join(profile.text.replace("\n#", "").split())

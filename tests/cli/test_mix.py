@@ -3,9 +3,11 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import documents
 import pytest
-from command import Run, document
+from command import Run
 from command import run as command
 from every import every
 
@@ -36,6 +38,13 @@ rate = 30.0
 """
 
 
+def written(run: Run, *arguments: str) -> Any:
+    """What the command writes as JSON."""
+    code, text, error = run(*arguments, "--format", "json")
+    assert code == 0, error
+    return documents.read("mix", text)
+
+
 @pytest.fixture
 def tiers(tmp_path: Path) -> str:
     path = tmp_path / "tiers.toml"
@@ -52,7 +61,7 @@ def test_a_mixed_replica_has_the_figures_of_analyze(
     whole, share = tmp_path / "whole.toml", tmp_path / "share.toml"
     whole.write_text(text)
     share.write_text(re.sub(r"(?<=rate = )[\d.]+", lambda rate: repr(float(rate[0]) / replicas), text))
-    placement = document(run, str(whole), "--replicas", str(replicas))["placements"][1]
+    placement = written(run, str(whole), "--replicas", str(replicas))["placements"][1]
     alone = json.loads(command("analyze", share, "--format", "json").stdout)
     (mixed,), latency, load = placement["groups"], alone["latency"], alone["load"]
     assert mixed["latency"] == latency
@@ -63,7 +72,7 @@ def test_a_mixed_replica_has_the_figures_of_analyze(
 
 
 def test_json_has_the_three_placements_and_what_they_are_worth(run: Run, tiers: str) -> None:
-    found = document(run, tiers, "--replicas", "3")
+    found = written(run, tiers, "--replicas", "3")
     assert [found[key] for key in ("schema_version", "replicas", "parts")] == [1, 3, 3]
     assert found["search"]["ways"] == 5
     apart, mixed, best = found["placements"]
@@ -89,7 +98,7 @@ def test_json_has_the_three_placements_and_what_they_are_worth(run: Run, tiers: 
 def test_an_overloaded_cluster_is_told_so(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "overloaded.toml"
     path.write_text(PROFILE.replace("rate = 40.0", "rate = 4000.0"))
-    found = document(run, str(path), "--replicas", "2")
+    found = written(run, str(path), "--replicas", "2")
     assert all(p["beyond_rps"] > 0 and p["served_rps"] < p["offered_rps"] for p in found["placements"])
     assert found["placements"][1]["e2e_s"] is None
     code, text, _ = run(str(path), "--replicas", "2")
@@ -100,7 +109,7 @@ def test_an_overloaded_cluster_is_told_so(run: Run, tmp_path: Path) -> None:
 
 def test_the_table_of_the_documentation_is_what_the_command_finds(run: Run) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "simulate.md").read_text(encoding="utf-8")
-    apart, mixed, best = document(run, "two-tier-100-125", "--replicas", "2")["placements"]
+    apart, mixed, best = written(run, "two-tier-100-125", "--replicas", "2")["placements"]
     assert best["groups"] == mixed["groups"]
     rates = ["; ".join(f"{g['served_rps']:.2f}" for g in p["groups"]) for p in (apart, mixed)]
     assert "| served by a replica under a backlog | {} | {} |".format(*rates) in page

@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 import command
+import documents
 import numpy as np
 import pytest
 from command import Run
@@ -68,7 +69,7 @@ def test_the_screen_says_that_times_of_stages_were_compared_with_nothing(
 
 def test_the_document_and_the_written_profile_agree_with_analyze(run: Run, planned: tuple[str, Path]) -> None:
     code, text, _ = run(*SHORT, "--format", "json")
-    document = json.loads(text)
+    document = documents.read("plan", text)
     found, report = (
         document["plan"],
         json.loads(command.run("analyze", planned[1], "--format", "json").stdout),
@@ -121,7 +122,7 @@ def test_profiles_are_ranked_by_what_they_cost(
     for file, each in zip(files, (8, 4), strict=True):
         file.write_text(SLOTS.format(gpus=each))
     code, text, _ = run(*map(str, files), *prices, "--format", "json")
-    found = json.loads(text)["plan"]
+    found = documents.read("plan", text)["plan"]
     assert (code, found["replicas"], found["cost"]["per_hour"]) == (0, 8, cost)
     assert [found["gpus"], found["alternatives"][0]["gpus"]] == gpus
 
@@ -144,7 +145,7 @@ def test_a_day_is_planned_with_replicas_that_come_and_go(run: Run, tmp_path: Pat
     file.write_text(DAY)
     asked = ("--schedule", "own", "--load-time", "30 s", "--api-price", "in=1,out=2")
     code, text, _ = run(str(file), *asked, "--format", "json")
-    found = json.loads(text)["plan"]
+    found = documents.read("plan", text)["plan"]
     day, most = found["day"], found["replicas"]
     assert (code, [round(hour["demand_rps"], 6) for hour in day["hours"]]) == (
         0,
@@ -225,7 +226,7 @@ def test_limits_and_versions_that_are_given_are_kept(
     assert "estimated for vLLM 0.15.1, rates" in command
     assert "--max-num-seqs 32 --max-num-batched-tokens 1024 --max-model-len 4096" in command
     tables = load_profile(str(file), stdin=BytesIO()).tables
-    assert tables["engine"] == {"version": "0.15.1", "max_model_len": 4096}
+    assert tables["engine"] == {"version": "0.15.1", "max_model_len": 4096, "admission": "first-chunk"}
     assert (tables["gpu"]["max_num_seqs"], tables["gpu"]["max_num_batched_tokens"]) == (32, 1024)
     assert "estimated for vLLM 0.33 (the newest known; others hold" in " ".join(planned[0].split())
 
@@ -271,7 +272,7 @@ def test_an_interrupted_search_says_the_best_so_far_and_ends_as_interrupts_do(
     assert code == 130
     assert "Interrupted. The best so far, by short runs, not confirmed" in " ".join(text.split())
     assert "1 replica x 1 H100 SXM" in text
-    assert json.loads(run(*asked, "--format", "json")[1])["plan"]["status"] == "interrupted"
+    assert documents.read("plan", run(*asked, "--format", "json")[1])["plan"]["status"] == "interrupted"
 
 
 def test_what_no_replica_can_do_is_said_with_exit_1(run: Run, tmp_path: Path) -> None:

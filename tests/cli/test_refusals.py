@@ -79,3 +79,20 @@ def test_each_is_one_line_and_leaves_nothing_behind(
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == FILES
 
     check_every(cases(), check)
+
+
+def test_long_values_are_shortened_in_messages(run: Run) -> None:
+    """A word, words that are quoted, the name of a file with blanks: 150 characters or so, and the last 50."""
+    for words in (
+        ("analyze", "x" * 5000),
+        ("analyze", "a b " * 1500),
+        ("analyze", "-o", "a b " * 1500),
+        ("analyze", f"--section={'a b ' * 1500}"),
+        ("simulate", "--set", "a b " * 1500),
+        ("simulate", "--policy", f"vllm,{'y' * 3000}"),
+        ("models", "--format", "x y " * 1500),
+    ):
+        code, out, error = run(*words)
+        assert (code, out) == (2, "")
+        assert len(error) < 800, words
+        assert "…" in error or "..." in error

@@ -1,10 +1,10 @@
 """A profile whose rates vary: what reaches the model, what the report says about it, and a day simulated."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import documents
 import pytest
 from measured import brief_report
 
@@ -124,7 +124,7 @@ def simulated(tmp_path: Path, text: str, *options: str) -> Any:
     path.write_text(text)
     command = ["simulate", str(path), "--policy", "greedy", *options]
     assert main([*command, "--format", "json", "-o", str(out)]) == 0
-    return json.loads(out.read_text())
+    return documents.read("simulate", out.read_text())
 
 
 def test_a_day_is_simulated_as_it_is_scheduled(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import documents
 import pytest
 from command import ENVIRONMENT, run
 
@@ -25,7 +26,7 @@ SMALL = ["simulate", "tool-calls-h100", "--requests", "300"]
 def simulated(tmp_path: Path, *more: str) -> dict[str, Any]:
     path = tmp_path / "out.json"
     assert main([*SMALL, "--format", "json", "-o", str(path), *more]) == 0
-    found: dict[str, Any] = json.loads(path.read_text())
+    found: dict[str, Any] = documents.read("simulate", path.read_text())
     return found
 
 
@@ -101,7 +102,7 @@ def several(tmp_path: Path, *more: str, text: str = SEVERAL) -> dict[str, Any]:
     profile.write_text(text)
     command = ["simulate", str(profile), "--requests", "400", "--format", "json", "-o", str(out)]
     assert main([*command, *more]) == 0
-    found: dict[str, Any] = json.loads(out.read_text())
+    found: dict[str, Any] = documents.read("simulate", out.read_text())
     return found
 
 
@@ -260,7 +261,7 @@ def interrupted(*command: str) -> subprocess.CompletedProcess[str]:
 
 def test_ctrl_c_reports_what_is_done() -> None:
     done = interrupted("--policy", "greedy", "--requests", "300000", "--format", "json")
-    found = json.loads(done.stdout)
+    found = documents.read("simulate", done.stdout)
     (policy,) = found["policies"]
     assert 1000 < policy["completed"] < 300_000
     assert (found["interrupted"], found["seeds"]) == (True, [0])

@@ -221,3 +221,13 @@ def test_what_was_right_stays_right() -> None:
     assert imported("39", "input.json", "--capacity", "3000000")[0]["gpu"]["memory_tokens"] == 3_000_000
     fp8 = str(next(CASES.glob("17-*")) / "input-fp8-kv.json")
     assert "made for a KV cache in fp8" in imported("17", "", "--model", fp8, "--gpu", "H100 SXM")[1]
+
+
+def test_a_version_before_march_2026_admits_by_the_first_chunk() -> None:
+    """Case 29: the eighth client starts, is preempted and starts again, as only such an admission has it."""
+    given = ("--gpu-memory", "64GB", "--gpu-bandwidth", "1.6TB/s", "--gpu-flops", "350TFLOPS", "--tp", "8")
+    told = ("--model", "GLM-4.6", "--gpu", "910B", *given, "--weights", "int8")
+    old, said = imported("29", "", *told, "--engine", "vllm==0.11.0")
+    assert old["engine"]["admission"] == "first-chunk"
+    assert "once its first chunk fits" in said
+    assert "admission" not in imported("29", "", *told, "--engine", "vllm==0.19.0")[0].get("engine", {})

@@ -108,7 +108,7 @@ def test_headings_and_tables_have_their_roles() -> None:
     # what can be scrolled can be reached by keyboard and has a name
     regions = [a for tag, a in page.tags if tag == "div" and a.get("class") == "scroll"]
     assert len(regions) == tags.count("table") > 10
-    assert all(a["tabindex"] == "0" and a["role"] == "region" and a["aria-label"] for a in regions)
+    assert all(a["tabindex"] == "0" and a["role"] == "group" and a["aria-label"] for a in regions)
     links = {str(a["href"])[1:] for tag, a in page.tags if tag == "a"}
     assert links == {a["id"] for tag, a in page.tags if tag == "section" and "id" in a}
 
@@ -134,3 +134,11 @@ def test_the_stylesheet_has_both_palettes_and_uses_nothing_else() -> None:
         assert all(f"--{role}: {colour};" in style for role, colour in palette.items())
     assert set(re.findall(r"#[0-9a-f]{6}\b", style)) == {*LIGHT.values(), *DARK.values()}
     assert set(re.findall(r"var\(--([a-z]+)\)", style)) <= set(LIGHT) == set(DARK)
+
+
+def test_every_landmark_has_a_name_of_its_own_and_every_header_says_something() -> None:
+    """As axe has it: landmark-unique and empty-table-header."""
+    page = html.render(build(shipped("llama-3.1-8b-rtx4090")))
+    landmarks = re.findall(r'<(?:nav|main|header|footer)\b[^>]*>|<[^>]* role="region"[^>]*>', page)
+    assert len(landmarks) == len(set(landmarks)) == 4
+    assert not re.search(r"<th\b[^>]*>\s*</th>", page)

@@ -18,6 +18,7 @@ import kvplan
 from kvplan.errors import ProfileError
 from kvplan.profile.reading import parse_profile, shipped_profiles, starter
 from kvplan.profile.schema import json_schema
+from kvplan.show import schemas
 from kvplan.show.view import json_text
 
 COMMITTED = Path(kvplan.__file__).parent / "profile" / "profile.schema.json"
@@ -221,3 +222,12 @@ def test_kvplan_and_the_schema_refuse_the_same() -> None:
         assert not VALIDATOR.is_valid(document(text))
 
     check_every(MORE, check)
+
+
+@pytest.mark.parametrize("command", schemas.documents())
+def test_documents_of_commands_have_schemas(command: str) -> None:
+    """Each is a schema, and so describes what `tests/documents.py` reads with it."""
+    described = schemas.json_schema(command)
+    jsonschema.Draft202012Validator.check_schema(described)
+    assert described["required"][:2] == ["schema_version", "kvplan_version"]
+    assert not jsonschema.Draft202012Validator(described).is_valid({"schema_version": 1})

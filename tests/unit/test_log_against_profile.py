@@ -85,7 +85,10 @@ def test_an_old_version_admits_by_the_first_chunk(tmp_path: Path, version: str, 
     log.write_text(f"vLLM API server version {version}\n{CAPACITY}")
     for base, twice in ((BASE, True), (f'{BASE}[engine]\nadmission = "first-chunk"\n', False)):
         found = gather_files([(None, log)], Asked(), parse_profile(base.encode(), "base.toml"))
-        assert any("first-chunk" in note for note in found.notes) == (said and twice)
+        assert any("its first chunk fits" in note for note in found.notes) == (said and twice)
+        assert found.profile.tables.get("engine", {}).get("admission") == (
+            "first-chunk" if said or not twice else None
+        )
 
 
 def test_prefix_caching_follows_the_log(tmp_path: Path) -> None:

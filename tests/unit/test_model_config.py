@@ -839,3 +839,10 @@ def test_any_configuration_gives_a_shape_or_one_clear_refusal(
     said = refusal(lambda: shape_of(parse_object(text, "config.json"), "any"))
     assert said.startswith("config.json: ") or not said
     assert "\n" not in said
+
+
+def test_a_variant_of_a_model_may_take_longer_requests() -> None:
+    """As the config.json of Qwen3-Coder-30B-A3B-Instruct has it; all else is the same."""
+    shape, like = read_model("Qwen3-Coder-30B-A3B"), read_model("Qwen3-30B-A3B")
+    assert (shape.max_model_len, like.max_model_len) == (262_144, 40_960)
+    assert (shape.counts, shape.kept) == (like.counts, like.kept)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -98,6 +99,33 @@ vllm:request_generation_tokens_bucket{le="+Inf",model_name="m"} 100.0
 vllm:request_generation_tokens_count{model_name="m"} 100.0
 vllm:request_generation_tokens_sum{model_name="m"} 30000.0
 """
+_REPORT = b"""metrics:
+  latency:
+    request_latency:
+      mean: 2.19
+      units: s
+    time_to_first_token:
+      mean: 210.0
+      units: ms
+  requests:
+    input_length:
+      mean: 1000.0
+    output_length:
+      mean: 100.0
+    total: 500
+  throughput:
+    requests_per_sec: 7.3
+scenario:
+  load:
+    args:
+      max_concurrency: 16
+version: '0.1'
+"""
+_OLLAMA = b"""time=2025-09-11T00:42:49.552+02:00 level=INFO source=runner.go:1251 msg="starting ollama engine"
+time=2025-09-11T00:42:49.558+02:00 level=INFO source=runner.go:1170 msg=load request="{Operation:commit LoraPath:[] Para
+llel:4 BatchSize:512 FlashAttention:true KvSize:32768 KvCacheType: NumThreads:16 GPULayers:37[ID:0 Layers:37(0..36)] Mul
+tiUserCache:false ProjectorPath: MainGPU:0 UseMmap:false}"
+"""
 _BASELINE = json.dumps(
     {"schema_version": 2, "kvplan_version": "0", "load": {"sustainable_rps": 12.5, "headroom": 0.2}}
 ).encode()
@@ -124,6 +152,9 @@ def kinds() -> list[Kind]:
         ),
         Kind(_MODEL, "config.json", ("import", "{file}", "--gpu", "RTX 4090")),
         Kind(_MODEL, "config.json", ("import", "--model", "{file}", "--gpu", "H100 SXM")),
+        Kind(_REPORT, "report.yaml", ("import", "{file}", "--model", "Qwen3-14B", "--gpu", "H100 SXM")),
+        Kind(_OLLAMA, "ollama.log", ("import", "{file}")),
+        Kind(_gguf(), "model.gguf", ("import", "--model", "{file}", "--gpu", "H100 SXM")),
         *(Kind(content, "trace", _FIT) for content in (_TRACE, _AZURE, _BURSTGPT, _MOONCAKE)),
         Kind(_TRACE, "trace.csv", ("simulate", "tool-calls-h100", "--trace", "{file}")),
         Kind(_SERVEGEN, "a-trace.csv", _FIT, {"a-dataset.json": _LENGTHS}),
@@ -152,6 +183,20 @@ def kinds() -> list[Kind]:
         for name, arguments in published
         if (_SHARED / name).exists()
     ]
+
+
+def _gguf() -> bytes:
+    """A header of a model of eight layers."""
+    sizes = {"block_count": 8, "context_length": 4096, "embedding_length": 512, "feed_forward_length": 1024,
+             "attention.head_count": 8, "attention.head_count_kv": 2, "vocab_size": 1000}  # fmt: skip
+
+    def text(word: str) -> bytes:
+        return struct.pack("<Q", len(word)) + word.encode()
+
+    keys = [text("general.architecture") + struct.pack("<I", 8) + text("llama")]
+    keys += [text(f"llama.{name}") + struct.pack("<II", 4, size) for name, size in sizes.items()]
+    tensor = text("output.weight") + struct.pack("<IQQIQ", 2, 512, 1000, 1, 0)
+    return b"GGUF" + struct.pack("<IQQ", 3, 1, len(keys)) + b"".join(keys) + tensor + bytes(2000)
 
 
 def inputs() -> dict[str, Kind]:

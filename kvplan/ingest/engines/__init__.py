@@ -5,8 +5,10 @@ A module has a record `LOG`, and `METRICS` where kvplan reads them. Nothing else
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvplan.errors import ProfileError
@@ -18,10 +20,11 @@ if TYPE_CHECKING:
 
 NUMBER = r"(-?\d[\d,]*)"
 DRAFTED = re.compile(
-    r"\bDrafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
+    r"Drafted: (\d+) tokens, Per-position acceptance rate: ((?:[01]\.\d{1,9}, )*[01]\.\d{1,9})"
 )
 WITH_DRAFTS = "with drafts"  # begins the note on times that include them
-_SHAPES = 10_000  # of lines that are remembered
+_AT_ONCE = 1 << 18  # characters of lines
+_LONGEST, _BEFORE = 200_000, 1_000  # of a line, and of these before its first word
 _LARGEST_BLOCK = 1 << 13  # tokens
 _MOST = 1e18  # of what is counted, tokens or seconds
 _TELLING = 0.05  # requests, of which rounding leaves a tenth open
@@ -123,37 +126,42 @@ class EngineLog(NamedTuple):
         """Tell whether a line states a capacity, what ran, or that or why a start begins or fails."""
         if any(word in line for word in self.running):
             return True
-        if not any(word in line for word in self.words):
-            return False
         forms = [kind.form.pattern for kind in self.capacities]
         return any(form and re.search(form, line) for form in (*forms, self.start, self.failures))
 
 
 def telling(numbered: Iterable[tuple[int, str]], words: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines that have any of these words, which are looked for once in all lines of a shape.
-
-    Without digits, and letters of hexadecimal ones, most lines of a log are alike.
+    """Yield the lines that have any of these words, which are looked for in many lines at once.
 
     >>> list(telling([(1, "one"), (2, "two"), (3, "three")], ["th", "on", "x"]))
     [(1, 'one'), (3, 'three')]
     """
-    shapes = [(word, _shape(word)) for word in words]
-    possible: dict[bytes, list[str]] = {}  # of these words, by shape
-    for number, line in numbered:
-        shape = _shape(line)
-        found = possible.get(shape)
-        if found is None:
-            if len(possible) == _SHAPES:
-                possible.clear()
-            found = possible[shape] = [word for word, part in shapes if part in shape]
-        for word in found:
-            if word in line:
-                yield number, line
-                break
+    known = tuple(words)
+    several: list[tuple[int, str]] = []
+    length = 0
+    for each in numbered:
+        several.append(each)
+        length += len(each[1])
+        if length > _AT_ONCE:
+            yield from _with_words(several, known)
+            several, length = [], 0
+    yield from _with_words(several, known)
 
 
-def _shape(text: str) -> bytes:
-    return text.encode(errors="replace").translate(None, b"0123456789abcdef")
+def _with_words(numbered: Sequence[tuple[int, str]], words: Iterable[str]) -> Iterator[tuple[int, str]]:
+    text = "\n".join([line for _, line in numbered])
+    ends = list(accumulate(len(line) + 1 for _, line in numbered))
+    found: dict[int, int] = {}  # where the first of them stands, by line
+    for word in words:
+        place = text.find(word)
+        while place >= 0:
+            index = bisect_right(ends, place)
+            found[index] = min(place, found.get(index, place))
+            place = text.find(word, ends[index])
+    for index, place in sorted(found.items()):
+        number, line = numbered[index]
+        at = place - ends[index] + len(line) + 1 if len(line) > _LONGEST else 0
+        yield number, line[max(0, at - _BEFORE) :][:_LONGEST]  # nobody writes more than that
 
 
 class KvCapacity(NamedTuple):

@@ -3,7 +3,7 @@
 TurboMind's blocks hold ``cache_block_seq_len`` tokens, by default 64 (before 0.2 it says ``is not set, default to
 128``); its ``block_size`` is in MB. The PyTorch engine states all in ``build CacheEngine with config:
 CacheConfig(max_batches=128, block_size=64, …, num_gpu_blocks=21, …)``. As it runs it logs averages: ``Avg thr (in/out):
-12.3 / 45.6 tokens/s, …, Engine (running/waiting): 8 / 0, KV cache: 51.2%``.
+12.3 / 45.6 tokens/s, …, Engine (running/waiting): 8 / 0, KV cache: 51.2%``. Its metrics have lengths, and no capacity.
 """
 
 import re
@@ -13,6 +13,7 @@ from kvplan.ingest.engines import (
     NUMBER,
     Capacity,
     EngineLog,
+    EngineMetrics,
     Setting,
     argument,
     numbers,
@@ -91,4 +92,17 @@ LOG = EngineLog(
     block_tokens=BLOCK_TOKENS,
     running=("Avg thr (in/out)",),
     statistics=_Averages,
+)
+
+METRICS = EngineMetrics(
+    engine="LMDeploy",
+    prefix="lmdeploy",
+    prompt="lmdeploy:request_prompt_tokens",
+    generation="lmdeploy:request_generation_tokens",
+    requests=("lmdeploy:request_success_total",),
+    itl=(
+        "lmdeploy:iter_token_latency",
+        "lmdeploy:time_per_output_token_seconds",
+    ),  # the second in older versions
+    without_histograms="LMDeploy exports them with --enable-metrics",
 )

@@ -2,7 +2,7 @@
 
 Where that is missing, ``KV Cache is allocated. … #tokens: 60000, …, page_size=1``. As it runs, 0.2 to today, it logs
 ``Decode batch. #running-req: 8, #token: 62531, …``, with a comma or a full stop. Its metrics have the capacity as
-``sglang:max_total_num_tokens``, the blocks as ``sglang:page_size``.
+``sglang:max_total_num_tokens``, ``/get_server_info`` as a key of its JSON, the blocks as ``sglang:page_size``.
 
 With drafts a decode line has ``accept len: 3.56``, tokens that each sequence emits in an iteration; the throughput
 counts them (scheduler_metrics_mixin.py of 0.5). Data-parallel ranks log for themselves, others of one rank the same.
@@ -114,11 +114,17 @@ LOG = EngineLog(
     engine="SGLang",
     looked_for="'max_total_num_tokens=…' and 'KV Cache is allocated. #tokens: …'",
     words=(
-        *("max_total_num_tokens=", "KV Cache is allocated", "server_args=", "Prefill batch", "Error: "),
+        *("max_total_num_tokens", "KV Cache is allocated", "server_args=", "Prefill batch", "Error: "),
         *("Scheduler hit an exception", "scheduler is dead", "Received sigquit"),
+        *(
+            '_size":',
+            '"max_running_requests":',
+            '"context_length":',
+            '"model_path":',
+        ),  # in JSON over many lines
     ),
     capacities=(
-        Capacity(re.compile(rf"(?<![\w.])max_total_num_tokens={NUMBER}")),
+        Capacity(re.compile(rf"(?<![\w.])max_total_num_tokens(?:=|\": ?){NUMBER}")),
         Capacity(
             re.compile(rf"KV Cache is allocated\.(?:(?!KV Cache is).)*?#tokens: {NUMBER}"), of_pool=True
         ),

@@ -31,7 +31,6 @@ from kvplan.ingest.engines import (
     Snapshot,
     argument,
     numbers,
-    ranks_of,
     setting,
     settled_block,
     version_of,
@@ -57,11 +56,12 @@ _BLOCK_SIZE = argument("block_size")
 _BANNER = r"█  version (?=v?\d)"
 _VERSION = re.compile(rf"(?:(?:API |vLLM )server version |LLM engine \(v|{_BANNER})v?(\d{{1,9}}\.\d{{1,9}})")
 _HIT_RATE = re.compile(  # in a line of statistics; V0: in the next one
-    r"\bPrefix cache hit rate: (?:GPU: )?(\d+(?:\.\d+)?)%"
+    r"Prefix cache hit rate: (?:GPU: )?(\d+(?:\.\d+)?)%"
 )
-_LOADED_RATE = re.compile(r"\bExternal prefix cache hit rate: (\d+(?:\.\d+)?)%")
+_LOADED_RATE = re.compile(r"External prefix cache hit rate: (\d+(?:\.\d+)?)%")
 _START = rf"vLLM (?:API )?server version|{_BANNER}|non-default args: |\bargs: Namespace\("
 _DRAFTS = argument("num_spec(?:ulative)?_tokens")
+_RANK = re.compile(r"(?:(?<![A-Za-z])DP[ :=]?|Engine(?:Core)?[ _])(\d+)")
 _ENGINES = re.compile(r"\b(\d{1,6}) Engines Aggregated: ")
 _WAITING = re.compile(r"\bWaiting: [1-9]")
 
@@ -76,6 +76,7 @@ _STATS = re.compile(
     r"Running: (\d+) reqs,(?:(?!Avg prompt).)*?KV cache usage: ([\d.]+)%"
 )
 _USAGE = re.compile(r"KV cache usage: ([\d.]+)%")
+_MOST_AVERAGES = 100_000  # that are kept, evenly over the log
 _LEAST_MS = 0.1  # of any forward pass
 _DUMMY = "ms (dummy)"  # an idle rank keeping step with the others
 # versions from which on the prompt throughput is without hits, the external hit rate is of what the local cache missed,
@@ -137,6 +138,7 @@ class _Statistics:
         self._capacity_tokens = collector.capacity_tokens
         self._usage: dict[int, float] = {}  # by data-parallel rank
         self._averages: list[_Average] = []
+        self._met, self._step = 0, 1  # how many came, and of how many one is kept
         self._version: tuple[int, int] | None = None
         self._start = 0
         self._details: set[int] = set()  # starts that log iterations one by one
@@ -145,7 +147,11 @@ class _Statistics:
     def line(self, number: int, text: str) -> None:
         if "KV cache usage" in text and (values := numbers(_USAGE.search(text))):
             self._usage[_rank(text)] = values[0]
-        elif self._collector.given_tokens is None:
+        if "Iteration(" in text:
+            self._details.add(self._start)
+            self._iteration(number, text)
+            return
+        if "KV cache usage" not in text and self._collector.given_tokens is None:
             self._state_capacity(text)
         if ("ersion" in text or "LLM engine" in text) and (version := _VERSION.search(text)):
             self._version = version_of(version[1])
@@ -153,10 +159,7 @@ class _Statistics:
             self._start += 1
         if "pec" in text and _WITH_DRAFTS.search(text):
             self._drafts.add(self._start)
-        if "Iteration(" in text:
-            self._details.add(self._start)
-            self._iteration(number, text)
-        elif "Avg prompt throughput" in text:
+        if "Avg prompt throughput" in text:
             if values := numbers(_STATS.search(text)):
                 self._average(number, text, values)
             else:
@@ -179,13 +182,19 @@ class _Statistics:
                 self._collector.note(note)
 
     def _average(self, number: int, text: str, values: list[float]) -> None:
-        engines = int(several[1]) if (several := _ENGINES.search(text)) else 1
+        engines = int(several[1]) if "Aggregated" in text and (several := _ENGINES.search(text)) else 1
         if engines > 1:
             *rates, usage = values
             values = [*(rate / engines for rate in rates), usage]
             self._collector.note(f"lines of {engines} engines aggregated are taken as the mean of one engine")
         average = _Average(values, number, self._capacity_tokens, self._version, self._start)
+        if self._met % self._step:
+            self._averages.pop()  # what it waited for, hit rates of the next line, is there
         self._averages.append(average.with_hits(text))
+        self._met += 1
+        if len(self._averages) == _MOST_AVERAGES:
+            del self._averages[1:-1:2]
+            self._step *= 2
 
     def _state_capacity(self, text: str) -> None:
         if "block" in text and (stated := _BLOCK_SIZE.search(text)):
@@ -222,8 +231,8 @@ class _Statistics:
 
 def _rank(text: str) -> int:
     """Tell the data-parallel rank of a line, 0 where it says none: ``EngineCore_DP1`` or ``Engine 001:``."""
-    ranks = ranks_of(text.partition("Avg prompt")[0])
-    return next((int(number[-9:]) for name, number in ranks if name in ("DP", "Engine")), 0)
+    rank = _RANK.search(text.partition("Avg prompt")[0])
+    return int(rank[1][-9:]) if rank else 0
 
 
 def _percent(rate: re.Pattern[str], text: str) -> float:

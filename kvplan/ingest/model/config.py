@@ -1,4 +1,4 @@
-"""The shape of a language model, from a Hugging Face config.json or the catalogue."""
+"""The shape of a language model, from a Hugging Face config.json, the header of a GGUF file or the catalogue."""
 
 import os
 from collections import ChainMap
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import UsageError
+from kvplan.ingest.model.gguf import is_gguf, read_gguf
 from kvplan.ingest.model.hardware import find, tables
 from kvplan.ingest.model.json_keys import DEFAULTS, FAMILIES, LARGEST, Keys, read_object
 from kvplan.ingest.model.layers import Layer, read_layers, read_state, window_of
@@ -22,7 +23,7 @@ _LAYERS = 10_000  # at most; published models have up to 126
 _NOUN = "model in the catalogue nor file"
 _NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 _QUANTISED = {"fp8": {"quant_method": "fp8"}, "nvfp4": _NVFP4, "fp4": _NVFP4}  # ends of names
-_ABOUT = ("also", "short", "source", "total_billion", "active_billion")  # keys of the catalogue
+_ABOUT = ("also", "longest", "short", "source", "total_billion", "active_billion")  # keys of the catalogue
 _UNSCALED = (
     "su",
     "longrope",
@@ -35,7 +36,7 @@ _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # ends
 
 
 def read_model(reference: str | Path) -> ModelShape:
-    """The shape of a model: of a config.json, a folder with one, or a name in the catalogue.
+    """The shape of a model: of a config.json, a folder with one, a file in GGUF, or a name in the catalogue.
 
     Raises
     ------
@@ -55,13 +56,19 @@ def read_model(reference: str | Path) -> ModelShape:
         return read_model(Path(text) / "config.json")
     if isinstance(reference, Path) or os.path.exists(text) or text.endswith(".json"):
         path = Path(text)
+        if is_gguf(path):
+            keys, storage = read_gguf(path)
+            return replace(shape_of(keys, path.stem), storage=storage)
         if path.name != "config.json":
             return shape_of(read_object(path), path.stem)
         name = path.absolute().parent.name or path.stem
         return shape_of(read_object(path), name, _quantization_beside(path))
     name, entry, quantised = _catalogued(text)
-    config = {key: value for key, value in catalogue()[entry].items() if key not in _ABOUT}
-    shape = shape_of(Keys(f"catalogue: {entry}", {**config, **quantised}), name)
+    known = catalogue()[entry]
+    config = {key: value for key, value in known.items() if key not in _ABOUT} | dict(quantised)
+    if longest := known.get("longest", {}).get(name.rpartition("/")[2]):
+        config["max_position_embeddings"] = longest
+    shape = shape_of(Keys(f"catalogue: {entry}", config), name)
     return replace(shape, like=entry)
 
 

@@ -59,18 +59,21 @@ class ParameterCounts:
 class Storage:
     """How weights are kept: "16-bit", "fp8", "awq", …
 
-    `bits` is that of a quantised weight, its share of scales and zero points included. Embeddings keep 16 bits, and so
-    does all but routed experts with `experts_only`. Of weights that are kept in a way not known, `problem` says so.
+    `bits` is that of a quantised weight, its share of scales and zero points included. Embeddings keep 16 bits, unless
+    `embeddings` are quantised too, and so does all but routed experts with `experts_only`. Of weights that are kept in
+    a way not known, `problem` says so.
     """
 
     name: str
     bits: float = _SIXTEEN
     experts_only: bool = False
     problem: str = ""
+    embeddings: bool = False
 
     def total_bytes(self, counts: ParameterCounts) -> int:
         """Bytes of all weights."""
         quantised = counts.experts if self.experts_only else counts.experts + counts.other
+        quantised = counts.total if self.embeddings else quantised
         return int((counts.total - quantised) * _SIXTEEN / 8 + quantised * self.bits / 8)
 
     @property

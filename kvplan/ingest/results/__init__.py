@@ -5,18 +5,25 @@ a load generator's report says as a point of a sweep: its load, and lengths of r
 """
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from kvplan.ingest.cells import Names, Record
 from kvplan.ingest.reader import Beginning, FileKind, Reader, collected
 from kvplan.ingest.timing.collector import Collector
-from kvplan.ingest.timing.samples import Range
+from kvplan.ingest.timing.samples import Deployment, Point, Range
 from kvplan.model import Parallelism
+from kvplan.units import format_number
 
 Adds = Callable[[Record, Collector], None]
 _KEPT_UP = 0.97  # of what was offered
+_FASTER, _FEW = 1.1, 30  # than offered, beside chance among so many requests, where their number is not known
+_WHOLE = 0.98  # of E2E
+_DEEP = 6  # objects within each other
+_PERCENTILE = re.compile(r"(?:^|[^a-z])p\d\d|percentile")
 _TO_HALF_WIDTH = math.sqrt(3)  # of a uniform distribution, from its standard deviation
 
 
@@ -101,6 +108,31 @@ def spread(mean: float, half: float = 0.0, *, deviation: float | None = None) ->
 def tpot(e2e_s: float, ttft_s: float | None, output: float) -> float | None:
     """Tell the time between tokens, seconds; None of answers of one token, or where TTFT is not known."""
     return None if ttft_s is None or output <= 1 or e2e_s <= ttft_s else (e2e_s - ttft_s) / (output - 1)
+
+
+def add_load(row: Record, point: Point, deployment: Deployment, collector: Collector) -> None:
+    """Add a run, and say what its figures are not: times of tokens, the rate that was served, percentiles."""
+    output, e2e, line = sum(point.outputs) / 2, point.e2e_s, f"line {point.line}"
+    waited = point.ttft_s if point.ttft_s is not None or point.tpot_s is not None else e2e
+    if output > 1 and e2e and waited and _WHOLE <= waited / e2e <= 1 / _WHOLE:
+        collector.note(f"{line}: not streamed, for the first token comes with the last: E2E alone is taken")
+        point = replace(point, ttft_s=None, tpot_s=None)
+    rate, served = point.rate_rps, point.throughput_rps
+    chance = 3 / math.sqrt(point.requests or _FEW)
+    if rate and served and served > (_FASTER + chance) * rate:
+        stated = f"{format_number(served)} requests/s of {format_number(rate)}"
+        collector.note(f"{line}: served faster than offered, {stated}: what was served counts")
+        point = replace(point, rate_rps=served)
+    if _has_percentiles(row.values):
+        collector.note("percentiles of times are left out: their means count")
+    collector.add_point(point, deployment)
+
+
+def _has_percentiles(values: Mapping[str, Any], deep: int = _DEEP) -> bool:
+    return any(
+        _PERCENTILE.search(key) or (deep and isinstance(value, dict) and _has_percentiles(value, deep - 1))
+        for key, value in values.items()
+    )
 
 
 def parallelism(row: Record) -> Parallelism:

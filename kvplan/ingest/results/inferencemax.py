@@ -5,7 +5,7 @@ Keys as its utils/process_result.py writes them: times in seconds, tokens per se
 """
 
 from kvplan.ingest.cells import Record, names
-from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, parallelism, spread, table
+from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, add_load, parallelism, spread, table
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point
 
@@ -47,7 +47,7 @@ def _add(row: Record, collector: Collector) -> None:
         weight_dtype=row.text("precision"),
         other=", ".join(filter(None, other)),
     )
-    collector.add_point(point, deployment)
+    add_load(row, point, deployment, collector)
 
 
 def _time(row: Record, what: str, collector: Collector) -> float | None:

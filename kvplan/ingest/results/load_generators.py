@@ -4,15 +4,17 @@
   TTFT) / (tokens - 1). The load stands in the configuration that the file repeats; their CSV states none.
 - GuideLLM's ``benchmarks.json``, 0.3 to 0.8, several in a file. Its time per output token counts the first one too;
   `inter_token_latency_ms` is (last - first token) / (tokens - 1).
+- llm-d's benchmark report, 0.1 and 0.2, in YAML or JSON: what a load generator measured of a stack.
 - inference-perf's ``stage_N_lifecycle_metrics.json``. Its time per output token counts chunks without a token (of its
   0.1 and 0.2, half of all). Its loads of type "constant" have gaps that are exponentially distributed too.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from kvplan.ingest.cells import Names, Record, names
-from kvplan.ingest.results import Load, at_rate, document, in_flight, spread, tpot
+from kvplan.ingest.cells import Names, Record, names, number_of
+from kvplan.ingest.results import Load, add_load, at_rate, document, in_flight, spread, tpot
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
 
@@ -46,14 +48,14 @@ class Generator(NamedTuple):
     requests: Names
     model: Callable[[Record], str] = lambda record: ""
     parts: Callable[[Record], Iterable[Record]] = lambda record: [record]
-    unusable: Callable[[Record], bool] = lambda record: False
+    unusable: Callable[[Record], str] = lambda record: ""
     note: str = ""
 
     def read(self, report: Record, collector: Collector) -> None:
         """Add the runs of a report."""
         for record in self.parts(report):
-            if self.unusable(record):
-                collector.skip("a run that was cut short", record.line)
+            if reason := self.unusable(record):
+                collector.skip(reason, record.line)
             elif record.number(self.requests) == 0:
                 collector.skip("nothing was generated", record.line)
             elif (load := self.load(record, run := self.run(record))) is None:
@@ -62,7 +64,17 @@ class Generator(NamedTuple):
                 if self.note:
                     collector.note(self.note)
                 point = Point(line=record.line, **run._asdict(), **load)
-                collector.add_point(point, Deployment(model=self.model(record)))
+                add_load(record, point, Deployment(model=self.model(record)), collector)
+
+
+def _seconds(record: Record, value: str, unit: str) -> float | None:
+    """Read a time whose unit stands beside it, perhaps per token; None where it is not there."""
+    if record.at(value) is None:
+        return None
+    named = record.text(unit).removesuffix("/token")
+    if named not in _UNITS:
+        raise record.error(unit, f"{named!r}; must be one of {', '.join(_UNITS)}")
+    return record.number({value: _UNITS[named]})
 
 
 def _objects(*keys: str) -> Callable[[Record], bool]:
@@ -77,12 +89,7 @@ _PHASES = "input_config.phases"
 
 def _aiperf(record: Record) -> Run:
     def time(metric: str) -> float | None:
-        if record.at(f"{metric}.avg") is None:
-            return None
-        unit = record.text(f"{metric}.unit")
-        if unit not in _UNITS:
-            raise record.error(f"{metric}.unit", f"{unit!r}; must be one of {', '.join(_UNITS)}")
-        return record.number({f"{metric}.avg": _UNITS[unit]})
+        return _seconds(record, f"{metric}.avg", f"{metric}.unit")
 
     def lengths(metric: str) -> Range:
         return spread(record.number(f"{metric}.avg"), deviation=record.optional(f"{metric}.std"))
@@ -228,6 +235,81 @@ def _inference_perf_load(record: Record, run: Run) -> Load:
     )
 
 
+# -- llm-d's benchmark report -----------------------------------------------------------------------------------------
+
+_REPORTED = ("results.request_performance.aggregate", "metrics")  # of 0.2, of 0.1
+
+
+def _reported(record: Record) -> str:
+    """Tell where the figures of a report stand; empty where they do not."""
+    there = (path for path in _REPORTED if record.at(f"{path}.latency") and record.at(f"{path}.requests"))
+    return next(there, "")
+
+
+def _llmd(record: Record) -> Run:
+    here = _reported(record)
+    counted, measured = f"{here}.requests", f"{here}.latency"
+    ttft, between, e2e = (
+        _seconds(record, f"{measured}.{metric}.mean", f"{measured}.{metric}.units")
+        for metric in ("time_to_first_token", "time_per_output_token", "request_latency")
+    )
+    inputs, outputs = (
+        spread(record.number(f"{path}.mean"), deviation=record.optional(f"{path}.stddev"))
+        for path in (f"{counted}.input_length", f"{counted}.output_length")
+    )
+    output = record.number(f"{counted}.output_length.mean")
+    if e2e is None:
+        e2e = (ttft or 0.0) + (between or 0.0) * max(output - 1, 0.0)
+    failed = record.optional(f"{counted}.failures") or 0.0
+    rate = names(f"{here}.throughput.request_rate.mean {here}.throughput.requests_per_sec")
+    return Run(
+        max(0, round(record.number(f"{counted}.total") - failed)),
+        record.number(rate),
+        e2e,
+        ttft,
+        tpot(e2e, ttft, output) or between,
+        inputs,
+        outputs,
+    )
+
+
+def _llmd_load(record: Record, run: Run) -> Load:
+    load = Record(record.source, record.line, record.at("scenario.load") or {})
+    stages, stage = _listed(load.at("args.load.stages")), load.at("metadata.stage")
+    asked = stages[int(stage) if stage in range(len(stages)) else 0].get("rate") if stages else None
+    rate = _bounded(load.at("standardized.rate_qps"), load.at("args.request_rate"), asked)
+    most = _bounded(load.at("standardized.concurrency"), load.at("args.max_concurrency"))
+    clients = None if most is None else max(1, round(most))
+    if rate is not None:
+        return _at_rate(run, rate, clients)
+    return in_flight(run.throughput_rps, run.e2e_s) if clients is None else {"concurrency": clients}
+
+
+def _bounded(*seen: Any) -> float | None:
+    """Read the first load that is there and has a bound; None where none has."""
+    known = (number for one in seen if (number := number_of(one)) is not None)
+    return next((number for number in known if 0 < number < math.inf), None)
+
+
+def _listed(seen: Any) -> list[dict[str, Any]]:
+    """List objects, which YAML has by their number."""
+    several = seen.values() if isinstance(seen, dict) else seen if isinstance(seen, list) else ()
+    return [one for one in several if isinstance(one, dict)]
+
+
+def _llmd_engines(record: Record) -> list[Record]:
+    stack = (Record(record.source, record.line, part) for part in _listed(record.at("scenario.stack")))
+    return [part for part in stack if part.text("standardized.kind") == "inference_engine"]
+
+
+def _llmd_replicas(record: Record) -> str:
+    """Say why a run is not of one replica."""
+    hosts = record.at("scenario.host.type")
+    replicas = sum(part.optional("standardized.replicas") or 1 for part in _llmd_engines(record))
+    replicas = replicas or (len(hosts) if isinstance(hosts, list | dict) else 1)
+    return f"a run of {replicas:g} replicas together" if replicas > 1 else ""
+
+
 _DERIVED = "TPOT is (E2E - TTFT) / (output tokens - 1)"
 _GENERATORS = (
     Generator(
@@ -237,7 +319,11 @@ _GENERATORS = (
         _aiperf_load,
         names("request_count.avg"),
         model=_aiperf_model,
-        unusable=lambda record: record.at("is_complete") is False or record.at("was_cancelled") is True,
+        unusable=lambda record: (
+            "a run that was cut short"
+            if record.at("is_complete") is False or record.at("was_cancelled") is True
+            else ""
+        ),
     ),
     Generator(
         "GuideLLM",
@@ -255,6 +341,19 @@ _GENERATORS = (
         _inference_perf_load,
         names("successes.count"),
         note=f"inference-perf's time per output token counts empty chunks; {_DERIVED}",
+    ),
+    Generator(
+        "llm-d benchmark report",
+        lambda record: bool(_reported(record)),
+        _llmd,
+        _llmd_load,
+        names(" ".join(f"{path}.requests.total" for path in _REPORTED)),
+        model=lambda record: next(
+            (part.text("standardized.model.name") for part in _llmd_engines(record)),
+            record.text("scenario.model.name"),
+        ),
+        unusable=_llmd_replicas,
+        note=f"llm-d benchmark report: {_DERIVED}",
     ),
 )
 

@@ -1,8 +1,8 @@
 """Results with a line for each figure, printed or in JSON, by summaries.toml.
 
-evalscope: ``evalscope perf``'s table and its benchmark_summary.json. MLPerf: mlperf_log_summary.txt of the scenario
-Server. TensorRT-LLM: what ``trtllm-bench throughput`` prints. LLMPerf: its ``…_summary.json``. GenAI-Perf: its CSV and
-what it prints, a table with the mean of each metric.
+evalscope: ``evalscope perf``'s table and its benchmark_summary.json. MLPerf: mlperf_log_summary.txt and
+mlperf_log_detail.txt of the scenario Server. TensorRT-LLM: what ``trtllm-bench throughput`` prints. LLMPerf: its
+``…_summary.json``. GenAI-Perf: its CSV and what it prints, a table with the mean of each metric.
 """
 
 import re
@@ -15,12 +15,13 @@ from kvplan.errors import UsageError
 from kvplan.ingest.cells import Names, Record, names, plain_name
 from kvplan.ingest.model.hardware import tables
 from kvplan.ingest.reader import Reader
-from kvplan.ingest.results import Adds, Load, at_rate, in_flight, spread, table, tpot
+from kvplan.ingest.results import Adds, Load, add_load, at_rate, in_flight, spread, table, tpot
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point
 from kvplan.units import format_number, format_seconds
 
 _LINE = re.compile(r"\W*(\w[^|:]*?(?:\([^)|]*\))?)\s*[:|]\s*([^|\s]\S*)")
+_MLLOG = re.compile(r':::MLLOG \{"key": "(\w+)", "value": "?([^\s",}]+)')  # of MLPerf's detail log
 _LONGEST = 300  # characters of a line
 _UNITS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9, "_per_min": 1 / 60}
 _SUMMARIES = tables(Path(__file__).with_suffix(".toml"))["summaries"]
@@ -47,9 +48,11 @@ def _add(summary: Mapping[str, Any], row: Record, collector: Collector) -> None:
 
     ttft, e2e, between = read("ttft"), read("e2e"), read("tpot")
     throughput, rate, users, count = map(read, ("throughput", "rate", "concurrency", "requests"))
-    output, tokens = read("output"), read("output_rate")
+    output, tokens, sent = map(read, ("output", "output_rate", "output_sent"))
     if output is None and tokens and throughput:
         output = tokens / throughput
+    elif output is None and sent and rate:
+        output = sent / rate
     if output is None or throughput is None or e2e is None:
         collector.skip("states neither lengths, requests per second nor E2E", row.line)
         return
@@ -81,7 +84,7 @@ def _add(summary: Mapping[str, Any], row: Record, collector: Collector) -> None:
         throughput_rps=throughput,
         **load,
     )
-    collector.add_point(point, Deployment(model=row.text("model"), engine=row.text("backend")))
+    add_load(row, point, Deployment(model=row.text("model"), engine=row.text("backend")), collector)
 
 
 SUMMARIES: tuple[Reader[Adds], ...] = tuple(
@@ -110,7 +113,8 @@ def runs_in(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Record
     written: dict[str, str] = {}
     first = began = 0
     for number, text in numbered:
-        if len(text) > _LONGEST or not (match := _LINE.match(text)):
+        match = _MLLOG.match(text) or (_LINE.match(text) if len(text) <= _LONGEST else None)
+        if match is None:
             continue
         label = plain_name(match[1])
         written[label] = match[1]

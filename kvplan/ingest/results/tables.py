@@ -24,7 +24,17 @@ from typing import Any
 from kvplan.errors import ProfileError
 from kvplan.ingest.cells import Names, Record, names
 from kvplan.ingest.reader import FileKind, Reader
-from kvplan.ingest.results import INFERENCEMAX_PROTOCOL, Adds, Load, at_rate, parallelism, spread, table, tpot
+from kvplan.ingest.results import (
+    INFERENCEMAX_PROTOCOL,
+    Adds,
+    Load,
+    add_load,
+    at_rate,
+    parallelism,
+    spread,
+    table,
+    tpot,
+)
 from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
 from kvplan.ingest.timing.samples import Deployment, Point, Range, Waits
@@ -249,7 +259,7 @@ def _at_concurrency(row: Record, collector: Collector) -> None:
         e2e_s=row.optional(E2E),
         throughput_rps=throughput,
     )
-    collector.add_point(point, _deployment(row))
+    add_load(row, point, _deployment(row), collector)
 
 
 def _at_rate(row: Record, collector: Collector) -> None:
@@ -281,7 +291,7 @@ def _at_rate(row: Record, collector: Collector) -> None:
     )
     known = _deployment(row)
     other = ", ".join(filter(None, (row.text("variant"), known.other)))
-    collector.add_point(point, replace(known, other=other))
+    add_load(row, point, replace(known, other=other), collector)
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -314,7 +324,10 @@ def _request(reading: Reading, layout: Layout, row: Any, line: int, collector: C
         elif first_s is None:
             reason = "without the time of its first token"
         elif last_s is None and not layout.format.sparse:
-            raise BadRowError("missing", layout.places[min({"last", "e2e"} & layout.places.keys())].name)
+            where = next(
+                (layout.places[name].name for name in ("e2e", "last") if name in layout.places), "last"
+            )
+            raise BadRowError("missing", where)
         elif last_s is None:
             reason = "without the time of its end"
         elif layout.format.sparse and first_s >= last_s and output_tokens > 1:

@@ -16,7 +16,7 @@ import re
 import numpy as np
 
 from kvplan.ingest.cells import Record, names
-from kvplan.ingest.results import Load, at_rate, in_flight, parallelism, spread, table
+from kvplan.ingest.results import Load, add_load, at_rate, in_flight, parallelism, spread, table
 from kvplan.ingest.results.tables import E2E, THROUGHPUT, TPOT, TTFT
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
@@ -66,7 +66,7 @@ def add_run(row: Record, collector: Collector) -> None:
         parallelism=parallelism(row),  # of --metadata
         arguments=frozenset(filter(None, [row.text("arguments")])),
     )
-    collector.add_point(point, deployment)
+    add_load(row, point, deployment, collector)
 
 
 def _load(row: Record, requests: int, output: float, collector: Collector) -> Load:
