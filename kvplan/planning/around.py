@@ -144,9 +144,20 @@ def objectives(
                 state,
                 cliffs.get(key),
                 without.get(key),
+                *(value_of(latency, _of_same_time(key, figure), varies=varies) for figure in ("mean", "p99")),
             )
         )
     return rows
+
+
+def _of_same_time(key: str, figure: str) -> str:
+    """Return the key of another figure of the same time, and class.
+
+    >>> _of_same_time("ttft_s.p95 of chat", "mean")
+    'ttft_s.mean of chat'
+    """
+    of, sep, name = key.partition(" of ")
+    return f"{of.partition('.')[0]}.{figure}{sep}{name}"
 
 
 def value_of(latency: Latency, key: str, *, varies: bool = False) -> float | None:

@@ -37,8 +37,8 @@ class Status(StrEnum):
 class Objective(NamedTuple):
     """A figure of the fleet, and its limit where it has one; times in seconds.
 
-    `low` and `high` are its 95 % interval, `slower` the value with iterations slower, `cliff` the times between which
-    it moves for a per cent of the requests; `replicas_without` are what the other objectives alone take, by short runs.
+    `mean` and `p99` are of the same time, `low` and `high` the 95 % interval of the figure, `slower` its value with
+    iterations slower, `cliff` the times between which it moves for a per cent of the requests; `replicas_without` are what the other objectives alone take, by short runs.
     """
 
     key: str
@@ -50,6 +50,8 @@ class Objective(NamedTuple):
     state: State
     cliff: tuple[float, float] | None
     replicas_without: int | None
+    mean: float | None
+    p99: float | None
 
 
 class Size(NamedTuple):

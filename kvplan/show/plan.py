@@ -285,15 +285,17 @@ def _words(key: str) -> str:
 
 def _objectives(plan: Plan) -> page.Table:
     slower = f"{format_percent(plan.request.slower)} slower"
-    if plan.request.headroom:
-        slower += f", {format_percent(plan.request.headroom, signed=True)}"
+    if plan.request.headroom:  # the row has 80 columns
+        slower = f"slower, {format_percent(plan.request.headroom, signed=True)}"
     columns: page.Columns[Objective] = {
         page.Column(""): lambda o: _words(o.key),
         page.number("limit"): lambda o: "none" if o.limit is None else format_seconds(o.limit),
+        page.number("mean"): lambda o: format_seconds(o.mean),
         page.number("expected"): lambda o: format_seconds(o.value),
         page.number("95 % interval"): lambda o: (
             ABSENT if o.low is None else interval(o.low, o.high, format_seconds)
         ),
+        page.number("p99"): lambda o: format_seconds(o.p99),
         page.number(slower): lambda o: format_seconds(o.slower),
     }
     return page.tabulate(columns, plan.objectives)
@@ -512,6 +514,9 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
             for each in plan.versus
         )
         yield f"Of its KV memory and sustainable rate, others on its GPUs have: {'; '.join(others)}."
+    for o in plan.objectives:
+        if o.key.startswith("itl_s.p") and o.limit is not None and o.p99 is not None and o.p99 > o.limit:
+            yield f"{_words(o.key)} holds because longer gaps are rarer: their p99 is {format_seconds(o.p99)}."
     limited = {slo.key.partition("_s.")[0] for slo in plan.request.slos}
     values = {o.key: o.value for o in plan.objectives}
     for time, slow_s in (("ttft", _LONG_WAIT_S), ("itl", _FEELS_SLOW_S)):
