@@ -33,6 +33,11 @@ BYTE_UNITS: Mapping[str, Fraction] = {
 }
 POWER_UNITS: Mapping[str, Fraction] = {"W": Fraction(1), "kW": Fraction(1000)}
 BANDWIDTH_UNITS: Mapping[str, Fraction] = {f"{unit}/s": size for unit, size in BYTE_UNITS.items()}
+RATE_UNITS: Mapping[str, Fraction] = {
+    "/s": Fraction(1),
+    "/min": Fraction(1, 60),
+    "/h": Fraction(1, 3600),
+}
 
 # The digits and the exponent are bounded so that exact arithmetic stays cheap whatever is typed.
 _UNSIGNED = r"[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,2})?"
@@ -92,6 +97,19 @@ def parse_power(text: str) -> float:
     700.0
     """
     return float(_parse(text, POWER_UNITS, "a power", "700 W"))
+
+
+def parse_requests(text: str) -> float:
+    """Return requests/s of a rate such as ``60/min``.
+
+    >>> parse_requests("60/min"), parse_requests("2 /h") * 1800
+    (1.0, 1.0)
+    """
+    match = re.fullmatch(rf" *([+-]?{_UNSIGNED}) *(/[a-z]+) *", text[:200])
+    if match is None or match[2] not in RATE_UNITS or len(text) > 200:
+        named = ", ".join(RATE_UNITS)
+        raise UsageError(f'{_quoted(text)} is not a rate such as "60/min" (units: {named})')
+    return float(Fraction(match[1]) * RATE_UNITS[match[2]])
 
 
 def _parse(text: str, units: Mapping[str, Fraction], noun: str, example: str) -> Fraction:

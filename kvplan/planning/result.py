@@ -37,8 +37,9 @@ class Status(StrEnum):
 class Objective(NamedTuple):
     """A figure of the fleet, and its limit where it has one; times in seconds.
 
-    `mean` and `p99` are of the same time, `low` and `high` the 95 % interval of the figure, `slower` its value with
-    iterations slower, `cliff` the times between which it moves for a per cent of the requests; `replicas_without` are what the other objectives alone take, by short runs.
+    `low` and `high` are its 95 % interval, `slower` the value with iterations slower, `cliff` the times between which
+    it moves for a per cent of the requests, `mean` and `p99` those of the same time; `replicas_without` are what the
+    other objectives alone take, by short runs.
     """
 
     key: str

@@ -76,6 +76,10 @@ _POWER = _Unit(
     *("a power", " W", 'a string such as "700 W"', False),
     *(units.parse_power, units.POWER_UNITS),
 )
+_RATE = _Unit(
+    *("a rate", "/s", 'a number of requests/s or a string such as "60/min"', True),
+    *(units.parse_requests, units.RATE_UNITS),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,9 +136,9 @@ Moment = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_S, _TIME, or_
 Bytes = Annotated[int, Within(1, 10**16, _MEMORY)]
 Bandwidth = Annotated[float, Within(1e3, 1e15, _BANDWIDTH)]
 Power = Annotated[float, Within(1, 1e5, _POWER)]
-ClassRate = Annotated[float, Within(ranges.LEAST_RATE, ranges.MOST_RATE, or_none=True)]
+ClassRate = Annotated[float, Within(ranges.LEAST_RATE, ranges.MOST_RATE, _RATE, or_none=True)]
 Factor = Annotated[float, Within(1e-6, 1e6, or_none=True)]  # of a rate
-Rate = Annotated[float, Field(ge=ranges.LEAST_RATE, le=ranges.MOST_RATE)]
+Rate = Annotated[float, Within(ranges.LEAST_RATE, ranges.MOST_RATE, _RATE)]
 Weight = Annotated[float, Field(ge=ranges.LEAST_WEIGHT, le=ranges.MOST_WEIGHT)]
 Share = Annotated[float, Field(ge=ranges.LEAST_WEIGHT, le=1)]
 UpToOne = Annotated[float, Field(ge=0, le=1)]

@@ -486,6 +486,19 @@ def _after_a_burst(plan: Plan) -> str:
     return said.strip()
 
 
+def _unlimited(plan: Plan) -> Iterator[str]:
+    """Say what a user feels that no objective limits."""
+    for o in plan.objectives:
+        if o.key.startswith("itl_s.p") and o.limit is not None and o.p99 is not None and o.p99 > o.limit:
+            yield f"{_words(o.key)} holds because longer gaps are rarer: their p99 is {format_seconds(o.p99)}."
+    limited = {slo.key.partition("_s.")[0] for slo in plan.request.slos}
+    values = {o.key: o.value for o in plan.objectives}
+    for time, slow_s in (("ttft", _LONG_WAIT_S), ("itl", _FEELS_SLOW_S)):
+        p95 = values.get(f"{time}_s.p95")
+        if time not in limited and p95 is not None and p95 > slow_s:
+            yield f"No objective limits {time.upper()}, whose p95 is {format_seconds(p95)}."
+
+
 def _notes(plan: Plan, full: bool) -> Iterator[str]:
     if plan.worst is not None:
         begin, end = map(format_seconds, plan.worst)
@@ -514,15 +527,7 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
             for each in plan.versus
         )
         yield f"Of its KV memory and sustainable rate, others on its GPUs have: {'; '.join(others)}."
-    for o in plan.objectives:
-        if o.key.startswith("itl_s.p") and o.limit is not None and o.p99 is not None and o.p99 > o.limit:
-            yield f"{_words(o.key)} holds because longer gaps are rarer: their p99 is {format_seconds(o.p99)}."
-    limited = {slo.key.partition("_s.")[0] for slo in plan.request.slos}
-    values = {o.key: o.value for o in plan.objectives}
-    for time, slow_s in (("ttft", _LONG_WAIT_S), ("itl", _FEELS_SLOW_S)):
-        p95 = values.get(f"{time}_s.p95")
-        if time not in limited and p95 is not None and p95 > slow_s:
-            yield f"No objective limits {time.upper()}, whose p95 is {format_seconds(p95)}."
+    yield from _unlimited(plan)
     assumed = ""
     if plan.spread:
         sizes = ", ".join(f"{n:,} at cv {cv:g}" for cv, n in plan.spread)

@@ -7,12 +7,14 @@ import pytest
 from every import every
 
 from kvplan.errors import UsageError
+from kvplan.profile.reading import parse_profile
 from kvplan.units import (
     format_number,
     format_percent,
     format_rate,
     format_seconds,
     parse_bytes,
+    parse_requests,
     parse_seconds,
 )
 
@@ -122,3 +124,20 @@ def test_rates_and_percentages_carry_their_unit() -> None:
     assert format_percent(-0.0512) == "-5.12%"
     assert format_percent(0.034, signed=True) == "+3.4%"
     assert format_percent(-0.034, signed=True) == "-3.4%"
+
+
+@pytest.mark.parametrize(("text", "per_s"), [("60/min", 1.0), ("7200 /h", 2.0), ("0.5/s", 0.5)])
+def test_a_profile_has_its_rates_in_units(text: str, per_s: float) -> None:
+    toml = f"""schema = 1
+name = "a"
+gpu = {{ memory_tokens = 60 }}
+timing = {{ d0 = "10 ms" }}
+classes = [{{ name = "a", input = 1, decode = 2, rate = "{text}" }}]
+"""
+    assert parse_profile(toml.encode(), "a.toml").model.total_rate_rps == pytest.approx(per_s)
+
+
+@pytest.mark.parametrize("text", ["60", "60/day", "/min", "1e999/s", "60/min" + " " * 300])
+def test_a_rate_in_another_unit_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_requests(text)
