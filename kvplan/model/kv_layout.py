@@ -106,6 +106,15 @@ class KvLayout:
     def has_states(self) -> bool:
         return any(one.is_state for one in self.layers)
 
+    @property
+    def not_cached(self) -> str | None:
+        """Say what a prefix cache beside these layers is not modelled for; None: nothing."""
+        if self.has_states:
+            return "states, which engines keep at some places of a prompt only"
+        if len({group.block_tokens for group in self.groups}) > 1:
+            return "layers whose blocks have different numbers of tokens"
+        return None
+
     @cached_property
     def group_size(self) -> int:
         """Layers of a group: the largest count of a kind if that wastes little, else the smallest."""

@@ -8,6 +8,7 @@ group of each iteration.
 import math
 
 from kvplan.simulation.followups import bring, skip
+from kvplan.simulation.grouped_cache import ask_in_groups, leave_groups
 from kvplan.simulation.prefix_cache import caches, let_go
 from kvplan.simulation.queues import append, put_first, take_out
 from kvplan.simulation.radix_cache import leave_tree
@@ -30,6 +31,7 @@ from kvplan.simulation.state import (
     Time,
     extended,
     group_list,
+    grouped,
     hosted,
     in_fleet,
     kernel,
@@ -51,6 +53,9 @@ def blocks_of(s: State, tokens: int) -> int:
 @kernel
 def compute(s: State, request: int, begin: int, end: int) -> None:
     """Hold, of layers of several kinds, what a step takes that has computed `begin` tokens and has slots for `end`."""
+    if grouped(s):
+        ask_in_groups(s, request, begin, end)
+        return
     blocks = s.blocks[end, Blocks.FILLED] - s.blocks[begin, Blocks.PASSED]
     if pooled(s):
         s.counter[Counter.WINDOWED] += blocks - s.request[request, Request.HOLDS_WINDOWS]
@@ -336,7 +341,9 @@ def free(s: State, request: int, tokens: int, computed: int) -> None:
     if extended(s) and s.fixed[Fixed.HANDED_OVER] > 0:
         # there may be room now for somebody whose KV is elsewhere
         s.clock[Clock.PAUSE] = min(s.clock[Clock.PAUSE], s.clock[Clock.NOW])
-    if layered(s):
+    if grouped(s):
+        leave_groups(s, request)
+    elif layered(s):
         s.counter[Counter.HELD] -= s.request[request, Request.HOLDS]
         s.request[request, Request.HOLDS] = 0
         if pooled(s):

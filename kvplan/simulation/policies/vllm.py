@@ -47,6 +47,13 @@ from kvplan.simulation.actions import (
     was_fetched,
     whole_tokens,
 )
+from kvplan.simulation.grouped_cache import (
+    hits_in_groups,
+    hold_in_groups,
+    idle_in_groups,
+    let_pass,
+    take_in_groups,
+)
 from kvplan.simulation.host_tier import first_loaded, hits_of_tiers, is_being_loaded, load, mark
 from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies.parameters import LIMITS, PATIENCE, within_limits
@@ -69,6 +76,7 @@ from kvplan.simulation.state import (
     Time,
     extended,
     group_list,
+    grouped,
     hosted,
     kernel,
     layered,
@@ -146,7 +154,7 @@ def go_on(s: State, budget: int) -> int:
     """Go on with the prompt begun, which gives way where blocks lack; return as `serve_running` does."""
     request = s.counter[Counter.PARTLY]
     if request != NOBODY and budget > 0:
-        if s.counter[Counter.HELD] + further_blocks(s, request, budget) > s.fixed[Fixed.CAPACITY]:
+        if blocks_lack(s, request, budget):
             preempt(s, request)
             return 0
         budget -= compute_prompt(s, request, budget)
@@ -159,7 +167,7 @@ def serve_loaded(s: State, budget: int) -> int:
     request = first_loaded(s)
     while request != NOBODY and budget > 0:
         mark(s, request, -1)
-        if s.counter[Counter.HELD] + further_blocks(s, request, budget) > s.fixed[Fixed.CAPACITY]:
+        if blocks_lack(s, request, budget):
             evict(s, request)
             return 0
         take_out(s, request)
@@ -186,6 +194,8 @@ def serve_in_order(s: State) -> bool:
             preempted = True
             if last == request:
                 return preempted
+        if grouped(s):
+            take_in_groups(s, request, tokens - 1, tokens)
         request = s.request[request, Request.AFTER]
     return preempted
 
@@ -234,7 +244,7 @@ def serve_worst_last(s: State) -> int:
     budget = int(s.knobs[MAX_TOKENS]) - s.list[group_list(s, 0), List.LENGTH]
     request = s.counter[Counter.PARTLY]
     if request != NOBODY and budget > 0:
-        while s.counter[Counter.HELD] + further_blocks(s, request, budget) > s.fixed[Fixed.CAPACITY]:
+        while blocks_lack(s, request, budget):
             worst = worst_running(s)
             preempt(s, worst)
             preempted = True
@@ -335,10 +345,20 @@ def granted_tokens(s: State, request: int, budget: int) -> int:
 
 
 @kernel
+def blocks_lack(s: State, request: int, budget: int) -> bool:
+    """Tell whether blocks lack for the next part of a sequence; what its windows have passed is free first."""
+    more = further_blocks(s, request, budget)
+    return bool(s.counter[Counter.HELD] + more > s.fixed[Fixed.CAPACITY])
+
+
+@kernel
 def further_blocks(s: State, request: int, budget: int) -> int:
     """Count the blocks that the next part of a sequence takes."""
     done = s.request[request, Request.PARKED]
     until = done + granted_tokens(s, request, budget)
+    if grouped(s):
+        let_pass(s, request, done)
+        return int(s.blocks[until, Blocks.FILLED] - s.request[request, Request.HOLDS] * s.kept.shape[0])
     if layered(s):
         return int(
             s.blocks[until, Blocks.FILLED] - s.blocks[done, Blocks.PASSED] - s.request[request, Request.HOLDS]
@@ -369,6 +389,9 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
             if is_being_loaded(s, request):
                 return
             found = hits_of_tiers(s, request)
+        if grouped(s):
+            found = hits_in_groups(s, request)
+            here, idle = found * s.kept.shape[0], idle_in_groups(s, request, found)
         blocks = blocks_of(s, tokens_with_room(s, whole, here, found, budget)) - here + idle
         if not fetched and s.counter[Counter.HELD] + blocks > s.fixed[Fixed.CAPACITY] - spared:
             return
@@ -377,11 +400,19 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
             s.request[request, Request.PARKED] = whole - 1
             s.counter[Counter.HELD] -= blocks_of(s, whole) - blocks_of(s, whole - 1)
         else:
-            s.request[request, Request.PARKED] = hold(s, request, found) if caches(s) else 0
+            s.request[request, Request.PARKED] = take_hits(s, request, found)
         most -= 1
         if hosted(s) and found > here and load(s, request, here, found):
             continue
         budget -= compute_prompt(s, request, budget)
+
+
+@kernel
+def take_hits(s: State, request: int, found: int) -> int:
+    """Hold what is found of a request; returns its tokens."""
+    if grouped(s):
+        return hold_in_groups(s, request, found)
+    return hold(s, request, found) if caches(s) else 0
 
 
 @kernel
@@ -404,6 +435,8 @@ def compute_prompt(s: State, request: int, budget: int) -> int:
     done = s.request[request, Request.PARKED] + granted
     if layered(s):
         compute(s, request, done - granted, done)
+        if grouped(s):
+            take_in_groups(s, request, done - granted, done)
     else:
         s.counter[Counter.HELD] += further_blocks(s, request, budget)
     if granted > 1:
@@ -439,12 +472,14 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     setup = setup._replace(
         capacity_blocks=blocks,
         # what the host forgets meanwhile is not found, and asks for no room at first
-        coasts=(admission == WHOLE_PROMPT or host is None) and engine.prefill_interval == 1,
-        prefix_cache=Cache.BLOCKS if caching else Cache.NONE,
+        coasts=(admission == WHOLE_PROMPT or host is None)
+        and engine.prefill_interval == 1
+        and caching != Cache.GROUPS,
+        prefix_cache=caching,
         host=host,
         waiting_weighs=4,
     )
-    rule = {"watermark": watermark, "admission": ADMISSION[admission], "prefix_caching": int(caching)}
+    rule = {"watermark": watermark, "admission": ADMISSION[admission], "prefix_caching": int(caching > 0)}
     if scheduling == BY_PRIORITY:
         if host is not None:
             raise UsageError(f"{settings.policy}.scheduling = priority: not modelled beside a host tier")
@@ -487,17 +522,22 @@ def queues_of(scenario: Scenario) -> tuple[IntArray, int]:
     return queue[scenario.requests.class_index], every.size
 
 
-def prefix_caching(scenario: Scenario, settings: Settings) -> bool:
-    """Read whether what was computed for those who have left stays known; as the profile says, unless set."""
-    on = scenario.model.replica.prefix_caching and not scenario.looks_up
+def prefix_caching(scenario: Scenario, settings: Settings) -> int:
+    """Read what stays known of those who have left, a value of `Cache`; as the profile says, unless set.
+
+    Beside layers of several kinds nothing does, unless set, where requests have nothing in common.
+    """
+    replica, requests = scenario.model.replica, scenario.requests
+    on = replica.prefix_caching and (not scenario.looks_up or requests.prefixes is not None)
     value = settings.number("prefix_caching", float(on))
     if value not in (0.0, 1.0):
         raise UsageError(f"{settings.policy}.prefix_caching = {value:g}: 0 or 1")
-    if value and scenario.looks_up:
-        raise UsageError(
-            f"{settings.policy}.prefix_caching = 1: not modelled beside drafts or layers of several kinds"
-        )
-    return value == 1.0
+    if not value or not scenario.looks_up:
+        return Cache.BLOCKS if value else Cache.NONE
+    why = "drafts" if requests.drafted is not None or replica.layout is None else replica.layout.not_cached
+    if why:
+        raise UsageError(f"{settings.policy}.prefix_caching = 1: not modelled beside {why}")
+    return Cache.GROUPS
 
 
 POLICY = Policy(
