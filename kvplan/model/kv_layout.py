@@ -166,6 +166,24 @@ class KvLayout:
             held += g.copies * (self.state_blocks if g.kind is Attention.STATE else g.blocks(begin, end))
         return np.asarray(self.block_tokens * held)
 
+    def in_common(self, found: int, first: IntArray, stages: IntArray) -> tuple[int, FloatArray]:
+        """Pool tokens that a beginning of so many tokens takes, held once; and what each request has of it, summed up.
+
+        `first` tokens at stage 0 and `stages` are of each request: it has the beginning whole in its first iteration,
+        and then what its windows and chunks have not passed.
+        """
+        blocks, held = found // self.block_tokens, 0
+        tokens = np.arange(int((first + stages).max(initial=1)) + 1)
+        has = np.zeros(tokens.size)
+        for g in self.groups:
+            passed = -(-tokens // g.block_tokens) - g.blocks(tokens, tokens)
+            held += g.copies * (blocks - int(passed[found]))
+            has += g.copies * np.maximum(blocks - passed, 0)
+        upto = np.concatenate([[0.0], np.cumsum(has)])
+        later = upto[first + stages - 1] - upto[first]
+        copies = sum(g.copies for g in self.groups)
+        return self.block_tokens * held, np.asarray(self.block_tokens * (copies * blocks + later))
+
     def read_tokens(self, tokens: FloatArray) -> FloatArray:
         """Context that a step of a request of so many tokens reads, in tokens of the layers with full attention.
 

@@ -118,13 +118,19 @@ def _host_tier(document: "Document") -> Iterator[Problem]:
 
 def _layers(document: "Document") -> Iterator[Problem]:
     try:
-        layered = document.gpu.layout is not None
+        layout = document.gpu.layout
     except ValueError:  # as the table says
         return
-    beside = Beside("gpu.kv[]", *_IN_COMMON)
-    why = "layers of several kinds: of windows, chunks and states a prefix cache keeps too little"
-    for problem in beside.problems(document) if layered else ():
-        yield problem._replace(message=f"not modelled beside {why}")
+    if layout is None:
+        return
+    by_priority = document.engine is not None and document.engine.scheduling is Scheduling.PRIORITY
+    why = layout.not_cached or ('layers of several kinds and scheduling = "priority"' if by_priority else None)
+    several = "layers of several kinds; what is modelled is shared, and sessions of one turn at a rate"
+    for problem in Beside("gpu.kv[]", *_IN_COMMON).problems(document):
+        table, *place = problem.path
+        known = document.sessions[int(place[0])].asks_once if table == "sessions" else place[-1] == "shared"
+        if why or not known:
+            yield problem._replace(message=f"not modelled beside {why or several}")
 
 
 def _priorities(document: "Document") -> Iterator[Problem]:
