@@ -16,6 +16,7 @@ from kvplan.simulation.prefix_cache import count_hits
 from kvplan.simulation.state import (
     NOBODY,
     Block,
+    Blocks,
     Counter,
     Fixed,
     Kept,
@@ -177,12 +178,6 @@ def idle_in_groups(s: State, request: int, found: int) -> int:
 
 
 @kernel
-def places_of(s: State, tokens: int) -> int:
-    """Count the places of a table that so many tokens take, in each group."""
-    return int((tokens + s.fixed[Fixed.BLOCK] - 1) // s.fixed[Fixed.BLOCK])
-
-
-@kernel
 def column(s: State, group: int, place: int) -> int:
     """Return the column of a place in `State.table`; in the first the rows that are free again name each other."""
     return int(1 + group * ((s.table.shape[1] - 1) // s.kept.shape[0]) + place)
@@ -198,7 +193,8 @@ def hold_in_groups(s: State, request: int, found: int) -> int:
     else:
         c[Counter.SPARE] = s.table[row, 0]
     s.request[request, Request.TABLE] = row
-    s.request[request, Request.HOLDS] = s.request[request, Request.TAKEN] = found
+    s.request[request, Request.TAKEN], s.request[request, Request.PASSED] = found, 0
+    s.request[request, Request.HOLDS] = found * s.kept.shape[0]
     for group in range(s.kept.shape[0]):
         skipped = passed(s, group, found * s.fixed[Fixed.BLOCK])
         for place in range(found):
@@ -218,15 +214,18 @@ def hold_in_groups(s: State, request: int, found: int) -> int:
 def ask_in_groups(s: State, request: int, begin: int, end: int) -> None:
     """Free what is passed once `begin` tokens are computed, and ask for slots up to `end`."""
     let_pass(s, request, begin)
-    more = places_of(s, end) - s.request[request, Request.HOLDS]
+    more = s.blocks[end, Blocks.FILLED] - s.request[request, Request.HOLDS]
     s.request[request, Request.HOLDS] += more
-    s.counter[Counter.HELD] += more * s.kept.shape[0]
+    s.counter[Counter.HELD] += more
 
 
 @kernel
 def let_pass(s: State, request: int, tokens: int) -> None:
     """Free what a request has passed once so many tokens are computed, the last block first."""
     row = s.request[request, Request.TABLE]
+    if s.blocks[tokens, Blocks.PASSED] == s.request[request, Request.PASSED]:
+        return
+    s.request[request, Request.PASSED] = s.blocks[tokens, Blocks.PASSED]
     for group in range(s.kept.shape[0]):
         place = min(passed(s, group, tokens), s.request[request, Request.TAKEN]) - 1
         while place >= 0 and s.table[row, column(s, group, place)] != NOBODY:
@@ -239,9 +238,10 @@ def let_pass(s: State, request: int, tokens: int) -> None:
 def take_in_groups(s: State, request: int, begin: int, end: int) -> None:
     """Take the blocks asked for, and make those known that tokens from `begin` to `end` fill."""
     row, block = s.request[request, Request.TABLE], s.fixed[Fixed.BLOCK]
-    first, held = s.request[request, Request.TAKEN], s.request[request, Request.HOLDS]
-    if first == held and begin // block == end // block:
+    first, groups = s.request[request, Request.TAKEN], s.kept.shape[0]
+    if s.request[request, Request.HOLDS] == first * groups and begin // block == end // block:
         return
+    held = s.request[request, Request.HOLDS] // groups
     for group in range(s.kept.shape[0]):
         for place in range(first, held):
             s.table[row, column(s, group, place)] = take_first(s)
@@ -257,12 +257,11 @@ def take_in_groups(s: State, request: int, begin: int, end: int) -> None:
 def leave_groups(s: State, request: int) -> None:
     """Free all that a request holds, group by group, the last block first."""
     row, taken = s.request[request, Request.TABLE], s.request[request, Request.TAKEN]
-    s.counter[Counter.HELD] -= (s.request[request, Request.HOLDS] - taken) * s.kept.shape[0]
+    s.counter[Counter.HELD] -= s.request[request, Request.HOLDS] - taken * s.kept.shape[0]
     for group in range(s.kept.shape[0]):
         for back in range(taken):
             block = s.table[row, column(s, group, taken - 1 - back)]
             if block != NOBODY:
                 give_back(s, block)
-    s.request[request, Request.HOLDS] = s.request[request, Request.TAKEN] = 0
     s.table[row, 0] = s.counter[Counter.SPARE]
     s.counter[Counter.SPARE] = row

@@ -250,10 +250,9 @@ class Request(Columns):
     ENTERED: int  # whether its prompt is in the tree
     LOADED: int  # of the tokens found at the first admission, those that a host tier had
     LOADS_FROM: int  # blocks that the GPU had when its load began
-    TABLE: (
-        int  # its row of `State.table`; this and the next: with a cache in groups, where HOLDS counts places
-    )
-    TAKEN: int  # of these places, those that have got their blocks
+    TABLE: int  # its row of `State.table`; this and the next two: with a cache in groups
+    TAKEN: int  # places of each group that have got their blocks
+    PASSED: int  # blocks of all groups that it has passed
 
     SITE = -1  # the last column in a fleet: the replica that a request is at, or is meant for; else NOBODY
 

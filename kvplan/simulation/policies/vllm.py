@@ -358,7 +358,7 @@ def further_blocks(s: State, request: int, budget: int) -> int:
     until = done + granted_tokens(s, request, budget)
     if grouped(s):
         let_pass(s, request, done)
-        return int(s.blocks[until, Blocks.FILLED] - s.request[request, Request.HOLDS] * s.kept.shape[0])
+        return int(s.blocks[until, Blocks.FILLED] - s.request[request, Request.HOLDS])
     if layered(s):
         return int(
             s.blocks[until, Blocks.FILLED] - s.blocks[done, Blocks.PASSED] - s.request[request, Request.HOLDS]
