@@ -11,7 +11,7 @@ from pydantic.config import JsonDict
 
 from kvplan import ranges
 from kvplan.errors import did_you_mean, shown
-from kvplan.model import Prefill, Scheduling, as_written
+from kvplan.model import EngineName, Prefill, Scheduling, as_written
 from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention
 from kvplan.profile import replica, tables
@@ -123,8 +123,11 @@ def _layers(document: "Document") -> Iterator[Problem]:
         return
     if layout is None:
         return
-    by_priority = document.engine is not None and document.engine.scheduling is Scheduling.PRIORITY
-    why = layout.not_cached or ('layers of several kinds and scheduling = "priority"' if by_priority else None)
+    engine, why = document.engine, layout.not_cached
+    if engine is not None and engine.scheduling is Scheduling.PRIORITY:
+        why = 'layers of several kinds and scheduling = "priority"'
+    if engine is not None and engine.name is not EngineName.VLLM:
+        why = "layers of several kinds but in vLLM"
     several = "layers of several kinds; what is modelled is shared, and sessions of one turn at a rate"
     for problem in Beside("gpu.kv[]", *_IN_COMMON).problems(document):
         table, *place = problem.path

@@ -68,7 +68,7 @@ def give_back(s: State, block: int) -> None:
 @kernel
 def bucket_of(s: State, stream: int, place: int, group: int) -> int:
     """Return the row of the pool that heads the list of blocks among which one known so is."""
-    return int((stream * 1_000_003 + place * 8_191 + group * 127) % s.pool.shape[0])
+    return int((stream * 1_000_003 + group * 104_729 + place) % s.pool.shape[0])
 
 
 @kernel
@@ -140,36 +140,51 @@ def passed(s: State, group: int, tokens: int) -> int:
 def hits_in_groups(s: State, request: int) -> int:
     """Count the leading blocks of a waiting request that all groups have; one token at least is left to compute."""
     places, before = (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK], NOBODY
+    for group in range(s.kept.shape[0]):
+        if keeps_all(s, group):
+            places = longest_of(s, request, group, places)
     while places != before:
         before = places
         for group in range(s.kept.shape[0]):
-            places = longest_of(s, request, group, places)
+            if not keeps_all(s, group):
+                places = longest_of(s, request, group, places)
     return int(places)
 
 
 @kernel
+def keeps_all(s: State, group: int) -> bool:
+    return bool(s.kept[group, Kept.WINDOW] == 0 and s.kept[group, Kept.CHUNK] == 0)
+
+
+@kernel
 def longest_of(s: State, request: int, group: int, most: int) -> int:
-    """Find how far, at most so many blocks, one group has what a request begins with."""
-    window = s.kept[group, Kept.WINDOW]
+    """Find how far, at most so many blocks, one group has what a request begins with; the last row notes the blocks."""
+    window, row = s.kept[group, Kept.WINDOW], s.table.shape[0] - 1
     if window == 0:
         place = passed(s, group, most * s.fixed[Fixed.BLOCK])
-        while place < most and found_at(s, request, place, group) != NOBODY:
+        while place < most:
+            block = found_at(s, request, place, group)
+            if block == NOBODY:
+                return place
+            s.table[row, column(s, group, place)] = block
             place += 1
         return place
     wanted, run, place = (window - 2) // s.fixed[Fixed.BLOCK] + 1, 0, most - 1
     while place >= 0 and run < wanted:
-        run = run + 1 if found_at(s, request, place, group) != NOBODY else 0
+        block = found_at(s, request, place, group)
+        run = run + 1 if block != NOBODY else 0
+        s.table[row, column(s, group, place)] = block
         place -= 1
     return place + 1 + run
 
 
 @kernel
-def idle_in_groups(s: State, request: int, found: int) -> int:
-    """Count, of the blocks found that are needed, those that nobody holds."""
-    idle = 0
+def idle_in_groups(s: State, found: int) -> int:
+    """Count, of the blocks just found that are needed, those that nobody holds."""
+    idle, row = 0, s.table.shape[0] - 1
     for group in range(s.kept.shape[0]):
         for place in range(passed(s, group, found * s.fixed[Fixed.BLOCK]), found):
-            if s.pool[found_at(s, request, place, group), Block.HOLDERS] == 0:
+            if s.pool[s.table[row, column(s, group, place)], Block.HOLDERS] == 0:
                 idle += 1
     return idle
 
@@ -185,7 +200,7 @@ def column(s: State, group: int, place: int) -> int:
 
 @kernel
 def hold_in_groups(s: State, request: int, found: int) -> int:
-    """Give a request a table, with what is found of it; returns its tokens."""
+    """Give a request a table, with what has just been found of it; returns its tokens."""
     c, row = s.counter, s.counter[Counter.SPARE]
     if row == NOBODY:
         row = c[Counter.ROWS]
@@ -200,7 +215,7 @@ def hold_in_groups(s: State, request: int, found: int) -> int:
         for place in range(found):
             block = NOBODY
             if place >= skipped:
-                block = found_at(s, request, place, group)
+                block = s.table[s.table.shape[0] - 1, column(s, group, place)]
                 if s.pool[block, Block.HOLDERS] == 0:
                     leave_queue(s, block)
                     c[Counter.FREE] -= 1

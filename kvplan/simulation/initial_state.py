@@ -479,7 +479,7 @@ def _groups(
     pool[:, Block.HOLDERS] = 0
     at = np.arange(blocks + 1)
     pool[:, Block.IN_FRONT], pool[:, Block.BEHIND] = np.roll(at, 1), np.roll(at, -1)
-    return pool, np.zeros((residents, 1 + len(kept) * places), dtype=np.int64), kept
+    return pool, np.zeros((residents + 1, 1 + len(kept) * places), dtype=np.int64), kept
 
 
 def radix_streams(requests: Requests, block: int, capacity: int) -> tuple[IntArray, IntArray, int]:

@@ -362,7 +362,7 @@ def _at_target(service: FleetDay, factor: float, target_rps: float) -> int:
 def _cap(service: FleetDay, rate_rps: float, running_p99: float) -> tuple[int, str]:
     """Return how many a replica may have in flight: far from where its prefix cache is lost, if it can be."""
     alone = scaled(steady_replica(service.model), rate_rps)
-    if alone.finds_prefixes and alone.is_plain and not alone.hit_curve:
+    if alone.finds_prefixes and alone.drafts is None and not alone.hit_curve:
         lost = prefix_cache(cached_replica(alone)).separatrix_in_flight
         if lost is not None:
             return max(

@@ -155,7 +155,7 @@ def _collapsible(model: ServingModel) -> _Replica | None:
     random. Of a measured hit curve no run knows what hits.
     """
     model = steady_replica(model)
-    if not (model.finds_prefixes and model.is_plain) or model.hit_curve:
+    if not model.finds_prefixes or model.drafts is not None or model.hit_curve:
         return None
     cached = cached_replica(model)
     state = prefix_cache(cached)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import slow_grouped_cache
 from cached_cases import case_of
 from hypothesis import given
@@ -11,8 +12,13 @@ from session_shapes import SHAPES, same, settings_of
 from small_runs import TIMINGS, Case, bytes_of, run
 from tiers import examples
 
-from kvplan.model import Replica, Timing
+from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.prefix_cache import prefix_cache
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
+from kvplan.model.sessions import SharedPrompt
+from kvplan.simulation.experiments import options, study
+from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.requests import Prefixes, Requests
 
 FULL, WINDOW, CHUNK, _ = Attention
@@ -83,3 +89,19 @@ def test_compiled_runs_leave_the_same_bytes_and_of_a_prompt_all_share_the_first_
         else:
             assert outcome.evictions.any()
             assert outcome.found.hit_tokens[1:].min() == 0
+
+
+def test_a_warm_cache_of_gpt_oss_finds_a_prompt_all_share_and_holds_it_once() -> None:
+    """3,000 tokens in blocks of 16 of 18 full layers and 18 of a window of 128, beside 500 of one's own."""
+    layout = KvLayout((Layers(FULL, 18, 2048), Layers(WINDOW, 18, 2048, 128)), 16)
+    replica = Replica(191_136, 16, max_num_seqs=256, max_num_batched_tokens=8192, layout=layout)
+    chat = RequestClass("chat", 3500, (300,), (1.0,), 8.0, shared=(SharedPrompt(3000),))
+    model = ServingModel((chat,), Timing(0.02, d2=2e-5, d3=5e-5), replica)
+    state = prefix_cache(cached_replica(model)).warm
+    runs = study.study(model, Plan(), Load(requests=8000), options.chosen(["vllm"], []), [0])
+    figures = runs.results[0].figures
+    assert state is not None
+    assert state.hit_ratio == pytest.approx(2992 / 3500, rel=1e-6)  # whole blocks
+    assert figures["prefix_cache.hit_rate"] == pytest.approx(2992 / 3500, rel=1e-3)
+    assert figures["iteration_time_s"] == pytest.approx(state.iteration_time_s, rel=0.01)
+    assert figures["kv_tokens.mean"] == pytest.approx(state.kv_unique_tokens, rel=0.02)

@@ -391,7 +391,7 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
             found = hits_of_tiers(s, request)
         if grouped(s):
             found = hits_in_groups(s, request)
-            here, idle = found * s.kept.shape[0], idle_in_groups(s, request, found)
+            here, idle = found * s.kept.shape[0], idle_in_groups(s, found)
         blocks = blocks_of(s, tokens_with_room(s, whole, here, found, budget)) - here + idle
         if not fetched and s.counter[Counter.HELD] + blocks > s.fixed[Fixed.CAPACITY] - spared:
             return
