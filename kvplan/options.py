@@ -241,7 +241,8 @@ class AnalyzeOptions:
     _: KW_ONLY
     slo: Objectives = _SLO
     trial: Flag = Flag(
-        "Also run the replica where a burst can empty its prefix cache, to see how long that lasts."
+        "Also run the replica where a burst can empty its prefix cache, to see how long that lasts, and with the last "
+        "class filling what others leave."
     )
     progress: Progress = field(default=None, compare=False)
 

@@ -332,8 +332,8 @@ class Document(Table, title="kvplan profile"):
             above=1,
             why=", whose ranks have caches of their own",
         ),
-        Beside("engine.prefill_interval", "engine.scheduling"),
-        Beside("engine.scheduling", "gpu.offload", "fleet.prefill", "speculative"),
+        Beside("engine.prefill_interval", "engine.scheduling", values=("fcfs",)),
+        Beside("engine.scheduling", "gpu.offload", "fleet.prefill", "speculative", when="priority"),
         Beside("gpu.data_parallel", "fleet.prefill", above=1),
         Beside("gpu.data_parallel", "gpu.prefill", values=("fused",), above=1),
         Beside(

@@ -59,24 +59,26 @@ def _source(block: Block, ledger: Ledger) -> Source:
     return next(Source(text, Basis(basis)) for text, basis in said if text is not None)
 
 
-def notes(figures: Figures) -> tuple[str, ...]:
-    """Say what was assumed, what is not modelled, and what to beware of."""
+def notes(figures: Figures, *, tried: bool = False) -> tuple[str, ...]:
+    """Say what was assumed, what is not modelled, and what to beware of; `tried`: and what runs say of that."""
     ledger = Ledger(figures, {f"about.{name}": value for name, value in _about(figures)})
-    return (*_of_inputs(figures), *sentences("notes", ledger))
+    return (*_of_inputs(figures, tried), *sentences("notes", ledger))
 
 
-def _of_inputs(figures: Figures) -> Iterator[str]:
+def _of_inputs(figures: Figures, tried: bool) -> Iterator[str]:
     model = figures.model
     yield from origins_note(model.provenance)
     yield from extrapolations(model.measured, tuple(states(model)))
     yield from band_notes(model, figures.load, figures.recovery.rate_rps or 0.0)
-    if (found := behind(model, figures.plan)) is not None:
+    if (found := behind(model, figures.plan, tried=tried)) is not None:
         now, most, filled = map(format_number, (found.now_rps, found.most_rps, found.filled_rps))
         ttft = " to ".join(map(format_seconds, (found.ttft_now_s, found.ttft_filled_s)))
-        yield (
-            f"{most} requests/s of {found.last} fill what goes before them leaves, now {now}; with {filled} ttft p95 "
-            f"of {found.first} goes from {ttft}."
+        felt = (
+            f"with {filled} ttft p95 of {found.first} goes from {ttft}"
+            if tried
+            else "--trial: what that does to ttft"
         )
+        yield f"{most} requests/s of {found.last} fill what goes before them leaves, now {now}; {felt}."
     yield from (f"{name} has a rate of 0 and is left out." for name in model.left_out[:3])
 
 

@@ -5,7 +5,7 @@ from every import every
 
 from kvplan.errors import ProfileError
 from kvplan.ingest.facts import Part, facts, merged
-from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin, ServingModel
+from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin, Scheduling, ServingModel
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.kv_layout import Attention, Layers
@@ -289,3 +289,11 @@ def test_a_size_goes_with_windows_and_chunks_alone() -> None:
         (KINDS["state"] + "window = 9\n", '11: gpu.kv[0].window: not allowed beside kind = "state"'),
     ):
         assert refusal(layered(kind)) == f"x.toml:{says}"
+
+
+def test_first_come_first_served_stands_beside_what_priority_does_not() -> None:
+    """It is what an engine does anyway."""
+    more = '[engine]\nscheduling = "fcfs"\n' + DRAFTS
+    assert model(more=more).engine.scheduling is Scheduling.FCFS
+    wrong = refusal(MEMORY, more.replace("fcfs", "priority"))
+    assert 'not modelled beside [engine] scheduling = "priority"' in wrong
