@@ -373,6 +373,8 @@ def give_up_after(s: State, queue: int, most_s: float) -> None:
             c[Counter.GONE] += 1
             let_router_look(s)
             if extended(s) and s.fixed[Fixed.TURNS]:
+                if queue == 0:  # with a turn its session; who would have begun one is in no count
+                    c[Counter.SESSIONS] -= 1
                 c[Counter.GONE] += skip(s, request)
         request = following
 
@@ -552,6 +554,9 @@ def complete(s: State, request: int, now: float) -> None:
         s.time[c[Counter.RELEASED], Time.ARRIVAL] = now
         c[Counter.RELEASED] += 1
     if extended(s) and s.fixed[Fixed.TURNS]:
+        following = s.request[request, Request.FOLLOWING]
+        if following == NOBODY or s.request[following, Request.QUEUE] > 0:
+            c[Counter.SESSIONS] -= 1
         bring(
             s,
             s.request[request, Request.FOLLOWING],

@@ -102,6 +102,7 @@ class Counter(Columns):
     HELD_BEFORE: int  # blocks, before the last iteration ended
     ON_LINKS: int  # requests handed over whose KV has not gone yet
     SPAN: int  # the row of `State.span` that counts now
+    SESSIONS: int  # that have begun and not ended, where a policy holds back those that begin
     TURN: int  # what data-parallel ranks form now, see `Turn`; this and the next two: of those
     READY: int  # tokens of prompts that this iteration could compute
     LEFT: int  # of the budget

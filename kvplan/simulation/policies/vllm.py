@@ -83,7 +83,7 @@ from kvplan.simulation.state import (
     parked_list,
 )
 
-WATERMARK, FIRST_CHUNK, INTERVAL, SATURATED = 1, 2, 3, 4  # of the knobs
+WATERMARK, FIRST_CHUNK, INTERVAL, SATURATED, SESSIONS = 1, 2, 3, 4, 5  # of the knobs
 WHOLE_PROMPT, FIRST_PART = range(2)
 ADMISSION = tuple(map(str, Admission))
 SCHEDULING, BY_PRIORITY = tuple(map(str, Scheduling)), 1
@@ -203,7 +203,7 @@ def serve_in_order(s: State) -> bool:
 @kernel
 def by_priority(s: State) -> bool:
     """Tell whether requests wait in a queue for each priority, in their order."""
-    return bool(s.fixed[Fixed.QUEUES] > 1)
+    return bool(s.fixed[Fixed.QUEUES] > 1 and s.knobs[SESSIONS] == 0)
 
 
 @kernel
@@ -317,9 +317,18 @@ def come_back(s: State) -> None:
 def first_waiting(s: State) -> int:
     """Return who is admitted next: the first of the first queue in which somebody waits; NOBODY if nobody does."""
     for queue in range(s.fixed[Fixed.QUEUES]):
-        if s.list[queue, List.HEAD] != NOBODY:
-            return int(s.list[queue, List.HEAD])
+        request = s.list[queue, List.HEAD]
+        if request != NOBODY:
+            return NOBODY if queue > 0 and is_held_back(s, request) else int(request)
     return NOBODY
+
+
+@kernel
+def is_held_back(s: State, request: int) -> bool:
+    """Tell whether a session that would begin waits until another one ends; those preempted have begun."""
+    if s.knobs[SESSIONS] == 0 or s.request[request, Request.EVICTIONS] > 0:
+        return False
+    return bool(s.counter[Counter.SESSIONS] >= s.knobs[SESSIONS])
 
 
 @kernel
@@ -396,6 +405,8 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
         if not fetched and s.counter[Counter.HELD] + blocks > s.fixed[Fixed.CAPACITY] - spared:
             return
         seat(s, request)
+        if s.request[request, Request.EVICTIONS] == 0 and s.request[request, Request.QUEUE] > 0:
+            s.counter[Counter.SESSIONS] += 1
         if fetched:  # with room for the next token, which is taken with it
             s.request[request, Request.PARKED] = whole - 1
             s.counter[Counter.HELD] -= blocks_of(s, whole) - blocks_of(s, whole - 1)
@@ -461,7 +472,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     watermark, admission = watermark_share(settings, engine), admission_rule(settings, engine)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
     setup, limits = within_limits(
-        scenario, settings, int(watermark * blocks), admission, engine.prefill_interval, 0
+        scenario, settings, int(watermark * blocks), admission, engine.prefill_interval, 0, 0
     )
     caching = prefix_caching(scenario, settings)
     host = replica.offload if caching else None
