@@ -19,7 +19,8 @@ from kvplan.report.verdict import requests_in_memory
 from kvplan.report.wording import interval, sentence, sentences
 from kvplan.report.words import Basis
 from kvplan.study.batch import behind
-from kvplan.units import format_number, format_seconds
+from kvplan.study.warm_cache import session_cap
+from kvplan.units import format_number, format_percent, format_seconds
 
 _LITTLE = 0.02  # by which a formula may be off runs
 _FEW_CLUSTERS = 2  # in memory at a time; below, the law of their usage was never near that simulated
@@ -79,6 +80,11 @@ def _of_inputs(figures: Figures, tried: bool) -> Iterator[str]:
             else "--trial: what that does to ttft"
         )
         yield f"{most} requests/s of {found.last} fill what goes before them leaves, now {now}; {felt}."
+    if tried and (capped := session_cap(model, figures.plan)) is not None:
+        yield (
+            f"From the collapsed state a cap of {capped.settings[0].value:g} conversations in flight (policy "
+            f"session-cap) serves {format_percent(capped.gain)} more, with a warm cache."
+        )
     yield from (f"{name} has a rate of 0 and is left out." for name in model.left_out[:3])
 
 

@@ -8,7 +8,6 @@ those that are active). Those that would begin wait, first come first served, be
 import numpy as np
 
 from kvplan.analysis.cache_states import cached_replica
-from kvplan.errors import UsageError
 from kvplan.model import IntArray
 from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies import vllm
@@ -18,16 +17,13 @@ from kvplan.simulation.requests import Turns
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Prepare vLLM with a queue for turns and one for those that begin."""
-    turns, model = scenario.requests.turns, scenario.model
-    if turns is None:
-        raise UsageError(
-            "policy session-cap: a cap on conversations, and requests have no turns; see [[sessions]]"
-        )
-    cached = cached_replica(model)
+    """Prepare vLLM with a queue for turns and one for those that begin; without turns there is nothing to cap."""
+    turns, cached = scenario.requests.turns, cached_replica(scenario.model)
     fill = max(int(cached.replica.capacity_tokens / max(cached.left, 1.0)), 1)
     cap = whole_number(settings, "cap", fill, 1)
     setup, rule = vllm.prepare(scenario, settings)
+    if turns is None:
+        return setup, {"cap": None, **rule}
     setup.knobs[vllm.SESSIONS] = cap
     return setup._replace(queue_of=begins(turns).astype(np.int64), queues=2), {"cap": cap, **rule}
 
@@ -48,4 +44,8 @@ POLICY = vllm.POLICY._replace(
         "cap": "conversations in flight; as many as fill memory with what each leaves",
         **{name: about for name, about in vllm.POLICY.parameters.items() if name != "scheduling"},
     },
+    layers=False,
+    drafts=False,
+    fetches=False,
+    one_engine=True,
 )
