@@ -10,7 +10,9 @@ from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
+from kvplan.ingest.model.shape import kv_bytes_per_token
 from kvplan.model.replica import Offload
+from kvplan.planning.kinds import Kind
 from kvplan.planning.search import Candidate, Setting
 from kvplan.profile.reading import Profile
 from kvplan.solve import boundary
@@ -33,7 +35,7 @@ class Tier(NamedTuple):
     per_hour: float
 
 
-def check(profile: Profile) -> int:
+def check(profile: Profile, kind: Kind | None) -> int:
     """Return the bytes of a token; a UsageError where a host tier is not modelled."""
     model, engine = profile.model, profile.model.engine
     why = None
@@ -48,19 +50,21 @@ def check(profile: Profile) -> int:
     if not model.finds_prefixes:
         raise UsageError("--offload: requests have nothing in common that a prefix cache could find")
     token = profile.tables["gpu"].get("kv_bytes_per_token")
+    if kind is not None:
+        token = kv_bytes_per_token(kind.shape, kv_dtype=kind.kv_dtype)
     if token is None:
         raise UsageError("--offload: needs [gpu] kv_bytes_per_token, what a token takes of host memory")
     return int(token)
 
 
 def tiers(
-    profile: Profile, winner: Candidate, setting: Setting, sizes: tuple[float, ...], memory_hour: float
+    token: int, winner: Candidate, setting: Setting, sizes: tuple[float, ...], memory_hour: float
 ) -> Iterator[Tier]:
     """Yield what no tier takes, then tiers of so many GiB a replica; without sizes the least that save replicas.
 
-    Of those the first saves one replica, the second as many as any tier does.
+    Of those the first saves one replica, the second as many as any tier does. `token` are the bytes of one.
     """
-    token, replica = check(profile), winner.task.model.replica
+    replica = winner.task.model.replica
     said = replica.offload or Offload(0, token / (LINK * replica.gpus))
 
     def with_host(gib: float) -> Candidate:

@@ -42,7 +42,7 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
             refused.append(profile)
             continue
         if request.offload is not None:
-            check(profile)
+            check(profile, option if isinstance(option, Kind) else None)
         candidate = _candidate(option, profile, request)
         profiles[candidate] = profile
         candidates.append(candidate)
@@ -122,7 +122,15 @@ def _around(
         first_come=around.first_come(winner, setting),
         host_memory=()
         if request.offload is None
-        else tuple(tiers(profile, winner, setting, request.offload, request.memory_hour)),
+        else tuple(
+            tiers(
+                check(profile, request.kind(winner.name)),
+                winner,
+                setting,
+                request.offload,
+                request.memory_hour,
+            )
+        ),
         drain=verdict.drain,
         latency=latency,
         verdict=verdict.status,
