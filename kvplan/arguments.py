@@ -417,15 +417,16 @@ class ApiPrices(Option["Amount | Mapping[str, float] | None", ApiPrice | None]):
         return ApiPrice(prices["in"], prices["out"])
 
 
-class Sizes(Option["Amount | Iterable[float] | None", tuple[float, ...] | None]):
+class Sizes(Option["Amount | Iterable[str | float] | None", tuple[float, ...] | None]):
     """Sizes in bytes, told in GiB: ``100GiB,200GiB``; none of them for ``auto``."""
 
     metavar, given = "auto|SIZE,...", "'auto' or sizes"
 
     def read(self, value: Any) -> tuple[float, ...]:
-        if isinstance(value, tuple):  # read before
+        if isinstance(value, tuple) and all(isinstance(size, float) for size in value):  # read before
             return value
-        if (written := self.written(value)) == "auto":
+        several = isinstance(value, Iterable) and not isinstance(value, str)
+        if (written := ",".join(map(str, value)) if several else self.written(value)) == "auto":
             return ()
         try:
             sizes = tuple(parse_bytes(part.strip()) / (1 << 30) for part in written.split(","))

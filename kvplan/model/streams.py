@@ -128,6 +128,7 @@ def _in_groups(
     known = []
     for prompt in stream.shared:
         once, each = layout.in_common(prompt.tokens, first, stages)
+        once = max(once, 1)  # nothing is, where chunks alone end with it
         known.append((float(once), float(rate_rps @ each) / float(rate_rps.sum()) / once))
     return replace(
         stream,

@@ -69,6 +69,8 @@ def test_compiled_runs_leave_the_same_bytes(turns: bool) -> None:
     outcome = run("vllm", case)
     assert outcome.evictions.any()
     assert bytes_of(run("vllm", case, compile=True)) == bytes_of(outcome)
+    capped = replace(case, parameters={**parameters, "cap": (5.0,)})
+    assert bytes_of(run("session-cap", capped, compile=True)) == bytes_of(run("session-cap", capped))
 
 
 @given(
