@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeAlias
 from kvplan.axes import MAX_LISTED, MAX_POINTS
 from kvplan.engine import VERSION, EngineName
 from kvplan.errors import UsageError, shown
-from kvplan.units import COUNT_UNITS, parse_exact, parse_rate, parse_time
+from kvplan.units import COUNT_UNITS, parse_bytes, parse_exact, parse_rate, parse_time
 
 if TYPE_CHECKING:
     from kvplan.model.slo import Slo
@@ -415,6 +415,26 @@ class ApiPrices(Option["Amount | Mapping[str, float] | None", ApiPrice | None]):
         if prices.keys() != {"in", "out"} or not all(0 < price <= 1e6 for price in prices.values()):
             raise UsageError(f"{self.flag} {written[:40]!r}: two prices above 0, such as in=0.6,out=2.4")
         return ApiPrice(prices["in"], prices["out"])
+
+
+class Sizes(Option["Amount | Iterable[str | float] | None", tuple[float, ...] | None]):
+    """Sizes in bytes, told in GiB: ``100GiB,200GiB``; none of them for ``auto``."""
+
+    metavar, given = "auto|SIZE,...", "'auto' or sizes"
+
+    def read(self, value: Any) -> tuple[float, ...]:
+        if isinstance(value, tuple) and all(isinstance(size, float) for size in value):  # read before
+            return value
+        several = isinstance(value, Iterable) and not isinstance(value, str)
+        if (written := ",".join(map(str, value)) if several else self.written(value)) == "auto":
+            return ()
+        try:
+            sizes = tuple(parse_bytes(part.strip()) / (1 << 30) for part in written.split(","))
+        except ValueError:
+            sizes = (0.0,)
+        if not all(0 < size <= 1e6 for size in sizes):
+            raise UsageError(f"{self.flag} {written[:40]!r}: auto, or sizes such as 100GiB,200GiB")
+        return sizes
 
 
 class Engine(NamedTuple):

@@ -25,6 +25,7 @@ from kvplan.arguments import (
     Ranks,
     Rate,
     Share,
+    Sizes,
     Text,
     Texts,
     Time,
@@ -192,6 +193,13 @@ class PlanOptions(ModelOptions):
     gpu_hour: Prices = Prices("Price of a GPU an hour: 3, or H100=3,B200=5.5.")
     replica_hour: Prices = Prices("Price of a replica an hour: 12, or NAME=12 by GPU or file name.")
     api_price: ApiPrices = ApiPrices("What an API asks for a million tokens: in=0.6,out=2.4.")
+    offload: Sizes = Sizes(
+        "Host memory of a replica behind its prefix cache: the least that saves replicas (auto), or sizes to compare, "
+        "such as 100GiB,200GiB."
+    )
+    memory_hour: Number[float] = Number(
+        "With --offload: price of a GiB of host memory an hour.", 0.0, metavar="PRICE"
+    )
     headroom: Share[float] = Share("Added to the demand, such as 20%. Default: 0.", 0.0)
     slower: Share[float] = Share(
         "Objectives must hold with iterations longer by this share, too. Default: 5%.", 0.05
@@ -241,7 +249,8 @@ class AnalyzeOptions:
     _: KW_ONLY
     slo: Objectives = _SLO
     trial: Flag = Flag(
-        "Also run the replica where a burst can empty its prefix cache, to see how long that lasts."
+        "Also run the replica where a burst can empty its prefix cache, to see how long that lasts, and with the last "
+        "class filling what others leave."
     )
     progress: Progress = field(default=None, compare=False)
 

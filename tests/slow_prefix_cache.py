@@ -223,3 +223,36 @@ def simulate(
     """Run on one list of requests; the pool is that of the end."""
     run = Cached(requests, timing, replica, params)
     return run.run(horizon_s), run
+
+
+class Capped(Cached):
+    """At most `cap` sessions in flight, from a first admission to the end of a last turn; their turns go first."""
+
+    def __init__(
+        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
+    ) -> None:
+        super().__init__(requests, timing, replica, params)
+        self.in_flight, self.turn = 0, set[int]()
+        for before, then in enumerate(requests.turns.following.tolist()):
+            if then >= 0 and then != requests.turns.instead[before]:
+                self.turn.add(then)
+
+    def admit_from_the_queue(self) -> None:
+        waiting, self.queue = sorted(self.queue, key=lambda r: r.index not in self.turn), []
+        while waiting:
+            request = waiting[0]
+            begins = request.index not in self.turn and request.evictions == 0
+            if begins and self.in_flight >= self.params["cap"]:
+                break
+            self.queue = waiting[:1]
+            super().admit_from_the_queue()
+            if self.queue:
+                break
+            waiting.pop(0)
+            self.in_flight += begins
+        self.queue = waiting
+
+    def is_answered(self, request: Request) -> None:
+        super().is_answered(request)
+        if int(self.turns.following[request.index]) not in self.turn:
+            self.in_flight -= 1

@@ -1373,6 +1373,7 @@ POLICIES: dict[str, type[Run]] = {
     "greedy": Greedy,
     "rate-limited": RateLimited,
     "vllm": Vllm,
+    "session-cap": Vllm,  # of requests without turns; `slow_prefix_cache.Capped` has them
     "sglang": Sglang,
     "sarathi": Sarathi,
     "vllm-v0": VllmV0,

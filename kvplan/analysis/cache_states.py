@@ -101,6 +101,13 @@ class CachedReplica:
 
     @cached_property
     def on_gpu_alone(self) -> "CachedReplica":
+        """What it finds on the GPU whatever has happened.
+
+        Beside windows that is nothing: their blocks of a prompt that is shared are passed soon, and then as free as
+        those of any request that has left, so that a full replica may have lost them.
+        """
+        if self.replica.layout is not None:
+            return replace(self, streams=tuple(replace(s, shared=()) for s in self.streams))
         if self.replica.offload is None:
             return self
         return replace(self, replica=replace(self.replica, offload=None))
@@ -157,6 +164,14 @@ class CachedReplica:
         return share, tokens, stages
 
     @cached_property
+    def in_common(self) -> tuple[FloatArray, FloatArray]:
+        """Of each shared prompt: memory that it takes once, and for how many stages a request has as much of it."""
+        if self.replica.layout is None:
+            return self.shared[1:]
+        once, stages = np.array([of for s in self.streams for of in s.in_common]).reshape(-1, 2).T
+        return once.repeat(self.replica.ranks), stages.repeat(self.replica.ranks)
+
+    @cached_property
     def reusable(self) -> float:
         """Prompt tokens of a request that can be found at most."""
         if self.hit_curve:
@@ -210,7 +225,7 @@ class CachedReplica:
             flow = flow - part.reused * reached
             stock = stock + part.reused * passed
         flow, total = rate * flow, x * self.held + rate * stock
-        share, tokens, stages = self.shared
+        share, (tokens, stages) = self.shared[0], self.in_common
         if share.size:
             gone = np.exp(-self._uses(x, tau, age))
             flow = flow + rate * (gone @ (share * tokens))

@@ -101,7 +101,7 @@ def sustainable_rates(model: ServingModel) -> dict[str, float]:
     """Return the guaranteed rate under each limit that applies, requests/s, by the name of the limit."""
     cached = cached_replica(model)
     rates = guaranteed_rates(cached)
-    full = full_memory(cached)
+    full, cached = full_memory(cached), cached.on_gpu_alone
     x, hits = float(full.admissions[0]), float(full.hits[0])
     prompts = cached.prompts(x, cached.saves * hits)
     touching = cached.timing.tangent(prompts, x * cached.stages)
@@ -203,6 +203,8 @@ def with_cold_cache(model: ServingModel) -> ServingModel:
         missed = 1 - hit_ratio(model.hit_curve, model.replica.capacity_tokens)
         return replace(alone, timing=_with_shorter_prompts(model.timing, missed), hit_curve=())
     cached = cached_replica(model)
+    if model.replica.layout is not None:
+        return _strangers(model, [[(1.0, 0)] for _ in model.classes])
     x = float(full_memory(cached).admissions[0])
     parts = [
         list(_parts(c, stream, x * share / model.replica.ranks))

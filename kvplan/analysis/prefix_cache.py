@@ -368,7 +368,8 @@ def _hits_by_tau(cached: CachedReplica, x: FloatArray, tau: FloatArray, age: Flo
         memory_by_tau -= rate * one.reused * one.stages * float(one.gap.until(until)[0])
     if share.size:
         gone = np.exp(-rate * share * (stages * float(tau[0]) + float(age[0])))
-        memory_by_tau -= float((tokens * rate * share * stages) @ (1 - gone))
+        once, within = cached.in_common
+        memory_by_tau -= float(once @ (rate * share * (within - stages * gone)))
         slope = share * tokens * rate * share * gone
         hits_by_age += float(slope.sum())
         hits_by_tau += float(slope @ stages)

@@ -106,6 +106,15 @@ class KvLayout:
     def has_states(self) -> bool:
         return any(one.is_state for one in self.layers)
 
+    @property
+    def not_cached(self) -> str | None:
+        """Say what a prefix cache beside these layers is not modelled for; None: nothing."""
+        if self.has_states:
+            return "states, which engines keep at some places of a prompt only"
+        if len({group.block_tokens for group in self.groups}) > 1:
+            return "layers whose blocks have different numbers of tokens"
+        return None
+
     @cached_property
     def group_size(self) -> int:
         """Layers of a group: the largest count of a kind if that wastes little, else the smallest."""
@@ -156,6 +165,24 @@ class KvLayout:
         for g in self.groups:
             held += g.copies * (self.state_blocks if g.kind is Attention.STATE else g.blocks(begin, end))
         return np.asarray(self.block_tokens * held)
+
+    def in_common(self, found: int, first: IntArray, stages: IntArray) -> tuple[int, FloatArray]:
+        """Pool tokens that a beginning of so many tokens takes, held once; and what each request has of it, summed up.
+
+        `first` tokens at stage 0 and `stages` are of each request: it has the beginning whole in its first iteration,
+        and then what its windows and chunks have not passed.
+        """
+        blocks, held = found // self.block_tokens, 0
+        tokens = np.arange(int((first + stages).max(initial=1)) + 1)
+        has = np.zeros(tokens.size)
+        for g in self.groups:
+            passed = -(-tokens // g.block_tokens) - g.blocks(tokens, tokens)
+            held += g.copies * (blocks - int(passed[found]))
+            has += g.copies * np.maximum(blocks - passed, 0)
+        upto = np.concatenate([[0.0], np.cumsum(has)])
+        later = upto[first + stages - 1] - upto[first]
+        copies = sum(g.copies for g in self.groups)
+        return self.block_tokens * held, np.asarray(self.block_tokens * (copies * blocks + later))
 
     def read_tokens(self, tokens: FloatArray) -> FloatArray:
         """Context that a step of a request of so many tokens reads, in tokens of the layers with full attention.

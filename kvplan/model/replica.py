@@ -156,4 +156,9 @@ class Plan:
     @property
     def limits(self) -> dict[str, float]:
         """Bounds of the objectives of all requests by their figure."""
-        return {slo.key: slo.bound for slo in self.slos if slo.which is None}
+        return {slo.key: slo.bound for slo in self.of_all}
+
+    @property
+    def of_all(self) -> tuple[Slo, ...]:
+        """Objectives of all requests, and of no class alone."""
+        return tuple(slo for slo in self.slos if slo.which is None)

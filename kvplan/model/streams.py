@@ -22,13 +22,14 @@ from kvplan.model.arrays import FloatArray, IntArray
 from kvplan.model.classes import Mix, Prompt
 from kvplan.model.context import sample
 from kvplan.model.gaps import Gap, longer
+from kvplan.model.kv_layout import KvLayout
 from kvplan.model.lengths import Paged
 from kvplan.model.partial import no_partial_prompts
 from kvplan.model.replica import Replica
 from kvplan.model.serving import ServingModel, mix_of
 from kvplan.model.sessions import Sessions, SharedPrompt
 from kvplan.model.timing import attention_pairs
-from kvplan.model.weights import Prefill
+from kvplan.model.weights import Prefill, first_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Stream:
     gap: Gap | None = None  # until it is asked for; None where nothing is
     from_arrival: bool = False  # the gap runs from the arrival rather than from the completion
     shared: tuple[SharedPrompt, ...] = ()  # in whole pages
+    # of each, beside layers of several kinds: memory that it takes once, and for how many stages a request has as much
+    in_common: tuple[tuple[float, float], ...] = ()
     prompts: tuple[PromptKind, ...] = ()  # of which an iteration computes whole ones
 
 
@@ -107,7 +110,32 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
         asked = reuse.share * model.replica.meets_itself
         again = np.minimum(wanted, prompts - 1) // b * b
     found = _stream(mix, rows, b, shared, asked, again, c.kinds)
+    if model.replica.layout is not None:
+        first = first_tokens(model.replica.prefill, prompts)
+        found = _in_groups(found, model.replica.layout, first, mix.stages[rows], mix.rate_rps[rows])
     return found if reuse is None else replace(found, gap=reuse.gap, from_arrival=reuse.from_arrival)
+
+
+def _in_groups(
+    stream: Stream, layout: KvLayout, first: IntArray, stages: IntArray, rate_rps: FloatArray
+) -> Stream:
+    """Count what is left in pool tokens: every group of layers leaves its blocks, those that windows pass too.
+
+    What is shared is in use as long as requests that have it are there: of a window it is passed soon, and asked for
+    again before its room is needed, which runs confirm where many share it.
+    """
+    copies = sum(group.copies for group in layout.groups)
+    known = []
+    for prompt in stream.shared:
+        once, each = layout.in_common(prompt.tokens, first, stages)
+        once = max(once, 1)  # nothing is, where chunks alone end with it
+        known.append((float(once), float(rate_rps @ each) / float(rate_rps.sum()) / once))
+    return replace(
+        stream,
+        left=copies * stream.left,
+        left_squares=copies**2 * stream.left_squares,
+        in_common=tuple(known),
+    )
 
 
 def _left(mix: Mix, rows: IntArray, block_tokens: int) -> Any:

@@ -220,9 +220,7 @@ class _Period:
         open_s = tuple((life.opens_s, life.closes_s) for life in self.lives if life.opens)
         changes = any(times != (0.0, math.inf) for times in open_s)
         run = Job(settings, self.scenario, open_s=open_s if changes else ()).run(compile=None)
-        limits = of_requests(
-            [slo for slo in self.scenario.plan.slos if slo.which is None], drafts=model.drafts is not None
-        )
+        limits = of_requests(self.scenario.plan.of_all, drafts=model.drafts is not None)
         result = policy_result(
             settings.policy, {}, [(requests, run)], (), horizon_s=self.end_s, saturated=False, by_chance=False,
             limits=limits,

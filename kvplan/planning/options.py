@@ -85,6 +85,8 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
     prices = _prices(options, asked.gpu_hour or {}, asked.replica_hour or {})
     if asked.api_price is not None and prices is None:
         raise UsageError("--api-price goes with a price of what is planned: --gpu-hour")
+    if asked.memory_hour and (asked.offload is None or prices is None):
+        raise UsageError("--memory-hour goes with --offload, and a price of what is planned: --gpu-hour")
     return Request(
         options,
         demand,
@@ -100,6 +102,8 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         split=asked.split,
         prices=prices,
         api_price=asked.api_price,
+        offload=asked.offload,
+        memory_hour=asked.memory_hour,
         router=None if asked.router is Router.ANY else Routing(asked.router),
         folder=asked.folder or Path(),
     )

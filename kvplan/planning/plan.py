@@ -10,6 +10,7 @@ from kvplan.executors import SERIAL, Engine
 from kvplan.model import ServingModel
 from kvplan.planning import around
 from kvplan.planning.demand import Demand
+from kvplan.planning.host_memory import check, tiers
 from kvplan.planning.kinds import Kind
 from kvplan.planning.result import Plan, Refused, Request, Status
 from kvplan.planning.search import BUDGETS, FEW_BUDGETS, Candidate, Race, race
@@ -40,6 +41,8 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
         if isinstance(profile, Refused):
             refused.append(profile)
             continue
+        if request.offload is not None:
+            check(profile, option if isinstance(option, Kind) else None)
         candidate = _candidate(option, profile, request)
         profiles[candidate] = profile
         candidates.append(candidate)
@@ -117,6 +120,17 @@ def _around(
         versus=tuple(around.versus(request.kind, winner, profiles)),
         routers=tuple(around.routers(winner, setting)),
         first_come=around.first_come(winner, setting),
+        host_memory=()
+        if request.offload is None
+        else tuple(
+            tiers(
+                check(profile, request.kind(winner.name)),
+                winner,
+                setting,
+                request.offload,
+                request.memory_hour,
+            )
+        ),
         drain=verdict.drain,
         latency=latency,
         verdict=verdict.status,

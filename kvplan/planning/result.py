@@ -11,6 +11,7 @@ from kvplan.model.fleet import Routing
 from kvplan.model.slo import Slo
 from kvplan.planning.day import Day
 from kvplan.planning.demand import Demand, Replay
+from kvplan.planning.host_memory import Tier
 from kvplan.planning.kinds import Kind
 from kvplan.planning.saved import Stated
 from kvplan.planning.search import Band, Candidate, Race, Setting
@@ -168,6 +169,8 @@ class Request:
     split: bool = False
     prices: Mapping[str, float] | None = None
     api_price: ApiPrice | None = None
+    offload: tuple[float, ...] | None = None
+    memory_hour: float = 0.0
     router: Routing | None = None
     folder: Path = Path()
 
@@ -213,6 +216,8 @@ class Plan(NamedTuple):
         Replicas by cv of lengths that are assumed; empty where they are stated.
     versus
         Kinds that share the winner's GPUs otherwise, by ranks, experts, stages or contexts.
+    host_memory
+        Replicas with none and with tiers of host memory, where that was asked for.
     first_come
         Replicas without priorities, by short runs; None where there are none, or no number is enough.
     apart
@@ -242,6 +247,7 @@ class Plan(NamedTuple):
     versus: tuple[Versus, ...] = ()
     routers: tuple[tuple[str, int], ...] = ()
     first_come: int | None = None
+    host_memory: tuple[Tier, ...] = ()
     drain: Drain | None = None
     latency: Latency | None = None
     verdict: str = ""

@@ -466,7 +466,12 @@ def model_of(document: schema.Document) -> ServingModel:
     model = ServingModel(
         classes=(
             *(c.request_class(own, document.most, more) for c, own in zip(taken, rates, strict=True)),
-            *(s.request_class(document.most) for s in document.sessions),
+            *(
+                s.as_class.request_class(s.rate or 1.0, document.most, 1.0)
+                if s.asks_once and replica.layout is not None
+                else s.request_class(document.most)
+                for s in document.sessions
+            ),
         ),
         timing=law if drafts is None else drafts.slowed(law),
         replica=replica,

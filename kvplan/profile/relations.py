@@ -288,7 +288,7 @@ class Needs(Relation):
 class Beside(Relation):
     """What must not stand beside something else or, if `values` are named, must be one of them there.
 
-    `above`: only beside a larger number.
+    `above`: only beside a larger number; `when`: only beside this value.
     """
 
     def __init__(
@@ -298,19 +298,25 @@ class Beside(Relation):
         values: tuple[object, ...] = (),
         why: str = "",
         above: int | None = None,
+        when: str | None = None,
     ) -> None:
-        self.there, self.paths, self.values, self.why, self.above = there, paths, values, why, above
+        self.there, self.paths, self.values, self.why = there, paths, values, why
+        self.above, self.when = above, when
         self.keys = frozenset(_step(path)[0] for path in (there, *paths))
 
     def problems(self, table: Table) -> Iterator[Problem]:
         there = next((value for _, value in given(table, self.there)), None)
-        if there is None or (self.above is not None and there <= self.above):
+        if (
+            there is None
+            or (self.above is not None and there <= self.above)
+            or self.when not in (None, there)
+        ):
             return
         around, _, name = self.there.rpartition(".")
         if isinstance(there, Table):
             name = f"[[{self.there[:-2]}]]" if name.endswith("[]") else f"[{self.there}]"
         elif around:
-            name = f"[{around}] {name}"
+            name = f"[{around}] {name}" + (f' = "{self.when}"' if self.when is not None else "")
         for place, value in (found for path in self.paths for found in given(table, path)):
             if value not in self.values:
                 must = f"must be {_either(self.values)}" if self.values else "not modelled"
@@ -323,6 +329,8 @@ class Beside(Relation):
         there = has(self.there)
         if self.above is not None:
             there = {"allOf": [there, only(self.there, {"exclusiveMinimum": self.above})]}
+        if self.when is not None:
+            there = {"allOf": [there, only(self.there, {"const": self.when})]}
         return {"if": there, "then": {"allOf": [only(path, allowed) for path in self.paths]}}
 
 

@@ -11,7 +11,7 @@ from pydantic.config import JsonDict
 
 from kvplan import ranges
 from kvplan.errors import did_you_mean, shown
-from kvplan.model import Prefill, Scheduling, as_written
+from kvplan.model import EngineName, Prefill, Scheduling, as_written
 from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention
 from kvplan.profile import replica, tables
@@ -118,13 +118,22 @@ def _host_tier(document: "Document") -> Iterator[Problem]:
 
 def _layers(document: "Document") -> Iterator[Problem]:
     try:
-        layered = document.gpu.layout is not None
+        layout = document.gpu.layout
     except ValueError:  # as the table says
         return
-    beside = Beside("gpu.kv[]", *_IN_COMMON)
-    why = "layers of several kinds: of windows, chunks and states a prefix cache keeps too little"
-    for problem in beside.problems(document) if layered else ():
-        yield problem._replace(message=f"not modelled beside {why}")
+    if layout is None:
+        return
+    engine, why = document.engine, layout.not_cached
+    if engine is not None and engine.scheduling is Scheduling.PRIORITY:
+        why = 'layers of several kinds and scheduling = "priority"'
+    if engine is not None and engine.name is not EngineName.VLLM:
+        why = "layers of several kinds but in vLLM"
+    several = "layers of several kinds; what is modelled is shared, and sessions of one turn at a rate"
+    for problem in Beside("gpu.kv[]", *_IN_COMMON).problems(document):
+        table, *place = problem.path
+        known = document.sessions[int(place[0])].asks_once if table == "sessions" else place[-1] == "shared"
+        if why or not known:
+            yield problem._replace(message=f"not modelled beside {why or several}")
 
 
 def _priorities(document: "Document") -> Iterator[Problem]:
@@ -323,8 +332,8 @@ class Document(Table, title="kvplan profile"):
             above=1,
             why=", whose ranks have caches of their own",
         ),
-        Beside("engine.prefill_interval", "engine.scheduling"),
-        Beside("engine.scheduling", "gpu.offload", "fleet.prefill", "speculative"),
+        Beside("engine.prefill_interval", "engine.scheduling", values=("fcfs",)),
+        Beside("engine.scheduling", "gpu.offload", "fleet.prefill", "speculative", when="priority"),
         Beside("gpu.data_parallel", "fleet.prefill", above=1),
         Beside("gpu.data_parallel", "gpu.prefill", values=("fused",), above=1),
         Beside(

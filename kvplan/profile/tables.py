@@ -16,7 +16,7 @@ from kvplan.model.context import Fitting, fitting, limited, of_sample
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
 from kvplan.model.lengths import Lengths
-from kvplan.model.sessions import Sessions
+from kvplan.model.sessions import Sessions, SharedPrompt
 from kvplan.profile import values
 from kvplan.profile.relations import Beside, Cases, Check, Needs, Problem, Table, Ways
 from kvplan.units import format_number, format_seconds, format_tokens
@@ -202,6 +202,18 @@ class Session(Table, title="Sessions"):
     def outputs(self) -> Lengths:
         """Decode lengths that formulas count."""
         return self.decode.at_most(_MAX_OUTPUTS)
+
+    @property
+    def asks_once(self) -> bool:
+        """True where sessions of one turn come at a rate: requests with a beginning in common."""
+        return self.turns.longest == 1 and self.users is None
+
+    @property
+    def as_class(self) -> Class:
+        """The class of those that ask once."""
+        inputs = Lengths(self.first.values + self.shared, self.first.weights)
+        begin = (SharedPrompt(self.shared),) if self.shared else ()
+        return Class.model_construct(name=self.name, input=inputs, decode=self.decode, shared=begin)
 
     def law(self, most: int | None) -> Sessions:
         """The sessions of the model, whose turns have at most so many tokens."""

@@ -110,7 +110,8 @@ def analyze(
     """Run every analysis on a model; `name` and `sha256` are those of the profile that it was read from.
 
     `plan` says what Nested WAIT and the safety buffer should guarantee; None takes the defaults of a profile. `trial`
-    asks for runs of a warm prefix cache, which take seconds; `progress` is told how far they are.
+    asks for runs of a warm prefix cache, or of work behind the first class, which take seconds; `progress` is told how
+    far they are.
 
     Examples
     --------
@@ -156,14 +157,14 @@ class Analyses(Figures):
 
 
 def report_of(analyses: Analyses, profile: ProfileIdentity, *, trial: bool = False) -> Report:
-    """Collect all blocks of a model's analyses; `trial`: with runs of a warm prefix cache among them."""
+    """Collect all blocks of a model's analyses; `trial`: with runs of a warm prefix cache and beside it among them."""
     own: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kvplan_version": __version__,
         "profile": profile,
     }
     if trial:
-        own["prefix_cache"] = analyses.tried_prefix_cache
+        own["prefix_cache"], own["notes"] = analyses.tried_prefix_cache, notes(analyses, tried=True)
     return Report(**{name: own[name] if name in own else getattr(analyses, name) for name in Report._fields})
 
 

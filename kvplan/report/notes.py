@@ -19,7 +19,8 @@ from kvplan.report.verdict import requests_in_memory
 from kvplan.report.wording import interval, sentence, sentences
 from kvplan.report.words import Basis
 from kvplan.study.batch import behind
-from kvplan.units import format_number, format_seconds
+from kvplan.study.warm_cache import session_cap
+from kvplan.units import format_number, format_percent, format_seconds
 
 _LITTLE = 0.02  # by which a formula may be off runs
 _FEW_CLUSTERS = 2  # in memory at a time; below, the law of their usage was never near that simulated
@@ -59,23 +60,30 @@ def _source(block: Block, ledger: Ledger) -> Source:
     return next(Source(text, Basis(basis)) for text, basis in said if text is not None)
 
 
-def notes(figures: Figures) -> tuple[str, ...]:
-    """Say what was assumed, what is not modelled, and what to beware of."""
+def notes(figures: Figures, *, tried: bool = False) -> tuple[str, ...]:
+    """Say what was assumed, what is not modelled, and what to beware of; `tried`: and what runs say of that."""
     ledger = Ledger(figures, {f"about.{name}": value for name, value in _about(figures)})
-    return (*_of_inputs(figures), *sentences("notes", ledger))
+    return (*_of_inputs(figures, tried), *sentences("notes", ledger))
 
 
-def _of_inputs(figures: Figures) -> Iterator[str]:
+def _of_inputs(figures: Figures, tried: bool) -> Iterator[str]:
     model = figures.model
     yield from origins_note(model.provenance)
     yield from extrapolations(model.measured, tuple(states(model)))
     yield from band_notes(model, figures.load, figures.recovery.rate_rps or 0.0)
-    if (found := behind(model, figures.plan)) is not None:
+    if (found := behind(model, figures.plan, tried=tried)) is not None:
         now, most, filled = map(format_number, (found.now_rps, found.most_rps, found.filled_rps))
         ttft = " to ".join(map(format_seconds, (found.ttft_now_s, found.ttft_filled_s)))
+        felt = (
+            f"with {filled} ttft p95 of {found.first} goes from {ttft}"
+            if tried
+            else "--trial: what that does to ttft"
+        )
+        yield f"{most} requests/s of {found.last} fill what goes before them leaves, now {now}; {felt}."
+    if tried and (capped := session_cap(model, figures.plan)) is not None:
         yield (
-            f"{most} requests/s of {found.last} fill what goes before them leaves, now {now}; with {filled} ttft p95 "
-            f"of {found.first} goes from {ttft}."
+            f"From the collapsed state a cap of {capped.settings[0].value:g} conversations in flight (policy "
+            f"session-cap) serves {format_percent(capped.gain)} more, with a warm cache."
         )
     yield from (f"{name} has a rate of 0 and is left out." for name in model.left_out[:3])
 

@@ -103,7 +103,7 @@ def cache_block(model: ServingModel) -> CacheBlock | None:
     >>> found.hit_ratio, round(found.preemption_recovered_share, 2)
     (None, 0.44)
     """
-    if not (model.replica.prefix_caching and model.is_plain):
+    if not (model.replica.prefix_caching and model.is_plain) and not model.finds_prefixes:
         return None
     mix = model.mix
     recovered = recovered_share(mix.mean(mix.decode_tokens), max(mix.mean(mix.input_tokens), 1.0))

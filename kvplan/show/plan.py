@@ -10,6 +10,7 @@ from kvplan.emit.start import Start, started
 from kvplan.model import Parallelism
 from kvplan.model.provenance import Knowledge
 from kvplan.planning.day import Day, Way
+from kvplan.planning.host_memory import Tier
 from kvplan.planning.kinds import Kind
 from kvplan.planning.result import Alternative, Cost, Objective, Plan, Refused, Size, Status
 from kvplan.planning.search import Band, Candidate, Setting
@@ -117,6 +118,7 @@ def _around(plan: Plan) -> Json:
         "energy": plan.energy and plan.energy._asdict(),
         "routers": {name.replace("-", "_"): replicas for name, replicas in plan.routers},
         "first_come_first_served": plan.first_come,
+        "host_memory": [tier._asdict() for tier in plan.host_memory],
         "split": fleet and fields(fleet, "prefill", "decode"),
         "day": plan.day and _day_document(plan.day),
         "band": _band(plan, plan.winner, plan.band),
@@ -192,6 +194,7 @@ def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
     if beside := " ".join(_beside(plan)):
         yield page.Paragraph(beside)
     yield _sizes(plan)
+    yield from _host_memory(plan)
     yield page.Paragraph(_routing(plan))
     if plan.apart is not None:
         yield page.Paragraph(_apart(plan.apart))
@@ -338,6 +341,23 @@ def _sizes(plan: Plan) -> page.Table:
         page.words(""): lambda size: _size(plan, size),
     }
     return page.tabulate(columns, plan.sizes)
+
+
+def _host_memory(plan: Plan) -> Iterator[page.Block]:
+    """Yield what tiers of host memory save, by short runs."""
+    if plan.request.offload is None:
+        return
+    columns: page.Columns[Tier] = {
+        page.number("host memory a replica"): lambda tier: f"{tier.gib:,.3g} GiB" if tier.gib else "none",
+        page.number("replicas"): lambda tier: f"{tier.replicas:,}",
+        page.number("hits"): lambda tier: format_percent(tier.hit_ratio),
+        page.number("warm"): lambda tier: f"{format_number(tier.good_rps)}/s",
+        page.number("guaranteed"): lambda tier: f"{format_number(tier.guaranteed_rps)}/s",
+        **({page.number("per hour"): lambda tier: _money(tier.per_hour)} if plan.request.priced else {}),
+    }
+    yield page.tabulate(columns, plan.host_memory)
+    if len(plan.host_memory) == 1:
+        yield page.Paragraph("No tier of up to 16 times the GPUs' KV memory saves a replica.")
 
 
 def _size(plan: Plan, size: Size) -> str:

@@ -8,6 +8,7 @@ group of each iteration.
 import math
 
 from kvplan.simulation.followups import bring, skip
+from kvplan.simulation.grouped_cache import ask_in_groups, leave_groups
 from kvplan.simulation.prefix_cache import caches, let_go
 from kvplan.simulation.queues import append, put_first, take_out
 from kvplan.simulation.radix_cache import leave_tree
@@ -30,6 +31,7 @@ from kvplan.simulation.state import (
     Time,
     extended,
     group_list,
+    grouped,
     hosted,
     in_fleet,
     kernel,
@@ -51,6 +53,9 @@ def blocks_of(s: State, tokens: int) -> int:
 @kernel
 def compute(s: State, request: int, begin: int, end: int) -> None:
     """Hold, of layers of several kinds, what a step takes that has computed `begin` tokens and has slots for `end`."""
+    if grouped(s):
+        ask_in_groups(s, request, begin, end)
+        return
     blocks = s.blocks[end, Blocks.FILLED] - s.blocks[begin, Blocks.PASSED]
     if pooled(s):
         s.counter[Counter.WINDOWED] += blocks - s.request[request, Request.HOLDS_WINDOWS]
@@ -336,7 +341,9 @@ def free(s: State, request: int, tokens: int, computed: int) -> None:
     if extended(s) and s.fixed[Fixed.HANDED_OVER] > 0:
         # there may be room now for somebody whose KV is elsewhere
         s.clock[Clock.PAUSE] = min(s.clock[Clock.PAUSE], s.clock[Clock.NOW])
-    if layered(s):
+    if grouped(s):
+        leave_groups(s, request)
+    elif layered(s):
         s.counter[Counter.HELD] -= s.request[request, Request.HOLDS]
         s.request[request, Request.HOLDS] = 0
         if pooled(s):
@@ -366,6 +373,8 @@ def give_up_after(s: State, queue: int, most_s: float) -> None:
             c[Counter.GONE] += 1
             let_router_look(s)
             if extended(s) and s.fixed[Fixed.TURNS]:
+                if queue == 0:  # with a turn its session; who would have begun one is in no count
+                    c[Counter.SESSIONS] -= 1
                 c[Counter.GONE] += skip(s, request)
         request = following
 
@@ -545,6 +554,9 @@ def complete(s: State, request: int, now: float) -> None:
         s.time[c[Counter.RELEASED], Time.ARRIVAL] = now
         c[Counter.RELEASED] += 1
     if extended(s) and s.fixed[Fixed.TURNS]:
+        following = s.request[request, Request.FOLLOWING]
+        if following == NOBODY or s.request[following, Request.QUEUE] > 0:
+            c[Counter.SESSIONS] -= 1
         bring(
             s,
             s.request[request, Request.FOLLOWING],

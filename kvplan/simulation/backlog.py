@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.model import FloatArray, IntArray, Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.drafts import Drafts
@@ -154,7 +155,7 @@ class Backlog:
         done = self._done()
         row, emitted = _in_progress(self._run.states)
         under_way = footprint(s, s.request[row, Request.FIRST_WEIGHT], emitted)
-        fresh = np.count_nonzero((s.request[:, Request.PLACE] == 0) & (s.request[:, Request.EVICTIONS] == 0))
+        fresh = np.count_nonzero(_waits(s) & (s.request[:, Request.EVICTIONS] == 0))
         begun = self._run.pool.requests.arrival_s.size - int(
             c[Counter.ROWLESS] + c[Counter.RELEASED] - c[Counter.JOINED] + fresh
         )
@@ -289,12 +290,18 @@ def _mean_footprint(s: State, first: Lengths, stages: Lengths) -> float:
     return float(sums @ after - first.weights @ before)
 
 
+def _waits(s: State) -> NDArray[np.bool_]:
+    """Tell which rows stand in a queue, of which there is one for each priority."""
+    place = s.request[:, Request.PLACE]
+    return np.asarray((place >= 0) & (place < s.fixed[Fixed.QUEUES]))
+
+
 def _in_progress(states: tuple[State, ...]) -> tuple[IntArray, IntArray]:
     """Find the rows of requests that have begun and are not done, and the tokens that they have emitted."""
     s, *ranks = states
     place, group = s.request[:, Request.PLACE], int(s.fixed[Fixed.QUEUES])
-    row = np.flatnonzero(
-        (place == group) | (place == Place.PARTIAL) | ((place == 0) & (s.request[:, Request.STAGE] > 0))
+    row = np.flatnonzero(  # those who stand by stand behind the group
+        (place >= group) | (place == Place.PARTIAL) | (_waits(s) & (s.request[:, Request.STAGE] > 0))
     )
     stage = s.request[row, Request.STAGE].copy()
     runs = s.request[row, Request.PLACE] == group

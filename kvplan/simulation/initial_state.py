@@ -10,6 +10,7 @@ import numpy as np
 
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Prefill, Replica, Timing
+from kvplan.model.kv_layout import Attention
 from kvplan.model.replica import Offload
 from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation.requests import Requests, strangers
@@ -18,12 +19,14 @@ from kvplan.simulation.state import (
     GAPS,
     NOBODY,
     Ahead,
+    Block,
     Blocks,
     Cache,
     Clock,
     Counter,
     Fixed,
     Group,
+    Kept,
     Link,
     Place,
     Rank,
@@ -42,6 +45,7 @@ _MOST_PLACES = 1 << 24  # of all groups: an iteration of the longest request eac
 _LOOKED_UP_BY = 1 << 12  # at a time, so that runs whose longest request is another one share a table
 _MOST_NODES = 10**7  # of a radix tree; 800 MB, of which only those in use are touched
 RECORDS = 4096  # of the series; when it is full, every second one goes
+_MOST_TABLES = 1 << 27  # places, of a cache in groups; 1 GB, of which only those in use are touched
 _BINS = 1 << 14
 _AT_ONCE = 4096  # rows
 
@@ -262,6 +266,9 @@ def new_state(
     elif setup.prefix_cache == Cache.RADIX_TREE:
         leaf, stream, count[Counter.ROWS] = radix_streams(requests, block, int(fixed[Fixed.CAPACITY]))
         request[:, Request.LEAF], request[:, Request.NODE] = leaf, NOBODY
+    elif setup.prefix_cache == Cache.GROUPS:
+        request[:, Request.LEAF], stream = group_streams(requests, block)
+    pool, table, kept = _groups(requests, replica, setup, fixed)
     blocks, context = _looked_up(requests, replica, setup, unseen[1])
     return State(
         timing=np.array([*timing.constants, timing.all_ranks, timing.d5_all_ranks], dtype=np.float64),
@@ -281,6 +288,9 @@ def new_state(
         span=span,
         record=np.zeros((RECORDS, Record.WIDTH)),
         stream=stream,
+        pool=pool,
+        table=table,
+        kept=kept,
         blocks=blocks,
         context=context,
         ahead=np.zeros((AHEAD if fixed[Fixed.LAYERED] else 0, Ahead.WIDTH)),
@@ -294,7 +304,9 @@ def common_arrays(requests: Requests, setup: Setup) -> set[str]:
     """Name the arrays of `State` that replicas, or data-parallel ranks, have in common."""
     # they count in one histogram, which so stays in the processor's cache
     common = {"time", "request", "fleet", "link", "histogram", "timing", "blocks", "context", "emitted"}
-    if requests.prefixes is None and setup.prefix_cache != Cache.RADIX_TREE:
+    if setup.prefix_cache == Cache.GROUPS or (
+        requests.prefixes is None and setup.prefix_cache != Cache.RADIX_TREE
+    ):
         common.add("stream")  # a stranger leaves its blocks where it has been, and nobody else's
     return common
 
@@ -302,9 +314,10 @@ def common_arrays(requests: Requests, setup: Setup) -> set[str]:
 def like(first: State, common: set[str], records: int) -> State:
     """Make a state as another one that has not begun, with arrays in common and so many records."""
     # of large pages little is ever written: a copy of them takes memory, zeros do not before they are written
-    not_copied = {*common, "record", "phase"}
+    not_copied = {*common, "record", "phase", "table"}
     own = {name: array.copy() for name, array in first._asdict().items() if name not in not_copied}
-    own["phase"], own["record"] = np.zeros_like(first.phase), np.zeros((records, first.record.shape[1]))
+    own["phase"], own["table"] = np.zeros_like(first.phase), np.zeros_like(first.table)
+    own["record"] = np.zeros((records, first.record.shape[1]))
     return first._replace(**own)
 
 
@@ -356,6 +369,7 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
     )
     fixed[Fixed.HOSTED] = setup.host is not None and not looked_up
     fixed[Fixed.LAYERED], fixed[Fixed.POOLED] = looked_up, setup.pools is not None
+    fixed[Fixed.GROUPED] = setup.prefix_cache == Cache.GROUPS
     if replica.ranks > 1:
         fixed[Fixed.PARALLEL], fixed[Fixed.BALANCE] = replica.ranks, setup.balance_iterations
         fixed[Fixed.WAITING_WEIGHS] = setup.waiting_weighs
@@ -433,6 +447,39 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
     copy = np.full(leaf.size, NOBODY)
     copy[whole] = np.arange(parent.size, size)
     return leaf, copy, stream
+
+
+def group_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray]:
+    """Return LEAF of each request; and the streams, of which blocks in groups know where they begin."""
+    leaf, parent, begin, _ = _in_blocks(requests, block)
+    return leaf, np.stack([parent, begin], axis=1)
+
+
+def _groups(
+    requests: Requests, replica: Replica, setup: Setup, fixed: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Fill `State.pool`, `State.table` and `State.kept`: nothing without a cache in groups."""
+    kept = np.zeros((0, Kept.WIDTH), dtype=np.int64)
+    if setup.prefix_cache != Cache.GROUPS or replica.layout is None:
+        return np.zeros((0, Block.WIDTH), dtype=np.int64), np.zeros((0, 1), dtype=np.int64), kept
+    for group in replica.layout.groups:
+        column = Kept.CHUNK if group.kind is Attention.CHUNK else Kept.WINDOW
+        row = np.bincount([column], [group.window or 0], Kept.WIDTH).astype(np.int64)
+        kept = np.vstack([kept, *[row] * group.copies])
+    blocks, size = int(fixed[Fixed.CAPACITY]), requests.arrival_s.size
+    longest = int((requests.input_tokens + requests.decode_tokens).max(initial=1))
+    residents = min(int(fixed[Fixed.SEATS]), size, blocks // len(kept) + 1)
+    places = -(-(longest + 1) // replica.block_tokens)
+    if residents * len(kept) * places > _MOST_TABLES:
+        raise UsageError(
+            f"{residents:,} requests of up to {longest:,} tokens in {len(kept)} groups of layers: more than a "
+            "prefix cache beside windows has room for in a simulation; give [gpu] max_num_seqs"
+        )
+    pool = np.full((blocks + 1, Block.WIDTH), NOBODY)
+    pool[:, Block.HOLDERS] = 0
+    at = np.arange(blocks + 1)
+    pool[:, Block.IN_FRONT], pool[:, Block.BEHIND] = np.roll(at, 1), np.roll(at, -1)
+    return pool, np.zeros((residents + 1, 1 + len(kept) * places), dtype=np.int64), kept
 
 
 def radix_streams(requests: Requests, block: int, capacity: int) -> tuple[IntArray, IntArray, int]:

@@ -11,7 +11,19 @@ from kvplan.model import FloatArray, IntArray
 from kvplan.simulation.initial_state import RECORDS
 from kvplan.simulation.prefix_cache import caches
 from kvplan.simulation.row_pool import RowPool
-from kvplan.simulation.state import GAPS, Clock, Counter, Fixed, Record, Span, State, Stuck, Time, hosted
+from kvplan.simulation.state import (
+    GAPS,
+    Clock,
+    Counter,
+    Fixed,
+    Record,
+    Span,
+    State,
+    Stuck,
+    Time,
+    grouped,
+    hosted,
+)
 
 
 class Ending(StrEnum):
@@ -139,7 +151,7 @@ def outcome(states: Sequence[State], rows: RowPool, ending: Ending) -> Outcome:
     gaps = np.sum([s.histogram[s.fixed[Fixed.KV_BINS] :] for s in counted], axis=0).reshape(-1, GAPS)
     end_s = max(float(s.clock[Clock.NOW]) for s in states)
     series, cached = _together(states, end_s, int(counts[Counter.ITERATIONS]))
-    looked_up = [s for s in states if caches(s)]
+    looked_up = [s for s in states if caches(s) or grouped(s)]
     return Outcome(
         arrival_s=arrival_s if rows.requests.is_open else first.time[: arrival_s.size, Time.ARRIVAL].copy(),
         first_token_s=rows.first_token_s,

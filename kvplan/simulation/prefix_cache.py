@@ -29,6 +29,7 @@ from kvplan.simulation.state import (
     State,
     Stream,
     extended,
+    grouped,
     hosted,
     kernel,
     sequence,
@@ -84,6 +85,8 @@ def leave_queue(s: State, stream: int) -> None:
 @kernel
 def cached_tokens(s: State) -> int:
     """Count the tokens that are known though nobody holds them."""
+    if grouped(s):
+        return int(s.counter[Counter.FREE] * s.fixed[Fixed.BLOCK])
     if not caches(s):
         return 0
     c = s.counter

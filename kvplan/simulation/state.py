@@ -93,7 +93,7 @@ class Counter(Columns):
     BLANK: int  # of these, those that hold nothing known
     OLDEST: int  # ends of the queue
     NEWEST: int
-    ROWS: int  # of a radix tree: those of its nodes that have been used
+    ROWS: int  # of a radix tree, those of its nodes that have been used; of groups, those of `State.table`
     SPARE: int  # one that is free again
     HOSTED: int  # blocks in the queue of the host tier; this and what follows: of that
     HOST_OLDEST: int  # its ends
@@ -102,6 +102,7 @@ class Counter(Columns):
     HELD_BEFORE: int  # blocks, before the last iteration ended
     ON_LINKS: int  # requests handed over whose KV has not gone yet
     SPAN: int  # the row of `State.span` that counts now
+    SESSIONS: int  # that have begun and not ended, where a policy holds back those that begin
     TURN: int  # what data-parallel ranks form now, see `Turn`; this and the next two: of those
     READY: int  # tokens of prompts that this iteration could compute
     LEFT: int  # of the budget
@@ -183,13 +184,14 @@ class Fixed(Columns):
     HOSTED: int
     LAYERED: int
     POOLED: int
+    GROUPED: int
     PARALLEL: int  # ranks; 0: one engine alone
 
 
 class Cache:
     """What those who have left leave behind, in `Fixed.CACHES`."""
 
-    NONE, BLOCKS, RADIX_TREE = range(3)
+    NONE, BLOCKS, RADIX_TREE, GROUPS = range(4)
 
 
 class Time(Columns):
@@ -249,6 +251,9 @@ class Request(Columns):
     ENTERED: int  # whether its prompt is in the tree
     LOADED: int  # of the tokens found at the first admission, those that a host tier had
     LOADS_FROM: int  # blocks that the GPU had when its load began
+    TABLE: int  # its row of `State.table`; this and the next two: with a cache in groups
+    TAKEN: int  # places of each group that have got their blocks
+    PASSED: int  # blocks of all groups that it has passed
 
     SITE = -1  # the last column in a fleet: the replica that a request is at, or is meant for; else NOBODY
 
@@ -282,6 +287,26 @@ class Stream(Columns):
     HOST_IN_FRONT: int  # neighbours there
     HOST_BEHIND: int
     LOADERS: int  # requests that wait for a load of some of it
+
+
+class Block(Columns):
+    """Of `State.pool`."""
+
+    HOLDERS: int  # requests
+    STREAM: int  # this and the next two: what is known of it; NOBODY: nothing
+    PLACE: int
+    GROUP: int
+    IN_FRONT: int  # neighbours in the queue of free blocks
+    BEHIND: int
+    NEXT: int  # in the list that this one stands in
+    FIRST: int  # of the list that this row heads
+
+
+class Kept(Columns):
+    """Of `State.kept`: the tokens of a window or of a chunk; neither: full attention."""
+
+    WINDOW: int
+    CHUNK: int
 
 
 class List(Columns):
@@ -415,6 +440,7 @@ class Features(NamedTuple):
     # what requests hold and read is looked up: layers keep KV of several kinds, or there are drafts
     layered: bool = False
     pooled: bool = False  # windows have a pool of their own
+    grouped: bool = False  # and a prefix cache has blocks of each kind, see `kvplan.simulation.grouped_cache`
     parallel: bool = False  # data-parallel ranks step together, see `kvplan.simulation.data_parallel`
 
 
@@ -439,11 +465,15 @@ def pooled(s: "State") -> bool:
     return bool(s.fixed[Fixed.POOLED])
 
 
+def grouped(s: "State") -> bool:
+    return bool(s.fixed[Fixed.GROUPED])
+
+
 def parallel(s: "State") -> bool:
     return bool(s.fixed[Fixed.PARALLEL])
 
 
-KNOWN_WHEN_COMPILED = (extended, hosted, layered, pooled, parallel)  # in the order of `Features`
+KNOWN_WHEN_COMPILED = (extended, hosted, layered, pooled, grouped, parallel)  # in the order of `Features`
 
 
 class State(NamedTuple):
@@ -479,6 +509,9 @@ class State(NamedTuple):
     # passed
     record: FloatArray
     stream: IntArray  # shape (n_streams, n_columns): `Copy`, `Hosted` or `Tree`
+    pool: IntArray  # shape (1 + n_blocks, n_columns): with a cache in groups, its blocks; the last row ends their queue
+    table: IntArray  # shape (n_residents, 1 + n_groups·n_places): there, blocks of each, group by group
+    kept: IntArray  # shape (n_groups, n_columns): there, what each keeps
     # shape (n_tokens, 2): where layers keep KV of several kinds: FILLED once there are slots for so many tokens,
     # and PASSED once so many are computed; the difference is held. With two pools of windows alone, of the other
     # FILLED is held.

@@ -26,11 +26,11 @@ class Behind(NamedTuple):
     ttft_filled_s: float | None
 
 
-def behind(model: ServingModel, plan: Plan) -> Behind | None:
+def behind(model: ServingModel, plan: Plan, *, tried: bool = True) -> Behind | None:
     """Fill a replica with requests of its last class; None where classes do not go by priority, or nothing fits.
 
     What fits is a fluid limit: the order of requests moves no work. Of a prefix cache and of rates that vary nobody
-    knows.
+    knows. Not `tried`: without runs, which say what the first class feels.
 
     Examples
     --------
@@ -73,6 +73,8 @@ def behind(model: ServingModel, plan: Plan) -> Behind | None:
     )
 
     def ttft_s(rate_rps: float) -> float | None:
+        if not tried:
+            return None
         seen = operating_point(replace(at(rate_rps), fleet=None), plan).latency
         return next((c.ttft_s.p95 for c in seen.classes if c.name == first.name), None)
 

@@ -206,7 +206,7 @@ def service_of(
         raise UsageError("prefill and decode apart are not scaled by one target; give [fleet] replicas")
     if any(c.sessions is not None and c.sessions.users is not None for c in model.classes):
         raise UsageError("a closed population of users has no arrivals to scale by")
-    limits = of_requests(slo for slo in plan.slos if not slo.key.endswith(".mean") and slo.which is None)
+    limits = of_requests(slo for slo in plan.of_all if not slo.key.endswith(".mean"))
     if not limits:
         raise UsageError("an objective on a percentile is wanted, such as --slo ttft-p95=2s")
     follows = any(c.sessions is not None or c.reuse is not None for c in model.classes)
@@ -362,7 +362,7 @@ def _at_target(service: FleetDay, factor: float, target_rps: float) -> int:
 def _cap(service: FleetDay, rate_rps: float, running_p99: float) -> tuple[int, str]:
     """Return how many a replica may have in flight: far from where its prefix cache is lost, if it can be."""
     alone = scaled(steady_replica(service.model), rate_rps)
-    if alone.finds_prefixes and alone.is_plain and not alone.hit_curve:
+    if alone.finds_prefixes and alone.drafts is None and not alone.hit_curve:
         lost = prefix_cache(cached_replica(alone)).separatrix_in_flight
         if lost is not None:
             return max(

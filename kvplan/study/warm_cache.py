@@ -47,6 +47,7 @@ _LIMITED_BURST = 3  # times as much as fills memory once
 _OF_SEPARATRIX = 0.75  # running requests
 _PATIENCE = 1 / 8  # of the time after which what nobody asks for is gone
 _LIMITED_LIVES, _END = 8.0, 0.75  # length of a run in lives of sessions; from where its end counts
+_CAPS = (0.25, 0.5, 0.75, 1.0, 1.25)  # of the conversations that fill memory with what they leave
 _GIVEN_UP = 0.01  # share of the arrivals that may still be
 
 
@@ -155,7 +156,7 @@ def _collapsible(model: ServingModel) -> _Replica | None:
     random. Of a measured hit curve no run knows what hits.
     """
     model = steady_replica(model)
-    if not (model.finds_prefixes and model.is_plain) or model.hit_curve:
+    if not model.finds_prefixes or model.drafts is not None or model.hit_curve:
         return None
     cached = cached_replica(model)
     state = prefix_cache(cached)
@@ -258,6 +259,25 @@ def protection(model: ServingModel, plan: Plan) -> Gained | None:
         return None
     gain = sum(served for _, served in within) / sum(served for _, served in without) - 1
     return Gained(tuple(chosen), gain, sustains=True)
+
+
+def session_cap(model: ServingModel, plan: Plan) -> Gained | None:
+    """Find the cap on conversations in flight that serves most from the collapsed state; None where none ends it.
+
+    Tried are shares of the conversations that fill memory with what each leaves, by the policy `session-cap`; the gain
+    is on what is served without, from the same state.
+    """
+    replica, settings = _collapsible(model), engine_settings(model)
+    if replica is None or not replica.begins_sessions or settings.policy != "vllm":
+        return None
+    caps = sorted({max(1, round(share * replica.burst)) for share in _CAPS})
+    tried = [settings, *(Settings("session-cap", {**settings.given, "cap": (float(n),)}) for n in caps)]
+    ends = at_once(lambda given: _end(replica, plan, given, _LIMITED_SEEDS[0]), tried)
+    (_, without), *within = ends
+    served, cap = max(((n, cap) for (warm, n), cap in zip(within, caps, strict=True) if warm), default=(0, 0))
+    if served <= without:
+        return None
+    return Gained((Setting("cap", cap),), served / max(without, 1) - 1, sustains=True)
 
 
 def _end(replica: _Replica, plan: Plan, settings: Settings, seed: int) -> tuple[bool, int]:

@@ -300,3 +300,15 @@ def test_a_profile_without_traffic_is_told_three_ways_to_it(tmp_path: Path) -> N
     for name in ("plan", "analyze", "check", "simulate", "emit"):
         done = run_command(name, str(path))
         assert (done.returncode, done.stderr) == (2, f"error: {path}: no [[classes]]: {ways}\n")
+
+
+@pytest.mark.nightly
+def test_a_system_prompt_beside_windows_is_planned_for(run: Run) -> None:
+    """3,000 tokens that all prompts begin with: found, they are held once, and few replicas are enough."""
+    asked = ("--gpu", "H100", "--tp", "1", "--rate", "10", "--in", "500", "--out", "300", "--format", "json")
+    with_prompt, without = (
+        json.loads(run("gpt-oss-120b", *asked, "--system-prompt", tokens)[1])["plan"]
+        for tokens in ("3000", "0")
+    )
+    longer = json.loads(run("gpt-oss-120b", *asked[:7], "3500", *asked[8:])[1])["plan"]
+    assert without["replicas"] <= with_prompt["replicas"] < longer["replicas"]

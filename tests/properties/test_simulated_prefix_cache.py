@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import shipped
 import slow_prefix_cache
 import slow_simulator
 from cached_cases import CASES, LIMITS_S
@@ -17,6 +18,7 @@ from kvplan.model import Replica, Timing
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.requests import Requests, prefixes_of_hashes
+from kvplan.study.warm_cache import session_cap
 
 
 def agree(case: Case, fast: Outcome) -> None:
@@ -35,6 +37,24 @@ def test_every_request_finds_what_a_pool_of_numbered_blocks_has_for_it(case: Cas
     agree(case, run("vllm", case))
 
 
+@examples(20)
+@given(case=CASES, cap=st.integers(1, 4))
+def test_no_more_conversations_than_a_cap_are_in_flight(case: Case, cap: int) -> None:
+    parameters = {key: value for key, value in case.parameters.items() if key != "shed_after"}
+    case = replace(case, parameters={**parameters, "cap": (float(cap),)})
+    slow = slow_prefix_cache.Capped(case.requests, case.timing, case.replica, settings_of(case))
+    same(run("session-cap", case), slow.run(case.horizon_s), slow)
+
+
+def test_of_caps_on_conversations_one_ends_a_collapse() -> None:
+    """CONCUR's claim in direction: from the collapsed state more is served, and the cache is warm again."""
+    profile = shipped.profile("agents-collapse")
+    found = session_cap(profile.model, profile.plan)
+    assert found is not None
+    assert found.gain > 0.05
+    assert found.settings[0].value < 400  # of some 800 that are there
+
+
 @pytest.mark.parametrize("turns", [True, False])
 def test_compiled_runs_leave_the_same_bytes(turns: bool) -> None:
     shape = Shape(
@@ -49,6 +69,8 @@ def test_compiled_runs_leave_the_same_bytes(turns: bool) -> None:
     outcome = run("vllm", case)
     assert outcome.evictions.any()
     assert bytes_of(run("vllm", case, compile=True)) == bytes_of(outcome)
+    capped = replace(case, parameters={**parameters, "cap": (5.0,)})
+    assert bytes_of(run("session-cap", capped, compile=True)) == bytes_of(run("session-cap", capped))
 
 
 @given(
@@ -85,7 +107,7 @@ def test_of_a_trace_with_hashes_prompts_find_what_they_begin_with(
     assert outcome.found.hit_tokens.tolist() == expected
 
 
-ENGINES = [p.name for p in POLICIES.values() if p.engine]
+ENGINES = [p.name for p in POLICIES.values() if p.engine and not p.one_engine]
 
 
 @pytest.mark.parametrize("name", ENGINES)

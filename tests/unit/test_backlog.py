@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from tiers import examples
 
 from kvplan.model import FloatArray, Plan, Prefill, ServingModel, Timing
 from kvplan.model.parallelism import Parallelism
-from kvplan.simulation.backlog import Backlog, Mark, blocks_needed, joined
+from kvplan.simulation.backlog import Backlog, Mark, _in_progress, blocks_needed, joined
 from kvplan.simulation.engine import ROWS
 from kvplan.simulation.experiments.runner import Job
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Requests, chosen, saturated
+from kvplan.simulation.state import Fixed, Group, Place, Request
 from kvplan.study.recovery import recovery
 
 SEED = [7]
@@ -224,3 +226,23 @@ def test_residents_are_dealt_to_ranks() -> None:
     assert first.context >= 3 * max(held[rank::3].sum() for rank in range(3))
     assert first.sequences >= 26
     assert first.tokens == ages.sum() + first.sequences
+
+
+def test_of_several_queues_whoever_has_begun_is_in_progress() -> None:
+    """Two priorities and one group: who waits in the second, preempted, and who stands by have emitted tokens."""
+    at = np.zeros((6, Request.WIDTH), dtype=np.int64)
+    at[:, Request.PLACE] = [
+        0,
+        1,
+        1,
+        2,
+        3,
+        Place.OUTSIDE,
+    ]  # two queues, the group, those who stand by behind it
+    at[:, Request.STAGE] = [0, 4, 0, 0, 6, 0]
+    fixed = np.zeros(Fixed.WIDTH, dtype=np.int64)
+    fixed[Fixed.QUEUES] = 2
+    group = np.zeros((1, Group.WIDTH), dtype=np.int64)
+    group[0, Group.TICK] = 9  # began at 0: its tenth token
+    row, emitted = _in_progress((SimpleNamespace(request=at, fixed=fixed, group=group),))  # type: ignore[arg-type]
+    assert (row.tolist(), emitted.tolist()) == ([1, 3, 4], [4, 10, 6])

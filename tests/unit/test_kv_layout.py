@@ -104,3 +104,26 @@ def test_a_window_reaches_as_far_as_the_tokens_that_it_reads() -> None:
 def test_what_cannot_be(layers: tuple[Layers, ...], block: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KvLayout(layers, block)
+
+
+@every(("kind", "window"), [(Attention.WINDOW, 20), (Attention.WINDOW, 3), (Attention.CHUNK, 24)])
+def test_what_a_request_has_of_a_shared_beginning_is_counted_block_by_block(
+    kind: Attention, window: int
+) -> None:
+    """A prompt of 45 tokens of which 40 are shared, in blocks of 4, and 30 answers, stage by stage."""
+    layers = Layers(Attention.FULL, 1, 16), Layers(kind, 2, 16, window)
+    layout, found, first, stages = KvLayout(layers, 4), 40, 46, 30
+    once, each = 0, 0
+    for group, one in zip(layout.groups, layers, strict=True):
+        request = Allocator(one, 4)
+        request.step(0, first - 1, 0)
+        each += group.copies * found // 4  # all of it is there in the iteration that computes the prompt
+        for computed in range(first, first + stages - 1):
+            request.step(computed, 1, 0)
+            each += group.copies * sum(block < found // 4 for block in request.blocks)
+        reader = Allocator(one, 4)
+        reader.step(0, found, 0)
+        reader.step(found, 1, 0)
+        once += group.copies * sum(block < found // 4 for block in reader.blocks)
+    held, summed = layout.in_common(found, np.array([first]), np.array([stages]))
+    assert (held, summed.tolist()) == (4 * once, [4 * each])

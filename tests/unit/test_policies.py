@@ -76,7 +76,7 @@ WINDOW, FULL = Layers(Attention.WINDOW, 5, 64, 10), Layers(Attention.FULL, 1, 64
             {"shed_after": (1.0,)},
             "shed_after: not modelled beside drafts or layers of several",
         ),
-        ((FULL, WINDOW), {"prefix_caching": (1.0,)}, "prefix_caching = 1: not modelled beside drafts or"),
+        ((FULL, WINDOW), {"prefix_caching": (1.0,)}, "a prefix cache beside layers of several kinds is not"),
         ((), {"swa_full_tokens_ratio": (0.5,)}, "ratio = 0.5: the profile has no layers with a window"),
     ],
 )

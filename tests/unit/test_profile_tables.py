@@ -5,11 +5,12 @@ from every import every
 
 from kvplan.errors import ProfileError
 from kvplan.ingest.facts import Part, facts, merged
-from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin, ServingModel
+from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin, Scheduling, ServingModel
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.kv_layout import Attention, Layers
 from kvplan.model.replica import Offload
+from kvplan.model.sessions import SharedPrompt
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.simulation.policies import engine_settings
 
@@ -218,8 +219,6 @@ SESSIONS = (
 @every(
     ("more", "line", "key"),
     [
-        ("shared = 50\n", 23, "classes[0].shared"),
-        ("shared = [{ tokens = 30, weight = 0.6 }]\n", 23, "classes[0].shared"),
         (
             'reuse = { tokens = 0.8, share = 0.9, gap = { law = "fixed", value = "3 s" }, from = "arrival" }\n',
             23,
@@ -229,10 +228,45 @@ SESSIONS = (
         ("[prefix]\nhit_curve = [[1_000, 0.05], [3_000, 0.1]]\n", 24, "prefix.hit_curve"),
     ],
 )
-def test_what_requests_share_is_refused_beside_layers(kind: str, more: str, line: int, key: str) -> None:
-    assert refusal(layered(KINDS[kind]), more) == (
-        f"x.toml:{line}: {key}: not modelled beside layers of several kinds: of windows, chunks and states a prefix "
-        "cache keeps too little"
+def test_what_is_asked_for_again_is_refused_beside_layers(kind: str, more: str, line: int, key: str) -> None:
+    why = "layers of several kinds; what is modelled is shared, and sessions of one turn at a rate"
+    if kind == "state":
+        why = "states, which engines keep at some places of a prompt only"
+    assert refusal(layered(KINDS[kind]), more) == f"x.toml:{line}: {key}: not modelled beside {why}"
+
+
+@every("kind", KINDS)
+@every("shared", ["shared = 50\n", "shared = [{ tokens = 30, weight = 0.6 }]\n"])
+def test_what_is_shared_is_refused_beside_states_alone(kind: str, shared: str) -> None:
+    if kind == "state":
+        why = "states, which engines keep at some places of a prompt only"
+        assert (
+            refusal(layered(KINDS[kind]), shared)
+            == f"x.toml:23: classes[0].shared: not modelled beside {why}"
+        )
+    else:
+        assert model(layered(KINDS[kind]), shared).classes[0].shared
+
+
+@every(
+    ("engine", "why"),
+    [
+        ('scheduling = "priority"', 'layers of several kinds and scheduling = "priority"'),
+        ('name = "sglang"', "layers of several kinds but in vLLM"),
+    ],
+)
+def test_what_is_shared_beside_layers_is_of_vllm_first_come_first_served(engine: str, why: str) -> None:
+    assert refusal(layered(), f"shared = 50\n[engine]\n{engine}\n").endswith(f"not modelled beside {why}")
+
+
+def test_sessions_of_one_turn_are_a_class_beside_layers() -> None:
+    once = SESSIONS.replace("turns = 2", "turns = 1\nshared = 50")
+    ours = model(layered(), once).classes[-1]
+    assert (ours.sessions, ours.shared, ours.input_tokens, ours.rate_rps) == (
+        None,
+        (SharedPrompt(50),),
+        150,
+        0.1,
     )
 
 
@@ -255,3 +289,11 @@ def test_a_size_goes_with_windows_and_chunks_alone() -> None:
         (KINDS["state"] + "window = 9\n", '11: gpu.kv[0].window: not allowed beside kind = "state"'),
     ):
         assert refusal(layered(kind)) == f"x.toml:{says}"
+
+
+def test_first_come_first_served_stands_beside_what_priority_does_not() -> None:
+    """It is what an engine does anyway."""
+    more = '[engine]\nscheduling = "fcfs"\n' + DRAFTS
+    assert model(more=more).engine.scheduling is Scheduling.FCFS
+    wrong = refusal(MEMORY, more.replace("fcfs", "priority"))
+    assert 'not modelled beside [engine] scheduling = "priority"' in wrong

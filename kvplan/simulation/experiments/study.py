@@ -99,7 +99,7 @@ def study(
     seeds = tuple(seeds if load.is_drawn(model) else seeds[:1])
     by_chance = load.trace is not None or load.is_drawn(model)  # what is recorded was chance once
     drafts = model.drafts is not None
-    objectives = of_requests([slo for slo in plan.slos if slo.which is None], drafts=drafts)
+    objectives = of_requests(plan.of_all, drafts=drafts)
     drawn = scenarios(model, plan, load, seeds, threads=threads)
     if drawn[0].requests.arrival_s.size == 0:
         end = "" if load.horizon_s is None else f", {format_seconds(load.horizon_s)}"

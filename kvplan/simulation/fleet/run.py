@@ -112,7 +112,9 @@ def run(
         s.clock[Clock.OVERHEAD], s.clock[Clock.SECONDS_PER_TOKEN] = request_overhead_s, seconds_per_token
     if sticks:
         states[0].fleet[0, Router.RULE], states[0].request[:, Request.SITE] = Rule.BY_SESSION, NOBODY
-    pristine = states[0]._replace(counter=states[0].counter.copy(), stream=states[0].stream.copy())
+    pristine = states[0]._replace(
+        counter=states[0].counter.copy(), stream=states[0].stream.copy(), pool=states[0].pool.copy()
+    )
     rng = np.random.default_rng([seed, 0])
     if pods is not None:
         _let_in(states, pods, 0.0, rng)
@@ -234,6 +236,7 @@ def _step(states: Sequence[State], pods: Pods, now: float, pristine: State) -> N
             s.counter[_CACHE] = pristine.counter[_CACHE]
             if states[0].stream is not states[-1].stream:
                 s.stream[:] = pristine.stream
+            s.pool[:] = pristine.pool
 
 
 def _latencies(s: State, since_s: float, now: float) -> Latencies:

@@ -104,6 +104,9 @@ class Policy(NamedTuple):
     drafts: bool = False  # counts what drafts hold and cost
     fetches: bool = False  # admits requests whose prompt another replica has computed
     host_tier: bool = False  # has a tier of host memory behind its prefix cache, where the profile has one
+    one_engine: bool = (
+        False  # counts what several replicas, or data-parallel ranks, would each count for themselves
+    )
     may_livelock: bool = False  # can come to a standstill though every request fits when alone
 
     @property
@@ -117,6 +120,8 @@ class Policy(NamedTuple):
             return "layers of several kinds"
         if model.fleet is not None and model.fleet.is_split and not self.fetches:
             return "prefill and decode apart"
+        if self.one_engine and (model.fleet is not None or model.replica.ranks > 1):
+            return "several replicas or data-parallel ranks"
         if model.replica.ranks > 1 and not self.engine:
             return "data-parallel ranks"
         return "drafts" if model.drafts is not None and not self.drafts else None

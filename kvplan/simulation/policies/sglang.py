@@ -335,6 +335,11 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     if every > 1:
         setup = setup._replace(queue_of=np.full_like(setup.queue_of, SENT), queues=2)
     caching = prefix_caching(scenario, settings)
+    if caching == Cache.GROUPS:
+        raise UsageError(
+            "policy sglang: a prefix cache beside layers of several kinds is not modelled; there is vllm, or "
+            "prefix_caching = 0"
+        )
     if caching and replica.offload is not None:
         raise UsageError(
             "policy sglang: a host tier, [gpu.offload], is not modelled; there is vllm, or prefix_caching = 0"
@@ -349,7 +354,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     return setup, {
         "conservativeness": conservativeness,
         "max_new": list(max_new),
-        "prefix_caching": int(caching),
+        "prefix_caching": int(caching > 0),
         **limits,
         **({} if pools is None else {_RATIO: ratio}),
         **({} if every == 1 else {RECEIVE_EVERY_STEPS: every}),

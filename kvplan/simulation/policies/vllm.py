@@ -47,6 +47,13 @@ from kvplan.simulation.actions import (
     was_fetched,
     whole_tokens,
 )
+from kvplan.simulation.grouped_cache import (
+    hits_in_groups,
+    hold_in_groups,
+    idle_in_groups,
+    let_pass,
+    take_in_groups,
+)
 from kvplan.simulation.host_tier import first_loaded, hits_of_tiers, is_being_loaded, load, mark
 from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies.parameters import LIMITS, PATIENCE, within_limits
@@ -69,13 +76,14 @@ from kvplan.simulation.state import (
     Time,
     extended,
     group_list,
+    grouped,
     hosted,
     kernel,
     layered,
     parked_list,
 )
 
-WATERMARK, FIRST_CHUNK, INTERVAL, SATURATED = 1, 2, 3, 4  # of the knobs
+WATERMARK, FIRST_CHUNK, INTERVAL, SATURATED, SESSIONS = 1, 2, 3, 4, 5  # of the knobs
 WHOLE_PROMPT, FIRST_PART = range(2)
 ADMISSION = tuple(map(str, Admission))
 SCHEDULING, BY_PRIORITY = tuple(map(str, Scheduling)), 1
@@ -146,7 +154,7 @@ def go_on(s: State, budget: int) -> int:
     """Go on with the prompt begun, which gives way where blocks lack; return as `serve_running` does."""
     request = s.counter[Counter.PARTLY]
     if request != NOBODY and budget > 0:
-        if s.counter[Counter.HELD] + further_blocks(s, request, budget) > s.fixed[Fixed.CAPACITY]:
+        if blocks_lack(s, request, budget):
             preempt(s, request)
             return 0
         budget -= compute_prompt(s, request, budget)
@@ -159,7 +167,7 @@ def serve_loaded(s: State, budget: int) -> int:
     request = first_loaded(s)
     while request != NOBODY and budget > 0:
         mark(s, request, -1)
-        if s.counter[Counter.HELD] + further_blocks(s, request, budget) > s.fixed[Fixed.CAPACITY]:
+        if blocks_lack(s, request, budget):
             evict(s, request)
             return 0
         take_out(s, request)
@@ -186,6 +194,8 @@ def serve_in_order(s: State) -> bool:
             preempted = True
             if last == request:
                 return preempted
+        if grouped(s):
+            take_in_groups(s, request, tokens - 1, tokens)
         request = s.request[request, Request.AFTER]
     return preempted
 
@@ -193,7 +203,7 @@ def serve_in_order(s: State) -> bool:
 @kernel
 def by_priority(s: State) -> bool:
     """Tell whether requests wait in a queue for each priority, in their order."""
-    return bool(s.fixed[Fixed.QUEUES] > 1)
+    return bool(s.fixed[Fixed.QUEUES] > 1 and s.knobs[SESSIONS] == 0)
 
 
 @kernel
@@ -234,7 +244,7 @@ def serve_worst_last(s: State) -> int:
     budget = int(s.knobs[MAX_TOKENS]) - s.list[group_list(s, 0), List.LENGTH]
     request = s.counter[Counter.PARTLY]
     if request != NOBODY and budget > 0:
-        while s.counter[Counter.HELD] + further_blocks(s, request, budget) > s.fixed[Fixed.CAPACITY]:
+        while blocks_lack(s, request, budget):
             worst = worst_running(s)
             preempt(s, worst)
             preempted = True
@@ -307,9 +317,18 @@ def come_back(s: State) -> None:
 def first_waiting(s: State) -> int:
     """Return who is admitted next: the first of the first queue in which somebody waits; NOBODY if nobody does."""
     for queue in range(s.fixed[Fixed.QUEUES]):
-        if s.list[queue, List.HEAD] != NOBODY:
-            return int(s.list[queue, List.HEAD])
+        request = s.list[queue, List.HEAD]
+        if request != NOBODY:
+            return NOBODY if queue > 0 and is_held_back(s, request) else int(request)
     return NOBODY
+
+
+@kernel
+def is_held_back(s: State, request: int) -> bool:
+    """Tell whether a session that would begin waits until another one ends; those preempted have begun."""
+    if s.knobs[SESSIONS] == 0 or s.request[request, Request.EVICTIONS] > 0:
+        return False
+    return bool(s.counter[Counter.SESSIONS] >= s.knobs[SESSIONS])
 
 
 @kernel
@@ -335,10 +354,20 @@ def granted_tokens(s: State, request: int, budget: int) -> int:
 
 
 @kernel
+def blocks_lack(s: State, request: int, budget: int) -> bool:
+    """Tell whether blocks lack for the next part of a sequence; what its windows have passed is free first."""
+    more = further_blocks(s, request, budget)
+    return bool(s.counter[Counter.HELD] + more > s.fixed[Fixed.CAPACITY])
+
+
+@kernel
 def further_blocks(s: State, request: int, budget: int) -> int:
     """Count the blocks that the next part of a sequence takes."""
     done = s.request[request, Request.PARKED]
     until = done + granted_tokens(s, request, budget)
+    if grouped(s):
+        let_pass(s, request, done)
+        return int(s.blocks[until, Blocks.FILLED] - s.request[request, Request.HOLDS])
     if layered(s):
         return int(
             s.blocks[until, Blocks.FILLED] - s.blocks[done, Blocks.PASSED] - s.request[request, Request.HOLDS]
@@ -369,19 +398,32 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
             if is_being_loaded(s, request):
                 return
             found = hits_of_tiers(s, request)
+        if grouped(s):
+            found = hits_in_groups(s, request)
+            here, idle = found * s.kept.shape[0], idle_in_groups(s, found)
         blocks = blocks_of(s, tokens_with_room(s, whole, here, found, budget)) - here + idle
         if not fetched and s.counter[Counter.HELD] + blocks > s.fixed[Fixed.CAPACITY] - spared:
             return
         seat(s, request)
+        if s.request[request, Request.EVICTIONS] == 0 and s.request[request, Request.QUEUE] > 0:
+            s.counter[Counter.SESSIONS] += 1
         if fetched:  # with room for the next token, which is taken with it
             s.request[request, Request.PARKED] = whole - 1
             s.counter[Counter.HELD] -= blocks_of(s, whole) - blocks_of(s, whole - 1)
         else:
-            s.request[request, Request.PARKED] = hold(s, request, found) if caches(s) else 0
+            s.request[request, Request.PARKED] = take_hits(s, request, found)
         most -= 1
         if hosted(s) and found > here and load(s, request, here, found):
             continue
         budget -= compute_prompt(s, request, budget)
+
+
+@kernel
+def take_hits(s: State, request: int, found: int) -> int:
+    """Hold what is found of a request; returns its tokens."""
+    if grouped(s):
+        return hold_in_groups(s, request, found)
+    return hold(s, request, found) if caches(s) else 0
 
 
 @kernel
@@ -404,6 +446,8 @@ def compute_prompt(s: State, request: int, budget: int) -> int:
     done = s.request[request, Request.PARKED] + granted
     if layered(s):
         compute(s, request, done - granted, done)
+        if grouped(s):
+            take_in_groups(s, request, done - granted, done)
     else:
         s.counter[Counter.HELD] += further_blocks(s, request, budget)
     if granted > 1:
@@ -428,7 +472,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     watermark, admission = watermark_share(settings, engine), admission_rule(settings, engine)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
     setup, limits = within_limits(
-        scenario, settings, int(watermark * blocks), admission, engine.prefill_interval, 0
+        scenario, settings, int(watermark * blocks), admission, engine.prefill_interval, 0, 0
     )
     caching = prefix_caching(scenario, settings)
     host = replica.offload if caching else None
@@ -439,12 +483,14 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     setup = setup._replace(
         capacity_blocks=blocks,
         # what the host forgets meanwhile is not found, and asks for no room at first
-        coasts=(admission == WHOLE_PROMPT or host is None) and engine.prefill_interval == 1,
-        prefix_cache=Cache.BLOCKS if caching else Cache.NONE,
+        coasts=(admission == WHOLE_PROMPT or host is None)
+        and engine.prefill_interval == 1
+        and caching != Cache.GROUPS,
+        prefix_cache=caching,
         host=host,
         waiting_weighs=4,
     )
-    rule = {"watermark": watermark, "admission": ADMISSION[admission], "prefix_caching": int(caching)}
+    rule = {"watermark": watermark, "admission": ADMISSION[admission], "prefix_caching": int(caching > 0)}
     if scheduling == BY_PRIORITY:
         if host is not None:
             raise UsageError(f"{settings.policy}.scheduling = priority: not modelled beside a host tier")
@@ -487,17 +533,22 @@ def queues_of(scenario: Scenario) -> tuple[IntArray, int]:
     return queue[scenario.requests.class_index], every.size
 
 
-def prefix_caching(scenario: Scenario, settings: Settings) -> bool:
-    """Read whether what was computed for those who have left stays known; as the profile says, unless set."""
-    on = scenario.model.replica.prefix_caching and not scenario.looks_up
+def prefix_caching(scenario: Scenario, settings: Settings) -> int:
+    """Read what stays known of those who have left, a value of `Cache`; as the profile says, unless set.
+
+    Beside layers of several kinds nothing does, unless set, where requests have nothing in common.
+    """
+    replica, requests = scenario.model.replica, scenario.requests
+    on = replica.prefix_caching and (not scenario.looks_up or requests.prefixes is not None)
     value = settings.number("prefix_caching", float(on))
     if value not in (0.0, 1.0):
         raise UsageError(f"{settings.policy}.prefix_caching = {value:g}: 0 or 1")
-    if value and scenario.looks_up:
-        raise UsageError(
-            f"{settings.policy}.prefix_caching = 1: not modelled beside drafts or layers of several kinds"
-        )
-    return value == 1.0
+    if not value or not scenario.looks_up:
+        return Cache.BLOCKS if value else Cache.NONE
+    why = "drafts" if requests.drafted is not None or replica.layout is None else replica.layout.not_cached
+    if why:
+        raise UsageError(f"{settings.policy}.prefix_caching = 1: not modelled beside {why}")
+    return Cache.GROUPS
 
 
 POLICY = Policy(

@@ -1,0 +1,48 @@
+"""The least host memory that saves replicas."""
+
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from kvplan.model.replica import Offload
+from kvplan.options import PlanOptions
+from kvplan.planning.host_memory import GIB, LINK, Tier
+from kvplan.planning.options import request
+from kvplan.planning.plan import plan
+from kvplan.profile.reading import load_profile, shipped_text
+from kvplan.study.objectives import State
+from kvplan.study.trial import recovers
+
+TOKEN, GPUS = 70_272, 8  # of latent attention, on a node
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped agents, with the bytes of a token."""
+    memory = f'memory = "{4_000_000 * TOKEN} B"\nkv_bytes_per_token = {TOKEN}\ngpus = {GPUS}'
+    text = shipped_text("agents-collapse").replace("memory_tokens = 4_000_000", memory)
+    path = tmp_path_factory.mktemp("agents") / "agents.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+@pytest.mark.nightly
+def test_the_tier_that_is_chosen_ends_the_collapse_and_a_quarter_less_does_not(agents: Path) -> None:
+    """By runs of a standard burst, block by block; two replicas without, one with it."""
+    asked = PlanOptions(offload=(), gpu_hour={"": 3.0}, memory_hour=0.002)
+    none, tier = plan(request([str(agents)], asked)).host_memory
+    assert (none.gib, none.replicas, none.per_hour) == (0.0, 2, 2 * GPUS * 3.0)
+    assert tier == Tier(*tier[:-1], per_hour=GPUS * 3.0 + 0.002 * tier.gib)
+    assert tier.replicas == 1
+    profile = load_profile(str(agents), stdin=BytesIO())
+
+    def comes_back(gib: float) -> State:
+        host = Offload(int(gib * GIB) // TOKEN, TOKEN / (LINK * GPUS))
+        model = replace(profile.model, replica=replace(profile.model.replica, offload=host))
+        seen = recovers(model, profile.plan)
+        assert seen is not None
+        return seen.state
+
+    assert (comes_back(tier.gib), comes_back(0.75 * tier.gib)) == (State.HOLDS, State.MISSES)
