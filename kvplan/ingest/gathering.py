@@ -41,7 +41,7 @@ from kvplan.ingest.metrics import ServerMetrics, metrics_parts, read_metrics
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import ReplicaEstimate, default_limits, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
-from kvplan.ingest.model.roofline import Roofline, roofline
+from kvplan.ingest.model.roofline import Roofline, request_overhead_s, roofline
 from kvplan.ingest.model.shape import ModelShape, with_adapters
 from kvplan.ingest.model.text import estimate_part, roofline_part, together
 from kvplan.ingest.reader import FileKind
@@ -413,15 +413,17 @@ class _Gathering:
         prior = of_measured(measured)
         if self.estimate is not None:
             on = together(self.estimate.gpu, self.estimate.parallelism)
-            prior = Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.shape.name} on {on}")
+            law, of = self.estimate.speed.timing, f"the estimate for {self.estimate.shape.name} on {on}"
+            prior = Prior(law, of, request_overhead_s(law, self.engine or EngineName.VLLM))
         elif self.kept is not None and "timing" in self.tables:
             law_of = {name: self.tables[name] for name in ("gpu", "timing") if name in self.tables}
             table = schema.check({"schema": 1, "name": "law", **law_of}).timing
             law = Timing(**{name: getattr(table, name) for name in Timing.__slots__})
-            prior = Prior(law, self.kept.source)
+            prior = Prior(law, self.kept.source, table.request_overhead)
         fit = fit_measured(
             measured,
             prior.timing,
+            request_overhead_s=prior.request_overhead_s,
             replica=self._fitted_on,
             capacity_tokens=self.asked.capacity,
             progress=self.asked.progress,
