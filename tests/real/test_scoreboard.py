@@ -57,6 +57,7 @@ def test_what_is_asked_for_is_met_but_for_what_the_page_names() -> None:
         ("prefix-cache-h100", "knee in closed form"),
         ("runs", "E2E"),
         ("runs", "TTFT"),
+        ("sweeps-high", "TPOT"),
         ("sweeps-high", "TTFT"),
         ("sweeps-shape", "TTFT"),
     }
@@ -111,6 +112,30 @@ def test_the_page_has_the_errors_by_model() -> None:
         PAGE.write_text(TABLE.sub(lambda found: found[1] + table, page), encoding="utf-8")
     else:
         assert TABLE.findall(page)[0][1] == table
+
+
+SETTLED = re.compile(r"(?<=^### What to measure\n)(.*?)((?:^\|[^\n]*\n)+)", flags=re.MULTILINE | re.DOTALL)
+
+
+def settled(board: Scoreboard) -> str:
+    """The table of what proposed runs settle, in Markdown."""
+    lines = ["| what | error | configurations | asked for |", "| --- | ---: | ---: | ---: |"]
+    for one in board.scored:
+        must = "–" if one.bound.must is None else format_percent(one.bound.must)
+        value = format_percent(one.value, 2)
+        lines.append(f"| {one.bound.quantity} | {value} | {one.configurations} | {must} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+@pytest.mark.nightly
+@needs_sweeps
+def test_the_page_has_what_proposed_runs_settle() -> None:
+    """With ``KVPLAN_REGENERATE=1`` it is written instead."""
+    page, table = PAGE.read_text("utf-8"), settled(foretell(RUNS["measure"], DATA))
+    if os.environ.get("KVPLAN_REGENERATE"):
+        PAGE.write_text(SETTLED.sub(lambda found: found[1] + table, page), encoding="utf-8")
+    else:
+        assert SETTLED.findall(page)[0][1] == table
 
 
 # -- nothing is fitted to what it is judged by ------------------------------------------------------------------------

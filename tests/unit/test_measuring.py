@@ -57,6 +57,7 @@ def test_the_interval_of_a_law_with_one_constant_is_that_of_the_belief() -> None
     assert alone.seconds == pytest.approx(21 * 50 * 0.02)  # 20 requests and one before, an iteration a token
 
 
+@pytest.mark.nightly
 def test_a_plan_says_the_same_numbers_before_any_run() -> None:
     """An error band of the timing is what is believed, and how many replicas it takes is the plan's own search."""
     text = PROFILE.format(rate=1000.0).replace('"20 ms" }', '"20 ms", measured = { band = [0.8, 1.5] } }')

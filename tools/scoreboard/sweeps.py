@@ -42,7 +42,7 @@ def read(folder: Path) -> Sweeps:
     learnt = cache(lambda model: learn(measured, lambda of: of.model == model))
 
     def prior(deployment: Deployment) -> Law:
-        of_others = learnt(read_model(deployment.model).name)
+        of_others = learnt(_model(deployment))
         found = of_deployment(deployment, of_others.reached)
         assert found is not None, deployment
         assert found.timing is not None
@@ -129,7 +129,7 @@ def _shape(point: Point) -> tuple[int, int]:
 def rows(sweep: Sweep, prior: Law, splits: Splits, kind: str) -> Iterator[Row]:
     """What is held out of a sweep, as foretold by what is fitted to the rest."""
     deployment = sweep.deployment
-    of = Configuration(deployment.name, kind, read_model(deployment.model).name, deployment.engine)
+    of = Configuration(deployment.name, kind, _model(deployment), deployment.engine)
     for known, hidden in splits(sweep):
         if not hidden.loads.points or not known.points:
             continue
@@ -153,6 +153,12 @@ def _rows_of(of: Configuration, point: Point, ttft_s: float, tpot_s: float) -> I
         clients / (first + later * token) for first, token in ((ttft_s, tpot_s), (point.ttft_s, point.tpot_s))
     )
     yield Row(of, load, "requests/s", "1/s", *rates)
+
+
+def _model(deployment: Deployment) -> str:
+    """What sweeps of the same model are learnt from, and left out, by."""
+    shape = read_model(deployment.model)
+    return shape.like or shape.name
 
 
 def _kind(deployment: Deployment) -> str:
