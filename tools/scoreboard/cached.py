@@ -1,6 +1,7 @@
-"""A rate sweep with a prefix cache foretold from one without: the same traffic, on the same model and GPU."""
+"""A rate sweep with a prefix cache, and one without: the same traffic, on the same model and GPU."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -10,13 +11,14 @@ from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.prefix_cache import prefix_cache
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.played import Law
-from kvplan.ingest.timing.samples import Point
+from kvplan.ingest.timing.samples import Point, Sweep
 from kvplan.model import Replica, RequestClass, ServingModel
 from kvplan.model.sessions import SharedPrompt
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.sessions import with_shared_prompts
 from scoreboard.hidden import Times, unmeasured
 from scoreboard.rates import (
+    FITTED,
     MODEL,
     STAGES,
     at_client,
@@ -32,43 +34,64 @@ from scoreboard.rates import (
 from scoreboard.record import Configuration, Row, real_run
 
 WITHOUT, WITH, _SEQUENCES = "vllm", "vllm+chunking_and_prefix_caching", 128
-_SYSTEM = (SharedPrompt(128, 0.1),) * 10  # as the client was configured
-_WHOLE = (SharedPrompt(192, 0.01),) * 100  # whole pages of prompts of 195 tokens or more
+_FOUND = (
+    192,
+    128,
+)  # whole pages of prompts of 195 tokens or more; of the system prompts that the client was told to send
+_WHOLE = (SharedPrompt(192, 0.01),) * 100
 _CACHING = Settings("vllm", {"prefix_caching": (1.0,)})
 
 
-def _played(
-    rate_rps: float, like: Point, shared: tuple[SharedPrompt, ...], law: Law, replica: Replica
-) -> Times:
-    requests = with_shared_prompts(at_rate(rate_rps, like), [shared], np.random.default_rng(0))
+def _played(rate_rps: float, like: Point, law: Law, replica: Replica) -> Times:
+    requests = with_shared_prompts(at_rate(rate_rps, like), [_WHOLE], np.random.default_rng(0))
     return at_client(requests, law, replica, _CACHING)
 
 
 def closed_form_knee(like: Point, law: Law, replica: Replica) -> float:
-    """Requests/s at which all sequences run, each prompt of the mean length."""
+    """Requests/s at which all sequences run, each prompt of the mean length and found, as all stay in the cache."""
     lengths = range(like.outputs[0], like.outputs[1] + 1)
-    load = RequestClass("", round(fmean(like.inputs)), tuple(lengths), (1.0,) * len(lengths), 1.0, _SYSTEM)
+    load = RequestClass("", round(fmean(like.inputs)), tuple(lengths), (1.0,) * len(lengths), 1.0, _WHOLE)
     cached = cached_replica(ServingModel((load,), law.timing, replica))
-    return prefix_cache(cached).sustainable_rps.guaranteed
+    return prefix_cache(cached).sustainable_rps.good
+
+
+def _found(sweep: Sweep, tokens: int) -> Sweep:
+    return replace(sweep, points=tuple(replace(point, cached_tokens=tokens) for point in sweep.points))
 
 
 def _rows(folder: Path) -> list[Row]:
     of, replica = Configuration(WITH, "dense", MODEL, "vllm"), replica_of(_SEQUENCES)
-    law = fitted([read_stage(folder, WITHOUT, number) for number in range(STAGES)], replica)
-    return list(_foretold(of, folder, law, replica))
+    with_it, without = (
+        [read_stage(folder, variant, number) for number in range(FITTED)] for variant in (WITH, WITHOUT)
+    )
+    whole, system = ([_found(stage, tokens) for stage in with_it] for tokens in _FOUND)
+    by_both = fitted([*without, *whole], replica)
+    return [
+        *_foretold(of, folder, by_both, replica),
+        *_knees(of, folder, {"by whole prompts": whole, "by system prompts": system}, replica),
+    ]
+
+
+def _knees(
+    of: Configuration, folder: Path, fits: Mapping[str, Sequence[Sweep]], replica: Replica
+) -> Iterator[Row]:
+    """The knee without the cache by the sweep with it, for what may have been found there."""
+    rate, like = requested_rps(folder, WITHOUT, STAGES - 1), read_stage(folder, WITHOUT, STAGES - 1).points[0]
+    for name, known in fits.items():
+        law = fitted(known, replica)
+        served = 1 / at_client(at_rate(rate, like), law, replica, Settings("vllm", {}))[Kind.INTERVAL]
+        yield Row(of, "", f"knee without, {name}", "1/s", served, measured_knee(folder, WITHOUT))
 
 
 def _foretold(of: Configuration, folder: Path, law: Law, replica: Replica) -> Iterator[Row]:
-    points = [read_stage(folder, WITH, number).points[0] for number in range(STAGES)]
-    requested = [requested_rps(folder, WITH, number) for number in range(STAGES)]
+    points = [read_stage(folder, WITH, number).points[0] for number in range(FITTED, STAGES)]
+    requested = [requested_rps(folder, WITH, number) for number in range(FITTED, STAGES)]
     measured, like = measured_knee(folder, WITH), unmeasured(points[-1])
-    for quantity, shared in (("knee", _SYSTEM), ("knee if questions recur", _WHOLE)):
-        times = _played(requested[-1], like, shared, law, replica)
-        yield Row(of, "", quantity, "1/s", 1 / times[Kind.INTERVAL], measured)
     yield Row(of, "", "knee in closed form", "1/s", closed_form_knee(like, law, replica), measured)
     for point, rate in zip(points, requested, strict=True):
-        times = _played(rate, unmeasured(point), _SYSTEM, law, replica)
+        times = _played(rate, unmeasured(point), law, replica)
         yield from stage_rows(of, rate, times, point)
+    yield Row(of, "", "knee", "1/s", 1 / times[Kind.INTERVAL], measured)
 
 
 CACHED = real_run(
