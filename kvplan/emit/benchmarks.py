@@ -44,7 +44,7 @@ def next_commands(measuring: Measuring, tool: str, *, memory: bool) -> tuple[str
     log = "serve.log " if memory else ""
     base = shlex.quote(measuring.profile.source)
     return (
-        f"kvplan import {log}{' '.join(results)} --base {base} -o measured.toml",
+        f"kvplan import {log}{' '.join(results)} --base {base} --against {base} -o measured.toml",
         "kvplan plan measured.toml",
     )
 

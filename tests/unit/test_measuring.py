@@ -14,7 +14,16 @@ from kvplan.emit.benchmarks import script
 from kvplan.errors import UsageError
 from kvplan.profile.reading import parse_profile
 
-TOOLS = ("vllm", "vllm==0.15.1", "sglang", "guidellm", "guidellm==0.5.4", "guidellm==0.3.0", "aiperf", "inference-perf")
+TOOLS = (
+    "vllm",
+    "vllm==0.15.1",
+    "sglang",
+    "guidellm",
+    "guidellm==0.5.4",
+    "guidellm==0.3.0",
+    "aiperf",
+    "inference-perf",
+)
 PROFILE = """schema = 1
 name = "fixed; $(touch pwned)\\" `id`"
 gpu = {{ memory_tokens = 40_000 }}

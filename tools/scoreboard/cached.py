@@ -1,6 +1,6 @@
 """A rate sweep with a prefix cache, and one without: the same traffic, on the same model and GPU."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -34,16 +34,15 @@ from scoreboard.rates import (
 from scoreboard.record import Configuration, Row, real_run
 
 WITHOUT, WITH, _SEQUENCES = "vllm", "vllm+chunking_and_prefix_caching", 128
-_FOUND = (
-    192,
-    128,
-)  # whole pages of prompts of 195 tokens or more; of the system prompts that the client was told to send
-_WHOLE = (SharedPrompt(192, 0.01),) * 100
+_SYSTEM = (SharedPrompt(128, 0.1),) * 10  # as the client was configured
+_WHOLE = (SharedPrompt(192, 0.01),) * 100  # whole pages of prompts of 195 tokens or more
 _CACHING = Settings("vllm", {"prefix_caching": (1.0,)})
 
 
-def _played(rate_rps: float, like: Point, law: Law, replica: Replica) -> Times:
-    requests = with_shared_prompts(at_rate(rate_rps, like), [_WHOLE], np.random.default_rng(0))
+def _played(
+    rate_rps: float, like: Point, shared: tuple[SharedPrompt, ...], law: Law, replica: Replica
+) -> Times:
+    requests = with_shared_prompts(at_rate(rate_rps, like), [shared], np.random.default_rng(0))
     return at_client(requests, law, replica, _CACHING)
 
 
@@ -64,23 +63,22 @@ def _rows(folder: Path) -> list[Row]:
     with_it, without = (
         [read_stage(folder, variant, number) for number in range(FITTED)] for variant in (WITH, WITHOUT)
     )
-    whole, system = ([_found(stage, tokens) for stage in with_it] for tokens in _FOUND)
-    by_both = fitted([*without, *whole], replica)
-    return [
-        *_foretold(of, folder, by_both, replica),
-        *_knees(of, folder, {"by whole prompts": whole, "by system prompts": system}, replica),
-    ]
+    by_whole, by_system = (
+        fitted([*without, *(_found(stage, shared[0].tokens) for stage in with_it)], replica)
+        for shared in (_WHOLE, _SYSTEM)
+    )
+    rate, like = requested_rps(folder, WITH, STAGES - 1), unmeasured(with_it[-1].points[0])
+    times = _played(rate, like, _SYSTEM, by_system, replica)
+    other = Row(
+        of, "", "knee if system prompts", "1/s", 1 / times[Kind.INTERVAL], measured_knee(folder, WITH)
+    )
+    return [*_foretold(of, folder, by_whole, replica), _knee_without(of, folder, by_whole, replica), other]
 
 
-def _knees(
-    of: Configuration, folder: Path, fits: Mapping[str, Sequence[Sweep]], replica: Replica
-) -> Iterator[Row]:
-    """The knee without the cache by the sweep with it, for what may have been found there."""
-    rate, like = requested_rps(folder, WITHOUT, STAGES - 1), read_stage(folder, WITHOUT, STAGES - 1).points[0]
-    for name, known in fits.items():
-        law = fitted(known, replica)
-        served = 1 / at_client(at_rate(rate, like), law, replica, Settings("vllm", {}))[Kind.INTERVAL]
-        yield Row(of, "", f"knee without, {name}", "1/s", served, measured_knee(folder, WITHOUT))
+def _knee_without(of: Configuration, folder: Path, law: Law, replica: Replica) -> Row:
+    rate, (like,) = requested_rps(folder, WITHOUT, STAGES - 1), read_stage(folder, WITHOUT, STAGES - 1).points
+    times = at_client(at_rate(rate, unmeasured(like)), law, replica, Settings("vllm", {}))
+    return Row(of, "", "knee without", "1/s", 1 / times[Kind.INTERVAL], measured_knee(folder, WITHOUT))
 
 
 def _foretold(of: Configuration, folder: Path, law: Law, replica: Replica) -> Iterator[Row]:
@@ -89,7 +87,7 @@ def _foretold(of: Configuration, folder: Path, law: Law, replica: Replica) -> It
     measured, like = measured_knee(folder, WITH), unmeasured(points[-1])
     yield Row(of, "", "knee in closed form", "1/s", closed_form_knee(like, law, replica), measured)
     for point, rate in zip(points, requested, strict=True):
-        times = _played(rate, unmeasured(point), law, replica)
+        times = _played(rate, unmeasured(point), _WHOLE, law, replica)
         yield from stage_rows(of, rate, times, point)
     yield Row(of, "", "knee", "1/s", 1 / times[Kind.INTERVAL], measured)
 

@@ -93,3 +93,8 @@ def ends(spread: float) -> tuple[float, float]:
     [0.88, 1.137]
     """
     return math.exp(-_TENTH * spread), math.exp(_TENTH * spread)
+
+
+def spread_of(band: tuple[float, float]) -> float:
+    """Return the standard deviation of a logarithm of which four of five are within a band."""
+    return math.log(band[1] / band[0]) / (2 * _TENTH)

@@ -100,7 +100,7 @@ def corrected(
     ttft = [
         times[Kind.TTFT] if point.rate_rps is not None and kind is Kind.TTFT else math.nan
         for point, times in zip(points, foretold(sweeps, law, replica), strict=True)
-        for kind, _ in _seen(point)
+        for kind, _ in measured_times(point)
     ]
     waits = np.array(ttft) - at_once_s
     return replace(equations, offset=np.where(np.isnan(waits), equations.offset, waits))
@@ -130,7 +130,7 @@ def play(
     rows = [
         (load, kind, seconds, times)
         for load, times in zip(loads, played, strict=True)
-        for kind, seconds in _seen(load.point)
+        for kind, seconds in measured_times(load.point)
     ]
     # by the constants: (n, n_constants, n_kinds + 1)
     slopes = np.array([times[1:] - times[0] for *_, times in rows])
@@ -168,7 +168,7 @@ def play(
     )
 
 
-def _seen(point: Point) -> list[tuple[Kind, float]]:
+def measured_times(point: Point) -> list[tuple[Kind, float]]:
     """List what was measured of a point: TTFT, and the first of TPOT, E2E and time between completions."""
     between = point.throughput_rps and 1 / point.throughput_rps
     times = (point.ttft_s, point.tpot_s, point.e2e_s, between)

@@ -96,7 +96,9 @@ def _scaled(fit: TimingFit) -> Iterator[str]:
     """Say what one load leaves open, and which would tell: the one that is most unlike it."""
     if _is_scaled(fit):
         alone = fit.equations.sequences.max() < _FEW
-        other = "where the objective ends" if alone else "one request at a time"
+        other = "one request at a time"
+        if alone:
+            other = "where the objective ends, which one low load does not foretell"
         yield (
             "estimated, scaled: one load moves all constants together; a run of the same requests, "
             f"{other}, would tell them apart (kvplan measure)"
