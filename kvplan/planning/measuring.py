@@ -96,7 +96,7 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
     """
     if not 0 < minutes < math.inf:
         raise UsageError(f"--minutes {minutes:g}: more than 0")
-    design = _Design(profile)
+    design = Design(profile)
     before = design.replicas(design.first_band)
     if before[0] == before[1]:
         number = f"{before[0]:,} {'replica' if before[0] == 1 else 'replicas'}"
@@ -139,7 +139,7 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
     )
 
 
-class _Design:
+class Design:
     """A replica, the rate at which its objectives end, and what is believed of its constants."""
 
     def __init__(self, profile: Profile) -> None:

@@ -18,7 +18,7 @@ from kvplan.model import FloatArray
 _STEPS, _LONGEST = 30, 1.0  # of Gauss and Newton, and how far one may go
 _FAR = 1.5  # standard deviations beyond which a time counts for less (Huber 1964)
 _TENTH = 1.2816  # standard deviations from the mean of a normal distribution to its quantile .9
-_FADES = math.log(4)  # distance in ln(concurrency) over which a misfit is another's by half and more
+FADES = math.log(4)  # distance in ln(concurrency) over which a misfit is another's by half and more
 
 _BELIEF = learnt("belief")
 SPREAD, OVERHEAD_SPREAD, MISFIT = (float(_BELIEF[name]) for name in ("constants", "overhead", "misfit"))
@@ -82,7 +82,7 @@ def posterior(
 
 def misfit(places: Sequence[float], place: float) -> float:
     """Return by how much no constants mend a time: of loads at ln(concurrency) there are runs, and one is asked for."""
-    alike = max((math.exp(-abs(place - seen) / _FADES) for seen in places), default=0.0)
+    alike = max((math.exp(-abs(place - seen) / FADES) for seen in places), default=0.0)
     return MISFIT * math.sqrt(1 - alike**2)
 
 

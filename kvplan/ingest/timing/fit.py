@@ -21,7 +21,7 @@ from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
 from kvplan.ingest.model.roofline import Efficiency, assumed_kv_dtype, roofline
 from kvplan.ingest.model.roofline import request_overhead_s as outside_s
-from kvplan.ingest.timing.belief import MISFIT, NOISE, SPREAD, ends, posterior, widths
+from kvplan.ingest.timing.belief import NOISE, SPREAD, ends, posterior, widths
 from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
 from kvplan.ingest.timing.played import KNEES, UNLIMITED, Law, corrected, outside_engine_s, play
 from kvplan.ingest.timing.robust import agreeing, constants, stand_ins, standard_errors
@@ -299,7 +299,7 @@ def _believed(
         considered=(),
         envelope=False,
         outliers=(),
-        spread=math.hypot(float(told.max()), MISFIT),
+        spread=float(told.max()),
     )
 
 
