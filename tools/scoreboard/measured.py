@@ -32,6 +32,8 @@ _NOISE = np.array([NOISE[Kind.TTFT], NOISE[Kind.TPOT]])
 _FLAT = 0.05  # of d ln(TPOT) / d ln(concurrency), at least
 _POOLED = Configuration("all", "all")
 _WITHIN = 0.05
+_WIDTHS = 0.2, 0.4, 0.8  # to choose from
+_WORSE = 0.25  # of configurations
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,26 @@ class Shape:
     def measured_s(self) -> FloatArray:
         return np.array([load.measured_s for load in self.loads])
 
-    def fitted(self, runs: Sequence[int]) -> Posterior:
+    @property
+    def objectives(self) -> range:
+        """Loads whose TPOT is a limit in turn; none of few."""
+        return range(1, len(self.loads) - 1 if len(self.loads) >= _FEWEST else 1)
+
+    def fitted(self, runs: Sequence[int], spread: FloatArray | None = None) -> Posterior:
         """What is believed after some of the loads."""
-        return believed(self.parts[list(runs)], self.measured_s[list(runs)])
+        return believed(self.parts[list(runs)], self.measured_s[list(runs)], spread)
+
+    def truth(self, hidden: int) -> float:
+        """Requests/s of a load."""
+        ttft_s, tpot_s = self.measured_s[hidden]
+        return math.exp(float(self.places[hidden])) / (float(ttft_s) + self.later * float(tpot_s))
+
+    def proposed(self, hidden: int, spread: FloatArray | None = None) -> list[int]:
+        """The two loads that are run: nearest to where a limit is met by the estimate, and by the fit to the first."""
+        tpot_s, nothing = self.measured_s[hidden, 1], Posterior(np.zeros(self.parts.shape[2]), np.zeros(0))
+        first = self.nearest(self.end(nothing, tpot_s)[0], [hidden])
+        then = self.nearest(self.end(self.fitted([first], spread), tpot_s)[0], [hidden])
+        return list(dict.fromkeys([first, then]))
 
     def nearest(self, place: float, but: Sequence[int]) -> int:
         """The load that is nearest to a place, hidden ones left out."""
@@ -80,29 +99,26 @@ class Shape:
         return sum(self.loads[0].point.outputs) / 2 - 1
 
 
-def believed(parts: FloatArray, measured_s: FloatArray) -> Posterior:
+def believed(parts: FloatArray, measured_s: FloatArray, spread: FloatArray | None = None) -> Posterior:
     """What is believed after loads, of TTFT and TPOT each."""
     noise = np.tile(_NOISE, len(parts))
     rows = parts.reshape(-1, parts.shape[-1])
     names = [""] * (parts.shape[-1] - 1) + ["request_overhead"]
-    return posterior(rows, measured_s.reshape(-1), noise, widths(names))
+    return posterior(rows, measured_s.reshape(-1), noise, widths(names) if spread is None else spread)
 
 
 def objective_rows(of: Configuration, shape: Shape, hidden: int) -> Iterator[Row]:
     """The rate of a hidden load, as foretold by no run, by one, by two, and by two at random."""
-    ttft_s, tpot_s = shape.measured_s[hidden]
-    truth = math.exp(float(shape.places[hidden])) / (ttft_s + shape.later * tpot_s)
+    tpot_s, truth = shape.measured_s[hidden, 1], shape.truth(hidden)
     load = f"{shape.loads[hidden].point.concurrency} at once"
 
     def row(quantity: str, rate: float) -> Row:
         return Row(of, load, quantity, "1/s", math.exp(rate), truth)
 
-    place, rate = shape.end(Posterior(np.zeros(shape.parts.shape[2]), np.zeros(0)), tpot_s)
-    yield row("rate, no run", rate)
-    first = shape.nearest(place, [hidden])
-    place, rate = shape.end(shape.fitted([first]), tpot_s)
-    yield row("rate, one run", rate)
-    runs = list(dict.fromkeys([first, shape.nearest(place, [hidden])]))
+    nothing = Posterior(np.zeros(shape.parts.shape[2]), np.zeros(0))
+    runs = shape.proposed(hidden)
+    yield row("rate, no run", shape.end(nothing, tpot_s)[1])
+    yield row("rate, one run", shape.end(shape.fitted(runs[:1]), tpot_s)[1])
     after = shape.fitted(runs)
     place, rate = shape.end(after, tpot_s)
     yield row("rate, two runs", rate)
@@ -137,49 +153,83 @@ def rest_rows(of: Configuration, shapes: Sequence[Shape]) -> Iterator[Row]:
                     yield Row(of, text, quantity, "s", float(said), float(was))
 
 
-def one_run_rows(of: Configuration, shapes: Sequence[Shape]) -> Iterator[Row]:
+def one_run_rows(
+    of: Configuration, shapes: Sequence[Shape], spread: FloatArray | None = None
+) -> Iterator[Row]:
     """TPOT of all others after one run, each in turn, against that of the estimate: a share, 1 where it is worse."""
     parts = np.concatenate([shape.parts for shape in shapes])
     seen = np.concatenate([shape.measured_s for shape in shapes])
     errors = []
     for run in range(len(parts)):
         rest = np.arange(len(parts)) != run
-        after = believed(parts[[run]], seen[[run]]).mean
+        after = believed(parts[[run]], seen[[run]], spread).mean
         tpot = (parts[rest, 1] * np.exp(after)).sum(axis=1), parts[rest, 1].sum(axis=1)
         errors.append([median(np.abs(times / seen[rest, 1] - 1).tolist()) for times in tpot])
     with_run, without = np.median(errors, axis=0)
     yield Row(of, "all others", "TPOT worse with one run", "%", float(with_run > without), 0.0)
 
 
-def _sweep_rows(known: Known, folder: Path) -> Iterator[Row]:
-    held, worse = [], []
+def shapes_of(known: Known, folder: Path) -> Iterator[tuple[Configuration, list[Shape]]]:
+    """Configurations with enough loads."""
     for sweep in with_settings(folder):
         loads = loads_of([sweep]) if sweep.points else []
         if len(loads) < _LEAST:
             continue
         configuration, learnt = loads[0].configuration, known.without_model(loads[0].configuration.model)
         kind = "MoE" if loads[0].deployed.shape.counts.experts else "dense"
-        of = Configuration(sweep.deployment.name, kind, configuration.model, configuration.engine)
         by_shape: dict[tuple[int, int], list[Load]] = {}
         for load in sorted(loads, key=lambda load: load.point.concurrency or 0):
             by_shape.setdefault((load.point.inputs[1], load.point.outputs[1]), []).append(load)
-        shapes = [Shape(tuple(some), learnt) for some in by_shape.values()]
-        objectives = [
-            row
-            for shape in shapes
-            if len(shape.loads) >= _FEWEST
-            for hidden in range(1, len(shape.loads) - 1)
-            for row in objective_rows(of, shape, hidden)
+        of = Configuration(sweep.deployment.name, kind, configuration.model, configuration.engine)
+        yield of, [Shape(tuple(some), learnt) for some in by_shape.values()]
+
+
+def learnt_widths(folder: Path) -> dict[str, float]:
+    """Standard deviations of ln(constant/estimate) with which runs foretell the rate best, models left out.
+
+    Of those with which one run makes TPOT of other loads no worse in three of four configurations; what is outside of
+    the engine is taken to be twice as uncertain.
+    """
+    every = [shapes for _, shapes in shapes_of(read(folder), folder)]
+
+    def spread(width: float) -> FloatArray:
+        constants = every[0][0].parts.shape[2] - 1
+        return np.array([width] * constants + [2 * width])
+
+    def worse(width: float) -> float:
+        rows = (row for shapes in every for row in one_run_rows(_POOLED, shapes, spread(width)))
+        return float(np.mean([row.foretold for row in rows]))
+
+    def error(width: float) -> float:
+        off = [
+            [_off(shape, hidden, spread(width)) for shape in shapes for hidden in shape.objectives]
+            for shapes in every
         ]
+        return float(np.prod(np.median([np.median(some, axis=0) for some in off if some], axis=0)))
+
+    constants = min((width for width in _WIDTHS if worse(width) <= _WORSE), key=error)
+    return {"constants": constants, "overhead": 2 * constants}
+
+
+def _off(shape: Shape, hidden: int, spread: FloatArray) -> list[float]:
+    """How far off a rate is after one run and after two."""
+    runs, truth, limit_s = shape.proposed(hidden, spread), shape.truth(hidden), shape.measured_s[hidden, 1]
+    rates = (shape.end(shape.fitted(some, spread), limit_s)[1] for some in (runs[:1], runs))
+    return [abs(math.exp(rate) / truth - 1) for rate in rates]
+
+
+def _sweep_rows(known: Known, folder: Path) -> Iterator[Row]:
+    held = []
+    for of, shapes in shapes_of(known, folder):
+        every = [row for s in shapes for hidden in s.objectives for row in objective_rows(of, s, hidden)]
         off: dict[str, list[float]] = {}
-        for row in objectives:
+        for row in every:
             off.setdefault(row.quantity, []).append(abs(row.foretold / row.measured - 1))
-        if objectives:
+        if every:
             held.append(1 - float(np.mean(off["interval holds"])))
-            random = median(off["rate, two runs at random"])
-            worse.append(float(median(off["rate, two runs"]) > random))
-            yield Row(of, "", "two runs worse than at random", "%", worse[-1], 0.0)
-        yield from (row for row in objectives if row.quantity != "interval holds")
+            worse = median(off["rate, two runs"]) > median(off["rate, two runs at random"])
+            yield Row(of, "", "two runs worse than at random", "%", float(worse), 0.0)
+        yield from (row for row in every if row.quantity != "interval holds")
         yield from rest_rows(of, shapes)
         yield from one_run_rows(of, shapes)
     yield Row(_POOLED, "", "intervals that hold", "%", float(np.mean(held)), 0.8)
