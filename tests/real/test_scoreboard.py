@@ -219,6 +219,7 @@ def with_slower(folder: Path, slow: Iterable[dict[str, str]], factor: float, *ti
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             writer.writerows(rows)
+    (folder / "runs").symlink_to(DATA / "runs")  # from which is learnt, too
     return folder
 
 
