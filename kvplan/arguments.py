@@ -236,7 +236,7 @@ class Time(Option[Amount | None, float | None]):
         self.plain, self.never = plain, never
 
     def read(self, value: Any) -> float:
-        if self.never and value == "never":
+        if self.never and value in ("never", math.inf):  # as read before, where options are replaced
             return math.inf
         if not self.plain and isinstance(value, str) and re.fullmatch(r"[0-9.eE+ -]+", value):
             raise UsageError(f"{self.flag} {value!r}: a unit is missing, such as {value.strip()}s")

@@ -468,6 +468,9 @@ class ImportOptions(ModelOptions):
     classes: Whole[int | None] = Whole(
         "So many classes of one decode length. Default: lengths as recorded.", least=1
     )
+    repeated: Flag = Flag("Prompts of results were sent before: a prefix cache found them whole.")
+    cached_share: Share[float] = Share("Share of their prompts that a prefix cache found, such as 60%.", 0.0)
+    against: File = File("A plan, or profile, whose expectations are compared with results.")
     max_size: Text[str] = Text("Largest file or pipe that is read.", "4 GiB", metavar="SIZE")
     name: Text[str | None] = Text("Name of the profile.", metavar="NAME")
     base: "Service | None" = None

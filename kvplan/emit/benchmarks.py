@@ -10,6 +10,7 @@ from kvplan.engine import numbers
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.ingest.model.hardware import tables
 from kvplan.planning.measuring import Measuring, Run
+from kvplan.profile.reading import Profile
 from kvplan.units import format_seconds
 
 URL = "http://localhost:8000"
@@ -44,7 +45,7 @@ def next_commands(measuring: Measuring, tool: str, *, memory: bool) -> tuple[str
     log = "serve.log " if memory else ""
     base = shlex.quote(measuring.profile.source)
     return (
-        f"kvplan import {log}{' '.join(results)} --base {base} -o measured.toml",
+        f"kvplan import {log}{' '.join(results)} --base {base} --against {base} -o measured.toml",
         "kvplan plan measured.toml",
     )
 
@@ -69,7 +70,7 @@ def _lines(
         yield ""
         yield f"# {number}: {run.concurrency:,} at once, {run.seconds / 60:.1f} minutes; {expected(run)} expected"
         values: dict[str, Any] = run._asdict() | {
-            "seed": _seed(run, number),
+            "seed": _seed(profile, number),
             "name": f"run-{run.concurrency}-{number}",
         }
         values |= {"warm": max(run.concurrency, 2), "entries": run.prompts + max(run.concurrency, 2)}
@@ -88,9 +89,9 @@ def expected(run: Run) -> str:
     return f"TTFT {format_seconds(run.ttft_s)}, TPOT {format_seconds(run.tpot_s)}"
 
 
-def _seed(run: Run, number: int) -> int:
+def _seed(profile: Profile, number: int) -> int:
     """A seed of its own for each run, of this script or the next: what one has asked, a cache may hold."""
-    return 1000 * run.concurrency + number
+    return 1000 * int(profile.sha256[:4], 16) + number
 
 
 def _plain(text: str) -> str:

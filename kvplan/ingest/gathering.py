@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -40,26 +41,27 @@ from kvplan.ingest.metrics import ServerMetrics, metrics_parts, read_metrics
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.estimate import ReplicaEstimate, default_limits, estimate_replica
 from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
-from kvplan.ingest.model.roofline import Roofline, roofline
+from kvplan.ingest.model.roofline import Roofline, request_overhead_s, roofline
 from kvplan.ingest.model.shape import ModelShape, with_adapters
 from kvplan.ingest.model.text import estimate_part, roofline_part, together
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
+from kvplan.ingest.timing.against import compared
 from kvplan.ingest.timing.collector import LeftOutError
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
 from kvplan.ingest.timing.fit import Prior, fit_measured, of_measured
 from kvplan.ingest.timing.reading import listed, read_groups
-from kvplan.ingest.timing.samples import Measured, Samples, Sweep, settings_of
+from kvplan.ingest.timing.samples import Measured, Samples, Sweep, found_in_cache, settings_of
 from kvplan.ingest.timing.text import timing_part
 from kvplan.ingest.trace import fit as trace_fit
 from kvplan.ingest.trace.text import traffic_parts
 from kvplan.ingest.trace.traffic import measure
-from kvplan.model import Knowledge, Origin, Parallelism, Replica, Timing
+from kvplan.model import Knowledge, Origin, Parallelism, Prefill, Replica, Timing
 from kvplan.model.parallelism import ALONE
 from kvplan.options import LIMITS, ImportOptions
 from kvplan.profile import schema
-from kvplan.profile.reading import Profile, parse_profile
+from kvplan.profile.reading import Profile, load_profile, parse_profile
 from kvplan.profile.replica import Gpu as GpuTable
 from kvplan.units import parse_bytes
 
@@ -174,7 +176,8 @@ class _Gathering:
             gone |= {"schema", "name", "provenance", *(TRAFFIC_TABLES if "classes" in gone else ())}
             rest = ", ".join(f"[{name}]" for name in self.tables if name not in gone)
             given.append(Part("", {}, self.kept.source, "profile", f"kept: {rest}"))
-        said = dict.fromkeys([*(note for part in parts for note in part.notes), *self.notes])
+        compared = [] if self.asked.against is None else self._compared(self.asked.against)
+        said = dict.fromkeys([*compared, *(note for part in parts for note in part.notes), *self.notes])
         return Gathered(profile, tuple(given), tuple(said))
 
     @property
@@ -188,6 +191,15 @@ class _Gathering:
     def _only_requests(self) -> bool:
         """Whether --group can mean nothing but a model of the requests."""
         return self.files.keys() <= {FileKind.REQUESTS, FileKind.MODEL, FileKind.PROFILE}
+
+    def _compared(self, path: Path) -> list[str]:
+        """Compare loads with what a profile expects of them."""
+        expecting = load_profile(str(path), stdin=BytesIO())
+        if lacking := expecting.missing:
+            raise UsageError(f"--against {path}: it has no {lacking[0]}")
+        if not self._runs:
+            raise UsageError("--against goes with results of load generators")
+        return compared(self._runs, expecting, replace(expecting.model.replica, prefill=Prefill.FUSED))
 
     # ------------------------------------------------------------------------------------------ replica
 
@@ -228,8 +240,17 @@ class _Gathering:
         groups: Iterable[Sequence[Measured]] = ()
         if results := self._of(FileKind.TIMING):
             with suppress(UsageError):
-                groups = read_groups(results, group=self.asked.group)
+                groups = self._found(read_groups(results, group=self.asked.group))
         return [some for group in groups for some in group if isinstance(some, Sweep)]
+
+    def _found(self, groups: Iterable[Sequence[Measured]]) -> tuple[tuple[Measured, ...], ...]:
+        """Take so much of prompts for found as the options say."""
+        asked = self.asked
+        if asked.repeated and asked.cached_share:
+            raise UsageError("--repeated and --cached-share: one of them")
+        block = self.tables.get("gpu", {}).get("block_tokens", vllm.BLOCK_TOKENS)
+        share = None if asked.repeated else asked.cached_share
+        return tuple(tuple(found_in_cache(some, share, block) for some in group) for group in groups)
 
     @cached_property
     def metrics(self) -> ServerMetrics | None:
@@ -376,13 +397,15 @@ class _Gathering:
         estimated = self.replica is not None and self.replica.kind == "estimate"
         known = None if estimated else self._fitted_on
         try:
-            groups = read_groups(
-                paths,
-                capacity_tokens=self.asked.capacity,
-                assumed_tokens=None if known is None else known.memory_tokens,
-                group=None if FileKind.METRICS in self.files and not results else self.asked.group,
-                may_lack=[*logs, *timed],
-                told=[self.limits.service] if logs and self.limits is not None else (),
+            groups = self._found(
+                read_groups(
+                    paths,
+                    capacity_tokens=self.asked.capacity,
+                    assumed_tokens=None if known is None else known.memory_tokens,
+                    group=None if FileKind.METRICS in self.files and not results else self.asked.group,
+                    may_lack=[*logs, *timed],
+                    told=[self.limits.service] if logs and self.limits is not None else (),
+                )
             )
         except UsageError as error:
             if results or logs:
@@ -417,15 +440,17 @@ class _Gathering:
         prior = of_measured(measured)
         if self.estimate is not None:
             on = together(self.estimate.gpu, self.estimate.parallelism)
-            prior = Prior(self.estimate.speed.timing, f"the estimate for {self.estimate.shape.name} on {on}")
+            law, of = self.estimate.speed.timing, f"the estimate for {self.estimate.shape.name} on {on}"
+            prior = Prior(law, of, request_overhead_s(law, self.engine or EngineName.VLLM))
         elif self.kept is not None and "timing" in self.tables:
             law_of = {name: self.tables[name] for name in ("gpu", "timing") if name in self.tables}
             table = schema.check({"schema": 1, "name": "law", **law_of}).timing
             law = Timing(**{name: getattr(table, name) for name in Timing.__slots__})
-            prior = Prior(law, self.kept.source)
+            prior = Prior(law, self.kept.source, table.request_overhead)
         fit = fit_measured(
             measured,
             prior.timing,
+            request_overhead_s=prior.request_overhead_s,
             replica=self._fitted_on,
             capacity_tokens=self.asked.capacity,
             progress=self.asked.progress,

@@ -153,8 +153,8 @@ def objectives(
 def _of_same_time(key: str, figure: str) -> str:
     """Return the key of another figure of the same time, and class.
 
-    >>> _of_same_time("ttft_s.p95 of chat", "mean")
-    'ttft_s.mean of chat'
+    >>> _of_same_time("itl_s.p90 of chat", "mean")
+    'itl_s.mean of chat'
     """
     of, sep, name = key.partition(" of ")
     return f"{of.partition('.')[0]}.{figure}{sep}{name}"

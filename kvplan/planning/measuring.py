@@ -1,12 +1,12 @@
 """The cheapest benchmark that settles a plan: a closed loop where the objective is expected to end, and there again.
 
 On public sweeps no design does better than a run at the concurrency where the objective ends, a fit, and a run where
-the fit has moved that to. What a run tells is foretold by the belief: the slopes of its times in the constants, each of
-which is off by a factor of its own. The rate at which the objective ends is followed to first order in the factors.
+the fit has moved that to. How far iterations may be off is the error band of the timing, which `plan` has too. How a
+run narrows that is foretold by the belief: by the shares of its times that are each constant's.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -16,29 +16,27 @@ import numpy as np
 from kvplan.analysis.equilibrium import iteration_time, sustainable_rate
 from kvplan.analysis.worst_window import planned_for
 from kvplan.errors import UsageError
-from kvplan.ingest.timing.belief import NOISE, OVERHEAD_SPREAD, SPREAD
+from kvplan.ingest.timing.belief import NOISE, ends, misfit, widths
 from kvplan.ingest.timing.equations import Kind
-from kvplan.ingest.timing.played import Law, foretold
+from kvplan.ingest.timing.played import Law, foretold, play
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep
-from kvplan.model import FloatArray, Knowledge, Prefill, ServingModel
+from kvplan.model import FloatArray, Knowledge, Prefill, Replica
+from kvplan.model.fleet import Routing
+from kvplan.options import Router
+from kvplan.planning.search import Candidate, Setting
 from kvplan.profile.reading import Profile
 from kvplan.solve import boundary
 from kvplan.study.goodput import at_rate
 from kvplan.study.trial import Quick, Task
 
-MISFIT = 0.116  # of ln(rate), that no constants of the law mend
-_FADES = math.log(4)  # distance in ln(concurrency) over which a run's misfit is another's by half and more
-_TEN = 1.2816  # standard deviations to the quantile .1 of a normal distribution
-_STEP = 0.05  # of ln(constant), to see what a rate does
 _WAVES, _FEWEST = 10, 20  # requests for each in flight, and at least
 _ENOUGH = 2  # numbers of replicas that may be left
 _NARROWER = 0.8  # times the interval before, that a run must come to
 _CLOSE, _IDLE = 0.02, 0.01  # of the rate that is looked for; of what is sustainable
-_STEEP = 0.2  # of ln(iteration time) by ln(rate), at least: below, the objective is hardly one of load
 _MOST = 10_000
-_CONSTANTS = ("d0", "d1", "d2", "d3", "d4", "d5", "d6", "experts")
 
-Replicas = tuple[int, int]
+Replicas = tuple[int, int | None]  # None: no number is enough
+Ends = tuple[float, float]
 
 
 class Run(NamedTuple):
@@ -62,6 +60,8 @@ class Measuring(NamedTuple):
     ----------
     binding
         What ends the rate of a replica: an objective, or the limit of what is sustainable.
+    band
+        How many times as long as the timing says iterations take, four times in five.
     rate_rps, interval_rps
         That rate as it is expected, and within which it is four times in five.
     replicas
@@ -72,6 +72,7 @@ class Measuring(NamedTuple):
 
     profile: Profile
     binding: str
+    band: tuple[float, float]
     demand_rps: float
     rate_rps: float
     interval_rps: tuple[float, float]
@@ -95,8 +96,8 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
     """
     if not 0 < minutes < math.inf:
         raise UsageError(f"--minutes {minutes:g}: more than 0")
-    design = _Design(profile)
-    before = design.replicas(design.spread())
+    design = Design(profile)
+    before = design.replicas(design.first_band)
     if before[0] == before[1]:
         number = f"{before[0]:,} {'replica' if before[0] == 1 else 'replicas'}"
         raise UsageError(
@@ -116,71 +117,84 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         if runs and concurrency == runs[-1].concurrency and now > _NARROWER * was:
             stopped = "another run narrows the interval by less than a fifth"
             break
-        times, left = design.times(concurrency), design.replicas(now)
+        times, left = design.times(concurrency), design.replicas(design.band())
         seen = times[Kind.TTFT], times[Kind.TPOT]
         size = load.inputs[0], load.outputs[0], load.requests or 0
-        runs.append(Run(concurrency, *size, design.duration_s(load), *seen, left, design.interval(now)))
-        if concurrency > 1 and left[1] - left[0] < _ENOUGH:
+        runs.append(
+            Run(concurrency, *size, design.duration_s(load), *seen, left, design.interval(design.band()))
+        )
+        if concurrency > 1 and left[1] is not None and left[1] - left[0] < _ENOUGH:
             stopped = "at most two numbers are left" if left[0] < left[1] else "one number is left"
             break
     return Measuring(
         profile,
         design.binding,
-        design.demand_rps,
+        design.first_band,
+        design.kind.task.rate_rps,
         design.rate_rps,
-        design.interval(design.first_spread),
+        design.interval(design.first_band),
         before,
         tuple(runs),
         stopped or "the next run is where these have moved the objective to",
     )
 
 
-class _Design:
+class Design:
     """A replica, the rate at which its objectives end, and what is believed of its constants."""
 
     def __init__(self, profile: Profile) -> None:
         if why := lacks(profile):
             raise UsageError(f"{profile.source}: {why}")
-        self.profile = profile
-        self.model = replace(planned_for(profile.model), fleet=None)
-        self.demand_rps = self.model.total_rate_rps * (1 + profile.plan.headroom)
-        timing = self.model.timing
-        self.names = [name for name in _CONSTANTS if getattr(timing, name) > 0]
-        self.names += ["request_overhead"] if self.model.request_overhead_s > 0 else []
-        spread = [OVERHEAD_SPREAD if name == "request_overhead" else SPREAD for name in self.names]
-        self.precision: FloatArray = np.diag(np.array(spread) ** -2.0)
+        self.profile, plan, model = profile, profile.plan, profile.model
+        routing = None if model.fleet is None else str(model.fleet.routing)
+        router = Routing(routing) if routing in (Router.ROUND_ROBIN, Router.LEAST_REQUESTS) else None
+        task = Task(planned_for(model), plan, plan.slower, plan.headroom, router=router)
+        self.budget = model.replica.of_rank().max_num_batched_tokens
+        self.kind = Candidate(profile.name, task, 1.0, self.budget)
+        self.model = replace(task.model, fleet=None)
+        self.names = [*self.parts(1)]
+        self.precision: FloatArray = np.diag(widths(self.names) ** -2.0)
         self.seen: list[float] = []  # ln(concurrency) of runs
         measured = self.model.measured
-        if measured.sequences is not None and self.profile.model.provenance.timing.basis != Knowledge.ASSUMED:
+        if measured.sequences is not None and model.provenance.timing.basis != Knowledge.ASSUMED:
             for sequences in dict.fromkeys(max(round(end), 1) for end in measured.sequences):
                 self.expect(sequences)
         self.first_spread = self.spread()
+        self.first_band = measured.band or ends(self.first_spread)
 
     # ------------------------------------------------------------------------------------------------- the rate
+
+    def _looked(self, rate_rps: float, times: float) -> Quick:
+        plan = self.profile.plan
+        return Task(at_rate(self.model, rate_rps), plan, plan.slower, times=times).quick(1, self.budget)
+
+    def _end(self, times: float) -> Ends:
+        """Rates around the one at which a replica's objectives end, whose iterations take so many times as long."""
+        most = sustainable_rate(self.model)[1] / times
+        if not self._looked(_IDLE * most, times).passes:
+            return 0.0, _IDLE * most
+        return boundary(
+            lambda rate: not self._looked(rate, times).passes,
+            _IDLE * most,
+            most,
+            close=_CLOSE,
+            geometric=True,
+        )
 
     @cached_property
     def _ends(self) -> tuple[float, str]:
         """The rate of a replica at which its objectives end, and which of them."""
-        budget = self.model.replica.of_rank().max_num_batched_tokens
-
-        def looked(rate_rps: float) -> Quick:
-            return Task(at_rate(self.model, rate_rps), self.profile.plan, self.profile.plan.slower).quick(
-                1, budget
-            )
-
-        limit, most = sustainable_rate(self.model)
-        low = _IDLE * most
-        if not (idle := looked(low)).passes:
-            worst = max(idle.decided, key=lambda decision: decision.excess, default=None)
+        low, high = self._end(1.0)
+        missed = self._looked(high, 1.0)
+        worst = max(missed.decided, key=lambda decision: decision.excess, default=None)
+        if low == 0:
             misses = "an objective" if worst is None else worst.key
             raise UsageError(
                 f"{self.profile.source}: even an idle replica misses {misses}; no number of replicas is enough"
             )
-        low, high = boundary(lambda rate: not looked(rate).passes, low, most, close=_CLOSE, geometric=True)
-        missed = looked(high)
-        if math.isinf(missed.excess) or not missed.decided:
-            return low, limit
-        return low, max(missed.decided, key=lambda decision: decision.excess).key
+        if math.isinf(missed.excess) or worst is None:
+            return low, sustainable_rate(self.model)[0]
+        return low, worst.key
 
     @property
     def rate_rps(self) -> float:
@@ -190,43 +204,15 @@ class _Design:
     def binding(self) -> str:
         return self._ends[1]
 
-    @cached_property
-    def slopes(self) -> FloatArray:
-        """By how much the logarithm of the rate changes with that of each constant."""
-        at_end = at_rate(self.model, self.rate_rps)
-        if self.binding.partition(".")[0] not in ("itl_s", "tpot_s", "e2e_s"):
-            return self._changes(at_end, lambda model: math.log(sustainable_rate(model)[1]))
-        # the rate is that at which iterations take as long as they do where the objective ends
-        faster = self._log_time(at_rate(self.model, self.rate_rps * math.exp(-_STEP)))
-        in_rate = max((self._log_time(at_end) - faster) / _STEP, _STEEP)
-        return -self._changes(at_end, self._log_time) / in_rate
-
-    def _log_time(self, model: ServingModel) -> float:
-        if (tau := iteration_time(model)) is None:
-            raise UsageError(
-                f"{self.profile.source}: no equilibrium at {model.total_rate_rps:.4g} requests/s"
-            )
-        return math.log(tau)
-
-    def _changes(self, model: ServingModel, figure: Callable[[ServingModel], float]) -> FloatArray:
-        """Differences below the constants as they are, where a state surely exists."""
-        less = math.exp(-_STEP)
-
-        def changed(name: str) -> ServingModel:
-            if name == "request_overhead":
-                return model
-            return replace(model, timing=replace(model.timing, **{name: getattr(model.timing, name) * less}))
-
-        here = figure(model)
-        return np.array([(here - figure(changed(name))) / _STEP for name in self.names])
-
     # ------------------------------------------------------------------------------------------------- the runs
 
     @cached_property
     def at(self) -> int:
         """Requests in flight where the objectives end."""
         there = at_rate(self.model, self.rate_rps)
-        stay_s = math.exp(self._log_time(there)) * there.mix.mean(there.mix.decode_tokens)
+        if (tau := iteration_time(there)) is None:
+            raise UsageError(f"{self.profile.source}: no equilibrium at {self.rate_rps:.4g} requests/s")
+        stay_s = tau * there.mix.mean(there.mix.decode_tokens)
         return int(max(min(round(self.rate_rps * stay_s), there.replica.max_num_seqs or _MOST), 1))
 
     def order(self, within_s: float) -> Iterator[int]:
@@ -241,25 +227,38 @@ class _Design:
         """Equal requests of the mean lengths; ten for each in flight hold the standard error below 3 %."""
         mix = self.model.mix
         prompt, answer = (max(round(mix.mean(each)), 1) for each in (mix.input_tokens, mix.decode_tokens))
-        prompts = max(_WAVES * concurrency, _FEWEST)
         return Point(
             line=1,
             inputs=(prompt, prompt),
             outputs=(answer, answer),
             concurrency=concurrency,
-            requests=prompts,
+            requests=max(_WAVES * concurrency, _FEWEST),
         )
 
-    def times(self, concurrency: int, name: str = "") -> dict[Kind, float]:
-        """Foretell a run; with a name, where that constant is twice as large."""
-        timing, overhead = self.model.timing, self.model.request_overhead_s
-        if name == "request_overhead":
-            overhead *= 2
-        elif name:
-            timing = replace(timing, **{name: 2 * getattr(timing, name)})
+    @cached_property
+    def _law(self) -> tuple[Law, Replica]:
+        replica = replace(self.model.replica, prefill=Prefill.FUSED)
+        return Law(self.model.timing, self.model.request_overhead_s), replica
+
+    def _sweep(self, load: Point) -> Sweep:
         engine = "" if self.model.engine is None else str(self.model.engine.name)
-        sweep = Sweep("", "", Deployment(engine=engine), (self.loop(concurrency),))
-        return foretold([sweep], Law(timing, overhead), replace(self.model.replica, prefill=Prefill.FUSED))[0]
+        return Sweep("", "", Deployment(engine=engine), (load,))
+
+    def times(self, concurrency: int) -> dict[Kind, float]:
+        """Foretell a run."""
+        return foretold([self._sweep(self.loop(concurrency))], *self._law)[0]
+
+    def parts(self, concurrency: int) -> dict[str, FloatArray]:
+        """Foretell what each constant adds to TTFT and TPOT of a run."""
+        (timing, overhead_s), replica = self._law
+        run = self._sweep(replace(self.loop(concurrency), ttft_s=1.0, tpot_s=1.0))
+        rows = play([run], replica, knees=(timing.knee_tokens,), chosen=timing.chosen)
+        return rows.parts(timing, overhead_s)
+
+    def shares(self, concurrency: int) -> FloatArray:
+        """Shares of TTFT and of TPOT that are each constant's."""
+        parts = np.column_stack([*self.parts(concurrency).values()])
+        return np.asarray(parts / np.maximum(parts.sum(axis=1, keepdims=True), 1e-300))
 
     def duration_s(self, load: Point) -> float:
         """How long a run takes, with a wave to warm up."""
@@ -268,27 +267,31 @@ class _Design:
 
     def expect(self, concurrency: int) -> None:
         """Take a run as done: its times tell sums of the constants."""
-        here, apart = self.times(concurrency), [self.times(concurrency, name) for name in self.names]
         self.seen.append(math.log(concurrency))
-        for kind, noise in NOISE.items():
-            if here[kind] > 0:
-                share = np.array([more[kind] / here[kind] - 1 for more in apart])
-                self.precision = self.precision + np.outer(share, share) / noise**2
+        for share, kind in zip(self.shares(concurrency), (Kind.TTFT, Kind.TPOT), strict=True):
+            self.precision = self.precision + np.outer(share, share) / NOISE[kind] ** 2
 
     def spread(self) -> float:
-        """Return the standard deviation of the logarithm of the rate."""
-        variance = float(self.slopes @ np.linalg.solve(self.precision, self.slopes))
-        alike = max((math.exp(-abs(math.log(self.at) - seen) / _FADES) for seen in self.seen), default=0.0)
-        return math.sqrt(variance + MISFIT**2 * (1 - alike**2))
+        """Return the standard deviation of the logarithm of iterations where the objectives end."""
+        share = self.shares(self.at)[1]
+        variance = float(share @ np.linalg.solve(self.precision, share))
+        return math.hypot(math.sqrt(variance), misfit(self.seen, math.log(self.at)))
 
-    def interval(self, spread: float) -> tuple[float, float]:
-        """Rates between which four in five lie."""
-        return self.rate_rps * math.exp(-_TEN * spread), self.rate_rps * math.exp(_TEN * spread)
+    def band(self) -> Ends:
+        """How many times as long as the timing says iterations may take, as narrow as runs have made that."""
+        low, high = self.first_band
+        middle, narrower = math.sqrt(low * high), self.spread() / self.first_spread
+        return middle * (low / middle) ** narrower, middle * (high / middle) ** narrower
 
-    def replicas(self, spread: float) -> Replicas:
-        """Replicas at the ends of the interval."""
-        low, high = self.interval(spread)
-        return math.ceil(self.demand_rps / high - 1e-9), math.ceil(self.demand_rps / low - 1e-9)
+    def interval(self, band: Ends) -> Ends:
+        """Rates of a replica between which four in five lie."""
+        return self._end(band[1])[0], self._end(band[0])[0]
+
+    def replicas(self, band: Ends) -> Replicas:
+        """Replicas at the ends of a band, as `plan` has them."""
+        needed = math.ceil(self.kind.task.rate_rps / self.rate_rps)
+        low, high = self.kind.between(Setting(needed, self.budget), band).replicas
+        return low or 1, high
 
 
 def lacks(profile: Profile) -> str:

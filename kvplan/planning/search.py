@@ -192,8 +192,10 @@ class Candidate:
     def band(self, setting: Setting) -> Band | None:
         """Replicas at the ends of the error band of the timing, where it has one."""
         ends = self.task.model.measured.band
-        if ends is None:
-            return None
+        return None if ends is None else self.between(setting, ends)
+
+    def between(self, setting: Setting, ends: tuple[float, float]) -> Band:
+        """Replicas where iterations take so many times as long as the timing says."""
         low, high = (
             self.varied(setting, replace(self.task, times=end)).near(setting.replicas * end) for end in ends
         )

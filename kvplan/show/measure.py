@@ -22,6 +22,7 @@ def _document(found: Measuring, tool: str, memory: bool) -> Json:
         "profile": {"name": found.profile.name, "sha256": found.profile.sha256},
         "tool": tool,
         "binding": found.binding,
+        "band": list(found.band),
         "demand_rps": found.demand_rps,
         "rate_rps": found.rate_rps,
         "interval_rps": list(found.interval_rps),
@@ -34,9 +35,11 @@ def _document(found: Measuring, tool: str, memory: bool) -> Json:
 
 def _section(found: Measuring, tool: str, memory: bool) -> page.Section:
     low, high = found.interval_rps
+    least, most = found.band
     now = (
         f"A replica is expected to serve {format_number(found.rate_rps)} requests/s, where {found.binding} ends it; "
-        f"four times in five {format_number(low)} to {format_number(high)}: {_replicas(found.replicas)} replicas."
+        f"where iterations take {format_number(least)} to {format_number(most)} times as long as its profile says, "
+        f"{format_number(low)} to {format_number(high)}: {_replicas(found.replicas)} replicas."
     )
     columns: page.Columns[tuple[int, Run]] = {
         page.number("run"): lambda row: str(row[0]),
@@ -69,4 +72,6 @@ def _section(found: Measuring, tool: str, memory: bool) -> page.Section:
 
 def _replicas(ends: Replicas) -> str:
     low, high = ends
+    if high is None:
+        return f"{low:,} or more, or no number"
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

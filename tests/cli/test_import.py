@@ -296,7 +296,8 @@ def test_one_result_of_a_benchmark_determines_nothing_that_loads_multiply(run: R
     origin = profile.provenance.timing
     assert origin is not None
     assert origin.basis is Knowledge.ESTIMATED
-    assert re.search(r"do not determine [^:]*\bd2 \(all samples have", said)
+    assert "estimated, scaled" in origin.source
+    assert re.search(r"one load moves all constants [^-]* one request at a\s+time", said)
 
 
 SETTINGS = (

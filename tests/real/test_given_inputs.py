@@ -104,11 +104,14 @@ def test_engines_and_weights_on_one_page_are_not_pooled(file: str, groups: tuple
 
 
 def test_all_at_once_is_what_a_peak_of_all_requests_says() -> None:
-    """About 145 us as with the line that says so (case 33); 298 us if 607 were in flight."""
+    """256 run, 242 of them decode beside 260 prompt tokens: 114 ms are d0, d1 and 226 us for each beyond the knee.
+
+    Twice as much if 607 were in flight.
+    """
     profile, _ = imported("13", "input.md", *A100, "--group", "Qwen/Qwen3-14B, vllm")
-    assert timing(profile)["d2"] == pytest.approx(145e-6, rel=0.2)
+    assert timing(profile)["d5"] == pytest.approx(226e-6, rel=0.1)
     for file in ("input.txt", "input-inf.txt"):
-        assert timing(imported("33", file, *A100)[0])["d2"] == pytest.approx(146e-6, rel=0.05)
+        assert timing(imported("33", file, *A100)[0])["d5"] == pytest.approx(146e-6, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def test_what_is_shipped_is_what_is_learnt() -> None:
     assert SHIPPED["gpus"] == learnt["gpus"]
     for name, answer in learnt["answer"].items():
         assert SHIPPED["answer"][name] == pytest.approx(answer, rel=0.02)
+    assert SHIPPED["belief"] | {"date": None} == learnt["belief"] | {"date": None}
     assert SHIPPED["efficiency"] == pytest.approx(learnt["efficiency"], rel=0.02)
     for table in (*(("bands", kind) for kind in ("dense", "experts")), ("unseen_gpu",)):
         shipped, again = SHIPPED, learnt

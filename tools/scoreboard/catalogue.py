@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from scoreboard.cached import CACHED
+from scoreboard.measured import MEASURED
 from scoreboard.rates import RATES
 from scoreboard.record import RealRun
 from scoreboard.replays import RTX4090, RTXPRO6000
@@ -16,6 +17,7 @@ _ALL = (
     PUBLISHED,
     HIGH,
     SHAPE,
+    MEASURED,
     UNMEASURED,
     PARALLELISM,
     RATES,

@@ -113,6 +113,15 @@ class Load:
         """TTFT and TPOT."""
         return _Loads([self]).foretold_s(learnt)[0]
 
+    def parts(self, learnt: Learnt) -> FloatArray:
+        """What each constant adds to TTFT and TPOT, d5 and what is outside of the engine last: (2, n_constants)."""
+        law = self.deployed.law(learnt.reached).of_ranks(self.deployed.ranks.data)
+        amounts = self.amounts * [getattr(law, name) for name in _LAW]
+        outside = self.foretold_s(learnt) - amounts.sum(axis=1)
+        outside[1] = 0.0
+        beyond = law.d5 * _Loads([self])._beyond(np.array([law.knee_tokens]))[0]
+        return np.column_stack([amounts, beyond, outside - [beyond[0], 0.0]])
+
 
 class _Loads:
     """Many loads, to foretell at once."""

@@ -31,7 +31,7 @@ _VARIANTS = {
 }  # and their max_num_seqs
 MODEL, _GPU, _VERSION = "Llama-3.1-8B", "H100 SXM", "0.11.0"
 STAGES = 7
-_FITTED, _LOW = 4, 2  # stages that are fitted, and those of a low load among them
+FITTED, _LOW = 4, 2  # stages that are fitted, and those of a low load among them
 SECONDS = 60  # of a stage
 CLIENTS = 440  # requests that the client has in flight at most: 44 workers of 10
 _KEPT_UP = 0.97  # of what was requested: below the knee
@@ -93,7 +93,7 @@ def at_client(requests: Requests, law: Law, replica: Replica, settings: Settings
 def measured_knee(folder: Path, variant: str) -> float:
     """Requests/s served beyond the knee, on average."""
     beyond = []
-    for number in range(_FITTED, STAGES):
+    for number in range(FITTED, STAGES):
         (point,) = read_stage(folder, variant, number).points
         served = point.throughput_rps
         if served is not None and served < _KEPT_UP * requested_rps(folder, variant, number):
@@ -103,13 +103,13 @@ def measured_knee(folder: Path, variant: str) -> float:
 
 def _rows(folder: Path, variant: str, sequences: int) -> Iterator[Row]:
     of, replica = Configuration(variant, "dense", MODEL, "vllm"), replica_of(sequences)
-    known = [read_stage(folder, variant, number) for number in range(_FITTED)]
+    known = [read_stage(folder, variant, number) for number in range(FITTED)]
     for low in range(_LOW):
         others = [sweep for number, sweep in enumerate(known) if number != low]
         yield from _low_load(of, known[low], fitted(others, replica), replica)
     law, like = fitted(known, replica), known[-1].points[0]
-    stages = [read_stage(folder, variant, number).points[0] for number in range(_FITTED, STAGES)]
-    requested = [requested_rps(folder, variant, number) for number in range(_FITTED, STAGES)]
+    stages = [read_stage(folder, variant, number).points[0] for number in range(FITTED, STAGES)]
+    requested = [requested_rps(folder, variant, number) for number in range(FITTED, STAGES)]
 
     played = [at_client(at_rate(rate, like), law, replica, Settings("vllm", {})) for rate in requested]
     served = [1 / times[Kind.INTERVAL] for times in played]

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from sampled import read_samples
 
+from kvplan.engine import EngineName
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.timing.equations import Kind
 from kvplan.ingest.timing.fit import fit_measured, of_deployment
-from kvplan.ingest.timing.played import foretold
+from kvplan.ingest.timing.played import Law, foretold
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep, Waits
-from kvplan.model import Timing
 from scoreboard.hidden import Hidden, split
 from scoreboard.learning import learn, loads_of
 from scoreboard.record import Configuration, Row, real_run
@@ -31,7 +31,7 @@ class Sweeps(NamedTuple):
     """Sweeps, and what is believed of one before anything of its model was measured."""
 
     every: tuple[Sweep, ...]
-    prior: Callable[[Deployment], Timing]
+    prior: Callable[[Deployment], Law]
 
 
 @lru_cache(maxsize=1)
@@ -39,12 +39,15 @@ def read(folder: Path) -> Sweeps:
     """The sweeps of a folder of data, and priors that are each learnt from the sweeps of all other models."""
     sweeps = tuple(some for some in with_settings(folder) if some.points)
     measured = [*loads_of(sweeps), *read_runs(folder)]
-    reached = cache(lambda model: learn(measured, lambda of: of.model == model).reached)
+    learnt = cache(lambda model: learn(measured, lambda of: of.model == model))
 
-    def prior(deployment: Deployment) -> Timing:
-        found = of_deployment(deployment, reached(read_model(deployment.model).name))
+    def prior(deployment: Deployment) -> Law:
+        of_others = learnt(_model(deployment))
+        found = of_deployment(deployment, of_others.reached)
         assert found is not None, deployment
-        return found.timing
+        assert found.timing is not None
+        answer = of_others.answers[EngineName(deployment.engine)]
+        return Law(found.timing, answer.overhead_s(found.timing))
 
     return Sweeps(sweeps, prior)
 
@@ -123,14 +126,14 @@ def _shape(point: Point) -> tuple[int, int]:
     return point.inputs[1], point.outputs[1]
 
 
-def rows(sweep: Sweep, prior: Timing, splits: Splits, kind: str) -> Iterator[Row]:
+def rows(sweep: Sweep, prior: Law, splits: Splits, kind: str) -> Iterator[Row]:
     """What is held out of a sweep, as foretold by what is fitted to the rest."""
     deployment = sweep.deployment
-    of = Configuration(deployment.name, kind, read_model(deployment.model).name, deployment.engine)
+    of = Configuration(deployment.name, kind, _model(deployment), deployment.engine)
     for known, hidden in splits(sweep):
         if not hidden.loads.points or not known.points:
             continue
-        law = fit_measured([known], prior).law
+        law = fit_measured([known], prior.timing, request_overhead_s=prior.request_overhead_s).law
         for point, times in hidden.against(foretold([hidden.loads], law)):
             mine = list(_rows_of(of, point, times[Kind.TTFT], times[Kind.TPOT]))
             yield from mine
@@ -150,6 +153,12 @@ def _rows_of(of: Configuration, point: Point, ttft_s: float, tpot_s: float) -> I
         clients / (first + later * token) for first, token in ((ttft_s, tpot_s), (point.ttft_s, point.tpot_s))
     )
     yield Row(of, load, "requests/s", "1/s", *rates)
+
+
+def _model(deployment: Deployment) -> str:
+    """What sweeps of the same model are learnt from, and left out, by."""
+    shape = read_model(deployment.model)
+    return shape.like or shape.name
 
 
 def _kind(deployment: Deployment) -> str:

@@ -34,7 +34,6 @@ the cache, but all index keys. Neither was compared with measurements.
 What is learnt is in roofline.toml, with how it was and how far to trust it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -264,14 +263,15 @@ def _flops(storage: Storage, gpu: Gpu) -> float:
 
 
 @cache
-def _learnt() -> Mapping[str, Any]:
-    return tables("roofline.toml")
+def learnt(part: str) -> Any:
+    """Return what was learnt of public measurements: a table of roofline.toml."""
+    return tables("roofline.toml")[part]
 
 
 @cache
 def efficiency() -> Efficiency:
     """What was learnt of the peaks."""
-    return Efficiency(**_learnt()["efficiency"])
+    return Efficiency(**learnt("efficiency"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ class Answer:
 
 def request_overhead_s(timing: Timing, engine: EngineName) -> float:
     """What a request takes outside an engine, where nobody has measured it."""
-    return Answer(**_learnt()["answer"][engine]).overhead_s(timing)
+    return Answer(**learnt("answer")[engine]).overhead_s(timing)
 
 
 class _Trust(NamedTuple):
@@ -309,11 +309,11 @@ def _trust(shape: ModelShape, gpu: Gpu, ranks: Parallelism, engine: EngineName |
         low, high = min(one[0] for one in own), max(one[1] for one in own)
         several = f"{ranks} of {gpu.name}" if ranks.gpus > 1 else gpu.name
         return _Trust(low, high, len(own), f"at {points} points of this model on {several}")
-    if gpu.name not in _learnt()["gpus"]:
-        band = _learnt()["unseen_gpu"][kind]
+    if gpu.name not in learnt("gpus"):
+        band = learnt("unseen_gpu")[kind]
         where = f"configurations of a {title} on GPUs that were left out, as {gpu.name} was"
         return _Trust(**band, where=f"in {band['configurations']} {where}")
-    bands, several = _learnt()["bands"][kind], "1 GPU" if ranks.gpus == 1 else f"{ranks.gpus} GPUs"
+    bands, several = learnt("bands")[kind], "1 GPU" if ranks.gpus == 1 else f"{ranks.gpus} GPUs"
     alike = [bands[str(ranks.gpus)]] if str(ranks.gpus) in bands else list(bands.values())
     number = sum(one["configurations"] for one in alike)
     where = f"like this, a {title} on {several}"
@@ -327,7 +327,7 @@ def _of_itself(
     shape: ModelShape, gpu: Gpu, ranks: Parallelism, engine: EngineName | None
 ) -> list[tuple[float, float, int]]:
     """List the ratios of public sweeps of the same model, GPUs, parallelism and weights."""
-    ratios = _learnt()["ratios"].get(shape.like, {})
+    ratios = learnt("ratios").get(shape.like, {})
     engines = EngineName if engine is None else (engine,)
     keys = (f"{gpu.name} {ranks} {name} {shape.storage.name}" for name in engines)
     return [ratios[key] for key in keys if key in ratios]

@@ -6,11 +6,15 @@
   `inter_token_latency_ms` is (last - first token) / (tokens - 1).
 - llm-d's benchmark report, 0.1 and 0.2, in YAML or JSON: what a load generator measured of a stack.
 - inference-perf's ``stage_N_lifecycle_metrics.json``. Its time per output token counts chunks without a token (of its
-  0.1 and 0.2, half of all). Its loads of type "constant" have gaps that are exponentially distributed too.
+  0.1 and 0.2, half of all). Its loads of type "constant" have gaps that are exponentially distributed too. Lengths of
+  answers are of their text, counted anew; the config.yaml beside its reports has what was asked for.
 """
 
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvplan.ingest.cells import Names, Record, names, number_of
@@ -50,6 +54,7 @@ class Generator(NamedTuple):
     parts: Callable[[Record], Iterable[Record]] = lambda record: [record]
     unusable: Callable[[Record], str] = lambda record: ""
     note: str = ""
+    habits: Callable[[Record], Iterable[str]] = lambda record: ()
 
     def read(self, report: Record, collector: Collector) -> None:
         """Add the runs of a report."""
@@ -63,6 +68,8 @@ class Generator(NamedTuple):
             else:
                 if self.note:
                     collector.note(self.note)
+                for habit in self.habits(record):
+                    collector.note(habit)
                 point = Point(line=record.line, **run._asdict(), **load)
                 add_load(record, point, Deployment(model=self.model(record)), collector)
 
@@ -197,6 +204,10 @@ _GUIDELLM_REQUESTS = names("metrics.request_totals.successful request_totals.suc
 
 # -- inference-perf ---------------------------------------------------------------------------------------------------
 
+_LONGEST_CONFIG = 100_000
+_OUTPUT = re.compile(r"\boutput_len: *(\d+)|\boutput_distribution:(?:\s+\w+:[^\n]*)*?\s+mean: *(\d+)")
+_NO_END = re.compile(r"\bignore_eos: *true\b")
+_PROMPTS = "num_unique_system_prompts", "num_users_per_system_prompt"
 _LATENCY, _RATE = "successes.latency", "load_summary.requested_rate"
 
 
@@ -214,15 +225,45 @@ def _inference_perf(record: Record) -> Run:
 
     e2e = record.number(f"{_LATENCY}.request_latency.mean")
     ttft = record.optional(f"{_LATENCY}.time_to_first_token.mean")
+    outputs = lengths("output_len")
+    if asked := _asked(record):
+        outputs = asked, asked
     return Run(
         round(record.number("successes.count")),
         record.number("successes.throughput.requests_per_sec"),
         e2e,
         ttft,
-        tpot(e2e, ttft, record.number("successes.output_len.mean")),
+        tpot(e2e, ttft, asked or record.number("successes.output_len.mean")),
         lengths("prompt_len"),
-        lengths("output_len"),
+        outputs,
     )
+
+
+def _config(record: Record) -> str:
+    """The config.yaml beside a report, or in the folder above; nothing where there is none."""
+    folder = Path(record.source).parent
+    for path in (folder / "config.yaml", folder.parent / "config.yaml"):
+        with suppress(OSError, UnicodeDecodeError):
+            return path.read_text("utf-8")[:_LONGEST_CONFIG]
+    return ""
+
+
+def _asked(record: Record) -> int | None:
+    """Tokens that each answer had, whatever its text is counted to be: those asked for, where no answer ends before."""
+    config = _config(record)
+    asked = _OUTPUT.search(config)
+    return round(float(asked[1] or asked[2])) if asked and _NO_END.search(config) else None
+
+
+def _habits(record: Record) -> Iterator[str]:
+    """What its configuration says of a report."""
+    if asked := _asked(record):
+        counted = record.number("successes.output_len.mean")
+        yield f"inference-perf counts tokens of answers anew ({counted:.1f}); with ignore_eos all {asked} came"
+    config = _config(record)
+    several = [int(found[1]) for key in _PROMPTS if (found := re.search(rf"\b{key}: *(\d+)", config))]
+    if (prompts := math.prod(several)) and several and prompts < record.number("successes.count"):
+        yield f"its {prompts:,} prompts recur, and a prefix cache finds them whole: --repeated, if the engine had one"
 
 
 def _inference_perf_load(record: Record, run: Run) -> Load:
@@ -340,6 +381,7 @@ _GENERATORS = (
         _inference_perf,
         _inference_perf_load,
         names("successes.count"),
+        habits=_habits,
         note=f"inference-perf's time per output token counts empty chunks; {_DERIVED}",
     ),
     Generator(

@@ -64,6 +64,7 @@ class Equations:
     attention: float  # d6 over d5, as the prior has it; of a law without a knee attention is in d2
     pairs: FloatArray  # amounts of d6
     beyond: FloatArray  # of d5 for each knee, shape (n_equations, n_knees)
+    woken: FloatArray  # of experts
     overhead: FloatArray  # of the overhead of a request
     offset: FloatArray  # seconds that no constant makes, such as the wait for an iteration under way
     seconds: FloatArray
@@ -92,6 +93,13 @@ class Equations:
     def times(self, terms: Terms, constants: FloatArray) -> FloatArray:
         """Return times by a law, seconds."""
         return np.asarray(self.offset + self.design(terms) @ constants)
+
+    def parts(self, law: Timing, request_overhead_s: float) -> dict[str, FloatArray]:
+        """Return what each constant of a law whose knee is the first adds to times, seconds."""
+        amounts = dict(zip((*LINEAR, "d4"), self.amounts.T, strict=True))
+        amounts |= {"d5": self.beyond[:, 0], "d6": self.pairs, "experts": self.woken}
+        parts = {name: getattr(law, name) * mine for name, mine in amounts.items() if getattr(law, name) > 0}
+        return parts | {"request_overhead": request_overhead_s * self.overhead}
 
     def part(self, rows: BoolArray | IntArray) -> "Equations":
         """Keep some of them."""
@@ -152,6 +160,7 @@ def of_samples(samples: Sequence[Samples], knees: Sequence[float] = ()) -> Equat
         attention=0.0,
         pairs=np.zeros_like(kv),
         beyond=np.maximum(prefill[:, None] + batch[:, None] - several, 0.0),
+        woken=np.zeros_like(kv),
         overhead=np.zeros_like(kv),
         offset=np.zeros_like(kv),
         seconds=seconds,

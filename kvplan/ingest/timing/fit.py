@@ -4,12 +4,15 @@ Each law of the family (linear, with d4, with d5, with both) is fitted without s
 simplest counts whose error is within one standard error of the best: of the differences between the two, equation by
 equation, since the same equations are hard for both. A law that is known to have d4 (a mixture of experts, of the
 prior) is not tried without.
+
+So few loads that none can be spared leave that to what is believed of an estimate: the fit is the posterior mean of its
+own constants. On public sweeps up to three loads foretell others better so, and more better without.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +20,10 @@ from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
 from kvplan.ingest.model.roofline import Efficiency, assumed_kv_dtype, roofline
+from kvplan.ingest.model.roofline import request_overhead_s as outside_s
+from kvplan.ingest.timing.belief import NOISE, SPREAD, ends, posterior, widths
 from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
-from kvplan.ingest.timing.played import KNEES, UNLIMITED, Law, corrected, play
+from kvplan.ingest.timing.played import KNEES, UNLIMITED, Law, corrected, outside_engine_s, play
 from kvplan.ingest.timing.robust import agreeing, constants, stand_ins, standard_errors
 from kvplan.ingest.timing.samples import Deployment, Measured, Samples, Sweep
 from kvplan.model import EngineName, FloatArray, Prefill, Replica, Timing
@@ -27,6 +32,7 @@ from kvplan.simulation.experiments.runner import Announce, Progress
 _BATCHES = 2.0 ** np.arange(9)  # 1 to 256 sequences
 _FOLDS = 5
 _FEWEST = 2  # loads, or groups to fit to
+_FEW = 3  # loads that leave to an estimate what they are made of
 _MOST_OFF = 1.0  # relative error; what is further off counts no more
 _NO_MATTER = 1e-3  # difference of errors that is not worth a term
 _TTFT_COUNTS = 0.3  # of its error, beside that of TPOT
@@ -35,13 +41,15 @@ _FEWEST_FOR_BAND = 5
 _ROUNDS = 2  # of playing loads at the law that the last round gave
 _CLOSEST = (0.02, 0.05)  # how well a constant is to be known: twice the scatter of samples, within these
 _SURE = 0.99  # quantile of Student's t: standard errors within which it is
+_HARDLY = 0.5  # times as uncertain as it was: a constant that is not told
 
 
 class Prior(NamedTuple):
-    """What is believed before anything is measured: a law whose ratios count where equations leave them open."""
+    """What is believed before anything is measured: a law, which counts where equations leave its constants open."""
 
     timing: Timing | None
     source: str
+    request_overhead_s: float = 0.0
 
 
 NOTHING = Prior(None, "")
@@ -77,7 +85,8 @@ def of_deployment(deployment: Deployment, reached: Efficiency | None = None) -> 
     except UsageError:
         return None
     timing = speed.timing.of_ranks(deployment.parallelism.data)
-    return Prior(timing, f"the estimate for {shape.name} on {gpu.name}")
+    overhead_s = outside_s(speed.timing, engine or EngineName.VLLM)
+    return Prior(timing, f"the estimate for {shape.name} on {gpu.name}", overhead_s)
 
 
 def of_measured(measured: Iterable[Measured]) -> Prior:
@@ -102,11 +111,10 @@ class Outlier:
 class TimingFit:
     """A timing, and how far to trust it; arrays of shape (n_equations,) but where stated."""
 
-    constants: FloatArray  # as the equations have them: of the law, then the overhead; shape (n_terms,)
     timing: Timing
     request_overhead_s: float  # what a client waits for beside the engine
     terms: Terms
-    standard_errors: FloatArray  # of the constants, relative, by what was measured alone
+    standard_errors: Mapping[str, float]  # of the constants, relative, by what was measured alone
     equations: Equations
     kept: BoolArray  # what the fit rests on
     fitted_s: FloatArray
@@ -115,6 +123,9 @@ class TimingFit:
     considered: tuple[tuple[Terms, float], ...]  # laws, simple ones first, and their mean held-out error
     envelope: bool  # a lower one
     outliers: tuple[Outlier, ...]  # the furthest off first
+    spread: float | None = (
+        None  # of ln(measured/fitted), as believed after so few loads; None where many tell
+    )
 
     @property
     def law(self) -> Law:
@@ -146,11 +157,13 @@ class TimingFit:
         """Constants that what was measured does not tell to within a few percent, and their standard errors."""
         from scipy.stats import t  # type: ignore[import-untyped]
 
+        if self.spread is not None:
+            return {name: error for name, error in self.standard_errors.items() if error > _HARDLY * SPREAD}
         scatter = self.error(Kind.ITERATION) if self.equations.of_iterations else _CLOSEST[1]
         bound = float(np.clip(2 * scatter, *_CLOSEST))
-        told = zip(self.terms.names, self.standard_errors.tolist(), strict=False)
-        sure = t.ppf(_SURE, max(int(self.kept.sum()) - self.constants.size, 1))
-        return {name: error for name, error in told if not sure * error <= bound}
+        constants = len(self.terms.names) + self.equations.has_overhead
+        sure = t.ppf(_SURE, max(int(self.kept.sum()) - constants, 1))
+        return {name: error for name, error in self.standard_errors.items() if not sure * error <= bound}
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -161,6 +174,8 @@ class TimingFit:
     @property
     def band(self) -> tuple[float, float] | None:
         """Measured over foretold, of iterations and of loads: eight in ten lie between these; None from a few."""
+        if self.spread is not None:
+            return ends(self.spread)
         mine = self.kept & (self.equations.kind != Kind.TTFT)
         if self.held_out is None or mine.sum() < _FEWEST_FOR_BAND:
             return None
@@ -172,6 +187,7 @@ def fit_measured(
     measured: Sequence[Measured],
     believed: Timing | None,
     *,
+    request_overhead_s: float = 0.0,
     replica: Replica | None = None,
     capacity_tokens: int | None = None,
     progress: Progress | None = None,
@@ -181,7 +197,7 @@ def fit_measured(
 
     Parameters
     ----------
-    believed
+    believed, request_overhead_s
         The law of another origin; without, there must be as much measured as there is to tell.
     replica
         What the engine has and allows, where loads are played; None: memory without end.
@@ -200,41 +216,91 @@ def fit_measured(
     if samples and sweeps:
         what = f"{samples[0].source} has iterations, {sweeps[0].source} has loads"
         raise UsageError(f"{what}: fit one or the other")
+    played = replace(replica, prefill=Prefill.FUSED) if replica is not None else UNLIMITED
+    if capacity_tokens is not None:
+        played = replace(played, memory_tokens=capacity_tokens)
     if samples:
         equations = of_samples(samples, believed_knees)
         if believed is None:
             _refuse_too_few(equations, measured[0].source)
         envelope = any(some.hidden_prefill for some in samples)
-        return fit_timing(equations, prior, envelope=envelope)
-    played = replace(replica, prefill=Prefill.FUSED) if replica is not None else UNLIMITED
-    if capacity_tokens is not None:
-        played = replace(played, memory_tokens=capacity_tokens)
+        fit = fit_timing(equations, prior, envelope=envelope)
+        waited = [outside_engine_s(some.requests, fit.timing, played) for some in samples if some.requests]
+        return replace(fit, request_overhead_s=max(waited, default=request_overhead_s))
+    if believed is not None and sum(len(sweep.points) for sweep in sweeps) <= _FEW:
+        overhead_s = request_overhead_s or outside_s(believed, EngineName.VLLM)
+        return _believed(sweeps, Law(believed, overhead_s), played, progress, announce)
     knees = believed_knees or KNEES
     attention = prior.d6 / prior.d5 if prior.d5 > 0 else 0.0
     equations = play(sweeps, played, knees=knees, attention=attention, progress=progress, announce=announce)
     if believed is None:
         _refuse_too_few(equations, measured[0].source)
-    if any(point.rate_rps is not None for sweep in sweeps for point in sweep.points):
-        return _fit_waiting(equations, sweeps, prior, played)
-    return fit_timing(equations, prior)
+    at_a_rate = any(point.rate_rps is not None for sweep in sweeps for point in sweep.points)
+    fit = _fit_waiting(equations, sweeps, prior, played) if at_a_rate else fit_timing(equations, prior)
+    return fit if equations.has_overhead else replace(fit, request_overhead_s=request_overhead_s)
 
 
 def _fit_waiting(equations: Equations, sweeps: Sequence[Sweep], prior: Timing, replica: Replica) -> TimingFit:
     """Play loads at a rate at the law that was found, for what requests wait, and keep the best law."""
 
     def waited(fit: TimingFit) -> Equations:
-        return corrected(equations, sweeps, fit.terms, fit.constants, replica)
+        return corrected(equations, sweeps, fit.law, fit.fitted_s - fit.equations.offset, replica)
 
-    def misfit(fit: TimingFit) -> float:
+    def off_by(fit: TimingFit) -> float:
         played = waited(fit)
-        off = played.times(fit.terms, fit.constants) / played.seconds - 1
+        off = (fit.fitted_s - fit.equations.offset + played.offset) / played.seconds - 1
         return float(_losses(played, off).mean())
 
     simple = fit_timing(equations, prior, among=_family(equations, prior)[:1])
     fits = [fit_timing(waited(simple), prior)]
     for _ in range(_ROUNDS):
         fits.append(fit_timing(waited(fits[-1]), prior, among=[fits[0].terms]))
-    return replace(min(fits, key=misfit), considered=fits[0].considered)
+    return replace(min(fits, key=off_by), considered=fits[0].considered)
+
+
+def _believed(
+    sweeps: Sequence[Sweep],
+    prior: Law,
+    replica: Replica,
+    progress: Progress | None,
+    announce: Announce | None,
+) -> TimingFit:
+    """Fit the constants of a prior to a few loads, each as far as it is believed to be off."""
+    timing, overhead_s = prior
+    how: dict[str, Any] = {"chosen": timing.chosen, "progress": progress, "announce": announce}
+    equations = play(sweeps, replica, knees=(timing.knee_tokens,), **how)
+    names, columns = zip(*equations.parts(timing, overhead_s).items(), strict=True)
+    parts, noise = np.column_stack(columns), np.array([NOISE[Kind(kind)] for kind in equations.kind])
+    at_a_rate = any(point.rate_rps is not None for sweep in sweeps for point in sweep.points)
+    law = prior
+    for _ in range(1 + _ROUNDS * at_a_rate):
+        found = posterior(parts, equations.seconds, noise, widths(names), equations.offset)
+        factors = dict(zip(names, np.exp(found.mean).tolist(), strict=True))
+        outside = overhead_s * factors.pop("request_overhead")
+        law = Law(
+            replace(timing, **{name: getattr(timing, name) * f for name, f in factors.items()}), outside
+        )
+        at_once_s = parts @ np.exp(found.mean)
+        fitted_s = at_once_s + equations.offset
+        if at_a_rate:
+            equations = corrected(equations, sweeps, law, at_once_s, replica)
+    of_tokens = equations.kind != Kind.TTFT
+    told = found.spread(parts)[of_tokens if of_tokens.any() else slice(None)]
+    errors = np.sqrt(np.diag(found.covariance)).tolist()
+    return TimingFit(
+        timing=law.timing,
+        request_overhead_s=law.request_overhead_s,
+        terms=Terms(),
+        standard_errors=dict(zip(names[:-1], errors, strict=False)),
+        equations=equations,
+        kept=np.ones(len(equations), dtype=np.bool_),
+        fitted_s=fitted_s,
+        held_out=None,
+        considered=(),
+        envelope=False,
+        outliers=(),
+        spread=float(told.max()),
+    )
 
 
 def fit_timing(
@@ -260,11 +326,10 @@ def fit_timing(
     timing, overhead = equations.law(terms, fitted)
     fitted_s = equations.times(terms, fitted)
     return TimingFit(
-        constants=fitted,
         timing=timing,
         request_overhead_s=overhead,
         terms=terms,
-        standard_errors=errors,
+        standard_errors=dict(zip(terms.names, errors.tolist(), strict=False)),
         equations=equations,
         kept=kept,
         fitted_s=fitted_s,

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.errors import ProfileError
-from kvplan.ingest.timing.equations import Equations, Kind, Terms
-from kvplan.ingest.timing.samples import Point, Range, Sweep
+from kvplan.ingest.timing.equations import Equations, Kind
+from kvplan.ingest.timing.samples import Point, Range, RequestLog, Sweep
 from kvplan.model import FloatArray, IntArray, Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, run_to_the_end
 from kvplan.simulation.outcome import Outcome
@@ -45,14 +45,10 @@ _LEAST_AT_A_RATE = 3000  # when a request comes within an iteration is chance; m
 _ITERATIONS = 1_000_000  # of a closed loop, about
 _FEWEST_WAVES = 2  # requests for each in flight, at least
 _KINDS = (Kind.TTFT, Kind.TPOT, Kind.E2E, Kind.INTERVAL)
+_SOON = 0.25  # quantile of TTFT
+_NOBODY = RequestClass("", 1, (1,), (1.0,), 0.0)
 _UNIT = Law(Timing(1.0))  # to play closed loops by, where any will do
-# Each constant in turn a second more; times are linear in them, so that any step would do.
-_ONE_MORE = [
-    *(
-        Law(replace(_UNIT.timing, **{d: getattr(_UNIT.timing, d) + 1}))
-        for d in ("d0", "d1", "d2", "d3", "d4", "d6")
-    ),
-]
+_ONE_MORE = ("d0", "d1", "d2", "d3", "d4", "d6", "experts")  # in turn a second; times are linear in them
 
 
 class _Load(NamedTuple):
@@ -95,19 +91,18 @@ def foretold(sweeps: Sequence[Sweep], law: Law, replica: Replica = UNLIMITED) ->
 def corrected(
     equations: Equations,
     sweeps: Sequence[Sweep],
-    terms: Terms,
-    constants: FloatArray,
+    law: Law,
+    at_once_s: FloatArray,
     replica: Replica = UNLIMITED,
 ) -> Equations:
-    """Add what waiting for an iteration under way adds to TTFT at a rate, by a law."""
-    law = Law(*equations.law(terms, constants))
+    """Add what waiting for an iteration under way adds to TTFT at a rate, by a law that has other times `at_once_s`."""
     points = [point for sweep in sweeps for point in sweep.points]
     ttft = [
         times[Kind.TTFT] if point.rate_rps is not None and kind is Kind.TTFT else math.nan
         for point, times in zip(points, foretold(sweeps, law, replica), strict=True)
-        for kind, _ in _seen(point)
+        for kind, _ in measured_times(point)
     ]
-    waits = np.array(ttft) - equations.design(terms) @ constants
+    waits = np.array(ttft) - at_once_s
     return replace(equations, offset=np.where(np.isnan(waits), equations.offset, waits))
 
 
@@ -117,6 +112,7 @@ def play(
     *,
     knees: Sequence[float] = KNEES,
     attention: float = 0.0,
+    chosen: float = 0.0,
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> Equations:
@@ -127,12 +123,14 @@ def play(
     the first that was measured counts, TPOT before E2E.
     """
     loads = _loads(sweeps, replica, _as_loop)
-    beyond = [Law(replace(_UNIT.timing, d5=1.0, knee_tokens=knee)) for knee in knees]
-    played = _times(loads, [_UNIT, *_ONE_MORE, *beyond], progress, announce)
+    unit = Timing(1.0, chosen=chosen)
+    more = [replace(unit, **{name: getattr(unit, name) + 1}) for name in _ONE_MORE]
+    more += [replace(unit, d5=1.0, knee_tokens=knee) for knee in knees]
+    played = _times(loads, [Law(timing) for timing in (unit, *more)], progress, announce)
     rows = [
         (load, kind, seconds, times)
         for load, times in zip(loads, played, strict=True)
-        for kind, seconds in _seen(load.point)
+        for kind, seconds in measured_times(load.point)
     ]
     # by the constants: (n, n_constants, n_kinds + 1)
     slopes = np.array([times[1:] - times[0] for *_, times in rows])
@@ -153,7 +151,8 @@ def play(
         overlap=1.0,
         attention=attention,
         pairs=amounts[:, 5],
-        beyond=amounts[:, 6:],
+        beyond=amounts[:, 7:],
+        woken=amounts[:, 6],
         # Of E2E alone it cannot be told from the time of the tokens.
         overhead=np.array([float(kind in (Kind.TTFT, Kind.E2E) and with_ttft) for _, kind, _, _ in rows]),
         offset=np.zeros(len(rows)),
@@ -169,7 +168,7 @@ def play(
     )
 
 
-def _seen(point: Point) -> list[tuple[Kind, float]]:
+def measured_times(point: Point) -> list[tuple[Kind, float]]:
     """List what was measured of a point: TTFT, and the first of TPOT, E2E and time between completions."""
     between = point.throughput_rps and 1 / point.throughput_rps
     times = (point.ttft_s, point.tpot_s, point.e2e_s, between)
@@ -222,14 +221,13 @@ def requests_of(point: Point) -> Requests:
 def _loads(
     sweeps: Sequence[Sweep], replica: Replica, change: Callable[[Point], Point] = lambda point: point
 ) -> list[_Load]:
-    nobody = RequestClass("", 1, (1,), (1.0,), 0.0)
     loads = []
     for number, sweep in enumerate(sweeps):
         policy = _POLICY.get(sweep.deployment.engine, "vllm")
         for point in map(change, sweep.points):
             budget = point.max_num_batched_tokens or replica.max_num_batched_tokens
             on = replace(replica, max_num_batched_tokens=budget)
-            model = ServingModel((nobody,), _UNIT.timing, on)
+            model = ServingModel((_NOBODY,), _UNIT.timing, on)
             waits = {name: (float(value),) for name, value in point.waits._asdict().items()}
             known = POLICIES[policy].parameters.keys()
             settings = Settings(policy, {name: waits[name] for name in waits.keys() & known})
@@ -259,6 +257,22 @@ def _times(
             raise ProfileError(load.file, message, line=load.point.line)
         _PLAYED[run] = *mean_times(load.scenario.requests, outcome).values(), outcome.prefill_peak
     return [np.array([_PLAYED[run] for run in mine]) for mine in runs]
+
+
+def outside_engine_s(log: RequestLog, timing: Timing, replica: Replica) -> float:
+    """Tell what requests waited for beside the engine: how much later than a law says first tokens came that are soon.
+
+    Where requests wait for others, that says more of the law.
+    """
+    inputs = np.maximum(log.input_tokens - log.cached_tokens, 1)
+    classes = np.zeros(inputs.size, dtype=np.int64)
+    requests = Requests(log.arrival_s, inputs, np.maximum(log.output_tokens, 1), classes)
+    scenario = Scenario(ServingModel((_NOBODY,), timing, replica), Plan(), requests, ("",))
+    ((run,),) = run_to_the_end([[Job(Settings("vllm", {}), scenario)]], compile=True)
+    if not run.finished:
+        return 0.0
+    soon = run.ttft_s <= np.quantile(run.ttft_s, _SOON)
+    return max(float(np.median((log.first_token_s - log.arrival_s - run.ttft_s)[soon])), 0.0)
 
 
 def mean_times(requests: Requests, run: Outcome) -> dict[Kind, float]:

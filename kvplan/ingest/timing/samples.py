@@ -1,7 +1,7 @@
 """What files say of iterations: samples of them, loads and what clients measured, requests of a run, averages."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import NamedTuple
 
 from kvplan.model import FloatArray, IntArray, Parallelism
@@ -157,3 +157,24 @@ def settings_of(runs: Sequence[Sweep]) -> tuple[dict[str, int], list[str]]:
     common = {key: min(values) for key, values in seen.items() if len(values) == 1}
     differing = [f"[engine] has no {key}, in which runs differ" for key in seen.keys() - common.keys()]
     return {key: value for key, value in common.items() if value != getattr(AT_ONCE, key)}, sorted(differing)
+
+
+def found_in_cache(measured: Measured, share: float | None, block_tokens: int) -> Measured:
+    """Take a share of the prompts of loads, of which a file says nothing, for found in a prefix cache.
+
+    None: all whole blocks, but for the last token, which is always computed.
+    """
+    if not isinstance(measured, Sweep) or share == 0:
+        return measured
+
+    def found(point: Point) -> Point:
+        tokens = sum(point.inputs) / 2
+        whole = (int(tokens) - 1) // block_tokens * block_tokens
+        return replace(
+            point, cached_tokens=point.cached_tokens or (whole if share is None else int(share * tokens))
+        )
+
+    note = "prompts are taken to have been found in the prefix cache: " + (
+        "whole, as they were sent before" if share is None else f"{share:.0%} of each"
+    )
+    return replace(measured, points=tuple(map(found, measured.points)), notes=(*measured.notes, note))

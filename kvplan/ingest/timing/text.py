@@ -19,6 +19,7 @@ _NAMED = 5  # outliers in a sentence
 _PRICED = ("d0", "d1", "d2")  # what every engine takes time for
 _NO_FIGURE = 1.0  # relative standard error that says nothing
 _DOUBTFUL = 0.2  # held-out error of which to warn
+_FEW = 2  # sequences of a batch that is as good as alone
 _EXACT = 5e-4  # no band that anybody could see
 _LEAST_SHARE = 1e-3  # of the shortest time: a fixed time is more, and what a prior leaves over of 0 is less
 
@@ -41,7 +42,8 @@ def timing_part(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> P
     table = timing_table(timing, fit.request_overhead_s, _measured_range(fit))
     origin = Origin(Knowledge.MEASURED, ", ".join(PurePath(path).name for path in paths))
     if unknown := [name for name in fit.undetermined if name in _PRICED or getattr(timing, name) > 0]:
-        told = f"{origin.source}; not determined: {', '.join(unknown)}{_instead(prior)}"
+        open_ = "estimated, scaled" if _is_scaled(fit) else f"not determined: {', '.join(unknown)}"
+        told = f"{origin.source}; {open_}{_instead(prior)}"
         origin = Origin(Knowledge.ESTIMATED, told)
     digests = {s.source: f", sha256 {s.sha256}" if s.sha256 else "" for s in measured}
     listed = "; ".join(f"{s.source} ({s.format}{digests[s.source]})" for s in measured)
@@ -83,6 +85,24 @@ def _measured_range(fit: TimingFit) -> MeasuredRange:
 
 def _instead(prior: Prior) -> str:
     return f", estimated after {prior.source}" if prior.timing is not None else ""
+
+
+def _is_scaled(fit: TimingFit) -> bool:
+    """Whether one load moved all constants of an estimate together."""
+    return fit.spread is not None and np.unique(fit.equations.line).size == 1
+
+
+def _scaled(fit: TimingFit) -> Iterator[str]:
+    """Say what one load leaves open, and which would tell: the one that is most unlike it."""
+    if _is_scaled(fit):
+        alone = fit.equations.sequences.max() < _FEW
+        other = "one request at a time"
+        if alone:
+            other = "where the objective ends, which one low load does not foretell"
+        yield (
+            "estimated, scaled: one load moves all constants together; a run of the same requests, "
+            f"{other}, would tell them apart (kvplan measure)"
+        )
 
 
 def _undetermined(fit: TimingFit, prior: Prior) -> Iterator[str]:
@@ -136,7 +156,7 @@ def accuracy(fit: TimingFit) -> str:
 
 def notes(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> list[str]:
     """Say what rests on the prior, which terms were tried, what the fit warns of, and which rows gave nothing."""
-    texts = list(_undetermined(fit, prior))
+    texts = [*_scaled(fit), *_undetermined(fit, prior)]
     if len(fit.considered) > 1:
         texts.append(_terms(fit))
     texts += dict.fromkeys(f"{some.source}: {note}" for some in measured for note in some.notes)
