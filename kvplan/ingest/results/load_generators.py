@@ -17,8 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvplan.errors import UsageError
 from kvplan.ingest.cells import Names, Record, names, number_of
 from kvplan.ingest.results import Load, add_load, at_rate, document, in_flight, spread, tpot
+from kvplan.ingest.text_file import beginning
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point, Range
 
@@ -243,8 +245,9 @@ def _config(record: Record) -> str:
     """The config.yaml beside a report, or in the folder above; nothing where there is none."""
     folder = Path(record.source).parent
     for path in (folder / "config.yaml", folder.parent / "config.yaml"):
-        with suppress(OSError, UnicodeDecodeError):
-            return path.read_text("utf-8")[:_LONGEST_CONFIG]
+        if path.is_file():
+            with suppress(UsageError):
+                return beginning(path, _LONGEST_CONFIG)
     return ""
 
 
