@@ -7,7 +7,7 @@ to but tried, each of a list.
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -172,10 +172,9 @@ class Candidate:
         """The first setting of so many replicas that is enough, that with the budget of another before all others."""
         settings = [Setting(replicas, tokens) for tokens in self.budgets(replicas)]
         settings.sort(key=lambda setting: like is None or setting.batched_tokens != like.batched_tokens)
-        ends = dict.fromkeys((settings[0], max(settings, key=lambda s: s.batched_tokens or math.inf)))
-        looked = at_once(self.quick, list(ends))
-        # what both the first and the largest miss by far, no budget between them keeps
-        if min(look.excess for look in looked) > _HOPELESS and len({look.worst for look in looked}) == 1:
+        by_tokens = sorted(settings, key=lambda setting: setting.batched_tokens or math.inf)
+        looked = at_once(self.quick, list(dict.fromkeys((by_tokens[0], by_tokens[-1]))))
+        if _is_hopeless(looked):
             return None
         for first in range(0, len(settings), 2):
             pair = settings[first : first + 2]
@@ -200,6 +199,12 @@ class Candidate:
             self.varied(setting, replace(self.task, times=end)).near(setting.replicas * end) for end in ends
         )
         return Band(*ends, (low, high))
+
+
+def _is_hopeless(ends: Sequence[Quick]) -> bool:
+    """Tell whether no budget between these two is enough: by far they miss the same, an objective or what is served."""
+    least, missed = min(look.excess for look in ends), {look.worst for look in ends}
+    return least > _HOPELESS and len(missed) == 1 and (math.isinf(least) or missed != {""})
 
 
 class Race(NamedTuple):

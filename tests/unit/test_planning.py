@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import pytest
+from every import every
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import is_night
@@ -28,7 +29,7 @@ from kvplan.planning.search import Candidate, Setting, race
 from kvplan.planning.service import replica_profile
 from kvplan.profile.reading import Profile, from_tables, parse_profile
 from kvplan.ranges import MOST_REPLICAS
-from kvplan.study.objectives import State
+from kvplan.study.objectives import Decision, State
 from kvplan.study.trial import Judged, Quick, Task
 
 
@@ -108,6 +109,26 @@ def test_no_kind_costs_less_than_the_winner(tasks: list[tuple[Given, float]]) ->
     assert cost <= 1.6 * min(costs)
     if all(task.more == 0 for task, _ in tasks):  # what short runs have right is not beaten
         assert math.isclose(cost, min(costs))
+
+
+@every(("at_ends", "tried"), [(("itl_s.p95", "itl_s.p95"), 2), (("ttft_s.p95", "itl_s.p95"), 3)])
+def test_between_budgets_that_miss_the_same_by_far_none_is_tried(
+    at_ends: tuple[str, str], tried: int
+) -> None:
+    """A small one makes prompts wait, a large one answers; one between may keep both, unless both miss the same."""
+
+    class Tuned(Given):
+        def quick(self, replicas: int, batched_tokens: int) -> Quick:
+            self.looked.append((replicas, batched_tokens))
+            if batched_tokens == 1_024:
+                return Quick(0.5, ())
+            key = at_ends[batched_tokens > 1_024]
+            return Quick(9.0, (Decision(key, 1.0, State.MISSES, None, None, None, 0.45, 0.0, 0.05),))
+
+    task = Tuned({512: 1, 1_024: 1, 4_096: 1})
+    found = candidate(task, 1.0, "a").fewest(ceiling=1)
+    assert len({tokens for _, tokens in task.looked}) == tried
+    assert (found is None) == (tried == 2)
 
 
 @given(tasks=st.lists(st.tuples(TASKS, st.floats(0.5, 20), st.booleans()), min_size=1, max_size=6))
