@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from kvplan.analysis.cached_equilibrium import users_of
 from kvplan.analysis.worst_window import planned_for
 from kvplan.errors import UsageError
 from kvplan.executors import SERIAL, Engine
@@ -58,7 +59,7 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
     if found.winner is None and (unknown := [each for each in refused if each.unknown]):
         raise UsageError(f"{unknown[0].name}: this demand is {unknown[0].why}")
     refused += [Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in found.refused]
-    demand = _in_words(next(iter(profiles.values())), request) if profiles else ""
+    demand = _in_words(next(iter(profiles.values()))) if profiles else ""
     try:
         return _around(found, profiles, refused, demand, request, tell)
     except KeyboardInterrupt:
@@ -198,12 +199,12 @@ def _ways(refused: Sequence[Candidate], request: Request) -> Ways:
     return ways(refused, tokens, shorter, given, candidate_of)
 
 
-def _in_words(profile: Profile, request: Request) -> str:
+def _in_words(profile: Profile) -> str:
     model: ServingModel = profile.model
     total = model.total_rate_rps
     mix = model.mix
     prompt, answer = mix.mean(mix.input_tokens), mix.mean(mix.decode_tokens)
     asked = f"{format_number(total)} requests/s"
-    if request.demand is not None and request.demand.users is not None:
-        asked = f"{request.demand.users:,} users"
+    if all(c.sessions is not None and c.sessions.users for c in model.classes):
+        asked = f"{users_of(model):,} users"
     return f"{asked}, {prompt:,.0f} tokens in, {answer:,.0f} out (means)"

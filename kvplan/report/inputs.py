@@ -153,7 +153,7 @@ def band_notes(model: ServingModel, offered: Load, recovery_rps: float) -> Itera
     between = "" if headroom is None else f" ({FORMATS['changes'](headroom)})"
     yield (
         f"Error band of the timing: iterations took {times} times as long as it says. Sustainable are then "
-        f"{format_number(offered.sustainable_rps)}{range_text(ends)} requests/s, with a headroom of "
+        f"{format_number(offered.sustainable_rps)}{range_text(ends)} requests/s, with a capacity above the load of "
         f"{format_percent(offered.headroom, signed=True)}{between}; everything "
         "else is for the timing as it stands."
     )

@@ -57,7 +57,8 @@ class Goodput(NamedTuple):
 class _Probe(NamedTuple):
     """Runs at a rate, and how the objectives stand there."""
 
-    rate_rps: float
+    rate_rps: float  # of users as if they asked as often as those of the model
+    served_rps: float
     decided: tuple[Decision, ...]
     seen: Observation
 
@@ -85,7 +86,8 @@ class _Search:
     def __call__(self, rate_rps: float) -> _Probe:
         """Judge all objectives at a rate; of users, about there."""
         model = at_rate(self._model, rate_rps)
-        if (known := next((p for p in self.probes if p.rate_rps == model.total_rate_rps), None)) is not None:
+        asked_rps = self._asked_rps(model)
+        if (known := next((p for p in self.probes if p.rate_rps == asked_rps), None)) is not None:
             return known
         is_near = self.high is not None and rate_rps > _NEAR * self.high
 
@@ -102,9 +104,24 @@ class _Search:
             stream=1 + len(self.probes),
             budget_s=_PART * BUDGET_S,
         )
-        probe = _Probe(model.total_rate_rps, decisions(seen, self._objectives), seen)
+        probe = _Probe(asked_rps, model.total_rate_rps, decisions(seen, self._objectives), seen)
         self.probes.append(probe)
         return probe
+
+    def _asked_rps(self, model: ServingModel) -> float:
+        """Return what a probe goes by: the rate, and of users their number, as they ask at the rates of the model.
+
+        More users than a prefix cache has room for ask less often, so that their rate alone does not tell how many.
+        """
+        users = users_of(self._model)
+        return self._model.total_rate_rps * users_of(model) / users if users else model.total_rate_rps
+
+    def served_rps(self, rate_rps: float) -> float:
+        """Return the rate of a probe that goes by this: of users the most that they, or fewer of them, ask at."""
+        if not users_of(self._model) or rate_rps == 0:
+            return rate_rps
+        fewer = (p.served_rps for p in self.probes if p.rate_rps < rate_rps)
+        return max(at_rate(self._model, rate_rps).total_rate_rps, *fewer, 0.0)
 
     def lasting(self, rate_rps: float) -> tuple[float, float | None]:
         """Return the largest rate below this one that lasts, in steps of 1 % at first, and how long runs were."""
@@ -247,7 +264,10 @@ def _result(search: _Search, limit: str) -> Goodput:
     nearest = min(bracket, key=lambda p: abs(p.rate_rps - crossing))
     time, _, figure = binding.partition(".")
     cliff = nearest.seen.sample.cliff(time, figure) if figure in QUANTILES else None
-    return Goodput(rate, crossing, run_s, low, high, binding, cliff)
+    most, above = search.served_rps(rate), None if high is None else search.served_rps(high)
+    if above is not None and above <= most:  # so many users that they ask less often
+        above = None
+    return Goodput(most, search.served_rps(crossing), run_s, search.served_rps(low), above, binding, cliff)
 
 
 def _crossing(bracket: Sequence[_Probe]) -> float:

@@ -15,11 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import examples, is_night
 
+from kvplan.analysis.cached_equilibrium import users_of, with_part_of_users, with_rates_of_users
 from kvplan.gate.judgement import Subject, judge
 from kvplan.gate.requirement import parse, parse_key
 from kvplan.gate.simulated import standing
 from kvplan.model import ArrivalProcess, Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.arrivals import Recorded
+from kvplan.model.classes import Prompt
+from kvplan.model.gaps import Exponential
+from kvplan.model.lengths import Lengths
+from kvplan.model.sessions import Sessions
 from kvplan.model.slo import Slo, parse_slo
 from kvplan.profile.reading import load_profile
 from kvplan.report.assembly import Analyses, ProfileIdentity
@@ -302,6 +307,33 @@ def judged(model: ServingModel, text: str, *slos: str) -> tuple[bool, str]:
     analyses = Analyses(model, Plan(slos=tuple(map(parse_slo, slos))))
     found = judge(parse(text), Subject(ProfileIdentity("n", ""), analyses, tries=True))
     return found.passed, found.doubt
+
+
+def test_goodput_of_users_who_overfill_a_prefix_cache_is_the_most_that_fewer_ask_at() -> None:
+    """More users than the cache has room for ask less often: 75 hold, at 9 requests/s, and 62 of them ask at 25."""
+    law = Sessions(*[Lengths.of({20: 1.0})] * 3, Lengths.of({30: 1.0}), Exponential(2.0), users=20)
+    prompts = tuple(Prompt(20 + 40 * turn, 1.0) for turn in range(30))
+    users = RequestClass("turns", 600, (20,), (1.0,), 30.0, sessions=law, prompts=prompts)
+    model = with_rates_of_users(ServingModel((users,), Timing(0.01, d2=4e-4), Replica(40_000)))
+
+    def observe(there: ServingModel, *_: Any, **__: Any) -> Any:
+        sample = SimpleNamespace(completed=10**6, cliff=lambda *_: None)
+        return SimpleNamespace(users=users_of(there), trend=Trend.STEADY, sample=sample)
+
+    def decisions(observation: Any, _: Any) -> tuple[Decision, ...]:
+        state = State.HOLDS if observation.users <= 75 else State.MISSES
+        share = 0.05 * observation.users / 75.5
+        return (Decision("ttft_s.p95", 1.0, state, None, None, None, share, 0.0, 0.05),)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvplan.study.goodput.observe", observe)
+        patch.setattr("kvplan.study.goodput.decisions", decisions)
+        patch.setattr("kvplan.study.goodput.trial", lambda *_: Trial(True, 1.0))
+        found = goodput(model, Plan(), VLLM, [parse_slo("ttft_s.p95 <= 1 s")])
+    rates = [with_rates_of_users(with_part_of_users(model, n / 20)).total_rate_rps for n in range(55, 76)]
+    assert found is not None
+    assert model.total_rate_rps < 0.8 * max(rates) < found.rate_rps <= max(rates)
+    assert found.low <= found.crossing_rps <= max(rates)
 
 
 def test_goodput_is_required_of_a_rate_between_what_holds_and_what_misses() -> None:

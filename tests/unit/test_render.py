@@ -156,6 +156,15 @@ def test_the_first_screen_says_what_matters(name: str) -> None:
     }
 
 
+@pytest.mark.parametrize(("fleet", "whose"), [(None, ""), ({"replicas": 2}, " a replica")])
+def test_cost_says_of_what_and_energy_its_unit(fleet: dict[str, int] | None, whose: str) -> None:
+    now = {"per_million_output_tokens": 2.5, "joules_per_output_token": 1.25}
+    cost = {"per_hour": 6.0, "offered": now, "sustainable": {"per_million_output_tokens": 2.0}}
+    assert sentence(SCREENS["rows"]["Cost"], Ledger({"cost": cost, "fleet": fleet})) == (
+        f"6/h{whose}, 2.5/M output tokens now, 2/M output tokens at capacity, at most 1.25 J an output token now"
+    )
+
+
 def test_the_first_screen_names_what_to_change() -> None:
     """Ten requests an iteration fill memory: 10/(1 + 10·0.4) a second, 10/4.6 with d2 = 0.36."""
     model = ServingModel((RequestClass("a", 1, (1,), (1.0,), 1.0),), Timing(1.0, d2=0.4), Replica(20))

@@ -9,6 +9,7 @@ from kvplan.errors import UsageError
 from kvplan.options import PlanOptions
 from kvplan.planning.kinds import Kind
 from kvplan.planning.options import request
+from kvplan.planning.plan import _in_words
 from kvplan.planning.result import Request
 from kvplan.planning.service import replica_profile
 from kvplan.profile.reading import Profile, parse_profile
@@ -88,6 +89,14 @@ def test_another_number_of_turns_is_as_many_requests() -> None:
     found = planned(CHATS, turns="2")
     assert found.model.total_rate_rps == pytest.approx(saved(CHATS).model.total_rate_rps, rel=1e-9)
     assert found.tables["sessions"][0]["turns"] != saved(CHATS).tables["sessions"][0]["turns"]
+
+
+@every(
+    ("options", "words"),
+    [({}, "40 users, "), ({"users": 30}, "30 users, "), ({"rate": 2.0}, "2 requests/s, ")],
+)
+def test_a_population_is_called_by_its_number(options: dict[str, Any], words: str) -> None:
+    assert _in_words(planned(TALK, **options)).startswith(words)
 
 
 def test_other_gpus_are_estimated_for_the_model_as_it_was() -> None:
