@@ -92,6 +92,9 @@ def test_a_fit_of_one_load_is_called_scaled_and_compared_with_the_plan(tmp_path:
     assert found.profile.provenance.timing.basis is Knowledge.ESTIMATED
     assert "estimated, scaled" in found.profile.provenance.timing.source
     assert found.notes[0].startswith(f"against {base}: as expected")
+    two = import_files([expected, result(tmp_path / "c16.json", 16, 0.09, 0.0095)], base=base)
+    assert "scaled" not in two.profile.provenance.timing.source
+    assert not any("one load" in note for note in two.notes)
     slow = result(tmp_path / "slow.json", 1, 0.2, 0.0162)
     assert "off by more than is left open" in import_files([slow], base=base, against=base).notes[0]
     with pytest.raises(UsageError, match="--against goes with results"):
