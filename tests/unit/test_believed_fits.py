@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from result_files import VLLM, stage
+from result_files import VLLM, guidellm, report, stage, summary
 from scipy.optimize import minimize
 
 from kvplan.api import import_files, load
@@ -95,6 +95,10 @@ def test_a_fit_of_one_load_is_called_scaled_and_compared_with_the_plan(tmp_path:
     two = import_files([expected, result(tmp_path / "c16.json", 16, 0.09, 0.0095)], base=base)
     assert "scaled" not in two.profile.provenance.timing.source
     assert not any("one load" in note for note in two.notes)
+    one_line = {"time_per_output_token_ms": summary(9.0), "request_latency": summary(1.0)}
+    several = [guidellm({"type_": "concurrent", "streams": streams}, **one_line) for streams in (1, 16)]
+    (tmp_path / "several.json").write_text(json.dumps(report(*several)))
+    assert not any("one load" in note for note in import_files([tmp_path / "several.json"], base=base).notes)
     slow = result(tmp_path / "slow.json", 1, 0.2, 0.0162)
     assert "off by more than is left open" in import_files([slow], base=base, against=base).notes[0]
     with pytest.raises(UsageError, match="--against goes with results"):

@@ -93,8 +93,9 @@ def _is_scaled(fit: TimingFit) -> bool:
 
 
 def _loads(fit: TimingFit) -> int:
-    """How many loads there were; files of one line each have the same line."""
-    return len(np.unique(np.column_stack([fit.equations.source, fit.equations.line]), axis=0))
+    """How many loads there were; files of one line have several at the same."""
+    of = fit.equations
+    return len(np.unique(np.column_stack([of.source, of.line, of.group]), axis=0))
 
 
 def _scaled(fit: TimingFit) -> Iterator[str]:
