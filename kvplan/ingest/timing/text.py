@@ -89,7 +89,8 @@ def _instead(prior: Prior) -> str:
 
 def _is_scaled(fit: TimingFit) -> bool:
     """Whether one load moved all constants of an estimate together."""
-    return fit.spread is not None and _loads(fit) == 1
+    of = fit.equations  # equal loads, run twice, are one
+    return fit.spread is not None and len(np.unique([of.sequences, of.kv_tokens], axis=1).T) == 1
 
 
 def _loads(fit: TimingFit) -> int:
