@@ -71,7 +71,8 @@ def _lines(
         yield f"# {number}: {run.concurrency:,} at once, {run.seconds / 60:.1f} minutes; {expected(run)} expected"
         values: dict[str, Any] = run._asdict() | {
             "seed": _seed(profile, number),
-            "name": f"run-{run.concurrency}-{number}",
+            # by its seed: the next script's run at this concurrency is another file
+            "name": f"run-{run.concurrency}-{_seed(profile, number)}",
         }
         values |= {"warm": max(run.concurrency, 2), "entries": run.prompts + max(run.concurrency, 2)}
         for part in ("warm", "run"):

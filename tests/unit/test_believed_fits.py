@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from result_files import VLLM, stage
+from result_files import VLLM, guidellm, report, stage, summary
 from scipy.optimize import minimize
 
 from kvplan.api import import_files, load
@@ -92,10 +92,31 @@ def test_a_fit_of_one_load_is_called_scaled_and_compared_with_the_plan(tmp_path:
     assert found.profile.provenance.timing.basis is Knowledge.ESTIMATED
     assert "estimated, scaled" in found.profile.provenance.timing.source
     assert found.notes[0].startswith(f"against {base}: as expected")
+    two = import_files([expected, result(tmp_path / "c16.json", 16, 0.09, 0.0095)], base=base)
+    assert "scaled" not in two.profile.provenance.timing.source
+    assert not any("one load" in note for note in two.notes)
+    again = import_files([expected, result(tmp_path / "again.json", 1, 0.063, 0.0082)], base=base)
+    assert "estimated, scaled" in again.profile.provenance.timing.source
+    one_line = {"time_per_output_token_ms": summary(9.0), "request_latency": summary(1.0)}
+    several = [guidellm({"type_": "concurrent", "streams": streams}, **one_line) for streams in (1, 16)]
+    (tmp_path / "several.json").write_text(json.dumps(report(*several)))
+    assert not any("one load" in note for note in import_files([tmp_path / "several.json"], base=base).notes)
     slow = result(tmp_path / "slow.json", 1, 0.2, 0.0162)
     assert "off by more than is left open" in import_files([slow], base=base, against=base).notes[0]
     with pytest.raises(UsageError, match="--against goes with results"):
         import_files(model="Llama-3.1-8B", gpu="H100", against=base)
+
+
+@pytest.mark.parametrize("tpot_ms", [0, 25.0])
+def test_answers_of_one_token_have_no_time_between_tokens(tmp_path: Path, base: Path, tpot_ms: float) -> None:
+    """93 ms: 8 are d0, up to 20 the overhead, and the rest 800 tokens beyond the knee, whatever stands for TPOT."""
+    told = result(tmp_path / "c1.json", 1, 0.093, 0.008)
+    of_one = json.loads(told.read_text()) | {"total_output_tokens": 200, "mean_tpot_ms": tpot_ms}
+    of_one |= {"duration": 200 * 0.093, "request_throughput": 1 / 0.093}
+    told.write_text(json.dumps(of_one))
+    timing = import_files([told], base=base).profile.model.timing
+    assert 0.065 / 800 < timing.d5 < 0.085 / 800
+    assert timing.d3 == pytest.approx(3e-6, rel=0.01)
 
 
 def test_prompts_that_were_found_are_not_taken_for_fast_prefill(tmp_path: Path, base: Path) -> None:

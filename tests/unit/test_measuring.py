@@ -119,6 +119,13 @@ def test_a_script_is_one_and_quotes_what_is_not_its_own(tool: str, tmp_path: Pat
     assert [*tmp_path.iterdir()] == []
     for run in found.runs:
         assert {str(run.concurrency), "100", "50", str(run.prompts)} <= set(_numbers(text))
+    fitted = parse_profile(PROFILE.format(rate=1000.0).replace('"20 ms"', '"21 ms"').encode(), "fitted.toml")
+    later = script(found._replace(profile=fitted), tool, url, memory=True)
+    assert not _results(text) & _results(later)  # no later run is written over an earlier one
+
+
+def _results(text: str) -> set[str]:
+    return {word for word in text.split() if "run-" in word}
 
 
 def _numbers(text: str) -> list[str]:

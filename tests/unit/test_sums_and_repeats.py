@@ -70,6 +70,27 @@ def test_rows_that_count_requests_give_a_rate_by_step_and_mean_lengths(written: 
     assert found.assumed
 
 
+def test_a_step_without_requests_is_none_and_means_are_not_taken_for_sums(read: Read) -> None:
+    """10 requests in the first of four minutes, 30 in the last, of 100 tokens in and 7 out; two rows say 0."""
+    rows = [
+        {
+            "start_ms": (HOUR + 60 * at) * 1000,
+            "invocations": n,
+            "input_tokens": 100 * n,
+            "output_tokens": 7 * n,
+        }
+        for at, n in enumerate((10, 0, 0, 30))
+    ]
+    found = read(table(rows))
+    assert found.rate_rps == pytest.approx(40 / 240)
+    assert (found.mean_input, found.mean_decode) == pytest.approx((100, 7), rel=1e-3)
+    assert found.counts is not None
+    assert found.counts.tolist() == [10, 0, 0, 30]
+    means = [row | {"invocations": 1_000, "input_tokens": 100} for row in rows]
+    with pytest.raises(UsageError, match="less than one each; are they means of a request"):
+        read(table(means))
+
+
 def test_several_rows_of_a_step_are_of_one_step(read: Read) -> None:
     """Two keys, an hour each: 3 + 5 and 4 + 0 requests."""
     rows = [

@@ -111,6 +111,8 @@ class Collector:
         if point.outputs[1] < 1 or point.throughput_rps == 0 or point.requests == 0:
             self.skip("nothing was generated", point.line)
             return
+        if point.outputs[1] == 1:  # which has no time between tokens, whatever stands for it
+            point = replace(point, tpot_s=None)
         for problem in _problems(point):
             raise self._error(problem, point.line)
         for time in (point.ttft_s, point.tpot_s, point.e2e_s):

@@ -89,7 +89,14 @@ def _instead(prior: Prior) -> str:
 
 def _is_scaled(fit: TimingFit) -> bool:
     """Whether one load moved all constants of an estimate together."""
-    return fit.spread is not None and np.unique(fit.equations.line).size == 1
+    of = fit.equations  # equal loads, run twice, are one
+    return fit.spread is not None and len(np.unique([of.sequences, of.kv_tokens], axis=1).T) == 1
+
+
+def _loads(fit: TimingFit) -> int:
+    """How many loads there were; files of one line have several at the same."""
+    of = fit.equations
+    return len(np.unique(np.column_stack([of.source, of.line, of.group]), axis=0))
 
 
 def _scaled(fit: TimingFit) -> Iterator[str]:
@@ -137,13 +144,12 @@ def _doubts(fit: TimingFit) -> Iterator[str]:
 
 def accuracy(fit: TimingFit) -> str:
     """Say how much was measured, how much of it left out, and the errors; `timing_part` has an example."""
-    loads = np.unique(np.column_stack([fit.equations.source, fit.equations.line]), axis=0)
     left = "none left out"
     if fit.trimmed:
         left = f"{format_tokens(fit.trimmed)} left out ({format_percent(fit.trimmed_share)})"
     if fit.envelope:
         left += ": a lower envelope, since engines do not count recomputed prefill and only the fast samples are whole"
-    what, number = ("sample", len(fit.equations)) if fit.equations.of_iterations else ("load", len(loads))
+    what, number = ("sample", len(fit.equations)) if fit.equations.of_iterations else ("load", _loads(fit))
     errors = []
     for kind in fit.kinds:
         of = "" if kind is Kind.ITERATION else f" of {kind.value}"

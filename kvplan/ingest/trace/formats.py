@@ -265,7 +265,7 @@ class Reading:
         time, place = self.point(layout, row, "time"), layout.places["input"]
         if layout.format.ends and "e2e" in layout.places:
             time -= self.span(layout, row, "e2e") or 0.0
-        count = self.count(layout, row)
+        count = max(self.count(layout, row), 1)
         inputs = _tokens(row, place, MAX_TOKENS * count)
         if layout.exclusive:
             self.beside_input = layout.places["cached"].name
@@ -273,11 +273,11 @@ class Reading:
         return time, inputs, _tokens(row, layout.places["output"], MAX_DECODE_TOKENS * count)
 
     def count(self, layout: Layout, row: Any) -> int:
-        """Read how many requests a row is the sum of; 1 where it does not say."""
+        """Read how many requests a row is the sum of; 1 where it does not say, 0 of a step without any."""
         if not _filled(layout, row, "requests"):
             return 1
-        number = number_of(value_at(row, layout.places["requests"])) or 0
-        return int(number) if 1 < number <= MOST_REQUESTS else 1
+        number = number_of(value_at(row, layout.places["requests"]))
+        return int(number) if number == 0 or (number is not None and 1 < number <= MOST_REQUESTS) else 1
 
     def response(self, layout: Layout, row: Any, request: Request) -> tuple[str, int] | None:
         """Tell a response from others, by its name and prompt; None where it has no name, or one that is a number."""
@@ -298,7 +298,7 @@ class Reading:
 
     def cached_tokens(self, layout: Layout, row: Any) -> int:
         """Read how many tokens of the prompt a cache had; 0 where it does not say."""
-        return _optional_tokens(row, layout, "cached", self.count(layout, row))
+        return _optional_tokens(row, layout, "cached", max(self.count(layout, row), 1))
 
     def point(self, layout: Layout, row: Any, role: str) -> float:
         """Read a point in time, seconds since 1970 or since the file began."""

@@ -137,7 +137,8 @@ class TraceFile:
                 if reason := self._reading.reason(layout, row):
                     self.left_out[reason] += 1
                     continue
-                request, count = self._reading.request(layout, row), self._reading.count(layout, row)
+                request = self._reading.request(layout, row)
+                count = self._reading.count(layout, row) or int(any(request[1:]))
                 response = self._reading.response(layout, row, request)
                 self._remember(request, count, response, layout, row)
             except BadRowError as error:

@@ -134,7 +134,12 @@ def _of_sums(trace: TraceFile, rows: Rows) -> Description:
         )
     requests = np.bincount(np.rint(place).astype(np.int64), rows.requests)
     total = float(requests.sum())
-    means = float(rows.input_tokens.sum()) / total, float(rows.output_tokens.sum()) / total
+    if (tokens := float(rows.input_tokens.sum())) < total:
+        raise UsageError(
+            f"{trace.path}: rows count {total:,.0f} requests and have {tokens:,.0f} tokens in, less than one each; are "
+            "they means of a request, where sums are needed?"
+        )
+    means = tokens / total, float(rows.output_tokens.sum()) / total
     inputs = spread_around(means[0], MAX_TOKENS)
     outputs = spread_around(means[1], MAX_DECODE_TOKENS)
     note = (
