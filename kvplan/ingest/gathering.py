@@ -177,7 +177,8 @@ class _Gathering:
             rest = ", ".join(f"[{name}]" for name in self.tables if name not in gone)
             given.append(Part("", {}, self.kept.source, "profile", f"kept: {rest}"))
         compared = [] if self.asked.against is None else self._compared(self.asked.against)
-        said = dict.fromkeys([*compared, *(note for part in parts for note in part.notes), *self.notes])
+        notes = [*self._of_other_models(), *(note for part in parts for note in part.notes)]
+        said = dict.fromkeys([*compared, *notes, *self.notes])
         return Gathered(profile, tuple(given), tuple(said))
 
     @property
@@ -191,6 +192,14 @@ class _Gathering:
     def _only_requests(self) -> bool:
         """Whether --group can mean nothing but a model of the requests."""
         return self.files.keys() <= {FileKind.REQUESTS, FileKind.MODEL, FileKind.PROFILE}
+
+    def _of_other_models(self) -> list[str]:
+        """Name the results of models that are not the base's; a variant has its name within the other's."""
+        kept = self.tables.get("model", {}).get("name", "")
+        named = sorted({some.deployment.model for some in self._runs if some.deployment.model})
+        short = {name: name.rpartition("/")[2].lower() for name in (kept, *named)}
+        others = [name for name in named if short[name] not in short[kept] and short[kept] not in short[name]]
+        return [f"times are those of {name}, and the profile is of {kept}" for name in others if kept]
 
     def _compared(self, path: Path) -> list[str]:
         """Compare loads with what a profile expects of them."""

@@ -25,7 +25,7 @@ from kvplan.study.objectives import State
 from kvplan.study.trial import Missed, Recovers
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds, format_tokens
 
-_MISSED = {"load": "overloaded: more than is sustainable", "queue": "the queue grows"}
+_MISSED = {"load": "overloaded, or within 1.5% of saturation", "queue": "the queue grows"}
 _NEXT = {"timing": "speed of one replica", "lengths": "lengths"}
 _ALTERNATIVES = 3  # that are shown
 _LONG_WAIT_S, _FEELS_SLOW_S = 10.0, 0.1  # p95 of TTFT and ITL, above which it is said where nobody limits it

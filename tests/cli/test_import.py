@@ -508,3 +508,21 @@ def test_an_engine_has_its_own_defaults(run: Run, engine: str, gpu: str, limits:
     table = found.tables["gpu"]
     assert (table["max_num_seqs"], table["max_num_batched_tokens"]) == limits
     assert "give --" not in said
+
+
+@every(("model", "told"), [("meta-llama/Llama-3.1-70B", True), ("Qwen/Qwen3-14B-FP8", False)])
+def test_results_of_another_model_than_the_base_are_told(model: str, told: bool, tmp_path: Path) -> None:
+    base, result = tmp_path / "base.toml", tmp_path / "result.json"
+    assert inside("import", "--model", "Qwen3-14B", "--gpu", "H100 SXM", "-o", base).returncode == 0
+    times = {f"mean_{name}_ms": value for name, value in (("ttft", 200.0), ("tpot", 26.0), ("itl", 26.0))}
+    counts = {
+        "num_prompts": 100,
+        "completed": 100,
+        "total_input_tokens": 10**5,
+        "total_output_tokens": 30_000,
+    }
+    rates = {"request_rate": "inf", "max_concurrency": 8, "duration": 100.0, "request_throughput": 1.0}
+    result.write_text(json.dumps({"backend": "vllm", "model_id": model, **counts, **rates, **times}))
+    done = inside("import", result, "--base", base, "-o", tmp_path / "out.toml")
+    assert done.returncode == 0, done.stderr
+    assert (f"times are those of {model}" in " ".join(done.stderr.split())) == told
