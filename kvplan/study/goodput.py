@@ -214,17 +214,13 @@ def _searched(search: _Search, model: ServingModel) -> Goodput:
     if search(_IDLE * most).state is not State.MISSES:
         rate = most
         for _ in range(_MOST):
-            if search(rate).state is not State.HOLDS:
+            if search(rate).state is State.MISSES:
                 break
             rate *= _MORE
         _narrow(search)
         below, above = search.ends
         for times in () if above is None else _BESIDE:
             search(times * below.rate_rps)
-        rate = max(probe.rate_rps for probe in search.probes)
-        while above is not None and search.high is None and len(search.probes) < _MOST:
-            rate *= _MORE
-            search(rate)
     return _result(search, limit)
 
 
