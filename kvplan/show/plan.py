@@ -12,6 +12,7 @@ from kvplan.planning.result import Alternative, Objective, Plan, Refused, Size, 
 from kvplan.planning.search import Band
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
+from kvplan.profile.reading import Profile
 from kvplan.report.figures import Figures
 from kvplan.report.keys import SCREENS
 from kvplan.report.ledger import Ledger
@@ -44,10 +45,11 @@ def build(plan: Plan, *, full: bool = False, kept: str | None = None) -> page.Se
     blocks = [*screens[plan.status](plan, full)]
     if plan.status is Status.PLANNED:
         keep = "Kept" if kept else "-o plan.toml keeps it"
-        notes = (*_notes(plan, full), f"{keep}: profile and gate, for check, analyze and emit.")
-        if kept:
-            notes = tuple(note.replace("plan.toml", kept) for note in notes)
-        blocks.append(page.Bullets(notes))
+        own = [option.source for option in plan.request.options if isinstance(option, Profile)]
+        file = kept or (own[0] if len(own) == 1 else "plan.toml")
+        notes = [note.replace("plan.toml", file) for note in _notes(plan, full)]
+        notes.append(f"{keep}: profile and gate, for check, analyze and emit.")
+        blocks.append(page.Bullets(tuple(notes)))
     return page.Section("plan", f"{_model(plan)}: {plan.demand}", tuple(blocks))
 
 

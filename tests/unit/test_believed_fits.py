@@ -154,3 +154,16 @@ def test_a_request_log_tells_what_requests_wait_for_outside_the_engine(tmp_path:
     profile = import_files([tmp_path / "requests.csv"], base=base).profile
     assert profile.model.request_overhead_s == pytest.approx(0.030, rel=0.1)
     assert load(base).model.request_overhead_s == 0.02
+
+
+def test_the_band_is_that_of_the_longest_iterations_and_narrows_where_they_are_measured(
+    base: Path, tmp_path: Path
+) -> None:
+    def width(*loads: int) -> float:
+        files = [result(tmp_path / f"c{n}-{i}.json", n, 0.2, 0.008 + 4e-4 * n) for i, n in enumerate(loads)]
+        low, high = import_files(files, base=base).profile.model.measured.band or (0.0, math.inf)
+        return math.log(high / low)
+
+    alone, again, low = width(1, 32), width(1, 32, 31), width(1, 32, 2)
+    assert again < 0.8 * alone
+    assert low == pytest.approx(alone, rel=0.03)  # a low load says little of a high one

@@ -11,7 +11,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/analysis": 7_130,  # to become 6,300
     "kvplan/ingest": 14_100,  # to become 9,300
     "kvplan/simulation": 11_420,  # to become 8,800
-    "kvplan/study": 4_030,  # to become 2,800
+    "kvplan/study": 4_020,  # to become 2,800
     "kvplan/report": 2_750,  # to become 2,000
     "kvplan/show": 4_370,  # to become 2,900
     "kvplan/planning": 3_120,  # to become 2,400
@@ -24,7 +24,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 530,
     "kvplan/profile": 2_900,  # to become 2,100
     "kvplan/model": 3_330,  # to become 2,600
-    "tests": 43_770,  # to become 38,000
+    "tests": 43_780,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
     "docs": 3_540,

@@ -285,7 +285,8 @@ def _believed(
         if at_a_rate:
             equations = corrected(equations, sweeps, law, at_once_s, replica)
     of_tokens = equations.kind != Kind.TTFT
-    told = found.spread(parts)[of_tokens if of_tokens.any() else slice(None)]
+    mostly = of_tokens if of_tokens.any() else np.ones_like(of_tokens)
+    longest = np.argmax(np.where(mostly, equations.seconds, 0.0))  # near saturation the band decides
     errors = np.sqrt(np.diag(found.covariance)).tolist()
     return TimingFit(
         timing=law.timing,
@@ -299,7 +300,7 @@ def _believed(
         considered=(),
         envelope=False,
         outliers=(),
-        spread=float(told.max()),
+        spread=float(found.spread(parts)[longest]),
     )
 
 
