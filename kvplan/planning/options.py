@@ -12,8 +12,8 @@ import tomli
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.model.config import read_model
-from kvplan.ingest.model.estimate import takes
-from kvplan.ingest.model.hardware import find_gpu, gpus
+from kvplan.ingest.model.estimate import check_parallelism, takes
+from kvplan.ingest.model.hardware import Gpu, find_gpu, gpus
 from kvplan.ingest.model.shape import ModelShape, kv_layers, with_adapters, with_weights
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.text_file import reference_to
@@ -215,6 +215,20 @@ def _profiles(services: Sequence[str | Profile]) -> list[Profile]:
     ]
 
 
+def _refuse_misfits(parallelism: Sequence[Parallelism], shape: ModelShape, on: Sequence[Gpu]) -> None:
+    """Refuse ranks of which none shares out the model; some that do not are named on the screen."""
+    refused: UsageError | None = None
+    for ranks, gpu in product(parallelism, on):
+        try:
+            check_parallelism(ranks, shape, gpu)
+        except UsageError as error:
+            refused = refused or error
+        else:
+            return
+    if refused is not None:
+        raise refused
+
+
 def _kinds(model: ModelShape, asked: PlanOptions, settings: Mapping[str, Any]) -> list[Kind]:
     shape, gpu = with_adapters(model, asked.loras, asked.lora_rank), asked.gpu
     kv_layers(shape, kv_dtype=asked.kv_dtype)  # refuses a type that there is not
@@ -230,6 +244,7 @@ def _kinds(model: ModelShape, asked: PlanOptions, settings: Mapping[str, Any]) -
     tensor, *others = asked.ranks
     ranks = product(tensor or TENSOR_PARALLEL, *(numbers or (1,) for numbers in others))
     parallelism = [*starmap(Parallelism, ranks)] if any(asked.ranks) else []
+    _refuse_misfits(parallelism, shape, found)
     engine, version = asked.engine
     how: dict[str, Any] = {"weights": asked.weights, "kv_dtype": asked.kv_dtype}
     how |= {"engine": engine, "version": version}

@@ -398,8 +398,8 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
     if plan.first_come is not None:
         with_priorities = plan.race.sizes[plan.winner].replicas
         yield (
-            f"By short runs, bursts left out: {with_priorities:,} replicas by priority, {plan.first_come:,} first "
-            "come first served."
+            f"Replicas by short runs, bursts left out: {with_priorities:,} by priority, {plan.first_come:,} first come "
+            "first served."
         )
     yield from _backlogs(plan)
     if plan.versus:
