@@ -41,6 +41,7 @@ _FAILURE = re.compile("|".join(log.failures for log in LOGS if log.failures))
 _ENDED = re.compile("|".join(log.ended for log in LOGS if log.ended))
 _ERROR = re.compile(r"(?:\w+\.)*\w+(?:Error|Exception): \S")
 _TRUTH = {"True": True, "False": False}
+_MOST_STATED = 256  # statements of a start: more than engines have ranks
 _AFTER = 10  # lines after a capacity that may still tell about it
 _OFF = 0.02  # of the capacity: rounding and half-filled blocks explain less
 _SHOWN, _REASON = 160, 400  # characters of a statement, and of why a start failed
@@ -178,6 +179,8 @@ class _StartUp:
 
     def includes(self, new: _Statement) -> bool:
         """Tell whether a statement is of another rank or another pool of this start, and not of a later start."""
+        if len(self.statements) >= _MOST_STATED:  # each is compared with all before it
+            return True
         if new.kind.of_pool:  # one for each rank and model; the total comes after all of them
             return all(s.kind.of_pool or s.replica != new.replica for s in self.statements)
         others = [s for s in self.statements if not s.kind.of_pool]
@@ -298,6 +301,7 @@ class _Reader:
         self.begun = 0  # the line of a start, after the last capacity
         self._start = 0  # that of the last start
         self._serves = False
+        self._text, self._repeats = "", 0  # the line before, and how often it came again
         self._waiting: dict[tuple[str, str], str] = {}  # settings of the start that comes, by engine and name
 
     def line(self, number: int, text: str) -> None:
@@ -305,6 +309,10 @@ class _Reader:
             if self.starts and not self.begun:
                 self.starts[-1].count(number, text)
                 self._serves = True
+            return
+        self._repeats = self._repeats + 1 if text == self._text else 0
+        self._text = text
+        if self._repeats > _MOST_STATED:
             return
         if _START.search(text):
             if not self.begun or self._waiting or self.failure:  # else it is another line of the same start
@@ -372,7 +380,9 @@ class _Reader:
             self._anew()
             self._start = self._start if self.begun else 0
         self.begun = 0
-        self.starts[-1].statements.append(statement)
+        statements = self.starts[-1].statements
+        del statements[_MOST_STATED - 1 :]
+        statements.append(statement)
         self._give(self.starts[-1], self._waiting)
         if not log.limits_follow:  # else of a start in two phases the second has them too
             self._waiting = {key: value for key, value in self._waiting.items() if key[0] != log.engine}

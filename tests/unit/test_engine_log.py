@@ -337,3 +337,9 @@ def test_settings_are_those_of_the_start() -> None:
 def test_lines_that_say_something_are_those_with_a_word(texts: list[str], words: list[str]) -> None:
     expected = [(number, text) for number, text in enumerate(texts) if any(word in text for word in words)]
     assert list(telling(enumerate(texts), words)) == expected
+
+
+def test_a_capacity_that_comes_again_without_end_is_read_in_time_that_grows_with_the_lines() -> None:
+    line = "INFO 07-28 06:40:49 [kv_cache_utils.py:1148] GPU KV cache size: 41,408 tokens"
+    [same] = {parse_engine_log([line] * count, "a.log").memory_tokens for count in (1, 20_000)}
+    assert same == 41_408
