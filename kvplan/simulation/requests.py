@@ -84,7 +84,7 @@ def nothing_follows(count: int) -> Turns:
 
 _MANY = 10**6  # requests, beyond which their lengths are held in half the memory
 _PIECE = 1 << 18  # requests that are drawn at a time
-_MOST_DRAFTED = 10**8  # output tokens
+_MOST_DRAFTED = 5 * 10**7  # output tokens
 _WORTH_A_GUIDE = 100  # draws for each end of a distribution
 
 
@@ -148,17 +148,19 @@ def with_drafts(requests: Requests, drafts: Drafts, rng: np.random.Generator) ->
     if int(requests.decode_tokens.sum()) > _MOST_DRAFTED:
         raise UsageError(f"drafts of more than {_MOST_DRAFTED:,} tokens cannot be drawn; fewer requests can")
     decode, accepted = requests.decode_tokens, np.array(drafts.accepted[: drafts.tokens])
-    running, emitted = np.arange(decode.size), np.ones(decode.size, dtype=np.int64)
-    rows, before = [running], [np.zeros(decode.size, dtype=np.int64)]
+    running, emitted = np.arange(decode.size, dtype=np.int32), np.ones(decode.size, dtype=np.int32)
+    steps = [(running, np.zeros(decode.size, dtype=np.int32))]
     while (running := running[emitted[running] < decode[running]]).size:
-        rows.append(running)
-        before.append(emitted[running])
-        emitted[running] += 1 + (rng.random(running.size)[:, None] < accepted).sum(axis=1)
-    row = np.concatenate(rows)
-    begin = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=decode.size))])
-    return replace(
-        requests, drafted=Drafted(drafts, np.concatenate(before)[np.argsort(row, kind="stable")], begin)
-    )
+        steps.append((running, emitted[running]))
+        emitted[running] += 1 + (rng.random(running.size)[:, None] < accepted).sum(axis=1, dtype=np.int32)
+    count = np.zeros(decode.size + 1, dtype=np.int64)
+    for running, _ in steps:
+        count[running + 1] += 1
+    begin = np.cumsum(count)
+    before = np.empty(begin[-1], dtype=np.int64)
+    for step, (running, so_far) in enumerate(steps):
+        before[begin[running] + step] = so_far
+    return replace(requests, drafted=Drafted(drafts, before, begin))
 
 
 def poisson(
