@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from kvplan.engine import EngineName, admission_before
 from kvplan.errors import UsageError
-from kvplan.ingest.engine_log import EngineLimits, NoCapacityError, read_engine_log
+from kvplan.ingest.engine_log import EngineLimits, NoCapacityError, ReadLog, read_log
 from kvplan.ingest.engines import WITH_DRAFTS, Setting, vllm
 from kvplan.ingest.facts import (
     TRAFFIC_TABLES,
@@ -163,7 +163,7 @@ class _Gathering:
         for log in () if self.limits or self.timing else self._of(FileKind.LOG):
             for note in self.notes:
                 raise UsageError(note)
-            read_engine_log(log)  # which says what was looked for
+            self._logs[log].limits()  # which says what was looked for
         parts += self._traffic(parts)
         for path in self._of(FileKind.METRICS):
             if self.metrics is not None and not any(part.source == path.name for part in parts):
@@ -213,6 +213,10 @@ class _Gathering:
     # ------------------------------------------------------------------------------------------ replica
 
     @cached_property
+    def _logs(self) -> Mapping[Path, ReadLog]:
+        return {path: read_log(path) for path in self._of(FileKind.LOG)}
+
+    @cached_property
     def limits(self) -> EngineLimits | None:
         """What logs state; with layers of several kinds as the model or the base has them."""
         estimate = self.estimate
@@ -224,9 +228,9 @@ class _Gathering:
     def _stated(self, like: Replica | None) -> EngineLimits | None:
         """Choose the least capacity of several logs, which must be alike otherwise."""
         stated = []
-        for log in self._of(FileKind.LOG):
+        for log in self._logs.values():
             with suppress(NoCapacityError):  # it may have statistics
-                stated.append(read_engine_log(log, like, self.asked.group))
+                stated.append(log.limits(like, self.asked.group))
         if len({(s.engine, s.parallelism, s.max_num_seqs, s.max_num_batched_tokens) for s in stated}) > 1:
             names = ", ".join(some.source for some in stated)
             raise UsageError(f"{names}: logs of engines with different limits; a profile is of one replica")
@@ -413,6 +417,7 @@ class _Gathering:
                     assumed_tokens=None if known is None else known.memory_tokens,
                     group=None if FileKind.METRICS in self.files and not results else self.asked.group,
                     may_lack=[*logs, *timed],
+                    logs={path: log.told for path, log in self._logs.items()},
                     told=[self.limits.service] if logs and self.limits is not None else (),
                 )
             )

@@ -9,7 +9,7 @@ from typing import Any
 from kvplan.errors import UsageError, shown
 from kvplan.ingest.cells import tables_in
 from kvplan.ingest.engine_log import read_engine_log
-from kvplan.ingest.engines import LOGS, METRICS, WORDS, telling
+from kvplan.ingest.engines import LOGS, METRICS, telling
 from kvplan.ingest.forms import instead_of
 from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.config import read_model
@@ -53,8 +53,8 @@ def _is_a_profile(start: Beginning) -> bool:
 
 
 def _is_of_an_engine(start: Beginning) -> bool:
-    lines = telling(enumerate(start.log_lines()), WORDS)
-    return any(log.says(line) for _, line in lines for log in LOGS)
+    lines = telling(enumerate(start.log_lines()))
+    return any(ran or any(log.says(text) for log in LOGS) for _, text, ran in lines)
 
 
 def _is_metrics(start: Beginning) -> bool:

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest import engine_log
-from kvplan.ingest.engine_log import EngineLimits, parse_engine_log
+from kvplan.ingest import log_starts
+from kvplan.ingest.engine_log import EngineLimits, ReadLog
 from kvplan.ingest.engines import telling
 
 BLOCKS = "INFO 01-30 03:19:14 kv_cache_utils.py:395] # GPU blocks: 1381\n"
@@ -33,7 +33,7 @@ TENSORRT = (
 
 
 def parsed(*lines: str) -> EngineLimits:
-    return parse_engine_log(lines, "serve.log")
+    return ReadLog("serve.log").add(lines).limits()
 
 
 def limits(found: EngineLimits) -> tuple[int | None, int | None, int | None]:
@@ -318,7 +318,7 @@ def test_services_of_one_log_are_told_apart_and_one_is_chosen(other: str) -> Non
     with pytest.raises(UsageError, match=f"2 services; choose one with --group: 'chat-1', '{other}'"):
         parsed(*lines)
     for name, tokens, seqs in (("chat-1", 32_000, 32), (other, 9_000, 16)):
-        found = parse_engine_log(lines, "serve.log", service=name)
+        found = ReadLog("serve.log").add(lines).limits(service=name)
         assert (found.memory_tokens, found.max_num_seqs) == (tokens, seqs)
     assert parsed(*(line for line in lines if line.startswith(first))).max_num_seqs == 32
 
@@ -332,12 +332,15 @@ def test_settings_are_those_of_the_start() -> None:
 
 
 @given(
-    st.lists(st.text("abG0 :_\rkv", max_size=12), max_size=20),
+    st.lists(st.text("abG0 :_\rkv", max_size=12) | st.just("Decode batch. a"), max_size=20),
     st.lists(st.text("abG0_", min_size=1), max_size=4),
 )
 def test_lines_that_say_something_are_those_with_a_word(texts: list[str], words: list[str]) -> None:
-    expected = [(number, text) for number, text in enumerate(texts) if any(word in text for word in words)]
-    assert list(telling(enumerate(texts), words)) == expected
+    every = (*words, "Decode batch")
+    expected = [(number, text) for number, text in enumerate(texts) if any(word in text for word in every)]
+    found = list(telling(enumerate(texts), words))
+    assert [line[:2] for line in found] == expected
+    assert all((line.log is not None) == ("Decode batch" in line.text) for line in found)
 
 
 def test_a_capacity_that_comes_again_without_end_is_searched_a_few_hundred_times(
@@ -345,7 +348,7 @@ def test_a_capacity_that_comes_again_without_end_is_searched_a_few_hundred_times
 ) -> None:
     line = "INFO 07-28 06:40:49 [kv_cache_utils.py:1148] GPU KV cache size: 41,408 tokens"
     searched: list[int] = []
-    search = engine_log._statement
-    monkeypatch.setattr(engine_log, "_statement", lambda n, text: searched.append(n) or search(n, text))
-    assert parse_engine_log([line] * 20_000, "a.log").memory_tokens == 41_408
+    search = log_starts._statement
+    monkeypatch.setattr(log_starts, "_statement", lambda n, text: searched.append(n) or search(n, text))
+    assert ReadLog("a.log").add([line] * 20_000).limits().memory_tokens == 41_408
     assert len(searched) < 1_000

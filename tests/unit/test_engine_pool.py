@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import ProfileError
-from kvplan.ingest.engine_log import EngineLimits, parse_engine_log
+from kvplan.ingest.engine_log import EngineLimits, ReadLog
 from kvplan.ingest.kv_pool import find_pools, most_blocks
 from kvplan.model import Replica
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
@@ -44,7 +44,7 @@ def parsed(lines: Iterable[str], layout: KvLayout | None, batched: int | None = 
         prefix_caching=False,
         layout=layout,
     )
-    return parse_engine_log(lines, "serve.log", base)
+    return ReadLog("serve.log").add(lines).limits(base)
 
 
 def test_tokens_over_the_groups() -> None:

@@ -12,7 +12,7 @@ from sampled import parse_samples, read_samples
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
-from kvplan.ingest.engine_log import parse_engine_log, read_engine_log
+from kvplan.ingest.engine_log import ReadLog, read_engine_log
 from kvplan.ingest.gathering import Asked, gather_files
 from kvplan.ingest.recognition import kind_of
 from kvplan.ingest.timing.samples import Samples
@@ -83,7 +83,7 @@ def test_averages_with_drafts_are_left_out_whichever_line_tells_of_them(said: st
 def test_a_number_that_ends_with_the_file_may_be_cut_off(line: str) -> None:
     def said(text: str) -> bool:
         return any(
-            "line 1, the last, has no end" in note for note in parse_engine_log([text], "serve.log").notes
+            "line 1, the last, has no end" in note for note in ReadLog("serve.log").add([text]).limits().notes
         )
 
     assert said(line)
@@ -111,7 +111,7 @@ def test_a_start_that_fails_after_its_capacity_is_refused(lines: tuple[str, ...]
     with pytest.raises(
         UsageError, match=r"serve.log:3: the last start, from line 1 on, failed.*[Ff]ailed to init"
     ):
-        parse_engine_log([f"{line}\n" for line in lines], "serve.log")
+        ReadLog("serve.log").add([f"{line}\n" for line in lines]).limits()
 
 
 # -- exports: orders, CSV, pods ---------------------------------------------------------------------------------------

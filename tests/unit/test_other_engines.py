@@ -10,7 +10,7 @@ from every import every
 from sampled import parse_samples
 
 from kvplan.errors import UsageError
-from kvplan.ingest.engine_log import EngineLimits, parse_engine_log
+from kvplan.ingest.engine_log import EngineLimits, ReadLog
 from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.timing.fit import NOTHING, fit_measured
@@ -19,7 +19,7 @@ from kvplan.model import Parallelism, Timing
 
 
 def parsed(*lines: str) -> EngineLimits:
-    return parse_engine_log([f"{line}\n" for line in lines], "serve.log")
+    return ReadLog("serve.log").add([f"{line}\n" for line in lines]).limits()
 
 
 def samples(*lines: str, capacity: int | None = None) -> Samples:

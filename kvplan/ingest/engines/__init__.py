@@ -6,8 +6,9 @@ A module has a record `LOG`, and `METRICS` where kvplan reads them. Nothing else
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -123,20 +124,27 @@ class EngineLog(NamedTuple):
         }
 
     def says(self, line: str) -> bool:
-        """Tell whether a line states a capacity, what ran, or that or why a start begins or fails."""
-        if any(word in line for word in self.running):
-            return True
+        """Tell whether a line states a capacity, or that or why a start begins or fails."""
         forms = [kind.form.pattern for kind in self.capacities]
         return any(form and re.search(form, line) for form in (*forms, self.start, self.failures))
 
 
-def telling(numbered: Iterable[tuple[int, str]], words: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines that have any of these words, which are looked for in many lines at once.
+class Telling(NamedTuple):
+    """A line that says something, and whose it is of those that engines log as they run; None of others."""
 
-    >>> list(telling([(1, "one"), (2, "two"), (3, "three")], ["th", "on", "x"]))
-    [(1, 'one'), (3, 'three')]
+    number: int
+    text: str
+    log: EngineLog | None
+
+
+def telling(numbered: Iterable[tuple[int, str]], words: Iterable[str] = ()) -> Iterator[Telling]:
+    """Yield the lines that have a word of any engine or one of these, which are looked for in many lines at once.
+
+    >>> lines = [(1, "one"), (2, "two"), (3, "Avg prompt throughput: 3")]
+    >>> [(number, log and log.engine) for number, _, log in telling(lines, ["on"])]
+    [(1, None), (3, 'vLLM')]
     """
-    known = tuple(words)
+    known = dict.fromkeys((*_WORDS, *words))
     several: list[tuple[int, str]] = []
     length = 0
     for each in numbered:
@@ -148,20 +156,31 @@ def telling(numbered: Iterable[tuple[int, str]], words: Iterable[str]) -> Iterat
     yield from _with_words(several, known)
 
 
-def _with_words(numbered: Sequence[tuple[int, str]], words: Iterable[str]) -> Iterator[tuple[int, str]]:
-    text = "\n".join([line for _, line in numbered])
-    ends = list(accumulate(len(line) + 1 for _, line in numbered))
-    found: dict[int, int] = {}  # where the first of them stands, by line
+def _with_words(numbered: Sequence[tuple[int, str]], words: Collection[str]) -> Iterator[Telling]:
+    """Look first for what engines log as they run, which can be nearly all: little is left for the other words."""
+    running = _places([line for _, line in numbered], _RUNNING)
+    rest = [index for index in range(len(numbered)) if index not in running]
+    others = _places([numbered[index][1] for index in rest], words)
+    for index in sorted((*running, *(rest[place] for place in others))):
+        number, line = numbered[index]
+        if len(line) > _LONGEST:  # nobody writes more than that
+            at = min(place for word in (*_RUNNING, *words) if (place := line.find(word)) >= 0)
+            line = line[max(0, at - _BEFORE) :][:_LONGEST]
+        yield Telling(number, line, _RUNNING.get(running.get(index, "")))
+
+
+def _places(lines: Sequence[str], words: Iterable[str]) -> dict[int, str]:
+    """Tell which lines have one of these words, and the first of them."""
+    text = "\n".join(lines)
+    ends = list(accumulate(len(line) + 1 for line in lines))
+    found: dict[int, str] = {}
     for word in words:
         place = text.find(word)
         while place >= 0:
             index = bisect_right(ends, place)
-            found[index] = min(place, found.get(index, place))
+            found.setdefault(index, word)
             place = text.find(word, ends[index])
-    for index, place in sorted(found.items()):
-        number, line = numbered[index]
-        at = place - ends[index] + len(line) + 1 if len(line) > _LONGEST else 0
-        yield number, line[max(0, at - _BEFORE) :][:_LONGEST]  # nobody writes more than that
+    return found
 
 
 class KvCapacity(NamedTuple):
@@ -285,6 +304,7 @@ def setting(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w-]){name}['\"]?\s?[:=]\s?['\"]?(?!None\b|auto\b)([^\s,'\")}}]+)")
 
 
+@lru_cache(64)  # of lines of one second
 def ranks_of(prefix: str) -> Ranks:
     """Tell who writes a line: ``(EngineCore_DP0 pid=7)`` is (("DP", "0"),)."""
     return tuple((m[1] or m[2] or "rank", m[3]) for m in _PARALLEL.finditer(prefix))
@@ -336,15 +356,6 @@ def numbers(match: re.Match[str] | None) -> list[float] | None:
 
 
 LOGS: tuple[EngineLog, ...] = collected(__name__, __path__, "LOG")
-_RUNNING = tuple((word, log) for log in LOGS for word in log.running)
-# of lines that say something; those that an engine logs as it runs too
-WORDS = tuple(dict.fromkeys(word for log in LOGS for word in (*log.words, *log.running)))
+_RUNNING = {word: log for log in LOGS for word in log.running}
+_WORDS = tuple(word for log in LOGS for word in log.words)  # of lines that say something else
 METRICS: tuple[EngineMetrics, ...] = collected(__name__, __path__, "METRICS")
-
-
-def running(line: str) -> EngineLog | None:
-    """Tell whose line it is of those that engines log as they run; None of others."""
-    for word, log in _RUNNING:
-        if word in line:
-            return log
-    return None

@@ -40,6 +40,7 @@ _PREFILL = re.compile(r"Prefill batch[.,](?:(?!Prefill batch).)*?#new-token: (\d
 _EMITTED = re.compile(r"accept len: ([\d.]+)")
 _INTERVAL = re.compile(r"decode_log_interval=(\d{1,12})(?!\d)")
 _DEFAULT_INTERVAL = 40  # decode batches from one line to the next
+_FORMAT = "SGLang log"
 _CUT_OFF = "cut off or in an unknown form"
 
 
@@ -50,6 +51,7 @@ class _Engine:
     writer: Ranks
     new_tokens: int = 0
     prefills: int = 0
+    taken: bool = True  # the decode line that comes
 
 
 class _Statistics:
@@ -74,6 +76,8 @@ class _Statistics:
                 self._decode(number, text, engine)
 
     def _prefill(self, number: int, text: str, engine: _Engine) -> None:
+        if not engine.taken:
+            return
         if prefill := _PREFILL.search(text):
             engine.new_tokens += int(prefill[1])
             engine.prefills += 1
@@ -81,6 +85,9 @@ class _Statistics:
             self._collector.skip(_CUT_OFF, number)
 
     def _decode(self, number: int, text: str, engine: _Engine) -> None:
+        taken, engine.taken = engine.taken, self._collector.takes(_FORMAT)
+        if not taken:
+            return
         match = _DECODE.search(text)
         if match and (values := numbers(match)):
             running, kv_tokens, generated = values
@@ -92,9 +99,9 @@ class _Statistics:
             # The throughput spans all decode batches since the last line and the prefill batches among them.
             batches = self._interval + engine.prefills
             tau = running * emitted / generated * self._interval / batches if generated > 0 else 0.0
-            self._collector.format = "SGLang log"
+            self._collector.format = _FORMAT
             sample = kv_tokens, engine.new_tokens / batches, running, tau
-            self._collector.add(sample, number, hidden_prefill=True)
+            self._collector.add(sample, number, hidden_prefill=True, taken=True)
         else:
             self._collector.skip(_CUT_OFF, number)
         engine.new_tokens = engine.prefills = 0

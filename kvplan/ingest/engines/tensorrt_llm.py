@@ -36,13 +36,14 @@ _CAPACITIES = (
     Capacity(re.compile(rf"Using {NUMBER} tokens in paged KV cache")),
 )
 _FIELD = re.compile(r"\b(\w{4,40})'? ?[=:] ?(\d{1,15}(?:\.\d{1,20})?)(ms\b)?")
+_FORMAT = "TensorRT-LLM iterations"
 _NEEDED = ("iter", "num_scheduled_requests", "host_step_time", "num_ctx_tokens", "num_generation_tokens")
 
 
 class _Iterations:
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self._iteration = -1.0
+        self._iteration, self._taken = "", True
         self._seen: set[tuple[float, ...]] = set()  # of this iteration, by all ranks
 
     def line(self, number: int, text: str) -> None:
@@ -52,6 +53,11 @@ class _Iterations:
                 if stated := capacity.form.search(text):
                     collector.capacity_tokens = whole(stated[1])
         if "host_step_time" not in text:
+            return
+        iteration = text.partition("iter = ")[2].partition(",")[0]
+        if iteration != self._iteration:
+            self._iteration, self._taken, self._seen = iteration, collector.takes(_FORMAT), set()
+        if not self._taken:
             return
         fields = {name: (float(value), unit) for name, value, unit in _FIELD.findall(text)}
         values = {name: value for name, (value, _) in fields.items()}
@@ -69,18 +75,16 @@ class _Iterations:
         else:
             cached = values.get("cached_kv_tokens")
             kv = collector.kv_tokens(100 * values["kv_cache_util"], number) if cached is None else cached
-            self._add(number, values["iter"], (kv, prefill, scheduled), values["host_step_time"] * 1e-3)
+            self._add(number, (kv, prefill, scheduled), values["host_step_time"] * 1e-3)
 
-    def _add(self, number: int, iteration: float, batch: tuple[float, float, float], seconds: float) -> None:
+    def _add(self, number: int, batch: tuple[float, float, float], seconds: float) -> None:
         """Add an iteration once, whichever ranks log it; with requests of their own each has one."""
-        if iteration != self._iteration:
-            self._iteration, self._seen = iteration, set()
         if batch in self._seen:
             self._collector.skip("the same iteration, by another rank", number)
             return
         self._seen.add(batch)
-        self._collector.format = "TensorRT-LLM iterations"
-        self._collector.add((*batch, seconds), number)
+        self._collector.format = _FORMAT
+        self._collector.add((*batch, seconds), number, taken=True)
 
     def end(self) -> None:
         pass

@@ -18,6 +18,7 @@ hit (25787). ``2 Engines Aggregated:`` in place of ``Engine 000:`` are sums over
 """
 
 import re
+from collections import deque
 from typing import NamedTuple
 
 from kvplan.ingest.engines import (
@@ -76,7 +77,9 @@ _STATS = re.compile(
     r"Running: (\d+) reqs,(?:(?!Avg prompt).)*?KV cache usage: ([\d.]+)%"
 )
 _USAGE = re.compile(r"KV cache usage: ([\d.]+)%")
-_MOST_AVERAGES = 100_000  # that are kept, evenly over the log
+_MOST_AVERAGES = 20_000  # that are kept, evenly over the log
+_MOST_RANKS = 1_024
+_DETAILS = "vLLM iteration details"
 _LEAST_MS = 0.1  # of any forward pass
 _DUMMY = "ms (dummy)"  # an idle rank keeping step with the others
 # versions from which on the prompt throughput is without hits, the external hit rate is of what the local cache missed,
@@ -137,19 +140,25 @@ class _Statistics:
         self._blocks = 0
         self._capacity_tokens = collector.capacity_tokens
         self._usage: dict[int, float] = {}  # by data-parallel rank
+        self._states_usage: deque[str] = deque(maxlen=_MOST_RANKS)  # lines that nothing asked for yet
         self._averages: list[_Average] = []
         self._met, self._step = 0, 1  # how many came, and of how many one is kept
+        self._taken = True  # the last that came
         self._version: tuple[int, int] | None = None
         self._start = 0
         self._details: set[int] = set()  # starts that log iterations one by one
         self._drafts: set[int] = set()
 
     def line(self, number: int, text: str) -> None:
-        if "KV cache usage" in text and (values := numbers(_USAGE.search(text))):
-            self._usage[_rank(text)] = values[0]
+        if "KV cache usage" in text:
+            self._states_usage.append(text)
+        if "Avg prompt throughput" in text:
+            self._average(number, text)
+            return
         if "Iteration(" in text:
             self._details.add(self._start)
-            self._iteration(number, text)
+            if self._collector.takes(_DETAILS):
+                self._iteration(number, text)
             return
         if "KV cache usage" not in text and self._collector.given_tokens is None:
             self._state_capacity(text)
@@ -159,12 +168,7 @@ class _Statistics:
             self._start += 1
         if "pec" in text and _WITH_DRAFTS.search(text):
             self._drafts.add(self._start)
-        if "Avg prompt throughput" in text:
-            if values := numbers(_STATS.search(text)):
-                self._average(number, text, values)
-            else:
-                self._collector.skip(_CUT_OFF, number)
-        elif self._averages and "Prefix cache hit rate: GPU" in text:
+        if self._averages and self._taken and "Prefix cache hit rate: GPU" in text:
             self._averages[-1] = self._averages[-1].with_hits(text)
 
     def end(self) -> None:
@@ -181,19 +185,22 @@ class _Statistics:
             for note in average.notes:
                 self._collector.note(note)
 
-    def _average(self, number: int, text: str, values: list[float]) -> None:
+    def _average(self, number: int, text: str) -> None:
+        self._taken, self._met = self._met % self._step == 0, self._met + 1
+        if not self._taken:
+            return
+        if not (values := numbers(_STATS.search(text))):
+            self._collector.skip(_CUT_OFF, number)
+            return
         engines = int(several[1]) if "Aggregated" in text and (several := _ENGINES.search(text)) else 1
         if engines > 1:
             *rates, usage = values
             values = [*(rate / engines for rate in rates), usage]
             self._collector.note(f"lines of {engines} engines aggregated are taken as the mean of one engine")
         average = _Average(values, number, self._capacity_tokens, self._version, self._start)
-        if self._met % self._step:
-            self._averages.pop()  # what it waited for, hit rates of the next line, is there
         self._averages.append(average.with_hits(text))
-        self._met += 1
         if len(self._averages) == _MOST_AVERAGES:
-            del self._averages[1:-1:2]
+            del self._averages[1:-1:2]  # the next line may have hit rates of the last one
             self._step *= 2
 
     def _state_capacity(self, text: str) -> None:
@@ -210,6 +217,10 @@ class _Statistics:
             self._capacity_tokens = self._blocks * size if size else self._capacity_tokens
 
     def _iteration(self, number: int, text: str) -> None:
+        while self._states_usage:
+            stated = self._states_usage.popleft()
+            if usage_of := numbers(_USAGE.search(stated)):
+                self._usage[_rank(stated)] = usage_of[0]
         values = numbers(_ITERATION.search(text))
         if values is None:
             self._collector.skip(_CUT_OFF, number)
@@ -225,8 +236,9 @@ class _Statistics:
             prefill = context_tokens + max(0.0, generated - generating)
             self._collector.capacity_tokens = self._capacity_tokens
             kv_tokens = self._collector.kv_tokens(usage, number)
-            self._collector.format = "vLLM iteration details"
-            self._collector.add((kv_tokens, prefill, contexts + generating, elapsed_ms * 1e-3), number)
+            self._collector.format = _DETAILS
+            sample = kv_tokens, prefill, contexts + generating, elapsed_ms * 1e-3
+            self._collector.add(sample, number, taken=True)
 
 
 def _rank(text: str) -> int:

@@ -15,7 +15,7 @@ Found = Samples | Sweep | Series | RequestLog
 
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5  # of an iteration
 _OFF, _EACH = 1 / 3, 10  # by which times contradict each other; requests of each client, if not stated
-_MOST_ROWS = 200_000  # samples that are kept of a group
+_MOST_ROWS = 20_000  # samples that are kept of a group: four times as many as are fitted to
 _MOST_LOADS = 64  # of a deployment
 _LONGEST_TOKENS, _MOST_IN_FLIGHT = 1_000_000, 20_000  # of a request; of a load
 
@@ -53,7 +53,8 @@ class Collector:
         self.given_tokens = given_tokens
         self.capacity_tokens = assumed_tokens if given_tokens is None else given_tokens
         self._samples: dict[tuple[str, str], list[tuple[float, float, float, float, int]]] = {}
-        self._taken: dict[tuple[str, str], tuple[int, int]] = {}  # how many came, and of how many one is kept
+        self._met: dict[tuple[str, str], int] = {}  # samples that came
+        self._step: dict[tuple[str, str], int] = {}  # of how many one is kept
         self._hidden: set[str] = set()  # formats that hide recomputed prefill
         self._sweeps: dict[tuple[str, Deployment], dict[Point, Point]] = {}  # loads, by all but their lines
         self._repeats = 0  # of loads
@@ -81,6 +82,13 @@ class Collector:
                         self.skip(reason, row[-1])
                 rows[:] = [row for row in rows if row[-1] >= line]
 
+    def takes(self, format: str, group: str | None = None) -> bool:
+        """Tell whether the next sample of a format is one to keep: of a log without end not all are read."""
+        key = (format, self.group if group is None else group)
+        met = self._met.get(key, 0)
+        self._met[key] = met + 1
+        return met % self._step.get(key, 1) == 0
+
     def add(
         self,
         values: tuple[float, float, float, float],
@@ -88,21 +96,21 @@ class Collector:
         *,
         group: str | None = None,
         hidden_prefill: bool = False,
+        taken: bool = False,
     ) -> None:
-        """Add a sample (K, P, B, τ), unless nothing ran."""
+        """Add a sample (K, P, B, τ), unless nothing ran, or, if it is not `taken` already, others stand for it."""
         if not (values[2] > 0 and values[3] > 0):
             self.skip("nothing was generated", line)
             return
         self._refuse_time(values[3], "an iteration", line)
         name = self.group if group is None else group
-        rows = self._samples.setdefault((self.format, name), [])
-        count, step = self._taken.get((self.format, name), (0, 1))
-        if count % step == 0:
+        key = (self.format, name)
+        rows = self._samples.setdefault(key, [])
+        if taken or self.takes(*key):
             rows.append((*values, line))
-            if len(rows) == _MOST_ROWS:  # of a log without end; what is left is spread evenly over it
+            if len(rows) == _MOST_ROWS:  # what is left is spread evenly over the file
                 del rows[1::2]
-                step *= 2
-        self._taken[self.format, name] = count + 1, step
+                self._step[key] = 2 * self._step.get(key, 1)
         if hidden_prefill:
             self._hidden.add(self.format)
 
@@ -200,6 +208,8 @@ class Collector:
                 f"{format_percent(self._found_rate / self._prompt_rate)} of the prompt throughput was found in the "
                 "prefix cache, by the hit rates stated beside it, and is taken off the prefill"
             )
+        if self._step:
+            self.note(f"one in {max(self._step.values()):,} samples is read, evenly over the file")
         if self._repeats:
             self.note(f"{self._repeats:,} rows are equal to one before them, and count once")
         left_out = tuple(LeftOut(reason, count, line) for reason, (count, line) in self._left_out.items())

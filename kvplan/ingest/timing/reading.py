@@ -1,17 +1,18 @@
 """Reads what was measured of iterations and loads; `kvplan.ingest.results` has the formats."""
 
 import csv
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.cells import Record, csv_rows, is_json, json_records, names, shown, tables_in
-from kvplan.ingest.engines import LOGS, WORDS, StatisticsReader, running, service_of, telling
+from kvplan.ingest.engines import LOGS, StatisticsReader, Telling, service_of, telling
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.results import reader_of
 from kvplan.ingest.results.summaries import METRICS, SUMMARIES, metrics_as_columns, runs_in
@@ -37,13 +38,14 @@ def read_groups(
     group: str | None = None,
     may_lack: Collection[Path] = (),
     told: Collection[str] = (),
+    logs: Mapping[Path, Sequence[Telling]] = MappingProxyType({}),
 ) -> tuple[tuple[Measured, ...], ...]:
     """Read samples of files, which may be compressed: those of one replica together, or of one group alone.
 
     For formats that state a share of the KV capacity, `capacity_tokens` is that, whatever a log says, and
     `assumed_tokens` where a log says nothing. The requests of a run beside a series of it rebuild the KV usage that was
     not recorded, and give no samples of their own. Files that `may_lack` samples tell of other things too, and of the
-    groups `told`.
+    groups `told`; what tells in `logs` was found before.
 
     Raises
     ------
@@ -54,7 +56,8 @@ def read_groups(
     grouped: dict[str, list[Found]] = {}
     for path in paths:
         try:
-            for some in _read(path, capacity_tokens, assumed_tokens, lenient=path in may_lack):
+            lenient = path in may_lack
+            for some in _read(path, capacity_tokens, assumed_tokens, lenient=lenient, log=logs.get(path)):
                 grouped.setdefault(some.group, []).append(some)
         except NoSamplesError:
             if path not in may_lack:
@@ -103,21 +106,30 @@ def _thinned(some: Measured) -> Measured:
 
 
 def _read(
-    path: Path, capacity_tokens: int | None, assumed_tokens: int | None, *, lenient: bool = False
+    path: Path,
+    capacity_tokens: int | None,
+    assumed_tokens: int | None,
+    *,
+    lenient: bool = False,
+    log: Sequence[Telling] | None = None,
 ) -> tuple[Found, ...]:
     """Read a file; an engine prints what it likes, and bytes that are not UTF-8 do a log no harm."""
     with lines_of(path, errors="replace" if lenient else "strict") as lines:
         try:
-            collected = parsed(lines, lines.source, capacity_tokens, assumed_tokens)
+            collected = parsed(lines, lines.source, capacity_tokens, assumed_tokens, log)
         except csv.Error as error:
             raise UsageError(f"{path}: not CSV: {error}; is a quote open?") from None
     return tuple(replace(some, sha256=lines.sha256, notes=(*some.notes, *lines.notes)) for some in collected)
 
 
 def parsed(
-    lines: Iterable[str], source: str, capacity_tokens: int | None, assumed_tokens: int | None
+    lines: Iterable[str],
+    source: str,
+    capacity_tokens: int | None,
+    assumed_tokens: int | None,
+    log: Sequence[Telling] | None = None,
 ) -> tuple[Found, ...]:
-    """Read what is in lines, with their line ends; a last one without may be cut off."""
+    """Read what is in lines, with their line ends; a last one without may be cut off. What tells in `log` is known."""
     numbered: Iterator[tuple[int, str]] = enumerate(lines, 1)
     number, first = next(((number, line) for number, line in numbered if line.strip()), (0, ""))
     if not number:
@@ -137,7 +149,7 @@ def parsed(
     if not read and not is_json(first):
         read = _add_summaries(head, collector)
     if not read:
-        _add_log(chain([(number, first)], numbered), collector)
+        _add_log(log or telling(chain([(number, first)], numbered), PRINTED), collector)
     if collected := collector.collected():
         return collected
     if headers:
@@ -201,24 +213,24 @@ def _add_json(records: Iterable[Record], collector: Collector) -> bool:
     return True
 
 
-def _add_log(numbered: Iterable[tuple[int, str]], collector: Collector) -> None:
+def _add_log(lines: Iterable[Telling], collector: Collector) -> None:
     services: dict[str, dict[str, StatisticsReader]] = {}  # by engine
     settings: dict[
         tuple[str, str], tuple[dict[str, str], int]
     ] = {}  # by service and engine, and since which line
-    for number, text in telling(numbered, (*WORDS, *PRINTED)):
+    for number, text, ran in lines:
         collector.group = service_of(text)
         if (readers := services.get(collector.group)) is None:
             readers = {log.engine: log.statistics(collector) for log in LOGS if log.statistics}
             readers |= {"": PrintedRuns(collector)}
             services[collector.group] = readers
-        if (log_of := running(text)) is not None:
-            readers[log_of.engine].line(number, text)
+        if ran is not None:
+            readers[ran.engine].line(number, text)
             continue
         for log in LOGS:
-            ran = settings.get((collector.group, log.engine))
-            if (run := log.settings_of_times(text)) is not None and (ran is None or ran[0] != run):
-                settings[collector.group, log.engine] = run, number if ran else 0
+            before = settings.get((collector.group, log.engine))
+            if (now := log.settings_of_times(text)) is not None and (before is None or before[0] != now):
+                settings[collector.group, log.engine] = now, number if before else 0
         for reader in readers.values():
             reader.line(number, text)
     for collector.group, readers in services.items():
