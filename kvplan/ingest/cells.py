@@ -110,8 +110,9 @@ class Record:
 
     def name(self, value: Names | str) -> str:
         """Tell under which of its names a value is there; the first where it is not."""
-        known = [value] if isinstance(value, str) else list(value)
-        return next((name for name in known if self._has(name)), known[0])
+        if isinstance(value, str):
+            return value
+        return next(filter(self._has, value), next(iter(value)))
 
     def _has(self, name: str) -> bool:
         return self.at(name) is not None if self.written is None else name in self.written
@@ -135,7 +136,7 @@ class Record:
         if self.written is not None and self.values.keys().isdisjoint(known.keys()):
             return None  # of the hundred names of a time, with a table's few columns
         filled = next((name for name in known if self.at(name) not in (None, "")), None)
-        return None if filled is None else self.number({filled: known[filled]})
+        return None if filled is None else self.number(filled) * known[filled]
 
     def whole(self, value: Names | str) -> int:
         """Read a whole number of at least 1."""

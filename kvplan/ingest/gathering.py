@@ -6,7 +6,7 @@ is absent.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path, PurePath
@@ -48,7 +48,7 @@ from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
 from kvplan.ingest.timing.against import compared
-from kvplan.ingest.timing.collector import LeftOutError
+from kvplan.ingest.timing.collector import Found, LeftOutError
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
 from kvplan.ingest.timing.fit import Prior, fit_measured, of_measured
 from kvplan.ingest.timing.reading import listed, read_groups
@@ -156,6 +156,7 @@ class _Gathering:
     kept: Profile | None
     settled: tuple[str, ...]
     notes: list[str]  # on what gave no table
+    _loads: dict[Path, tuple[Found, ...]] = field(default_factory=dict)  # of files that were read
 
     def gathered(self) -> Gathered:
         found = self._model(), self.replica, self.timing, self._drafts(), self._engine()
@@ -253,7 +254,7 @@ class _Gathering:
         groups: Iterable[Sequence[Measured]] = ()
         if results := self._of(FileKind.TIMING):
             with suppress(UsageError):
-                groups = self._found(read_groups(results, group=self.asked.group))
+                groups = self._found(read_groups(results, group=self.asked.group, loads=self._loads))
         return [some for group in groups for some in group if isinstance(some, Sweep)]
 
     def _found(self, groups: Iterable[Sequence[Measured]]) -> tuple[tuple[Measured, ...], ...]:
@@ -417,6 +418,7 @@ class _Gathering:
                     assumed_tokens=None if known is None else known.memory_tokens,
                     group=None if FileKind.METRICS in self.files and not results else self.asked.group,
                     may_lack=[*logs, *timed],
+                    loads=self._loads,
                     logs={path: log.told for path, log in self._logs.items()},
                     told=[self.limits.service] if logs and self.limits is not None else (),
                 )

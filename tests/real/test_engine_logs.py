@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvplan.ingest.engine_log import parse_engine_log, read_engine_log
+from kvplan.ingest.engine_log import ReadLog, read_engine_log
 from kvplan.ingest.metrics import read_metrics
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/engine-logs"
@@ -30,7 +30,7 @@ def test_every_quotation_gives_the_capacity_it_states() -> None:
     found = []
     for lines in quotations():
         if "Avg prompt throughput" not in lines[0]:
-            limits = parse_engine_log(lines, "quoted")
+            limits = ReadLog("quoted").add(lines).limits()
             found.append((limits.engine, limits.memory_tokens, limits.block_tokens, limits.max_num_seqs))
             assert not any("the log's maximum concurrency" in note for note in limits.notes)
     assert found == [

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
 from typing import Any, TypedDict
 
@@ -130,9 +131,14 @@ def add_load(row: Record, point: Point, deployment: Deployment, collector: Colle
 
 def _has_percentiles(values: Mapping[str, Any], deep: int = _DEEP) -> bool:
     return any(
-        _PERCENTILE.search(key) or (deep and isinstance(value, dict) and _has_percentiles(value, deep - 1))
+        _is_percentile(key) or (deep and isinstance(value, dict) and _has_percentiles(value, deep - 1))
         for key, value in values.items()
     )
+
+
+@lru_cache(256)  # every row of a table has the same
+def _is_percentile(key: str) -> bool:
+    return _PERCENTILE.search(key) is not None
 
 
 def parallelism(row: Record) -> Parallelism:

@@ -37,7 +37,7 @@ from kvplan.ingest.results import (
 )
 from kvplan.ingest.timing.collector import Collector, Second
 from kvplan.ingest.timing.requests import Request
-from kvplan.ingest.timing.samples import Deployment, Point, Range, Waits
+from kvplan.ingest.timing.samples import AT_ONCE, Deployment, Point, Range, Waits
 from kvplan.ingest.trace.formats import BadRowError, Layout, Reading, dated, lists_requests, requests_in
 
 # -- iterations -------------------------------------------------------------------------------------------------------
@@ -166,6 +166,7 @@ _ARGUMENTS = names(  # of an engine, which tell replicas apart
     "quantization dtype kvcachedtype maxnumseqs maxmodellen gpumemoryutilization enableprefixcaching prefixcaching "
     "enablechunkedprefill chunkedprefillsize attentionbackend enforceeager"
 )
+_WAITS = {key: names(key.replace("_", "")) for key in Waits._fields}
 _BUDGET = names("maxnumbatchedtokens")
 _NO_UNIT = names("tpot ttft itl e2e e2el latency meantpot meanttft meane2e meane2el")
 _YES, _NO = ("yes", "true", "1"), ("no", "false", "0")
@@ -177,7 +178,8 @@ _INFERENCEMAX = 0.8  # shortest length it draws, over the longest
 
 
 def _deployment(row: Record) -> Deployment:
-    arguments = () if row.text("variant") else filter(row.text, _ARGUMENTS)  # which a variant stands for
+    # which a variant stands for
+    arguments = () if row.text("variant") else filter(row.text, _ARGUMENTS.keys() & row.values.keys())
     return Deployment(
         model=row.text("model"),
         gpu=row.text("gpu") or row.text("hardware"),
@@ -195,8 +197,8 @@ def _requests(row: Record) -> int | None:
 def _waits(row: Record, collector: Collector) -> Waits:
     """Read what a row says of the engine, whose default counts where it says nothing."""
     waits = {}
-    for key, default in Waits()._asdict().items():
-        value = row.optional(names(key.replace("_", "")))
+    for key, default in AT_ONCE._asdict().items():
+        value = row.optional(_WAITS[key])
         waits[key] = default if value is None else max(round(value), default)
         if waits[key] != default:
             collector.note(f"runs with {key} = {waits[key]} are played so")
@@ -209,7 +211,7 @@ def _budget(row: Record) -> int | None:
 
 def _refuse_times_without_unit(row: Record) -> None:
     for name in _NO_UNIT:
-        if row.text(name):
+        if name in row.values and row.text(name):
             written = row.written_as(name)
             raise row.error(name, f"names no unit; call it {written}_ms or {written}_s")
 
@@ -240,7 +242,8 @@ def _at_concurrency(row: Record, collector: Collector) -> None:
     collector.note(INFERENCEMAX_PROTOCOL if is_inferencemax else _EQUAL_LENGTHS)
 
     def lengths(column: Names) -> Range:
-        return round(shortest * row.number(column)), round(row.number(column))
+        longest = row.number(column)
+        return round(shortest * longest), round(longest)
 
     inputs, outputs = lengths(INPUT), lengths(OUTPUT)
     throughput, tokens_per_s = row.optional(THROUGHPUT), row.optional(_OUTPUT_RATE)

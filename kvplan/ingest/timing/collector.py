@@ -56,7 +56,7 @@ class Collector:
         self._met: dict[tuple[str, str], int] = {}  # samples that came
         self._step: dict[tuple[str, str], int] = {}  # of how many one is kept
         self._hidden: set[str] = set()  # formats that hide recomputed prefill
-        self._sweeps: dict[tuple[str, Deployment], dict[Point, Point]] = {}  # loads, by all but their lines
+        self._sweeps: dict[tuple[str, Deployment], dict[Point, Point]] = {}  # loads, of equal ones the first
         self._repeats = 0  # of loads
         self._seconds: list[Second] = []
         self._requests: list[Request] = []
@@ -133,7 +133,7 @@ class Collector:
         if contradiction:
             self.note(f"line {point.line}: {contradiction}; TPOT is taken from E2E")
         loads = self._sweeps.setdefault((self.format, deployment), {})
-        if loads.setdefault(replace(point, line=0), point) is not point:
+        if loads.setdefault(point, point) is not point:
             self._repeats += 1
 
     def add_average(

@@ -30,6 +30,7 @@ from kvplan.model import EngineName, FloatArray, Prefill, Replica, Timing
 from kvplan.simulation.experiments.runner import Announce, Progress
 
 _BATCHES = 2.0 ** np.arange(9)  # 1 to 256 sequences
+_EACH_OUT, _OF_MANY = 32, 16  # loads of which each is left out alone; folds of more
 _FOLDS = 5
 _FEWEST = 2  # loads, or groups to fit to
 _FEW = 3  # loads that leave to an estimate what they are made of
@@ -399,7 +400,8 @@ def _family(equations: Equations, prior: Timing) -> tuple[Terms, ...]:
 def _tried(equations: Equations, among: Sequence[Terms], prior: Timing, envelope: bool) -> list[_Tried]:
     """Try laws on what they were not fitted to; none where there are too few equations to leave any out."""
     groups = np.unique(equations.group)
-    folds = min(_FOLDS, groups.size) if equations.of_iterations else groups.size
+    many = _FOLDS if equations.of_iterations else _OF_MANY if groups.size > _EACH_OUT else groups.size
+    folds = min(many, groups.size)
     fold = np.searchsorted(groups, equations.group) % folds
     left_out = [fold == number for number in range(folds)] if groups.size > 1 else []
     rests = [~out for out in left_out]

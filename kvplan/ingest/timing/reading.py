@@ -39,13 +39,15 @@ def read_groups(
     may_lack: Collection[Path] = (),
     told: Collection[str] = (),
     logs: Mapping[Path, Sequence[Telling]] = MappingProxyType({}),
+    loads: dict[Path, tuple[Found, ...]] | None = None,
 ) -> tuple[tuple[Measured, ...], ...]:
     """Read samples of files, which may be compressed: those of one replica together, or of one group alone.
 
     For formats that state a share of the KV capacity, `capacity_tokens` is that, whatever a log says, and
     `assumed_tokens` where a log says nothing. The requests of a run beside a series of it rebuild the KV usage that was
     not recorded, and give no samples of their own. Files that `may_lack` samples tell of other things too, and of the
-    groups `told`; what tells in `logs` was found before.
+    groups `told`; what tells in `logs` was found before. Files of loads alone, the same at every capacity, are kept in
+    `loads` and taken from there.
 
     Raises
     ------
@@ -54,14 +56,21 @@ def read_groups(
         table that cannot be used.
     """
     grouped: dict[str, list[Found]] = {}
+    kept = {} if loads is None else loads
     for path in paths:
+        lenient = path in may_lack
         try:
-            lenient = path in may_lack
-            for some in _read(path, capacity_tokens, assumed_tokens, lenient=lenient, log=logs.get(path)):
-                grouped.setdefault(some.group, []).append(some)
+            found = kept.get(path) or _read(
+                path, capacity_tokens, assumed_tokens, lenient=lenient, log=logs.get(path)
+            )
         except NoSamplesError:
-            if path not in may_lack:
+            if not lenient:
                 raise
+            continue
+        if all(isinstance(some, Sweep) for some in found):
+            kept[path] = found
+        for some in found:
+            grouped.setdefault(some.group, []).append(some)
     measured = {name: measured_of(several) for name, several in grouped.items()}
     if group is None:
         return tuple(measured.values())

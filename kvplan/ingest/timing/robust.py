@@ -27,7 +27,7 @@ from kvplan.model import FloatArray, Timing
 
 _BELIEF = 3.0  # relative deviation of a constant from its share of the prior
 _UNKNOWN = 0.3  # share of time that a constant may add which the prior does not have
-_STEPS = 30
+_STEPS, _STILL = 30, 1e-6  # of a fit; relative change of what does not change any more
 _ENVELOPE, _MEDIAN = 0.35, 0.5  # quantile of the samples that a first fit goes through
 _AWAY = 3.0  # spreads from an envelope, or a rough formula, at which a sample is left out
 _SPREADS = 6.0  # the same of measured samples
@@ -108,7 +108,7 @@ def _constants(equations: Equations, design: FloatArray, prior: FloatArray) -> F
         seen = _spreads(equations, off, least)
         spread = {kind: min(width, spread.get(kind, math.inf)) for kind, width in seen.items()}
         deviation = _deviations(equations, off, spread)
-        if np.allclose(deviation, last, rtol=1e-6):
+        if (np.abs(deviation - last) <= _STILL * last).all():
             break
     return fitted
 

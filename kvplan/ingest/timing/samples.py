@@ -1,7 +1,7 @@
 """What files say of iterations: samples of them, loads and what clients measured, requests of a run, averages."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import NamedTuple
 
 from kvplan.model import FloatArray, IntArray, Parallelism
@@ -93,7 +93,7 @@ AT_ONCE = Waits()
 class Point:
     """A run at one load, as a client saw it; means over its requests, None for what was not measured."""
 
-    line: int  # in the file, counted from 1
+    line: int = field(compare=False)  # in the file, counted from 1
     inputs: Range  # prompt tokens
     outputs: Range  # generated tokens
     cached_tokens: int = 0  # of a prompt, found in the prefix cache: read and not computed
