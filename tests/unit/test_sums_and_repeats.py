@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from every import every
 
-from kvplan.errors import UsageError
+from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import kind_of
 from kvplan.ingest.trace.replay import read_trace
@@ -118,6 +118,30 @@ def test_a_count_of_one_is_a_request(read: Read) -> None:
     rows = [{"created": HOUR + 7 * at, "n": 1, "prompt_tokens": 9, "completion_tokens": 2} for at in range(3)]
     found = read(lines(rows))
     assert (found.rate_rps, found.assumed, found.count.sum()) == (1 / 7, False, 3)
+
+
+def test_hours_with_a_request_or_none_are_sums(read: Read) -> None:
+    """Three requests in five hours; an hour's own request is at no time of its own."""
+    rows = [
+        {"hour": HOUR + 3600 * at, "requests": n, "input_tokens": 800 * n, "output_tokens": 60 * n}
+        for at, n in enumerate((1, 0, 1, 0, 1))
+    ]
+    found = read(table(rows))
+    assert found.counts is not None
+    assert found.counts.tolist() == [1, 0, 1, 0, 1]
+    assert found.rate_rps == pytest.approx(3 / (5 * 3600))
+    assert found.mean_input == pytest.approx(800, rel=1e-3)
+
+
+@every("named", ["avg_prompt_tokens", "Mean input tokens", "prompt_tokens_avg", "p50 input length"])
+def test_a_column_of_means_is_named_and_no_renaming_advised(path: Path, named: str) -> None:
+    rows = [{"hour": HOUR + 3600 * at, "requests": 100, named: 800, "output_tokens": 6000} for at in range(4)]
+    path.write_text(table(rows))
+    for reading in (kind_of, measure):
+        with pytest.raises((UsageError, ProfileError)) as refused:
+            reading(path)
+        assert f"{named}: a mean of requests" in str(refused.value)
+        assert "rename" not in str(refused.value)
 
 
 def test_counts_at_odd_times_are_refused(path: Path) -> None:

@@ -40,6 +40,10 @@ _OPEN_NUMBER = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")
 _UNIT_ENDS = ("", *UNITS, "unixnano")
 _EPOCHS = {1e9: 1.0, 1e12: 1e-3, 1e15: 1e-6, 1e18: 1e-9}  # from 2001 to 2286, and their units
 _CALLED = {"time": "timestamp", "input": "input_tokens", "output": "output_tokens"}
+_MEAN = re.compile(  # of tokens
+    r"(?:avg|average|mean|median|p\d\d).*(?:token|input|output|prompt|completion|length|isl|osl)"
+    r"|.*(?:token|prompt|completion|length)s?(?:avg|average|mean|median|p\d\d)$"
+)
 _SHOWN, _LONGEST_NAME = 8, 60  # names in a message
 _TRIED = 20  # rows by which a file is told
 _LOCAL_TIME = "%d/%b/%Y:%H:%M:%S%z"  # of nginx
@@ -129,6 +133,8 @@ class Layout(NamedTuple):
         """Say which columns are missing, and what to call those that are there."""
         known = {place.name for place in self.places.values()}
         others = listed([name for name in names if name not in known]) or "no other columns"
+        if means := listed([name for name in names if _MEAN.match(plain_name(name.rpartition(".")[2]))]):
+            return f"{means}: a mean of requests, and neither a request nor a sum; requests themselves tell, or sums"
         wanted = ", ".join(_CALLED[role] for role in self.missing)
         return f"no column for {', '.join(self.missing)}; rename what has it to {wanted} (there are {others})"
 

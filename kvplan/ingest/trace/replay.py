@@ -55,8 +55,7 @@ def read_trace(path: Path) -> Trace:
     file = TraceFile(path)
     every = file.read()
     arrival, inputs, decode, _ = every
-    file.refuse_sums(every)
-    if every.are_sums:
+    if file.are_sums(every):
         raise UsageError(f"{path}: rows are sums of several requests, which a replay needs one by one")
     if file.duration_s is not None:
         raise UsageError(f"{path}: {file.format} without arrival times, which a replay needs")

@@ -49,11 +49,6 @@ class Rows(NamedTuple):
     output_tokens: IntArray
     requests: IntArray  # 1, unless rows are sums
 
-    @property
-    def are_sums(self) -> bool:
-        """Whether a row is more than a request."""
-        return bool((self.requests > 1).any())
-
 
 class TraceFile:
     """A trace to be read once; what else it says is there when that is done.
@@ -86,6 +81,7 @@ class TraceFile:
         self._model = model
         self._reading = Reading(None if unit is None else UNITS[unit], model)
         self._ends: list[tuple[float, float]] = []  # of the first rows
+        self._counted = False  # rows say of how many requests they are
 
     def read(self) -> Rows:
         """Read the file."""
@@ -130,6 +126,7 @@ class TraceFile:
                 self.left_out["no requests"] += 1
                 continue
             usual = usual or layout
+            self._counted |= "requests" in layout.places
             self.format = usual.format.name
             try:
                 if layout.missing:
@@ -207,11 +204,14 @@ class TraceFile:
         ):
             self._ends.append((request[0], self._reading.point(layout, row, "last")))
 
-    def refuse_sums(self, rows: Rows) -> None:
-        """Refuse rows that are sums over steps of time, and do not say of how many requests."""
+    def are_sums(self, rows: Rows) -> bool:
+        """Tell whether rows are sums over steps of time; refuse those that do not say of how many requests.
+
+        Of a service that is hardly used none is of more than one.
+        """
         starts = np.unique(rows.time_s)
-        if rows.are_sums or starts.size < _FEWEST_STEPS:
-            return
+        if (rows.requests > 1).any() or starts.size < _FEWEST_STEPS:
+            return bool((rows.requests > 1).any())
         steps, ends = np.diff(starts), dict(self._ends)
         what = ""
         if float(rows.input_tokens.mean()) > _LONGEST_CONTEXT:
@@ -220,11 +220,12 @@ class TraceFile:
             what = f"a time each {format_number(steps[0])} s to the second"
         elif len(ends) >= _FEWEST_STEPS and all(later == ends[t] for t, later in pairwise(sorted(ends))):
             what = "the end of each is the beginning of the next"
-        if what:
+        if what and not self._counted:
             raise UsageError(
                 f"{self.path}: rows are sums over time and not requests ({what}), and none says of how many; a column "
                 "requests has their number"
             )
+        return bool(what)
 
     def refuse_what_is_open(self, served: int, span_s: float) -> None:
         """Refuse requests of several models, and times in a unit that nothing tells."""

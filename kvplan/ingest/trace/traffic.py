@@ -76,8 +76,7 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
         return _of_description(path, *described)
     trace = TraceFile(path, unit, model)
     every = trace.read()
-    trace.refuse_sums(every)
-    if every.are_sums:
+    if trace.are_sums(every):
         trace.refuse_what_is_open(0, 0.0)
         return _of_description(path, trace.format, _of_sums(trace, every))
     kept = (every.input_tokens > 0) & (every.output_tokens > 0)
