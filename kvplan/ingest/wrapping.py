@@ -13,7 +13,6 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from kvplan.errors import UsageError
-from kvplan.ingest.block_yaml import mapping
 from kvplan.ingest.cells import is_json, json_object, json_records
 
 # where the text stands, by whom it is written like that; the first that is there counts
@@ -68,6 +67,7 @@ _BEFORE_JSON = re.compile(
 # llm-d's benchmark report, 0.1 and 0.2
 _REPORT = re.compile(r"(?s)(?:metrics|results):\s*\n +\w+:(?=.*(?:request_performance|time_to_first_token):)")
 _LONGEST = 64_000_000  # characters of a document
+_LONGEST_REPORT = 1_000_000  # of one in YAML, which has some thousand
 _SHORTEST = 8  # characters of a line that can be an entry; there can be millions of blank ones
 _DEEP = 3  # wrappings within each other
 _DOCKERS_PART = 16_384  # bytes of a line in one entry
@@ -104,8 +104,9 @@ def unwrapped(head: str, lines: Iterator[str]) -> tuple[Iterator[str], str] | No
     if json_object(plain) is not None:
         return (_joined(map(_of_line, lines)), "lines with a prefix") if plain != rows[0] else None
     if _REPORT.match(head.lstrip("\ufeff")):
-        stored, whole = _stored(lines)
-        return (iter([json.dumps(mapping(stored)) + "\n"]), "YAML") if whole else (chain(stored, lines), "")
+        stored, whole = _stored(lines, _LONGEST_REPORT)
+        document = _in_json(stored) if whole else None
+        return (iter([document]), "YAML") if document else (chain(stored, lines), "")
     if is_json(plain):
         return _of_document(lines) if _SAYS_TEXT.search(head) else None
     if width := _broken_at(rows[:-1]):
@@ -131,13 +132,26 @@ def _of_document(lines: Iterator[str]) -> tuple[Iterator[str], str]:
     return _in_order(_joined(([entry] for entry in known), _several(known)), known, known[0].name)
 
 
-def _stored(lines: Iterator[str]) -> tuple[list[str], bool]:
+def _in_json(lines: Sequence[str]) -> str | None:
+    """Write a document in YAML as JSON; None where it is none, or has references, which could stand for anything."""
+    import yaml  # type: ignore[import-untyped]
+
+    text = "".join(lines)
+    try:
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            return None
+        return json.dumps(yaml.safe_load(text), default=str) + "\n"
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # of keys that are no text too
+        return None
+
+
+def _stored(lines: Iterator[str], longest: int = _LONGEST) -> tuple[list[str], bool]:
     """Take the lines of a document, and tell whether that is all of it; it may be too long."""
     stored, length = [], 0
     for line in lines:
         stored.append(line)
         length += len(line)
-        if length > _LONGEST:
+        if length > longest:
             return stored, False
     return stored, True
 

@@ -7,9 +7,9 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 63_170,  # to become 50,000
+    "kvplan": 63_160,  # to become 50,000
     "kvplan/analysis": 7_130,  # to become 6,300
-    "kvplan/ingest": 14_210,  # to become 9,300
+    "kvplan/ingest": 14_200,  # to become 9,300
     "kvplan/simulation": 11_420,  # to become 8,800
     "kvplan/study": 4_020,  # to become 2,800
     "kvplan/report": 2_750,  # to become 2,000
@@ -24,12 +24,12 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 530,
     "kvplan/profile": 2_900,  # to become 2,100
     "kvplan/model": 3_330,  # to become 2,600
-    "tests": 43_800,  # to become 38,000
+    "tests": 43_820,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
     "docs": 3_540,
 }
-MODULES, LONGEST = 326, 600  # of the package, to become 260; and lines of one
+MODULES, LONGEST = 325, 600  # of the package, to become 260; and lines of one
 
 
 def lines(path: Path) -> int:

@@ -228,7 +228,8 @@ def _inference_perf(record: Record) -> Run:
     e2e = record.number(f"{_LATENCY}.request_latency.mean")
     ttft = record.optional(f"{_LATENCY}.time_to_first_token.mean")
     outputs = lengths("output_len")
-    if asked := _asked(record):
+    asked = _asked(_config(record))
+    if asked:
         outputs = asked, asked
     return Run(
         round(record.number("successes.count")),
@@ -251,19 +252,18 @@ def _config(record: Record) -> str:
     return ""
 
 
-def _asked(record: Record) -> int | None:
+def _asked(config: str) -> int | None:
     """Tokens that each answer had, whatever its text is counted to be: those asked for, where no answer ends before."""
-    config = _config(record)
     asked = _OUTPUT.search(config)
     return round(float(asked[1] or asked[2])) if asked and _NO_END.search(config) else None
 
 
 def _habits(record: Record) -> Iterator[str]:
     """What its configuration says of a report."""
-    if asked := _asked(record):
+    config = _config(record)
+    if asked := _asked(config):
         counted = record.number("successes.output_len.mean")
         yield f"inference-perf counts tokens of answers anew ({counted:.1f}); with ignore_eos all {asked} came"
-    config = _config(record)
     several = [int(found[1]) for key in _PROMPTS if (found := re.search(rf"\b{key}: *(\d+)", config))]
     if (prompts := math.prod(several)) and several and prompts < record.number("successes.count"):
         yield f"its {prompts:,} prompts recur, and a prefix cache finds them whole: --repeated, if the engine had one"
@@ -336,9 +336,7 @@ def _bounded(*seen: Any) -> float | None:
 
 
 def _listed(seen: Any) -> list[dict[str, Any]]:
-    """List objects, which YAML has by their number."""
-    several = seen.values() if isinstance(seen, dict) else seen if isinstance(seen, list) else ()
-    return [one for one in several if isinstance(one, dict)]
+    return [one for one in seen if isinstance(one, dict)] if isinstance(seen, list) else []
 
 
 def _llmd_engines(record: Record) -> list[Record]:

@@ -15,7 +15,7 @@ Found = Samples | Sweep | Series | RequestLog
 
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5  # of an iteration
 _OFF, _EACH = 1 / 3, 10  # by which times contradict each other; requests of each client, if not stated
-_MOST_ROWS = 20_000  # samples that are kept of a group: four times as many as are fitted to
+_MOST_ROWS = 40_000  # samples that are kept of a group, of which fewer are fitted to
 _MOST_LOADS = 64  # of a deployment
 _LONGEST_TOKENS, _MOST_IN_FLIGHT = 1_000_000, 20_000  # of a request; of a load
 
