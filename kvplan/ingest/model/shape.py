@@ -200,7 +200,7 @@ def number_bytes(shape: ModelShape, kv_dtype: str) -> int:
     """Bytes of a number in the cache."""
     kind = shape.kv_dtype if kv_dtype.lower() == "auto" else kv_dtype.lower()
     if kind not in _KV_BYTES:
-        raise UsageError(f"{kv_dtype[:40]!r} is not a type of KV cache; there are {', '.join(_KV_BYTES)}")
+        raise UsageError(f"{kind[:40]!r} is not a type of KV cache; there are {', '.join(_KV_BYTES)}")
     return _KV_BYTES[kind]
 
 

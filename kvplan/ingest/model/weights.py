@@ -214,7 +214,8 @@ def read_kv_dtype(table: Keys | None) -> str:
     if table is None:
         return "auto"
     if isinstance(table.values.get("kv_cache_scheme"), str):  # as modelopt writes
-        return "fp8" if "fp8" in table.text("kv_cache_scheme") else "auto"
+        word = table.text("kv_cache_scheme")
+        return "fp8" if "fp8" in word else word if word not in ("", "none") else "auto"
     scheme = table.table("kv_cache_scheme")
     eight = scheme.optional_size("num_bits") == 8 if scheme else "fp8" in table.text("kv_cache_quant_algo")
     return "fp8" if eight else "auto"
