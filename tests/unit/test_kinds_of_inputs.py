@@ -48,6 +48,7 @@ CONFIG = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "torch_dtype": "bfloat16",
 }  # fmt: skip
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
 BRIEF, ODD_TIMES = (
     {"prompt_tokens": 50, "completion_tokens": 5},
     (0, 31, 64, 120, 187, 250, 311, 380, 444, 523, 600),
@@ -111,8 +112,8 @@ IMPORTED: dict[str, tuple[str | bytes, tuple[str, ...], Check]] = {
         of_gpu(max_num_batched_tokens=8_192),
     ),
     "9, a cache in a word": (
-        json.dumps(CONFIG | {"quantization_config": {"quant_method": "modelopt", "kv_cache_scheme": "FP8"}}),
-        ("--gpu", "H100 SXM", "--weights", "bf16"),
+        json.dumps(CONFIG | {"quantization_config": MODELOPT | {"kv_cache_scheme": "FP8"}}),
+        ("--gpu", "H100 SXM"),
         lambda profile, said: "made for a KV cache in fp8" in said,
     ),
     "9, nothing of a file is taken": (
@@ -143,7 +144,7 @@ REFUSED: dict[str, tuple[str | bytes, tuple[str, ...], str]] = {
         "", ("--gpu", "H100 SXM", "--engine", "sglang"), "a FILE is wanted, or --model and --gpu",
     ),
     "9, hostile: a cache in a word that nobody knows": (
-        json.dumps(CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": "INT3"}}),
+        json.dumps(CONFIG | {"quantization_config": MODELOPT | {"kv_cache_scheme": "INT3"}}),
         ("--gpu", "H100 SXM"), "'int3' is not a type of KV cache",
     ),
 }  # fmt: skip

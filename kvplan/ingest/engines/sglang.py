@@ -155,7 +155,7 @@ LOG = EngineLog(
         (Setting.QUANTIZATION, setting("quantization")),
     ),
     start=r"\bserver_args=",
-    arguments=re.compile(r"\bserver_args=ServerArgs\(.*\)"),
+    arguments=re.compile(r"^(?>.*?\bserver_args=ServerArgs\().*\)"),
     failures=r"(?:RuntimeError|ValueError): Not enough memory|OutOfMemoryError: ",
     ended=r"Scheduler hit an exception|scheduler is dead|Received sigquit",
     computed_and_found=re.compile(

@@ -299,7 +299,8 @@ LOG = EngineLog(
         (Setting.MEMORY, re.compile(r"Available KV cache memory: ([\d.]+) GiB")),
     ),
     start=_START,
-    arguments=re.compile(r"non-default args: \{.*\}|\bargs: Namespace\(.*\)"),
+    # of many beginnings in a line the first alone is followed to its end
+    arguments=re.compile(r"^(?>.*?non-default args: \{).*\}|^(?>.*?\bargs: Namespace\().*\)"),
     failures=(
         r"Available KV cache memory: -|OutOfMemoryError: |ValueError: (?:To serve at least one request|No available "
         r"memory for the cache blocks|Free memory on device|The model's max seq len)"
