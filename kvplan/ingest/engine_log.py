@@ -11,13 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.engines import (
-    LOGS,
-    Setting,
-    Telling,
-    service_of,
-    telling,
-)
+from kvplan.ingest.engines import LOGS, Setting, Telling, service_of, telling
 from kvplan.ingest.kv_pool import Pool, find_grown, find_pools, most_blocks, settled
 from kvplan.ingest.log_starts import Concurrency, Starts, StartUp, Statement
 from kvplan.ingest.observed import ObservedDrafts
@@ -134,11 +128,6 @@ def read_log(path: Path) -> ReadLog:
         log = ReadLog(lines.source).add(lines)
     log.sha256, log.notes = lines.sha256, lines.notes
     return log
-
-
-def read_engine_log(path: Path, base: Replica | None = None, service: str | None = None) -> EngineLimits:
-    """Read the last KV capacity that a log states; see `ReadLog.limits`."""
-    return read_log(path).limits(base, service)
 
 
 def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

@@ -6,16 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvplan.errors import ProfileError
-from kvplan.ingest.engines import (
-    LOGS,
-    Capacity,
-    EngineLog,
-    Ranks,
-    Setting,
-    ranks_of,
-    settled_block,
-    whole,
-)
+from kvplan.ingest.engines import LOGS, Capacity, EngineLog, Ranks, Setting, ranks_of, settled_block, whole
 from kvplan.ingest.observed import ObservedDrafts, of_prefix_cache
 from kvplan.model.parallelism import Parallelism
 from kvplan.ranges import MAX_MEMORY_TOKENS

@@ -4,27 +4,21 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from kvplan.errors import UsageError, shown
 from kvplan.ingest.cells import tables_in
-from kvplan.ingest.engine_log import read_engine_log
 from kvplan.ingest.engines import LOGS, METRICS, telling
 from kvplan.ingest.forms import instead_of
-from kvplan.ingest.metrics import read_metrics
-from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.gguf import is_gguf
-from kvplan.ingest.reader import Beginning, FileKind, Reader
+from kvplan.ingest.reader import Beginning, FileKind
 from kvplan.ingest.results import reader_of
 from kvplan.ingest.results.summaries import SUMMARIES, runs_in
 from kvplan.ingest.results.tables import REQUEST_LOG
 from kvplan.ingest.results.vllm_bench import TITLE
 from kvplan.ingest.text_file import STANDARD_INPUT
-from kvplan.ingest.timing.drafts import read_drafts
 from kvplan.ingest.timing.reading import tells_of_drafts
 from kvplan.ingest.trace.formats import lists_requests, nearest
 from kvplan.ingest.trace.servegen import DESCRIPTIONS
-from kvplan.profile.reading import parse_profile
 
 LOOKED_FOR = {
     FileKind.LOG: f"the log of {', '.join(log.engine for log in LOGS[:-1])} or {LOGS[-1].engine}",
@@ -79,22 +73,13 @@ def _is_a_model(start: Beginning) -> bool:
 
 
 # what they recognise is nothing else: a profile quotes what it was made of
-_ALONE: tuple[Reader[Any], ...] = (
-    *DESCRIPTIONS,
-    Reader("profile", FileKind.PROFILE, _is_a_profile, parse_profile),
+_ALONE = (*((some.kind, some.recognises) for some in DESCRIPTIONS), (FileKind.PROFILE, _is_a_profile))
+_OTHERS = (
+    (FileKind.METRICS, _is_metrics),
+    (FileKind.MODEL, _is_a_model),
+    (FileKind.TIMING, _is_printed),
+    (FileKind.LOG, lambda start: not start.in_json and _is_of_an_engine(start)),
 )
-_OTHERS: tuple[Reader[Any], ...] = (
-    Reader("metrics", FileKind.METRICS, _is_metrics, read_metrics),
-    Reader("config.json", FileKind.MODEL, _is_a_model, read_model),
-    Reader("printed benchmark", FileKind.TIMING, _is_printed, None),
-    Reader(
-        "engine log",
-        FileKind.LOG,
-        lambda start: not start.in_json and _is_of_an_engine(start),
-        read_engine_log,
-    ),
-)
-_DRAFTS = Reader("drafts", FileKind.DRAFTS, tells_of_drafts, read_drafts)
 
 
 def named(files: Sequence[str], told: Sequence[str] = ()) -> list[tuple[FileKind | None, Path]]:
@@ -149,7 +134,7 @@ def kind_of(path: Path) -> FileKind:
 
 
 def _kinds(*starts: Beginning) -> list[FileKind]:
-    return list(dict.fromkeys(reader.kind for start in starts for reader in _recognising(start)))
+    return list(dict.fromkeys(kind for start in starts for kind in _recognised(start)))
 
 
 def carries_times(path: Path) -> bool:
@@ -157,18 +142,18 @@ def carries_times(path: Path) -> bool:
     return reader_of(Beginning.of_file(path)) is REQUEST_LOG
 
 
-def _recognising(start: Beginning) -> Iterator[Reader[Any]]:
-    if alone := [reader for reader in _ALONE if reader.recognises(start)]:
+def _recognised(start: Beginning) -> Iterator[FileKind]:
+    if alone := [kind for kind, recognises in _ALONE if recognises(start)]:
         yield from alone
         return
-    yield from (reader for reader in _OTHERS if reader.recognises(start))
-    if not start.in_json and _DRAFTS.recognises(start):
-        yield _DRAFTS
+    yield from (kind for kind, recognises in _OTHERS if recognises(start))
+    if not start.in_json and tells_of_drafts(start):
+        yield FileKind.DRAFTS
         return
     result = reader_of(start)
     if result is not None:
-        yield result
+        yield result.kind
         if start.in_json and result.kind is FileKind.TIMING and start.has("input_lens"):
             return  # a benchmark's own requests are no traffic
     if lists_requests(start):
-        yield Reader("requests", FileKind.REQUESTS, lists_requests, None)
+        yield FileKind.REQUESTS

@@ -3,6 +3,7 @@
 Not part of the test command: a busy machine can fail it. Each ratio is the median over interleaved pairs.
 """
 
+import csv
 import os
 import re
 import subprocess
@@ -17,6 +18,8 @@ from measure import ratio
 from kvplan.analysis.fluid_map import collapsed_starts, compiled, fluid_map, run
 from kvplan.analysis.roots import count_outside, largest_root
 from kvplan.analysis.stability import rounding_error
+from kvplan.ingest.engine_log import read_log
+from kvplan.ingest.timing.reading import read_groups
 from kvplan.model import Weights
 from kvplan.profile.reading import DEFAULT_PROFILE
 
@@ -191,3 +194,43 @@ def test_fitting_four_times_the_rows_takes_four_times_as_long(tmp_path: Path) ->
     long, short = trace(400_000), trace(100_000)
     label = "fit of 400,000 rows against 100,000"
     assert ratio(lambda: binned(measure(long)), lambda: binned(measure(short)), 3, label) < 5.5
+
+
+def test_a_log_takes_a_few_times_as_long_as_a_pattern_on_each_of_its_lines(tmp_path: Path) -> None:
+    """20 MB of statistics, of which every line says something."""
+    stats = (
+        "(APIServer pid=1) INFO 10-02 00:{:02}:{:02} [loggers.py:123] Engine 000: Avg prompt throughput: {}.5 "
+        "tokens/s, Avg generation throughput: {}.1 tokens/s, Running: {} reqs, Waiting: 0 reqs, GPU KV cache usage: "
+        "{:.1f}%, Prefix cache hit rate: 12.3%\n"
+    )
+    start = "INFO 10-02 00:00:00 [kv_cache_utils.py:864] GPU KV cache size: 446,320 tokens\n"
+    path = tmp_path / "serve.log"
+    rows = (stats.format(i // 60 % 60, i % 60, i % 3000, 40, i % 200 + 1, i % 200 / 3) for i in range(85_000))
+    path.write_text(start + "".join(rows), encoding="utf-8")
+    number = re.compile(r"Running: (\d+) reqs")
+
+    def plainly() -> None:
+        with path.open(encoding="utf-8") as lines:
+            assert sum(bool(number.search(line)) for line in lines) == 85_000
+
+    def read() -> None:
+        log = read_log(path)
+        assert log.limits().memory_tokens == 446_320
+        read_groups([path], may_lack=[path], logs={path: log.told})
+
+    assert ratio(read, plainly, 5, "a log of 20 MB against a pattern on its lines") <= 40
+
+
+def test_rows_of_a_table_of_loads_take_a_few_times_as_long_as_their_csv(tmp_path: Path) -> None:
+    path = tmp_path / "loads.csv"
+    header = "concurrency,input_tokens,output_tokens,ttft_ms,tpot_ms\n"
+    rows = (
+        f"{i % 256 + 1},{900 + i % 200},{90 + i % 20},{50 + i / 1e3},{10 + i / 1e4}\n" for i in range(10_000)
+    )
+    path.write_text(header + "".join(rows), encoding="utf-8")
+
+    def plainly() -> None:
+        with path.open(encoding="utf-8") as lines:
+            assert sum(sum(map(float, row.values())) > 0 for row in csv.DictReader(lines)) == 10_000
+
+    assert ratio(lambda: read_groups([path]), plainly, 5, "10,000 loads against their CSV") <= 30

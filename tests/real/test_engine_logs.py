@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvplan.ingest.engine_log import ReadLog, read_engine_log
+from kvplan.ingest.engine_log import ReadLog, read_log
 from kvplan.ingest.metrics import read_metrics
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/engine-logs"
@@ -71,7 +71,7 @@ def test_the_snapshot_of_metrics_gives_the_traffic_it_was_made_of(tmp_path: Path
 
 
 def test_of_all_of_them_in_one_file_the_last_counts() -> None:
-    found = read_engine_log(STARTUP)
+    found = read_log(STARTUP).limits()
     assert (found.engine, found.memory_tokens) == ("TGI", 446_320)
     (note,) = found.notes
     assert note.startswith("9 KV capacities are stated one after the other; the last, in line 25, counts")

@@ -12,7 +12,7 @@ from sampled import parse_samples, read_samples
 
 from kvplan.engine import EngineName
 from kvplan.errors import UsageError
-from kvplan.ingest.engine_log import ReadLog, read_engine_log
+from kvplan.ingest.engine_log import ReadLog, read_log
 from kvplan.ingest.gathering import Asked, gather_files
 from kvplan.ingest.recognition import kind_of
 from kvplan.ingest.timing.samples import Samples
@@ -147,7 +147,7 @@ def test_an_export_in_either_order_says_what_the_log_says(name: str, tmp_path: P
     for newest_first in (False, True):
         path.write_text(EXPORTS[name](rows[::-1] if newest_first else rows))
         assert kind_of(path).value == "log"
-        limits, (samples,) = read_engine_log(path), read_samples(path)
+        limits, (samples,) = read_log(path).limits(), read_samples(path)
         assert (limits.memory_tokens, limits.max_num_seqs) == (40_000, 16)
         assert samples.kv_tokens == pytest.approx([1e4, 1e4, 4e3, 4e3])
         assert any("the newest first" in note for note in limits.notes) == newest_first
@@ -156,7 +156,7 @@ def test_an_export_in_either_order_says_what_the_log_says(name: str, tmp_path: P
 def test_two_lines_that_threads_mixed_are_no_order(tmp_path: Path) -> None:
     path = tmp_path / "serve.log"
     path.write_text(f"{STATS.format('09', 41)}\n{STATS.format('09', 40)}\n{TOKENS.format('09', '9,000')}\n")
-    assert not any("newest" in note for note in read_engine_log(path).notes)
+    assert not any("newest" in note for note in read_log(path).limits().notes)
 
 
 def test_requests_in_a_table_with_a_text_are_no_lines(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_pods_are_told_apart_by_what_stands_before_their_lines(
     path = tmp_path / "two"
     path.write_text("".join(f"{prefix.format(pod)}{line}\n" for pod in "ab"))
     with pytest.raises(UsageError, match=r"lines of 2 services; choose one with --group: .*a-0.*b-0"):
-        read_engine_log(path)
+        read_log(path).limits()
 
 
 def test_a_pod_that_comes_late_is_told_apart_too(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_a_pod_that_comes_late_is_told_apart_too(tmp_path: Path) -> None:
     pods = [*(("a-0", line) for line in early), ("b-0", TOKENS.format("10", "9,000"))]
     path.write_text("".join(f"{json.dumps({'line': line, 'labels': {'pod': pod}})}\n" for pod, line in pods))
     with pytest.raises(UsageError, match=r"--group: 'pod/a-0', 'pod/b-0'"):
-        read_engine_log(path)
-    assert read_engine_log(path, service="pod/b-0").memory_tokens == 9_000
+        read_log(path).limits()
+    assert read_log(path).limits(service="pod/b-0").memory_tokens == 9_000
 
 
 # -- options against the log ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from sampled import read_samples
 
 import kvplan.ingest
 from kvplan.errors import UsageError
-from kvplan.ingest.engine_log import read_engine_log
+from kvplan.ingest.engine_log import read_log
 from kvplan.ingest.metrics import read_metrics
 from kvplan.ingest.model.json_keys import read_object
 from kvplan.ingest.recognition import kind_of
@@ -27,7 +27,7 @@ from kvplan.ingest.trace.traffic import measure
 READERS: dict[str, tuple[Callable[[Path], str], str]] = {
     "trace": (lambda path: measure(path).sha256, "time,input,output\n1.5,374,44\n2.5,396,109\n"),
     "samples": (lambda path: read_samples(path)[0].sha256, "kv_tokens,iteration_ms\n1000,12\n"),
-    "log": (lambda path: read_engine_log(path).sha256, "GPU KV cache size: 32,000 tokens\n# more\n"),
+    "log": (lambda path: read_log(path).limits().sha256, "GPU KV cache size: 32,000 tokens\n# more\n"),
     "metrics": (lambda path: read_metrics(path, interval_s=10).sha256, "# TYPE x counter\nvllm:x 1\n"),
 }
 each_reader = pytest.mark.parametrize(("read", "text"), READERS.values(), ids=READERS)
@@ -125,7 +125,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("read", [read_engine_log, read_samples])
+@pytest.mark.parametrize("read", [lambda path: read_log(path).limits(), read_samples])
 def test_a_statement_that_is_begun_again_and_again_is_searched_once(
     tmp_path: Path, read: Callable[[Path], object], head: str
 ) -> None:

@@ -8,7 +8,7 @@ from every import every
 from sampled import read_samples
 
 from kvplan.errors import UsageError
-from kvplan.ingest.engine_log import read_engine_log
+from kvplan.ingest.engine_log import read_log
 from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import kind_of
 from kvplan.ingest.text_file import lines_of
@@ -127,7 +127,7 @@ def test_a_wrapped_log_says_what_the_log_says(name: str, tmp_path: Path) -> None
     for encoding in ("utf-8", "utf-16"):
         path.write_text(WRAPPED[name], encoding=encoding)
         assert kind_of(path) is FileKind.LOG
-        limits, (samples,) = read_engine_log(path), read_samples(path)
+        limits, (samples,) = read_log(path).limits(), read_samples(path)
         assert limits.memory_tokens == 41_408
         assert samples.kv_tokens == pytest.approx([4140.8 * (i + 1) for i in range(5)])
         assert samples.prefill_tokens == pytest.approx([100 * i * (5 + i) / 300 for i in range(5)])
@@ -142,7 +142,7 @@ def test_a_wrapped_log_says_what_the_log_says(name: str, tmp_path: Path) -> None
 def test_lines_are_counted_as_stored_where_each_is_an_entry(tmp_path: Path) -> None:
     path = tmp_path / "0.log"
     path.write_text(WRAPPED["CRI with lines in parts"])
-    assert read_engine_log(path).line == 2  # whose first part is line 1
+    assert read_log(path).limits().line == 2  # whose first part is line 1
     part = {"log": "x" * 16_384, "stream": "stdout"}  # Docker cuts lines there
     path.write_text(objects(part, docker(START, "of another stream"), {"log": "y\n", "stream": "stdout"}))
     with lines_of(path) as lines:
@@ -163,8 +163,8 @@ def test_origins_of_several_services_are_kept(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(UsageError, match=r"--group: 'pod/a-0', 'pod/b-0'"):
-            read_engine_log(path)
-        assert read_engine_log(path, service="pod/b-0").memory_tokens == 41_408
+            read_log(path).limits()
+        assert read_log(path).limits(service="pod/b-0").memory_tokens == 41_408
 
 
 def test_requests_and_tables_are_taken_out_too(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ _STATS = re.compile(
     r"Running: (\d+) reqs,(?:(?!Avg prompt).)*?KV cache usage: ([\d.]+)%"
 )
 _USAGE = re.compile(r"KV cache usage: ([\d.]+)%")
-_MOST_AVERAGES = 20_000  # that are kept, evenly over the log
+_MOST_AVERAGES = 10_000  # that are kept, evenly over the log: twice as many as are fitted to
 _MOST_RANKS = 1_024
 _DETAILS = "vLLM iteration details"
 _LEAST_MS = 0.1  # of any forward pass
