@@ -30,7 +30,7 @@ from kvplan.model import EngineName, FloatArray, Prefill, Replica, Timing
 from kvplan.simulation.experiments.runner import Announce, Progress
 
 _BATCHES = 2.0 ** np.arange(9)  # 1 to 256 sequences
-_EACH_OUT, _OF_MANY = 32, 16  # loads of which each is left out alone; folds of more
+_EACH_OUT, _OF_MANY = 32, 8  # loads of which each is left out alone; folds of more
 _FOLDS = 5
 _FEWEST = 2  # loads, or groups to fit to
 _FEW = 3  # loads that leave to an estimate what they are made of
