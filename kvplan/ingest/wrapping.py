@@ -67,7 +67,7 @@ _BEFORE_JSON = re.compile(
 # llm-d's benchmark report, 0.1 and 0.2
 _REPORT = re.compile(r"(?s)(?:metrics|results):\s*\n +\w+:(?=.*(?:request_performance|time_to_first_token):)")
 _LONGEST = 64_000_000  # characters of a document
-_LONGEST_REPORT = 1_000_000  # of one in YAML, which has some thousand
+_LONGEST_REPORT, _MOST_BRACKETS = 100_000, 1_000  # of one in YAML, ten times what they have
 _SHORTEST = 8  # characters of a line that can be an entry; there can be millions of blank ones
 _DEEP = 3  # wrappings within each other
 _DOCKERS_PART = 16_384  # bytes of a line in one entry
@@ -136,11 +136,13 @@ def _in_json(lines: Sequence[str]) -> str | None:
     """Write a document in YAML as JSON; None where it is none, or has references, which could stand for anything."""
     import yaml  # type: ignore[import-untyped]
 
-    text = "".join(lines)
+    text, loader = "".join(lines), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if text.count("[") + text.count("{") > _MOST_BRACKETS:
+        return None
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, loader)):
             return None
-        return json.dumps(yaml.safe_load(text), default=str) + "\n"
+        return json.dumps(yaml.load(text, loader), default=str) + "\n"
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # of keys that are no text too
         return None
 

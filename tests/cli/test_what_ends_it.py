@@ -102,7 +102,8 @@ ENDLESS = {
     "objects, deep": b'{"a":' * 100_000,
     "quotes": b'"' * 1_000_001,
     "a header of commas": b"," * 1_000_000 + b"\n1\n",
-    "YAML, deep": b"results:\n request_performance: " + b"[" * 100_000,
+    "YAML, deep": b"results:\n request_performance: " + b"[" * 50_000,
+    "YAML, long": b"results:\n request_performance:\n" + b"  - a: 1\n" * 9_000,
     **{repr(words): (words * MANY).encode() for words in STATEMENTS},
 }
 
