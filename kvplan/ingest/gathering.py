@@ -4,9 +4,9 @@ A part is measured, else of a profile among the files, else estimated from a mod
 is absent.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path, PurePath
@@ -48,10 +48,9 @@ from kvplan.ingest.reader import FileKind
 from kvplan.ingest.recognition import carries_times, kind_of
 from kvplan.ingest.text_file import held, lines_of, reference_to
 from kvplan.ingest.timing.against import compared
-from kvplan.ingest.timing.collector import Found, LeftOutError
 from kvplan.ingest.timing.drafts import drafts_part, fit_drafts, read_drafts
 from kvplan.ingest.timing.fit import Prior, fit_measured, of_measured
-from kvplan.ingest.timing.reading import listed, read_groups
+from kvplan.ingest.timing.reading import KnownFiles, listed, read_groups
 from kvplan.ingest.timing.samples import Measured, Samples, Sweep, found_in_cache, settings_of
 from kvplan.ingest.timing.text import timing_part
 from kvplan.ingest.trace import fit as trace_fit
@@ -156,7 +155,6 @@ class _Gathering:
     kept: Profile | None
     settled: tuple[str, ...]
     notes: list[str]  # on what gave no table
-    _loads: dict[Path, tuple[Found, ...]] = field(default_factory=dict)  # of files that were read
 
     def gathered(self) -> Gathered:
         found = self._model(), self.replica, self.timing, self._drafts(), self._engine()
@@ -218,6 +216,10 @@ class _Gathering:
         return {path: read_log(path) for path in self._of(FileKind.LOG)}
 
     @cached_property
+    def _known(self) -> KnownFiles:
+        return KnownFiles({path: log.told for path, log in self._logs.items()})
+
+    @cached_property
     def limits(self) -> EngineLimits | None:
         """What logs state; with layers of several kinds as the model or the base has them."""
         estimate = self.estimate
@@ -254,7 +256,7 @@ class _Gathering:
         groups: Iterable[Sequence[Measured]] = ()
         if results := self._of(FileKind.TIMING):
             with suppress(UsageError):
-                groups = self._found(read_groups(results, group=self.asked.group, loads=self._loads))
+                groups = self._found(read_groups(results, group=self.asked.group, before=self._known))
         return [some for group in groups for some in group if isinstance(some, Sweep)]
 
     def _found(self, groups: Iterable[Sequence[Measured]]) -> tuple[tuple[Measured, ...], ...]:
@@ -418,8 +420,7 @@ class _Gathering:
                     assumed_tokens=None if known is None else known.memory_tokens,
                     group=None if FileKind.METRICS in self.files and not results else self.asked.group,
                     may_lack=[*logs, *timed],
-                    loads=self._loads,
-                    logs={path: log.told for path, log in self._logs.items()},
+                    before=self._known,
                     told=[self.limits.service] if logs and self.limits is not None else (),
                 )
             )
@@ -428,7 +429,7 @@ class _Gathering:
                 raise
             self.notes.append(f"no timing: {error}")  # requests are traffic all the same
             return None
-        refusals: list[UsageError] = [] if groups else list(_left_out([*logs, *timed]))
+        refusals = [] if groups else list(self._known.left_out.values())
         for measured in _candidates(groups, paths[0]):
             try:
                 fitted = self._fitted(measured)
@@ -560,16 +561,6 @@ class _Gathering:
 
 def _replica(table: Mapping[str, Any] | None) -> Replica | None:
     return None if table is None else GpuTable.model_validate(table).replica
-
-
-def _left_out(paths: Iterable[Path]) -> Iterator[UsageError]:
-    for path in paths:
-        try:
-            read_groups([path])
-        except LeftOutError as error:
-            yield error
-        except UsageError:
-            pass
 
 
 def _candidates(groups: Iterable[Sequence[Measured]], path: Path) -> list[Sequence[Measured]]:

@@ -19,7 +19,7 @@ from kvplan.analysis.fluid_map import collapsed_starts, compiled, fluid_map, run
 from kvplan.analysis.roots import count_outside, largest_root
 from kvplan.analysis.stability import rounding_error
 from kvplan.ingest.engine_log import read_log
-from kvplan.ingest.timing.reading import read_groups
+from kvplan.ingest.timing.reading import KnownFiles, read_groups
 from kvplan.model import Weights
 from kvplan.profile.reading import DEFAULT_PROFILE
 
@@ -216,7 +216,7 @@ def test_a_log_takes_a_few_times_as_long_as_a_pattern_on_each_of_its_lines(tmp_p
     def read() -> None:
         log = read_log(path)
         assert log.limits().memory_tokens == 446_320
-        read_groups([path], may_lack=[path], logs={path: log.told})
+        read_groups([path], may_lack=[path], before=KnownFiles({path: log.told}))
 
     assert ratio(read, plainly, 5, "a log of 20 MB against a pattern on its lines") <= 40
 

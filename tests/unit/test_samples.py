@@ -1,13 +1,18 @@
 """Samples of iterations out of logs, series and tables; what gives none is counted, or refused with its line."""
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import timed_files
 from every import every
 from sampled import parse_samples
 
 from kvplan.errors import UsageError
+from kvplan.ingest.engines import vllm
+from kvplan.ingest.timing import collector
 from kvplan.ingest.timing.samples import LeftOut, Point, Samples, Sweep
 
 STATS = (
@@ -276,3 +281,19 @@ def test_a_row_that_cannot_be_used_is_refused_with_line_and_column() -> None:
 def test_what_holds_no_samples_is_refused(lines: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}"):
         one(*lines)
+
+
+@pytest.mark.parametrize("form", timed_files.ITERATIONS, ids=lambda form: form.__name__)
+def test_of_samples_without_end_some_are_read_evenly_and_as_all_are(
+    form: Callable[[list[timed_files.Row]], Iterator[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = list(form([(400 * n, 10 * n % 70, n % 9 + 1, 0.01 + n / 1e5) for n in range(1, 901)]))
+    every = one(*lines, capacity=timed_files.CAPACITY)
+    known = dict(zip(every.line.tolist(), rows(every), strict=True))
+    monkeypatch.setattr(collector, "_MOST_ROWS", 100)
+    monkeypatch.setattr(vllm, "_MOST_AVERAGES", 100)
+    few = one(*lines, capacity=timed_files.CAPACITY)
+    assert 45 <= few.line.size <= 101
+    assert [known[line] for line in few.line.tolist()] == rows(few)
+    gaps = np.diff(few.line)
+    assert gaps.max() <= 1.1 * np.median(gaps)  # lines of prefill batches stand between

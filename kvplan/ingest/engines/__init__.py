@@ -25,6 +25,7 @@ DRAFTED = re.compile(
 )
 WITH_DRAFTS = "with drafts"  # begins the note on times that include them
 _AT_ONCE = 1 << 18  # characters of lines
+_REQUEST = ' HTTP/1.1"'  # in lines of web servers, which are most of many logs and say nothing
 _LONGEST, _BEFORE = 200_000, 1_000  # of a line, and of these before its first word
 _LARGEST_BLOCK = 1 << 13  # tokens
 _MOST = 1e18  # of what is counted, tokens or seconds
@@ -158,6 +159,7 @@ def telling(numbered: Iterable[tuple[int, str]], words: Iterable[str] = ()) -> I
 
 def _with_words(numbered: Sequence[tuple[int, str]], words: Collection[str]) -> Iterator[Telling]:
     """Look first for what engines log as they run, which can be nearly all: little is left for the other words."""
+    numbered = [each for each in numbered if _REQUEST not in each[1]]
     running = _places([line for _, line in numbered], _RUNNING)
     rest = [index for index in range(len(numbered)) if index not in running]
     others = _places([numbered[index][1] for index in rest], words)

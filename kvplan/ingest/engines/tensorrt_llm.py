@@ -36,6 +36,7 @@ _CAPACITIES = (
     Capacity(re.compile(rf"Using {NUMBER} tokens in paged KV cache")),
 )
 _FIELD = re.compile(r"\b(\w{4,40})'? ?[=:] ?(\d{1,15}(?:\.\d{1,20})?)(ms\b)?")
+_ITERATION = re.compile(r"\biter'? ?[=:] ?(\d{1,15})")
 _FORMAT = "TensorRT-LLM iterations"
 _NEEDED = ("iter", "num_scheduled_requests", "host_step_time", "num_ctx_tokens", "num_generation_tokens")
 
@@ -54,7 +55,7 @@ class _Iterations:
                     collector.capacity_tokens = whole(stated[1])
         if "host_step_time" not in text:
             return
-        iteration = text.partition("iter = ")[2].partition(",")[0]
+        iteration = number_of[1] if (number_of := _ITERATION.search(text)) else f"line {number}"
         if iteration != self._iteration:
             self._iteration, self._taken, self._seen = iteration, collector.takes(_FORMAT), set()
         if not self._taken:

@@ -2,10 +2,9 @@
 
 import csv
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from kvplan.ingest.results import reader_of
 from kvplan.ingest.results.summaries import METRICS, SUMMARIES, metrics_as_columns, runs_in
 from kvplan.ingest.results.vllm_bench import PRINTED, PrintedRuns
 from kvplan.ingest.text_file import lines_of
-from kvplan.ingest.timing.collector import Collector, Found, NoSamplesError
+from kvplan.ingest.timing.collector import Collector, Found, LeftOutError, NoSamplesError
 from kvplan.ingest.timing.requests import iterations, rebuilt
 from kvplan.ingest.timing.samples import Measured, RequestLog, Samples, Series, Sweep
 
@@ -30,6 +29,18 @@ _LOGGING = " or ".join(log.engine for log in LOGS if log.statistics is not None)
 _MOST_NAMES, _LONGEST_NAME = 20, 80  # of groups in a message
 
 
+@dataclass
+class KnownFiles:
+    """What was read before of files that are asked for again.
+
+    The lines that tell in a log; loads, which are the same at every capacity; why samples of a file were all left out.
+    """
+
+    logs: Mapping[Path, Sequence[Telling]] = field(default_factory=dict)
+    loads: dict[Path, tuple[Found, ...]] = field(default_factory=dict)
+    left_out: dict[Path, UsageError] = field(default_factory=dict)
+
+
 def read_groups(
     paths: Sequence[Path],
     *,
@@ -38,16 +49,14 @@ def read_groups(
     group: str | None = None,
     may_lack: Collection[Path] = (),
     told: Collection[str] = (),
-    logs: Mapping[Path, Sequence[Telling]] = MappingProxyType({}),
-    loads: dict[Path, tuple[Found, ...]] | None = None,
+    before: KnownFiles | None = None,
 ) -> tuple[tuple[Measured, ...], ...]:
     """Read samples of files, which may be compressed: those of one replica together, or of one group alone.
 
     For formats that state a share of the KV capacity, `capacity_tokens` is that, whatever a log says, and
     `assumed_tokens` where a log says nothing. The requests of a run beside a series of it rebuild the KV usage that was
     not recorded, and give no samples of their own. Files that `may_lack` samples tell of other things too, and of the
-    groups `told`; what tells in `logs` was found before. Files of loads alone, the same at every capacity, are kept in
-    `loads` and taken from there.
+    groups `told`. What was read `before` is taken from there, and kept there.
 
     Raises
     ------
@@ -56,19 +65,21 @@ def read_groups(
         table that cannot be used.
     """
     grouped: dict[str, list[Found]] = {}
-    kept = {} if loads is None else loads
+    before = KnownFiles() if before is None else before
     for path in paths:
         lenient = path in may_lack
         try:
-            found = kept.get(path) or _read(
-                path, capacity_tokens, assumed_tokens, lenient=lenient, log=logs.get(path)
+            found = before.loads.get(path) or _read(
+                path, capacity_tokens, assumed_tokens, lenient=lenient, log=before.logs.get(path)
             )
-        except NoSamplesError:
+        except NoSamplesError as error:
             if not lenient:
                 raise
+            if isinstance(error, LeftOutError):
+                before.left_out[path] = error
             continue
         if all(isinstance(some, Sweep) for some in found):
-            kept[path] = found
+            before.loads[path] = found
         for some in found:
             grouped.setdefault(some.group, []).append(some)
     measured = {name: measured_of(several) for name, several in grouped.items()}
