@@ -133,6 +133,13 @@ def test_hours_with_a_request_or_none_are_sums(read: Read) -> None:
     assert found.mean_input == pytest.approx(800, rel=1e-3)
 
 
+def test_hours_whose_requests_are_no_number_are_no_requests(path: Path) -> None:
+    rows = [{"hour": HOUR + 3600 * at, "requests": "n/a", **tokens(at + 1)} for at in range(4)]
+    path.write_text(table(rows))
+    with pytest.raises(UsageError, match="sums over time and not requests"):
+        measure(path)
+
+
 @every("named", ["avg_prompt_tokens", "Mean input tokens", "prompt_tokens_avg", "p50 input length"])
 def test_a_column_of_means_is_named_and_no_renaming_advised(path: Path, named: str) -> None:
     rows = [{"hour": HOUR + 3600 * at, "requests": 100, named: 800, "output_tokens": 6000} for at in range(4)]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.cells import Record, is_json, json_records, shown, tables_in
+from kvplan.ingest.cells import Record, is_json, json_records, number_of, shown, tables_in
 from kvplan.ingest.reader import Beginning
 from kvplan.ingest.text_file import Lines, beginning, lines_of
 from kvplan.ingest.trace import servegen
@@ -81,7 +81,7 @@ class TraceFile:
         self._model = model
         self._reading = Reading(None if unit is None else UNITS[unit], model)
         self._ends: list[tuple[float, float]] = []  # of the first rows
-        self._counted = False  # rows say of how many requests they are
+        self._counted = True  # rows say of how many requests they are
 
     def read(self) -> Rows:
         """Read the file."""
@@ -126,7 +126,6 @@ class TraceFile:
                 self.left_out["no requests"] += 1
                 continue
             usual = usual or layout
-            self._counted |= "requests" in layout.places
             self.format = usual.format.name
             try:
                 if layout.missing:
@@ -136,6 +135,7 @@ class TraceFile:
                     continue
                 request = self._reading.request(layout, row)
                 count = self._reading.count(layout, row) or int(any(request[1:]))
+                self._counted &= number_of(value_at(row, layout.places.get("requests"))) is not None
                 response = self._reading.response(layout, row, request)
                 self._remember(request, count, response, layout, row)
             except BadRowError as error:
@@ -220,7 +220,7 @@ class TraceFile:
             what = f"a time each {format_number(steps[0])} s to the second"
         elif len(ends) >= _FEWEST_STEPS and all(later == ends[t] for t, later in pairwise(sorted(ends))):
             what = "the end of each is the beginning of the next"
-        if what and not self._counted:
+        if what and not (self._counted and rows.input_tokens.mean() <= _LONGEST_CONTEXT):
             raise UsageError(
                 f"{self.path}: rows are sums over time and not requests ({what}), and none says of how many; a column "
                 "requests has their number"
