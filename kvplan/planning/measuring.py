@@ -126,6 +126,9 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         if concurrency > 1 and left[1] is not None and left[1] - left[0] < _ENOUGH:
             stopped = "at most two numbers are left" if left[0] < left[1] else "one number is left"
             break
+    stopped = stopped or "the next run is where these have moved the objective to"
+    if math.fsum(run.seconds for run in runs) > 60 * minutes:
+        stopped += f", and the first run takes more than the {minutes:g} minutes"
     return Measuring(
         profile,
         design.binding,
@@ -135,7 +138,7 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         design.interval(design.first_band),
         before,
         tuple(runs),
-        stopped or "the next run is where these have moved the objective to",
+        stopped,
     )
 
 

@@ -89,6 +89,7 @@ def test_the_run_that_counts_is_at_the_requests_in_flight_where_the_rate_ends() 
 
 def test_with_little_time_only_the_run_that_counts_is_proposed() -> None:
     assert [run.concurrency > 1 for run in measure(FIXED, minutes=0.1).runs] == [True]
+    assert "takes more than the 0.1 minutes" in measure(FIXED, minutes=0.1).stopped
 
 
 def test_what_a_measured_range_tells_is_not_asked_for_again() -> None:

