@@ -22,7 +22,7 @@ from kvplan.ingest.timing.played import Law, foretold, play
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.model import FloatArray, Knowledge, Prefill, Replica
 from kvplan.model.fleet import Routing
-from kvplan.options import Router
+from kvplan.options import MINUTES, Router
 from kvplan.planning.search import Candidate, Setting
 from kvplan.profile.reading import Profile
 from kvplan.solve import boundary
@@ -98,14 +98,9 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         raise UsageError(f"--minutes {minutes:g}: more than 0")
     design = Design(profile)
     before = design.replicas(design.first_band)
-    if before[0] == before[1]:
-        number = f"{before[0]:,} {'replica' if before[0] == 1 else 'replicas'}"
-        raise UsageError(
-            f"{profile.source}: nothing to settle: {number}, wherever the speed is in its interval"
-        )
     runs: list[Run] = []
-    stopped = ""
-    for concurrency in design.order(60 * minutes):
+    stopped = _enough(before) if design.is_measured or before[0] == before[1] else ""
+    for concurrency in () if stopped else design.order(60 * minutes):
         load = design.loop(concurrency)
         used = math.fsum(run.seconds for run in runs)
         if runs and used + design.duration_s(load) > 60 * minutes:
@@ -114,7 +109,8 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         was = design.spread()
         design.expect(concurrency)
         now = design.spread()
-        if runs and concurrency == runs[-1].concurrency and now > _NARROWER * was:
+        again = concurrency == runs[-1].concurrency if runs else design.is_measured and concurrency > 1
+        if again and now > _NARROWER * was:
             stopped = "another run narrows the interval by less than a fifth"
             break
         times, left = design.times(concurrency), design.replicas(design.band())
@@ -123,8 +119,7 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         runs.append(
             Run(concurrency, *size, design.duration_s(load), *seen, left, design.interval(design.band()))
         )
-        if concurrency > 1 and left[1] is not None and left[1] - left[0] < _ENOUGH:
-            stopped = "at most two numbers are left" if left[0] < left[1] else "one number is left"
+        if concurrency > 1 and (stopped := _enough(left)):
             break
     stopped = stopped or "the next run is where these have moved the objective to"
     if math.fsum(run.seconds for run in runs) > 60 * minutes:
@@ -139,6 +134,36 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         before,
         tuple(runs),
         stopped,
+    )
+
+
+class First(NamedTuple):
+    """The runs that are proposed first, the time they take, and the replicas that they leave possible."""
+
+    concurrencies: tuple[int, ...]
+    seconds: float
+    replicas: Replicas
+
+
+def first_runs(profile: Profile) -> First:
+    """Foretell the runs up to the first where the objectives end."""
+    design, sizes = Design(profile), list[int]()
+    for concurrency in design.order(60 * MINUTES):
+        sizes.append(concurrency)
+        design.expect(concurrency)
+        if concurrency == design.at:
+            break
+    seconds = math.fsum(design.duration_s(design.loop(size)) for size in sizes)
+    return First(tuple(sizes), seconds, design.replicas(design.band()))
+
+
+def _enough(left: Replicas) -> str:
+    """Say that so few numbers of replicas are left that no run settles more; empty where more are left."""
+    low, high = left
+    if high is None or high - low >= _ENOUGH:
+        return ""
+    return (
+        f"{low:,} to {high:,} replicas are left" if low < high else f"{low:,} is the one number that is left"
     )
 
 
@@ -159,7 +184,9 @@ class Design:
         self.precision: FloatArray = np.diag(widths(self.names) ** -2.0)
         self.seen: list[float] = []  # ln(concurrency) of runs
         measured = self.model.measured
-        if measured.sequences is not None and model.provenance.timing.basis != Knowledge.ASSUMED:
+        known = model.provenance.timing.basis
+        self.is_measured = measured.sequences is not None and known != Knowledge.ASSUMED
+        if measured.sequences is not None and self.is_measured:
             for sequences in dict.fromkeys(max(round(end), 1) for end in measured.sequences):
                 self.expect(sequences)
         self.first_spread = self.spread()
@@ -214,7 +241,10 @@ class Design:
         """Requests in flight where the objectives end."""
         there = at_rate(self.model, self.rate_rps)
         if (tau := iteration_time(there)) is None:
-            raise UsageError(f"{self.profile.source}: no equilibrium at {self.rate_rps:.4g} requests/s")
+            raise UsageError(
+                f"{self.profile.source}: {self.rate_rps:.4g} requests/s are served where the objectives end, but only "
+                "with prompts that a cache holds; a benchmark is of others"
+            )
         stay_s = tau * there.mix.mean(there.mix.decode_tokens)
         return int(max(min(round(self.rate_rps * stay_s), there.replica.max_num_seqs or _MOST), 1))
 

@@ -13,6 +13,7 @@ from kvplan.planning.day import Day
 from kvplan.planning.demand import Demand, Replay
 from kvplan.planning.host_memory import Tier
 from kvplan.planning.kinds import Kind
+from kvplan.planning.measuring import First
 from kvplan.planning.saved import Stated
 from kvplan.planning.search import Band, Candidate, Race, Setting
 from kvplan.planning.split import Apart
@@ -125,6 +126,7 @@ class Next(NamedTuple):
     input: str
     replicas: tuple[int, int | None]
     command: str
+    first: First | None = None  # of the runs that measure the speed
 
 
 @dataclass(frozen=True)
