@@ -35,8 +35,8 @@ class Tier(NamedTuple):
     per_hour: float
 
 
-def check(profile: Profile, kind: Kind | None) -> int:
-    """Return the bytes of a token; a UsageError where a host tier is not modelled."""
+def check(profile: Profile) -> None:
+    """Refuse a host tier where it is not modelled, or finds nothing."""
     model, engine = profile.model, profile.model.engine
     why = None
     if model.replica.layout is not None or model.drafts is not None or model.replica.ranks > 1:
@@ -49,6 +49,10 @@ def check(profile: Profile, kind: Kind | None) -> int:
         raise UsageError(f"--offload: not modelled beside {why}")
     if not model.finds_prefixes:
         raise UsageError("--offload: requests have nothing in common that a prefix cache could find")
+
+
+def token_bytes(profile: Profile, kind: Kind | None) -> int:
+    """Return what a token takes of host memory."""
     token = profile.tables["gpu"].get("kv_bytes_per_token")
     if kind is not None:
         token = kv_bytes_per_token(kind.shape, kv_dtype=kind.kv_dtype)

@@ -11,7 +11,7 @@ from kvplan.executors import SERIAL, Engine
 from kvplan.model import ServingModel
 from kvplan.planning import around
 from kvplan.planning.demand import Demand
-from kvplan.planning.host_memory import check, tiers
+from kvplan.planning.host_memory import check, tiers, token_bytes
 from kvplan.planning.kinds import Kind
 from kvplan.planning.result import Plan, Refused, Request, Status
 from kvplan.planning.search import BUDGETS, FEW_BUDGETS, Candidate, Race, race
@@ -43,7 +43,8 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
             refused.append(profile)
             continue
         if request.offload is not None:
-            check(profile, option if isinstance(option, Kind) else None)
+            check(profile)
+            token_bytes(profile, option if isinstance(option, Kind) else None)
         candidate = _candidate(option, profile, request)
         profiles[candidate] = profile
         candidates.append(candidate)
@@ -125,7 +126,7 @@ def _around(
         if request.offload is None
         else tuple(
             tiers(
-                check(profile, request.kind(winner.name)),
+                token_bytes(profile, request.kind(winner.name)),
                 winner,
                 setting,
                 request.offload,

@@ -1,8 +1,13 @@
 """Classes with promises of their own, and work that has to be done by a deadline."""
 
-import pytest
+from dataclasses import replace
 
-from kvplan.model import ServingModel
+import pytest
+from strategies import one_class
+
+from kvplan.emit import engine
+from kvplan.emit.settings import priorities_of
+from kvplan.model import Replica, ServingModel, Timing
 from kvplan.planning.service import with_rates
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.simulation.experiments.load import Load
@@ -76,3 +81,13 @@ def test_a_backlog_is_a_rate_until_its_deadline() -> None:
     )
     assert [c.rate_rps for c in batch.model.classes] == [0.002, 2.0]
     assert with_rates(batch.tables, 0.5)["classes"][1]["backlog"] == 86_400
+
+
+def test_clients_send_the_priorities_of_the_profile_to_vllm_and_wider_ones_to_sglang() -> None:
+    """SGLang preempts for a priority that is better by more than 10."""
+    classes = tuple(
+        replace(one_class(1, 1, name=name), priority=p) for name, p in (("chat", -2), ("batch", 10))
+    )
+    model = ServingModel(classes, Timing(1.0), Replica(100))
+    assert priorities_of(engine("vllm"), model) == {"chat": -2, "batch": 10}
+    assert priorities_of(engine("sglang"), model) == {"chat": 0, "batch": 20}
