@@ -131,7 +131,10 @@ def _layers(document: "Document") -> Iterator[Problem]:
     several = "layers of several kinds; what is modelled is shared, and sessions of one turn at a rate"
     for problem in Beside("gpu.kv[]", *_IN_COMMON).problems(document):
         table, *place = problem.path
-        known = document.sessions[int(place[0])].asks_once if table == "sessions" else place[-1] == "shared"
+        known = place[-1] == "shared"
+        if table == "sessions":
+            asking = document.sessions[int(place[0])]
+            known = asking.asks_once and asking.rate is not None
         if why or not known:
             yield problem._replace(message=f"not modelled beside {why or several}")
 
@@ -200,7 +203,7 @@ def _room(document: "Document") -> Iterator[Problem]:
         requests.append((("classes", i), c.name, first, c.input.longest + c.decode.longest, made_of))
     for i, s in enumerate(document.sessions):
         made_of = f"turn {s.turns.longest}, which carries all before it"
-        tokens = s.law(None).longest
+        tokens = s.law(None, document.sessions).longest
         requests.append((("sessions", i), s.name, tokens, tokens, made_of))
     try:
         replica = gpu.with_drafts(drafts)
@@ -269,6 +272,42 @@ def _turns(document: "Document") -> Iterator[Problem]:
             yield Problem(("sessions", i, "turns"), f"too many for their exact moments: {seen}")
 
 
+def _fan_out(document: "Document") -> Iterator[Problem]:
+    """Who sends whom out, and that all others come by themselves."""
+    kinds, most = document.sessions, document.most
+    sent: set[str] = set()
+    for i, s in enumerate(kinds):
+        own = ("sessions", i, "fan_out")
+        for name in s.fan_out or ():
+            others = [kind.name for kind in kinds if kind is not s and kind.fan_out is None]
+            if name not in others:
+                known = did_you_mean(name, others, "known are") if others else "there are none"
+                yield Problem((*own, name), f"must name other sessions, without fan_out; {known}")
+            if name in sent:
+                yield Problem((*own, name), "must be named once")
+            sent.add(name)
+        if s.fan_out is not None and s.turns.longest == 1:
+            yield Problem(own, "nothing follows the answer where turns = 1")
+        if s.fan_out is not None and s.has("users"):
+            yield Problem(own, "not modelled beside users; give rate")
+    for i, s in enumerate(kinds):
+        given = [key for key in ("rate", "users") if s.has(key)]
+        if s.name in sent:
+            given += [key for key in ("shared",) if s.has(key)]
+            yield from (
+                Problem(("sessions", i, key), "not allowed in what fan_out of others names") for key in given
+            )
+        elif not given:
+            yield Problem(("sessions", i), "needs rate, or users", missing=True)
+        elif len(given) == 2:
+            yield Problem(("sessions", i, "users"), "not allowed beside rate")
+        tied = s.fan_out is not None or s.name in sent
+        if tied and most is not None and s.law(None, kinds).longest > most:
+            yield Problem(
+                ("sessions", i), "fan_out: not modelled where max_model_len ends or shortens sessions"
+            )
+
+
 def _tabled(document: "Document") -> Iterator[Problem]:
     """Beside layers of several kinds and drafts there is a table of each prompt at each stage."""
     longest, drafts = [c.decode.longest for c in document.classes], document.speculative
@@ -313,6 +352,7 @@ class Document(Table, title="kvplan profile"):
         Check(_factors, "classes workload"),
         Check(_lengths, "classes sessions plan"),
         Check(_turns, "sessions gpu"),
+        Check(_fan_out, "sessions engine"),
         Check(_tabled, "gpu classes speculative"),
         Beside(
             *("sessions[]", "workload.schedule", "workload.cv", "workload.trace"),

