@@ -94,8 +94,8 @@ class Class(Table, title="Class of requests"):
     share: values.Share | None = None
     """Share of [workload] rate; the shares of all classes sum to 1."""
     backlog: Annotated[int, Field(ge=1, le=10**12)] | None = None
-    """In place of a rate, requests that are there at the start and have to be done by the deadline: their client sends
-    them evenly until then."""
+    """In place of a rate, requests that are there at the start and have to be done by the deadline. Runs of simulate
+    begin with them; elsewhere their client sends them evenly until then."""
     deadline: values.Duration | None = None
     """When the backlog has to be done, such as "24 h"."""
     shared: values.Shared | None = None
@@ -167,6 +167,7 @@ class Class(Table, title="Class of requests"):
             rejected=asked / fits.share - 1,
             accuracy=None if self.prediction is None else self.prediction.accuracy,
             priority=self.priority,
+            backlog=self.backlog is not None,
         )
 
 

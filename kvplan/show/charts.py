@@ -1,6 +1,6 @@
 """The charts of reports and plans, made from their results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +9,7 @@ from kvplan.analysis.worst_window import planned_for
 from kvplan.model import FloatArray, ServingModel
 from kvplan.model import Plan as ServicePlan
 from kvplan.planning.day import Day, served_rps
+from kvplan.planning.host_memory import Tier
 from kvplan.planning.search import Setting
 from kvplan.report.assembly import Analyses, Report
 from kvplan.report.prefix_cache import CacheBlock
@@ -41,11 +42,12 @@ def of_profile(model: ServingModel, plan: ServicePlan, good: Goodput | None = No
 
 
 def of_plan(plan: "Plan") -> tuple[Chart, ...]:
-    """Return cost against demand, the day if one was planned, and latency against load; nothing if there is no plan."""
+    """Return cost against demand, a day and host memory where asked for, and latency against load."""
     if plan.profile is None or plan.status != "planned":
         return ()
     days = () if plan.day is None else (_day(plan.day),)
-    return (_demand(plan), *days, *of_profile(plan.profile.model, plan.profile.plan))
+    host = (_host_memory(plan.host_memory, plan.host_curve),) if plan.host_curve else ()
+    return (_demand(plan), *days, *host, *of_profile(plan.profile.model, plan.profile.plan))
 
 
 def _throughput(report: Report) -> Iterator[Chart]:
@@ -167,6 +169,36 @@ def cost(demand_rps: FloatArray, each: float, served_rps: float) -> FloatArray:
     [3.0, 3.0, 9.0]
     """
     return np.asarray(each * np.ceil(demand_rps / served_rps * (1 - 1e-9)))
+
+
+def _host_memory(tiers: Sequence[Tier], curve: Sequence[Tier]) -> Chart:
+    """Draw what a replica serves and finds with more host memory, and from where fewer replicas do."""
+    gib = np.array([tier.gib for tier in curve])
+    rates = {
+        name: np.array([getattr(tier, field) for tier in curve])
+        for name, field in (("guaranteed", "guaranteed_rps"), ("with a warm cache", "good_rps"))
+    }
+    top = 1.1 * max(float(rate.max()) for rate in rates.values())
+    said = [
+        f"{tier.replicas:,} with {tier.gib:,.3g} GiB" if tier.gib else f"{tier.replicas:,} without"
+        for tier in tiers
+    ]
+    chart = Chart(
+        "Host memory",
+        f"Of one replica, by formulas; replicas by short runs: {', '.join(said)}.",
+        Axis("host memory a replica, GiB", 0.0, float(gib[-1])),
+        Axis("requests/s", 0.0, top),
+        right=("share of prompts found", top),
+    )
+    found = np.array([np.nan if tier.hit_ratio is None else tier.hit_ratio for tier in curve], dtype=float)
+    lines = [
+        Line(name, gib, rate, colour) for (name, rate), colour in zip(rates.items(), COLOURS, strict=False)
+    ]
+    lines.append(Line("found, on the right", gib, top * found, "green", "dashed"))
+    lines += [
+        chart.upright(f"{tier.replicas:,} replicas", tier.gib, "ink", "dotted") for tier in tiers if tier.gib
+    ]
+    return chart._replace(lines=lines)
 
 
 def _day(day: Day) -> Chart:
