@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from kvplan.errors import UsageError
 from kvplan.model.arrays import FloatArray, IntArray
 from kvplan.model.classes import Mix, Prompt
 from kvplan.model.context import sample
@@ -85,6 +86,11 @@ def shared_pages(
 def class_streams(model: ServingModel) -> tuple[Stream, ...]:
     """Return a stream for each class of a model."""
     replica = model.replica
+    if replica.layout is not None and (talks := [c.name for c in model.classes if c.sessions is not None]):
+        raise UsageError(
+            f"{talks[0]}: conversations beside layers of several kinds are run, and no formula has them: give "
+            "simulate --policy vllm"
+        )
     return tuple(
         _class_stream(model, index)
         if c.sessions is None

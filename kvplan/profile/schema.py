@@ -128,14 +128,9 @@ def _layers(document: "Document") -> Iterator[Problem]:
         why = 'layers of several kinds and scheduling = "priority"'
     if engine is not None and engine.name is not EngineName.VLLM:
         why = "layers of several kinds but in vLLM"
-    several = "layers of several kinds; what is modelled is shared, and sessions of one turn at a rate"
+    several = "layers of several kinds; what is modelled is shared, and sessions"
     for problem in Beside("gpu.kv[]", *_IN_COMMON).problems(document):
-        table, *place = problem.path
-        known = place[-1] == "shared"
-        if table == "sessions":
-            asking = document.sessions[int(place[0])]
-            known = asking.asks_once and asking.rate is not None
-        if why or not known:
+        if why or not (problem.path[0] == "sessions" or problem.path[-1] == "shared"):
             yield problem._replace(message=f"not modelled beside {why or several}")
 
 

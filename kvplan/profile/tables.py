@@ -210,7 +210,7 @@ class Session(Table, title="Sessions"):
     @property
     def asks_once(self) -> bool:
         """True where sessions of one turn come at a rate: requests with a beginning in common."""
-        return self.turns.longest == 1 and self.users is None
+        return self.turns.longest == 1 and self.rate is not None
 
     @property
     def as_class(self) -> Class:

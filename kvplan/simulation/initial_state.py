@@ -369,8 +369,8 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
     if setup.host is not None:
         fixed[Fixed.HOST_CAPACITY] = setup.host.memory_tokens // block
         fixed[Fixed.INCLUSIVE], fixed[Fixed.OVERLAPS] = setup.host.inclusive, setup.host.overlap
-    fixed[Fixed.EXTENDED] = not looked_up and (
-        setup.prefix_cache != Cache.NONE or requests.turns is not None or setup.shed_after_s < math.inf
+    fixed[Fixed.EXTENDED] = requests.turns is not None or (
+        not looked_up and (setup.prefix_cache != Cache.NONE or setup.shed_after_s < math.inf)
     )
     fixed[Fixed.HOSTED] = setup.host is not None and not looked_up
     fixed[Fixed.LAYERED], fixed[Fixed.POOLED] = looked_up, setup.pools is not None
