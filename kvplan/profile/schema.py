@@ -358,6 +358,7 @@ class Document(Table, title="kvplan profile"):
         Beside("prefix.hit_curve", *_IN_COMMON[:3], why=", which says already what requests have in common"),
         Beside("speculative", *_IN_COMMON, "gpu.offload"),
         Beside("speculative", "fleet.prefill", why="; give replicas"),
+        Beside("speculative", "gpu.kv[].checkpoints", values=(False,)),
         Beside("speculative", "gpu.prefill", values=("fused",)),
         Beside("engine", "gpu.prefill", values=("fused",), why=", as engines compute prompts"),
         Beside("gpu.offload", "gpu.prefill", values=("fused", "inline"), why=": no prompt is computed"),

@@ -470,6 +470,7 @@ def _groups(
     for group in replica.layout.groups:
         column = Kept.CHUNK if group.kind is Attention.CHUNK else Kept.WINDOW
         row = np.bincount([column], [group.window or 0], Kept.WIDTH).astype(np.int64)
+        row[Kept.STATE] = group.kind is Attention.STATE
         kept = np.vstack([kept, *[row] * group.copies])
     blocks, size = int(fixed[Fixed.CAPACITY]), requests.arrival_s.size
     longest = int((requests.input_tokens + requests.decode_tokens).max(initial=1))

@@ -301,6 +301,7 @@ class Block(Columns):
     IN_FRONT: int  # neighbours in the queue of free blocks
     BEHIND: int
     NEXT: int  # in the list that this one stands in
+    SINCE: int  # iteration since which it is known
     FIRST: int  # of the list that this row heads
 
 
@@ -309,6 +310,7 @@ class Kept(Columns):
 
     WINDOW: int
     CHUNK: int
+    STATE: int  # whether it has states
 
 
 class List(Columns):

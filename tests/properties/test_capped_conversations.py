@@ -58,6 +58,6 @@ def test_a_cap_serves_more_from_the_collapsed_state_by_runs_that_know_every_bloc
         late = fast.first_token_s >= END * end_s
         served.append(np.count_nonzero(finish_s >= END * end_s))
         hits.append(fast.found.hit_tokens[late].sum() / requests.input_tokens[late].sum())
-    assert served[1] > 1.2 * served[0]
+    assert served[1] > 1.05 * served[0]
     assert hits[0] < 0.1
     assert hits[1] > 0.5

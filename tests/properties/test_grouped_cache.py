@@ -14,15 +14,15 @@ from tiers import examples
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.prefix_cache import prefix_cache
-from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing, kv_layout
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.sessions import SharedPrompt
 from kvplan.simulation.experiments import options, study
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.requests import Prefixes, Requests
 
-FULL, WINDOW, CHUNK, _ = Attention
-KIND = st.tuples(st.sampled_from([FULL, WINDOW, WINDOW, CHUNK]), st.integers(1, 3), st.integers(1, 14))
+FULL, WINDOW, CHUNK, STATE = Attention
+KIND = st.tuples(st.sampled_from([FULL, WINDOW, STATE, CHUNK]), st.integers(1, 3), st.integers(1, 14))
 KINDS = st.lists(KIND, min_size=1, max_size=3)
 
 
@@ -30,10 +30,13 @@ KINDS = st.lists(KIND, min_size=1, max_size=3)
 def cases(draw: st.DrawFn) -> Case:
     """Requests with beginnings in common, in memory that is short or not."""
     layers = tuple(
-        Layers(kind, count, 16, None if kind is FULL else window) for kind, count, window in draw(KINDS)
+        Layers(kind, count, 16, window if kind in (WINDOW, CHUNK) else None, checkpoints=kind is STATE)
+        for kind, count, window in draw(KINDS)
     )
     block = draw(st.integers(1, 5))
-    layout = KvLayout(layers, block)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_layout, "LEAST_BLOCK", 1)  # else a block with a state is longer than these prompts
+        layout = KvLayout(layers, block)
     replica = Replica(
         draw(st.integers(0, 12) | st.integers(0, 80)) * block,
         block,

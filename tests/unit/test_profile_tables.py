@@ -231,7 +231,7 @@ SESSIONS = (
 def test_what_is_asked_for_again_is_refused_beside_layers(kind: str, more: str, line: int, key: str) -> None:
     why = "layers of several kinds; what is modelled is shared, and sessions"
     if kind == "state":
-        why = "states, which engines keep at some places of a prompt only"
+        why = "states without checkpoints, which engines keep at some places of a prompt only"
     assert refusal(layered(KINDS[kind]), more) == f"x.toml:{line}: {key}: not modelled beside {why}"
 
 
@@ -239,7 +239,7 @@ def test_what_is_asked_for_again_is_refused_beside_layers(kind: str, more: str, 
 @every("shared", ["shared = 50\n", "shared = [{ tokens = 30, weight = 0.6 }]\n"])
 def test_what_is_shared_is_refused_beside_states_alone(kind: str, shared: str) -> None:
     if kind == "state":
-        why = "states, which engines keep at some places of a prompt only"
+        why = "states without checkpoints, which engines keep at some places of a prompt only"
         assert (
             refusal(layered(KINDS[kind]), shared)
             == f"x.toml:23: classes[0].shared: not modelled beside {why}"

@@ -7,14 +7,14 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 63_290,  # to become 50,000
+    "kvplan": 63_380,  # to become 50,000
     "kvplan/analysis": 7_130,  # to become 6,300
     "kvplan/ingest": 14_110,  # to become 9,300
-    "kvplan/simulation": 11_550,  # to become 8,800
+    "kvplan/simulation": 11_580,  # to become 8,800
     "kvplan/study": 4_020,  # to become 2,800
     "kvplan/report": 2_750,  # to become 2,000
-    "kvplan/show": 4_370,  # to become 2,900
-    "kvplan/planning": 3_140,  # to become 2,400
+    "kvplan/show": 4_410,  # to become 2,900
+    "kvplan/planning": 3_150,  # to become 2,400
     "kvplan/gate": 1_840,  # to become 1,400
     "kvplan/emit": 1_120,
     "kvplan/sweeps": 1_180,
@@ -23,11 +23,11 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/cli": 1_630,  # to become 1,500
     "kvplan/api": 530,
     "kvplan/profile": 2_950,  # to become 2,100
-    "kvplan/model": 3_350,  # to become 2,600
-    "tests": 44_010,  # to become 38,000
+    "kvplan/model": 3_370,  # to become 2,600
+    "tests": 44_130,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
-    "docs": 3_540,
+    "docs": 3_550,
 }
 MODULES, LONGEST = 325, 600  # of the package, to become 260; and lines of one
 
