@@ -173,30 +173,27 @@ def cost(demand_rps: FloatArray, each: float, served_rps: float) -> FloatArray:
 
 def _host_memory(tiers: Sequence[Tier], curve: Sequence[Tier]) -> Chart:
     """Draw what a replica serves and finds with more host memory, and from where fewer replicas do."""
-    gib = np.array([tier.gib for tier in curve])
-    rates = {
-        name: np.array([getattr(tier, field) for tier in curve])
-        for name, field in (("guaranteed", "guaranteed_rps"), ("with a warm cache", "good_rps"))
-    }
-    top = 1.1 * max(float(rate.max()) for rate in rates.values())
-    said = [
-        f"{tier.replicas:,} with {tier.gib:,.3g} GiB" if tier.gib else f"{tier.replicas:,} without"
-        for tier in tiers
-    ]
+    gib, found = (
+        np.array([getattr(tier, name) for tier in curve], dtype=float) for name in ("gib", "hit_ratio")
+    )
+    sure, warm = (
+        np.array([getattr(tier, name) for tier in curve]) for name in ("guaranteed_rps", "good_rps")
+    )
+    top = 1.1 * float(max(sure.max(), warm.max()))
+    replicas = {tier.gib: f"{tier.replicas:,} replica{'s' * (tier.replicas != 1)}" for tier in tiers}
+    said = ", ".join(f"{count} with {gib:,.3g} GiB each" for gib, count in replicas.items())
     chart = Chart(
         "Host memory",
-        f"Of one replica, by formulas; replicas by short runs: {', '.join(said)}.",
+        f"Rates and hits of one replica by formulas; by short runs {said}.",
         Axis("host memory a replica, GiB", 0.0, float(gib[-1])),
         Axis("requests/s", 0.0, top),
         right=("share of prompts found", top),
     )
-    found = np.array([np.nan if tier.hit_ratio is None else tier.hit_ratio for tier in curve], dtype=float)
     lines = [
-        Line(name, gib, rate, colour) for (name, rate), colour in zip(rates.items(), COLOURS, strict=False)
-    ]
-    lines.append(Line("found, on the right", gib, top * found, "green", "dashed"))
-    lines += [
-        chart.upright(f"{tier.replicas:,} replicas", tier.gib, "ink", "dotted") for tier in tiers if tier.gib
+        Line("guaranteed", gib, sure),
+        Line("with a warm cache", gib, warm, "orange"),
+        Line("found, on the right", gib, top * found, "green", "dashed"),
+        *(chart.upright(count, gib, "ink", "dotted") for gib, count in replicas.items() if gib),
     ]
     return chart._replace(lines=lines)
 

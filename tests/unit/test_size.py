@@ -13,7 +13,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/simulation": 11_580,  # to become 8,800
     "kvplan/study": 4_020,  # to become 2,800
     "kvplan/report": 2_750,  # to become 2,000
-    "kvplan/show": 4_410,  # to become 2,900
+    "kvplan/show": 4_400,  # to become 2,900
     "kvplan/planning": 3_150,  # to become 2,400
     "kvplan/gate": 1_840,  # to become 1,400
     "kvplan/emit": 1_120,
@@ -24,7 +24,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 530,
     "kvplan/profile": 2_950,  # to become 2,100
     "kvplan/model": 3_370,  # to become 2,600
-    "tests": 44_130,  # to become 38,000
+    "tests": 44_140,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
     "docs": 3_550,
