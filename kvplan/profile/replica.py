@@ -160,7 +160,9 @@ class Gpu(Table, title="Replica"):
             counts[one.kind, one.bytes, one.window, one.checkpoints and self._caches_prefixes] += one.layers
         if len(counts) <= 1 and {one.kind for one in self.kv} <= {Attention.FULL}:
             return None
-        layers = tuple(Layers(kind, n, size, *rest) for (kind, size, *rest), n in counts.items())
+        layers = tuple(
+            Layers(kind, n, size, window, kept) for (kind, size, window, kept), n in counts.items()
+        )
         return KvLayout(layers, self.block_tokens, 2 if self._caches_prefixes else 1)
 
     @property
