@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from session_shapes import SHAPES, Shape, same, settings_of
 from small_runs import TIMINGS, Case, bytes_of, run
-from tiers import examples
+from tiers import examples, is_night
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.prefix_cache import prefix_cache
@@ -103,7 +103,8 @@ def test_turns_find_what_those_before_them_left_in_every_group() -> None:
     replica = Replica(4000, 2, max_num_batched_tokens=16, layout=layout)
     case = Case(talks.requests(), Timing(1.0, d1=0.01, d2=0.02), replica, {"prefix_caching": (1.0,)})
     outcome = run("vllm", case)
-    assert bytes_of(run("vllm", case, compile=True)) == bytes_of(outcome)
+    if is_night():
+        assert bytes_of(run("vllm", case, compile=True)) == bytes_of(outcome)
     assert outcome.found is not None
     assert sorted(outcome.found.hit_tokens.tolist()) == [0, 18, 18, 26, 26, 26, 44, 44, 44]
 

@@ -22,9 +22,9 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/reproduction": 700,
     "kvplan/cli": 1_630,  # to become 1,500
     "kvplan/api": 530,
-    "kvplan/profile": 2_950,  # to become 2,100
+    "kvplan/profile": 2_960,  # to become 2,100
     "kvplan/model": 3_370,  # to become 2,600
-    "tests": 44_140,  # to become 38,000
+    "tests": 44_150,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
     "docs": 3_550,
