@@ -219,7 +219,7 @@ class Plan(NamedTuple):
     versus
         Kinds that share the winner's GPUs otherwise, by ranks, experts, stages or contexts.
     host_memory
-        Replicas with none and with tiers of host memory, where that was asked for.
+        Replicas with none and with tiers of host memory, where that was asked for; `host_curve`: along their size.
     first_come
         Replicas without priorities, by short runs; None where there are none, or no number is enough.
     apart
@@ -250,6 +250,7 @@ class Plan(NamedTuple):
     routers: tuple[tuple[str, int], ...] = ()
     first_come: int | None = None
     host_memory: tuple[Tier, ...] = ()
+    host_curve: tuple[Tier, ...] = ()
     drain: Drain | None = None
     latency: Latency | None = None
     verdict: str = ""
