@@ -109,6 +109,7 @@ class Part(StrEnum):
     WORKLOAD = "workload"
 
 
+MINUTES = 20.0  # that the runs of a benchmark may take
 _SLO = Objectives(
     "Objective, such as ttft-p95=2s or 'itl_s.p99 <= 80 ms', beside those of [slo]. May be repeated.", ()
 )
@@ -266,9 +267,10 @@ class MeasureOptions:
         "vllm",
         flag="--with",
         metavar="TOOL[==VERSION]",
+        complete="benchmarks",
     )
     url: Text[str | None] = Text("Where the replica answers. Default: http://localhost:8000.", metavar="URL")
-    minutes: Number[float] = Number("Time that the runs may take.", 20.0)
+    minutes: Number[float] = Number("Time that the runs may take.", MINUTES)
     aim: Choice[Aim | None] = Choice(Aim, "Also ask for what has the KV capacity, exactly.", flag="--for")
     slo: Objectives = _SLO
 
@@ -470,7 +472,9 @@ class ImportOptions(ModelOptions):
     )
     repeated: Flag = Flag("Prompts of results were sent before: a prefix cache found them whole.")
     cached_share: Share[float] = Share("Share of their prompts that a prefix cache found, such as 60%.", 0.0)
-    against: File = File("A plan, or profile, whose expectations are compared with results.")
+    against: File = File(
+        "A plan, or profile, whose expectations are compared with results.", complete="profiles"
+    )
     max_size: Text[str] = Text("Largest file or pipe that is read.", "4 GiB", metavar="SIZE")
     name: Text[str | None] = Text("Name of the profile.", metavar="NAME")
     base: "Service | None" = None

@@ -8,7 +8,8 @@ attention, of a window of W those of the last W - 1 tokens, of a chunk those sin
 largest L, in whole blocks and below the length, for which every group has all that it needs. Before tokens are granted
 each group gives back what the next token does not read, from the last such block on; then blocks are taken, group by
 group. Admission asks for the blocks of the whole sequence in every group (or of the part granted), less those found,
-and for those found that nobody holds.
+and for those found that nobody holds. A state with checkpoints is read at the last of L tokens, and nobody is admitted
+who would find one that has become known in this iteration.
 """
 
 import math
@@ -35,6 +36,7 @@ class Grouped(Cached):
         self.groups: list[Group] = []
         for group in replica.layout.groups:
             self.groups += [group] * group.copies
+        self.new_states: set[Any] = set()  # of this iteration
         self.tables: list[list[list[int | None]]] = [[[] for _ in self.groups] for _ in self.all]
 
     def first_read(self, group: Group, tokens: int) -> int:
@@ -45,7 +47,13 @@ class Grouped(Cached):
         if group.kind is Attention.CHUNK:
             assert group.window is not None
             return max(start for start in range(0, tokens + 1, group.window))
+        if group.kind is Attention.STATE:
+            return max(0, tokens - 1)
         return 0
+
+    def form(self, drain: bool) -> list[Request]:
+        self.new_states.clear()
+        return super().form(drain)
 
     def needed(self, group: Group, tokens: int) -> range:
         """Places of the blocks of so many tokens that the next one reads."""
@@ -115,6 +123,8 @@ class Grouped(Cached):
                     name = at, self.name(request, place)
                     self.hash_of[block_there] = name
                     self.copies.setdefault(name, []).append(block_there)
+                    if self.groups[at].kind is Attention.STATE:
+                        self.new_states.add(name)
 
     def walk_the_running_list(self) -> bool:
         preempted, position = False, 0
@@ -142,6 +152,9 @@ class Grouped(Cached):
             request = self.queue[0]
             sequence, found = request.input_tokens + request.generated, self.found_blocks(request)
             tables: list[list[int | None]] = []
+            ends = {(at, self.name(request, found - 1)) for at in range(len(self.groups)) if found > 0}
+            if ends & self.new_states:
+                return
             for at, group in enumerate(self.groups):
                 read = self.needed(group, found * self.block)
                 tables.append([self.known(at, request, p)[0] if p in read else None for p in range(found)])

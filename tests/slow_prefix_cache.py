@@ -47,6 +47,15 @@ class WithTurns(Vllm):
             for request in self.all:
                 if math.isnan(requests.arrival_s[request.index]):
                     request.arrival_s = None
+            beside = self.turns.beside
+            self.sends: dict[int, list[int]] = {}  # by who sends them out
+            for request in [] if beside is None else set(range(len(self.all))) - set(beside.tolist()):
+                sent = int(beside[request])
+                while sent >= 0:
+                    self.sends.setdefault(request, []).append(sent)
+                    sent = int(beside[sent])
+            self.waits = {int(self.turns.following[r]): 1 + len(sent) for r, sent in self.sends.items()}
+            self.due: dict[int, float] = {}
 
     def next_arrival(self) -> float | None:
         self.to_come.sort(key=lambda r: (math.inf if r.arrival_s is None else r.arrival_s, r.index))
@@ -54,11 +63,17 @@ class WithTurns(Vllm):
 
     def bring(self, which: int, after: Request) -> None:
         if which >= 0:
-            self.all[which].brought = True
-            self.all[which].arrival_s = self.now + float(self.turns.think_s[after.index])
+            self.waits[which] = self.waits.get(which, 1) - 1
+            due = self.now + float(self.turns.think_s[after.index])
+            self.due[which] = max(due, self.due.get(which, due))
+            if self.waits[which] == 0:
+                self.all[which].brought = True
+                self.all[which].arrival_s = self.due[which]
 
     def is_answered(self, request: Request) -> None:
         if self.turns is not None:
+            for sent in self.sends.get(request.index, []):
+                self.all[sent].brought, self.all[sent].arrival_s = True, self.now
             self.bring(int(self.turns.following[request.index]), request)
 
     def shed(self) -> None:
@@ -70,9 +85,14 @@ class WithTurns(Vllm):
                 if self.turns is not None:
                     instead = int(self.turns.instead[request.index])
                     lost = int(self.turns.following[request.index])
+                    last = request.index
                     while lost not in (-1, instead):
                         self.all[lost].gone = True
-                        lost = int(self.turns.following[lost])
+                        for never in self.sends.get(last, []):
+                            while never != lost:
+                                self.all[never].gone = True
+                                never = int(self.turns.following[never])
+                        last, lost = lost, int(self.turns.following[lost])
                     self.bring(instead, request)
 
     def form(self, drain: bool) -> list[Request]:
@@ -236,6 +256,7 @@ class Capped(Cached):
         for before, then in enumerate(requests.turns.following.tolist()):
             if then >= 0 and then != requests.turns.instead[before]:
                 self.turn.add(then)
+        self.turn.update(*self.sends.values())
 
     def admit_from_the_queue(self) -> None:
         waiting, self.queue = sorted(self.queue, key=lambda r: r.index not in self.turn), []

@@ -85,10 +85,11 @@ def measure(asked: MeasureOptions) -> "Measured":
     (1, '#!/usr/bin/env bash')
     """
     from kvplan.api import outcomes, services
-    from kvplan.emit.benchmarks import commands_of
+    from kvplan.emit.benchmarks import address, commands_of
     from kvplan.planning.measuring import measuring
 
     commands_of(asked.tool)  # before anything is run
+    address(asked.url)
     return outcomes.of_measuring(
         measuring(services.profile(asked.profile).with_slos(asked.slo), asked.minutes), asked
     )

@@ -66,12 +66,12 @@ class Measured(Result, measuring.Measuring):
     @property
     def script(self) -> str:
         """The runs as a script of the load generator."""
-        return script(self, self.asked.tool, self.asked.url, memory=self.asked.memory)
+        return script(self, self.asked)
 
     def _view(self) -> View:
         from kvplan.show.measure import view
 
-        return view(self, self.asked.tool, memory=self.asked.memory)
+        return view(self, self.asked)
 
 
 def of_measuring(found: measuring.Measuring, asked: MeasureOptions) -> Measured:

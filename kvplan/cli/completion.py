@@ -70,6 +70,13 @@ def engines(incomplete: str) -> list[str]:
     return _beginning(EngineName, incomplete)
 
 
+def benchmarks(incomplete: str) -> list[str]:
+    """Return load generators whose commands are known."""
+    from kvplan.emit.benchmarks import tools
+
+    return _beginning(tools(), incomplete)
+
+
 def keys_to_explain(incomplete: str) -> list[str]:
     from kvplan.report.keys import BLOCKS, CONTRACT
 

@@ -3,6 +3,7 @@
 from kvplan import api
 from kvplan.cli import common, options
 from kvplan.cli.output import check_writable, write_result
+from kvplan.errors import UsageError
 from kvplan.options import MeasureOptions
 
 
@@ -17,8 +18,10 @@ def measure(
     from kvplan.show.measure import view
 
     check_writable(output)
+    if profile in (None, "-"):
+        raise UsageError("measure: a file or a shipped profile, which the commands that follow name")
     found = api.measure(common.read(profile, output), **asked)
     script = output if output is not None and output.suffix == ".sh" else None
-    common.write(view(found, found.asked.tool, memory=found.asked.memory), format, None if script else output)
+    common.write(view(found, found.asked), format, None if script else output)
     if script is not None:
         write_result(found.script, script)

@@ -146,6 +146,8 @@ def priorities_of(engine: Engine, model: ServingModel) -> dict[str, int]:
     every = sorted({c.priority for c in model.classes})
     if len(every) == 1 or not engine.by_priority:
         return {}
+    if engine.priority_step == 1:
+        return {c.name: c.priority for c in model.classes}
     return {c.name: every.index(c.priority) * engine.priority_step for c in model.classes}
 
 

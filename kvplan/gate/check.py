@@ -243,7 +243,7 @@ def _missed(analyses: Analyses, results: Sequence[Result]) -> Iterator[str]:
     for slo in analyses.objectives:
         latency = analyses.latency
         time, _, figure = slo.key.partition(".")
-        value = None if slo.which is not None else getattr(getattr(latency, time), figure)
+        value = None if not slo.of_all else getattr(getattr(latency, time), figure)
         if value is None or slo.holds(value):
             continue
         least, _ = latency.ci95.get(slo.key, (value, None))

@@ -176,9 +176,9 @@ def _of_prompts(c: RequestClass, mean: float) -> float:
         session, inputs, *_ = sample(c.sessions)
         return float((np.bincount(session, inputs - mean) ** 2).sum()) / inputs.size
     some, turns = c.sessions, c.sessions.turns.values.astype(np.float64)
-    first, user, decode = some.first, some.user, some.decode
-    sums = turns * (some.shared + first.mean - mean) + turns * (turns - 1) / 2 * (user.mean + decode.mean)
-    added = _square(user, user.mean) + _square(decode, decode.mean)
+    first, grown = some.first, sum(law.mean for law in some.grows)
+    sums = turns * (some.shared + first.mean - mean) + turns * (turns - 1) / 2 * grown
+    added = sum(_square(law, law.mean) for law in some.grows)
     scatter = turns**2 * _square(first, first.mean) + (turns - 1) * turns * (2 * turns - 1) / 6 * added
     return float(some.turns.probabilities @ (sums**2 + scatter)) / some.turns.mean
 

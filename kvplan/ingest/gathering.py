@@ -241,11 +241,13 @@ class _Gathering:
 
     @cached_property
     def engine(self) -> EngineName | None:
-        """The engine that is asked for, else that of the log, else the one that results name."""
+        """The engine that is asked for, else of the log, else of the base: clients name servers after themselves."""
         if (asked := self.asked.engine_named[0]) is not None:
             return asked
         if self.limits is not None:
             return _ENGINES.get(self.limits.engine)
+        if (kept := self.tables.get("engine", {}).get("name")) is not None:
+            return EngineName(kept)
         named = {some.deployment.engine for some in self._runs}
         fused = self.tables.get("gpu", {}).get("prefill", "fused") == "fused"  # others name no engine
         return EngineName(*named) if fused and len(named) == 1 and named <= set(EngineName) else None

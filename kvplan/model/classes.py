@@ -45,6 +45,7 @@ class RequestClass:
     input_law: Lengths | None = None
     decode_law: Lengths | None = None  # ... and where `decode_tokens` are
     priority: int = 0  # where the engine schedules by it: lower goes first
+    backlog: bool = False  # work with a deadline, which is there at the start of a run that asks for it
 
     @property
     def kinds(self) -> tuple[Prompt, ...]:

@@ -36,6 +36,7 @@ class Layers:
     count: int
     bytes: int
     window: int | None = None
+    checkpoints: bool = False  # of a state: it is kept at the end of every block, for those who begin alike
 
     @property
     def is_state(self) -> bool:
@@ -45,7 +46,10 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that share blocks: `copies` groups alike, whose blocks hold `block_tokens` tokens in each layer."""
+    """Layers that share blocks: `copies` groups alike, whose blocks hold `block_tokens` tokens in each layer.
+
+    Of states with checkpoints each block has one, and the next token reads the last: they are as a window of 2.
+    """
 
     kind: Attention
     copies: int
@@ -55,7 +59,7 @@ class Group:
     def blocks(self, begin: IntArray, end: IntArray) -> IntArray:
         """Blocks of one of them in a step that has computed `begin` tokens before, and has slots for `end` after it."""
         passed = np.zeros_like(begin)  # leading tokens that no later one attends to
-        if self.window is not None and self.kind is Attention.WINDOW:
+        if self.window is not None and self.kind is not Attention.CHUNK:
             passed = np.maximum(begin - self.window + 1, 0)
         elif self.window is not None:
             passed = begin // self.window * self.window
@@ -109,8 +113,8 @@ class KvLayout:
     @property
     def not_cached(self) -> str | None:
         """Say what a prefix cache beside these layers is not modelled for; None: nothing."""
-        if self.has_states:
-            return "states, which engines keep at some places of a prompt only"
+        if any(group.kind is Attention.STATE and group.window is None for group in self.groups):
+            return "states without checkpoints, which engines keep at some places of a prompt only"
         if len({group.block_tokens for group in self.groups}) > 1:
             return "layers whose blocks have different numbers of tokens"
         return None
@@ -129,7 +133,8 @@ class KvLayout:
             block = self.block_tokens
             if not layers.is_state:
                 block = block * self.token_bytes // layers.bytes
-            groups.append(Group(layers.kind, -(-layers.count // self.group_size), block, layers.window))
+            window = 2 if layers.checkpoints else layers.window
+            groups.append(Group(layers.kind, -(-layers.count // self.group_size), block, window))
         return tuple(groups)
 
     @property
@@ -152,10 +157,10 @@ class KvLayout:
         total = 0
         for g in self.groups:
             per_block = self.block_tokens * g.copies
-            if g.kind is Attention.STATE:
+            if g.kind is Attention.STATE and g.window is None:
                 total += per_block * self.state_blocks
             elif g.window is not None:
-                most = g.window + (g.block_tokens - 1 if g.kind is Attention.WINDOW else 0)
+                most = g.window + (g.block_tokens - 1 if g.kind is not Attention.CHUNK else 0)
                 total += per_block * most // g.block_tokens
         return total
 
@@ -163,7 +168,8 @@ class KvLayout:
         """Pool tokens of a request in a step that has computed `begin` tokens before and has slots for `end`."""
         held = np.zeros_like(end)
         for g in self.groups:
-            held += g.copies * (self.state_blocks if g.kind is Attention.STATE else g.blocks(begin, end))
+            one = g.kind is Attention.STATE and g.window is None
+            held += g.copies * (self.state_blocks if one else g.blocks(begin, end))
         return np.asarray(self.block_tokens * held)
 
     def in_common(self, found: int, first: IntArray, stages: IntArray) -> tuple[int, FloatArray]:

@@ -161,4 +161,4 @@ class Plan:
     @property
     def of_all(self) -> tuple[Slo, ...]:
         """Objectives of all requests, and of no class alone."""
-        return tuple(slo for slo in self.slos if slo.which is None)
+        return tuple(slo for slo in self.slos if slo.of_all)

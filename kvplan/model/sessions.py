@@ -39,6 +39,18 @@ class Limit:
     turns: Lengths  # that it would have without
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Subagents: sessions of the kind `name`, so many of which each answer but the last sends out at once.
+
+    The next turn comes think time after the last of them is done, and has the last answer of each.
+    """
+
+    name: str
+    count: int
+    decode: Lengths  # of each of their answers
+
+
 @dataclass(frozen=True)
 class Sessions:
     """Sessions of turns. Turn j has a prompt of all that came before, and what is new."""
@@ -52,6 +64,15 @@ class Sessions:
     # a closed population: each begins a session think time after the one before; None: sessions come at random
     users: int | None = None
     limit: Limit | None = None  # where it binds; `turns` are those that there are in spite of it
+    sends: tuple[Sent, ...] = ()
+    name: str = (
+        ""  # by which others send them out, and with whose `shared` they begin; "": they come by themselves
+    )
+
+    @property
+    def grows(self) -> tuple[Lengths, ...]:
+        """What a turn has beyond the prompt before it: laws, independent of each other, that add up."""
+        return (self.user, self.decode, *(sent.decode for sent in self.sends for _ in range(sent.count)))
 
     @property
     def asked(self) -> Lengths:
@@ -64,7 +85,7 @@ class Sessions:
         if self.limit is not None:
             return self.limit.most
         further = self.turns.longest - 1
-        added = (self.user.longest + self.decode.longest) * further
+        added = sum(law.longest for law in self.grows) * further
         return self.shared + self.first.longest + added + self.decode.longest
 
     @property
@@ -80,8 +101,8 @@ class Sessions:
         """
         share = self.turns.at_least()
         share, before = share / share.sum(), np.arange(share.size)
-        tokens = self.shared + self.first.mean + before * (self.user.mean + self.decode.mean)
-        squares = tokens**2 + self.first.variance + before * (self.user.variance + self.decode.variance)
+        tokens = self.shared + self.first.mean + before * sum(law.mean for law in self.grows)
+        squares = tokens**2 + self.first.variance + before * sum(law.variance for law in self.grows)
         group = np.minimum((np.cumsum(share) - share / 2) * _GROUPS, _GROUPS - 1).astype(np.int64)
         weight = np.bincount(group, share)
         mean, square = (

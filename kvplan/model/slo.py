@@ -31,6 +31,11 @@ class Slo:
     which: int | None = None
 
     @property
+    def of_all(self) -> bool:
+        """Tell whether it is of all requests, and of no class alone."""
+        return self.which is None
+
+    @property
     def figure(self) -> str:
         """Key of the figure, whosever it is."""
         return self.key.partition(" of ")[0]

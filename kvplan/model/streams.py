@@ -13,11 +13,13 @@ never computed; a look-up finds b·⌊(s - 1)/b⌋ tokens at most, since one tok
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 
+from kvplan.errors import UsageError
 from kvplan.model.arrays import FloatArray, IntArray
 from kvplan.model.classes import Mix, Prompt
 from kvplan.model.context import sample
@@ -84,6 +86,11 @@ def shared_pages(
 def class_streams(model: ServingModel) -> tuple[Stream, ...]:
     """Return a stream for each class of a model."""
     replica = model.replica
+    if replica.layout is not None and (talks := [c.name for c in model.classes if c.sessions is not None]):
+        raise UsageError(
+            f"{talks[0]}: conversations beside layers of several kinds are run, and no formula has them: give "
+            "simulate --policy vllm"
+        )
     return tuple(
         _class_stream(model, index)
         if c.sessions is None
@@ -214,11 +221,10 @@ def session_stream(
     going = sessions.turns.at_least()  # P(a session has a turn j), j = 1, 2, …
     mean_turns = float(going.sum())
     first = Paged.of(sessions.first.values + sessions.shared, sessions.first.probabilities, b)
-    decode = Paged.of(sessions.decode.values, sessions.decode.probabilities, b)
     computed = Paged.of(
         sessions.decode.values - 1, sessions.decode.probabilities, b
     )  # the last token never is
-    grown = decode + Paged.of(sessions.user.values, sessions.user.probabilities, b)
+    grown = reduce(add, (Paged.of(law.values, law.probabilities, b) for law in sessions.grows))
     prompt = first + grown.total(going / mean_turns)
     met, turns_apart = _met_again(going, meets)
     continued = first + grown.total(met / mean_turns)

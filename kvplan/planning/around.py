@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.worst_window import heaviest, parts, planned_for
-from kvplan.errors import ProfileError
+from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.model.shape import kv_bytes_per_token
 from kvplan.model import Plan as ServicePlan
 from kvplan.model import Scheduling, ServingModel
@@ -17,7 +18,7 @@ from kvplan.model.slo import Slo
 from kvplan.planning.day import Day, day
 from kvplan.planning.demand import Demand
 from kvplan.planning.kinds import Kind
-from kvplan.planning.measuring import lacks
+from kvplan.planning.measuring import first_runs, lacks
 from kvplan.planning.result import Alternative, Next, Objective, Request, Size, Versus
 from kvplan.planning.search import Band, Candidate, Found, Race, Setting, neighbours
 from kvplan.planning.split import Apart, apart
@@ -85,7 +86,12 @@ def what_next(
         sizes = [replicas, *(n for _, n in spread)]
         ways.append(Next("lengths", (min(sizes), max(sizes)), "kvplan plan --trace requests.csv"))
     ways = [way for way in ways if way.replicas[0] != way.replicas[1]]
-    return max(ways, key=lambda way: (way.replicas[1] or math.inf) - way.replicas[0], default=None)
+    way = max(ways, key=lambda way: (way.replicas[1] or math.inf) - way.replicas[0], default=None)
+    if way is None or way.command != _MEASURE:
+        return way
+    with suppress(UsageError):
+        return way._replace(first=first_runs(service))
+    return way
 
 
 def split_of(profile: Profile, winner: Candidate, setting: Setting, request: Request) -> Apart:

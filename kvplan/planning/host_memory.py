@@ -1,7 +1,7 @@
 """How much host memory behind the prefix cache saves replicas, against what it costs (theory §13)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +22,7 @@ GIB = 1 << 30
 LINK = 25e9  # bytes/s from host to a GPU, PCIe 4.0 x16 as it is measured; where the profile says none
 _LEAST, _MOST = 1 / 8, 16.0  # times the KV memory of the GPUs, between which a tier is looked for
 _CLOSE = 0.1  # relative, of its size
+_POINTS, _BEYOND = 32, 1.5  # of a chart, and up to how many times the largest tier
 
 
 class Tier(NamedTuple):
@@ -35,8 +36,8 @@ class Tier(NamedTuple):
     per_hour: float
 
 
-def check(profile: Profile, kind: Kind | None) -> int:
-    """Return the bytes of a token; a UsageError where a host tier is not modelled."""
+def check(profile: Profile) -> None:
+    """Refuse a host tier where it is not modelled, or finds nothing."""
     model, engine = profile.model, profile.model.engine
     why = None
     if model.replica.layout is not None or model.drafts is not None or model.replica.ranks > 1:
@@ -49,6 +50,10 @@ def check(profile: Profile, kind: Kind | None) -> int:
         raise UsageError(f"--offload: not modelled beside {why}")
     if not model.finds_prefixes:
         raise UsageError("--offload: requests have nothing in common that a prefix cache could find")
+
+
+def token_bytes(profile: Profile, kind: Kind | None) -> int:
+    """Return what a token takes of host memory."""
     token = profile.tables["gpu"].get("kv_bytes_per_token")
     if kind is not None:
         token = kv_bytes_per_token(kind.shape, kv_dtype=kind.kv_dtype)
@@ -57,54 +62,64 @@ def check(profile: Profile, kind: Kind | None) -> int:
     return int(token)
 
 
-def tiers(
-    token: int, winner: Candidate, setting: Setting, sizes: tuple[float, ...], memory_hour: float
-) -> Iterator[Tier]:
-    """Yield what no tier takes, then tiers of so many GiB a replica; without sizes the least that save replicas.
+class HostMemory(NamedTuple):
+    """Replicas of a plan with host memory behind them; `token` are the bytes of one."""
 
-    Of those the first saves one replica, the second as many as any tier does. `token` are the bytes of one.
-    """
-    replica = winner.task.model.replica
-    said = replica.offload or Offload(0, token / (LINK * replica.gpus))
+    token: int
+    winner: Candidate
+    setting: Setting
+    memory_hour: float
 
-    def with_host(gib: float) -> Candidate:
-        memory = round(gib * GIB)
-        tier = replace(said, memory_tokens=memory // token, memory_bytes=memory) if memory else None
-        model = replace(winner.task.model, replica=replace(replica, offload=tier))
-        return replace(winner, task=replace(winner.task, model=model))
+    def tiers(self, sizes: tuple[float, ...]) -> Iterator[Tier]:
+        """Yield what no tier takes, then tiers of so many GiB; without sizes the least that save replicas.
 
-    def holds(gib: float, replicas: int) -> bool:
-        judged = with_host(gib).task.judge_briefly(replicas, setting.batched_tokens)
+        Of those the first saves one replica, the second as many as any tier does.
+        """
+        yield self._tier(0.0, self.setting.replicas)
+        if sizes:
+            yield from (self._tier(gib, self._fewest(gib)) for gib in sizes)
+            return
+        memory = self.winner.task.model.replica.memory_tokens * self.token / GIB
+        least, most = _LEAST * memory, _MOST * memory
+        save = {self.setting.replicas - 1, self._fewest(most)} - {0, self.setting.replicas}
+        for replicas in sorted(save, reverse=True):
+            if not self._holds(most, replicas):
+                continue
+            gib = least
+            if not self._holds(least, replicas):
+                keeps = partial(self._holds, replicas=replicas)
+                _, gib = boundary(keeps, least, most, close=_CLOSE, geometric=True)
+            yield self._tier(_rounded_up(gib), replicas)
+
+    def along(self, tiers: Sequence[Tier]) -> Iterator[Tier]:
+        """Yield what is known by formulas of tiers up to beyond the largest; the replicas are those of the tiers."""
+        most = _BEYOND * max(tier.gib for tier in tiers)
+        for gib in (most * i / _POINTS for i in range(_POINTS + 1)):
+            yield self._tier(gib, min(tier.replicas for tier in tiers if tier.gib <= gib))
+
+    def _with(self, gib: float) -> Candidate:
+        replica, memory = self.winner.task.model.replica, round(gib * GIB)
+        said = replica.offload or Offload(0, self.token / (LINK * replica.gpus))
+        tier = replace(said, memory_tokens=memory // self.token, memory_bytes=memory) if memory else None
+        model = replace(self.winner.task.model, replica=replace(replica, offload=tier))
+        return replace(self.winner, task=replace(self.winner.task, model=model))
+
+    def _holds(self, gib: float, replicas: int) -> bool:
+        judged = self._with(gib).task.judge_briefly(replicas, self.setting.batched_tokens)
         return judged.state is State.HOLDS
 
-    def fewest(gib: float) -> int:
-        replicas = setting.replicas
-        while replicas > 1 and holds(gib, replicas - 1):
+    def _fewest(self, gib: float) -> int:
+        replicas = self.setting.replicas
+        while replicas > 1 and self._holds(gib, replicas - 1):
             replicas -= 1
         return replicas
 
-    def tier(gib: float, replicas: int) -> Tier:
-        candidate = with_host(gib)
-        found = prefix_cache(
-            cached_replica(candidate.task.at(replicas, setting.batched_tokens, slower=False))
-        )
-        hits = None if found.warm is None else found.warm.hit_ratio
-        price = replicas * (winner.price + gib * memory_hour)
-        return Tier(gib, replicas, hits, found.sustainable_rps.good, found.sustainable_rps.guaranteed, price)
-
-    yield tier(0.0, setting.replicas)
-    if sizes:
-        yield from (tier(gib, fewest(gib)) for gib in sizes)
-        return
-    least, most = (share * replica.memory_tokens * token / GIB for share in (_LEAST, _MOST))
-    for replicas in sorted({setting.replicas - 1, fewest(most)} - {0, setting.replicas}, reverse=True):
-        if not holds(most, replicas):
-            continue
-        gib = least
-        if not holds(least, replicas):
-            keeps = partial(holds, replicas=replicas)
-            _, gib = boundary(keeps, least, most, close=_CLOSE, geometric=True)
-        yield tier(_rounded_up(gib), replicas)
+    def _tier(self, gib: float, replicas: int) -> Tier:
+        task = self._with(gib).task
+        found = prefix_cache(cached_replica(task.at(replicas, self.setting.batched_tokens, slower=False)))
+        hits, rates = None if found.warm is None else found.warm.hit_ratio, found.sustainable_rps
+        price = replicas * (self.winner.price + gib * self.memory_hour)
+        return Tier(gib, replicas, hits, rates.good, rates.guaranteed, price)
 
 
 def _rounded_up(gib: float) -> float:

@@ -22,12 +22,12 @@ from kvplan.ingest.timing.played import Law, foretold, play
 from kvplan.ingest.timing.samples import Deployment, Point, Sweep
 from kvplan.model import FloatArray, Knowledge, Prefill, Replica
 from kvplan.model.fleet import Routing
-from kvplan.options import Router
+from kvplan.options import MINUTES, Router
 from kvplan.planning.search import Candidate, Setting
 from kvplan.profile.reading import Profile
 from kvplan.solve import boundary
 from kvplan.study.goodput import at_rate
-from kvplan.study.trial import Quick, Task
+from kvplan.study.trial import Task
 
 _WAVES, _FEWEST = 10, 20  # requests for each in flight, and at least
 _ENOUGH = 2  # numbers of replicas that may be left
@@ -98,14 +98,9 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         raise UsageError(f"--minutes {minutes:g}: more than 0")
     design = Design(profile)
     before = design.replicas(design.first_band)
-    if before[0] == before[1]:
-        number = f"{before[0]:,} {'replica' if before[0] == 1 else 'replicas'}"
-        raise UsageError(
-            f"{profile.source}: nothing to settle: {number}, wherever the speed is in its interval"
-        )
     runs: list[Run] = []
-    stopped = ""
-    for concurrency in design.order(60 * minutes):
+    stopped = _enough(before) if design.is_measured or before[0] == before[1] else ""
+    for concurrency in () if stopped else design.order(60 * minutes):
         load = design.loop(concurrency)
         used = math.fsum(run.seconds for run in runs)
         if runs and used + design.duration_s(load) > 60 * minutes:
@@ -114,7 +109,8 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         was = design.spread()
         design.expect(concurrency)
         now = design.spread()
-        if runs and concurrency == runs[-1].concurrency and now > _NARROWER * was:
+        again = concurrency == runs[-1].concurrency if runs else design.is_measured and concurrency > 1
+        if again and now > _NARROWER * was:
             stopped = "another run narrows the interval by less than a fifth"
             break
         times, left = design.times(concurrency), design.replicas(design.band())
@@ -123,9 +119,11 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         runs.append(
             Run(concurrency, *size, design.duration_s(load), *seen, left, design.interval(design.band()))
         )
-        if concurrency > 1 and left[1] is not None and left[1] - left[0] < _ENOUGH:
-            stopped = "at most two numbers are left" if left[0] < left[1] else "one number is left"
+        if concurrency > 1 and (stopped := _enough(left)):
             break
+    stopped = stopped or "the next run is where these have moved the objective to"
+    if math.fsum(run.seconds for run in runs) > 60 * minutes:
+        stopped += f", and the first run takes more than the {minutes:g} minutes"
     return Measuring(
         profile,
         design.binding,
@@ -135,7 +133,37 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         design.interval(design.first_band),
         before,
         tuple(runs),
-        stopped or "the next run is where these have moved the objective to",
+        stopped,
+    )
+
+
+class First(NamedTuple):
+    """The runs that are proposed first, the time they take, and the replicas that they leave possible."""
+
+    concurrencies: tuple[int, ...]
+    seconds: float
+    replicas: Replicas
+
+
+def first_runs(profile: Profile) -> First:
+    """Foretell the runs up to the first where the objectives end."""
+    design, sizes = Design(profile), list[int]()
+    for concurrency in design.order(60 * MINUTES):
+        sizes.append(concurrency)
+        design.expect(concurrency)
+        if concurrency == design.at:
+            break
+    seconds = math.fsum(design.duration_s(design.loop(size)) for size in sizes)
+    return First(tuple(sizes), seconds, design.replicas(design.band()))
+
+
+def _enough(left: Replicas) -> str:
+    """Say that so few numbers of replicas are left that no run settles more; empty where more are left."""
+    low, high = left
+    if high is None or high - low >= _ENOUGH:
+        return ""
+    return (
+        f"{low:,} to {high:,} replicas are left" if low < high else f"{low:,} is the one number that is left"
     )
 
 
@@ -156,7 +184,9 @@ class Design:
         self.precision: FloatArray = np.diag(widths(self.names) ** -2.0)
         self.seen: list[float] = []  # ln(concurrency) of runs
         measured = self.model.measured
-        if measured.sequences is not None and model.provenance.timing.basis != Knowledge.ASSUMED:
+        known = model.provenance.timing.basis
+        self.is_measured = measured.sequences is not None and known != Knowledge.ASSUMED
+        if measured.sequences is not None and self.is_measured:
             for sequences in dict.fromkeys(max(round(end), 1) for end in measured.sequences):
                 self.expect(sequences)
         self.first_spread = self.spread()
@@ -164,28 +194,28 @@ class Design:
 
     # ------------------------------------------------------------------------------------------------- the rate
 
-    def _looked(self, rate_rps: float, times: float) -> Quick:
+    def _task(self, times: float) -> Task:
         plan = self.profile.plan
-        return Task(at_rate(self.model, rate_rps), plan, plan.slower, times=times).quick(1, self.budget)
+        task = Task(self.model, plan, plan.slower, times=times)
+        task.sustainable_rps(self.budget)  # of every rate that is looked at
+        return task
 
     def _end(self, times: float) -> Ends:
         """Rates around the one at which a replica's objectives end, whose iterations take so many times as long."""
-        most = sustainable_rate(self.model)[1] / times
-        if not self._looked(_IDLE * most, times).passes:
+        most, task = sustainable_rate(self.model)[1] / times, self._task(times)
+
+        def ends(rate_rps: float) -> bool:
+            return not task.at_rate(rate_rps).quick(1, self.budget).passes
+
+        if ends(_IDLE * most):
             return 0.0, _IDLE * most
-        return boundary(
-            lambda rate: not self._looked(rate, times).passes,
-            _IDLE * most,
-            most,
-            close=_CLOSE,
-            geometric=True,
-        )
+        return boundary(ends, _IDLE * most, most, close=_CLOSE, geometric=True)
 
     @cached_property
     def _ends(self) -> tuple[float, str]:
         """The rate of a replica at which its objectives end, and which of them."""
         low, high = self._end(1.0)
-        missed = self._looked(high, 1.0)
+        missed = self._task(1.0).at_rate(high).quick(1, self.budget)
         worst = max(missed.decided, key=lambda decision: decision.excess, default=None)
         if low == 0:
             misses = "an objective" if worst is None else worst.key
@@ -211,7 +241,10 @@ class Design:
         """Requests in flight where the objectives end."""
         there = at_rate(self.model, self.rate_rps)
         if (tau := iteration_time(there)) is None:
-            raise UsageError(f"{self.profile.source}: no equilibrium at {self.rate_rps:.4g} requests/s")
+            raise UsageError(
+                f"{self.profile.source}: {self.rate_rps:.4g} requests/s are served where the objectives end, but only "
+                "with prompts that a cache holds; a benchmark is of others"
+            )
         stay_s = tau * there.mix.mean(there.mix.decode_tokens)
         return int(max(min(round(self.rate_rps * stay_s), there.replica.max_num_seqs or _MOST), 1))
 

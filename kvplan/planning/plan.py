@@ -11,7 +11,7 @@ from kvplan.executors import SERIAL, Engine
 from kvplan.model import ServingModel
 from kvplan.planning import around
 from kvplan.planning.demand import Demand
-from kvplan.planning.host_memory import check, tiers
+from kvplan.planning.host_memory import HostMemory, Tier, check, token_bytes
 from kvplan.planning.kinds import Kind
 from kvplan.planning.result import Plan, Refused, Request, Status
 from kvplan.planning.search import BUDGETS, FEW_BUDGETS, Candidate, Race, race
@@ -43,7 +43,8 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
             refused.append(profile)
             continue
         if request.offload is not None:
-            check(profile, option if isinstance(option, Kind) else None)
+            check(profile)
+            token_bytes(profile, option if isinstance(option, Kind) else None)
         candidate = _candidate(option, profile, request)
         profiles[candidate] = profile
         candidates.append(candidate)
@@ -101,6 +102,13 @@ def _around(
     spare = headroom(Size(winner.task, *setting), lambda: size.judged)
     varies = around.varies(service.model, latency)
     mean_rps, worst = around.demand_over_time(service.model)
+    tiers: tuple[Tier, ...] = ()
+    curve: tuple[Tier, ...] = ()
+    if request.offload is not None:
+        token = token_bytes(profile, request.kind(winner.name))
+        host = HostMemory(token, winner, setting, request.memory_hour)
+        tiers = tuple(host.tiers(request.offload))
+        curve = tuple(host.along(tiers)) if len(tiers) > 1 else ()
     return Plan(
         Status.PLANNED,
         demand,
@@ -121,17 +129,8 @@ def _around(
         versus=tuple(around.versus(request.kind, winner, profiles)),
         routers=tuple(around.routers(winner, setting)),
         first_come=around.first_come(winner, setting),
-        host_memory=()
-        if request.offload is None
-        else tuple(
-            tiers(
-                check(profile, request.kind(winner.name)),
-                winner,
-                setting,
-                request.offload,
-                request.memory_hour,
-            )
-        ),
+        host_memory=tiers,
+        host_curve=curve,
         drain=verdict.drain,
         latency=latency,
         verdict=verdict.status,

@@ -13,6 +13,7 @@ from kvplan.planning.day import Day
 from kvplan.planning.demand import Demand, Replay
 from kvplan.planning.host_memory import Tier
 from kvplan.planning.kinds import Kind
+from kvplan.planning.measuring import First
 from kvplan.planning.saved import Stated
 from kvplan.planning.search import Band, Candidate, Race, Setting
 from kvplan.planning.split import Apart
@@ -125,6 +126,7 @@ class Next(NamedTuple):
     input: str
     replicas: tuple[int, int | None]
     command: str
+    first: First | None = None  # of the runs that measure the speed
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class Plan(NamedTuple):
     versus
         Kinds that share the winner's GPUs otherwise, by ranks, experts, stages or contexts.
     host_memory
-        Replicas with none and with tiers of host memory, where that was asked for.
+        Replicas with none and with tiers of host memory, where that was asked for; `host_curve`: along their size.
     first_come
         Replicas without priorities, by short runs; None where there are none, or no number is enough.
     apart
@@ -248,6 +250,7 @@ class Plan(NamedTuple):
     routers: tuple[tuple[str, int], ...] = ()
     first_come: int | None = None
     host_memory: tuple[Tier, ...] = ()
+    host_curve: tuple[Tier, ...] = ()
     drain: Drain | None = None
     latency: Latency | None = None
     verdict: str = ""

@@ -176,7 +176,7 @@ def service_profile(profile: Profile, winner: Candidate, setting: Setting, reque
         changes["gpu", "max_num_batched_tokens"] = setting.batched_tokens
     if "memory_tokens" in gpu and "offload" not in gpu:
         changes["gpu", "kv_bytes_per_token"] = None  # only a link between replicas needs it
-    if of_all := [slo for slo in request.slos if slo.which is None]:  # those of classes stand there
+    if of_all := [slo for slo in request.slos if slo.of_all]:  # those of classes stand there
         changes["slo",] = None
         changes |= {("slo", *slo.key.split(".")): f"{slo.bound:g} s" for slo in of_all}
     if request.priced:

@@ -469,7 +469,7 @@ def model_of(document: schema.Document) -> ServingModel:
             *(
                 s.as_class.request_class(s.rate or 1.0, document.most, 1.0)
                 if s.asks_once and replica.layout is not None
-                else s.request_class(document.most)
+                else s.request_class(document.most, document.sessions)
                 for s in document.sessions
             ),
         ),

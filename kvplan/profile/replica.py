@@ -23,7 +23,7 @@ from kvplan.units import format_tokens
 class Kv(Table, title="Layers of one kind"):
     """Layers that keep KV cache of one kind."""
 
-    relations = (Cases("kind", full="", window="window", chunk="window", state=""),)
+    relations = (Cases("kind", full="", window="window", chunk="window", state="checkpoints?"),)
 
     kind: Annotated[Attention, Field(strict=False)]
     """What a layer keeps of a request: all tokens (full), the last ones (window), those since its chunk began
@@ -34,6 +34,9 @@ class Kv(Table, title="Layers of one kind"):
     """Bytes of KV cache per token and layer, on one GPU; of a state, its bytes."""
     window: values.MemoryTokens | None = None
     """Tokens of a window or chunk."""
+    checkpoints: bool = False
+    """With prefix_caching = true: the state is kept at the end of every block, as by vLLM's --mamba-cache-mode all, its
+    own choice for Mamba 2 layers; where it is not, nothing that is shared is modelled."""
 
 
 class HostTier(Table, title="Host tier"):
@@ -152,12 +155,14 @@ class Gpu(Table, title="Replica"):
         ValueError
             Layers and block size do not go together.
         """
-        counts = Counter[tuple[Attention, int, int | None]]()
+        counts = Counter[tuple[Attention, int, int | None, bool]]()
         for one in self.kv:
-            counts[one.kind, one.bytes, one.window] += one.layers
+            counts[one.kind, one.bytes, one.window, one.checkpoints and self._caches_prefixes] += one.layers
         if len(counts) <= 1 and {one.kind for one in self.kv} <= {Attention.FULL}:
             return None
-        layers = tuple(Layers(kind, n, size, window) for (kind, size, window), n in counts.items())
+        layers = tuple(
+            Layers(kind, n, size, window, kept) for (kind, size, window, kept), n in counts.items()
+        )
         return KvLayout(layers, self.block_tokens, 2 if self._caches_prefixes else 1)
 
     @property

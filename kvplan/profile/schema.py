@@ -128,11 +128,9 @@ def _layers(document: "Document") -> Iterator[Problem]:
         why = 'layers of several kinds and scheduling = "priority"'
     if engine is not None and engine.name is not EngineName.VLLM:
         why = "layers of several kinds but in vLLM"
-    several = "layers of several kinds; what is modelled is shared, and sessions of one turn at a rate"
+    several = "layers of several kinds; what is modelled is shared, and sessions"
     for problem in Beside("gpu.kv[]", *_IN_COMMON).problems(document):
-        table, *place = problem.path
-        known = document.sessions[int(place[0])].asks_once if table == "sessions" else place[-1] == "shared"
-        if why or not known:
+        if why or not (problem.path[0] == "sessions" or problem.path[-1] == "shared"):
             yield problem._replace(message=f"not modelled beside {why or several}")
 
 
@@ -200,7 +198,7 @@ def _room(document: "Document") -> Iterator[Problem]:
         requests.append((("classes", i), c.name, first, c.input.longest + c.decode.longest, made_of))
     for i, s in enumerate(document.sessions):
         made_of = f"turn {s.turns.longest}, which carries all before it"
-        tokens = s.law(None).longest
+        tokens = s.law(None, document.sessions).longest
         requests.append((("sessions", i), s.name, tokens, tokens, made_of))
     try:
         replica = gpu.with_drafts(drafts)
@@ -269,6 +267,42 @@ def _turns(document: "Document") -> Iterator[Problem]:
             yield Problem(("sessions", i, "turns"), f"too many for their exact moments: {seen}")
 
 
+def _fan_out(document: "Document") -> Iterator[Problem]:
+    """Who sends whom out, and that all others come by themselves."""
+    kinds, most = document.sessions, document.most
+    sent: set[str] = set()
+    for i, s in enumerate(kinds):
+        own = ("sessions", i, "fan_out")
+        for name in s.fan_out or ():
+            others = [kind.name for kind in kinds if kind is not s and kind.fan_out is None]
+            if name not in others:
+                known = did_you_mean(name, others, "known are") if others else "there are none"
+                yield Problem((*own, name), f"must name other sessions, without fan_out; {known}")
+            if name in sent:
+                yield Problem((*own, name), "must be named once")
+            sent.add(name)
+        if s.fan_out is not None and s.turns.longest == 1:
+            yield Problem(own, "nothing follows the answer where turns = 1")
+        if s.fan_out is not None and s.has("users"):
+            yield Problem(own, "not modelled beside users; give rate")
+    for i, s in enumerate(kinds):
+        given = [key for key in ("rate", "users") if s.has(key)]
+        if s.name in sent:
+            given += [key for key in ("shared",) if s.has(key)]
+            yield from (
+                Problem(("sessions", i, key), "not allowed in what fan_out of others names") for key in given
+            )
+        elif not given:
+            yield Problem(("sessions", i), "needs rate, or users", missing=True)
+        elif len(given) == 2:
+            yield Problem(("sessions", i, "users"), "not allowed beside rate")
+        tied = s.fan_out is not None or s.name in sent
+        if tied and most is not None and s.law(None, kinds).longest > most:
+            yield Problem(
+                ("sessions", i), "fan_out: not modelled where max_model_len ends or shortens sessions"
+            )
+
+
 def _tabled(document: "Document") -> Iterator[Problem]:
     """Beside layers of several kinds and drafts there is a table of each prompt at each stage."""
     longest, drafts = [c.decode.longest for c in document.classes], document.speculative
@@ -313,6 +347,7 @@ class Document(Table, title="kvplan profile"):
         Check(_factors, "classes workload"),
         Check(_lengths, "classes sessions plan"),
         Check(_turns, "sessions gpu"),
+        Check(_fan_out, "sessions engine"),
         Check(_tabled, "gpu classes speculative"),
         Beside(
             *("sessions[]", "workload.schedule", "workload.cv", "workload.trace"),
@@ -323,6 +358,7 @@ class Document(Table, title="kvplan profile"):
         Beside("prefix.hit_curve", *_IN_COMMON[:3], why=", which says already what requests have in common"),
         Beside("speculative", *_IN_COMMON, "gpu.offload"),
         Beside("speculative", "fleet.prefill", why="; give replicas"),
+        Beside("speculative", "gpu.kv[].checkpoints", values=(False,)),
         Beside("speculative", "gpu.prefill", values=("fused",)),
         Beside("engine", "gpu.prefill", values=("fused",), why=", as engines compute prompts"),
         Beside("gpu.offload", "gpu.prefill", values=("fused", "inline"), why=": no prompt is computed"),

@@ -3,7 +3,7 @@
 The text below a key is its description in the JSON Schema, which editors show.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,7 +16,7 @@ from kvplan.model.context import Fitting, fitting, limited, of_sample
 from kvplan.model.drafts import Drafts
 from kvplan.model.fleet import Routing
 from kvplan.model.lengths import Lengths
-from kvplan.model.sessions import Sessions, SharedPrompt
+from kvplan.model.sessions import Sent, Sessions, SharedPrompt
 from kvplan.profile import values
 from kvplan.profile.relations import Beside, Cases, Check, Needs, Problem, Table, Ways
 from kvplan.units import format_number, format_seconds, format_tokens
@@ -94,8 +94,8 @@ class Class(Table, title="Class of requests"):
     share: values.Share | None = None
     """Share of [workload] rate; the shares of all classes sum to 1."""
     backlog: Annotated[int, Field(ge=1, le=10**12)] | None = None
-    """In place of a rate, requests that are there at the start and have to be done by the deadline: their client sends
-    them evenly until then."""
+    """In place of a rate, requests that are there at the start and have to be done by the deadline. Runs of simulate
+    begin with them; elsewhere their client sends them evenly until then."""
     deadline: values.Duration | None = None
     """When the backlog has to be done, such as "24 h"."""
     shared: values.Shared | None = None
@@ -167,18 +167,17 @@ class Class(Table, title="Class of requests"):
             rejected=asked / fits.share - 1,
             accuracy=None if self.prediction is None else self.prediction.accuracy,
             priority=self.priority,
+            backlog=self.backlog is not None,
         )
 
 
 class Session(Table, title="Sessions"):
     """Conversations: each turn carries all that came before, and follows the answer after a think time."""
 
-    relations = (Ways("rate", "users"),)
-
     name: values.Name
     """What the report calls their turns, a class; unique."""
     rate: values.Rate | None = None
-    """Sessions/s; or users."""
+    """Sessions/s; or users; neither of those that fan_out of others names."""
     users: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """A closed population: each of so many users begins a session think time after the one before."""
     shared: Annotated[int, Field(ge=0, le=ranges.MAX_TOKENS)] = 0
@@ -197,6 +196,11 @@ class Session(Table, title="Sessions"):
     context: values.Context = "end"
     """What becomes of a session whose next prompt and answer would pass max_model_len: it ends (end), drops its oldest
     turns (slide), or goes on with a share of its history, { compact = 0.3 }."""
+    fan_out: (
+        Annotated[dict[str, Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=8)] | None
+    ) = None
+    """Subagents that each answer but the last sends out: so many sessions of each kind named. They begin with the same
+    shared, and the next turn comes when all are done, with the last answer of each."""
 
     @property
     def outputs(self) -> Lengths:
@@ -206,7 +210,7 @@ class Session(Table, title="Sessions"):
     @property
     def asks_once(self) -> bool:
         """True where sessions of one turn come at a rate: requests with a beginning in common."""
-        return self.turns.longest == 1 and self.users is None
+        return self.turns.longest == 1 and self.rate is not None
 
     @property
     def as_class(self) -> Class:
@@ -215,17 +219,33 @@ class Session(Table, title="Sessions"):
         begin = (SharedPrompt(self.shared),) if self.shared else ()
         return Class.model_construct(name=self.name, input=inputs, decode=self.decode, shared=begin)
 
-    def law(self, most: int | None) -> Sessions:
-        """The sessions of the model, whose turns have at most so many tokens."""
-        laws = self.first, self.user, self.decode, self.turns
-        return limited(Sessions(*laws, self.think, self.shared, self.users), most, self.context)
+    def sender(self, kinds: "Sequence[Session]") -> "Session | None":
+        """The kind that sends these out; None: they come by themselves."""
+        return next((kind for kind in kinds if self.name in (kind.fan_out or ())), None)
 
-    def request_class(self, most: int | None) -> RequestClass:
+    def rate_rps(self, kinds: "Sequence[Session]") -> float:
+        """Sessions/s; 1 for those of users."""
+        sender = self.sender(kinds)
+        if sender is None:
+            return self.rate or 1.0
+        return (sender.rate or 1.0) * (sender.turns.mean - 1) * (sender.fan_out or {})[self.name]
+
+    def law(self, most: int | None, kinds: "Sequence[Session]") -> Sessions:
+        """The sessions of the model, whose turns have at most so many tokens; `kinds` are all of the profile."""
+        laws, sender = (self.first, self.user, self.decode, self.turns), self.sender(kinds)
+        sends = (
+            Sent(kind.name, n, kind.decode) for kind in kinds if (n := (self.fan_out or {}).get(kind.name))
+        )
+        shared, name = (self.shared, "") if sender is None else (sender.shared, self.name)
+        law = Sessions(*laws, self.think, shared, self.users, sends=tuple(sends), name=name)
+        return limited(law, most, self.context)
+
+    def request_class(self, most: int | None, kinds: "Sequence[Session]") -> RequestClass:
         """The class that the turns are; of a closed population the rate follows from the whole model."""
-        law, decode, begin = self.law(most), self.decode, None
+        law, decode, begin = self.law(most, kinds), self.decode, None
         prompts = tuple(Prompt(round(tokens), share, variance) for share, tokens, variance in law.prompts)
         if law.limit is not None:
-            begin = fitting(self.first, self.decode, law.limit.most - self.shared)
+            begin = fitting(self.first, self.decode, law.limit.most - law.shared)
             decode, prompts = of_sample(law, _MAX_INPUTS, _MAX_OUTPUTS)
         outputs = decode.at_most(_MAX_OUTPUTS)
         share = 1.0 if begin is None else begin.share  # of those that begin
@@ -234,7 +254,7 @@ class Session(Table, title="Sessions"):
             input_tokens=round(sum(prompt.share * prompt.tokens for prompt in prompts)),
             decode_tokens=tuple(outputs.values.tolist()),
             decode_weights=tuple(outputs.weights.tolist()),
-            rate_rps=(self.rate or 1.0) * share * law.turns.mean,
+            rate_rps=self.rate_rps(kinds) * share * law.turns.mean,
             sessions=law,
             prompts=prompts,
             decode_law=None if outputs is decode else decode,

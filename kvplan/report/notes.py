@@ -93,6 +93,7 @@ def _about(figures: Figures) -> Iterator[tuple[str, Any]]:
     model, cold, tier = figures.model, figures.cold, figures.model.replica.offload
     clusters = cold.arrivals.cv > 1
     yield "has_sessions", any(c.sessions is not None for c in model.classes)
+    yield "fans_out", any(c.sessions is not None and c.sessions.sends for c in model.classes)
     yield "limited", _limited(model)
     yield "slow_tier", tier is not None and not tier.overlap and tier.load_s > model.timing.d2 > 0
     yield "iteration_in_runs", _iteration_in_runs(figures)

@@ -1,6 +1,6 @@
 """The charts of reports and plans, made from their results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +9,7 @@ from kvplan.analysis.worst_window import planned_for
 from kvplan.model import FloatArray, ServingModel
 from kvplan.model import Plan as ServicePlan
 from kvplan.planning.day import Day, served_rps
+from kvplan.planning.host_memory import Tier
 from kvplan.planning.search import Setting
 from kvplan.report.assembly import Analyses, Report
 from kvplan.report.prefix_cache import CacheBlock
@@ -41,11 +42,12 @@ def of_profile(model: ServingModel, plan: ServicePlan, good: Goodput | None = No
 
 
 def of_plan(plan: "Plan") -> tuple[Chart, ...]:
-    """Return cost against demand, the day if one was planned, and latency against load; nothing if there is no plan."""
+    """Return cost against demand, a day and host memory where asked for, and latency against load."""
     if plan.profile is None or plan.status != "planned":
         return ()
     days = () if plan.day is None else (_day(plan.day),)
-    return (_demand(plan), *days, *of_profile(plan.profile.model, plan.profile.plan))
+    host = (_host_memory(plan.host_memory, plan.host_curve),) if plan.host_curve else ()
+    return (_demand(plan), *days, *host, *of_profile(plan.profile.model, plan.profile.plan))
 
 
 def _throughput(report: Report) -> Iterator[Chart]:
@@ -167,6 +169,33 @@ def cost(demand_rps: FloatArray, each: float, served_rps: float) -> FloatArray:
     [3.0, 3.0, 9.0]
     """
     return np.asarray(each * np.ceil(demand_rps / served_rps * (1 - 1e-9)))
+
+
+def _host_memory(tiers: Sequence[Tier], curve: Sequence[Tier]) -> Chart:
+    """Draw what a replica serves and finds with more host memory, and from where fewer replicas do."""
+    gib, found = (
+        np.array([getattr(tier, name) for tier in curve], dtype=float) for name in ("gib", "hit_ratio")
+    )
+    sure, warm = (
+        np.array([getattr(tier, name) for tier in curve]) for name in ("guaranteed_rps", "good_rps")
+    )
+    top = 1.1 * float(max(sure.max(), warm.max()))
+    replicas = {tier.gib: f"{tier.replicas:,} replica{'s' * (tier.replicas != 1)}" for tier in tiers}
+    said = ", ".join(f"{count} with {gib:,.3g} GiB each" for gib, count in replicas.items())
+    chart = Chart(
+        "Host memory",
+        f"Rates and hits of one replica by formulas; by short runs {said}.",
+        Axis("host memory a replica, GiB", 0.0, float(gib[-1])),
+        Axis("requests/s", 0.0, top),
+        right=("share of prompts found", top),
+    )
+    lines = [
+        Line("guaranteed", gib, sure),
+        Line("with a warm cache", gib, warm, "orange"),
+        Line("found, on the right", gib, top * found, "green", "dashed"),
+        *(chart.upright(count, gib, "ink", "dotted") for gib, count in replicas.items() if gib),
+    ]
+    return chart._replace(lines=lines)
 
 
 def _day(day: Day) -> Chart:

@@ -1,26 +1,27 @@
 """The runs that settle a plan: what each is expected to show, and how many replicas are left after it."""
 
 from kvplan.emit.benchmarks import commands_of, next_commands
+from kvplan.options import MeasureOptions
 from kvplan.planning.measuring import Measuring, Replicas, Run
 from kvplan.show import page
 from kvplan.show.view import Json, View, header
 from kvplan.units import format_number, format_seconds
 
 
-def view(found: Measuring, tool: str, *, memory: bool) -> View:
+def view(found: Measuring, asked: MeasureOptions) -> View:
     """Show proposed runs, with the commands that follow them."""
     return View(
-        lambda: _document(found, tool, memory),
-        lambda _: page.document([_section(found, tool, memory)], found.profile.sha256),
+        lambda: _document(found, asked),
+        lambda _: page.document([_section(found, asked)], found.profile.sha256),
         rows=lambda written: written["runs"],
     )
 
 
-def _document(found: Measuring, tool: str, memory: bool) -> Json:
+def _document(found: Measuring, asked: MeasureOptions) -> Json:
     return {
         **header(),
         "profile": {"name": found.profile.name, "sha256": found.profile.sha256},
-        "tool": tool,
+        "tool": asked.tool,
         "binding": found.binding,
         "band": list(found.band),
         "demand_rps": found.demand_rps,
@@ -29,11 +30,11 @@ def _document(found: Measuring, tool: str, memory: bool) -> Json:
         "replicas": list(found.replicas),
         "runs": [run._asdict() for run in found.runs],
         "stopped": found.stopped,
-        "next": list(next_commands(found, tool, memory=memory)),
+        "next": list(next_commands(found, asked)),
     }
 
 
-def _section(found: Measuring, tool: str, memory: bool) -> page.Section:
+def _section(found: Measuring, asked: MeasureOptions) -> page.Section:
     low, high = found.interval_rps
     least, most = found.band
     now = (
@@ -53,18 +54,23 @@ def _section(found: Measuring, tool: str, memory: bool) -> page.Section:
         ),
         page.number("replicas"): lambda row: _replicas(row[1].replicas),
     }
-    then, plan = next_commands(found, tool, memory=memory)
+    stopped = f"{found.stopped[0].upper()}{found.stopped[1:]}."
+    if not found.runs:
+        return page.section(
+            "measure", f"What to measure of {found.profile.name}", page.Paragraph(now), notes=[stopped]
+        )
+    then, plan, again = next_commands(found, asked)
     notes = [
         "TTFT and TPOT are what is expected, replicas those that four in five such outcomes leave.",
-        f"{found.stopped[0].upper()}{found.stopped[1:]}. A figure that is off by far more than a quarter says that the "
+        f"{stopped} Figures beyond {format_number(least)} or {format_number(most)} times what is expected say that the "
         "replica is not what the profile takes it for.",
         f"Then: {then}",
-        f"{plan}; kvplan measure measured.toml proposes the next run.",
+        f"{plan}; {again} proposes the next run.",
     ]
-    if memory:
+    if asked.memory:
         notes.insert(2, "Keep the engine's start-up log as serve.log: one start has the KV capacity.")
-    if source := commands_of(tool).get("source"):
-        notes.append(f"Commands of {tool}: {source}.")
+    if source := commands_of(asked.tool).get("source"):
+        notes.append(f"Commands of {asked.tool}: {source}.")
     title = f"What to measure of {found.profile.name}"
     runs = page.tabulate(columns, enumerate(found.runs, 1))
     return page.section("measure", title, page.Paragraph(now), runs, notes=notes)

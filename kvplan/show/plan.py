@@ -8,6 +8,7 @@ from kvplan.model.provenance import Knowledge
 from kvplan.planning.day import Day, Way
 from kvplan.planning.host_memory import Tier
 from kvplan.planning.kinds import Kind
+from kvplan.planning.measuring import First
 from kvplan.planning.result import Alternative, Objective, Plan, Refused, Size, Status
 from kvplan.planning.search import Band
 from kvplan.planning.split import Apart
@@ -433,7 +434,8 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
     if plan.next is not None:
         low, high = plan.next.replicas
         most = "no number of" if high is None else f"{high:,}"
-        yield f"Next: measure the {_NEXT[plan.next.input]} ({low:,} to {most} replicas): {plan.next.command}"
+        what = f"{_NEXT[plan.next.input]} ({low:,} to {most} replicas)"
+        yield f"Next: measure the {what}: {plan.next.command}{_first(plan.next.first)}"
     dearer = ""
     if plan.race.dearer:
         kinds = "1 other kind takes" if plan.race.dearer == 1 else f"{plan.race.dearer} other kinds take"
@@ -444,6 +446,16 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         dearer = f"Cannot: {named}" + (f"; and {more} more. " if more > 0 and not full else ". ") + dearer
     if dearer:
         yield dearer.strip()
+
+
+def _first(runs: First | None) -> str:
+    """Say which runs come first, and what they would settle."""
+    if runs is None:
+        return ""
+    sizes = " and ".join(f"{size:,}" for size in runs.concurrencies)
+    low, high = runs.replicas
+    left = f"{low:,} or more" if high is None else f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return f", first {sizes} at once ({runs.seconds / 60:.1f} min), which would leave {left}"
 
 
 def _backlogs(plan: Plan) -> Iterator[str]:

@@ -108,7 +108,7 @@ def _around(plan: Plan) -> Json:
             for each in plan.alternatives
         ],
         "inputs": {name: getattr(known, name).basis for name in ("gpu", "timing", "workload")},
-        "next": plan.next and plan.next._asdict(),
+        "next": plan.next and plan.next._asdict() | {"first": plan.next.first and plan.next.first._asdict()},
         "profile": {"sha256": plan.profile.sha256},
     }
 

@@ -52,6 +52,8 @@ def document(
     arrivals: Json = {"kind": load.name, "requests": study.requests, "horizon_s": load.horizon_s}
     if study.scheduled is not None:
         arrivals["scheduled"] = study.scheduled
+    if load.at_start:
+        arrivals["backlog"] = True
     if arrivals["kind"] == "gamma":
         arrivals["cv"] = load.cv
     if load.trace is not None:

@@ -7,7 +7,7 @@ group of each iteration.
 
 import math
 
-from kvplan.simulation.followups import bring, skip
+from kvplan.simulation.followups import bring, follow, skip
 from kvplan.simulation.grouped_cache import ask_in_groups, leave_groups
 from kvplan.simulation.prefix_cache import caches, let_go
 from kvplan.simulation.queues import append, put_first, take_out
@@ -373,7 +373,10 @@ def give_up_after(s: State, queue: int, most_s: float) -> None:
             c[Counter.GONE] += 1
             let_router_look(s)
             if extended(s) and s.fixed[Fixed.TURNS]:
-                if queue == 0:  # with a turn its session; who would have begun one is in no count
+                # with a turn its session; who would have begun one is in no count, nor is who was sent out
+                if queue == 0 and (
+                    s.fixed[Fixed.TURNS] == 1 or s.request[request, Request.INSTEAD] == NOBODY
+                ):
                     c[Counter.SESSIONS] -= 1
                 c[Counter.GONE] += skip(s, request)
         request = following
@@ -557,11 +560,7 @@ def complete(s: State, request: int, now: float) -> None:
         following = s.request[request, Request.FOLLOWING]
         if following == NOBODY or s.request[following, Request.QUEUE] > 0:
             c[Counter.SESSIONS] -= 1
-        bring(
-            s,
-            s.request[request, Request.FOLLOWING],
-            now + s.clock[Clock.OVERHEAD] + s.time[request, Time.THINK],
-        )
+        follow(s, request, following, now + s.clock[Clock.OVERHEAD])
 
 
 @kernel

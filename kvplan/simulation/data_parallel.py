@@ -19,7 +19,7 @@ from kvplan.simulation.actions import (
     requests_in_batch,
     tokens_in_batch,
 )
-from kvplan.simulation.followups import join
+from kvplan.simulation.followups import goes_on, join
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.queues import take_out
 from kvplan.simulation.state import (
@@ -110,8 +110,8 @@ def rank_for(states: tuple[State, ...], replica: int, request: int) -> int:
         for other in range(first + 1, first + s.fixed[Fixed.PARALLEL]):
             if states[other].counter[Counter.OUTSTANDING] < states[rank].counter[Counter.OUTSTANDING]:
                 rank = other
-    if stays and s.request[request, Request.FOLLOWING] != NOBODY:
-        s.request[s.request[request, Request.FOLLOWING], Request.RANK] = rank - first + 1
+    if stays and goes_on(s, request) != NOBODY:
+        s.request[goes_on(s, request), Request.RANK] = rank - first + 1
     return int(rank)
 
 

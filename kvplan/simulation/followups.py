@@ -143,6 +143,38 @@ def bring(s: State, request: int, time_s: float) -> None:
 
 
 @kernel
+def goes_on(s: State, request: int) -> int:
+    """Return the next turn of a request's session; NOBODY after the last, of one that was sent out too."""
+    following = s.request[request, Request.FOLLOWING]
+    if s.fixed[Fixed.TURNS] > 1 and following == s.request[request, Request.INSTEAD]:
+        return NOBODY
+    return int(following)
+
+
+@kernel
+def follow(s: State, request: int, following: int, now: float) -> None:
+    """Bring what follows a request think time after, and at once whom it sends out; for these it waits, too.
+
+    Meanwhile its FINISH is minus the time at which it comes if for no other.
+    """
+    due_s = now + s.time[request, Time.THINK]
+    if s.fixed[Fixed.TURNS] == 1 or following == NOBODY:
+        bring(s, following, due_s)
+        return
+    if goes_on(s, request) == following:
+        sent = s.request[request, Request.BESIDE]
+        while sent != NOBODY and s.request[following, Request.AWAITED] > 1:
+            bring(s, sent, now)
+            sent = s.request[sent, Request.BESIDE]
+    s.request[following, Request.AWAITED] -= 1
+    if not -s.time[following, Time.FINISH] >= due_s:  # NaN before the first
+        s.time[following, Time.FINISH] = -due_s
+    if s.request[following, Request.AWAITED] == 0:
+        bring(s, following, -s.time[following, Time.FINISH])
+        s.time[following, Time.FINISH] = math.nan
+
+
+@kernel
 def take_first(s: State) -> None:
     """Remove the first of those to come."""
     s.fleet[0, Router.TO_COME] -= 1
@@ -175,8 +207,24 @@ def skip(s: State, request: int) -> int:
     """Have what would have followed a request never come, and bring what comes instead; return how many never do."""
     instead, never = s.request[request, Request.INSTEAD], 0
     following = s.request[request, Request.FOLLOWING]
+    last = request
     while following != NOBODY and following != instead:
-        never += 1
-        following = s.request[following, Request.FOLLOWING]
-    bring(s, instead, s.clock[Clock.NOW] + s.time[request, Time.THINK])
+        never += 1 + turns_sent(s, last, following)
+        last, following = following, s.request[following, Request.FOLLOWING]
+    follow(s, request, instead, s.clock[Clock.NOW])
     return never
+
+
+@kernel
+def turns_sent(s: State, request: int, following: int) -> int:
+    """Count the turns of all whom a request would send out before what follows it."""
+    if s.fixed[Fixed.TURNS] == 1 or s.request[following, Request.AWAITED] == 1:
+        return 0
+    turns, sent = 0, s.request[request, Request.BESIDE]
+    while sent != NOBODY:
+        turn = sent
+        while turn != NOBODY:
+            turns += 1
+            turn = goes_on(s, turn)
+        sent = s.request[sent, Request.BESIDE]
+    return turns

@@ -5,7 +5,9 @@ It mirrors `BlockPool` of `vllm/v1/core/block_pool.py`, `HybridKVCacheCoordinato
 
 A prompt is found as far as all groups have it: full attention needs every block, a window those of the tokens before
 the next one that it reaches (fewer at the beginning), a chunk those since it began. What a request has passed is free
-at once, and stays known until its room is needed; so is what it leaves in the end, the last block first. A block is
+at once, and stays known until its room is needed; so is what it leaves in the end, the last block first. A state with
+checkpoints (`MambaManager` with `--mamba-cache-mode all`) is needed at the last token found alone, so as a window of 2;
+one that an iteration makes known is not found in it, and whoever would find it waits for the next. A block is
 known by its group, its place and the stream that it ends in, which says all that is before it; of equal ones that
 registered first is found. Each block is followed on its own, as those of a window are not a beginning.
 
@@ -99,6 +101,7 @@ def register(s: State, block: int, stream: int, place: int, group: int) -> None:
     """Make a block known, behind those that are known alike."""
     s.pool[block, Block.STREAM], s.pool[block, Block.PLACE] = stream, place
     s.pool[block, Block.GROUP], s.pool[block, Block.NEXT] = group, NOBODY
+    s.pool[block, Block.SINCE] = s.counter[Counter.ITERATIONS]
     bucket = bucket_of(s, stream, place, group)
     last = s.pool[bucket, Block.FIRST]
     if last == NOBODY:
@@ -187,6 +190,21 @@ def idle_in_groups(s: State, found: int) -> int:
             if s.pool[s.table[row, column(s, group, place)], Block.HOLDERS] == 0:
                 idle += 1
     return idle
+
+
+@kernel
+def state_is_new(s: State, request: int, found: int) -> bool:
+    """Tell whether a state that a request would begin with has become known in this iteration, or a copy of it."""
+    for group in range(s.kept.shape[0] if found > 0 else 0):
+        block = found_at(s, request, found - 1, group)
+        stream = stream_at(s, request, found - 1)
+        while block != NOBODY and s.kept[group, Kept.STATE] > 0:
+            place, since = s.pool[block, Block.PLACE], s.pool[block, Block.SINCE]
+            same = s.pool[block, Block.STREAM] == stream and s.pool[block, Block.GROUP] == group
+            if same and place == found - 1 and since == s.counter[Counter.ITERATIONS]:
+                return True
+            block = s.pool[block, Block.NEXT]
+    return False
 
 
 # ----------------------------------------------------------------------------------------------------- tables of blocks

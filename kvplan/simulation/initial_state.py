@@ -184,6 +184,9 @@ def _begin(
         turns = requests.turns
         request[:, Request.FOLLOWING] = turns.following[mine]
         request[:, Request.INSTEAD] = turns.instead[mine]
+        if turns.beside is not None:
+            request[:, Request.BESIDE] = turns.beside[mine]
+            request[:, Request.AWAITED] = turns.awaited[mine]
         time[:, Time.THINK] = turns.think_s[mine]
 
 
@@ -351,7 +354,9 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
     fixed[Fixed.QUEUES], fixed[Fixed.COUNTS_QUEUES] = setup.queues, setup.counts_queues
     fixed[Fixed.MORE_LATER], fixed[Fixed.ALL] = requests.more_later, size
     fixed[Fixed.SEATS] = max(size, 1) if setup.seats is None else setup.seats
-    fixed[Fixed.TURNS], fixed[Fixed.CACHES] = requests.turns is not None, setup.prefix_cache
+    fixed[Fixed.CACHES] = setup.prefix_cache
+    if requests.turns is not None:
+        fixed[Fixed.TURNS] = 1 if requests.turns.beside is None else 2
     fixed[Fixed.COASTS] = setup.coasts and drafted is None and setup.pools is None and replica.ranks == 1
     fixed[Fixed.MOST_WAITING] = size + 1 if requests.most_waiting is None else requests.most_waiting
     if drafted is not None:
@@ -364,8 +369,8 @@ def _fixed(requests: Requests, replica: Replica, setup: Setup) -> IntArray:
     if setup.host is not None:
         fixed[Fixed.HOST_CAPACITY] = setup.host.memory_tokens // block
         fixed[Fixed.INCLUSIVE], fixed[Fixed.OVERLAPS] = setup.host.inclusive, setup.host.overlap
-    fixed[Fixed.EXTENDED] = not looked_up and (
-        setup.prefix_cache != Cache.NONE or requests.turns is not None or setup.shed_after_s < math.inf
+    fixed[Fixed.EXTENDED] = requests.turns is not None or (
+        not looked_up and (setup.prefix_cache != Cache.NONE or setup.shed_after_s < math.inf)
     )
     fixed[Fixed.HOSTED] = setup.host is not None and not looked_up
     fixed[Fixed.LAYERED], fixed[Fixed.POOLED] = looked_up, setup.pools is not None
@@ -465,6 +470,7 @@ def _groups(
     for group in replica.layout.groups:
         column = Kept.CHUNK if group.kind is Attention.CHUNK else Kept.WINDOW
         row = np.bincount([column], [group.window or 0], Kept.WIDTH).astype(np.int64)
+        row[Kept.STATE] = group.kind is Attention.STATE
         kept = np.vstack([kept, *[row] * group.copies])
     blocks, size = int(fixed[Fixed.CAPACITY]), requests.arrival_s.size
     longest = int((requests.input_tokens + requests.decode_tokens).max(initial=1))

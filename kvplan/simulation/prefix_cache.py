@@ -38,8 +38,8 @@ from kvplan.simulation.state import (
 
 @kernel
 def caches(s: State) -> bool:
-    """Tell whether this run has a prefix cache."""
-    return bool(extended(s) and s.fixed[Fixed.CACHES] != Cache.NONE)
+    """Tell whether this run has a prefix cache, and not one in groups."""
+    return bool(extended(s) and not grouped(s) and s.fixed[Fixed.CACHES] != Cache.NONE)
 
 
 # ------------------------------------------------------------------------------------------- the queue of free blocks

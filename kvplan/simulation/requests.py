@@ -9,6 +9,7 @@ clock that runs at the factor of the schedule shows when they come. That is exac
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +75,21 @@ class Turns:
     # shape (n_requests,): what comes where a request is given up, one of those that would have followed in time;
     # -1: nothing
     instead: IntArray
+    # shape (n_requests,): of one that sends others out, the first of them, which its completion brings at once; of
+    # these the next of them; -1: nobody. Their ends are what `following` waits for too. None: nobody is sent out.
+    beside: IntArray | None = None
+
+    @cached_property
+    def awaited(self) -> IntArray:
+        """Completions that each request waits for."""
+        return np.bincount(self.following[self.following >= 0], minlength=self.following.size)
+
+    @property
+    def goes_on(self) -> IntArray:
+        """Like `following`, but of those sent out nothing comes after the last turn."""
+        if self.beside is None:
+            return self.following
+        return np.where(self.following == self.instead, -1, self.following)
 
 
 def nothing_follows(count: int) -> Turns:

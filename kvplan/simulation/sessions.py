@@ -55,6 +55,8 @@ def stream_of_sessions(
     last session may be cut short; the burst has kinds by their share, too. `requests` or `horizon_s` is needed.
     """
     rates = np.array(rates_rps)
+    turns_rps = rates * [k.turns.mean for k in kinds]
+    rates[[bool(k.name) for k in kinds]] = 0.0  # others send them out
     if requests is None:
         assert horizon_s is not None
         arrival = np.sort(rng.random(rng.poisson(rates.sum() * horizon_s))) * horizon_s
@@ -67,7 +69,8 @@ def stream_of_sessions(
     turns = _drawn_by_kind([k.asked for k in kinds], kind, rng)
     own = arrival.size - extra
     if requests is not None:
-        turns[:own] = _cut(turns[:own], _before_limits(kinds, requests))
+        unsent = requests * float(turns_rps[rates > 0].sum() / turns_rps.sum())
+        turns[:own] = _cut(turns[:own], _before_limits(kinds, round(unsent)))
     there = np.flatnonzero(turns > 0)
     order = there[np.argsort(arrival[there], kind="stable")]
     nobody = np.full(order.size, -1)
@@ -205,6 +208,7 @@ def merged(parts: Sequence[Requests]) -> Requests:
     sizes = [part.arrival_s.size for part in parts]
     known = [part.prefixes or strangers(size) for part, size in zip(parts, sizes, strict=True)]
     turns = [part.turns or nothing_follows(size) for part, size in zip(parts, sizes, strict=True)]
+    none = [np.full(size, -1) for size in sizes]
     streams = [part.parent.size for part in known]
     return _in_order(
         Requests(
@@ -219,6 +223,12 @@ def merged(parts: Sequence[Requests]) -> Requests:
                 _shifted([part.following for part in turns], sizes),
                 np.concatenate([part.think_s for part in turns]),
                 _shifted([part.instead for part in turns], sizes),
+                _shifted(
+                    [nobody if p.beside is None else p.beside for p, nobody in zip(turns, none, strict=True)],
+                    sizes,
+                )
+                if any(part.beside is not None for part in turns)
+                else None,
             ),
         )
     )
@@ -290,6 +300,12 @@ def _with_turns(
 
     Those that begin unasked stand first, in order of time; `then` is the session that follows each, or -1.
     """
+    own, sender, sent = kind.size, *_sent(kinds, rng, kind, turns)
+    kind, turns = np.append(kind, sent[0]), np.append(turns, sent[1])
+    arrival, then = (
+        np.append(arrival, np.full(sender.size, math.nan)),
+        np.append(then, np.full(sender.size, -1)),
+    )
     session = np.repeat(np.arange(kind.size), turns)
     first = np.cumsum(turns) - turns  # of each session
     turn = np.arange(session.size) - first[session]
@@ -298,6 +314,7 @@ def _with_turns(
     added = _drawn_by_kind([k.user for k in kinds], of, rng)
     shared = np.array([k.shared for k in kinds])
     added[first] = shared[kind] + _drawn_by_kind([k.first for k in kinds], kind, rng)
+    np.add.at(added, sender + 1, decode[(first + turns - 1)[own:]])
     total = np.cumsum(added) + np.cumsum(decode) - decode
     inputs = total - np.repeat(total[first] - added[first], turns)
     think = _gaps_by_kind([k.think for k in kinds], of, rng)
@@ -313,11 +330,20 @@ def _with_turns(
         )
     if not kept.all():
         inputs, decode, think, of, turn = (each[kept] for each in (inputs, decode, think, of, turn))
-        session, fresh = session[kept], fresh[kept]
+        session, fresh, sender = session[kept], fresh[kept], (np.cumsum(kept) - 1)[sender]
         first = np.flatnonzero(turn == 0)
     end = np.append(turn[1:], 0) == 0
     following = np.where(end, np.where(then >= 0, first[then], -1)[session], np.arange(session.size) + 1)
     instead = np.where(then >= 0, first[then], -1)[session]
+    beside = None
+    if sender.size:
+        sent_out = session >= own
+        instead[sent_out] = sender[session[sent_out] - own] + 1
+        last = np.flatnonzero(end & sent_out)
+        following[last], think[last] = sender + 1, think[sender]
+        before = np.where(np.diff(sender, prepend=-1) > 0, sender, np.roll(first[own:], 1))
+        beside = np.full(session.size, -1)
+        beside[before] = first[own:]
     return _in_order(
         Requests(
             np.where(turn == 0, arrival[session], math.nan),
@@ -326,12 +352,38 @@ def _with_turns(
             of,
             prefixes=Prefixes(
                 stream=len(kinds) + np.cumsum(fresh) - 1,
-                parent=np.concatenate([np.full(len(kinds), -1), of[fresh]]),
+                parent=np.concatenate([np.full(len(kinds), -1), _roots(kinds)[of[fresh]]]),
                 end_tokens=np.concatenate([shared, np.zeros(np.count_nonzero(fresh), dtype=np.int64)]),
             ),
-            turns=Turns(following, think, instead),
+            turns=Turns(following, think, instead, beside),
         )
     )
+
+
+def _sent(
+    kinds: Sequence[Sessions], rng: np.random.Generator, kind: IntArray, turns: IntArray
+) -> tuple[IntArray, tuple[IntArray, IntArray]]:
+    """Draw the sessions that turns send out: the place of the turn, in order, and of each its kind and turns."""
+    session = np.repeat(np.arange(kind.size), turns)
+    goes_on = np.flatnonzero(np.diff(session, append=-1) == 0)
+    names, sender, of = [k.name for k in kinds], [goes_on[:0]], [goes_on[:0]]
+    for index, one in enumerate(kinds):
+        for sent in one.sends:
+            places = np.repeat(goes_on[kind[session[goes_on]] == index], sent.count)
+            sender.append(places)
+            of.append(np.full(places.size, names.index(sent.name)))
+    places = np.concatenate(sender)
+    order = np.argsort(places, kind="stable")
+    kind = np.concatenate(of)[order]
+    return places[order], (kind, _drawn_by_kind([k.asked for k in kinds], kind, rng))
+
+
+def _roots(kinds: Sequence[Sessions]) -> IntArray:
+    """Return whose shared tokens each kind begins with: its own, or those of the kind that sends it out."""
+    root = np.arange(len(kinds))
+    for index, one in enumerate(kinds):
+        root[[sent.name in {s.name for s in one.sends} for sent in kinds]] = index
+    return root
 
 
 def _in_order(requests: Requests) -> Requests:
@@ -341,7 +393,12 @@ def _in_order(requests: Requests) -> Requests:
     place[order] = np.arange(order.size)
     turns = requests.turns
     if turns is not None:
-        turns = Turns(place[turns.following[order]], turns.think_s[order], place[turns.instead[order]])
+        turns = Turns(
+            place[turns.following[order]],
+            turns.think_s[order],
+            place[turns.instead[order]],
+            None if turns.beside is None else place[turns.beside[order]],
+        )
     return replace(chosen(requests, order), more_later=requests.more_later, turns=turns)
 
 

@@ -157,7 +157,7 @@ class Fixed(Columns):
     QUEUES: int
     MORE_LATER: int  # whether others arrive beyond the horizon
     SEATS: int  # most residents
-    TURNS: int  # whether requests follow each other
+    TURNS: int  # whether requests follow each other; 2: and some are sent out by others
     CACHES: int  # see `Cache`
     KV_BINS: int
     SLOTS: int  # that a request holds beyond its tokens in an iteration with drafts
@@ -241,6 +241,8 @@ class Request(Columns):
     INSTEAD: int
     COMING: int  # who stands at this place of the heap of those to come; no matter of this request
     RANK: int  # that its session is at, where turns stay, numbered from 1; 0: any
+    BESIDE: int  # as `Turns` has it
+    AWAITED: int  # completions that it still waits for
 
     LEAF: int  # stream that it ends in; this and what follows: with a prefix cache
     COPY: int  # stream that stands for a copy which it may make, or NOBODY
@@ -299,6 +301,7 @@ class Block(Columns):
     IN_FRONT: int  # neighbours in the queue of free blocks
     BEHIND: int
     NEXT: int  # in the list that this one stands in
+    SINCE: int  # iteration since which it is known
     FIRST: int  # of the list that this row heads
 
 
@@ -307,6 +310,7 @@ class Kept(Columns):
 
     WINDOW: int
     CHUNK: int
+    STATE: int  # whether it has states
 
 
 class List(Columns):

@@ -135,7 +135,7 @@ def _course(model: ServingModel) -> _Course:
     quiet_s, step_s = max(stay_s, life), stay_s / _STEPS
     if len(kinds) == len(model.classes) and (users := users_of(model)):
         return _Course(0.0, 0.0, quiet_s, step_s, users, full.throughput_rps, of_users=True)
-    rate = sum(c.rate_rps / s.turns.mean for c, s in kinds)
+    rate = sum(c.rate_rps / s.turns.mean for c, s in kinds if not s.name)
     sessions = round(_SESSIONS_TIMES * _SESSIONS_S * rate)
     return _Course(begin_s, begin_s, quiet_s, step_s, sessions, full.throughput_rps)
 

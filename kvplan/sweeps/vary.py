@@ -149,7 +149,8 @@ def known_keys(document: Document) -> dict[KeyPath, str]:
         for field in (rate, "input", "decode"):
             found["classes", i, field] = f"classes.{c.name}.{field}"
     for i, one in enumerate(document.sessions):
-        for field in ("rate" if one.users is None else "users", "shared"):
+        own = [name for name in ("rate", "users") if one.has(name)]
+        for field in (*own, *(["shared"] if own else [])):
             found["sessions", i, field] = f"sessions.{one.name}.{field}"
     return found
 

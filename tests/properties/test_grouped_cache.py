@@ -8,21 +8,21 @@ import slow_grouped_cache
 from cached_cases import case_of
 from hypothesis import given
 from hypothesis import strategies as st
-from session_shapes import SHAPES, same, settings_of
+from session_shapes import SHAPES, Shape, same, settings_of
 from small_runs import TIMINGS, Case, bytes_of, run
-from tiers import examples
+from tiers import examples, is_night
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.prefix_cache import prefix_cache
-from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing, kv_layout
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.sessions import SharedPrompt
 from kvplan.simulation.experiments import options, study
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.requests import Prefixes, Requests
 
-FULL, WINDOW, CHUNK, _ = Attention
-KIND = st.tuples(st.sampled_from([FULL, WINDOW, WINDOW, CHUNK]), st.integers(1, 3), st.integers(1, 14))
+FULL, WINDOW, CHUNK, STATE = Attention
+KIND = st.tuples(st.sampled_from([FULL, WINDOW, STATE, CHUNK]), st.integers(1, 3), st.integers(1, 14))
 KINDS = st.lists(KIND, min_size=1, max_size=3)
 
 
@@ -30,24 +30,29 @@ KINDS = st.lists(KIND, min_size=1, max_size=3)
 def cases(draw: st.DrawFn) -> Case:
     """Requests with beginnings in common, in memory that is short or not."""
     layers = tuple(
-        Layers(kind, count, 16, None if kind is FULL else window) for kind, count, window in draw(KINDS)
+        Layers(kind, count, 16, window if kind in (WINDOW, CHUNK) else None, checkpoints=kind is STATE)
+        for kind, count, window in draw(KINDS)
     )
     block = draw(st.integers(1, 5))
-    layout = KvLayout(layers, block)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_layout, "LEAST_BLOCK", 1)  # else a block with a state is longer than these prompts
+        layout = KvLayout(layers, block)
     replica = Replica(
         draw(st.integers(0, 12) | st.integers(0, 80)) * block,
         block,
         max_num_seqs=draw(st.none() | st.integers(1, 6)),
         max_num_batched_tokens=draw(st.none() | st.integers(6, 30)),
     )
-    shape = replace(draw(SHAPES), users=None)
+    shape, talks = draw(SHAPES), draw(st.booleans())
+    shape = shape if talks else replace(shape, users=None)
     watermark, admission = draw(st.sampled_from([0.0, 0.05, 0.3])), draw(st.sampled_from([0.0, 1.0]))
     case = case_of(
         shape, draw(TIMINGS), replica, watermark, admission, None, draw(st.none() | st.floats(0, 60))
     )
-    arrival = np.cumsum(draw(st.lists(st.sampled_from([0.0, 0.0, 0.5, 3.0]), min_size=40, max_size=40)))
-    size = case.requests.arrival_s.size
-    requests = replace(case.requests, arrival_s=arrival[:size], turns=None)
+    requests = case.requests
+    if not talks:
+        arrival = np.cumsum(draw(st.lists(st.sampled_from([0.0, 0.0, 0.5, 3.0]), min_size=40, max_size=40)))
+        requests = replace(requests, arrival_s=arrival[: requests.arrival_s.size], turns=None)
     blocks = case.replica.memory_tokens // block * sum(group.copies for group in layout.groups)
     memory = int(blocks * draw(st.sampled_from([0.5, 0.75, 1.0]))) * block
     return replace(
@@ -89,6 +94,19 @@ def test_compiled_runs_leave_the_same_bytes_and_of_a_prompt_all_share_the_first_
         else:
             assert outcome.evictions.any()
             assert outcome.found.hit_tokens[1:].min() == 0
+
+
+def test_turns_find_what_those_before_them_left_in_every_group() -> None:
+    """Alone, of 20 + 8 tokens of which all but the last are computed, 26 are in whole blocks of 2; of the next 46."""
+    talks = Shape([(-1, 20)], [(1, [(0, 8, 1.0), (6, 12, 1.0), (4, 5, 1.0)], 500.0)] * 3, None)
+    layout = KvLayout((Layers(WINDOW, 3, 16, 6), Layers(FULL, 1, 16)), 2)
+    replica = Replica(4000, 2, max_num_batched_tokens=16, layout=layout)
+    case = Case(talks.requests(), Timing(1.0, d1=0.01, d2=0.02), replica, {"prefix_caching": (1.0,)})
+    outcome = run("vllm", case)
+    if is_night():
+        assert bytes_of(run("vllm", case, compile=True)) == bytes_of(outcome)
+    assert outcome.found is not None
+    assert sorted(outcome.found.hit_tokens.tolist()) == [0, 18, 18, 26, 26, 26, 44, 44, 44]
 
 
 def test_a_warm_cache_of_gpt_oss_finds_a_prompt_all_share_and_holds_it_once() -> None:

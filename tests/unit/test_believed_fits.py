@@ -107,6 +107,43 @@ def test_a_fit_of_one_load_is_called_scaled_and_compared_with_the_plan(tmp_path:
         import_files(model="Llama-3.1-8B", gpu="H100", against=base)
 
 
+def test_loads_that_contradict_each_other_widen_the_band(tmp_path: Path, base: Path) -> None:
+    """Of one load measured twice, once as fast and once as slow by a fifth each; agreeing ones narrow it."""
+
+    def band(*factors: float) -> tuple[tuple[float, float], str]:
+        files = [result(tmp_path / f"{i}.json", 16, 0.5 * f, 0.012 * f) for i, f in enumerate(factors)]
+        found = import_files(files, base=base)
+        ends = found.profile.model.measured.band
+        assert ends is not None
+        return ends, str(found)
+
+    agreed, said = band(1.0, 1.01)
+    assert "the loads contradict" not in said
+    apart, said = band(1 / 1.2, 1.2)
+    assert "the loads contradict each other" in said
+    times = (
+        math.log(1.2) / 0.05
+    )  # each is as far from their middle, and √2 times in the mean from one of them
+    wider = math.log(apart[1] / apart[0]) / math.log(agreed[1] / agreed[0])
+    assert 0.9 * times < wider < 1.1 * math.sqrt(2) * times
+
+
+def test_the_engine_of_the_base_stays_whatever_a_client_calls_it(tmp_path: Path, base: Path) -> None:
+    base.write_text(base.read_text() + 'engine = { name = "sglang" }\n')
+    found = import_files([result(tmp_path / "run.json", 16, 0.5, 0.012)], base=base)
+    assert found.profile.tables["engine"]["name"] == "sglang"
+
+
+def test_loads_nearly_alike_count_as_one(tmp_path: Path, base: Path) -> None:
+    """Four, of which two are about the same, leave to the estimate what they are made of, as three do."""
+    loads = ((1, 0.1, 0.0085), (44, 0.9, 0.018), (45, 0.92, 0.0182), (90, 1.8, 0.027))
+    found = import_files(
+        [result(tmp_path / f"{c}.json", c, ttft, tpot) for c, ttft, tpot in loads], base=base
+    )
+    assert "estimated after" in found.profile.model.provenance.timing.source
+    assert found.profile.model.measured.band is not None
+
+
 @pytest.mark.parametrize("tpot_ms", [0, 25.0])
 def test_answers_of_one_token_have_no_time_between_tokens(tmp_path: Path, base: Path, tpot_ms: float) -> None:
     """93 ms: 8 are d0, up to 20 the overhead, and the rest 800 tokens beyond the knee, whatever stands for TPOT."""

@@ -14,6 +14,7 @@ from shipped import profile
 import kvplan
 from kvplan.model import Plan
 from kvplan.model.slo import parse_slo
+from kvplan.planning.host_memory import Tier
 from kvplan.show import charts, svg
 from kvplan.show.chart import Axis, Chart, Line, Patch
 from kvplan.show.sweeps import of_sweep
@@ -150,3 +151,16 @@ def test_a_border_is_between_all_cells_that_differ_and_nowhere_else() -> None:
     area = ((covered[:, 2] - covered[:, 0]) * (covered[:, 3] - covered[:, 1])).sum()
     assert area == pytest.approx(30 * 200e3 - 5 * 50e3)
     assert len(np.unique(covered, axis=0)) == 11
+
+
+def test_host_memory_is_drawn_with_its_rates_hits_and_replicas() -> None:
+    tiers = [Tier(0.0, 2, 0.5, 12.0, 8.0, 6.0), Tier(100.0, 1, 0.8, 20.0, 8.0, 4.0)]
+    beyond = Tier(150.0, 1, None, 22.0, 8.0, 4.0)
+    drawn = charts._host_memory(tiers, [*tiers, beyond])
+    assert drawn.right == ("share of prompts found", pytest.approx(24.2))
+    lines = {line.label: (line.x.tolist(), line.y.tolist()) for line in drawn.lines}
+    assert lines["guaranteed"] == ([0.0, 100.0, 150.0], [8.0, 8.0, 8.0])
+    assert lines["with a warm cache"][1] == [12.0, 20.0, 22.0]
+    assert lines["found, on the right"][1] == pytest.approx([12.1, 19.36, np.nan], nan_ok=True)
+    assert lines["1 replica"] == ([100.0, 100.0], [0.0, pytest.approx(24.2)])
+    svg.file([drawn])

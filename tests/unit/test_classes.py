@@ -1,12 +1,19 @@
 """Classes with promises of their own, and work that has to be done by a deadline."""
 
-import pytest
+from dataclasses import replace
 
-from kvplan.model import ServingModel
+import numpy as np
+import pytest
+from strategies import one_class
+
+from kvplan.emit import engine
+from kvplan.emit.settings import priorities_of
+from kvplan.model import Replica, ServingModel, Timing
+from kvplan.options import Arrivals, SimulateOptions
 from kvplan.planning.service import with_rates
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.simulation.experiments.load import Load
-from kvplan.simulation.experiments.options import chosen
+from kvplan.simulation.experiments.load import Load, generate
+from kvplan.simulation.experiments.options import chosen, load
 from kvplan.simulation.experiments.study import study
 from kvplan.simulation.policies import engine_settings
 from kvplan.study.objectives import State, decide
@@ -76,3 +83,27 @@ def test_a_backlog_is_a_rate_until_its_deadline() -> None:
     )
     assert [c.rate_rps for c in batch.model.classes] == [0.002, 2.0]
     assert with_rates(batch.tables, 0.5)["classes"][1]["backlog"] == 86_400
+
+
+def test_clients_send_the_priorities_of_the_profile_to_vllm_and_wider_ones_to_sglang() -> None:
+    """SGLang preempts for a priority that is better by more than 10."""
+    classes = tuple(
+        replace(one_class(1, 1, name=name), priority=p) for name, p in (("chat", -2), ("batch", 10))
+    )
+    model = ServingModel(classes, Timing(1.0), Replica(100))
+    assert priorities_of(engine("vllm"), model) == {"chat": -2, "batch": 10}
+    assert priorities_of(engine("sglang"), model) == {"chat": 0, "batch": 20}
+
+
+def test_runs_of_simulate_begin_with_work_that_has_a_deadline() -> None:
+    """500 requests in 1,000 s beside one a second: of 300 a third, all there at once; evenly where that is asked."""
+    text = TWO.replace("rate = 0.002", "rate = 1.0", 1)
+    text = text.replace("rate = 0.002", 'backlog = 500\ndeadline = "1000 s"')
+    found, asked = profile(text), SimulateOptions(requests=300)
+    drawn = generate(found.model, load(asked, model=found.model), 0)
+    late = drawn.class_index == 1
+    assert drawn.arrival_s[late].max() == 0
+    assert (drawn.arrival_s[~late] > 0).all()
+    assert np.count_nonzero(late) == pytest.approx(100, abs=25)
+    evenly = generate(found.model, load(replace(asked, arrivals=Arrivals.POISSON), model=found.model), 0)
+    assert evenly.arrival_s[evenly.class_index == 1].min() > 0

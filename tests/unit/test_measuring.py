@@ -2,6 +2,7 @@
 
 import math
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from kvplan.api import measure, plan
 from kvplan.api.outcomes import Measured
 from kvplan.emit.benchmarks import script
 from kvplan.errors import UsageError
+from kvplan.options import Aim, MeasureOptions
 from kvplan.profile.reading import parse_profile
 
 TOOLS = (
@@ -89,6 +91,7 @@ def test_the_run_that_counts_is_at_the_requests_in_flight_where_the_rate_ends() 
 
 def test_with_little_time_only_the_run_that_counts_is_proposed() -> None:
     assert [run.concurrency > 1 for run in measure(FIXED, minutes=0.1).runs] == [True]
+    assert "takes more than the 0.1 minutes" in measure(FIXED, minutes=0.1).stopped
 
 
 def test_what_a_measured_range_tells_is_not_asked_for_again() -> None:
@@ -107,9 +110,12 @@ def test_what_a_measured_range_tells_is_not_asked_for_again() -> None:
 def test_a_script_is_one_and_quotes_what_is_not_its_own(tool: str, tmp_path: Path) -> None:
     url = "http://host:8000/'$(touch pwned)'"
     found = proposed()
-    text = script(found, tool, url, memory=True)
-    checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
-    assert (checked.returncode, checked.stderr) == (0, "")
+    asked = MeasureOptions(tool=tool, url=url, aim=Aim.MEMORY)
+    text = script(found, asked)
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    for reads in (["bash", "-n"], [shellcheck, "--exclude=SC2016", "-"]):  # the URL is quoted on purpose
+        checked = subprocess.run(reads, input=text, text=True, capture_output=True, check=False)
+        assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
     head = text.partition("mkdir")[0]
     shown = subprocess.run(
         ["bash"], input=head + 'printf %s "$URL"', text=True, capture_output=True, cwd=tmp_path,
@@ -119,17 +125,39 @@ def test_a_script_is_one_and_quotes_what_is_not_its_own(tool: str, tmp_path: Pat
     assert [*tmp_path.iterdir()] == []
     for run in found.runs:
         assert {str(run.concurrency), "100", "50", str(run.prompts)} <= set(_numbers(text))
-    fitted = parse_profile(PROFILE.format(rate=1000.0).replace('"20 ms"', '"21 ms"').encode(), "fitted.toml")
-    later = script(found._replace(profile=fitted), tool, url, memory=True)
-    assert not _results(text) & _results(later)  # no later run is written over an earlier one
-
-
-def _results(text: str) -> set[str]:
-    return {word for word in text.split() if "run-" in word}
+    assert all(
+        "$((SEED))" in word for word in text.split() if "run-" in word
+    )  # no later run is written over it
 
 
 def _numbers(text: str) -> list[str]:
     return "".join(c if c.isdigit() else " " for c in text).split()
+
+
+def test_a_fit_that_leaves_two_numbers_is_settled() -> None:
+    """Of one that a range of sequences and a narrow band say to be a fit; an estimate as narrow is measured once."""
+    told = '"20 ms", measured = { sequences = [1, 200], band = [0.999, 1.001] }'
+    text = PROFILE.format(rate=1000.0).replace('"20 ms"', told)
+    low, high = measure(parse_profile(text.encode(), "fit.toml")).replicas
+    assert high is not None
+    assert high - low <= 1
+    assert measure(parse_profile(text.encode(), "fit.toml")).runs == ()
+
+
+@pytest.mark.parametrize("url", ["", "not a url", "host:8000", "ftp://host"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="--url"):
+        measure(FIXED, url=url)
+
+
+@pytest.mark.parametrize("tool", ["vllm==v0.19", "vllm==abc", "sglang==main"])
+def test_what_is_no_version_is_refused(tool: str) -> None:
+    with pytest.raises(UsageError, match="a version is such as"):
+        measure(FIXED, tool=tool)
+
+
+def test_objectives_of_options_go_on_with_the_commands() -> None:
+    assert measure(FIXED, slo="tpot-mean=30ms").script.count("tpot_s.mean <= 30ms") == 2
 
 
 def test_the_screen_is_short() -> None:
@@ -138,7 +166,8 @@ def test_the_screen_is_short() -> None:
 
 def test_what_cannot_be_settled_is_refused() -> None:
     few = parse_profile(PROFILE.format(rate=0.01).encode(), "few.toml")
-    with pytest.raises(UsageError, match="nothing to settle: 1 replica"):
-        measure(few)
+    with pytest.raises(UsageError, match="no run is proposed: 1 is the one number that is left"):
+        _ = measure(few).script
+    assert measure(few).runs == ()
     with pytest.raises(UsageError, match=r"idle replica misses ttft_s\.mean"):
         measure(FIXED, slo="ttft-mean=1ms")

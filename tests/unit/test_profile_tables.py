@@ -3,7 +3,8 @@
 import pytest
 from every import every
 
-from kvplan.errors import ProfileError
+from kvplan.analysis.cache_states import cached_replica
+from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.facts import Part, facts, merged
 from kvplan.model import Admission, Engine, EngineName, Knowledge, Origin, Scheduling, ServingModel
 from kvplan.model.drafts import Drafts
@@ -224,14 +225,13 @@ SESSIONS = (
             23,
             "classes[0].reuse",
         ),
-        (SESSIONS, 23, "sessions[0]"),
         ("[prefix]\nhit_curve = [[1_000, 0.05], [3_000, 0.1]]\n", 24, "prefix.hit_curve"),
     ],
 )
 def test_what_is_asked_for_again_is_refused_beside_layers(kind: str, more: str, line: int, key: str) -> None:
-    why = "layers of several kinds; what is modelled is shared, and sessions of one turn at a rate"
+    why = "layers of several kinds; what is modelled is shared, and sessions"
     if kind == "state":
-        why = "states, which engines keep at some places of a prompt only"
+        why = "states without checkpoints, which engines keep at some places of a prompt only"
     assert refusal(layered(KINDS[kind]), more) == f"x.toml:{line}: {key}: not modelled beside {why}"
 
 
@@ -239,7 +239,7 @@ def test_what_is_asked_for_again_is_refused_beside_layers(kind: str, more: str, 
 @every("shared", ["shared = 50\n", "shared = [{ tokens = 30, weight = 0.6 }]\n"])
 def test_what_is_shared_is_refused_beside_states_alone(kind: str, shared: str) -> None:
     if kind == "state":
-        why = "states, which engines keep at some places of a prompt only"
+        why = "states without checkpoints, which engines keep at some places of a prompt only"
         assert (
             refusal(layered(KINDS[kind]), shared)
             == f"x.toml:23: classes[0].shared: not modelled beside {why}"
@@ -257,6 +257,13 @@ def test_what_is_shared_is_refused_beside_states_alone(kind: str, shared: str) -
 )
 def test_what_is_shared_beside_layers_is_of_vllm_first_come_first_served(engine: str, why: str) -> None:
     assert refusal(layered(), f"shared = 50\n[engine]\n{engine}\n").endswith(f"not modelled beside {why}")
+
+
+def test_conversations_beside_layers_are_run_and_formulas_refuse_them() -> None:
+    talks = model(layered(), SESSIONS)
+    assert talks.classes[-1].sessions is not None
+    with pytest.raises(UsageError, match="a: conversations beside layers of several kinds are run"):
+        cached_replica(talks)
 
 
 def test_sessions_of_one_turn_are_a_class_beside_layers() -> None:

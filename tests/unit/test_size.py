@@ -7,27 +7,27 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 63_130,  # to become 50,000
+    "kvplan": 63_590,  # to become 50,000
     "kvplan/analysis": 7_130,  # to become 6,300
-    "kvplan/ingest": 14_170,  # to become 9,300
-    "kvplan/simulation": 11_420,  # to become 8,800
-    "kvplan/study": 4_020,  # to become 2,800
+    "kvplan/ingest": 14_210,  # to become 9,300
+    "kvplan/simulation": 11_580,  # to become 8,800
+    "kvplan/study": 4_030,  # to become 2,800
     "kvplan/report": 2_750,  # to become 2,000
-    "kvplan/show": 4_370,  # to become 2,900
-    "kvplan/planning": 3_140,  # to become 2,400
+    "kvplan/show": 4_420,  # to become 2,900
+    "kvplan/planning": 3_200,  # to become 2,400
     "kvplan/gate": 1_840,  # to become 1,400
-    "kvplan/emit": 1_120,
+    "kvplan/emit": 1_150,
     "kvplan/sweeps": 1_180,
     "kvplan/compiling": 840,
     "kvplan/reproduction": 700,
-    "kvplan/cli": 1_630,  # to become 1,500
+    "kvplan/cli": 1_640,  # to become 1,500
     "kvplan/api": 530,
-    "kvplan/profile": 2_900,  # to become 2,100
-    "kvplan/model": 3_330,  # to become 2,600
-    "tests": 44_230,  # to become 38,000
+    "kvplan/profile": 2_960,  # to become 2,100
+    "kvplan/model": 3_370,  # to become 2,600
+    "tests": 44_660,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
-    "docs": 3_540,
+    "docs": 3_550,
 }
 MODULES, LONGEST = 325, 600  # of the package, to become 260; and lines of one
 

@@ -25,7 +25,7 @@ from kvplan.ingest.timing.belief import NOISE, SPREAD, ends, posterior, widths
 from kvplan.ingest.timing.equations import BoolArray, Equations, Kind, Terms, of_samples
 from kvplan.ingest.timing.played import KNEES, UNLIMITED, Law, corrected, outside_engine_s, play
 from kvplan.ingest.timing.robust import agreeing, constants, stand_ins, standard_errors
-from kvplan.ingest.timing.samples import Deployment, Measured, Samples, Sweep
+from kvplan.ingest.timing.samples import Deployment, Measured, Point, Samples, Sweep
 from kvplan.model import EngineName, FloatArray, Prefill, Replica, Timing
 from kvplan.simulation.experiments.runner import Announce, Progress
 
@@ -33,12 +33,16 @@ _BATCHES = 2.0 ** np.arange(9)  # 1 to 256 sequences
 _EACH_OUT, _OF_MANY = 32, 8  # loads of which each is left out alone; folds of more
 _FOLDS = 5
 _FEWEST = 2  # loads, or groups to fit to
-_FEW = 3  # loads that leave to an estimate what they are made of
+_FEW, _ALIKE = (
+    3,
+    0.25,
+)  # loads that leave to an estimate what they are made of; in how much they differ, relative
 _MOST_OFF = 1.0  # relative error; what is further off counts no more
+_FAR = 2.0  # standard deviations, beyond which loads contradict each other
 _NO_MATTER = 1e-3  # difference of errors that is not worth a term
 _TTFT_COUNTS = 0.3  # of its error, beside that of TPOT
 _BAND = (0.1, 0.9)  # quantiles of measured over fitted
-_FEWEST_FOR_BAND = 5
+_FEWEST_FOR_BAND = 4
 _ROUNDS = 2  # of playing loads at the law that the last round gave
 _CLOSEST = (0.02, 0.05)  # how well a constant is to be known: twice the scatter of samples, within these
 _SURE = 0.99  # quantile of Student's t: standard errors within which it is
@@ -124,9 +128,14 @@ class TimingFit:
     considered: tuple[tuple[Terms, float], ...]  # laws, simple ones first, and their mean held-out error
     envelope: bool  # a lower one
     outliers: tuple[Outlier, ...]  # the furthest off first
-    spread: float | None = (
-        None  # of ln(measured/fitted), as believed after so few loads; None where many tell
-    )
+    # of ln(measured/fitted), as believed after so few loads; None where many tell
+    spread: float | None = None
+    misfit: float = 0.0  # of few loads, in standard deviations of what is believed of their noise
+
+    @property
+    def contradicts_itself(self) -> bool:
+        """Whether few loads are further apart than their noise, so that what they say is as much less sure."""
+        return self.misfit > _FAR
 
     @property
     def law(self) -> Law:
@@ -228,7 +237,7 @@ def fit_measured(
         fit = fit_timing(equations, prior, envelope=envelope)
         waited = [outside_engine_s(some.requests, fit.timing, played) for some in samples if some.requests]
         return replace(fit, request_overhead_s=max(waited, default=request_overhead_s))
-    if believed is not None and sum(len(sweep.points) for sweep in sweeps) <= _FEW:
+    if believed is not None and _different(point for sweep in sweeps for point in sweep.points) <= _FEW:
         overhead_s = request_overhead_s or outside_s(believed, EngineName.VLLM)
         return _believed(sweeps, Law(believed, overhead_s), played, progress, announce)
     knees = believed_knees or KNEES
@@ -239,6 +248,22 @@ def fit_measured(
     at_a_rate = any(point.rate_rps is not None for sweep in sweeps for point in sweep.points)
     fit = _fit_waiting(equations, sweeps, prior, played) if at_a_rate else fit_timing(equations, prior)
     return fit if equations.has_overhead else replace(fit, request_overhead_s=request_overhead_s)
+
+
+def _different(points: Iterable[Point]) -> int:
+    """Count loads, those that are nearly alike as one."""
+    seen: list[FloatArray] = []
+    for point in points:
+        amounts = (
+            sum(point.inputs),
+            sum(point.outputs),
+            point.concurrency or math.inf,
+            point.rate_rps or math.inf,
+        )
+        load = np.log(np.array(amounts, dtype=np.float64))
+        if not any(np.allclose(load, other, rtol=0, atol=_ALIKE) for other in seen):
+            seen.append(load)
+    return len(seen)
 
 
 def _fit_waiting(equations: Equations, sweeps: Sequence[Sweep], prior: Timing, replica: Replica) -> TimingFit:
@@ -289,6 +314,10 @@ def _believed(
     mostly = of_tokens if of_tokens.any() else np.ones_like(of_tokens)
     longest = np.argmax(np.where(mostly, equations.seconds, 0.0))  # near saturation the band decides
     errors = np.sqrt(np.diag(found.covariance)).tolist()
+    off = (
+        np.log(equations.seconds / fitted_s) / noise
+    )  # of tokens: how long requests wait is a matter of chance
+    misfit = float(np.sqrt(np.mean(off[mostly] ** 2)))
     return TimingFit(
         timing=law.timing,
         request_overhead_s=law.request_overhead_s,
@@ -301,7 +330,8 @@ def _believed(
         considered=(),
         envelope=False,
         outliers=(),
-        spread=float(found.spread(parts)[longest]),
+        spread=float(found.spread(parts)[longest]) * (misfit if misfit > _FAR else 1.0),
+        misfit=misfit,
     )
 
 

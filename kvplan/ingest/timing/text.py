@@ -163,6 +163,11 @@ def accuracy(fit: TimingFit) -> str:
 def notes(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> list[str]:
     """Say what rests on the prior, which terms were tried, what the fit warns of, and which rows gave nothing."""
     texts = [*_scaled(fit), *_undetermined(fit, prior)]
+    if fit.contradicts_itself:
+        texts.append(
+            f"the loads contradict each other: they are {fit.misfit:.2g} times as far from one law as their noise, and "
+            "the band is as much wider; are they of one replica?"
+        )
     if len(fit.considered) > 1:
         texts.append(_terms(fit))
     texts += dict.fromkeys(f"{some.source}: {note}" for some in measured for note in some.notes)

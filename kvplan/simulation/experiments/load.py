@@ -13,6 +13,7 @@ from kvplan.options import Arrivals
 from kvplan.simulation.requests import (
     Requests,
     burst,
+    chosen,
     closed,
     interleaved,
     poisson,
@@ -57,6 +58,7 @@ class Load(NamedTuple):
     share: float = 1.0  # of the trace, at random
     stretch: float = 1.0  # gaps of the trace over those recorded
     burst_sessions: Burst | None = None  # beside those of the profile
+    at_start: bool = False  # work with a deadline is there then, as much as would come at its rate
 
     def on(self, model: ServingModel) -> "Load":
         """Fill in the arrivals of the model where nothing else is said."""
@@ -160,6 +162,10 @@ def _of_classes(model: ServingModel, load: Load, rng: np.random.Generator) -> Re
     asks = any(c.reuse is not None for c in model.classes)
     size, horizon = load.requests, load.horizon_s
     drawn = _open(heads(model) if asks else model, load, rng)
+    if load.at_start:
+        there = np.array([c.backlog for c in model.classes])[drawn.class_index]
+        arrival = np.where(there, 0.0, drawn.arrival_s)
+        drawn = chosen(replace(drawn, arrival_s=arrival), np.argsort(arrival, kind="stable"))
     if asks:
         return with_reuse(drawn, model, rng, requests=size, horizon_s=horizon)
     if any(c.shared for c in model.classes):

@@ -21,7 +21,7 @@ from kvplan.simulation.fleet.links import (
     tell,
     told,
 )
-from kvplan.simulation.followups import earlier, join, next_event_s, take_first
+from kvplan.simulation.followups import earlier, goes_on, join, next_event_s, take_first
 from kvplan.simulation.queues import append
 from kvplan.simulation.state import (
     NOBODY,
@@ -165,8 +165,8 @@ def send(s: State, replica: int, request: int, now: float) -> None:
     else:
         take_first(s)
     s.request[request, Request.SITE] = replica
-    if s.fleet[0, Router.RULE] == Rule.BY_SESSION and s.request[request, Request.FOLLOWING] != NOBODY:
-        s.request[s.request[request, Request.FOLLOWING], Request.SITE] = replica
+    if s.fleet[0, Router.RULE] == Rule.BY_SESSION and goes_on(s, request) != NOBODY:
+        s.request[goes_on(s, request), Request.SITE] = replica
     if s.fleet[1 + replica, Site.ROLE] == Role.DECODE:
         append(s, s.list.shape[0] + WAITS_FOR_ROOM, request)
         s.counter[Counter.WAITING] += 1

@@ -269,7 +269,7 @@ def _let_in(states: Sequence[State], pods: Pods, now: float, rng: np.random.Gene
 def _first_turns(turns: Turns) -> IntArray:
     """Find the first of those that brought each request, one after the other; itself, if it came unasked."""
     first = np.arange(turns.following.size)
-    followed = turns.following >= 0
+    followed = turns.goes_on >= 0
     first[turns.following[followed]] = np.flatnonzero(followed)
     while not np.array_equal(earlier := first[first], first):
         first = earlier

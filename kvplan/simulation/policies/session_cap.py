@@ -33,6 +33,8 @@ def begins(turns: Turns) -> IntArray:
     first = np.ones(turns.following.size, dtype=np.int64)
     goes_on = turns.following[(turns.following >= 0) & (turns.following != turns.instead)]
     first[goes_on] = 0
+    if turns.beside is not None:
+        first[turns.beside[turns.beside >= 0]] = 0
     return first
 
 

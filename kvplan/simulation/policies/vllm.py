@@ -52,6 +52,7 @@ from kvplan.simulation.grouped_cache import (
     hold_in_groups,
     idle_in_groups,
     let_pass,
+    state_is_new,
     take_in_groups,
 )
 from kvplan.simulation.host_tier import first_loaded, hits_of_tiers, is_being_loaded, load, mark
@@ -400,6 +401,8 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
             found = hits_of_tiers(s, request)
         if grouped(s):
             found = hits_in_groups(s, request)
+            if state_is_new(s, request, found):
+                return
             here, idle = found * s.kept.shape[0], idle_in_groups(s, found)
         blocks = blocks_of(s, tokens_with_room(s, whole, here, found, budget)) - here + idle
         if not fetched and s.counter[Counter.HELD] + blocks > s.fixed[Fixed.CAPACITY] - spared:
