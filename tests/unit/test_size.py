@@ -7,11 +7,11 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 63_080,  # to become 50,000
-    "kvplan/analysis": 7_130,  # to become 6,300
+    "kvplan": 63_240,  # to become 50,000
+    "kvplan/analysis": 7_140,  # to become 6,300
     "kvplan/ingest": 14_110,  # to become 9,300
-    "kvplan/simulation": 11_420,  # to become 8,800
-    "kvplan/study": 4_030,  # to become 2,800
+    "kvplan/simulation": 11_490,  # to become 8,800
+    "kvplan/study": 4_080,  # to become 2,800
     "kvplan/report": 2_750,  # to become 2,000
     "kvplan/show": 4_370,  # to become 2,900
     "kvplan/planning": 3_140,  # to become 2,400
@@ -22,14 +22,14 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/reproduction": 700,
     "kvplan/cli": 1_630,  # to become 1,500
     "kvplan/api": 530,
-    "kvplan/profile": 2_900,  # to become 2,100
+    "kvplan/profile": 2_920,  # to become 2,100
     "kvplan/model": 3_330,  # to become 2,600
-    "tests": 43_800,  # to become 38,000
+    "tests": 44_070,  # to become 38,000
     "tools": 6_170,
-    "tests/golden": 3_290,
-    "docs": 3_540,
+    "tests/golden": 3_310,
+    "docs": 3_560,
 }
-MODULES, LONGEST = 325, 600  # of the package, to become 260; and lines of one
+MODULES, LONGEST = 326, 600  # of the package, to become 260; and lines of one
 
 
 def lines(path: Path) -> int:
