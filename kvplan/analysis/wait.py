@@ -69,6 +69,13 @@ class Overload(NamedTuple):
     simulated_shares: tuple[float, ...] | None = None  # of the classes in that
 
 
+class Beats(NamedTuple):
+    """Whether thresholds by predicted length beat nested ones, by runs; None where no predictions are asked about."""
+
+    at_best: bool | None = None  # with right predictions
+    from_accuracy: float | None = None
+
+
 class Wait(NamedTuple):
     """WAIT thresholds of a model: the report's `wait` block, and more."""
 
@@ -86,6 +93,7 @@ class Wait(NamedTuple):
     # rates vary: thresholds are for the worst window, the dial for the largest rates, waits bounds for the mean
     worst_window: bool
     overload: Overload
+    beats_nested: Beats = Beats()
 
 
 class ClassMeans(NamedTuple):

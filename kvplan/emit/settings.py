@@ -17,8 +17,7 @@ from kvplan.report.assembly import Report
 from kvplan.report.verdict import advice_actions, effect, requests_in_memory
 from kvplan.report.words import Status
 from kvplan.simulation.policies import POLICIES, engine_settings
-from kvplan.simulation.policies.parameters import SHED_AFTER
-from kvplan.simulation.policies.protocol import SEATS, SEQUENCES, TOKENS
+from kvplan.simulation.policies.protocol import SEATS, SEQUENCES, SHED_AFTER, TOKENS
 from kvplan.simulation.policies.sglang import RECEIVE_EVERY_STEPS as RECEIVE_EVERY
 from kvplan.study.advice import ADMISSION, GATEWAY, WATERMARK, Advice
 from kvplan.units import format_number, format_seconds

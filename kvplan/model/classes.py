@@ -41,6 +41,7 @@ class RequestClass:
     accuracy: float | None = (
         None  # share of the requests whose length a predictor has right; None: there is none
     )
+    taken_for: tuple[tuple[str, float], ...] = ()  # by class, those that it has wrong; (): by the traffic
     # that runs draw from, where `prompts` are fewer lengths to count with ...
     input_law: Lengths | None = None
     decode_law: Lengths | None = None  # ... and where `decode_tokens` are

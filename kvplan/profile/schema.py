@@ -186,6 +186,17 @@ def _classes(document: "Document") -> Iterator[Problem]:
             yield Problem(("classes", i, "input"), 'must be at least 1 where prefill = "inline", not 0')
 
 
+def _predictions(document: "Document") -> Iterator[Problem]:
+    names = [c.name for c in document.classes]
+    for i, c in enumerate(document.classes):
+        for name in (c.prediction and c.prediction.taken_for) or ():
+            place = ("classes", i, "prediction", "taken_for", name)
+            if name not in names:
+                yield Problem(place, f"no class has this name; {did_you_mean(name, names, 'classes')}")
+            elif name == c.name:
+                yield Problem(place, "its own class; the rest of its requests is predicted right")
+
+
 def _room(document: "Document") -> Iterator[Problem]:
     """Such a request can never finish: an engine that admits it hangs (theory §2, preflight)."""
     gpu, drafts = document.gpu, document.drafts
@@ -345,6 +356,7 @@ class Document(Table, title="kvplan profile"):
         Check(_room, "gpu classes sessions speculative"),
         Check(_served, "engine classes sessions"),
         Check(_factors, "classes workload"),
+        Check(_predictions, "classes"),
         Check(_lengths, "classes sessions plan"),
         Check(_turns, "sessions gpu"),
         Check(_fan_out, "sessions engine"),

@@ -39,11 +39,26 @@ def _prompts(table: "Class") -> Iterator[Problem]:
             yield Problem(("shared",), f"{limit}, not {prompt.tokens}{more}")
 
 
+def _taken_for(table: "Prediction") -> Iterator[Problem]:
+    if (wrong := sum((table.taken_for or {}).values())) > 1 + 1e-9:
+        yield Problem(("taken_for",), f"must add up to at most 1, not {wrong:g}")
+
+
 class Prediction(Table, title="Predictions of decode lengths"):
     """How well lengths are known beforehand, to policies that go by them."""
 
-    accuracy: Annotated[float, Field(ge=0, le=1)]
+    relations = (Ways("accuracy", "taken_for"), Check(_taken_for))
+
+    accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the requests whose class and decode length are predicted right; of others they are another's."""
+    taken_for: Annotated[dict[str, Annotated[float, Field(ge=0, le=1)]], Field(min_length=1)] | None = None
+    """Shares of the requests that are taken for ones of other classes, by their names; the rest is predicted right."""
+
+    @property
+    def right(self) -> float:
+        """Share of the requests that are predicted right."""
+        wrong = 0.0 if self.taken_for is None else sum(self.taken_for.values())
+        return max(0.0, 1 - wrong) if self.accuracy is None else self.accuracy
 
 
 class Bounds(Table, title="Bounds of a time"):
@@ -165,7 +180,8 @@ class Class(Table, title="Class of requests"):
             decode_law=None if outputs is fits.decode else fits.decode,
             most=fits.longest or None,
             rejected=asked / fits.share - 1,
-            accuracy=None if self.prediction is None else self.prediction.accuracy,
+            accuracy=None if self.prediction is None else self.prediction.right,
+            taken_for=tuple(((self.prediction and self.prediction.taken_for) or {}).items()),
             priority=self.priority,
             backlog=self.backlog is not None,
         )

@@ -34,6 +34,7 @@ from kvplan.study.headroom import Headroom, Size, headroom, size_of
 from kvplan.study.objectives import State
 from kvplan.study.operating_point import Latency, OperatingPoint, operating_point, timed, tried
 from kvplan.study.operating_point import Status as Growth
+from kvplan.study.predicted import beats_nested
 from kvplan.study.recovery import Recovery, flooded, recovery
 from kvplan.study.trial import Judged, Recovers, recover_within_s
 from kvplan.study.warm_cache import warm_cache
@@ -206,7 +207,8 @@ class Figures:
     @cached_property
     def wait(self) -> Wait:
         found = wait(self.cold, arrivals_known=self._arrivals_known)
-        return found._replace(overload=tried(found.overload, self.cold, self.plan))
+        beats = beats_nested(self.cold, self.plan)
+        return found._replace(overload=tried(found.overload, self.cold, self.plan), beats_nested=beats)
 
     @cached_property
     def nested_wait(self) -> NestedWait:

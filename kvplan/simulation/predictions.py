@@ -19,20 +19,27 @@ def predicted(scenario: Scenario) -> Requests:
     """Return the requests as policies take them to be, with the class and the decode length of the prediction.
 
     With the accuracy of its class a prediction is right, as it is where no class has one; else it is another class and
-    decode length of the traffic, in proportion to rates. Nobody is predicted to outgrow the memory.
+    decode length of the traffic, in proportion to rates, or of the classes that its own is taken for. Nobody is
+    predicted to outgrow the memory.
     """
     requests, model = scenario.requests, scenario.model
     if not predicts(scenario):
         return requests
     mix, chance = model.mix, np.random.default_rng((scenario.seed, 1)).random((2, requests.arrival_s.size))
     pairs, row = np.unique(np.stack([mix.class_index, mix.decode_tokens]), axis=1, return_inverse=True)
-    ends = np.cumsum(sum_by(row.ravel(), mix.rate_rps))
-    own = (pairs[0] == requests.class_index[:, None]) & (pairs[1] == requests.decode_tokens[:, None])
-    mine = own @ np.diff(ends, prepend=0.0)
-    before = np.where(mine > 0, own @ np.concatenate([[0.0], ends[:-1]]), np.inf)
-    place = chance[1] * (ends[-1] - mine)
-    other = np.searchsorted(ends, np.where(place < before, place, place + mine), side="right")
-    kind, decode = pairs[:, np.minimum(other, ends.size - 1)]
+    rate, names = sum_by(row.ravel(), mix.rate_rps), [c.name for c in model.classes]
+    kind, decode = requests.class_index.copy(), requests.decode_tokens.copy()
+    for place, c in enumerate(model.classes):
+        of, weight = np.flatnonzero(requests.class_index == place), rate
+        if c.taken_for:
+            share = dict.fromkeys(names, 0.0) | dict(c.taken_for)
+            weight = rate / model.class_rates_rps[pairs[0]] * np.array([*share.values()])[pairs[0]]
+        ends = np.cumsum(weight)
+        own = (pairs[0] == place) & (pairs[1] == requests.decode_tokens[of, None])
+        mine, before = own @ weight, np.where(own.any(axis=1), own @ (ends - weight), np.inf)
+        spot = chance[1][of] * (ends[-1] - mine)
+        other = np.searchsorted(ends, np.where(spot < before, spot, spot + mine), side="right")
+        kind[of], decode[of] = pairs[:, np.minimum(other, np.searchsorted(ends, ends[-1]))]
     accuracy = np.array([1.0 if c.accuracy is None else c.accuracy for c in model.classes])
     fits = requests.input_tokens + decode + 1 <= model.replica.capacity_tokens
     wrong = (chance[0] >= accuracy[requests.class_index]) & fits

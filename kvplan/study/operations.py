@@ -25,8 +25,7 @@ from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, Progress, at_once
 from kvplan.simulation.fleet.scaling import SCRAPE_S, HorizontalPodAutoscaler, Metric, Pods, Watch
 from kvplan.simulation.policies import engine_settings
-from kvplan.simulation.policies.parameters import SHED_AFTER
-from kvplan.simulation.policies.protocol import Scenario
+from kvplan.simulation.policies.protocol import SHED_AFTER, Scenario
 from kvplan.study.fleet_day import LOOK_S, DayRun, FleetDay, course_of, with_day
 from kvplan.study.goodput import goodput
 from kvplan.study.replicas import most_simulated, scaled, stand_in

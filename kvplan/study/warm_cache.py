@@ -26,8 +26,7 @@ from kvplan.simulation.experiments.runner import Job, Progress, at_once, run_to_
 from kvplan.simulation.initial_state import Spans
 from kvplan.simulation.outcome import Outcome
 from kvplan.simulation.policies import POLICIES, engine_settings
-from kvplan.simulation.policies.parameters import SHED_AFTER
-from kvplan.simulation.policies.protocol import SEATS, Scenario, Settings
+from kvplan.simulation.policies.protocol import SEATS, SHED_AFTER, Scenario, Settings
 from kvplan.simulation.requests import saturated
 from kvplan.simulation.sessions import Burst, merged
 from kvplan.simulation.state import Span

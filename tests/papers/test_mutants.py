@@ -78,7 +78,8 @@ WRONG = tomli.loads((HERE / "mutants.toml").read_text("utf-8"))["mutants"]
 
 
 def test_mutants_are_many_and_differ_from_the_package() -> None:
-    assert len({each["what"] for each in WRONG}) == len(WRONG) >= 14
+    assert len({each["what"] for each in WRONG}) == len(WRONG) >= 40
+    assert sum("experiment" in each for each in WRONG) >= 14
     for each in WRONG:
         assert (PACKAGE / each["file"]).read_text("utf-8").count(each["right"]) == 1, each["what"]
 
@@ -86,16 +87,21 @@ def test_mutants_are_many_and_differ_from_the_package() -> None:
 @pytest.mark.parametrize(
     "mutant", [*at_night(*WRONG[:1]), WRONG[1], *at_night(*WRONG[2:])], ids=lambda each: each["what"]
 )
-def test_reproduce_alone_notices(mutant: dict[str, str], tmp_path: Path) -> None:
+def test_reproduce_alone_notices_or_a_test(mutant: dict[str, str], tmp_path: Path) -> None:
     copytree(PACKAGE, tmp_path / "kvplan", ignore=ignore_patterns("__pycache__"))
-    (tmp_path / "tests").symlink_to(HERE.parent)
+    for beside in ("tests", "tools", "pyproject.toml"):
+        (tmp_path / beside).symlink_to(HERE.parents[1] / beside)
     file = tmp_path / "kvplan" / mutant["file"]
     file.write_text(file.read_text("utf-8").replace(mutant["right"], mutant["wrong"]), "utf-8")
+    command = ["kvplan", "reproduce", mutant.get("experiment", "")]
+    if "test" in mutant:
+        command = ["pytest", "-q", "-x", "-n0", "-pno:cacheprovider", f"tests/{mutant['test']}"]
     found = subprocess.run(
-        [sys.executable, "-m", "kvplan", "reproduce", mutant["experiment"]],
+        [sys.executable, "-m", *command],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    assert "other verdicts than on record" in found.stderr, found.stdout + found.stderr
+    said = "1 failed" if "test" in mutant else "other verdicts than on record"
+    assert said in found.stdout + found.stderr, found.stdout + found.stderr

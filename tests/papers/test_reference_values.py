@@ -174,3 +174,10 @@ def test_a_small_clean_start_and_a_collapsed_one_of_theory_3() -> None:
     found = worst_cycle(model, stability(model), 0.8)
     assert found.throughput_rps == pytest.approx(0.8, rel=1e-12)
     assert found.danger_zone_rps == pytest.approx((0.8, 1.0), rel=1e-12)
+
+
+def test_the_cap_of_memory_that_the_equilibrium_fills_is_what_is_offered() -> None:
+    """WAIT 6.2: M* = 38,811.8 of 1,000 requests/s, of which an iteration reads all, so that d1 counts."""
+    rows = ((10, 20, 400.0), (10, 40, 300.0), (10, 80, 200.0), (10, 160, 100.0))
+    model = mix_model(*rows, memory=38_812, prefill="inline", timing=Timing(0.01, 1e-7))
+    assert rate_cap(model).per_second == pytest.approx(1_000, rel=1e-4)

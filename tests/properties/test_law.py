@@ -264,6 +264,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "most": 500,
         "rejected": 0.2,
         "accuracy": 0.5,
+        "taken_for": (("b", 0.5),),
         "input_law": Lengths.uniform(300, 900),
         "decode_law": Lengths.uniform(10, 120),
         "priority": 1,
@@ -311,7 +312,11 @@ UNMOVED = {
         ("class", "rejected", what): "in no rate, and no part in the blocks that are compared"
         for what in ("side by side", "sweep", "simulate", "explain")
     },
-    **{("class", "accuracy", what): "of policies that go by a predicted length" for what in EVERYWHERE},
+    **{
+        ("class", key, what): "of policies that go by a predicted length"
+        for key in ("accuracy", "taken_for")
+        for what in EVERYWHERE
+    },
     **{
         ("class", "longest", what): "no part in the blocks that are compared"
         for what in ("side by side", "sweep")

@@ -16,11 +16,11 @@ from oracle.live import replay
 from strategies import mix_model, one_class
 from tiers import at_night, examples
 
-from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.analysis.equilibrium import saturation, sustainable_rate
 from kvplan.engine import EngineName
 from kvplan.model import Admission, Engine, Plan, Prefill, Replica, ServingModel, Timing
 from kvplan.simulation.policies import engine_settings
-from kvplan.simulation.requests import saturated
+from kvplan.simulation.requests import Requests, saturated
 from kvplan.study.advice import CAP, GATEWAY, THRESHOLDS, Advice, advice
 from kvplan.study.operating_point import operating_point
 from kvplan.study.recovery import recovery
@@ -243,3 +243,69 @@ def test_a_cap_on_a_mix_serves_what_is_offered_in_a_second_simulator() -> None:
     assert sum(ran.evictions) <= 3
     assert served == pytest.approx(best.settings[1].value, rel=0.02)
     assert served > TWO_CLASSES.total_rate_rps
+
+
+def drawn(seed: int) -> ServingModel:
+    """Some lengths in slots of a second, at a rate between what greedy admission drains and what memory sustains."""
+    rng = np.random.default_rng((55, seed))
+    rows = [
+        (int(rng.integers(5, 150)), int(rng.integers(3, 40)), float(rng.uniform(0.3, 1)))
+        for _ in range(1 + seed % 3)
+    ]
+    memory = int(rng.uniform(12, 80) * np.mean([s + d / 2 for s, d, _ in rows]))
+    timing = Timing(1.0, float(rng.uniform(0, 0.5)) / memory)
+    model = mix_model(*rows, memory=memory, prefill=("disaggregated", "inline")[seed % 2], timing=timing)
+
+    def at(rate_rps: float) -> ServingModel:
+        factor = rate_rps / model.total_rate_rps
+        return replace(model, classes=tuple(replace(c, rate_rps=factor * c.rate_rps) for c in model.classes))
+
+    most = sustainable_rate(model)[1]
+    drains = recovery(at(0.97 * most), engine_settings(model)).rate_rps
+    assert drains is not None
+    assert drains < 0.95 * most
+    return at((drains + 0.98 * most) / 2)
+
+
+def slow_hour_after_a_flood(model: ServingModel, cap: float | None) -> tuple[int, int, int]:
+    """Who came and has not begun after an hour, how many the flood at its start was; and evictions."""
+    rng, rates = np.random.default_rng(5), np.array([c.rate_rps for c in model.classes])
+    flood, count = round(60 * rates.sum()), int(rng.poisson(3600 * rates.sum()))
+    kind = rng.choice(rates.size, flood + count, p=rates / rates.sum())
+    requests = Requests(
+        np.concatenate([np.zeros(flood), np.sort(rng.random(count) * 3600)]),
+        np.array([c.input_tokens for c in model.classes])[kind],
+        np.array([c.decode_tokens[0] for c in model.classes])[kind],
+        kind,
+    )
+    policy, given = ("greedy", {}) if cap is None else ("rate-limited", {"beta": cap})
+    ran = slow_simulator.simulate(policy, requests, model.timing, model.replica, given, horizon_s=3600.0)
+    return sum(first is None for first in ran.first_token_s), flood, sum(ran.evictions)
+
+
+# of the first two dozen those of which that cap sustains the load; three more drain without it
+@pytest.mark.parametrize("seed", at_night(0, 3, 6, 9, 12, 13, 14, 15, 18, 21))
+def test_a_cap_that_sustains_the_load_is_advised_with_its_rate(seed: int) -> None:
+    """After a flood nobody is evicted for an hour, and fewer wait; without the cap more do than the flood was.
+
+    Of two lengths one request in some thousands is: the cap is on both together.
+    """
+    model = drawn(seed)
+    [settings] = [one.settings for one in advised(model) if one.settings[0].name == CAP]
+    assert [s.name for s in settings] == [CAP, GATEWAY]
+    assert settings[1].value > model.total_rate_rps
+    waiting, flood, evicted = slow_hour_after_a_flood(model, settings[0].value)
+    assert evicted <= 0.001 * 3600 * model.total_rate_rps * (len(model.classes) > 1)
+    assert waiting < flood
+    waiting_by_greedy, _, evicted_by_greedy = slow_hour_after_a_flood(model, None)
+    assert waiting_by_greedy > flood
+    assert evicted_by_greedy > 100
+
+
+@pytest.mark.parametrize("seed", at_night(11, 23))
+def test_no_cap_is_advised_that_loses_throughput(seed: int) -> None:
+    """Of three lengths in little memory a cap evicts as well, and serves less than greedy admission."""
+    model = drawn(seed)
+    assert not any(one.settings[0].name == CAP for one in advised(model))
+    cap = saturation(model).admissions_per_iteration
+    assert slow_hour_after_a_flood(model, cap)[0] > slow_hour_after_a_flood(model, None)[0]

@@ -181,6 +181,11 @@ BEYOND_JSON_SCHEMA = {
     *("lognormal mean of no number", "shared beyond the shortest input", "reuse of inputs that vary"),
     *("more segments than lengths", "steps out of order", "two steps at once", "step after the period"),
     *("factor of no class", "class that never arrives", "peak after the period", "rates 0"),
+    *(
+        "taken for a class that is not there",
+        "taken for its own class",
+        "more taken for others than there are",
+    ),
 }
 
 

@@ -1,16 +1,20 @@
 """What WAIT serves where whole thresholds do not fit: short runs say what much longer ones do."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from strategies import mix_model
-from tiers import at_night
+from tiers import at_night, is_night
 
 from kvplan.analysis.wait import wait
 from kvplan.model import Plan, ServingModel, Timing
 from kvplan.simulation.backlog import OpenRun
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.policies.protocol import Scenario, Settings
-from kvplan.study.operating_point import tried
+from kvplan.study import operating_point
+from kvplan.study.operating_point import run_window, tried
+from kvplan.study.windows import Window
 
 FAST, BOUND = Timing(0.008, 4e-8, 1e-6), Timing(0.02, 1e-7, 2e-4)
 THREE = (4000, 100, 5.0), (4000, 200, 5.0), (4000, 300, 5.0)
@@ -44,13 +48,22 @@ def served_for_long(model: ServingModel, thresholds: tuple[float, ...], requests
 
 
 @pytest.mark.parametrize("name", ["three lengths", "long answers", *at_night(*list(OVERLOADED)[2:])])
-def test_short_runs_say_what_long_ones_do(name: str) -> None:
-    model = OVERLOADED[name]
+def test_short_runs_say_what_long_ones_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At night of twenty times as many requests."""
+    model, arrived = OVERLOADED[name], 0
+
+    def counted(*given: Any) -> Window:
+        nonlocal arrived
+        seen = run_window(*given)
+        arrived = seen.arrived
+        return seen
+
+    monkeypatch.setattr(operating_point, "run_window", counted)
     overload = wait(model).overload
     assert overload.thresholds is not None
     found = tried(overload, model, Plan())
     assert found.simulated_rps == pytest.approx(
-        served_for_long(model, overload.thresholds, 400_000), rel=0.02
+        served_for_long(model, overload.thresholds, 40 * arrived if is_night() else 400_000), rel=0.02
     )
     assert found.simulated_shares is not None
     assert np.sum(found.simulated_shares) == pytest.approx(1)

@@ -17,7 +17,7 @@ from kvplan.simulation.experiments.load import (
     Load,
 )
 from kvplan.simulation.policies import POLICIES
-from kvplan.simulation.policies.protocol import LIMITS_OF, Settings
+from kvplan.simulation.policies.protocol import LIMITS_OF, TIMES, Settings
 from kvplan.simulation.requests import Requests, first
 from kvplan.simulation.sessions import Burst
 from kvplan.units import COUNT_UNITS, parse_time
@@ -181,7 +181,7 @@ def chosen(names: Sequence[str], settings: Sequence[str], grid: Sequence[str] = 
         if key in given[policy]:
             raise UsageError(f"{place}: {policy}.{key} is set twice")
         words = POLICIES[policy].words.get(key)
-        given[policy][key] = _numbers(place, value) if words is None else (_word(place, value, words),)
+        given[policy][key] = _numbers(place, key, value) if words is None else (_word(place, value, words),)
     axes: dict[str, dict[str, tuple[float, ...]]] = {name: {} for name in given}
     for text in grid:
         place = f"--grid {text[:60]!r}"
@@ -265,11 +265,11 @@ def _word(place: str, value: str, words: tuple[str, ...]) -> float:
     return float(words.index(value))
 
 
-def _numbers(place: str, value: str) -> tuple[float, ...]:
+def _numbers(place: str, key: str, value: str) -> tuple[float, ...]:
     try:
         numbers = tuple(float(part) for part in value.split(","))
     except ValueError:
-        numbers = (math.nan,)
+        numbers = (parse_time(value, place) if key in TIMES else math.nan,)
     if not all(map(math.isfinite, numbers)):
         raise UsageError(f"{place}: a number is wanted, or several with commas")
     return numbers

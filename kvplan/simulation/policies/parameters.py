@@ -10,13 +10,19 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.model import IntArray
 from kvplan.simulation.initial_state import Setup
-from kvplan.simulation.policies.protocol import SEQUENCES, TOKENS, Scenario, Settings, as_engines_count
+from kvplan.simulation.policies.protocol import (
+    SEQUENCES,
+    SHED_AFTER,
+    TOKENS,
+    Scenario,
+    Settings,
+    as_engines_count,
+)
 
 UNLIMITED = 1 << 50
 MOST_RUNNING = {SEQUENCES: "most requests running; the profile's"}
 LIMITS = {**MOST_RUNNING, TOKENS: "token budget of an iteration; the profile's"}
 _MOST_PARTS = 10_000  # of a prompt, an iteration each; ten million tokens in parts of a thousand, say
-SHED_AFTER = "shed_after"
 PATIENCE = {SHED_AFTER: "seconds of waiting after which a request that has never run is given up; never"}
 
 

@@ -21,6 +21,7 @@ LARGEST = 10**12  # of a parameter, as of the memory: what is counted with it st
 SEQUENCES, TOKENS = "max_num_seqs", "max_num_batched_tokens"
 SEATS = (SEQUENCES, "max_running_requests")  # what policies call the most requests that run
 LIMITS_OF = {**dict.fromkeys(SEATS, SEQUENCES), TOKENS: TOKENS}  # of `[gpu]`, by parameter
+RESOLVE, SHED_AFTER = TIMES = ("resolve", "shed_after")  # parameters in seconds
 _NEVER = 1 << 40  # stages; a group with this end keeps its members until they are done
 
 
