@@ -24,7 +24,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 530,
     "kvplan/profile": 2_900,  # to become 2,100
     "kvplan/model": 3_330,  # to become 2,600
-    "tests": 43_800,  # to become 38,000
+    "tests": 43_630,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
     "docs": 3_540,
