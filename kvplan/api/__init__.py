@@ -151,7 +151,7 @@ def check(asked: CheckOptions) -> "Checked":
         changes=asked.remedies,
         progress=asked.progress,
     )
-    return outcomes.of_check(found)
+    return outcomes.Checked._make(found)
 
 
 @takes(ImportOptions)

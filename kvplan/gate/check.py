@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from kvplan.errors import ExitCode, ProfileError, UsageError
 from kvplan.gate.judgement import Judgement, Subject, holds, is_costly, judge, value_of
@@ -108,8 +108,7 @@ class Problem:
     line: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """A profile, judged.
 
     `source` is what messages call it, `file` None for standard input and shipped profiles, name and hash None where it
@@ -179,7 +178,8 @@ def check(
     >>> check(profile, None, [parse("load.load_factor_max >= 1.2")]).outcome
     <Outcome.UNUSABLE: 'unusable'>
     """
-    subject = Subject(ProfileIdentity(profile.name, profile.sha256), report_of(profile, progress), tries=True)
+    identity = {"profile": ProfileIdentity(profile.name, profile.sha256)}
+    subject = Subject(Analyses(profile.model, profile.plan, identity, progress=progress), tries=True)
     results: list[Result] = []
     problems = list(_refused(profile, {*profile.accepted, *accepted}))
 
@@ -252,11 +252,6 @@ def _missed(analyses: Analyses, results: Sequence[Result]) -> Iterator[str]:
                 f"{slo.key} of [slo] is missed: it is {slo.written(value)} at the offered rate. To gate that: "
                 f"latency.{slo.text}."
             )
-
-
-def report_of(profile: Profile, progress: Progress | None = None) -> Analyses:
-    """Return the blocks of a profile's report, each computed when it is asked for."""
-    return Analyses(profile.model, profile.plan, progress=progress)
 
 
 def _problem(profile: Profile, error: UsageError, place: tuple[str | int, ...] = ()) -> Problem:

@@ -10,14 +10,13 @@ from kvplan.analysis.stability import UNCERTIFIED
 from kvplan.errors import UsageError
 from kvplan.gate.requirement import PLAN_HOLDS, Key, Requirement, Value, quoted
 from kvplan.gate.simulated import Standing, standing
-from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
+from kvplan.report.assembly import Analyses
 from kvplan.report.keys import BLOCKS, Kind
 from kvplan.report.ledger import KeyPath, Named, at, parsed, plain
 from kvplan.report.words import Status
 from kvplan.study.objectives import State
 from kvplan.study.operating_point import Status as Growth
 from kvplan.units import rounded
-from kvplan.version import __version__
 
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
@@ -52,8 +51,7 @@ class Subject:
     runs that are long enough to tell; without, a trial has no value, and the intervals of the report decide.
     """
 
-    def __init__(self, identity: ProfileIdentity, analyses: Analyses, *, tries: bool = False) -> None:
-        self.identity = identity
+    def __init__(self, analyses: Analyses, *, tries: bool = False) -> None:
         self.analyses = analyses
         self.tries = tries
         self._blocks: dict[str, Any] = {}
@@ -62,13 +60,7 @@ class Subject:
     def block(self, name: str) -> Any:
         """Return a block of the report as the contract has it."""
         if name not in self._blocks:
-            fixed = {
-                "schema_version": SCHEMA_VERSION,
-                "kvplan_version": __version__,
-                "profile": self.identity,
-            }
-            found = fixed[name] if name in fixed else getattr(self.analyses, name)
-            self._blocks[name] = plain(found, name)
+            self._blocks[name] = plain(getattr(self.analyses, name), name)
         return self._blocks[name]
 
     def value(self, key: Key) -> Value:
@@ -165,7 +157,7 @@ def judge(requirement: Requirement, subject: Subject) -> Judgement:
     >>> from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
     >>> chat = RequestClass("a", 5, (1,), (1.0,), 1.0)
     >>> model = ServingModel((chat,), Timing(1.0), Replica(60))
-    >>> subject = Subject(ProfileIdentity("small", ""), Analyses(model, Plan()))
+    >>> subject = Subject(Analyses(model, Plan()))
     >>> judge(parse("load.sustainable_rps >= 12"), subject)
     Judgement(got=10.0, margin=-2.0, passed=False, doubt='')
     """

@@ -122,12 +122,15 @@ def analyze(
     >>> report.verdict.status, report.verdict.binding, round(report.worst_cycle.loss, 3)
     (<Status.NEEDS_CAP: 'needs_cap'>, 'kv_memory', 0.2)
     """
-    analyses = Analyses(model, plan or Plan(), progress=progress)
-    return report_of(analyses, ProfileIdentity(name, sha256), trial=trial)
+    known = {"profile": ProfileIdentity(name, sha256)}
+    return report_of(Analyses(model, plan or Plan(), known, progress=progress), trial=trial)
 
 
 class Analyses(Figures):
     """The figures of a model and what is to be said of them: the blocks of a report by their names."""
+
+    schema_version, kvplan_version = SCHEMA_VERSION, __version__
+    profile = ProfileIdentity("", "")
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -156,15 +159,11 @@ class Analyses(Figures):
         return caveat(self.model)
 
 
-def report_of(analyses: Analyses, profile: ProfileIdentity, *, trial: bool = False) -> Report:
+def report_of(analyses: Analyses, *, trial: bool = False) -> Report:
     """Collect all blocks of a model's analyses; `trial`: with runs of a warm prefix cache and beside it among them."""
-    own: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "kvplan_version": __version__,
-        "profile": profile,
-    }
+    own: dict[str, Any] = {}
     if trial:
-        own["prefix_cache"], own["notes"] = analyses.tried_prefix_cache, notes(analyses, tried=True)
+        own = {"prefix_cache": analyses.tried_prefix_cache, "notes": notes(analyses, tried=True)}
     return Report(**{name: own[name] if name in own else getattr(analyses, name) for name in Report._fields})
 
 

@@ -5,17 +5,17 @@ A template's values are quoted wherever they could be read as anything else; wor
 
 import re
 import textwrap
-from functools import cache
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kvplan.emit.service import Service
 from kvplan.model import Plan
 from kvplan.options import Target
 from kvplan.show import page
+from kvplan.show.html import template
 from kvplan.simulation.fleet.scaling import LatencyRule
 from kvplan.study.operations import Operations
 from kvplan.units import format_percent, format_seconds
@@ -30,18 +30,15 @@ def text(
     target: Target, operations: Operations, service: Service, plan: Plan, *, name: str, sha256: str
 ) -> str:
     """Write what operates a service, with comments that say what it rests on."""
-    rendered = (
-        _environment()
-        .get_template(f"{target}.yaml.j2")
-        .render(
-            operations=operations,
-            target=target,
-            rule=LatencyRule,
-            service=service,
-            objectives="; ".join(slo.text for slo in plan.slos),
-            name=name,
-            origin=page.origin(sha256),
-        )
+    written = template("kvplan.emit", f"{target}.yaml.j2", _scalar, trim=True, **_FILTERS)
+    rendered = written.render(
+        operations=operations,
+        target=target,
+        rule=LatencyRule,
+        service=service,
+        objectives="; ".join(slo.text for slo in plan.slos),
+        name=name,
+        origin=page.origin(sha256),
     )
     found = warning(operations.worst_within, operations.aim)
     return _COMMENT.sub(_wrapped, rendered if found is None else f"# {found}\n{rendered}")
@@ -55,26 +52,6 @@ def warning(worst: float | None, aim: float) -> str | None:
         f"WARNING: {worst:.2%} of the requests of the worst simulated day are within the objectives; the aim is "
         f"{aim:.2%}, half a point less than in an idle fleet"
     )
-
-
-@cache
-def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("kvplan.emit", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_scalar,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    made.filters |= {
-        "line": _line,
-        "number": _number,
-        "percent": lambda share: Markup(format_percent(share)),
-        "seconds": lambda seconds: Markup(format_seconds(seconds)),
-    }
-    return made
 
 
 def _number(value: float) -> str:
@@ -105,8 +82,12 @@ def _scalar(value: Any) -> Markup:
     return Markup('"' + "".join(signs) + '"')
 
 
-def _line(words: str) -> Markup:
-    return Markup(page.printable(" ".join(words.split())))
+_FILTERS: Mapping[str, Callable[..., Any]] = {
+    "line": lambda words: Markup(page.printable(" ".join(words.split()))),
+    "number": _number,
+    "percent": lambda share: Markup(format_percent(share)),
+    "seconds": lambda seconds: Markup(format_seconds(seconds)),
+}
 
 
 def _wrapped(comment: re.Match[str]) -> str:

@@ -21,7 +21,7 @@ from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import model_of, plan_of, with_values
 from kvplan.profile.relations import Problem
 from kvplan.ranges import MAX_MEMORY_TOKENS
-from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
+from kvplan.report.assembly import Analyses, ProfileIdentity
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.study.drain import Drain
 from kvplan.study.recovery import Recovery
@@ -99,11 +99,7 @@ def _other_shares(tables: Mapping[str, Any], changes: Mapping[KeyPath, Number]) 
 
 def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> tuple[list[Value], str | None]:
     """The figures of a point, and why some are missing."""
-    blocks: dict[str, object] = {
-        "schema_version": SCHEMA_VERSION,
-        "kvplan_version": sweep.version,
-        "profile": ProfileIdentity(sweep.name, sweep.sha256),
-    }
+    known["profile"] = ProfileIdentity(sweep.name, sweep.sha256)
     if _shares_stability(sweep):
         cold = with_cold_cache(one_replica(point.model))
         known["stability"] = _stability(_with_room(cold))
@@ -124,8 +120,7 @@ def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> t
         if column.block == "simulation":
             figures.append(column.of(results.get(column.policy)))
         else:
-            block = blocks[column.block] if column.block in blocks else getattr(analyses, column.block)
-            figures.append(column.of(block))
+            figures.append(column.of(getattr(analyses, column.block)))
     return figures, error
 
 

@@ -27,7 +27,7 @@ from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
 from kvplan.model.slo import Slo, parse_slo
 from kvplan.profile.reading import load_profile
-from kvplan.report.assembly import Analyses, ProfileIdentity
+from kvplan.report.assembly import Analyses
 from kvplan.simulation.intervals import Trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S
@@ -306,7 +306,7 @@ def test_a_limit_of_a_requirement_is_decided_by_runs(key: str) -> None:
 
 def judged(model: ServingModel, text: str, *slos: str) -> tuple[bool, str]:
     analyses = Analyses(model, Plan(slos=tuple(map(parse_slo, slos))))
-    found = judge(parse(text), Subject(ProfileIdentity("n", ""), analyses, tries=True))
+    found = judge(parse(text), Subject(analyses, tries=True))
     return found.passed, found.doubt
 
 
