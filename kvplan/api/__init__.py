@@ -242,6 +242,6 @@ def sweep(asked: SweepOptions) -> "Sweep":
     """
     from kvplan.api import results, services
     from kvplan.sweeps.definition import asked_for
-    from kvplan.sweeps.results import arrays
+    from kvplan.sweeps.store import arrays
 
     return results.Sweep(arrays(asked_for(services.profile(asked.profile), asked)))

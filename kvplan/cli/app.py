@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvplan.cli import analyze, check, emit, few, importing, measure, plan, simulate, sweep
+from kvplan.cli import analyze, check, emit, few, importing, plan, simulate, sweep
 from kvplan.cli.common import say
 from kvplan.cli.output import ClosedPipeError, abandon_standard_output, write_result
 from kvplan.errors import EngineError, ExitCode, UsageError
@@ -45,7 +45,7 @@ def _kvplan(
 
 _EXAMPLES: dict[Callable[..., None], str] = {
     plan.plan: "kvplan plan Llama-3.1-70B --gpu H100 --rate 12 --in 3000 --out 400 --slo ttft-p95=2s",
-    measure.measure: "kvplan measure plan.toml --with vllm -o bench.sh",
+    plan.measure: "kvplan measure plan.toml --with vllm -o bench.sh",
     analyze.analyze: "kvplan analyze llama-3.1-8b-rtx4090 --format markdown -o capacity.md",
     check.check: "kvplan check my-service.toml --require 'verdict.status == stable'",
     few.diff: "kvplan diff before.toml after.toml",

@@ -1,4 +1,4 @@
-"""`kvplan plan`: from a model, GPUs and a demand to replicas, settings and price."""
+"""`kvplan plan`: from a model, GPUs and a demand to replicas and price; `kvplan measure`: runs that settle it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from kvplan.cli import common, completion, options
 from kvplan.cli.options import argument
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode
-from kvplan.options import PlanOptions
+from kvplan.options import MeasureOptions, PlanOptions
 
 _SILENT_S = 5.0  # between two lines where nobody watches
 
@@ -84,3 +84,21 @@ def seldom(say: Callable[[str], None]) -> Callable[[str], None]:
             say(what)
 
     return passed
+
+
+@options.of(MeasureOptions)
+def measure(
+    asked: options.Asked,
+    profile: options.Profile = None,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
+) -> None:
+    """Propose the runs of a load generator that settle a plan. -o bench.sh writes them as a script."""
+    from kvplan.show.measure import view
+
+    check_writable(output)
+    found = api.measure(common.read(profile, output), **asked)
+    script = output if output is not None and output.suffix == ".sh" else None
+    common.write(view(found, found.asked.tool, memory=found.asked.memory), format, None if script else output)
+    if script is not None:
+        write_result(found.script, script)

@@ -29,7 +29,7 @@ from kvplan.model import ServingModel, as_written
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import Analyses
-from kvplan.report.prefix_cache import good_rps
+from kvplan.report.blocks import good_rps
 from kvplan.solve import boundary, first_of_steps, least_whole
 from kvplan.units import BYTE_UNITS
 

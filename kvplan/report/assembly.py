@@ -18,14 +18,12 @@ from kvplan.analysis.stability import Stability
 from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
 from kvplan.model import Plan, ServingModel
+from kvplan.report.blocks import CacheBlock, Context, Cost, FleetBlock, LayoutBlock
 from kvplan.report.figures import Figures
-from kvplan.report.fleet import FleetBlock
 from kvplan.report.inputs import Inputs, caveat, headroom_range
 from kvplan.report.keys import WORDS
 from kvplan.report.ledger import Ledger, plain
 from kvplan.report.notes import Source, notes, sources
-from kvplan.report.prefix_cache import CacheBlock
-from kvplan.report.replica import Context, Cost, LayoutBlock
 from kvplan.report.verdict import actions, headroom_ends, summary
 from kvplan.report.wording import interval
 from kvplan.report.words import Basis, Status

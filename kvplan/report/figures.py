@@ -20,10 +20,20 @@ from kvplan.analysis.worst_window import Peak, peak
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import TIMES, Slo
-from kvplan.report.fleet import FleetBlock, fleet_block
+from kvplan.report.blocks import (
+    CacheBlock,
+    Context,
+    Cost,
+    FleetBlock,
+    LayoutBlock,
+    cache_block,
+    context,
+    cost,
+    fleet_block,
+    layout_block,
+    with_trial,
+)
 from kvplan.report.inputs import Inputs, inputs
-from kvplan.report.prefix_cache import CacheBlock, cache_block, with_trial
-from kvplan.report.replica import Context, Cost, LayoutBlock, context, cost, layout_block
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.runner import Progress
 from kvplan.simulation.policies import engine_settings

@@ -69,7 +69,7 @@ class Record(NamedTuple):
     formula
         With the symbols of the papers; empty where there is nothing to compute.
     inputs
-        What the formula rests on, apart by blanks: keys of the report, and names of `kvplan.report.quantities`.
+        What the formula rests on, apart by blanks: keys of the report, and names of `kvplan.report.explain`.
     source
         Paper key and equation, or ``new``.
     label, format

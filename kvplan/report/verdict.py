@@ -7,10 +7,10 @@ from typing import Any
 from kvplan.analysis.concurrency import engine_never_evicts, never_grows
 from kvplan.analysis.equilibrium import per_request, saturation
 from kvplan.model import ServingModel
+from kvplan.report.blocks import enough_memory
 from kvplan.report.figures import Figures
 from kvplan.report.keys import SCREENS, WORDS
 from kvplan.report.ledger import Ledger
-from kvplan.report.prefix_cache import enough_memory
 from kvplan.report.wording import sentence, sentences
 from kvplan.report.words import Status
 from kvplan.study.advice import ADMISSION, BUDGETS, CAP, GATEWAY, THRESHOLDS, Advice

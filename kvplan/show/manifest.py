@@ -5,7 +5,7 @@ A template's values are quoted wherever they could be read as anything else; wor
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from kvplan.show import page
 from kvplan.show.html import template
 from kvplan.simulation.fleet.scaling import LatencyRule
 from kvplan.study.operations import Operations
-from kvplan.units import format_percent, format_seconds
+from kvplan.study.verification import SEEDS, Way
+from kvplan.units import format_number, format_percent, format_seconds
 
 _COLUMNS = 110
 _COMMENT = re.compile("^( *)# (.*)", re.MULTILINE)
@@ -98,4 +99,28 @@ def _wrapped(comment: re.Match[str]) -> str:
         initial_indent=f"{indent}# ",
         subsequent_indent=f"{indent}#   ",
         break_on_hyphens=False,
+    )
+
+
+_WAYS: page.Columns[Way] = {
+    page.Column("Settings"): lambda way: way.name,
+    page.words("Per replica"): lambda way: way.control,
+    page.number("Within"): lambda way: format_percent(way.within),
+    page.number("Worst day"): lambda way: format_percent(way.worst),
+    page.number("GPU-hours"): lambda way: format_number(way.gpu_hours),
+}
+
+
+def simulated_days(ways: Sequence[Way]) -> page.Section:
+    """Show requests within the objectives and GPU-hours of a day."""
+    return page.section(
+        "verification",
+        "Simulated days",
+        page.tabulate(_WAYS, ways),
+        notes=(
+            f"{len(SEEDS)} days that the headroom was not chosen by; requests whose own times are within the "
+            "objectives, and GPU-hours of a day, loading and draining included.",
+            "Guesses that are deployed: KV usage as Value, waiting requests as AverageValue; latency is llm-d's "
+            "rule, with its own behavior: predicted latency is simulated. All keep the same bounds of replicas.",
+        ),
     )

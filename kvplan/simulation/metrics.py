@@ -36,12 +36,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.model import FloatArray, IntArray
-from kvplan.simulation.estimates import FIGURES, QUANTILES, Gaps, Times
-from kvplan.simulation.intervals import (
+from kvplan.simulation.estimates import (
+    FIGURES,
+    QUANTILES,
+    Gaps,
     Interval,
+    Times,
     Trend,
-    around,
     batch_edges,
+    bounded,
     over_runs,
     ratio,
     together,
@@ -452,11 +455,11 @@ class _Run:
         if self.outcome.ending is not Ending.LIVELOCK:
             if self.outcome.series.time_s.size >= _MIN_RECORDS:
                 widths = self.half_widths()
-                known |= {key: around(figures[key], width) for key, width in widths.items()}
+                known |= {key: bounded(figures[key], width) for key, width in widths.items()}
                 known["kv_tokens.p99"] = self.kv_interval(QUANTILES["p99"])
             if self.completed >= _MIN_RECORDS:
                 widths = self.half_widths_by_request()
-                known |= {key: around(figures[key], width) for key, width in widths.items()}
+                known |= {key: bounded(figures[key], width) for key, width in widths.items()}
             known |= self.latencies[1]
         return {key: known.get(key) for key in figures}
 

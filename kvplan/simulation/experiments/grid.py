@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.model import FloatArray
+from kvplan.simulation.estimates import Interval, half_width_over_runs
 from kvplan.simulation.experiments.study import Study
-from kvplan.simulation.intervals import Interval, half_width_over_runs
 from kvplan.simulation.metrics import MORE_IS_BETTER, PolicyResult, RunStatus
 
 
