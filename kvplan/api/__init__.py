@@ -1,4 +1,4 @@
-"""What programs and notebooks call; everything heavy is imported when a function is called."""
+"""Functions for programs and notebooks; everything heavy is imported when one is called."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What `kvplan.plan`, `kvplan.check` and `kvplan.import_files` return; apart, since their imports take longer."""
+"""Results of `kvplan.plan`, `check`, `import_files` and `measure`; apart, since their imports take longer."""
 
 from pathlib import Path
 

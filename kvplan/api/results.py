@@ -1,4 +1,4 @@
-"""What the functions of kvplan return: the results of the package, which also show themselves."""
+"""Results of kvplan's functions, which also show themselves."""
 
 import json
 import math

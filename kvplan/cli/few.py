@@ -15,14 +15,14 @@ from kvplan.errors import ExitCode, UsageError, did_you_mean
 
 
 class PageFormat(StrEnum):
-    """How an explanation is written."""
+    """Formats of an explanation."""
 
     TEXT = "text"
     MARKDOWN = "markdown"
 
 
 class Described(StrEnum):
-    """What a JSON Schema describes."""
+    """Subjects of a JSON Schema."""
 
     PROFILE = "profile"
     REPORT = "report"

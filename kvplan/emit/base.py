@@ -24,12 +24,12 @@ class Flag(NamedTuple):
 
     @property
     def words(self) -> str:
-        """As a command has them."""
+        """Arguments of a command."""
         return self.flag if self.value is None else f"{self.flag} {self.value}"
 
 
 class Known(NamedTuple):
-    """What flags.toml says of a flag; a `section` of the configuration file if it is inside one."""
+    """A flag of flags.toml; `section` is that of the configuration file it belongs to, if any."""
 
     takes: str | Mapping[str, str]
     since: str = ""

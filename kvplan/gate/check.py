@@ -31,7 +31,7 @@ _MEASURED_BY = {"gpu": "LOG", "timing": "RESULT...", "workload": "REQUESTS"}
 
 
 class Outcome(StrEnum):
-    """What is known of a profile in the end."""
+    """Verdict on a profile."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -39,7 +39,7 @@ class Outcome(StrEnum):
 
 
 class Origin(StrEnum):
-    """Who demands it."""
+    """Where a demand was made."""
 
     PROFILE = "profile"
     OPTION = "option"
@@ -49,7 +49,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a key may drift from a baseline in either direction, as a share of the value there."""
+    """Drift of a key from a baseline that is tolerated, up or down, as a share of the value there."""
 
     key: Key
     share: float

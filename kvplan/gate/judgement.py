@@ -37,7 +37,7 @@ class Limit(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How a figure stands to an upper limit; `value` by the runs that decided, None where the queue grows."""
+    """Verdict on an upper limit of a figure; `value` by the runs that decided, None where the queue grows."""
 
     state: State
     value: float | None

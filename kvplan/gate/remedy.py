@@ -44,7 +44,7 @@ Passes = Callable[[Subject], bool]
 
 
 class Lever(StrEnum):
-    """What is changed."""
+    """Quantity that a remedy changes."""
 
     RATE = "rate"
     MEMORY = "memory"
@@ -183,7 +183,7 @@ class _Searched(Analyses):
 
 @dataclass(frozen=True)
 class _Search:
-    """What is changed, until it passes."""
+    """Search for the smallest change that passes, lever by lever."""
 
     profile: Profile
     subject: Subject

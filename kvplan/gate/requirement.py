@@ -32,7 +32,7 @@ class Key:
 
     @property
     def kind(self) -> Kind:
-        """What the key holds; of two numbers one is meant."""
+        """Kind of the key's value; a pair stands for each of its numbers."""
         return Kind.NUMBER if self.record.kind is Kind.PAIR else self.record.kind
 
     @property

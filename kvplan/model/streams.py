@@ -1,4 +1,4 @@
-"""What requests cost and what they leave in a prefix cache: streams of requests, with exact moments (theory §8).
+"""Streams of requests: their cost, and what they leave in a prefix cache, with exact moments (theory §8).
 
 A prompt longer than the token budget has its parts as if nothing of it were found, so that rates are rather too low
 where much is; of turns of sessions, of which most is found, none are counted.

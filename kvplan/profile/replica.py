@@ -129,14 +129,14 @@ class Gpu(Table, title="Replica"):
 
     @property
     def parallelism(self) -> Parallelism:
-        """Of its ranks; GPUs of which nothing else is said are tensor-parallel."""
+        """Parallelism of its ranks; GPUs of which nothing else is said are tensor-parallel."""
         data, pipeline = self.data_parallel, self.pipeline_parallel
         tensor = self.tensor_parallel or max(1, (self.gpus or 1) // (data * pipeline))
         return Parallelism(tensor, data, self.expert_parallel, pipeline, self.context_parallel)
 
     @property
     def capacity_tokens(self) -> int:
-        """Of one data-parallel rank."""
+        """KV capacity of one data-parallel rank."""
         if self.memory is not None and self.kv_bytes_per_token is not None:
             return self.memory // self.kv_bytes_per_token
         if self.kv_blocks is not None:
@@ -162,7 +162,7 @@ class Gpu(Table, title="Replica"):
 
     @property
     def _caches_prefixes(self) -> bool:
-        """As it is said; engines do by default, but where layers keep states."""
+        """As the profile says; by default engines do, except where layers keep states."""
         states = any(one.kind is Attention.STATE for one in self.kv)
         return self.prefix_caching and not (states and "prefix_caching" not in self.model_fields_set)
 

@@ -307,7 +307,7 @@ class Workload(Table, title="Workload"):
     """Recorded requests that simulations replay, at the rate of the profile: a file, beside the profile."""
 
     def rates(self, classes: list[str]) -> "Schedule | None":
-        """How the rates of these classes vary."""
+        """Schedule of the rates of these classes."""
         if not self.schedule or self.period is None:
             return None
         from kvplan.model.schedule import Sinusoid, Steps

@@ -143,17 +143,17 @@ class Analyses(Figures):
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed or not modelled."""
+        """Assumptions, and what is not modelled."""
         return notes(self)
 
     @cached_property
     def actions(self) -> tuple[str, ...]:
-        """What to do, most important first."""
+        """Advice, most important first."""
         return actions(self)
 
     @cached_property
     def caveat(self) -> str:
-        """What the first screen says of inputs that are not sure; empty where they are."""
+        """Doubts about inputs, for the first screen; empty where there are none."""
         return caveat(self.model)
 
 

@@ -84,7 +84,7 @@ def cost(
 
 
 class Context(NamedTuple):
-    """How many tokens requests have, prompt and answer together; the keys of the report's `context` block."""
+    """Tokens of requests, prompt and answer together; the keys of the report's `context` block."""
 
     limit: int | None
     mean: float
@@ -216,7 +216,7 @@ class SustainableRps(NamedTuple):
 
 
 class HostState(NamedTuple):
-    """What a host tier finds at the offered rate, and from what it brings a full replica back."""
+    """Hits of a host tier at the offered rate, and the rate from which it brings a full replica back."""
 
     hit_ratio: float | None = None
     characteristic_time_s: float | None = None
@@ -226,14 +226,14 @@ class HostState(NamedTuple):
 
 
 class CollapsedState(NamedTuple):
-    """What is served once the cache is empty for good."""
+    """Rates once the cache is empty for good."""
 
     throughput_rps: float | None = None
     iteration_time_s: float | None = None
 
 
 class TrialState(NamedTuple):
-    """What runs of a warm cache at the offered rate showed, where they were asked for; `summary` in words."""
+    """Outcome of runs of a warm cache at the offered rate, where they were asked for; `summary` in words."""
 
     runs: int | None = None
     lasted: int | None = None

@@ -1,4 +1,4 @@
-"""What a number of the report means: its formula and source, its value, and the values that it rests on.
+"""Pages that explain a number of the report: formula and source, its value, and the values that it rests on.
 
 Formulas name figures of the report, and quantities beside it; of those symbol and meaning are in `keys.toml`. `find`
 looks a key up in the registry (`kvplan.report.keys`); `explain` and `summarise` add the numbers of a report.
@@ -197,7 +197,7 @@ _COLD = (
 
 
 class Found(NamedTuple):
-    """What was asked for: one key, perhaps one entry of its list, or all keys of a block."""
+    """Keys that were asked for: one, perhaps one entry of its list, or all of a block."""
 
     name: str
     records: tuple[Record, ...]
@@ -213,7 +213,7 @@ class Row(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What a formula rests on; `meaning` is a key where it is a figure of the report, `symbol` may be empty."""
+    """An input of a formula; `meaning` is a key where it is a figure of the report, `symbol` may be empty."""
 
     symbol: str
     value: str

@@ -108,7 +108,7 @@ class Figures:
 
     @cached_property
     def recovers(self) -> Recovers | None:
-        """Whether a standard burst is recovered from in time; None where any backlog is asked about instead."""
+        """Recovery from a standard burst in time; None where any backlog is asked about instead."""
         if self.whole.arrivals.trace is not None:
             return None
         within_s = recover_within_s(self.model, self.plan)
@@ -121,7 +121,7 @@ class Figures:
 
     @cached_property
     def judged(self) -> Judged:
-        """Whether they meet the demand, slower and with headroom, and recover from a burst."""
+        """Verdict on those replicas: the demand, slower and with headroom, and a burst."""
         return self.size.own()
 
     @cached_property
@@ -159,7 +159,7 @@ class Figures:
 
     @cached_property
     def drain(self) -> Drain:
-        """How long a standard burst is felt."""
+        """Time until a standard burst is over."""
         if self.overloaded:
             return Drain(None, None, None, None, "more is offered than can be served")
         try:
@@ -180,7 +180,7 @@ class Figures:
 
     @cached_property
     def levers(self) -> tuple[Lever, Lever]:
-        """What raises the sustainable rate most."""
+        """Changes that raise the sustainable rate most."""
         return strongest_levers(self.model)
 
     @cached_property
@@ -268,14 +268,14 @@ class Figures:
 
     @cached_property
     def peak(self) -> Peak | None:
-        """What the schedule offers at its heaviest; None where rates do not vary."""
+        """Heaviest part of the schedule; None where rates do not vary."""
         return peak(self.model)
 
     # --------------------------------------------------------------------------------- runs, by block
 
     @cached_property
     def operating_point(self) -> OperatingPoint:
-        """What runs at the offered rate show."""
+        """Figures of runs at the offered rate."""
         return operating_point(self.whole, self.plan)
 
     @property

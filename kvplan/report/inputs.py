@@ -1,4 +1,4 @@
-"""How the inputs of a report are known, and how far beyond what was measured a plan asks them."""
+"""Provenance of the inputs of a report, and how far a plan goes beyond the range they were measured in."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _AMOUNTS = {
 
 
 class Inputs(NamedTuple):
-    """How each part of the profile is known; the `inputs` block of the report."""
+    """Provenance of each part of the profile; the `inputs` block of the report."""
 
     gpu: Knowledge
     timing: Knowledge
@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
 
 
 class State(NamedTuple):
-    """What iterations do somewhere in a plan, or in a run; None where nothing is said of it."""
+    """Load of iterations at a point of a plan or a run; None for amounts of which nothing is said."""
 
     name: str
     kv_tokens: float | None = None

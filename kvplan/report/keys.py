@@ -41,7 +41,7 @@ _SYMBOL = re.compile(r"(\S+) = ")
 
 
 class Kind(StrEnum):
-    """What a key holds."""
+    """Kind of a key's value."""
 
     NUMBER = "a number"
     TEXT = "text"
@@ -144,7 +144,7 @@ class Record(NamedTuple):
 
     @property
     def is_by_class(self) -> bool:
-        """Whether its list has an entry for each class."""
+        """Tell whether its list has an entry for each class."""
         return self.by_class or self.list_key.endswith(".classes")
 
     @property

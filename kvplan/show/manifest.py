@@ -1,4 +1,4 @@
-"""What operates a service, as YAML: a template for each target in `kvplan/emit/`.
+"""Manifests that operate a service, as YAML: a template for each target in `kvplan/emit/`.
 
 A template's values are quoted wherever they could be read as anything else; words for its comments are put on a line.
 """

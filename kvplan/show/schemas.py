@@ -25,7 +25,7 @@ _SEVERAL = re.compile(r"\{([^}]*)\}")
 
 @cache
 def documents() -> Mapping[str, Mapping[str, str]]:
-    """What is known of the documents, by the command that writes them."""
+    """Descriptions of documents, by the command that writes them."""
     known: dict[str, dict[str, str]] = tomli.loads(
         Path(__file__).with_name("documents.toml").read_text("utf-8")
     )

@@ -1,4 +1,4 @@
-"""How sure simulated figures are: by batches of runs or over runs, means, percentiles and shares; and queues that grow.
+"""Intervals of simulated figures, by batches of runs or over runs: means, percentiles, shares; and queues that grow.
 
 Over seeds runs are independent, and Student's t applies. Within one run neighbours resemble each other, so that the run
 is cut into contiguous batches (Schmeiser 1982: 10 to 30 whatever its length). The estimate is always that of the whole
@@ -155,7 +155,7 @@ def batch_edges(n: int) -> IntArray:
 
 
 class Trend(StrEnum):
-    """What a queue does."""
+    """Trend of a queue."""
 
     STEADY = "steady"
     GROWING = "growing"

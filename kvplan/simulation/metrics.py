@@ -1,4 +1,4 @@
-"""What runs left behind → the figures of a simulation report, with confidence intervals.
+"""Figures of simulated runs, with confidence intervals.
 
 Figures are means over seeds; a figure that a run does not have (no request completed) is left out of its
 mean, and None where no run has it. Means and percentiles of what a replica holds are over time, idle time included,
@@ -105,7 +105,7 @@ _RATIOS = {  # of a run's totals; "replica_s" is the time of all replicas
 
 
 class RunStatus(StrEnum):
-    """How a policy copes; the queue of saturated arrivals is not judged."""
+    """Verdict on a policy; the queue of saturated arrivals is not judged."""
 
     STEADY = "steady"
     GROWING = "growing"
@@ -315,7 +315,7 @@ class _Run:
 
     @cached_property
     def latencies(self) -> tuple[Figures, Intervals, list[Figures]]:
-        """Of all requests; their intervals, where they are wanted; and of each class."""
+        """Figures of all requests; their intervals, where they are wanted; figures of each class."""
         figures: Figures = {}
         intervals: Intervals = {}
         classes: list[Figures] = [{} for _ in range(self.class_count)]
@@ -361,7 +361,7 @@ class _Run:
 
     @cached_property
     def order(self) -> IntArray:
-        """Of arrival."""
+        """Requests in order of arrival."""
         return np.argsort(self.outcome.arrival_s, kind="stable")
 
     @cached_property
@@ -374,7 +374,7 @@ class _Run:
 
     @property
     def span_s(self) -> float:
-        """What rates per second are over."""
+        """Seconds that rates are over."""
         if self.horizon_s is None or self.outcome.ending is Ending.INTERRUPTED:
             return self.outcome.end_s
         return self.horizon_s

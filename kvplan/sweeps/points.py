@@ -33,7 +33,7 @@ Value = int | float | str | bool | None
 
 
 class Point(NamedTuple):
-    """What a point asks about."""
+    """Model and plan of a point."""
 
     model: ServingModel
     plan: Plan
@@ -137,7 +137,7 @@ def _shares_stability(sweep: Sweep) -> bool:
 
 @lru_cache(maxsize=8)
 def _rests_on_recovery(sweep: Sweep) -> bool:
-    """Whether a column is of what a saturated replica serves, which takes runs."""
+    """Tell whether a column needs the rate of a saturated replica, which takes runs."""
     return any(
         (c.block in ("verdict", "notes") and c.path != ("binding",)) or "danger_zone_rps" in c.path
         for c in sweep.columns

@@ -37,7 +37,7 @@ _SECONDS = Quantity({"": Fraction(1), **TIME_UNITS}, False, "s")
 
 
 class Kind(StrEnum):
-    """How a sample is drawn."""
+    """Kinds of samples."""
 
     RANDOM = "random"
     LATIN = "lhs"

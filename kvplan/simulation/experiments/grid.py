@@ -1,4 +1,4 @@
-"""What a grid over parameters of policies found: the best variant, and which cannot be told from it."""
+"""The best variant of a grid over parameters of policies, and those that cannot be told from it."""
 
 import math
 from collections.abc import Mapping

@@ -73,17 +73,17 @@ class Load(NamedTuple):
 
     @property
     def follows_rates(self) -> bool:
-        """Whether the rates of the model say when requests arrive."""
+        """Tell whether the rates of the model say when requests arrive."""
         return self.trace is None and self.kind not in _ALWAYS_THERE
 
     @property
     def name(self) -> str:
-        """What kind of arrivals these are, in a word."""
+        """Kind of arrivals, in a word."""
         return "trace" if self.trace is not None else (self.kind or Arrivals.POISSON).value
 
     @property
     def is_saturated(self) -> bool:
-        """Whether all requests are there at the beginning."""
+        """Tell whether all requests are there at the beginning."""
         return self.trace is None and self.kind in (Arrivals.SATURATED, Arrivals.INTERLEAVED)
 
     def is_drawn(self, model: ServingModel) -> bool:

@@ -1,4 +1,4 @@
-"""What the command line says about a study, checked."""
+"""Options of a study, checked."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -24,7 +24,7 @@ _Given = TypeVar("_Given")
 
 
 class Study(NamedTuple):
-    """What a study found."""
+    """Runs of a study, and their figures."""
 
     load: Load
     requests: int  # in a run of the first seed
@@ -52,7 +52,7 @@ class Study(NamedTuple):
 
     @property
     def is_grid(self) -> bool:
-        """Whether parameters of a policy are varied."""
+        """Tell whether parameters of a policy are varied."""
         return any(each.varied for each in self.settings.values())
 
     @property
