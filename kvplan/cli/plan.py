@@ -44,17 +44,17 @@ def plan(
     common.refuse_overwriting(file, [Path(service) for service in services])
     wanted = [common.load(service) if service == "-" else service for service in services]
     with _looking() as progress:
-        found = api.plan(wanted, **asked, folder=file and file.parent, progress=progress)
+        result = api.plan(wanted, **asked, folder=file and file.parent, progress=progress)
     kept = file if file is not None and file.suffix == ".toml" else None
-    shown = view(found, full=full, kept=None if kept is None else str(kept))
+    shown = view(result, full=full, kept=None if kept is None else str(kept))
     common.write(shown, format, None if kept else file)
-    if kept and found.profile is not None:
-        write_result(found.profile.text, kept)
+    if kept and result.profile is not None:
+        write_result(result.profile.text, kept)
     if plot is not None:
         common.write_plot(shown.charts, plot)
-    if found.status is Status.IMPOSSIBLE:
+    if result.status is Status.IMPOSSIBLE:
         raise typer.Exit(ExitCode.GATE_FAILED)
-    if found.status is Status.INTERRUPTED:
+    if result.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
 
 
@@ -97,8 +97,10 @@ def measure(
     from kvplan.show.measure import view
 
     check_writable(output)
-    found = api.measure(common.read(profile, output), **asked)
+    result = api.measure(common.read(profile, output), **asked)
     script = output if output is not None and output.suffix == ".sh" else None
-    common.write(view(found, found.asked.tool, memory=found.asked.memory), format, None if script else output)
+    common.write(
+        view(result, result.asked.tool, memory=result.asked.memory), format, None if script else output
+    )
     if script is not None:
-        write_result(found.script, script)
+        write_result(result.script, script)

@@ -261,8 +261,8 @@ def find(word: str) -> Found:
 
     Examples
     --------
-    >>> found = find("worst_cycle.classes[1].loss")
-    >>> found.records[0].key, found.entry
+    >>> asked = find("worst_cycle.classes[1].loss")
+    >>> asked.records[0].key, asked.entry
     ('worst_cycle.classes[].loss', 1)
     """
     indices = re.findall(r"\[(\d{1,6})\]", word)
@@ -295,7 +295,7 @@ def _shown(word: str) -> str:
 
 
 def page(
-    found: Found, report: Report, model: ServingModel, plan: Plan, *, full: bool = True
+    asked: Found, report: Report, model: ServingModel, plan: Plan, *, full: bool = True
 ) -> Explained | Summary:
     """Explain a key or a block of a report, beside the model and plan it was made from.
 
@@ -305,13 +305,13 @@ def page(
         An entry was asked for that the list does not have.
     """
     document = to_document(report)
-    if found.is_block:
-        return summarise(found, document)
-    return explain(found, document, model, plan, MANY if full else FEW)
+    if asked.is_block:
+        return summarise(asked, document)
+    return explain(asked, document, model, plan, MANY if full else FEW)
 
 
 def explain(
-    found: Found, document: Mapping[str, Any], model: ServingModel, plan: Plan, most: int = MANY
+    asked: Found, document: Mapping[str, Any], model: ServingModel, plan: Plan, most: int = MANY
 ) -> Explained:
     """Explain one key with so many of its values at most; `document` is the report of the model and plan.
 
@@ -330,26 +330,26 @@ def explain(
     >>> page.formula, page.rows, [(given.symbol, given.value) for given in page.inputs]
     ('n* = M/Σ p_i·S_i = M/S̄', (Row(name='', value='1 requests'),), [('M', '12'), ('S̄', '12')])
     """
-    (record,) = found.records
+    (record,) = asked.records
     ledger = Ledger(document)
     values = list(_values(record, ledger))
-    if found.entry is not None and record.list_key:
-        if found.entry >= len(values):
+    if asked.entry is not None and record.list_key:
+        if asked.entry >= len(values):
             raise UsageError(
-                f"{record.key} has {len(values)} entries here, counted from 0; not {found.entry}"
+                f"{record.key} has {len(values)} entries here, counted from 0; not {asked.entry}"
             )
-        values = [values[found.entry]]
+        values = [values[asked.entry]]
     left_out = len(values) - most
     where = "--full" if most < MANY else "--format json of analyze"
     missing = not values or any(value is None for _, value in values)
     rests = ground(record, document, model, plan)
     return Explained(
-        key=found.name if found.entry is None else record.key.replace("[]", f"[{found.entry}]"),
+        key=asked.name if asked.entry is None else record.key.replace("[]", f"[{asked.entry}]"),
         meaning=record.meaning + rests.remark,
         rows=tuple(Row(name, _with_unit(value, record.unit)) for name, value in values[:most]),
         cut=f"… {format_number(left_out)} more; see {where}" if left_out > 0 else "",
         formula=rests.formula,
-        inputs=tuple(_inputs(rests, found.entry)),
+        inputs=tuple(_inputs(rests, asked.entry)),
         source=_source(record, ledger),
         absent=_why_absent(record, ledger) if missing else "",
     )
@@ -390,14 +390,14 @@ def _inputs(rests: Ground, entry: int | None) -> Iterator[Input]:
             yield Input(symbol, f"{listed([_with_unit(v, '') for v in values])} {unit}".rstrip(), meaning)
 
 
-def summarise(found: Found, document: Mapping[str, Any]) -> Summary:
+def summarise(asked: Found, document: Mapping[str, Any]) -> Summary:
     """List the keys of a block with their values."""
     keys, ledger = [], Ledger(document)
-    for record in found.records:
+    for record in asked.records:
         values = [_with_unit(value, record.unit) for _, value in _values(record, ledger)]
         keys.append((record.key, listed(values) or "null", record.meaning))
-    block = BLOCKS.get(found.name)
-    return Summary(found.name, block.meaning if block else "", tuple(keys))
+    block = BLOCKS.get(asked.name)
+    return Summary(asked.name, block.meaning if block else "", tuple(keys))
 
 
 def _values(record: Record, ledger: Ledger) -> Iterator[tuple[str, Any]]:

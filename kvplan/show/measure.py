@@ -7,39 +7,39 @@ from kvplan.show.view import Json, View, header
 from kvplan.units import format_number, format_seconds
 
 
-def view(found: Measuring, tool: str, *, memory: bool) -> View:
+def view(measuring: Measuring, tool: str, *, memory: bool) -> View:
     """Show proposed runs, with the commands that follow them."""
     return View(
-        lambda: _document(found, tool, memory),
-        lambda _: page.document([_section(found, tool, memory)], found.profile.sha256),
+        lambda: _document(measuring, tool, memory),
+        lambda _: page.document([_section(measuring, tool, memory)], measuring.profile.sha256),
         rows=lambda written: written["runs"],
     )
 
 
-def _document(found: Measuring, tool: str, memory: bool) -> Json:
+def _document(measuring: Measuring, tool: str, memory: bool) -> Json:
     return {
         **header(),
-        "profile": {"name": found.profile.name, "sha256": found.profile.sha256},
+        "profile": {"name": measuring.profile.name, "sha256": measuring.profile.sha256},
         "tool": tool,
-        "binding": found.binding,
-        "band": list(found.band),
-        "demand_rps": found.demand_rps,
-        "rate_rps": found.rate_rps,
-        "interval_rps": list(found.interval_rps),
-        "replicas": list(found.replicas),
-        "runs": [run._asdict() for run in found.runs],
-        "stopped": found.stopped,
-        "next": list(next_commands(found, tool, memory=memory)),
+        "binding": measuring.binding,
+        "band": list(measuring.band),
+        "demand_rps": measuring.demand_rps,
+        "rate_rps": measuring.rate_rps,
+        "interval_rps": list(measuring.interval_rps),
+        "replicas": list(measuring.replicas),
+        "runs": [run._asdict() for run in measuring.runs],
+        "stopped": measuring.stopped,
+        "next": list(next_commands(measuring, tool, memory=memory)),
     }
 
 
-def _section(found: Measuring, tool: str, memory: bool) -> page.Section:
-    low, high = found.interval_rps
-    least, most = found.band
+def _section(measuring: Measuring, tool: str, memory: bool) -> page.Section:
+    low, high = measuring.interval_rps
+    least, most = measuring.band
     now = (
-        f"A replica is expected to serve {format_number(found.rate_rps)} requests/s, where {found.binding} ends it; "
-        f"where iterations take {format_number(least)} to {format_number(most)} times as long as its profile says, "
-        f"{format_number(low)} to {format_number(high)}: {_replicas(found.replicas)} replicas."
+        f"A replica is expected to serve {format_number(measuring.rate_rps)} requests/s, where {measuring.binding} "
+        f"ends it; where iterations take {format_number(least)} to {format_number(most)} times as long as its profile "
+        f"says, {format_number(low)} to {format_number(high)}: {_replicas(measuring.replicas)} replicas."
     )
     columns: page.Columns[tuple[int, Run]] = {
         page.number("run"): lambda row: str(row[0]),
@@ -53,11 +53,11 @@ def _section(found: Measuring, tool: str, memory: bool) -> page.Section:
         ),
         page.number("replicas"): lambda row: _replicas(row[1].replicas),
     }
-    then, plan = next_commands(found, tool, memory=memory)
+    then, plan = next_commands(measuring, tool, memory=memory)
     notes = [
         "TTFT and TPOT are what is expected, replicas those that four in five such outcomes leave.",
-        f"{found.stopped[0].upper()}{found.stopped[1:]}. A figure that is off by far more than a quarter says that the "
-        "replica is not what the profile takes it for.",
+        f"{measuring.stopped[0].upper()}{measuring.stopped[1:]}. A figure that is off by far more than a quarter says "
+        "that the replica is not what the profile takes it for.",
         f"Then: {then}",
         f"{plan}; kvplan measure measured.toml proposes the next run.",
     ]
@@ -65,8 +65,8 @@ def _section(found: Measuring, tool: str, memory: bool) -> page.Section:
         notes.insert(2, "Keep the engine's start-up log as serve.log: one start has the KV capacity.")
     if source := commands_of(tool).get("source"):
         notes.append(f"Commands of {tool}: {source}.")
-    title = f"What to measure of {found.profile.name}"
-    runs = page.tabulate(columns, enumerate(found.runs, 1))
+    title = f"What to measure of {measuring.profile.name}"
+    runs = page.tabulate(columns, enumerate(measuring.runs, 1))
     return page.section("measure", title, page.Paragraph(now), runs, notes=notes)
 
 
