@@ -50,10 +50,10 @@ def explain(
     from kvplan.report.explain import find, page
     from kvplan.show.explanation import view
 
-    found = find(key)
+    asked = find(key)
     loaded = common.read(profile, output)
     full = full or format is PageFormat.MARKDOWN
-    shown = page(found, api.analyze(loaded), loaded.model, loaded.plan, full=full)
+    shown = page(asked, api.analyze(loaded), loaded.model, loaded.plan, full=full)
     common.write(view(shown, loaded.sha256, full=full), format, output)
 
 
@@ -221,15 +221,16 @@ def reproduce(
         if not meant:
             raise UsageError(f"no experiment {name!r}; {did_you_mean(name, known, 'there are')}")
         wanted |= dict.fromkeys(meant)
-    found: list[Reproduction] = []
+    made: list[Reproduction] = []
     where = "cores" if len(wanted) > 1 else "serial"
     with common.progress_bar() as progress, executors.started(where, None) as engine:
         for each in executors.results(engine, partial(reproduced, announce=common.say_compiling), wanted):
-            found.append(each)
+            made.append(each)
             if progress is not None:
-                progress(len(found) / len(wanted))
-    common.write(view(found, detailed=len(found) == 1 or bool(set(names or ()) & set(known))), format, output)
-    changed = [each.experiment.name for each in found if not all(c.as_recorded for c in each.compared)]
+                progress(len(made) / len(wanted))
+    detailed = len(made) == 1 or bool(set(names or ()) & set(known))
+    common.write(view(made, detailed=detailed), format, output)
+    changed = [each.experiment.name for each in made if not all(c.as_recorded for c in each.compared)]
     if changed:
         common.say(f"error: other verdicts than on record, please report: {', '.join(changed)}")
         raise typer.Exit(ExitCode.INTERNAL)

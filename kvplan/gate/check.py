@@ -135,7 +135,7 @@ class Checked(NamedTuple):
 
 def worst(checked: Sequence[Checked]) -> Outcome:
     """Return the outcome of all together: unusable outweighs failed; unusable where there is none."""
-    outcomes = {one.outcome for one in checked} or {Outcome.UNUSABLE}
+    outcomes = {each.outcome for each in checked} or {Outcome.UNUSABLE}
     return next(o for o in (Outcome.UNUSABLE, Outcome.FAILED, Outcome.PASSED) if o in outcomes)
 
 
@@ -147,7 +147,7 @@ def exit_code(checked: Sequence[Checked]) -> ExitCode:
 
 def unusable(file: str | None, error: ProfileError) -> Checked:
     """Return the result for a profile that cannot be read."""
-    problems = (Problem(str(one), getattr(one, "line", None)) for one in (error, *error.others))
+    problems = (Problem(str(refusal), getattr(refusal, "line", None)) for refusal in (error, *error.others))
     return Checked(error.source, file, None, None, (), tuple(problems))
 
 
@@ -335,9 +335,9 @@ def baseline(file: Path | None, tolerances: Sequence[str]) -> Baseline | None:
         return None
     if not tolerances:
         raise UsageError("--baseline is compared with nothing: say what may drift with --tolerance KEY=SHARE")
-    found = tuple(_read("--tolerance", read_tolerance, text) for text in tolerances)
+    tolerated = tuple(_read("--tolerance", read_tolerance, text) for text in tolerances)
     data, source = read_file(str(file))
-    return Baseline(source, read_report(data, source), found)
+    return Baseline(source, read_report(data, source), tolerated)
 
 
 def _read(option: str, reader: Callable[[str], _T], text: str) -> _T:
@@ -360,15 +360,15 @@ def read_tolerance(text: str) -> Tolerance:
     key = parse_key(name.strip())
     if key.kind is not Kind.NUMBER:
         raise UsageError(f"{key.text} is {key.kind} and cannot drift; demand it with --require")
-    found = parse_number(_DRIFT, share.strip())
-    if found < 0:
+    tolerated = parse_number(_DRIFT, share.strip())
+    if tolerated < 0:
         raise UsageError(f"{key.text}: the tolerated drift cannot be negative, as {share.strip()!r} is")
-    if found > 1:
+    if tolerated > 1:
         meant = "" if share.strip().endswith("%") else f"; did you mean {share.strip()}%?"
         raise UsageError(
             f"{key.text}: within {share.strip()} of the baseline no fall can fail; at most 100%{meant}"
         )
-    return Tolerance(key, found)
+    return Tolerance(key, tolerated)
 
 
 def read_report(data: bytes, source: str) -> dict[str, Any]:
@@ -393,11 +393,11 @@ def read_report(data: bytes, source: str) -> dict[str, Any]:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    table = dict(pairs)
+    if len(table) < len(pairs):
         twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
         raise ValueError(f"the key {twice[:60]!r} stands in it twice")
-    return found
+    return table
 
 
 def _refuse_constant(constant: str) -> float:

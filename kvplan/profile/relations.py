@@ -161,8 +161,8 @@ _T = TypeVar("_T", bound=Table)
 def checked(kind: type[_T], value: object) -> _T:
     """A table from its values, with the relations between them."""
     table = kind.model_validate(value)
-    if found := [*problems(table)]:
-        raise refusals(found)
+    if violations := [*problems(table)]:
+        raise refusals(violations)
     return table
 
 

@@ -153,9 +153,9 @@ class Gpu(Table, title="Replica"):
             Layers and block size do not go together.
         """
         counts = Counter[tuple[Attention, int, int | None]]()
-        for one in self.kv:
-            counts[one.kind, one.bytes, one.window] += one.layers
-        if len(counts) <= 1 and {one.kind for one in self.kv} <= {Attention.FULL}:
+        for kv in self.kv:
+            counts[kv.kind, kv.bytes, kv.window] += kv.layers
+        if len(counts) <= 1 and {kv.kind for kv in self.kv} <= {Attention.FULL}:
             return None
         layers = tuple(Layers(kind, n, size, window) for (kind, size, window), n in counts.items())
         return KvLayout(layers, self.block_tokens, 2 if self._caches_prefixes else 1)
@@ -163,7 +163,7 @@ class Gpu(Table, title="Replica"):
     @property
     def _caches_prefixes(self) -> bool:
         """As the profile says; by default engines do, except where layers keep states."""
-        states = any(one.kind is Attention.STATE for one in self.kv)
+        states = any(kv.kind is Attention.STATE for kv in self.kv)
         return self.prefix_caching and not (states and "prefix_caching" not in self.model_fields_set)
 
     @property
@@ -175,7 +175,7 @@ class Gpu(Table, title="Replica"):
         if self.layout is not None:
             return self.parallelism.tensor * self.layout.block_bytes // self.block_tokens
         if self.kv:
-            return self.parallelism.tensor * sum(one.layers * one.bytes for one in self.kv)
+            return self.parallelism.tensor * sum(kv.layers * kv.bytes for kv in self.kv)
         return self.kv_bytes_per_token
 
     @property

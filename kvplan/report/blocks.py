@@ -95,7 +95,7 @@ class Context(NamedTuple):
 
 def context(model: ServingModel) -> Context:
     """Build the block; `rejected_share` is of the requests asked for, of conversations of those that begin one."""
-    tokens = sum(one.rate_rps * (one.prompt + one.decode) for one in class_streams(model))
+    tokens = sum(stream.rate_rps * (stream.prompt + stream.decode) for stream in class_streams(model))
     of_turns = [(c.rate_rps, c.sessions.turns.mean) for c in model.classes if c.sessions is not None]
     begun = sum(rate / mean for rate, mean in of_turns)
     rejected = sum(c.rate_rps * c.rejected for c in model.classes)
@@ -142,8 +142,8 @@ def layout_block(layout: KvLayout | None) -> LayoutBlock | None:
     if layout is None:
         return None
     groups = tuple(
-        GroupOfLayers(one.kind, one.count, group.copies, group.block_tokens, one.window)
-        for one, group in zip(layout.layers, layout.groups, strict=True)
+        GroupOfLayers(layers.kind, layers.count, group.copies, group.block_tokens, layers.window)
+        for layers, group in zip(layout.layers, layout.groups, strict=True)
     )
     return LayoutBlock(
         groups, layout.block_tokens, layout.block_bytes, layout.bytes_per_token, layout.fixed_tokens
@@ -168,41 +168,41 @@ class FleetBlock(NamedTuple):
     reason: str
 
 
-def fleet_block(found: FleetFigures | None, *, proved: bool) -> FleetBlock | None:
+def fleet_block(figures: FleetFigures | None, *, proved: bool) -> FleetBlock | None:
     """Build the block; `proved`: replicas are equal and their iteration times linear, as the theorem has them."""
-    if found is None:
+    if figures is None:
         return None
-    crossing = None if found.crossing is None else found.crossing.itl_s
-    return FleetBlock(found.split, found.together, found.winner, crossing, _reason(found, proved))
+    crossing = None if figures.crossing is None else figures.crossing.itl_s
+    return FleetBlock(figures.split, figures.together, figures.winner, crossing, _reason(figures, proved))
 
 
-def _reason(found: FleetFigures, proved: bool) -> str:
-    if found.uncovered is not None:
-        return f"No formula covers {found.uncovered} with prefill and decode apart."
-    split, joined = found.split, found.together
-    assert found.prefill is not None
-    assert found.decode is not None
-    assert found.both is not None
+def _reason(figures: FleetFigures, proved: bool) -> str:
+    if figures.uncovered is not None:
+        return f"No formula covers {figures.uncovered} with prefill and decode apart."
+    split, joined = figures.split, figures.together
+    assert figures.prefill is not None
+    assert figures.decode is not None
+    assert figures.both is not None
     if split.prefill is None or split.decode is None:
         return "There are too few GPUs for a replica of each kind."
     about = {
-        "prefill": _serve(split.prefill, "prefill", found.prefill),
-        "decode": _serve(split.decode, "decode", found.decode),
-        "both": _serve(joined.replicas, "", found.both),
+        "prefill": _serve(split.prefill, "prefill", figures.prefill),
+        "decode": _serve(split.decode, "decode", figures.decode),
+        "both": _serve(joined.replicas, "", figures.both),
         "proved": proved,
-        "by_link": found.prefill.binding == LINK,
+        "by_link": figures.prefill.binding == LINK,
         "more_than": (split.rate_rps or 0.0) * (1 + 1e-9),
     }
-    return " ".join(sentences("fleet_reason", Ledger({"fleet": found, "about": about})))
+    return " ".join(sentences("fleet_reason", Ledger({"fleet": figures, "about": about})))
 
 
-def _serve(replicas: int, kind: str, one: Served) -> str:
+def _serve(replicas: int, kind: str, side: Served) -> str:
     """Say what so many replicas serve, and why not more."""
     named = f"{replicas} {kind + ' ' if kind else ''}replica{'s' * (replicas != 1)}"
-    if one.rate_rps == math.inf:
+    if side.rate_rps == math.inf:
         return f"{named} ha{'s' if replicas == 1 else 've'} nothing to do"
-    limit = _BOUND_BY.get(one.binding, one.binding)
-    return f"{named} serve{'s' * (replicas == 1)} {format_rate(replicas * one.rate_rps, 'requests')} (limit: {limit})"
+    limit = _BOUND_BY.get(side.binding, side.binding)
+    return f"{named} serve{'s' * (replicas == 1)} {format_rate(replicas * side.rate_rps, 'requests')} (limit: {limit})"
 
 
 _MOST_MEMORY = 64  # times what there is
@@ -296,26 +296,26 @@ def cache_block(model: ServingModel) -> CacheBlock | None:
     if not model.finds_prefixes:
         return CacheBlock(preemption_recovered_share=recovered)
     cached = cached_replica(model)
-    found = prefix_cache(cached)
-    state = found.expected
+    cache = prefix_cache(cached)
+    state = cache.expected
     tier = host_tier(cached, state)
     return CacheBlock(
         hit_ratio=state and state.hit_ratio,
-        reusable_ratio=found.reusable_ratio,
+        reusable_ratio=cache.reusable_ratio,
         characteristic_time_s=state and state.characteristic_time_s,
         cached_tokens=state and state.cached_tokens,
         kv_unique_tokens=state and state.kv_unique_tokens,
         prefill_tokens_per_s=state and state.prefill_tokens_per_s,
-        sustainable_rps=SustainableRps(*found.sustainable_rps),
+        sustainable_rps=SustainableRps(*cache.sustainable_rps),
         loop_gain=state and state.loop_gain,
-        collapse_possible=found.collapse_possible,
-        separatrix_in_flight=found.separatrix_in_flight,
-        collapsed=CollapsedState(*(found.collapsed or (None, None))),
-        streams_in_memory=found.streams_in_memory,
+        collapse_possible=cache.collapse_possible,
+        separatrix_in_flight=cache.separatrix_in_flight,
+        collapsed=CollapsedState(*(cache.collapsed or (None, None))),
+        streams_in_memory=cache.streams_in_memory,
         preemption_recovered_share=recovered,
         host=HostState() if tier is None else HostState(*tier[:-1]),
         sustainable_rps_without_host=SustainableRps() if tier is None else SustainableRps(*tier.without),
-        branches=found.states,
+        branches=cache.states,
         capacity_tokens=model.replica.capacity_tokens,
         users=cached.users,
         good_users=None if cached.users is None else population_of(cached).good,

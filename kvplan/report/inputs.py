@@ -73,16 +73,16 @@ def states(model: ServingModel) -> Iterator[State]:
 
 def beyond(measured: MeasuredRange, visited: Sequence[State]) -> list[Beyond]:
     """Find the states that a timing was not measured for."""
-    found = []
+    outside = []
     for amount in _AMOUNTS:
         low, high = getattr(measured, amount) or (0.0, math.inf)
         for state in visited:
             value = getattr(state, amount)
             if value is not None and value > high * (1 + _UNSEEN):
-                found.append(Beyond(amount, state, high, value / high if high else math.inf))
+                outside.append(Beyond(amount, state, high, value / high if high else math.inf))
             elif value is not None and value < low * (1 - _UNSEEN) and amount != "prefill_tokens":
-                found.append(Beyond(amount, state, low, value / low))
-    return found
+                outside.append(Beyond(amount, state, low, value / low))
+    return outside
 
 
 def extrapolations(measured: MeasuredRange, visited: Sequence[State]) -> list[str]:
@@ -131,13 +131,13 @@ def verdicts_in(
         (Status.NEEDS_CAP, sustainable_rps / offered_rps),
         (Status.OVERLOADED, math.inf),
     )
-    found: list[tuple[Status, float]] = []
+    verdicts: list[tuple[Status, float]] = []
     start = low
     for status, end in ends:
-        if end >= start and (not found or found[-1][1] < high):
-            found.append((status, min(end, high)))
+        if end >= start and (not verdicts or verdicts[-1][1] < high):
+            verdicts.append((status, min(end, high)))
             start = end
-    return found
+    return verdicts
 
 
 def band_notes(model: ServingModel, offered: Load, recovery_rps: float) -> Iterator[str]:
@@ -204,7 +204,7 @@ def caveat(model: ServingModel) -> str:
         if names:
             *others, last = names
             said.append(f"{', '.join(others)} and {last} {basis}" if others else f"{last} {basis}")
-    factors = [one.factor for one in beyond(model.measured, tuple(states(model)))]
+    factors = [each.factor for each in beyond(model.measured, tuple(states(model)))]
     if factors:
         furthest = max(factors, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)
         times = f" {format_number(furthest, 3)} times" if 0 < furthest < math.inf else ""

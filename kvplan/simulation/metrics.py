@@ -350,8 +350,8 @@ class _Run:
     def classes(self) -> list[Figures]:
         """Figures of each class."""
         done, good = (
-            np.bincount(_some(self.requests.class_index, some), minlength=self.class_count).tolist()
-            for some in (self.finished, self.good)
+            np.bincount(_some(self.requests.class_index, which), minlength=self.class_count).tolist()
+            for which in (self.finished, self.good)
         )
         within = [_ratio(count, self.span_s) if self.limited else None for count in good]
         return [

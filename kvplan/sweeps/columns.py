@@ -35,10 +35,10 @@ class Column:
 
     def of(self, result: object) -> int | float | str | bool | None:
         """Return the figure in a block, or in the result of a policy; None where it does not exist."""
-        found = at(result, self.path)
-        if type(found) is float:  # most are, and there are many
-            return found if math.isfinite(found) else None
-        return plain(found)  # type: ignore[no-any-return]
+        value = at(result, self.path)
+        if type(value) is float:  # most are, and there are many
+            return value if math.isfinite(value) else None
+        return plain(value)  # type: ignore[no-any-return]
 
 
 def expand(patterns: Iterable[str], classes: Sequence[str], policies: Sequence[str]) -> tuple[Column, ...]:
@@ -50,13 +50,13 @@ def expand(patterns: Iterable[str], classes: Sequence[str], policies: Sequence[s
     ['saturation.throughput_rps', 'wait.classes[a].threshold', 'wait.classes[b c].threshold']
     """
     every = dict([*_of_report(classes), *_of_simulation(classes, policies)])
-    found: dict[str, Column] = {}
+    columns: dict[str, Column] = {}
     for text in patterns:
         for name in _matching(text.strip(), every, bool(policies)):
-            found.setdefault(name, _column(name, classes))
-    if not found:
+            columns.setdefault(name, _column(name, classes))
+    if not columns:
         raise UsageError(f"--columns: at least one key of the report, such as {SCREENS['usual']}")
-    return tuple(found.values())
+    return tuple(columns.values())
 
 
 def _matching(text: str, every: dict[str, str], simulated: bool) -> Iterable[str]:
@@ -83,10 +83,10 @@ def _of_report(classes: Sequence[str]) -> Iterable[tuple[str, str]]:
     """Yield keys that every point has, and their general form; not those of lists that differ from point to point."""
     for key, record in gateable().items():
         pair = key.removesuffix("[]")
-        for one in [f"{pair}[{i}]" for i in range(2)] if record.kind is Kind.PAIR else [key]:
-            head, bracket, rest = one.partition("[]")
+        for each in [f"{pair}[{i}]" for i in range(2)] if record.kind is Kind.PAIR else [key]:
+            head, bracket, rest = each.partition("[]")
             if not bracket:
-                yield one, key
+                yield each, key
             elif record.is_by_class and not rest:
                 yield from ((f"{head}[{i}]", key) for i in range(len(classes)))
             elif record.is_by_class and rest != ".name":

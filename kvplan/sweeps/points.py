@@ -53,7 +53,7 @@ def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
     models = (one_replica(point.model) for point in good) if report else ()
     # those with the same classes are computed together
     alike = groupby(models, key=lambda model: [c.name for c in model.classes])
-    shared = (found for _, some in alike for found in equilibrium.blocks(list(some)))
+    shared = (blocks for _, several in alike for blocks in equilibrium.blocks(list(several)))
     for index, mine, point in zip(range(start, stop), values, points, strict=True):
         if isinstance(point, Point):
             known = next(shared)._asdict() if report else {}
@@ -76,11 +76,11 @@ def _point(tables: Mapping[str, Any], axes: Sequence[Axis], values: Sequence[Num
         changes |= {("gpu", "memory"): None, ("gpu", "kv_bytes_per_token"): None}
     try:
         changes |= _other_shares(tables, varied)
-        found = schema.check(with_values(tables, changes))
+        document = schema.check(with_values(tables, changes))
     except schema.SchemaError as error:
         path, message, _ = error.problems[0]
         return f"{written(path)}: {message}"
-    return Point(model_of(found), plan_of(found))
+    return Point(model_of(document), plan_of(document))
 
 
 def _other_shares(tables: Mapping[str, Any], changes: Mapping[KeyPath, Number]) -> dict[KeyPath, object]:
@@ -165,7 +165,7 @@ def _simulated(sweep: Sweep, index: int, point: Point) -> dict[str, PolicyResult
     runs = sweep.runs
     assert runs is not None
     first = sweep.seed + index * runs.seeds
-    found = study(
+    made = study(
         point.model,
         point.plan,
         Load(requests=runs.requests),
@@ -175,6 +175,6 @@ def _simulated(sweep: Sweep, index: int, point: Point) -> dict[str, PolicyResult
         threads=1,
         details=any("classes" in column.path for column in sweep.columns),
     )
-    if found.interrupted:
+    if made.interrupted:
         raise KeyboardInterrupt
-    return {result.policy: result for result in found.results}
+    return {result.policy: result for result in made.results}

@@ -99,10 +99,10 @@ class Load(NamedTuple):
 def generate(model: ServingModel, load: Load, seed: int) -> Requests:
     """Draw the requests of one seed; the same for every policy."""
     load = load.on(model)
-    found = _requests(model, load, seed)
-    return (
-        found if model.drafts is None else with_drafts(found, model.drafts, np.random.default_rng([seed, 1]))
-    )
+    requests = _requests(model, load, seed)
+    if model.drafts is None:
+        return requests
+    return with_drafts(requests, model.drafts, np.random.default_rng([seed, 1]))
 
 
 def _requests(model: ServingModel, load: Load, seed: int) -> Requests:
@@ -110,9 +110,9 @@ def _requests(model: ServingModel, load: Load, seed: int) -> Requests:
         if load.share == 1:
             return load.trace
         return thinned(load.trace, load.share, np.random.default_rng(seed))
-    found = _generated(model, load, np.random.default_rng(seed))
-    cut = load.horizon_s is not None and found.arrival_s.size != load.requests
-    return replace(found, more_later=cut and load.follows_rates)
+    requests = _generated(model, load, np.random.default_rng(seed))
+    cut = load.horizon_s is not None and requests.arrival_s.size != load.requests
+    return replace(requests, more_later=cut and load.follows_rates)
 
 
 def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:
