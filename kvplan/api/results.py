@@ -88,8 +88,8 @@ class Sweep(Result, dict[str, NDArray[Any]]):
     def _view(self) -> View:
         return View(self._document, lambda full: page.document([self._section()]))
 
-    def _document(self) -> Json:
-        return {name: [None if _is_nan(v) else v for v in array.tolist()] for name, array in self.items()}
+    def _document(self) -> Json:  # only NaN differs from itself
+        return {name: [v if v == v else None for v in array.tolist()] for name, array in self.items()}
 
     def _section(self) -> page.Section:
         names = [name for name in self if name != "error" or any(self[name])]
@@ -99,10 +99,6 @@ class Sweep(Result, dict[str, NDArray[Any]]):
         rows = zip(*([_cell(value) for value in self[name].tolist()] for name in names), strict=True)
         points = page.table(columns, rows, _MAX_ROWS, "and {} more points")
         return page.Section("sweep", f"{len(self['point']):,} points", (points,))
-
-
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
 
 
 def _cell(value: object) -> str:

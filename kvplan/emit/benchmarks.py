@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,7 @@ from kvplan.profile.reading import Profile
 from kvplan.units import format_seconds
 
 URL = "http://localhost:8000"
-
-
-@cache
-def _tools() -> dict[str, list[dict[str, str]]]:
-    return tables(Path(__file__).with_name("benchmarks.toml"))
+_tools = cache(partial(tables, Path(__file__).with_name("benchmarks.toml")))
 
 
 def commands_of(tool: str) -> dict[str, str]:
@@ -30,7 +26,7 @@ def commands_of(tool: str) -> dict[str, str]:
     (True, False)
     """
     name, _, version = tool.partition("==")
-    known = _tools()
+    known: dict[str, list[dict[str, str]]] = _tools()
     if name not in known:
         raise UsageError(f"--with {name[:40]!r}: {did_you_mean(name, [*known], 'there are')}")
     had = [some for some in known[name] if not version or numbers(version) >= numbers(some.get("since", "0"))]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from kvplan.errors import ExitCode, ProfileError, UsageError
@@ -264,14 +263,11 @@ def _problem(profile: Profile, error: UsageError, place: tuple[str | int, ...] =
 def _own(profile: Profile) -> Iterator[_Demand]:
     for i, text in enumerate(profile.requirements):
         place = ("gate", "require", i)
-        yield place, partial(_written, text, profile.line(*place))
+        yield place, partial(_required, text, Origin.PROFILE, profile.line(*place))
 
 
-def _written(text: str, line: int | None, subject: Subject) -> Result:
-    return _required(parse(text), Origin.PROFILE, line, subject)
-
-
-def _required(requirement: Requirement, origin: Origin, line: int | None, subject: Subject) -> Result:
+def _required(demand: Requirement | str, origin: Origin, line: int | None, subject: Subject) -> Result:
+    requirement = parse(demand) if isinstance(demand, str) else demand
     judgement = judge(requirement, subject)
     bound = f"{requirement.symbol} {requirement.bound}"
     return Result(
@@ -316,28 +312,17 @@ _DRIFT = Key("the tolerated drift", (), Record("", ""))
 
 
 def demands(asked: CheckOptions) -> Demands:
-    """Read what is required beside what profiles require themselves."""
-    return requirements(asked.require), baseline(asked.baseline, asked.tolerance)
-
-
-def requirements(texts: Sequence[str]) -> list[Requirement]:
-    """Read requirements beside those of profiles."""
-    return [_read("--require", parse, text) for text in texts]
-
-
-def baseline(file: Path | None, tolerances: Sequence[str]) -> Baseline | None:
-    """Read an earlier report, and how far a profile may drift from it."""
-    if file is None:
-        if tolerances:
-            raise UsageError(
-                "--tolerance says how far a report may drift from --baseline, which is not given"
-            )
-        return None
-    if not tolerances:
+    """Read requirements beside those of profiles, and an earlier report with how far a profile may drift from it."""
+    required = [_read("--require", parse, text) for text in asked.require]
+    if asked.baseline is None and asked.tolerance:
+        raise UsageError("--tolerance says how far a report may drift from --baseline, which is not given")
+    if asked.baseline is None:
+        return required, None
+    if not asked.tolerance:
         raise UsageError("--baseline is compared with nothing: say what may drift with --tolerance KEY=SHARE")
-    tolerated = tuple(_read("--tolerance", read_tolerance, text) for text in tolerances)
-    data, source = read_file(str(file))
-    return Baseline(source, read_report(data, source), tolerated)
+    tolerated = tuple(_read("--tolerance", read_tolerance, text) for text in asked.tolerance)
+    data, source = read_file(str(asked.baseline))
+    return required, Baseline(source, read_report(data, source), tolerated)
 
 
 def _read(option: str, reader: Callable[[str], _T], text: str) -> _T:

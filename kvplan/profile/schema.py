@@ -419,12 +419,8 @@ def _told(error: ValidationError) -> list[Problem]:
     for details in error.errors(include_url=False):
         distinct.setdefault(details["loc"], Problem(details["loc"], **details["ctx"]))
     # a key that a typo hides is not missing
-    meant = {(*p.path[:-1], _meant(p.message)) for p in distinct.values()}
+    meant = {(*p.path[:-1], p.message.partition("did you mean ")[2].rstrip("?")) for p in distinct.values()}
     return [p for p in distinct.values() if not p.missing or p.path not in meant]
-
-
-def _meant(message: str) -> str:
-    return message.partition("did you mean ")[2].rstrip("?")
 
 
 # ----------------------------------------------------------------------------------------- JSON Schema

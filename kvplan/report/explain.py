@@ -96,10 +96,6 @@ def _unless_zero(name: str) -> Measure:
     return lambda g: attrgetter(name)(g.model) or None
 
 
-def _origin(name: str) -> Measure:
-    return lambda g: source_text(getattr(g.model.provenance, name)) or None
-
-
 def _fixed(g: Given) -> Value:
     timing = g.model.timing
     if timing.is_linear:
@@ -112,17 +108,9 @@ def _lengths(stages: NDArray[np.int64]) -> str:
     return listed([str(n) for n in np.unique(stages)])
 
 
-def _limits(g: Given) -> Value:
-    return ", ".join(f"{k} {format_number(v, DIGITS)}" for k, v in sustainable_rates(g.model).items())
-
-
 def _band(g: Given) -> Value:
     band = g.model.measured.band
     return band and " to ".join(format_number(end, DIGITS) for end in band)
-
-
-def _reuse(cached: CachedReplica) -> float:
-    return sum(one.reused for one in cached.private) / cached.left if cached.left else 0.0
 
 
 def _shared(cached: CachedReplica) -> float:
@@ -157,7 +145,9 @@ _MEASURES: Mapping[str, Measure] = {
     "memory": attrgetter("replica.capacity_tokens"),
     "max_num_seqs": attrgetter("replica.max_num_seqs"),
     "max_num_batched_tokens": attrgetter("replica.max_num_batched_tokens"),
-    "limits": _limits,
+    "limits": lambda g: ", ".join(
+        f"{k} {format_number(v, DIGITS)}" for k, v in sustainable_rates(g.model).items()
+    ),
     "pages": lambda g: g.replica.memory_tokens // g.replica.block_tokens,
     "longest_pages": lambda g: longest_blocks(g.model),
     "computed_pages": lambda g: computed_blocks(g.model),
@@ -167,7 +157,7 @@ _MEASURES: Mapping[str, Measure] = {
     "band": _band,
     "prompt": _of_cache(lambda cached: cached.mean("prompt")),
     "left": _of_cache(attrgetter("left")),
-    "reuse": _of_cache(_reuse),
+    "reuse": _of_cache(lambda c: sum(s.reused for s in c.private) / c.left if c.left else 0.0),
     "common": _of_cache(_shared),
     "reach": _of_cache(attrgetter("reach_tokens")),
     "load_time": lambda g: None if g.replica.offload is None else g.replica.offload.load_s,
@@ -175,7 +165,9 @@ _MEASURES: Mapping[str, Measure] = {
     "horizon": attrgetter("plan.horizon_s"),
     "gpu_hour": attrgetter("plan.gpu_hour"),
     "power": attrgetter("plan.watts"),
-    **{f"origin_{name}": _origin(name) for name in ("gpu", "timing", "workload")},
+    "origin_gpu": lambda g: source_text(g.model.provenance.gpu) or None,
+    "origin_timing": lambda g: source_text(g.model.provenance.timing) or None,
+    "origin_workload": lambda g: source_text(g.model.provenance.workload) or None,
 }
 QUANTITIES: Mapping[str, Quantity] = {
     name: Quantity(*words, _MEASURES[name]) for name, words in QUANTITY_WORDS.items()
@@ -276,7 +268,8 @@ def find(word: str) -> Found:
     below = tuple(r for key, r in CONTRACT.items() if key.startswith((f"{stem}.", f"{stem}[].")))
     if below:
         return Found(stem, below, is_block=True)
-    raise UsageError(f"{_shown(word)} is no key of the report; {_nearest(stem)}")
+    shown = word if word.isprintable() and 0 < len(word) <= 60 else repr(word[:60])
+    raise UsageError(f"{shown} is no key of the report; {_nearest(stem)}")
 
 
 def _nearest(word: str) -> str:
@@ -288,10 +281,6 @@ def _nearest(word: str) -> str:
     if close:
         return f"did you mean {' or '.join(close[:5])}?"
     return did_you_mean(word, BLOCKS, "its blocks are")
-
-
-def _shown(word: str) -> str:
-    return word if word.isprintable() and 0 < len(word) <= 60 else repr(word[:60])
 
 
 def page(
@@ -342,6 +331,7 @@ def explain(
     left_out = len(values) - most
     where = "--full" if most < MANY else "--format json of analyze"
     missing = not values or any(value is None for _, value in values)
+    absent = BLOCKS[record.block].absent if ledger.value(record.block) is None else record.absent
     rests = ground(record, document, model, plan)
     return Explained(
         key=asked.name if asked.entry is None else record.key.replace("[]", f"[{asked.entry}]"),
@@ -351,7 +341,7 @@ def explain(
         formula=rests.formula,
         inputs=tuple(_inputs(rests, asked.entry)),
         source=_source(record, ledger),
-        absent=_why_absent(record, ledger) if missing else "",
+        absent=absent if missing else "",
     )
 
 
@@ -446,7 +436,3 @@ def _source(record: Record, ledger: Ledger) -> str:
         return record.source
     basis = record.basis or ledger.value(f"sources.{record.block}.kind")
     return f"{record.source} ({basis})" if basis else record.source
-
-
-def _why_absent(record: Record, ledger: Ledger) -> str:
-    return BLOCKS[record.block].absent if ledger.value(record.block) is None else record.absent

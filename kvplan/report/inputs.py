@@ -102,11 +102,6 @@ def extrapolations(measured: MeasuredRange, visited: Sequence[State]) -> list[st
 # ------------------------------------------------------------------------------------------- the error band
 
 
-def range_text(ends: tuple[float, float] | None) -> str:
-    """Write the range behind a rate that has one."""
-    return "" if ends is None else f" ({' to '.join(map(format_number, ends))})"
-
-
 def headroom_range(offered: Load) -> tuple[float, float] | None:
     """Return the range of the headroom; None where it counts users, who ask for less when iterations take longer."""
     ends, rate = offered.sustainable_rps_range, offered.offered_rps
@@ -149,11 +144,11 @@ def band_notes(model: ServingModel, offered: Load, recovery_rps: float) -> Itera
     if band is None:
         return
     times = " to ".join(format_number(end, 3) for end in band)
-    headroom = headroom_range(offered)
+    headroom, rates = headroom_range(offered), "" if ends is None else f" ({FORMATS['numbers'](ends)})"
     between = "" if headroom is None else f" ({FORMATS['changes'](headroom)})"
     yield (
         f"Error band of the timing: iterations took {times} times as long as it says. Sustainable are then "
-        f"{format_number(offered.sustainable_rps)}{range_text(ends)} requests/s, with a capacity above the load of "
+        f"{format_number(offered.sustainable_rps)}{rates} requests/s, with a capacity above the load of "
         f"{format_percent(offered.headroom, signed=True)}{between}; everything "
         "else is for the timing as it stands."
     )

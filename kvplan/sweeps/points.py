@@ -12,7 +12,7 @@ import tomli
 from kvplan.analysis import equilibrium
 from kvplan.analysis.cached_equilibrium import with_cold_cache
 from kvplan.analysis.fleet import one_replica
-from kvplan.analysis.stability import Stability, stability
+from kvplan.analysis.stability import stability
 from kvplan.axes import Axis, Number
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, ServingModel, Timing, as_written
@@ -63,9 +63,7 @@ def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
         yield [index, *mine, *figures, error]
 
 
-@lru_cache(maxsize=4)
-def _tables(text: str) -> dict[str, Any]:
-    return tomli.loads(text)
+_tables = lru_cache(maxsize=4)(tomli.loads)
 
 
 def _point(tables: Mapping[str, Any], axes: Sequence[Axis], values: Sequence[Number]) -> Point | str:
@@ -127,6 +125,7 @@ def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> t
 # ``stability.advice`` apart, memory, timing and limits have no part in stability, which takes longest of all
 _ON_STABILITY = frozenset({"stability", "verdict", "worst_cycle", "sources", "notes"})
 _ANY_TIMING = Timing(1.0)
+_stability = lru_cache(maxsize=256)(stability)
 
 
 @lru_cache(maxsize=8)
@@ -150,11 +149,6 @@ def _with_room(model: ServingModel) -> ServingModel:
     room = Replica(MAX_MEMORY_TOKENS, replica.block_tokens, replica.prefill, layout=replica.layout)
     timing = _ANY_TIMING if drafts is None else drafts.slowed(_ANY_TIMING)
     return replace(model, timing=timing, request_overhead_s=0.0, replica=room)
-
-
-@lru_cache(maxsize=256)
-def _stability(model: ServingModel) -> Stability:
-    return stability(model)
 
 
 def _simulated(sweep: Sweep, index: int, point: Point) -> dict[str, PolicyResult]:

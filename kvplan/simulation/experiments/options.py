@@ -198,11 +198,7 @@ def chosen(names: Sequence[str], settings: Sequence[str], grid: Sequence[str] = 
         for name in given
         for values in product(*([(value,) for value in each] for each in axes[name].values()))
     ]
-    return {_name(variant): variant for variant in variants}
-
-
-def _name(settings: Settings) -> str:
-    return " ".join([settings.policy, *(f"{key}={written(settings, key)}" for key in settings.varied)])
+    return {" ".join([v.policy, *(f"{key}={written(v, key)}" for key in v.varied)]): v for v in variants}
 
 
 def written(settings: Settings, key: str) -> str:
